@@ -1,0 +1,33 @@
+// Checked arithmetic on sizes: every product of dimensions and every byte offset goes through here.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+
+// a * b and a + b of non-negative sizes.  Throws: ContractError on overflow or a negative operand.
+constexpr std::int64_t checked_mul(std::int64_t a, std::int64_t b) {
+  TESSERA_EXPECT(a >= 0 && b >= 0 && (b == 0 || a <= std::numeric_limits<std::int64_t>::max() / b),
+                 "size overflow: ", a, " * ", b);
+  return a * b;
+}
+constexpr std::int64_t checked_add(std::int64_t a, std::int64_t b) {
+  TESSERA_EXPECT(a >= 0 && b >= 0 && a <= std::numeric_limits<std::int64_t>::max() - b,
+                 "size overflow: ", a, " + ", b);
+  return a + b;
+}
+
+// a / b rounded up, for a >= 0 and b > 0.
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0); }
+
+// a rounded up to a multiple of b.
+constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) {
+  return checked_mul(ceil_div(a, b), b);
+}
+
+static_assert(ceil_div(10, 4) == 3 && ceil_div(0, 4) == 0 && round_up(257, 256) == 512);
+
+}  // namespace tessera

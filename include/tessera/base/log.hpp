@@ -1,0 +1,17 @@
+// Where the library's messages go. The library itself writes nowhere: it calls the sink that the
+// program set, and without one says nothing. Threads: `set_log_sink` before any other call.
+#pragma once
+
+#include <functional>
+#include <string>
+
+namespace tessera {
+
+enum class LogLevel { info, warning, error };
+
+using LogSink = std::function<void(LogLevel, const std::string& message)>;
+
+void set_log_sink(LogSink sink);
+void log(LogLevel level, const std::string& message);
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+// Stream names, ticks and clocks: the arithmetic behind every ordering decision of the library.
+//
+//   compute  1 ── 2 ── 3 ─────────── 4        a launch ticks its stream;
+//                      │ record              `record` snapshots what the stream knows;
+//   gather   1 ────────┴─▶ wait ── 2          `wait` merges the snapshot:
+//                                             gather's clock is now {compute: 3, gather: 2}
+//
+// "A is ordered before B" is then one comparison: B's stream has a clock that covers A's tick. Ticks never restart.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace tessera {
+
+// The streams of a rank. `compute` is the caller's; the sharding engine uses the next four.
+enum class StreamId : std::uint8_t { compute, gather, reduce, replicate, transfer, user0, user1, user2 };
+
+inline constexpr int kMaxStreams = 8;
+inline constexpr const char* kStreamNames[kMaxStreams] = {
+    "compute", "gather", "reduce", "replicate", "transfer", "user0", "user1", "user2"};
+
+constexpr std::size_t index(StreamId s) { return static_cast<std::size_t>(s); }
+constexpr const char* name(StreamId s) { return kStreamNames[index(s)]; }
+
+using Tick = std::uint64_t;
+
+// For each stream the last tick that its holder knows to be ordered before itself.
+struct Clock {
+  std::array<Tick, kMaxStreams> ticks{};
+
+  constexpr Tick operator[](StreamId s) const { return ticks[index(s)]; }
+  constexpr Tick& operator[](StreamId s) { return ticks[index(s)]; }
+
+  constexpr void merge(const Clock& other) {
+    for (std::size_t i = 0; i < kMaxStreams; ++i)
+      if (other.ticks[i] > ticks[i]) ticks[i] = other.ticks[i];
+  }
+  constexpr bool covers(const Clock& other) const {
+    for (std::size_t i = 0; i < kMaxStreams; ++i)
+      if (ticks[i] < other.ticks[i]) return false;
+    return true;
+  }
+  bool operator==(const Clock&) const = default;
+};
+
+// When an allocation was last touched, per stream. Every allocation embeds one; launches update it through `Access`.
+struct UseRecord {
+  Clock touched;
+};
+
+}  // namespace tessera

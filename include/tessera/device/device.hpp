@@ -1,0 +1,151 @@
+// Devices and streams: the one door through which all device work goes, and the clocks behind it.
+//
+//   Device device = Device::cpu();
+//   device.compute().launch({.name = "fill", .accesses = accesses}, [p, n](Exec&) { std::fill_n(p, n, 1.f); });
+//   device.gather().wait(device.compute().record());      // an edge: gather's later work starts after the fill
+//   device.block(device.gather().record());               // the host sleeps until then
+//
+// Threads: one host thread submits to a device. Executors run bodies on threads of their own.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "tessera/device/event.hpp"
+#include "tessera/device/executor.hpp"
+#include "tessera/device/observer.hpp"
+#include "tessera/device/op.hpp"
+
+namespace tessera {
+
+enum class DeviceKind : std::uint8_t { meta, cpu, cuda };
+
+class DeviceContext;
+
+// A stream of a device. A small value that owns nothing.
+class Stream {
+ public:
+  Stream(DeviceContext& context, StreamId id) : context_(&context), id_(id) {}
+
+  StreamId id() const noexcept { return id_; }
+
+  // Submits `body` behind everything submitted to this stream before. Touches every accessed allocation. A failure
+  // inside a body surfaces at the next call that blocks the host.
+  template <class F>
+  void launch(const Op& op, const F& body) { submit(op, Body(body), nullptr); }
+  // The same for one rank's part of a collective; see device/joint.hpp. `joint` may be null (no peer in this process).
+  template <class F>
+  void launch_joint(const Op& op, Joint* joint, const F& body) { submit(op, Body(body), joint); }
+
+  // The point reached so far, with all that this stream knows.
+  Event record() const;
+  // Later work on this stream starts after `event`. Free when that is already so.
+  void wait(const Event& event) const;
+
+  // What this stream is ordered after.
+  const Clock& clock() const;
+
+ private:
+  void submit(const Op& op, const Body& body, Joint* joint) const;
+
+  DeviceContext* context_;
+  StreamId id_;
+};
+
+struct CpuOptions {
+  ExecutorKind executor = ExecutorKind::threaded;
+  int rank = 0;
+  int threads = 1;  // per rank, for kernels that split their work
+  std::uint64_t schedule_seed = 0;
+  std::shared_ptr<ShuffledScheduler> scheduler;  // shared by the ranks of a `shuffled` world
+};
+
+// Where tensors live and work runs. A copyable handle; the last one gone ends the device, after its work is done.
+class Device {
+ public:
+  // No memory and no work: shapes only.
+  static Device meta() { return Device(); }
+  // This rank's CPU.  Throws: DeviceError when the processor lacks what the kernels were built for.
+  static Device cpu(const CpuOptions& options = {});
+
+  DeviceKind kind() const noexcept;
+  bool is_meta() const noexcept { return context_ == nullptr; }
+  int rank() const noexcept;
+  // False on `virtual`: memory is counted, never touched, and no body runs.
+  bool runs_bodies() const noexcept;
+
+  Stream stream(StreamId id) const;
+  Stream compute() const { return stream(StreamId::compute); }
+  Stream gather() const { return stream(StreamId::gather); }
+  Stream reduce() const { return stream(StreamId::reduce); }
+
+  // The host sleeps until `event` and from then on knows what it knew.  Throws: what a body threw.
+  void block(const Event& event) const;
+  // ... until everything submitted to any stream of this device is done.
+  void synchronize() const;
+
+  // Everything else about the device, for the layers below the engine.
+  DeviceContext& context() const;
+
+  bool operator==(const Device& other) const noexcept { return context_ == other.context_; }
+
+ private:
+  Device() = default;
+  explicit Device(std::shared_ptr<DeviceContext> context) : context_(std::move(context)) {}
+
+  std::shared_ptr<DeviceContext> context_;
+};
+
+// What a higher layer hangs on a device: its memory. Destroyed with it.
+struct DeviceExtension {
+  virtual ~DeviceExtension() = default;
+};
+
+// One rank's device: streams' clocks, the host's clock, executor and observers. Owned by its `Device` handles.
+class DeviceContext {
+ public:
+  DeviceContext(DeviceKind kind, int rank, const ExecutorOptions& options);
+  ~DeviceContext();
+  DeviceContext(const DeviceContext&) = delete;
+  DeviceContext& operator=(const DeviceContext&) = delete;
+
+  DeviceKind kind() const noexcept { return kind_; }
+  int rank() const noexcept { return rank_; }
+  Executor& executor() noexcept { return *executor_; }
+
+  void submit(StreamId stream, const Op& op, const Body& body, Joint* joint);
+  Event record(StreamId stream);
+  void wait(StreamId stream, const Event& event);
+  void block(const Event& event);
+  void synchronize();
+
+  const Clock& clock(StreamId stream) const { return clocks_[index(stream)]; }
+  const Clock& host_clock() const { return host_; }
+
+  // An event of `stream` at or after `tick`: the last one recorded if it is late enough, else a new one.
+  const Event& event_covering(StreamId stream, Tick tick);
+
+  // Seconds for which the host has slept in `block` since the start.
+  double blocked_seconds() const { return blocked_seconds_; }
+  // Operations submitted so far, over all streams.
+  std::uint64_t launches() const { return launches_; }
+
+  // Not owned; must outlive the device or be removed. Call while the device is idle.
+  void add_observer(Observer& observer) { observers_.push_back(&observer); }
+  void remove_observer(Observer& observer);
+
+  std::unique_ptr<DeviceExtension> memory;  // set by the memory layer at first use
+
+ private:
+  DeviceKind kind_;
+  int rank_;
+  Observers observers_;
+  std::array<Clock, kMaxStreams> clocks_{};
+  std::array<Event, kMaxStreams> last_events_{};
+  Clock host_;
+  double blocked_seconds_ = 0;
+  std::uint64_t launches_ = 0;
+  std::unique_ptr<Executor> executor_;  // last: its workers end first
+};
+
+}  // namespace tessera

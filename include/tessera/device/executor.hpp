@@ -1,0 +1,71 @@
+// What submitting means. An executor is told of launches, records and waits in the order of the host program and decides
+// when bodies run. Nothing above the device layer knows which one is at work.
+//
+//   threaded   a queue and a worker thread per stream: real overlap on the CPU
+//   inline     at once, on the host thread
+//   shuffled   all ranks' streams under one baton, the next operation chosen by a seed
+//   virtual    bodies never run: planning
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "tessera/device/event.hpp"
+#include "tessera/device/joint.hpp"
+#include "tessera/device/observer.hpp"
+#include "tessera/device/op.hpp"
+
+namespace tessera {
+
+enum class ExecutorKind : std::uint8_t { threaded, inlined, shuffled, virtual_ };
+
+// "threaded", "inline", "shuffled", "virtual".
+std::string_view name(ExecutorKind kind);
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  virtual ExecutorKind kind() const = 0;
+
+  // Runs `body` on `stream` after everything submitted to it before; `joint` is set for collectives.
+  virtual void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) = 0;
+  // Completes an event that the device has stamped (CUDA records here; the CPU needs nothing).
+  virtual void record(Event&) {}
+  // Later work on `stream` starts after `event`.
+  virtual void wait(StreamId stream, const Event& event) = 0;
+  // The host sleeps until `event`.  Throws: what a body threw, once one did.
+  virtual void block(const Event& event) = 0;
+
+  // Seconds that `stream` has spent waiting for events of other streams since the start; negative where it cannot tell.
+  virtual double waited_seconds(StreamId) const { return -1; }
+};
+
+// The scheduler that all ranks of a `shuffled` world share: exactly one host thread or operation runs at a time, and the
+// seed chooses the next at every point where a host thread blocks. Same program and seed, same trace.
+class ShuffledScheduler {
+ public:
+  static std::shared_ptr<ShuffledScheduler> make(std::uint64_t seed, int ranks);
+  virtual ~ShuffledScheduler() = default;
+
+  // A rank's host thread brackets its life with these; `attach` sleeps until the seed chooses it.
+  virtual void attach(int rank) = 0;
+  virtual void detach(int rank) = 0;
+
+  // FNV-1a over (rank, stream, name) of all operations in the order in which they ran.
+  virtual std::uint64_t trace_hash() const = 0;
+};
+
+struct ExecutorOptions {
+  ExecutorKind kind = ExecutorKind::threaded;
+  int rank = 0;
+  int threads = 1;                               // per rank, for kernels that split their work
+  std::shared_ptr<ShuffledScheduler> scheduler;  // for `shuffled`; made with seed 0 when absent
+  std::uint64_t seed = 0;                        // of the scheduler made then
+};
+
+// `observers` outlives the executor and is told of every body that starts and ends.
+std::unique_ptr<Executor> make_executor(const ExecutorOptions& options, const Observers& observers);
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+// A collective as the executors see it: one joint operation of `size` ranks, which starts on no rank before every
+// rank's inputs are ready and ends on none while a peer may still touch its bytes.
+//
+//   rank 0  gather  ──publish──┐ all here ┌──run──┐ all done ┌── next operation
+//   rank 1  gather  ─────publish┘          └──run──┘          └── next operation
+//
+// A joint body is invoked twice: with Phase::publish it makes its pointers known to its peers, with Phase::run it pulls
+// from them. A Joint belongs to one communicator and is used from one stream per rank, so its meetings come in order.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+namespace tessera {
+
+// Where the rank threads of one process wait for each other; `abort` wakes them all with a reason. One per world.
+class Meeting {
+ public:
+  // Every present and future `meet` throws CommError with `reason`. The first reason wins.
+  void abort(const std::string& reason);
+  bool aborted() const;
+  std::string reason() const;
+
+ private:
+  friend class Joint;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool aborted_ = false;
+  std::string reason_;
+};
+
+class Joint {
+ public:
+  Joint(Meeting& meeting, int size) : meeting_(meeting), size_(size) {}
+
+  int size() const noexcept { return size_; }
+  Meeting& meeting() const noexcept { return meeting_; }
+
+  // Sleeps until all `size` ranks have called it.  Throws: CommError when the meeting is aborted.
+  void meet();
+
+ private:
+  Meeting& meeting_;
+  int size_;
+  int arrived_ = 0;
+  std::uint64_t round_ = 0;
+};
+
+}  // namespace tessera

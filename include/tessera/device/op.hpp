@@ -1,0 +1,67 @@
+// What is handed through the one door: the description of an operation, its body, and what the body sees when it runs.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <type_traits>
+
+#include "tessera/device/clock.hpp"
+
+namespace tessera {
+
+class WorkerPool;
+
+enum class AccessMode : std::uint8_t { read, write };
+
+// Bytes [begin, end) of the allocation behind `use` that an operation reads or writes.
+struct Access {
+  UseRecord* use = nullptr;
+  const void* begin = nullptr;
+  const void* end = nullptr;
+  AccessMode mode = AccessMode::read;
+};
+
+// What an operation costs, for cost models and reports.
+struct Cost {
+  double flops = 0;
+  double bytes = 0;       // read and written in memory
+  double wire_bytes = 0;  // sent and received by this rank
+};
+
+// Name (a string with static lifetime), cost and accesses of one operation.
+struct Op {
+  const char* name = "";
+  Cost cost;
+  std::span<const Access> accesses;
+};
+
+// What a body sees when it runs. Filled by the executor.
+struct Exec {
+  void* native_stream = nullptr;  // the cudaStream_t on CUDA
+  WorkerPool* workers = nullptr;  // threads for `parallel_for`, null for one thread
+  StreamId stream = StreamId::compute;
+  int rank = 0;
+  enum class Phase : std::uint8_t { run, publish } phase = Phase::run;  // see device/joint.hpp
+};
+
+inline constexpr std::size_t kBodyBytes = 112;
+
+// A type-erased body: trivially copyable, owns nothing, allocates nothing.
+struct Body {
+  alignas(16) std::byte bytes[kBodyBytes];
+  void (*invoke)(const void* bytes, Exec& exec) = nullptr;
+
+  Body() = default;
+  template <class F>
+    requires(!std::is_same_v<F, Body>)
+  explicit Body(const F& f) {
+    static_assert(std::is_trivially_copyable_v<F>, "a body is copied as bytes and owns nothing");
+    static_assert(sizeof(F) <= kBodyBytes, "a body is at most 112 bytes");
+    static_assert(alignof(F) <= 16);
+    std::memcpy(bytes, &f, sizeof(F));
+    invoke = [](const void* p, Exec& exec) { (*static_cast<const F*>(p))(exec); };
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,43 @@
+// Threads inside a kernel. Kernels cut their work into tasks by shape alone, never by the number of threads, so a result
+// has the same bits for any number of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "tessera/device/op.hpp"
+
+namespace tessera {
+
+class WorkerPool {
+ public:
+  // `threads` counts the caller: a pool of 1 has no thread of its own.
+  explicit WorkerPool(int threads);
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  int threads() const noexcept;
+
+  // Calls task(context, i) for i in [0, count) on the pool's threads and the caller; returns when all are done. When
+  // the pool is busy with another stream's kernel, the caller does all the work. `task` must not throw.
+  void run(std::int64_t count, void (*task)(void* context, std::int64_t i), void* context);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// f(i) for i in [0, count), on the threads of `exec`. Tasks must be independent; their order is not defined.
+template <class F>
+void parallel_for(Exec& exec, std::int64_t count, F&& f) {
+  if (exec.workers == nullptr || count <= 1) {
+    for (std::int64_t i = 0; i < count; ++i) f(i);
+    return;
+  }
+  exec.workers->run(
+      count, [](void* context, std::int64_t i) { (*static_cast<std::remove_reference_t<F>*>(context))(i); },
+      &f);
+}
+
+}  // namespace tessera

@@ -1,0 +1,13 @@
+// The one place that includes Catch2, version 2 or 3.
+#pragma once
+
+#if __has_include(<catch2/catch_test_macros.hpp>)
+#include <catch2/catch_approx.hpp>
+#include <catch2/catch_template_test_macros.hpp>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators_all.hpp>
+#include <catch2/matchers/catch_matchers_all.hpp>
+using Catch::Approx;
+#else
+#include <catch2/catch.hpp>
+#endif
