@@ -53,7 +53,8 @@ struct Float16 {
       const std::uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
       const std::uint32_t kept = mantissa >> shift, rest = mantissa & ((1u << shift) - 1u);
       const std::uint32_t half = 1u << (shift - 1u);
-      return static_cast<std::uint16_t>(sign + kept + (rest > half || (rest == half && (kept & 1u))));
+      return static_cast<std::uint16_t>(sign + kept +
+                                        (rest > half || (rest == half && (kept & 1u))));
     }
     const std::uint32_t rebased = magnitude - 0x38000000u;
     return static_cast<std::uint16_t>(sign + ((rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13));
@@ -76,19 +77,29 @@ static_assert(Float16(1.0f).bits == 0x3c00 && Float16(65520.0f).bits == 0x7c00);
 static_assert(Float16(0x1p-24f).bits == 1 && float(Float16(0x1p-24f)) == 0x1p-24f);
 
 template <class T>
-struct TypeTag { using type = T; };
+struct TypeTag {
+  using type = T;
+};
 
-// Calls f(TypeTag<T>{}) with the C++ type of `dtype`: visit(t, [](auto tag) { using T = typename decltype(tag)::type; ... }).
+// Calls f(TypeTag<T>{}) with the C++ type of `dtype`: visit(t, [](auto tag) { using T = typename
+// decltype(tag)::type; ... }).
 template <class F>
 constexpr decltype(auto) visit(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f32: return f(TypeTag<float>{});
-    case DType::bf16: return f(TypeTag<BFloat16>{});
-    case DType::f16: return f(TypeTag<Float16>{});
-    case DType::f64: return f(TypeTag<double>{});
-    case DType::i32: return f(TypeTag<std::int32_t>{});
-    case DType::i64: return f(TypeTag<std::int64_t>{});
-    case DType::boolean: break;
+    case DType::f32:
+      return f(TypeTag<float>{});
+    case DType::bf16:
+      return f(TypeTag<BFloat16>{});
+    case DType::f16:
+      return f(TypeTag<Float16>{});
+    case DType::f64:
+      return f(TypeTag<double>{});
+    case DType::i32:
+      return f(TypeTag<std::int32_t>{});
+    case DType::i64:
+      return f(TypeTag<std::int64_t>{});
+    case DType::boolean:
+      break;
   }
   return f(TypeTag<bool>{});
 }
@@ -108,12 +119,18 @@ constexpr std::string_view name(DType d) {
 
 template <class T>
 constexpr DType dtype_of() {
-  if constexpr (std::is_same_v<T, float>) return DType::f32;
-  else if constexpr (std::is_same_v<T, BFloat16>) return DType::bf16;
-  else if constexpr (std::is_same_v<T, Float16>) return DType::f16;
-  else if constexpr (std::is_same_v<T, double>) return DType::f64;
-  else if constexpr (std::is_same_v<T, std::int32_t>) return DType::i32;
-  else if constexpr (std::is_same_v<T, std::int64_t>) return DType::i64;
+  if constexpr (std::is_same_v<T, float>)
+    return DType::f32;
+  else if constexpr (std::is_same_v<T, BFloat16>)
+    return DType::bf16;
+  else if constexpr (std::is_same_v<T, Float16>)
+    return DType::f16;
+  else if constexpr (std::is_same_v<T, double>)
+    return DType::f64;
+  else if constexpr (std::is_same_v<T, std::int32_t>)
+    return DType::i32;
+  else if constexpr (std::is_same_v<T, std::int64_t>)
+    return DType::i64;
   else {
     static_assert(std::is_same_v<T, bool>, "no DType for this type");
     return DType::boolean;

@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-// What every exception of the library derives from: one line that names function, values and remedy.
+// What every exception of the library derives from: one line that names function, values and
+// remedy.
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& message,
@@ -27,11 +28,21 @@ class Error : public std::runtime_error {
   int rank_ = -1;
 };
 
-class ContractError : public Error { using Error::Error; };  // the caller broke a stated requirement
-class DeviceError : public Error { using Error::Error; };    // a device or its driver refused
-class OutOfMemory : public Error { using Error::Error; };    // carries the ledger in its message
-class CommError : public Error { using Error::Error; };      // a peer is missing, late or disagrees
-class DataError : public Error { using Error::Error; };      // a file or other outside input is bad
+class ContractError : public Error {
+  using Error::Error;
+};  // the caller broke a stated requirement
+class DeviceError : public Error {
+  using Error::Error;
+};  // a device or its driver refused
+class OutOfMemory : public Error {
+  using Error::Error;
+};  // carries the ledger in its message
+class CommError : public Error {
+  using Error::Error;
+};  // a peer is missing, late or disagrees
+class DataError : public Error {
+  using Error::Error;
+};  // a file or other outside input is bad
 
 // Joins its arguments with `operator<<`: concat("expected ", 3, " rows").
 template <class... Parts>
@@ -49,9 +60,9 @@ namespace detail {
 }  // namespace tessera
 
 // Throws ContractError with the joined parts unless `condition` holds. Always on.
-#define TESSERA_EXPECT(condition, ...)                                              \
-  do {                                                                              \
-    if (!(condition)) [[unlikely]]                                                  \
-      ::tessera::detail::fail_contract(::tessera::concat(__VA_ARGS__),              \
-                                       std::source_location::current());            \
+#define TESSERA_EXPECT(condition, ...)                                   \
+  do {                                                                   \
+    if (!(condition)) [[unlikely]]                                       \
+      ::tessera::detail::fail_contract(::tessera::concat(__VA_ARGS__),   \
+                                       std::source_location::current()); \
   } while (false)

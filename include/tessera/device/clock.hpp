@@ -5,7 +5,8 @@
 //   gather   1 ────────┴─▶ wait ── 2          `wait` merges the snapshot:
 //                                             gather's clock is now {compute: 3, gather: 2}
 //
-// "A is ordered before B" is then one comparison: B's stream has a clock that covers A's tick. Ticks never restart.
+// "A is ordered before B" is then one comparison: B's stream has a clock that covers A's tick.
+// Ticks never restart.
 #pragma once
 
 #include <array>
@@ -15,7 +16,16 @@
 namespace tessera {
 
 // The streams of a rank. `compute` is the caller's; the sharding engine uses the next four.
-enum class StreamId : std::uint8_t { compute, gather, reduce, replicate, transfer, user0, user1, user2 };
+enum class StreamId : std::uint8_t {
+  compute,
+  gather,
+  reduce,
+  replicate,
+  transfer,
+  user0,
+  user1,
+  user2
+};
 
 inline constexpr int kMaxStreams = 8;
 inline constexpr const char* kStreamNames[kMaxStreams] = {
@@ -45,7 +55,8 @@ struct Clock {
   bool operator==(const Clock&) const = default;
 };
 
-// When an allocation was last touched, per stream. Every allocation embeds one; launches update it through `Access`.
+// When an allocation was last touched, per stream. Every allocation embeds one; launches update it
+// through `Access`.
 struct UseRecord {
   Clock touched;
 };

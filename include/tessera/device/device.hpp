@@ -1,9 +1,10 @@
 // Devices and streams: the one door through which all device work goes, and the clocks behind it.
 //
 //   Device device = Device::cpu();
-//   device.compute().launch({.name = "fill", .accesses = accesses}, [p, n](Exec&) { std::fill_n(p, n, 1.f); });
-//   device.gather().wait(device.compute().record());      // an edge: gather's later work starts after the fill
-//   device.block(device.gather().record());               // the host sleeps until then
+//   device.compute().launch({.name = "fill", .accesses = accesses}, [p, n](Exec&) { std::fill_n(p,
+//   n, 1.f); }); device.gather().wait(device.compute().record());      // an edge: gather's later
+//   work starts after the fill device.block(device.gather().record());               // the host
+//   sleeps until then
 //
 // Threads: one host thread submits to a device. Executors run bodies on threads of their own.
 #pragma once
@@ -29,13 +30,18 @@ class Stream {
 
   StreamId id() const noexcept { return id_; }
 
-  // Submits `body` behind everything submitted to this stream before. Touches every accessed allocation. A failure
-  // inside a body surfaces at the next call that blocks the host.
+  // Submits `body` behind everything submitted to this stream before. Touches every accessed
+  // allocation. A failure inside a body surfaces at the next call that blocks the host.
   template <class F>
-  void launch(const Op& op, const F& body) { submit(op, Body(body), nullptr); }
-  // The same for one rank's part of a collective; see device/joint.hpp. `joint` may be null (no peer in this process).
+  void launch(const Op& op, const F& body) {
+    submit(op, Body(body), nullptr);
+  }
+  // The same for one rank's part of a collective; see device/joint.hpp. `joint` may be null (no
+  // peer in this process).
   template <class F>
-  void launch_joint(const Op& op, Joint* joint, const F& body) { submit(op, Body(body), joint); }
+  void launch_joint(const Op& op, Joint* joint, const F& body) {
+    submit(op, Body(body), joint);
+  }
 
   // The point reached so far, with all that this stream knows.
   Event record() const;
@@ -60,7 +66,8 @@ struct CpuOptions {
   std::shared_ptr<ShuffledScheduler> scheduler;  // shared by the ranks of a `shuffled` world
 };
 
-// Where tensors live and work runs. A copyable handle; the last one gone ends the device, after its work is done.
+// Where tensors live and work runs. A copyable handle; the last one gone ends the device, after its
+// work is done.
 class Device {
  public:
   // No memory and no work: shapes only.
@@ -101,7 +108,8 @@ struct DeviceExtension {
   virtual ~DeviceExtension() = default;
 };
 
-// One rank's device: streams' clocks, the host's clock, executor and observers. Owned by its `Device` handles.
+// One rank's device: streams' clocks, the host's clock, executor and observers. Owned by its
+// `Device` handles.
 class DeviceContext {
  public:
   DeviceContext(DeviceKind kind, int rank, const ExecutorOptions& options);
@@ -122,7 +130,8 @@ class DeviceContext {
   const Clock& clock(StreamId stream) const { return clocks_[index(stream)]; }
   const Clock& host_clock() const { return host_; }
 
-  // An event of `stream` at or after `tick`: the last one recorded if it is late enough, else a new one.
+  // An event of `stream` at or after `tick`: the last one recorded if it is late enough, else a new
+  // one.
   const Event& event_covering(StreamId stream, Tick tick);
 
   // Seconds for which the host has slept in `block` since the start.

@@ -7,11 +7,12 @@
 
 namespace tessera {
 
-// Made by Stream::record. A value: on the CPU it is (stream, tick), on CUDA `native` keeps a pooled cudaEvent alive.
+// Made by Stream::record. A value: on the CPU it is (stream, tick), on CUDA `native` keeps a pooled
+// cudaEvent alive.
 struct Event {
   StreamId stream = StreamId::compute;
-  Tick tick = 0;                   // every operation of `stream` up to this one
-  Clock clock;                     // ... and all that these were ordered after
+  Tick tick = 0;  // every operation of `stream` up to this one
+  Clock clock;    // ... and all that these were ordered after
   std::shared_ptr<void> native;
 };
 

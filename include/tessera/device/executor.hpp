@@ -1,5 +1,6 @@
-// What submitting means. An executor is told of launches, records and waits in the order of the host program and decides
-// when bodies run. Nothing above the device layer knows which one is at work.
+// What submitting means. An executor is told of launches, records and waits in the order of the
+// host program and decides when bodies run. Nothing above the device layer knows which one is at
+// work.
 //
 //   threaded   a queue and a worker thread per stream: real overlap on the CPU
 //   inline     at once, on the host thread
@@ -29,7 +30,8 @@ class Executor {
 
   virtual ExecutorKind kind() const = 0;
 
-  // Runs `body` on `stream` after everything submitted to it before; `joint` is set for collectives.
+  // Runs `body` on `stream` after everything submitted to it before; `joint` is set for
+  // collectives.
   virtual void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) = 0;
   // Completes an event that the device has stamped (CUDA records here; the CPU needs nothing).
   virtual void record(Event&) {}
@@ -38,12 +40,14 @@ class Executor {
   // The host sleeps until `event`.  Throws: what a body threw, once one did.
   virtual void block(const Event& event) = 0;
 
-  // Seconds that `stream` has spent waiting for events of other streams since the start; negative where it cannot tell.
+  // Seconds that `stream` has spent waiting for events of other streams since the start; negative
+  // where it cannot tell.
   virtual double waited_seconds(StreamId) const { return -1; }
 };
 
-// The scheduler that all ranks of a `shuffled` world share: exactly one host thread or operation runs at a time, and the
-// seed chooses the next at every point where a host thread blocks. Same program and seed, same trace.
+// The scheduler that all ranks of a `shuffled` world share: exactly one host thread or operation
+// runs at a time, and the seed chooses the next at every point where a host thread blocks. Same
+// program and seed, same trace.
 class ShuffledScheduler {
  public:
   static std::shared_ptr<ShuffledScheduler> make(std::uint64_t seed, int ranks);

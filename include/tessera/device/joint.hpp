@@ -1,11 +1,13 @@
-// A collective as the executors see it: one joint operation of `size` ranks, which starts on no rank before every
-// rank's inputs are ready and ends on none while a peer may still touch its bytes.
+// A collective as the executors see it: one joint operation of `size` ranks, which starts on no
+// rank before every rank's inputs are ready and ends on none while a peer may still touch its
+// bytes.
 //
 //   rank 0  gather  ──publish──┐ all here ┌──run──┐ all done ┌── next operation
 //   rank 1  gather  ─────publish┘          └──run──┘          └── next operation
 //
-// A joint body is invoked twice: with Phase::publish it makes its pointers known to its peers, with Phase::run it pulls
-// from them. A Joint belongs to one communicator and is used from one stream per rank, so its meetings come in order.
+// A joint body is invoked twice: with Phase::publish it makes its pointers known to its peers, with
+// Phase::run it pulls from them. A Joint belongs to one communicator and is used from one stream
+// per rank, so its meetings come in order.
 #pragma once
 
 #include <condition_variable>
@@ -15,7 +17,8 @@
 
 namespace tessera {
 
-// Where the rank threads of one process wait for each other; `abort` wakes them all with a reason. One per world.
+// Where the rank threads of one process wait for each other; `abort` wakes them all with a reason.
+// One per world.
 class Meeting {
  public:
   // Every present and future `meet` throws CommError with `reason`. The first reason wins.

@@ -1,4 +1,5 @@
-// Those who watch the door: trace, race checker, flight recorder. Nothing else knows that they exist.
+// Those who watch the door: trace, race checker, flight recorder. Nothing else knows that they
+// exist.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,5 @@
-// What is handed through the one door: the description of an operation, its body, and what the body sees when it runs.
+// What is handed through the one door: the description of an operation, its body, and what the body
+// sees when it runs.
 #pragma once
 
 #include <cstddef>

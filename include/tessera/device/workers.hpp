@@ -1,5 +1,5 @@
-// Threads inside a kernel. Kernels cut their work into tasks by shape alone, never by the number of threads, so a result
-// has the same bits for any number of them.
+// Threads inside a kernel. Kernels cut their work into tasks by shape alone, never by the number of
+// threads, so a result has the same bits for any number of them.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,9 @@ class WorkerPool {
 
   int threads() const noexcept;
 
-  // Calls task(context, i) for i in [0, count) on the pool's threads and the caller; returns when all are done. When
-  // the pool is busy with another stream's kernel, the caller does all the work. `task` must not throw.
+  // Calls task(context, i) for i in [0, count) on the pool's threads and the caller; returns when
+  // all are done. When the pool is busy with another stream's kernel, the caller does all the work.
+  // `task` must not throw.
   void run(std::int64_t count, void (*task)(void* context, std::int64_t i), void* context);
 
  private:
@@ -28,7 +29,8 @@ class WorkerPool {
   std::unique_ptr<State> state_;
 };
 
-// f(i) for i in [0, count), on the threads of `exec`. Tasks must be independent; their order is not defined.
+// f(i) for i in [0, count), on the threads of `exec`. Tasks must be independent; their order is not
+// defined.
 template <class F>
 void parallel_for(Exec& exec, std::int64_t count, F&& f) {
   if (exec.workers == nullptr || count <= 1) {
@@ -36,7 +38,10 @@ void parallel_for(Exec& exec, std::int64_t count, F&& f) {
     return;
   }
   exec.workers->run(
-      count, [](void* context, std::int64_t i) { (*static_cast<std::remove_reference_t<F>*>(context))(i); },
+      count,
+      [](void* context, std::int64_t i) {
+        (*static_cast<std::remove_reference_t<F>*>(context))(i);
+      },
       &f);
 }
 

@@ -1,0 +1,57 @@
+// Who holds how many bytes. Every byte that a rank's resources hand out is booked under a named
+// owner, so that a peak can be explained and a plan compared with a run, number by number.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+// An index into a ledger's owners.
+using OwnerId = std::uint16_t;
+
+// Bytes handed out, per owner and in all. Sizes are as rounded by the resource. Threads: the rank's
+// host thread.
+class Ledger {
+ public:
+  Ledger() { owner("activations"); }
+
+  // The id of a named owner, made at its first mention. Id 0 is "activations", the default.
+  OwnerId owner(std::string_view name);
+
+  void add(OwnerId owner, std::int64_t bytes);
+  void remove(OwnerId owner, std::int64_t bytes);
+
+  std::int64_t live_bytes() const noexcept { return live_; }
+  std::int64_t live_bytes(std::string_view owner) const;
+  // The largest value of live_bytes() since the last reset_peak().
+  std::int64_t peak_bytes() const noexcept { return peak_; }
+  void reset_peak() noexcept;
+
+  struct Line {
+    std::string owner;
+    std::int64_t live_bytes;
+    std::int64_t at_peak_bytes;  // held at the moment of peak_bytes()
+  };
+  // Owners in the order in which they were first mentioned.
+  std::vector<Line> lines() const;
+  // The lines as a small table, for error messages and reports.
+  std::string table() const;
+
+ private:
+  struct Entry {
+    std::string name;
+    std::int64_t live = 0;
+    std::int64_t at_peak = 0;
+  };
+  void settle() const;
+
+  mutable std::vector<Entry> entries_;
+  std::int64_t live_ = 0;
+  std::int64_t peak_ = 0;
+  mutable bool at_peak_ = false;  // live_ == peak_, and at_peak columns are not yet copied
+};
+
+}  // namespace tessera

@@ -1,0 +1,116 @@
+// All memory of one rank's device: its pool, its host staging and the ledger over both. Made at
+// first use.
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/memory/pool.hpp"
+
+namespace tessera {
+
+class Memory;
+
+// Owns one block of a pool; its end gives the block back, in the order of the host program.
+// Movable.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Pool& pool, Block* block) : pool_(&pool), block_(block) {}
+  Buffer(Buffer&& other) noexcept
+      : pool_(other.pool_), block_(std::exchange(other.block_, nullptr)) {}
+  Buffer& operator=(Buffer other) noexcept {
+    std::swap(pool_, other.pool_);
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  ~Buffer() {
+    if (block_) pool_->free(block_);
+  }
+
+  explicit operator bool() const noexcept { return block_ != nullptr; }
+  std::byte* data() const noexcept { return block_->data; }
+  std::int64_t bytes() const noexcept { return block_->bytes; }
+  UseRecord& use() const noexcept { return block_->use; }
+
+ private:
+  Pool* pool_ = nullptr;
+  Block* block_ = nullptr;
+};
+
+// Memory that the host writes and a stream then reads. Reused only when the host knows that all
+// readers are done, so the host never overwrites what a queued copy still needs.
+class HostStaging {
+ public:
+  HostStaging(DeviceContext& context, Ledger& ledger);
+
+  struct Piece {
+    std::byte* data = nullptr;
+    std::int64_t bytes = 0;
+    UseRecord use;
+    bool taken = false;
+  };
+  // At least `bytes` to write to at once. Pass `use` of the piece as an access of the copy, then
+  // give it back.
+  Piece& take(std::int64_t bytes);
+  void give_back(Piece& piece) noexcept;
+
+ private:
+  DeviceContext& context_;
+  Ledger& ledger_;
+  OwnerId owner_;
+  std::vector<std::unique_ptr<Piece>> pieces_;
+  std::vector<std::unique_ptr<std::byte[]>> storage_;
+};
+
+class Memory final : public DeviceExtension {
+ public:
+  // The memory of a device.  Throws: ContractError for `meta`.
+  static Memory& of(const Device& device);
+  static Memory& of(DeviceContext& context);
+
+  explicit Memory(DeviceContext& context);
+
+  // A buffer on `stream`, booked under the current owner. Requires: bytes > 0.  Throws:
+  // OutOfMemory.
+  Buffer allocate(std::int64_t bytes, StreamId stream);
+
+  Ledger& ledger() noexcept { return ledger_; }
+  Pool& pool() noexcept { return pool_; }
+  HostStaging& staging() noexcept { return staging_; }
+  bool is_counted() const noexcept { return counted_; }
+
+  // Bytes taken from the system: the pool's and, once made, the arenas'.
+  std::int64_t reserved_bytes() const noexcept { return pool_.reserved_bytes() + arena_bytes_; }
+  void add_arena_bytes(std::int64_t bytes) noexcept { arena_bytes_ += bytes; }
+
+  OwnerId current_owner() const noexcept { return current_owner_; }
+
+ private:
+  friend class OwnerGuard;
+  bool counted_;
+  Ledger ledger_;
+  Pool pool_;
+  HostStaging staging_;
+  OwnerId current_owner_ = 0;
+  std::int64_t arena_bytes_ = 0;
+};
+
+// Books what is allocated in its scope under `owner`.
+class OwnerGuard {
+ public:
+  OwnerGuard(const Device& device, std::string_view owner);
+  ~OwnerGuard() {
+    if (memory_) memory_->current_owner_ = before_;
+  }
+  OwnerGuard(const OwnerGuard&) = delete;
+  OwnerGuard& operator=(const OwnerGuard&) = delete;
+
+ private:
+  Memory* memory_ = nullptr;  // null on `meta`
+  OwnerId before_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,130 @@
+// The caching, stream-ordered allocator: who may reuse a byte, and after what.
+//
+//   compute  alloc A ── use A ── free A ─────────── alloc B (same block): no wait, the stream's own
+//   order does it gather                 └─ use A ──┐ gate {gather: 7} compute └ wait(gather 7) ──
+//   alloc C: gated, ordered on the device
+//
+// Note [Gates]
+// A block belongs to the stream that it was allocated on and goes back to it. When it is freed, its
+// gate becomes the last tick of every stream that touched it, joined with the gate it was allocated
+// with; each tick that neither the owner nor the host covers yet gets an event. The next user of
+// the block waits for what its stream does not cover. Nothing is ever polled, so which block is
+// reused depends on the host program alone, and peak memory is the same on every run. Splitting a
+// block copies its gate; merging takes the maximum.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tessera/device/device.hpp"
+#include "tessera/memory/ledger.hpp"
+
+namespace tessera {
+
+inline constexpr std::int64_t kAlignmentBytes =
+    256;  // of every block, and what sizes are rounded to
+inline constexpr std::int64_t kSegmentBytes = 2ll
+                                              << 20;  // the smallest piece taken from the system
+
+// What a freed block's next user has to wait for; see Note [Gates].
+struct Gate {
+  Clock ticks;
+  std::vector<Event> events;  // of the ticks that neither owner nor host covered at the free
+
+  void merge(const Gate& other);
+};
+
+// A piece of a segment: handed out, or free with a gate. Pool internals; users hold a Buffer.
+struct Block {
+  std::byte* data = nullptr;
+  std::int64_t bytes = 0;
+  UseRecord use;  // while handed out
+  Gate gate;      // of its last life
+  StreamId stream = StreamId::compute;
+  OwnerId owner = 0;
+  bool free = false;
+  Block* before = nullptr;  // neighbours in memory
+  Block* after = nullptr;
+  Block* previous = nullptr;  // in the free list, or in the list of spare records
+  Block* next = nullptr;
+};
+
+// Where a pool gets its segments. `allocate` returns null when there is no more.
+class Upstream {
+ public:
+  virtual ~Upstream() = default;
+  virtual std::byte* allocate(std::int64_t bytes) noexcept = 0;
+  virtual void release(std::byte* data, std::int64_t bytes) noexcept = 0;
+};
+std::unique_ptr<Upstream> system_memory();
+// Hands out address ranges that are counted and never touched.
+std::unique_ptr<Upstream> counted_memory();
+
+// Ordered: a block handed out on `stream` may be used there at once, elsewhere after an event.
+// Threads: the host thread.
+class Pool {
+ public:
+  Pool(DeviceContext& context, Ledger& ledger, std::unique_ptr<Upstream> upstream);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // A block of at least `bytes` > 0, booked under `owner`. Without memory the caches are released
+  // and it is tried again. Throws: OutOfMemory, carrying the ledger at the moment of failure.
+  Block* allocate(std::int64_t bytes, StreamId stream, OwnerId owner);
+  // Takes the block back; work already submitted may still use it.
+  void free(Block* block) noexcept;
+
+  // Gives every wholly free segment back, after the host has blocked on its gate. Returns the bytes
+  // given back.
+  std::int64_t release_cached();
+
+  std::int64_t reserved_bytes() const noexcept { return reserved_; }
+  // 0 means no limit. Counted against reserved_bytes().
+  void set_limit_bytes(std::int64_t bytes) noexcept { limit_ = bytes; }
+  // Waits that reuse has cost so far; a steady step fires none.
+  std::uint64_t gates_fired() const noexcept { return gates_fired_; }
+  // Segments taken from the system so far.
+  std::uint64_t segments_taken() const noexcept { return segments_taken_; }
+
+  // Every invariant of the free lists and neighbours. For tests and assertions; walks everything.
+  bool is_valid() const;
+
+ private:
+  // A two-level segregated free list per stream: 2^k sizes cut in 16. Reuse is last in, first out
+  // within a class, so the order never depends on addresses. Source: Masmano et al., "TLSF", ECRTS
+  // 2004.
+  static constexpr int kSplitBits = 4;
+  static constexpr int kClasses = 48 << kSplitBits;
+  struct FreeLists {
+    std::array<Block*, kClasses> heads{};
+    std::array<std::uint64_t, kClasses / 64> occupied{};
+  };
+
+  static int class_of(std::int64_t bytes);
+  Block* find(FreeLists& lists, std::int64_t bytes) const;
+  void insert(Block* block);
+  void remove(Block* block);
+  void split(Block* block, std::int64_t bytes);
+  Block* grow(std::int64_t bytes, StreamId stream);
+  Block* record();
+  void retire(Block* block) noexcept;
+  void pass_gate(Block* block, StreamId stream);
+  [[noreturn]] void fail(std::int64_t bytes, StreamId stream, OwnerId owner) const;
+
+  DeviceContext& context_;
+  Ledger& ledger_;
+  std::unique_ptr<Upstream> upstream_;
+  std::array<std::unique_ptr<FreeLists>, kMaxStreams> lists_;
+  std::vector<std::unique_ptr<Block[]>> records_;  // chunks of block records
+  Block* spare_ = nullptr;
+  std::int64_t reserved_ = 0;
+  std::int64_t limit_ = 0;
+  std::uint64_t gates_fired_ = 0;
+  std::uint64_t segments_taken_ = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,66 @@
+// Numbered slots: the memory of gathered parameters and unreduced gradients.
+//
+// Note [Why taking a slot waits]
+// A buffer that goes back to the pool and is handed out again at once would make its next user wait
+// for its last one, wherever in the step that happens: the schedule would follow from the
+// allocator. So the plan fixes how many units are open at a time, and each gets a slot. Taking slot
+// k makes the taker wait for the last use of slot k, and nothing else:
+//
+//   gather   slot 0: unit 1 │ slot 1: unit 2 │ wait(unit 1 done) slot 0: unit 3 │
+//   compute        │ unit 1 ............done │ unit 2 ..................... done │ unit 3
+//
+// With prefetch depth d there are d + 1 slots, and the gather of unit i + d runs beside the compute
+// of unit i.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "tessera/memory/memory.hpp"
+
+namespace tessera {
+
+// A slot in use: `bytes` at `data`. A plain value; the ring that gave it takes it back.
+struct Slot {
+  std::byte* data = nullptr;
+  std::int64_t bytes = 0;
+  UseRecord* use = nullptr;
+  int number = -1;
+};
+
+// `count` slots of equal capacity in memory that somebody else owns. Taken slots are booked in the
+// ledger.
+class SlotRing {
+ public:
+  SlotRing() = default;
+  // Slot k lies at data + k * capacity_bytes. `owner` is the ledger's name for what is taken.
+  SlotRing(DeviceContext& context, std::byte* data, std::int64_t capacity_bytes, int count,
+           std::string_view owner);
+
+  // The slot given back longest ago, for use by `stream`, which is made to wait for the slot's last
+  // use. Throws: ContractError when every slot is taken or `bytes` exceeds the capacity.
+  Slot take(std::int64_t bytes, StreamId stream);
+  // Work already submitted may still use it.
+  void give_back(const Slot& slot);
+
+  int count() const noexcept { return static_cast<int>(entries_.size()); }
+  int taken() const noexcept { return taken_; }
+  std::int64_t capacity_bytes() const noexcept { return capacity_; }
+
+ private:
+  struct Entry {
+    UseRecord use;
+    std::uint64_t returned = 0;  // when, counted in give_backs
+    std::int64_t booked = 0;     // 0 while free
+  };
+  DeviceContext* context_ = nullptr;
+  std::byte* data_ = nullptr;
+  std::int64_t capacity_ = 0;
+  OwnerId owner_ = 0;
+  std::vector<Entry> entries_;
+  std::uint64_t returns_ = 0;
+  int taken_ = 0;
+};
+
+}  // namespace tessera

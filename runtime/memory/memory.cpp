@@ -1,0 +1,62 @@
+#include "tessera/memory/memory.hpp"
+
+#include "tessera/base/checked.hpp"
+
+namespace tessera {
+
+HostStaging::HostStaging(DeviceContext& context, Ledger& ledger)
+    : context_(context), ledger_(ledger), owner_(ledger.owner("batch")) {}
+
+HostStaging::Piece& HostStaging::take(std::int64_t bytes) {
+  const std::int64_t rounded = round_up(bytes, kAlignmentBytes);
+  Piece* found = nullptr;
+  for (const auto& piece : pieces_) {
+    if (piece->taken || piece->bytes != rounded) continue;
+    if (!context_.host_clock().covers(piece->use.touched)) continue;
+    found = piece.get();
+    break;
+  }
+  if (!found) {
+    storage_.push_back(std::make_unique<std::byte[]>(static_cast<std::size_t>(rounded)));
+    pieces_.push_back(std::make_unique<Piece>());
+    found = pieces_.back().get();
+    found->data = storage_.back().get();
+    found->bytes = rounded;
+  }
+  found->taken = true;
+  ledger_.add(owner_, rounded);
+  return *found;
+}
+
+void HostStaging::give_back(Piece& piece) noexcept {
+  piece.taken = false;
+  ledger_.remove(owner_, piece.bytes);
+}
+
+Memory::Memory(DeviceContext& context)
+    : counted_(context.executor().kind() == ExecutorKind::virtual_),
+      pool_(context, ledger_, counted_ ? counted_memory() : system_memory()),
+      staging_(context, ledger_) {}
+
+Memory& Memory::of(DeviceContext& context) {
+  if (!context.memory) context.memory = std::make_unique<Memory>(context);
+  return static_cast<Memory&>(*context.memory);
+}
+
+Memory& Memory::of(const Device& device) {
+  TESSERA_EXPECT(!device.is_meta(), "a tensor on meta has no memory; materialize the model first");
+  return of(device.context());
+}
+
+Buffer Memory::allocate(std::int64_t bytes, StreamId stream) {
+  return Buffer(pool_, pool_.allocate(bytes, stream, current_owner_));
+}
+
+OwnerGuard::OwnerGuard(const Device& device, std::string_view owner) {
+  if (device.is_meta()) return;
+  memory_ = &Memory::of(device);
+  before_ = memory_->current_owner_;
+  memory_->current_owner_ = memory_->ledger_.owner(owner);
+}
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+#include "tessera/memory/slots.hpp"
+
+#include "tessera/base/checked.hpp"
+
+namespace tessera {
+
+SlotRing::SlotRing(DeviceContext& context, std::byte* data, std::int64_t capacity_bytes, int count,
+                   std::string_view owner)
+    : context_(&context),
+      data_(data),
+      capacity_(capacity_bytes),
+      owner_(Memory::of(context).ledger().owner(owner)),
+      entries_(static_cast<std::size_t>(count)) {}
+
+Slot SlotRing::take(std::int64_t bytes, StreamId stream) {
+  TESSERA_EXPECT(bytes > 0 && bytes <= capacity_, "SlotRing::take: ", bytes,
+                 " bytes do not fit a slot of ", capacity_);
+  int oldest = -1;
+  for (int i = 0; i < count(); ++i)
+    if (entries_[i].booked == 0 && (oldest < 0 || entries_[i].returned < entries_[oldest].returned))
+      oldest = i;
+  TESSERA_EXPECT(oldest >= 0, "SlotRing::take: all ", count(),
+                 " slots are taken; close a unit before "
+                 "opening another, or raise the prefetch depth");
+  Entry& entry = entries_[oldest];
+  for (std::size_t s = 0; s < kMaxStreams; ++s) {
+    const auto id = static_cast<StreamId>(s);
+    const Tick tick = entry.use.touched[id];
+    if (id != stream && tick > context_->clock(stream)[id] && tick > context_->host_clock()[id])
+      context_->wait(stream, context_->event_covering(id, tick));
+  }
+  entry.booked = round_up(bytes, kAlignmentBytes);
+  Memory::of(*context_).ledger().add(owner_, entry.booked);
+  ++taken_;
+  return {data_ + oldest * capacity_, bytes, &entry.use, oldest};
+}
+
+void SlotRing::give_back(const Slot& slot) {
+  Entry& entry = entries_.at(static_cast<std::size_t>(slot.number));
+  TESSERA_EXPECT(entry.booked != 0, "SlotRing::give_back: slot ", slot.number, " is not taken");
+  Memory::of(*context_).ledger().remove(owner_, entry.booked);
+  entry.booked = 0;
+  entry.returned = ++returns_;
+  --taken_;
+}
+
+}  // namespace tessera
