@@ -1,0 +1,117 @@
+// Collectives between the ranks of a world: what is sent, on which stream, and who implements it.
+//
+// A communicator is a set of ranks with a role and a stream; the sharding engine has one for
+// gathers and one for reductions, so that neither waits behind the other. All collectives of a rank
+// are issued in one order, the same on every rank, and none is in two communicators at once, so no
+// cycle of waits exists.
+//
+//   compute  ... grads of unit 3 ──┐ record                          ┌ wait ── optimizer
+//   reduce                 wait ───┴── reduce_scatter (enter, run, leave) ┘ record
+//
+// Inputs that peers read (the send side) lie in symmetric memory, except for small all_reduce and
+// broadcast calls, which the communicator stages itself.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/base/dtype.hpp"
+#include "tessera/device/device.hpp"
+
+namespace tessera {
+
+enum class CollectiveKind : std::uint8_t {
+  all_gather,
+  reduce_scatter,
+  all_reduce,
+  broadcast,
+  barrier
+};
+const char* name(CollectiveKind kind);
+
+// One collective, as plain data. Counts are elements. In-place is seen from the pointers.
+struct Collective {
+  const void* send = nullptr;
+  void* recv = nullptr;
+  // all_gather: elements that each rank contributes; recv holds size() times as many, in rank
+  // order. reduce_scatter: elements that each rank receives; send holds size() times as many.
+  // all_reduce, broadcast: elements in all.
+  std::int64_t count = 0;
+  CollectiveKind kind = CollectiveKind::barrier;
+  DType dtype = DType::f32;
+  int root = 0;  // broadcast
+};
+
+// A prepared group: submitted as one operation, unchanged until the host knows that it has run.
+// Sums are taken in rank order, in f32 for 16-bit types, so bits depend on the number of ranks
+// only.
+struct CollectiveGroup {
+  const char* name = "";
+  std::vector<Collective> items;
+};
+
+// The largest all_reduce or broadcast whose buffers need not be symmetric, in bytes.
+inline constexpr std::int64_t kStagedBytes = 64 << 10;
+
+// Memory at the same offset on every rank, which peers may read during a collective. Made
+// collectively.
+class SymmetricMemory {
+ public:
+  virtual ~SymmetricMemory() = default;
+  std::byte* data() const noexcept { return data_; }  // this rank's
+  std::int64_t bytes() const noexcept { return bytes_; }
+
+ protected:
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+// Ordered: collectives run in the order of submission, on `stream()`. Threads: the rank's host
+// thread submits.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+  StreamId stream() const noexcept { return stream_; }
+  const std::string& role() const noexcept { return role_; }
+
+  // Submits the group as one operation on `stream()`. `accesses` are this rank's buffers (all sends
+  // and recvs). With one rank nothing is submitted and recv must already hold the result
+  // (all_gather and reduce_scatter copy when out of place). Throws: ContractError for null or
+  // misaligned pointers and negative counts.
+  void submit(const CollectiveGroup& group, std::span<const Access> accesses);
+  // One collective by value, for calls that are not prepared. `name` has static lifetime.
+  void submit(const Collective& collective, const char* name, std::span<const Access> accesses);
+
+  // Operations submitted so far, and a fingerprint over (kind, count, dtype, root, name) of all of
+  // them, equal on all ranks.
+  std::uint64_t submitted() const noexcept { return submitted_; }
+  std::uint64_t fingerprint() const noexcept { return fingerprint_; }
+
+ protected:
+  Communicator(DeviceContext& context, std::string role, StreamId stream, int rank, int size)
+      : context_(context), role_(std::move(role)), stream_(stream), rank_(rank), size_(size) {}
+
+  // Launches on stream(): exactly one Stream::launch_joint for the whole span. `prepared` outlives
+  // the run when set; otherwise there is one item, to be copied into the body.
+  virtual void launch(const Op& op, std::span<const Collective> items, bool prepared) = 0;
+
+  DeviceContext& context_;
+
+ private:
+  void check_and_launch(std::span<const Collective> items, const char* name,
+                        std::span<const Access> accesses, bool prepared);
+
+  std::string role_;
+  StreamId stream_;
+  int rank_, size_;
+  std::uint64_t submitted_ = 0;
+  std::uint64_t fingerprint_ = 0xcbf29ce484222325ull;
+};
+
+}  // namespace tessera

@@ -1,0 +1,90 @@
+// The ranks of a program. A World is one rank's view: its number, its device, its communicators.
+//
+//   run_local(4, {}, [](World& world) { ... });      four ranks as threads of this process
+//   World world = World::single();                   one rank
+//   World world = World::mpi();                      one rank of an mpirun
+//   World world = World::emulated(3, 512);           rank 3 of 512 without peers: for planning and
+//   benchmarks
+//
+// Programs let `ts::run` choose from the environment.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "tessera/comm/communicator.hpp"
+
+namespace tessera {
+
+struct WorldOptions {
+  ExecutorKind executor = ExecutorKind::threaded;
+  std::uint64_t schedule_seed = 0;  // of `shuffled`
+  int threads = 0;  // per rank; 0: cores in the affinity mask / ranks in it, at least 1
+};
+
+enum class WorldKind : std::uint8_t { single, local, mpi, emulated };
+std::string_view name(WorldKind kind);
+
+class World {
+ public:
+  // What a kind of world supplies; see runtime/comm/.
+  class Backend {
+   public:
+    virtual ~Backend() = default;
+    virtual std::unique_ptr<Communicator> make(DeviceContext&, std::string role, StreamId, int rank,
+                                               int size) = 0;
+    virtual std::shared_ptr<SymmetricMemory> allocate(DeviceContext&, std::int64_t bytes) = 0;
+  };
+
+  static World single(const WorldOptions& options = {});
+  // Throws: CommError when this build has no MPI, or MPI cannot start. MPI is finalised with the
+  // last MPI world.
+  static World mpi(const WorldOptions& options = {});
+  // No peers: gathered chunks of other ranks hold this rank's values scrambled, reductions this
+  // rank's chunk times the number of ranks. With ExecutorKind::virtual_ nothing runs at all.
+  static World emulated(int rank, int size, const WorldOptions& options = {});
+
+  World(World&&) noexcept;
+  World& operator=(World&&) noexcept;
+  ~World();
+
+  WorldKind kind() const noexcept;
+  int rank() const noexcept;
+  int size() const noexcept;
+  int threads() const noexcept;  // per rank
+  const Device& device() const noexcept;
+
+  // Communicators over all ranks, each with its own order: gathers run on the gather stream,
+  // reductions on the reduce stream, control (losses, norms, agreement) on the compute stream.
+  Communicator& gather() const noexcept;
+  Communicator& reduce() const noexcept;
+  Communicator& control() const noexcept;
+
+  // Memory that peers can read, booked as reserved, not as live. Collective: every rank calls with
+  // the same size.
+  std::shared_ptr<SymmetricMemory> allocate_symmetric(std::int64_t bytes) const;
+  // The host sleeps until every rank is here.
+  void barrier() const;
+  // The sum of `value` over all ranks on every rank; the host blocks. Collective.
+  double sum(double value) const;
+  double max(double value) const;
+
+ private:
+  friend void run_local(int, const WorldOptions&, const std::function<void(World&)>&);
+  struct State;
+  explicit World(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+// Runs `body` once per rank, each on a thread of its own, and returns when all are done. When a
+// rank throws, its peers get a CommError that names it instead of waiting for ever; the first
+// exception is rethrown, with its rank. Requires: ranks >= 1.
+void run_local(int ranks, const WorldOptions& options, const std::function<void(World&)>& body);
+
+// The last trace hash of a `shuffled` run_local on this thread, for tests of reproducibility; see
+// ShuffledScheduler.
+std::uint64_t last_trace_hash();
+
+}  // namespace tessera

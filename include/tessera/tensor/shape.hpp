@@ -1,0 +1,105 @@
+// Shapes and strides: small fixed-capacity lists of sizes, and the arithmetic of views and
+// broadcasting.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+
+#include "tessera/base/checked.hpp"
+
+namespace tessera {
+
+inline constexpr int kMaxDims = 6;
+
+// Up to kMaxDims sizes, outermost first. Also used for strides, which count elements.
+class Shape {
+ public:
+  constexpr Shape() = default;
+  constexpr Shape(std::initializer_list<std::int64_t> sizes)
+      : Shape(std::span<const std::int64_t>(sizes.begin(), sizes.size())) {}
+  constexpr explicit Shape(std::span<const std::int64_t> sizes) {
+    for (const std::int64_t size : sizes) push_back(size);
+  }
+
+  constexpr int ndim() const noexcept { return ndim_; }
+  constexpr std::int64_t operator[](int d) const { return sizes_[static_cast<std::size_t>(d)]; }
+  constexpr std::int64_t& operator[](int d) { return sizes_[static_cast<std::size_t>(d)]; }
+  constexpr const std::int64_t* begin() const noexcept { return sizes_.data(); }
+  constexpr const std::int64_t* end() const noexcept { return sizes_.data() + ndim_; }
+  constexpr std::int64_t back() const { return (*this)[ndim_ - 1]; }
+
+  constexpr void push_back(std::int64_t size) {
+    TESSERA_EXPECT(ndim_ < kMaxDims, "a tensor has at most ", kMaxDims, " dimensions");
+    sizes_[static_cast<std::size_t>(ndim_++)] = size;
+  }
+  constexpr Shape without(int d) const {
+    Shape out;
+    for (int i = 0; i < ndim_; ++i)
+      if (i != d) out.push_back((*this)[i]);
+    return out;
+  }
+  constexpr Shape with(int d, std::int64_t size) const {
+    Shape out = *this;
+    out[d] = size;
+    return out;
+  }
+
+  // The product of the sizes, 1 for no dimension.  Throws: ContractError on overflow or a negative
+  // size.
+  constexpr std::int64_t numel() const {
+    std::int64_t n = 1;
+    for (const std::int64_t size : *this) n = checked_mul(n, size);
+    return n;
+  }
+  // Row-major strides, in elements.
+  constexpr Shape strides() const {
+    Shape out = *this;
+    std::int64_t step = 1;
+    for (int d = ndim_ - 1; d >= 0; --d) {
+      out[d] = step;
+      step *= (*this)[d] > 0 ? (*this)[d] : 1;
+    }
+    return out;
+  }
+  constexpr bool operator==(const Shape& other) const {
+    if (ndim_ != other.ndim_) return false;
+    for (int d = 0; d < ndim_; ++d)
+      if ((*this)[d] != other[d]) return false;
+    return true;
+  }
+
+ private:
+  std::array<std::int64_t, kMaxDims> sizes_{};
+  int ndim_ = 0;
+};
+
+std::ostream& operator<<(std::ostream& out, const Shape& shape);  // [2, 3]
+
+// `d` counted from the front for d >= 0, from the back for d < 0.  Throws: ContractError when out
+// of range.
+constexpr int normalize_dim(int d, int ndim) {
+  TESSERA_EXPECT(d >= -ndim && d < ndim, "dimension ", d, " is out of range for ", ndim,
+                 " dimensions");
+  return d < 0 ? d + ndim : d;
+}
+
+// The shape of an elementwise operation, by NumPy's rule.  Throws: ContractError naming both
+// shapes.
+constexpr Shape broadcast(const Shape& a, const Shape& b) {
+  const int ndim = a.ndim() > b.ndim() ? a.ndim() : b.ndim();
+  Shape out;
+  for (int d = 0; d < ndim; ++d) {
+    const int i = d - (ndim - a.ndim()), j = d - (ndim - b.ndim());
+    const std::int64_t x = i < 0 ? 1 : a[i], y = j < 0 ? 1 : b[j];
+    TESSERA_EXPECT(x == y || x == 1 || y == 1, "shapes ", a, " and ", b, " do not broadcast");
+    out.push_back(x == 1 ? y : x);
+  }
+  return out;
+}
+
+static_assert(Shape{2, 3, 4}.numel() == 24 && Shape{2, 3, 4}.strides() == Shape{12, 4, 1});
+static_assert(broadcast(Shape{3, 1}, Shape{4}) == Shape{3, 4});
+
+}  // namespace tessera

@@ -1,0 +1,134 @@
+// The one type that users see: shape, dtype, device, a view of storage, and room for what autograd
+// keeps.
+//
+// Work on tensors is queued on the device; only the calls that read values (`item`, `to_vector`,
+// `to_string`) block.
+#pragma once
+
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/base/dtype.hpp"
+#include "tessera/device/device.hpp"
+#include "tessera/tensor/shape.hpp"
+#include "tessera/tensor/storage.hpp"
+
+namespace tessera {
+
+struct GradMeta;  // autograd's part, see autograd/node.hpp
+
+// A handle; copies share the same tensor, gradient included. Values never change after the
+// operation that made them.
+class Tensor {
+ public:
+  Tensor() = default;  // undefined
+
+  // Uninitialised, on the device's compute stream. `shape` may have zero-sized dimensions.
+  static Tensor empty(const Shape& shape, DType dtype, const Device& device);
+  static Tensor full(const Shape& shape, double value, DType dtype, const Device& device);
+  static Tensor zeros(const Shape& shape, DType dtype, const Device& device);
+  static Tensor ones(const Shape& shape, DType dtype, const Device& device);
+  // 0, 1, ..., n - 1.
+  static Tensor arange(std::int64_t n, DType dtype, const Device& device);
+  // Copies host values, row-major.  Requires: values.size() == shape.numel(); T is the C++ type of
+  // a DType.
+  template <class T>
+  static Tensor from(std::span<const T> values, const Shape& shape, const Device& device) {
+    return from_bytes(std::as_bytes(values), shape, dtype_of<T>(), device);
+  }
+  template <class T>
+  static Tensor from(const std::vector<T>& values, const Shape& shape, const Device& device) {
+    return from(std::span<const T>(values), shape, device);
+  }
+  static Tensor from(std::initializer_list<float> values, const Shape& shape,
+                     const Device& device) {
+    return from(std::span<const float>(values.begin(), values.size()), shape, device);
+  }
+  static Tensor from_bytes(std::span<const std::byte> bytes, const Shape& shape, DType dtype,
+                           const Device& device);
+  // Philox values that depend on (key, index) only: normal with the given mean and deviation;
+  // uniform in [low, high).
+  static Tensor normal(const Shape& shape, double mean, double deviation, std::uint64_t key,
+                       DType dtype, const Device& device);
+  static Tensor uniform(const Shape& shape, double low, double high, std::uint64_t key, DType dtype,
+                        const Device& device);
+
+  bool defined() const noexcept { return body_ != nullptr; }
+  const Shape& shape() const { return body().shape; }
+  const Shape& strides() const { return body().strides; }
+  int ndim() const { return body().shape.ndim(); }
+  std::int64_t size(int dim) const { return shape()[normalize_dim(dim, ndim())]; }
+  std::int64_t numel() const { return shape().numel(); }
+  DType dtype() const { return body().dtype; }
+  const Device& device() const { return body().storage->device; }
+  bool is_contiguous() const { return strides_are_contiguous(body().shape, body().strides); }
+
+  // The value of a tensor of one element; the host blocks. Where memory is only counted (`virtual`)
+  // it throws unless a stand-in is given.
+  double item(std::optional<double> stand_in = std::nullopt) const;
+  // All values, row-major; the host blocks.  Requires: T is the C++ type of dtype().
+  template <class T>
+  std::vector<T> to_vector() const {
+    TESSERA_EXPECT(dtype() == dtype_of<T>(), "to_vector: the tensor is ", dtype(), ", asked for ",
+                   dtype_of<T>());
+    // vector<bool> has no data(); bool is read through `to_bytes`.
+    std::vector<T> out(static_cast<std::size_t>(numel()));
+    to_bytes(std::as_writable_bytes(std::span<T>(out)));
+    return out;
+  }
+  void to_bytes(std::span<std::byte> out) const;
+  // Values as NumPy prints them, long dimensions shortened.
+  std::string to_string() const;
+
+  // --- autograd (bodies in runtime/autograd) ---
+  // A leaf whose gradient `backward` accumulates. Returns *this.
+  Tensor& require_grad();
+  bool requires_grad() const;
+  // The accumulated gradient of a leaf, undefined when there is none.
+  Tensor grad() const;
+  void zero_grad();
+  // Runs the graph behind this tensor backwards and frees it. `gradient` defaults to 1 for a single
+  // element.
+  void backward(const Tensor& gradient = {}) const;
+  // The same values without history.
+  Tensor detach() const;
+
+  // --- for the library and for those who write operations ---
+  static bool strides_are_contiguous(const Shape& shape, const Shape& strides);
+  // A view: `offset` in elements from this tensor's first.
+  Tensor view(const Shape& shape, const Shape& strides, std::int64_t offset) const;
+  static Tensor wrap(std::shared_ptr<Storage> storage, const Shape& shape, DType dtype,
+                     std::int64_t offset_bytes = 0);
+  // First element.  Throws: ContractError naming the unit when the tensor is a parameter whose unit
+  // is closed.
+  std::byte* data() const;
+  const std::shared_ptr<Storage>& storage() const { return body().storage; }
+  // The bytes that this view may touch, as an access of an operation.
+  Access access(AccessMode mode) const;
+
+  std::shared_ptr<GradMeta>& grad_meta() const { return body_->grad; }
+
+ private:
+  struct Body {
+    std::shared_ptr<Storage> storage;
+    std::int64_t offset_bytes = 0;
+    Shape shape;
+    Shape strides;
+    DType dtype = DType::f32;
+    std::shared_ptr<GradMeta> grad;
+  };
+  const Body& body() const {
+    TESSERA_EXPECT(body_ != nullptr, "an undefined tensor was used");
+    return *body_;
+  }
+
+  std::shared_ptr<Body> body_;
+};
+
+std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
+
+}  // namespace tessera
