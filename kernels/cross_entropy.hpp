@@ -1,0 +1,48 @@
+// Fused cross-entropy of logits [rows, vocab] with integer targets [rows]; no softmax is kept
+// between the passes.
+//
+// Losses, lse and the device scale are f32, or f64 when the logits are f64. A row whose target is
+// `ignore_index` has loss 0 and gradient 0. Any other target outside [0, vocab) gives NaN, in the
+// loss and in the row's gradient.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/kernel.hpp"
+
+namespace tessera::kernels {
+
+// lse[r] = log(sum(exp(logits[r, :]))), loss[r] = lse[r] - logits[r, target[r]]. Rows of logits lie
+// `row_stride` apart.
+struct CrossEntropyArgs {
+  void *loss, *lse;
+  const void *logits, *targets;
+  std::int64_t rows, vocab, row_stride;
+  std::int64_t ignore_index = -100;
+  DType dtype, target_dtype;  // target_dtype is i32 or i64
+};
+static_assert(sizeof(CrossEntropyArgs) <= kArgsBytes &&
+              std::is_trivially_copyable_v<CrossEntropyArgs>);
+
+// d_logits[r, c] = (exp(logits[r, c] - lse[r]) - (c == target[r])) * scale[r * scale_stride] *
+// host_scale. scale_stride is 0 (one factor for all rows) or 1 (a gradient per row). d_logits may
+// be logits.
+struct CrossEntropyBackwardArgs {
+  void* d_logits;
+  const void *logits, *targets, *lse, *scale;
+  double host_scale;
+  std::int64_t rows, vocab, row_stride, d_row_stride;
+  std::int32_t ignore_index = -100;
+  std::int32_t scale_stride;
+  DType dtype, target_dtype;
+};
+static_assert(sizeof(CrossEntropyBackwardArgs) <= kArgsBytes &&
+              std::is_trivially_copyable_v<CrossEntropyBackwardArgs>);
+
+struct CrossEntropy {
+  Kernel<CrossEntropyArgs> cross_entropy;
+  Kernel<CrossEntropyBackwardArgs> cross_entropy_backward;
+};
+
+}  // namespace tessera::kernels

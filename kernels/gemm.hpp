@@ -1,0 +1,37 @@
+// Matrix products: C[b] = alpha op(A[b]) op(B[b]) + beta C[b] + bias, row-major.
+//
+//   op(A) is [m, k]: A is stored [m, k], or [k, m] when trans_a; rows lie `lda` elements apart
+//   op(B) is [k, n]: B is stored [k, n], or [n, k] when trans_b; rows lie `ldb` elements apart
+//   C     is [m, n], rows `ldc` apart; bias is [n] or null, added to every row
+//
+// x W^T of a linear layer is trans_b; dy W is neither; dy^T x, its weight gradient, is trans_a.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/kernel.hpp"
+
+namespace tessera::kernels {
+
+// A, B and bias have `dtype`, floating; C has the same, or f32 when `dtype` is 16-bit (weight
+// gradients). 16-bit inputs are multiplied and accumulated in f32 over all of k and rounded once.
+// beta == 0 never reads C; k == 0 gives beta C + bias; m, n or batch == 0 does nothing. C overlaps
+// nothing. A batch stride of 0 repeats a matrix; matrices of C are apart.
+struct GemmArgs {
+  void* c;
+  const void *a, *b, *bias;
+  double alpha, beta;
+  std::int64_t a_batch_stride, b_batch_stride, c_batch_stride;
+  std::int32_t batch, m, n, k;
+  std::int32_t lda, ldb, ldc;
+  DType dtype, c_dtype;
+  bool trans_a, trans_b;
+};
+static_assert(sizeof(GemmArgs) <= kArgsBytes && std::is_trivially_copyable_v<GemmArgs>);
+
+struct Gemm {
+  Kernel<GemmArgs> gemm;
+};
+
+}  // namespace tessera::kernels

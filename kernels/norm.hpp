@@ -1,0 +1,78 @@
+// RMSNorm and LayerNorm over the last dimension of contiguous [rows, cols], forward and backward.
+//
+//   rms_norm:    rstd = 1 / sqrt(mean(x^2) + eps),                  y = x rstd weight
+//   layer_norm:  rstd = 1 / sqrt(mean((x - mean(x))^2) + eps),      y = (x - mean(x)) rstd weight +
+//   bias
+//
+// weight and bias are [cols] of x's dtype, each may be null (1 and 0). The statistics mean and rstd
+// are [rows], f32, or f64 when x is f64; they are written forward and read backward. Sources: Zhang
+// and Sennrich, "Root mean square layer normalization", 2019; Ba, Kiros and Hinton, "Layer
+// normalization", 2016.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/kernel.hpp"
+
+namespace tessera::kernels {
+
+// y may be x.
+struct RmsNormArgs {
+  void *y, *rstd;
+  const void *x, *weight;
+  std::int64_t rows, cols;
+  double eps;
+  DType dtype;
+};
+static_assert(sizeof(RmsNormArgs) <= kArgsBytes && std::is_trivially_copyable_v<RmsNormArgs>);
+
+struct LayerNormArgs {
+  void *y, *mean, *rstd;
+  const void *x, *weight, *bias;
+  std::int64_t rows, cols;
+  double eps;
+  DType dtype;
+};
+static_assert(sizeof(LayerNormArgs) <= kArgsBytes && std::is_trivially_copyable_v<LayerNormArgs>);
+
+// Parameter gradients are summed over fixed blocks of rows and then over the blocks, in one order
+// for any threads.
+constexpr std::int64_t norm_block_rows(std::int64_t rows) {
+  return std::max<std::int64_t>(32, (rows + 63) / 64);
+}
+constexpr std::int64_t norm_blocks(std::int64_t rows) {
+  return (rows + norm_block_rows(rows) - 1) / norm_block_rows(rows);
+}
+// Bytes of workspace that norm_backward needs; 0 if it writes neither d_weight nor d_bias.
+constexpr std::int64_t norm_workspace_bytes(std::int64_t rows, std::int64_t cols, DType dtype,
+                                            bool d_weight, bool d_bias) {
+  return norm_blocks(rows) * cols * (int{d_weight} + int{d_bias}) * (dtype == DType::f64 ? 8 : 4);
+}
+static_assert(norm_blocks(0) == 0 && norm_blocks(1) == 1 && norm_blocks(100000) == 64);
+
+// The backward pass of both: of layer_norm when `mean` is given, of rms_norm when it is null.
+// dx, d_weight and d_bias may each be null: not wanted. dx has x's dtype and may be dy (not x).
+// d_weight and d_bias have grad_dtype, x's or f32 for 16-bit x, and are written as  scale *
+// gradient + (accumulate ? old : 0).
+struct NormBackwardArgs {
+  void *dx, *d_weight, *d_bias;
+  const void *x, *dy, *weight, *mean, *rstd;
+  void* workspace;
+  std::int64_t rows;
+  std::int32_t cols;
+  float scale;
+  DType dtype, grad_dtype;
+  bool accumulate;
+};
+static_assert(sizeof(NormBackwardArgs) <= kArgsBytes &&
+              std::is_trivially_copyable_v<NormBackwardArgs>);
+
+struct Norm {
+  Kernel<RmsNormArgs> rms_norm;
+  Kernel<LayerNormArgs> layer_norm;
+  Kernel<NormBackwardArgs> norm_backward;
+};
+
+}  // namespace tessera::kernels

@@ -1,0 +1,48 @@
+// Reductions over the middle dimension of a contiguous [outer, n, inner] view, and the sum of
+// squares of a flat array.
+//
+// 16-bit floats and f32 accumulate in f32, f64 in f64, integers and boolean in i64. Sums are
+// blocked: the error of a sum of n terms is about (log2(n) + c) rounding errors with c below 40,
+// and its bits depend on the shape only.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/kernel.hpp"
+
+namespace tessera::kernels {
+
+// sum, sumsq and mean: out_dtype is the input's, or f32 for 16-bit inputs, or i64 for integers and
+// boolean (sum only). max, min: the input's dtype; NaN wins. argmax: i64, the first of equal ones;
+// the first NaN wins. n == 0 gives 0 for sum and sumsq, NaN for mean, the lowest (highest) value
+// for max (min) and 0 for argmax.
+enum class ReduceOp : std::uint8_t { sum, mean, max, min, argmax, sumsq };
+
+// out[o, i] = op over j of in[o, j, i]. `out` does not overlap `in`.
+struct ReduceArgs {
+  void* out;
+  const void* in;
+  std::int64_t outer, n, inner;
+  ReduceOp op;
+  DType dtype, out_dtype;
+};
+static_assert(sizeof(ReduceArgs) <= kArgsBytes && std::is_trivially_copyable_v<ReduceArgs>);
+
+// *out = (accumulate ? *out : 0) + sum of in[i]^2; `in` is f32, `out` f32 or f64. Accumulates in
+// f64.
+struct SumsqFlatArgs {
+  void* out;
+  const float* in;
+  std::int64_t count;
+  DType out_dtype;
+  bool accumulate;
+};
+static_assert(sizeof(SumsqFlatArgs) <= kArgsBytes && std::is_trivially_copyable_v<SumsqFlatArgs>);
+
+struct Reduce {
+  Kernel<ReduceArgs> reduce;
+  Kernel<SumsqFlatArgs> sumsq_flat;
+};
+
+}  // namespace tessera::kernels

@@ -1,0 +1,39 @@
+// All kernels of one device kind: plain structs of function pointers, filled once per backend.
+#pragma once
+
+#include "kernels/attention.hpp"
+#include "kernels/cross_entropy.hpp"
+#include "kernels/dropout.hpp"
+#include "kernels/elementwise.hpp"
+#include "kernels/embedding.hpp"
+#include "kernels/gemm.hpp"
+#include "kernels/index.hpp"
+#include "kernels/norm.hpp"
+#include "kernels/optimizer.hpp"
+#include "kernels/random.hpp"
+#include "kernels/reduce.hpp"
+#include "kernels/rope.hpp"
+#include "kernels/softmax.hpp"
+
+namespace tessera::kernels {
+
+struct Kernels {
+  Elementwise elementwise;
+  Reduce reduce;
+  Gemm gemm;
+  Softmax softmax;
+  CrossEntropy cross_entropy;
+  Attention attention;
+  Rope rope;
+  Norm norm;
+  Embedding embedding;
+  Index index;
+  Dropout dropout;
+  Optimizer optimizer;
+  Random random;
+};
+
+// The CPU's. Constant data: nothing runs before main.
+const Kernels& cpu_kernels();
+
+}  // namespace tessera::kernels
