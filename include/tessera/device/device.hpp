@@ -146,6 +146,8 @@ class DeviceContext {
   std::unique_ptr<DeviceExtension> memory;  // set by the memory layer at first use
 
  private:
+  void expect_reached(const Event& event, const char* function) const;
+
   DeviceKind kind_;
   int rank_;
   Observers observers_;
@@ -154,6 +156,7 @@ class DeviceContext {
   Clock host_;
   double blocked_seconds_ = 0;
   std::uint64_t launches_ = 0;
+  bool failure_told_ = false;           // a blocking call has thrown it
   std::unique_ptr<Executor> executor_;  // last: its workers end first
 };
 

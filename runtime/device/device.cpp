@@ -1,0 +1,155 @@
+#include "tessera/device/device.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+
+#include "runtime/device/cpu_check.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/base/log.hpp"
+
+namespace tessera {
+
+// ---- Stream
+
+Event Stream::record() const { return context_->record(id_); }
+void Stream::wait(const Event& event) const { context_->wait(id_, event); }
+const Clock& Stream::clock() const { return context_->clock(id_); }
+void Stream::submit(const Op& op, const Body& body, Joint* joint) const {
+  context_->submit(id_, op, body, joint);
+}
+
+// ---- Device
+
+Device Device::cpu(const CpuOptions& options) {
+  const std::string missing = missing_cpu_feature(kernel_arch());
+  if (!missing.empty())
+    throw DeviceError(
+        concat("Device::cpu: this processor lacks ", missing, ", and the kernels were built for ",
+               kernel_arch(),
+               "; rebuild with -Dkernel_arch=native on this machine, or with an empty "
+               "kernel_arch for any processor"));
+  return Device(std::make_shared<DeviceContext>(DeviceKind::cpu, options.rank,
+                                                ExecutorOptions{.kind = options.executor,
+                                                                .rank = options.rank,
+                                                                .threads = options.threads,
+                                                                .scheduler = options.scheduler,
+                                                                .seed = options.schedule_seed}));
+}
+
+DeviceKind Device::kind() const noexcept { return context_ ? context_->kind() : DeviceKind::meta; }
+int Device::rank() const noexcept { return context_ ? context_->rank() : 0; }
+bool Device::runs_bodies() const noexcept {
+  return context_ && context_->executor().kind() != ExecutorKind::virtual_;
+}
+
+Stream Device::stream(StreamId id) const { return Stream(context(), id); }
+void Device::block(const Event& event) const { context().block(event); }
+void Device::synchronize() const { context().synchronize(); }
+
+DeviceContext& Device::context() const {
+  TESSERA_EXPECT(
+      context_ != nullptr,
+      "Device: the meta device has no streams and no memory; materialize on Device::cpu() "
+      "or another real device first");
+  return *context_;
+}
+
+// ---- DeviceContext
+
+DeviceContext::DeviceContext(DeviceKind kind, int rank, const ExecutorOptions& options)
+    : kind_(kind), rank_(rank), executor_(make_executor(options, observers_)) {
+  for (std::size_t i = 0; i < kMaxStreams; ++i) last_events_[i].stream = static_cast<StreamId>(i);
+}
+
+// Waits for all work, then lets the memory go while clocks and executor still stand.
+DeviceContext::~DeviceContext() {
+  const bool told = failure_told_;
+  std::string failure;
+  for (std::size_t i = 0; i < kMaxStreams; ++i) {
+    try {
+      if (const Tick last = clocks_[i].ticks[i]; last > host_.ticks[i])
+        block(event_covering(static_cast<StreamId>(i), last));
+    } catch (const std::exception& e) {
+      failure = e.what();
+    } catch (...) {
+      failure = "an exception that is no std::exception";
+    }
+  }
+  if (!told && !failure.empty())
+    log(LogLevel::error, concat("Device: rank ", rank_, " ended with a failure: ", failure));
+  memory.reset();
+}
+
+void DeviceContext::submit(StreamId stream, const Op& op, const Body& body, Joint* joint) {
+  const Tick tick = ++clocks_[index(stream)][stream];
+  for (const Access& access : op.accesses) access.use->touched[stream] = tick;
+  ++launches_;
+  for (Observer* o : observers_) o->launched(stream, tick, op);
+  executor_->submit(stream, tick, op, body, joint);
+}
+
+Event DeviceContext::record(StreamId stream) {
+  const Clock& clock = clocks_[index(stream)];
+  Event event{.stream = stream, .tick = clock[stream], .clock = clock, .native = nullptr};
+  executor_->record(event);
+  last_events_[index(stream)] = event;
+  for (Observer* o : observers_) o->recorded(event);
+  return event;
+}
+
+void DeviceContext::wait(StreamId stream, const Event& event) {
+  expect_reached(event, "Stream::wait");
+  Clock& clock = clocks_[index(stream)];
+  // The whole clock, not the tick alone: between two events of one tick the stream may have waited
+  // for more.
+  if (clock.covers(event.clock)) return;
+  clock.merge(event.clock);
+  for (Observer* o : observers_) o->waited(stream, event);
+  executor_->wait(stream, event);
+}
+
+void DeviceContext::block(const Event& event) {
+  expect_reached(event, "Device::block");
+  try {
+    if (host_.covers(event.clock)) return executor_->block(event);  // only to hear of a failure
+    for (Observer* o : observers_) o->blocked(event);
+    const auto start = std::chrono::steady_clock::now();
+    executor_->block(event);
+    blocked_seconds_ +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  } catch (...) {
+    failure_told_ = true;
+    throw;
+  }
+  // What the host submits from here on comes after `event`, on every stream.
+  host_.merge(event.clock);
+  for (Clock& clock : clocks_) clock.merge(host_);
+}
+
+void DeviceContext::synchronize() {
+  block(Event{});
+  for (std::size_t i = 0; i < kMaxStreams; ++i)
+    if (const Tick last = clocks_[i].ticks[i]; last > host_.ticks[i])
+      block(event_covering(static_cast<StreamId>(i), last));
+}
+
+const Event& DeviceContext::event_covering(StreamId stream, Tick tick) {
+  TESSERA_EXPECT(tick <= clock(stream)[stream], "event_covering: stream ", name(stream),
+                 " has not reached tick ", tick, ", only ", clock(stream)[stream],
+                 "; is it a tick of another device?");
+  if (last_events_[index(stream)].tick < tick) record(stream);
+  return last_events_[index(stream)];
+}
+
+void DeviceContext::remove_observer(Observer& observer) { std::erase(observers_, &observer); }
+
+void DeviceContext::expect_reached(const Event& event, const char* function) const {
+  TESSERA_EXPECT(event.tick <= clock(event.stream)[event.stream], function, ": event ", event.tick,
+                 " of stream ", name(event.stream), ", but rank ", rank_, " has submitted only ",
+                 clock(event.stream)[event.stream],
+                 " operations there; events order work within one device, collectives between "
+                 "ranks");
+}
+
+}  // namespace tessera

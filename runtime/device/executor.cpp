@@ -1,0 +1,40 @@
+#include "tessera/device/executor.hpp"
+
+#include "runtime/device/executors.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+
+std::string_view name(ExecutorKind kind) {
+  switch (kind) {
+    case ExecutorKind::threaded:
+      return "threaded";
+    case ExecutorKind::inlined:
+      return "inline";
+    case ExecutorKind::shuffled:
+      return "shuffled";
+    case ExecutorKind::virtual_:
+      break;
+  }
+  return "virtual";
+}
+
+std::unique_ptr<Executor> make_executor(const ExecutorOptions& options,
+                                        const Observers& observers) {
+  TESSERA_EXPECT(options.rank >= 0, "make_executor: rank ", options.rank, " is negative");
+  TESSERA_EXPECT(options.threads >= 1, "make_executor: ", options.threads,
+                 " threads per rank; give at least 1");
+  switch (options.kind) {
+    case ExecutorKind::threaded:
+      return make_threaded(options, observers);
+    case ExecutorKind::inlined:
+      return make_inline(options, observers);
+    case ExecutorKind::shuffled:
+      return make_shuffled(options, observers);
+    case ExecutorKind::virtual_:
+      break;
+  }
+  return make_virtual();
+}
+
+}  // namespace tessera

@@ -1,0 +1,42 @@
+#include "tessera/device/joint.hpp"
+
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+
+void Meeting::abort(const std::string& reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (aborted_) return;
+    aborted_ = true;
+    reason_ = reason;
+  }
+  changed_.notify_all();
+}
+
+bool Meeting::aborted() const {
+  const std::lock_guard lock(mutex_);
+  return aborted_;
+}
+
+std::string Meeting::reason() const {
+  const std::lock_guard lock(mutex_);
+  return reason_;
+}
+
+void Joint::meet() {
+  std::unique_lock lock(meeting_.mutex_);
+  if (meeting_.aborted_) throw CommError("collective: given up because " + meeting_.reason_);
+  const std::uint64_t round = round_;
+  if (++arrived_ == size_) {
+    arrived_ = 0;
+    ++round_;
+    lock.unlock();
+    meeting_.changed_.notify_all();
+    return;
+  }
+  meeting_.changed_.wait(lock, [&] { return round_ != round || meeting_.aborted_; });
+  if (round_ == round) throw CommError("collective: given up because " + meeting_.reason_);
+}
+
+}  // namespace tessera

@@ -1,0 +1,103 @@
+#include "runtime/device/runner.hpp"
+
+#include <utility>
+
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+namespace {
+
+// What `error` says; stamps the rank on errors of ours.
+std::string describe(const std::exception_ptr& error, int rank) {
+  try {
+    std::rethrow_exception(error);
+  } catch (Error& e) {
+    if (e.rank() < 0) e.set_rank(rank);
+    return e.what();
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+}  // namespace
+
+void Failure::keep(std::exception_ptr error, int rank, StreamId stream, const char* name) {
+  const std::lock_guard lock(mutex_);
+  if (error_) return;
+  reason_ = concat("rank ", rank, ": '", name, "' on stream ", tessera::name(stream),
+                   " failed: ", describe(error, rank));
+  error_ = std::move(error);
+  happened_.store(true, std::memory_order_release);
+}
+
+void Failure::rethrow() const {
+  if (!happened()) return;
+  const std::lock_guard lock(mutex_);
+  std::rethrow_exception(error_);
+}
+
+std::string Failure::reason() const {
+  const std::lock_guard lock(mutex_);
+  return reason_;
+}
+
+Runner::Runner(const ExecutorOptions& options, const Observers& observers)
+    : rank_(options.rank), observers_(observers) {
+  if (options.threads > 1) workers_ = std::make_unique<WorkerPool>(options.threads);
+}
+
+void Runner::run(const Operation& operation) {
+  if (failure_.happened()) return skip(operation);
+  try {
+    for (Observer* o : observers_) o->started(operation.stream, operation.tick, operation.name);
+    if (operation.joint != nullptr) {
+      call(operation, Exec::Phase::publish);
+      operation.joint->meet();
+    }
+    call(operation, Exec::Phase::run);
+    if (operation.joint != nullptr) operation.joint->meet();
+    for (Observer* o : observers_) o->finished(operation.stream, operation.tick, operation.name);
+  } catch (...) {
+    fail(operation, std::current_exception());
+  }
+}
+
+void Runner::begin(const Operation& operation) {
+  for (Observer* o : observers_) o->started(operation.stream, operation.tick, operation.name);
+}
+
+void Runner::invoke(const Operation& operation, Exec::Phase phase) {
+  if (failure_.happened()) return;
+  try {
+    call(operation, phase);
+  } catch (...) {
+    fail(operation, std::current_exception());
+  }
+}
+
+void Runner::end(const Operation& operation) {
+  if (failure_.happened()) return;
+  for (Observer* o : observers_) o->finished(operation.stream, operation.tick, operation.name);
+}
+
+void Runner::fail(const Operation& operation, std::exception_ptr error) {
+  failure_.keep(std::move(error), rank_, operation.stream, operation.name);
+  if (operation.joint != nullptr) operation.joint->meeting().abort(failure_.reason());
+}
+
+void Runner::skip(const Operation& operation) {
+  if (operation.joint != nullptr) operation.joint->meeting().abort(failure_.reason());
+}
+
+void Runner::call(const Operation& operation, Exec::Phase phase) {
+  Exec exec;
+  exec.workers = workers_.get();
+  exec.stream = operation.stream;
+  exec.rank = rank_;
+  exec.phase = phase;
+  operation.body->invoke(operation.body->bytes, exec);
+}
+
+}  // namespace tessera
