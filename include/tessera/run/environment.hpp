@@ -1,0 +1,65 @@
+// Which launcher started this process, and which rank of which world it is: pure functions of the
+// environment variables, so that a test can hand in any environment. Called by `ts::run` and by the
+// mains of tools/ and bench/; it reads nothing else, starts nothing and prints nothing.
+//
+// The first *complete* set wins and two sets are never mixed:
+//
+//   torchrun    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
+//   Open MPI    OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE
+//   PMI         PMI_RANK and PMI_SIZE (MPICH and Intel MPI)
+//   Slurm step  SLURM_PROCID and SLURM_STEP_NUM_TASKS; after the three above, because they run
+//   inside one PMIx        PMIX_RANK and PMIX_NAMESPACE; last, because its environment does not
+//   tell the size of the world none        one process
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+enum class Launcher : std::uint8_t { none, torchrun, open_mpi, pmi, slurm, pmix };
+
+constexpr std::string_view name(Launcher launcher) {
+  constexpr std::string_view names[] = {"none", "torchrun", "Open MPI", "PMI", "Slurm", "PMIx"};
+  return names[static_cast<int>(launcher)];
+}
+
+// What the environment says. Sizes are 0 where the launcher does not tell them.
+struct LaunchEnvironment {
+  Launcher launcher = Launcher::none;
+  int rank = 0;
+  int world_size = 1;  // 0 under bare PMIx: MPI_Init knows it
+  int local_rank = 0;  // among the ranks of this host
+  int local_size = 1;  // ranks on this host, 0 where unknown
+  std::string notice;  // a line for the user, empty if there is nothing to say
+
+  // True where peers exist or may exist in other processes.
+  bool several_processes() const { return world_size != 1; }
+};
+
+// Looks a variable up: null where it is not set. `std::getenv` fits.
+using EnvironmentLookup = std::function<const char*(const char* variable)>;
+
+// Reads the environment by the rules above. An allocation of Slurm without a step runs alone, with
+// a notice.
+//
+// Throws: DataError, naming the variable and its value, where the chosen set holds a value that is
+// no integer or a rank that is not below its size, and where a set is begun but not complete and no
+// other set is.
+LaunchEnvironment detect(const EnvironmentLookup& lookup);
+
+// The number of ranks in the job: `ranks` threads of one process, or the launcher's processes; 0
+// where only MPI_Init knows.
+//
+// Throws: DataError if `ranks` is given (`--ranks N`) in a launcher's world larger than 1, or if
+// torchrun started more than one process, whose rendezvous does not exist here: mpirun or `--ranks`
+// do the same.
+int job_size(const LaunchEnvironment& environment, std::optional<int> ranks);
+
+// The cores that this process may run on: the affinity mask, at least 1.
+int usable_cores();
+
+}  // namespace tessera
