@@ -1,0 +1,118 @@
+// Operations without history: each allocates its result on the device's compute stream and launches
+// one kernel or a few. Differentiable operations (autograd/ops.hpp) and backward passes are built
+// from these; models use those, not these.
+//
+// Shapes broadcast by NumPy's rule. Both operands of a binary operation have one dtype. On `meta`
+// only shapes and dtypes are computed. Throws: ContractError for shapes, dtypes or devices that do
+// not fit.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "tessera/tensor/tensor.hpp"
+
+namespace tessera::raw {
+
+// --- views: no kernel, the same storage ---
+Tensor permute(const Tensor& x, std::span<const int> order);
+Tensor transpose(const Tensor& x, int dim0, int dim1);
+Tensor slice(const Tensor& x, int dim, std::int64_t begin,
+             std::int64_t end);                      // rows [begin, end) of dim
+Tensor expand(const Tensor& x, const Shape& shape);  // broadcast, strides 0
+// A view where the layout allows it, else a contiguous copy. One size may be -1.
+Tensor reshape(const Tensor& x, const Shape& shape);
+
+// --- copies ---
+Tensor contiguous(const Tensor& x);  // x itself when it is
+Tensor cast(const Tensor& x, DType dtype);
+void copy_into(const Tensor& out, const Tensor& x);  // out = x, cast to out's dtype; shapes equal
+void fill(const Tensor& out, double value);
+Tensor cat(std::span<const Tensor> parts, int dim);
+
+// --- elementwise ---
+Tensor neg(const Tensor& x);
+Tensor exp(const Tensor& x);
+Tensor log(const Tensor& x);
+Tensor sqrt(const Tensor& x);
+Tensor rsqrt(const Tensor& x);
+Tensor tanh(const Tensor& x);
+Tensor relu(const Tensor& x);
+Tensor gelu(const Tensor& x);  // tanh approximation
+Tensor silu(const Tensor& x);
+Tensor sigmoid(const Tensor& x);
+Tensor abs(const Tensor& x);
+Tensor logical_not(const Tensor& x);
+Tensor isfinite(const Tensor& x);
+
+enum class Binary {
+  add,
+  sub,
+  mul,
+  div,
+  min,
+  max,
+  pow,
+  eq,
+  ne,
+  lt,
+  le,
+  gt,
+  ge,
+  logical_and,
+  logical_or,
+  gelu_backward,
+  silu_backward,
+  relu_backward,
+  tanh_backward
+};
+Tensor binary(Binary op, const Tensor& a, const Tensor& b);
+Tensor binary(Binary op, const Tensor& a, double b);
+Tensor binary(Binary op, double a, const Tensor& b);
+inline Tensor add(const Tensor& a, const Tensor& b) { return binary(Binary::add, a, b); }
+inline Tensor mul(const Tensor& a, const Tensor& b) { return binary(Binary::mul, a, b); }
+inline Tensor mul(const Tensor& a, double b) { return binary(Binary::mul, a, b); }
+// condition ? a : b, condition boolean.
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+// y = alpha x + beta y; beta 0 never reads y. Dtypes may differ. How gradients are accumulated.
+void axpby(const Tensor& y, const Tensor& x, double alpha, double beta);
+
+// silu(gate) * up, and its derivative {d_gate, d_up}.
+Tensor swiglu(const Tensor& gate, const Tensor& up);
+std::pair<Tensor, Tensor> swiglu_backward(const Tensor& gate, const Tensor& up,
+                                          const Tensor& d_out);
+
+// --- reductions over one dimension (kept as size 1 with `keep`) ---
+enum class Reduction { sum, mean, max, min, argmax, sumsq };
+enum class KeepDim { no, yes };
+Tensor reduce(Reduction op, const Tensor& x, int dim, KeepDim keep = KeepDim::no);
+Tensor reduce_all(Reduction op, const Tensor& x);  // to a tensor of shape []
+Tensor sum_to(const Tensor& x,
+              const Shape& shape);  // the adjoint of broadcasting `shape` to x.shape()
+
+// --- products ---
+enum class Transpose { no, yes };
+// op(a) op(b) over the last two dimensions, leading ones equal or broadcast from size 1 (or absent
+// in b). 16-bit inputs accumulate in f32 and round once.
+Tensor matmul(const Tensor& a, const Tensor& b, Transpose ta = Transpose::no,
+              Transpose tb = Transpose::no);
+// out = alpha op(a) op(b) + beta out (+ bias over the last dimension), all matrices; out may be f32
+// for 16-bit inputs.
+void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, Transpose ta, Transpose tb,
+                 double alpha, double beta, const Tensor& bias = {});
+
+// --- rows and indices ---
+Tensor softmax(const Tensor& x);  // over the last dimension
+Tensor softmax_backward(const Tensor& y, const Tensor& dy);
+Tensor index_select(const Tensor& x, int dim, const Tensor& index);
+Tensor gather(const Tensor& x, int dim, const Tensor& index);
+// out += source at index along dim; out is contiguous and changed.
+void index_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source);
+void scatter_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source);
+
+// The sum of squares of a contiguous f32 tensor into out, an f32 or f64 scalar; added to it with
+// `accumulate`.
+enum class Accumulate { no, yes };
+void sumsq_into(const Tensor& out, const Tensor& x, Accumulate accumulate);
+
+}  // namespace tessera::raw

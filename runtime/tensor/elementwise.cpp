@@ -1,0 +1,313 @@
+// Copies and elementwise operations: operands are walked with as few dimensions as their strides
+// allow.
+#include <limits>
+
+#include "runtime/tensor/launch.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera::raw {
+namespace {
+
+using detail::launch;
+using detail::reads;
+using detail::table;
+using detail::Walk;
+using detail::writes;
+using kernels::BinaryOp;
+using kernels::UnaryOp;
+
+template <std::size_t N>
+void narrow(const Shape& from, std::int32_t (&to)[N]) {
+  for (int d = 0; d < from.ndim(); ++d) {
+    TESSERA_EXPECT(from[d] <= std::numeric_limits<std::int32_t>::max(), "a strided operand spans ",
+                   from[d], " elements, at most 2^31 - 1 are supported; make it contiguous");
+    to[d] = static_cast<std::int32_t>(from[d]);
+  }
+}
+
+void launch_unary(const char* name, UnaryOp op, const Tensor& out, const Tensor& x) {
+  if (out.numel() == 0 || out.device().is_meta()) return;
+  const auto walk = detail::merge_dims<2>(out.shape(), {&out, &x});
+  kernels::UnaryArgs args{};
+  args.out = out.data();
+  args.in = x.data();
+  args.count = out.numel();
+  args.op = op;
+  args.out_dtype = out.dtype();
+  args.in_dtype = x.dtype();
+  if (!detail::is_flat(walk)) {
+    args.ndim = static_cast<std::uint8_t>(walk.shape.ndim());
+    narrow(walk.shape, args.shape);
+    narrow(walk.strides[0], args.out_strides);
+    narrow(walk.strides[1], args.in_strides);
+  }
+  launch(name, out.device(), table(out.device()).elementwise.unary, args, {reads(x), writes(out)});
+}
+
+Tensor unary(const char* name, UnaryOp op, const Tensor& x) {
+  const bool boolean_out = op == UnaryOp::logical_not || op == UnaryOp::isfinite;
+  TESSERA_EXPECT(op == UnaryOp::neg || op == UnaryOp::abs || op == UnaryOp::logical_not ||
+                     is_floating(x.dtype()),
+                 name, ": the tensor is ", x.dtype(), ", expected a floating dtype; cast it first");
+  Tensor out = Tensor::empty(x.shape(), boolean_out ? boolean : x.dtype(), x.device());
+  launch_unary(name, op, out, x);
+  return out;
+}
+
+constexpr const char* kBinaryNames[] = {"add",
+                                        "sub",
+                                        "mul",
+                                        "div",
+                                        "min",
+                                        "max",
+                                        "pow",
+                                        "eq",
+                                        "ne",
+                                        "lt",
+                                        "le",
+                                        "gt",
+                                        "ge",
+                                        "logical_and",
+                                        "logical_or",
+                                        "gelu_backward",
+                                        "silu_backward",
+                                        "relu_backward",
+                                        "tanh_backward"};
+static_assert(static_cast<int>(Binary::tanh_backward) ==
+                  static_cast<int>(BinaryOp::tanh_backward) &&
+              static_cast<int>(Binary::pow) == static_cast<int>(BinaryOp::pow));
+
+constexpr const char* name_of(Binary op) { return kBinaryNames[static_cast<int>(op)]; }
+constexpr BinaryOp kernel_op(Binary op) { return static_cast<BinaryOp>(op); }
+
+Tensor scalar(Binary op, const Tensor& x, double s, bool left) {
+  Tensor out =
+      Tensor::empty(x.shape(), gives_boolean(kernel_op(op)) ? boolean : x.dtype(), x.device());
+  if (out.numel() == 0 || x.device().is_meta()) return out;
+  const auto walk = detail::merge_dims<2>(out.shape(), {&out, &x});
+  if (walk.shape.ndim() > kernels::kScalarDims) return scalar(op, contiguous(x), s, left);
+  kernels::ScalarArgs args{};
+  args.out = out.data();
+  args.in = x.data();
+  args.scalar = s;
+  args.count = out.numel();
+  args.op = kernel_op(op);
+  args.dtype = x.dtype();
+  args.scalar_left = left;
+  if (!detail::is_flat(walk)) {
+    args.ndim = static_cast<std::uint8_t>(walk.shape.ndim());
+    narrow(walk.shape, args.shape);
+    narrow(walk.strides[0], args.out_strides);
+    narrow(walk.strides[1], args.in_strides);
+  }
+  launch(name_of(op), x.device(), table(x.device()).elementwise.scalar, args,
+         {reads(x), writes(out)});
+  return out;
+}
+
+}  // namespace
+
+Tensor contiguous(const Tensor& x) {
+  if (x.is_contiguous()) return x;
+  Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
+  launch_unary("contiguous", UnaryOp::copy, out, x);
+  return out;
+}
+
+Tensor cast(const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  Tensor out = Tensor::empty(x.shape(), dtype, x.device());
+  launch_unary("cast", UnaryOp::copy, out, x);
+  return out;
+}
+
+void copy_into(const Tensor& out, const Tensor& x) {
+  TESSERA_EXPECT(out.shape() == x.shape(), "copy_into: shapes ", out.shape(), " and ", x.shape(),
+                 " differ");
+  launch_unary("copy", UnaryOp::copy, out, x);
+}
+
+void fill(const Tensor& out, double value) {
+  if (out.numel() == 0 || out.device().is_meta()) return;
+  const auto walk = detail::merge_dims<1>(out.shape(), {&out});
+  kernels::FillArgs args{};
+  args.out = out.data();
+  args.value = value;
+  args.count = out.numel();
+  args.dtype = out.dtype();
+  if (!detail::is_flat(walk)) {
+    args.ndim = static_cast<std::uint8_t>(walk.shape.ndim());
+    narrow(walk.shape, args.shape);
+    narrow(walk.strides[0], args.out_strides);
+  }
+  launch("fill", out.device(), table(out.device()).elementwise.fill, args, {writes(out)});
+}
+
+Tensor cat(std::span<const Tensor> parts, int dim) {
+  TESSERA_EXPECT(!parts.empty(), "cat: no tensors given");
+  const int d = normalize_dim(dim, parts[0].ndim());
+  std::int64_t total = 0;
+  for (const Tensor& part : parts) {
+    TESSERA_EXPECT(part.ndim() == parts[0].ndim() && part.dtype() == parts[0].dtype() &&
+                       part.shape().with(d, 0) == parts[0].shape().with(d, 0),
+                   "cat: ", part.shape(), " of ", part.dtype(), " does not join ", parts[0].shape(),
+                   " of ", parts[0].dtype(), " along dimension ", d);
+    total = checked_add(total, part.shape()[d]);
+  }
+  Tensor out = Tensor::empty(parts[0].shape().with(d, total), parts[0].dtype(), parts[0].device());
+  std::int64_t at = 0;
+  for (const Tensor& part : parts) {
+    copy_into(slice(out, d, at, at + part.shape()[d]), part);
+    at += part.shape()[d];
+  }
+  return out;
+}
+
+Tensor neg(const Tensor& x) { return unary("neg", UnaryOp::neg, x); }
+Tensor exp(const Tensor& x) { return unary("exp", UnaryOp::exp, x); }
+Tensor log(const Tensor& x) { return unary("log", UnaryOp::log, x); }
+Tensor sqrt(const Tensor& x) { return unary("sqrt", UnaryOp::sqrt, x); }
+Tensor rsqrt(const Tensor& x) { return unary("rsqrt", UnaryOp::rsqrt, x); }
+Tensor tanh(const Tensor& x) { return unary("tanh", UnaryOp::tanh, x); }
+Tensor relu(const Tensor& x) { return unary("relu", UnaryOp::relu, x); }
+Tensor gelu(const Tensor& x) { return unary("gelu", UnaryOp::gelu, x); }
+Tensor silu(const Tensor& x) { return unary("silu", UnaryOp::silu, x); }
+Tensor sigmoid(const Tensor& x) { return unary("sigmoid", UnaryOp::sigmoid, x); }
+Tensor abs(const Tensor& x) { return unary("abs", UnaryOp::abs, x); }
+Tensor logical_not(const Tensor& x) { return unary("logical_not", UnaryOp::logical_not, x); }
+Tensor isfinite(const Tensor& x) { return unary("isfinite", UnaryOp::isfinite, x); }
+
+Tensor binary(Binary op, const Tensor& a, const Tensor& b) {
+  const Device& device = detail::common_device(name_of(op), a, b);
+  TESSERA_EXPECT(a.dtype() == b.dtype(), name_of(op), ": operands are ", a.dtype(), " and ",
+                 b.dtype(), "; cast one of them");
+  Tensor out = Tensor::empty(broadcast(a.shape(), b.shape()),
+                             gives_boolean(kernel_op(op)) ? boolean : a.dtype(), device);
+  if (out.numel() == 0 || device.is_meta()) return out;
+  const auto walk = detail::merge_dims<3>(out.shape(), {&out, &a, &b});
+  if (walk.shape.ndim() > kernels::kBinaryDims)
+    return binary(op, contiguous(expand(a, out.shape())), contiguous(expand(b, out.shape())));
+  kernels::BinaryArgs args{};
+  args.out = out.data();
+  args.a = a.data();
+  args.b = b.data();
+  args.count = out.numel();
+  args.op = kernel_op(op);
+  args.dtype = a.dtype();
+  if (!detail::is_flat(walk)) {
+    args.ndim = static_cast<std::uint8_t>(walk.shape.ndim());
+    narrow(walk.shape, args.shape);
+    narrow(walk.strides[0], args.out_strides);
+    narrow(walk.strides[1], args.a_strides);
+    narrow(walk.strides[2], args.b_strides);
+  }
+  launch(name_of(op), device, table(device).elementwise.binary, args,
+         {reads(a), reads(b), writes(out)});
+  return out;
+}
+Tensor binary(Binary op, const Tensor& a, double b) { return scalar(op, a, b, false); }
+Tensor binary(Binary op, double a, const Tensor& b) { return scalar(op, b, a, true); }
+
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  const Device& device = detail::common_device("where", a, b);
+  TESSERA_EXPECT(condition.dtype() == boolean && a.dtype() == b.dtype(), "where: condition is ",
+                 condition.dtype(), ", branches are ", a.dtype(), " and ", b.dtype(),
+                 "; expected bool and two equal dtypes");
+  Tensor out = Tensor::empty(broadcast(condition.shape(), broadcast(a.shape(), b.shape())),
+                             a.dtype(), device);
+  if (out.numel() == 0 || device.is_meta()) return out;
+  const auto walk = detail::merge_dims<4>(out.shape(), {&out, &condition, &a, &b});
+  if (walk.shape.ndim() > kernels::kWhereDims)
+    return where(contiguous(expand(condition, out.shape())), contiguous(expand(a, out.shape())),
+                 contiguous(expand(b, out.shape())));
+  kernels::WhereArgs args{};
+  args.out = out.data();
+  args.condition = condition.data();
+  args.a = a.data();
+  args.b = b.data();
+  args.dtype = a.dtype();
+  args.ndim = static_cast<std::uint8_t>(walk.shape.ndim());
+  narrow(walk.shape, args.shape);
+  narrow(walk.strides[1], args.condition_strides);
+  narrow(walk.strides[2], args.a_strides);
+  narrow(walk.strides[3], args.b_strides);
+  if (args.ndim == 0) {
+    args.ndim = 1;
+    args.shape[0] = 1;
+  }
+  launch("where", device, table(device).elementwise.where, args,
+         {reads(condition), reads(a), reads(b), writes(out)});
+  return out;
+}
+
+void axpby(const Tensor& y, const Tensor& x, double alpha, double beta) {
+  TESSERA_EXPECT(y.shape() == x.shape(), "axpby: shapes ", y.shape(), " and ", x.shape(),
+                 " differ");
+  if (y.numel() == 0 || y.device().is_meta()) return;
+  const auto walk = detail::merge_dims<2>(y.shape(), {&y, &x});
+  if (walk.shape.ndim() > kernels::kAxpbyDims) return axpby(y, contiguous(x), alpha, beta);
+  kernels::AxpbyArgs args{};
+  args.y = y.data();
+  args.x = x.data();
+  args.alpha = alpha;
+  args.beta = beta;
+  args.count = y.numel();
+  args.y_dtype = y.dtype();
+  args.x_dtype = x.dtype();
+  if (!detail::is_flat(walk)) {
+    args.ndim = static_cast<std::uint8_t>(walk.shape.ndim());
+    narrow(walk.shape, args.shape);
+    narrow(walk.strides[0], args.y_strides);
+    narrow(walk.strides[1], args.x_strides);
+  }
+  launch("axpby", y.device(), table(y.device()).elementwise.axpby, args, {reads(x), writes(y)});
+}
+
+namespace {
+
+// The rows of a tensor whose last dimension is contiguous and whose leading ones merge into one;
+// else of a copy.
+struct Rows {
+  Tensor tensor;
+  std::int64_t rows, cols, stride;
+};
+Rows rows_of(const Tensor& x) {
+  TESSERA_EXPECT(x.ndim() >= 1, "an operation over rows needs at least one dimension");
+  const std::int64_t cols = x.shape().back(), rows = cols == 0 ? 0 : x.numel() / cols;
+  bool regular = x.strides().back() == 1 || cols == 1;
+  for (int d = x.ndim() - 2; d > 0 && regular; --d)
+    regular = x.strides()[d - 1] == x.strides()[d] * x.shape()[d];
+  if (!regular) return rows_of(contiguous(x));
+  return {x, rows, cols, x.ndim() >= 2 ? x.strides()[x.ndim() - 2] : cols};
+}
+
+}  // namespace
+
+Tensor swiglu(const Tensor& gate, const Tensor& up) {
+  TESSERA_EXPECT(gate.shape() == up.shape() && gate.dtype() == up.dtype(), "swiglu: gate is ",
+                 gate.shape(), " of ", gate.dtype(), ", up is ", up.shape(), " of ", up.dtype());
+  Tensor out = Tensor::empty(gate.shape(), gate.dtype(), gate.device());
+  if (out.numel() == 0 || gate.device().is_meta()) return out;
+  const Rows g = rows_of(gate), u = rows_of(up);
+  launch("swiglu", gate.device(), table(gate.device()).elementwise.swiglu,
+         kernels::SwigluArgs{out.data(), g.tensor.data(), u.tensor.data(), g.rows, g.cols, g.cols,
+                             g.stride, u.stride, gate.dtype()},
+         {reads(g.tensor), reads(u.tensor), writes(out)});
+  return out;
+}
+
+std::pair<Tensor, Tensor> swiglu_backward(const Tensor& gate, const Tensor& up,
+                                          const Tensor& d_out) {
+  Tensor d_gate = Tensor::empty(gate.shape(), gate.dtype(), gate.device());
+  Tensor d_up = Tensor::empty(up.shape(), up.dtype(), up.device());
+  if (d_gate.numel() == 0 || gate.device().is_meta()) return {d_gate, d_up};
+  const Rows g = rows_of(gate), u = rows_of(up), d = rows_of(d_out);
+  launch("swiglu_backward", gate.device(), table(gate.device()).elementwise.swiglu_backward,
+         kernels::SwigluBackwardArgs{d_gate.data(), d_up.data(), g.tensor.data(), u.tensor.data(),
+                                     d.tensor.data(), g.rows, g.cols, g.cols, g.cols, g.stride,
+                                     u.stride, d.stride, gate.dtype()},
+         {reads(g.tensor), reads(u.tensor), reads(d.tensor), writes(d_gate), writes(d_up)});
+  return {d_gate, d_up};
+}
+
+}  // namespace tessera::raw

@@ -1,0 +1,95 @@
+// Launching a kernel on tensors: the device's table, the accesses, the meta short-cut. For the .cpp
+// files of operations.
+#pragma once
+
+#include <array>
+#include <initializer_list>
+
+#include "kernels/table.hpp"
+#include "tessera/tensor/tensor.hpp"
+
+namespace tessera::detail {
+
+// The kernels of a device.
+inline const kernels::Kernels& table(const Device&) { return kernels::cpu_kernels(); }
+
+struct Use {
+  const Tensor* tensor;
+  AccessMode mode;
+};
+inline Use reads(const Tensor& t) { return {&t, AccessMode::read}; }
+inline Use writes(const Tensor& t) { return {&t, AccessMode::write}; }
+
+// Launches `kernel(args)` on the compute stream, declaring `uses` (undefined tensors are skipped).
+// Nothing on meta.
+template <class Args>
+void launch(const char* name, const Device& device, kernels::Kernel<Args> kernel, const Args& args,
+            std::initializer_list<Use> uses, double flops = 0) {
+  if (device.is_meta()) return;
+  std::array<Access, 12> accesses;
+  std::size_t count = 0;
+  Cost cost{.flops = flops};
+  for (const Use& use : uses) {
+    if (!use.tensor->defined() || use.tensor->numel() == 0) continue;
+    TESSERA_EXPECT(use.tensor->device() == device, name,
+                   ": operands lie on different devices; move them to one");
+    if (use.mode == AccessMode::read) use.tensor->storage()->last_op = name;
+    accesses[count] = use.tensor->access(use.mode);
+    cost.bytes += static_cast<double>(use.tensor->numel()) *
+                  static_cast<double>(size_bytes(use.tensor->dtype()));
+    ++count;
+  }
+  device.compute().launch({.name = name, .cost = cost, .accesses = {accesses.data(), count}},
+                          kernels::Call<Args>{kernel, args});
+}
+
+// The common device of operands.  Throws: ContractError when they differ.
+inline const Device& common_device(const char* name, const Tensor& a, const Tensor& b) {
+  TESSERA_EXPECT(a.device() == b.device(), name,
+                 ": operands lie on different devices; move them to one");
+  return a.device();
+}
+
+// Merges neighbouring dimensions that every operand walks with one stride.
+template <std::size_t N>
+struct Walk {
+  Shape shape;
+  std::array<Shape, N> strides;  // of each operand; 0 repeats
+};
+
+template <std::size_t N>
+Walk<N> merge_dims(const Shape& shape, const std::array<const Tensor*, N>& operands) {
+  Walk<N> walk;
+  const auto stride = [&](std::size_t i, int d) -> std::int64_t {
+    const Tensor& t = *operands[i];
+    const int own = d - (shape.ndim() - t.ndim());
+    return own < 0 || t.shape()[own] == 1 ? 0 : t.strides()[own];
+  };
+  for (int d = 0; d < shape.ndim(); ++d) {
+    if (shape[d] == 1) continue;
+    const int last = walk.shape.ndim() - 1;
+    bool mergeable = last >= 0;
+    for (std::size_t i = 0; i < N && mergeable; ++i)
+      mergeable = walk.strides[i][last] == stride(i, d) * shape[d];
+    if (mergeable) {
+      walk.shape[last] *= shape[d];
+      for (std::size_t i = 0; i < N; ++i) walk.strides[i][last] = stride(i, d);
+    } else {
+      walk.shape.push_back(shape[d]);
+      for (std::size_t i = 0; i < N; ++i) walk.strides[i].push_back(stride(i, d));
+    }
+  }
+  return walk;
+}
+
+// Whether one dimension of stride 1 (or none) walks all operands: the contiguous fast path.
+template <std::size_t N>
+bool is_flat(const Walk<N>& walk) {
+  if (walk.shape.ndim() == 0) return true;
+  if (walk.shape.ndim() > 1) return false;
+  for (const Shape& s : walk.strides)
+    if (s[0] != 1) return false;
+  return true;
+}
+
+}  // namespace tessera::detail

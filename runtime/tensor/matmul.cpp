@@ -1,0 +1,140 @@
+// Matrix products: shapes and strides into one batched kernel call.
+#include <limits>
+
+#include "runtime/tensor/launch.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera::raw {
+namespace {
+
+// A stack of matrices the kernel can walk: rows `ld` apart, columns contiguous, matrices
+// `batch_stride` apart.
+struct Matrices {
+  Tensor tensor;
+  std::int64_t batch, rows, cols, ld, batch_stride;
+  bool transposed;  // the memory holds the transpose of [rows, cols]
+};
+
+std::int32_t narrow(std::int64_t value) {
+  TESSERA_EXPECT(value <= std::numeric_limits<std::int32_t>::max(), "matmul: dimension ", value,
+                 " exceeds 2^31 - 1");
+  return static_cast<std::int32_t>(value);
+}
+
+// Describes x [..., r, c] without a copy where rows or columns are contiguous and the leading
+// dimensions merge.
+Matrices matrices_of(const Tensor& x, std::int64_t batch) {
+  const int n = x.ndim();
+  const std::int64_t rows = x.shape()[n - 2], cols = x.shape()[n - 1];
+  const std::int64_t sr = x.strides()[n - 2], sc = x.strides()[n - 1];
+  bool regular = true;
+  std::int64_t own = 1, stride = 0;
+  for (int d = n - 3; d >= 0; --d) {
+    if (x.shape()[d] == 1) continue;
+    if (own == 1)
+      stride = x.strides()[d];
+    else
+      regular = regular && x.strides()[d] == stride * own;
+    own *= x.shape()[d];
+  }
+  const bool plain = (sc == 1 || cols <= 1) && (sr >= cols || rows <= 1);
+  const bool flipped = (sr == 1 || rows <= 1) && (sc >= rows || cols <= 1);
+  if (!regular || (!plain && !flipped)) return matrices_of(contiguous(x), batch);
+  TESSERA_EXPECT(own == batch || own == 1, "matmul: batches of ", own, " and ", batch,
+                 " do not fit");
+  if (own == 1) stride = 0;
+  if (plain)
+    return {x, batch, rows, cols, std::max<std::int64_t>(rows <= 1 ? cols : sr, 1), stride, false};
+  return {x, batch, rows, cols, std::max<std::int64_t>(cols <= 1 ? rows : sc, 1), stride, true};
+}
+
+void multiply(const Tensor& out, std::int64_t c_batch_stride, std::int64_t ldc, const Tensor& a,
+              const Tensor& b, Transpose ta, Transpose tb, double alpha, double beta,
+              const Tensor& bias, std::int64_t batch) {
+  const Device& device = detail::common_device("matmul", a, b);
+  if (out.numel() == 0 || device.is_meta()) return;
+  const Matrices x = matrices_of(a, batch), y = matrices_of(b, batch);
+  const bool flip_a = (ta == Transpose::yes) != x.transposed,
+             flip_b = (tb == Transpose::yes) != y.transposed;
+  kernels::GemmArgs args{};
+  args.c = out.data();
+  args.a = x.tensor.data();
+  args.b = y.tensor.data();
+  args.bias = bias.defined() ? bias.data() : nullptr;
+  args.alpha = alpha;
+  args.beta = beta;
+  args.a_batch_stride = x.batch_stride;
+  args.b_batch_stride = y.batch_stride;
+  args.c_batch_stride = c_batch_stride;
+  args.batch = narrow(batch);
+  args.m = narrow(ta == Transpose::yes ? x.cols : x.rows);
+  args.k = narrow(ta == Transpose::yes ? x.rows : x.cols);
+  args.n = narrow(tb == Transpose::yes ? y.rows : y.cols);
+  args.lda = narrow(x.ld);
+  args.ldb = narrow(y.ld);
+  args.ldc = narrow(ldc);
+  args.dtype = a.dtype();
+  args.c_dtype = out.dtype();
+  args.trans_a = flip_a;
+  args.trans_b = flip_b;
+  detail::launch(
+      "matmul", device, detail::table(device).gemm.gemm, args,
+      {detail::reads(x.tensor), detail::reads(y.tensor), detail::reads(bias), detail::writes(out)},
+      2.0 * static_cast<double>(batch) * args.m * args.n * args.k);
+}
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b, Transpose ta, Transpose tb) {
+  TESSERA_EXPECT(a.ndim() >= 2 && b.ndim() >= 2 && is_floating(a.dtype()) && a.dtype() == b.dtype(),
+                 "matmul: got ", a.shape(), " of ", a.dtype(), " and ", b.shape(), " of ",
+                 b.dtype(), "; expected two floating matrices, or stacks of them, of one dtype");
+  const std::int64_t m = a.size(ta == Transpose::yes ? -1 : -2),
+                     k = a.size(ta == Transpose::yes ? -2 : -1);
+  const std::int64_t k2 = b.size(tb == Transpose::yes ? -1 : -2),
+                     n = b.size(tb == Transpose::yes ? -2 : -1);
+  TESSERA_EXPECT(k == k2, "matmul: inner dimensions of ", a.shape(), " and ", b.shape(), " are ", k,
+                 " and ", k2);
+  // A stack times one matrix is one tall product.
+  if (b.ndim() == 2 && a.ndim() > 2 && ta == Transpose::no) {
+    Shape shape = a.shape();
+    shape[a.ndim() - 1] = n;
+    return reshape(matmul(reshape(a, {-1, k}), b, ta, tb), shape);
+  }
+  Shape leading_a, leading_b;
+  for (int d = 0; d < a.ndim() - 2; ++d) leading_a.push_back(a.shape()[d]);
+  for (int d = 0; d < b.ndim() - 2; ++d) leading_b.push_back(b.shape()[d]);
+  const Shape leading = broadcast(leading_a, leading_b);
+  Shape shape = leading;
+  shape.push_back(m);
+  shape.push_back(n);
+  const auto fit = [&](const Tensor& x, const Shape& own) {  // partial broadcasts become copies
+    if (own == leading || own.numel() == 1) return x;
+    Shape full = leading;
+    full.push_back(x.size(-2));
+    full.push_back(x.size(-1));
+    return contiguous(expand(x, full));
+  };
+  Tensor out = Tensor::empty(shape, a.dtype(), a.device());
+  multiply(out, m * n, std::max<std::int64_t>(n, 1), fit(a, leading_a), fit(b, leading_b), ta, tb,
+           1, 0, {}, leading.numel());
+  return out;
+}
+
+void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, Transpose ta, Transpose tb,
+                 double alpha, double beta, const Tensor& bias) {
+  TESSERA_EXPECT(out.ndim() == 2 && a.ndim() == 2 && b.ndim() == 2 && a.dtype() == b.dtype() &&
+                     out.strides()[1] == 1,
+                 "matmul_into: needs three matrices, out with contiguous rows; got ", out.shape(),
+                 ", ", a.shape(), ", ", b.shape());
+  const std::int64_t m = a.size(ta == Transpose::yes ? 1 : 0),
+                     k = a.size(ta == Transpose::yes ? 0 : 1);
+  const std::int64_t k2 = b.size(tb == Transpose::yes ? 1 : 0),
+                     n = b.size(tb == Transpose::yes ? 0 : 1);
+  TESSERA_EXPECT(k == k2 && out.shape() == (Shape{m, n}), "matmul_into: ", a.shape(), " and ",
+                 b.shape(), " do not give ", out.shape());
+  multiply(out, 0, std::max<std::int64_t>(out.strides()[0], std::max<std::int64_t>(n, 1)), a, b, ta,
+           tb, alpha, beta, bias, 1);
+}
+
+}  // namespace tessera::raw

@@ -1,0 +1,172 @@
+// Reductions, softmax, and indexing: kernels over contiguous [outer, n, inner] views.
+#include "runtime/tensor/launch.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera::raw {
+namespace {
+
+using detail::launch;
+using detail::reads;
+using detail::table;
+using detail::writes;
+
+struct Middle {
+  std::int64_t outer = 1, n = 1, inner = 1;
+};
+Middle middle_of(const Shape& shape, int dim) {
+  Middle m;
+  for (int d = 0; d < dim; ++d) m.outer *= shape[d];
+  m.n = shape[dim];
+  for (int d = dim + 1; d < shape.ndim(); ++d) m.inner *= shape[d];
+  return m;
+}
+
+constexpr const char* kReductionNames[] = {"sum", "mean", "max", "min", "argmax", "sumsq"};
+
+DType result_dtype(Reduction op, DType dtype) {
+  if (op == Reduction::argmax) return i64;
+  if (op == Reduction::sum && !is_floating(dtype)) return i64;
+  return dtype;
+}
+
+Tensor reduce_middle(Reduction op, const Tensor& x, const Middle& m, const Shape& shape) {
+  const char* name = kReductionNames[static_cast<int>(op)];
+  TESSERA_EXPECT(op == Reduction::sum || op == Reduction::max || op == Reduction::min ||
+                     op == Reduction::argmax || is_floating(x.dtype()),
+                 name, ": the tensor is ", x.dtype(), ", expected a floating dtype");
+  Tensor out = Tensor::empty(shape, result_dtype(op, x.dtype()), x.device());
+  if (out.numel() == 0 || x.device().is_meta()) return out;
+  const Tensor in = contiguous(x);
+  launch(name, x.device(), table(x.device()).reduce.reduce,
+         kernels::ReduceArgs{out.data(), in.data(), m.outer, m.n, m.inner,
+                             static_cast<kernels::ReduceOp>(op), x.dtype(), out.dtype()},
+         {reads(in), writes(out)});
+  return out;
+}
+
+void check_index(const char* name, const Tensor& index) {
+  TESSERA_EXPECT(index.dtype() == i32 || index.dtype() == i64, name, ": the index is ",
+                 index.dtype(), ", expected i32 or i64");
+}
+
+kernels::IndexArgs index_args(const Tensor& big, const Tensor& small, const Tensor& index,
+                              int dim) {
+  const Middle m = middle_of(big.shape(), dim);
+  return {big.data(), small.data(),       index.data(), m.outer,      m.n,
+          m.inner,    small.shape()[dim], big.dtype(),  index.dtype()};
+}
+
+}  // namespace
+
+Tensor reduce(Reduction op, const Tensor& x, int dim, KeepDim keep) {
+  const int d = normalize_dim(dim, x.ndim());
+  return reduce_middle(op, x, middle_of(x.shape(), d),
+                       keep == KeepDim::yes ? x.shape().with(d, 1) : x.shape().without(d));
+}
+
+Tensor reduce_all(Reduction op, const Tensor& x) {
+  return reduce_middle(op, x, {1, x.numel(), 1}, {});
+}
+
+Tensor sum_to(const Tensor& x, const Shape& shape) {
+  if (x.shape() == shape) return x;
+  Tensor out = x;
+  while (out.ndim() > shape.ndim()) out = reduce(Reduction::sum, out, 0);
+  for (int d = 0; d < shape.ndim(); ++d)
+    if (shape[d] == 1 && out.shape()[d] != 1) out = reduce(Reduction::sum, out, d, KeepDim::yes);
+  TESSERA_EXPECT(out.shape() == shape, "sum_to: ", x.shape(), " was not broadcast from ", shape);
+  return out;
+}
+
+Tensor softmax(const Tensor& x) {
+  TESSERA_EXPECT(x.ndim() >= 1 && is_floating(x.dtype()),
+                 "softmax: needs a floating tensor with a dimension, got ", x.shape(), " of ",
+                 x.dtype());
+  Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
+  if (out.numel() == 0 || x.device().is_meta()) return out;
+  const Tensor in = contiguous(x);
+  const std::int64_t cols = x.shape().back();
+  launch("softmax", x.device(), table(x.device()).softmax.softmax,
+         kernels::SoftmaxArgs{out.data(), in.data(), x.numel() / cols, cols, x.dtype()},
+         {reads(in), writes(out)});
+  return out;
+}
+
+Tensor softmax_backward(const Tensor& y, const Tensor& dy) {
+  Tensor dx = Tensor::empty(y.shape(), y.dtype(), y.device());
+  if (dx.numel() == 0 || y.device().is_meta()) return dx;
+  const Tensor g = contiguous(dy), in = contiguous(y);
+  const std::int64_t cols = y.shape().back();
+  launch("softmax_backward", y.device(), table(y.device()).softmax.softmax_backward,
+         kernels::SoftmaxBackwardArgs{dx.data(), in.data(), g.data(), y.numel() / cols, cols,
+                                      y.dtype()},
+         {reads(in), reads(g), writes(dx)});
+  return dx;
+}
+
+Tensor index_select(const Tensor& x, int dim, const Tensor& index) {
+  const int d = normalize_dim(dim, x.ndim());
+  check_index("index_select", index);
+  TESSERA_EXPECT(index.ndim() == 1, "index_select: the index has shape ", index.shape(),
+                 ", expected one dimension");
+  Tensor out = Tensor::empty(x.shape().with(d, index.numel()), x.dtype(), x.device());
+  if (out.numel() == 0 || x.device().is_meta()) return out;
+  const Tensor in = contiguous(x), at = contiguous(index);
+  launch("index_select", x.device(), table(x.device()).index.index_select,
+         index_args(in, out, at, d), {reads(in), reads(at), writes(out)});
+  return out;
+}
+
+Tensor gather(const Tensor& x, int dim, const Tensor& index) {
+  const int d = normalize_dim(dim, x.ndim());
+  check_index("gather", index);
+  TESSERA_EXPECT(index.ndim() == x.ndim() && index.shape().with(d, 0) == x.shape().with(d, 0),
+                 "gather: index ", index.shape(), " must equal ", x.shape(),
+                 " except along dimension ", d);
+  Tensor out = Tensor::empty(index.shape(), x.dtype(), x.device());
+  if (out.numel() == 0 || x.device().is_meta()) return out;
+  const Tensor in = contiguous(x), at = contiguous(index);
+  launch("gather", x.device(), table(x.device()).index.gather, index_args(in, out, at, d),
+         {reads(in), reads(at), writes(out)});
+  return out;
+}
+
+void index_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source) {
+  const int d = normalize_dim(dim, out.ndim());
+  check_index("index_add", index);
+  TESSERA_EXPECT(out.is_contiguous() && source.dtype() == out.dtype() && index.ndim() == 1 &&
+                     source.shape() == out.shape().with(d, index.numel()),
+                 "index_add: source ", source.shape(), " does not fit ", out.shape(),
+                 " along dimension ", d);
+  if (source.numel() == 0 || out.device().is_meta()) return;
+  const Tensor in = contiguous(source), at = contiguous(index);
+  launch("index_add", out.device(), table(out.device()).index.index_add, index_args(out, in, at, d),
+         {reads(in), reads(at), writes(out)});
+}
+
+void scatter_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source) {
+  const int d = normalize_dim(dim, out.ndim());
+  check_index("scatter_add", index);
+  TESSERA_EXPECT(out.is_contiguous() && source.dtype() == out.dtype() &&
+                     source.shape() == index.shape() && index.ndim() == out.ndim() &&
+                     index.shape().with(d, 0) == out.shape().with(d, 0),
+                 "scatter_add: source ", source.shape(), " and index ", index.shape(),
+                 " do not fit ", out.shape(), " along dimension ", d);
+  if (source.numel() == 0 || out.device().is_meta()) return;
+  const Tensor in = contiguous(source), at = contiguous(index);
+  launch("scatter_add", out.device(), table(out.device()).index.scatter_add,
+         index_args(out, in, at, d), {reads(in), reads(at), writes(out)});
+}
+
+void sumsq_into(const Tensor& out, const Tensor& x, Accumulate accumulate) {
+  TESSERA_EXPECT(x.dtype() == f32 && x.is_contiguous() && out.numel() == 1 &&
+                     (out.dtype() == f32 || out.dtype() == f64),
+                 "sumsq_into: needs a contiguous f32 tensor and an f32 or f64 scalar");
+  if (x.device().is_meta()) return;
+  launch("sumsq", x.device(), table(x.device()).reduce.sumsq_flat,
+         kernels::SumsqFlatArgs{out.data(), reinterpret_cast<const float*>(x.data()), x.numel(),
+                                out.dtype(), accumulate == Accumulate::yes},
+         {reads(x), writes(out)});
+}
+
+}  // namespace tessera::raw

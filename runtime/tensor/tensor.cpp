@@ -1,0 +1,166 @@
+#include "tessera/tensor/tensor.hpp"
+
+#include <cstring>
+
+#include "runtime/tensor/launch.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera {
+namespace {
+
+std::shared_ptr<Storage> make_storage(std::int64_t bytes, const Device& device) {
+  auto storage =
+      std::make_shared<Storage>(Storage{device, {}, nullptr, bytes, nullptr, 0, "", nullptr});
+  if (bytes > 0 && !device.is_meta()) {
+    storage->buffer = Memory::of(device).allocate(bytes, StreamId::compute);
+    storage->data = storage->buffer.data();
+    storage->use = &storage->buffer.use();
+  }
+  return storage;
+}
+
+std::int64_t bytes_of(const Shape& shape, DType dtype) {
+  return checked_mul(shape.numel(), static_cast<std::int64_t>(size_bytes(dtype)));
+}
+
+}  // namespace
+
+Tensor Tensor::wrap(std::shared_ptr<Storage> storage, const Shape& shape, DType dtype,
+                    std::int64_t offset_bytes) {
+  Tensor out;
+  out.body_ = std::make_shared<Body>(
+      Body{std::move(storage), offset_bytes, shape, shape.strides(), dtype, nullptr});
+  return out;
+}
+
+Tensor Tensor::empty(const Shape& shape, DType dtype, const Device& device) {
+  return wrap(make_storage(bytes_of(shape, dtype), device), shape, dtype);
+}
+
+Tensor Tensor::full(const Shape& shape, double value, DType dtype, const Device& device) {
+  Tensor out = empty(shape, dtype, device);
+  raw::fill(out, value);
+  return out;
+}
+Tensor Tensor::zeros(const Shape& shape, DType dtype, const Device& device) {
+  return full(shape, 0, dtype, device);
+}
+Tensor Tensor::ones(const Shape& shape, DType dtype, const Device& device) {
+  return full(shape, 1, dtype, device);
+}
+
+Tensor Tensor::arange(std::int64_t n, DType dtype, const Device& device) {
+  Tensor out = empty({n}, dtype, device);
+  if (n == 0 || device.is_meta()) return out;
+  detail::launch("arange", device, detail::table(device).elementwise.arange,
+                 kernels::ArangeArgs{out.data(), 0, 1, n, dtype}, {detail::writes(out)});
+  return out;
+}
+
+Tensor Tensor::normal(const Shape& shape, double mean, double deviation, std::uint64_t key,
+                      DType dtype, const Device& device) {
+  Tensor out = empty(shape, dtype, device);
+  if (out.numel() == 0 || device.is_meta()) return out;
+  detail::launch("normal", device, detail::table(device).random.normal,
+                 kernels::NormalArgs{out.data(), key, 0, out.numel(), mean, deviation, dtype},
+                 {detail::writes(out)});
+  return out;
+}
+
+Tensor Tensor::uniform(const Shape& shape, double low, double high, std::uint64_t key, DType dtype,
+                       const Device& device) {
+  Tensor out = empty(shape, dtype, device);
+  if (out.numel() == 0 || device.is_meta()) return out;
+  detail::launch("uniform", device, detail::table(device).random.uniform,
+                 kernels::UniformArgs{out.data(), key, 0, out.numel(), low, high, dtype},
+                 {detail::writes(out)});
+  return out;
+}
+
+Tensor Tensor::from_bytes(std::span<const std::byte> bytes, const Shape& shape, DType dtype,
+                          const Device& device) {
+  Tensor out = empty(shape, dtype, device);
+  TESSERA_EXPECT(static_cast<std::int64_t>(bytes.size()) == out.storage()->bytes,
+                 "Tensor::from: ", bytes.size(), " bytes do not fill ", shape, " of ", dtype);
+  if (bytes.empty() || device.is_meta()) return out;
+  Memory& memory = Memory::of(device);
+  HostStaging::Piece& piece = memory.staging().take(static_cast<std::int64_t>(bytes.size()));
+  std::memcpy(piece.data, bytes.data(), bytes.size());
+  const Access accesses[] = {{&piece.use, piece.data, piece.data + bytes.size(), AccessMode::read},
+                             out.access(AccessMode::write)};
+  device.compute().launch(
+      {.name = "copy_from_host",
+       .cost = {.bytes = 2.0 * static_cast<double>(bytes.size())},
+       .accesses = accesses},
+      [to = out.data(), from = piece.data, n = bytes.size()](Exec&) { std::memcpy(to, from, n); });
+  memory.staging().give_back(piece);
+  return out;
+}
+
+bool Tensor::strides_are_contiguous(const Shape& shape, const Shape& strides) {
+  std::int64_t step = 1;
+  for (int d = shape.ndim() - 1; d >= 0; --d) {
+    if (shape[d] == 0) return true;
+    if (shape[d] != 1 && strides[d] != step) return false;
+    step *= shape[d];
+  }
+  return true;
+}
+
+Tensor Tensor::view(const Shape& shape, const Shape& strides, std::int64_t offset) const {
+  Tensor out;
+  out.body_ = std::make_shared<Body>(Body{
+      body().storage, body().offset_bytes + offset * static_cast<std::int64_t>(size_bytes(dtype())),
+      shape, strides, dtype(), nullptr});
+  return out;
+}
+
+std::byte* Tensor::data() const {
+  const Storage& s = *body().storage;
+  TESSERA_EXPECT(!s.is_closed(), "a parameter of unit '", *s.unit,
+                 "' was used while the unit is closed; use it inside the module's call, or "
+                 "register the method that uses it");
+  return s.data == nullptr ? nullptr : s.data + body().offset_bytes;
+}
+
+Access Tensor::access(AccessMode mode) const {
+  std::int64_t last = 0;
+  for (int d = 0; d < ndim(); ++d) last += (shape()[d] - 1) * strides()[d];
+  std::byte* const begin = data();
+  return {body().storage->use, begin,
+          begin + (last + 1) * static_cast<std::int64_t>(size_bytes(dtype())), mode};
+}
+
+void Tensor::to_bytes(std::span<std::byte> out) const {
+  TESSERA_EXPECT(!device().is_meta(),
+                 "a tensor on meta has no values; materialize the model first");
+  TESSERA_EXPECT(device().runs_bodies(),
+                 "a value was read while planning, where none exists; pass a stand-in");
+  if (out.empty()) return;
+  const Tensor source = raw::contiguous(*this);
+  const Access accesses[] = {source.access(AccessMode::read)};
+  device().compute().launch(
+      {.name = "copy_to_host",
+       .cost = {.bytes = 2.0 * static_cast<double>(out.size())},
+       .accesses = accesses},
+      [to = out.data(), from = source.data(), n = out.size()](Exec&) { std::memcpy(to, from, n); });
+  device().block(device().compute().record());
+}
+
+double Tensor::item(std::optional<double> stand_in) const {
+  TESSERA_EXPECT(numel() == 1, "item: the tensor has ", numel(), " elements, expected one");
+  if (!device().is_meta() && !device().runs_bodies() && stand_in) {
+    device().block(device().compute().record());  // the host learns here what it learns in a run
+    return *stand_in;
+  }
+  return visit(dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    std::byte bytes[sizeof(T)];
+    to_bytes(bytes);
+    T value;
+    std::memcpy(&value, bytes, sizeof(T));
+    return static_cast<double>(value);
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,115 @@
+// Views: shape arithmetic only, no kernel.
+#include <algorithm>
+#include <array>
+
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera::raw {
+
+Tensor permute(const Tensor& x, std::span<const int> order) {
+  TESSERA_EXPECT(static_cast<int>(order.size()) == x.ndim(), "permute: ", order.size(),
+                 " dimensions given for shape ", x.shape());
+  std::array<bool, kMaxDims> seen{};
+  Shape shape, strides;
+  for (const int o : order) {
+    const int d = normalize_dim(o, x.ndim());
+    TESSERA_EXPECT(!seen[d], "permute: dimension ", d, " is named twice");
+    seen[d] = true;
+    shape.push_back(x.shape()[d]);
+    strides.push_back(x.strides()[d]);
+  }
+  return x.view(shape, strides, 0);
+}
+
+Tensor transpose(const Tensor& x, int dim0, int dim1) {
+  std::array<int, kMaxDims> order{};
+  for (int d = 0; d < x.ndim(); ++d) order[d] = d;
+  std::swap(order[normalize_dim(dim0, x.ndim())], order[normalize_dim(dim1, x.ndim())]);
+  return permute(x, {order.data(), static_cast<std::size_t>(x.ndim())});
+}
+
+Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end) {
+  const int d = normalize_dim(dim, x.ndim());
+  TESSERA_EXPECT(0 <= begin && begin <= end && end <= x.shape()[d], "slice: [", begin, ", ", end,
+                 ") is outside dimension ", d, " of ", x.shape());
+  return x.view(x.shape().with(d, end - begin), x.strides(), begin * x.strides()[d]);
+}
+
+Tensor expand(const Tensor& x, const Shape& shape) {
+  TESSERA_EXPECT(broadcast(x.shape(), shape) == shape, "expand: ", x.shape(),
+                 " does not broadcast to ", shape);
+  Shape strides = shape;
+  for (int d = 0; d < shape.ndim(); ++d) {
+    const int own = d - (shape.ndim() - x.ndim());
+    strides[d] = own < 0 || (x.shape()[own] == 1 && shape[d] != 1) ? 0 : x.strides()[own];
+  }
+  return x.view(shape, strides, 0);
+}
+
+namespace {
+
+// Strides of x seen as `shape`, if x's layout allows it without a copy.
+bool view_strides(const Tensor& x, const Shape& shape, Shape& strides) {
+  if (x.is_contiguous() || x.numel() == 0) {
+    strides = shape.strides();
+    return true;
+  }
+  strides = shape;
+  int from = x.ndim() - 1;
+  std::int64_t available = 1, step = 0;  // elements of x's current merged run, and its stride
+  for (int d = shape.ndim() - 1; d >= 0; --d) {
+    if (shape[d] == 1) {
+      strides[d] = 0;
+      continue;
+    }
+    while (available == 1 && from >= 0) {  // start a run at the next dimension longer than 1
+      available = x.shape()[from];
+      step = x.strides()[from--];
+    }
+    while (shape[d] > available && from >= 0 && x.strides()[from] == step * available)
+      available *= x.shape()[from--];
+    if (available % shape[d] != 0) return false;
+    strides[d] = step;
+    step *= shape[d];
+    available /= shape[d];
+  }
+  return available == 1;
+}
+
+}  // namespace
+
+Tensor reshape(const Tensor& x, const Shape& requested) {
+  Shape shape = requested;
+  int unknown = -1;
+  std::int64_t known = 1;
+  for (int d = 0; d < shape.ndim(); ++d) {
+    if (shape[d] == -1) {
+      TESSERA_EXPECT(unknown < 0, "reshape: more than one -1 in ", requested);
+      unknown = d;
+    } else {
+      known = checked_mul(known, shape[d]);
+    }
+  }
+  if (unknown >= 0) {
+    TESSERA_EXPECT(known > 0 && x.numel() % known == 0, "reshape: ", x.shape(), " does not fit ",
+                   requested);
+    shape[unknown] = x.numel() / known;
+  }
+  TESSERA_EXPECT(shape.numel() == x.numel(), "reshape: ", x.shape(), " has ", x.numel(),
+                 " elements, ", shape, " has ", shape.numel());
+  Shape strides;
+  if (view_strides(x, shape, strides)) return x.view(shape, strides, 0);
+  return contiguous(x).view(shape, shape.strides(), 0);
+}
+
+}  // namespace tessera::raw
+
+namespace tessera {
+
+std::ostream& operator<<(std::ostream& out, const Shape& shape) {
+  out << '[';
+  for (int d = 0; d < shape.ndim(); ++d) out << (d ? ", " : "") << shape[d];
+  return out << ']';
+}
+
+}  // namespace tessera
