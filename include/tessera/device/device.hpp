@@ -33,13 +33,13 @@ class Stream {
   // Submits `body` behind everything submitted to this stream before. Touches every accessed
   // allocation. A failure inside a body surfaces at the next call that blocks the host.
   template <class F>
-  void launch(const Op& op, const F& body) {
+  void launch(const Op& op, const F& body) const {
     submit(op, Body(body), nullptr);
   }
   // The same for one rank's part of a collective; see device/joint.hpp. `joint` may be null (no
   // peer in this process).
   template <class F>
-  void launch_joint(const Op& op, Joint* joint, const F& body) {
+  void launch_joint(const Op& op, Joint* joint, const F& body) const {
     submit(op, Body(body), joint);
   }
 
@@ -63,7 +63,7 @@ struct CpuOptions {
   int rank = 0;
   int threads = 1;  // per rank, for kernels that split their work
   std::uint64_t schedule_seed = 0;
-  std::shared_ptr<ShuffledScheduler> scheduler;  // shared by the ranks of a `shuffled` world
+  std::shared_ptr<ShuffledScheduler> scheduler{};  // shared by the ranks of a `shuffled` world
 };
 
 // Where tensors live and work runs. A copyable handle; the last one gone ends the device, after its

@@ -33,8 +33,8 @@ struct Cost {
 // Name (a string with static lifetime), cost and accesses of one operation.
 struct Op {
   const char* name = "";
-  Cost cost;
-  std::span<const Access> accesses;
+  Cost cost{};
+  std::span<const Access> accesses{};
 };
 
 // What a body sees when it runs. Filled by the executor.

@@ -1,0 +1,145 @@
+// Joint operations between rank threads: nobody starts early, nobody leaves early, and nobody is
+// left behind.
+#include <array>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.hpp"
+#include "tests/device/ranks.hpp"
+#include "tests/support/catch.hpp"
+
+using namespace tessera;
+using tessera::testing::Ranks;
+
+namespace {
+
+ExecutorKind any_kind() {
+  return GENERATE(ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled);
+}
+
+constexpr int kMaxRanks = 4;
+
+// A sum over ranks by pulling: each publishes where its input lies, then adds up everybody's.
+struct Board {
+  std::array<const long*, kMaxRanks> inputs{};
+};
+
+void all_reduce(const Stream& stream, Joint& joint, Board& board, long* output, const long* input) {
+  Board* const b = &board;
+  const int size = joint.size();
+  stream.launch_joint({.name = "all_reduce"}, &joint, [b, size, output, input](Exec& exec) {
+    if (exec.phase == Exec::Phase::publish) {
+      b->inputs[static_cast<std::size_t>(exec.rank)] = input;
+      return;
+    }
+    *output = 0;
+    for (int r = 0; r < size; ++r) *output += *b->inputs[static_cast<std::size_t>(r)];
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a joint of 2 to 4 ranks pulls everyone's input, again and again", "[threads]") {
+  const ExecutorKind kind = any_kind();
+  const int size = GENERATE(2, 3, 4);
+  const std::uint64_t seed = std::random_device{}();
+  INFO(name(kind) << ", " << size << " ranks, seed " << seed);
+  constexpr int kRounds = 50;
+  Ranks ranks(kind, size, seed);
+  Board board;
+  std::array<std::vector<long>, kMaxRanks> results;
+  const auto thrown = ranks.run([&](const Device& device, int rank) {
+    long input = 0, sum = 0;
+    long *const in = &input, *const out = &sum;
+    std::vector<long>* const results_here = &results[static_cast<std::size_t>(rank)];
+    for (int round = 0; round < kRounds; ++round) {
+      // The input is overwritten as soon as the collective is done: a peer that still read it would
+      // see a wrong sum.
+      device.compute().wait(device.gather().record());
+      device.compute().launch({.name = "fill"}, [=](Exec&) { *in = 10 * round + rank; });
+      device.gather().wait(device.compute().record());
+      all_reduce(device.gather(), ranks.joint, board, out, in);
+      device.gather().launch({.name = "note"}, [=](Exec&) { results_here->push_back(*out); });
+    }
+    device.synchronize();
+  });
+  for (int r = 0; r < size; ++r) {
+    INFO("rank " << r);
+    CHECK(thrown[static_cast<std::size_t>(r)] == "");
+    REQUIRE(results[static_cast<std::size_t>(r)].size() == kRounds);
+    for (int round = 0; round < kRounds; ++round)
+      CHECK(results[static_cast<std::size_t>(r)][static_cast<std::size_t>(round)] ==
+            size * 10 * round + size * (size - 1) / 2);
+  }
+}
+
+TEST_CASE("without a joint a collective's body runs once, in its run phase") {
+  const Device device = Device::cpu({.executor = any_kind()});
+  int published = 0, ran = 0;
+  int *const p = &published, *const r = &ran;
+  device.gather().launch_joint({.name = "alone"}, nullptr, [p, r](Exec& exec) {
+    ++*(exec.phase == Exec::Phase::publish ? p : r);
+  });
+  device.synchronize();
+  CHECK(published == 0);
+  CHECK(ran == 1);
+}
+
+TEST_CASE("a body that fails on one rank fails its peers instead of leaving them asleep",
+          "[threads]") {
+  const ExecutorKind kind = any_kind();
+  const std::string where = GENERATE("before", "publish", "run");
+  const std::uint64_t seed = std::random_device{}();
+  INFO(name(kind) << ", fails " << where << ", seed " << seed);
+  Ranks ranks(kind, 3, seed);
+  const int how = where == "before" ? 0 : where == "publish" ? 1 : 2;
+  const auto thrown = ranks.run([&](const Device& device, int rank) {
+    if (rank == 1 && how == 0) {
+      device.compute().launch({.name = "divide"},
+                              [](Exec&) { throw DataError("divided by zero"); });
+      device.gather().wait(device.compute().record());
+    }
+    const Exec::Phase bad = how == 1 ? Exec::Phase::publish : Exec::Phase::run;
+    const bool fails = rank == 1 && how != 0;
+    device.gather().launch_joint({.name = "gather"}, &ranks.joint, [bad, fails](Exec& exec) {
+      if (fails && exec.phase == bad) throw DataError("divided by zero");
+    });
+    device.gather().launch_joint({.name = "gather"}, &ranks.joint, [](Exec&) {});
+    device.synchronize();
+  });
+  CHECK(thrown[1] == "divided by zero");
+  for (const int peer : {0, 2}) {
+    CHECK_THAT(thrown[static_cast<std::size_t>(peer)], Catch::Contains("collective: given up"));
+    CHECK_THAT(thrown[static_cast<std::size_t>(peer)], Catch::Contains("divided by zero"));
+  }
+}
+
+TEST_CASE("a host that dies between collectives wakes its peers", "[threads]") {
+  const ExecutorKind kind = any_kind();
+  const std::uint64_t seed = std::random_device{}();
+  INFO(name(kind) << ", seed " << seed);
+  Ranks ranks(kind, 3, seed);
+  const auto thrown = ranks.run([&](const Device& device, int rank) {
+    for (int i = 0; i < 4; ++i) {
+      if (rank == 2 && i == 2) throw DataError("the file is gone");
+      device.gather().launch_joint({.name = "gather"}, &ranks.joint, [](Exec&) {});
+    }
+    device.synchronize();
+  });
+  CHECK(thrown[2] == "the file is gone");
+  CHECK_THAT(thrown[0], Catch::Contains("the file is gone"));
+  CHECK_THAT(thrown[1], Catch::Contains("the file is gone"));
+}
+
+TEST_CASE("the first reason to abort a meeting wins, and meet throws it ever after") {
+  Meeting meeting;
+  Joint joint(meeting, 2);
+  CHECK_FALSE(meeting.aborted());
+  meeting.abort("rank 1 left");
+  meeting.abort("rank 0 left");
+  CHECK(meeting.aborted());
+  CHECK(meeting.reason() == "rank 1 left");
+  CHECK_THROWS_AS(joint.meet(), CommError);
+  CHECK_THROWS_WITH(joint.meet(), Catch::Contains("rank 1 left"));
+}

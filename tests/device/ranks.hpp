@@ -1,0 +1,55 @@
+// Several ranks as threads for the tests of this folder: one device each, one joint between them,
+// and for each rank what it threw. Assertions belong outside: Catch's are not made for several
+// threads.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tessera/device/device.hpp"
+
+namespace tessera::testing {
+
+class Ranks {
+ public:
+  Ranks(ExecutorKind kind, int size, std::uint64_t seed = 0)
+      : joint(meeting, size), kind_(kind), size_(size) {
+    if (kind == ExecutorKind::shuffled) scheduler = ShuffledScheduler::make(seed, size);
+  }
+
+  // f(device, rank) on each rank's thread. Returns what each threw, empty where nothing.
+  template <class F>
+  std::vector<std::string> run(const F& f) {
+    std::vector<std::string> thrown(static_cast<std::size_t>(size_));
+    std::vector<std::thread> threads;
+    for (int r = 0; r < size_; ++r)
+      threads.emplace_back([&, r] {
+        if (scheduler) scheduler->attach(r);
+        {
+          Device device = Device::cpu({.executor = kind_, .rank = r, .scheduler = scheduler});
+          try {
+            f(device, r);
+            device.synchronize();
+          } catch (const std::exception& e) {
+            thrown[static_cast<std::size_t>(r)] = e.what();
+            meeting.abort(e.what());
+          }
+        }
+        if (scheduler) scheduler->detach(r);
+      });
+    for (std::thread& thread : threads) thread.join();
+    return thrown;
+  }
+
+  Meeting meeting;
+  Joint joint;
+  std::shared_ptr<ShuffledScheduler> scheduler;  // null unless shuffled
+
+ private:
+  ExecutorKind kind_;
+  int size_;
+};
+
+}  // namespace tessera::testing
