@@ -1,0 +1,169 @@
+#include "tessera/data/token_file.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "tessera/base/checked.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/base/philox.hpp"
+
+namespace tessera::data {
+namespace {
+
+constexpr int kFeistelRounds =
+    6;  // four make a strong permutation (Luby, Rackoff); two more for tiny sizes
+
+bool is_wide(const std::string& path) { return path.ends_with(".bin"); }
+
+std::int32_t token_at(const std::byte* bytes, bool wide, std::int64_t i) {
+  if (!wide) return std::to_integer<std::int32_t>(bytes[i]);
+  return std::to_integer<std::int32_t>(bytes[2 * i]) |
+         std::to_integer<std::int32_t>(bytes[2 * i + 1]) << 8;
+}
+
+std::string plural(std::int64_t count, const char* noun) {
+  return concat(count, " ", noun, count == 1 ? "" : "s");
+}
+
+}  // namespace
+
+TokenFile::TokenFile(std::string path, std::int64_t vocab_size)
+    : file_(std::move(path), "token file"), wide_(is_wide(file_.path())) {
+  TESSERA_EXPECT(vocab_size > 0, "TokenFile: vocab_size=", vocab_size, " must be positive");
+  const std::span<const std::byte> bytes = file_.bytes();
+  if (wide_ && bytes.size() % 2 != 0) {
+    throw DataError(concat("token file '", file_.path(), "' has ", bytes.size(),
+                           " bytes, an odd number; a *.bin file is 16-bit tokens"));
+  }
+  size_ = static_cast<std::int64_t>(bytes.size()) / (wide_ ? 2 : 1);
+  if (vocab_size > (wide_ ? 0xffff : 0xff)) return;  // no token can be out of range
+  for (std::int64_t i = 0; i < size_; ++i) {
+    const std::int32_t token = token_at(bytes.data(), wide_, i);
+    if (token < vocab_size) continue;
+    throw DataError(concat("token file '", file_.path(), "' has id ", token, " at position ", i,
+                           ", beyond the vocabulary of ", vocab_size,
+                           "; raise model.vocab_size or tokenize again"));
+  }
+}
+
+void TokenFile::read(std::int64_t first, std::span<std::int32_t> tokens) const {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  TESSERA_EXPECT(first >= 0 && first <= size_ && count <= size_ - first, "TokenFile::read: ", count,
+                 " tokens from ", first, " do not lie in the ", size_, " of '", path(), "'");
+  const std::byte* bytes = file_.bytes().data();
+  for (std::int64_t i = 0; i < count; ++i) {
+    tokens[static_cast<std::size_t>(i)] = token_at(bytes, wide_, first + i);
+  }
+}
+
+Permutation::Permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch)
+    : size_(size), half_bits_(1) {
+  TESSERA_EXPECT(size > 0, "Permutation: size=", size, " must be positive");
+  while (half_bits_ < 31 && (std::int64_t{1} << (2 * half_bits_)) < size) ++half_bits_;
+  TESSERA_EXPECT((std::int64_t{1} << (2 * half_bits_)) >= size, "Permutation: size=", size,
+                 " exceeds 2^62");
+  key_ = fnv1a(static_cast<std::uint64_t>(epoch), fnv1a(seed, fnv1a("samples")));
+}
+
+std::int64_t Permutation::operator[](std::int64_t position) const {
+  TESSERA_EXPECT(position >= 0 && position < size_, "Permutation: position=", position,
+                 " is not below ", size_);
+  const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
+  auto value = static_cast<std::uint64_t>(position);
+  do {
+    std::uint64_t left = value >> half_bits_, right = value & mask;
+    for (int round = 0; round < kFeistelRounds; ++round) {
+      const std::uint64_t mixed = philox(key_, right, static_cast<std::uint64_t>(round))[0] & mask;
+      left = std::exchange(right, left ^ mixed);
+    }
+    value = left << half_bits_ | right;
+  } while (value >= static_cast<std::uint64_t>(size_));
+  return static_cast<std::int64_t>(value);
+}
+
+std::int64_t sample_at(std::int64_t position, std::int64_t samples, SampleOrder order,
+                       std::uint64_t seed) {
+  TESSERA_EXPECT(position >= 0 && samples > 0, "sample_at: position=", position,
+                 " of samples=", samples);
+  const std::int64_t within = position % samples;
+  if (order == SampleOrder::sequential) return within;
+  return Permutation(samples, seed, position / samples)[within];
+}
+
+TokenLoader::TokenLoader(TokenFile file, const LoaderOptions& options)
+    : file_(std::move(file)), options_(options) {
+  TESSERA_EXPECT(options.seq_len > 0 && options.global_batch > 0,
+                 "TokenLoader: seq_len=", options.seq_len,
+                 " and global_batch=", options.global_batch, " must be positive");
+  TESSERA_EXPECT(options.heldout >= 0 && options.heldout < 1,
+                 "TokenLoader: heldout=", options.heldout, " must be at least 0 and below 1");
+  const std::int64_t tokens = file_.size();
+  const auto heldout =
+      static_cast<std::int64_t>(std::floor(options.heldout * static_cast<double>(tokens)));
+  heldout_begin_ = tokens - heldout;
+  samples_ = samples_in(heldout_begin_, options.seq_len);
+  heldout_samples_ = std::min(samples_in(heldout, options.seq_len), kMaxHeldoutSamples);
+  const auto too_short = [&](std::int64_t part, const char* use, const char* remedy) {
+    throw DataError(concat("token file '", file_.path(), "' has ", plural(part, "token"), use,
+                           ", too short for one sample of training.seq_len + 1 = ",
+                           checked_add(options.seq_len, 1), remedy));
+  };
+  if (samples_ == 0) {
+    too_short(heldout_begin_, heldout > 0 ? " left to train on" : "",
+              "; use more data or a smaller training.seq_len");
+  }
+  if (options.heldout > 0 && heldout_samples_ == 0) {
+    too_short(heldout, " held out", "; raise data.heldout or use a smaller training.seq_len");
+  }
+}
+
+std::int64_t TokenLoader::rows_of(std::span<std::int32_t> inputs,
+                                  std::span<std::int32_t> targets) const {
+  const auto length = static_cast<std::size_t>(options_.seq_len);
+  TESSERA_EXPECT(inputs.size() == targets.size() && inputs.size() % length == 0,
+                 "TokenLoader: ", inputs.size(), " inputs and ", targets.size(),
+                 " targets are not the same whole number of rows of ", length);
+  return static_cast<std::int64_t>(inputs.size() / length);
+}
+
+void TokenLoader::read_sample(std::int64_t first_token, std::int64_t row,
+                              std::span<std::int32_t> inputs,
+                              std::span<std::int32_t> targets) const {
+  const auto length = static_cast<std::size_t>(options_.seq_len);
+  const std::size_t begin = static_cast<std::size_t>(row) * length;
+  file_.read(first_token, inputs.subspan(begin, length));
+  file_.read(first_token + 1, targets.subspan(begin, length));
+}
+
+void TokenLoader::batch(std::int64_t step, int rank, int world, std::int64_t first_row,
+                        std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const {
+  const std::int64_t rows = rows_of(inputs, targets);
+  TESSERA_EXPECT(world > 0 && rank >= 0 && rank < world && options_.global_batch % world == 0,
+                 "TokenLoader::batch: rank ", rank, " of ", world, " and a global batch of ",
+                 options_.global_batch, "; the world must divide the batch");
+  const std::int64_t part = options_.global_batch / world;
+  TESSERA_EXPECT(step >= 0 && first_row >= 0 && rows <= part && first_row <= part - rows,
+                 "TokenLoader::batch: step ", step, ", rows ", first_row, " to ", first_row + rows,
+                 " are not in a rank's part of ", part, " rows");
+  const std::int64_t begin =
+      checked_add(checked_mul(step, options_.global_batch), rank * part + first_row);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t sample =
+        sample_at(checked_add(begin, row), samples_, options_.order, options_.seed);
+    read_sample(sample * options_.seq_len, row, inputs, targets);
+  }
+}
+
+void TokenLoader::heldout(std::int64_t first, std::span<std::int32_t> inputs,
+                          std::span<std::int32_t> targets) const {
+  const std::int64_t rows = rows_of(inputs, targets);
+  TESSERA_EXPECT(first >= 0 && rows <= heldout_samples_ && first <= heldout_samples_ - rows,
+                 "TokenLoader::heldout: samples ", first, " to ", first + rows,
+                 " are not in the held-out ", heldout_samples_);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    read_sample(heldout_begin_ + (first + row) * options_.seq_len, row, inputs, targets);
+  }
+}
+
+}  // namespace tessera::data
