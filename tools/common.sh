@@ -1,0 +1,66 @@
+# Sourced by the scripts beside it: one line of speech, packages through apt, a configured build folder.
+
+tessera_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+# Lists of Debian packages; CMake, Boost and pip are not among them.
+packages_library="g++ meson ninja-build pkg-config libeigen3-dev"
+packages_tools="libcli11-dev libtomlplusplus-dev nlohmann-json3-dev"
+packages_tests="catch2 libopenmpi-dev openmpi-bin"
+
+say() { printf '%s\n' "$*"; }
+die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit "${status:-1}"; }
+
+missing_packages() {
+  local package
+  for package in "$@"; do
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || printf '%s ' "$package"
+  done
+}
+
+# Installs what is missing of the named packages, with one line that says so. Quiet and without questions.
+need_packages() {
+  local missing as_root="" log
+  command -v dpkg-query >/dev/null || { say "This is not a Debian system; needed are: $*"; return; }
+  missing=$(missing_packages "$@")
+  [ -n "$missing" ] || return 0
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || die "needs root or sudo for: apt-get install $missing"
+    sudo true || die "sudo refused; as root: apt-get install $missing"
+    as_root="sudo"
+  fi
+  say "Installing with apt: $missing"
+  log=$(mktemp)
+  # shellcheck disable=SC2086  # the list is meant to be split
+  if ! { $as_root apt-get -q update && $as_root env DEBIAN_FRONTEND=noninteractive \
+         apt-get -qy -o DPkg::Lock::Timeout=300 install --no-install-recommends $missing; } </dev/null >"$log" 2>&1; then
+    tail -n 5 "$log" >&2
+    rm -f "$log"
+    die "apt-get could not install: $missing"
+  fi
+  rm -f "$log"
+}
+
+# configure FOLDER [meson options...]: sets the build folder up, or brings an existing one up to date.
+configure() {
+  local folder=$1 log=$1/configure.log
+  local state=()
+  shift
+  [ ! -f "$folder/build.ninja" ] || state=(--reconfigure)
+  mkdir -p "$folder"
+  if ! meson setup "${state[@]}" "$folder" "$tessera_root" "$@" </dev/null >"$log" 2>&1; then
+    grep -E 'ERROR' "$log" >&2 || tail -n 5 "$log" >&2
+    die "meson could not configure $folder; all of its output is in $log"
+  fi
+}
+
+# compile FOLDER [targets...]: shows progress on a terminal, and the errors only, when there are any, elsewhere.
+compile() {
+  local folder=$1 log=$1/compile.log
+  shift
+  if [ -t 1 ]; then
+    ninja -C "$folder" "$@" || die "the build failed"
+  elif ! ninja -C "$folder" "$@" </dev/null >"$log" 2>&1; then
+    grep -vE '^\[[0-9]+/[0-9]+\]|^ninja: Entering' "$log" | head -n 60 >&2
+    die "the build failed; all of its output is in $log"
+  fi
+}

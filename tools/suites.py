@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""Runs the tests of a configured build folder, one line for each suite, and counts test cases.
+
+Called by tools/test and .ci/run after the build. Counts come from the report that each suite writes in this very run:
+the folder of reports is emptied first, a suite that crashes or times out counts as at least one failure.
+"""
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as xml
+
+SKIPPED = re.compile(r"skipped:\s*(.*)", re.IGNORECASE | re.DOTALL)
+
+
+class Outcome:
+    """What one suite did: numbers, failures as text, skips as (case, reason)."""
+
+    def __init__(self, name):
+        self.name, self.passed, self.failures, self.skips, self.seconds = name, 0, [], [], 0.0
+
+
+def text(node, tag):
+    return (node.findtext(tag) or "").strip()
+
+
+def describe(case):
+    """The failing assertions of a Catch2 test case, as a person wants to read them."""
+    lines = [f'"{case.get("name")}"  {case.get("filename")}:{case.get("line")}']
+    notes = []
+    for node in case.iter():
+        if node.tag == "Section":
+            notes.append(f'    in section "{node.get("name")}"')
+        elif node.tag in ("Info", "Warning"):
+            notes.append("    " + (node.text or "").strip())
+        elif node.tag in ("Failure", "FatalErrorCondition", "Exception"):
+            lines += notes + [f'  {node.get("filename")}:{node.get("line")}: {(node.text or node.tag).strip()}']
+            notes = []
+        elif node.tag == "Expression" and node.get("success") == "false" and node.find("FatalErrorCondition") is None:
+            lines.append(f'  {node.get("filename")}:{node.get("line")}: {node.get("type")}( {text(node, "Original")} )')
+            lines.append(f'    is  {text(node, "Expanded")}')
+            lines += notes
+            notes = []
+    return "\n".join(lines)
+
+
+def read_report(path, cases, outcome):
+    """Adds the test cases of a Catch2 XML report, and returns the one in which the report breaks off, if it does."""
+    unfinished = ""
+    try:
+        for event, node in xml.iterparse(path, events=("start", "end")):
+            if node.tag != "TestCase":
+                continue
+            if event == "start":
+                unfinished = node.get("name")
+                continue
+            unfinished = ""
+            result = node.find("OverallResult")
+            reasons = [SKIPPED.match((w.text or "").strip()) for w in node.iter("Warning")]
+            reasons += [SKIPPED.match("skipped: " + (s.text or "").strip()) for s in node.iter("Skip")]
+            reasons = [r.group(1).strip() for r in reasons if r]
+            name = node.get("name")
+            if result is None or result.get("success") != "true":
+                outcome.failures.append(describe(node))
+                cases[name] = "failed"
+            elif reasons:
+                outcome.skips.append((name, reasons[0]))
+                cases.setdefault(name, "skipped")
+            else:
+                cases.setdefault(name, "passed")
+    except (xml.ParseError, OSError):
+        pass
+    return f' in "{unfinished}"' if unfinished else ""
+
+
+def launch(test, command, log, timeout):
+    """The exit status, negative for a signal, None for a timeout. Ends whatever the test started."""
+    env = dict(os.environ, **test["env"])
+    with open(log, "wb") as out:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env,
+                                   cwd=test["workdir"], start_new_session=True)
+        try:
+            return process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+def run(test, options, reports):
+    outcome = Outcome(test["name"])
+    stem = reports / re.sub(r"\W+", "-", test["name"])
+    log, report = f"{stem}.log", f"{stem}.xml"
+    command = list(test["cmd"])
+    kind = kind_of(test)
+    catch = ["-r", "xml", "-o"] + [report] + ([options.filter] if options.filter else [])
+    if kind == "catch":
+        command += catch
+    elif kind == "mpi":  # each rank writes a report of its own
+        command[-1:] = ["sh", "-c", 'exec "$0" -r xml -o "$1.$OMPI_COMM_WORLD_RANK"', command[-1], report]
+    start = time.monotonic()
+    status = launch(test, command, log, test["timeout"] * options.patience)
+    outcome.seconds = time.monotonic() - start
+
+    where = ""
+    output = pathlib.Path(log).read_text(errors="replace").strip()
+    last_lines = "\n".join("  " + line for line in output.splitlines()[-40:])
+    if kind in ("catch", "mpi"):
+        cases = {}
+        for path in sorted(reports.glob(pathlib.Path(report).name + "*")):
+            where = read_report(path, cases, outcome) or where
+        outcome.passed = sum(state == "passed" for state in cases.values())
+        outcome.failed = sum(state == "failed" for state in cases.values())
+        clean = status == 0
+    elif status == 77:
+        outcome.skips.append((test["name"], output.splitlines()[-1] if output else "no reason given"))
+        outcome.failed, clean = 0, True
+    else:
+        outcome.failed, clean = 0, status == 0
+        outcome.passed = int(clean)
+    if not clean and outcome.failed == 0:
+        outcome.failed = 1
+        outcome.failures.append(f"{ending(status, test, options)}{where}\n{last_lines}")
+    elif status is None or status < 0:
+        outcome.failures.append(f"{ending(status, test, options)}{where}\n{last_lines}")
+    return outcome
+
+
+def ending(status, test, options):
+    if status is None:
+        return f"did not end within {test['timeout'] * options.patience:.0f} s"
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with exit code {status}"
+
+
+def kind_of(test):
+    return test["suite"][0].split(":")[-1]
+
+
+def show(outcome):
+    counts = f"{outcome.passed} passed"
+    if outcome.failed:
+        counts += f", {outcome.failed} FAILED"
+    if outcome.skips:
+        counts += f", {len(outcome.skips)} skipped"
+    print(f"  {outcome.name:<24} {counts:<36} {outcome.seconds:6.1f} s", flush=True)
+    for failure in outcome.failures:
+        print("    " + failure.replace("\n", "\n    "), flush=True)
+
+
+def introspect(what, folder):
+    found = subprocess.run(["meson", "introspect", what, folder], capture_output=True, text=True)
+    if found.returncode != 0:
+        sys.exit(f"suites: {folder} is not a configured build folder")
+    return json.loads(found.stdout)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="a configured build folder")
+    parser.add_argument("names", nargs="*", help="only these suites")
+    parser.add_argument("--list", action="store_true", help="print the names of the suites")
+    parser.add_argument("--targets", action="store_true", help="print the ninja targets that the suites need")
+    parser.add_argument("--filter", help="a Catch2 filter, such as '[threads]'; suites of other kinds are left out")
+    parser.add_argument("--patience", type=float, default=1, help="multiplies every timeout")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="suites at a time")
+    options = parser.parse_intermixed_args()
+
+    tests = introspect("--tests", options.folder)
+    known = [test["name"].split()[0] for test in tests]  # "comm_mpi -n 2" and "comm_mpi -n 4" are one name
+    for name in options.names:
+        if name not in known:
+            print(f"suites: there is no suite '{name}'; there are: {', '.join(dict.fromkeys(known))}", file=sys.stderr)
+            return 2
+    if options.names:
+        tests = [test for test, name in zip(tests, known) if name in options.names]
+    if options.filter:
+        tests = [test for test in tests if kind_of(test) == "catch"]
+    folder = pathlib.Path(options.folder).absolute()
+    for test in tests:
+        test["workdir"] = test["workdir"] or str(folder)
+    if options.list:
+        print("\n".join(dict.fromkeys(known)))
+        return 0
+    if options.targets:  # an empty line, which is everything, when no suite is named
+        needed = {target for test in tests for target in test["depends"] if options.names}
+        files = [file for target in introspect("--targets", options.folder) if target["id"] in needed
+                 for file in target["filename"]]
+        print(" ".join(os.path.relpath(file, folder) for file in files))
+        return 0
+
+    reports = folder / "reports"
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir(parents=True)
+    outcomes = []
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        together = [pool.submit(run, test, options, reports) for test in tests if test["is_parallel"]]
+        for future in concurrent.futures.as_completed(together):
+            outcomes.append(future.result())
+            show(outcomes[-1])
+    for test in tests:
+        if not test["is_parallel"]:
+            outcomes.append(run(test, options, reports))
+            show(outcomes[-1])
+
+    passed = sum(outcome.passed for outcome in outcomes)
+    failed = sum(outcome.failed for outcome in outcomes)
+    skips = [(outcome.name, case, reason) for outcome in outcomes for case, reason in outcome.skips]
+    print(f"{passed} passed, {failed} failed")
+    if skips:
+        print(f"{len(skips)} skipped:")
+        for suite, case, reason in skips:
+            print(f"  {suite}: {case}: {reason}")
+    return 0 if passed > 0 and failed == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
