@@ -23,12 +23,8 @@ Slot SlotRing::take(std::int64_t bytes, StreamId stream) {
                  " slots are taken; close a unit before "
                  "opening another, or raise the prefetch depth");
   Entry& entry = entries_[oldest];
-  for (std::size_t s = 0; s < kMaxStreams; ++s) {
-    const auto id = static_cast<StreamId>(s);
-    const Tick tick = entry.use.touched[id];
-    if (id != stream && tick > context_->clock(stream)[id] && tick > context_->host_clock()[id])
-      context_->wait(stream, context_->event_covering(id, tick));
-  }
+  for (const Event& event : entry.last_use) context_->wait(stream, event);
+  entry.use = {};
   entry.booked = round_up(bytes, kAlignmentBytes);
   Memory::of(*context_).ledger().add(owner_, entry.booked);
   ++taken_;
@@ -39,6 +35,14 @@ void SlotRing::give_back(const Slot& slot) {
   Entry& entry = entries_.at(static_cast<std::size_t>(slot.number));
   TESSERA_EXPECT(entry.booked != 0, "SlotRing::give_back: slot ", slot.number, " is not taken");
   Memory::of(*context_).ledger().remove(owner_, entry.booked);
+  // Recorded here and not at the next take: by then the streams have more work queued, and the
+  // taker would wait for it.
+  entry.last_use.clear();
+  for (std::size_t s = 0; s < kMaxStreams; ++s) {
+    const auto id = static_cast<StreamId>(s);
+    if (const Tick tick = entry.use.touched[id]; tick > context_->host_clock()[id])
+      entry.last_use.push_back(context_->event_covering(id, tick));
+  }
   entry.booked = 0;
   entry.returned = ++returns_;
   --taken_;

@@ -32,7 +32,9 @@ enum class CollectiveKind : std::uint8_t {
 };
 const char* name(CollectiveKind kind);
 
-// One collective, as plain data. Counts are elements. In-place is seen from the pointers.
+// One collective, as plain data. Counts are elements. In-place is seen from the pointers: all_gather
+// with send at rank() * count elements of recv, reduce_scatter with recv there in send, all_reduce
+// and broadcast with recv == send. Any other overlap is refused.
 struct Collective {
   const void* send = nullptr;
   void* recv = nullptr;
@@ -53,11 +55,13 @@ struct CollectiveGroup {
   std::vector<Collective> items;
 };
 
-// The largest all_reduce or broadcast whose buffers need not be symmetric, in bytes.
+// The all_reduce and broadcast items of a group whose buffers need not be symmetric: those that fit,
+// taken in order, each rounded up to 64 bytes, into this many bytes. Larger ones need a symmetric
+// send, and an all_reduce then also a recv of its own.
 inline constexpr std::int64_t kStagedBytes = 64 << 10;
 
 // Memory at the same offset on every rank, which peers may read during a collective. Made
-// collectively.
+// collectively; given back after the last collective that reads it and before its world ends.
 class SymmetricMemory {
  public:
   virtual ~SymmetricMemory() = default;
@@ -81,9 +85,9 @@ class Communicator {
   const std::string& role() const noexcept { return role_; }
 
   // Submits the group as one operation on `stream()`. `accesses` are this rank's buffers (all sends
-  // and recvs). With one rank nothing is submitted and recv must already hold the result
-  // (all_gather and reduce_scatter copy when out of place). Throws: ContractError for null or
-  // misaligned pointers and negative counts.
+  // and recvs). With one rank it is a copy of what is out of place, nothing when all is in place,
+  // and counts as no operation. Throws: ContractError for null or misaligned pointers, negative
+  // counts, overlaps, and sends that peers cannot read.
   void submit(const CollectiveGroup& group, std::span<const Access> accesses);
   // One collective by value, for calls that are not prepared. `name` has static lifetime.
   void submit(const Collective& collective, const char* name, std::span<const Access> accesses);

@@ -18,10 +18,15 @@
 
 namespace tessera {
 
+// How MPI ranks of one host exchange: through memory that all of them see, or by MPI's messages,
+// which ranks of several hosts use anyway. For tests, and where /dev/shm is too small.
+enum class Transport : std::uint8_t { automatic, messages };
+
 struct WorldOptions {
   ExecutorKind executor = ExecutorKind::threaded;
   std::uint64_t schedule_seed = 0;  // of `shuffled`
   int threads = 0;  // per rank; 0: cores in the affinity mask / ranks in it, at least 1
+  Transport transport = Transport::automatic;  // `messages`: MPI worlds only
 };
 
 enum class WorldKind : std::uint8_t { single, local, mpi, emulated };
@@ -36,11 +41,15 @@ class World {
     virtual std::unique_ptr<Communicator> make(DeviceContext&, std::string role, StreamId, int rank,
                                                int size) = 0;
     virtual std::shared_ptr<SymmetricMemory> allocate(DeviceContext&, std::int64_t bytes) = 0;
+    // The rank ends: peers that still wait for it must hear of it. `failed` comes before the
+    // device's work is done, a normal end after it. False: work may be stuck where nothing can end
+    // it, so the device must not be waited for.
+    virtual bool leave(bool failed) noexcept = 0;
   };
 
   static World single(const WorldOptions& options = {});
-  // Throws: CommError when this build has no MPI, or MPI cannot start. MPI is finalised with the
-  // last MPI world.
+  // Executors: threaded and inline.  Throws: CommError when this build has no MPI, or MPI cannot
+  // start. MPI is finalised with the last MPI world.
   static World mpi(const WorldOptions& options = {});
   // No peers: gathered chunks of other ranks hold this rank's values scrambled, reductions this
   // rank's chunk times the number of ranks. With ExecutorKind::virtual_ nothing runs at all.

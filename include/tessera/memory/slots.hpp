@@ -51,8 +51,9 @@ class SlotRing {
  private:
   struct Entry {
     UseRecord use;
-    std::uint64_t returned = 0;  // when, counted in give_backs
-    std::int64_t booked = 0;     // 0 while free
+    std::vector<Event> last_use;  // of every stream that used it, recorded when it was given back
+    std::uint64_t returned = 0;   // when, counted in give_backs
+    std::int64_t booked = 0;      // 0 while free
   };
   DeviceContext* context_ = nullptr;
   std::byte* data_ = nullptr;

@@ -1,0 +1,131 @@
+// Differentiable operations: what models are written with. Shapes broadcast by NumPy's rule; both
+// operands of a binary operation have one dtype. Every operation here is checked against finite
+// differences in f64.
+//
+// To add one from outside: compute with raw:: operations or a kernel of your own, then
+// autograd::record its backward; the lesson tests/tour/050_your_own_op.cpp does it.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "tessera/autograd/node.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera {
+
+// --- arithmetic ---
+Tensor add(const Tensor& a, const Tensor& b);
+Tensor sub(const Tensor& a, const Tensor& b);
+Tensor mul(const Tensor& a, const Tensor& b);
+Tensor div(const Tensor& a, const Tensor& b);
+Tensor add(const Tensor& a, double b);
+Tensor mul(const Tensor& a, double b);
+Tensor neg(const Tensor& x);
+inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
+inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
+inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
+inline Tensor operator+(const Tensor& a, double b) { return add(a, b); }
+inline Tensor operator-(const Tensor& a, double b) { return add(a, -b); }
+inline Tensor operator*(const Tensor& a, double b) { return mul(a, b); }
+inline Tensor operator*(double a, const Tensor& b) { return mul(b, a); }
+inline Tensor operator/(const Tensor& a, double b) { return mul(a, 1 / b); }
+inline Tensor operator-(const Tensor& x) { return neg(x); }
+
+// Comparisons give boolean tensors without history.
+inline Tensor operator==(const Tensor& a, const Tensor& b) {
+  return raw::binary(raw::Binary::eq, a, b);
+}
+inline Tensor operator!=(const Tensor& a, const Tensor& b) {
+  return raw::binary(raw::Binary::ne, a, b);
+}
+inline Tensor operator<(const Tensor& a, const Tensor& b) {
+  return raw::binary(raw::Binary::lt, a, b);
+}
+inline Tensor operator<=(const Tensor& a, const Tensor& b) {
+  return raw::binary(raw::Binary::le, a, b);
+}
+inline Tensor operator>(const Tensor& a, const Tensor& b) {
+  return raw::binary(raw::Binary::gt, a, b);
+}
+inline Tensor operator>=(const Tensor& a, const Tensor& b) {
+  return raw::binary(raw::Binary::ge, a, b);
+}
+// condition ? a : b.
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+
+// --- elementwise functions ---
+Tensor exp(const Tensor& x);
+Tensor log(const Tensor& x);
+Tensor sqrt(const Tensor& x);
+Tensor tanh(const Tensor& x);
+Tensor relu(const Tensor& x);  // derivative 0 at 0
+Tensor gelu(const Tensor& x);  // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+Tensor silu(const Tensor& x);  // x sigmoid(x)
+Tensor swiglu(const Tensor& gate, const Tensor& up);  // silu(gate) * up
+Tensor cast(const Tensor& x, DType dtype);  // between floating dtypes; the gradient is cast back
+
+// --- reductions ---
+Tensor sum(const Tensor& x);  // to shape []
+Tensor mean(const Tensor& x);
+Tensor norm(const Tensor& x);  // sqrt of the sum of squares
+Tensor sum(const Tensor& x, int dim, raw::KeepDim keep = raw::KeepDim::no);
+Tensor mean(const Tensor& x, int dim, raw::KeepDim keep = raw::KeepDim::no);
+Tensor max(const Tensor& x, int dim);  // the gradient goes to the first of equal maxima
+inline Tensor argmax(const Tensor& x, int dim) {
+  return raw::reduce(raw::Reduction::argmax, x, dim);
+}
+
+// --- shapes ---
+Tensor reshape(const Tensor& x, const Shape& shape);
+Tensor transpose(const Tensor& x, int dim0, int dim1);
+Tensor permute(const Tensor& x, std::initializer_list<int> order);
+Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end);
+Tensor expand(const Tensor& x, const Shape& shape);
+Tensor cat(std::span<const Tensor> parts, int dim);
+Tensor stack(std::span<const Tensor> parts, int dim);
+// Pieces of `size` along dim; the last may be shorter.
+std::vector<Tensor> split(const Tensor& x, std::int64_t size, int dim);
+
+// --- indices (i32 or i64) ---
+Tensor index_select(const Tensor& x, int dim, const Tensor& index);
+Tensor gather(const Tensor& x, int dim, const Tensor& index);
+Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
+
+// --- products ---
+// Matrices, or stacks of them; leading dimensions broadcast.
+Tensor matmul(const Tensor& a, const Tensor& b);
+// x W^T + bias: x [..., in], weight [out, in], bias [out] or undefined -> [..., out].
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+
+// --- layers' functions ---
+Tensor softmax(const Tensor& x);  // over the last dimension
+// Rows of weight [V, C] by ids [...] -> [..., C].
+Tensor embedding(const Tensor& weight, const Tensor& ids);
+// x weight / sqrt(mean(x^2) + eps) over the last dimension; weight [C].  Source: Zhang and Sennrich
+// 2019.
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
+// (x - mean) weight / sqrt(var + eps) + bias over the last dimension.  Source: Ba, Kiros and Hinton
+// 2016.
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps);
+// Rotates the halves of each head of x [B, T, H, D] by the angles of tables [T_max, D/2].  Source:
+// Su et al. 2021.
+struct RopeTables {
+  Tensor cos, sin;  // f32 [T_max, D/2]
+  static RopeTables make(std::int64_t positions, std::int64_t head_dim, double theta,
+                         const Device& device);
+};
+Tensor rope(const Tensor& x, const RopeTables& tables);
+// Causal softmax(q k^T / sqrt(D)) v: q [B, T, H, D], k and v [B, T, Hkv, D], Hkv divides H -> [B,
+// T, H, D].
+Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v);
+// Each element kept with probability 1 - p and scaled by 1 / (1 - p); the mask depends on (key,
+// offset, index) only.
+Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset);
+// The mean over rows of -log softmax(logits)[target]: logits [N, V], targets [N] in [0, V) -> f32
+// [] (f64 for f64).
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets);
+
+}  // namespace tessera

@@ -1,0 +1,101 @@
+// The safetensors format, on raw bytes: what other programs read and write weights in. Called by
+// tools/ and by the sharded checkpoint; knows nothing of tensors, ranks or models.
+//
+//   u64 little-endian N | N bytes of JSON: {"name": {"dtype": "F32", "shape": [2, 3],
+//   "data_offsets": [0, 24]}, ...} | data
+//
+// Source: the format's description in github.com/huggingface/safetensors (README, "Format"). The
+// file is data from outside: the reader believes nothing that it has not checked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/dtype.hpp"
+#include "tessera/data/mapped_file.hpp"
+
+namespace tessera::checkpoint {
+
+struct SafetensorsEntry {
+  std::string name;
+  DType dtype = f32;
+  std::vector<std::int64_t> shape = {};
+  std::int64_t begin_bytes = 0;  // offset into the data; set by the reader, ignored by the writer
+  std::int64_t size_bytes = 0;   // likewise
+};
+
+// A mapped file whose header has been checked.
+// Owns: the mapping.  Threads: all calls are const and free for all.
+class SafetensorsReader {
+ public:
+  // Throws: DataError naming the file, the tensor and the values, if the header's length, JSON,
+  // dtypes, shapes or offsets are wrong, tensors overlap, leave holes or miss the end of the file,
+  // or a key stands twice.
+  explicit SafetensorsReader(std::string path);
+
+  const std::string& path() const noexcept { return file_.path(); }
+  // In the order of their data.
+  const std::vector<SafetensorsEntry>& entries() const noexcept { return entries_; }
+  const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
+  // The entry of that name, null if there is none.
+  const SafetensorsEntry* find(std::string_view name) const;
+  // The data of an entry of this reader: row-major, little-endian, aligned to nothing (copy it out,
+  // do not cast).
+  std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
+
+ private:
+  data::MappedFile file_;
+  std::vector<SafetensorsEntry> entries_;
+  std::map<std::string, std::string> metadata_;
+  std::map<std::string, std::size_t, std::less<>> by_name_;
+  std::size_t data_begin_ = 0;
+};
+
+// Writes a file tensor by tensor, in any number of chunks, under a temporary name in the same
+// folder. `commit` makes it whole and gives it its name in one step; without it the temporary file
+// is removed, and a file of that name stays as it was.
+//
+//   SafetensorsWriter writer("model.safetensors", entries);
+//   for (...) writer.write(entry.name, chunk);
+//   writer.commit();
+class SafetensorsWriter {
+ public:
+  // Writes the header.
+  // Throws: ContractError if names repeat or shapes are negative; DataError if the file cannot be
+  // created; DeviceError if it cannot be written.
+  SafetensorsWriter(std::string path, std::vector<SafetensorsEntry> entries,
+                    const std::map<std::string, std::string>& metadata = {});
+  SafetensorsWriter(const SafetensorsWriter&) = delete;
+  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+  ~SafetensorsWriter();
+
+  // The next bytes of tensor `name`. Tensors come in the order of the entries.
+  // Throws: ContractError if it is another tensor's turn or the chunk is too long; DeviceError if
+  // the write fails.
+  void write(std::string_view name, std::span<const std::byte> chunk);
+
+  // Flushes to the disk and renames.
+  // Throws: ContractError if bytes are missing; DeviceError if the file system refuses.
+  void commit();
+
+ private:
+  void put(std::span<const std::byte> bytes);
+  void skip_empty();
+
+  std::string path_, temporary_;
+  std::vector<SafetensorsEntry> entries_;
+  int descriptor_ = -1;
+  std::size_t current_ = 0;         // the entry that is being written
+  std::int64_t written_bytes_ = 0;  // of it
+};
+
+// Throws DataError unless `path` can be written: its folder exists and lets files be made, and it
+// is no folder itself. For a check before hours of training; writes nothing.
+void check_writable(const std::string& path);
+
+}  // namespace tessera::checkpoint

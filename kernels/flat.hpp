@@ -1,0 +1,53 @@
+// The flat arrays of the sharding engine: casting shards into their place, and completing gradients
+// before they are reduced.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/kernel.hpp"
+
+namespace tessera::kernels {
+
+// dst[entry.dst_bytes ...] = src[entry.src ...], `count` elements cast from f32 to dst_dtype (f32,
+// bf16 or f16), per entry.
+struct PackEntry {
+  std::int64_t src, dst_bytes, count;
+};
+struct PackArgs {
+  std::byte* dst;
+  const float* src;
+  const PackEntry* entries;  // device memory
+  std::int32_t entry_count;
+  DType dst_dtype;
+};
+static_assert(sizeof(PackArgs) <= kArgsBytes && std::is_trivially_copyable_v<PackArgs>);
+
+// A parameter's place in a gradient buffer: `used` bytes hold its gradient, the rest up to `padded`
+// is padding.
+struct PlaceEntry {
+  std::int64_t offset_bytes, used_bytes, padded_bytes;
+};
+
+// Completes the gradients of entries [first, first + 64): padding becomes 0; where bit i - first of
+// `arrived` is not set and `zero_missing`, the whole place becomes 0. Entry i's arrival count is
+// written to counts[i] of every one of `copies` arrays `counts_stride_bytes` apart: 1 where it
+// arrived, else 0 (or left alone without `zero_missing`).
+struct CompleteArgs {
+  std::byte* base;
+  const PlaceEntry* entries;  // device memory
+  std::byte* counts;
+  std::int64_t counts_stride_bytes;
+  std::uint64_t arrived;
+  std::int32_t first, entry_count, copies;
+  DType dtype;  // of the counts: floating
+  bool zero_missing;
+};
+static_assert(sizeof(CompleteArgs) <= kArgsBytes && std::is_trivially_copyable_v<CompleteArgs>);
+
+struct Flat {
+  Kernel<PackArgs> pack;
+  Kernel<CompleteArgs> complete;
+};
+
+}  // namespace tessera::kernels

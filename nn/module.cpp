@@ -1,0 +1,112 @@
+#include "tessera/nn/module.hpp"
+
+#include <algorithm>
+#include <functional>
+
+#include "runtime/tensor/launch.hpp"
+#include "tessera/base/philox.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera::nn {
+
+Module::~Module() = default;
+
+void Module::register_parameter(std::string_view name, const Parameter& parameter) {
+  if (!parameter.defined()) return;
+  TESSERA_EXPECT(name.find('.') == std::string_view::npos && !name.empty(), "register_parameter: '",
+                 name, "' is not a name; use one word without a dot");
+  for (const auto& [other, p] : parameters_)
+    TESSERA_EXPECT(other != name, "register_parameter: '", name, "' is taken");
+  parameters_.emplace_back(name, parameter);
+}
+
+void Module::register_module(std::string_view name, Module& module) {
+  TESSERA_EXPECT(name.find('.') == std::string_view::npos && !name.empty(), "register_module: '",
+                 name, "' is not a name; use one word without a dot");
+  for (const auto& [other, m] : modules_)
+    TESSERA_EXPECT(other != name, "register_module: '", name, "' is taken");
+  modules_.emplace_back(name, &module);
+}
+
+std::vector<std::pair<std::string, Module*>> Module::named_modules() {
+  std::vector<std::pair<std::string, Module*>> found;
+  const std::function<void(const std::string&, Module&)> visit = [&](const std::string& name,
+                                                                     Module& module) {
+    for (const auto& [n, m] : found)
+      if (m == &module) return;
+    found.emplace_back(name, &module);
+    for (const auto& [child, m] : module.modules_)
+      visit(name.empty() ? child : name + '.' + child, *m);
+  };
+  visit("", *this);
+  return found;
+}
+
+std::vector<std::pair<std::string, Parameter>> Module::named_parameters() const {
+  std::vector<std::pair<std::string, Parameter>> found;
+  for (const auto& [path, module] : const_cast<Module*>(this)->named_modules())
+    for (const auto& [name, parameter] : module->parameters_) {
+      const bool known = std::any_of(found.begin(), found.end(),
+                                     [&p = parameter](const auto& f) { return f.second == p; });
+      if (known) continue;
+      found.emplace_back(path.empty() ? name : path + '.' + name, parameter);
+      parameter.state()->name = found.back().first;
+    }
+  return found;
+}
+
+std::vector<Parameter> Module::parameters() const {
+  std::vector<Parameter> out;
+  for (auto& [name, parameter] : named_parameters()) out.push_back(parameter);
+  return out;
+}
+
+std::int64_t Module::numel() const {
+  std::int64_t n = 0;
+  for (const Parameter& p : parameters()) n = checked_add(n, p.shape().numel());
+  return n;
+}
+
+void Module::materialize(const Device& device) {
+  TESSERA_EXPECT(!device.is_meta(), "materialize: meta is no memory; give a real device");
+  std::vector<Parameter> loose;
+  for (const auto& [name, parameter] : named_parameters())
+    if (!parameter.state()->group && parameter.state()->unit == nullptr) loose.push_back(parameter);
+  for (const auto& [name, module] : named_modules())
+    if (module->hook_) module->hook_->materialize(device);
+  if (!loose.empty()) materialize_whole("model", loose, device);
+}
+
+void Module::set_hook(std::shared_ptr<ModuleHook> hook) {
+  TESSERA_EXPECT(!hook_, "this module has a hook already; fully_shard is applied once to a module");
+  hook_ = std::move(hook);
+}
+
+void Module::set_training(bool training) {
+  training_ = training;
+  for (const auto& [name, module] : modules_) module->set_training(training);
+}
+
+void init(Module& module, Seed seed) {
+  const auto parameters = module.named_parameters();
+  for (const auto& [name, parameter] : parameters) {
+    const Tensor shard = parameter.shard();
+    const Initializer& how = parameter.state()->initializer;
+    const Device& device = shard.device();
+    if (shard.numel() == 0) continue;
+    if (how.kind == Initializer::Kind::constant) {
+      raw::fill(shard, how.mean);
+      continue;
+    }
+    const ShardSpec& spec = parameter.state()->spec;
+    const std::int64_t begin = spec.owned().begin * spec.row_numel();
+    tessera::detail::launch(
+        "init_normal", device, tessera::detail::table(device).random.normal,
+        kernels::NormalArgs{shard.data(), fnv1a(name, fnv1a(seed.value, 0xcbf29ce484222325ull)),
+                            begin, shard.numel(), how.mean, how.deviation, f32},
+        {tessera::detail::writes(shard)});
+  }
+  for (const auto& group : groups_of(module.parameters())) group->mark_updated();
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,435 @@
+// Derivatives of the layers' functions. Weight gradients go straight to the parameter's place
+// (Gradients::sink): the matrix product writes them in the reduction's dtype, scaled, added when
+// something is there.
+#include <cmath>
+#include <limits>
+
+#include "runtime/tensor/launch.hpp"
+#include "tessera/autograd/ops.hpp"
+
+namespace tessera {
+
+using autograd::Gradients;
+using autograd::Leaf;
+using autograd::record;
+using autograd::Saved;
+using detail::launch;
+using detail::reads;
+using detail::table;
+using detail::writes;
+using raw::Transpose;
+
+namespace {
+
+constexpr int kNoIndex = std::numeric_limits<std::int32_t>::min();  // no target is ignored: the mean is over all rows
+
+DType statistics_dtype(DType dtype) { return dtype == f64 ? f64 : f32; }
+
+// Whether a kernel that computes in `dtype` may write a gradient of `target`.
+bool writes_directly(DType dtype, DType target) {
+  return dtype == target || (target == f32 && dtype != f64);
+}
+
+// Gives d_weight = op(a) op(b) to input i: written in place where that is possible.
+void set_product(Gradients& out, int i, const Tensor& a, const Tensor& b, Transpose ta,
+                 Transpose tb) {
+  if (!out.wants(i)) return;
+  if (const auto target = out.sink(i)) {
+    if (writes_directly(a.dtype(), target->tensor.dtype()))
+      return raw::matmul_into(target->tensor, a, b, ta, tb, target->scale,
+                              target->accumulate ? 1 : 0);
+    return raw::axpby(target->tensor, raw::matmul(a, b, ta, tb), target->scale,
+                      target->accumulate ? 1 : 0);
+  }
+  out.set(i, raw::matmul(a, b, ta, tb));
+}
+
+}  // namespace
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  TESSERA_EXPECT(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(1) &&
+                     x.dtype() == weight.dtype(),
+                 "linear: x is ", x.shape(), " of ", x.dtype(), ", weight is ", weight.shape(),
+                 " of ", weight.dtype(), "; expected [..., in] and [out, in] of one dtype");
+  TESSERA_EXPECT(!bias.defined() || bias.shape() == Shape{weight.size(0)}, "linear: bias is ",
+                 bias.shape(), ", expected [", weight.size(0), "]");
+  Shape shape = x.shape();
+  shape[x.ndim() - 1] = weight.size(0);
+  const Tensor rows = raw::reshape(
+      x, {x.size(-1) == 0 ? shape.numel() / std::max<std::int64_t>(weight.size(0), 1) : -1,
+          x.size(-1)});
+  Tensor y = Tensor::empty({rows.size(0), weight.size(0)}, x.dtype(), x.device());
+  raw::matmul_into(y, rows, weight, Transpose::no, Transpose::yes, 1, 0, bias);
+  return record("linear", {x, weight, bias}, raw::reshape(y, shape),
+                [rows = Saved(rows), weight = Saved(weight), shape = x.shape()](
+                    const Tensor& gradient, Gradients& out) {
+                  const Tensor g =
+                      raw::reshape(gradient, {rows.get().size(0), weight.get().size(0)});
+                  if (out.wants(0)) out.set(0, raw::reshape(raw::matmul(g, weight.get()), shape));
+                  set_product(out, 1, g, rows.get(), Transpose::yes, Transpose::no);
+                  if (out.wants(2)) out.set(2, raw::reduce(raw::Reduction::sum, g, 0));
+                });
+}
+
+Tensor embedding(const Tensor& weight, const Tensor& ids) {
+  TESSERA_EXPECT(weight.ndim() == 2 && (ids.dtype() == i32 || ids.dtype() == i64),
+                 "embedding: weight is ", weight.shape(), ", ids are ", ids.dtype(),
+                 "; expected [V, C] and i32 or i64");
+  const Device& device = detail::common_device("embedding", weight, ids);
+  Shape shape = ids.shape();
+  shape.push_back(weight.size(1));
+  Tensor y = Tensor::empty(shape, weight.dtype(), device);
+  const Tensor rows = raw::contiguous(ids), w = raw::contiguous(weight);
+  if (y.numel() > 0 && !device.is_meta())
+    launch("embedding", device, table(device).embedding.embedding,
+           kernels::EmbeddingArgs{y.data(), w.data(), rows.data(), rows.numel(), w.size(0),
+                                  w.size(1), w.dtype(), rows.dtype()},
+           {reads(w), reads(rows), writes(y)});
+  return record(
+      "embedding", {weight}, y,
+      [rows = Saved(rows), shape = weight.shape()](const Tensor& gradient, Gradients& out) {
+        const Tensor g = raw::contiguous(gradient);
+        const Device& on = g.device();
+        auto target = out.sink(0);
+        const Leaf::Target own =
+            target ? *target : Leaf::Target{Tensor::empty(shape, g.dtype(), on), 1, false};
+        if (own.tensor.numel() > 0 && !on.is_meta())
+          launch("embedding_backward", on, table(on).embedding.embedding_backward,
+                 kernels::EmbeddingBackwardArgs{own.tensor.data(), g.data(), rows.get().data(),
+                                                rows.get().numel(), shape[0], shape[1], own.scale,
+                                                g.dtype(), own.tensor.dtype(), rows.get().dtype(),
+                                                own.accumulate},
+                 {reads(g), reads(rows.get()), writes(own.tensor)});
+        if (!target) out.set(0, own.tensor);
+      });
+}
+
+namespace {
+
+// The backward pass of both norms; `mean` is undefined for rms_norm, `bias` says whether there is
+// one.
+void norm_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight,
+                   const Tensor& mean, const Tensor& rstd, bool bias, Gradients& out) {
+  const Device& device = x.device();
+  const Tensor g = raw::contiguous(gradient);
+  const std::int64_t cols = x.size(-1), rows = cols == 0 ? 0 : x.numel() / cols;
+  // The kernel takes one scale and one flag for weight and bias; where their places differ it
+  // writes to a tensor first.
+  std::optional<Leaf::Target> dw, db;
+  if (out.wants(1)) dw = out.sink(1);
+  if (bias && out.wants(2)) db = out.sink(2);
+  const auto fits = [&](const std::optional<Leaf::Target>& t) {
+    return t && writes_directly(x.dtype(), t->tensor.dtype());
+  };
+  const bool direct =
+      fits(dw) && (!bias || !out.wants(2) ||
+                   (fits(db) && db->scale == dw->scale && db->accumulate == dw->accumulate &&
+                    db->tensor.dtype() == dw->tensor.dtype()));
+  const Tensor dx = out.wants(0) ? Tensor::empty(x.shape(), x.dtype(), device) : Tensor();
+  const auto place = [&](int i, const std::optional<Leaf::Target>& t) {
+    if ((i == 2 && !bias) || !out.wants(i)) return Tensor();
+    return direct ? t->tensor : Tensor::empty({cols}, statistics_dtype(x.dtype()), device);
+  };
+  const Tensor d_weight = place(1, dw), d_bias = place(2, db);
+  if (!device.is_meta() && cols > 0) {
+    const std::int64_t bytes =
+        kernels::norm_workspace_bytes(rows, cols, x.dtype(), d_weight.defined(), d_bias.defined());
+    const Tensor workspace = bytes > 0 ? Tensor::empty({bytes / 4}, f32, device) : Tensor();
+    kernels::NormBackwardArgs args{};
+    args.dx = dx.defined() ? dx.data() : nullptr;
+    args.d_weight = d_weight.defined() ? d_weight.data() : nullptr;
+    args.d_bias = d_bias.defined() ? d_bias.data() : nullptr;
+    args.x = x.data();
+    args.dy = g.data();
+    args.weight = weight.defined() ? weight.data() : nullptr;
+    args.mean = mean.defined() ? mean.data() : nullptr;
+    args.rstd = rstd.data();
+    args.workspace = workspace.defined() ? workspace.data() : nullptr;
+    args.rows = rows;
+    args.cols = static_cast<std::int32_t>(cols);
+    args.scale = direct ? static_cast<float>(dw->scale) : 1.f;
+    args.dtype = x.dtype();
+    args.grad_dtype = d_weight.defined() ? d_weight.dtype()
+                      : d_bias.defined() ? d_bias.dtype()
+                                         : x.dtype();
+    args.accumulate = direct && dw->accumulate;
+    launch("norm_backward", device, table(device).norm.norm_backward, args,
+           {reads(x), reads(g), reads(weight), reads(mean), reads(rstd), writes(workspace),
+            writes(dx), writes(d_weight), writes(d_bias)});
+  }
+  if (dx.defined()) out.set(0, dx);
+  if (direct) return;
+  const auto settle = [&](int i, const std::optional<Leaf::Target>& t, const Tensor& d) {
+    if (!d.defined()) return;
+    if (t)
+      raw::axpby(t->tensor, d, t->scale, t->accumulate ? 1 : 0);
+    else
+      out.set(i, raw::cast(d, x.dtype()));
+  };
+  settle(1, dw, d_weight);
+  settle(2, db, d_bias);
+}
+
+void check_norm(const char* name, const Tensor& x, const Tensor& weight) {
+  TESSERA_EXPECT(
+      x.ndim() >= 1 && weight.shape() == Shape{x.size(-1)} && weight.dtype() == x.dtype(), name,
+      ": x is ", x.shape(), " of ", x.dtype(), ", weight is ", weight.shape(), " of ",
+      weight.dtype(), "; expected [..., C] and [C] of one dtype");
+}
+
+std::int64_t rows_of(const Tensor& x) { return x.size(-1) == 0 ? 0 : x.numel() / x.size(-1); }
+
+}  // namespace
+
+Tensor rms_norm(const Tensor& input, const Tensor& weight, double eps) {
+  check_norm("rms_norm", input, weight);
+  const Device& device = detail::common_device("rms_norm", input, weight);
+  const Tensor x = raw::contiguous(input);
+  Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
+  Tensor rstd = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
+  if (y.numel() > 0 && !device.is_meta())
+    launch("rms_norm", device, table(device).norm.rms_norm,
+           kernels::RmsNormArgs{y.data(), rstd.data(), x.data(), weight.data(), rows_of(x),
+                                x.size(-1), eps, x.dtype()},
+           {reads(x), reads(weight), writes(y), writes(rstd)});
+  return record(
+      "rms_norm", {input, weight}, y,
+      [x = Saved(x), w = Saved(weight), rstd = Saved(rstd)](const Tensor& g, Gradients& out) {
+        norm_backward(g, x.get(), w.get(), {}, rstd.get(), false, out);
+      });
+}
+
+Tensor layer_norm(const Tensor& input, const Tensor& weight, const Tensor& bias, double eps) {
+  check_norm("layer_norm", input, weight);
+  check_norm("layer_norm", input, bias);
+  const Device& device = detail::common_device("layer_norm", input, weight);
+  const Tensor x = raw::contiguous(input);
+  Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
+  Tensor mean = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
+  Tensor rstd = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
+  if (y.numel() > 0 && !device.is_meta())
+    launch("layer_norm", device, table(device).norm.layer_norm,
+           kernels::LayerNormArgs{y.data(), mean.data(), rstd.data(), x.data(), weight.data(),
+                                  bias.data(), rows_of(x), x.size(-1), eps, x.dtype()},
+           {reads(x), reads(weight), reads(bias), writes(y), writes(mean), writes(rstd)});
+  return record("layer_norm", {input, weight, bias}, y,
+                [x = Saved(x), w = Saved(weight), mean = Saved(mean), rstd = Saved(rstd)](
+                    const Tensor& g, Gradients& out) {
+                  norm_backward(g, x.get(), w.get(), mean.get(), rstd.get(), true, out);
+                });
+}
+
+RopeTables RopeTables::make(std::int64_t positions, std::int64_t head_dim, double theta,
+                            const Device& device) {
+  TESSERA_EXPECT(head_dim > 0 && head_dim % 2 == 0, "RopeTables: head_dim is ", head_dim,
+                 ", expected an even number");
+  const OwnerGuard owner(device, "tables");
+  RopeTables tables{Tensor::empty({positions, head_dim / 2}, f32, device),
+                    Tensor::empty({positions, head_dim / 2}, f32, device)};
+  if (positions > 0 && !device.is_meta())
+    launch("rope_table", device, table(device).rope.rope_table,
+           kernels::RopeTableArgs{reinterpret_cast<float*>(tables.cos.data()),
+                                  reinterpret_cast<float*>(tables.sin.data()), positions, head_dim,
+                                  theta},
+           {writes(tables.cos), writes(tables.sin)});
+  return tables;
+}
+
+namespace {
+
+Tensor rotate(const Tensor& input, const RopeTables& tables, bool inverse) {
+  const Tensor x = input.strides()[3] == 1 || input.size(3) <= 1 ? input : raw::contiguous(input);
+  Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+  if (y.numel() == 0 || x.device().is_meta()) return y;
+  kernels::RopeArgs args{};
+  args.y = y.data();
+  args.x = x.data();
+  args.cos = reinterpret_cast<const float*>(tables.cos.data());
+  args.sin = reinterpret_cast<const float*>(tables.sin.data());
+  for (int d = 0; d < 3; ++d) {
+    args.x_strides[d] = x.strides()[d];
+    args.y_strides[d] = y.strides()[d];
+  }
+  args.batch = static_cast<std::int32_t>(x.size(0));
+  args.length = static_cast<std::int32_t>(x.size(1));
+  args.heads = static_cast<std::uint16_t>(x.size(2));
+  args.head_dim = static_cast<std::uint16_t>(x.size(3));
+  args.dtype = x.dtype();
+  args.inverse = inverse;
+  launch("rope", x.device(), table(x.device()).rope.rope, args,
+         {reads(x), reads(tables.cos), reads(tables.sin), writes(y)});
+  return y;
+}
+
+}  // namespace
+
+Tensor rope(const Tensor& x, const RopeTables& tables) {
+  TESSERA_EXPECT(
+      x.ndim() == 4 && x.size(3) == 2 * tables.cos.size(1) && x.size(1) <= tables.cos.size(0),
+      "rope: x is ", x.shape(), ", the tables are ", tables.cos.shape(),
+      "; expected [B, T, H, D] and [at least T, D/2]");
+  return record("rope", {x}, rotate(x, tables, false),
+                [tables](const Tensor& g, Gradients& out) { out.set(0, rotate(g, tables, true)); });
+}
+
+namespace {
+
+// x [B, T, H, D] whose rows lie a whole number of heads apart, as the kernel walks it; a copy where
+// they do not.
+Tensor in_rows(const Tensor& x) {
+  const std::int64_t d = x.size(3), step = x.strides()[1];
+  const bool regular = (d <= 1 || x.strides()[3] == 1) && (x.size(2) <= 1 || x.strides()[2] == d) &&
+                       step % d == 0 && step / d >= x.size(2) && step / d < (1 << 16) &&
+                       (x.size(0) <= 1 || x.strides()[0] == step * x.size(1));
+  return regular ? x : raw::contiguous(x);
+}
+std::uint16_t row_heads(const Tensor& x) {
+  return static_cast<std::uint16_t>(
+      x.size(1) <= 1 && x.is_contiguous() ? x.size(2) : x.strides()[1] / x.size(3));
+}
+
+double attention_flops(const Tensor& q) {  // two products over the causal half
+  return 2.0 * static_cast<double>(q.numel()) * static_cast<double>(q.size(1));
+}
+
+}  // namespace
+
+Tensor causal_attention(const Tensor& query, const Tensor& key, const Tensor& value) {
+  TESSERA_EXPECT(
+      query.ndim() == 4 && key.shape() == value.shape() && key.ndim() == 4 &&
+          query.size(0) == key.size(0) && query.size(1) == key.size(1) &&
+          query.size(3) == key.size(3) && key.size(2) > 0 && query.size(2) % key.size(2) == 0 &&
+          query.size(3) <= kernels::kAttentionMaxHeadDim,
+      "causal_attention: q is ", query.shape(), ", k ", key.shape(), ", v ", value.shape(),
+      "; expected [B, T, H, D], [B, T, Hkv, D] twice, Hkv dividing H, D at most ",
+      kernels::kAttentionMaxHeadDim);
+  const Device& device = detail::common_device("causal_attention", query, key);
+  const Tensor q = in_rows(query), k = in_rows(key), v = in_rows(value);
+  Tensor o = Tensor::empty(q.shape(), q.dtype(), device);
+  Tensor lse =
+      Tensor::empty({q.size(0), q.size(2), q.size(1)}, statistics_dtype(q.dtype()), device);
+  const float scale = 1.f / std::sqrt(static_cast<float>(q.size(3)));
+  if (o.numel() > 0 && !device.is_meta()) {
+    kernels::AttentionArgs args{};
+    args.o = o.data();
+    args.lse = lse.data();
+    args.q = q.data();
+    args.k = k.data();
+    args.v = v.data();
+    args.scale = scale;
+    args.batch = static_cast<std::int32_t>(q.size(0));
+    args.length = static_cast<std::int32_t>(q.size(1));
+    args.heads = static_cast<std::uint16_t>(q.size(2));
+    args.kv_heads = static_cast<std::uint16_t>(k.size(2));
+    args.head_dim = static_cast<std::uint16_t>(q.size(3));
+    args.q_row = row_heads(q);
+    args.k_row = row_heads(k);
+    args.v_row = row_heads(v);
+    args.dtype = q.dtype();
+    args.causal = true;
+    launch("attention", device, table(device).attention.attention, args,
+           {reads(q), reads(k), reads(v), writes(o), writes(lse)}, attention_flops(q));
+  }
+  return record("attention", {query, key, value}, o,
+                [q = Saved(q), k = Saved(k), v = Saved(v), o = Saved(o), lse = Saved(lse), scale](
+                    const Tensor& gradient, Gradients& out) {
+                  const Device& on = q.get().device();
+                  const Tensor g = raw::contiguous(gradient);
+                  Tensor dq = Tensor::empty(q.get().shape(), g.dtype(), on),
+                         dk = Tensor::empty(k.get().shape(), g.dtype(), on),
+                         dv = Tensor::empty(v.get().shape(), g.dtype(), on);
+                  if (dq.numel() > 0 && !on.is_meta()) {
+                    kernels::AttentionBackwardArgs args{};
+                    args.dq = dq.data();
+                    args.dk = dk.data();
+                    args.dv = dv.data();
+                    args.q = q.get().data();
+                    args.k = k.get().data();
+                    args.v = v.get().data();
+                    args.o = o.get().data();
+                    args.d_o = g.data();
+                    args.lse = lse.get().data();
+                    args.scale = scale;
+                    args.batch = static_cast<std::int32_t>(dq.size(0));
+                    args.length = static_cast<std::int32_t>(dq.size(1));
+                    args.heads = args.dq_row = static_cast<std::uint16_t>(dq.size(2));
+                    args.kv_heads = args.dk_row = args.dv_row =
+                        static_cast<std::uint16_t>(dk.size(2));
+                    args.head_dim = static_cast<std::uint16_t>(dq.size(3));
+                    args.q_row = row_heads(q.get());
+                    args.k_row = row_heads(k.get());
+                    args.v_row = row_heads(v.get());
+                    args.dtype = g.dtype();
+                    args.causal = true;
+                    launch("attention_backward", on, table(on).attention.attention_backward, args,
+                           {reads(q.get()), reads(k.get()), reads(v.get()), reads(o.get()),
+                            reads(lse.get()), reads(g), writes(dq), writes(dk), writes(dv)},
+                           2.5 * attention_flops(q.get()));
+                  }
+                  out.set(0, std::move(dq));
+                  out.set(1, std::move(dk));
+                  out.set(2, std::move(dv));
+                });
+}
+
+namespace {
+
+Tensor drop(const Tensor& input, double p, std::uint64_t key, std::int64_t offset) {
+  const Tensor x = raw::contiguous(input);
+  Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+  if (y.numel() == 0 || x.device().is_meta()) return y;
+  launch("dropout", x.device(), table(x.device()).dropout.dropout,
+         kernels::DropoutArgs{y.data(), x.data(), nullptr, key, offset, x.numel(),
+                              static_cast<float>(p), x.dtype()},
+         {reads(x), writes(y)});
+  return y;
+}
+
+}  // namespace
+
+Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset) {
+  TESSERA_EXPECT(p >= 0 && p <= 1, "dropout: p is ", p, ", expected a probability");
+  if (p == 0) return x;
+  return record(
+      "dropout", {x}, drop(x, p, key, offset),
+      [p, key, offset](const Tensor& g, Gradients& out) { out.set(0, drop(g, p, key, offset)); });
+}
+
+Tensor cross_entropy(const Tensor& input, const Tensor& target) {
+  TESSERA_EXPECT(input.ndim() == 2 && target.shape() == Shape{input.size(0)} &&
+                     (target.dtype() == i32 || target.dtype() == i64),
+                 "cross_entropy: logits are ", input.shape(), ", targets ", target.shape(), " of ",
+                 target.dtype(), "; expected [N, V] and [N] of i32 or i64");
+  TESSERA_EXPECT(input.numel() > 0, "cross_entropy: logits are ", input.shape(),
+                 "; the mean of nothing is undefined");
+  const Device& device = detail::common_device("cross_entropy", input, target);
+  const Tensor logits = raw::contiguous(input), targets = raw::contiguous(target);
+  const DType dtype = statistics_dtype(logits.dtype());
+  const std::int64_t rows = logits.size(0), vocab = logits.size(1);
+  Tensor loss = Tensor::empty({rows}, dtype, device), lse = Tensor::empty({rows}, dtype, device);
+  if (!device.is_meta())
+    launch("cross_entropy", device, table(device).cross_entropy.cross_entropy,
+           kernels::CrossEntropyArgs{loss.data(), lse.data(), logits.data(), targets.data(), rows,
+                                     vocab, vocab, kNoIndex, logits.dtype(), targets.dtype()},
+           {reads(logits), reads(targets), writes(loss), writes(lse)});
+  return record(
+      "cross_entropy", {input}, raw::reduce_all(raw::Reduction::mean, loss),
+      [logits = Saved(logits), targets = Saved(targets), lse = Saved(lse), rows, vocab](
+          const Tensor& g, Gradients& out) {
+        const Tensor& x = logits.get();
+        const Device& on = x.device();
+        // The logits are not needed again: their gradient takes their place unless somebody else
+        // holds them.
+        Tensor dx = x.storage().use_count() == 1 ? x : Tensor::empty(x.shape(), x.dtype(), on);
+        if (!on.is_meta())
+          launch("cross_entropy_backward", on, table(on).cross_entropy.cross_entropy_backward,
+                 kernels::CrossEntropyBackwardArgs{
+                     dx.data(), x.data(), targets.get().data(), lse.get().data(), g.data(),
+                     1.0 / static_cast<double>(rows), rows, vocab, vocab, vocab, kNoIndex, 0, x.dtype(),
+                     targets.get().dtype()},
+                 {reads(x), reads(targets.get()), reads(lse.get()), reads(g), writes(dx)});
+        out.set(0, dx);
+      });
+}
+
+}  // namespace tessera
