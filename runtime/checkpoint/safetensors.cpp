@@ -1,0 +1,236 @@
+#include "tessera/checkpoint/safetensors.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "runtime/checkpoint/safetensors_header.hpp"
+#include "tessera/base/checked.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/base/log.hpp"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's limit
+constexpr std::size_t kLengthBytes = 8;
+
+std::uint64_t little_endian(std::span<const std::byte> bytes) {
+  std::uint64_t value = 0;
+  for (std::size_t i = kLengthBytes; i-- > 0;)
+    value = value << 8 | std::to_integer<std::uint64_t>(bytes[i]);
+  return value;
+}
+
+// Every byte of the data belongs to exactly one tensor.
+void check_cover(const std::vector<SafetensorsEntry>& entries, std::int64_t data_bytes,
+                 const std::string& file) {
+  std::int64_t end = 0;
+  const SafetensorsEntry* last = nullptr;
+  for (const SafetensorsEntry& entry : entries) {
+    if (entry.begin_bytes != end) {
+      throw DataError(concat(file, ": tensor ", shown(entry.name), " begins at ", entry.begin_bytes,
+                             entry.begin_bytes < end ? ", inside " : ", which leaves a hole after ",
+                             last ? shown(last->name) : std::string("the header"), " that ends at ",
+                             end));
+    }
+    end = entry.begin_bytes + entry.size_bytes;
+    last = &entry;
+  }
+  if (end != data_bytes) {
+    throw DataError(
+        concat(file, " has ", data_bytes, " bytes of data, its header describes ", end,
+               end > data_bytes ? "; the file is cut off" : "; something follows the last tensor"));
+  }
+}
+
+std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+}  // namespace
+
+SafetensorsReader::SafetensorsReader(std::string path)
+    : file_(std::move(path), "safetensors file") {
+  const std::string file = concat("safetensors file '", file_.path(), "'");
+  const std::span<const std::byte> all = file_.bytes();
+  if (all.size() < kLengthBytes) {
+    throw DataError(
+        concat(file, " has ", all.size(), " bytes, too few for a header; is it the right file?"));
+  }
+  const std::uint64_t length = little_endian(all);
+  if (length > kMaxHeaderBytes || length > all.size() - kLengthBytes) {
+    throw DataError(concat(file, " claims a header of ", length, " bytes, but has ",
+                           all.size() - kLengthBytes, " behind its length (limit ", kMaxHeaderBytes,
+                           "); is it a safetensors file?"));
+  }
+  data_begin_ = kLengthBytes + static_cast<std::size_t>(length);
+  const std::string_view json(reinterpret_cast<const char*>(all.data()) + kLengthBytes,
+                              static_cast<std::size_t>(length));
+  SafetensorsHeader header = parse_safetensors_header(json, file);
+  entries_ = std::move(header.entries);
+  metadata_ = std::move(header.metadata);
+  // Empty tensors sort before the one that begins where they lie.
+  std::stable_sort(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.begin_bytes, a.size_bytes) < std::pair(b.begin_bytes, b.size_bytes);
+  });
+  check_cover(entries_, static_cast<std::int64_t>(all.size() - data_begin_), file);
+  for (std::size_t i = 0; i < entries_.size(); ++i) by_name_.emplace(entries_[i].name, i);
+}
+
+const SafetensorsEntry* SafetensorsReader::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &entries_[found->second];
+}
+
+std::span<const std::byte> SafetensorsReader::bytes(const SafetensorsEntry& entry) const {
+  const SafetensorsEntry* own = find(entry.name);
+  TESSERA_EXPECT(
+      own && own->begin_bytes == entry.begin_bytes && own->size_bytes == entry.size_bytes,
+      "SafetensorsReader::bytes: ", shown(entry.name), " is not an entry of '", path(), "'");
+  return file_.bytes().subspan(data_begin_ + static_cast<std::size_t>(own->begin_bytes),
+                               static_cast<std::size_t>(own->size_bytes));
+}
+
+SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<SafetensorsEntry> entries,
+                                     const std::map<std::string, std::string>& metadata)
+    : path_(std::move(path)), entries_(std::move(entries)) {
+  std::set<std::string_view> names;
+  std::int64_t offset = 0;
+  for (SafetensorsEntry& entry : entries_) {
+    TESSERA_EXPECT(names.insert(entry.name).second && entry.name != "__metadata__",
+                   "SafetensorsWriter: the name ", shown(entry.name),
+                   " stands twice or is reserved");
+    entry.begin_bytes = offset;
+    entry.size_bytes = static_cast<std::int64_t>(tessera::size_bytes(entry.dtype));
+    for (const std::int64_t extent : entry.shape)
+      entry.size_bytes = checked_mul(entry.size_bytes, extent);
+    offset = checked_add(offset, entry.size_bytes);
+  }
+  const std::string header = format_safetensors_header(entries_, metadata);
+  TESSERA_EXPECT(header.size() <= kMaxHeaderBytes, "SafetensorsWriter: a header of ", header.size(),
+                 " bytes exceeds ", kMaxHeaderBytes);
+  check_writable(path_);
+
+  static std::atomic<unsigned> counter{
+      0};  // two writers of one process never share a temporary name
+  temporary_ = concat(path_, ".tmp-", ::getpid(), "-", counter.fetch_add(1));
+  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) {
+    throw DataError(
+        concat("safetensors file '", path_, "' cannot be created: ", std::strerror(errno)));
+  }
+  std::byte length[kLengthBytes];
+  for (std::size_t i = 0; i < kLengthBytes; ++i) {
+    length[i] = static_cast<std::byte>(static_cast<std::uint64_t>(header.size()) >> (8 * i));
+  }
+  try {
+    put(length);
+    put(std::as_bytes(std::span(header)));
+  } catch (...) {  // no destructor runs for an object that was never made
+    ::close(descriptor_);
+    ::unlink(temporary_.c_str());
+    throw;
+  }
+  skip_empty();
+}
+
+SafetensorsWriter::~SafetensorsWriter() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+  if (!temporary_.empty() && ::unlink(temporary_.c_str()) != 0) {
+    log(LogLevel::error, concat("'", temporary_, "' cannot be removed: ", std::strerror(errno)));
+  }
+}
+
+void SafetensorsWriter::put(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(descriptor_, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0)
+      throw DeviceError(concat("writing '", temporary_, "' failed: ", std::strerror(errno)));
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+void SafetensorsWriter::skip_empty() {
+  while (current_ < entries_.size() && entries_[current_].size_bytes == 0) ++current_;
+}
+
+void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> chunk) {
+  TESSERA_EXPECT(descriptor_ >= 0, "SafetensorsWriter::write: '", path_, "' is committed already");
+  if (chunk.empty()) return;
+  TESSERA_EXPECT(
+      current_ < entries_.size() && entries_[current_].name == name,
+      "SafetensorsWriter::write: got ", shown(name), ", expected ",
+      current_ < entries_.size() ? shown(entries_[current_].name) : std::string("no more data"));
+  const std::int64_t left = entries_[current_].size_bytes - written_bytes_;
+  TESSERA_EXPECT(static_cast<std::int64_t>(chunk.size()) <= left,
+                 "SafetensorsWriter::write: ", chunk.size(), " bytes for ", shown(name),
+                 ", of which ", left, " are left");
+  put(chunk);
+  written_bytes_ += static_cast<std::int64_t>(chunk.size());
+  if (written_bytes_ < entries_[current_].size_bytes) return;
+  ++current_;
+  written_bytes_ = 0;
+  skip_empty();
+}
+
+void SafetensorsWriter::commit() {
+  TESSERA_EXPECT(descriptor_ >= 0, "SafetensorsWriter::commit: '", path_, "' is committed already");
+  TESSERA_EXPECT(current_ == entries_.size(),
+                 "SafetensorsWriter::commit: ", shown(entries_[current_].name), " has ",
+                 written_bytes_, " of its ", entries_[current_].size_bytes, " bytes");
+  const bool flushed = ::fsync(descriptor_) == 0;
+  const int flush_error = errno;
+  const bool closed = ::close(std::exchange(descriptor_, -1)) == 0;
+  if (!flushed || !closed) {
+    throw DeviceError(concat("flushing '", temporary_,
+                             "' failed: ", std::strerror(flushed ? errno : flush_error)));
+  }
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    throw DeviceError(
+        concat("renaming '", temporary_, "' to '", path_, "' failed: ", std::strerror(errno)));
+  }
+  temporary_.clear();
+  // The new name is on the disk only when its folder is. A folder that cannot be opened leaves a
+  // whole file all the same.
+  const int folder = ::open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return;
+  ::fsync(folder);
+  ::close(folder);
+}
+
+void check_writable(const std::string& path) {
+  struct stat status{};
+  const bool exists = ::stat(path.c_str(), &status) == 0;
+  if (path.empty() || path.back() == '/' || (exists && S_ISDIR(status.st_mode))) {
+    throw DataError(concat("'", path, "' is a folder; name a file in it"));
+  }
+  // A rename would take the place of a device.
+  if (exists && !S_ISREG(status.st_mode)) {
+    throw DataError(concat("'", path, "' is not a regular file; name another one"));
+  }
+  const std::string folder = folder_of(path);
+  if (::stat(folder.c_str(), &status) != 0) {
+    throw DataError(concat("'", path, "' cannot be written: the folder '", folder,
+                           "' cannot be used (", std::strerror(errno), ")"));
+  }
+  if (!S_ISDIR(status.st_mode)) {
+    throw DataError(concat("'", path, "' cannot be written: '", folder, "' is not a folder"));
+  }
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    throw DataError(concat("'", path, "' cannot be written in the folder '", folder,
+                           "': ", std::strerror(errno)));
+  }
+}
+
+}  // namespace tessera::checkpoint

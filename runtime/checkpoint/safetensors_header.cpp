@@ -1,0 +1,341 @@
+#include "runtime/checkpoint/safetensors_header.hpp"
+
+#include <array>
+#include <cstdint>
+#include <set>
+#include <utility>
+
+#include "tessera/base/checked.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr std::array<std::pair<std::string_view, DType>, 7> kDtypes = {{{"F32", f32},
+                                                                        {"BF16", bf16},
+                                                                        {"F16", f16},
+                                                                        {"F64", f64},
+                                                                        {"I32", i32},
+                                                                        {"I64", i64},
+                                                                        {"BOOL", boolean}}};
+constexpr std::string_view kMetadata = "__metadata__";
+
+// The length of the UTF-8 sequence that `text` starts with, 0 if it is not well formed (overlong,
+// surrogate, beyond U+10FFFF). Source: The Unicode Standard 15.0, table 3-7.
+std::size_t utf8_length(std::string_view text) {
+  const auto byte = [&](std::size_t i) {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
+  };
+  const auto in = [&](std::size_t i, unsigned low, unsigned high) {
+    return byte(i) >= low && byte(i) <= high;
+  };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return 1;
+  if (in(0, 0xc2, 0xdf)) return in(1, 0x80, 0xbf) ? 2 : 0;
+  if (in(0, 0xe0, 0xef)) {
+    const bool second = in(1, lead == 0xe0 ? 0xa0 : 0x80, lead == 0xed ? 0x9f : 0xbf);
+    return second && in(2, 0x80, 0xbf) ? 3 : 0;
+  }
+  if (in(0, 0xf0, 0xf4)) {
+    const bool second = in(1, lead == 0xf0 ? 0x90 : 0x80, lead == 0xf4 ? 0x8f : 0xbf);
+    return second && in(2, 0x80, 0xbf) && in(3, 0x80, 0xbf) ? 4 : 0;
+  }
+  return 0;
+}
+
+void append_utf8(std::string& out, std::uint32_t code) {
+  const auto put = [&](std::uint32_t byte) { out += static_cast<char>(byte); };
+  if (code < 0x80) return put(code);
+  if (code < 0x800) {
+    put(0xc0 | code >> 6);
+  } else if (code < 0x10000) {
+    put(0xe0 | code >> 12);
+    put(0x80 | (code >> 6 & 0x3f));
+  } else {
+    put(0xf0 | code >> 18);
+    put(0x80 | (code >> 12 & 0x3f));
+    put(0x80 | (code >> 6 & 0x3f));
+  }
+  put(0x80 | (code & 0x3f));
+}
+
+// A recursive-descent reader whose depth is fixed by the document's shape, so that nesting cannot
+// exhaust the stack.
+class HeaderReader {
+ public:
+  HeaderReader(std::string_view json, const std::string& file) : json_(json), file_(file) {}
+
+  SafetensorsHeader read() {
+    if (json_.empty() || json_[0] != '{') fail("does not begin with '{'");
+    read_members([&](std::string key) {
+      if (key == kMetadata) {
+        read_members([&](std::string name) { header_.metadata[std::move(name)] = string(); });
+      } else {
+        read_tensor(std::move(key));
+      }
+    });
+    skip_space();
+    if (at_ != json_.size()) fail("goes on after its end");
+    return std::move(header_);
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    throw DataError(concat(file_, " has a header that ", what, " (byte ", at_,
+                           " of the JSON); write the file again"));
+  }
+  [[noreturn]] void fail_tensor(const std::string& tensor, const std::string& what) const {
+    throw DataError(concat(file_, ": tensor ", shown(tensor), " ", what));
+  }
+
+  void skip_space() {
+    while (at_ < json_.size() &&
+           std::string_view(" \t\r\n").find(json_[at_]) != std::string_view::npos)
+      ++at_;
+  }
+  bool take(char c) {
+    skip_space();
+    if (at_ >= json_.size() || json_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+  void expect(char c) {
+    if (!take(c)) fail(concat("lacks '", c, "'"));
+  }
+
+  // {"key": <read by `member`>, ...} with every key once.
+  template <class F>
+  void read_members(F&& member) {
+    std::set<std::string> seen;
+    expect('{');
+    if (take('}')) return;
+    do {
+      skip_space();
+      std::string key = string();
+      if (!seen.insert(key).second) fail(concat("names ", shown(key), " twice"));
+      expect(':');
+      member(std::move(key));
+    } while (take(','));
+    expect('}');
+  }
+
+  void read_tensor(std::string name) {
+    SafetensorsEntry entry{.name = std::move(name)};
+    std::vector<std::int64_t> offsets;
+    bool has_dtype = false, has_shape = false, has_offsets = false;
+    read_members([&](const std::string& key) {
+      if (key == "dtype") {
+        has_dtype = true;
+        entry.dtype = dtype(entry.name);
+      } else if (key == "shape") {
+        has_shape = true;
+        entry.shape = integers(entry.name);
+      } else if (key == "data_offsets") {
+        has_offsets = true;
+        offsets = integers(entry.name);
+      } else {
+        fail_tensor(entry.name, concat("has the unknown key ", shown(key)));
+      }
+    });
+    if (!has_dtype || !has_shape || !has_offsets) {
+      fail_tensor(entry.name, concat("lacks ", !has_dtype   ? "dtype"
+                                               : !has_shape ? "shape"
+                                                            : "data_offsets"));
+    }
+    if (offsets.size() != 2) {
+      fail_tensor(entry.name,
+                  concat("has ", offsets.size(), " data_offsets, expected begin and end"));
+    }
+    set_extent(entry, offsets[0], offsets[1]);
+    header_.entries.push_back(std::move(entry));
+  }
+
+  void set_extent(SafetensorsEntry& entry, std::int64_t begin, std::int64_t end) const {
+    if (begin > end)
+      fail_tensor(entry.name, concat("ends at ", end, ", before it begins at ", begin));
+    std::int64_t expected = static_cast<std::int64_t>(size_bytes(entry.dtype));
+    bool empty = false;
+    for (const std::int64_t extent : entry.shape) empty = empty || extent == 0;
+    try {
+      for (const std::int64_t extent : entry.shape)
+        expected = checked_mul(expected, empty ? 0 : extent);
+    } catch (const ContractError&) {
+      fail_tensor(entry.name, "has a shape whose product overflows 64 bits");
+    }
+    if (end - begin != expected) {
+      fail_tensor(entry.name, concat("has data_offsets [", begin, ", ", end, "], ", end - begin,
+                                     " bytes, but its shape and dtype need ", expected));
+    }
+    entry.begin_bytes = begin;
+    entry.size_bytes = expected;
+  }
+
+  DType dtype(const std::string& tensor) {
+    const std::string text = string();
+    for (const auto& [name, dtype] : kDtypes) {
+      if (name == text) return dtype;
+    }
+    fail_tensor(
+        tensor,
+        concat("has dtype ", shown(text),
+               ", which is not one of F32, BF16, F16, F64, I32, I64, BOOL; convert the file"));
+  }
+
+  // [non-negative 64-bit integers]; JSON allows neither signs nor leading zeros here.
+  std::vector<std::int64_t> integers(const std::string& tensor) {
+    std::vector<std::int64_t> values;
+    expect('[');
+    if (take(']')) return values;
+    do {
+      skip_space();
+      const std::size_t begin = at_;
+      std::int64_t value = 0;
+      while (at_ < json_.size() && json_[at_] >= '0' && json_[at_] <= '9') {
+        const std::int64_t digit = json_[at_++] - '0';
+        if (value > (INT64_MAX - digit) / 10) fail_tensor(tensor, "has a number beyond 64 bits");
+        value = 10 * value + digit;
+      }
+      const bool zero_led = at_ - begin > 1 && json_[begin] == '0';
+      if (at_ == begin || zero_led)
+        fail_tensor(tensor, "has a shape or offset that is no non-negative integer");
+      values.push_back(value);
+    } while (take(','));
+    if (!take(']')) fail_tensor(tensor, "has a shape or offset that is no non-negative integer");
+    return values;
+  }
+
+  std::string string() {
+    expect('"');
+    std::string text;
+    while (at_ < json_.size() && json_[at_] != '"') {
+      const std::string_view rest = json_.substr(at_);
+      if (static_cast<unsigned char>(rest[0]) < 0x20) fail("has a control character in a string");
+      if (rest[0] == '\\') {
+        ++at_;
+        escape(text);
+        continue;
+      }
+      const std::size_t length = utf8_length(rest);
+      if (length == 0) fail("is not UTF-8");
+      text += rest.substr(0, length);
+      at_ += length;
+    }
+    if (at_ >= json_.size()) fail("has a string without an end");
+    ++at_;
+    return text;
+  }
+
+  void escape(std::string& text) {
+    const char c = at_ < json_.size() ? json_[at_++] : '\0';
+    constexpr std::string_view from = "\"\\/bfnrt", to = "\"\\/\b\f\n\r\t";
+    if (const std::size_t i = from.find(c); i != std::string_view::npos) {
+      text += to[i];
+      return;
+    }
+    if (c != 'u') fail("has an unknown escape");
+    std::uint32_t code = hex4();
+    if (code >= 0xd800 && code < 0xdc00) {
+      if (json_.substr(at_, 2) != "\\u") fail("has half a surrogate pair");
+      at_ += 2;
+      const std::uint32_t low = hex4();
+      if (low < 0xdc00 || low > 0xdfff) fail("has half a surrogate pair");
+      code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
+    } else if (code >= 0xdc00 && code < 0xe000) {
+      fail("has half a surrogate pair");
+    }
+    append_utf8(text, code);
+  }
+
+  std::uint32_t hex4() {
+    std::uint32_t code = 0;
+    for (int i = 0; i < 4; ++i) {
+      const char c = at_ < json_.size() ? json_[at_] : '\0';
+      const std::size_t digit = std::string_view("0123456789abcdef")
+                                    .find(c >= 'A' && c <= 'F' ? static_cast<char>(c + 32) : c);
+      if (digit == std::string_view::npos) fail("has a \\u escape without four hexadecimal digits");
+      code = code << 4 | static_cast<std::uint32_t>(digit);
+      ++at_;
+    }
+    return code;
+  }
+
+  std::string_view json_;
+  const std::string& file_;
+  std::size_t at_ = 0;
+  SafetensorsHeader header_;
+};
+
+std::string quoted(std::string_view text) {
+  constexpr std::string_view hex = "0123456789abcdef";
+  std::string out = "\"";
+  for (std::size_t i = 0; i < text.size();) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    const std::size_t length = utf8_length(text.substr(i));
+    TESSERA_EXPECT(length > 0, "SafetensorsWriter: ", shown(text), " is not UTF-8");
+    if (c == '"' || c == '\\') {
+      out += {'\\', static_cast<char>(c)};
+    } else if (c < 0x20) {
+      out += {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
+    } else {
+      out += text.substr(i, length);
+    }
+    i += length;
+  }
+  return out + '"';
+}
+
+std::string_view safetensors_name(DType dtype) {
+  for (const auto& [name, value] : kDtypes) {
+    if (value == dtype) return name;
+  }
+  TESSERA_EXPECT(false, "SafetensorsWriter: no name for dtype ", dtype);
+  return {};
+}
+
+}  // namespace
+
+std::string shown(std::string_view name) {
+  std::string out = "'";
+  for (std::size_t i = 0; i < name.size();) {
+    if (i >= 60) return out + "...'";
+    const std::size_t length = utf8_length(name.substr(i));
+    const auto c = static_cast<unsigned char>(name[i]);
+    const bool plain = length > 0 && c >= 0x20 && c != 0x7f;
+    out += plain ? name.substr(i, length) : std::string_view("?");
+    i += plain ? length : 1;
+  }
+  return out + "'";
+}
+
+SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file) {
+  return HeaderReader(json, file).read();
+}
+
+std::string format_safetensors_header(const std::vector<SafetensorsEntry>& entries,
+                                      const std::map<std::string, std::string>& metadata) {
+  std::string out = "{";
+  const auto separate = [&] {
+    if (out.size() > 1) out += ',';
+  };
+  if (!metadata.empty()) {
+    out += concat(quoted(kMetadata), ":{");
+    bool first = true;
+    for (const auto& [key, value] : metadata) {
+      out += concat(std::exchange(first, false) ? "" : ",", quoted(key), ":", quoted(value));
+    }
+    out += '}';
+  }
+  for (const SafetensorsEntry& entry : entries) {
+    separate();
+    std::string shape;
+    for (const std::int64_t extent : entry.shape) shape += concat(shape.empty() ? "" : ",", extent);
+    out += concat(quoted(entry.name), ":{\"dtype\":\"", safetensors_name(entry.dtype),
+                  "\",\"shape\":[", shape, "],\"data_offsets\":[", entry.begin_bytes, ",",
+                  entry.begin_bytes + entry.size_bytes, "]}");
+  }
+  out += '}';
+  out.resize(static_cast<std::size_t>(round_up(static_cast<std::int64_t>(out.size()), 8)), ' ');
+  return out;
+}
+
+}  // namespace tessera::checkpoint

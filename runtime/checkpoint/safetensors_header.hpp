@@ -1,0 +1,32 @@
+// The header of a safetensors file: a small, strict JSON reader for just that shape of document,
+// and its writer. Private to checkpoint.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/checkpoint/safetensors.hpp"
+
+namespace tessera::checkpoint {
+
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry>
+      entries;  // in the order of the document; offsets as they stand there
+  std::map<std::string, std::string> metadata;
+};
+
+// Throws: DataError ("<file> ..."), for everything but well-formed UTF-8 JSON of the right shape.
+// Offsets are only known to be non-negative and to fit the tensor's size.
+SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file);
+
+// The JSON text, padded with spaces to a multiple of 8 bytes. Entries need their offsets.
+std::string format_safetensors_header(const std::vector<SafetensorsEntry>& entries,
+                                      const std::map<std::string, std::string>& metadata);
+
+// A name for an error message: quoted, cut to 60 bytes, control characters and broken UTF-8
+// replaced.
+std::string shown(std::string_view name);
+
+}  // namespace tessera::checkpoint
