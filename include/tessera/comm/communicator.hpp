@@ -32,9 +32,9 @@ enum class CollectiveKind : std::uint8_t {
 };
 const char* name(CollectiveKind kind);
 
-// One collective, as plain data. Counts are elements. In-place is seen from the pointers: all_gather
-// with send at rank() * count elements of recv, reduce_scatter with recv there in send, all_reduce
-// and broadcast with recv == send. Any other overlap is refused.
+// One collective, as plain data. Counts are elements. In-place is seen from the pointers:
+// all_gather with send at rank() * count elements of recv, reduce_scatter with recv there in send,
+// all_reduce and broadcast with recv == send. Any other overlap is refused.
 struct Collective {
   const void* send = nullptr;
   void* recv = nullptr;
@@ -55,9 +55,9 @@ struct CollectiveGroup {
   std::vector<Collective> items;
 };
 
-// The all_reduce and broadcast items of a group whose buffers need not be symmetric: those that fit,
-// taken in order, each rounded up to 64 bytes, into this many bytes. Larger ones need a symmetric
-// send, and an all_reduce then also a recv of its own.
+// The all_reduce and broadcast items of a group whose buffers need not be symmetric: those that
+// fit, taken in order, each rounded up to 64 bytes, into this many bytes. Larger ones need a
+// symmetric send, and an all_reduce then also a recv of its own.
 inline constexpr std::int64_t kStagedBytes = 64 << 10;
 
 // Memory at the same offset on every rank, which peers may read during a collective. Made

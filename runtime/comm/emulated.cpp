@@ -1,0 +1,130 @@
+// One real rank of a world whose other ranks do not exist: the same program, streams and buffers,
+// nothing on a wire. See World::emulated for what the values are.
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/comm/agreement.hpp"
+#include "runtime/comm/plain_memory.hpp"
+#include "runtime/comm/pull.hpp"
+#include "runtime/comm/world_state.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+namespace {
+
+using comm::GroupCall;
+
+// out[i] = in[(i + turn) mod count]: finite where `in` is, and a chunk of its own for each `turn`.
+void rotate_chunk(std::byte* out, const std::byte* in, std::int64_t count, std::int64_t turn,
+                  std::size_t width) {
+  const auto head = static_cast<std::size_t>((count - turn) % count) * width;
+  const auto bytes = static_cast<std::size_t>(count) * width;
+  kernels::copy_bytes(out, in + (bytes - head), head);
+  kernels::copy_bytes(out + head, in, bytes - head);
+}
+
+// out[i] = in[i] * size: the sum over ranks that all hold the same. Integers wrap; boolean stays.
+void multiply(void* out, const void* in, std::int64_t count, DType dtype, int size) {
+  visit(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto* from = static_cast<const T*>(in);
+    auto* to = static_cast<T*>(out);
+    for (std::int64_t i = 0; i < count; ++i) {
+      if constexpr (std::is_same_v<T, bool>)
+        to[i] = from[i];
+      else if constexpr (std::is_integral_v<T>)
+        to[i] = static_cast<T>(static_cast<std::make_unsigned_t<T>>(from[i]) *
+                               static_cast<std::make_unsigned_t<T>>(size));
+      else if constexpr (sizeof(T) == 2)
+        to[i] = T(static_cast<float>(from[i]) * static_cast<float>(size));
+      else
+        to[i] = from[i] * static_cast<T>(size);
+    }
+  });
+}
+
+class EmulatedCommunicator final : public Communicator {
+ public:
+  EmulatedCommunicator(DeviceContext& context, std::string role, StreamId stream, int rank,
+                       int size)
+      : Communicator(context, std::move(role), stream, rank, size) {}
+
+ private:
+  struct Part {
+    GroupCall call;
+    int rank, size;
+    void operator()(Exec&) const {
+      for (const Collective& c : call.items())
+        if (c.count > 0) run(c, rank, size);
+    }
+  };
+
+  void launch(const Op& op, std::span<const Collective> items, bool prepared) override {
+    Stream(context_, stream())
+        .launch_joint(op, nullptr,
+                      Part{GroupCall(*this, op.name, items, prepared), rank(), size()});
+  }
+
+  static void run(const Collective& c, int rank, int size) {
+    const std::size_t bytes = comm::item_bytes(c);
+    const auto* send = static_cast<const std::byte*>(c.send);
+    auto* recv = static_cast<std::byte*>(c.recv);
+    const std::size_t mine = static_cast<std::size_t>(rank) * bytes;
+    switch (c.kind) {
+      case CollectiveKind::all_gather:
+        for (int peer = 0; peer < size; ++peer) {
+          std::byte* out = recv + static_cast<std::size_t>(peer) * bytes;
+          if (peer != rank)
+            rotate_chunk(out, send, c.count, (peer + size - rank) % size % c.count,
+                         size_bytes(c.dtype));
+          else if (out != send)
+            kernels::copy_bytes(out, send, bytes);
+        }
+        break;
+      case CollectiveKind::reduce_scatter:
+        multiply(recv, send + mine, c.count, c.dtype, size);
+        break;
+      case CollectiveKind::all_reduce:
+        multiply(recv, send, c.count, c.dtype, size);
+        break;
+      case CollectiveKind::broadcast:  // the root decides as this rank does
+        if (recv != send) kernels::copy_bytes(recv, send, bytes);
+        break;
+      case CollectiveKind::barrier:
+        break;
+    }
+  }
+};
+
+class EmulatedBackend final : public World::Backend {
+ public:
+  std::unique_ptr<Communicator> make(DeviceContext& context, std::string role, StreamId stream,
+                                     int rank, int size) override {
+    return std::make_unique<EmulatedCommunicator>(context, std::move(role), stream, rank, size);
+  }
+  std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes) override {
+    return arena_.allocate(context, bytes);
+  }
+  bool leave(bool) noexcept override { return true; }
+
+ private:
+  comm::PlainArena arena_;
+};
+
+}  // namespace
+
+World World::single(const WorldOptions& options) {
+  return World(std::make_unique<State>(WorldKind::single, 0, 1, options,
+                                       threads_per_rank(options, 1),
+                                       std::make_unique<EmulatedBackend>()));
+}
+
+World World::emulated(int rank, int size, const WorldOptions& options) {
+  TESSERA_EXPECT(size >= 1 && rank >= 0 && rank < size, "World::emulated: rank ", rank, " of ",
+                 size, " ranks; give 0 <= rank < size");
+  return World(std::make_unique<State>(WorldKind::emulated, rank, size, options,
+                                       threads_per_rank(options, 1),
+                                       std::make_unique<EmulatedBackend>()));
+}
+
+}  // namespace tessera

@@ -1,0 +1,148 @@
+#include "runtime/comm/local.hpp"
+
+#include "runtime/comm/plain_memory.hpp"
+#include "runtime/comm/pull.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera::comm {
+namespace {
+
+// Publishes in one phase and pulls in the next; the executor meets between them and afterwards, so
+// a cell and the sends behind it stay as they are while peers read them.
+class LocalCommunicator final : public Communicator {
+ public:
+  LocalCommunicator(DeviceContext& context, LocalWorld& world, LocalRole& shared, StreamId stream,
+                    int rank)
+      : Communicator(context, shared.name, stream, rank, world.size()),
+        world_(world),
+        shared_(shared),
+        inputs_(static_cast<std::size_t>(world.size())),
+        published_(static_cast<std::size_t>(world.size())) {
+    for (std::size_t r = 0; r < published_.size(); ++r) published_[r] = &shared.cells[r].published;
+  }
+
+ private:
+  struct Part {
+    LocalCommunicator* self;
+    GroupCall call;
+    void operator()(Exec& exec) const {
+      if (exec.phase == Exec::Phase::publish)
+        self->show(call);
+      else
+        self->take(call);
+    }
+  };
+
+  struct Peers {
+    const LocalRole& shared;
+    std::size_t item = 0;
+    std::int64_t offset = StagingPlan::kDirect;
+
+    void open(const Collective&, std::size_t i, std::int64_t staged) { item = i, offset = staged; }
+    const std::byte* send(int peer) const {
+      const LocalRole::Cell& cell = shared.cells[static_cast<std::size_t>(peer)];
+      if (offset != StagingPlan::kDirect) return cell.staging.get() + offset;
+      return static_cast<const std::byte*>(cell.items[item].send);
+    }
+  };
+
+  void launch(const Op& op, std::span<const Collective> items, bool prepared) override {
+    world_.submitting(shared_, rank(), submitted(), op.name);
+    Stream(context_, stream())
+        .launch_joint(op, &shared_.joint, Part{this, GroupCall(*this, op.name, items, prepared)});
+  }
+
+  void show(const GroupCall& call) {
+    LocalRole::Cell& mine = shared_.cells[static_cast<std::size_t>(rank())];
+    mine.single = call.single;
+    mine.items = call.prepared ? call.prepared : &mine.single;
+    publish(mine.published, call, 0);
+    stage(mine.staging.get(), call.items(), rank());
+  }
+
+  void take(const GroupCall& call) {
+    check_agreement(published_, role());
+    pull(call.items(), rank(), size(), inputs_, Peers{shared_});
+  }
+
+  LocalWorld& world_;
+  LocalRole& shared_;
+  std::vector<const void*> inputs_;  // of one sum; the stream's
+  std::vector<const Published*> published_;
+};
+
+class LocalBackend final : public World::Backend {
+ public:
+  LocalBackend(std::shared_ptr<LocalWorld> world, int rank)
+      : world_(std::move(world)), rank_(rank) {}
+
+  std::unique_ptr<Communicator> make(DeviceContext& context, std::string role, StreamId stream, int,
+                                     int) override {
+    return std::make_unique<LocalCommunicator>(context, *world_, world_->role(role), stream, rank_);
+  }
+  std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes) override {
+    world_->expect_same_size(rank_, allocations_++, bytes);
+    return arena_.allocate(context, bytes);
+  }
+  bool leave(bool failed) noexcept override {
+    if (!failed) world_->leave(rank_);
+    return true;  // an aborted meeting wakes everything that waits
+  }
+
+ private:
+  std::shared_ptr<LocalWorld> world_;
+  int rank_;
+  std::size_t allocations_ = 0;
+  PlainArena arena_;
+};
+
+}  // namespace
+
+LocalRole& LocalWorld::role(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  auto& role = roles_[name];
+  if (!role) role = std::make_unique<LocalRole>(meeting_, name, size_);
+  return *role;
+}
+
+void LocalWorld::submitting(LocalRole& role, int rank, std::uint64_t number, const char* name) {
+  const std::lock_guard lock(mutex_);
+  role.cells[static_cast<std::size_t>(rank)].submitted = number;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (!left_[static_cast<std::size_t>(peer)]) continue;
+    const std::uint64_t met = role.cells[static_cast<std::size_t>(peer)].submitted;
+    if (met < number)
+      meeting_.abort(concat("rank ", peer, " has ended after ", met, " calls on communicator '",
+                            role.name, "', but rank ", rank, " submitted call ", number, " ('",
+                            name, "'); every rank must submit the same collectives"));
+  }
+}
+
+void LocalWorld::leave(int rank) {
+  const std::lock_guard lock(mutex_);
+  left_[static_cast<std::size_t>(rank)] = true;
+  for (const auto& [name, role] : roles_) {
+    const std::uint64_t mine = role->cells[static_cast<std::size_t>(rank)].submitted;
+    for (int peer = 0; peer < size_; ++peer) {
+      const std::uint64_t theirs = role->cells[static_cast<std::size_t>(peer)].submitted;
+      if (theirs > mine)
+        meeting_.abort(concat("rank ", rank, " has ended after ", mine, " calls on communicator '",
+                              name, "', but rank ", peer, " submitted call ", theirs,
+                              "; every rank must submit the same collectives"));
+    }
+  }
+}
+
+void LocalWorld::expect_same_size(int rank, std::size_t n, std::int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (n == allocations_.size()) allocations_.push_back(bytes);
+  TESSERA_EXPECT(allocations_[n] == bytes, "allocate_symmetric: rank ", rank, " asks for ", bytes,
+                 " bytes in call ", n + 1, ", another rank for ", allocations_[n],
+                 "; every rank must ask for the same");
+}
+
+std::unique_ptr<World::Backend> make_local_backend(std::shared_ptr<LocalWorld> world, int rank) {
+  return std::make_unique<LocalBackend>(std::move(world), rank);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,66 @@
+// Ranks as threads of one process: what they share, and the communicators over it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/agreement.hpp"
+#include "tessera/comm/world.hpp"
+#include "tessera/device/joint.hpp"
+
+namespace tessera::comm {
+
+// One communicator, seen from all ranks.
+struct LocalRole {
+  // What a rank shows its peers from publish until they all have left.
+  struct alignas(64) Cell {
+    Published published;
+    const Collective* items = nullptr;
+    Collective single;  // what `items` points to when the group was not prepared
+    std::unique_ptr<std::byte[]> staging = std::make_unique<std::byte[]>(kStagedBytes);
+    std::uint64_t submitted = 0;  // by the host; guarded by LocalWorld's mutex
+  };
+
+  LocalRole(Meeting& meeting, std::string role, int size)
+      : joint(meeting, size), name(std::move(role)), cells(static_cast<std::size_t>(size)) {}
+
+  Joint joint;
+  std::string name;
+  std::vector<Cell> cells;  // by rank
+};
+
+// Threads: every rank's host thread.
+class LocalWorld {
+ public:
+  explicit LocalWorld(int size) : size_(size), left_(static_cast<std::size_t>(size)) {}
+
+  int size() const noexcept { return size_; }
+  Meeting& meeting() noexcept { return meeting_; }
+
+  // Made by the first rank that asks.
+  LocalRole& role(const std::string& name);
+
+  // A collective that a rank submits can't be met by a rank that has left, and a rank that leaves
+  // can't meet what others have submitted. Either aborts the meeting, naming both.
+  void submitting(LocalRole& role, int rank, std::uint64_t number, const char* name);
+  void leave(int rank);
+
+  // The n-th allocation of every rank has the same size.  Throws: ContractError.
+  void expect_same_size(int rank, std::size_t n, std::int64_t bytes);
+
+ private:
+  const int size_;
+  Meeting meeting_;
+  std::mutex mutex_;
+  std::map<std::string, std::unique_ptr<LocalRole>> roles_;
+  std::vector<bool> left_;
+  std::vector<std::int64_t> allocations_;
+};
+
+std::unique_ptr<World::Backend> make_local_backend(std::shared_ptr<LocalWorld> world, int rank);
+
+}  // namespace tessera::comm

@@ -1,0 +1,103 @@
+// The moving part of a collective, where ranks read each other's memory: which bytes are staged,
+// and what each rank pulls from its peers. Threads and processes share it, and with it the order of
+// every sum.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/peers.hpp"
+#include "tessera/comm/communicator.hpp"
+
+namespace tessera::comm {
+
+// Bytes of the whole item, of one rank's chunk for all_gather and reduce_scatter.
+inline std::size_t item_bytes(const Collective& c) {
+  return static_cast<std::size_t>(c.count) * size_bytes(c.dtype);
+}
+
+// Gives each item of a group, in order, its offset in the staging memory, or kDirect. Depends on
+// what all ranks agree on only, so that offsets are equal on all of them.
+class StagingPlan {
+ public:
+  static constexpr std::int64_t kDirect = -1;
+
+  std::int64_t next(const Collective& c) {
+    if (c.kind != CollectiveKind::all_reduce && c.kind != CollectiveKind::broadcast) return kDirect;
+    const auto bytes = static_cast<std::int64_t>((item_bytes(c) + 63) / 64 * 64);
+    if (bytes > kStagedBytes - used_) return kDirect;
+    const std::int64_t offset = used_;
+    used_ += bytes;
+    return offset;
+  }
+
+ private:
+  std::int64_t used_ = 0;
+};
+
+// Copies what peers read from the staging memory of this rank.
+inline void stage(std::byte* staging, std::span<const Collective> items, int rank) {
+  StagingPlan plan;
+  for (const Collective& c : items) {
+    const std::int64_t offset = plan.next(c);
+    if (offset == StagingPlan::kDirect || c.count == 0) continue;
+    if (c.kind == CollectiveKind::broadcast && c.root != rank) continue;
+    kernels::copy_bytes(staging + offset, c.send, item_bytes(c));
+  }
+}
+
+// Where rank `rank` of `size` finds its peers' sends. `open(item, index, offset)` chooses an item
+// and its staging offset, `send(peer)` is then that peer's send side in this rank's address space.
+template <class T>
+concept PeerSource = requires(T source, const Collective& item) {
+  source.open(item, std::size_t{}, std::int64_t{});
+  { source.send(int{}) } -> std::convertible_to<const std::byte*>;
+};
+
+// All items of a group, on the calling thread. `inputs` has room for `size` pointers. Each rank
+// starts at its own chunk and goes round, so that ranks do not all read from the same peer at once.
+template <PeerSource Source>
+void pull(std::span<const Collective> items, int rank, int size, std::span<const void*> inputs,
+          Source source) {
+  StagingPlan plan;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const Collective& c = items[i];
+    const std::int64_t offset = plan.next(c);
+    const std::size_t bytes = item_bytes(c);
+    if (bytes == 0) continue;
+    source.open(c, i, offset);
+    auto* const recv = static_cast<std::byte*>(c.recv);
+    switch (c.kind) {
+      case CollectiveKind::all_gather:
+        for (int step = 0; step < size; ++step) {
+          const int peer = (rank + step) % size;
+          std::byte* const out = recv + static_cast<std::size_t>(peer) * bytes;
+          if (const std::byte* in = source.send(peer); in != out)
+            kernels::copy_bytes(out, in, bytes);
+        }
+        break;
+      case CollectiveKind::reduce_scatter:
+        for (int peer = 0; peer < size; ++peer)
+          inputs[static_cast<std::size_t>(peer)] =
+              source.send(peer) + static_cast<std::size_t>(rank) * bytes;
+        kernels::reduce_peers(recv, inputs.data(), size, c.count, c.dtype);
+        break;
+      case CollectiveKind::all_reduce:
+        for (int peer = 0; peer < size; ++peer)
+          inputs[static_cast<std::size_t>(peer)] = source.send(peer);
+        kernels::reduce_peers(recv, inputs.data(), size, c.count, c.dtype);
+        break;
+      case CollectiveKind::broadcast:
+        if (rank != c.root)
+          kernels::copy_bytes(recv, source.send(c.root), bytes);
+        else if (recv != c.send)
+          kernels::copy_bytes(recv, c.send, bytes);
+        break;
+      case CollectiveKind::barrier:
+        break;
+    }
+  }
+}
+
+}  // namespace tessera::comm

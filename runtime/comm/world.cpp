@@ -1,0 +1,254 @@
+// Worlds: what all kinds share, and the threads of run_local.
+#include "tessera/comm/world.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <limits>
+#include <optional>
+#include <thread>
+
+#include "runtime/comm/local.hpp"
+#include "runtime/comm/world_state.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/base/log.hpp"
+#include "tessera/memory/memory.hpp"
+
+namespace tessera {
+
+std::string_view name(WorldKind kind) {
+  constexpr std::string_view kNames[] = {"single", "local", "mpi", "emulated"};
+  return kNames[static_cast<int>(kind)];
+}
+
+int threads_per_rank(const WorldOptions& options, int ranks) {
+  TESSERA_EXPECT(options.threads >= 0, "WorldOptions: threads is ", options.threads,
+                 "; give 0 for as many as there are cores, or a number");
+  if (options.threads > 0) return options.threads;
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  const int cores = sched_getaffinity(0, sizeof(mask), &mask) == 0
+                        ? CPU_COUNT(&mask)
+                        : static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(1, cores / ranks);
+}
+
+// ---- State
+
+World::State::State(WorldKind k, int r, int n, const WorldOptions& options, int threads_each,
+                    std::unique_ptr<Backend> b, std::shared_ptr<ShuffledScheduler> scheduler)
+    : kind(k),
+      rank(r),
+      size(n),
+      threads(threads_each),
+      device(Device::cpu({.executor = options.executor,
+                          .rank = r,
+                          .threads = threads_each,
+                          .schedule_seed = options.schedule_seed,
+                          .scheduler = std::move(scheduler)})),
+      backend(std::move(b)),
+      scalars(static_cast<std::size_t>(n)),
+      exceptions(std::uncaught_exceptions()) {
+  TESSERA_EXPECT(kind == WorldKind::mpi || options.transport == Transport::automatic,
+                 "WorldOptions: a world of kind ", name(kind),
+                 " sends no messages; leave transport on automatic");
+  DeviceContext& context = device.context();
+  gather = backend->make(context, "gather", StreamId::gather, rank, size);
+  reduce = backend->make(context, "reduce", StreamId::reduce, rank, size);
+  control = backend->make(context, "control", StreamId::compute, rank, size);
+}
+
+// A failed rank tells its peers first, so that its own streams do not wait for them either.
+bool World::State::end() noexcept {
+  bool failed = reported || std::uncaught_exceptions() > exceptions;
+  try {
+    if (failed && !backend->leave(true)) return false;
+    device.synchronize();
+  } catch (const std::exception& error) {
+    if (!failed) log(LogLevel::error, concat("World: rank ", rank, " ended with ", error.what()));
+    if (!failed && !backend->leave(true)) return false;
+    failed = true;
+  }
+  if (!failed) backend->leave(false);
+  return true;
+}
+
+void World::State::reduce_scalars(const char* name, int count) {
+  const Access access{&scalars_use, scalars.data(), scalars.data() + count, AccessMode::write};
+  control->submit({.send = scalars.data(),
+                   .recv = scalars.data(),
+                   .count = count,
+                   .kind = CollectiveKind::all_reduce,
+                   .dtype = f64},
+                  name, {&access, 1});
+  device.block(device.compute().record());
+}
+
+// ---- World
+
+World::World(std::unique_ptr<State> state) : state_(std::move(state)) {}
+World::World(World&&) noexcept = default;
+World& World::operator=(World&& other) noexcept {
+  World old(std::move(*this));
+  state_ = std::move(other.state_);
+  return *this;
+}
+// A state whose streams hang in a call that nothing can end is left to the end of the process.
+World::~World() {
+  if (state_ && !state_->end()) static_cast<void>(state_.release());
+}
+
+WorldKind World::kind() const noexcept { return state_->kind; }
+int World::rank() const noexcept { return state_->rank; }
+int World::size() const noexcept { return state_->size; }
+int World::threads() const noexcept { return state_->threads; }
+const Device& World::device() const noexcept { return state_->device; }
+Communicator& World::gather() const noexcept { return *state_->gather; }
+Communicator& World::reduce() const noexcept { return *state_->reduce; }
+Communicator& World::control() const noexcept { return *state_->control; }
+
+std::shared_ptr<SymmetricMemory> World::allocate_symmetric(std::int64_t bytes) const {
+  TESSERA_EXPECT(bytes > 0, "allocate_symmetric: ", bytes, " bytes; ask for at least 1");
+  const Device device = state_->device;
+  auto memory = state_->backend->allocate(device.context(), bytes);
+  Memory::of(device).add_arena_bytes(memory->bytes());
+  SymmetricMemory* const data = memory.get();
+  return {data, [memory = std::move(memory), device](SymmetricMemory*) mutable {
+            Memory::of(device).add_arena_bytes(-memory->bytes());
+            memory.reset();
+          }};
+}
+
+void World::barrier() const {
+  state_->control->submit({.kind = CollectiveKind::barrier}, "barrier", {});
+  state_->device.block(state_->device.compute().record());
+}
+
+double World::sum(double value) const {
+  State& s = *state_;
+  s.scalars[0] = value;
+  s.reduce_scalars("sum", 1);
+  return s.device.runs_bodies() ? s.scalars[0] : value * s.size;
+}
+
+// Each rank has a place of its own in the sum, so the sum holds every rank's value exactly.
+double World::max(double value) const {
+  State& s = *state_;
+  const bool has_peers = s.kind != WorldKind::emulated && s.device.runs_bodies();
+  const int places = has_peers ? s.size : 1;
+  std::fill_n(s.scalars.begin(), places, 0.0);
+  s.scalars[static_cast<std::size_t>(has_peers ? s.rank : 0)] = value;
+  s.reduce_scalars("max", places);
+  if (!has_peers) return value;
+  double largest = -std::numeric_limits<double>::infinity();
+  for (const double v : s.scalars) largest = std::isnan(v) || v > largest ? v : largest;
+  return largest;
+}
+
+// ---- run_local
+
+namespace {
+
+thread_local std::uint64_t trace_of_last_run = 0;
+
+// The exceptions of the ranks of one run, in the order in which they came.
+class Failures {
+ public:
+  explicit Failures(Meeting& meeting) : meeting_(meeting) {}
+
+  // Takes the exception in flight and wakes the peers. One that only says that another rank failed
+  // does not take the place of that rank's own.
+  void add(int rank) {
+    const std::string what = describe(rank);
+    const std::lock_guard lock(mutex_);
+    const bool echo = meeting_.aborted() && what.find(meeting_.reason()) != std::string::npos;
+    if (!first_ || (first_is_echo_ && !echo)) {
+      first_ = std::current_exception();
+      first_is_echo_ = echo;
+    }
+    meeting_.abort(concat("rank ", rank, " failed: ", what));
+  }
+  void rethrow() const {
+    if (first_) std::rethrow_exception(first_);
+  }
+
+ private:
+  static std::string describe(int rank) {
+    try {
+      throw;
+    } catch (Error& error) {
+      if (error.rank() < 0) error.set_rank(rank);
+      return error.what();
+    } catch (const std::exception& error) {
+      return error.what();
+    } catch (...) {
+      return "an exception that is no std::exception";
+    }
+  }
+
+  Meeting& meeting_;
+  std::mutex mutex_;
+  std::exception_ptr first_;
+  bool first_is_echo_ = false;
+};
+
+struct Attached {
+  Attached(ShuffledScheduler* s, int r) : scheduler(s), rank(r) {
+    if (scheduler) scheduler->attach(rank);
+  }
+  ~Attached() {
+    if (scheduler) scheduler->detach(rank);
+  }
+  Attached(const Attached&) = delete;
+  Attached& operator=(const Attached&) = delete;
+
+  ShuffledScheduler* scheduler;
+  int rank;
+};
+
+}  // namespace
+
+std::uint64_t last_trace_hash() { return trace_of_last_run; }
+
+void run_local(int ranks, const WorldOptions& options, const std::function<void(World&)>& body) {
+  TESSERA_EXPECT(ranks >= 1, "run_local: ", ranks, " ranks; give at least 1");
+  const int threads = threads_per_rank(options, ranks);
+  const auto shared = std::make_shared<comm::LocalWorld>(ranks);
+  const auto scheduler = options.executor == ExecutorKind::shuffled
+                             ? ShuffledScheduler::make(options.schedule_seed, ranks)
+                             : nullptr;
+  Failures failures(shared->meeting());
+
+  const auto run_rank = [&](int rank) {
+    const Attached attached(scheduler.get(), rank);
+    std::optional<World> world;
+    try {
+      world =
+          World(std::make_unique<World::State>(WorldKind::local, rank, ranks, options, threads,
+                                               comm::make_local_backend(shared, rank), scheduler));
+      body(*world);
+      world->device().synchronize();
+    } catch (...) {
+      failures.add(rank);
+      if (world) world->state_->reported = true;
+    }
+  };
+
+  {
+    std::vector<std::jthread> rank_threads;
+    int rank = 0;
+    try {
+      for (; rank < ranks; ++rank) rank_threads.emplace_back(run_rank, rank);
+    } catch (const std::system_error&) {
+      shared->meeting().abort(concat("the system has no thread for rank ", rank));
+      for (int missing = rank; scheduler && missing < ranks; ++missing) scheduler->detach(missing);
+      failures.add(rank);
+    }
+  }
+  trace_of_last_run = scheduler ? scheduler->trace_hash() : 0;
+  failures.rethrow();
+}
+
+}  // namespace tessera

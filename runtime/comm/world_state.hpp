@@ -1,0 +1,39 @@
+// What a World holds, for the files that make worlds. Not for other layers.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tessera/comm/world.hpp"
+
+namespace tessera {
+
+// WorldOptions::threads, or the cores in this thread's affinity mask divided among the `ranks` that
+// share it.  Throws: ContractError for a negative number.
+int threads_per_rank(const WorldOptions& options, int ranks);
+
+struct World::State {
+  // Makes the device and the three communicators, collectively where the backend needs it. A world
+  // of the kinds that do not exchange messages refuses Transport::messages.
+  State(WorldKind kind, int rank, int size, const WorldOptions& options, int threads,
+        std::unique_ptr<Backend> backend, std::shared_ptr<ShuffledScheduler> scheduler = nullptr);
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  // What ~World does. True: the state can be destroyed.
+  bool end() noexcept;
+  // One all_reduce over the first `count` scalars; the host blocks.
+  void reduce_scalars(const char* name, int count);
+
+  const WorldKind kind;
+  const int rank, size, threads;
+  Device device;  // first: outlives what launches on it
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Communicator> gather, reduce, control;
+  std::vector<double> scalars;  // one for each rank
+  UseRecord scalars_use;
+  int exceptions;         // in flight when the world was made
+  bool reported = false;  // a failure of this rank has been thrown to the program
+};
+
+}  // namespace tessera

@@ -1,0 +1,258 @@
+#include "tests/comm/battery.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "tessera/base/checked.hpp"
+#include "tessera/base/philox.hpp"
+
+using namespace tessera;
+
+namespace battery {
+namespace {
+
+struct Case {
+  CollectiveKind kind;
+  DType dtype;
+  std::int64_t count;
+  bool in_place;
+  int root;
+};
+
+// What rank `rank` sends at element `i` of case `id`: a value that the dtype holds exactly, so that
+// the reference starts from the same numbers.
+template <class T>
+T value(std::uint64_t seed, std::uint64_t id, int rank, std::int64_t i) {
+  const auto draw =
+      philox(seed, static_cast<std::uint64_t>(i), (id << 8) | static_cast<std::uint64_t>(rank))[0];
+  if constexpr (std::is_same_v<T, bool>)
+    return draw % 4 == 0;
+  else if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(static_cast<std::int64_t>(draw) - (std::int64_t{1} << 31));
+  else
+    return T(static_cast<float>(static_cast<std::int32_t>(draw)) * 0x1p-31f);  // [-1, 1]
+}
+
+// Unit roundoff: half the distance from 1 to the next number.
+template <class T>
+constexpr long double kRoundoff = std::is_same_v<T, double>     ? 0x1p-53L
+                                  : std::is_same_v<T, float>    ? 0x1p-24L
+                                  : std::is_same_v<T, BFloat16> ? 0x1p-8L
+                                                                : 0x1p-11L;
+
+struct Sum {
+  long double exact = 0;
+  long double magnitude = 0;
+};
+
+// n - 1 additions in the accumulator's precision, each off by at most its roundoff of a partial sum
+// that no sum of magnitudes exceeds; 1.01 covers the products of roundoffs. 16-bit types round once
+// more, to half a step of the result or of the smallest subnormal of binary16.
+template <class T>
+bool close(T got, const Sum& sum, int n) {
+  if constexpr (std::is_floating_point_v<T> || sizeof(T) == 2) {
+    const long double u = std::is_same_v<T, double> ? 0x1p-53L : 0x1p-24L;
+    const long double added = 1.01L * (n - 1) * u * sum.magnitude;
+    const long double rounded =
+        sizeof(T) == 2 ? kRoundoff<T> * (std::abs(sum.exact) + added) + 0x1p-25L : 0;
+    return std::abs(static_cast<long double>(static_cast<double>(got)) - sum.exact) <=
+           added + rounded;
+  } else {
+    return static_cast<long double>(got) == sum.exact;
+  }
+}
+
+// The sum of element `i` over all ranks; integers wrap, boolean is "or".
+template <class T>
+Sum reference_sum(std::uint64_t seed, std::uint64_t id, int size, std::int64_t i) {
+  Sum sum;
+  if constexpr (std::is_same_v<T, bool>) {
+    for (int r = 0; r < size; ++r) sum.exact = sum.exact != 0 || value<T>(seed, id, r, i);
+  } else if constexpr (std::is_integral_v<T>) {
+    std::make_unsigned_t<T> total = 0;
+    for (int r = 0; r < size; ++r)
+      total = static_cast<decltype(total)>(total +
+                                           static_cast<decltype(total)>(value<T>(seed, id, r, i)));
+    sum.exact = static_cast<T>(total);
+  } else {
+    for (int r = 0; r < size; ++r) {
+      const auto x = static_cast<long double>(static_cast<double>(value<T>(seed, id, r, i)));
+      sum.exact += x;
+      sum.magnitude += std::abs(x);
+    }
+  }
+  return sum;
+}
+
+// One case with its buffers, cut from symmetric memory at an offset that all ranks share.
+struct Placed {
+  Case c;
+  std::uint64_t id;
+  std::byte *send, *recv;
+  std::int64_t send_count, recv_count;
+
+  Collective item() const {
+    return {.send = send,
+            .recv = recv,
+            .count = c.count,
+            .kind = c.kind,
+            .dtype = c.dtype,
+            .root = c.root};
+  }
+};
+
+class Runner {
+ public:
+  Runner(World& world, std::uint64_t seed)
+      : world_(world), seed_(seed), arena_(world.allocate_symmetric(kArenaBytes)) {}
+
+  // Submits the cases as one group, or one by one, and checks what came.
+  void run(Communicator& communicator, const std::vector<Case>& cases, bool as_group) {
+    used_ = 0;
+    std::vector<Placed> placed;
+    for (const Case& c : cases) placed.push_back(place(c));
+    CollectiveGroup group{.name = "battery", .items = {}};
+    for (const Placed& p : placed) group.items.push_back(p.item());
+    const Access access{&use_, arena_->data(), arena_->data() + used_, AccessMode::write};
+    if (as_group)
+      communicator.submit(group, {&access, 1});
+    else
+      for (const Collective& c : group.items) communicator.submit(c, "battery", {&access, 1});
+    const Device& device = world_.device();
+    device.block(device.stream(communicator.stream()).record());
+    for (const Placed& p : placed) check(p);
+  }
+
+  Result result;
+
+ private:
+  static constexpr std::int64_t kArenaBytes = 8 << 20;
+
+  std::byte* cut(std::int64_t bytes) {
+    std::byte* data = arena_->data() + used_;
+    used_ += round_up(bytes, 64);
+    if (used_ > kArenaBytes) throw ContractError("battery: the arena is too small");
+    return data;
+  }
+
+  Placed place(const Case& c) {
+    Placed p{.c = c,
+             .id = ++cases_,
+             .send = nullptr,
+             .recv = nullptr,
+             .send_count = c.count,
+             .recv_count = c.count};
+    const int n = world_.size(), rank = world_.rank();
+    if (c.kind == CollectiveKind::reduce_scatter) p.send_count *= n;
+    if (c.kind == CollectiveKind::all_gather) p.recv_count *= n;
+    const auto width = static_cast<std::int64_t>(size_bytes(c.dtype));
+    const std::int64_t mine = c.count * width * rank;
+    if (!c.in_place) {
+      p.send = cut(p.send_count * width);
+      p.recv = cut(p.recv_count * width);
+      std::memset(p.recv, 0x5a, static_cast<std::size_t>(p.recv_count * width));
+    } else if (c.kind == CollectiveKind::all_gather) {
+      p.recv = cut(p.recv_count * width);
+      p.send = p.recv + mine;
+    } else {
+      p.send = cut(p.send_count * width);
+      p.recv = c.kind == CollectiveKind::reduce_scatter ? p.send + mine : p.send;
+    }
+    visit(c.dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      for (std::int64_t i = 0; i < p.send_count; ++i)
+        reinterpret_cast<T*>(p.send)[i] = value<T>(seed_, p.id, rank, i);
+    });
+    return p;
+  }
+
+  void check(const Placed& p) {
+    const auto width = static_cast<std::int64_t>(size_bytes(p.c.dtype));
+    const std::string_view bytes(reinterpret_cast<const char*>(p.recv),
+                                 static_cast<std::size_t>(p.recv_count * width));
+    result.hash = fnv1a(bytes, result.hash);
+    visit(p.c.dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      for (std::int64_t i = 0; i < p.recv_count; ++i)
+        if (!is_right<T>(p, i, reinterpret_cast<const T*>(p.recv)[i])) return report(p, i);
+    });
+  }
+
+  template <class T>
+  bool is_right(const Placed& p, std::int64_t i, T got) const {
+    const int n = world_.size();
+    const auto same = [](T a, T b) { return std::memcmp(&a, &b, sizeof(T)) == 0; };
+    switch (p.c.kind) {
+      case CollectiveKind::all_gather:
+        return same(got, value<T>(seed_, p.id, static_cast<int>(i / p.c.count), i % p.c.count));
+      case CollectiveKind::reduce_scatter:
+        return close(got, reference_sum<T>(seed_, p.id, n, world_.rank() * p.c.count + i), n);
+      case CollectiveKind::all_reduce:
+        return close(got, reference_sum<T>(seed_, p.id, n, i), n);
+      case CollectiveKind::broadcast:
+        return same(got, value<T>(seed_, p.id, p.c.root, i));
+      case CollectiveKind::barrier:
+        break;
+    }
+    return true;
+  }
+
+  void report(const Placed& p, std::int64_t i) {
+    result.errors.push_back(concat("rank ", world_.rank(), " of ", world_.size(), ": ",
+                                   name(p.c.kind), " of ", p.c.count, " x ", p.c.dtype,
+                                   p.c.in_place ? " in place" : "", " is wrong at ", i));
+  }
+
+  World& world_;
+  std::uint64_t seed_;
+  std::shared_ptr<SymmetricMemory> arena_;
+  UseRecord use_;
+  std::int64_t used_ = 0;
+  std::uint64_t cases_ = 0;
+};
+
+}  // namespace
+
+Result run(World& world, std::uint64_t seed) {
+  Runner runner(world, seed);
+  std::mt19937_64 draw(seed);  // the same sequence on every rank
+  const auto root = [&] { return static_cast<int>(draw() % static_cast<unsigned>(world.size())); };
+  constexpr CollectiveKind kKinds[] = {CollectiveKind::all_gather, CollectiveKind::reduce_scatter,
+                                       CollectiveKind::all_reduce, CollectiveKind::broadcast};
+  Communicator* const by_kind[] = {&world.gather(), &world.reduce(), &world.control(),
+                                   &world.control()};
+  std::vector<Case> all;
+  for (const DType dtype : {f32, bf16, f16, f64, i32, i64, boolean})
+    for (const std::int64_t count : {0, 1, 5, 64, static_cast<int>(65 + draw() % 300)})
+      for (const bool in_place : {false, true})
+        for (std::size_t k = 0; k < 4; ++k) {
+          all.push_back({kKinds[k], dtype, count, in_place, root()});
+          runner.run(*by_kind[k], {all.back()}, false);
+        }
+  // Groups of all kinds that share one staging area: at most 20 items of 2944 bytes, so all fit.
+  for (int g = 0; g < 12; ++g) {
+    std::vector<Case> group;
+    for (std::uint64_t n = 1 + draw() % 20; n > 0; --n) group.push_back(all[draw() % all.size()]);
+    runner.run(*by_kind[draw() % 3], group, g % 2 == 0);
+  }
+  // What is too large to be staged, beside what is not.
+  for (const DType dtype : {f32, bf16, i64}) {
+    const auto large = kStagedBytes / static_cast<std::int64_t>(size_bytes(dtype)) + 3;
+    runner.run(world.reduce(),
+               {{CollectiveKind::all_reduce, dtype, large, false, 0},
+                {CollectiveKind::all_reduce, dtype, 7, true, 0},
+                {CollectiveKind::broadcast, dtype, large, true, root()},
+                {CollectiveKind::broadcast, dtype, large, false, root()}},
+               true);
+    runner.run(world.gather(),
+               {{CollectiveKind::all_gather, dtype, large, true, 0},
+                {CollectiveKind::reduce_scatter, dtype, large, false, 0}},
+               true);
+  }
+  world.device().synchronize();
+  return std::move(runner.result);
+}
+
+}  // namespace battery

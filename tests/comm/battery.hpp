@@ -1,0 +1,23 @@
+// The behaviour suite of communicators: every kind of collective, on every dtype, on uneven counts,
+// in place and out of place, alone and in groups, held against a long double reference. Any world
+// can run it; worlds of the same size must come to the same hash.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/world.hpp"
+
+namespace battery {
+
+struct Result {
+  std::uint64_t hash = 0;           // over all bytes received, by this rank
+  std::vector<std::string> errors;  // empty when every value is within its bound
+};
+
+// Inputs are drawn from `seed`, which is the same on all ranks. Ends with the device idle. Does not
+// assert, because it runs on threads.
+Result run(tessera::World& world, std::uint64_t seed);
+
+}  // namespace battery

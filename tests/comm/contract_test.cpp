@@ -1,0 +1,219 @@
+// What Communicator::submit and World refuse or book, and worlds without peers.
+#include <atomic>
+#include <cmath>
+#include <random>
+
+#include "tessera/comm/world.hpp"
+#include "tessera/memory/memory.hpp"
+#include "tests/support/catch.hpp"
+
+using namespace tessera;
+using Catch::Matchers::Contains;
+using K = CollectiveKind;
+
+namespace {
+
+// The message of the ContractError that `f` throws, empty when it throws none.
+template <class F>
+std::string refusal(const F& f) {
+  try {
+    f();
+  } catch (const ContractError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+struct CostSeen final : Observer {
+  void launched(StreamId s, Tick, const Op& op) override {
+    stream = s;
+    cost = op.cost;
+    name = op.name;
+    accesses = op.accesses.size();
+  }
+  StreamId stream = StreamId::user2;
+  Cost cost;
+  std::string name;
+  std::size_t accesses = 0;
+};
+
+}  // namespace
+
+TEST_CASE("submit refuses what no rank can do, and forgets the attempt", "[comm]") {
+  World world = World::emulated(1, 4, {.executor = ExecutorKind::inlined});
+  Communicator& c = world.gather();
+  alignas(8) float v[1024] = {};
+  const auto submit = [&](const Collective& item) {
+    return refusal([&] { c.submit(item, "unit 7", {}); });
+  };
+  const auto f = [&](K kind, std::int64_t count, const void* send, void* recv, int root = 0) {
+    return submit({.send = send, .recv = recv, .count = count, .kind = kind, .root = root});
+  };
+  CHECK_THAT(f(K::all_gather, 4, nullptr, v), Contains("all_gather 'unit 7', item 0: send is 0"));
+  CHECK_THAT(f(K::broadcast, 4, v, nullptr), Contains("broadcast") && Contains("recv is 0"));
+  CHECK_THAT(f(K::all_reduce, -1, v, v), Contains("count is -1"));
+  CHECK_THAT(f(K::broadcast, 4, v, v, 4), Contains("root is 4 of 4 ranks"));
+  CHECK_THAT(f(K::broadcast, 4, v, v, -1), Contains("root is -1"));
+  CHECK_THAT(f(K::all_gather, 4, reinterpret_cast<char*>(v) + 2, v + 64),
+             Contains("multiples of the 4 bytes of a f32"));
+  CHECK_THAT(f(K::all_gather, 8, v, v), Contains("overlap"));      // rank 1's place is v + 8
+  CHECK_THAT(f(K::reduce_scatter, 8, v, v), Contains("overlap"));  // likewise
+  CHECK_THAT(f(K::reduce_scatter, 8, v, v + 31), Contains("overlap"));
+  CHECK_THAT(f(K::all_reduce, 8, v, v + 7), Contains("overlap"));
+  std::vector<float> large(kStagedBytes / 4 + 1);
+  CHECK_THAT(f(K::all_reduce, static_cast<std::int64_t>(large.size()), large.data(), large.data()),
+             Contains("do not fit the 65536 bytes") && Contains("split the group"));
+  CHECK_THAT(f(K::all_gather, std::int64_t{1} << 61, v, v + 64), Contains("size overflow"));
+  CHECK_THAT(refusal([&] { c.submit(CollectiveGroup{.name = "none", .items = {}}, {}); }),
+             Contains("'none'"));
+  CHECK(c.submitted() == 0);
+  CHECK(world.device().context().launches() == 0);
+
+  CHECK(f(K::all_gather, 8, v + 8, v).empty());
+  CHECK(f(K::reduce_scatter, 8, v, v + 8).empty());
+  CHECK(f(K::all_gather, 0, nullptr, nullptr).empty());
+  CHECK(f(K::reduce_scatter, 8, v, v + 32).empty());
+  CHECK(c.submitted() == 4);
+}
+
+TEST_CASE("a group's small items in place fit the staging memory together or are refused",
+          "[comm]") {
+  World world = World::emulated(0, 2, {.executor = ExecutorKind::inlined});
+  std::vector<float> v(kStagedBytes / 4);
+  const auto half = static_cast<std::int64_t>(v.size()) / 2;
+  const Collective item{.send = v.data(), .recv = v.data(), .count = half, .kind = K::all_reduce};
+  CollectiveGroup group{.name = "two", .items = {item, item}};
+  CHECK(refusal([&] { world.reduce().submit(group, {}); }).empty());
+  group.items.push_back({.send = v.data(), .recv = v.data(), .count = 1, .kind = K::all_reduce});
+  CHECK_THAT(refusal([&] { world.reduce().submit(group, {}); }), Contains("item 2"));
+}
+
+TEST_CASE("an operation carries its name, stream, accesses and wire bytes", "[comm]") {
+  World world = World::emulated(1, 4, {.executor = ExecutorKind::inlined});
+  CostSeen seen;
+  world.device().context().add_observer(seen);
+  float v[256] = {};
+  UseRecord use;
+  const Access accesses[] = {{&use, v, v + 256, AccessMode::write},
+                             {&use, v, v + 256, AccessMode::read}};
+  const auto wire = [&](Communicator& c, K kind) {
+    c.submit({.send = v, .recv = v + 128, .count = 8, .kind = kind}, name(kind), accesses);
+    CHECK(seen.stream == c.stream());
+    CHECK(seen.name == name(kind));
+    CHECK(seen.accesses == 2);
+    return seen.cost.wire_bytes;
+  };
+  // Of 32 bytes each: 3 peers' chunks come and as many of ours go; all_reduce is both, a quarter a
+  // rank; a broadcast passes each rank once.
+  CHECK(wire(world.gather(), K::all_gather) == 192);
+  CHECK(wire(world.reduce(), K::reduce_scatter) == 192);
+  CHECK(wire(world.control(), K::all_reduce) == 96);
+  CHECK(wire(world.control(), K::broadcast) == 32);
+  CHECK(wire(world.control(), K::barrier) == 0);
+  CHECK(use.touched[StreamId::gather] == 1);
+  CHECK(use.touched[StreamId::compute] == 3);
+  world.device().context().remove_observer(seen);
+}
+
+TEST_CASE("one rank submits nothing in place and copies otherwise", "[comm]") {
+  World world = World::single({.executor = ExecutorKind::inlined});
+  CHECK(world.kind() == WorldKind::single);
+  CHECK(world.size() == 1);
+  float v[8] = {1, 2, 3, 4};
+  for (const K kind : {K::all_gather, K::reduce_scatter, K::all_reduce, K::broadcast})
+    world.gather().submit({.send = v, .recv = v, .count = 4, .kind = kind}, "in place", {});
+  world.barrier();
+  CHECK(world.device().context().launches() == 0);
+  for (const K kind : {K::all_gather, K::reduce_scatter, K::all_reduce, K::broadcast}) {
+    std::fill_n(v + 4, 4, 0.f);
+    world.gather().submit({.send = v, .recv = v + 4, .count = 4, .kind = kind}, "copy", {});
+    CHECK(std::equal(v, v + 4, v + 4));
+  }
+  CHECK(world.device().context().launches() == 4);
+  CHECK(world.gather().submitted() == 0);
+  CHECK(world.sum(2.5) == 2.5);
+  CHECK(world.max(-2.5) == -2.5);
+}
+
+TEST_CASE("an emulated rank gets its own values in the places of its peers", "[comm]") {
+  const std::uint64_t seed = std::random_device{}();
+  INFO("seed " << seed);
+  std::mt19937 draw(static_cast<unsigned>(seed));
+  World world = World::emulated(2, 5, {.executor = ExecutorKind::inlined});
+  constexpr int kCount = 6;
+  std::vector<float> send(5 * kCount), recv(5 * kCount);
+  for (float& x : send) x = std::uniform_real_distribution<float>(-1, 1)(draw);
+  world.gather().submit(
+      {.send = send.data(), .recv = recv.data(), .count = kCount, .kind = K::all_gather}, "ag", {});
+  for (int peer = 0; peer < 5; ++peer) {
+    const float* chunk = recv.data() + peer * kCount;
+    if (peer == 2)
+      CHECK(std::equal(chunk, chunk + kCount, send.begin()));
+    else
+      CHECK_FALSE(std::equal(chunk, chunk + kCount, send.begin()));
+    CHECK(std::is_permutation(chunk, chunk + kCount, send.begin()));
+  }
+  world.reduce().submit(
+      {.send = send.data(), .recv = recv.data(), .count = kCount, .kind = K::reduce_scatter}, "rs",
+      {});
+  for (int i = 0; i < kCount; ++i) CHECK(recv[i] == send[2 * kCount + i] * 5);
+  std::int32_t wrap[2] = {1 << 30, -3};
+  world.reduce().submit(
+      {.send = wrap, .recv = wrap, .count = 2, .kind = K::all_reduce, .dtype = i32}, "ar", {});
+  CHECK(wrap[0] == (1 << 30));  // 5 * 2^30 modulo 2^32
+  CHECK(wrap[1] == -15);
+  world.control().submit(
+      {.send = send.data(), .recv = recv.data(), .count = kCount, .kind = K::broadcast}, "bc", {});
+  CHECK(std::equal(send.begin(), send.begin() + kCount, recv.begin()));
+  CHECK(world.sum(1.5) == 7.5);
+  CHECK(world.max(1.5) == 1.5);
+  CHECK_THAT(refusal([] { World::emulated(5, 5); }), Contains("rank 5 of 5 ranks"));
+}
+
+TEST_CASE("a virtual world counts and touches nothing", "[comm]") {
+  World world = World::emulated(3, 512, {.executor = ExecutorKind::virtual_});
+  const auto arena = world.allocate_symmetric(std::int64_t{1} << 40);
+  CHECK(Memory::of(world.device()).reserved_bytes() == std::int64_t{1} << 40);
+  auto* data = arena->data();
+  for (int i = 0; i < 3; ++i)
+    world.gather().submit(
+        {.send = data + 3 * 4096, .recv = data, .count = 1024, .kind = K::all_gather}, "unit", {});
+  world.barrier();
+  CHECK(world.sum(2.0) == 1024.0);
+  CHECK(world.max(2.0) == 2.0);
+  CHECK(world.gather().submitted() == 3);
+  CHECK(world.device().context().launches() == 6);
+}
+
+TEST_CASE("symmetric memory is booked while it lives, the same on every rank", "[comm][threads]") {
+  std::atomic<std::int64_t> before{-1}, during{-1}, after{-1};
+  run_local(2, {}, [&](World& world) {
+    Memory& memory = Memory::of(world.device());
+    if (world.rank() == 0) before = memory.reserved_bytes();
+    {
+      const auto arena = world.allocate_symmetric(10'000);
+      if (world.rank() == 0)
+        during = arena->bytes() == memory.reserved_bytes() ? arena->bytes() : 0;
+      std::fill_n(arena->data(), 10'000, std::byte{1});
+    }
+    if (world.rank() == 0) after = memory.reserved_bytes();
+  });
+  CHECK(before == 0);
+  CHECK(during == 12'288);  // whole pages
+  CHECK(after == 0);
+  CHECK_THAT(refusal([] {
+               run_local(2, {},
+                         [](World& world) { world.allocate_symmetric(4096 * (1 + world.rank())); });
+             }),
+             Contains("every rank must ask for the same"));
+  CHECK_THAT(refusal([] { World::single().allocate_symmetric(0); }), Contains("at least 1"));
+}
+
+TEST_CASE("worlds refuse options that would have no effect", "[comm]") {
+  CHECK_THAT(refusal([] { World::single({.transport = Transport::messages}); }),
+             Contains("sends no messages"));
+  CHECK_THAT(refusal([] { run_local(2, {.transport = Transport::messages}, [](World&) {}); }),
+             Contains("sends no messages"));
+  CHECK_THAT(refusal([] { World::single({.threads = -1}); }), Contains("threads is -1"));
+  CHECK_THAT(refusal([] { run_local(0, {}, [](World&) {}); }), Contains("at least 1"));
+}
