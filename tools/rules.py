@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""The rules of tools/lint that need no compiler: what a line of source may not say, and where.
+
+Reads the files that git tracks or would track, prints one line for each breach, and exits 1 if there is any.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+ENDING = re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(abort|_?exit|_Exit|quick_exit|terminate)\s*\(")
+EMPTY_CATCH = re.compile(r"\bcatch\s*\([^)]*\)\s*\{\s*\}")
+VENDOR = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]((?:cuda|cublas|cudnn|nccl|mpi|hip|Eigen/)[^>"]*)[>"]', re.MULTILINE)
+ASSERTION = re.compile(r"\b(?:CHECK|REQUIRE|STATIC_REQUIRE|FAIL|static_assert)\w*\s*\(")
+UNFINISHED = re.compile("|".join(rf"\b{word}\b" for word in ("TO" + "DO", "FIX" + "ME", "XX" + "X")))
+LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.DOTALL)
+
+
+def without_literals(content):
+    """The code alone: comments and strings blanked, so that every position and line stays."""
+    return LITERAL.sub(lambda match: re.sub(r"[^\n]", " ", match.group(0)), content)
+
+
+def breaches(path, content):
+    """(position, message) of everything that `path` may not contain."""
+    folder = path.split("/")[0]
+    for match in UNFINISHED.finditer(content):
+        yield match.start(), f"unfinished: {match.group(0)}"
+    if not path.endswith((".hpp", ".cpp", ".cu")):
+        return
+    code = without_literals(content)
+    if folder != "tools" and not path.startswith("runtime/run/"):
+        for match in ENDING.finditer(code):
+            yield match.start(), f"{match.group(1)}() ends the process; the library throws, and only tools/ and runtime/run/ end"
+    for match in EMPTY_CATCH.finditer(code):
+        yield match.start(), "an empty catch hides a failure"
+    if folder == "include":
+        for match in VENDOR.finditer(content):
+            yield match.start(), f"a public header may not include a vendor's header ({match.group(1)})"
+    if path.startswith("tests/") and path.endswith("_test.cpp") and not ASSERTION.search(code):
+        yield 0, "a test file without an assertion cannot fail"
+
+
+def main():
+    root = pathlib.Path(__file__).resolve().parent.parent
+    listing = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root,
+                             check=True, capture_output=True, text=True).stdout
+    count = 0
+    for path in sorted(set(filter(None, listing.split("\0")))):
+        try:
+            content = (root / path).read_text()
+        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
+            continue  # data, or a file that is being removed
+        for position, message in breaches(path, content):
+            print(f"{path}:{content.count(chr(10), 0, position) + 1}: {message}")
+            count += 1
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
