@@ -1,0 +1,37 @@
+// Which random numbers the operations of this thread draw next: dropout's seed and its place in the
+// sequence.
+//
+// A draw depends on (seed, number of the draw, global index) only, so a mask is the same for any
+// number of ranks. What runs an operation twice and needs the same draws, as recomputation does,
+// keeps a copy of the state and puts it back.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::autograd {
+
+struct RandomState {
+  std::uint64_t seed = 0;
+  std::uint64_t draws = 0;  // calls so far; every rank makes the same ones
+  std::int64_t first_row =
+      0;  // this rank's first sample within the global batch: the index of dimension 0 starts there
+};
+
+// This thread's state, to be read and set.
+RandomState& random_state() noexcept;
+
+// Runs its scope from `state` and puts back what was there before.
+class RandomStateGuard {
+ public:
+  explicit RandomStateGuard(const RandomState& state) noexcept : before_(random_state()) {
+    random_state() = state;
+  }
+  ~RandomStateGuard() { random_state() = before_; }
+  RandomStateGuard(const RandomStateGuard&) = delete;
+  RandomStateGuard& operator=(const RandomStateGuard&) = delete;
+
+ private:
+  RandomState before_;
+};
+
+}  // namespace tessera::autograd
