@@ -53,6 +53,7 @@ std::shared_ptr<FlatGroup> FlatGroup::make(
     group->entries.push_back({group->numel, p->shape.ndim() == 0 ? 1 : own, chunk, p});
     p->entry = static_cast<int>(group->entries.size()) - 1;
     p->group = group;
+    group->trainable = p->trainable;
     group->numel = checked_add(group->numel, round_up(chunk, kFlatAlign));
   }
   const OwnerGuard owner(device, "weights");
@@ -142,23 +143,25 @@ Tensor Parameter::shard() const {
 
 Tensor Parameter::grad() const { return state_->group ? state_->leaf->gradient() : Tensor(); }
 
-std::shared_ptr<FlatGroup> materialize_whole(const std::string& name,
-                                             const std::vector<Parameter>& parameters,
-                                             const Device& device) {
-  std::vector<std::shared_ptr<ParameterState>> states;
-  for (const Parameter& p : parameters) {
-    TESSERA_EXPECT(p.state()->group == nullptr, "materialize: parameter '", p.name(),
-                   "' already has memory");
-    states.push_back(p.state());
+void materialize_whole(const std::string& name, const std::vector<Parameter>& parameters,
+                       const Device& device) {
+  for (const bool trainable : {true, false}) {
+    std::vector<std::shared_ptr<ParameterState>> states;
+    for (const Parameter& p : parameters) {
+      TESSERA_EXPECT(p.state()->group == nullptr || p.trainable() != trainable,
+                     "materialize: parameter '", p.name(), "' already has memory");
+      if (p.trainable() == trainable) states.push_back(p.state());
+    }
+    if (states.empty()) continue;
+    const auto group = FlatGroup::make(name, states, device);
+    const auto place = trainable ? std::make_shared<LocalGradient>(*group) : nullptr;
+    for (const auto& state : states) {
+      state->place = place;
+      state->window = group->values.storage();
+      state->window_offset_bytes =
+          group->entries[static_cast<std::size_t>(state->entry)].offset * 4;
+    }
   }
-  auto group = FlatGroup::make(name, states, device);
-  const auto place = std::make_shared<LocalGradient>(*group);
-  for (const auto& state : states) {
-    state->place = place;
-    state->window = group->values.storage();
-    state->window_offset_bytes = group->entries[static_cast<std::size_t>(state->entry)].offset * 4;
-  }
-  return group;
 }
 
 std::vector<std::shared_ptr<FlatGroup>> groups_of(const std::vector<Parameter>& parameters) {

@@ -12,6 +12,9 @@
 namespace tessera {
 namespace {
 
+// Above what 47 bits of address can hold, the free lists have no class.
+constexpr std::int64_t kLargestBytes = std::int64_t{1} << 46;
+
 class SystemMemory final : public Upstream {
  public:
   std::byte* allocate(std::int64_t bytes) noexcept override {
@@ -180,6 +183,7 @@ void Pool::pass_gate(Block* block, StreamId stream) {
 Block* Pool::allocate(std::int64_t bytes, StreamId stream, OwnerId owner) {
   TESSERA_EXPECT(bytes > 0, "allocate: ", bytes, " bytes; ask for at least one");
   const std::int64_t rounded = round_up(bytes, kAlignmentBytes);
+  if (rounded > kLargestBytes) fail(rounded, stream, owner);
   auto& lists = lists_[index(stream)];
   if (!lists) lists = std::make_unique<FreeLists>();
   Block* block = find(*lists, rounded);

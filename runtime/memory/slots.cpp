@@ -37,7 +37,10 @@ void SlotRing::give_back(const Slot& slot) {
   Memory::of(*context_).ledger().remove(owner_, entry.booked);
   // Recorded here and not at the next take: by then the streams have more work queued, and the
   // taker would wait for it.
-  entry.last_use.clear();
+  // A stream that did not touch the slot this time keeps its event of an earlier life.
+  std::erase_if(entry.last_use, [&](const Event& event) {
+    return entry.use.touched[event.stream] != 0 || context_->host_clock().covers(event.clock);
+  });
   for (std::size_t s = 0; s < kMaxStreams; ++s) {
     const auto id = static_cast<StreamId>(s);
     if (const Tick tick = entry.use.touched[id]; tick > context_->host_clock()[id])

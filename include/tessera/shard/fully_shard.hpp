@@ -1,0 +1,82 @@
+// fully_shard: per-parameter sharding with the semantics of PyTorch's FSDP2.
+//
+//   for (auto& block : model.blocks) fully_shard(block, {.mesh = mesh});
+//   fully_shard(model, {.mesh = mesh});                       // claims what the blocks did not
+//
+// Each call makes a unit: the parameters below the module that no inner call has claimed. Each rank
+// keeps its rows of each; calling the module gathers the rest, and leaving it frees them again. One
+// step of two blocks on three streams:
+//
+//   gather   │ g0 │ g1 │          │ g1 │ g0 │                      run-ahead in forward, prefetch
+//   in backward compute       │ f0 │ f1 │ loss │ b1     │ b0     │ optimizer reduce │ r1     │ r0 │
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/mesh.hpp"
+#include "tessera/nn/module.hpp"
+
+namespace tessera {
+
+// Whether a unit frees its full parameters after forward and gathers them again in backward.
+// `automatic` does, except for the outermost unit, whose parameters backward needs at once.
+enum class Reshard : std::uint8_t { automatic, always, never };
+
+struct MixedPrecision {
+  std::optional<DType>
+      param;  // of the full parameters and so of compute; unset: f32, the shards' dtype
+  std::optional<DType> reduce;  // of gradients on the wire; unset: f32
+};
+
+struct ShardOptions {
+  DeviceMesh mesh;
+  MixedPrecision precision = {};
+  Reshard reshard_after_forward = Reshard::automatic;
+  int prefetch_depth = 1;        // units gathered ahead of the one that computes, at least 1
+  int reductions_in_flight = 1;  // runs on the wire beside the one being filled, at least 1
+};
+
+// Makes `module` a unit. Call inner modules first; the outermost call makes the root, which sizes
+// the slots. Values that exist are kept.  Throws: ContractError for a module that is a unit
+// already, for a parameter that is shared with a unit outside this module, for options that cannot
+// take effect.
+void fully_shard(nn::Module& module, const ShardOptions& options);
+
+// What a sharded module will do: everything the engine has fixed, for printing and for assertions.
+struct ShardPlan {
+  struct Unit {
+    std::string name;
+    std::int64_t parameters = 0;   // tensors
+    std::int64_t numel = 0;        // elements, without padding
+    std::int64_t shard_numel = 0;  // this rank's, padding included
+    std::int64_t gather_bytes = 0, run_bytes = 0;
+    DType param = f32, reduce = f32;
+    bool reshard_after_forward = true;
+    int gathers_per_call = 0, reductions_per_call = 0;  // collectives of one forward and backward
+  };
+  std::vector<Unit> units;
+  int ranks = 1;
+  int gather_slots = 0, reduce_slots = 0;
+  std::int64_t gather_slot_bytes = 0, reduce_slot_bytes = 0, resident_bytes = 0, arena_bytes = 0;
+
+  std::string to_string() const;
+};
+// The plan of a root, made now if no step has made it. Collective at its first call.
+ShardPlan shard_plan(nn::Module& root);
+
+// Collectives that a root's units have issued so far.
+struct ShardCounters {
+  std::uint64_t gathers = 0, reductions = 0;
+};
+ShardCounters shard_counters(nn::Module& root);
+
+// Calls f(name, full tensor f32) for every parameter below `module`, gathered one at a time from
+// the f32 shards, in the same order on every rank. The tensor is valid during the call. Collective.
+void for_each_full_parameter(
+    nn::Module& module, const World& world,
+    const std::function<void(const std::string& name, const Tensor& full)>& f);
+
+}  // namespace tessera

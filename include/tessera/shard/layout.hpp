@@ -1,0 +1,57 @@
+// Where a unit's bytes lie: pure arithmetic over shapes, equal on every rank.
+//
+//   gather slot (param dtype)   │ p0: chunk 0, chunk 1, ... chunk N-1 │ p1: ... │      in-place
+//   all-gathers, read where they lie run (reduce dtype)          │ p0: chunk 0, chunk 1, ... chunk
+//   N-1 │ p1: ... │ N copies of the arrival counts │ flat group (f32)            │ p0: this rank's
+//   chunk │ p1 │ ... │ counts │      see autograd/parameter.hpp
+//
+// Every parameter starts at a multiple of 256 bytes; within it chunks are adjacent, so the whole is
+// one contiguous tensor followed by its padding. A run reduces by one grouped reduce-scatter,
+// straight into the flat gradient.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/autograd/parameter.hpp"
+#include "tessera/base/dtype.hpp"
+#include "tessera/tensor/shard_spec.hpp"
+
+namespace tessera::shard {
+
+struct UnitLayout {
+  std::vector<std::int64_t> gather_offset_bytes;  // per parameter
+  std::int64_t gather_bytes = 0;
+  std::vector<std::int64_t> run_offset_bytes;  // per parameter, -1 for frozen ones
+  std::int64_t counts_offset_bytes = 0;
+  std::int64_t counts_chunk_bytes = 0;
+  std::int64_t run_bytes = 0;  // 0 when nothing is trainable
+
+  static UnitLayout make(const std::vector<ShardSpec>& specs, const std::vector<bool>& trainable,
+                         DType param, DType reduce) {
+    UnitLayout layout;
+    std::int64_t count = 0;
+    const auto take = [](std::int64_t& end, std::int64_t numel, DType dtype) {
+      const std::int64_t begin = end;
+      const auto size = static_cast<std::int64_t>(size_bytes(dtype));
+      end = checked_add(end, round_up(checked_mul(numel, size), kAlignmentBytes));
+      return begin;
+    };
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      layout.gather_offset_bytes.push_back(
+          take(layout.gather_bytes, specs[i].padded_numel(), param));
+      layout.run_offset_bytes.push_back(
+          trainable[i] ? take(layout.run_bytes, specs[i].padded_numel(), reduce) : -1);
+      count += trainable[i] ? 1 : 0;
+    }
+    if (count > 0) {
+      layout.counts_offset_bytes = layout.run_bytes;
+      layout.counts_chunk_bytes =
+          round_up(count, kFlatAlign) * static_cast<std::int64_t>(size_bytes(reduce));
+      layout.run_bytes += round_up(layout.counts_chunk_bytes * specs[0].world, kAlignmentBytes);
+    }
+    return layout;
+  }
+};
+
+}  // namespace tessera::shard

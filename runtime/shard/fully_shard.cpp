@@ -1,0 +1,169 @@
+#include "tessera/shard/fully_shard.hpp"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "runtime/shard/unit.hpp"
+#include "runtime/tensor/launch.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera {
+namespace {
+
+void check_options(const ShardOptions& options) {
+  const auto check = [](const char* what, const std::optional<DType>& dtype) {
+    TESSERA_EXPECT(!dtype || *dtype == f32 || *dtype == bf16 || *dtype == f16,
+                   "fully_shard: ", what, " is ", *dtype, "; expected f32, bf16 or f16");
+  };
+  check("precision.param", options.precision.param);
+  check("precision.reduce", options.precision.reduce);
+  TESSERA_EXPECT(options.prefetch_depth >= 1 && options.prefetch_depth <= 64,
+                 "fully_shard: prefetch_depth is ", options.prefetch_depth, "; expected 1 to 64");
+  TESSERA_EXPECT(options.reductions_in_flight >= 1 && options.reductions_in_flight <= 64,
+                 "fully_shard: reductions_in_flight is ", options.reductions_in_flight,
+                 "; expected 1 to 64");
+  const DType param = options.precision.param.value_or(f32),
+              reduce = options.precision.reduce.value_or(f32);
+  TESSERA_EXPECT(reduce == f32 || reduce == param, "fully_shard: gradients of ", param,
+                 " parameters cannot be reduced in ", reduce, "; use f32 or ", param);
+}
+
+std::shared_ptr<shard::Unit> root_unit(const char* function, nn::Module& root) {
+  auto unit = std::dynamic_pointer_cast<shard::Unit>(root.hook());
+  TESSERA_EXPECT(unit != nullptr, function,
+                 ": the module is not a unit; call fully_shard on it first");
+  if (!unit->context()) shard::Context::build(root);
+  return unit;
+}
+
+std::string with_commas(std::int64_t n) {
+  std::string digits = std::to_string(n);
+  for (auto i = static_cast<std::ptrdiff_t>(digits.size()) - 3; i > 0; i -= 3)
+    digits.insert(static_cast<std::size_t>(i), ",");
+  return digits;
+}
+
+}  // namespace
+
+void fully_shard(nn::Module& module, const ShardOptions& options) {
+  check_options(options);
+  TESSERA_EXPECT(module.hook() == nullptr,
+                 "fully_shard: the module is a unit already; call it once on each module");
+  std::vector<std::shared_ptr<ParameterState>> claimed;
+  std::vector<const std::string*> inside;
+  for (const auto& [name, below] : module.named_modules())
+    if (const auto* unit = dynamic_cast<shard::Unit*>(below->hook().get()))
+      inside.push_back(&unit->name());
+  for (const auto& [name, parameter] : module.named_parameters()) {
+    const auto& state = parameter.state();
+    if (state->unit) {
+      TESSERA_EXPECT(
+          std::find(inside.begin(), inside.end(), state->unit) != inside.end(),
+          "fully_shard: parameter '", name, "' is shared with unit '", *state->unit,
+          "' outside this module; shard the module that holds both, so that one unit owns it");
+      continue;
+    }
+    claimed.push_back(state);
+  }
+  // Values that exist move from their whole arrays into the shards.
+  struct Held {
+    std::shared_ptr<ParameterState> state;
+    Tensor values;
+  };
+  std::vector<Held> held;
+  Device device = Device::meta();
+  for (const auto& state : claimed) {
+    if (!state->group) continue;
+    const FlatEntry& entry = state->group->entries[static_cast<std::size_t>(state->entry)];
+    device = state->group->device;
+    held.push_back(
+        {state, state->group->values.view(state->shape, state->shape.strides(), entry.offset)});
+    state->group = nullptr;
+  }
+  TESSERA_EXPECT(held.empty() || held.size() == claimed.size(), "fully_shard: ", held.size(),
+                 " of ", claimed.size(),
+                 " parameters have memory; materialize all of them or none");
+  auto unit = std::make_shared<shard::Unit>(module, claimed, options);
+  module.set_hook(unit);
+  if (held.empty()) return;
+  unit->materialize(device);
+  for (const Held& h : held) {
+    const RowRange rows = h.state->spec.owned();
+    const FlatEntry& entry = h.state->group->entries[static_cast<std::size_t>(h.state->entry)];
+    const Shape local = h.state->spec.local_shape();
+    if (local.numel() == 0) continue;
+    raw::copy_into(
+        h.state->group->values.view(local, local.strides(), entry.offset),
+        h.state->shape.ndim() == 0 ? h.values : raw::slice(h.values, 0, rows.begin, rows.end));
+    h.state->group->mark_updated();
+  }
+}
+
+ShardPlan shard_plan(nn::Module& root) { return root_unit("shard_plan", root)->context()->plan(); }
+
+ShardCounters shard_counters(nn::Module& root) {
+  return root_unit("shard_counters", root)->context()->counters;
+}
+
+std::string ShardPlan::to_string() const {
+  std::string out = concat("plan for ", ranks, ranks == 1 ? " rank\n" : " ranks\n");
+  char line[256];
+  std::snprintf(line, sizeof line, "  %-28s %7s %15s %15s %5s %6s %8s %8s %9s\n", "unit", "tensors",
+                "elements", "shard elements", "param", "reduce", "reshard", "gathers", "reduces");
+  out += line;
+  for (const Unit& u : units) {
+    std::snprintf(
+        line, sizeof line, "  %-28s %7lld %15s %15s %5s %6s %8s %8d %9d\n", u.name.c_str(),
+        static_cast<long long>(u.parameters), with_commas(u.numel).c_str(),
+        with_commas(u.shard_numel).c_str(), std::string(tessera::name(u.param)).c_str(),
+        std::string(tessera::name(u.reduce)).c_str(), u.reshard_after_forward ? "yes" : "no",
+        u.gathers_per_call, u.reductions_per_call);
+    out += line;
+  }
+  out += concat("  gather slots ", gather_slots, " x ", with_commas(gather_slot_bytes),
+                " bytes, gradient slots ", reduce_slots, " x ", with_commas(reduce_slot_bytes),
+                " bytes, resident ", with_commas(resident_bytes), " bytes, arena ",
+                with_commas(arena_bytes), " bytes\n");
+  return out;
+}
+
+void for_each_full_parameter(
+    nn::Module& module, const World& world,
+    const std::function<void(const std::string& name, const Tensor& full)>& f) {
+  const auto parameters = module.named_parameters();
+  std::int64_t largest = 0;
+  for (const auto& [name, p] : parameters)
+    largest = std::max(largest, checked_mul(p.state()->spec.padded_numel(), 4));
+  const std::shared_ptr<SymmetricMemory> memory =
+      world.size() > 1 ? world.allocate_symmetric(std::max<std::int64_t>(largest, 4)) : nullptr;
+  const Device& device = world.device();
+  UseRecord use;
+  for (const auto& [name, p] : parameters) {
+    const ParameterState& state = *p.state();
+    TESSERA_EXPECT(state.group != nullptr, "parameter '", name,
+                   "' has no memory yet; call materialize on the model first");
+    const FlatEntry& entry = state.group->entries[static_cast<std::size_t>(state.entry)];
+    if (state.spec.world == 1) {
+      f(name, state.group->values.view(state.shape, state.shape.strides(), entry.offset));
+      continue;
+    }
+    auto storage = std::make_shared<Storage>(
+        Storage{device, {}, memory->data(), memory->bytes(), &use, 0, "", nullptr});
+    const Tensor all = Tensor::wrap(storage, {state.spec.padded_numel()}, f32);
+    if (entry.chunk > 0) {
+      const Tensor own = all.view({entry.chunk}, {1}, state.spec.rank * entry.chunk);
+      raw::copy_into(own, state.group->values.view({entry.chunk}, {1}, entry.offset));
+      const Access accesses[] = {all.access(AccessMode::write)};
+      world.control().submit(Collective{.send = own.data(),
+                                        .recv = all.data(),
+                                        .count = entry.chunk,
+                                        .kind = CollectiveKind::all_gather,
+                                        .dtype = f32},
+                             "all_gather_parameter", accesses);
+    }
+    f(name, all.view(state.shape, state.shape.strides(), 0));
+  }
+  device.synchronize();
+}
+
+}  // namespace tessera
