@@ -34,7 +34,7 @@ class Ranks {
             device.synchronize();
           } catch (const std::exception& e) {
             thrown[static_cast<std::size_t>(r)] = e.what();
-            meeting.abort(e.what());
+            if (host_aborts) meeting.abort(e.what());
           }
         }
         if (scheduler) scheduler->detach(r);
@@ -46,6 +46,7 @@ class Ranks {
   Meeting meeting;
   Joint joint;
   std::shared_ptr<ShuffledScheduler> scheduler;  // null unless shuffled
+  bool host_aborts = true;  // a rank whose host throws tells its peers, as a world does
 
  private:
   ExecutorKind kind_;

@@ -28,9 +28,9 @@ std::string order_of_two(std::uint64_t seed) {
 
 // What a reader on gather sees of a writer on compute, with or without the edge between them.
 int read_after_write(std::uint64_t seed, bool with_edge) {
-  const Device device = Device::cpu({.executor = ExecutorKind::shuffled, .schedule_seed = seed});
   int value = 0, seen = -1;
   int *const v = &value, *const s = &seen;
+  const Device device = Device::cpu({.executor = ExecutorKind::shuffled, .schedule_seed = seed});
   device.compute().launch({.name = "write"}, [v](Exec&) { *v = 1; });
   if (with_edge) device.gather().wait(device.compute().record());
   device.gather().launch({.name = "read"}, [v, s](Exec&) { *s = *v; });

@@ -1,5 +1,6 @@
 // The threads inside a kernel: every task once, whoever does it.
 #include <atomic>
+#include <chrono>
 #include <random>
 #include <thread>
 #include <vector>
@@ -52,6 +53,23 @@ TEST_CASE("a pool's threads take part", "[threads]") {
                });
   CHECK(met[0]);
   CHECK(met[1]);
+}
+
+TEST_CASE("run returns when the slowest task is done, not when the caller has none left",
+          "[threads]") {
+  WorkerPool pool(2);
+  Exec exec;
+  exec.workers = &pool;
+  const std::thread::id caller = std::this_thread::get_id();
+  for (int round = 0; round < 10; ++round) {
+    int done[4] = {};
+    parallel_for(exec, 4, [&](std::int64_t i) {
+      std::this_thread::sleep_for(
+          std::chrono::milliseconds(std::this_thread::get_id() == caller ? 1 : 10));
+      done[i] = 1;
+    });
+    REQUIRE(done[0] + done[1] + done[2] + done[3] == 4);
+  }
 }
 
 TEST_CASE("streams that share a busy pool do their work themselves", "[threads]") {
