@@ -21,7 +21,7 @@ Scheduler::Scheduler(std::uint64_t seed, int ranks)
 
 void Scheduler::attach(int r) {
   Lock lock(mutex_);
-  Rank& self = const_cast<Rank&>(rank(r));
+  Rank& self = rank(r);
   TESSERA_EXPECT(self.host == HostState::absent || self.host == HostState::gone,
                  "ShuffledScheduler::attach: rank ", r, " is attached already");
   self.host = HostState::arriving;
@@ -31,7 +31,7 @@ void Scheduler::attach(int r) {
 
 void Scheduler::detach(int r) {
   Lock lock(mutex_);
-  Rank& self = const_cast<Rank&>(rank(r));
+  Rank& self = rank(r);
   self.host = HostState::gone;
   if (baton_ == r || baton_ == kFree) hand_over(lock);
 }
@@ -54,7 +54,7 @@ void Scheduler::wait_for_turn(Lock& lock, int r) {
   self.turn.wait(lock, [&] { return baton_ == r; });
 }
 
-void Scheduler::expect_attached(int r) const {
+void Scheduler::expect_attached(int r) {
   const Lock lock(mutex_);
   TESSERA_EXPECT(rank(r).host == HostState::running, "shuffled executor: the host thread of rank ",
                  r, " submits without the baton; call ShuffledScheduler::attach(", r,
@@ -63,7 +63,7 @@ void Scheduler::expect_attached(int r) const {
 
 void Scheduler::enter(int r, Program& program) {
   const Lock lock(mutex_);
-  Rank& self = const_cast<Rank&>(rank(r));
+  Rank& self = rank(r);
   TESSERA_EXPECT(self.program == nullptr, "ShuffledScheduler: rank ", r,
                  " has a device already; end that one first");
   self.program = &program;
@@ -79,7 +79,7 @@ std::uint64_t Scheduler::trace_hash() const {
   return trace_;
 }
 
-const Scheduler::Rank& Scheduler::rank(int r) const {
+Scheduler::Rank& Scheduler::rank(int r) {
   TESSERA_EXPECT(r >= 0 && r < static_cast<int>(ranks_.size()), "ShuffledScheduler: rank ", r,
                  " of a schedule for ", ranks_.size(), " ranks");
   return ranks_[static_cast<std::size_t>(r)];

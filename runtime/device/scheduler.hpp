@@ -55,7 +55,7 @@ class Scheduler final : public ShuffledScheduler {
   // that is not attached (a device that outlives its rank) is let in for the duration.
   void block(int rank, const Event& event);
   // Throws: ContractError unless the rank's host thread is attached.
-  void expect_attached(int rank) const;
+  void expect_attached(int rank);
 
  private:
   enum class HostState { absent, arriving, running, blocked, gone };
@@ -86,7 +86,7 @@ class Scheduler final : public ShuffledScheduler {
   bool fail_waiting();
   std::string describe() const;
   Program::Entry& head(const Candidate& c) const;
-  const Rank& rank(int r) const;
+  Rank& rank(int r);
 
   const std::uint64_t seed_;
   const bool by_priority_;  // this seed's way to choose; see choose()
