@@ -1,0 +1,19 @@
+// A table of vectors, looked up by id: tokens and learned positions.
+#pragma once
+
+#include "tessera/nn/linear.hpp"
+
+namespace tessera::nn {
+
+class Embedding : public Module {
+ public:
+  Embedding(std::int64_t count, std::int64_t dim, const Device& device = Device::meta());
+
+  // ids [...] in [0, count), i32 or i64 -> [..., dim] of the weight's dtype. Any other id gives a
+  // row of NaN.
+  Tensor operator()(const Tensor& ids);
+
+  Parameter weight;  // [count, dim], normal
+};
+
+}  // namespace tessera::nn

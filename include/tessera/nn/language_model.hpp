@@ -1,0 +1,48 @@
+// What Llama and GPT-2 have in common: logits, loss, and the parts that a program shards one by
+// one.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "tessera/nn/module.hpp"
+
+namespace tessera::nn {
+
+// What is kept for backward of each block: everything, or its input only, from which it is computed
+// once more.
+enum class Recompute : std::uint8_t { none, blocks };
+
+class LanguageModel : public Module {
+ public:
+  // tokens [B, T], i32 or i64 in [0, vocab_size), T at most max_seq_len -> logits [B, T, V] of the
+  // weights' dtype.
+  Tensor operator()(const Tensor& tokens_BT);
+  // The mean over B T of the cross-entropy with targets [B, T], in nats: f32 [].
+  Tensor loss(const Tensor& tokens_BT, const Tensor& targets_BT);
+
+  // The modules that make good units of their own, in the order in which forward uses them:
+  // embedding, blocks, head; without embedding and head when these share their weight, which then
+  // belongs to the whole model's unit.
+  virtual std::vector<Module*> parts() = 0;
+  // Whether Hugging Face's files hold this parameter transposed, as [in, out].
+  virtual bool saves_transposed(std::string_view parameter) const;
+
+  void set_recompute(Recompute recompute) noexcept { recompute_ = recompute; }
+  std::int64_t vocab_size() const noexcept { return vocab_size_; }
+  std::int64_t max_seq_len() const noexcept { return max_seq_len_; }
+
+ protected:
+  LanguageModel(std::int64_t vocab_size, std::int64_t max_seq_len, Recompute recompute)
+      : vocab_size_(vocab_size), max_seq_len_(max_seq_len), recompute_(recompute) {}
+
+  // Logits, within the scope of the model's call.
+  virtual Tensor forward(const Tensor& tokens_BT) = 0;
+  Recompute recompute() const noexcept { return recompute_; }
+
+ private:
+  std::int64_t vocab_size_, max_seq_len_;
+  Recompute recompute_;
+};
+
+}  // namespace tessera::nn

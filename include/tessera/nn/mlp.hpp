@@ -1,0 +1,30 @@
+// The two position-wise networks of transformers.
+#pragma once
+
+#include "tessera/nn/linear.hpp"
+
+namespace tessera::nn {
+
+// down_proj(silu(gate_proj(x)) * up_proj(x)), without biases.  Source: Shazeer, "GLU variants
+// improve transformer", 2020.
+class SwigluMlp : public Module {
+ public:
+  SwigluMlp(std::int64_t dim, std::int64_t hidden, const Device& device = Device::meta());
+  // x [..., dim] -> [..., dim].
+  Tensor operator()(const Tensor& x);
+
+  Linear gate_proj, up_proj, down_proj;
+};
+
+// c_proj(gelu(c_fc(x))), with biases; the tanh form of GELU, as GPT-2 has it.  Source: Hendrycks
+// and Gimpel, 2016.
+class GeluMlp : public Module {
+ public:
+  GeluMlp(std::int64_t dim, std::int64_t hidden, const Device& device = Device::meta());
+  // x [..., dim] -> [..., dim].
+  Tensor operator()(const Tensor& x);
+
+  Linear c_fc, c_proj;
+};
+
+}  // namespace tessera::nn

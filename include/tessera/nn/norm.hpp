@@ -1,0 +1,36 @@
+// Normalisation over the last dimension; statistics in f32 for 16-bit inputs.
+#pragma once
+
+#include "tessera/nn/module.hpp"
+
+namespace tessera::nn {
+
+// x weight / sqrt(mean(x^2) + eps).  Source: Zhang and Sennrich, "Root mean square layer
+// normalization", 2019.
+class RMSNorm : public Module {
+ public:
+  explicit RMSNorm(std::int64_t dim, double eps = 1e-5, const Device& device = Device::meta());
+  // x [..., dim] -> the same shape.
+  Tensor operator()(const Tensor& x);
+
+  Parameter weight;  // [dim], 1
+
+ private:
+  double eps_;
+};
+
+// (x - mean) weight / sqrt(variance + eps) + bias.  Source: Ba, Kiros and Hinton, "Layer
+// normalization", 2016.
+class LayerNorm : public Module {
+ public:
+  explicit LayerNorm(std::int64_t dim, double eps = 1e-5, const Device& device = Device::meta());
+  // x [..., dim] -> the same shape.
+  Tensor operator()(const Tensor& x);
+
+  Parameter weight, bias;  // [dim], 1 and 0
+
+ private:
+  double eps_;
+};
+
+}  // namespace tessera::nn

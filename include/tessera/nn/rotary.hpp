@@ -1,0 +1,27 @@
+// The angles of rotary position embedding, shared by all blocks of a model.
+// Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021; half
+// rotation as in Hugging Face.
+#pragma once
+
+#include <optional>
+
+#include "tessera/autograd/ops.hpp"
+
+namespace tessera::nn {
+
+// Owns: the tables, f32 [positions, head_dim / 2], made on a device at their first use there. They
+// are no parameters.
+class Rotary {
+ public:
+  Rotary(std::int64_t positions, std::int64_t head_dim, double theta);
+
+  // x [B, T, H, head_dim], T at most `positions` -> the same shape, rotated by position.
+  Tensor operator()(const Tensor& x);
+
+ private:
+  std::int64_t positions_, head_dim_;
+  double theta_;
+  std::optional<RopeTables> tables_;
+};
+
+}  // namespace tessera::nn

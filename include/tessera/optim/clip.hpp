@@ -1,0 +1,17 @@
+// Clipping by the global norm of all gradients, over all ranks' shards, without a host sync.
+#pragma once
+
+#include <vector>
+
+#include "tessera/autograd/parameter.hpp"
+
+namespace tessera::optim {
+
+// Scales the gradients in place by min(1, max_norm / (norm + 1e-6)), where norm is the L2 norm of
+// all gradients of the groups of `parameters`, over all ranks (an all-reduce over each group's
+// `sums`: every rank calls this). A max_norm of 0 or less, or infinity, only computes the norm.
+// Returns the norm before clipping, f32 []; reading it blocks the host. A norm that is not finite
+// makes the gradients NaN, as in PyTorch.
+Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm);
+
+}  // namespace tessera::optim

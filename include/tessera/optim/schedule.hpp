@@ -1,0 +1,57 @@
+// Learning rates by step: pure functions. Warm-up, then constant, then decay, as torchtitan 0.2.2
+// defines them (linear_warmup_stable_decay).
+//
+//   factor  1      ┌────────────┐
+//               ╱               ╲
+//           ╱                      ╲ min_lr_factor
+//           warmup    stable    decay
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numbers>
+#include <optional>
+
+#include "tessera/base/error.hpp"
+
+namespace tessera::optim {
+
+enum class DecayType : std::uint8_t { constant, linear, sqrt, cosine };
+
+struct Schedule {
+  std::int64_t steps = 0;  // of the whole training
+  std::int64_t warmup_steps = 0;
+  std::optional<double>
+      decay_ratio{};  // of the steps, at their end; unset: all that follow the warm-up
+  DecayType decay_type = DecayType::constant;
+  double min_lr_factor = 0;  // where the decay ends
+};
+
+// The factor on the base learning rate at `step`, counted from 0. The last step keeps a rate above
+// the minimum. Throws: ContractError for a schedule that makes no sense.
+inline double lr_factor(const Schedule& s, std::int64_t step) {
+  TESSERA_EXPECT(s.steps >= 0 && s.warmup_steps >= 0 && step >= 0, "lr_factor: step ", step, " of ",
+                 s.steps, " with ", s.warmup_steps, " steps of warm-up; none may be negative");
+  TESSERA_EXPECT(!s.decay_ratio || (*s.decay_ratio >= 0 && *s.decay_ratio <= 1),
+                 "lr_factor: decay_ratio is ", s.decay_ratio.value_or(0), ", expected 0 to 1");
+  const std::int64_t warmup = std::min(s.warmup_steps, s.steps);
+  if (step < warmup) return static_cast<double>(step + 1) / static_cast<double>(warmup);
+  if (s.decay_type == DecayType::constant) return 1;
+
+  std::int64_t decay = s.steps - warmup;
+  if (s.decay_ratio)  // half to even, as Python rounds
+    decay = std::min(decay, static_cast<std::int64_t>(
+                                std::nearbyint(static_cast<double>(s.steps) * *s.decay_ratio)));
+  const std::int64_t decay_begin =
+      s.steps + 1 - decay;  // one virtual step more: the last one is not at the minimum
+  if (step < decay_begin || decay == 0) return 1;
+  const double progress =
+      std::min(1.0, static_cast<double>(step + 1 - decay_begin) / static_cast<double>(decay));
+  double left = 1 - progress;
+  if (s.decay_type == DecayType::sqrt) left = 1 - std::sqrt(progress);
+  if (s.decay_type == DecayType::cosine) left = 0.5 * (1 + std::cos(std::numbers::pi * progress));
+  return s.min_lr_factor + (1 - s.min_lr_factor) * left;
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,19 @@
+#include "tessera/nn/embedding.hpp"
+
+#include "tessera/autograd/ops.hpp"
+
+namespace tessera::nn {
+
+Embedding::Embedding(std::int64_t count, std::int64_t dim, const Device& device)
+    : weight({count, dim}, Initializer::normal(0, kInitialDeviation)) {
+  TESSERA_EXPECT(count > 0 && dim > 0, "Embedding: ", count, " vectors of ", dim,
+                 " elements; expected at least one of each");
+  register_parameter("weight", weight);
+  if (!device.is_meta()) materialize(device);
+}
+
+Tensor Embedding::operator()(const Tensor& ids) {
+  return call([&] { return embedding(weight, ids); });
+}
+
+}  // namespace tessera::nn
