@@ -13,6 +13,7 @@ struct ThreadState {
   std::shared_ptr<Region> region;
   std::uint64_t sequence = 0;
   std::uint64_t pass = 0;
+  std::uint64_t outermost = 0;  // the pass that the running ones are nested in, while depth > 0
   int depth = 0;
   std::vector<std::function<void()>> at_end;
 };
@@ -57,7 +58,7 @@ void accumulate(const Edge& edge, Tensor gradient) {
   Tensor& held = edge.node->gradient;
   if (!held.defined()) {
     held = std::move(gradient);
-  } else if (held.storage().use_count() == 1 && held.is_contiguous()) {
+  } else if (held.is_exclusive() && held.is_contiguous()) {
     raw::axpby(held, gradient, 1, 1);  // nobody else sees it
   } else {
     held = raw::add(held, gradient);
@@ -121,11 +122,13 @@ void at_end_of_backward(std::function<void()> f) {
   state().at_end.push_back(std::move(f));
 }
 
-Tensor record(const char* name, std::span<const Tensor> inputs, Tensor out, Backward backward) {
+namespace {
+Tensor record_if(bool always, const char* name, std::span<const Tensor> inputs, Tensor out,
+                 Backward backward) {
   ThreadState& s = state();
   if (!s.grad_enabled) return out;
   auto node = std::make_shared<Node>();
-  bool any = false;
+  bool any = always;
   node->inputs.reserve(inputs.size());
   for (const Tensor& input : inputs) {
     node->inputs.push_back(edge_of(input));
@@ -139,21 +142,32 @@ Tensor record(const char* name, std::span<const Tensor> inputs, Tensor out, Back
   out.grad_meta() = std::make_shared<GradMeta>(GradMeta{std::move(node), nullptr});
   return out;
 }
+}  // namespace
+
+Tensor record(const char* name, std::span<const Tensor> inputs, Tensor out, Backward backward) {
+  return record_if(false, name, inputs, std::move(out), std::move(backward));
+}
 Tensor record(const char* name, std::initializer_list<Tensor> inputs, Tensor out,
               Backward backward) {
-  return record(name, std::span<const Tensor>(inputs.begin(), inputs.size()), std::move(out),
-                std::move(backward));
+  return record_if(false, name, {inputs.begin(), inputs.size()}, std::move(out),
+                   std::move(backward));
+}
+Tensor record_always(const char* name, std::initializer_list<Tensor> inputs, Tensor out,
+                     Backward backward) {
+  return record_if(true, name, {inputs.begin(), inputs.size()}, std::move(out),
+                   std::move(backward));
 }
 
 // One backward pass. Passes nest: recomputation runs one inside a node of another.
 class Engine {
  public:
-  static void run(const std::shared_ptr<Node>& root) {
+  static void run(const std::shared_ptr<Node>& root, Tensor gradient) {
     ThreadState& s = state();
-    ++s.depth;
-    std::vector<std::shared_ptr<Node>> order = reachable(root, ++s.pass);
+    std::vector<std::shared_ptr<Node>> order = reachable(root, s);
+    root->gradient = std::move(gradient);
     for (const auto& node : order)
       if (node->region) ++node->region->pending_;
+    ++s.depth;
     std::size_t done = 0;
     try {
       for (; done < order.size(); ++done) {
@@ -171,19 +185,24 @@ class Engine {
 
  private:
   static std::vector<std::shared_ptr<Node>> reachable(const std::shared_ptr<Node>& root,
-                                                      std::uint64_t pass) {
-    std::vector<std::shared_ptr<Node>> found{root};
-    root->pass = pass;
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      TESSERA_EXPECT(found[i]->backward != nullptr, "backward: the graph behind '", found[i]->name,
+                                                      ThreadState& s) {
+    const std::uint64_t pass = ++s.pass;
+    if (s.depth == 0) s.outermost = pass;
+    std::vector<std::shared_ptr<Node>> found;
+    const auto visit = [&](const std::shared_ptr<Node>& node) {
+      if (!node || node->pass == pass) return;
+      TESSERA_EXPECT(node->backward != nullptr, "backward: the graph behind '", node->name,
                      "' has already run and was freed; call backward once per forward");
-      for (std::size_t k = 0; k < found[i]->inputs.size(); ++k) {
-        const auto& next = found[i]->inputs[k].node;
-        if (next && next->pass != pass) {
-          next->pass = pass;
-          found.push_back(next);
-        }
-      }
+      TESSERA_EXPECT(node->pass < s.outermost, "backward: '", node->name,
+                     "' belongs to a pass that is running; a recomputed function may use its "
+                     "argument and parameters, not other tensors with history");
+      node->pass = pass;
+      found.push_back(node);
+    };
+    visit(root);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const Node& node = *found[i];
+      for (const Edge& edge : node.inputs) visit(edge.node);
     }
     std::sort(found.begin(), found.end(),
               [](const auto& a, const auto& b) { return a->sequence > b->sequence; });
@@ -212,7 +231,10 @@ class Engine {
   }
 
   static void finish(ThreadState& s) {
-    for (std::size_t i = 0; i < s.at_end.size(); ++i) s.at_end[i]();
+    for (std::size_t i = 0; i < s.at_end.size(); ++i) {
+      const auto f = std::move(s.at_end[i]);  // it may add another one
+      f();
+    }
     s.at_end.clear();
   }
 
@@ -265,8 +287,7 @@ void Tensor::backward(const Tensor& gradient) const {
     raw::axpby(target.tensor, first, target.scale, target.accumulate ? 1 : 0);
     return;
   }
-  grad_meta()->node->gradient = first;
-  autograd::Engine::run(grad_meta()->node);
+  autograd::Engine::run(grad_meta()->node, first);
 }
 
 }  // namespace tessera

@@ -120,6 +120,10 @@ class Saved {
 Tensor record(const char* name, std::initializer_list<Tensor> inputs, Tensor out,
               Backward backward);
 Tensor record(const char* name, std::span<const Tensor> inputs, Tensor out, Backward backward);
+// The same, also when no input requires a gradient: for a function with parameters of its own. Not
+// without gradients enabled.
+Tensor record_always(const char* name, std::initializer_list<Tensor> inputs, Tensor out,
+                     Backward backward);
 
 // Whether operations record history on this thread.
 bool grad_enabled() noexcept;

@@ -110,6 +110,11 @@ class Tensor {
   // The bytes that this view may touch, as an access of an operation.
   Access access(AccessMode mode) const;
 
+  // Whether nobody but this handle sees these bytes, so that they may be overwritten in place.
+  bool is_exclusive() const noexcept {
+    return body_.use_count() == 1 && body_->storage.use_count() == 1;
+  }
+
   std::shared_ptr<GradMeta>& grad_meta() const { return body_->grad; }
 
  private:

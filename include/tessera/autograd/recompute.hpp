@@ -1,0 +1,21 @@
+// Recomputation of activations: memory for time. Models wrap their blocks in it.
+//
+//   forward    y = f(x), nothing inside f is kept ─────── y
+//   backward   y' = f(x) again, with history ── backward of y' ── gradient of x
+#pragma once
+
+#include <functional>
+
+#include "tessera/autograd/node.hpp"
+
+namespace tessera {
+
+// f(x), keeping x only; backward runs f once more, with the same random draws, and then its
+// backward. The gradients are the ones that f(x) itself would have had, bit by bit.
+//
+// Of tensors with history f may use x and leaves (parameters), and it must give the same result
+// each time. Without gradients enabled this is f(x). Throws: what f throws, here or in backward;
+// ContractError in backward when f uses the result of another operation that this backward runs.
+Tensor recompute(std::function<Tensor(const Tensor&)> f, const Tensor& x);
+
+}  // namespace tessera
