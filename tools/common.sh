@@ -1,5 +1,6 @@
 # Sourced by the scripts beside it: one line of speech, packages through apt, a configured build folder.
 
+# shellcheck shell=bash disable=SC2034  # sourced
 tessera_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 # Lists of Debian packages; CMake, Boost and pip are not among them.
