@@ -70,7 +70,7 @@ std::vector<Module*> Llama::parts() {
 
 Tensor Llama::forward(const Tensor& tokens_BT) {
   Tensor h_BTC = embedding(tokens_BT);
-  for (LlamaBlock& block : blocks) h_BTC = block(h_BTC);
+  for (LlamaBlock& block : blocks) h_BTC = run(block, h_BTC);
   return head(norm(h_BTC));
 }
 

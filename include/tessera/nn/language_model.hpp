@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/autograd/recompute.hpp"
 #include "tessera/nn/module.hpp"
 
 namespace tessera::nn {
@@ -38,7 +39,12 @@ class LanguageModel : public Module {
 
   // Logits, within the scope of the model's call.
   virtual Tensor forward(const Tensor& tokens_BT) = 0;
-  Recompute recompute() const noexcept { return recompute_; }
+  // block(x), with its activations kept or computed again as set_recompute says.
+  template <class Block>
+  Tensor run(Block& block, const Tensor& x) const {
+    if (recompute_ == Recompute::none) return block(x);
+    return recompute([&block](const Tensor& input) { return block(input); }, x);
+  }
 
  private:
   std::int64_t vocab_size_, max_seq_len_;

@@ -1,0 +1,72 @@
+#include "tessera/optim/optimizer.hpp"
+
+#include <algorithm>
+
+#include "runtime/tensor/launch.hpp"
+
+namespace tessera::optim {
+
+Optimizer::Optimizer(std::vector<Parameter> parameters, double lr, double weight_decay, int moments)
+    : parameters_(std::move(parameters)), lr_(lr), weight_decay_(weight_decay), moments_(moments) {
+  TESSERA_EXPECT(!parameters_.empty(), "optimizer: no parameters given");
+}
+
+Optimizer::GroupState Optimizer::make_state(const std::shared_ptr<FlatGroup>& group) const {
+  GroupState state{group, {}, {}, 0};
+  std::vector<kernels::OptimSegment> segments;
+  for (std::size_t i = 0; i < group->entries.size(); ++i) {
+    const FlatEntry& entry = group->entries[i];
+    const auto is_ours = [&](const Parameter& p) {
+      return p.trainable() && p.state()->group == group && p.state()->entry == static_cast<int>(i);
+    };
+    if (entry.numel == 0 || std::none_of(parameters_.begin(), parameters_.end(), is_ours)) continue;
+    segments.push_back({entry.offset, entry.offset + entry.numel, static_cast<std::int32_t>(i),
+                        static_cast<float>(weight_decay_)});
+  }
+  const bool any = std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& p) {
+    return p.trainable() && p.state()->group == group;
+  });
+  if (!any) return state;
+  state.segment_count = static_cast<std::int32_t>(segments.size());
+  if (!segments.empty()) {
+    const OwnerGuard owner(group->device, "tables");
+    const auto bytes = std::as_bytes(std::span(segments));
+    state.segments = Tensor::from_bytes(bytes, {static_cast<std::int64_t>(bytes.size()) / 8}, i64,
+                                        group->device);
+  }
+  const OwnerGuard owner(group->device, "moments");
+  for (int k = 0; k < moments_; ++k)
+    state.moments.push_back(Tensor::zeros({group->numel}, f32, group->device));
+  return state;
+}
+
+void Optimizer::prepare() {
+  if (scalars_.defined()) return;
+  std::vector<GroupState> states;
+  for (const auto& group : groups_of(parameters_)) {
+    TESSERA_EXPECT(states.empty() || states[0].group->device == group->device,
+                   "optimizer: parameter groups lie on different devices; use one optimizer each");
+    states.push_back(make_state(group));
+  }
+  const Device& device = states[0].group->device;
+  const OwnerGuard owner(device, "scalars");
+  scalars_ =
+      Tensor::empty({static_cast<std::int64_t>(sizeof(kernels::OptimScalars)) / 4}, f32, device);
+  states_ = std::move(states);
+}
+
+void Optimizer::step() {
+  prepare();
+  write_scalars(scalars_, ++steps_);
+  for (const GroupState& state : states_) {
+    if (state.segment_count == 0 || !state.group->gradient.defined()) continue;
+    update(state, scalars_);
+    state.group->mark_updated();
+  }
+}
+
+void Optimizer::zero_grad() {
+  for (const auto& group : groups_of(parameters_)) group->gradient = {};
+}
+
+}  // namespace tessera::optim
