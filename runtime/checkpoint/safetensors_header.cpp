@@ -7,6 +7,7 @@
 
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/base/utf8.hpp"
 
 namespace tessera::checkpoint {
 namespace {
@@ -18,30 +19,8 @@ constexpr std::array<std::pair<std::string_view, DType>, 7> kDtypes = {{{"F32", 
                                                                         {"I32", i32},
                                                                         {"I64", i64},
                                                                         {"BOOL", boolean}}};
+constexpr std::size_t kShownBytes = 60;  // of a name in an error message
 constexpr std::string_view kMetadata = "__metadata__";
-
-// The length of the UTF-8 sequence that `text` starts with, 0 if it is not well formed (overlong,
-// surrogate, beyond U+10FFFF). Source: The Unicode Standard 15.0, table 3-7.
-std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
-  };
-  const auto in = [&](std::size_t i, unsigned low, unsigned high) {
-    return byte(i) >= low && byte(i) <= high;
-  };
-  const unsigned lead = byte(0);
-  if (lead < 0x80) return 1;
-  if (in(0, 0xc2, 0xdf)) return in(1, 0x80, 0xbf) ? 2 : 0;
-  if (in(0, 0xe0, 0xef)) {
-    const bool second = in(1, lead == 0xe0 ? 0xa0 : 0x80, lead == 0xed ? 0x9f : 0xbf);
-    return second && in(2, 0x80, 0xbf) ? 3 : 0;
-  }
-  if (in(0, 0xf0, 0xf4)) {
-    const bool second = in(1, lead == 0xf0 ? 0x90 : 0x80, lead == 0xf4 ? 0x8f : 0xbf);
-    return second && in(2, 0x80, 0xbf) && in(3, 0x80, 0xbf) ? 4 : 0;
-  }
-  return 0;
-}
 
 void append_utf8(std::string& out, std::uint32_t code) {
   const auto put = [&](std::uint32_t byte) { out += static_cast<char>(byte); };
@@ -295,16 +274,8 @@ std::string_view safetensors_name(DType dtype) {
 }  // namespace
 
 std::string shown(std::string_view name) {
-  std::string out = "'";
-  for (std::size_t i = 0; i < name.size();) {
-    if (i >= 60) return out + "...'";
-    const std::size_t length = utf8_length(name.substr(i));
-    const auto c = static_cast<unsigned char>(name[i]);
-    const bool plain = length > 0 && c >= 0x20 && c != 0x7f;
-    out += plain ? name.substr(i, length) : std::string_view("?");
-    i += plain ? length : 1;
-  }
-  return out + "'";
+  if (name.size() <= kShownBytes) return concat("'", printable(name), "'");
+  return concat("'", printable(name.substr(0, kShownBytes)), "...'");
 }
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file) {

@@ -1,10 +1,6 @@
 #include "tessera/run/environment.hpp"
 
-#include <sched.h>
-
 #include <charconv>
-#include <initializer_list>
-#include <thread>
 #include <vector>
 
 #include "tessera/base/error.hpp"
@@ -161,20 +157,6 @@ int job_size(const LaunchEnvironment& environment, std::optional<int> ranks) {
                            "; leave out --ranks or the launcher"));
   }
   return *ranks;
-}
-
-int usable_cores() {
-  // The kernel refuses a mask that is smaller than its own, so the size grows until it fits.
-  for (int cores = 1024; cores <= (1 << 20); cores *= 4) {
-    cpu_set_t* mask = CPU_ALLOC(cores);
-    if (!mask) break;
-    const bool known = sched_getaffinity(0, CPU_ALLOC_SIZE(cores), mask) == 0;
-    const int count = known ? CPU_COUNT_S(CPU_ALLOC_SIZE(cores), mask) : 0;
-    CPU_FREE(mask);
-    if (count > 0) return count;
-  }
-  const unsigned fallback = std::thread::hardware_concurrency();
-  return fallback > 0 ? static_cast<int>(fallback) : 1;
 }
 
 }  // namespace tessera

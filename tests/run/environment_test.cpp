@@ -236,5 +236,3 @@ TEST_CASE("torchrun with more than one process points at mpirun and --ranks") {
   one["WORLD_SIZE"] = one["LOCAL_WORLD_SIZE"] = "1";
   CHECK(job_size(detect_in(one), std::nullopt) == 1);
 }
-
-TEST_CASE("at least one core is usable") { CHECK(usable_cores() >= 1); }

@@ -59,7 +59,4 @@ LaunchEnvironment detect(const EnvironmentLookup& lookup);
 // do the same.
 int job_size(const LaunchEnvironment& environment, std::optional<int> ranks);
 
-// The cores that this process may run on: the affinity mask, at least 1.
-int usable_cores();
-
 }  // namespace tessera

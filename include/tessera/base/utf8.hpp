@@ -1,0 +1,58 @@
+// UTF-8 from outside: what is well formed, and how any bytes are shown in a message of one line.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+// The length of the UTF-8 sequence that `text` starts with; 0 if it is empty or not well formed
+// (overlong, a surrogate, beyond U+10FFFF, cut off).  Source: The Unicode Standard 15.0, table 3-7.
+constexpr std::size_t utf8_length(std::string_view text) {
+  const auto in = [&](std::size_t i, unsigned low, unsigned high) {
+    const unsigned byte = i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
+    return byte >= low && byte <= high;
+  };
+  if (text.empty()) return 0;
+  const unsigned lead = static_cast<unsigned char>(text[0]);
+  if (lead < 0x80) return 1;
+  if (in(0, 0xc2, 0xdf)) return in(1, 0x80, 0xbf) ? 2 : 0;
+  if (in(0, 0xe0, 0xef)) {
+    const bool second = in(1, lead == 0xe0 ? 0xa0 : 0x80, lead == 0xed ? 0x9f : 0xbf);
+    return second && in(2, 0x80, 0xbf) ? 3 : 0;
+  }
+  if (in(0, 0xf0, 0xf4)) {
+    const bool second = in(1, lead == 0xf0 ? 0x90 : 0x80, lead == 0xf4 ? 0x8f : 0xbf);
+    return second && in(2, 0x80, 0xbf) && in(3, 0x80, 0xbf) ? 4 : 0;
+  }
+  return 0;
+}
+
+constexpr bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t length = utf8_length(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
+// `text` with '?' for every control character and every byte that is not UTF-8.
+inline std::string printable(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const std::size_t length = utf8_length(text);
+    const auto byte = static_cast<unsigned char>(text[0]);
+    const bool plain = length > 0 && byte >= 0x20 && byte != 0x7f;
+    out += plain ? text.substr(0, length) : std::string_view("?");
+    text.remove_prefix(plain ? length : 1);
+  }
+  return out;
+}
+
+static_assert(utf8_length("\xe2\x82\xac!") == 3 && utf8_length("\xc0\xaf") == 0);
+static_assert(utf8_length("\xed\xa0\x80") == 0 && is_utf8("a\xf0\x9f\x98\x80") &&
+              !is_utf8("a\xf0\x9f"));
+
+}  // namespace tessera

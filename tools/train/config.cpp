@@ -1,0 +1,191 @@
+#include "tools/train/config.hpp"
+
+#include <charconv>
+#include <cmath>
+#include <string_view>
+
+#include "tessera/base/error.hpp"
+#include "tools/train/schema.hpp"
+#include "tools/train/toml_reader.hpp"
+
+namespace tessera::train {
+namespace {
+
+constexpr std::size_t kShownBytes = 100;  // of a value in an error message
+
+std::string cut(const std::string& text) {
+  return text.size() <= kShownBytes ? text : text.substr(0, kShownBytes) + "...";
+}
+
+// Where a value comes from, for its error messages: "--model.dim=x" or "run.toml:3: model.dim = x".
+class Origin {
+ public:
+  explicit Origin(std::string text) : text_(std::move(text)) {}
+
+  [[noreturn]] void fail(const std::string& reason) const {
+    throw DataError(concat(cut(text_), ": ", reason));
+  }
+
+ private:
+  std::string text_;
+};
+
+void check_range(const Key& key, double value, const Origin& origin) {
+  const Range& range = key.range;
+  const bool low = range.above_low ? value > range.low : value >= range.low;
+  const bool high = range.below_high ? value < range.high : value <= range.high;
+  if (!std::isfinite(value)) origin.fail(concat("not a finite number; expected ", key.expected()));
+  if (!low || !high) origin.fail(concat("out of range; expected ", key.expected()));
+}
+
+Value choice_of(const Key& key, const std::string& text, const Origin& origin) {
+  for (std::size_t i = 0; i < key.choices.size(); ++i) {
+    if (key.choices[i] == text) return static_cast<std::int64_t>(i);
+  }
+  origin.fail(concat("expected ", key.expected(), "; the nearest is ", nearest(text, key.choices)));
+}
+
+// The value of a key whose type already fits, with every check that needs no other key.
+void assign(Config& config, const Key& key, Value value, const Origin& origin) {
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    if (key.type == ValueType::choice)
+      value = choice_of(key, *text, origin);
+    else if (text->empty() || text->find('\0') != std::string::npos)
+      origin.fail(concat("expected ", key.expected()));
+  } else if (const auto* integer = std::get_if<std::int64_t>(&value)) {
+    check_range(key, static_cast<double>(*integer), origin);
+  } else if (const auto* real = std::get_if<double>(&value)) {
+    check_range(key, *real, origin);
+  }
+  key.set(config, value);
+  config.given.insert(key.full_name());
+}
+
+template <class T>
+Value parse_number(const Key& key, std::string_view text, const Origin& origin) {
+  if (text.starts_with('+') && text.size() > 1 && text[1] != '-') text.remove_prefix(1);
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc::result_out_of_range)
+    origin.fail(concat("beyond 64 bits; expected ", key.expected()));
+  if (error != std::errc() || end != text.data() + text.size())
+    origin.fail(concat("expected ", key.expected()));
+  return value;
+}
+
+Value parse_text(const Key& key, const std::string& text, const Origin& origin) {
+  switch (key.type) {
+    case ValueType::boolean:
+      if (text != "true" && text != "false") origin.fail("expected true or false");
+      return text == "true";
+    case ValueType::integer:
+      return parse_number<std::int64_t>(key, text, origin);
+    case ValueType::real:
+      return parse_number<double>(key, text, origin);
+    case ValueType::text:
+    case ValueType::choice:
+      break;
+  }
+  return text;
+}
+
+// A TOML value has a type of its own; only whole numbers for reals are taken across.
+Value convert(const Key& key, const Value& value, const Origin& origin) {
+  const bool text = key.type == ValueType::text || key.type == ValueType::choice;
+  if (text && std::holds_alternative<std::string>(value)) return value;
+  if (key.type == ValueType::boolean && std::holds_alternative<bool>(value)) return value;
+  const auto* integer = std::get_if<std::int64_t>(&value);
+  if (key.type == ValueType::integer && integer) return value;
+  if (key.type == ValueType::real && integer) return static_cast<double>(*integer);
+  if (key.type == ValueType::real && std::holds_alternative<double>(value)) return value;
+  origin.fail(concat("of the wrong type; expected ", key.expected()));
+}
+
+void apply_file(Config& config, const std::string& path) {
+  for (const TomlItem& item : read_toml(path)) {
+    const std::string name =
+        item.section.empty() ? item.name : concat(item.section, ".", item.name);
+    const std::string where = concat(path, ":", item.line, ": ");
+    if (item.name.empty()) {
+      bool known = false;
+      for (const Key& key : schema()) known = known || key.section == item.section;
+      if (known) continue;
+      throw DataError(concat(where, "unknown section [", cut(item.section),
+                             "]; the nearest key is ", nearest_key(item.section)));
+    }
+    const Key* key = find_key(name);
+    if (key && key->section.empty()) {
+      throw DataError(concat(where, cut(name), " does not belong into a file; give --", name,
+                             " on the command line"));
+    }
+    if (!key)
+      throw DataError(
+          concat(where, "unknown key ", cut(name), "; the nearest is ", nearest_key(name)));
+    const Origin origin(concat(where, name, " = ", item.shown));
+    assign(config, *key, convert(*key, item.value, origin), origin);
+  }
+}
+
+// "--name=value" or "--name value"; a boolean may stand alone.
+void apply_option(Config& config, const std::vector<std::string>& arguments, std::size_t& at) {
+  const std::string& argument = arguments[at];
+  const std::size_t equals = argument.find('=');
+  const bool attached = equals != std::string::npos;
+  const std::string name = argument.substr(2, attached ? equals - 2 : std::string::npos);
+  const Key* key = argument.starts_with("--") ? find_key(name) : nullptr;
+  if (!key) {
+    const std::size_t first = argument.find_first_not_of('-');
+    const std::string bare =
+        first == std::string::npos
+            ? "help"
+            : argument.substr(first, attached ? equals - first : std::string::npos);
+    throw DataError(concat(cut(argument), ": unknown option; the nearest is --", nearest_key(bare),
+                           " (--help lists all)"));
+  }
+  std::string text;
+  if (attached) {
+    text = argument.substr(equals + 1);
+  } else if (key->type == ValueType::boolean) {
+    const bool follows =
+        at + 1 < arguments.size() && (arguments[at + 1] == "true" || arguments[at + 1] == "false");
+    text = follows ? arguments[++at] : "true";
+  } else if (at + 1 < arguments.size()) {
+    text = arguments[++at];
+  } else {
+    throw DataError(concat(argument, ": lacks its value; expected ", key->expected()));
+  }
+  const Origin origin(concat("--", name, "=", text));
+  assign(config, *key, parse_text(*key, text, origin), origin);
+}
+
+}  // namespace
+
+std::int64_t Config::Model::ffn() const {
+  if (ffn_dim) return *ffn_dim;
+  if (name == ModelName::gpt2) return 4 * dim;
+  return 32 * ((8 * dim + 95) / 96);
+}
+
+Config parse_arguments(const std::vector<std::string>& arguments) {
+  Config config;
+  std::string file;
+  for (std::size_t at = 0; at < arguments.size(); ++at) {
+    const std::string& argument = arguments[at];
+    if (argument == "-h") {
+      config.flags.help = true;
+    } else if (argument.starts_with('-')) {
+      apply_option(config, arguments, at);
+    } else if (!file.empty() || argument.empty()) {
+      throw DataError(concat("'", cut(argument), "': unexpected argument",
+                             file.empty() ? std::string() : concat(" after '", cut(file), "'"),
+                             "; one configuration file is taken, and options begin with --"));
+    } else {
+      file = argument;
+      apply_file(config, file);
+    }
+    if (config.flags.help || config.flags.version) break;
+  }
+  return config;
+}
+
+}  // namespace tessera::train

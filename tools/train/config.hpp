@@ -1,0 +1,135 @@
+// What a run of tessera-train is told: typed fields with their defaults, and the functions that
+// read, check and print them. Names are torchtitan's (0.2.2) where the meaning is the same. The one
+// table that connects names with fields is in schema.cpp.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tessera/base/dtype.hpp"
+#include "tessera/data/token_file.hpp"
+#include "tessera/device/executor.hpp"
+
+namespace tessera::train {
+
+enum class ModelName : std::uint8_t { llama, gpt2 };
+enum class OptimizerName : std::uint8_t { adamw, sgd };
+enum class DecayType : std::uint8_t { constant, linear, cosine };
+enum class Reshard : std::uint8_t { default_, always, never };
+enum class Recompute : std::uint8_t { none, full };
+
+// An empty text and an empty optional mean "not set".
+struct Config {
+  // Flags without a section, on the command line only.
+  struct Flags {
+    std::optional<std::int64_t> ranks;    // as threads of this process
+    std::optional<std::int64_t> threads;  // per rank; unset: World decides
+    bool dry_run = false;
+    std::string load, save, sample;
+    std::int64_t sample_tokens = 200;
+    bool print_config = false, help = false, version = false;
+  } flags;
+
+  struct Model {
+    ModelName name = ModelName::llama;
+    std::int64_t dim = 256, n_layers = 6, n_heads = 8, vocab_size = 256;
+    std::optional<std::int64_t> n_kv_heads, ffn_dim, max_seq_len;
+    double rope_theta = 10000, norm_eps = 1e-5, dropout = 0;
+    std::optional<bool> tie_embeddings;
+
+    // The fields above with the values that stand in for unset ones.
+    std::int64_t kv_heads() const { return n_kv_heads.value_or(n_heads); }
+    std::int64_t ffn() const;  // Llama: 8/3 of dim, rounded up to a multiple of 32; GPT-2: 4 dim
+    std::int64_t positions() const { return max_seq_len.value_or(1024); }  // GPT-2
+    bool tied() const { return tie_embeddings.value_or(name == ModelName::gpt2); }
+  } model;
+
+  struct Data {
+    std::string path;
+    data::SampleOrder order = data::SampleOrder::shuffled;
+    double heldout = 0;
+  } data;
+
+  struct Training {
+    std::int64_t steps = 1000, seq_len = 128;
+    std::optional<std::int64_t> global_batch_size, local_batch_size;
+    double max_norm = 1.0;
+    DType mixed_precision_param = f32, mixed_precision_reduce = f32;
+  } training;
+
+  struct Optimizer {
+    OptimizerName name = OptimizerName::adamw;
+    double lr = 8e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, momentum = 0;
+  } optimizer;
+
+  // The rate is lr * (step + 1) / (warmup_steps + 1) while warming up, then lr, then, over the last
+  // decay_ratio of the steps (unset: all that follow the warm-up), falls to lr * min_lr_factor.
+  struct LrScheduler {
+    std::int64_t warmup_steps = 0;
+    DecayType decay_type = DecayType::constant;
+    std::optional<double> decay_ratio;
+    double min_lr_factor = 0;
+  } lr_scheduler;
+
+  struct Parallelism {
+    Reshard fsdp_reshard_after_forward = Reshard::default_;
+  } parallelism;
+
+  struct ActivationCheckpoint {
+    Recompute mode = Recompute::none;
+  } activation_checkpoint;
+
+  struct Debug {
+    std::int64_t seed = 0;
+    ExecutorKind executor = ExecutorKind::threaded;
+    std::int64_t schedule_seed = 0;
+  } debug;
+
+  struct Metrics {
+    std::int64_t log_freq = 1;
+    std::string jsonl;
+    std::optional<double> peak_tflops;  // of one rank
+  } metrics;
+
+  struct Validation {
+    std::int64_t freq = 0;  // 0: at the end only
+  } validation;
+
+  struct Comm {
+    std::int64_t train_timeout_seconds = 100;
+  } comm;
+
+  std::set<std::string> given;  // the full names of what was set, by file or command line
+};
+
+// Reads `[FILE.toml] [--key=value | --key value ...]` in order, later wins; stops at --help or
+// --version. Throws: DataError with one line that names the argument or the file's line, the value
+// and the remedy.
+Config parse_arguments(const std::vector<std::string>& arguments);
+
+// Checks what no single value shows: that keys fit each other, the model and a world of
+// `world_size` ranks (0: not known yet; what depends on it is left out, and train() checks again).
+// Throws: DataError.
+void validate(const Config& config, int world_size);
+
+// How a global batch is shared: global = world * local * micro_batches.
+struct BatchSplit {
+  std::int64_t global = 0;         // samples a step over all ranks
+  std::int64_t local = 0;          // samples of one rank in one micro-batch
+  std::int64_t micro_batches = 0;  // whose gradients accumulate
+};
+
+// Unset: local is global / world; global is local * world, or 24 rounded up to a multiple of the
+// world. Throws: DataError if world * local does not divide global.
+BatchSplit split_batch(const Config& config, int world_size);
+
+// All sections as TOML that parse_arguments reads back to the same values; unset keys are comments
+// that say what stands in.
+std::string print_config(const Config& config);
+
+std::string help_text();
+
+}  // namespace tessera::train

@@ -1,0 +1,75 @@
+#include "tools/train/inputs.hpp"
+
+#include <filesystem>
+#include <string_view>
+#include <utility>
+
+#include "tessera/base/error.hpp"
+
+namespace tessera::train {
+namespace {
+
+// Runs f and puts the option's name before its complaint.
+template <class F>
+auto named(std::string_view option, F&& f) {
+  try {
+    return f();
+  } catch (const DataError& error) {
+    throw DataError(concat(option, ": ", error.what()), error.where());
+  }
+}
+
+// Writing over what is read would destroy it.
+void check_distinct(const Config& config) {
+  const std::pair<std::string_view, const std::string&> outputs[] = {
+      {"--save", config.flags.save}, {"metrics.jsonl", config.metrics.jsonl}};
+  const std::pair<std::string_view, const std::string&> inputs[] = {{"data.path", config.data.path},
+                                                                    {"--load", config.flags.load}};
+  for (const auto& [output, written] : outputs) {
+    for (const auto& [input, read] : inputs) {
+      std::error_code absent;  // a file that does not exist yet is nobody's input
+      const bool resaved =
+          output == "--save" && input == "--load";  // replaced by a whole file, as the user said
+      if (written.empty() || read.empty() || resaved ||
+          !std::filesystem::equivalent(written, read, absent))
+        continue;
+      throw DataError(
+          concat(output, ": '", written, "' would overwrite ", input, "; name another file"));
+    }
+  }
+  if (!config.flags.save.empty() && config.flags.save == config.metrics.jsonl) {
+    throw DataError(
+        concat("--save: '", config.flags.save, "' is metrics.jsonl too; name another file"));
+  }
+}
+
+}  // namespace
+
+Inputs open_inputs(const Config& config, int world_size, Writes writes) {
+  Inputs inputs;
+  if (config.flags.dry_run) return inputs;
+  const Config::Data& data = config.data;
+  if (!data.path.empty()) {
+    inputs.loader = named("data.path", [&] {
+      return data::TokenLoader(data::TokenFile(data.path, config.model.vocab_size),
+                               {.seq_len = config.training.seq_len,
+                                .global_batch = split_batch(config, world_size).global,
+                                .order = data.order,
+                                .seed = static_cast<std::uint64_t>(config.debug.seed),
+                                .heldout = data.heldout});
+    });
+  }
+  if (!config.flags.load.empty()) {
+    inputs.load = named("--load", [&] { return checkpoint::SafetensorsReader(config.flags.load); });
+  }
+  check_distinct(config);
+  if (writes == Writes::no) return inputs;
+  if (!config.flags.save.empty())
+    named("--save", [&] { checkpoint::check_writable(config.flags.save); });
+  if (!config.metrics.jsonl.empty()) {
+    inputs.jsonl = named("metrics.jsonl", [&] { return JsonlWriter(config.metrics.jsonl); });
+  }
+  return inputs;
+}
+
+}  // namespace tessera::train

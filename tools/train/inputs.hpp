@@ -1,0 +1,28 @@
+// Everything outside the program that a run touches, opened and checked before the first step, so
+// that bad input ends the run before any work is done and before any file is changed.
+#pragma once
+
+#include <optional>
+
+#include "tessera/checkpoint/safetensors.hpp"
+#include "tessera/data/token_file.hpp"
+#include "tools/train/config.hpp"
+#include "tools/train/metrics.hpp"
+
+namespace tessera::train {
+
+struct Inputs {
+  std::optional<data::TokenLoader> loader;            // where data.path is set
+  std::optional<checkpoint::SafetensorsReader> load;  // where --load is
+  std::optional<JsonlWriter> jsonl;  // where metrics.jsonl is, on the rank that writes
+};
+
+// Which process this is: only one of a job writes.
+enum class Writes : std::uint8_t { no, yes };
+
+// Opens what is read, then checks that --save can be written, and only then truncates
+// metrics.jsonl. A --dry-run opens nothing. One set serves all ranks of a process. Throws:
+// DataError that begins with the option's name.
+Inputs open_inputs(const Config& config, int world_size, Writes writes);
+
+}  // namespace tessera::train

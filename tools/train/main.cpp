@@ -1,0 +1,134 @@
+// tessera-train: reads what it is told, and turns every outcome into an exit code and at most one
+// line on stderr.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <new>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "build_info.hpp"
+#include "runtime/device/cpu_check.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/base/log.hpp"
+#include "tessera/base/utf8.hpp"
+#include "tessera/run/environment.hpp"
+#include "tessera/version.hpp"
+#include "tools/train/config.hpp"
+#include "tools/train/signals.hpp"
+#include "tools/train/train.hpp"
+
+namespace {
+
+using namespace tessera;
+
+constexpr int kFailure = 1, kBadInput = 2;
+
+void report(const std::string& message) {
+  std::fprintf(stderr, "tessera-train: %s\n", printable(message).c_str());
+}
+
+// A launcher kills the rest of a job as soon as one process fails. The process that can best say
+// why speaks and ends first: the first rank if it has a cause of its own, then others with a cause,
+// then those that only lost a peer. That is one line a job, and none is lost where the first rank
+// is well.
+void wait_for_turn(const LaunchEnvironment& environment, bool lost_peer) {
+  if (!environment.several_processes()) return;
+  const int turn = (lost_peer ? 2 : 0) + (environment.rank > 0 ? 1 : 0);
+  std::this_thread::sleep_for(std::chrono::seconds(turn));
+}
+
+void print(const std::string& text) {
+  if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0)
+    throw DeviceError("writing to stdout failed");
+}
+
+std::string version_text() {
+#if defined(__clang__)
+  const std::string compiler = "clang " __clang_version__;
+#elif defined(__GNUC__)
+  const std::string compiler = "gcc " __VERSION__;
+#else
+  const std::string compiler = "an unknown compiler";
+#endif
+  const std::string features = tools::kFeatures;
+  return concat("tessera-train ", TESSERA_VERSION, "\ncommit ", tools::kCommit, "\ncompiler ",
+                compiler, "\nfeatures ", features.empty() ? "none" : features, "\n");
+}
+
+// --help, --version and --print-config answer once a job.
+void answer(const train::Config& config, const LaunchEnvironment& environment) {
+  if (environment.rank != 0) return;
+  const train::Config::Flags& flags = config.flags;
+  print(flags.help      ? train::help_text()
+        : flags.version ? version_text()
+                        : train::print_config(config));
+}
+
+int run(const std::vector<std::string>& arguments, LaunchEnvironment& environment) {
+  std::exception_ptr broken;  // kept until --help has had its chance
+  try {
+    environment = detect(std::getenv);
+  } catch (const DataError&) {
+    broken = std::current_exception();
+  }
+  const train::Config config = train::parse_arguments(arguments);
+  if (config.flags.help || config.flags.version) {
+    answer(config, environment);
+    return 0;
+  }
+  if (broken) std::rethrow_exception(broken);
+  std::optional<int> ranks;
+  if (config.flags.ranks) ranks = static_cast<int>(*config.flags.ranks);
+  train::validate(config, job_size(environment, ranks));
+  if (config.flags.print_config) {
+    answer(config, environment);
+    return 0;
+  }
+  if (!environment.notice.empty()) report("notice: " + environment.notice);
+  train::install_signal_handlers();
+  return train::train(config, environment);
+}
+
+// The exit code of the exception that is being handled, with its message.
+int explain(std::string& message, bool& lost_peer) {
+  try {
+    throw;
+  } catch (const Error& error) {
+    message = error.rank() > 0 ? concat("rank ", error.rank(), ": ", error.what()) : error.what();
+    lost_peer = dynamic_cast<const CommError*>(&error) != nullptr;
+    return dynamic_cast<const DataError*>(&error) ? kBadInput : kFailure;
+  } catch (const std::bad_alloc&) {
+    message = "out of memory; use a smaller model, batch or sequence";
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  return kFailure;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // First of all, in an object that any processor of this architecture can run.
+  if (const std::string missing = missing_cpu_feature(kernel_arch()); !missing.empty()) {
+    report(concat("this processor lacks ", missing, ", which the kernels of this build need (",
+                  kernel_arch(), "); configure with -Dkernel_arch= and build again"));
+    return kFailure;
+  }
+  LaunchEnvironment environment;
+  try {
+    set_log_sink([](LogLevel, const std::string& message) { report(message); });
+    return run(std::vector<std::string>(argv + 1, argv + argc), environment);
+  } catch (...) {
+    train::restore_signal_handlers();
+    std::string message;
+    bool lost_peer = false;
+    const int code = explain(message, lost_peer);
+    wait_for_turn(environment, lost_peer);
+    report(message);
+    return code;
+  }
+}

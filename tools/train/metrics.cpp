@@ -1,0 +1,223 @@
+#include "tools/train/metrics.hpp"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "tessera/base/error.hpp"
+
+namespace tessera::train {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+template <class... Arguments>
+std::string format(const char* pattern, Arguments... arguments) {
+  char text[400];  // the widest number, -DBL_MAX in fixed notation, has 310 characters
+  std::snprintf(text, sizeof text, pattern, arguments...);
+  return text;
+}
+
+std::string json_number(double value) {
+  if (!std::isfinite(value)) return "null";
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+std::string json_number(std::int64_t value) { return std::to_string(value); }
+template <class T>
+std::string json_number(const std::optional<T>& value) {
+  return value ? json_number(*value) : "null";
+}
+
+// 1234567.8 as "1,234,567.8".
+std::string with_commas(std::string digits) {
+  const std::size_t first = digits.find_first_of("0123456789"), dot = digits.find('.');
+  if (first == std::string::npos) return digits;  // nan, inf
+  for (std::size_t at = dot == std::string::npos ? digits.size() : dot; at > first + 3;)
+    digits.insert(at -= 3, ",");
+  return digits;
+}
+
+// torchtitan's colours, in its order.
+class Painter {
+ public:
+  explicit Painter(bool colour) : colour_(colour) {}
+  const char* operator()(const char* code) const { return colour_ ? code : ""; }
+
+ private:
+  bool colour_;
+};
+constexpr const char *kRed = "\033[31m", *kGreen = "\033[32m", *kYellow = "\033[33m",
+                     *kBlue = "\033[34m", *kMagenta = "\033[35m", *kCyan = "\033[36m",
+                     *kOrange = "\033[38;2;180;60;0m", *kTurquoise = "\033[38;2;54;234;195m",
+                     *kReset = "\033[39m";
+
+std::string memory_field(const StepMetrics& metrics, std::int64_t capacity_bytes) {
+  if (!metrics.memory_reserved_bytes) return "N/A";
+  const auto bytes = static_cast<double>(*metrics.memory_reserved_bytes);
+  std::string field = format("%5.2fGiB", bytes / kGiB);
+  if (capacity_bytes > 0)
+    field += format("(%.2f%%)", 100 * bytes / static_cast<double>(capacity_bytes));
+  return field;
+}
+
+bool is_set(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value && *value;
+}
+
+}  // namespace
+
+std::string json_line(const StepMetrics& m) {
+  return concat("{\"step\": ", m.step, ", \"loss\": ", json_number(m.loss),
+                ", \"grad_norm\": ", json_number(m.grad_norm), ", \"lr\": ", json_number(m.lr),
+                ", \"tokens_per_second\": ", json_number(m.tokens_per_second),
+                ", \"mfu\": ", json_number(m.mfu),
+                ", \"exposed_comm_ms\": ", json_number(m.exposed_comm_ms),
+                ", \"host_ms\": ", json_number(m.host_ms),
+                ", \"memory_peak_bytes\": ", json_number(m.memory_peak_bytes),
+                ", \"memory_planned_bytes\": ", json_number(m.memory_planned_bytes),
+                ", \"memory_reserved_bytes\": ", json_number(m.memory_reserved_bytes), "}");
+}
+
+std::string step_line(const StepMetrics& m, std::int64_t capacity_bytes, bool colour) {
+  const Painter paint(colour);
+  const std::string tflops = m.tflops ? with_commas(format("%.2f", *m.tflops)) : "N/A";
+  const std::string mfu = m.mfu ? format("%.2f%%", 100 * *m.mfu) : "N/A";
+  return concat(paint(kRed), format("step: %2lld  ", static_cast<long long>(m.step)), paint(kGreen),
+                format("loss: %8.5f  ", m.loss), paint(kOrange),
+                format("grad_norm: %7.4f  ", m.grad_norm), paint(kTurquoise),
+                "memory: ", memory_field(m, capacity_bytes), "  ", paint(kBlue),
+                "tps: ", with_commas(format("%.0f", m.tokens_per_second)), "  ", paint(kCyan),
+                "tflops: ", tflops, "  ", paint(kMagenta), "mfu: ", mfu, paint(kReset));
+}
+
+std::string validation_line(std::int64_t step, double loss, bool colour) {
+  const Painter paint(colour);
+  return concat(paint(kYellow), format("validate step: %2lld  ", static_cast<long long>(step)),
+                paint(kGreen), format("loss: %8.5f", loss), paint(kReset));
+}
+
+std::string progress_bar(std::int64_t step, std::int64_t steps, double loss, double seconds_left,
+                         int width) {
+  const auto seconds = static_cast<long long>(std::clamp(seconds_left, 0.0, 359999.0));
+  const std::string left = seconds >= 3600 ? format("%lld:%02lld:%02lld", seconds / 3600,
+                                                    seconds / 60 % 60, seconds % 60)
+                                           : format("%lld:%02lld", seconds / 60, seconds % 60);
+  const std::string text =
+      concat(" ", step, "/", steps, "  loss ", format("%.4f", loss), "  ", left, " left");
+  const int cells = std::min(40, width - static_cast<int>(text.size()) - 2);
+  if (cells < 4) return text.substr(1, static_cast<std::size_t>(std::max(width, 0)));
+  const double done = steps > 0 ? static_cast<double>(step) / static_cast<double>(steps) : 1;
+  const auto full = static_cast<std::size_t>(std::clamp(done, 0.0, 1.0) * cells);
+  std::string bar(full, '=');
+  if (full < static_cast<std::size_t>(cells)) bar += '>';
+  bar.resize(static_cast<std::size_t>(cells), ' ');
+  return concat("[", bar, "]", text);
+}
+
+JsonlWriter::JsonlWriter(const std::string& path)
+    : path_(path), file_(std::fopen(path.c_str(), "we")) {
+  if (!file_)
+    throw DataError(
+        concat("'", path, "' cannot be written: ", std::strerror(errno), "; check the path"));
+}
+
+void JsonlWriter::write(const StepMetrics& metrics) {
+  const std::string line = json_line(metrics) + "\n";
+  if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size() ||
+      std::fflush(file_.get()) != 0) {
+    throw DeviceError(
+        concat("metrics.jsonl: writing '", path_, "' failed: ", std::strerror(errno)));
+  }
+}
+
+Terminal Terminal::detect() {
+  Terminal terminal;
+  const char* kind = std::getenv("TERM");
+  const bool dumb = !kind || std::string_view(kind) == "dumb";
+  terminal.colour = ::isatty(STDOUT_FILENO) && !dumb && !is_set("NO_COLOR");
+  terminal.bar = ::isatty(STDERR_FILENO) && !dumb;
+  winsize size{};
+  if (terminal.bar && ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+    terminal.width = size.ws_col;
+  return terminal;
+}
+
+Console::Console(const Terminal& terminal, std::int64_t steps, std::int64_t log_freq,
+                 std::int64_t capacity_bytes)
+    : terminal_(terminal),
+      steps_(steps),
+      log_freq_(log_freq),
+      capacity_bytes_(capacity_bytes),
+      started_(std::chrono::steady_clock::now()) {
+  TESSERA_EXPECT(log_freq > 0, "Console: log_freq=", log_freq, " must be positive");
+}
+
+Console::~Console() { clear_bar(); }
+
+void Console::step(const StepMetrics& metrics) {
+  if (first_step_ == 0) {  // the first step is slower than the rest: the estimate begins after it
+    first_step_ = metrics.step;
+    started_ = std::chrono::steady_clock::now();
+  }
+  last_step_ = metrics.step;
+  last_loss_ = metrics.loss;
+  if (metrics.step == 1 || metrics.step % log_freq_ == 0) {
+    line(step_line(metrics, capacity_bytes_, terminal_.colour));
+  } else {
+    draw_bar();
+  }
+}
+
+void Console::validation(std::int64_t step, double loss) {
+  line(validation_line(step, loss, terminal_.colour));
+}
+
+void Console::line(const std::string& text) {
+  clear_bar();
+  std::fputs(text.c_str(), terminal_.out);
+  std::fputc('\n', terminal_.out);
+  if (std::fflush(terminal_.out) != 0)
+    throw DeviceError(concat("writing to stdout failed: ", std::strerror(errno)));
+  if (last_step_ > 0 && last_step_ < steps_) draw_bar();
+}
+
+void Console::notice(const std::string& text) {
+  clear_bar();
+  std::fputs((text + "\n").c_str(), terminal_.err);
+}
+
+void Console::clear_bar() {
+  if (!bar_shown_) return;
+  std::fputs("\r\033[K", terminal_.err);
+  std::fflush(terminal_.err);
+  bar_shown_ = false;
+}
+
+void Console::draw_bar() {
+  if (!terminal_.bar) return;
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - started_;
+  const auto done = static_cast<double>(last_step_ - first_step_);
+  const double left =
+      done > 0 ? elapsed.count() / done * static_cast<double>(steps_ - last_step_) : 0;
+  // One column stays free: a character in the last one makes some terminals wrap.
+  std::fprintf(terminal_.err, "\r\033[K%s",
+               progress_bar(last_step_, steps_, last_loss_, left, terminal_.width - 1).c_str());
+  std::fflush(terminal_.err);
+  bar_shown_ = true;
+}
+
+std::int64_t physical_memory_bytes() {
+  const long pages = ::sysconf(_SC_PHYS_PAGES), page_bytes = ::sysconf(_SC_PAGESIZE);
+  return pages > 0 && page_bytes > 0 ? std::int64_t{pages} * page_bytes : 0;
+}
+
+}  // namespace tessera::train

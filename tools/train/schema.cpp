@@ -1,0 +1,382 @@
+#include "tools/train/schema.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <type_traits>
+
+#include "tessera/base/error.hpp"
+
+namespace tessera::train {
+namespace {
+
+constexpr double kMaxSize = 1 << 24;  // dimensions and batches: their products stay far below 2^63
+constexpr double kMaxCount = 1ll << 40;  // steps
+constexpr double kMaxSeed = 1ll << 53;   // what a JSON or TOML reader elsewhere still reads exactly
+
+constexpr std::size_t kMaxMisspelt = 100;  // bounds the time that a suggestion takes
+
+constexpr Range between(double low, double high) { return {low, high, false, false}; }
+constexpr Range at_least(double low) { return {.low = low}; }
+constexpr Range above(double low) { return {.low = low, .above_low = true}; }
+constexpr Range fraction() { return {0, 1, false, true}; }
+
+template <class T>
+struct Optional : std::false_type {
+  using Type = T;
+};
+template <class T>
+struct Optional<std::optional<T>> : std::true_type {
+  using Type = T;
+};
+
+template <class T>
+constexpr ValueType type_of() {
+  if constexpr (std::is_same_v<T, bool>)
+    return ValueType::boolean;
+  else if constexpr (std::is_same_v<T, std::int64_t>)
+    return ValueType::integer;
+  else if constexpr (std::is_same_v<T, double>)
+    return ValueType::real;
+  else if constexpr (std::is_same_v<T, std::string>)
+    return ValueType::text;
+  else {
+    static_assert(std::is_enum_v<T>);
+    return ValueType::choice;
+  }
+}
+
+template <class T>
+Value to_value(const T& field) {
+  if constexpr (Optional<T>::value)
+    return field ? Value(*field) : Value();
+  else if constexpr (std::is_enum_v<T>)
+    return static_cast<std::int64_t>(field);
+  else if constexpr (std::is_same_v<T, std::string>)
+    return field.empty() ? Value() : Value(field);
+  else
+    return field;
+}
+
+template <class T>
+void from_value(T& field, const Value& value) {
+  if constexpr (std::is_enum_v<T>)
+    field = static_cast<T>(std::get<std::int64_t>(value));
+  else
+    field = std::get<typename Optional<T>::Type>(value);
+}
+
+// The columns that only some rows have.
+struct Extra {
+  Range range = {};
+  std::vector<std::string_view> choices = {};
+  std::string_view only_if = {}, unset = {}, argument = {};
+};
+
+template <auto kSection, auto kField>
+Key key(std::string_view section, std::string_view name, std::string_view help, Extra extra = {}) {
+  using Field = std::remove_cvref_t<decltype(std::declval<Config&>().*kSection.*kField)>;
+  Key row;
+  row.section = section;
+  row.name = name;
+  row.help = help;
+  row.type = type_of<typename Optional<Field>::Type>();
+  row.range = extra.range;
+  row.choices = std::move(extra.choices);
+  row.only_if = extra.only_if;
+  row.unset = extra.unset;
+  row.argument = extra.argument;
+  row.get = [](const Config& config) { return to_value(config.*kSection.*kField); };
+  row.set = [](Config& config, const Value& value) { from_value(config.*kSection.*kField, value); };
+  return row;
+}
+
+constexpr std::string_view kLlama = "model.name=llama", kGpt2 = "model.name=gpt2",
+                           kAdamw = "optimizer.name=AdamW", kSgd = "optimizer.name=SGD",
+                           kDecays = "lr_scheduler.decay_type!=constant",
+                           kShuffled = "debug.executor=shuffled";
+
+void add_flags(std::vector<Key>& rows) {
+  using F = Config::Flags;
+  constexpr auto S = &Config::flags;
+  rows.push_back(key<S, &F::ranks>("", "ranks",
+                                   "ranks, as threads of this process (processes: mpirun -n N)",
+                                   {.range = between(1, 1 << 20), .unset = "1", .argument = "N"}));
+  rows.push_back(key<S, &F::threads>("", "threads", "threads per rank for the kernels",
+                                     {.range = between(1, 4096),
+                                      .unset = "cores in the affinity mask / ranks in it",
+                                      .argument = "N"}));
+  rows.push_back(key<S, &F::dry_run>(
+      "", "dry-run",
+      "print units, shards, collectives and the planned peak; train and write nothing"));
+  rows.push_back(key<S, &F::load>("", "load",
+                                  "start from these weights (safetensors, Hugging Face's names)",
+                                  {.argument = "FILE"}));
+  rows.push_back(key<S, &F::save>("", "save", "write the weights at the end, in float32",
+                                  {.argument = "FILE"}));
+  rows.push_back(key<S, &F::sample>("", "sample", "at the end, let the model continue this text",
+                                    {.argument = "TEXT"}));
+  rows.push_back(key<S, &F::sample_tokens>("", "sample-tokens", "how many tokens --sample adds",
+                                           {.range = between(1, kMaxSize), .argument = "N"}));
+  rows.push_back(key<S, &F::print_config>("", "print-config",
+                                          "print the whole configuration as TOML and end"));
+  rows.push_back(key<S, &F::help>("", "help", "print this and end"));
+  rows.push_back(
+      key<S, &F::version>("", "version", "print version, commit, compiler and features, and end"));
+}
+
+void add_model(std::vector<Key>& rows) {
+  using M = Config::Model;
+  constexpr auto S = &Config::model;
+  constexpr std::string_view name = "model";
+  const Extra size{.range = between(1, kMaxSize)};
+  rows.push_back(
+      key<S, &M::name>(name, "name", "which architecture", {.choices = {"llama", "gpt2"}}));
+  rows.push_back(
+      key<S, &M::dim>(name, "dim", "width of the residual stream", {.range = between(1, 1 << 20)}));
+  rows.push_back(
+      key<S, &M::n_layers>(name, "n_layers", "number of blocks", {.range = between(1, 4096)}));
+  rows.push_back(key<S, &M::n_heads>(name, "n_heads", "heads of attention; must divide dim",
+                                     {.range = between(1, 1 << 16)}));
+  rows.push_back(key<S, &M::n_kv_heads>(
+      name, "n_kv_heads", "heads of keys and values; must divide n_heads",
+      {.range = between(1, 1 << 16), .only_if = kLlama, .unset = "n_heads"}));
+  rows.push_back(key<S, &M::ffn_dim>(
+      name, "ffn_dim", "width inside the MLP",
+      {.range = between(1, kMaxSize),
+       .unset = "llama: 8/3 of dim, rounded up to a multiple of 32; gpt2: 4 dim"}));
+  rows.push_back(
+      key<S, &M::vocab_size>(name, "vocab_size", "number of token ids; 256 for bytes", size));
+  rows.push_back(
+      key<S, &M::max_seq_len>(name, "max_seq_len", "number of learned positions",
+                              {.range = between(1, kMaxSize), .only_if = kGpt2, .unset = "1024"}));
+  rows.push_back(key<S, &M::rope_theta>(name, "rope_theta", "base of the rotary embedding",
+                                        {.range = above(0), .only_if = kLlama}));
+  rows.push_back(key<S, &M::norm_eps>(name, "norm_eps", "added to the variance in every norm",
+                                      {.range = above(0)}));
+  rows.push_back(key<S, &M::dropout>(name, "dropout", "probability of dropout",
+                                     {.range = fraction(), .only_if = kGpt2}));
+  rows.push_back(key<S, &M::tie_embeddings>(name, "tie_embeddings",
+                                            "one weight for embedding and head",
+                                            {.unset = "llama: false; gpt2: true"}));
+}
+
+void add_data_and_training(std::vector<Key>& rows) {
+  using D = Config::Data;
+  using T = Config::Training;
+  constexpr auto S = &Config::data;
+  constexpr auto U = &Config::training;
+  rows.push_back(key<S, &D::path>("data", "path",
+                                  "*.bin: 16-bit little-endian tokens; anything else: bytes",
+                                  {.argument = "FILE"}));
+  rows.push_back(key<S, &D::order>("data", "order",
+                                   "order of the samples; shuffled anew each epoch",
+                                   {.choices = {"shuffled", "sequential"}}));
+  rows.push_back(key<S, &D::heldout>(
+      "data", "heldout", "last fraction of the tokens, never trained on", {.range = fraction()}));
+  rows.push_back(
+      key<U, &T::steps>("training", "steps", "optimizer steps", {.range = between(0, kMaxCount)}));
+  rows.push_back(key<U, &T::seq_len>("training", "seq_len", "tokens in a sample",
+                                     {.range = between(1, kMaxSize)}));
+  rows.push_back(key<U, &T::global_batch_size>(
+      "training", "global_batch_size", "samples a step, over all ranks",
+      {.range = between(1, kMaxSize),
+       .unset = "local_batch_size * ranks, or 24 rounded up to a multiple of the ranks"}));
+  rows.push_back(key<U, &T::local_batch_size>(
+      "training", "local_batch_size",
+      "samples of one rank at a time; fewer than its part: gradients accumulate",
+      {.range = between(1, kMaxSize), .unset = "global_batch_size / ranks"}));
+  rows.push_back(key<U, &T::max_norm>("training", "max_norm",
+                                      "gradients are scaled down to this global norm",
+                                      {.range = above(0)}));
+  rows.push_back(key<U, &T::mixed_precision_param>("training", "mixed_precision_param",
+                                                   "type of gathered parameters and activations",
+                                                   {.choices = {"float32", "bfloat16"}}));
+  rows.push_back(key<U, &T::mixed_precision_reduce>("training", "mixed_precision_reduce",
+                                                    "type in which gradients are summed",
+                                                    {.choices = {"float32"}}));
+}
+
+void add_optimizer(std::vector<Key>& rows) {
+  using O = Config::Optimizer;
+  using L = Config::LrScheduler;
+  constexpr auto S = &Config::optimizer;
+  constexpr auto U = &Config::lr_scheduler;
+  rows.push_back(
+      key<S, &O::name>("optimizer", "name", "which optimizer", {.choices = {"AdamW", "SGD"}}));
+  rows.push_back(key<S, &O::lr>("optimizer", "lr", "peak learning rate", {.range = at_least(0)}));
+  rows.push_back(key<S, &O::beta1>("optimizer", "beta1", "decay of the first moment",
+                                   {.range = fraction(), .only_if = kAdamw}));
+  rows.push_back(key<S, &O::beta2>("optimizer", "beta2", "decay of the second moment",
+                                   {.range = fraction(), .only_if = kAdamw}));
+  rows.push_back(key<S, &O::eps>("optimizer", "eps", "added to the root of the second moment",
+                                 {.range = above(0), .only_if = kAdamw}));
+  rows.push_back(key<S, &O::weight_decay>("optimizer", "weight_decay", "decay of all parameters",
+                                          {.range = at_least(0)}));
+  rows.push_back(key<S, &O::momentum>("optimizer", "momentum", "momentum",
+                                      {.range = fraction(), .only_if = kSgd}));
+  rows.push_back(key<U, &L::warmup_steps>("lr_scheduler", "warmup_steps", "steps of linear warm-up",
+                                          {.range = between(0, kMaxCount)}));
+  rows.push_back(key<U, &L::decay_type>("lr_scheduler", "decay_type",
+                                        "how the rate falls after the warm-up",
+                                        {.choices = {"constant", "linear", "cosine"}}));
+  rows.push_back(key<U, &L::decay_ratio>(
+      "lr_scheduler", "decay_ratio", "the last fraction of the steps, in which the rate falls",
+      {.range = between(0, 1), .only_if = kDecays, .unset = "all steps after the warm-up"}));
+  rows.push_back(key<U, &L::min_lr_factor>("lr_scheduler", "min_lr_factor",
+                                           "the rate falls to this fraction of lr",
+                                           {.range = between(0, 1), .only_if = kDecays}));
+}
+
+void add_system(std::vector<Key>& rows) {
+  rows.push_back(key<&Config::parallelism, &Config::Parallelism::fsdp_reshard_after_forward>(
+      "parallelism", "fsdp_reshard_after_forward",
+      "free a unit's parameters between forward and backward; default: all but the last unit",
+      {.choices = {"default", "always", "never"}}));
+  rows.push_back(key<&Config::activation_checkpoint, &Config::ActivationCheckpoint::mode>(
+      "activation_checkpoint", "mode", "full: keep a block's input only and compute the rest again",
+      {.choices = {"none", "full"}}));
+  rows.push_back(key<&Config::debug, &Config::Debug::seed>(
+      "debug", "seed", "of initial weights, shuffling, dropout and sampling",
+      {.range = between(0, kMaxSeed)}));
+  rows.push_back(key<&Config::debug, &Config::Debug::executor>(
+      "debug", "executor", "what runs the streams",
+      {.choices = {"threaded", "inline", "shuffled"}}));
+  rows.push_back(key<&Config::debug, &Config::Debug::schedule_seed>(
+      "debug", "schedule_seed", "of the shuffled schedule",
+      {.range = between(0, kMaxSeed), .only_if = kShuffled}));
+  rows.push_back(key<&Config::metrics, &Config::Metrics::log_freq>(
+      "metrics", "log_freq", "print every so many steps", {.range = between(1, kMaxCount)}));
+  rows.push_back(key<&Config::metrics, &Config::Metrics::jsonl>(
+      "metrics", "jsonl", "one JSON object a step goes here", {.argument = "FILE"}));
+  rows.push_back(key<&Config::metrics, &Config::Metrics::peak_tflops>(
+      "metrics", "peak_tflops", "of one rank; mfu needs it",
+      {.range = above(0), .unset = "no mfu"}));
+  rows.push_back(key<&Config::validation, &Config::Validation::freq>(
+      "validation", "freq", "held-out loss every so many steps; 0: at the end only",
+      {.range = between(0, kMaxCount)}));
+  rows.push_back(key<&Config::comm, &Config::Comm::train_timeout_seconds>(
+      "comm", "train_timeout_seconds", "a collective that takes longer is an error",
+      {.range = between(1, 1 << 20)}));
+}
+
+std::string number(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+// Optimal string alignment distance. Source: Damerau 1964; the dynamic programme is Wagner and
+// Fischer's.
+int edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<int>> cost(a.size() + 1, std::vector<int>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i) {
+    for (std::size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        cost[i][j] = static_cast<int>(i + j);
+        continue;
+      }
+      const bool same = a[i - 1] == b[j - 1];
+      cost[i][j] = std::min({cost[i - 1][j] + 1, cost[i][j - 1] + 1, cost[i - 1][j - 1] + !same});
+      const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+      if (swapped) cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
+    }
+  }
+  return cost[a.size()][b.size()];
+}
+
+}  // namespace
+
+std::string Key::full_name() const {
+  return section.empty() ? std::string(name) : concat(section, ".", name);
+}
+
+std::string Key::expected() const {
+  if (type == ValueType::boolean) return "true or false";
+  if (type == ValueType::text) return "a text that is not empty";
+  if (type == ValueType::choice) {
+    std::string all;
+    for (const std::string_view choice : choices) all += concat(all.empty() ? "" : ", ", choice);
+    return choices.size() == 1 ? all : concat("one of ", all);
+  }
+  const auto bound = [&](double value) {
+    return type == ValueType::integer ? concat(static_cast<std::int64_t>(value)) : number(value);
+  };
+  std::string text = type == ValueType::integer ? "a whole number" : "a number";
+  const bool has_high = range.high < std::numeric_limits<double>::infinity();
+  if (range.above_low)
+    text += concat(" above ", bound(range.low));
+  else
+    text += concat(has_high ? " from " : " of at least ", bound(range.low));
+  if (has_high) text += concat(range.below_high ? " to below " : " to ", bound(range.high));
+  return text;
+}
+
+const std::vector<Key>& schema() {
+  static const std::vector<Key> rows = [] {
+    std::vector<Key> made;
+    add_flags(made);
+    add_model(made);
+    add_data_and_training(made);
+    add_optimizer(made);
+    add_system(made);
+    return made;
+  }();
+  return rows;
+}
+
+const Key* find_key(std::string_view full_name) {
+  for (const Key& key : schema()) {
+    if (key.full_name() == full_name) return &key;
+  }
+  return nullptr;
+}
+
+bool applies(const Key& key, const Config& config) {
+  if (key.only_if.empty()) return true;
+  const std::size_t equals = key.only_if.find('=');
+  const bool negated = key.only_if[equals - 1] == '!';
+  const Key* other = find_key(key.only_if.substr(0, equals - (negated ? 1 : 0)));
+  TESSERA_EXPECT(other, "schema: '", key.only_if, "' names no key");
+  return (shown_value(*other, other->get(config)) == key.only_if.substr(equals + 1)) != negated;
+}
+
+std::string_view nearest(std::string_view misspelt,
+                         const std::vector<std::string_view>& candidates) {
+  const auto closer = [&](std::string_view a, std::string_view b) {
+    return edit_distance(misspelt.substr(0, kMaxMisspelt), a) <
+           edit_distance(misspelt.substr(0, kMaxMisspelt), b);
+  };
+  return *std::min_element(candidates.begin(), candidates.end(), closer);
+}
+
+std::string nearest_key(std::string_view misspelt) {
+  misspelt = misspelt.substr(0, kMaxMisspelt);
+  const std::size_t dot = misspelt.rfind('.');
+  const std::string_view last = dot == std::string_view::npos ? misspelt : misspelt.substr(dot + 1);
+  // A right name in a wrong section counts as two typing errors, in no section as none.
+  const int wrong_section = dot == std::string_view::npos ? 0 : 2;
+  const Key* best = nullptr;
+  int best_distance = std::numeric_limits<int>::max();
+  for (const Key& key : schema()) {
+    const int distance = std::min(edit_distance(misspelt, key.full_name()),
+                                  edit_distance(last, key.name) + wrong_section);
+    if (distance >= best_distance) continue;
+    best_distance = distance;
+    best = &key;
+  }
+  return best->full_name();
+}
+
+std::string shown_value(const Key& key, const Value& value) {
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
+  if (const auto* real = std::get_if<double>(&value)) return number(*real);
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  if (const auto* integer = std::get_if<std::int64_t>(&value)) {
+    return key.type == ValueType::choice
+               ? std::string(key.choices.at(static_cast<std::size_t>(*integer)))
+               : concat(*integer);
+  }
+  return {};
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,77 @@
+#include "tools/train/toml_reader.hpp"
+
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "tessera/base/error.hpp"
+#include "tessera/data/mapped_file.hpp"
+
+namespace tessera::train {
+namespace {
+
+TomlItem item_of(std::string section, std::string name, const toml::node& node) {
+  TomlItem item{.section = std::move(section),
+                .name = std::move(name),
+                .value = {},
+                .shown = {},
+                .line = node.source().begin.line};
+  if (const auto* text = node.as_string()) {
+    item.value = text->get();
+    item.shown = concat('"', text->get(), '"');
+  } else if (const auto* flag = node.as_boolean()) {
+    item.value = flag->get();
+    item.shown = flag->get() ? "true" : "false";
+  } else if (const auto* integer = node.as_integer()) {
+    item.value = integer->get();
+    item.shown = concat(integer->get());
+  } else if (const auto* real = node.as_floating_point()) {
+    item.value = real->get();
+    item.shown = concat(real->get());
+  } else {
+    item.shown = node.is_array() ? "an array" : node.is_table() ? "a table" : "a date or time";
+  }
+  return item;
+}
+
+void append_section(std::vector<TomlItem>& items, const std::string& section,
+                    const toml::table& table) {
+  if (table.empty()) {
+    items.push_back({.section = section,
+                     .name = {},
+                     .value = {},
+                     .shown = {},
+                     .line = table.source().begin.line});
+  }
+  for (const auto& [key, node] : table)
+    items.push_back(item_of(section, std::string(key.str()), node));
+}
+
+}  // namespace
+
+std::vector<TomlItem> read_toml(const std::string& path) {
+  const data::MappedFile file(path, "configuration file");
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
+                              file.bytes().size());
+  std::vector<TomlItem> items;
+  try {
+    const toml::table root = toml::parse(text, path);
+    for (const auto& [key, node] : root) {
+      const std::string name(key.str());
+      if (const toml::table* table = node.as_table())
+        append_section(items, name, *table);
+      else
+        items.push_back(item_of({}, name, node));
+    }
+  } catch (const toml::parse_error& error) {
+    throw DataError(
+        concat(path, ":", error.source().begin.line, ": not TOML: ", error.description()));
+  }
+  // Tables iterate by name; the first error to be reported is the first in the file.
+  std::stable_sort(items.begin(), items.end(),
+                   [](const auto& a, const auto& b) { return a.line < b.line; });
+  return items;
+}
+
+}  // namespace tessera::train

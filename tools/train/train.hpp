@@ -1,0 +1,14 @@
+// The run itself: world, model, loop, plan and sample, for a configuration that has been read and
+// checked.
+#pragma once
+
+#include "tessera/run/environment.hpp"
+#include "tools/train/config.hpp"
+
+namespace tessera::train {
+
+// Returns the exit code: 0, or 128 + signal after an orderly stop.
+// Throws: Error; DataError is bad input, whatever else is a failure.
+int train(const Config& config, const LaunchEnvironment& environment);
+
+}  // namespace tessera::train

@@ -1,0 +1,148 @@
+// The checks of tessera-train that need more than one key; see config.hpp.
+#include <cmath>
+#include <string_view>
+
+#include "tessera/base/checked.hpp"
+#include "tessera/base/error.hpp"
+#include "tools/train/config.hpp"
+#include "tools/train/schema.hpp"
+
+namespace tessera::train {
+namespace {
+
+constexpr std::int64_t kDefaultBatch = 24;  // shared equally by 1, 2, 3, 4, 6, 8, 12 and 24 ranks
+constexpr std::int64_t kMaxThreadRanks = 1024;  // beyond it the machine, not the program, gives up
+
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  throw DataError(concat(parts...));
+}
+
+// Nothing is accepted and ignored: a key that means nothing here was meant for another run.
+void check_given(const Config& config) {
+  for (const std::string& name : config.given) {
+    const Key* key = find_key(name);
+    if (!key || applies(*key, config)) continue;
+    const std::size_t equals = key->only_if.find('=');
+    const bool negated = key->only_if[equals - 1] == '!';
+    const std::string_view other = key->only_if.substr(0, equals - (negated ? 1 : 0));
+    const Key* condition = find_key(other);
+    fail(name, "=", shown_value(*key, key->get(config)), ": has no meaning with ", other, "=",
+         shown_value(*condition, condition->get(config)), "; leave it out, or set ", other,
+         negated ? " to something else than " : "=", key->only_if.substr(equals + 1));
+  }
+  if (config.given.contains("sample-tokens") && config.flags.sample.empty()) {
+    fail("--sample-tokens=", config.flags.sample_tokens, ": nothing is sampled; add --sample TEXT");
+  }
+  if (config.validation.freq > 0 && config.data.heldout == 0) {
+    fail("validation.freq=", config.validation.freq,
+         ": no tokens are held out; set data.heldout, e.g. to 0.05");
+  }
+}
+
+void check_model(const Config& config) {
+  const Config::Model& model = config.model;
+  if (model.dim % model.n_heads != 0) {
+    fail("model.n_heads=", model.n_heads, ": does not divide model.dim=", model.dim,
+         "; choose a divisor of it");
+  }
+  const std::int64_t head_dim = model.dim / model.n_heads;
+  if (model.name == ModelName::llama && head_dim % 2 != 0) {
+    fail("model.n_heads=", model.n_heads, ": leaves heads of ", head_dim,
+         " channels, and the rotary embedding turns pairs; choose model.dim / model.n_heads even");
+  }
+  if (model.n_heads % model.kv_heads() != 0) {
+    fail("model.n_kv_heads=", model.kv_heads(), ": does not divide model.n_heads=", model.n_heads,
+         "; choose a divisor of it");
+  }
+  if (model.name == ModelName::gpt2 && config.training.seq_len > model.positions()) {
+    fail("training.seq_len=", config.training.seq_len,
+         ": exceeds model.max_seq_len=", model.positions(), "; raise the one or lower the other");
+  }
+  for (const char c : config.flags.sample) {
+    const auto id = static_cast<unsigned char>(c);
+    if (id < model.vocab_size) continue;
+    fail("--sample: holds byte ", int{id}, ", beyond model.vocab_size=", model.vocab_size,
+         "; use other characters");
+  }
+}
+
+void check_schedule(const Config& config) {
+  const std::int64_t steps = config.training.steps, warmup = config.lr_scheduler.warmup_steps;
+  if (steps == 0) return;
+  if (warmup > steps) {
+    fail("lr_scheduler.warmup_steps=", warmup, ": exceeds training.steps=", steps,
+         "; choose fewer");
+  }
+  const double ratio = config.lr_scheduler.decay_ratio.value_or(0);
+  const auto decay = static_cast<std::int64_t>(std::llround(ratio * static_cast<double>(steps)));
+  if (warmup + decay > steps) {
+    fail("lr_scheduler.decay_ratio=", ratio, ": decay (", decay, ") and warm-up (", warmup,
+         ") exceed training.steps=", steps,
+         "; lower lr_scheduler.decay_ratio or lr_scheduler.warmup_steps");
+  }
+}
+
+void check_run(const Config& config, int world_size) {
+  const Config::Flags& flags = config.flags;
+  if (flags.ranks && *flags.ranks > kMaxThreadRanks && !flags.dry_run) {
+    fail("--ranks=", *flags.ranks, ": more than ", kMaxThreadRanks,
+         " ranks as threads; use several processes, or --dry-run to plan");
+  }
+  if (config.debug.executor == ExecutorKind::shuffled && world_size != 1 && !flags.ranks &&
+      !flags.dry_run) {
+    fail(
+        "debug.executor=shuffled: schedules the ranks of one process; use --ranks N in place of "
+        "the launcher");
+  }
+  if (flags.dry_run && world_size == 0) {
+    fail(
+        "--dry-run: this launcher does not tell how many processes it started; leave the launcher "
+        "out and give --ranks=N");
+  }
+  if (flags.print_config || !config.data.path.empty() || flags.dry_run) return;
+  if (config.training.steps > 0) {
+    fail("data.path: not set, and training.steps=", config.training.steps,
+         " need data; give --data.path=FILE, or --training.steps=0");
+  }
+  if (config.data.heldout > 0) {
+    fail("data.heldout=", config.data.heldout, ": there is no data; give --data.path=FILE");
+  }
+}
+
+}  // namespace
+
+BatchSplit split_batch(const Config& config, int world_size) {
+  TESSERA_EXPECT(world_size > 0, "split_batch: world_size=", world_size, " must be positive");
+  const Config::Training& training = config.training;
+  BatchSplit split;
+  if (training.global_batch_size)
+    split.global = *training.global_batch_size;
+  else if (training.local_batch_size)
+    split.global = checked_mul(*training.local_batch_size, world_size);
+  else
+    split.global = round_up(kDefaultBatch, world_size);
+  if (split.global % world_size != 0) {
+    fail("training.global_batch_size=", split.global, ": is not divisible by the ", world_size,
+         " ranks; the nearest above is ", round_up(split.global, world_size));
+  }
+  const std::int64_t part = split.global / world_size;
+  split.local = training.local_batch_size.value_or(part);
+  if (part % split.local != 0) {
+    fail("training.local_batch_size=", split.local, ": times ", world_size,
+         world_size == 1 ? " rank does not divide" : " ranks does not divide",
+         " training.global_batch_size=", split.global, "; choose a divisor of ", part);
+  }
+  split.micro_batches = part / split.local;
+  return split;
+}
+
+void validate(const Config& config, int world_size) {
+  check_given(config);
+  check_model(config);
+  check_schedule(config);
+  check_run(config, world_size);
+  if (world_size > 0) split_batch(config, world_size);
+}
+
+}  // namespace tessera::train
