@@ -60,6 +60,7 @@ struct FlatGroup {
   Tensor gradient;
   Event updated;              // after which `values` may be read; set by whoever writes them
   std::uint64_t version = 0;  // counts writes of `values`
+  bool trainable = true;      // of all its parameters: frozen ones lie in a group of their own
   Communicator* sums =
       nullptr;  // for sums over the ranks that hold the other shards; null for one rank
 
@@ -155,11 +156,10 @@ class Parameter {
   std::shared_ptr<ParameterState> state_;
 };
 
-// Gives parameters without a unit one flat group, values uninitialised. Requires: none of them has
-// memory.
-std::shared_ptr<FlatGroup> materialize_whole(const std::string& name,
-                                             const std::vector<Parameter>& parameters,
-                                             const Device& device);
+// Gives parameters without a unit their memory: a flat group, and another for the frozen ones.
+// Values are 0. Requires: none of them has memory.
+void materialize_whole(const std::string& name, const std::vector<Parameter>& parameters,
+                       const Device& device);
 
 // The distinct groups of `parameters`, in order of first mention.  Throws: ContractError when one
 // is not materialized.

@@ -1,0 +1,29 @@
+// The outermost call of a program: finds the ranks, runs its body on each, and turns errors into
+// one line and an exit code. Only a main calls it. It alone reads the environment for options and
+// writes to stderr.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "tessera/comm/world.hpp"
+#include "tessera/run/environment.hpp"
+
+namespace tessera {
+
+struct RunOptions {
+  std::string program = "tessera";  // opens every line on stderr
+  std::optional<int> ranks;  // as threads of this process; unset: what the launcher says, else 1
+  WorldOptions world;
+};
+
+// Calls `body` once per rank of the job and returns the exit code: 0 done, 2 bad input (DataError),
+// 1 anything else. Of an error that every rank meets, one rank writes the line.
+int run(const RunOptions& options, const std::function<void(World&)>& body);
+
+// The same for small programs: takes `--ranks N` and `--threads N` from the command line and leaves
+// the rest alone.
+int run(int argc, char** argv, const std::function<void(World&)>& body);
+
+}  // namespace tessera

@@ -1,0 +1,102 @@
+#include "tessera/run/run.hpp"
+
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "tessera/base/log.hpp"
+
+namespace tessera {
+namespace {
+
+void write_line(const std::string& program, const char* kind, const std::string& text) {
+  std::fprintf(stderr, "%s: %s%s\n", program.c_str(), kind, text.c_str());
+}
+
+int parse_count(const char* flag, std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > 4096)
+    throw DataError(concat(flag, ": '", text,
+                           "' is no number of at least 1 and at most 4096; write for example ",
+                           flag, " 2"));
+  return value;
+}
+
+void run_job(const RunOptions& options, const LaunchEnvironment& environment,
+             const std::function<void(World&)>& body) {
+  const int ranks = job_size(environment, options.ranks);
+  if (environment.several_processes()) {
+    World world = World::mpi(options.world);
+    if (environment.world_size > 1 && environment.world_size != world.size())
+      throw CommError(concat("the launcher started ", environment.world_size,
+                             " processes, MPI sees ", world.size(),
+                             "; start them with the mpirun of the MPI that this build uses"));
+    return body(world);
+  }
+  run_local(ranks, options.world, body);
+}
+
+}  // namespace
+
+int run(const RunOptions& options, const std::function<void(World&)>& body) {
+  set_log_sink([program = options.program](LogLevel level, const std::string& message) {
+    write_line(program,
+               level == LogLevel::info      ? ""
+               : level == LogLevel::warning ? "warning: "
+                                            : "error: ",
+               message);
+  });
+  int rank = 0;
+  try {
+    const LaunchEnvironment environment =
+        detect([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+    rank = environment.rank;
+    if (!environment.notice.empty() && rank == 0)
+      write_line(options.program, "", environment.notice);
+    run_job(options, environment, body);
+    return 0;
+  } catch (const DataError& error) {
+    if (rank == 0) write_line(options.program, "error: ", error.what());
+    return 2;
+  } catch (const Error& error) {
+    const std::string where = error.rank() >= 0 ? concat("rank ", error.rank(), ": ") : "";
+    write_line(options.program, "error: ", where + error.what());
+  } catch (const std::exception& error) {
+    write_line(options.program, "error: ", error.what());
+  }
+  return 1;
+}
+
+int run(int argc, char** argv, const std::function<void(World&)>& body) {
+  RunOptions options;
+  if (argc > 0)
+    options.program = std::string(argv[0]).substr(std::string_view(argv[0]).rfind('/') + 1);
+  try {
+    for (int i = 1; i < argc; ++i) {
+      const std::string_view argument = argv[i];
+      for (const char* flag : {"--ranks", "--threads"}) {
+        const std::string_view name = flag;
+        if (!argument.starts_with(name)) continue;
+        std::string_view value;
+        if (argument == name && i + 1 < argc)
+          value = argv[i + 1];
+        else if (argument.size() > name.size() && argument[name.size()] == '=')
+          value = argument.substr(name.size() + 1);
+        else if (argument != name)
+          continue;
+        if (name == "--ranks")
+          options.ranks = parse_count(flag, value);
+        else
+          options.world.threads = parse_count(flag, value);
+      }
+    }
+  } catch (const DataError& error) {
+    write_line(options.program, "error: ", error.what());
+    return 2;
+  }
+  return run(options, body);
+}
+
+}  // namespace tessera

@@ -1,0 +1,256 @@
+// The run on one rank after another's plan: load or init, train, validate, sample, save. Rank 0
+// speaks.
+#include "tools/train/train.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+
+#include "tessera/nn/generate.hpp"
+#include "tessera/tensor/ops.hpp"
+#include "tools/train/inputs.hpp"
+#include "tools/train/signals.hpp"
+#include "tools/train/trainer.hpp"
+#include "tools/train/weights.hpp"
+
+namespace tessera::train {
+namespace {
+
+std::string mebibytes(std::int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
+  return text;
+}
+
+WorldOptions world_options(const Config& config) {
+  return {.executor = config.debug.executor,
+          .schedule_seed = static_cast<std::uint64_t>(config.debug.schedule_seed),
+          .threads = static_cast<int>(config.flags.threads.value_or(0))};
+}
+
+// Ranks whose shards have the same sizes need the same memory: one of each kind, with how many
+// there are.
+std::map<int, int> distinct_layouts(const Config& config, int ranks) {
+  const auto model = make_model(config);
+  std::map<std::vector<std::int64_t>, int> first;
+  std::map<int, int> counts;
+  const std::vector<Parameter> parameters = model->parameters();
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::vector<std::int64_t> rows;
+    for (const Parameter& p : parameters)
+      rows.push_back(ShardSpec{p.shape(), ranks, rank}.owned().size());
+    ++counts[first.try_emplace(std::move(rows), rank).first->second];
+  }
+  return counts;
+}
+
+int dry_run(const Config& config, int ranks) {
+  const auto model = make_model(config);
+  std::printf("model %lld parameters, %s of f32\n", static_cast<long long>(model->numel()),
+              mebibytes(4 * model->numel()).c_str());
+  bool first = true;
+  for (const auto& [rank, count] : distinct_layouts(config, ranks)) {
+    const MemoryPlan plan = plan_memory(config, rank, ranks);
+    if (std::exchange(first, false)) std::printf("%s", plan.shard.to_string().c_str());
+    std::printf(
+        "rank %d and %d like it: planned peak %lld bytes (%s) in step 1, %lld bytes (%s) in every "
+        "later step, reserved %lld bytes (%s)\n",
+        rank, count - 1, static_cast<long long>(plan.first_step_bytes),
+        mebibytes(plan.first_step_bytes).c_str(), static_cast<long long>(plan.steady_step_bytes),
+        mebibytes(plan.steady_step_bytes).c_str(), static_cast<long long>(plan.reserved_bytes),
+        mebibytes(plan.reserved_bytes).c_str());
+    std::printf("%s\n", plan.ledger.c_str());
+  }
+  return 0;
+}
+
+// What ranks tell each other after a step, as the largest of each.
+struct Shared {
+  double exposed_seconds, host_seconds;
+  std::int64_t peak, planned, reserved;
+};
+Shared largest(const World& world, const Shared& own) {
+  constexpr std::int64_t kFields = 5;
+  std::vector<double> table(static_cast<std::size_t>(kFields * world.size()), 0);
+  const std::size_t at = static_cast<std::size_t>(kFields * world.rank());
+  table[at] = own.exposed_seconds;
+  table[at + 1] = own.host_seconds;
+  table[at + 2] = static_cast<double>(own.peak);
+  table[at + 3] = static_cast<double>(own.planned);
+  table[at + 4] = static_cast<double>(own.reserved);
+  if (world.size() > 1) {
+    const Tensor send = Tensor::from(table, {kFields * world.size()}, world.device());
+    const Tensor recv = Tensor::empty(send.shape(), f64, world.device());
+    const Access accesses[] = {send.access(AccessMode::read), recv.access(AccessMode::write)};
+    world.control().submit(Collective{.send = send.data(),
+                                      .recv = recv.data(),
+                                      .count = send.numel(),
+                                      .kind = CollectiveKind::all_reduce,
+                                      .dtype = f64},
+                           "all_reduce_metrics", accesses);
+    table = recv.to_vector<double>();
+  }
+  const auto most = [&](std::size_t field) {
+    double m = table[field];
+    for (std::size_t r = 1; r < static_cast<std::size_t>(world.size()); ++r)
+      m = std::max(m, table[r * kFields + field]);
+    return m;
+  };
+  return {most(0), most(1), static_cast<std::int64_t>(most(2)), static_cast<std::int64_t>(most(3)),
+          static_cast<std::int64_t>(most(4))};
+}
+
+// The run of one rank.
+class Run {
+ public:
+  Run(const Config& config, Inputs& inputs, const World& world)
+      : config_(config), inputs_(inputs), world_(world), speaks_(world.rank() == 0) {}
+
+  // Returns 0, or 128 + signal.
+  int operator()() {
+    if (config_.training.steps > 0) plan_ = plan_memory(config_, world_.rank(), world_.size());
+    trainer_ = std::make_unique<Trainer>(config_, world_);
+    nn::LanguageModel& model = trainer_->model();
+    nn::init(model, {static_cast<std::uint64_t>(config_.debug.seed)});
+    if (inputs_.load) load_weights(model, config_.flags.load);
+    world_.barrier();
+    if (speaks_)
+      console_ = std::make_unique<Console>(Terminal::detect(), config_.training.steps,
+                                           config_.metrics.log_freq, physical_memory_bytes());
+    if (speaks_ && config_.training.steps > 0) describe(model);
+    const bool stopped = train();
+    if (speaks_ && steps_done_ > 0) report_memory();
+    if (!config_.flags.save.empty()) save_weights(model, world_, config_.flags.save);
+    if (!stopped && !config_.flags.sample.empty()) sample(model);
+    return stopped && requested_signal() != 0 ? 128 + requested_signal() : stopped ? 128 + 15 : 0;
+  }
+
+ private:
+  void describe(nn::LanguageModel& model) {
+    console_->line(concat("model ", config_.model.name == ModelName::llama ? "llama" : "gpt2",
+                          " with ", model.numel(), " parameters on ", world_.size(),
+                          world_.size() == 1 ? " rank" : " ranks", ", ", world_.threads(),
+                          world_.threads() == 1 ? " thread" : " threads", " a rank"));
+    if (inputs_.loader)
+      console_->line(concat("data ", config_.data.path, ": ", inputs_.loader->samples(),
+                            " samples of ", config_.training.seq_len, " tokens to train on, ",
+                            inputs_.loader->heldout_samples(), " held out"));
+    console_->line(concat("memory planned: ", mebibytes(plan_.steady_step_bytes),
+                          " a rank at the peak of a step"));
+  }
+
+  // Returns whether it was stopped.
+  bool train() {
+    const BatchSplit split = split_batch(config_, world_.size());
+    const FillBatch fill = [&](std::int64_t step, std::int64_t row, std::span<std::int32_t> inputs,
+                               std::span<std::int32_t> targets) {
+      inputs_.loader->batch(step, world_.rank(), world_.size(), row, inputs, targets);
+    };
+    const double tokens = static_cast<double>(split.global * config_.training.seq_len);
+    const double flops = flops_per_token(config_, trainer_->model());
+    for (std::int64_t step = 0; step < config_.training.steps; ++step) {
+      const auto begin = std::chrono::steady_clock::now();
+      const StepResult result = trainer_->step(step, fill, requested_signal() != 0);
+      const std::int64_t planned = step == 0 ? plan_.first_step_bytes : plan_.steady_step_bytes;
+      const Shared shared =
+          largest(world_, {result.exposed_seconds, result.host_seconds, result.peak_bytes, planned,
+                           trainer_->memory().reserved_bytes()});
+      const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
+      steps_done_ = step + 1;
+      peak_ = std::max(peak_, shared.peak);
+      if (speaks_) report(step, result, shared, tokens / wall.count(), flops);
+      if (result.stop) return true;
+      const std::int64_t freq = config_.validation.freq;
+      if (freq > 0 && (step + 1) % freq == 0 && step + 1 < config_.training.steps)
+        validate_model(step + 1);
+    }
+    if (config_.training.steps > 0) validate_model(config_.training.steps);
+    return false;
+  }
+
+  void report(std::int64_t step, const StepResult& result, const Shared& shared,
+              double tokens_per_second, double flops) {
+    StepMetrics m;
+    m.step = step + 1;
+    m.loss = result.loss;
+    m.grad_norm = result.grad_norm;
+    m.lr = result.lr;
+    m.tokens_per_second = tokens_per_second;
+    m.tflops = tokens_per_second * flops / world_.size() * 1e-12;
+    if (config_.metrics.peak_tflops) m.mfu = *m.tflops / *config_.metrics.peak_tflops;
+    if (shared.exposed_seconds >= 0) m.exposed_comm_ms = shared.exposed_seconds * 1e3;
+    m.host_ms = shared.host_seconds * 1e3;
+    m.memory_peak_bytes = shared.peak;
+    m.memory_planned_bytes = shared.planned;
+    m.memory_reserved_bytes = shared.reserved;
+    if (inputs_.jsonl) inputs_.jsonl->write(m);
+    console_->step(m);
+  }
+
+  void validate_model(std::int64_t step) {
+    if (!inputs_.loader || inputs_.loader->heldout_samples() == 0) return;
+    const double loss = trainer_->heldout_loss(
+        inputs_.loader->heldout_samples(),
+        [&](std::int64_t first, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+          inputs_.loader->heldout(first, inputs, targets);
+        });
+    if (speaks_) console_->validation(step, loss);
+  }
+
+  void report_memory() {
+    const std::int64_t planned = steps_done_ > 1
+                                     ? std::max(plan_.first_step_bytes, plan_.steady_step_bytes)
+                                     : plan_.first_step_bytes;
+    console_->line(concat("memory a rank: planned peak ", planned, " bytes, used ", peak_,
+                          " bytes (", mebibytes(peak_), ")",
+                          planned == peak_ ? ", as planned" : ""));
+  }
+
+  void sample(nn::LanguageModel& model) {
+    std::vector<std::int32_t> prompt;
+    for (const char c : config_.flags.sample) prompt.push_back(static_cast<unsigned char>(c));
+    const std::vector<std::int32_t> tokens = nn::generate(
+        model, prompt, config_.flags.sample_tokens,
+        {.temperature = 0.8, .top_k = 40, .seed = static_cast<std::uint64_t>(config_.debug.seed)});
+    if (!speaks_) return;
+    std::string text = config_.flags.sample;
+    for (const std::int32_t t : tokens) text += static_cast<char>(t);
+    console_->line(text);
+  }
+
+  const Config& config_;
+  Inputs& inputs_;
+  const World& world_;
+  bool speaks_;
+  MemoryPlan plan_;
+  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<Console> console_;
+  std::int64_t steps_done_ = 0;
+  std::int64_t peak_ = 0;
+};
+
+}  // namespace
+
+int train(const Config& config, const LaunchEnvironment& environment) {
+  std::optional<int> threads_ranks;
+  if (config.flags.ranks) threads_ranks = static_cast<int>(*config.flags.ranks);
+  const int ranks = job_size(environment, threads_ranks);
+  if (config.flags.dry_run) return environment.rank == 0 ? dry_run(config, ranks) : 0;
+  const WorldOptions options = world_options(config);
+  int code = 0;
+  if (environment.several_processes()) {
+    World world = World::mpi(options);
+    validate(config, world.size());
+    Inputs inputs = open_inputs(config, world.size(), world.rank() == 0 ? Writes::yes : Writes::no);
+    return Run(config, inputs, world)();
+  }
+  Inputs inputs = open_inputs(config, ranks, Writes::yes);
+  run_local(ranks, options, [&](World& world) {
+    const int own = Run(config, inputs, world)();
+    if (world.rank() == 0) code = own;
+  });
+  return code;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,217 @@
+#include "tools/train/trainer.hpp"
+
+#include <chrono>
+
+#include "tessera/autograd/ops.hpp"
+#include "tessera/nn/gpt2.hpp"
+#include "tessera/nn/llama.hpp"
+#include "tessera/optim/adamw.hpp"
+#include "tessera/optim/clip.hpp"
+#include "tessera/optim/schedule.hpp"
+#include "tessera/optim/sgd.hpp"
+
+namespace tessera::train {
+namespace {
+
+tessera::Reshard reshard_of(Reshard r) {
+  return r == Reshard::always  ? tessera::Reshard::always
+         : r == Reshard::never ? tessera::Reshard::never
+                               : tessera::Reshard::automatic;
+}
+
+double learning_rate(const Config& c, std::int64_t step) {
+  const auto& s = c.lr_scheduler;
+  const auto decay = s.decay_type == DecayType::cosine   ? optim::DecayType::cosine
+                     : s.decay_type == DecayType::linear ? optim::DecayType::linear
+                                                         : optim::DecayType::constant;
+  return c.optimizer.lr * optim::lr_factor({.steps = c.training.steps,
+                                            .warmup_steps = s.warmup_steps,
+                                            .decay_ratio = s.decay_ratio,
+                                            .decay_type = decay,
+                                            .min_lr_factor = s.min_lr_factor},
+                                           step);
+}
+
+// Values of this rank's step that all ranks agree on with one sum.
+Tensor all_sum(const World& world, const Tensor& values) {
+  if (world.size() == 1) return values;
+  Tensor out = Tensor::empty(values.shape(), values.dtype(), values.device());
+  const Access accesses[] = {values.access(AccessMode::read), out.access(AccessMode::write)};
+  world.control().submit(Collective{.send = values.data(),
+                                    .recv = out.data(),
+                                    .count = values.numel(),
+                                    .kind = CollectiveKind::all_reduce,
+                                    .dtype = values.dtype()},
+                         "all_reduce_step", accesses);
+  return out;
+}
+
+}  // namespace
+
+std::unique_ptr<nn::LanguageModel> make_model(const Config& config) {
+  const auto& m = config.model;
+  const auto recompute = config.activation_checkpoint.mode == Recompute::full
+                             ? nn::Recompute::blocks
+                             : nn::Recompute::none;
+  if (m.name == ModelName::llama)
+    return std::make_unique<nn::Llama>(
+        nn::LlamaConfig{.dim = m.dim,
+                        .n_layers = m.n_layers,
+                        .n_heads = m.n_heads,
+                        .n_kv_heads = m.kv_heads(),
+                        .ffn_dim = m.ffn(),
+                        .vocab_size = m.vocab_size,
+                        .max_seq_len = m.max_seq_len.value_or(config.training.seq_len),
+                        .rope_theta = m.rope_theta,
+                        .norm_eps = m.norm_eps,
+                        .tie_embeddings = m.tied(),
+                        .recompute = recompute});
+  return std::make_unique<nn::Gpt2>(nn::Gpt2Config{.dim = m.dim,
+                                                   .n_layers = m.n_layers,
+                                                   .n_heads = m.n_heads,
+                                                   .ffn_dim = m.ffn(),
+                                                   .vocab_size = m.vocab_size,
+                                                   .max_seq_len = m.positions(),
+                                                   .norm_eps = m.norm_eps,
+                                                   .dropout = m.dropout,
+                                                   .tie_embeddings = m.tied(),
+                                                   .recompute = recompute});
+}
+
+double flops_per_token(const Config& config, nn::LanguageModel& model) {
+  const auto& m = config.model;
+  std::int64_t weights =
+      model.numel() - (m.tied() ? 0 : m.vocab_size * m.dim);  // a look-up multiplies nothing
+  if (m.name == ModelName::gpt2) weights -= m.positions() * m.dim;
+  return 6.0 * static_cast<double>(weights) + 12.0 * static_cast<double>(m.n_layers * m.dim) *
+                                                  static_cast<double>(config.training.seq_len);
+}
+
+Trainer::Trainer(const Config& config, const World& world)
+    : config_(config),
+      world_(world),
+      split_(split_batch(config, world.size())),
+      model_(make_model(config)) {
+  ShardOptions options{.mesh = DeviceMesh::flat(world)};
+  options.reshard_after_forward = reshard_of(config.parallelism.fsdp_reshard_after_forward);
+  if (config.training.mixed_precision_param != f32)
+    options.precision.param = config.training.mixed_precision_param;
+  if (config.training.mixed_precision_reduce != f32)
+    options.precision.reduce = config.training.mixed_precision_reduce;
+  for (nn::Module* part : model_->parts()) fully_shard(*part, options);
+  fully_shard(*model_, options);
+  model_->materialize(world.device());
+  parameters_ = model_->parameters();
+  const auto& o = config.optimizer;
+  if (o.name == OptimizerName::adamw)
+    optimizer_ = std::make_unique<optim::AdamW>(
+        parameters_, optim::AdamWOptions{.lr = o.lr,
+                                         .beta1 = o.beta1,
+                                         .beta2 = o.beta2,
+                                         .eps = o.eps,
+                                         .weight_decay = o.weight_decay});
+  else
+    optimizer_ = std::make_unique<optim::Sgd>(
+        parameters_,
+        optim::SgdOptions{.lr = o.lr, .momentum = o.momentum, .weight_decay = o.weight_decay});
+  optimizer_->prepare();
+  const auto tokens = static_cast<std::size_t>(split_.local * config.training.seq_len);
+  inputs_.resize(tokens);
+  targets_.resize(tokens);
+  shard_plan(*model_);  // fixes the slots, on every rank at the same point
+}
+
+StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
+  const Device& device = world_.device();
+  DeviceContext& context = device.context();
+  memory().ledger().reset_peak();
+  const auto begin = std::chrono::steady_clock::now();
+  const double blocked = context.blocked_seconds(),
+               waited = context.executor().waited_seconds(StreamId::compute);
+
+  const Shape shape{split_.local, config_.training.seq_len};
+  Tensor total;  // of the losses, f32 []
+  for (std::int64_t micro = 0; micro < split_.micro_batches; ++micro) {
+    fill(step, micro * split_.local, inputs_, targets_);
+    const auto upload = [&](const std::vector<std::int32_t>& values) {
+      const OwnerGuard owner(device, "batch");
+      return Tensor::from(values, shape, device);
+    };
+    Tensor loss =
+        model_->loss(upload(inputs_), upload(targets_)) / static_cast<double>(split_.micro_batches);
+    const NoGradGuard values_only;
+    total = total.defined() ? raw::add(total, loss.detach()) : loss.detach();
+    loss.backward();
+  }
+  StepResult result;
+  result.lr = learning_rate(config_, step);
+  const Tensor norm = optim::clip_grad_norm(parameters_, config_.training.max_norm);
+  optimizer_->set_lr(result.lr);
+  optimizer_->step();
+  optimizer_->zero_grad();
+
+  const Tensor wish = Tensor::full({1}, stop ? 1 : 0, f32, device);
+  const Tensor parts[] = {raw::reshape(raw::mul(total, 1.0 / world_.size()), {1}), wish};
+  const Tensor sums = all_sum(world_, raw::cat(parts, 0));
+  const Tensor all[] = {sums, raw::reshape(norm, {1})};
+  const Tensor values = raw::cat(all, 0);
+  if (device.runs_bodies()) {
+    const std::vector<float> host = values.to_vector<float>();
+    result.loss = host[0];
+    result.stop = host[1] != 0;
+    result.grad_norm = host[2];
+  } else {
+    device.block(device.compute().record());
+  }
+  result.peak_bytes = memory().ledger().peak_bytes();
+  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
+  result.host_seconds = wall.count() - (context.blocked_seconds() - blocked);
+  const double now = context.executor().waited_seconds(StreamId::compute);
+  result.exposed_seconds = now < 0 ? -1 : now - waited;
+  return result;
+}
+
+double Trainer::heldout_loss(std::int64_t count, const FillSamples& fill) {
+  const NoGradGuard no_grad;
+  const std::int64_t T = config_.training.seq_len, ranks = world_.size(),
+                     share = ceil_div(count, ranks);
+  const std::int64_t begin = std::min(count, world_.rank() * share),
+                     end = std::min(count, begin + share);
+  double sum = 0;
+  model_->eval();
+  // Every rank makes the same calls; one without samples left looks at sample 0 and counts it
+  // nothing.
+  for (std::int64_t done = 0; done < share; done += split_.local) {
+    const std::int64_t first = begin + done,
+                       rows = std::clamp<std::int64_t>(end - first, 0, split_.local);
+    const auto tokens = static_cast<std::size_t>(std::max<std::int64_t>(rows, 1) * T);
+    const std::span<std::int32_t> inputs(inputs_.data(), tokens), targets(targets_.data(), tokens);
+    fill(rows > 0 ? first : 0, inputs, targets);
+    const Shape shape{std::max<std::int64_t>(rows, 1), T};
+    const Device& device = world_.device();
+    const Tensor loss =
+        model_->loss(Tensor::from(std::span<const std::int32_t>(inputs), shape, device),
+                     Tensor::from(std::span<const std::int32_t>(targets), shape, device));
+    sum += loss.item() * static_cast<double>(rows);
+  }
+  model_->train();
+  return world_.sum(sum) / static_cast<double>(count);
+}
+
+MemoryPlan plan_memory(const Config& config, int rank, int ranks) {
+  const World world =
+      World::emulated(rank, ranks, {.executor = ExecutorKind::virtual_, .threads = 1});
+  Trainer trainer(config, world);
+  nn::init(trainer.model(), {static_cast<std::uint64_t>(config.debug.seed)});
+  const FillBatch nothing = [](std::int64_t, std::int64_t, std::span<std::int32_t>,
+                               std::span<std::int32_t>) {};
+  MemoryPlan plan;
+  plan.first_step_bytes = trainer.step(0, nothing, false).peak_bytes;
+  plan.steady_step_bytes = trainer.step(1, nothing, false).peak_bytes;
+  plan.reserved_bytes = trainer.memory().reserved_bytes();
+  plan.ledger = trainer.memory().ledger().table();
+  plan.shard = shard_plan(trainer.model());
+  return plan;
+}
+
+}  // namespace tessera::train

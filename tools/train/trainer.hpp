@@ -1,0 +1,81 @@
+// One rank's training state and its step: the same program for a run and for a plan. A plan is this
+// program on the `virtual` executor, over memory that is counted and never touched.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "tessera/comm/world.hpp"
+#include "tessera/nn/language_model.hpp"
+#include "tessera/optim/optimizer.hpp"
+#include "tessera/shard/fully_shard.hpp"
+#include "tools/train/config.hpp"
+
+namespace tessera::train {
+
+// The model that `config` describes, on meta.
+std::unique_ptr<nn::LanguageModel> make_model(const Config& config);
+
+// Floating-point operations of one token, forward and backward: 6 for each weight of a matrix
+// product and 12 layers dim T for attention, the convention of Chowdhery et al., "PaLM", appendix B
+// (the causal half is not taken off).
+double flops_per_token(const Config& config, nn::LanguageModel& model);
+
+// What a step measured. Bytes are of this rank.
+struct StepResult {
+  double loss = 0;       // mean over the global batch, before the update
+  double grad_norm = 0;  // before clipping
+  double lr = 0;
+  bool stop = false;                             // some rank was asked to stop
+  double host_seconds = 0, exposed_seconds = 0;  // exposed: negative where the executor cannot tell
+  std::int64_t peak_bytes = 0;
+};
+
+// Fills the rows [first_row, ...) of this rank's part of a step's global batch.
+using FillBatch =
+    std::function<void(std::int64_t step, std::int64_t first_row, std::span<std::int32_t> inputs,
+                       std::span<std::int32_t> targets)>;
+
+// Fills held-out samples first, first + 1, ...
+using FillSamples = std::function<void(std::int64_t first, std::span<std::int32_t> inputs,
+                                       std::span<std::int32_t> targets)>;
+
+class Trainer {
+ public:
+  // Builds, shards and materializes the model, and makes the optimizer's state. Values are zero
+  // until init or load. Collective.
+  Trainer(const Config& config, const World& world);
+
+  // One optimizer step, number `step` from 0. `stop` is this rank's wish; the result tells whether
+  // any rank has it.
+  StepResult step(std::int64_t step, const FillBatch& fill, bool stop);
+  // The mean loss over `count` held-out samples, shared among the ranks, on every rank. Collective.
+  double heldout_loss(std::int64_t count, const FillSamples& fill);
+
+  nn::LanguageModel& model() noexcept { return *model_; }
+  const World& world() const noexcept { return world_; }
+  Memory& memory() const { return Memory::of(world_.device()); }
+
+ private:
+  const Config& config_;
+  const World& world_;
+  BatchSplit split_;
+  std::unique_ptr<nn::LanguageModel> model_;
+  std::vector<Parameter> parameters_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::vector<std::int32_t> inputs_, targets_;
+};
+
+// The memory that a rank will need, by running the trainer where nothing runs.
+struct MemoryPlan {
+  std::int64_t first_step_bytes = 0;   // the peak of step 1
+  std::int64_t steady_step_bytes = 0;  // of every later step
+  std::int64_t reserved_bytes = 0;     // pool and arena after them
+  std::string ledger;                  // owners at the steady peak
+  ShardPlan shard;
+};
+MemoryPlan plan_memory(const Config& config, int rank, int ranks);
+
+}  // namespace tessera::train
