@@ -105,7 +105,8 @@ class EmulatedBackend final : public World::Backend {
   std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes) override {
     return arena_.allocate(context, bytes);
   }
-  bool leave(bool) noexcept override { return true; }
+  bool fail() noexcept override { return true; }
+  void leave() noexcept override {}
 
  private:
   comm::PlainArena arena_;

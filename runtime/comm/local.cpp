@@ -84,10 +84,8 @@ class LocalBackend final : public World::Backend {
     world_->expect_same_size(rank_, allocations_++, bytes);
     return arena_.allocate(context, bytes);
   }
-  bool leave(bool failed) noexcept override {
-    if (!failed) world_->leave(rank_);
-    return true;  // an aborted meeting wakes everything that waits
-  }
+  bool fail() noexcept override { return true; }  // run_local has aborted the meeting
+  void leave() noexcept override { world_->leave(rank_); }
 
  private:
   std::shared_ptr<LocalWorld> world_;

@@ -63,15 +63,21 @@ World::State::State(WorldKind k, int r, int n, const WorldOptions& options, int 
 // A failed rank tells its peers first, so that its own streams do not wait for them either.
 bool World::State::end() noexcept {
   bool failed = reported || std::uncaught_exceptions() > exceptions;
-  try {
-    if (failed && !backend->leave(true)) return false;
-    device.synchronize();
-  } catch (const std::exception& error) {
-    if (!failed) log(LogLevel::error, concat("World: rank ", rank, " ended with ", error.what()));
-    if (!failed && !backend->leave(true)) return false;
-    failed = true;
+  if (failed && !backend->fail()) return false;
+  DeviceContext& context = device.context();
+  for (int s = -1; s < kMaxStreams; ++s) {  // at first only to hear of a failure
+    const auto stream = static_cast<StreamId>(std::max(s, 0));
+    const Tick last = s < 0 ? 0 : context.clock(stream)[stream];
+    if (s >= 0 && last <= context.host_clock()[stream]) continue;
+    try {
+      context.block(s < 0 ? Event{} : context.event_covering(stream, last));
+    } catch (const std::exception& error) {
+      if (std::exchange(failed, true)) continue;
+      log(LogLevel::error, concat("World: rank ", rank, " ends with a failure: ", error.what()));
+      if (!backend->fail()) return false;
+    }
   }
-  if (!failed) backend->leave(false);
+  backend->leave();
   return true;
 }
 

@@ -41,10 +41,11 @@ class World {
     virtual std::unique_ptr<Communicator> make(DeviceContext&, std::string role, StreamId, int rank,
                                                int size) = 0;
     virtual std::shared_ptr<SymmetricMemory> allocate(DeviceContext&, std::int64_t bytes) = 0;
-    // The rank ends: peers that still wait for it must hear of it. `failed` comes before the
-    // device's work is done, a normal end after it. False: work may be stuck where nothing can end
-    // it, so the device must not be waited for.
-    virtual bool leave(bool failed) noexcept = 0;
+    // The rank has failed: nothing of this world waits any more, here or on peers. False: a stream
+    // may hang where nothing can end it, so the device must not be waited for.
+    virtual bool fail() noexcept = 0;
+    // The rank ends, its device is idle: peers that still wait for it must hear of it. Last call.
+    virtual void leave() noexcept = 0;
   };
 
   static World single(const WorldOptions& options = {});

@@ -1,0 +1,30 @@
+// For the files that call MPI, and only for them.
+#pragma once
+
+#include <mpi.h>
+
+#include <memory>
+#include <source_location>
+#include <string>
+
+#include "tessera/base/error.hpp"
+#include "tessera/comm/communicator.hpp"
+
+namespace tessera::comm {
+
+// Throws: CommError with MPI's own words unless `status` is MPI_SUCCESS.
+inline void check(int status, const char* call,
+                  std::source_location where = std::source_location::current()) {
+  if (status == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(status, text, &length);
+  throw CommError(concat(call, ": ", std::string(text, static_cast<std::size_t>(length))), where);
+}
+
+// Over MPI's own collectives, blocking on the stream's thread. `mpi` is used by nobody else.
+std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, MPI_Comm mpi,
+                                                        std::string role, StreamId stream, int rank,
+                                                        int size);
+
+}  // namespace tessera::comm

@@ -1,0 +1,97 @@
+// Ranks as processes of one host that see each other's memory: where they meet, and the
+// communicator that pulls through it as threads do. Knows nothing of who made the memory; see
+// mpi.cpp.
+//
+//   rank 0  ──publish──┐ meet ┌──pull──┐ meet ┌── next operation
+//   rank 1  ───publish─┘      └──pull──┘      └── next operation
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/comm/agreement.hpp"
+#include "tessera/comm/communicator.hpp"
+
+namespace tessera::comm {
+
+// Places where all ranks meet, each in an order of its own.
+enum class Place : std::uint8_t { gather, reduce, control, allocate, farewell };
+inline constexpr int kPlaces = 5;
+
+// What one rank puts where all can see it. Lies in shared memory, made there by its rank.
+struct Segment {
+  struct At {
+    // The meeting itself: only those of rank 0's segment are used.
+    alignas(64) std::atomic<std::uint32_t> round{0};  // meetings that are complete
+    std::atomic<std::uint32_t> arrived{0};            // at the next one
+    std::atomic<std::uint32_t> sleepers{0};           // on `round`
+    // The rank's own.
+    alignas(64) std::atomic<std::uint32_t> reached{0};  // meetings it has come to
+    Published published;
+    alignas(64) std::byte staging[kStagedBytes];
+  };
+  static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+  At at[kPlaces];
+  alignas(64) std::atomic<std::uint32_t> left{0};  // the rank has ended
+  // Rank 0's only: why nobody meets any more.
+  enum : std::uint32_t { kFine, kWriting, kAborted };
+  std::atomic<std::uint32_t> state{kFine};
+  char reason[512] = {};
+};
+
+// One rank's view of the segments, and of the memory that all ranks can read. Threads: any.
+class SharedWorld {
+ public:
+  // `segments` are all ranks', in this rank's address space.
+  SharedWorld(std::vector<Segment*> segments, int rank)
+      : segments_(std::move(segments)), rank_(rank) {}
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return static_cast<int>(segments_.size()); }
+  Segment::At& at(int rank, Place place) const {
+    return segments_[static_cast<std::size_t>(rank)]->at[static_cast<int>(place)];
+  }
+
+  // Sleeps until all ranks are at `place`. One thread per rank and place. `what` is for messages.
+  // Throws: CommError when the world is aborted, when a rank that is missing has ended, and when
+  // one has not come for 300 s. `farewell` waits for as long as the world is fine, and 5 s when
+  // not.
+  void meet(Place place, const char* what);
+  // Everyone who meets or will meet gets a CommError with `reason`. The first reason wins.
+  void abort(const std::string& reason) noexcept;
+  // This rank comes to no place any more but `farewell`.
+  void leave() noexcept;
+
+  // Memory at the same offset of `bases`, one for each rank.
+  struct Window {
+    std::uint64_t number;
+    std::int64_t bytes;
+    std::vector<std::byte*> bases;
+  };
+  void add(Window window);
+  void remove(std::uint64_t number);
+  // The window that holds [data, data + bytes) of this rank, or null. Stays until it is removed.
+  const Window* find(const void* data, std::int64_t bytes) const;
+
+ private:
+  bool sleep(Place place, std::uint32_t round);
+  void look_around(Place place, std::uint32_t round, const char* what, bool is_late);
+  bool is_aborted() const;
+  [[noreturn]] void give_up() const;
+
+  std::vector<Segment*> segments_;
+  int rank_;
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<Window>> windows_;
+};
+
+std::unique_ptr<Communicator> make_shared_communicator(DeviceContext& context, SharedWorld& world,
+                                                       Place place, std::string role,
+                                                       StreamId stream);
+
+}  // namespace tessera::comm

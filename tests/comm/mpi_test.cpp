@@ -1,0 +1,215 @@
+// Ranks as processes, held against ranks as threads. Run under mpirun; every rank runs all cases in
+// the same order. A case that fails on one rank alone ends its world, so the others fail too
+// instead of waiting.
+#include <fstream>
+#include <random>
+#include <stdexcept>
+
+#include "tessera/comm/world.hpp"
+#include "tessera/memory/memory.hpp"
+#include "tests/comm/battery.hpp"
+#include "tests/support/catch.hpp"
+
+using namespace tessera;
+using Catch::Matchers::Contains;
+using K = CollectiveKind;
+
+namespace {
+
+// Keeps MPI alive while the worlds of the cases come and go, also those that fail.
+World& keeper() {
+  static World world = World::mpi();
+  return world;
+}
+
+std::uint64_t agreed_seed() {
+  return static_cast<std::uint64_t>(keeper().max(static_cast<double>(std::random_device{}())));
+}
+
+// What a world of its own throws out of `body`: "CommError: ...", "ContractError: ...", or
+// another's text.
+std::string thrown(const std::function<void(World&)>& body, const WorldOptions& options = {}) {
+  try {
+    World world = World::mpi(options);
+    body(world);
+    world.device().synchronize();
+  } catch (const CommError& error) {
+    return concat("CommError: ", error.what());
+  } catch (const ContractError& error) {
+    return concat("ContractError: ", error.what());
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+int mappings() {
+  std::ifstream maps("/proc/self/maps");
+  int lines = 0;
+  for (std::string line; std::getline(maps, line);) ++lines;
+  return lines;
+}
+
+}  // namespace
+
+TEST_CASE("mpi: every collective is right, with the bits of threads", "[comm][mpi]") {
+  const std::uint64_t seed = agreed_seed();
+  INFO("seed " << seed);
+  const int size = keeper().size();
+  REQUIRE(size >= 2);  // run it under mpirun
+  const auto rank = static_cast<std::size_t>(keeper().rank());
+  std::vector<battery::Result> threads(static_cast<std::size_t>(size));
+  run_local(size, {}, [&](World& world) {
+    threads[static_cast<std::size_t>(world.rank())] = battery::run(world, seed);
+  });
+  for (const auto executor : {ExecutorKind::threaded, ExecutorKind::inlined})
+    for (const auto transport : {Transport::automatic, Transport::messages}) {
+      INFO(name(executor) << (transport == Transport::messages ? ", messages" : ", windows"));
+      World world = World::mpi({.executor = executor, .transport = transport});
+      const battery::Result result = battery::run(world, seed);
+      for (const std::string& error : result.errors) FAIL_CHECK(error);
+      CHECK(result.hash == threads[rank].hash);
+    }
+}
+
+TEST_CASE("mpi: a world knows itself, sums and finds maxima", "[comm][mpi]") {
+  const int size = keeper().size();
+  for (const auto transport : {Transport::automatic, Transport::messages}) {
+    World world = World::mpi({.threads = 2, .transport = transport});
+    CHECK(world.kind() == WorldKind::mpi);
+    CHECK(world.rank() == keeper().rank());
+    CHECK(world.threads() == 2);
+    double expected = 0;
+    for (int r = 0; r < size; ++r) expected += 0.1 * r;
+    CHECK(world.sum(0.1 * world.rank()) == expected);
+    CHECK(world.max(-1.0 - world.rank()) == -1.0);
+    world.barrier();
+    CHECK(world.control().submitted() == 3);
+  }
+  CHECK(World::mpi().threads() >= 1);
+}
+
+TEST_CASE("mpi: every rank hears which two ranks disagree", "[comm][mpi]") {
+  for (const auto transport : {Transport::automatic, Transport::messages}) {
+    const std::string message = thrown(
+        [](World& world) {
+          const auto arena = world.allocate_symmetric(4096);
+          const bool odd = world.rank() == 1;
+          world.gather().submit({.send = arena->data(),
+                                 .recv = arena->data() + 1024,
+                                 .count = odd ? 3 : 4,
+                                 .kind = odd ? K::all_gather : K::reduce_scatter},
+                                odd ? "unit b" : "unit a", {});
+          world.device().synchronize();
+        },
+        {.transport = transport});
+    CHECK_THAT(message, Contains("rank 0 submitted 'unit a' (1 item; item 0: reduce_scatter of 4"));
+    CHECK_THAT(message, Contains("rank 1 submitted 'unit b' (1 item; item 0: all_gather of 3"));
+    CHECK_THAT(message, Contains("CommError: communicator 'gather', call 1"));
+  }
+}
+
+TEST_CASE("mpi: sends from different offsets are refused on every rank", "[comm][mpi]") {
+  const std::string message = thrown([](World& world) {
+    const auto arena = world.allocate_symmetric(8192);
+    world.reduce().submit({.send = arena->data() + 64 * world.rank(),
+                           .recv = arena->data() + 4096,
+                           .count = 2,
+                           .kind = K::reduce_scatter},
+                          "unit", {});
+    world.device().synchronize();
+  });
+  CHECK_THAT(message, Contains("CommError") && Contains("different offsets"));
+}
+
+TEST_CASE("mpi: a send that other processes cannot read is refused before it is submitted",
+          "[comm][mpi]") {
+  World world = World::mpi();
+  const auto arena = world.allocate_symmetric(4 * kStagedBytes);
+  std::vector<float> mine(kStagedBytes / 4 + 1, 1.f);
+  const auto count = static_cast<std::int64_t>(mine.size());
+  auto* const recv = reinterpret_cast<float*>(arena->data());
+  for (const K kind : {K::all_gather, K::reduce_scatter})
+    CHECK_THROWS_WITH(world.gather().submit(
+                          {.send = mine.data(), .recv = recv, .count = 4, .kind = kind}, "u", {}),
+                      Contains("allocate_symmetric"));
+  for (const K kind : {K::all_reduce, K::broadcast})
+    CHECK_THROWS_WITH(
+        world.gather().submit({.send = mine.data(), .recv = recv, .count = count, .kind = kind},
+                              "u", {}),
+        Contains("allocate_symmetric"));
+  CHECK(world.gather().submitted() == 0);
+  world.gather().submit(
+      {.send = mine.data(), .recv = mine.data(), .count = count - 1, .kind = K::all_reduce}, "u",
+      {});
+  world.device().synchronize();
+  CHECK(mine.front() == static_cast<float>(world.size()));
+  CHECK(mine.back() == 1.f);
+}
+
+TEST_CASE("mpi: a rank that throws is named to its peers", "[comm][mpi]") {
+  for (int thrower = 0; thrower < keeper().size(); ++thrower) {
+    const std::string message = thrown([&](World& world) {
+      world.sum(1.0);
+      if (world.rank() == thrower) throw std::runtime_error("the disk is full");
+      world.sum(2.0);
+    });
+    if (keeper().rank() == thrower)
+      CHECK(message == "the disk is full");
+    else
+      CHECK_THAT(message, Contains("CommError") && Contains(concat("rank ", thrower, " failed")));
+  }
+}
+
+TEST_CASE("mpi: a rank that ends early is named to its peers", "[comm][mpi]") {
+  for (const bool allocates : {false, true}) {
+    const std::string message = thrown([&](World& world) {
+      world.barrier();
+      if (world.rank() == 1) return;
+      if (allocates)
+        world.allocate_symmetric(4096);
+      else
+        world.sum(2.0);
+    });
+    if (keeper().rank() == 1)
+      CHECK(message.empty());
+    else  // from the first to notice, or from another rank that failed for the same reason
+      CHECK_THAT(message,
+                 Contains("CommError") && (Contains("rank 1 has ended") || Contains("failed")));
+  }
+}
+
+TEST_CASE("mpi: symmetric memory is booked, and mapped no longer than it is held", "[comm][mpi]") {
+  World world = World::mpi();
+  Memory& memory = Memory::of(world.device());
+  int after_first = 0;
+  for (int i = 0; i < 100; ++i) {
+    const auto arena = world.allocate_symmetric(10'000);
+    CHECK(arena->bytes() == 12'288);
+    CHECK(memory.reserved_bytes() == 12'288);
+    arena->data()[9'999] = std::byte{1};
+    if (i == 10) after_first = mappings();
+  }
+  CHECK(memory.reserved_bytes() == 0);
+  // Each window held on to would be a mapping or more.
+  CHECK(mappings() < after_first + 45);
+}
+
+TEST_CASE("mpi: ranks that ask for different sizes all hear of it", "[comm][mpi]") {
+  for (const auto transport : {Transport::automatic, Transport::messages}) {
+    std::string message;
+    World world = World::mpi({.transport = transport});
+    try {
+      world.allocate_symmetric(4096 + world.rank());
+    } catch (const ContractError& error) {
+      message = error.what();
+    }
+    CHECK_THAT(message, Contains("every rank must ask for the same"));
+    CHECK(world.allocate_symmetric(4096)->bytes() == 4096);
+  }
+}
+
+TEST_CASE("mpi: executors that cannot cross processes are refused", "[comm][mpi]") {
+  for (const auto executor : {ExecutorKind::shuffled, ExecutorKind::virtual_})
+    CHECK_THAT(thrown([](World&) {}, {.executor = executor}), Contains("ContractError"));
+}
