@@ -8,10 +8,14 @@ import re
 import subprocess
 import sys
 
-ENDING = re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(abort|_?exit|_Exit|quick_exit|terminate)\s*\(")
+# std::abort() and its like; a class may have a member of that name, which takes a reason.
+ENDING = re.compile(r"(?<![\w.>:])(?:(?:std::|::)(\w*exit|_Exit|abort|terminate)\s*\(|(?<!void )(_?exit|_Exit|quick_exit)\s*\("
+                    r"|(?<!void )(abort|terminate)\s*\(\s*\))")
 EMPTY_CATCH = re.compile(r"\bcatch\s*\([^)]*\)\s*\{\s*\}")
 VENDOR = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]((?:cuda|cublas|cudnn|nccl|mpi|hip|Eigen/)[^>"]*)[>"]', re.MULTILINE)
-ASSERTION = re.compile(r"\b(?:CHECK|REQUIRE|STATIC_REQUIRE|FAIL|static_assert)\w*\s*\(")
+CASE = re.compile(r"^(?:TEST_CASE|TEMPLATE_(?:LIST_)?TEST_CASE|SCENARIO)\b", re.MULTILINE)
+# A macro, or a helper whose name says that it asserts.
+ASSERTION = re.compile(r"\b\w*(?:CHECK|REQUIRE|FAIL|assert|check|expect|require|verify)\w*\s*(?:<[^;()]*>)?\(")
 UNFINISHED = re.compile("|".join(rf"\b{word}\b" for word in ("TO" + "DO", "FIX" + "ME", "XX" + "X")))
 LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.DOTALL)
 
@@ -31,14 +35,19 @@ def breaches(path, content):
     code = without_literals(content)
     if folder != "tools" and not path.startswith("runtime/run/"):
         for match in ENDING.finditer(code):
-            yield match.start(), f"{match.group(1)}() ends the process; the library throws, and only tools/ and runtime/run/ end"
+            yield match.start(), f"{match.group(match.lastindex)}() ends the process; the library throws, and only tools/ and runtime/run/ end"
     for match in EMPTY_CATCH.finditer(code):
         yield match.start(), "an empty catch hides a failure"
     if folder == "include":
         for match in VENDOR.finditer(content):
             yield match.start(), f"a public header may not include a vendor's header ({match.group(1)})"
-    if path.startswith("tests/") and path.endswith("_test.cpp") and not ASSERTION.search(code):
-        yield 0, "a test file without an assertion cannot fail"
+    if path.startswith("tests/") and path.endswith("_test.cpp"):
+        cases = [match.start() for match in CASE.finditer(code)]
+        if not cases:
+            yield 0, "a test file without a test case"
+        for begin, end in zip(cases, cases[1:] + [len(code)]):
+            if not ASSERTION.search(code, begin, end):
+                yield begin, "a test case without an assertion cannot fail"
 
 
 def main():
