@@ -6,6 +6,7 @@
 #include "kernels/dropout.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/embedding.hpp"
+#include "kernels/flat.hpp"
 #include "kernels/gemm.hpp"
 #include "kernels/index.hpp"
 #include "kernels/norm.hpp"
@@ -31,6 +32,7 @@ struct Kernels {
   Dropout dropout;
   Optimizer optimizer;
   Random random;
+  Flat flat;
 };
 
 // The CPU's. Constant data: nothing runs before main.

@@ -1,0 +1,74 @@
+#include "kernels/cross_entropy.hpp"
+
+#include <cmath>
+
+#include "kernels/host/cpu.hpp"
+#include "kernels/host/ranges.hpp"
+#include "kernels/host/simd.hpp"
+
+namespace tessera::kernels::cpu {
+
+using namespace host;
+
+namespace {
+
+std::int64_t target_at(const void* targets, DType dtype, std::int64_t row) {
+  return dtype == DType::i32 ? static_cast<const std::int32_t*>(targets)[row]
+                             : static_cast<const std::int64_t*>(targets)[row];
+}
+
+template <class T>
+void forward_row(const CrossEntropyArgs& a, std::int64_t row) {
+  using C = Compute<T>;
+  const T* x = static_cast<const T*>(a.logits) + row * a.row_stride;
+  const C top = max_of(x, a.vocab);
+  const C lse = top + std::log(exp_sum_of(x, a.vocab, top));
+  const std::int64_t target = target_at(a.targets, a.target_dtype, row);
+  C loss = 0;
+  if (target != a.ignore_index)
+    loss = target >= 0 && target < a.vocab ? lse - static_cast<C>(x[target]) : C(NAN);
+  static_cast<C*>(a.lse)[row] = lse;
+  static_cast<C*>(a.loss)[row] = loss;
+}
+
+template <class T>
+void backward_row(const CrossEntropyBackwardArgs& a, std::int64_t row) {
+  using C = Compute<T>;
+  const T* x = static_cast<const T*>(a.logits) + row * a.row_stride;
+  T* dx = static_cast<T*>(a.d_logits) + row * a.d_row_stride;
+  const std::int64_t target = target_at(a.targets, a.target_dtype, row);
+  const bool ignored = target == a.ignore_index;
+  if (ignored || target < 0 || target >= a.vocab) {
+    const Vec<C> value(ignored ? C(0) : C(NAN));
+    map(dx, a.vocab, [value](Vec<C>) { return value; }, x);
+    return;
+  }
+  const C scale =
+      static_cast<const C*>(a.scale)[row * a.scale_stride] * static_cast<C>(a.host_scale);
+  const C lse = static_cast<const C*>(a.lse)[row], hit = static_cast<C>(x[target]);
+  const Vec<C> shift(lse), factor(scale);
+  map(dx, a.vocab, [=](Vec<C> v) { return exp(v - shift) * factor; }, x);
+  dx[target] = T((std::exp(hit - lse) - C(1)) * scale);
+}
+
+}  // namespace
+
+void cross_entropy(const CrossEntropyArgs& a, Exec& exec) {
+  if (a.vocab == 0) return;
+  visit_floating(a.dtype, [&](auto tag) {
+    for_ranges(exec, a.rows, row_grain(8 * a.vocab), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) forward_row<typename decltype(tag)::type>(a, r);
+    });
+  });
+}
+
+void cross_entropy_backward(const CrossEntropyBackwardArgs& a, Exec& exec) {
+  if (a.vocab == 0) return;
+  visit_floating(a.dtype, [&](auto tag) {
+    for_ranges(exec, a.rows, row_grain(8 * a.vocab), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) backward_row<typename decltype(tag)::type>(a, r);
+    });
+  });
+}
+
+}  // namespace tessera::kernels::cpu

@@ -1,0 +1,160 @@
+#include "kernels/norm.hpp"
+
+#include <cmath>
+
+#include "kernels/host/cpu.hpp"
+#include "kernels/host/ranges.hpp"
+#include "kernels/host/simd.hpp"
+
+namespace tessera::kernels::cpu {
+
+using namespace host;
+
+namespace {
+
+// y = (x - mean) rstd weight + bias; weight and bias may be null.
+template <class T>
+void write_row(T* y, const T* x, const T* weight, const T* bias, Compute<T> mean, Compute<T> rstd,
+               std::int64_t n) {
+  using C = Compute<T>;
+  const Vec<C> center(mean), scale(rstd);
+  for_lanes<C>(n, [&](std::int64_t i, auto io) {
+    Vec<C> v = (io.load(x + i) - center) * scale;
+    if (weight != nullptr) v = v * io.load(weight + i);
+    if (bias != nullptr) v = v + io.load(bias + i);
+    io.store(y + i, v);
+  });
+}
+
+template <class T>
+void rms_row(const RmsNormArgs& a, std::int64_t row) {
+  using C = Compute<T>;
+  const T* x = static_cast<const T*>(a.x) + row * a.cols;
+  const C rstd =
+      C(1) / std::sqrt(dot_of(x, x, a.cols) / static_cast<C>(a.cols) + static_cast<C>(a.eps));
+  static_cast<C*>(a.rstd)[row] = rstd;
+  write_row(static_cast<T*>(a.y) + row * a.cols, x, static_cast<const T*>(a.weight),
+            static_cast<const T*>(nullptr), C(0), rstd, a.cols);
+}
+
+template <class T>
+void layer_row(const LayerNormArgs& a, std::int64_t row) {
+  using C = Compute<T>;
+  const T* x = static_cast<const T*>(a.x) + row * a.cols;
+  const C mean = sum_of(x, a.cols) / static_cast<C>(a.cols);
+  const C variance = variation_of(x, a.cols, mean) / static_cast<C>(a.cols);
+  const C rstd = C(1) / std::sqrt(variance + static_cast<C>(a.eps));
+  static_cast<C*>(a.mean)[row] = mean;
+  static_cast<C*>(a.rstd)[row] = rstd;
+  write_row(static_cast<T*>(a.y) + row * a.cols, x, static_cast<const T*>(a.weight),
+            static_cast<const T*>(a.bias), mean, rstd, a.cols);
+}
+
+// The sums of a row that its dx needs: of g, and of g xhat, with g = dy weight.
+template <class C>
+struct RowSums {
+  C g, g_xhat;
+};
+
+template <class T>
+RowSums<Compute<T>> row_sums(const T* x, const T* dy, const T* weight, Compute<T> mean,
+                             Compute<T> rstd, std::int64_t n) {
+  using C = Compute<T>;
+  using V = Vec<C>;
+  const V center(mean);
+  if (weight == nullptr) {
+    const auto product = [center](V acc, V v, V d) { return fma(d, v - center, acc); };
+    return {sum_of(dy, n), rstd * fold_sum<C>(n, C(0), product, x, dy)};
+  }
+  const auto product = [center](V acc, V v, V d, V w) { return fma(d * w, v - center, acc); };
+  return {dot_of(dy, weight, n), rstd * fold_sum<C>(n, C(0), product, x, dy, weight)};
+}
+
+// One row: dx (if wanted), and its part of the parameter gradients, added to w_sum and b_sum (if
+// wanted).
+template <class T>
+void backward_row(const NormBackwardArgs& a, std::int64_t row, Compute<T>* w_sum,
+                  Compute<T>* b_sum) {
+  using C = Compute<T>;
+  const std::int64_t n = a.cols;
+  const T *x = static_cast<const T*>(a.x) + row * n, *dy = static_cast<const T*>(a.dy) + row * n;
+  const T* weight = static_cast<const T*>(a.weight);
+  T* dx = a.dx == nullptr ? nullptr : static_cast<T*>(a.dx) + row * n;
+  const C rstd = static_cast<const C*>(a.rstd)[row];
+  const C mean = a.mean == nullptr ? C(0) : static_cast<const C*>(a.mean)[row];
+  RowSums<C> sums{};
+  if (dx != nullptr) sums = row_sums(x, dy, weight, mean, rstd, n);
+  // RMSNorm subtracts no mean, so nothing flows back through it.
+  const Vec<C> g_mean(a.mean == nullptr ? C(0) : sums.g / static_cast<C>(n));
+  const Vec<C> product_mean(sums.g_xhat / static_cast<C>(n)), center(mean), scale(rstd);
+  for_lanes<C>(n, [&](std::int64_t i, auto io) {
+    const Vec<C> d = io.load(dy + i), xhat = (io.load(x + i) - center) * scale;
+    if (w_sum != nullptr) io.store(w_sum + i, fma(d, xhat, io.load(w_sum + i)));
+    if (b_sum != nullptr) io.store(b_sum + i, io.load(b_sum + i) + d);
+    if (dx == nullptr) return;
+    const Vec<C> g = weight == nullptr ? d : d * io.load(weight + i);
+    io.store(dx + i, scale * (g - g_mean - xhat * product_mean));
+  });
+}
+
+// out = scale * (sum over blocks) + (accumulate ? out : 0), in the order of the blocks.
+template <class C, class G>
+void add_blocks(const NormBackwardArgs& a, G* out, C* parts, std::int64_t blocks) {
+  const std::int64_t n = a.cols;
+  for (std::int64_t block = 1; block < blocks; ++block)
+    map(parts, n, [](Vec<C> x, Vec<C> y) { return x + y; }, parts, parts + block * n);
+  const Vec<C> scale(static_cast<C>(a.scale));
+  for_lanes<C>(n, [&](std::int64_t i, auto io) {
+    Vec<C> v = blocks == 0 ? Vec<C>(C(0)) : scale * io.load(parts + i);
+    if (a.accumulate) v = v + io.load(out + i);
+    io.store(out + i, v);
+  });
+}
+
+template <class T>
+void backward(const NormBackwardArgs& a, Exec& exec) {
+  using C = Compute<T>;
+  const std::int64_t blocks = norm_blocks(a.rows), grain = norm_block_rows(a.rows), n = a.cols;
+  C* w_parts = a.d_weight == nullptr ? nullptr : static_cast<C*>(a.workspace);
+  C* b_parts = a.d_bias == nullptr  ? nullptr
+               : w_parts == nullptr ? static_cast<C*>(a.workspace)
+                                    : w_parts + blocks * n;
+  for_ranges(exec, a.rows, grain, [&](std::int64_t begin, std::int64_t end) {
+    C* w_sum = w_parts == nullptr ? nullptr : w_parts + begin / grain * n;
+    C* b_sum = b_parts == nullptr ? nullptr : b_parts + begin / grain * n;
+    if (w_sum != nullptr) std::fill_n(w_sum, n, C(0));
+    if (b_sum != nullptr) std::fill_n(b_sum, n, C(0));
+    for (std::int64_t r = begin; r < end; ++r) backward_row<T>(a, r, w_sum, b_sum);
+  });
+  visit_floating(a.grad_dtype, [&](auto tag) {
+    using G = typename decltype(tag)::type;
+    if constexpr (std::is_same_v<Compute<G>, C>) {
+      if (w_parts != nullptr) add_blocks(a, static_cast<G*>(a.d_weight), w_parts, blocks);
+      if (b_parts != nullptr) add_blocks(a, static_cast<G*>(a.d_bias), b_parts, blocks);
+    }
+  });
+}
+
+}  // namespace
+
+void rms_norm(const RmsNormArgs& a, Exec& exec) {
+  visit_floating(a.dtype, [&](auto tag) {
+    for_ranges(exec, a.rows, row_grain(2 * a.cols), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) rms_row<typename decltype(tag)::type>(a, r);
+    });
+  });
+}
+
+void layer_norm(const LayerNormArgs& a, Exec& exec) {
+  visit_floating(a.dtype, [&](auto tag) {
+    for_ranges(exec, a.rows, row_grain(3 * a.cols), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) layer_row<typename decltype(tag)::type>(a, r);
+    });
+  });
+}
+
+void norm_backward(const NormBackwardArgs& a, Exec& exec) {
+  visit_floating(a.dtype, [&](auto tag) { backward<typename decltype(tag)::type>(a, exec); });
+}
+
+}  // namespace tessera::kernels::cpu
