@@ -1,6 +1,7 @@
 // Derivatives of the layers' functions. Weight gradients go straight to the parameter's place
 // (Gradients::sink): the matrix product writes them in the reduction's dtype, scaled, added when
 // something is there.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -21,7 +22,8 @@ using raw::Transpose;
 
 namespace {
 
-constexpr int kNoIndex = std::numeric_limits<std::int32_t>::min();  // no target is ignored: the mean is over all rows
+constexpr int kNoIndex =
+    std::numeric_limits<std::int32_t>::min();  // no target is ignored: the mean is over all rows
 
 DType statistics_dtype(DType dtype) { return dtype == f64 ? f64 : f32; }
 
@@ -134,7 +136,10 @@ void norm_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight
   if (!device.is_meta() && cols > 0) {
     const std::int64_t bytes =
         kernels::norm_workspace_bytes(rows, cols, x.dtype(), d_weight.defined(), d_bias.defined());
-    const Tensor workspace = bytes > 0 ? Tensor::empty({bytes / 4}, f32, device) : Tensor();
+    // Not null where sums are wanted, also when there is no row to sum over.
+    const bool sums = d_weight.defined() || d_bias.defined();
+    const Tensor workspace =
+        sums ? Tensor::empty({std::max<std::int64_t>(bytes / 4, 1)}, f32, device) : Tensor();
     kernels::NormBackwardArgs args{};
     args.dx = dx.defined() ? dx.data() : nullptr;
     args.d_weight = d_weight.defined() ? d_weight.data() : nullptr;
@@ -184,36 +189,35 @@ std::int64_t rows_of(const Tensor& x) { return x.size(-1) == 0 ? 0 : x.numel() /
 Tensor rms_norm(const Tensor& input, const Tensor& weight, double eps) {
   check_norm("rms_norm", input, weight);
   const Device& device = detail::common_device("rms_norm", input, weight);
-  const Tensor x = raw::contiguous(input);
+  const Tensor x = raw::contiguous(input), w = raw::contiguous(weight);
   Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
   Tensor rstd = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
   if (y.numel() > 0 && !device.is_meta())
     launch("rms_norm", device, table(device).norm.rms_norm,
-           kernels::RmsNormArgs{y.data(), rstd.data(), x.data(), weight.data(), rows_of(x),
-                                x.size(-1), eps, x.dtype()},
-           {reads(x), reads(weight), writes(y), writes(rstd)});
-  return record(
-      "rms_norm", {input, weight}, y,
-      [x = Saved(x), w = Saved(weight), rstd = Saved(rstd)](const Tensor& g, Gradients& out) {
-        norm_backward(g, x.get(), w.get(), {}, rstd.get(), false, out);
-      });
+           kernels::RmsNormArgs{y.data(), rstd.data(), x.data(), w.data(), rows_of(x), x.size(-1),
+                                eps, x.dtype()},
+           {reads(x), reads(w), writes(y), writes(rstd)});
+  return record("rms_norm", {input, weight}, y,
+                [x = Saved(x), w = Saved(w), rstd = Saved(rstd)](const Tensor& g, Gradients& out) {
+                  norm_backward(g, x.get(), w.get(), {}, rstd.get(), false, out);
+                });
 }
 
 Tensor layer_norm(const Tensor& input, const Tensor& weight, const Tensor& bias, double eps) {
   check_norm("layer_norm", input, weight);
   check_norm("layer_norm", input, bias);
   const Device& device = detail::common_device("layer_norm", input, weight);
-  const Tensor x = raw::contiguous(input);
+  const Tensor x = raw::contiguous(input), w = raw::contiguous(weight), b = raw::contiguous(bias);
   Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
   Tensor mean = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
   Tensor rstd = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
   if (y.numel() > 0 && !device.is_meta())
     launch("layer_norm", device, table(device).norm.layer_norm,
-           kernels::LayerNormArgs{y.data(), mean.data(), rstd.data(), x.data(), weight.data(),
-                                  bias.data(), rows_of(x), x.size(-1), eps, x.dtype()},
-           {reads(x), reads(weight), reads(bias), writes(y), writes(mean), writes(rstd)});
+           kernels::LayerNormArgs{y.data(), mean.data(), rstd.data(), x.data(), w.data(), b.data(),
+                                  rows_of(x), x.size(-1), eps, x.dtype()},
+           {reads(x), reads(w), reads(b), writes(y), writes(mean), writes(rstd)});
   return record("layer_norm", {input, weight, bias}, y,
-                [x = Saved(x), w = Saved(weight), mean = Saved(mean), rstd = Saved(rstd)](
+                [x = Saved(x), w = Saved(w), mean = Saved(mean), rstd = Saved(rstd)](
                     const Tensor& g, Gradients& out) {
                   norm_backward(g, x.get(), w.get(), mean.get(), rstd.get(), true, out);
                 });
@@ -299,9 +303,9 @@ Tensor causal_attention(const Tensor& query, const Tensor& key, const Tensor& va
       query.ndim() == 4 && key.shape() == value.shape() && key.ndim() == 4 &&
           query.size(0) == key.size(0) && query.size(1) == key.size(1) &&
           query.size(3) == key.size(3) && key.size(2) > 0 && query.size(2) % key.size(2) == 0 &&
-          query.size(3) <= kernels::kAttentionMaxHeadDim,
+          query.size(3) > 0 && query.size(3) <= kernels::kAttentionMaxHeadDim,
       "causal_attention: q is ", query.shape(), ", k ", key.shape(), ", v ", value.shape(),
-      "; expected [B, T, H, D], [B, T, Hkv, D] twice, Hkv dividing H, D at most ",
+      "; expected [B, T, H, D], [B, T, Hkv, D] twice, Hkv dividing H, D from 1 to ",
       kernels::kAttentionMaxHeadDim);
   const Device& device = detail::common_device("causal_attention", query, key);
   const Tensor q = in_rows(query), k = in_rows(key), v = in_rows(value);
@@ -425,8 +429,8 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target) {
           launch("cross_entropy_backward", on, table(on).cross_entropy.cross_entropy_backward,
                  kernels::CrossEntropyBackwardArgs{
                      dx.data(), x.data(), targets.get().data(), lse.get().data(), g.data(),
-                     1.0 / static_cast<double>(rows), rows, vocab, vocab, vocab, kNoIndex, 0, x.dtype(),
-                     targets.get().dtype()},
+                     1.0 / static_cast<double>(rows), rows, vocab, vocab, vocab, kNoIndex, 0,
+                     x.dtype(), targets.get().dtype()},
                  {reads(x), reads(targets.get()), reads(lse.get()), reads(g), writes(dx)});
         out.set(0, dx);
       });

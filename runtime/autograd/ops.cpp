@@ -282,8 +282,13 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
         if (out.wants(0)) out.set(0, sum_to(raw::matmul(g, b.get(), no, yes), a.get().shape()));
         if (!out.wants(1)) return;
         if (b.get().ndim() == 2 && a.get().ndim() > 2) {  // one tall product sums over the stack
-          const Tensor x = raw::reshape(a.get(), {-1, a.get().size(-1)});
-          out.set(1, raw::matmul(x, raw::reshape(g, {-1, g.size(-1)}), yes, no));
+          const std::int64_t k = b.get().size(0), n = b.get().size(1);
+          const std::int64_t rows = k > 0 ? a.get().numel() / k : 0;
+          if (k == 0 || n == 0)  // no element
+            out.set(1, Tensor::empty({k, n}, g.dtype(), g.device()));
+          else
+            out.set(1, raw::matmul(raw::reshape(a.get(), {rows, k}), raw::reshape(g, {rows, n}),
+                                   yes, no));
         } else {
           out.set(1, sum_to(raw::matmul(a.get(), g, yes, no), b.get().shape()));
         }

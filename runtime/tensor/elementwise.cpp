@@ -275,10 +275,14 @@ Rows rows_of(const Tensor& x) {
   TESSERA_EXPECT(x.ndim() >= 1, "an operation over rows needs at least one dimension");
   const std::int64_t cols = x.shape().back(), rows = cols == 0 ? 0 : x.numel() / cols;
   bool regular = x.strides().back() == 1 || cols == 1;
-  for (int d = x.ndim() - 2; d > 0 && regular; --d)
-    regular = x.strides()[d - 1] == x.strides()[d] * x.shape()[d];
-  if (!regular) return rows_of(contiguous(x));
-  return {x, rows, cols, x.ndim() >= 2 ? x.strides()[x.ndim() - 2] : cols};
+  std::int64_t stride = cols, merged = 1;
+  for (int d = x.ndim() - 2; d >= 0; --d) {
+    if (x.shape()[d] == 1) continue;  // its stride means nothing
+    if (merged == 1) stride = x.strides()[d];
+    regular = regular && x.strides()[d] == stride * merged;
+    merged *= x.shape()[d];
+  }
+  return regular ? Rows{x, rows, cols, stride} : rows_of(contiguous(x));
 }
 
 }  // namespace

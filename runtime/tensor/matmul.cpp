@@ -48,11 +48,16 @@ Matrices matrices_of(const Tensor& x, std::int64_t batch) {
   return {x, batch, rows, cols, std::max<std::int64_t>(cols <= 1 ? rows : sc, 1), stride, true};
 }
 
+Shape leading_of(const Tensor& x) {
+  return Shape(std::span(x.shape().begin(), static_cast<std::size_t>(x.ndim() - 2)));
+}
+
 void multiply(const Tensor& out, std::int64_t c_batch_stride, std::int64_t ldc, const Tensor& a,
               const Tensor& b, Transpose ta, Transpose tb, double alpha, double beta,
-              const Tensor& bias, std::int64_t batch) {
+              const Tensor& strided_bias, std::int64_t batch) {
   const Device& device = detail::common_device("matmul", a, b);
   if (out.numel() == 0 || device.is_meta()) return;
+  const Tensor bias = strided_bias.defined() ? contiguous(strided_bias) : Tensor();
   const Matrices x = matrices_of(a, batch), y = matrices_of(b, batch);
   const bool flip_a = (ta == Transpose::yes) != x.transposed,
              flip_b = (tb == Transpose::yes) != y.transposed;
@@ -99,11 +104,10 @@ Tensor matmul(const Tensor& a, const Tensor& b, Transpose ta, Transpose tb) {
   if (b.ndim() == 2 && a.ndim() > 2 && ta == Transpose::no) {
     Shape shape = a.shape();
     shape[a.ndim() - 1] = n;
-    return reshape(matmul(reshape(a, {-1, k}), b, ta, tb), shape);
+    const std::int64_t rows = leading_of(a).numel() * m;
+    return reshape(matmul(reshape(a, {rows, k}), b, ta, tb), shape);
   }
-  Shape leading_a, leading_b;
-  for (int d = 0; d < a.ndim() - 2; ++d) leading_a.push_back(a.shape()[d]);
-  for (int d = 0; d < b.ndim() - 2; ++d) leading_b.push_back(b.shape()[d]);
+  const Shape leading_a = leading_of(a), leading_b = leading_of(b);
   const Shape leading = broadcast(leading_a, leading_b);
   Shape shape = leading;
   shape.push_back(m);

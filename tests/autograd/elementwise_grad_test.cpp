@@ -1,0 +1,156 @@
+// Derivatives of arithmetic, elementwise functions and reductions, over layouts and broadcasts.
+#include "tests/autograd/helpers.hpp"
+
+using namespace tessera;
+using tessera::testing::check_gradients;
+using tessera::testing::Draw;
+using tessera::testing::layouts;
+
+namespace {
+
+struct Unary {
+  const char* name;
+  Tensor (*f)(const Tensor&);
+  double low, high;  // inputs are drawn from here; negative low avoids |x| < 0.1
+};
+
+const Unary kUnary[] = {{"exp", [](const Tensor& x) { return exp(x); }, -2, 2},
+                        {"log", [](const Tensor& x) { return log(x); }, 0.5, 3},
+                        {"sqrt", [](const Tensor& x) { return sqrt(x); }, 0.5, 3},
+                        {"tanh", [](const Tensor& x) { return tanh(x); }, -2, 2},
+                        {"relu", [](const Tensor& x) { return relu(x); }, -2, 2},
+                        {"gelu", [](const Tensor& x) { return gelu(x); }, -2, 2},
+                        {"silu", [](const Tensor& x) { return silu(x); }, -2, 2},
+                        {"neg", [](const Tensor& x) { return -x; }, -2, 2},
+                        {"add scalar", [](const Tensor& x) { return x + 1.5; }, -2, 2},
+                        {"subtract scalar", [](const Tensor& x) { return x - 1.5; }, -2, 2},
+                        {"mul scalar", [](const Tensor& x) { return 2.5 * (x * -1.5); }, -2, 2},
+                        {"divide by scalar", [](const Tensor& x) { return x / 3.0; }, -2, 2},
+                        {"cast", [](const Tensor& x) { return cast(x, f64); }, -2, 2},
+                        {"sum", [](const Tensor& x) { return sum(x); }, -2, 2},
+                        {"norm", [](const Tensor& x) { return norm(x); }, -2, 2}};
+
+struct Binary {
+  const char* name;
+  Tensor (*f)(const Tensor&, const Tensor&);
+};
+const Binary kBinary[] = {{"add", [](const Tensor& a, const Tensor& b) { return a + b; }},
+                          {"sub", [](const Tensor& a, const Tensor& b) { return a - b; }},
+                          {"mul", [](const Tensor& a, const Tensor& b) { return a * b; }},
+                          {"div", [](const Tensor& a, const Tensor& b) { return a / b; }}};
+
+}  // namespace
+
+TEST_CASE("derivatives of functions of one tensor") {
+  Draw draw;
+  for (const Unary& op : kUnary)
+    for (const auto& layout : layouts()) {
+      INFO(op.name << ", " << layout.name << ", seed " << draw.seed);
+      const Tensor x = op.low < 0 ? draw.away_from_zero(layout.shape)
+                                  : draw.uniform(layout.shape, op.low, op.high);
+      check_gradients([&](const auto& v) { return op.f(layout.view(v[0])); }, {x});
+    }
+}
+
+TEST_CASE("derivatives of functions of two tensors of one shape") {
+  Draw draw;
+  for (const Binary& op : kBinary)
+    for (const auto& left : layouts())
+      for (const auto& right : layouts()) {
+        if (left.view(draw.normal(left.shape)).shape() !=
+            right.view(draw.normal(right.shape)).shape())
+          continue;
+        INFO(op.name << ", " << left.name << " and " << right.name << ", seed " << draw.seed);
+        check_gradients([&](const auto& v) { return op.f(left.view(v[0]), right.view(v[1])); },
+                        {draw.away_from_zero(left.shape), draw.away_from_zero(right.shape)});
+      }
+}
+
+TEST_CASE("derivatives of functions of two tensors that broadcast") {
+  Draw draw;
+  const std::pair<Shape, Shape> shapes[] = {
+      {{2, 3}, {3}},    {{3}, {2, 3}},       {{2, 1, 3}, {4, 1}}, {{}, {2, 2}},
+      {{2, 2}, {}},     {{1}, {3, 1}},       {{2, 1}, {1, 3}},    {{0, 3}, {3}},
+      {{1, 3}, {0, 3}}, {{2, 3, 2, 1}, {2}}, {{1, 1}, {1, 1}},    {{2, 0}, {2, 1}}};
+  for (const Binary& op : kBinary)
+    for (const auto& [a, b] : shapes) {
+      INFO(op.name << ", " << a << " and " << b << ", seed " << draw.seed);
+      check_gradients([&](const auto& v) { return op.f(v[0], v[1]); },
+                      {draw.away_from_zero(a), draw.away_from_zero(b)});
+    }
+  const auto twice = [](const std::vector<Tensor>& v) { return v[0] * v[0] + v[0] / (v[0] + 3.0); };
+  check_gradients(twice, {draw.uniform({5}, 0.5, 2)});
+}
+
+TEST_CASE("derivatives of where") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const auto condition = [&](const Shape& shape) {
+    return draw.normal(shape) > Tensor::zeros({}, f64, draw.device);
+  };
+  const Tensor mask = condition({2, 3}), column = condition({2, 1}), none = condition({0, 3});
+  const auto by = [](const Tensor& c) {
+    return [c](const std::vector<Tensor>& v) { return where(c, v[0], v[1]); };
+  };
+  check_gradients(by(mask), {draw.normal({2, 3}), draw.normal({2, 3})});
+  check_gradients(by(column), {draw.normal({3}), draw.normal({2, 1})});
+  check_gradients(by(mask), {draw.normal({}), draw.normal({4, 1, 3})});
+  check_gradients(by(none), {draw.normal({3}), draw.normal({})});
+  check_gradients(
+      [&](const auto& v) { return where(transpose(mask, 0, 1), transpose(v[0], 0, 1), v[1]); },
+      {draw.normal({2, 3}), draw.normal({3, 2})});
+}
+
+TEST_CASE("derivatives of reductions over a dimension") {
+  Draw draw;
+  for (const auto& layout : layouts()) {
+    INFO(layout.name << ", seed " << draw.seed);
+    const Tensor x = draw.distinct(layout.shape);
+    const int ndim = layout.view(x).ndim();
+    for (int dim = -ndim; dim < ndim; ++dim)
+      for (const auto keep : {raw::KeepDim::no, raw::KeepDim::yes}) {
+        INFO("dimension " << dim);
+        check_gradients([&](const auto& v) { return sum(layout.view(v[0]), dim, keep); }, {x});
+        if (x.numel() == 0) continue;  // the mean and the maximum of nothing are not defined
+        check_gradients([&](const auto& v) { return mean(layout.view(v[0]), dim, keep); }, {x});
+        if (layout.name != "broadcast" || dim == 0 || dim == -2)  // ties have no derivative
+          check_gradients([&](const auto& v) { return max(layout.view(v[0]), dim); }, {x});
+      }
+    if (x.numel() > 0) check_gradients([&](const auto& v) { return mean(layout.view(v[0])); }, {x});
+  }
+}
+
+TEST_CASE("the gradient of a maximum goes to the first of equal ones") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  Tensor x = Tensor::from({1, 3, 3, 2, 2, 2}, {2, 3}, device);
+  x.require_grad();
+  sum(max(x, 1)).backward();
+  CHECK(x.grad().to_vector<float>() == std::vector<float>{0, 1, 0, 1, 0, 0});
+}
+
+TEST_CASE("a cast hands the gradient back in the dtype of its input") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  Tensor x = Tensor::from({1, 2, 3}, {3}, device);
+  x.require_grad();
+  const Tensor wide = cast(cast(x, bf16), f64);
+  (wide * wide).backward(Tensor::ones({3}, f64, device));
+  CHECK(x.grad().dtype() == f32);
+  CHECK(x.grad().to_vector<float>() == std::vector<float>{2, 4, 6});
+}
+
+TEST_CASE("derivatives of swiglu") {
+  Draw draw;
+  for (const auto& layout : layouts()) {
+    if (layout.shape.ndim() == 0) continue;  // it works on rows
+    INFO(layout.name << ", seed " << draw.seed);
+    check_gradients([&](const auto& v) { return swiglu(layout.view(v[0]), layout.view(v[1])); },
+                    {draw.normal(layout.shape), draw.normal(layout.shape)});
+  }
+  INFO("seed " << draw.seed);
+  // The halves of one projection, and a middle dimension of size 1 whose stride means nothing.
+  check_gradients([](const auto& v) { return swiglu(slice(v[0], 1, 0, 3), slice(v[0], 1, 3, 6)); },
+                  {draw.normal({4, 6})});
+  check_gradients(
+      [](const auto& v) { return swiglu(transpose(v[0], 0, 1), transpose(v[1], 0, 1)); },
+      {draw.normal({1, 4, 3}), draw.normal({1, 4, 3})});
+}

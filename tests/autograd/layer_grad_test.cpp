@@ -1,0 +1,184 @@
+// Derivatives of the functions that layers are made of. Parameters are leaves, so their gradients
+// take the direct way; an operation in front of them makes them take the other one.
+#include "tests/autograd/helpers.hpp"
+
+using namespace tessera;
+using tessera::testing::check_gradients;
+using tessera::testing::Draw;
+
+namespace {
+
+// Hands its tensor on with a history, so that no gradient is written to a leaf directly.
+Tensor behind(const Tensor& x) { return x * 1.0; }
+
+}  // namespace
+
+TEST_CASE("derivatives of linear") {
+  Draw draw;
+  const auto f = [](const std::vector<Tensor>& v) { return linear(v[0], v[1], v[2]); };
+  const auto without_bias = [](const std::vector<Tensor>& v) { return linear(v[0], v[1]); };
+  for (const Shape& x : {Shape{5, 3}, Shape{2, 2, 3}, Shape{3}, Shape{0, 3}, Shape{2, 0, 3}}) {
+    INFO("x " << x << ", seed " << draw.seed);
+    check_gradients(f, {draw.normal(x), draw.normal({4, 3}), draw.normal({4})});
+    check_gradients(without_bias, {draw.normal(x), draw.normal({4, 3})});
+  }
+  INFO("seed " << draw.seed);
+  check_gradients(f, {draw.normal({2, 0}), draw.normal({4, 0}), draw.normal({4})});
+  check_gradients(f, {draw.normal({2, 3}), draw.normal({0, 3}), draw.normal({0})});
+  check_gradients(
+      [](const auto& v) {
+        return linear(transpose(v[0], 0, 1), transpose(v[1], 0, 1),
+                      reshape(slice(v[2], 1, 1, 2), {4}));
+      },
+      {draw.normal({3, 5}), draw.normal({3, 4}), draw.normal({4, 2})});
+  check_gradients([](const auto& v) { return linear(v[0], behind(v[1]), behind(v[2])); },
+                  {draw.normal({2, 3}), draw.normal({4, 3}), draw.normal({4})});
+  check_gradients([](const auto& v) { return linear(linear(v[0], v[1], v[2]), v[1], v[2]); },
+                  {draw.normal({2, 3}), draw.normal({3, 3}), draw.normal({3})});
+}
+
+TEST_CASE("derivatives of softmax") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  check_gradients([](const auto& v) { return softmax(v[0]); }, {draw.normal({3, 5})});
+  check_gradients([](const auto& v) { return softmax(transpose(v[0], 0, 1)); },
+                  {draw.normal({4, 2})});
+  check_gradients([](const auto& v) { return softmax(expand(v[0], {3, 4})); },
+                  {draw.normal({3, 1})});
+  check_gradients([](const auto& v) { return softmax(v[0]); }, {draw.normal({0, 5})});
+  check_gradients([](const auto& v) { return softmax(v[0]); }, {draw.normal({2, 0})});
+}
+
+TEST_CASE("derivatives of embedding") {
+  Draw draw;
+  const DType dtype = GENERATE(i32, i64);
+  INFO("ids " << dtype << ", seed " << draw.seed);
+  const auto f = [](const std::vector<Tensor>& v) { return embedding(v[0], v[1]); };
+  check_gradients(f, {draw.normal({5, 3}), draw.indices({2, 4}, 5, dtype)});
+  check_gradients(f, {draw.normal({5, 3}), draw.indices({0}, 5, dtype)});
+  check_gradients([](const auto& v) { return embedding(behind(v[0]), v[1]); },
+                  {draw.normal({5, 3}), draw.indices({4}, 5, dtype)});
+  check_gradients(
+      [](const auto& v) { return embedding(transpose(v[0], 0, 1), transpose(v[1], 0, 1)); },
+      {draw.normal({3, 5}), draw.indices({2, 4}, 5, dtype)});
+  check_gradients(  // tied: both uses add to one place
+      [](const auto& v) { return linear(embedding(v[0], v[1]), v[0]); },
+      {draw.normal({5, 3}), draw.indices({4}, 5, dtype)});
+}
+
+TEST_CASE("derivatives of rms_norm and layer_norm") {
+  Draw draw;
+  const auto rms = [](const std::vector<Tensor>& v) { return rms_norm(v[0], v[1], 1e-5); };
+  const auto layer = [](const std::vector<Tensor>& v) {
+    return layer_norm(v[0], v[1], v[2], 1e-5);
+  };
+  // 70 rows are more than one block of the sums over rows.
+  for (const Shape& x : {Shape{4, 6}, Shape{2, 3, 6}, Shape{6}, Shape{0, 6}, Shape{70, 6}}) {
+    INFO("x " << x << ", seed " << draw.seed);
+    check_gradients(rms, {draw.normal(x), draw.normal({6})});
+    check_gradients(layer, {draw.normal(x), draw.normal({6}), draw.normal({6})});
+  }
+  INFO("seed " << draw.seed);
+  check_gradients(
+      [](const auto& v) {
+        return rms_norm(transpose(v[0], 0, 1), reshape(slice(v[1], 1, 0, 1), {4}), 1e-5);
+      },
+      {draw.normal({4, 3}), draw.normal({4, 2})});
+  check_gradients(
+      [](const auto& v) {
+        return layer_norm(expand(v[0], {3, 4}), reshape(slice(v[1], 1, 0, 1), {4}),
+                          reshape(slice(v[1], 1, 1, 2), {4}), 1e-5);
+      },
+      {draw.normal({4}), draw.normal({4, 2})});
+  check_gradients([](const auto& v) { return rms_norm(v[0], behind(v[1]), 1e-5); },
+                  {draw.normal({3, 4}), draw.normal({4})});
+  check_gradients([](const auto& v) { return layer_norm(v[0], behind(v[1]), v[2], 1e-5); },
+                  {draw.normal({3, 4}), draw.normal({4}), draw.normal({4})});
+  check_gradients([](const auto& v) { return layer_norm(v[0], v[1], behind(v[2]), 1e-5); },
+                  {draw.normal({3, 4}), draw.normal({4}), draw.normal({4})});
+}
+
+TEST_CASE("derivatives of norms whose weight or bias is a constant") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Tensor weight = draw.normal({4}), bias = draw.normal({4}), x = draw.normal({3, 4});
+  check_gradients([&](const auto& v) { return rms_norm(v[0], weight, 1e-5); }, {x});
+  check_gradients([&](const auto& v) { return layer_norm(v[0], weight, v[1], 1e-5); }, {x, bias});
+  check_gradients([&](const auto& v) { return layer_norm(v[0], v[1], bias, 1e-5); }, {x, weight});
+  check_gradients([&](const auto& v) { return layer_norm(x, v[0], v[1], 1e-5); }, {weight, bias});
+}
+
+TEST_CASE("derivatives of rope") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const RopeTables tables = RopeTables::make(7, 4, 10000, draw.device);
+  const auto f = [&](const std::vector<Tensor>& v) { return rope(v[0], tables); };
+  check_gradients(f, {draw.normal({2, 3, 2, 4})});
+  check_gradients(f, {draw.normal({1, 7, 1, 4})});
+  check_gradients(f, {draw.normal({2, 0, 2, 4})});
+  check_gradients([&](const auto& v) { return rope(permute(v[0], {0, 2, 1, 3}), tables); },
+                  {draw.normal({2, 2, 3, 4})});
+  check_gradients([&](const auto& v) { return rope(transpose(v[0], 2, 3), tables); },
+                  {draw.normal({2, 3, 4, 2})});
+  check_gradients([&](const auto& v) { return rope(slice(v[0], 2, 1, 3), tables); },
+                  {draw.normal({1, 3, 4, 4})});
+}
+
+TEST_CASE("derivatives of causal_attention") {
+  Draw draw;
+  const auto f = [](const std::vector<Tensor>& v) { return causal_attention(v[0], v[1], v[2]); };
+  struct Case {
+    std::int64_t batch, length, heads, kv_heads, dim;
+  };
+  for (const Case& c :
+       {Case{2, 3, 2, 2, 4}, Case{1, 4, 4, 2, 2}, Case{2, 5, 3, 1, 3}, Case{1, 1, 2, 1, 4},
+        Case{2, 0, 2, 1, 4}, Case{0, 3, 2, 1, 4}, Case{1, 70, 1, 1, 2}}) {
+    const Shape q{c.batch, c.length, c.heads, c.dim}, k = q.with(2, c.kv_heads);
+    INFO("q " << q << ", k " << k << ", seed " << draw.seed);
+    check_gradients(f, {draw.normal(q), draw.normal(k), draw.normal(k)});
+  }
+  INFO("seed " << draw.seed);
+  // Views of one fused projection, and tensors stored head by head.
+  check_gradients(
+      [](const auto& v) {
+        return causal_attention(slice(v[0], 2, 0, 4), slice(v[0], 2, 4, 6), slice(v[0], 2, 6, 8));
+      },
+      {draw.normal({2, 3, 8, 2})});
+  check_gradients(
+      [](const auto& v) {
+        return causal_attention(permute(v[0], {0, 2, 1, 3}), permute(v[1], {0, 2, 1, 3}),
+                                expand(v[2], {2, 3, 2, 4}));
+      },
+      {draw.normal({2, 2, 3, 4}), draw.normal({2, 2, 3, 4}), draw.normal({3, 1, 4})});
+}
+
+TEST_CASE("derivatives of dropout with a given draw") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  for (const double p : {0.0, 0.3, 1.0}) {
+    const auto f = [&](const std::vector<Tensor>& v) { return dropout(v[0], p, draw.seed, 5); };
+    check_gradients(f, {draw.normal({4, 5})});
+    check_gradients(f, {draw.normal({0, 5})});
+    check_gradients([&](const auto& v) { return dropout(transpose(v[0], 0, 1), p, draw.seed, 5); },
+                    {draw.normal({3, 4})});
+  }
+}
+
+TEST_CASE("derivatives of cross_entropy") {
+  Draw draw;
+  const DType dtype = GENERATE(i32, i64);
+  INFO("targets " << dtype << ", seed " << draw.seed);
+  const auto f = [](const std::vector<Tensor>& v) { return cross_entropy(v[0], v[1]); };
+  check_gradients(f, {draw.normal({4, 5}), draw.indices({4}, 5, dtype)});
+  check_gradients(f, {draw.normal({1, 1}), draw.indices({1}, 1, dtype)});
+  check_gradients([](const auto& v) { return cross_entropy(transpose(v[0], 0, 1), v[1]); },
+                  {draw.normal({5, 4}), draw.indices({4}, 5, dtype)});
+  check_gradients([](const auto& v) { return cross_entropy(v[0] * 2.0, v[1]) * 0.5; },
+                  {draw.normal({4, 5}), draw.indices({4}, 5, dtype)});
+  check_gradients(  // logits with a second user
+      [](const auto& v) {
+        const Tensor logits = v[0] * 2.0;
+        return cross_entropy(logits, v[1]) + sum(logits * logits);
+      },
+      {draw.normal({4, 5}), draw.indices({4}, 5, dtype)});
+}

@@ -1,0 +1,114 @@
+// Derivatives of views, joins, indices and products.
+#include "tests/autograd/helpers.hpp"
+
+using namespace tessera;
+using tessera::testing::check_gradients;
+using tessera::testing::Draw;
+using tessera::testing::layouts;
+
+TEST_CASE("derivatives of views") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Tensor x = draw.normal({2, 3, 4});
+  check_gradients([](const auto& v) { return reshape(v[0], {4, -1}); }, {x});
+  check_gradients([](const auto& v) { return reshape(transpose(v[0], 0, 2), {6, 4}); }, {x});
+  check_gradients([](const auto& v) { return transpose(v[0], 0, -1); }, {x});
+  check_gradients([](const auto& v) { return permute(v[0], {1, -1, 0}); }, {x});
+  check_gradients([](const auto& v) { return slice(v[0], 1, 1, 3); }, {x});
+  check_gradients([](const auto& v) { return slice(transpose(v[0], 0, 1), -1, 1, 2); }, {x});
+  check_gradients([](const auto& v) { return slice(v[0], 1, 2, 2); }, {x});
+  check_gradients([](const auto& v) { return expand(v[0], {5, 2, 3, 4}); }, {x});
+  check_gradients([](const auto& v) { return expand(v[0], {2, 3, 4}); }, {draw.normal({3, 1})});
+  check_gradients([](const auto& v) { return expand(v[0], {0, 3}); }, {draw.normal({1, 3})});
+  check_gradients([](const auto& v) { return expand(v[0], {2, 2}); }, {draw.normal({})});
+  const Tensor none = draw.normal({2, 0, 3});
+  check_gradients([](const auto& v) { return reshape(v[0], {0, 7}); }, {none});
+  check_gradients([](const auto& v) { return permute(v[0], {2, 0, 1}); }, {none});
+}
+
+TEST_CASE("derivatives of cat, stack and split") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Tensor a = draw.normal({2, 3}), b = draw.normal({4, 3}), c = draw.normal({0, 3}),
+               t = draw.normal({3, 2});
+  check_gradients(
+      [](const auto& v) { return cat(std::vector{v[0], v[1], v[2], transpose(v[3], 0, 1)}, 0); },
+      {a, b, c, t});
+  check_gradients([](const auto& v) { return cat(std::vector{v[0], v[0], v[1]}, -1); },
+                  {a, draw.normal({2, 1})});
+  for (const int dim : {0, 1, 2, -1})
+    check_gradients(
+        [&](const auto& v) { return stack(std::vector{v[0], transpose(v[1], 0, 1)}, dim); },
+        {a, t});
+  check_gradients([](const auto& v) { return stack(std::vector{v[0], v[1]}, 0); },
+                  {draw.normal({}), draw.normal({})});
+  check_gradients(
+      [](const auto& v) {
+        const std::vector<Tensor> parts = split(v[0], 3, 1);
+        return parts.at(0) * parts.at(1) + expand(parts.at(2), {2, 3});
+      },
+      {draw.normal({2, 7})});
+}
+
+TEST_CASE("derivatives of index operations, repeats among the indices") {
+  Draw draw;
+  const DType dtype = GENERATE(i32, i64);
+  INFO("index " << dtype << ", seed " << draw.seed);
+  const Tensor x = draw.normal({3, 4, 2});
+  for (const int dim : {0, 1, -1}) {
+    const std::int64_t n = x.size(dim);
+    const Tensor rows = draw.indices({6}, n, dtype), none = draw.indices({0}, n, dtype);
+    check_gradients([&](const auto& v) { return index_select(v[0], dim, v[1]); }, {x, rows});
+    check_gradients([&](const auto& v) { return index_select(v[0], dim, v[1]); }, {x, none});
+    const Shape shape = x.shape().with(normalize_dim(dim, 3), 5);
+    const Tensor at = draw.indices(shape, n, dtype);
+    check_gradients([&](const auto& v) { return gather(v[0], dim, v[1]); }, {x, at});
+    check_gradients([&](const auto& v) { return scatter_add(v[0], dim, v[1], v[2]); },
+                    {x, at, draw.normal(shape)});
+  }
+  const Tensor rows = draw.indices({3}, 4, dtype);
+  check_gradients([&](const auto& v) { return index_select(transpose(v[0], 0, 1), 0, v[1]); },
+                  {x, rows});
+  const Tensor at = draw.indices({2, 3}, 4, dtype);
+  check_gradients(
+      [&](const auto& v) {
+        return scatter_add(transpose(v[0], 0, 1), 1, v[1], transpose(v[2], 0, 1));
+      },
+      {draw.normal({4, 2}), at, draw.normal({3, 2})});
+}
+
+TEST_CASE("derivatives of matmul") {
+  Draw draw;
+  struct Case {
+    Shape a, b;
+    bool flip_a, flip_b;
+  };
+  const Case cases[] = {
+      {{3, 4}, {4, 2}, false, false},       {{4, 3}, {4, 2}, true, false},
+      {{3, 4}, {2, 4}, false, true},        {{4, 3}, {2, 4}, true, true},
+      {{1, 4}, {4, 1}, false, false},       {{2, 3, 4}, {4, 2}, false, false},
+      {{2, 2, 3, 4}, {2, 4}, false, true},  {{2, 4, 3}, {4, 2}, true, false},
+      {{2, 3, 4}, {2, 4, 2}, false, false}, {{2, 4, 3}, {2, 2, 4}, true, true},
+      {{3, 4}, {2, 4, 2}, false, false},    {{2, 1, 3, 4}, {3, 4, 2}, false, false},
+      {{1, 3, 4}, {2, 4, 2}, false, false}, {{2, 3, 4}, {1, 4, 2}, false, false},
+      {{0, 4}, {4, 2}, false, false},       {{3, 0}, {0, 2}, false, false},
+      {{3, 4}, {4, 0}, false, false},       {{2, 3, 0}, {0, 2}, false, false},
+      {{0, 3, 4}, {4, 2}, false, false},    {{0, 3, 4}, {0, 4, 2}, false, false},
+      {{2, 0, 4}, {2, 4, 3}, false, false}};
+  for (const Case& c : cases) {
+    INFO(c.a << " and " << c.b << (c.flip_a ? ", left transposed" : "")
+             << (c.flip_b ? ", right transposed" : "") << ", seed " << draw.seed);
+    check_gradients(
+        [&](const auto& v) {
+          return matmul(c.flip_a ? transpose(v[0], -1, -2) : v[0],
+                        c.flip_b ? transpose(v[1], -1, -2) : v[1]);
+        },
+        {draw.normal(c.a), draw.normal(c.b)});
+  }
+  INFO("seed " << draw.seed);
+  check_gradients([](const auto& v) { return matmul(slice(v[0], 1, 1, 4), expand(v[1], {3, 2})); },
+                  {draw.normal({2, 5}), draw.normal({3, 1})});
+  check_gradients([](const auto& v) { return matmul(permute(v[0], {1, 0, 2}), v[1]); },
+                  {draw.normal({3, 2, 4}), draw.normal({2, 4, 2})});
+  check_gradients([](const auto& v) { return matmul(v[0], v[0]); }, {draw.normal({3, 3})});
+}
