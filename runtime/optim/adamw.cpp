@@ -22,8 +22,10 @@ void AdamW::write_scalars(const Tensor& scalars, std::int64_t step) const {
   s.beta1 = static_cast<float>(options_.beta1);
   s.beta2 = static_cast<float>(options_.beta2);
   s.eps = static_cast<float>(options_.eps);
-  s.bias_correction1 = static_cast<float>(1 - std::pow(options_.beta1, t));
-  s.bias_correction2 = static_cast<float>(1 - std::pow(options_.beta2, t));
+  // Of the betas that the kernel uses: it computes 1 - beta in f32, which for beta2 = 0.999 is 1e-5
+  // away from the exact difference, and the two cancel.
+  s.bias_correction1 = static_cast<float>(1 - std::pow(static_cast<double>(s.beta1), t));
+  s.bias_correction2 = static_cast<float>(1 - std::pow(static_cast<double>(s.beta2), t));
   s.grad_scale = 1;
   detail::put_scalars(scalars, s);
 }
