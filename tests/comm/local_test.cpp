@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <set>
 
 #include "tessera/comm/mesh.hpp"
 #include "tessera/comm/world.hpp"
@@ -54,8 +55,7 @@ TEST_CASE("local: different inputs give different hashes", "[comm][threads]") {
 
 TEST_CASE("local: a shuffled world repeats its trace for a seed and varies over seeds",
           "[comm][threads]") {
-  // 20 gathers and 20 reductions that no event orders: 40! / (20! 20!) schedules, so two seeds all
-  // but surely differ.
+  // 20 gathers and 20 reductions that no event orders have 40! / (20! 20!) schedules.
   const auto trace = [](std::uint64_t seed) {
     run_local(3, {.executor = ExecutorKind::shuffled, .schedule_seed = seed}, [](World& world) {
       float values[2] = {1, 2};
@@ -73,7 +73,11 @@ TEST_CASE("local: a shuffled world repeats its trace for a seed and varies over 
   const std::uint64_t seed = std::random_device{}();
   INFO("seed " << seed);
   CHECK(trace(seed) == trace(seed));
-  CHECK(trace(seed) != trace(seed + 1));
+  // Half of the seeds draw evenly, and no two of those agree; the other half keep priorities and
+  // may. Fewer than 4 even ones among 32: (1 + 32 + 496 + 4960) / 2^32, about one run in a million.
+  std::set<std::uint64_t> traces;
+  for (std::uint64_t s = seed; s < seed + 32; ++s) traces.insert(trace(s));
+  CHECK(traces.size() >= 4);
   run_local(2, {.executor = ExecutorKind::inlined}, [](World& world) { world.barrier(); });
   CHECK(last_trace_hash() == 0);
 }
