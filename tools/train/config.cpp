@@ -1,10 +1,12 @@
 #include "tools/train/config.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <string_view>
 
 #include "tessera/base/error.hpp"
+#include "tessera/base/utf8.hpp"
 #include "tools/train/schema.hpp"
 #include "tools/train/toml_reader.hpp"
 
@@ -20,7 +22,7 @@ std::string cut(const std::string& text) {
 // Where a value comes from, for its error messages: "--model.dim=x" or "run.toml:3: model.dim = x".
 class Origin {
  public:
-  explicit Origin(std::string text) : text_(std::move(text)) {}
+  explicit Origin(std::string_view text) : text_(printable(text)) {}
 
   [[noreturn]] void fail(const std::string& reason) const {
     throw DataError(concat(cut(text_), ": ", reason));
@@ -107,11 +109,10 @@ void apply_file(Config& config, const std::string& path) {
         item.section.empty() ? item.name : concat(item.section, ".", item.name);
     const std::string where = concat(path, ":", item.line, ": ");
     if (item.name.empty()) {
-      bool known = false;
-      for (const Key& key : schema()) known = known || key.section == item.section;
-      if (known) continue;
-      throw DataError(concat(where, "unknown section [", cut(item.section),
-                             "]; the nearest key is ", nearest_key(item.section)));
+      const std::vector<std::string_view> known = sections();
+      if (std::find(known.begin(), known.end(), item.section) != known.end()) continue;
+      throw DataError(concat(where, "unknown section [", cut(item.section), "]; the nearest is [",
+                             nearest(item.section, known), "]"));
     }
     const Key* key = find_key(name);
     if (key && key->section.empty()) {

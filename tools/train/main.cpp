@@ -31,14 +31,14 @@ void report(const std::string& message) {
   std::fprintf(stderr, "tessera-train: %s\n", printable(message).c_str());
 }
 
-// A launcher kills the rest of a job as soon as one process fails. The process that can best say
-// why speaks and ends first: the first rank if it has a cause of its own, then others with a cause,
-// then those that only lost a peer. That is one line a job, and none is lost where the first rank
-// is well.
+// A launcher ends the rest of a job when one process fails (Open MPI's mpirun takes a second to do
+// so). The process that can best say why speaks and ends first: the first rank if it has a cause of
+// its own, then others with a cause, then those that only lost a peer. That is one line a job, and
+// none is lost where the first rank is well.
 void wait_for_turn(const LaunchEnvironment& environment, bool lost_peer) {
   if (!environment.several_processes()) return;
-  const int turn = (lost_peer ? 2 : 0) + (environment.rank > 0 ? 1 : 0);
-  std::this_thread::sleep_for(std::chrono::seconds(turn));
+  constexpr std::chrono::seconds kTurn{2};
+  std::this_thread::sleep_for(kTurn * ((lost_peer ? 2 : 0) + (environment.rank > 0 ? 1 : 0)));
 }
 
 void print(const std::string& text) {

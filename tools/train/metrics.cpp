@@ -1,5 +1,6 @@
 #include "tools/train/metrics.hpp"
 
+#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -123,8 +124,12 @@ std::string progress_bar(std::int64_t step, std::int64_t steps, double loss, dou
   return concat("[", bar, "]", text);
 }
 
-JsonlWriter::JsonlWriter(const std::string& path)
-    : path_(path), file_(std::fopen(path.c_str(), "we")) {
+JsonlWriter::JsonlWriter(const std::string& path) : path_(path) {
+  // Without O_NONBLOCK a named pipe that nobody reads would stop the run here for ever.
+  const int descriptor =
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0666);
+  if (descriptor >= 0) ::fcntl(descriptor, F_SETFL, 0);
+  if (descriptor >= 0) file_.reset(::fdopen(descriptor, "w"));
   if (!file_)
     throw DataError(
         concat("'", path, "' cannot be written: ", std::strerror(errno), "; check the path"));

@@ -352,19 +352,33 @@ std::string_view nearest(std::string_view misspelt,
 std::string nearest_key(std::string_view misspelt) {
   misspelt = misspelt.substr(0, kMaxMisspelt);
   const std::size_t dot = misspelt.rfind('.');
-  const std::string_view last = dot == std::string_view::npos ? misspelt : misspelt.substr(dot + 1);
-  // A right name in a wrong section counts as two typing errors, in no section as none.
-  const int wrong_section = dot == std::string_view::npos ? 0 : 2;
+  const bool has_section = dot != std::string_view::npos;
+  const std::string_view section = misspelt.substr(0, has_section ? dot : 0);
+  const std::string_view last = has_section ? misspelt.substr(dot + 1) : misspelt;
+  const std::vector<std::string_view> all = sections();
+  const bool right_section = std::find(all.begin(), all.end(), section) != all.end();
   const Key* best = nullptr;
   int best_distance = std::numeric_limits<int>::max();
   for (const Key& key : schema()) {
-    const int distance = std::min(edit_distance(misspelt, key.full_name()),
-                                  edit_distance(last, key.name) + wrong_section);
+    // A right name in a wrong section counts as two typing errors, in no section as none; a right
+    // section is believed.
+    int distance = edit_distance(last, key.name) + (has_section && key.section != section ? 2 : 0);
+    if (right_section && key.section != section && key.name != last) continue;
+    if (!right_section) distance = std::min(distance, edit_distance(misspelt, key.full_name()));
     if (distance >= best_distance) continue;
     best_distance = distance;
     best = &key;
   }
   return best->full_name();
+}
+
+std::vector<std::string_view> sections() {
+  std::vector<std::string_view> names;
+  for (const Key& key : schema()) {
+    if (!key.section.empty() && (names.empty() || names.back() != key.section))
+      names.push_back(key.section);
+  }
+  return names;
 }
 
 std::string shown_value(const Key& key, const Value& value) {

@@ -49,6 +49,9 @@ const std::vector<Key>& schema();
 // Null where there is none.
 const Key* find_key(std::string_view full_name);
 
+// The names of the sections, in the order of the table.
+std::vector<std::string_view> sections();
+
 // Whether the key has a meaning in this configuration.
 bool applies(const Key& key, const Config& config);
 

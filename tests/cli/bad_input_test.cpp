@@ -1,0 +1,123 @@
+// The table of bad input, bad_input.txt, run line by line against the real binary.
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/cli/program.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace tessera::test;
+
+namespace {
+
+const std::string kName = "tessera-train: ";
+
+struct Case {
+  std::string command, expected;
+};
+struct Table {
+  std::vector<std::pair<std::string, std::string>> files;
+  std::vector<Case> cases;
+};
+
+// \n, \0, \\ and \xHH.
+std::string unescaped(const std::string& text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '\\' || i + 1 == text.size()) {
+      out += text[i];
+      continue;
+    }
+    const char kind = text[++i];
+    if (kind == 'x') {
+      unsigned byte = 0;
+      std::from_chars(text.data() + i + 1, text.data() + i + 3, byte, 16);
+      out += static_cast<char>(byte);
+      i += 2;
+    } else {
+      out += kind == 'n' ? '\n' : kind == '0' ? '\0' : kind;
+    }
+  }
+  return out;
+}
+
+Table read_table() {
+  std::ifstream file(TESSERA_BAD_INPUT);
+  Table table;
+  for (std::string line; std::getline(file, line);) {
+    const std::string rest = line.size() > 2 ? line.substr(2) : "";
+    if (line.starts_with("@ ")) {
+      const std::size_t space = std::min(rest.find(' '), rest.size());
+      table.files.emplace_back(rest.substr(0, space),
+                               unescaped(rest.substr(std::min(space + 1, rest.size()))));
+    }
+    if (line.starts_with("$ ")) table.cases.push_back({rest, ""});
+    if (line.starts_with("! ")) table.cases.at(table.cases.size() - 1).expected = rest;
+  }
+  return table;
+}
+
+// What is in the folder, to the byte.
+std::vector<std::string> snapshot(const TemporaryFolder& folder) {
+  std::vector<std::string> all;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) {
+    const std::string name = entry.path().lexically_relative(folder.path()).string();
+    all.push_back(entry.is_regular_file() ? name + ": " + folder.read(name) : name);
+  }
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+// The lines of stderr that are ours; a launcher adds its own.
+std::vector<std::string> own_lines(const std::string& err) {
+  std::vector<std::string> lines;
+  std::size_t begin = 0;
+  for (std::size_t end; (end = err.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const std::string line = err.substr(begin, end - begin);
+    if (line.starts_with(kName)) lines.push_back(line.substr(kName.size()));
+  }
+  return lines;
+}
+
+}  // namespace
+
+TEST_CASE("every bad input ends with exit code 2, its one line and nothing written") {
+  const Table table = read_table();
+  REQUIRE(table.cases.size() >= 60);
+  const TemporaryFolder folder;
+  for (const auto& [name, contents] : table.files) folder.write(name, contents);
+  std::filesystem::create_directory(folder / "folder");
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  const std::vector<std::string> before = snapshot(folder);
+
+  for (const Case& bad : table.cases) {
+    const bool launched = bad.command.starts_with("mpirun");
+    if (launched && !std::filesystem::exists(TESSERA_MPIRUN)) continue;
+    const std::map<std::string, std::string> variables =
+        launched ? std::map<std::string, std::string>{{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                                      {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                                                      {"OMPI_MCA_rmaps_base_oversubscribe", "1"}}
+                 : std::map<std::string, std::string>{};
+    // The bound is the promise; a machine that does something else may need a second try.
+    const double allowed_seconds = launched ? 3 : 1;
+    Outcome outcome = run_command(bad.command, folder.path().string(), variables);
+    if (outcome.seconds > allowed_seconds)
+      outcome = run_command(bad.command, folder.path().string(), variables);
+    INFO(bad.command);
+    INFO("stderr: " << outcome.err);
+    CHECK(outcome.exit_code == 2);
+    CHECK(outcome.out.empty());
+    CHECK(outcome.seconds <= allowed_seconds);
+    if (launched)
+      CHECK(own_lines(outcome.err) == std::vector<std::string>{bad.expected});
+    else
+      CHECK(outcome.err == kName + bad.expected + "\n");
+    CHECK(snapshot(folder) == before);
+  }
+}

@@ -1,0 +1,242 @@
+// Reading, checking and printing the configuration, in process; what is refused stands in
+// bad_input.txt.
+#include "tools/train/config.hpp"
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/temporary_folder.hpp"
+#include "tools/train/schema.hpp"
+
+using namespace tessera;
+using namespace tessera::train;
+using tessera::test::TemporaryFolder;
+
+namespace {
+
+Config parse(const std::vector<std::string>& arguments) { return parse_arguments(arguments); }
+
+bool same(const Config& a, const Config& b) {
+  for (const Key& key : schema()) {
+    if (!key.section.empty() && key.get(a) != key.get(b)) return false;
+  }
+  return true;
+}
+
+// A value of a key, at random over its range; reals with all their digits.
+std::string random_text(const Key& key, std::mt19937_64& random) {
+  switch (key.type) {
+    case ValueType::boolean:
+      return random() % 2 ? "true" : "false";
+    case ValueType::choice:
+      return std::string(key.choices[random() % key.choices.size()]);
+    case ValueType::text: {
+      const char* const pieces[] = {"a", "\"", "\\", "\n", "\t",   "é",
+                                    "#", "=",  " ",  "'",  "\x7f", "\x01"};
+      std::string text;
+      for (int i = 0; i < 8; ++i) text += pieces[random() % 12];
+      return text;
+    }
+    case ValueType::integer: {
+      const auto low = static_cast<std::uint64_t>(key.range.low),
+                 high = static_cast<std::uint64_t>(key.range.high);
+      return std::to_string(low + random() % (high - low + 1));
+    }
+    case ValueType::real:
+      break;
+  }
+  const double unit = (static_cast<double>(random() >> 11) + 1) * 0x1p-54;  // in (0, 0.5]
+  char text[40];
+  std::snprintf(text, sizeof text, "%.17g", key.range.high <= 1 ? unit : unit * 1e6);
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("the defaults are the documented ones") {
+  const Config c = parse({});
+  CHECK(c.model.name == ModelName::llama);
+  CHECK(c.model.rope_theta == 10000);
+  CHECK(c.model.norm_eps == 1e-5);
+  CHECK(c.model.vocab_size == 256);
+  CHECK_FALSE(c.model.tied());
+  CHECK(c.training.mixed_precision_param == f32);
+  CHECK(c.training.max_norm == 1);
+  CHECK(c.optimizer.name == OptimizerName::adamw);
+  CHECK(c.optimizer.beta1 == 0.9);
+  CHECK(c.optimizer.beta2 == 0.95);
+  CHECK(c.optimizer.eps == 1e-8);
+  CHECK(c.optimizer.weight_decay == 0.1);
+  CHECK(c.lr_scheduler.warmup_steps == 0);
+  CHECK(c.lr_scheduler.decay_type == DecayType::constant);
+  CHECK(c.data.order == data::SampleOrder::shuffled);
+  CHECK(c.data.heldout == 0);
+  CHECK(c.metrics.log_freq == 1);
+  CHECK(c.debug.executor == ExecutorKind::threaded);
+}
+
+TEST_CASE("derived sizes follow their rules") {
+  for (const std::int64_t dim : {1, 12, 13, 96, 128, 256, 288, 768, 4096}) {
+    Config c;
+    c.model.dim = dim;
+    const std::int64_t ffn = c.model.ffn();
+    INFO("dim " << dim << " ffn " << ffn);
+    CHECK(ffn % 32 == 0);
+    CHECK(3 * ffn >= 8 * dim);
+    CHECK(3 * (ffn - 32) < 8 * dim);
+    c.model.name = ModelName::gpt2;
+    CHECK(c.model.ffn() == 4 * dim);
+    CHECK(c.model.tied());
+  }
+  CHECK(parse({"--model.ffn_dim=100"}).model.ffn() == 100);
+  CHECK(parse({"--model.n_heads=4"}).model.kv_heads() == 4);
+  CHECK(parse({"--model.n_kv_heads=2"}).model.kv_heads() == 2);
+  CHECK(parse({"--model.tie_embeddings"}).model.tied());
+}
+
+TEST_CASE("values come with an equals sign or behind a space, and the later one wins") {
+  const Config c =
+      parse({"--model.dim=1", "--model.dim", "2", "--optimizer.lr", "1e-3", "--sample", "--odd",
+             "--dry-run", "--training.steps=+7", "--model.tie_embeddings", "false", "--ranks=3"});
+  CHECK(c.model.dim == 2);
+  CHECK(c.optimizer.lr == 1e-3);
+  CHECK(c.flags.sample == "--odd");
+  CHECK(c.flags.dry_run);
+  CHECK(c.training.steps == 7);
+  CHECK(c.model.tie_embeddings == false);
+  CHECK(c.flags.ranks == 3);
+  CHECK(c.given.contains("model.dim"));
+  CHECK_FALSE(c.given.contains("model.n_layers"));
+}
+
+TEST_CASE("a file and the command line are read in the order in which they stand") {
+  const TemporaryFolder folder;
+  const std::string file =
+      folder.write("run.toml",
+                   "# a comment\ntraining.steps = 5\n[model]\ndim = 64\nname = 'gpt2'\n"
+                   "[optimizer]\nlr = 1\nweight_decay = 0.25\n[data]\n");
+  const Config after = parse({file, "--model.dim=32"});
+  CHECK(after.model.dim == 32);
+  CHECK(after.model.name == ModelName::gpt2);
+  CHECK(after.training.steps == 5);
+  CHECK(after.optimizer.lr == 1.0);
+  CHECK(after.optimizer.weight_decay == 0.25);
+  CHECK(parse({"--model.dim=32", file}).model.dim == 64);
+}
+
+TEST_CASE("any configuration is printed as TOML that reads back to it") {
+  const unsigned seed = std::random_device{}();
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  const TemporaryFolder folder;
+  for (int trial = 0; trial < 100; ++trial) {
+    Config drawn = parse({});
+    // Which keys have a meaning depends on choices: those first.
+    for (const bool choices : {true, false}) {
+      for (const Key& key : schema()) {
+        if (key.section.empty() || (key.type == ValueType::choice) != choices ||
+            !applies(key, drawn))
+          continue;
+        if (random() % 3 == 0) continue;
+        const Config one = parse({concat("--", key.full_name(), "=", random_text(key, random))});
+        key.set(drawn, key.get(one));
+      }
+    }
+    const std::string toml = print_config(drawn);
+    INFO(toml);
+    const Config read = parse({folder.write("drawn.toml", toml)});
+    CHECK(same(read, drawn));
+    CHECK(print_config(read) == toml);
+  }
+  CHECK(same(parse({folder.write("default.toml", print_config(Config{}))}), Config{}));
+  Config latin = Config{};
+  latin.data.path = "caf\xe9";
+  CHECK_THROWS_AS(print_config(latin), DataError);
+}
+
+TEST_CASE("help names every option with its default") {
+  const std::string help = help_text();
+  for (const Key& key : schema()) {
+    INFO(key.full_name());
+    CHECK(help.find(concat("  --", key.full_name())) != std::string::npos);
+    CHECK_FALSE(key.help.empty());
+  }
+  for (const char* part :
+       {"[8e-04]", "[n_heads]", "tessera-train --dry-run", "128 + signal", "llama|gpt2"}) {
+    CHECK(help.find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("every doubled letter leads back to its key") {
+  for (const Key& key : schema()) {
+    const std::string name = key.full_name();
+    for (std::size_t at = 0; at < name.size(); ++at) {
+      std::string wrong = name;
+      wrong.insert(at, 1, wrong[at] == '.' ? 's' : wrong[at]);
+      INFO(wrong);
+      CHECK(nearest_key(wrong) == name);
+    }
+  }
+  CHECK(nearest_key("lr") == "optimizer.lr");
+  CHECK(nearest_key("training.lr") == "optimizer.lr");
+  CHECK(nearest_key("model.nlayers") == "model.n_layers");
+  CHECK(nearest_key(std::string(100000, 'x')).size() > 0);
+}
+
+TEST_CASE("a global batch is shared out, or the line says what divides") {
+  const auto split = [](std::vector<std::string> arguments, int world) {
+    return split_batch(parse(arguments), world);
+  };
+  CHECK(split({}, 1).global == 24);
+  CHECK(split({}, 5).global == 25);
+  CHECK(split({}, 512).global == 512);
+  CHECK(split({"--training.local_batch_size=3"}, 4).global == 12);
+
+  const BatchSplit plain = split({"--training.global_batch_size=12"}, 4);
+  CHECK(plain.local == 3);
+  CHECK(plain.micro_batches == 1);
+  const BatchSplit accumulated =
+      split({"--training.global_batch_size=12", "--training.local_batch_size=2"}, 2);
+  CHECK(accumulated.local == 2);
+  CHECK(accumulated.micro_batches == 3);
+
+  for (std::int64_t global = 1; global <= 24; ++global) {
+    for (std::int64_t local = 1; local <= 8; ++local) {
+      for (int world = 1; world <= 6; ++world) {
+        Config c;
+        c.training.global_batch_size = global;
+        c.training.local_batch_size = local;
+        INFO("global " << global << " local " << local << " world " << world);
+        if (global % (local * world) != 0) {
+          CHECK_THROWS_AS(split_batch(c, world), DataError);
+          continue;
+        }
+        const BatchSplit s = split_batch(c, world);
+        CHECK(s.global == world * s.local * s.micro_batches);
+        CHECK(s.local == local);
+      }
+    }
+  }
+}
+
+TEST_CASE("what fits together is accepted") {
+  const std::string book = "--data.path=book.txt";
+  CHECK_NOTHROW(validate(parse({book}), 1));
+  CHECK_NOTHROW(validate(
+      parse({book, "--debug.executor=shuffled", "--debug.schedule_seed=3", "--ranks=2"}), 2));
+  CHECK_NOTHROW(validate(parse({book, "--data.heldout=0.1", "--validation.freq=5"}), 1));
+  CHECK_NOTHROW(validate(parse({"--training.steps=0", "--load=a", "--sample=In the"}), 1));
+  CHECK_NOTHROW(validate(parse({"--dry-run", "--ranks=65536"}), 65536));
+  CHECK_NOTHROW(
+      validate(parse({book, "--model.name=gpt2", "--model.dropout=0.1", "--model.n_heads=2"}), 3));
+  CHECK_NOTHROW(validate(
+      parse({book, "--lr_scheduler.decay_type=cosine", "--lr_scheduler.min_lr_factor=0.1"}), 1));
+  CHECK_NOTHROW(validate(parse({"--print-config"}), 1));
+  // Under a launcher that does not tell its size, what depends on it waits for the second check.
+  CHECK_NOTHROW(validate(parse({book, "--training.global_batch_size=7"}), 0));
+  CHECK_THROWS_AS(validate(parse({book, "--training.global_batch_size=7"}), 2), DataError);
+  CHECK_THROWS_AS(validate(parse({"--dry-run"}), 0), DataError);
+}
