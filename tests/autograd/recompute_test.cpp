@@ -1,0 +1,203 @@
+// Recomputation: the same gradients, bit by bit, from less memory.
+#include "tessera/autograd/recompute.hpp"
+
+#include <stdexcept>
+
+#include "tessera/autograd/random.hpp"
+#include "tests/autograd/helpers.hpp"
+
+using namespace tessera;
+using tessera::testing::check_gradients;
+using tessera::testing::Draw;
+
+namespace {
+
+Device any_device() {
+  return Device::cpu({.executor = GENERATE(ExecutorKind::threaded, ExecutorKind::inlined,
+                                           ExecutorKind::shuffled)});
+}
+
+// A small block with parameters, dropout and several uses of its input.
+struct Mixer {
+  Tensor up, down, scale;
+
+  Mixer(std::uint64_t seed, DType dtype, const Device& device)
+      : up(Tensor::normal({16, 8}, 0, 0.3, seed, dtype, device)),
+        down(Tensor::normal({8, 16}, 0, 0.3, seed + 1, dtype, device)),
+        scale(Tensor::normal({8}, 1, 0.1, seed + 2, dtype, device)) {
+    for (Tensor* p : {&up, &down, &scale}) p->require_grad();
+  }
+  Tensor operator()(const Tensor& x) const {
+    const Tensor normed = rms_norm(x, scale, 1e-5);
+    const Tensor hidden = dropout(gelu(linear(normed, up)), 0.25, 7, 100);
+    // The thread's own draws have to be the same again, too.
+    const auto draw = static_cast<std::int64_t>(autograd::random_state().draws++);
+    return x + dropout(linear(hidden, down), 0.25, 9, draw * 1000) + x * normed;
+  }
+};
+
+std::vector<std::byte> bytes_of(const Tensor& x) {
+  std::vector<std::byte> out(static_cast<std::size_t>(x.numel()) * size_bytes(x.dtype()));
+  x.to_bytes(out);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("recompute gives the same values and gradients, bit by bit") {
+  const Device device = any_device();
+  const DType dtype = GENERATE(f32, f64, bf16);
+  const std::uint64_t seed = std::random_device{}();
+  INFO(dtype << ", seed " << seed);
+  enum class How { plain, recomputed, nested };
+  const auto run = [&](How how) {
+    const autograd::RandomStateGuard random({.seed = seed, .draws = 3});
+    const Mixer first(seed, dtype, device), second(seed + 10, dtype, device);
+    Tensor x = Tensor::normal({6, 8}, 0, 1, seed + 20, dtype, device);
+    x.require_grad();
+    Tensor y = x * 1.0;
+    if (how == How::plain) y = second(first(y));
+    if (how == How::recomputed) y = recompute(second, recompute(first, y));
+    if (how == How::nested)
+      y = recompute([&](const Tensor& t) { return recompute(second, recompute(first, t)); }, y);
+    const std::uint64_t draws = autograd::random_state().draws;
+    sum(y * y).backward();
+    CHECK(autograd::random_state().draws == draws);  // backward draws nothing of its own
+    CHECK(draws == 5);
+    std::vector<std::vector<std::byte>> out{bytes_of(y), bytes_of(x.grad())};
+    for (const Mixer* b : {&first, &second})
+      for (const Tensor* p : {&b->up, &b->down, &b->scale}) out.push_back(bytes_of(p->grad()));
+    return out;
+  };
+  const auto expected = run(How::plain);
+  CHECK(run(How::recomputed) == expected);
+  CHECK(run(How::nested) == expected);
+}
+
+TEST_CASE("recompute lowers the peak of memory") {
+  const Device device = Device::cpu({.executor = ExecutorKind::virtual_});
+  Ledger& ledger = Memory::of(device).ledger();
+  const auto peak = [&](bool recomputed) {
+    std::vector<Mixer> blocks;
+    for (std::uint64_t i = 0; i < 8; ++i) blocks.emplace_back(i, f32, device);
+    Tensor y = Tensor::zeros({1024, 8}, f32, device);
+    const std::int64_t before = ledger.live_bytes();
+    ledger.reset_peak();
+    for (const Mixer& b : blocks) y = recomputed ? recompute(b, y) : b(y);
+    sum(y).backward();
+    return ledger.peak_bytes() - before;
+  };
+  // Of each of 8 blocks only its input is kept, and what one block keeps exists once: well below
+  // half of everything.
+  CHECK(peak(true) * 2 < peak(false));
+}
+
+TEST_CASE("a recomputed function is checked against differences as any other") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  check_gradients(
+      [](const auto& v) {
+        return recompute(
+            [w = v[1]](const Tensor& x) {
+              const auto f = [w](const Tensor& t) { return tanh(t * w) + t; };
+              return recompute(f, f(x));
+            },
+            v[0]);
+      },
+      {draw.normal({3, 2}), draw.normal({2})});
+}
+
+TEST_CASE("parameters inside get gradients also when the input wants none") {
+  const Device device = any_device();
+  const Tensor x = Tensor::from({1, 2}, {2}, device);
+  Tensor w = Tensor::from({3, 4}, {2}, device);
+  w.require_grad();
+  std::vector<bool> history;
+  const Tensor y = recompute(
+      [&](const Tensor& t) {
+        history.push_back(autograd::grad_enabled());
+        return t * w;
+      },
+      x);
+  CHECK(y.requires_grad());
+  y.backward(Tensor::ones({2}, f32, device));
+  CHECK(w.grad().to_vector<float>() == std::vector<float>{1, 2});
+  CHECK_FALSE(x.requires_grad());
+  CHECK(history == std::vector<bool>{false, true});  // kept nothing forward
+
+  const Tensor nothing = recompute([](const Tensor& t) { return t * 2.0; }, x);
+  CHECK_NOTHROW(sum(nothing).backward());  // nothing is trainable, which is no error
+}
+
+TEST_CASE("functions that hand on their argument, a view of it or a parameter") {
+  const Device device = any_device();
+  Tensor x = Tensor::from({1, 2}, {2}, device), w = Tensor::from({3, 4}, {2}, device);
+  x.require_grad();
+  w.require_grad();
+  const Tensor g = Tensor::from({5, 6}, {2}, device);
+  recompute([](const Tensor& t) { return t; }, x).backward(g);
+  CHECK(x.grad().to_vector<float>() == std::vector<float>{5, 6});
+  recompute([](const Tensor& t) { return reshape(t, {2, 1}); }, x)
+      .backward(Tensor::ones({2, 1}, f32, device));
+  CHECK(x.grad().to_vector<float>() == std::vector<float>{6, 7});
+  recompute([&](const Tensor&) { return w; }, x).backward(g);
+  CHECK(w.grad().to_vector<float>() == std::vector<float>{5, 6});
+  CHECK(x.grad().to_vector<float>() == std::vector<float>{6, 7});
+}
+
+TEST_CASE("without gradients recompute is a call") {
+  const Device device = any_device();
+  Tensor x = Tensor::from({1, 2}, {2}, device);
+  x.require_grad();
+  const NoGradGuard guard;
+  int calls = 0;
+  const Tensor y = recompute(
+      [&](const Tensor& t) {
+        ++calls;
+        return t * 2.0;
+      },
+      x);
+  CHECK_FALSE(y.requires_grad());
+  CHECK(calls == 1);
+}
+
+TEST_CASE("an exception inside, forward or backward, passes through and leaves all as it was") {
+  const Device device = any_device();
+  Tensor x = Tensor::from({1, 2}, {2}, device);
+  x.require_grad();
+  int calls = 0, fails_at = 1;
+  const auto f = [&](const Tensor& t) {
+    if (++calls == fails_at) throw std::runtime_error("no luck");
+    autograd::random_state().draws += 10;
+    return t * t;
+  };
+  const std::uint64_t draws = autograd::random_state().draws;
+  CHECK_THROWS_WITH(recompute(f, x), "no luck");
+  CHECK(autograd::grad_enabled());
+
+  calls = 0;
+  fails_at = 2;
+  const Tensor y = recompute(f, x);
+  CHECK_THROWS_WITH(sum(y).backward(), "no luck");
+  CHECK(autograd::grad_enabled());
+  CHECK_FALSE(autograd::in_backward());
+  CHECK(autograd::random_state().draws == draws + 10);
+  CHECK_FALSE(x.grad().defined());
+
+  calls = 0;
+  fails_at = 0;
+  sum(recompute(f, x)).backward();
+  CHECK(x.grad().to_vector<float>() == std::vector<float>{2, 4});
+}
+
+TEST_CASE("a recomputed function that uses an outer result is refused") {
+  const Device device = any_device();
+  Tensor x = Tensor::from({1, 2}, {2}, device);
+  x.require_grad();
+  const Tensor outer = x * 3.0;
+  const Tensor y = recompute([&](const Tensor& t) { return t * outer; }, x * 2.0);
+  CHECK_THROWS_WITH(sum(y + outer).backward(),
+                    Catch::Contains("'mul' belongs to a pass that is running") &&
+                        Catch::Contains("recomputed function"));
+  CHECK_FALSE(autograd::in_backward());
+}
