@@ -124,6 +124,14 @@ Tensor cast(const Tensor& x, DType dtype) {
                 });
 }
 
+Tensor on_gradient(const Tensor& x, std::function<Tensor(const Tensor& gradient)> f) {
+  return record("on_gradient", {x}, x.detach(),
+                [f = std::move(f)](const Tensor& g, Gradients& out) {
+                  Tensor changed = f(g);
+                  out.set(0, changed.defined() ? std::move(changed) : g);
+                });
+}
+
 Tensor sum(const Tensor& x) {
   return record(
       "sum", {x}, raw::reduce_all(raw::Reduction::sum, x),

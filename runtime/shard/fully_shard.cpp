@@ -120,6 +120,16 @@ std::string ShardPlan::to_string() const {
         u.gathers_per_call, u.reductions_per_call);
     out += line;
   }
+  std::int64_t gathers = 0, reductions = 0, gathered = 0, reduced = 0;
+  for (const Unit& u : units) {
+    gathers += u.gathers_per_call;
+    reductions += u.reductions_per_call;
+    gathered += u.gathers_per_call * u.gather_bytes;
+    reduced += u.reductions_per_call * u.run_bytes;
+  }
+  out += concat("  collectives of one forward and backward: ", gathers, " all-gathers of ",
+                with_commas(gathered), " bytes, ", reductions, " reduce-scatters of ",
+                with_commas(reduced), " bytes\n");
   out += concat("  gather slots ", gather_slots, " x ", with_commas(gather_slot_bytes),
                 " bytes, gradient slots ", reduce_slots, " x ", with_commas(reduce_slot_bytes),
                 " bytes, resident ", with_commas(resident_bytes), " bytes, arena ",

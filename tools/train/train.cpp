@@ -180,7 +180,7 @@ class Run {
     m.tflops = tokens_per_second * flops / world_.size() * 1e-12;
     if (config_.metrics.peak_tflops) m.mfu = *m.tflops / *config_.metrics.peak_tflops;
     if (shared.exposed_seconds >= 0) m.exposed_comm_ms = shared.exposed_seconds * 1e3;
-    m.host_ms = shared.host_seconds * 1e3;
+    if (shared.host_seconds >= 0) m.host_ms = shared.host_seconds * 1e3;
     m.memory_peak_bytes = shared.peak;
     m.memory_planned_bytes = shared.planned;
     m.memory_reserved_bytes = shared.reserved;

@@ -165,7 +165,9 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   }
   result.peak_bytes = memory().ledger().peak_bytes();
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
-  result.host_seconds = wall.count() - (context.blocked_seconds() - blocked);
+  // Only where bodies run on threads of their own is the host's time the time of submitting.
+  const bool tells = context.executor().kind() == ExecutorKind::threaded;
+  result.host_seconds = tells ? wall.count() - (context.blocked_seconds() - blocked) : -1;
   const double now = context.executor().waited_seconds(StreamId::compute);
   result.exposed_seconds = now < 0 ? -1 : now - waited;
   return result;

@@ -29,7 +29,7 @@ struct StepResult {
   double grad_norm = 0;  // before clipping
   double lr = 0;
   bool stop = false;                             // some rank was asked to stop
-  double host_seconds = 0, exposed_seconds = 0;  // exposed: negative where the executor cannot tell
+  double host_seconds = 0, exposed_seconds = 0;  // negative where the executor cannot tell
   std::int64_t peak_bytes = 0;
 };
 

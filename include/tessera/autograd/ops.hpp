@@ -6,6 +6,7 @@
 // autograd::record its backward; the lesson tests/tour/050_your_own_op.cpp does it.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -66,6 +67,11 @@ Tensor gelu(const Tensor& x);  // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))
 Tensor silu(const Tensor& x);  // x sigmoid(x)
 Tensor swiglu(const Tensor& gate, const Tensor& up);  // silu(gate) * up
 Tensor cast(const Tensor& x, DType dtype);  // between floating dtypes; the gradient is cast back
+
+// --- hooks ---
+// x itself; in backward its gradient is first given to f, whose result (undefined: the gradient
+// unchanged) goes on.
+Tensor on_gradient(const Tensor& x, std::function<Tensor(const Tensor& gradient)> f);
 
 // --- reductions ---
 Tensor sum(const Tensor& x);  // to shape []
