@@ -1,0 +1,309 @@
+// Llama and GPT-2 as wholes: names, initial values, tying, loss, recomputation, scopes.
+#include <algorithm>
+#include <map>
+
+#include "tessera/autograd/random.hpp"
+#include "tessera/nn/gpt2.hpp"
+#include "tessera/nn/llama.hpp"
+#include "tests/nn/helpers.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using nn::Recompute;
+
+namespace {
+
+nn::LlamaConfig small_llama() {
+  return {
+      .dim = 16, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .vocab_size = 19, .max_seq_len = 12};
+}
+nn::Gpt2Config small_gpt2() {
+  return {.dim = 16, .n_layers = 2, .n_heads = 4, .vocab_size = 19, .max_seq_len = 12};
+}
+
+std::vector<std::string> names(nn::Module& module) {
+  std::vector<std::string> out;
+  for (const auto& [name, parameter] : module.named_parameters()) out.push_back(name);
+  return out;
+}
+std::map<std::string, std::vector<float>> all_values(nn::Module& module) {
+  std::map<std::string, std::vector<float>> out;
+  for (const auto& [name, parameter] : module.named_parameters()) out[name] = values(parameter);
+  return out;
+}
+std::map<std::string, std::vector<float>> all_gradients(nn::Module& module) {
+  std::map<std::string, std::vector<float>> out;
+  for (const auto& [name, parameter] : module.named_parameters())
+    out[name] = parameter.grad().to_vector<float>();
+  return out;
+}
+
+// The mean of -log softmax(logits)[target] in f64.
+double cross_entropy_of(const std::vector<float>& logits,
+                        const std::vector<std::int32_t>& targets) {
+  const std::size_t vocab = logits.size() / targets.size();
+  double sum = 0;
+  for (std::size_t r = 0; r < targets.size(); ++r) {
+    double total = 0;
+    for (std::size_t c = 0; c < vocab; ++c)
+      total += std::exp(static_cast<double>(logits[r * vocab + c]));
+    sum += std::log(total) - logits[r * vocab + static_cast<std::size_t>(targets[r])];
+  }
+  return sum / static_cast<double>(targets.size());
+}
+
+// Counts the calls of a module and records their order.
+struct CallRecorder final : nn::ModuleHook {
+  CallRecorder(std::string n, std::vector<std::string>& l) : name(std::move(n)), log(l) {}
+  void before_call(nn::Module&) override { log.push_back("+" + name); }
+  void after_call(nn::Module&) override { log.push_back("-" + name); }
+  void abandon_call(nn::Module&) noexcept override { abandoned = true; }
+  void materialize(const Device&) override {}
+  std::string name;
+  std::vector<std::string>& log;
+  bool abandoned = false;
+};
+
+}  // namespace
+
+TEST_CASE("parameters bear Hugging Face's names", "[nn]") {
+  nn::LlamaConfig llama = small_llama();
+  llama.n_layers = 1;
+  nn::Llama model(llama);
+  const std::string layer = "model.layers.0.";
+  CHECK(names(model) == std::vector<std::string>{
+                            "model.embed_tokens.weight", layer + "self_attn.q_proj.weight",
+                            layer + "self_attn.k_proj.weight", layer + "self_attn.v_proj.weight",
+                            layer + "self_attn.o_proj.weight", layer + "mlp.gate_proj.weight",
+                            layer + "mlp.up_proj.weight", layer + "mlp.down_proj.weight",
+                            layer + "input_layernorm.weight",
+                            layer + "post_attention_layernorm.weight", "model.norm.weight",
+                            "lm_head.weight"});
+  CHECK(model.blocks[0].mlp.up_proj.weight.shape() == Shape{64, 16});  // 8/3 of 16, rounded up
+  CHECK(!model.saves_transposed("model.layers.0.mlp.up_proj.weight"));
+
+  nn::Gpt2Config gpt2 = small_gpt2();
+  gpt2.n_layers = 1;
+  nn::Gpt2 other(gpt2);
+  std::vector<std::string> expected{"transformer.wte.weight", "transformer.wpe.weight"};
+  for (const char* part : {"ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"})
+    for (const char* kind : {".weight", ".bias"})
+      expected.push_back("transformer.h.0." + std::string(part) + kind);
+  expected.insert(expected.end(), {"transformer.ln_f.weight", "transformer.ln_f.bias"});
+  CHECK(names(other) == expected);
+  std::vector<std::string> transposed;
+  for (const std::string& name : expected)
+    if (other.saves_transposed(name)) transposed.push_back(name);
+  CHECK(transposed == std::vector<std::string>{"transformer.h.0.attn.c_attn.weight",
+                                               "transformer.h.0.attn.c_proj.weight",
+                                               "transformer.h.0.mlp.c_fc.weight",
+                                               "transformer.h.0.mlp.c_proj.weight"});
+}
+
+TEST_CASE("the parts of a model are its embedding, blocks and head, but not when tied", "[nn]") {
+  nn::LlamaConfig config = small_llama();
+  nn::Llama open(config);
+  CHECK(open.parts() ==
+        std::vector<nn::Module*>{&open.embedding, &open.blocks[0], &open.blocks[1], &open.head});
+  config.tie_embeddings = true;
+  nn::Llama tied(config);
+  CHECK(tied.parts() == std::vector<nn::Module*>{&tied.blocks[0], &tied.blocks[1]});
+  CHECK(tied.head.weight == tied.embedding.weight);
+  CHECK(open.numel() - tied.numel() == 19 * 16);
+  nn::Gpt2 gpt2(small_gpt2());
+  CHECK(gpt2.parts() == std::vector<nn::Module*>{&gpt2.blocks[0], &gpt2.blocks[1]});
+}
+
+TEST_CASE("initial values depend on seed and name, not on the rest of the model", "[nn]") {
+  const std::uint64_t seed = std::random_device{}();
+  INFO("seed " << seed);
+  const Device device = Device::cpu();
+  nn::LlamaConfig config = small_llama();
+  nn::Llama small(config, device);
+  config.n_layers = 3;
+  nn::Llama large(config);
+  large.materialize(device);
+  nn::init(small, {seed});
+  nn::init(large, {seed});
+  const auto in_small = all_values(small), in_large = all_values(large);
+  for (const auto& [name, v] : in_small) {
+    INFO(name);
+    CHECK(in_large.at(name) == v);
+    if (name.find("norm") != std::string::npos)
+      CHECK(std::all_of(v.begin(), v.end(), [](float x) { return x == 1; }));
+  }
+  CHECK(in_small.at("model.layers.0.self_attn.q_proj.weight") !=
+        in_small.at("model.layers.1.self_attn.q_proj.weight"));
+  nn::init(small, {seed + 1});
+  CHECK(all_values(small).at("lm_head.weight") != in_small.at("lm_head.weight"));
+
+  // n = 19456 values of deviation 0.02: their mean lies within 5 * 0.02 / sqrt(n) = 7.2e-4 of 0 and
+  // their root mean square within 5 / sqrt(2 n) = 2.6 % of 0.02.
+  nn::Embedding embedding(19, 1024, device);
+  nn::init(embedding, {seed});
+  double sum = 0, squares = 0;
+  for (const float v : values(embedding.weight)) sum += v, squares += static_cast<double>(v) * v;
+  const double n = 19 * 1024;
+  CHECK(std::abs(sum / n) < 7.2e-4);
+  CHECK(std::abs(std::sqrt(squares / n) / 0.02 - 1) < 0.026);
+}
+
+TEST_CASE("the loss is the mean cross-entropy of the logits, near log V at the start", "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const std::vector<std::int32_t> targets = draw.ids(3 * 7, 19);
+  const Tensor tokens = draw.tokens({3, 7}, 19),
+               target = Tensor::from(targets, {3, 7}, draw.device);
+  nn::Llama llama(small_llama(), draw.device);
+  nn::Gpt2 gpt2(small_gpt2(), draw.device);
+  for (nn::LanguageModel* model : std::initializer_list<nn::LanguageModel*>{&llama, &gpt2}) {
+    nn::init(*model, {draw.seed});
+    const Tensor logits = (*model)(tokens), loss = model->loss(tokens, target);
+    CHECK(logits.shape() == Shape{3, 7, 19});
+    CHECK(loss.shape() == Shape{});
+    CHECK(loss.dtype() == f32);
+    // 21 losses of about 3, each rounded a few times to f32: 3 * 2^-24 * 10 = 2e-6.
+    CHECK(std::abs(loss.item() - cross_entropy_of(logits.to_vector<float>(), targets)) < 2e-6);
+    // Logits are sums of 16 products of normed activations and weights of 0.02: deviation 0.08.
+    CHECK(std::abs(loss.item() - std::log(19)) < 0.2);
+  }
+}
+
+TEST_CASE("a tied weight gets the gradients of both of its uses", "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  nn::LlamaConfig config = small_llama();
+  nn::Llama open(config, draw.device);
+  config.tie_embeddings = true;
+  nn::Llama tied(config, draw.device);
+  nn::init(tied, {draw.seed});
+  const auto start = all_values(tied);
+  for (const auto& [name, parameter] : open.named_parameters())
+    set(parameter, start.at(name == "lm_head.weight" ? "model.embed_tokens.weight" : name));
+  const Tensor tokens = draw.tokens({2, 6}, 19), targets = draw.tokens({2, 6}, 19);
+  open.loss(tokens, targets).backward();
+  tied.loss(tokens, targets).backward();
+  const auto both = all_gradients(tied), single = all_gradients(open);
+  double largest = 0, worst = 0;
+  for (std::size_t i = 0; i < both.at("model.embed_tokens.weight").size(); ++i) {
+    const double sum = static_cast<double>(single.at("model.embed_tokens.weight")[i]) +
+                       single.at("lm_head.weight")[i];
+    largest = std::max(largest, std::abs(sum));
+    worst = std::max(worst, std::abs(sum - both.at("model.embed_tokens.weight")[i]));
+  }
+  CHECK(largest > 0);
+  CHECK(worst <= 1e-6 * largest);  // one f32 addition more or less
+  CHECK(both.at("model.norm.weight") == single.at("model.norm.weight"));
+}
+
+TEST_CASE("recomputing blocks changes no bit and keeps less", "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  nn::Gpt2Config config = small_gpt2();
+  config.dropout = 0.3;
+  config.n_layers = 6;
+  nn::Gpt2 model(config, draw.device);
+  nn::init(model, {draw.seed});
+  const Tensor tokens = draw.tokens({4, 12}, 19), targets = draw.tokens({4, 12}, 19);
+  Ledger& ledger = Memory::of(draw.device).ledger();
+  const auto step = [&](Recompute recompute) {
+    const autograd::RandomStateGuard random({.seed = draw.seed});
+    model.set_recompute(recompute);
+    drop_gradients(model);
+    const std::int64_t before = ledger.live_bytes("activations");
+    const Tensor loss = model.loss(tokens, targets);
+    const std::int64_t kept = ledger.live_bytes("activations") - before;
+    loss.backward();
+    return std::tuple(loss.item(), all_gradients(model), kept);
+  };
+  const auto [loss, gradients, kept] = step(Recompute::none);
+  const auto [again, repeated, kept_less] = step(Recompute::blocks);
+  CHECK(loss == again);
+  CHECK(gradients == repeated);
+  INFO("kept " << kept << " and " << kept_less << " bytes");
+  CHECK(kept_less * 3 < kept);
+}
+
+TEST_CASE("every public call of a model opens its scope once, and the blocks' inside it", "[nn]") {
+  Draw draw;
+  nn::LlamaConfig config = small_llama();
+  nn::Llama model(config, draw.device);
+  std::vector<std::string> log;
+  const auto root = std::make_shared<CallRecorder>("model", log);
+  model.set_hook(root);
+  for (nn::Module* part : model.parts()) {
+    const std::string name = part == &model.embedding ? "embedding"
+                             : part == &model.head    ? "head"
+                                                      : "block";
+    part->set_hook(std::make_shared<CallRecorder>(name, log));
+  }
+  const std::vector<std::string> expected{"+model", "+embedding", "-embedding", "+block", "-block",
+                                          "+block", "-block",     "+head",      "-head",  "-model"};
+  const Tensor tokens = draw.tokens({1, 4}, 19);
+  model(tokens);
+  CHECK(log == expected);
+  log.clear();
+  model.loss(tokens, tokens);
+  CHECK(log == expected);
+}
+
+TEST_CASE("with bf16 parameters a model computes in bf16 and its loss stays close", "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  nn::Llama llama(small_llama(), draw.device);
+  nn::Gpt2 gpt2(small_gpt2(), draw.device);
+  const Tensor tokens = draw.tokens({2, 9}, 19), targets = draw.tokens({2, 9}, 19);
+  for (nn::LanguageModel* model : std::initializer_list<nn::LanguageModel*>{&llama, &gpt2}) {
+    nn::init(*model, {draw.seed});
+    const Tensor loss = model->loss(tokens, targets);
+    loss.backward();
+    const auto exact = all_gradients(*model);
+    drop_gradients(*model);
+    for (const Parameter& p : model->parameters()) {  // as a unit of bf16 parameters has them
+      p.state()->window = raw::cast(p.shard(), bf16).storage();
+      p.state()->window_offset_bytes = 0;
+      p.state()->compute_dtype = bf16;
+    }
+    CHECK((*model)(tokens).dtype() == bf16);
+    const Tensor rough = model->loss(tokens, targets);
+    CHECK(rough.dtype() == f32);
+    // bf16 rounds to 2^-9 relative; logits of size 0.1 to 1 then move the loss by far less than 2
+    // %.
+    CHECK(std::abs(rough.item() / loss.item() - 1) < 0.02);
+    rough.backward();
+    for (const auto& [name, gradient] : all_gradients(*model)) {
+      INFO(name);
+      double difference = 0, size = 0;
+      for (std::size_t i = 0; i < gradient.size(); ++i) {
+        difference += std::pow(static_cast<double>(gradient[i]) - exact.at(name)[i], 2);
+        size += std::pow(static_cast<double>(exact.at(name)[i]), 2);
+      }
+      // Some 20 roundings of 2^-9 in a row, mostly independent: a few percent in the L2 norm.
+      CHECK(difference <= 0.15 * 0.15 * size);
+      CHECK(difference > 0);
+    }
+  }
+}
+
+TEST_CASE("models refuse what does not fit, and say what", "[nn]") {
+  Draw draw;
+  const auto bad = [](auto change) {
+    nn::LlamaConfig config = small_llama();
+    change(config);
+    nn::Llama model(config);
+  };
+  CHECK_THROWS_AS(bad([](auto& c) { c.n_heads = 3; }), ContractError);
+  CHECK_THROWS_AS(bad([](auto& c) { c.n_kv_heads = 3; }), ContractError);
+  CHECK_THROWS_AS(bad([](auto& c) { c.n_heads = 16; }), ContractError);  // heads of 1
+  CHECK_THROWS_AS(bad([](auto& c) { c.vocab_size = 0; }), ContractError);
+  CHECK_THROWS_AS(bad([](auto& c) { c.max_seq_len = -1; }), ContractError);
+  nn::Llama model(small_llama(), draw.device);
+  const Tensor tokens = draw.tokens({2, 4}, 19);
+  CHECK_THROWS_AS(model(draw.tokens({4}, 19)), ContractError);
+  CHECK_THROWS_AS(model(draw.tensor({2, 4})), ContractError);
+  CHECK_THROWS_AS(model(draw.tokens({1, 13}, 19)), ContractError);
+  CHECK_THROWS_AS(model.loss(tokens, draw.tokens({2, 3}, 19)), ContractError);
+  nn::Gpt2Config gpt2 = small_gpt2();
+  gpt2.n_heads = 5;
+  CHECK_THROWS_AS(nn::Gpt2(gpt2), ContractError);
+}
