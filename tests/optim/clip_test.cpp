@@ -1,0 +1,130 @@
+// The global norm, over one rank and several, and what it does to gradients.
+#include <algorithm>
+
+#include "tessera/comm/world.hpp"
+#include "tessera/optim/clip.hpp"
+#include "tests/optim/helpers.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+const std::vector<Shape> kShapes{{50, 7}, {3}, {300}};
+
+std::map<std::size_t, Values> random_gradients(Draw& draw, float low, float high) {
+  std::map<std::size_t, Values> out;
+  for (std::size_t i = 0; i < kShapes.size(); ++i)
+    out[i] = draw.values(kShapes[i].numel(), low, high);
+  return out;
+}
+double sum_of_squares(const std::map<std::size_t, Values>& gradients) {
+  double sum = 0;
+  for (const auto& [i, g] : gradients)
+    for (const float x : g) sum += static_cast<double>(x) * x;
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("gradients are scaled to the maximum norm, and the norm before is returned", "[optim]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Device device = Device::cpu();
+  Bag bag(kShapes);
+  bag.materialize(device);
+  const auto gradients = random_gradients(draw, 0.1f, 3);
+  give_gradients(bag, gradients);
+  const double norm = std::sqrt(sum_of_squares(gradients));
+  const Tensor returned = optim::clip_grad_norm(bag.parameters(), 1.5);
+  CHECK(returned.shape() == Shape{});
+  CHECK(returned.dtype() == f32);
+  CHECK(std::abs(returned.item() / norm - 1) <= 0x1p-23);  // summed in f64, rounded to f32 once
+  for (std::size_t i = 0; i < kShapes.size(); ++i) {
+    const Values got = bag.items[i].grad().to_vector<float>();
+    for (std::size_t k = 0; k < got.size(); ++k) {
+      const double expected = gradients.at(i)[k] * (1.5 / (norm + 1e-6));
+      CHECK(std::abs(got[k] - expected) <= 0x1p-22 * std::abs(expected));  // factor and product
+    }
+  }
+  // Counts lie behind the gradients in the same array and must not be scaled.
+  const Values counts = bag.items[0].state()->group->counts().to_vector<float>();
+  CHECK(std::count(counts.begin(), counts.end(), 1.0f) == 3);
+}
+
+TEST_CASE("small gradients, a maximum of 0 and one of infinity leave every bit", "[optim]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Device device = Device::cpu();
+  Bag bag(kShapes);
+  bag.materialize(device);
+  const auto gradients = random_gradients(draw, 0.1f, 3);
+  give_gradients(bag, gradients);
+  const double norm = std::sqrt(sum_of_squares(gradients));
+  for (const double limit : {norm * 2, 0.0, -1.0, static_cast<double>(INFINITY)}) {
+    CHECK(std::abs(optim::clip_grad_norm(bag.parameters(), limit).item() / norm - 1) <= 0x1p-23);
+    for (std::size_t i = 0; i < kShapes.size(); ++i)
+      CHECK(bag.items[i].grad().to_vector<float>() == gradients.at(i));
+  }
+  CHECK_THROWS_AS(optim::clip_grad_norm(bag.parameters(), NAN), ContractError);
+  CHECK_THROWS_AS(optim::clip_grad_norm({}, 1), ContractError);
+}
+
+TEST_CASE("the norm ignores missing gradients, and is 0 without any", "[optim]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Device device = Device::cpu();
+  Bag bag(kShapes);
+  bag.materialize(device);
+  CHECK(optim::clip_grad_norm(bag.parameters(), 1).item() == 0);
+  auto gradients = random_gradients(draw, 0.1f, 3);
+  gradients.erase(1);
+  give_gradients(bag, gradients);
+  const double norm = std::sqrt(sum_of_squares(gradients));
+  CHECK(std::abs(optim::clip_grad_norm(bag.parameters(), 1).item() / norm - 1) <= 0x1p-23);
+}
+
+TEST_CASE("a norm that is no number is returned and reaches the gradients", "[optim]") {
+  Draw draw;
+  const Device device = Device::cpu();
+  Bag bag(kShapes);
+  bag.materialize(device);
+  auto gradients = random_gradients(draw, 0.1f, 3);
+  gradients[2][5] = NAN;
+  give_gradients(bag, gradients);
+  CHECK(std::isnan(optim::clip_grad_norm(bag.parameters(), 1).item()));
+  CHECK(std::isnan(bag.items[0].grad().to_vector<float>()[0]));
+}
+
+TEST_CASE("ranks with different shards find one norm and one factor", "[optim][threads]") {
+  const std::uint64_t seed = std::random_device{}();
+  INFO("seed " << seed);
+  const int ranks = 3;
+  std::vector<std::map<std::size_t, Values>> all;
+  double sum = 0;
+  for (int r = 0; r < ranks; ++r) {
+    Draw draw{.seed = seed + static_cast<std::uint64_t>(r)};
+    all.push_back(random_gradients(draw, 0.1f, 3));
+    sum += sum_of_squares(all.back());
+  }
+  const double norm = std::sqrt(sum);
+  std::vector<double> norms(ranks);
+  std::vector<Values> scaled(ranks);
+  run_local(ranks, {}, [&](World& world) {
+    const auto r = static_cast<std::size_t>(world.rank());
+    Bag bag(kShapes);  // stands for this rank's shards
+    bag.materialize(world.device());
+    bag.items[0].state()->group->sums = &world.control();
+    give_gradients(bag, all[r]);
+    norms[r] = optim::clip_grad_norm(bag.parameters(), 2).item();
+    scaled[r] = bag.items[2].grad().to_vector<float>();
+  });
+  for (std::size_t r = 0; r < norms.size(); ++r) {
+    CHECK(std::abs(norms[r] / norm - 1) <= 0x1p-23);
+    CHECK(norms[r] == norms[0]);
+    for (std::size_t k = 0; k < scaled[r].size(); ++k) {
+      const double expected = all[r].at(2)[k] * (2 / (norm + 1e-6));
+      CHECK(std::abs(scaled[r][k] - expected) <= 0x1p-22 * std::abs(expected));
+    }
+  }
+}

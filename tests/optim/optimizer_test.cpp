@@ -1,0 +1,271 @@
+// AdamW and SGD against their formulas in f64, over parameters that are frozen, missing, odd-sized.
+#include <algorithm>
+
+#include "tessera/optim/adamw.hpp"
+#include "tessera/optim/sgd.hpp"
+#include "tests/optim/helpers.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+const std::vector<Shape> kShapes{{5, 7}, {3}, {64, 2}, {1}, {129}};
+
+struct Reference {
+  std::vector<double> p, m, v;
+  double largest = 0;  // |p| so far
+
+  explicit Reference(const Values& start) : p(start.begin(), start.end()) {
+    m.resize(p.size());
+    v.resize(p.size());
+  }
+  void adamw(const Values& g, const optim::AdamWOptions& o, int t) {
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      m[i] = o.beta1 * m[i] + (1 - o.beta1) * g[i];
+      v[i] = o.beta2 * v[i] + (1 - o.beta2) * static_cast<double>(g[i]) * g[i];
+      const double m_hat = m[i] / (1 - std::pow(o.beta1, t)),
+                   v_hat = v[i] / (1 - std::pow(o.beta2, t));
+      p[i] -= o.lr * o.weight_decay * p[i];
+      p[i] -= o.lr * m_hat / (std::sqrt(v_hat) + o.eps);
+      largest = std::max(largest, std::abs(p[i]));
+    }
+  }
+  void sgd(const Values& g, const optim::SgdOptions& o) {
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      m[i] = o.momentum * m[i] + g[i] + o.weight_decay * p[i];
+      p[i] -= o.lr * m[i];
+      largest = std::max(largest, std::abs(p[i]));
+    }
+  }
+  double distance(const Values& got) const {
+    double worst = 0;
+    for (std::size_t i = 0; i < p.size(); ++i) worst = std::max(worst, std::abs(p[i] - got[i]));
+    return worst;
+  }
+};
+
+constexpr double kEps = 0x1p-24;  // half a unit in the last place of f32, relative
+
+// A bag on its device with random values, and the reference of each parameter.
+struct Fixture {
+  Draw draw;
+  Device device = Device::cpu();
+  Bag bag{kShapes};
+  std::vector<Reference> references;
+
+  void start() {
+    for (const Parameter& p : bag.items) {
+      const Values values = draw.values(p.shape().numel(), 0.1f, 2);
+      set(p, values);
+      references.emplace_back(values);
+    }
+  }
+  std::map<std::size_t, Values> gradients(const std::vector<std::size_t>& of) {
+    std::map<std::size_t, Values> out;
+    for (const std::size_t i : of) out[i] = draw.values(bag.items[i].shape().numel(), 0.5f, 2);
+    return out;
+  }
+  Ledger& ledger() { return Memory::of(device).ledger(); }
+};
+
+}  // namespace
+
+TEST_CASE("AdamW follows its formula", "[optim]") {
+  Fixture f;
+  INFO("seed " << f.draw.seed);
+  const double beta2 = GENERATE(0.95, 0.999);
+  const optim::AdamWOptions options{.lr = 0.01, .beta2 = beta2, .eps = 1e-3, .weight_decay = 0.1};
+  optim::AdamW optimizer(f.bag.parameters(), options);  // before there is memory
+  f.bag.materialize(f.device);
+  f.start();
+  const int steps = 12;
+  for (int t = 1; t <= steps; ++t) {
+    const auto gradients = f.gradients({0, 1, 2, 3, 4});
+    give_gradients(f.bag, gradients);
+    optimizer.step();
+    optimizer.zero_grad();
+    for (const auto& [i, g] : gradients) f.references[i].adamw(g, options, t);
+  }
+  CHECK(optimizer.steps() == steps);
+  // A step rounds p twice, at most kEps |p| each. The update is lr m' / sqrt(v') with |m'| at most
+  // 2 and sqrt(v') at least 0.5: at most 4 lr. m and v gain up to 3 roundings a step, so it is
+  // wrong by (3 t + 10) kEps of its terms, at most 4 lr 46 kEps; twice that for the betas as f32.
+  for (std::size_t i = 0; i < kShapes.size(); ++i) {
+    const double allowed = steps * kEps * (2 * f.references[i].largest + 8 * options.lr * 46);
+    INFO("parameter " << i << ", allowed " << allowed);
+    CHECK(f.references[i].distance(get(f.bag.items[i])) <= allowed);
+  }
+}
+
+TEST_CASE("SGD follows its formula, with and without momentum", "[optim]") {
+  Fixture f;
+  INFO("seed " << f.draw.seed);
+  const double momentum = GENERATE(0.0, 0.9);
+  const optim::SgdOptions options{.lr = 0.01, .momentum = momentum, .weight_decay = 0.1};
+  f.bag.materialize(f.device);
+  f.start();
+  optim::Sgd optimizer(f.bag.parameters(), options);
+  const int steps = 12;
+  for (int t = 1; t <= steps; ++t) {
+    const auto gradients = f.gradients({0, 1, 2, 3, 4});
+    give_gradients(f.bag, gradients);
+    optimizer.step();
+    optimizer.zero_grad();
+    for (const auto& [i, g] : gradients) f.references[i].sgd(g, options);
+  }
+  CHECK(optimizer.states()[0].moments.size() == (momentum > 0 ? 1u : 0u));
+  // The buffer is at most 2.2 / (1 - 0.9) = 22, rounded 3 times a step, over 12 steps.
+  for (std::size_t i = 0; i < kShapes.size(); ++i)
+    CHECK(f.references[i].distance(get(f.bag.items[i])) <=
+          steps * kEps * (2 * f.references[i].largest + options.lr * 22 * 3 * steps));
+}
+
+TEST_CASE("a parameter without a gradient keeps its value and its moments", "[optim]") {
+  Fixture f;
+  INFO("seed " << f.draw.seed);
+  f.bag.materialize(f.device);
+  f.start();
+  optim::AdamW adamw(f.bag.parameters());
+  give_gradients(f.bag, f.gradients({0, 1, 2, 3, 4}));
+  adamw.step();
+  adamw.zero_grad();
+  const Values kept = get(f.bag.items[2]), changed = get(f.bag.items[4]);
+  const Values m = adamw.states()[0].moments[0].to_vector<float>();
+  give_gradients(f.bag, f.gradients({0, 4}));
+  adamw.step();
+  CHECK(get(f.bag.items[2]) == kept);
+  CHECK(get(f.bag.items[4]) != changed);
+  const Values after = adamw.states()[0].moments[0].to_vector<float>();
+  const FlatGroup& group = *f.bag.items[0].state()->group;
+  for (std::size_t i = 0; i < group.entries.size(); ++i) {
+    const auto begin = static_cast<std::ptrdiff_t>(group.entries[i].offset);
+    const auto end = begin + static_cast<std::ptrdiff_t>(group.entries[i].numel);
+    CHECK(std::equal(m.begin() + begin, m.begin() + end, after.begin() + begin) ==
+          (i != 0 && i != 4));
+  }
+}
+
+TEST_CASE("frozen parameters are left alone and cost no moments", "[optim]") {
+  Fixture f;
+  INFO("seed " << f.draw.seed);
+  f.bag.items[2].freeze();
+  f.bag.materialize(f.device);
+  f.start();
+  const Values kept = get(f.bag.items[2]);
+  optim::AdamW optimizer(f.bag.parameters(), {.weight_decay = 0.5});
+  optimizer.prepare();
+  std::int64_t trainable = 0;
+  for (const auto& group : groups_of(f.bag.parameters()))
+    if (std::any_of(f.bag.items.begin(), f.bag.items.end(),
+                    [&](const Parameter& p) { return p.trainable() && p.state()->group == group; }))
+      trainable += group->numel;
+  CHECK(f.ledger().live_bytes("moments") == 8 * trainable);
+  give_gradients(f.bag, f.gradients({0, 1, 3, 4}));
+  optimizer.step();
+  CHECK(get(f.bag.items[2]) == kept);
+}
+
+TEST_CASE("state exists after prepare, twelve bytes an element, and zero_grad frees the rest",
+          "[optim]") {
+  Fixture f;
+  f.bag.materialize(f.device);
+  f.start();
+  optim::AdamW optimizer(f.bag.parameters());
+  optimizer.prepare();
+  const std::int64_t numel = f.bag.items[0].state()->group->numel;
+  const auto state_bytes = [&] {
+    return f.ledger().live_bytes("weights") + f.ledger().live_bytes("moments");
+  };
+  CHECK(state_bytes() == 12 * numel);
+  CHECK(f.ledger().live_bytes("scalars") == 256);  // 32 bytes, as the pool rounds
+  const std::int64_t tables = f.ledger().live_bytes("tables");
+  CHECK(tables > 0);
+  for (int t = 0; t < 3; ++t) {
+    give_gradients(f.bag, f.gradients({0, 1, 2, 3, 4}));
+    CHECK(f.ledger().live_bytes("gradients") >= 4 * numel);
+    optimizer.step();
+    optimizer.zero_grad();
+    CHECK(f.ledger().live_bytes("gradients") == 0);
+    CHECK(!f.bag.items[0].grad().defined());
+    CHECK(state_bytes() == 12 * numel);
+    CHECK(f.ledger().live_bytes("tables") == tables);
+  }
+}
+
+TEST_CASE("without any gradient a step changes nothing but the count", "[optim]") {
+  Fixture f;
+  f.bag.materialize(f.device);
+  f.start();
+  optim::AdamW optimizer(f.bag.parameters(), {.weight_decay = 0.5});
+  const Values before = get(f.bag.items[0]);
+  const std::uint64_t version = f.bag.items[0].state()->group->version;
+  optimizer.step();
+  CHECK(get(f.bag.items[0]) == before);
+  CHECK(f.bag.items[0].state()->group->version == version);
+  CHECK(optimizer.steps() == 1);
+  give_gradients(f.bag, f.gradients({0}));
+  optimizer.step();
+  CHECK(f.bag.items[0].state()->group->version == version + 1);
+}
+
+TEST_CASE("an optimizer touches its own parameters only, at the rate set last", "[optim]") {
+  Fixture f;
+  INFO("seed " << f.draw.seed);
+  f.bag.materialize(f.device);
+  f.start();
+  optim::Sgd optimizer({f.bag.items[1]}, {.lr = 1});
+  optimizer.set_lr(0.25);
+  CHECK(optimizer.lr() == 0.25);
+  const auto gradients = f.gradients({0, 1});
+  const Values other = get(f.bag.items[0]), before = get(f.bag.items[1]);
+  give_gradients(f.bag, gradients);
+  optimizer.step();
+  CHECK(get(f.bag.items[0]) == other);
+  const Values after = get(f.bag.items[1]);
+  for (std::size_t i = 0; i < after.size(); ++i)  // 0.25 g is exact; one rounding
+    CHECK(after[i] == before[i] - 0.25f * gradients.at(1)[i]);
+}
+
+TEST_CASE("a restored optimizer goes on as the first one", "[optim]") {
+  Fixture f;
+  INFO("seed " << f.draw.seed);
+  f.bag.materialize(f.device);
+  f.start();
+  optim::AdamW first(f.bag.parameters());
+  for (int t = 0; t < 3; ++t) {
+    give_gradients(f.bag, f.gradients({0, 1, 2, 3, 4}));
+    first.step();
+    first.zero_grad();
+  }
+  Bag other(kShapes);
+  other.materialize(f.device);
+  for (std::size_t i = 0; i < kShapes.size(); ++i) set(other.items[i], get(f.bag.items[i]));
+  optim::AdamW second(other.parameters());
+  second.prepare();
+  second.set_steps(first.steps());
+  for (std::size_t k = 0; k < 2; ++k)
+    raw::copy_into(second.states()[0].moments[k], first.states()[0].moments[k]);
+  const auto gradients = f.gradients({0, 1, 2, 3, 4});
+  give_gradients(f.bag, gradients);
+  give_gradients(other, gradients);
+  first.step();
+  second.step();
+  for (std::size_t i = 0; i < kShapes.size(); ++i)
+    CHECK(get(other.items[i]) == get(f.bag.items[i]));
+}
+
+TEST_CASE("optimizers refuse what makes no sense", "[optim]") {
+  Bag bag(kShapes);
+  const auto parameters = bag.parameters();
+  CHECK_THROWS_AS(optim::AdamW({}), ContractError);
+  CHECK_THROWS_AS(optim::AdamW(parameters, {.lr = -1}), ContractError);
+  CHECK_THROWS_AS(optim::AdamW(parameters, {.beta2 = 1}), ContractError);
+  CHECK_THROWS_AS(optim::AdamW(parameters, {.lr = NAN}), ContractError);
+  CHECK_THROWS_AS(optim::Sgd(parameters, {.momentum = 1}), ContractError);
+  optim::AdamW optimizer(parameters);
+  CHECK_THROWS_AS(optimizer.prepare(), ContractError);  // no memory yet
+  bag.materialize(Device::cpu());
+  optimizer.prepare();
+  CHECK(optimizer.states().size() == 1);
+}
