@@ -3,6 +3,8 @@
 #include <chrono>
 
 #include "tessera/autograd/ops.hpp"
+#include "tessera/autograd/random.hpp"
+#include "tessera/base/philox.hpp"
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/adamw.hpp"
@@ -132,7 +134,14 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   const Shape shape{split_.local, config_.training.seq_len};
   Tensor total;  // of the losses, f32 []
   for (std::int64_t micro = 0; micro < split_.micro_batches; ++micro) {
-    fill(step, micro * split_.local, inputs_, targets_);
+    const std::int64_t row = micro * split_.local;
+    fill(step, row, inputs_, targets_);
+    // Dropout's mask of a sample depends on the seed, the step and the sample's place in the global
+    // batch only.
+    autograd::random_state() = {
+        .seed = fnv1a(static_cast<std::uint64_t>(step),
+                      fnv1a(static_cast<std::uint64_t>(config_.debug.seed), fnv1a("step"))),
+        .first_row = world_.rank() * (split_.global / world_.size()) + row};
     const auto upload = [&](const std::vector<std::int32_t>& values) {
       const OwnerGuard owner(device, "batch");
       return Tensor::from(values, shape, device);
