@@ -115,13 +115,12 @@ template <class T>
 void backward(const NormBackwardArgs& a, Exec& exec) {
   using C = Compute<T>;
   const std::int64_t blocks = norm_blocks(a.rows), grain = norm_block_rows(a.rows), n = a.cols;
-  C* w_parts = a.d_weight == nullptr ? nullptr : static_cast<C*>(a.workspace);
-  C* b_parts = a.d_bias == nullptr  ? nullptr
-               : w_parts == nullptr ? static_cast<C*>(a.workspace)
-                                    : w_parts + blocks * n;
+  const bool wants_w = a.d_weight != nullptr, wants_b = a.d_bias != nullptr;
+  C* w_parts = static_cast<C*>(a.workspace);
+  C* b_parts = w_parts + (wants_w ? blocks * n : 0);
   for_ranges(exec, a.rows, grain, [&](std::int64_t begin, std::int64_t end) {
-    C* w_sum = w_parts == nullptr ? nullptr : w_parts + begin / grain * n;
-    C* b_sum = b_parts == nullptr ? nullptr : b_parts + begin / grain * n;
+    C* w_sum = !wants_w ? nullptr : w_parts + begin / grain * n;
+    C* b_sum = !wants_b ? nullptr : b_parts + begin / grain * n;
     if (w_sum != nullptr) std::fill_n(w_sum, n, C(0));
     if (b_sum != nullptr) std::fill_n(b_sum, n, C(0));
     for (std::int64_t r = begin; r < end; ++r) backward_row<T>(a, r, w_sum, b_sum);
@@ -129,8 +128,8 @@ void backward(const NormBackwardArgs& a, Exec& exec) {
   visit_floating(a.grad_dtype, [&](auto tag) {
     using G = typename decltype(tag)::type;
     if constexpr (std::is_same_v<Compute<G>, C>) {
-      if (w_parts != nullptr) add_blocks(a, static_cast<G*>(a.d_weight), w_parts, blocks);
-      if (b_parts != nullptr) add_blocks(a, static_cast<G*>(a.d_bias), b_parts, blocks);
+      if (wants_w) add_blocks(a, static_cast<G*>(a.d_weight), w_parts, blocks);
+      if (wants_b) add_blocks(a, static_cast<G*>(a.d_bias), b_parts, blocks);
     }
   });
 }

@@ -9,7 +9,7 @@
 
 namespace tessera::kernels {
 
-// out[i] is element begin + i, floating. With w = philox(key, e / 2), u = (2^32 w[0] + w[1] + 1)
+// out[i] is element begin + i, floating. With w = philox(key, e / 2), u = (2^32 w[0] + w[1] + 1/2)
 // 2^-64 (rounded to f64) and t = (2^32 w[2] + w[3]) 2^-64, elements 2j and 2j + 1 are mean + std
 // sqrt(-2 ln u) cos(2 pi t) and the same with sin, in f64, rounded once to the dtype. Source: Box
 // and Muller, "A note on the generation of random normal deviates", 1958.

@@ -11,321 +11,128 @@
 namespace tessera::kernels::host {
 namespace {
 
-template <class C, class F>
-struct FloatUnary {
-  static void run(void* out, const void* in, std::int64_t n) {
-    map(static_cast<C*>(out), n, F{}, static_cast<const C*>(in));
-  }
+// Each loop takes its operation as a constant: a lambda over vectors (float loops) or elements
+// (plain loops).
+template <class C, auto F>
+void float_unary(void* out, const void* in, std::int64_t n) {
+  map(static_cast<C*>(out), n, F, static_cast<const C*>(in));
+}
+
+template <class C, auto F>
+void float_binary(void* out, const void* a, const void* b, std::int64_t n) {
+  map(static_cast<C*>(out), n, F, static_cast<const C*>(a), static_cast<const C*>(b));
+}
+
+template <class Out, class In, auto F>
+void plain_unary(void* out, const void* in, std::int64_t n) {
+  Out* to = static_cast<Out*>(out);
+  const In* from = static_cast<const In*>(in);
+  for (std::int64_t i = 0; i < n; ++i) to[i] = F(from[i]);
+}
+
+template <class Out, class In, auto F>
+void plain_binary(void* out, const void* a, const void* b, std::int64_t n) {
+  Out* to = static_cast<Out*>(out);
+  const In *x = static_cast<const In*>(a), *y = static_cast<const In*>(b);
+  for (std::int64_t i = 0; i < n; ++i) to[i] = F(x[i], y[i]);
+}
+
+constexpr auto kExp = [](auto x) { return exp(x); };
+constexpr auto kLog = [](auto x) { return log(x); };
+constexpr auto kSqrt = [](auto x) { return sqrt(x); };
+constexpr auto kRsqrt = []<class C>(Vec<C> x) { return Vec<C>(C(1)) / sqrt(x); };
+constexpr auto kTanh = [](auto x) { return tanh(x); };
+constexpr auto kGelu = [](auto x) { return gelu(x); };
+constexpr auto kSilu = [](auto x) { return silu(x); };
+constexpr auto kSigmoid = [](auto x) { return sigmoid(x); };
+constexpr auto kNegate = [](auto x) { return -x; };
+constexpr auto kAbs = [](auto x) { return abs(x); };
+constexpr auto kRelu = []<class C>(Vec<C> x) {
+  return select(less(x, Vec<C>(C(0))), Vec<C>(C(0)), x);
+};
+constexpr auto kIsFinite = []<class C>(C x) {
+  return std::abs(x) <= std::numeric_limits<C>::max();
+};
+constexpr auto kNot = [](bool x) { return !x; };
+
+constexpr auto kAdd = [](auto a, auto b) { return a + b; };
+constexpr auto kSub = [](auto a, auto b) { return a - b; };
+constexpr auto kMul = [](auto a, auto b) { return a * b; };
+constexpr auto kDiv = [](auto a, auto b) { return a / b; };
+constexpr auto kMin = [](auto a, auto b) { return min(a, b); };
+constexpr auto kMax = [](auto a, auto b) { return max(a, b); };
+constexpr auto kPow = [](auto a, auto b) { return std::pow(a, b); };
+constexpr auto kGeluBackward = [](auto x, auto g) { return g * gelu_slope(x); };
+constexpr auto kSiluBackward = [](auto x, auto g) { return g * silu_slope(x); };
+constexpr auto kReluBackward = []<class C>(Vec<C> x, Vec<C> g) {
+  return select(less(Vec<C>(C(0)), x), g, Vec<C>(C(0)));
+};
+constexpr auto kTanhBackward = []<class C>(Vec<C> y, Vec<C> g) {
+  return g * (Vec<C>(C(1)) - y * y);
 };
 
-template <class C, class F>
-struct FloatBinary {
-  static void run(void* out, const void* a, const void* b, std::int64_t n) {
-    map(static_cast<C*>(out), n, F{}, static_cast<const C*>(a), static_cast<const C*>(b));
-  }
-};
-
-// Any types, element by element; Out may differ from In.
-template <class Out, class In, class F>
-struct PlainUnary {
-  static void run(void* out, const void* in, std::int64_t n) {
-    Out* to = static_cast<Out*>(out);
-    const In* from = static_cast<const In*>(in);
-    for (std::int64_t i = 0; i < n; ++i) to[i] = F{}(from[i]);
-  }
-};
-
-template <class Out, class In, class F>
-struct PlainBinary {
-  static void run(void* out, const void* a, const void* b, std::int64_t n) {
-    Out* to = static_cast<Out*>(out);
-    const In *x = static_cast<const In*>(a), *y = static_cast<const In*>(b);
-    for (std::int64_t i = 0; i < n; ++i) to[i] = F{}(x[i], y[i]);
-  }
-};
-
-struct Exp {
-  template <class V>
-  V operator()(V x) const {
-    return exp(x);
-  }
-};
-struct Log {
-  template <class V>
-  V operator()(V x) const {
-    return log(x);
-  }
-};
-struct Sqrt {
-  template <class V>
-  V operator()(V x) const {
-    return sqrt(x);
-  }
-};
-struct Tanh {
-  template <class V>
-  V operator()(V x) const {
-    return tanh(x);
-  }
-};
-struct Gelu {
-  template <class V>
-  V operator()(V x) const {
-    return gelu(x);
-  }
-};
-struct Silu {
-  template <class V>
-  V operator()(V x) const {
-    return silu(x);
-  }
-};
-struct Sigmoid {
-  template <class V>
-  V operator()(V x) const {
-    return sigmoid(x);
-  }
-};
-struct Negate {
-  template <class V>
-  V operator()(V x) const {
-    return -x;
-  }
-};
-struct Abs {
-  template <class V>
-  V operator()(V x) const {
-    return abs(x);
-  }
-};
-struct Rsqrt {
-  template <class C>
-  Vec<C> operator()(Vec<C> x) const {
-    return Vec<C>(C(1)) / sqrt(x);
-  }
-};
-struct Relu {
-  template <class C>
-  Vec<C> operator()(Vec<C> x) const {
-    return select(less(x, Vec<C>(C(0))), Vec<C>(C(0)), x);
-  }
-};
-struct IsFinite {
-  template <class C>
-  bool operator()(C x) const {
-    return std::abs(x) <= std::numeric_limits<C>::max();
-  }
-};
-struct Not {
-  bool operator()(bool x) const { return !x; }
-};
-
+// Integers wrap.
 template <class T>
-using Unsigned = std::make_unsigned_t<T>;
+constexpr auto bits(T x) {
+  return static_cast<std::make_unsigned_t<T>>(x);
+}
+constexpr auto kIntNegate = []<class T>(T x) { return static_cast<T>(0 - bits(x)); };
+constexpr auto kIntAbs = [](auto x) { return x < 0 ? kIntNegate(x) : x; };
+constexpr auto kIntAdd = []<class T>(T a, T b) { return static_cast<T>(bits(a) + bits(b)); };
+constexpr auto kIntSub = []<class T>(T a, T b) { return static_cast<T>(bits(a) - bits(b)); };
+constexpr auto kIntMul = []<class T>(T a, T b) { return static_cast<T>(bits(a) * bits(b)); };
+constexpr auto kIntDiv = []<class T>(T a, T b) {
+  const bool undefined = b == 0 || (b == -1 && a == std::numeric_limits<T>::min());
+  return undefined ? T{0} : static_cast<T>(a / b);
+};
+constexpr auto kPlainMin = [](auto a, auto b) { return b < a ? b : a; };
+constexpr auto kPlainMax = [](auto a, auto b) { return a < b ? b : a; };
 
-struct IntNegate {
-  template <class T>
-  T operator()(T x) const {
-    return static_cast<T>(Unsigned<T>{0} - static_cast<Unsigned<T>>(x));
-  }
-};
-struct IntAbs {
-  template <class T>
-  T operator()(T x) const {
-    return x < 0 ? IntNegate{}(x) : x;
-  }
-};
-
-struct Add {
-  template <class V>
-  V operator()(V a, V b) const {
-    return a + b;
-  }
-};
-struct Sub {
-  template <class V>
-  V operator()(V a, V b) const {
-    return a - b;
-  }
-};
-struct Mul {
-  template <class V>
-  V operator()(V a, V b) const {
-    return a * b;
-  }
-};
-struct Div {
-  template <class V>
-  V operator()(V a, V b) const {
-    return a / b;
-  }
-};
-struct Min {
-  template <class V>
-  V operator()(V a, V b) const {
-    return min(a, b);
-  }
-};
-struct Max {
-  template <class V>
-  V operator()(V a, V b) const {
-    return max(a, b);
-  }
-};
-struct Pow {
-  template <class C>
-  C operator()(C a, C b) const {
-    return std::pow(a, b);
-  }
-};
-struct GeluBackward {
-  template <class V>
-  V operator()(V x, V g) const {
-    return g * gelu_slope(x);
-  }
-};
-struct SiluBackward {
-  template <class V>
-  V operator()(V x, V g) const {
-    return g * silu_slope(x);
-  }
-};
-struct ReluBackward {
-  template <class C>
-  Vec<C> operator()(Vec<C> x, Vec<C> g) const {
-    return select(less(Vec<C>(C(0)), x), g, Vec<C>(C(0)));
-  }
-};
-struct TanhBackward {
-  template <class C>
-  Vec<C> operator()(Vec<C> y, Vec<C> g) const {
-    return g * (Vec<C>(C(1)) - y * y);
-  }
-};
-
-// Signed overflow wraps.
-struct IntAdd {
-  template <class T>
-  T operator()(T a, T b) const {
-    return static_cast<T>(static_cast<Unsigned<T>>(a) + static_cast<Unsigned<T>>(b));
-  }
-};
-struct IntSub {
-  template <class T>
-  T operator()(T a, T b) const {
-    return static_cast<T>(static_cast<Unsigned<T>>(a) - static_cast<Unsigned<T>>(b));
-  }
-};
-struct IntMul {
-  template <class T>
-  T operator()(T a, T b) const {
-    return static_cast<T>(static_cast<Unsigned<T>>(a) * static_cast<Unsigned<T>>(b));
-  }
-};
-struct IntDiv {
-  template <class T>
-  T operator()(T a, T b) const {
-    return b == 0 || (b == -1 && a == std::numeric_limits<T>::min()) ? T{0} : static_cast<T>(a / b);
-  }
-};
-struct PlainMin {
-  template <class T>
-  T operator()(T a, T b) const {
-    return b < a ? b : a;
-  }
-};
-struct PlainMax {
-  template <class T>
-  T operator()(T a, T b) const {
-    return a < b ? b : a;
-  }
-};
-
-struct Eq {
-  template <class T>
-  bool operator()(T a, T b) const {
-    return a == b;
-  }
-};
-struct Ne {
-  template <class T>
-  bool operator()(T a, T b) const {
-    return a != b;
-  }
-};
-struct Lt {
-  template <class T>
-  bool operator()(T a, T b) const {
-    return a < b;
-  }
-};
-struct Le {
-  template <class T>
-  bool operator()(T a, T b) const {
-    return a <= b;
-  }
-};
-struct Gt {
-  template <class T>
-  bool operator()(T a, T b) const {
-    return a > b;
-  }
-};
-struct Ge {
-  template <class T>
-  bool operator()(T a, T b) const {
-    return a >= b;
-  }
-};
-struct And {
-  template <class T>
-  bool operator()(T a, T b) const {
-    return (a != T{0}) & (b != T{0});
-  }
-};
-struct Or {
-  template <class T>
-  bool operator()(T a, T b) const {
-    return (a != T{0}) | (b != T{0});
-  }
-};
+constexpr auto kEq = [](auto a, auto b) { return a == b; };
+constexpr auto kNe = [](auto a, auto b) { return a != b; };
+constexpr auto kLt = [](auto a, auto b) { return a < b; };
+constexpr auto kLe = [](auto a, auto b) { return a <= b; };
+constexpr auto kGt = [](auto a, auto b) { return a > b; };
+constexpr auto kGe = [](auto a, auto b) { return a >= b; };
+constexpr auto kAnd = []<class T>(T a, T b) { return (a != T{0}) & (b != T{0}); };
+constexpr auto kOr = []<class T>(T a, T b) { return (a != T{0}) | (b != T{0}); };
 
 template <class C>
-UnaryLoop float_unary(UnaryOp op) {
+UnaryLoop float_loop(UnaryOp op) {
   switch (op) {
     case UnaryOp::neg:
-      return FloatUnary<C, Negate>::run;
+      return float_unary<C, kNegate>;
     case UnaryOp::exp:
-      return FloatUnary<C, Exp>::run;
+      return float_unary<C, kExp>;
     case UnaryOp::log:
-      return FloatUnary<C, Log>::run;
+      return float_unary<C, kLog>;
     case UnaryOp::sqrt:
-      return FloatUnary<C, Sqrt>::run;
+      return float_unary<C, kSqrt>;
     case UnaryOp::rsqrt:
-      return FloatUnary<C, Rsqrt>::run;
+      return float_unary<C, kRsqrt>;
     case UnaryOp::tanh:
-      return FloatUnary<C, Tanh>::run;
+      return float_unary<C, kTanh>;
     case UnaryOp::relu:
-      return FloatUnary<C, Relu>::run;
+      return float_unary<C, kRelu>;
     case UnaryOp::gelu:
-      return FloatUnary<C, Gelu>::run;
+      return float_unary<C, kGelu>;
     case UnaryOp::silu:
-      return FloatUnary<C, Silu>::run;
+      return float_unary<C, kSilu>;
     case UnaryOp::abs:
-      return FloatUnary<C, Abs>::run;
+      return float_unary<C, kAbs>;
     case UnaryOp::sigmoid:
-      return FloatUnary<C, Sigmoid>::run;
+      return float_unary<C, kSigmoid>;
     case UnaryOp::isfinite:
-      return PlainUnary<bool, C, IsFinite>::run;
+      return plain_unary<bool, C, kIsFinite>;
     default:
       return nullptr;
   }
 }
 
 template <class T>
-UnaryLoop integer_unary(UnaryOp op) {
-  if (op == UnaryOp::neg) return PlainUnary<T, T, IntNegate>::run;
-  if (op == UnaryOp::abs) return PlainUnary<T, T, IntAbs>::run;
+UnaryLoop integer_loop(UnaryOp op) {
+  if (op == UnaryOp::neg) return plain_unary<T, T, kIntNegate>;
+  if (op == UnaryOp::abs) return plain_unary<T, T, kIntAbs>;
   return nullptr;
 }
 
@@ -333,79 +140,79 @@ template <class T>
 BinaryLoop comparison(BinaryOp op) {
   switch (op) {
     case BinaryOp::eq:
-      return PlainBinary<bool, T, Eq>::run;
+      return plain_binary<bool, T, kEq>;
     case BinaryOp::ne:
-      return PlainBinary<bool, T, Ne>::run;
+      return plain_binary<bool, T, kNe>;
     case BinaryOp::lt:
-      return PlainBinary<bool, T, Lt>::run;
+      return plain_binary<bool, T, kLt>;
     case BinaryOp::le:
-      return PlainBinary<bool, T, Le>::run;
+      return plain_binary<bool, T, kLe>;
     case BinaryOp::gt:
-      return PlainBinary<bool, T, Gt>::run;
+      return plain_binary<bool, T, kGt>;
     case BinaryOp::ge:
-      return PlainBinary<bool, T, Ge>::run;
+      return plain_binary<bool, T, kGe>;
     case BinaryOp::logical_and:
-      return PlainBinary<bool, T, And>::run;
+      return plain_binary<bool, T, kAnd>;
     case BinaryOp::logical_or:
-      return PlainBinary<bool, T, Or>::run;
+      return plain_binary<bool, T, kOr>;
     default:
       return nullptr;
   }
 }
 
 template <class C>
-BinaryLoop float_binary(BinaryOp op) {
+BinaryLoop float_loop(BinaryOp op) {
   switch (op) {
     case BinaryOp::add:
-      return FloatBinary<C, Add>::run;
+      return float_binary<C, kAdd>;
     case BinaryOp::sub:
-      return FloatBinary<C, Sub>::run;
+      return float_binary<C, kSub>;
     case BinaryOp::mul:
-      return FloatBinary<C, Mul>::run;
+      return float_binary<C, kMul>;
     case BinaryOp::div:
-      return FloatBinary<C, Div>::run;
+      return float_binary<C, kDiv>;
     case BinaryOp::min:
-      return FloatBinary<C, Min>::run;
+      return float_binary<C, kMin>;
     case BinaryOp::max:
-      return FloatBinary<C, Max>::run;
+      return float_binary<C, kMax>;
     case BinaryOp::pow:
-      return PlainBinary<C, C, Pow>::run;
+      return plain_binary<C, C, kPow>;
     case BinaryOp::gelu_backward:
-      return FloatBinary<C, GeluBackward>::run;
+      return float_binary<C, kGeluBackward>;
     case BinaryOp::silu_backward:
-      return FloatBinary<C, SiluBackward>::run;
+      return float_binary<C, kSiluBackward>;
     case BinaryOp::relu_backward:
-      return FloatBinary<C, ReluBackward>::run;
+      return float_binary<C, kReluBackward>;
     case BinaryOp::tanh_backward:
-      return FloatBinary<C, TanhBackward>::run;
+      return float_binary<C, kTanhBackward>;
     default:
       return comparison<C>(op);
   }
 }
 
 template <class T>
-BinaryLoop integer_binary(BinaryOp op) {
+BinaryLoop integer_loop(BinaryOp op) {
   switch (op) {
     case BinaryOp::add:
-      return PlainBinary<T, T, IntAdd>::run;
+      return plain_binary<T, T, kIntAdd>;
     case BinaryOp::sub:
-      return PlainBinary<T, T, IntSub>::run;
+      return plain_binary<T, T, kIntSub>;
     case BinaryOp::mul:
-      return PlainBinary<T, T, IntMul>::run;
+      return plain_binary<T, T, kIntMul>;
     case BinaryOp::div:
-      return PlainBinary<T, T, IntDiv>::run;
+      return plain_binary<T, T, kIntDiv>;
     case BinaryOp::min:
-      return PlainBinary<T, T, PlainMin>::run;
+      return plain_binary<T, T, kPlainMin>;
     case BinaryOp::max:
-      return PlainBinary<T, T, PlainMax>::run;
+      return plain_binary<T, T, kPlainMax>;
     default:
       return comparison<T>(op);
   }
 }
 
-BinaryLoop boolean_binary(BinaryOp op) {
-  if (op == BinaryOp::min) return PlainBinary<bool, bool, PlainMin>::run;
-  if (op == BinaryOp::max) return PlainBinary<bool, bool, PlainMax>::run;
+BinaryLoop boolean_loop(BinaryOp op) {
+  if (op == BinaryOp::min) return plain_binary<bool, bool, kPlainMin>;
+  if (op == BinaryOp::max) return plain_binary<bool, bool, kPlainMax>;
   return comparison<bool>(op);
 }
 
@@ -414,15 +221,15 @@ BinaryLoop boolean_binary(BinaryOp op) {
 UnaryLoop unary_loop(UnaryOp op, DType compute) {
   switch (compute) {
     case DType::f32:
-      return float_unary<float>(op);
+      return float_loop<float>(op);
     case DType::f64:
-      return float_unary<double>(op);
+      return float_loop<double>(op);
     case DType::i32:
-      return integer_unary<std::int32_t>(op);
+      return integer_loop<std::int32_t>(op);
     case DType::i64:
-      return integer_unary<std::int64_t>(op);
+      return integer_loop<std::int64_t>(op);
     case DType::boolean:
-      return op == UnaryOp::logical_not ? PlainUnary<bool, bool, Not>::run : nullptr;
+      return op == UnaryOp::logical_not ? plain_unary<bool, bool, kNot> : nullptr;
     default:
       return nullptr;
   }
@@ -431,15 +238,15 @@ UnaryLoop unary_loop(UnaryOp op, DType compute) {
 BinaryLoop binary_loop(BinaryOp op, DType compute) {
   switch (compute) {
     case DType::f32:
-      return float_binary<float>(op);
+      return float_loop<float>(op);
     case DType::f64:
-      return float_binary<double>(op);
+      return float_loop<double>(op);
     case DType::i32:
-      return integer_binary<std::int32_t>(op);
+      return integer_loop<std::int32_t>(op);
     case DType::i64:
-      return integer_binary<std::int64_t>(op);
+      return integer_loop<std::int64_t>(op);
     case DType::boolean:
-      return boolean_binary(op);
+      return boolean_loop(op);
     default:
       return nullptr;
   }

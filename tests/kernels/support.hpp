@@ -37,6 +37,10 @@ inline double epsilon(DType dtype) {
 // ... of the type in which `dtype` is computed.
 inline double compute_epsilon(DType dtype) { return dtype == DType::f64 ? 0x1p-53 : 0x1p-24; }
 
+// Half the spacing of the smallest numbers of `dtype`; f32 results of the vector functions below
+// 2^-126 become 0.
+inline double smallest(DType dtype) { return dtype == DType::f16 ? 0x1p-25 : 0x1p-126; }
+
 // `size` elements of `dtype` that tests read and write as doubles.
 struct Array {
   DType dtype;
