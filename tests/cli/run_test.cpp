@@ -1,0 +1,139 @@
+// Whole runs of the binary on a tiny model: what it writes, how it stops, and what it hands on.
+#include <sys/types.h>
+
+#include <algorithm>
+#include <csignal>
+#include <string>
+
+#include "tests/cli/program.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace tessera::test;
+
+namespace {
+
+const std::string kTiny =
+    "tessera-train --model.dim=16 --model.n_layers=1 --model.n_heads=2 --training.seq_len=16 "
+    "--training.global_batch_size=4 --data.path=book.txt --metrics.jsonl=out.jsonl ";
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// A folder with 6,000 bytes of text that a tiny model can learn.
+class BookFolder : public TemporaryFolder {
+ public:
+  BookFolder() {
+    std::string text;
+    while (text.size() < 6000) text += "and there was light. ";
+    write("book.txt", text);
+  }
+};
+
+// Checks that out.jsonl is whole: lines 1, 2, 3 ..., the last one ended. Returns how many there
+// are.
+std::int64_t whole_lines(const TemporaryFolder& folder) {
+  const std::string text = folder.read("out.jsonl");
+  std::int64_t step = 0;
+  std::size_t begin = 0;
+  for (std::size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const std::string line = text.substr(begin, end - begin);
+    INFO(line);
+    CHECK(line.starts_with("{\"step\": " + std::to_string(++step) + ", \"loss\": "));
+    CHECK(line.ends_with("}"));
+  }
+  CHECK(begin == text.size());
+  return step;
+}
+
+}  // namespace
+
+TEST_CASE("a run prints and writes one line a step, and its weights go on where it ended") {
+  const BookFolder folder;
+  const std::string where = folder.path().string();
+  const Outcome run = run_command(
+      kTiny + "--ranks 2 --training.steps=3 --data.heldout=0.2 --save=a.safetensors", where);
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  CHECK(run.err.empty());
+  for (const char* part :
+       {"step:  1  loss: ", "step:  3  loss: ", "validate step:  3  loss: ", "planned"}) {
+    CHECK(has(run.out, part));
+  }
+  CHECK(whole_lines(folder) == 3);
+
+  const Outcome again = run_command(
+      "tessera-train --model.dim=16 --model.n_layers=1 --model.n_heads=2 --training.steps=0 "
+      "--load=a.safetensors "
+      "--save=b.safetensors --sample 'and there' --sample-tokens 5 && cmp a.safetensors "
+      "b.safetensors",
+      where);
+  INFO(again.err);
+  CHECK(again.exit_code == 0);
+  CHECK(has(again.out, "and there"));
+  CHECK(folder.entries() == 4);
+}
+
+TEST_CASE("weights of another model are bad input") {
+  const BookFolder folder;
+  const std::string where = folder.path().string();
+  const std::string model =
+      "tessera-train --training.steps=0 --model.dim=16 --model.n_layers=1 --model.n_heads=2 ";
+  REQUIRE(run_command(model + "--save=a.safetensors", where).exit_code == 0);
+  for (const char* other : {"--model.n_layers=2", "--model.dim=32", "--model.ffn_dim=96"}) {
+    const Outcome outcome = run_command(model + "--load=a.safetensors " + other, where);
+    INFO(other << ": " << outcome.err);
+    CHECK(outcome.exit_code == 2);
+    CHECK(has(outcome.err, "a.safetensors"));
+    CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+  }
+}
+
+TEST_CASE(
+    "the first signal stops a run after a whole step, with whole files and 128 + its number") {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const BookFolder folder;
+    // The shell waits for the first metrics line, so that the signal meets a run in its steps.
+    const Outcome outcome =
+        run_command(kTiny +
+                        "--ranks 2 --training.steps=1000000 --save=a.safetensors > log & run=$!; "
+                        "until [ -s out.jsonl ]; do sleep 0.05; done; kill -" +
+                        std::to_string(signal) + " $run; wait $run",
+                    folder.path().string());
+    INFO(outcome.err);
+    CHECK(outcome.exit_code == 128 + signal);
+    CHECK(outcome.err.empty());
+    CHECK(whole_lines(folder) >= 1);
+    CHECK(folder.entries() == 4);  // book, log, metrics, weights: nothing temporary is left
+  }
+}
+
+TEST_CASE("a second signal ends a run at once") {
+  const BookFolder folder;
+  // A stopped process takes both signals when it goes on, before it can end a step.
+  const Outcome outcome = run_command(
+      kTiny +
+          "--training.steps=1000000 > log & run=$!; until [ -s out.jsonl ]; do sleep 0.05; done; "
+          "kill -STOP $run; kill -INT $run; kill -TERM $run; kill -CONT $run; wait $run",
+      folder.path().string());
+  const bool ended = outcome.exit_code == 128 + SIGINT || outcome.exit_code == 128 + SIGTERM;
+  CHECK(ended);
+  CHECK_FALSE(has(folder.read("log"), "memory a rank"));  // the summary of an orderly end
+}
+
+TEST_CASE("launched processes print once and write once") {
+  if (std::string(TESSERA_MPIRUN).empty()) return;
+  const BookFolder folder;
+  const Outcome outcome = run_command(
+      "mpirun -n 2 " + kTiny + "--training.steps=2 --save=a.safetensors", folder.path().string(),
+      {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+       {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+       {"OMPI_MCA_rmaps_base_oversubscribe", "1"}});
+  INFO(outcome.err);
+  CHECK(outcome.exit_code == 0);
+  CHECK(whole_lines(folder) == 2);
+  const std::size_t first = outcome.out.find("step:  2  ");
+  REQUIRE(first != std::string::npos);
+  CHECK(outcome.out.find("step:  2  ", first + 1) == std::string::npos);
+}
