@@ -37,7 +37,8 @@ class Mlp : public ts::nn::Module {
 // The rows [begin, end) of 24 points (a, b) in a square, and a^2 - b for each.
 static void points(int begin, int end, std::vector<float>& x, std::vector<float>& y) {
   for (int i = begin; i < end; ++i) {
-    const float a = static_cast<float>(i % 6) / 2.5f - 1, b = static_cast<float>(i / 6) / 1.5f - 1;
+    const int column = i % 6, row = i / 6;
+    const float a = static_cast<float>(column) / 2.5f - 1, b = static_cast<float>(row) / 1.5f - 1;
     x.insert(x.end(), {a, b});
     y.push_back(a * a - b);
   }
