@@ -81,8 +81,9 @@ struct TypeTag {
   using type = T;
 };
 
-// Calls f(TypeTag<T>{}) with the C++ type of `dtype`: visit(t, [](auto tag) { using T = typename
-// decltype(tag)::type; ... }).
+// Calls f(TypeTag<T>{}) with the C++ type of `dtype`:
+//
+//   visit(dtype, [](auto tag) { using T = typename decltype(tag)::type; ... });
 template <class F>
 constexpr decltype(auto) visit(DType dtype, F&& f) {
   switch (dtype) {
@@ -104,6 +105,7 @@ constexpr decltype(auto) visit(DType dtype, F&& f) {
   return f(TypeTag<bool>{});
 }
 
+// Of one element.
 constexpr std::size_t size_bytes(DType dtype) {
   return visit(dtype, [](auto tag) { return sizeof(typename decltype(tag)::type); });
 }
@@ -112,11 +114,13 @@ constexpr bool is_floating(DType d) {
   return d == DType::f32 || d == DType::bf16 || d == DType::f16 || d == DType::f64;
 }
 
+// "f32", "bf16", "f16", "f64", "i32", "i64", "bool".
 constexpr std::string_view name(DType d) {
   constexpr std::string_view names[] = {"f32", "bf16", "f16", "f64", "i32", "i64", "bool"};
   return names[static_cast<int>(d)];
 }
 
+// The DType of a C++ type; of another type it does not compile.
 template <class T>
 constexpr DType dtype_of() {
   if constexpr (std::is_same_v<T, float>)

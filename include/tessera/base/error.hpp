@@ -9,8 +9,7 @@
 
 namespace tessera {
 
-// What every exception of the library derives from: one line that names function, values and
-// remedy.
+// What every exception of the library derives from. The message names function, values and remedy.
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& message,
@@ -28,21 +27,26 @@ class Error : public std::runtime_error {
   int rank_ = -1;
 };
 
+// The caller broke a stated requirement.
 class ContractError : public Error {
   using Error::Error;
-};  // the caller broke a stated requirement
+};
+// A device, its driver or the system refused.
 class DeviceError : public Error {
   using Error::Error;
-};  // a device or its driver refused
+};
+// No memory of a device is left; the message carries the ledger.
 class OutOfMemory : public Error {
   using Error::Error;
-};  // carries the ledger in its message
+};
+// A peer is missing, late or disagrees.
 class CommError : public Error {
   using Error::Error;
-};  // a peer is missing, late or disagrees
+};
+// A file or other input from outside is bad.
 class DataError : public Error {
   using Error::Error;
-};  // a file or other outside input is bad
+};
 
 // Joins its arguments with `operator<<`: concat("expected ", 3, " rows").
 template <class... Parts>

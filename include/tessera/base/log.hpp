@@ -11,6 +11,7 @@ enum class LogLevel { info, warning, error };
 
 using LogSink = std::function<void(LogLevel, const std::string& message)>;
 
+// An empty sink says nothing again.
 void set_log_sink(LogSink sink);
 void log(LogLevel level, const std::string& message);
 

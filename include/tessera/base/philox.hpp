@@ -1,7 +1,7 @@
 // Philox4x32-10, a counter-based random generator: the value at an index depends on (key, index)
 // only, so initial values and dropout are the same for any number of ranks, threads or orders of
-// evaluation. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
-// 2011.
+// evaluation.
+// Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
 
 #include <array>

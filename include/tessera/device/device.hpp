@@ -1,10 +1,10 @@
 // Devices and streams: the one door through which all device work goes, and the clocks behind it.
 //
 //   Device device = Device::cpu();
-//   device.compute().launch({.name = "fill", .accesses = accesses}, [p, n](Exec&) { std::fill_n(p,
-//   n, 1.f); }); device.gather().wait(device.compute().record());      // an edge: gather's later
-//   work starts after the fill device.block(device.gather().record());               // the host
-//   sleeps until then
+//   device.compute().launch({.name = "fill", .accesses = accesses},
+//                           [p, n](Exec&) { std::fill_n(p, n, 1.f); });
+//   device.gather().wait(device.compute().record());   // an edge: gather's later work follows
+//   device.block(device.gather().record());            // the host sleeps until then
 //
 // Threads: one host thread submits to a device. Executors run bodies on threads of their own.
 #pragma once
@@ -19,6 +19,7 @@
 
 namespace tessera {
 
+// `cuda` has no backend yet: no device of that kind can be made.
 enum class DeviceKind : std::uint8_t { meta, cpu, cuda };
 
 class DeviceContext;
@@ -46,6 +47,7 @@ class Stream {
   // The point reached so far, with all that this stream knows.
   Event record() const;
   // Later work on this stream starts after `event`. Free when that is already so.
+  // Throws: ContractError for an event that this device has not reached, as one of another device.
   void wait(const Event& event) const;
 
   // What this stream is ordered after.
@@ -72,7 +74,8 @@ class Device {
  public:
   // No memory and no work: shapes only.
   static Device meta() { return Device(); }
-  // This rank's CPU.  Throws: DeviceError when the processor lacks what the kernels were built for.
+  // This rank's CPU.  Throws: DeviceError when the processor lacks what the kernels were built for;
+  // ContractError for options out of range.
   static Device cpu(const CpuOptions& options = {});
 
   DeviceKind kind() const noexcept;
@@ -81,6 +84,7 @@ class Device {
   // False on `virtual`: memory is counted, never touched, and no body runs.
   bool runs_bodies() const noexcept;
 
+  // Throws: ContractError on meta, as do all calls below.
   Stream stream(StreamId id) const;
   Stream compute() const { return stream(StreamId::compute); }
   Stream gather() const { return stream(StreamId::gather); }
@@ -131,7 +135,7 @@ class DeviceContext {
   const Clock& host_clock() const { return host_; }
 
   // An event of `stream` at or after `tick`: the last one recorded if it is late enough, else a new
-  // one.
+  // one.  Throws: ContractError for a tick that the stream has not reached.
   const Event& event_covering(StreamId stream, Tick tick);
 
   // Seconds for which the host has slept in `block` since the start.

@@ -64,9 +64,9 @@ class ShuffledScheduler {
 struct ExecutorOptions {
   ExecutorKind kind = ExecutorKind::threaded;
   int rank = 0;
-  int threads = 1;                               // per rank, for kernels that split their work
-  std::shared_ptr<ShuffledScheduler> scheduler{};  // for `shuffled`; made with seed 0 when absent
-  std::uint64_t seed = 0;                        // of the scheduler made then
+  int threads = 1;                                 // per rank, for kernels that split their work
+  std::shared_ptr<ShuffledScheduler> scheduler{};  // for `shuffled`; made from `seed` when absent
+  std::uint64_t seed = 0;                          // of the scheduler made here
 };
 
 // `observers` outlives the executor and is told of every body that starts and ends.

@@ -2,8 +2,8 @@
 // rank before every rank's inputs are ready and ends on none while a peer may still touch its
 // bytes.
 //
-//   rank 0  gather  ──publish──┐ all here ┌──run──┐ all done ┌── next operation
-//   rank 1  gather  ─────publish┘          └──run──┘          └── next operation
+//   rank 0  gather  ──publish────┐ all here ┌──run────┐ all done ┌── next operation
+//   rank 1  gather  ─────publish─┘          └────run──┘          └── next operation
 //
 // A joint body is invoked twice: with Phase::publish it makes its pointers known to its peers, with
 // Phase::run it pulls from them. A Joint belongs to one communicator and is used from one stream

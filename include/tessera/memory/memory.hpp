@@ -73,8 +73,8 @@ class Memory final : public DeviceExtension {
 
   explicit Memory(DeviceContext& context);
 
-  // A buffer on `stream`, booked under the current owner. Requires: bytes > 0.  Throws:
-  // OutOfMemory.
+  // A buffer on `stream`, booked under the current owner.
+  // Requires: bytes > 0.  Throws: OutOfMemory.
   Buffer allocate(std::int64_t bytes, StreamId stream);
 
   Ledger& ledger() noexcept { return ledger_; }

@@ -1,8 +1,11 @@
 // The caching, stream-ordered allocator: who may reuse a byte, and after what.
 //
-//   compute  alloc A ── use A ── free A ─────────── alloc B (same block): no wait, the stream's own
-//   order does it gather                 └─ use A ──┐ gate {gather: 7} compute └ wait(gather 7) ──
-//   alloc C: gated, ordered on the device
+//   nobody else touched the block: the stream's own order does it
+//   compute  alloc A ── use A ── free A ── alloc B in the same block ── use B
+//
+//   another stream did: the next user is gated, ordered on the device
+//   compute  alloc A ── free A: gate {gather: 7} ── alloc B ── wait(gather 7) ── use B
+//   gather        └── use A, tick 7 ───────────────────────────┘
 //
 // Note [Gates]
 // A block belongs to the stream that it was allocated on and goes back to it. When it is freed, its
@@ -24,10 +27,10 @@
 
 namespace tessera {
 
-inline constexpr std::int64_t kAlignmentBytes =
-    256;  // of every block, and what sizes are rounded to
-inline constexpr std::int64_t kSegmentBytes = 2ll
-                                              << 20;  // the smallest piece taken from the system
+// Of every block, and what sizes are rounded to.
+inline constexpr std::int64_t kAlignmentBytes = 256;
+// The smallest piece taken from the system, and what larger ones are multiples of.
+inline constexpr std::int64_t kSegmentBytes = 2ll << 20;
 
 // What a freed block's next user has to wait for; see Note [Gates].
 struct Gate {
@@ -72,8 +75,9 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // A block of at least `bytes` > 0, booked under `owner`. Without memory the caches are released
-  // and it is tried again. Throws: OutOfMemory, carrying the ledger at the moment of failure.
+  // A block of at least `bytes`, booked under `owner`. Without memory the caches are released and
+  // it is tried again.
+  // Requires: bytes > 0.  Throws: OutOfMemory, carrying the ledger at the moment of failure.
   Block* allocate(std::int64_t bytes, StreamId stream, OwnerId owner);
   // Takes the block back; work already submitted may still use it.
   void free(Block* block) noexcept;
@@ -95,8 +99,8 @@ class Pool {
 
  private:
   // A two-level segregated free list per stream: 2^k sizes cut in 16. Reuse is last in, first out
-  // within a class, so the order never depends on addresses. Source: Masmano et al., "TLSF", ECRTS
-  // 2004.
+  // within a class, so the order never depends on addresses.
+  // Source: Masmano et al., "TLSF", ECRTS 2004.
   static constexpr int kSplitBits = 4;
   static constexpr int kClasses = 48 << kSplitBits;
   struct FreeLists {

@@ -39,9 +39,10 @@ class SlotRing {
            std::string_view owner);
 
   // The slot given back longest ago, for use by `stream`, which is made to wait for the slot's last
-  // use. Throws: ContractError when every slot is taken or `bytes` exceeds the capacity.
+  // use.
+  // Throws: ContractError when every slot is taken, or `bytes` is not in [1, capacity_bytes()].
   Slot take(std::int64_t bytes, StreamId stream);
-  // Work already submitted may still use it.
+  // Work already submitted may still use it.  Throws: ContractError for a slot that is not taken.
   void give_back(const Slot& slot);
 
   int count() const noexcept { return static_cast<int>(entries_.size()); }

@@ -30,10 +30,12 @@ class Shape {
   constexpr const std::int64_t* end() const noexcept { return sizes_.data() + ndim_; }
   constexpr std::int64_t back() const { return (*this)[ndim_ - 1]; }
 
+  // Throws: ContractError beyond kMaxDims.
   constexpr void push_back(std::int64_t size) {
     TESSERA_EXPECT(ndim_ < kMaxDims, "a tensor has at most ", kMaxDims, " dimensions");
     sizes_[static_cast<std::size_t>(ndim_++)] = size;
   }
+  // This shape without dimension d, and with another size there.  Requires: 0 <= d < ndim().
   constexpr Shape without(int d) const {
     Shape out;
     for (int i = 0; i < ndim_; ++i)
@@ -46,8 +48,8 @@ class Shape {
     return out;
   }
 
-  // The product of the sizes, 1 for no dimension.  Throws: ContractError on overflow or a negative
-  // size.
+  // The product of the sizes, 1 for no dimension.
+  // Throws: ContractError on overflow or a negative size.
   constexpr std::int64_t numel() const {
     std::int64_t n = 1;
     for (const std::int64_t size : *this) n = checked_mul(n, size);
@@ -77,16 +79,16 @@ class Shape {
 
 std::ostream& operator<<(std::ostream& out, const Shape& shape);  // [2, 3]
 
-// `d` counted from the front for d >= 0, from the back for d < 0.  Throws: ContractError when out
-// of range.
+// `d` counted from the front for d >= 0, from the back for d < 0.
+// Throws: ContractError when out of range.
 constexpr int normalize_dim(int d, int ndim) {
   TESSERA_EXPECT(d >= -ndim && d < ndim, "dimension ", d, " is out of range for ", ndim,
                  " dimensions");
   return d < 0 ? d + ndim : d;
 }
 
-// The shape of an elementwise operation, by NumPy's rule.  Throws: ContractError naming both
-// shapes.
+// The shape of an elementwise operation, by NumPy's rule.
+// Throws: ContractError naming both shapes.
 constexpr Shape broadcast(const Shape& a, const Shape& b) {
   const int ndim = a.ndim() > b.ndim() ? a.ndim() : b.ndim();
   Shape out;

@@ -2,8 +2,7 @@
 // to one: for d0 rows and N ranks a chunk has ceil(d0 / N) rows, rank r owns [r c, (r + 1) c) cut
 // at d0, and the last ranks may own nothing.
 //
-//   d0 = 10, N = 4, c = 3      rank 0: 0..2   rank 1: 3..5   rank 2: 6..8   rank 3: 9, padded by 2
-//   rows
+//   d0 = 10, N = 4, c = 3   rank 0: 0..2   rank 1: 3..5   rank 2: 6..8   rank 3: 9 and 2 of padding
 #pragma once
 
 #include <algorithm>
@@ -39,12 +38,14 @@ struct ShardSpec {
   // Elements of all chunks, padding included.
   constexpr std::int64_t padded_numel() const { return checked_mul(chunk_numel(), world); }
 
+  // The rows of rank r.
   constexpr RowRange owned(int r) const {
     const std::int64_t begin = std::min(r * chunk_rows(), rows());
     return {begin, std::min(begin + chunk_rows(), rows())};
   }
   constexpr RowRange owned() const { return owned(rank); }
-  // Shape of this rank's rows without padding; [0, ...] for an empty shard.
+  // Shape of this rank's rows without padding; [0, ...] for an empty shard. A scalar is one row,
+  // rank 0's; its shape is [] everywhere, and what lies on the other ranks is padding.
   constexpr Shape local_shape() const {
     return shape.ndim() == 0 ? shape : shape.with(0, owned().size());
   }

@@ -24,8 +24,8 @@ struct Storage {
   std::int64_t bytes = 0;
   UseRecord* use = nullptr;
   int saved = 0;  // holders of kind autograd::Saved
-  const char* last_op =
-      "";  // the last operation that took it as an input; names the culprit of an escape
+  // The last operation that took it as an input: names the culprit of an escape.
+  const char* last_op = "";
   const std::string* unit = nullptr;  // set for a window: the unit's name
 
   bool is_closed() const noexcept { return unit != nullptr && data == nullptr && bytes != 0; }

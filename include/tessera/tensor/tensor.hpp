@@ -28,14 +28,15 @@ class Tensor {
   Tensor() = default;  // undefined
 
   // Uninitialised, on the device's compute stream. `shape` may have zero-sized dimensions.
+  // Throws, as all that follow: OutOfMemory.
   static Tensor empty(const Shape& shape, DType dtype, const Device& device);
   static Tensor full(const Shape& shape, double value, DType dtype, const Device& device);
   static Tensor zeros(const Shape& shape, DType dtype, const Device& device);
   static Tensor ones(const Shape& shape, DType dtype, const Device& device);
   // 0, 1, ..., n - 1.
   static Tensor arange(std::int64_t n, DType dtype, const Device& device);
-  // Copies host values, row-major.  Requires: values.size() == shape.numel(); T is the C++ type of
-  // a DType.
+  // Copies host values, row-major; on meta only their shape.
+  // Requires: values.size() == shape.numel(); T is the C++ type of a DType.
   template <class T>
   static Tensor from(std::span<const T> values, const Shape& shape, const Device& device) {
     return from_bytes(std::as_bytes(values), shape, dtype_of<T>(), device);
@@ -51,7 +52,7 @@ class Tensor {
   static Tensor from_bytes(std::span<const std::byte> bytes, const Shape& shape, DType dtype,
                            const Device& device);
   // Philox values that depend on (key, index) only: normal with the given mean and deviation;
-  // uniform in [low, high).
+  // uniform in [low, high). kernels/random.hpp has the formulas.  Requires: a floating dtype.
   static Tensor normal(const Shape& shape, double mean, double deviation, std::uint64_t key,
                        DType dtype, const Device& device);
   static Tensor uniform(const Shape& shape, double low, double high, std::uint64_t key, DType dtype,
@@ -67,32 +68,37 @@ class Tensor {
   const Device& device() const { return body().storage->device; }
   bool is_contiguous() const { return strides_are_contiguous(body().shape, body().strides); }
 
-  // The value of a tensor of one element; the host blocks. Where memory is only counted (`virtual`)
-  // it throws unless a stand-in is given.
+  // The value of a tensor of one element; the host blocks. Where nothing runs (`virtual`) it is the
+  // stand-in.
+  // Throws: ContractError for any other number of elements, on meta, and without a stand-in.
   double item(std::optional<double> stand_in = std::nullopt) const;
-  // All values, row-major; the host blocks.  Requires: T is the C++ type of dtype().
+  // All values, row-major; the host blocks.  Requires: T is the C++ type of dtype(), not bool.
+  // Throws: ContractError on meta and where nothing runs.
   template <class T>
   std::vector<T> to_vector() const {
     TESSERA_EXPECT(dtype() == dtype_of<T>(), "to_vector: the tensor is ", dtype(), ", asked for ",
                    dtype_of<T>());
-    // vector<bool> has no data(); bool is read through `to_bytes`.
     std::vector<T> out(static_cast<std::size_t>(numel()));
     to_bytes(std::as_writable_bytes(std::span<T>(out)));
     return out;
   }
+  // The same as raw bytes, for any dtype.  Requires: out holds numel() elements.
   void to_bytes(std::span<std::byte> out) const;
   // Values as NumPy prints them, long dimensions shortened.
   std::string to_string() const;
 
   // --- autograd (bodies in runtime/autograd) ---
   // A leaf whose gradient `backward` accumulates. Returns *this.
+  // Throws: ContractError for a dtype that is not floating, and for a tensor with history.
   Tensor& require_grad();
   bool requires_grad() const;
   // The accumulated gradient of a leaf, undefined when there is none.
   Tensor grad() const;
   void zero_grad();
-  // Runs the graph behind this tensor backwards and frees it. `gradient` defaults to 1 for a single
-  // element.
+  // Runs the graph behind this tensor backwards and frees it. `gradient` has this shape; for a
+  // single element it defaults to 1.
+  // Throws: ContractError without history, for a graph that has run already, and without a gradient
+  // where there are several elements; also what a backward function throws.
   void backward(const Tensor& gradient = {}) const;
   // The same values without history.
   Tensor detach() const;
@@ -103,8 +109,8 @@ class Tensor {
   Tensor view(const Shape& shape, const Shape& strides, std::int64_t offset) const;
   static Tensor wrap(std::shared_ptr<Storage> storage, const Shape& shape, DType dtype,
                      std::int64_t offset_bytes = 0);
-  // First element.  Throws: ContractError naming the unit when the tensor is a parameter whose unit
-  // is closed.
+  // First element; null on meta and for no bytes.
+  // Throws: ContractError naming the unit when the tensor is a parameter whose unit is closed.
   std::byte* data() const;
   const std::shared_ptr<Storage>& storage() const { return body().storage; }
   // The bytes that this view may touch, as an access of an operation.
