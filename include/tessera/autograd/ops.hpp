@@ -74,7 +74,8 @@ Tensor cast(const Tensor& x, DType dtype);  // between floating dtypes; the grad
 Tensor on_gradient(const Tensor& x, std::function<Tensor(const Tensor& gradient)> f);
 
 // --- reductions ---
-Tensor sum(const Tensor& x);  // to shape []
+// Without a dimension to shape []; along one it is dropped, or kept as size 1.
+Tensor sum(const Tensor& x);
 Tensor mean(const Tensor& x);
 Tensor norm(const Tensor& x);  // sqrt of the sum of squares
 Tensor sum(const Tensor& x, int dim, raw::KeepDim keep = raw::KeepDim::no);
@@ -96,6 +97,8 @@ Tensor stack(std::span<const Tensor> parts, int dim);
 std::vector<Tensor> split(const Tensor& x, std::int64_t size, int dim);
 
 // --- indices (i32 or i64) ---
+// Rows `index` [count] of dim; x at `index` along dim, whose other sizes are x's; x with `source`
+// added there. An index out of range reads as NaN and adds nothing.
 Tensor index_select(const Tensor& x, int dim, const Tensor& index);
 Tensor gather(const Tensor& x, int dim, const Tensor& index);
 Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
@@ -110,28 +113,28 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 Tensor softmax(const Tensor& x);  // over the last dimension
 // Rows of weight [V, C] by ids [...] -> [..., C].
 Tensor embedding(const Tensor& weight, const Tensor& ids);
-// x weight / sqrt(mean(x^2) + eps) over the last dimension; weight [C].  Source: Zhang and Sennrich
-// 2019.
+// x weight / sqrt(mean(x^2) + eps) over the last dimension; weight [C].
+// Source: Zhang and Sennrich, "Root mean square layer normalization", 2019.
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
-// (x - mean) weight / sqrt(var + eps) + bias over the last dimension.  Source: Ba, Kiros and Hinton
-// 2016.
+// (x - mean) weight / sqrt(var + eps) + bias over the last dimension; weight and bias [C].
+// Source: Ba, Kiros and Hinton, "Layer normalization", 2016.
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps);
-// Rotates the halves of each head of x [B, T, H, D] by the angles of tables [T_max, D/2].  Source:
-// Su et al. 2021.
+// Rotates the halves of each head of x [B, T, H, D], D even, by the angles of tables [T_max, D/2].
+// Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021.
 struct RopeTables {
   Tensor cos, sin;  // f32 [T_max, D/2]
   static RopeTables make(std::int64_t positions, std::int64_t head_dim, double theta,
                          const Device& device);
 };
 Tensor rope(const Tensor& x, const RopeTables& tables);
-// Causal softmax(q k^T / sqrt(D)) v: q [B, T, H, D], k and v [B, T, Hkv, D], Hkv divides H -> [B,
-// T, H, D].
+// Causal softmax(q k^T / sqrt(D)) v:
+// q [B, T, H, D], k and v [B, T, Hkv, D], Hkv divides H -> [B, T, H, D].
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v);
-// Each element kept with probability 1 - p and scaled by 1 / (1 - p); the mask depends on (key,
-// offset, index) only.
+// Each element kept with probability 1 - p and scaled by 1 / (1 - p), 0 <= p <= 1; the mask depends
+// on (key, offset + index / 4, index mod 4) only.
 Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset);
-// The mean over rows of -log softmax(logits)[target]: logits [N, V], targets [N] in [0, V) -> f32
-// [] (f64 for f64).
+// The mean over rows of -log softmax(logits)[target], in nats: logits [N, V], targets [N] i32 or
+// i64 -> f32 [] (f64 for f64). A target outside [0, V) makes it NaN.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets);
 
 }  // namespace tessera

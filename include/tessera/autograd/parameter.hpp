@@ -5,10 +5,11 @@
 // flat array of its unit, and inside its module's call it converts to the full tensor. Optimizers,
 // clipping and initialisation see flat groups only.
 //
-//   FlatGroup of a unit, f32       │ wq: 12 rows │ wk: 6 rows │ norm: 32 │     each at a multiple
-//   of 256 bytes
+//   FlatGroup of a unit, f32       │ wq: 12 rows │ wk: 6 rows │ norm: 32 │
 //     values                       ├─────────────┼────────────┼──────────┤
 //     gradient (undefined = none)  ├─────────────┼────────────┼──────────┼ arrival counts ┤
+//
+// Each entry begins at a multiple of 256 bytes.
 #pragma once
 
 #include <cstdint>
@@ -61,8 +62,8 @@ struct FlatGroup {
   Event updated;              // after which `values` may be read; set by whoever writes them
   std::uint64_t version = 0;  // counts writes of `values`
   bool trainable = true;      // of all its parameters: frozen ones lie in a group of their own
-  Communicator* sums =
-      nullptr;  // for sums over the ranks that hold the other shards; null for one rank
+  // For sums over the ranks that hold the other shards; null for one rank.
+  Communicator* sums = nullptr;
 
   std::int64_t counts_numel() const {
     return round_up(static_cast<std::int64_t>(entries.size()), kFlatAlign);
@@ -141,6 +142,7 @@ class Parameter {
   operator Tensor() const { return value(); }
   Tensor value() const;
   // This rank's rows of the f32 values, and of the gradient (undefined for none): [rows, ...].
+  // Throws: ContractError from shard() when the parameter has no memory yet.
   Tensor shard() const;
   Tensor grad() const;
 
@@ -157,12 +159,12 @@ class Parameter {
 };
 
 // Gives parameters without a unit their memory: a flat group, and another for the frozen ones.
-// Values are 0. Requires: none of them has memory.
+// Values are 0.  Throws: ContractError when one of them has memory already.
 void materialize_whole(const std::string& name, const std::vector<Parameter>& parameters,
                        const Device& device);
 
-// The distinct groups of `parameters`, in order of first mention.  Throws: ContractError when one
-// is not materialized.
+// The distinct groups of `parameters`, in order of first mention.
+// Throws: ContractError when one is not materialized.
 std::vector<std::shared_ptr<FlatGroup>> groups_of(const std::vector<Parameter>& parameters);
 
 }  // namespace tessera

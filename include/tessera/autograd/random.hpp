@@ -13,8 +13,8 @@ namespace tessera::autograd {
 struct RandomState {
   std::uint64_t seed = 0;
   std::uint64_t draws = 0;  // calls so far; every rank makes the same ones
-  std::int64_t first_row =
-      0;  // this rank's first sample within the global batch: the index of dimension 0 starts there
+  // This rank's first sample within the global batch: the index of dimension 0 starts there.
+  std::int64_t first_row = 0;
 };
 
 // This thread's state, to be read and set.

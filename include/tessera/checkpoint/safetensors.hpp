@@ -1,8 +1,9 @@
 // The safetensors format, on raw bytes: what other programs read and write weights in. Called by
-// tools/ and by the sharded checkpoint; knows nothing of tensors, ranks or models.
+// tools/; knows nothing of tensors, ranks or models.
 //
-//   u64 little-endian N | N bytes of JSON: {"name": {"dtype": "F32", "shape": [2, 3],
-//   "data_offsets": [0, 24]}, ...} | data
+//   N: u64, little-endian │ N bytes of JSON │ data
+//
+//   JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
 //
 // Source: the format's description in github.com/huggingface/safetensors (README, "Format"). The
 // file is data from outside: the reader believes nothing that it has not checked.

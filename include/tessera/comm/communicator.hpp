@@ -5,8 +5,8 @@
 // are issued in one order, the same on every rank, and none is in two communicators at once, so no
 // cycle of waits exists.
 //
-//   compute  ... grads of unit 3 ──┐ record                          ┌ wait ── optimizer
-//   reduce                 wait ───┴── reduce_scatter (enter, run, leave) ┘ record
+//   compute  ... grads of unit 3 ──┐ record                           ┌─ wait ── optimizer
+//   reduce                         └─ wait ── reduce_scatter ── record┘
 //
 // Inputs that peers read (the send side) lie in symmetric memory, except for small all_reduce and
 // broadcast calls, which the communicator stages itself.

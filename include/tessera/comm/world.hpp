@@ -3,8 +3,7 @@
 //   run_local(4, {}, [](World& world) { ... });      four ranks as threads of this process
 //   World world = World::single();                   one rank
 //   World world = World::mpi();                      one rank of an mpirun
-//   World world = World::emulated(3, 512);           rank 3 of 512 without peers: for planning and
-//   benchmarks
+//   World world = World::emulated(3, 512);           rank 3 of 512 without peers: plans, benchmarks
 //
 // Programs let `ts::run` choose from the environment.
 #pragma once
@@ -77,7 +76,8 @@ class World {
   std::shared_ptr<SymmetricMemory> allocate_symmetric(std::int64_t bytes) const;
   // The host sleeps until every rank is here.
   void barrier() const;
-  // The sum of `value` over all ranks on every rank; the host blocks. Collective.
+  // The sum of `value` over all ranks, and the largest (NaN where any is NaN), on every rank; the
+  // host blocks. Collective. Where nothing runs (`virtual`) all ranks count as alike.
   double sum(double value) const;
   double max(double value) const;
 
@@ -90,7 +90,7 @@ class World {
 
 // Runs `body` once per rank, each on a thread of its own, and returns when all are done. When a
 // rank throws, its peers get a CommError that names it instead of waiting for ever; the first
-// exception is rethrown, with its rank. Requires: ranks >= 1.
+// exception is rethrown, with its rank.  Requires: ranks >= 1.
 void run_local(int ranks, const WorldOptions& options, const std::function<void(World&)>& body);
 
 // The last trace hash of a `shuffled` run_local on this thread, for tests of reproducibility; see

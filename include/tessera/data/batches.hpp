@@ -1,7 +1,7 @@
 // A rank's batches as tensors, for a range-for loop:
 //
-//   for (auto [tokens, targets] : data::Batches(loader, {.rank = 0, .world = 2, .steps = 100},
-//   device)) ...
+//   const data::BatchesOptions mine{.rank = 0, .world = 2, .steps = 100};
+//   for (auto [tokens, targets] : data::Batches(loader, mine, device)) ...
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,13 @@ struct Batch {
   Tensor tokens, targets;  // i32 [global_batch / world, T]
 };
 
+// Steps first_step .. first_step + steps - 1, of each the rank-th part.
 struct BatchesOptions {
   int rank = 0, world = 1;
   std::int64_t first_step = 0, steps = 0;
 };
 
-// The loader must outlive it. Requires: world divides the loader's global batch.
+// The loader must outlive it. Requires: world divides the loader's global batch; 0 <= rank < world.
 class Batches {
  public:
   Batches(const TokenLoader& loader, const BatchesOptions& options, const Device& device)

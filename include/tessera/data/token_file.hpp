@@ -5,8 +5,9 @@
 //
 //   tokens   t0 t1 t2 t3 t4 t5 t6 t7 t8 ...           T = 4
 //   sample 0 |--- inputs ---|                         inputs t0..t3, targets t1..t4
-//   sample 1             |--- inputs ---|             inputs t4..t7, targets t5..t8: T+1 tokens
-//   from i*T on
+//   sample 1             |--- inputs ---|             inputs t4..t7, targets t5..t8
+//
+// Sample i is the T + 1 tokens from i T on.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,7 @@ class TokenFile {
   //
   // Throws: DataError if the file cannot be read (see MappedFile), a `*.bin` has an odd number of
   // bytes, or an id is not below `vocab_size`; the message names the position of the first.
+  // ContractError if `vocab_size` is not positive.
   TokenFile(std::string path, std::int64_t vocab_size);
 
   const std::string& path() const noexcept { return file_.path(); }
@@ -43,8 +45,8 @@ enum class SampleOrder : std::uint8_t { shuffled, sequential };
 
 // A permutation of 0..size-1 that is computed, not stored: a Feistel network over the smallest
 // power of four that holds `size`, keyed by (seed, epoch), walked until it lands inside (on average
-// fewer than 4 steps). Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA
-// 2002; the round function is Philox.
+// fewer than 4 steps). The round function is Philox.
+// Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
 class Permutation {
  public:
   // Requires: size > 0.
@@ -60,6 +62,7 @@ class Permutation {
 
 // The sample that training takes at `position` (step * global batch + row) of a set of `samples`:
 // sequential wraps around, shuffled goes through a new permutation each time around.
+// Requires: position >= 0, samples > 0.
 std::int64_t sample_at(std::int64_t position, std::int64_t samples, SampleOrder order,
                        std::uint64_t seed);
 

@@ -1,7 +1,7 @@
 // Stream names, ticks and clocks: the arithmetic behind every ordering decision of the library.
 //
 //   compute  1 ── 2 ── 3 ─────────── 4        a launch ticks its stream;
-//                      │ record              `record` snapshots what the stream knows;
+//                      │ record               `record` snapshots what the stream knows;
 //   gather   1 ────────┴─▶ wait ── 2          `wait` merges the snapshot:
 //                                             gather's clock is now {compute: 3, gather: 2}
 //

@@ -16,8 +16,8 @@ struct Gpt2Config {
   std::int64_t ffn_dim = 0;  // 0: 4 dim
   std::int64_t vocab_size = 256, max_seq_len = 1024;
   double norm_eps = 1e-5;
-  double dropout =
-      0;  // of the embeddings and of what each branch adds; attention weights are not dropped
+  // Of the embeddings and of what each branch adds; attention weights are not dropped.
+  double dropout = 0;
   bool tie_embeddings = true;
   Recompute recompute = Recompute::none;
 };

@@ -8,8 +8,8 @@
 
 namespace tessera::nn {
 
-inline constexpr double kInitialDeviation =
-    0.02;  // of every weight matrix, as GPT-2 and Llama start
+// Of every weight matrix, as GPT-2 and Llama start.
+inline constexpr double kInitialDeviation = 0.02;
 
 struct LinearOptions {
   bool bias = true;

@@ -5,8 +5,8 @@
 
 namespace tessera::nn {
 
-// down_proj(silu(gate_proj(x)) * up_proj(x)), without biases.  Source: Shazeer, "GLU variants
-// improve transformer", 2020.
+// down_proj(silu(gate_proj(x)) * up_proj(x)), without biases.
+// Source: Shazeer, "GLU variants improve transformer", 2020.
 class SwigluMlp : public Module {
  public:
   SwigluMlp(std::int64_t dim, std::int64_t hidden, const Device& device = Device::meta());
@@ -16,8 +16,8 @@ class SwigluMlp : public Module {
   Linear gate_proj, up_proj, down_proj;
 };
 
-// c_proj(gelu(c_fc(x))), with biases; the tanh form of GELU, as GPT-2 has it.  Source: Hendrycks
-// and Gimpel, 2016.
+// c_proj(gelu(c_fc(x))), with biases; the tanh form of GELU, as GPT-2 has it.
+// Source: Hendrycks and Gimpel, "Gaussian error linear units", 2016.
 class GeluMlp : public Module {
  public:
   GeluMlp(std::int64_t dim, std::int64_t hidden, const Device& device = Device::meta());

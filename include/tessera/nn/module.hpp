@@ -2,14 +2,13 @@
 //
 //   class Mlp : public nn::Module {
 //    public:
-//     Mlp(std::int64_t dim, const Device& device) : up(dim, 4 * dim, device), down(4 * dim, dim,
-//     device) {
+//     Mlp(std::int64_t dim, const Device& device)
+//         : up(dim, 4 * dim, device), down(4 * dim, dim, device) {
 //       register_module("up", up);
 //       register_module("down", down);
 //     }
 //     Tensor operator()(const Tensor& x) {
-//       return call([&] { return down(gelu(up(x))); });      // the scope: parameters are whole
-//       inside
+//       return call([&] { return down(gelu(up(x))); });  // the scope: parameters are whole inside
 //     }
 //     nn::Linear up, down;
 //   };
@@ -63,6 +62,7 @@ class Module {
 
   // Gives every parameter memory on `device`: its unit's shards, or, without a unit, one flat
   // group. Values are zero until they are initialised or loaded.
+  // Throws: ContractError for meta, and for a unit that has memory already; OutOfMemory.
   void materialize(const Device& device);
 
   // Whether layers like dropout act as in training; for this module and all below it.
@@ -70,7 +70,8 @@ class Module {
   void eval() { set_training(false); }
   bool is_training() const noexcept { return training_; }
 
-  // Runs f inside this module's scope. Every public method that uses parameters goes through here.
+  // Runs f, which returns a value, inside this module's scope. Every public method that uses
+  // parameters goes through here.
   template <class F>
   auto call(F&& f) {
     if (!hook_) return f();
@@ -84,7 +85,8 @@ class Module {
   void set_hook(std::shared_ptr<ModuleHook> hook);
   const std::shared_ptr<ModuleHook>& hook() const noexcept { return hook_; }
 
-  // Names are unique within a module and hold no dot.
+  // Names are unique within a module and hold no dot, or it is a ContractError. An undefined
+  // parameter is left out; what is registered must live as long as this module.
   void register_parameter(std::string_view name, const Parameter& parameter);
   void register_module(std::string_view name, Module& module);
 
@@ -112,8 +114,8 @@ class Module {
   bool training_ = true;
 };
 
-// An owning list of modules of one type, whose members keep their address: for (auto& block :
-// blocks) ...
+// An owning list of modules of one type, whose members keep their address:
+// for (auto& block : blocks) ...
 template <class M>
 class ModuleList : public Module {
  public:
@@ -146,12 +148,12 @@ class ModuleList : public Module {
   std::vector<std::unique_ptr<M>> items_;
 };
 
-// Sets every parameter's values by its initializer: element e of parameter p depends on (seed, name
-// of p, e) only, so the values are the same for any number of ranks, sharded or not. Requires:
-// materialized.
 struct Seed {
   std::uint64_t value = 0;
 };
+// Sets every parameter's values by its initializer: element e of parameter p depends on (seed, name
+// of p, e) only, so the values are the same for any number of ranks, sharded or not.
+// Throws: ContractError for a parameter without memory.
 void init(Module& module, Seed seed);
 
 }  // namespace tessera::nn

@@ -5,8 +5,8 @@
 
 namespace tessera::nn {
 
-// x weight / sqrt(mean(x^2) + eps).  Source: Zhang and Sennrich, "Root mean square layer
-// normalization", 2019.
+// x weight / sqrt(mean(x^2) + eps).
+// Source: Zhang and Sennrich, "Root mean square layer normalization", 2019.
 class RMSNorm : public Module {
  public:
   explicit RMSNorm(std::int64_t dim, double eps = 1e-5, const Device& device = Device::meta());
@@ -19,8 +19,8 @@ class RMSNorm : public Module {
   double eps_;
 };
 
-// (x - mean) weight / sqrt(variance + eps) + bias.  Source: Ba, Kiros and Hinton, "Layer
-// normalization", 2016.
+// (x - mean) weight / sqrt(variance + eps) + bias.
+// Source: Ba, Kiros and Hinton, "Layer normalization", 2016.
 class LayerNorm : public Module {
  public:
   explicit LayerNorm(std::int64_t dim, double eps = 1e-5, const Device& device = Device::meta());

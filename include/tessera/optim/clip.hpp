@@ -12,6 +12,7 @@ namespace tessera::optim {
 // `sums`: every rank calls this). A max_norm of 0 or less, or infinity, only computes the norm.
 // Returns the norm before clipping, f32 []; reading it blocks the host. A norm that is not finite
 // makes the gradients NaN, as in PyTorch.
+// Throws: ContractError for no parameters, for one without memory, and for a max_norm of NaN.
 Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm);
 
 }  // namespace tessera::optim

@@ -25,8 +25,8 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Makes the state: zero moments, tables, scalars. Done by the first step if not before. Requires:
-  // materialized.
+  // Makes the state: zero moments, tables, scalars. Done by the first step if not before.
+  // Throws: ContractError for a parameter without memory, and for groups on several devices.
   void prepare();
   // One update from the gradients as they are. Every call counts as one step for all parameters.
   void step();
@@ -37,7 +37,7 @@ class Optimizer {
   void set_lr(double lr) noexcept { lr_ = lr; }
 
   // For keeping and restoring: steps taken so far, and the state of each group, in order of first
-  // mention.
+  // mention (empty before prepare()).
   std::int64_t steps() const noexcept { return steps_; }
   void set_steps(std::int64_t steps) noexcept { steps_ = steps; }
   struct GroupState {

@@ -1,10 +1,10 @@
 // Learning rates by step: pure functions. Warm-up, then constant, then decay, as torchtitan 0.2.2
 // defines them (linear_warmup_stable_decay).
 //
-//   factor  1      ┌────────────┐
-//               ╱               ╲
-//           ╱                      ╲ min_lr_factor
-//           warmup    stable    decay
+//   1             ┌──────────┐
+//              ╱              ╲
+//           ╱                   ╲ min_lr_factor
+//           warm-up   stable   decay
 #pragma once
 
 #include <algorithm>
@@ -22,14 +22,15 @@ enum class DecayType : std::uint8_t { constant, linear, sqrt, cosine };
 struct Schedule {
   std::int64_t steps = 0;  // of the whole training
   std::int64_t warmup_steps = 0;
-  std::optional<double>
-      decay_ratio{};  // of the steps, at their end; unset: all that follow the warm-up
+  // Of the steps, at their end, from 0 to 1; unset: all that follow the warm-up.
+  std::optional<double> decay_ratio{};
   DecayType decay_type = DecayType::constant;
   double min_lr_factor = 0;  // where the decay ends
 };
 
 // The factor on the base learning rate at `step`, counted from 0. The last step keeps a rate above
-// the minimum. Throws: ContractError for a schedule that makes no sense.
+// the minimum.
+// Throws: ContractError for a negative number of steps and for a ratio outside [0, 1].
 inline double lr_factor(const Schedule& s, std::int64_t step) {
   TESSERA_EXPECT(s.steps >= 0 && s.warmup_steps >= 0 && step >= 0, "lr_factor: step ", step, " of ",
                  s.steps, " with ", s.warmup_steps, " steps of warm-up; none may be negative");

@@ -7,9 +7,12 @@
 //   torchrun    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
 //   Open MPI    OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE
 //   PMI         PMI_RANK and PMI_SIZE (MPICH and Intel MPI)
-//   Slurm step  SLURM_PROCID and SLURM_STEP_NUM_TASKS; after the three above, because they run
-//   inside one PMIx        PMIX_RANK and PMIX_NAMESPACE; last, because its environment does not
-//   tell the size of the world none        one process
+//   Slurm step  SLURM_PROCID and SLURM_STEP_NUM_TASKS
+//   PMIx        PMIX_RANK and PMIX_NAMESPACE
+//   none        one process
+//
+// Slurm comes after the three above it because they run inside its steps, and PMIx last because its
+// environment does not tell the size of the world.
 #pragma once
 
 #include <cstdint>

@@ -22,8 +22,8 @@ struct RunOptions {
 // 1 anything else. Of an error that every rank meets, one rank writes the line.
 int run(const RunOptions& options, const std::function<void(World&)>& body);
 
-// The same for small programs: takes `--ranks N` and `--threads N` from the command line and leaves
-// the rest alone.
+// The same for small programs: takes `--ranks N` and `--threads N`, 1 to 4096, from the command
+// line and leaves the rest alone. A bad number is a line on stderr and exit code 2.
 int run(int argc, char** argv, const std::function<void(World&)>& body);
 
 }  // namespace tessera

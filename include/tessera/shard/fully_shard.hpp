@@ -7,8 +7,9 @@
 // keeps its rows of each; calling the module gathers the rest, and leaving it frees them again. One
 // step of two blocks on three streams:
 //
-//   gather   │ g0 │ g1 │          │ g1 │ g0 │                      run-ahead in forward, prefetch
-//   in backward compute       │ f0 │ f1 │ loss │ b1     │ b0     │ optimizer reduce │ r1     │ r0 │
+//   gather   │ g0 │ g1 │             │ g1 │ g0 │      ahead of compute, in backward by prefetching
+//   compute       │ f0 │ f1 │ loss │      │ b1     │ b0     │ optimizer
+//   reduce                                         │ r1     │ r0 │
 #pragma once
 
 #include <functional>
@@ -25,24 +26,26 @@ namespace tessera {
 // `automatic` does, except for the outermost unit, whose parameters backward needs at once.
 enum class Reshard : std::uint8_t { automatic, always, never };
 
+// f32, bf16 or f16.
 struct MixedPrecision {
-  std::optional<DType>
-      param;  // of the full parameters and so of compute; unset: f32, the shards' dtype
-  std::optional<DType> reduce;  // of gradients on the wire; unset: f32
+  // Of the full parameters and so of compute; unset: f32, the shards' dtype.
+  std::optional<DType> param;
+  // Of gradients on the wire: f32 or `param`; unset: f32.
+  std::optional<DType> reduce;
 };
 
 struct ShardOptions {
   DeviceMesh mesh;
   MixedPrecision precision = {};
   Reshard reshard_after_forward = Reshard::automatic;
-  int prefetch_depth = 1;        // units gathered ahead of the one that computes, at least 1
-  int reductions_in_flight = 1;  // runs on the wire beside the one being filled, at least 1
+  int prefetch_depth = 1;        // units gathered ahead of the one that computes, 1 to 64
+  int reductions_in_flight = 1;  // runs on the wire beside the one being filled, 1 to 64
 };
 
 // Makes `module` a unit. Call inner modules first; the outermost call makes the root, which sizes
-// the slots. Values that exist are kept.  Throws: ContractError for a module that is a unit
-// already, for a parameter that is shared with a unit outside this module, for options that cannot
-// take effect.
+// the slots. Values that exist are kept.
+// Throws: ContractError for a module that is a unit already, for a parameter that is shared with a
+// unit outside this module, and for options that cannot take effect.
 void fully_shard(nn::Module& module, const ShardOptions& options);
 
 // What a sharded module will do: everything the engine has fixed, for printing and for assertions.
@@ -65,9 +68,10 @@ struct ShardPlan {
   std::string to_string() const;
 };
 // The plan of a root, made now if no step has made it. Collective at its first call.
+// Throws: ContractError for a module that is no unit or not materialized.
 ShardPlan shard_plan(nn::Module& root);
 
-// Collectives that a root's units have issued so far.
+// Collectives that a root's units have issued so far; see shard_plan for what it throws.
 struct ShardCounters {
   std::uint64_t gathers = 0, reductions = 0;
 };
@@ -75,6 +79,7 @@ ShardCounters shard_counters(nn::Module& root);
 
 // Calls f(name, full tensor f32) for every parameter below `module`, gathered one at a time from
 // the f32 shards, in the same order on every rank. The tensor is valid during the call. Collective.
+// Throws: ContractError for a parameter without memory.
 void for_each_full_parameter(
     nn::Module& module, const World& world,
     const std::function<void(const std::string& name, const Tensor& full)>& f);

@@ -1,13 +1,13 @@
 // Where a unit's bytes lie: pure arithmetic over shapes, equal on every rank.
 //
-//   gather slot (param dtype)   │ p0: chunk 0, chunk 1, ... chunk N-1 │ p1: ... │      in-place
-//   all-gathers, read where they lie run (reduce dtype)          │ p0: chunk 0, chunk 1, ... chunk
-//   N-1 │ p1: ... │ N copies of the arrival counts │ flat group (f32)            │ p0: this rank's
-//   chunk │ p1 │ ... │ counts │      see autograd/parameter.hpp
+//   gather slot  (param dtype)    │ p0: chunk 0, 1, ... N-1 │ p1: ... │
+//   run          (reduce dtype)   │ p0: chunk 0, 1, ... N-1 │ p1: ... │ N copies of the counts │
+//   flat group   (f32)            │ p0: own chunk │ p1 │ ... │ counts │
 //
 // Every parameter starts at a multiple of 256 bytes; within it chunks are adjacent, so the whole is
-// one contiguous tensor followed by its padding. A run reduces by one grouped reduce-scatter,
-// straight into the flat gradient.
+// one contiguous tensor followed by its padding. In-place all-gathers fill a gather slot, and it is
+// read where it lies. A run, which holds gradients and arrival counts, reduces by one grouped
+// reduce-scatter into the flat gradient; see autograd/parameter.hpp for the flat group.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,8 @@ struct UnitLayout {
   std::int64_t counts_chunk_bytes = 0;
   std::int64_t run_bytes = 0;  // 0 when nothing is trainable
 
+  // `specs` of one world, `trainable` for each; dtypes of the slot and of the run.
+  // Throws: ContractError when sizes overflow.
   static UnitLayout make(const std::vector<ShardSpec>& specs, const std::vector<bool>& trainable,
                          DType param, DType reduce) {
     UnitLayout layout;

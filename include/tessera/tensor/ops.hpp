@@ -17,8 +17,8 @@ namespace tessera::raw {
 // --- views: no kernel, the same storage ---
 Tensor permute(const Tensor& x, std::span<const int> order);
 Tensor transpose(const Tensor& x, int dim0, int dim1);
-Tensor slice(const Tensor& x, int dim, std::int64_t begin,
-             std::int64_t end);                      // rows [begin, end) of dim
+// Rows [begin, end) of dim.
+Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end);
 Tensor expand(const Tensor& x, const Shape& shape);  // broadcast, strides 0
 // A view where the layout allows it, else a contiguous copy. One size may be -1.
 Tensor reshape(const Tensor& x, const Shape& shape);
@@ -28,9 +28,10 @@ Tensor contiguous(const Tensor& x);  // x itself when it is
 Tensor cast(const Tensor& x, DType dtype);
 void copy_into(const Tensor& out, const Tensor& x);  // out = x, cast to out's dtype; shapes equal
 void fill(const Tensor& out, double value);
+// The parts one behind the other along dim; their other sizes and their dtypes are equal.
 Tensor cat(std::span<const Tensor> parts, int dim);
 
-// --- elementwise ---
+// --- elementwise: floating, but neg and abs (not boolean) and logical_not (any) ---
 Tensor neg(const Tensor& x);
 Tensor exp(const Tensor& x);
 Tensor log(const Tensor& x);
@@ -45,6 +46,8 @@ Tensor abs(const Tensor& x);
 Tensor logical_not(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 
+// eq to logical_or give boolean, the others the operands' dtype. The derivatives take
+// (x, gradient), tanh_backward (y, gradient); kernels/elementwise.hpp has formulas and dtypes.
 enum class Binary {
   add,
   sub,
@@ -83,30 +86,36 @@ std::pair<Tensor, Tensor> swiglu_backward(const Tensor& gate, const Tensor& up,
                                           const Tensor& d_out);
 
 // --- reductions over one dimension (kept as size 1 with `keep`) ---
+// argmax gives i64, the first of equal ones; a sum of integers or booleans i64; all others x's
+// dtype. mean and sumsq are floating. NaN wins in max, min and argmax.
 enum class Reduction { sum, mean, max, min, argmax, sumsq };
 enum class KeepDim { no, yes };
 Tensor reduce(Reduction op, const Tensor& x, int dim, KeepDim keep = KeepDim::no);
 Tensor reduce_all(Reduction op, const Tensor& x);  // to a tensor of shape []
-Tensor sum_to(const Tensor& x,
-              const Shape& shape);  // the adjoint of broadcasting `shape` to x.shape()
+// The adjoint of broadcasting `shape` to x.shape().
+Tensor sum_to(const Tensor& x, const Shape& shape);
 
 // --- products ---
 enum class Transpose { no, yes };
-// op(a) op(b) over the last two dimensions, leading ones equal or broadcast from size 1 (or absent
-// in b). 16-bit inputs accumulate in f32 and round once.
+// op(a) op(b) over the last two dimensions; leading ones broadcast. 16-bit inputs accumulate in f32
+// and round once.
 Tensor matmul(const Tensor& a, const Tensor& b, Transpose ta = Transpose::no,
               Transpose tb = Transpose::no);
-// out = alpha op(a) op(b) + beta out (+ bias over the last dimension), all matrices; out may be f32
-// for 16-bit inputs.
+// out = alpha op(a) op(b) + beta out (+ bias over the last dimension), all matrices; out has
+// contiguous rows and may be f32 for 16-bit inputs.
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, Transpose ta, Transpose tb,
                  double alpha, double beta, const Tensor& bias = {});
 
 // --- rows and indices ---
+// Indices are i32 or i64. One outside x's dim reads as NaN (0 for integers and boolean) and adds
+// nothing.
 Tensor softmax(const Tensor& x);  // over the last dimension
 Tensor softmax_backward(const Tensor& y, const Tensor& dy);
+// Rows `index` [count] of dim, in its order.
 Tensor index_select(const Tensor& x, int dim, const Tensor& index);
+// For each place of `index`, x there with the index along dim; index has x's other sizes.
 Tensor gather(const Tensor& x, int dim, const Tensor& index);
-// out += source at index along dim; out is contiguous and changed.
+// The adjoints: out += source at index along dim; out is contiguous and changed.
 void index_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source);
 void scatter_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source);
 
