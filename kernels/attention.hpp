@@ -2,10 +2,11 @@
 // Source: Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning",
 // 2023.
 //
-//   q, o, dq, do  [B, T, H, D]       head h of q reads head h / (H / Hkv) of k and v
-//   k, v, dk, dv  [B, T, Hkv, D]     o = softmax(scale q k^T) v over the keys s <= t (causal) or
-//   over all lse           [B, H, T]          log of the softmax's denominator, kept for the
-//   backward pass
+//   q, o, dq, do  [B, T, H, D]      head h of q reads head h / (H / Hkv) of k and v
+//   k, v, dk, dv  [B, T, Hkv, D]
+//   lse           [B, H, T]         log of the softmax's denominator, kept for the backward pass
+//
+// o = softmax(scale q k^T) v, over the keys s <= t where causal, else over all.
 //
 // A row (one b and t) has its heads side by side, and rows lie `*_row` heads, that is `*_row * D`
 // elements, apart; rows of consecutive t and b follow each other. So q, k and v may be views of one

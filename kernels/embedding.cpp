@@ -14,8 +14,8 @@ using namespace host;
 
 namespace {
 
-constexpr std::int64_t kColumns =
-    128;  // columns of a task of the gradient: tasks never share an element
+// Columns of a task of the gradient: tasks never share an element.
+constexpr std::int64_t kColumns = 128;
 
 template <class T, class G>
 void add_columns(const EmbeddingBackwardArgs& a, std::int64_t first, std::int64_t cols) {

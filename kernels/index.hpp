@@ -1,5 +1,4 @@
-// Indexing along the middle dimension of contiguous [outer, n, inner] views. Indices are i32 or
-// i64.
+// Indexing along the middle dimension of contiguous [outer, n, inner] views, by i32 or i64.
 //
 // An index outside [0, n) reads as NaN (0 for integers and boolean) and adds nothing. Additions
 // happen in the order of the source's elements, in f32 for 16-bit floats, rounded at each addition.
@@ -13,11 +12,13 @@
 namespace tessera::kernels {
 
 // One struct for four kernels; `big` is [outer, n, inner], `small` [outer, count, inner].
-//   index_select  small[o, j, i]            = big[o, index[j], i]            index [count]
-//   index_add     big[o, index[j], i]      += small[o, j, i]                 index [count]
-//   gather        small[o, j, i]            = big[o, index[o, j, i], i]      index [outer, count,
-//   inner] scatter_add   big[o, index[o,j,i], i]  += small[o, j, i]                 index [outer,
-//   count, inner]
+// The index is [count] for the first two, [outer, count, inner] for the others.
+//
+//   index_select   small[o, j, i]              = big[o, index[j], i]
+//   index_add      big[o, index[j], i]        += small[o, j, i]
+//   gather         small[o, j, i]              = big[o, index[o, j, i], i]
+//   scatter_add    big[o, index[o, j, i], i]  += small[o, j, i]
+//
 // index_select and gather write `small` and take any dtype; the additions write `big` and take any
 // but boolean.
 struct IndexArgs {

@@ -1,13 +1,12 @@
 // RMSNorm and LayerNorm over the last dimension of contiguous [rows, cols], forward and backward.
 //
-//   rms_norm:    rstd = 1 / sqrt(mean(x^2) + eps),                  y = x rstd weight
-//   layer_norm:  rstd = 1 / sqrt(mean((x - mean(x))^2) + eps),      y = (x - mean(x)) rstd weight +
-//   bias
+//   rms_norm     rstd = 1 / sqrt(mean(x^2) + eps)      y = x rstd weight
+//   layer_norm   rstd = 1 / sqrt(mean(z^2) + eps)      y = z rstd weight + bias, z = x - mean(x)
 //
 // weight and bias are [cols] of x's dtype, each may be null (1 and 0). The statistics mean and rstd
-// are [rows], f32, or f64 when x is f64; they are written forward and read backward. Sources: Zhang
-// and Sennrich, "Root mean square layer normalization", 2019; Ba, Kiros and Hinton, "Layer
-// normalization", 2016.
+// are [rows], f32, or f64 when x is f64; they are written forward and read backward.
+// Sources: Zhang and Sennrich, "Root mean square layer normalization", 2019; Ba, Kiros and Hinton,
+// "Layer normalization", 2016.
 #pragma once
 
 #include <algorithm>

@@ -19,8 +19,8 @@ struct OptimScalars {
 };
 static_assert(sizeof(OptimScalars) == 32 && std::is_trivially_copyable_v<OptimScalars>);
 
-// Elements [begin, end) of the flat array. counts[count_index] == 0 skips it; count_index < 0 never
-// does.
+// Elements [begin, end) of the flat array; skipped where counts[count_index] is 0. A negative
+// count_index is never skipped.
 struct OptimSegment {
   std::int64_t begin, end;
   std::int32_t count_index;
@@ -44,8 +44,9 @@ struct AdamWArgs {
 };
 static_assert(sizeof(AdamWArgs) <= kArgsBytes && std::is_trivially_copyable_v<AdamWArgs>);
 
-// g = grad_scale * gradient * (clip ? *clip : 1) + weight_decay p;   buffer = momentum buffer + g;
-// p -= lr buffer `buffer` may be null: then p -= lr g.
+// SGD with momentum as PyTorch defines it, without dampening; a null `buffer` means p -= lr g.
+//   g = grad_scale * gradient * (clip ? *clip : 1) + weight_decay p
+//   buffer = momentum buffer + g;   p -= lr buffer
 struct SgdArgs {
   float *parameter, *buffer;
   const float* gradient;

@@ -15,8 +15,8 @@ using namespace host;
 
 namespace {
 
-constexpr std::int64_t kColumns =
-    64;  // columns of a task when the reduced dimension is not the last
+// Columns of a task when the reduced dimension is not the last.
+constexpr std::int64_t kColumns = 64;
 constexpr std::int64_t kRowBlock = 32;  // rows that are added one after the other
 
 // Integers and boolean add up in i64.

@@ -1,8 +1,8 @@
 // Rotary position embedding, half rotation (Hugging Face's convention).
 // Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021.
 //
-//   y[.., i]       = x[.., i] cos[p, i] - x[.., i + D/2] sin[p, i]        i in [0, D/2), p = t +
-//   position y[.., i + D/2] = x[.., i + D/2] cos[p, i] + x[.., i] sin[p, i]
+//   y[.., i]       = x[.., i] cos[p, i] - x[.., i + D/2] sin[p, i]      i in [0, D/2)
+//   y[.., i + D/2] = x[.., i + D/2] cos[p, i] + x[.., i] sin[p, i]      p = t + position
 //
 // The tables cos and sin are f32 [positions, D/2]: cos[p, i] = cos(p theta^(-2i/D)), computed in
 // f64 and rounded.

@@ -10,8 +10,8 @@
 
 namespace tessera::kernels::host {
 
-inline constexpr std::int64_t kBlock =
-    512;  // elements staged at once: three operands stay in the L1 cache
+// Elements staged at once: three operands stay in the L1 cache.
+inline constexpr std::int64_t kBlock = 512;
 
 // The common shape of an operation; ndim 0 is contiguous.
 struct Extent {

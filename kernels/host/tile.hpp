@@ -13,8 +13,8 @@ namespace tessera::kernels::host {
 template <class C>
 inline constexpr int kTileStep = 2 * kLanes<C>;
 
-inline constexpr int kTileRowsAtOnce =
-    6;  // 6 x 2 accumulators, 2 of B and 1 of A fit sixteen registers
+// 6 x 2 accumulators, 2 of B and 1 of A fit sixteen registers.
+inline constexpr int kTileRowsAtOnce = 6;
 
 // A as element (i, l) at a[i * row + l * col]: either orientation of a stored tile.
 template <class C>

@@ -22,8 +22,8 @@ using raw::Transpose;
 
 namespace {
 
-constexpr int kNoIndex =
-    std::numeric_limits<std::int32_t>::min();  // no target is ignored: the mean is over all rows
+// No target is ignored: the mean is over all rows.
+constexpr int kNoIndex = std::numeric_limits<std::int32_t>::min();
 
 DType statistics_dtype(DType dtype) { return dtype == f64 ? f64 : f32; }
 

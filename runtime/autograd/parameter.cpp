@@ -19,8 +19,8 @@ class ParameterLeaf final : public autograd::Leaf {
     const Shape local = state_.spec.local_shape();
     return group.gradient.view(local, local.strides(), entry.offset);
   }
-  void clear() override {
-  }  // a group's gradient is cleared as a whole, by zero_grad of an optimizer
+  // A group's gradient is cleared as a whole, by zero_grad of an optimizer.
+  void clear() override {}
 
  private:
   ParameterState& state_;

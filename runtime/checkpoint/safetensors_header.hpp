@@ -12,8 +12,8 @@
 namespace tessera::checkpoint {
 
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry>
-      entries;  // in the order of the document; offsets as they stand there
+  // In the order of the document; offsets as they stand there.
+  std::vector<SafetensorsEntry> entries;
   std::map<std::string, std::string> metadata;
 };
 

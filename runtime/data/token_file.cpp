@@ -11,8 +11,8 @@
 namespace tessera::data {
 namespace {
 
-constexpr int kFeistelRounds =
-    6;  // four make a strong permutation (Luby, Rackoff); two more for tiny sizes
+// Four make a strong permutation (Luby, Rackoff); two more for tiny sizes.
+constexpr int kFeistelRounds = 6;
 
 bool is_wide(const std::string& path) { return path.ends_with(".bin"); }
 

@@ -48,8 +48,8 @@ class alignas(64) Counter {
   }
 
   static constexpr std::uint64_t kNobody = ~std::uint64_t{0};
-  static constexpr int kSpins =
-      200;  // about 0.2 us: less than a sleep costs, nothing beside a time slice
+  // Less than a sleep costs, nothing beside a time slice.
+  static constexpr int kSpins = 200;
 
   std::atomic<std::uint64_t> value_{0};
   std::atomic<std::uint64_t> wanted_{kNobody};  // the lowest target that somebody sleeps for

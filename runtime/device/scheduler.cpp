@@ -235,8 +235,8 @@ void Scheduler::run(Lock& lock, const Candidate& chosen) {
     trace_ = fnv1a(static_cast<std::uint64_t>(index(operation.stream)), trace_);
     trace_ = fnv1a(operation.name, trace_);
   }
-  lock.unlock();  // bodies and observers may take their time; only arrivals can interfere, and they
-                  // wait
+  // Bodies and observers may take their time; only arrivals can interfere, and they wait.
+  lock.unlock();
   for (const Candidate& c : here) runner(c).begin(head(c).operation);
   if (joint != nullptr && !joint->meeting().aborted())
     for (const Candidate& c : here) runner(c).invoke(head(c).operation, Exec::Phase::publish);

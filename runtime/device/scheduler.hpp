@@ -1,10 +1,10 @@
 // The scheduler behind the `shuffled` executor: who holds the baton, and who gets it next.
 //
-//   host 0 ── submits ── blocks ┐                    ┌─▶ goes on
-//                               ├ choose, run an operation, choose, run, choose a host whose event
-//                               is complete
-//   host 1  (asleep in block) ──┘                    └─▶ or this one
+//   host 0 ── submits ── blocks ──┐                                      ┌─▶ goes on
+//                                 ├─ choose, run, choose, run, choose ───┤
+//   host 1  (asleep in block) ────┘                                      └─▶ or this one
 //
+// A choice is an operation at the head of a stream, or a host whose event is complete.
 // The thread that gives the baton up makes the choices and runs the operations, those of other
 // ranks too, until the choice falls on a host. So at every moment one thread runs, and what happens
 // is a function of program and seed.

@@ -1,10 +1,9 @@
 // A queue and a worker thread for each stream. The host appends fixed-size records; nothing is
 // allocated and no lock is taken for a launch.
 //
-//   host      ── submit ── submit ── wait ──▶ ring of 1024 records ──▶ worker: run, run, sleep
-//   until the clock is done
-//                                                                        │
-//   other workers and the blocking host  ◀── completed[stream] ──────────┘ one counter per stream
+//   host  ── submit ── submit ── wait ──▶ ring of 1024 records ──▶ worker: run, run, sleep
+//                                                                    │
+//   other workers, the blocking host  ◀── completed[stream] ─────────┘  one counter per stream
 //
 // A wait is a record that carries the event's clock: the worker sleeps until every stream has
 // completed what it names.

@@ -30,9 +30,8 @@ Access write_access(const Slot& slot) {
 
 }  // namespace
 
-Unit::Unit(nn::Module& module, std::vector<std::shared_ptr<ParameterState>> parameters,
-           const ShardOptions& options)
-    : module_(module), options_(options), parameters_(std::move(parameters)) {
+Unit::Unit(std::vector<std::shared_ptr<ParameterState>> parameters, const ShardOptions& options)
+    : options_(options), parameters_(std::move(parameters)) {
   std::vector<ShardSpec> specs;
   std::vector<bool> trainable;
   for (const auto& p : parameters_) {
@@ -351,8 +350,9 @@ Tensor Unit::fresh_gradient() {
 }
 
 // compute  ... last gradient │ complete ┐ record
-// reduce                                └ wait │ reduce_scatter │ (add) │ record ─▶ the end of
-// backward waits
+// reduce                                └ wait │ reduce_scatter │ (add) │ record
+//
+// The end of backward waits for that record.
 void Unit::reduce() {
   owes_reduction_ = false;
   if (!trainable_) return;

@@ -4,8 +4,8 @@
 // rank 1 owns rows 3..4 and one row of padding. Between uses that is all a rank keeps. Calling the
 // module gathers W; leaving it frees W again.
 //
-//   rank 0   │ 0 1 2 │            │ 0 1 2 3 4 │            │ 0 1 2 │
-//   rank 1   │ 3 4 · │  ─ gather ▶ │ 0 1 2 3 4 │ ─ leave ▶  │ 3 4 · │
+//   rank 0   │ 0 1 2 │              │ 0 1 2 3 4 │             │ 0 1 2 │
+//   rank 1   │ 3 4 · │  ─ gather ▶  │ 0 1 2 3 4 │  ─ leave ▶  │ 3 4 · │
 #include <cstdio>
 #include <string>
 

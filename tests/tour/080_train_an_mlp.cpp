@@ -4,9 +4,9 @@
 // layer is a unit, so its gather runs while the layer before it computes, and its reduction while
 // the layer before it goes backward:
 //
-//   gather   │ up │ down │       │ up │
-//   compute       │ up │ down │ loss │ down │ up │ step
-//   reduce                              │ down │ up │
+//   gather   │ up │ down │ down │ up │
+//   compute       │ up   │ down │ loss │ down │ up │ step
+//   reduce                                    │ down │ up │
 //
 // The lesson trains on one rank and on three and compares: sharding changes where numbers live, not
 // what they are.

@@ -4,12 +4,12 @@
 //   fully_shard(model, {.mesh = mesh});                       // claims what the blocks did not
 //
 // Each call makes a unit: the parameters below the module that no inner call has claimed. Each rank
-// keeps its rows of each; calling the module gathers the rest, and leaving it frees them again. One
-// step of two blocks on three streams:
+// keeps its rows of each; calling the module gathers the rest, and leaving it frees them again, so
+// backward gathers once more. One step of two blocks on three streams:
 //
-//   gather   │ g0 │ g1 │             │ g1 │ g0 │      ahead of compute, in backward by prefetching
-//   compute       │ f0 │ f1 │ loss │      │ b1     │ b0     │ optimizer
-//   reduce                                         │ r1     │ r0 │
+//   gather   │ g0 │ g1 │ g1 │ g0 │                      each as soon as its slot is free
+//   compute       │ f0 │ f1 │ loss │ b1     │ b0     │ optimizer
+//   reduce                                  │ r1     │ r0 │
 #pragma once
 
 #include <functional>
