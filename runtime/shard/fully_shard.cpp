@@ -86,7 +86,7 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
   TESSERA_EXPECT(held.empty() || held.size() == claimed.size(), "fully_shard: ", held.size(),
                  " of ", claimed.size(),
                  " parameters have memory; materialize all of them or none");
-  auto unit = std::make_shared<shard::Unit>(module, claimed, options);
+  auto unit = std::make_shared<shard::Unit>(claimed, options);
   module.set_hook(unit);
   if (held.empty()) return;
   unit->materialize(device);

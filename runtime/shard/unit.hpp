@@ -27,8 +27,7 @@ constexpr const char* name(UnitState s) {
 
 class Unit final : public nn::ModuleHook, public std::enable_shared_from_this<Unit> {
  public:
-  Unit(nn::Module& module, std::vector<std::shared_ptr<ParameterState>> parameters,
-       const ShardOptions& options);
+  Unit(std::vector<std::shared_ptr<ParameterState>> parameters, const ShardOptions& options);
 
   // --- nn::ModuleHook ---
   void before_call(nn::Module& module) override;
@@ -85,7 +84,6 @@ class Unit final : public nn::ModuleHook, public std::enable_shared_from_this<Un
   void clear_gaps(Stream stream, const Tensor& flat, const Tensor& table);
   CollectiveGroup& prepare(const char* name, StreamId stream);
 
-  nn::Module& module_;
   ShardOptions options_;
   std::string name_ = "(not yet named)";
   std::vector<std::shared_ptr<ParameterState>> parameters_;

@@ -11,7 +11,6 @@ namespace {
 using detail::launch;
 using detail::reads;
 using detail::table;
-using detail::Walk;
 using detail::writes;
 using kernels::BinaryOp;
 using kernels::UnaryOp;
