@@ -1,12 +1,12 @@
 #include "tests/cli/program.hpp"
 
+#include <fcntl.h>
+#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <stdexcept>
 #include <vector>
 
@@ -15,19 +15,32 @@
 namespace tessera::test {
 namespace {
 
-[[noreturn]] void become(const std::string& script, const std::string& folder,
-                         const std::string& out, const std::string& err,
-                         const std::vector<std::string>& environment) {
-  std::vector<char*> pointers;
-  for (const std::string& variable : environment)
-    pointers.push_back(const_cast<char*>(variable.c_str()));
-  pointers.push_back(nullptr);
-  const char* const arguments[] = {"sh", "-c", script.c_str(), nullptr};
-  if (::chdir(folder.c_str()) == 0 && ::freopen("/dev/null", "r", stdin) &&
-      ::freopen(out.c_str(), "w", stdout) && ::freopen(err.c_str(), "w", stderr)) {
-    ::execve("/bin/sh", const_cast<char**>(arguments), pointers.data());
+// stdin, stdout and stderr of the child.
+class Redirection {
+ public:
+  Redirection(const std::string& out, const std::string& err) {
+    ::posix_spawn_file_actions_init(&actions_);
+    ::posix_spawn_file_actions_addopen(&actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    ::posix_spawn_file_actions_addopen(&actions_, STDOUT_FILENO, out.c_str(), O_WRONLY | O_CREAT,
+                                       0600);
+    ::posix_spawn_file_actions_addopen(&actions_, STDERR_FILENO, err.c_str(), O_WRONLY | O_CREAT,
+                                       0600);
   }
-  ::_exit(127);
+  Redirection(const Redirection&) = delete;
+  Redirection& operator=(const Redirection&) = delete;
+  ~Redirection() { ::posix_spawn_file_actions_destroy(&actions_); }
+
+  const posix_spawn_file_actions_t* get() const { return &actions_; }
+
+ private:
+  posix_spawn_file_actions_t actions_{};
+};
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> all;
+  for (std::string& text : texts) all.push_back(text.data());
+  all.push_back(nullptr);
+  return all;
 }
 
 }  // namespace
@@ -38,11 +51,15 @@ Outcome run_command(const std::string& command, const std::string& folder,
   const std::string binaries = std::filesystem::path(TESSERA_TRAIN).parent_path().string();
   std::vector<std::string> environment = {"PATH=" + binaries + ":/usr/local/bin:/usr/bin:/bin"};
   for (const auto& [name, value] : variables) environment.push_back(name + "=" + value);
+  std::vector<std::string> arguments = {"sh", "-c", R"(cd "$0" && eval "$1")", folder, command};
 
   const auto begin = std::chrono::steady_clock::now();
-  const pid_t child = ::fork();
-  if (child < 0) throw std::runtime_error("fork failed");
-  if (child == 0) become(command, folder, streams / "out", streams / "err", environment);
+  const Redirection redirection(streams / "out", streams / "err");
+  pid_t child = 0;
+  if (::posix_spawn(&child, "/bin/sh", redirection.get(), nullptr, pointers(arguments).data(),
+                    pointers(environment).data()) != 0) {
+    throw std::runtime_error("posix_spawn failed");
+  }
   int status = 0;
   if (::waitpid(child, &status, 0) != child) throw std::runtime_error("waitpid failed");
   Outcome outcome;

@@ -1,9 +1,9 @@
 #include "tools/train/signals.hpp"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 
 namespace tessera::train {
 namespace {
