@@ -60,7 +60,7 @@ compile() {
   shift
   if [ -t 1 ]; then
     ninja -C "$folder" "$@" || die "the build failed"
-  elif ! ninja -C "$folder" "$@" </dev/null >"$log" 2>&1; then
+  elif ! ninja -C "$folder" -k 20 "$@" </dev/null >"$log" 2>&1; then
     grep -vE '^\[[0-9]+/[0-9]+\]|^ninja: Entering' "$log" | head -n 60 >&2
     die "the build failed; all of its output is in $log"
   fi

@@ -114,10 +114,12 @@ constexpr bool is_floating(DType d) {
   return d == DType::f32 || d == DType::bf16 || d == DType::f16 || d == DType::f64;
 }
 
-// "f32", "bf16", "f16", "f64", "i32", "i64", "bool".
+// "f32", "bf16", "f16", "f64", "i32", "i64", "bool"; a value that is none of the enumerators is
+// "unknown".
 constexpr std::string_view name(DType d) {
   constexpr std::string_view names[] = {"f32", "bf16", "f16", "f64", "i32", "i64", "bool"};
-  return names[static_cast<int>(d)];
+  const auto i = static_cast<std::size_t>(d);
+  return i < std::size(names) ? names[i] : "unknown";
 }
 
 // The DType of a C++ type; of another type it does not compile.
