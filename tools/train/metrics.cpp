@@ -42,7 +42,7 @@ std::string with_commas(std::string digits) {
   const std::size_t first = digits.find_first_of("0123456789"), dot = digits.find('.');
   if (first == std::string::npos) return digits;  // nan, inf
   for (std::size_t at = dot == std::string::npos ? digits.size() : dot; at > first + 3;)
-    digits.insert(at -= 3, ",");
+    digits.insert(at -= 3, 1, ',');
   return digits;
 }
 
