@@ -1,10 +1,18 @@
-// Matrix products through Eigen's blocked kernel, called on panels of at most 768 columns: wider
-// ones leave the cache. 16-bit floats are widened tile by tile into f32 blocks on the stack.
+// Blocked matrix products: panels of A and B are packed, in the order in which the register kernel
+// reads them, into fixed blocks on the stack. Nothing is allocated, and the cuts depend on the
+// shape alone, so that bits are the same for any threads and caches. Source: Goto and van de Geijn,
+// "Anatomy of high-performance matrix multiplication", 2008.
+//
+//   C panel           =  A block          x  B panel
+//   768 columns          144 x 384, L2       384 x 768, L2 and L3 cache
+//   6 x 16 a time        6-row slivers       16-column slivers, L1 cache
+//
+// 16-bit floats are widened while they are packed, and alpha is multiplied into A.
 #include "kernels/gemm.hpp"
 
 #include "kernels/host/cpu.hpp"
 #include "kernels/host/ranges.hpp"
-#include "kernels/host/simd.hpp"
+#include "kernels/host/tile.hpp"
 
 namespace tessera::kernels::cpu {
 
@@ -12,141 +20,174 @@ using namespace host;
 
 namespace {
 
-using Eigen::Index;
-
-template <class C, int Order>
-using MatrixMap = Eigen::Map<const Eigen::Matrix<C, Eigen::Dynamic, Eigen::Dynamic, Order>, 0,
-                             Eigen::OuterStride<>>;
+constexpr std::int64_t kRows = kTileRowsAtOnce;  // of a sliver of A
+constexpr std::int64_t kBlockRows = 24 * kRows;  // of a packed block of A
+constexpr std::int64_t kDepth = 384;             // of packed blocks
+constexpr std::int64_t kLeastRows = 512;         // of a task, where C is cut into rows at all
 template <class C>
-using OutputMap = Eigen::Map<Eigen::Matrix<C, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>, 0,
-                             Eigen::OuterStride<>>;
-
-// A matrix as op() sees it: transposed is column-major.
+constexpr std::int64_t kPanelCols =
+    768 * 4 / std::int64_t{sizeof(C)};  // f64 panels are half as wide
 template <class C>
+constexpr std::int64_t kCols = kTileStep<C>;  // of a sliver of B
+
+// A matrix as op() sees it: element (row, col) lies at data[row * row_step + col * col_step].
+template <class T>
 struct View {
-  const C* data;
-  std::int64_t ld;
-  bool transposed;
+  const T* data;
+  std::int64_t row_step, col_step;
 
-  const C* at(std::int64_t row, std::int64_t col) const {
-    return transposed ? data + col * ld + row : data + row * ld + col;
+  static View of(const void* base, std::int64_t offset, std::int64_t ld, bool transposed) {
+    return {static_cast<const T*>(base) + offset, transposed ? 1 : ld, transposed ? ld : 1};
   }
-  View from(std::int64_t row, std::int64_t col) const { return {at(row, col), ld, transposed}; }
+  View from(std::int64_t row, std::int64_t col) const {
+    return {data + row * row_step + col * col_step, row_step, col_step};
+  }
+  View flipped() const { return {data, col_step, row_step}; }
 };
 
 struct Sizes {
   std::int64_t m, n, k;
 };
 
-// c += alpha a b. Calls Eigen's product below its expressions, which would choose another algorithm
-// for tiny shapes, one whose bits depend on how the output is aligned.
-template <class C, int OrderA, int OrderB>
-void multiply_ordered(C* c, std::int64_t ldc, View<C> a, View<C> b, Sizes s, C alpha) {
-  using A = MatrixMap<C, OrderA>;
-  using B = MatrixMap<C, OrderB>;
-  const A lhs(a.data, static_cast<Index>(s.m), static_cast<Index>(s.k),
-              Eigen::OuterStride<>(static_cast<Index>(a.ld)));
-  const B rhs(b.data, static_cast<Index>(s.k), static_cast<Index>(s.n),
-              Eigen::OuterStride<>(static_cast<Index>(b.ld)));
-  OutputMap<C> out(c, static_cast<Index>(s.m), static_cast<Index>(s.n),
-                   Eigen::OuterStride<>(static_cast<Index>(ldc)));
-  Eigen::internal::generic_product_impl<A, B, Eigen::DenseShape, Eigen::DenseShape,
-                                        Eigen::GemmProduct>::scaleAndAddTo(out, lhs, rhs, alpha);
+// Packs slivers of `Width` rows of `from` [rows, depth]: out[sliver][l][i] = factor * from(i, l);
+// missing rows are zero.
+template <std::int64_t Width, class T>
+void pack_slivers(Compute<T>* out, View<T> from, std::int64_t rows, std::int64_t depth,
+                  Compute<T> factor) {
+  using C = Compute<T>;
+  for (std::int64_t first = 0; first < rows;
+       first += Width, out += Width * depth, from = from.from(Width, 0)) {
+    const std::int64_t width = std::min(Width, rows - first);
+    const auto value = [&](std::int64_t i, std::int64_t l) {
+      return factor * static_cast<C>(from.data[i * from.row_step + l * from.col_step]);
+    };
+    if (width == Width) {
+      for (std::int64_t l = 0; l < depth; ++l)
+        for (std::int64_t i = 0; i < Width; ++i) out[l * Width + i] = value(i, l);
+    } else {
+      for (std::int64_t l = 0; l < depth; ++l)
+        for (std::int64_t i = 0; i < Width; ++i)
+          out[l * Width + i] = i < width ? value(i, l) : C(0);
+    }
+  }
 }
 
-template <class C>
-void multiply(C* c, std::int64_t ldc, View<C> a, View<C> b, Sizes s, C alpha) {
-  using Eigen::ColMajor, Eigen::RowMajor;
-  if (a.transposed && b.transposed)
-    multiply_ordered<C, ColMajor, ColMajor>(c, ldc, a, b, s, alpha);
-  else if (a.transposed)
-    multiply_ordered<C, ColMajor, RowMajor>(c, ldc, a, b, s, alpha);
-  else if (b.transposed)
-    multiply_ordered<C, RowMajor, ColMajor>(c, ldc, a, b, s, alpha);
-  else
-    multiply_ordered<C, RowMajor, RowMajor>(c, ldc, a, b, s, alpha);
+// The same where a sliver's rows are neighbours in memory: several slivers at once, so that every
+// page is visited rarely.
+template <std::int64_t Width, class T>
+void pack(Compute<T>* out, View<T> from, std::int64_t rows, std::int64_t depth, Compute<T> factor) {
+  using C = Compute<T>;
+  constexpr std::int64_t together = 8 * Width;
+  std::int64_t done = 0;
+  if constexpr (Width % kLanes<C> == 0) {
+    const Vec<C> scale(factor);
+    for (; from.row_step == 1 && done + together <= rows; done += together)
+      for (std::int64_t l = 0; l < depth; ++l)
+        for (std::int64_t i = 0; i < together; i += kLanes<C>)
+          store(out + (done + i) / Width * Width * depth + l * Width + i % Width,
+                scale * load(from.data + done + i + l * from.col_step));
+  }
+  pack_slivers<Width>(out + done * depth, from.from(done, 0), rows - done, depth, factor);
 }
 
-// c = beta c + bias, the start of the accumulation; beta 0 does not read c.
+// c (+)= one sliver of A times one of B; at the edges through a full tile on the stack.
 template <class C>
-void start(C* c, std::int64_t ldc, const C* bias, Sizes s, C beta) {
+void sliver_product(C* c, std::int64_t ldc, const C* a, const C* b, Sizes s, bool accumulate) {
+  constexpr std::int64_t cols = kCols<C>;
+  // C is far away: its lines, and the pages that they lie in, are fetched while the product is
+  // formed.
+  for (std::int64_t i = 0; i < s.m; ++i) {
+    __builtin_prefetch(c + i * ldc);
+    __builtin_prefetch(c + i * ldc + s.n - 1);
+  }
+  if (s.m == kRows && s.n == cols)
+    return tile_block<kRows, C>(c, ldc, {a, 1, kRows}, {b, cols}, s.k, accumulate);
+  alignas(64) C tile[kRows * cols];
+  tile_block<kRows, C>(tile, cols, {a, 1, kRows}, {b, cols}, s.k, false);
+  for (std::int64_t i = 0; i < s.m; ++i)
+    for (std::int64_t j = 0; j < s.n; ++j)
+      c[i * ldc + j] = accumulate ? c[i * ldc + j] + tile[i * cols + j] : tile[i * cols + j];
+}
+
+// c (+)= alpha a b for a panel of at most kPanelCols columns and k > 0.
+template <class T>
+void panel_product(Compute<T>* c, std::int64_t ldc, View<T> a, View<T> b, Sizes s, Compute<T> alpha,
+                   bool accumulate) {
+  using C = Compute<T>;
+  alignas(64) C a_block[kBlockRows * kDepth];
+  alignas(64) C b_panel[kDepth * kPanelCols<C>];
+  const std::int64_t passes = (s.k + kDepth - 1) / kDepth, depth = (s.k + passes - 1) / passes;
+  for (std::int64_t l = 0; l < s.k; l += depth, accumulate = true) {
+    const std::int64_t k = std::min(depth, s.k - l);
+    pack<kCols<C>>(b_panel, b.from(l, 0).flipped(), s.n, k, C(1));
+    for (std::int64_t block = 0; block < s.m; block += kBlockRows) {
+      const std::int64_t rows = std::min(kBlockRows, s.m - block);
+      pack<kRows>(a_block, a.from(block, l), rows, k, alpha);
+      for (std::int64_t j = 0; j < s.n; j += kCols<C>)
+        for (std::int64_t i = 0; i < rows; i += kRows)
+          sliver_product(c + (block + i) * ldc + j, ldc, a_block + i * k, b_panel + j * k,
+                         {std::min(kRows, rows - i), std::min(kCols<C>, s.n - j), k}, accumulate);
+    }
+  }
+}
+
+// c = beta c + bias, the start of a sum; beta 0 does not read c.
+template <class C, class T>
+void start(C* c, std::int64_t ldc, const T* bias, Sizes s, C beta) {
   const Vec<C> factor(beta), zero(C(0));
   for (std::int64_t i = 0; i < s.m; ++i, c += ldc) {
-    if (beta == C(1) && bias == nullptr) return;
-    if (beta == C(0) && bias == nullptr)
-      map(c, s.n, [zero] { return zero; });
-    else if (beta == C(0))
-      map(c, s.n, [](Vec<C> b) { return b; }, bias);
-    else if (bias == nullptr)
-      map(c, s.n, [factor](Vec<C> x) { return factor * x; }, c);
-    else
-      map(c, s.n, [factor](Vec<C> x, Vec<C> b) { return fma(factor, x, b); }, c, bias);
-  }
-}
-
-// One panel of C, computed where it lies.
-template <class C>
-void direct_panel(const GemmArgs& args, C* c, View<C> a, View<C> b, const C* bias, Sizes s) {
-  start(c, args.ldc, bias, s, static_cast<C>(args.beta));
-  if (s.k > 0) multiply(c, args.ldc, a, b, s, static_cast<C>(args.alpha));
-}
-
-constexpr std::int64_t kTileRows = 128, kTileCols = 256, kTileDepth = 256;
-
-// A rows x cols corner of `from`, widened to f32 in the same storage order.
-template <class T>
-View<float> widen(float* to, View<T> from, std::int64_t rows, std::int64_t cols) {
-  const std::int64_t lines = from.transposed ? cols : rows, length = from.transposed ? rows : cols;
-  for (std::int64_t i = 0; i < lines; ++i)
-    map(to + i * length, length, [](Vec<float> x) { return x; }, from.data + i * from.ld);
-  return {to, length, from.transposed};
-}
-
-// One tile of C in f32, rounded once at the end.
-template <class T, class Out>
-void widened_tile(const GemmArgs& args, Out* c, View<T> a, View<T> b, const T* bias, Sizes s) {
-  alignas(64) float a_block[kTileRows * kTileDepth];
-  alignas(64) float b_block[kTileDepth * kTileCols];
-  alignas(64) float sums[kTileRows * kTileCols];
-  std::fill_n(sums, s.m * s.n, 0.0f);
-  for (std::int64_t first = 0; first < s.k; first += kTileDepth) {
-    const std::int64_t depth = std::min(kTileDepth, s.k - first);
-    multiply(sums, s.n, widen(a_block, a.from(0, first), s.m, depth),
-             widen(b_block, b.from(first, 0), depth, s.n), {s.m, s.n, depth}, 1.0f);
-  }
-  const Vec<float> alpha(static_cast<float>(args.alpha)), beta(static_cast<float>(args.beta));
-  for (std::int64_t i = 0; i < s.m; ++i) {
-    Out* row = c + i * args.ldc;
-    for_lanes<float>(s.n, [&](std::int64_t j, auto io) {
-      Vec<float> v = alpha * io.load(sums + i * s.n + j);
-      if (args.beta != 0) v = fma(beta, io.load(row + j), v);
-      if (bias != nullptr) v = v + io.load(bias + j);
-      io.store(row + j, v);
+    for_lanes<C>(s.n, [&](std::int64_t j, auto io) {
+      const Vec<C> add = bias == nullptr ? zero : io.load(bias + j);
+      io.store(c + j, beta == C(0) ? add : fma(factor, io.load(c + j), add));
     });
   }
 }
 
-// How C is cut: rows x cols tasks of at most these sizes. By shape alone; tall panels are cut only
-// where there are too few others to share, because every cut packs B once more.
+// One task whose C has the computing type: summed where it lies.
+template <class T>
+void direct_task(const GemmArgs& args, Compute<T>* c, View<T> a, View<T> b, const T* bias,
+                 Sizes s) {
+  using C = Compute<T>;
+  const bool plain = bias == nullptr && (args.beta == 0 || args.beta == 1) && s.k > 0;
+  if (!plain) start(c, args.ldc, bias, s, static_cast<C>(args.beta));
+  if (s.k > 0)
+    panel_product(c, args.ldc, a, b, s, static_cast<C>(args.alpha), !plain || args.beta == 1);
+}
+
+// One task whose C is 16-bit: summed in f32 over all of k, rounded once.
+template <class T>
+void rounded_task(const GemmArgs& args, T* c, View<T> a, View<T> b, const T* bias, Sizes s) {
+  alignas(64) float sums[kBlockRows * kPanelCols<float>];
+  start(sums, s.n, bias, s, 0.0f);
+  if (s.k > 0) panel_product(sums, s.n, a, b, s, static_cast<float>(args.alpha), true);
+  const Vec<float> beta(static_cast<float>(args.beta));
+  for (std::int64_t i = 0; i < s.m; ++i, c += args.ldc) {
+    for_lanes<float>(s.n, [&](std::int64_t j, auto io) {
+      const Vec<float> v = io.load(sums + i * s.n + j);
+      io.store(c + j, args.beta == 0 ? v : fma(beta, io.load(c + j), v));
+    });
+  }
+}
+
+// How C is cut into tasks, by shape alone.
 struct Grid {
   std::int64_t rows, cols, row_tasks, col_tasks;
 };
 
-Grid panel_grid(std::int64_t m, std::int64_t n, std::int64_t batch) {
-  constexpr std::int64_t widest = 768, least_rows = 512, wanted = 4;
+Grid grid_of(const GemmArgs& args, std::int64_t widest, std::int64_t tallest) {
+  const auto cut = [](std::int64_t size, std::int64_t pieces, std::int64_t multiple) {
+    return std::min(size, ((size + pieces - 1) / pieces + multiple - 1) / multiple * multiple);
+  };
+  const std::int64_t m = args.m, n = args.n;
   Grid g{};
-  g.col_tasks = (n + widest - 1) / widest;
-  g.cols = std::min(n, ((n + g.col_tasks - 1) / g.col_tasks + 15) / 16 * 16);
+  g.cols = cut(n, (n + widest - 1) / widest, 16);
   g.col_tasks = (n + g.cols - 1) / g.cols;
-  const std::int64_t pieces = std::clamp<std::int64_t>(wanted / (g.col_tasks * batch), 1,
-                                                       std::max<std::int64_t>(1, m / least_rows));
-  g.rows = std::min(m, ((m + pieces - 1) / pieces + 15) / 16 * 16);
+  // Tall panels are cut only where there are too few others to share: every cut packs B once more.
+  const std::int64_t wanted = std::clamp<std::int64_t>(4 / (g.col_tasks * args.batch), 1,
+                                                       std::max<std::int64_t>(1, m / kLeastRows));
+  g.rows = cut(m, std::max(wanted, (m + tallest - 1) / tallest), kRows);
   g.row_tasks = (m + g.rows - 1) / g.rows;
   return g;
-}
-
-Grid tile_grid(std::int64_t m, std::int64_t n) {
-  return {kTileRows, kTileCols, (m + kTileRows - 1) / kTileRows, (n + kTileCols - 1) / kTileCols};
 }
 
 // Calls f(c, a, b, bias, sizes) for every task of every matrix of the batch.
@@ -156,10 +197,8 @@ void for_grid(const GemmArgs& args, const Grid& g, Exec& exec, F f) {
     const std::int64_t i = task / g.col_tasks % g.row_tasks * g.rows,
                        j = task % g.col_tasks * g.cols;
     const std::int64_t batch = task / (g.col_tasks * g.row_tasks);
-    const View<T> a{static_cast<const T*>(args.a) + batch * args.a_batch_stride, args.lda,
-                    args.trans_a};
-    const View<T> b{static_cast<const T*>(args.b) + batch * args.b_batch_stride, args.ldb,
-                    args.trans_b};
+    const auto a = View<T>::of(args.a, batch * args.a_batch_stride, args.lda, args.trans_a);
+    const auto b = View<T>::of(args.b, batch * args.b_batch_stride, args.ldb, args.trans_b);
     const T* bias = args.bias == nullptr ? nullptr : static_cast<const T*>(args.bias) + j;
     f(static_cast<Out*>(args.c) + batch * args.c_batch_stride + i * args.ldc + j, a.from(i, 0),
       b.from(0, j), bias,
@@ -168,27 +207,19 @@ void for_grid(const GemmArgs& args, const Grid& g, Exec& exec, F f) {
   });
 }
 
-template <class T, class Out>
-void run(const GemmArgs& args, Exec& exec) {
-  if constexpr (std::is_same_v<T, Compute<T>>) {
-    for_grid<T, T>(args, panel_grid(args.m, args.n, args.batch), exec,
-                   [&](auto... task) { direct_panel<T>(args, task...); });
-  } else {
-    for_grid<T, Out>(args, tile_grid(args.m, args.n), exec,
-                     [&](auto... task) { widened_tile<T, Out>(args, task...); });
-  }
-}
-
 }  // namespace
 
 void gemm(const GemmArgs& args, Exec& exec) {
   if (args.m == 0 || args.n == 0 || args.batch == 0) return;
   visit_floating(args.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if (args.c_dtype == args.dtype)
-      run<T, T>(args, exec);
-    else
-      run<T, float>(args, exec);
+    using C = Compute<T>;
+    if (args.c_dtype == dtype_of<C>())
+      for_grid<T, C>(args, grid_of(args, kPanelCols<C>, args.m), exec,
+                     [&](auto... task) { direct_task<T>(args, task...); });
+    else if constexpr (!std::is_same_v<T, C>)
+      for_grid<T, T>(args, grid_of(args, kPanelCols<C>, kBlockRows), exec,
+                     [&](auto... task) { rounded_task<T>(args, task...); });
   });
 }
 
