@@ -63,8 +63,9 @@ void multiply(const Tensor& out, std::int64_t c_batch_stride, std::int64_t ldc, 
              flip_b = (tb == Transpose::yes) != y.transposed;
   kernels::GemmArgs args{};
   args.c = out.data();
-  args.a = x.tensor.data();
-  args.b = y.tensor.data();
+  // Nothing is read from an operand without elements, but addresses are computed from its first.
+  args.a = x.tensor.numel() > 0 ? x.tensor.data() : out.data();
+  args.b = y.tensor.numel() > 0 ? y.tensor.data() : out.data();
   args.bias = bias.defined() ? bias.data() : nullptr;
   args.alpha = alpha;
   args.beta = beta;
