@@ -43,6 +43,7 @@ void add_columns(const EmbeddingBackwardArgs& a, std::int64_t first, std::int64_
 }  // namespace
 
 void embedding(const EmbeddingArgs& a, Exec& exec) {
+  if (a.cols == 0) return;
   const std::size_t size = size_bytes(a.dtype), row_bytes = static_cast<std::size_t>(a.cols) * size;
   alignas(8) std::byte missing[8] = {};
   const double nan = NAN;
@@ -63,6 +64,7 @@ void embedding(const EmbeddingArgs& a, Exec& exec) {
 }
 
 void embedding_backward(const EmbeddingBackwardArgs& a, Exec& exec) {
+  if (a.cols == 0) return;
   if (!a.accumulate) {
     const std::size_t row_bytes = static_cast<std::size_t>(a.cols) * size_bytes(a.grad_dtype);
     for_ranges(exec, a.vocab, row_grain(a.cols), [&](std::int64_t begin, std::int64_t end) {

@@ -55,13 +55,20 @@ template <std::int64_t Width, class T>
 void pack_slivers(Compute<T>* out, View<T> from, std::int64_t rows, std::int64_t depth,
                   Compute<T> factor) {
   using C = Compute<T>;
+  // Whole vectors may write beyond a column: the next column, or the next sliver, overwrites that.
+  constexpr std::int64_t whole = (Width + kLanes<C> - 1) / kLanes<C> * kLanes<C>;
   for (std::int64_t first = 0; first < rows;
        first += Width, out += Width * depth, from = from.from(Width, 0)) {
     const std::int64_t width = std::min(Width, rows - first);
     const auto value = [&](std::int64_t i, std::int64_t l) {
       return factor * static_cast<C>(from.data[i * from.row_step + l * from.col_step]);
     };
-    if (width == Width) {
+    if (from.row_step == 1 && rows - first >= whole) {
+      const Vec<C> scale(factor);
+      for (std::int64_t l = 0; l < depth; ++l)
+        for (std::int64_t i = 0; i < whole; i += kLanes<C>)
+          store(out + l * Width + i, scale * load(from.data + i + l * from.col_step));
+    } else if (width == Width) {
       for (std::int64_t l = 0; l < depth; ++l)
         for (std::int64_t i = 0; i < Width; ++i) out[l * Width + i] = value(i, l);
     } else {

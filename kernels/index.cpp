@@ -54,6 +54,7 @@ void for_columns(const IndexArgs& a, Exec& exec, F f) {
 }  // namespace
 
 void index_select(const IndexArgs& a, Exec& exec) {
+  if (a.inner == 0) return;
   visit(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_ranges(exec, a.outer * a.count, row_grain(a.inner),

@@ -65,6 +65,7 @@ void add_integers(T* out, const void* const* inputs, int n_inputs, std::int64_t 
 
 void reduce_peers(void* out, const void* const* inputs, int n_inputs, std::int64_t count,
                   DType dtype) {
+  if (count == 0) return;
   if (n_inputs == 0) {
     std::memset(out, 0, static_cast<std::size_t>(count) * size_bytes(dtype));
     return;

@@ -131,12 +131,17 @@ void choices(const ReduceArgs& a, Exec& exec) {
   for_ranges(exec, a.outer * a.inner, row_grain(4 * a.n),
              [&](std::int64_t begin, std::int64_t end) {
                for (std::int64_t i = begin; i < end; ++i) {
-                 const T* row = in + i / a.inner * a.n * a.inner + i % a.inner;
-                 const std::int64_t best = a.n == 0 ? 0 : best_of(row, a.n, a.inner, largest);
+                 std::int64_t best = 0;
+                 T value = extreme<T>(largest);
+                 if (a.n > 0) {
+                   const T* row = in + i / a.inner * a.n * a.inner + i % a.inner;
+                   best = best_of(row, a.n, a.inner, largest);
+                   value = row[best * a.inner];
+                 }
                  if (wants_index)
                    static_cast<std::int64_t*>(a.out)[i] = best;
                  else
-                   static_cast<T*>(a.out)[i] = a.n == 0 ? extreme<T>(largest) : row[best * a.inner];
+                   static_cast<T*>(a.out)[i] = value;
                }
              });
 }

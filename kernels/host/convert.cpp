@@ -41,7 +41,7 @@ void convert_floats(To* out, const From* in, std::int64_t n) {
 template <class To, class From>
 void convert_any(void* out, const void* in, std::int64_t n) {
   if constexpr (std::is_same_v<To, From>) {
-    if (out != in) std::memcpy(out, in, static_cast<std::size_t>(n) * sizeof(To));
+    if (out != in && n > 0) std::memcpy(out, in, static_cast<std::size_t>(n) * sizeof(To));
   } else if constexpr ((std::is_same_v<From, float> && std::is_class_v<To>) ||
                        (std::is_same_v<To, float> && std::is_class_v<From>)) {
     convert(static_cast<To*>(out), static_cast<const From*>(in), n);
