@@ -76,7 +76,15 @@ autograd::Leaf::Target LocalGradient::take(int entry) {
     std::fill(held_.begin(), held_.end(), false);
   }
   if (!completed_by_caller && !scheduled_) {
-    autograd::at_end_of_backward([this] { complete(); });
+    // A pass that fails drops what was left for its end, and this with it.
+    struct Pass {
+      LocalGradient* gradient;
+      ~Pass() {
+        if (gradient->scheduled_) gradient->abandon();
+      }
+    };
+    autograd::at_end_of_backward(
+        [pass = std::make_shared<Pass>(this)] { pass->gradient->complete(); });
     scheduled_ = true;
   }
   const auto i = static_cast<std::size_t>(entry);
@@ -108,6 +116,14 @@ void LocalGradient::complete() {
   }
   if (fresh_) std::fill(held_.begin(), held_.end(), true);
   fresh_ = false;
+}
+
+void LocalGradient::abandon() noexcept {
+  scheduled_ = false;
+  if (std::all_of(arrived_.begin(), arrived_.end(), [](std::uint64_t word) { return word == 0; }))
+    return;
+  std::fill(arrived_.begin(), arrived_.end(), 0);
+  group_.gradient = {};
 }
 
 Parameter::Parameter(const Shape& shape, Initializer initializer)

@@ -182,3 +182,41 @@ TEST_CASE("derivatives of cross_entropy") {
       },
       {draw.normal({4, 5}), draw.indices({4}, 5, dtype)});
 }
+
+TEST_CASE("gradients of a whole block are the same bits on every executor, for any threads",
+          "[threads]") {
+  const std::uint64_t seed = std::random_device{}();
+  INFO("seed " << seed);
+  const auto run = [&](const CpuOptions& options) {
+    const Device device = Device::cpu(options);
+    std::uint64_t key = seed;
+    const auto parameter = [&](const Shape& shape) {
+      return Tensor::normal(shape, 0, 0.3, ++key, f32, device).require_grad();
+    };
+    const std::int64_t tokens = 6, width = 16, vocab = 40;
+    const RopeTables tables = RopeTables::make(tokens, 4, 10000, device);
+    const Tensor table = parameter({vocab, width}), scale = parameter({width}),
+                 qkv = parameter({2 * width, width}), out = parameter({width, width}),
+                 up = parameter({3 * width, width}), down = parameter({width, 3 * width / 2});
+    const Tensor ids = Tensor::arange(2 * tokens, i64, device);
+    const Tensor x = embedding(table, reshape(ids, {2, tokens}));
+    const Tensor heads = reshape(linear(rms_norm(x, scale, 1e-5), qkv), {2, tokens, 8, 4});
+    const Tensor attended =
+        causal_attention(rope(slice(heads, 2, 0, 4), tables), rope(slice(heads, 2, 4, 6), tables),
+                         slice(heads, 2, 6, 8));
+    const Tensor h = x + linear(reshape(attended, {2, tokens, width}), out);
+    const Tensor wide = linear(h, up);
+    const Tensor y =
+        h + linear(dropout(swiglu(slice(wide, 2, 0, 24), slice(wide, 2, 24, 48)), 0.1, 3, 4), down);
+    cross_entropy(linear(reshape(y, {-1, width}), table), ids).backward();  // tied
+    std::vector<std::vector<float>> gradients;
+    for (const Tensor& p : {table, scale, qkv, out, up, down})
+      gradients.push_back(p.grad().to_vector<float>());
+    return gradients;
+  };
+  const auto expected = run({.executor = ExecutorKind::inlined});
+  for (const int threads : {1, 2, 3})
+    CHECK(run({.executor = ExecutorKind::threaded, .threads = threads}) == expected);
+  for (std::uint64_t s = 0; s < 5; ++s)
+    CHECK(run({.executor = ExecutorKind::shuffled, .schedule_seed = seed + s}) == expected);
+}

@@ -98,7 +98,11 @@ class LocalGradient final : public GradientPlace {
   // Completes what arrived since the last call: missing gradients of a fresh array become zeros,
   // counts are written.
   void complete();
-  // When set, `complete` is left to the caller; otherwise it runs at the end of each backward pass.
+  // After a pass that ended with an exception: drops the gradient if the pass had begun to write
+  // it.
+  void abandon() noexcept;
+  // When set, `complete` and `abandon` are left to the caller; otherwise one of them runs at the
+  // end of each backward pass.
   bool completed_by_caller = false;
 
  private:
