@@ -139,6 +139,7 @@ Tensor record_if(bool always, const char* name, std::span<const Tensor> inputs, 
   node->sequence = ++s.sequence;
   node->backward = std::move(backward);
   node->region = s.region;
+  if (s.region) s.region->add_node();
   out.grad_meta() = std::make_shared<GradMeta>(GradMeta{std::move(node), nullptr});
   return out;
 }

@@ -77,6 +77,7 @@ bool World::State::end() noexcept {
       if (!backend->fail()) return false;
     }
   }
+  context.drop_kept();
   backend->leave();
   return true;
 }

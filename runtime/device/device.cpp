@@ -78,6 +78,7 @@ DeviceContext::~DeviceContext() {
   }
   if (!told && !failure.empty())
     log(LogLevel::error, concat("Device: rank ", rank_, " ended with a failure: ", failure));
+  drop_kept();
   memory.reset();
 }
 
@@ -140,6 +141,13 @@ const Event& DeviceContext::event_covering(StreamId stream, Tick tick) {
                  "; is it a tick of another device?");
   if (last_events_[index(stream)].tick < tick) record(stream);
   return last_events_[index(stream)];
+}
+
+void DeviceContext::keep(std::shared_ptr<void> what) {
+  std::erase_if(kept_, [&](const Kept& kept) { return host_.covers(kept.until); });
+  Clock now;
+  for (std::size_t i = 0; i < kMaxStreams; ++i) now.ticks[i] = clocks_[i].ticks[i];
+  if (!host_.covers(now)) kept_.push_back({now, std::move(what)});
 }
 
 void DeviceContext::remove_observer(Observer& observer) { std::erase(observers_, &observer); }

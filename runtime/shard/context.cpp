@@ -11,7 +11,7 @@ std::shared_ptr<Unit> unit_of(nn::Module& module) {
   return std::dynamic_pointer_cast<Unit>(module.hook());
 }
 
-// The largest number of units, the root apart, that are open inside one another.
+// The largest number of units that have slots of the common rings and are open inside one another.
 int nesting_of(const std::vector<std::pair<std::string, Unit*>>& units) {
   int deepest = 1;
   for (const auto& [name, unit] : units) {
@@ -40,6 +40,7 @@ void Context::build(nn::Module& root) {
     TESSERA_EXPECT(!context->world_ || context->world_ == &world, "fully_shard: unit '", name,
                    "' lies on another mesh than its root; give all units of a model one mesh");
     context->world_ = &world;
+    context->device_ = world.device();
     units.emplace_back(name, unit.get());
     context->units_.push_back(unit);
   }
@@ -48,6 +49,12 @@ void Context::build(nn::Module& root) {
   context->allocate(nesting_of(units));
 }
 
+// Queued collectives may still use the arena.
+Context::~Context() {
+  if (arena_) device_.context().keep(std::move(arena_));
+}
+
+// The root is open around all others, so it has slots of its own, as has a unit that stays open.
 void Context::allocate(int nesting) {
   std::int64_t run_bytes_max = 0;
   int prefetch = 1, in_flight = 1;
@@ -56,7 +63,7 @@ void Context::allocate(int nesting) {
     prefetch = std::max(prefetch, unit->options().prefetch_depth);
     in_flight = std::max(in_flight, unit->options().reductions_in_flight);
     if (unit->needs_slot()) {
-      if (unit->keeps_open())
+      if (unit->has_own_slot())
         resident_bytes_ += unit->layout().gather_bytes;
       else
         gather_slot_bytes_ = std::max(gather_slot_bytes_, unit->layout().gather_bytes);
@@ -89,7 +96,7 @@ void Context::allocate(int nesting) {
   SlotRing* const reduce = ring(reduce_slot_bytes_, reduce_slots_, "gradient slots");
   for (const auto& weak : units_) {
     const std::shared_ptr<Unit> unit = weak.lock();
-    SlotRing* const own_gather = unit->needs_slot() && unit->keeps_open()
+    SlotRing* const own_gather = unit->needs_slot() && unit->has_own_slot()
                                      ? ring(unit->layout().gather_bytes, 1, "gather slots")
                                      : gather;
     SlotRing* const own_reduce = unit->size() > 1 && unit->is_root()
@@ -99,60 +106,94 @@ void Context::allocate(int nesting) {
   }
 }
 
-void Context::called(const std::shared_ptr<UnitRegion>& region) {
-  std::erase_if(order_, [](const auto& weak) { return weak.expired(); });
-  order_.push_back(region);
+void Context::called(const std::shared_ptr<Call>& call) {
+  std::erase_if(order_, [](const auto& other) { return other->forward.expired(); });
+  order_.push_back(call);
 }
 
-void Context::skip(UnitRegion& region) {
-  region.skip();
-  Unit& unit = region.unit();
-  if (unit.is_closed() && !unit.keeps_open()) {
-    unit.gather();
-    unit.open();
-    unit.close();
+// What a peer whose graph reaches the call does there.
+void Context::skip(Call& call) {
+  call.begun = true;
+  const std::shared_ptr<Unit> unit = call.unit.lock();
+  if (!unit) return;
+  if (!unit->is_running()) {
+    unit->gather();
+    unit->close();
   }
-  if (unit.owes_reduction()) unit.reduce();
+  unit->reduce();
 }
 
 void Context::begins(UnitRegion& region) {
   schedule_end();
-  if (region.unit().is_root()) return;
-  std::size_t at = order_.size();
-  for (std::size_t i = 0; i < order_.size(); ++i)
-    if (order_[i].lock().get() == &region) at = i;
-  if (at == order_.size())
-    return;  // made by recomputation, or by a forward whose backward has already ended
-  for (std::size_t i = order_.size(); i-- > at + 1;)
-    if (const auto later = order_[i].lock(); later && !later->has_begun()) skip(*later);
-  region.unit().gather();
-  region.unit().open();
-  int ahead = region.unit().options().prefetch_depth;
-  for (std::size_t i = at; i-- > 0 && ahead > 0;)
-    if (const auto next = order_[i].lock();
-        next && !next->has_begun() && !next->unit().keeps_open()) {
-      next->unit().gather();
-      --ahead;
-    }
+  Unit& unit = region.unit();
+  if (!region.forward().in_pass) reached_.push_back(region.shared_forward());
+  region.forward().in_pass = true;
+
+  Call& call = *region.call();
+  const auto found = std::find(order_.begin(), order_.end(), region.call());
+  const bool is_first = !call.begun && found != order_.end();
+  if (is_first)
+    for (std::size_t i = order_.size(); order_[--i].get() != &call;)
+      if (order_[i]->is_due() && !call.is_inside(*order_[i])) skip(*order_[i]);
+  call.begun = true;
+  region.runs();
+  unit.gather();
+  unit.open();
+  if (is_first)
+    prefetch(static_cast<std::size_t>(found - order_.begin()), unit.options().prefetch_depth);
+}
+
+void Context::prefetch(std::size_t at, int depth) {
+  for (std::size_t i = at; i-- > 0 && depth > 0;) {
+    const std::shared_ptr<Unit> unit = order_[i]->is_due() ? order_[i]->unit.lock() : nullptr;
+    if (!unit || unit->keeps_open()) continue;
+    unit->gather();
+    --depth;
+  }
+}
+
+void Context::ends(UnitRegion& region) {
+  for (std::size_t i = order_.size(); i-- > 0;)
+    if (order_[i]->is_due() && order_[i]->ends_before(*region.call())) skip(*order_[i]);
 }
 
 void Context::schedule_end() {
-  if (end_scheduled_) return;
-  end_scheduled_ = true;
-  autograd::at_end_of_backward([this] { end_of_backward(); });
+  if (in_pass_) return;
+  auto pass = std::make_shared<Pass>();
+  pass->context = shared_from_this();
+  autograd::at_end_of_backward([pass] { pass->context->end_of_backward(); });
+  ++pass_;
+  in_pass_ = true;
 }
 
 void Context::end_of_backward() {
-  end_scheduled_ = false;
   for (std::size_t i = order_.size(); i-- > 0;)
-    if (const auto region = order_[i].lock(); region && !region->has_begun()) skip(*region);
-  order_.clear();
+    if (order_[i]->is_due()) skip(*order_[i]);
+  for (const auto& forward : reached_) {
+    for (const auto& weak : std::exchange(forward->opened, {}))
+      if (const auto unit = weak.lock(); unit && unit->reduced_in() != pass_) unit->reduce();
+    forward->in_pass = false;
+  }
+  std::erase_if(order_, [](const auto& call) { return call->begun || call->forward.expired(); });
+  reached_.clear();
   for (const auto& weak : units_) {
     const std::shared_ptr<Unit> unit = weak.lock();
     if (!unit) continue;
     if (unit->owes_reduction()) unit->reduce();
-    if (!unit->is_closed()) unit->close();
+    unit->close();
   }
+  in_pass_ = false;
+  if (reduced_.tick > 0) device().compute().wait(reduced_);
+}
+
+// After a pass that failed: everything is closed, and the gradients that it had touched are gone.
+void Context::recover() noexcept {
+  in_pass_ = false;
+  for (const auto& forward : reached_) forward->in_pass = false;
+  reached_.clear();
+  order_.clear();
+  for (const auto& weak : units_)
+    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->abandon_backward();
   if (reduced_.tick > 0) device().compute().wait(reduced_);
 }
 

@@ -150,6 +150,14 @@ void for_each_full_parameter(
   const std::shared_ptr<SymmetricMemory> memory =
       world.size() > 1 ? world.allocate_symmetric(std::max<std::int64_t>(largest, 4)) : nullptr;
   const Device& device = world.device();
+  // Queued gathers outlive an exception of f.
+  struct Keep {
+    const std::shared_ptr<SymmetricMemory>& memory;
+    DeviceContext& context;
+    ~Keep() {
+      if (memory) context.keep(memory);
+    }
+  } keep{memory, device.context()};
   UseRecord use;
   for (const auto& [name, p] : parameters) {
     const ParameterState& state = *p.state();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/tensor/launch.hpp"
+#include "tessera/autograd/recompute.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/tensor/ops.hpp"
 
@@ -44,6 +45,13 @@ Unit::Unit(std::vector<std::shared_ptr<ParameterState>> parameters, const ShardO
   layout_ = UnitLayout::make(specs, trainable, param_dtype(), reduce_dtype());
 }
 
+// Queued collectives may still read what was prepared for them.
+Unit::~Unit() {
+  close_unchecked();
+  drop_run();
+  for (auto& prepared : prepared_) device_.context().keep(std::move(prepared));
+}
+
 void Unit::advance(UnitState from, UnitState to) {
   TESSERA_EXPECT(state_ == from, "unit '", name_, "' is ", shard::name(state_), "; ",
                  shard::name(to), " is reached from ", shard::name(from), " only");
@@ -54,6 +62,9 @@ void Unit::join(std::shared_ptr<Context> context, std::string name, bool is_root
   context_ = std::move(context);
   name_ = std::move(name);
   is_root_ = is_root;
+  DeviceContext& device = options_.mesh.world().device().context();
+  gather_name_ = device.intern("all_gather " + name_);
+  reduce_name_ = device.intern("reduce_scatter " + name_);
   keeps_open_ = options_.reshard_after_forward == Reshard::never ||
                 (is_root && options_.reshard_after_forward == Reshard::automatic);
   for (const auto& group : {trainable_, frozen_})
@@ -137,7 +148,7 @@ CollectiveGroup& Unit::prepare(const char* name, StreamId stream) {
   Prepared* found = nullptr;
   for (const auto& p : prepared_)
     if (p->tick <= host[p->stream]) found = p.get();
-  if (!found) found = prepared_.emplace_back(std::make_unique<Prepared>()).get();
+  if (!found) found = prepared_.emplace_back(std::make_shared<Prepared>()).get();
   found->group.name = name;
   found->group.items.clear();
   found->stream = stream;
@@ -162,14 +173,15 @@ void Unit::pack(const FlatGroup& group, const Tensor& table) {
 
 void Unit::gather() {
   if (state_ != UnitState::closed) return;
+  if (needs_slot() && layout_.gather_bytes > 0)
+    slot_ = gather_ring_->take(layout_.gather_bytes, StreamId::gather);
   advance(UnitState::closed, UnitState::gathering);
   gathered_version_ = version();
   if (!needs_slot() || layout_.gather_bytes == 0) return;
-  slot_ = gather_ring_->take(layout_.gather_bytes, StreamId::gather);
   if (trainable_) pack(*trainable_, pack_trainable_);
   if (frozen_) pack(*frozen_, pack_frozen_);
   if (size() > 1) {
-    CollectiveGroup& group = prepare("all_gather_unit", StreamId::gather);
+    CollectiveGroup& group = prepare(gather_name_, StreamId::gather);
     const auto element = static_cast<std::int64_t>(size_bytes(param_dtype()));
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const ShardSpec& spec = parameters_[i]->spec;
@@ -205,12 +217,24 @@ void Unit::open() {
   if (needs_slot() && layout_.gather_bytes > 0) device_.compute().wait(gathered_);
 }
 
-void Unit::check_escapes() const {
+// Names the parameter that somebody outside still holds, empty for none.
+std::string Unit::escape() const {
   for (const auto& p : parameters_) {
     const long others = p->window.use_count() - 1 - p->window->saved;
-    TESSERA_EXPECT(others <= 0, "unit '", name_, "' closes while parameter '", p->name,
-                   "' is still referenced outside its call (last used by '", p->window->last_op,
-                   "'); copy what leaves the module, or keep using it inside");
+    if (others > 0)
+      return concat("unit '", name_, "' closes while parameter '", p->name,
+                    "' is still referenced outside its call (last used by '", p->window->last_op,
+                    "'); copy what leaves the module, or keep using it inside");
+  }
+  return {};
+}
+
+void Unit::give_back(SlotRing& ring, const Slot& slot) noexcept {
+  try {
+    ring.give_back(slot);
+  } catch (const std::exception& error) {
+    log(LogLevel::error,
+        concat("unit '", name_, "': could not give its slot back: ", error.what()));
   }
 }
 
@@ -223,199 +247,125 @@ void Unit::close_unchecked() noexcept {
   if (needs_slot() && layout_.gather_bytes > 0) {
     // The slot's memory is made safe by its last use, not by what the unit knows: a gather that
     // nobody waited for counts too.
-    try {
-      gather_ring_->give_back(slot_);
-    } catch (const std::exception& error) {
-      log(LogLevel::error,
-          concat("unit '", name_, "': could not give its slot back: ", error.what()));
-    }
+    give_back(*gather_ring_, slot_);
   }
   slot_ = {};
   state_ = UnitState::closed;
 }
 
 void Unit::close() {
-  if (state_ == UnitState::open) check_escapes();
+  const std::string escaped = state_ == UnitState::open ? escape() : "";
   close_unchecked();
+  TESSERA_EXPECT(escaped.empty(), escaped);
 }
 
 // --- the module's call ---
 
+// What tags the nodes of a call for training; in backward the one that its first run has kept.
+std::shared_ptr<UnitRegion> Unit::make_region() {
+  auto* const recomputed = autograd::RecomputedRegions::current();
+  const bool first_run = recomputed && recomputed->is_first_run();
+  if (!first_run && !autograd::grad_enabled()) return nullptr;
+  const auto* outer = dynamic_cast<UnitRegion*>(autograd::current_region().get());
+  if (outer && outer->unit().context_ != context_) outer = nullptr;
+  std::shared_ptr<UnitRegion> region;
+  if (recomputed && autograd::in_backward())
+    region = std::dynamic_pointer_cast<UnitRegion>(recomputed->take([&](autograd::Region& kept) {
+      const auto* mine = dynamic_cast<UnitRegion*>(&kept);
+      return mine && &mine->unit() == this;
+    }));
+  if (region)
+    region->comes_again(outer);
+  else
+    region = std::make_shared<UnitRegion>(shared_from_this(), outer, first_run);
+  if (first_run) recomputed->keep(region);
+  return region;
+}
+
 void Unit::before_call(nn::Module& module) {
   if (!context_) Context::build(module);
-  if (scope_depth_++ > 0) return;  // the module calls itself
-  if (state_ == UnitState::open && is_stale() && !autograd::in_backward()) close();
-  gather();
-  open();
-  if (!autograd::grad_enabled()) return;
-  auto region = std::make_shared<UnitRegion>(shared_from_this());
-  if (!autograd::in_backward()) {
-    owes_reduction_ = owes_reduction_ || trainable_ != nullptr;
-    if (!is_root_) context_->called(region);
+  if (scope_depth_ > 0) {
+    ++scope_depth_;  // the module calls itself
+    return;
   }
-  guard_.emplace(std::move(region));
+  std::shared_ptr<UnitRegion> region = make_region();
+  if (region && autograd::in_backward()) {
+    context_->begins(*region);
+  } else {
+    if (is_stale() && !autograd::in_backward()) close();
+    gather();
+    open();
+  }
+  if (region) guard_.emplace(region);
+  region_ = std::move(region);
+  ++scope_depth_;
 }
 
 void Unit::after_call(nn::Module&) {
   if (--scope_depth_ > 0) return;
   guard_.reset();
-  if (autograd::in_backward()) return;  // recomputed: open until the region ends
-  if (!keeps_open_ || !autograd::grad_enabled()) close();
+  const auto region = std::exchange(region_, nullptr);
+  const auto* const recomputed = autograd::RecomputedRegions::current();
+  const bool has_nodes_later = recomputed && recomputed->is_first_run();
+  const bool is_empty = !region || (region->nodes() == 0 && !has_nodes_later);
+  if (autograd::in_backward()) {  // recomputed: open until the region ends
+    if (region && is_empty) region->rests();
+    if (is_empty && running_ == 0) close();
+    return;
+  }
+  if (!is_empty && !is_root_) context_->called(region->call());
+  if (!keeps_open_ || !region) close();
 }
 
 void Unit::abandon_call(nn::Module&) noexcept {
   if (--scope_depth_ > 0) return;
   guard_.reset();
+  region_.reset();
   close_unchecked();
 }
 
 // --- backward ---
 
-void UnitRegion::backward_begins() {
-  begun_ = true;
-  if (const Context* const context = unit_->context()) const_cast<Context*>(context)->begins(*this);
-  unit_->gather();
-  unit_->open();
+UnitRegion::UnitRegion(std::shared_ptr<Unit> unit, const UnitRegion* outer, bool recomputed)
+    : unit_(std::move(unit)),
+      forward_(outer ? outer->forward_ : std::make_shared<Forward>()),
+      call_(std::make_shared<Call>()),
+      recomputed_(recomputed) {
+  call_->unit = unit_;
+  call_->forward = forward_;
+  call_->outer = outer ? outer->call_ : nullptr;
+  call_->ends_first = outer && (recomputed || outer->nodes() > 0);
+  forward_->opened.push_back(unit_);
 }
 
+// What is recomputed runs inside of a node of the region around all of it.
+void UnitRegion::comes_again(const UnitRegion* outer) noexcept {
+  call_->ends_first = outer && (!outer->recomputed_ || outer->nodes() > 0);
+}
+
+void UnitRegion::backward_begins() { unit_->context_->begins(*this); }
+
 void UnitRegion::backward_ends() {
+  unit_->context_->ends(*this);
+  rests();
   unit_->close();
   unit_->reduce();
 }
 
-void Unit::take_run() {
-  run_slot_ = reduce_ring_->take(layout_.run_bytes, StreamId::compute);
-  run_ = std::make_shared<Storage>(
-      Storage{device_, {}, run_slot_.data, run_slot_.bytes, run_slot_.use, 0, "", nullptr});
-  std::fill(held_.begin(), held_.end(), false);
-  std::fill(arrived_.begin(), arrived_.end(), 0);
-}
-
-autograd::Leaf::Target Unit::take(int entry) {
-  context_->schedule_end();
-  owes_reduction_ = true;
-  if (local_) return local_->take(entry);
-  if (!run_) take_run();
-  const auto at = static_cast<std::size_t>(entry);
-  const std::shared_ptr<ParameterState> p = trainable_->entries[at].parameter.lock();
-  const auto i = static_cast<std::size_t>(std::find(parameters_.begin(), parameters_.end(), p) -
-                                          parameters_.begin());
-  arrived_[at / 64] |= std::uint64_t{1} << (at % 64);
-  const bool accumulate = held_[at];
-  held_[at] = true;
-  return {Tensor::wrap(run_, p->shape, reduce_dtype(), layout_.run_offset_bytes[i]), 1.0 / size(),
-          accumulate};
-}
-
-void Unit::complete_run() {
-  const Tensor run = Tensor::wrap(
-      run_, {run_->bytes / static_cast<std::int64_t>(size_bytes(reduce_dtype()))}, reduce_dtype());
-  for (std::size_t word = 0; word < arrived_.size(); ++word) {
-    kernels::CompleteArgs args{};
-    args.base = run_->data;
-    args.entries = reinterpret_cast<const kernels::PlaceEntry*>(run_places_.data());
-    args.counts = run_->data + layout_.counts_offset_bytes;
-    args.counts_stride_bytes = layout_.counts_chunk_bytes;
-    args.arrived = arrived_[word];
-    args.first = static_cast<std::int32_t>(word * 64);
-    args.entry_count = static_cast<std::int32_t>(trainable_->entries.size());
-    args.copies = size();
-    args.dtype = reduce_dtype();
-    args.zero_missing = true;
-    detail::launch("complete_run", device_, detail::table(device_).flat.complete, args,
-                   {detail::reads(run_places_), detail::writes(run)});
-  }
-}
-
-// Zeroes the alignment gaps between the entries of a flat array, so that sums over all of it are
-// sums over the entries.
-void Unit::clear_gaps(Stream stream, const Tensor& flat, const Tensor& table) {
-  kernels::CompleteArgs args{};
-  args.base = flat.data();
-  args.entries = reinterpret_cast<const kernels::PlaceEntry*>(table.data());
-  args.arrived = ~std::uint64_t{0};
-  args.entry_count = static_cast<std::int32_t>(trainable_->entries.size());
-  args.dtype = reduce_dtype();
-  const Access accesses[] = {table.access(AccessMode::read), flat.access(AccessMode::write)};
-  for (args.first = 0; args.first < args.entry_count; args.first += 64)
-    stream.launch({.name = "clear_gaps", .accesses = accesses},
-                  kernels::Call<kernels::CompleteArgs>{detail::table(device_).flat.complete, args});
-}
-
-Tensor Unit::fresh_gradient() {
-  const OwnerGuard owner(device_, "gradients");
-  Tensor gradient = Tensor::empty({trainable_->numel + trainable_->counts_numel()}, f32, device_);
-  clear_gaps(device_.compute(), gradient, gaps_f32_);
-  return gradient;
-}
-
-// compute  ... last gradient │ complete ┐ record
-// reduce                                └ wait │ reduce_scatter │ (add) │ record
-//
-// The end of backward waits for that record.
-void Unit::reduce() {
+void Unit::abandon_backward() noexcept {
+  const bool was_touched = owes_reduction_ || (context_ && reduced_in_ == context_->pass());
+  if (trainable_ && was_touched) trainable_->gradient = {};
+  if (local_) local_->abandon();
+  running_ = 0;
   owes_reduction_ = false;
-  if (!trainable_) return;
-  if (local_) return local_->complete();
-  if (!run_) take_run();  // nothing arrived here: zeros travel
-  complete_run();
-  const bool fresh = !trainable_->gradient.defined();
-  if (fresh) trainable_->gradient = fresh_gradient();
-  const Stream reduce = device_.reduce();
-  reduce.wait(device_.compute().record());
+  close_unchecked();
+  drop_run();
+}
 
-  const DType wire = reduce_dtype();
-  const auto element = static_cast<std::int64_t>(size_bytes(wire));
-  const bool direct = fresh && wire == f32;
-  Tensor target = trainable_->gradient;
-  if (!direct) {  // one shard-sized staging, on the reduce stream's own memory
-    auto storage = std::make_shared<Storage>(
-        Storage{device_, {}, nullptr, target.numel() * element, nullptr, 0, "", nullptr});
-    const OwnerGuard owner(device_, "staging");
-    storage->buffer = Memory::of(device_).allocate(storage->bytes, StreamId::reduce);
-    storage->data = storage->buffer.data();
-    storage->use = &storage->buffer.use();
-    target = Tensor::wrap(std::move(storage), target.shape(), wire);
-    clear_gaps(reduce, target, gaps_reduce_);
-  }
-  CollectiveGroup& group = prepare("reduce_scatter_unit", StreamId::reduce);
-  for (const FlatEntry& entry : trainable_->entries) {
-    const auto i = static_cast<std::size_t>(
-        std::find(parameters_.begin(), parameters_.end(), entry.parameter.lock()) -
-        parameters_.begin());
-    group.items.push_back({.send = run_->data + layout_.run_offset_bytes[i],
-                           .recv = target.data() + entry.offset * element,
-                           .count = entry.chunk,
-                           .kind = CollectiveKind::reduce_scatter,
-                           .dtype = wire});
-  }
-  group.items.push_back({.send = run_->data + layout_.counts_offset_bytes,
-                         .recv = target.data() + trainable_->numel * element,
-                         .count = trainable_->counts_numel(),
-                         .kind = CollectiveKind::reduce_scatter,
-                         .dtype = wire});
-  const Access accesses[] = {{run_->use, run_->data, run_->data + run_->bytes, AccessMode::read},
-                             target.access(AccessMode::write)};
-  options_.mesh.world().reduce().submit(group, accesses);
-  ++context_->counters.reductions;
-  if (!direct) {
-    kernels::AxpbyArgs args{};
-    args.y = trainable_->gradient.data();
-    args.x = target.data();
-    args.alpha = 1;
-    args.beta = fresh ? 0 : 1;
-    args.count = target.numel();
-    args.y_dtype = f32;
-    args.x_dtype = wire;
-    const Access add[] = {target.access(AccessMode::read),
-                          trainable_->gradient.access(AccessMode::write)};
-    reduce.launch(
-        {.name = "accumulate_shard", .accesses = add},
-        kernels::Call<kernels::AxpbyArgs>{detail::table(device_).elementwise.axpby, args});
-  }
+void Unit::drop_run() noexcept {
+  if (!run_) return;
   run_.reset();
-  reduce_ring_->give_back(run_slot_);
-  context_->reduced(reduce.record());
+  give_back(*reduce_ring_, run_slot_);
 }
 
 ShardPlan::Unit Unit::describe() const {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/shard/context.hpp"
@@ -28,6 +29,7 @@ constexpr const char* name(UnitState s) {
 class Unit final : public nn::ModuleHook, public std::enable_shared_from_this<Unit> {
  public:
   Unit(std::vector<std::shared_ptr<ParameterState>> parameters, const ShardOptions& options);
+  ~Unit() override;
 
   // --- nn::ModuleHook ---
   void before_call(nn::Module& module) override;
@@ -46,6 +48,7 @@ class Unit final : public nn::ModuleHook, public std::enable_shared_from_this<Un
   bool needs_slot() const noexcept { return size() > 1 || param_dtype() != f32; }
   bool is_root() const noexcept { return is_root_; }
   bool keeps_open() const noexcept { return keeps_open_; }
+  bool has_own_slot() const noexcept { return keeps_open_ || is_root_; }
   bool is_materialized() const noexcept { return trainable_ || frozen_; }
   int size() const noexcept { return options_.mesh.shard_size(); }
   ShardPlan::Unit describe() const;
@@ -61,29 +64,40 @@ class Unit final : public nn::ModuleHook, public std::enable_shared_from_this<Un
   void gather();
   // Makes the full tensors usable by later work on the compute stream.
   void open();
+  // Throws, closed all the same: ContractError for a full tensor that somebody still holds.
   void close();
   void close_unchecked() noexcept;
-  bool is_closed() const noexcept { return state_ == UnitState::closed; }
   // Reduces what backward has left, zeros included, and lets go of the run.
   void reduce();
-  // Whether the unit was opened for training since its last reduction.
+  // Whether a gradient came since the last reduction.
   bool owes_reduction() const noexcept { return owes_reduction_; }
+  // The backward pass of the last reduction.
+  std::uint64_t reduced_in() const noexcept { return reduced_in_; }
+  // Whether one of its calls is in its part of backward.
+  bool is_running() const noexcept { return running_ > 0; }
+  // After a pass that failed: closed, and what the pass has done to the gradient is dropped with
+  // it.
+  void abandon_backward() noexcept;
   // The place of a gradient of the trainable group's entry.
   autograd::Leaf::Target take(int entry);
 
  private:
   void advance(UnitState from, UnitState to);
-  void check_escapes() const;
+  std::shared_ptr<UnitRegion> make_region();
+  std::string escape() const;
   bool is_stale() const noexcept;
   std::uint64_t version() const noexcept;
   void pack(const FlatGroup& group, const Tensor& table);
   void make_tables();
+  void give_back(SlotRing& ring, const Slot& slot) noexcept;
   void take_run();
+  void drop_run() noexcept;
   void complete_run();
   Tensor fresh_gradient();
   void clear_gaps(Stream stream, const Tensor& flat, const Tensor& table);
   CollectiveGroup& prepare(const char* name, StreamId stream);
 
+  friend class UnitRegion;
   ShardOptions options_;
   std::string name_ = "(not yet named)";
   std::vector<std::shared_ptr<ParameterState>> parameters_;
@@ -106,8 +120,12 @@ class Unit final : public nn::ModuleHook, public std::enable_shared_from_this<Un
   std::uint64_t gathered_version_ = 0;
 
   int scope_depth_ = 0;
+  std::shared_ptr<UnitRegion> region_;  // of the call that runs, null without training
   std::optional<autograd::RegionGuard> guard_;
+  int running_ = 0;
   bool owes_reduction_ = false;
+  std::uint64_t reduced_in_ = 0;
+  const char *gather_name_ = "", *reduce_name_ = "";  // of the operations
 
   std::shared_ptr<Storage> run_;  // the run being filled, null for none
   Slot run_slot_;
@@ -120,23 +138,34 @@ class Unit final : public nn::ModuleHook, public std::enable_shared_from_this<Un
     StreamId stream = StreamId::gather;
     Tick tick = 0;
   };
-  std::vector<std::unique_ptr<Prepared>> prepared_;
+  std::vector<std::shared_ptr<Prepared>> prepared_;
 };
 
-// One call of a unit's module, as backward sees it.
+// One call of a unit's module for training, as backward sees it.
 class UnitRegion final : public autograd::Region {
  public:
-  explicit UnitRegion(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {}
+  // `outer`: the region around it, of a unit under the same root, or null. `recomputed`: its nodes
+  // come in backward.
+  UnitRegion(std::shared_ptr<Unit> unit, const UnitRegion* outer, bool recomputed);
+  // In backward, with all nodes of `outer` that come before its own.
+  void comes_again(const UnitRegion* outer) noexcept;
   void backward_begins() override;
   void backward_ends() override;
 
   Unit& unit() const noexcept { return *unit_; }
-  bool has_begun() const noexcept { return begun_; }
-  void skip() noexcept { begun_ = true; }
+  const std::shared_ptr<Call>& call() const noexcept { return call_; }
+  Forward& forward() const noexcept { return *forward_; }
+  const std::shared_ptr<Forward>& shared_forward() const noexcept { return forward_; }
+  // Its part of backward has begun, and has ended.
+  void runs() noexcept { unit_->running_ += std::exchange(running_, true) ? 0 : 1; }
+  void rests() noexcept { unit_->running_ -= std::exchange(running_, false) ? 1 : 0; }
 
  private:
   std::shared_ptr<Unit> unit_;
-  bool begun_ = false;
+  std::shared_ptr<Forward> forward_;
+  std::shared_ptr<Call> call_;
+  bool recomputed_ = false;
+  bool running_ = false;
 };
 
 }  // namespace tessera::shard

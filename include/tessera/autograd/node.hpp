@@ -49,8 +49,13 @@ class Region {
   virtual void backward_begins() = 0;
   virtual void backward_ends() = 0;
 
+  // Nodes made in it so far.
+  std::int64_t nodes() const noexcept { return nodes_; }
+  void add_node() noexcept { ++nodes_; }
+
  private:
   friend class Engine;
+  std::int64_t nodes_ = 0;
   std::int64_t pending_ = 0;  // nodes that this backward will still reach
   bool running_ = false;
 };

@@ -5,10 +5,40 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include "tessera/autograd/node.hpp"
 
 namespace tessera {
+
+namespace autograd {
+
+// The regions of the calls inside a recomputed function. Its first run records no node, yet each
+// call there has a place in backward: who makes regions keeps one for it, and takes it up again in
+// the second run, the same call's.
+//
+//   forward    first run    keep(region of block 0)
+//   backward   second run   take(block 0's) ── its nodes ── the region ends
+class RecomputedRegions {
+ public:
+  // Of the function that runs on this thread now, null outside of recomputation.
+  static RecomputedRegions* current() noexcept;
+
+  bool is_first_run() const noexcept { return first_run_; }
+  void keep(std::shared_ptr<Region> region) { regions_.push_back(std::move(region)); }
+  // The first one left for which `is_mine` holds, null for none. Inside the first run of a function
+  // that is recomputed within another, one that the outer one has kept.
+  std::shared_ptr<Region> take(const std::function<bool(Region&)>& is_mine);
+
+ private:
+  friend class RecomputeGuard;
+  RecomputedRegions* outer_ = nullptr;
+  bool first_run_ = true;
+  std::vector<std::shared_ptr<Region>> regions_;
+};
+
+}  // namespace autograd
 
 // f(x), keeping x only; backward runs f once more, with the same random draws, and then its
 // backward. The gradients are the ones that f(x) itself would have had, bit by bit.

@@ -10,7 +10,11 @@
 #pragma once
 
 #include <memory>
+#include <set>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "tessera/device/event.hpp"
 #include "tessera/device/executor.hpp"
@@ -147,9 +151,21 @@ class DeviceContext {
   void add_observer(Observer& observer) { observers_.push_back(&observer); }
   void remove_observer(Observer& observer);
 
+  // Keeps `what` until the host knows that everything submitted so far has run: for what queued
+  // operations still use when its owner goes, by an exception say. Never blocks.
+  void keep(std::shared_ptr<void> what);
+  // Lets go of all that is kept. Requires: everything submitted has run, or was skipped.
+  void drop_kept() noexcept { kept_.clear(); }
+  // `text` as an operation's name: the same text at the same address, as long as the device lives.
+  const char* intern(std::string_view text) { return names_.emplace(text).first->c_str(); }
+
   std::unique_ptr<DeviceExtension> memory;  // set by the memory layer at first use
 
  private:
+  struct Kept {
+    Clock until;
+    std::shared_ptr<void> what;
+  };
   void expect_reached(const Event& event, const char* function) const;
 
   DeviceKind kind_;
@@ -160,7 +176,9 @@ class DeviceContext {
   Clock host_;
   double blocked_seconds_ = 0;
   std::uint64_t launches_ = 0;
-  bool failure_told_ = false;           // a blocking call has thrown it
+  bool failure_told_ = false;  // a blocking call has thrown it
+  std::vector<Kept> kept_;
+  std::set<std::string> names_;         // nodes, whose addresses stay
   std::unique_ptr<Executor> executor_;  // last: its workers end first
 };
 

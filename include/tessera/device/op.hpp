@@ -30,7 +30,7 @@ struct Cost {
   double wire_bytes = 0;  // sent and received by this rank
 };
 
-// Name (a string with static lifetime), cost and accesses of one operation.
+// Name (a string that lives as long as the device), cost and accesses of one operation.
 struct Op {
   const char* name = "";
   Cost cost{};

@@ -29,9 +29,9 @@ enum class Reshard : std::uint8_t { automatic, always, never };
 // f32, bf16 or f16.
 struct MixedPrecision {
   // Of the full parameters and so of compute; unset: f32, the shards' dtype.
-  std::optional<DType> param;
+  std::optional<DType> param{};
   // Of gradients on the wire: f32 or `param`; unset: f32.
-  std::optional<DType> reduce;
+  std::optional<DType> reduce{};
 };
 
 struct ShardOptions {

@@ -1,0 +1,208 @@
+// How many collectives a step issues, in every way to call units: counted at the communicators, not
+// guessed.
+#include "tessera/autograd/recompute.hpp"
+#include "tests/shard/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+constexpr std::uint64_t kGathers = 2, kOnce = 1;
+
+struct Counted {
+  std::uint64_t gathers = 0, reductions = 0;
+  bool operator==(const Counted&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Counted& c) {
+  return out << c.gathers << " gathers and " << c.reductions << " reductions";
+}
+
+// The collectives of `step(model, world)`, the same on every rank, by the engine's own count and by
+// the communicators'.
+template <class Model, class Make, class F>
+Counted count(int ranks, const Make& make, Reshard reshard, const F& step) {
+  struct Both {
+    Counted engine, wire;
+  };
+  const auto results = on_ranks(ranks, [&](World& world) {
+    const std::unique_ptr<Model> model = make();
+    model->shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = reshard});
+    model->materialize(world.device());
+    nn::init(*model, {3});
+    step(*model, world);  // whatever only the first step does
+    for (const auto& group : groups_of(model->parameters())) group->gradient = {};
+    const ShardCounters before = shard_counters(*model);
+    const std::uint64_t gathers = world.gather().submitted(),
+                        reductions = world.reduce().submitted();
+    step(*model, world);
+    const ShardCounters after = shard_counters(*model);
+    return Both{{after.gathers - before.gathers, after.reductions - before.reductions},
+                {world.gather().submitted() - gathers, world.reduce().submitted() - reductions}};
+  });
+  for (const Both& both : results) {
+    CHECK(both.engine == both.wire);
+    CHECK(both.wire == results[0].wire);
+  }
+  return results[0].wire;
+}
+
+std::unique_ptr<Stack> make_stack() {
+  return std::make_unique<Stack>(std::vector<std::int64_t>{5, 7, 6, 3});
+}
+void one_step(Stack& model, World& world) {
+  mean_square(model(rows_of(1, world.rank() * 4, 4, 5, world.device()))).backward();
+}
+
+// The same layers, each computed once more in backward.
+class Recomputed final : public Stack {
+ public:
+  using Stack::Stack;
+  Tensor operator()(const Tensor& x) {
+    return call([&] {
+      Tensor h = x;
+      for (nn::Linear& layer : layers)
+        h = recompute([&layer](const Tensor& input) { return tanh(layer(input)); }, h);
+      return h * scale.value() + offset.value();
+    });
+  }
+};
+
+// Blocks with a unit inside a unit: h = tanh(outer.pre h), then inner, then outer.post.
+class Block final : public nn::Module {
+ public:
+  Block() : pre(4, 6), inner(6, 5), post(5, 4) {
+    register_module("pre", pre);
+    register_module("inner", inner);
+    register_module("post", post);
+  }
+  Tensor operator()(const Tensor& x) {
+    return call([&] { return post(tanh(inner(tanh(pre(x))))); });
+  }
+  nn::Linear pre, inner, post;
+};
+class Nested final : public nn::Module {
+ public:
+  Nested() {
+    for (int i = 0; i < 3; ++i) blocks.emplace_back();
+    register_module("blocks", blocks);
+  }
+  Tensor operator()(const Tensor& x) {
+    return call([&] {
+      Tensor h = x;
+      for (Block& block : blocks) h = block(h);
+      return h;
+    });
+  }
+  void shard(const ShardOptions& options) {
+    for (Block& block : blocks) {
+      fully_shard(block.inner, options);
+      fully_shard(block, options);
+    }
+    fully_shard(*this, options);
+  }
+  nn::ModuleList<Block> blocks;
+};
+
+}  // namespace
+
+TEST_CASE("a step gathers each unit twice with resharding, once without, and reduces it once",
+          "[threads]") {
+  for (const int ranks : {2, 3}) {
+    INFO(ranks << " ranks");
+    const auto counted = [&](Reshard reshard) {
+      return count<Stack>(ranks, make_stack, reshard, one_step);
+    };
+    CHECK(counted(Reshard::automatic) == Counted{3 * kGathers + kOnce, 4});
+    CHECK(counted(Reshard::always) == Counted{4 * kGathers, 4});
+    CHECK(counted(Reshard::never) == Counted{4 * kOnce, 4});
+  }
+}
+
+TEST_CASE("one rank has no collective at all") {
+  for (const Reshard reshard : {Reshard::automatic, Reshard::always, Reshard::never})
+    CHECK(count<Stack>(1, make_stack, reshard, one_step) == Counted{0, 0});
+}
+
+TEST_CASE("the plan says how many collectives a step will issue", "[threads]") {
+  for (const Reshard reshard : {Reshard::automatic, Reshard::always, Reshard::never}) {
+    const Counted counted = count<Stack>(2, make_stack, reshard, one_step);
+    const auto plans = on_ranks(2, [&](World& world) {
+      const auto model = make_stack();
+      model->shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = reshard});
+      model->materialize(world.device());
+      return shard_plan(*model);
+    });
+    Counted planned;
+    for (const ShardPlan::Unit& unit : plans[0].units) {
+      planned.gathers += static_cast<std::uint64_t>(unit.gathers_per_call);
+      planned.reductions += static_cast<std::uint64_t>(unit.reductions_per_call);
+    }
+    CHECK(planned == counted);
+  }
+}
+
+TEST_CASE("recomputation costs no further gather", "[threads]") {
+  const auto make = [] {
+    return std::make_unique<Recomputed>(std::vector<std::int64_t>{5, 7, 6, 3});
+  };
+  const auto step = [](Recomputed& model, World& world) {
+    mean_square(model(rows_of(1, world.rank() * 4, 4, 5, world.device()).require_grad()))
+        .backward();
+  };
+  CHECK(count<Recomputed>(2, make, Reshard::automatic, step) == Counted{3 * kGathers + kOnce, 4});
+  CHECK(count<Recomputed>(2, make, Reshard::always, step) == Counted{4 * kGathers, 4});
+  CHECK(count<Recomputed>(2, make, Reshard::never, step) == Counted{4 * kOnce, 4});
+}
+
+TEST_CASE("a unit inside a unit costs what any unit costs", "[threads]") {
+  const auto make = [] { return std::make_unique<Nested>(); };
+  const auto step = [](Nested& model, World& world) {
+    mean_square(model(rows_of(1, world.rank() * 4, 4, 4, world.device()))).backward();
+  };
+  CHECK(count<Nested>(2, make, Reshard::automatic, step) == Counted{6 * kGathers, 6});
+  CHECK(count<Nested>(2, make, Reshard::always, step) == Counted{6 * kGathers, 6});
+  CHECK(count<Nested>(2, make, Reshard::never, step) == Counted{6 * kOnce, 6});
+}
+
+TEST_CASE("every call of a unit has its own gathers and its own reduction", "[threads]") {
+  class Twice final : public Stack {
+   public:
+    Twice() : Stack({4, 4}) {}
+    Tensor operator()(const Tensor& x) {
+      return call([&] { return layers[0](tanh(layers[0](x))) * scale.value(); });
+    }
+  };
+  const auto make = [] { return std::make_unique<Twice>(); };
+  const auto step = [](Twice& model, World& world) {
+    mean_square(model(rows_of(1, world.rank() * 4, 4, 4, world.device()))).backward();
+  };
+  CHECK(count<Twice>(2, make, Reshard::automatic, step) == Counted{2 * kGathers + kOnce, 3});
+  // Open from the first call to the end of the second call's backward.
+  CHECK(count<Twice>(2, make, Reshard::never, step).reductions == 3);
+}
+
+TEST_CASE("evaluation gathers once and reduces nothing; each micro-batch counts as a step",
+          "[threads]") {
+  const auto evaluate = [](Stack& model, World& world) {
+    const NoGradGuard no_grad;
+    model(rows_of(1, world.rank() * 4, 4, 5, world.device()));
+  };
+  for (const Reshard reshard : {Reshard::automatic, Reshard::always, Reshard::never})
+    CHECK(count<Stack>(2, make_stack, reshard, evaluate) == Counted{4 * kOnce, 0});
+  const auto accumulate = [](Stack& model, World& world) {
+    for (int micro = 0; micro < 3; ++micro) one_step(model, world);
+  };
+  CHECK(count<Stack>(2, make_stack, Reshard::automatic, accumulate) ==
+        Counted{3 * (3 * kGathers + kOnce), 3 * 4});
+}
+
+TEST_CASE("frozen units are gathered and never reduced", "[threads]") {
+  const auto make = [] {
+    auto model = make_stack();
+    model->layers[1].weight.freeze();
+    model->layers[1].bias.freeze();
+    return model;
+  };
+  CHECK(count<Stack>(2, make, Reshard::automatic, one_step) == Counted{3 * kGathers + kOnce, 3});
+}

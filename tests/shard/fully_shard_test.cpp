@@ -1,0 +1,280 @@
+// What fully_shard refuses, and what it leaves as it was: handles, names, values.
+#include "tessera/nn/llama.hpp"
+#include "tests/shard/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+const std::vector<std::int64_t> kWidths = {5, 7, 1, 3};  // 1 row: most ranks own nothing of it
+
+nn::LlamaConfig tiny_llama(bool tied) {
+  return {.dim = 12,
+          .n_layers = 2,
+          .n_heads = 2,
+          .n_kv_heads = 1,
+          .ffn_dim = 20,
+          .vocab_size = 13,
+          .max_seq_len = 8,
+          .tie_embeddings = tied};
+}
+
+// Three steps of AdamW; the optimizer is made before or after the model is sharded.
+Values train(World& world, bool optimizer_first) {
+  Stack model(kWidths);
+  const auto make = [&] {
+    return std::make_unique<optim::AdamW>(model.parameters(), optim::AdamWOptions{.lr = 0.05});
+  };
+  std::unique_ptr<optim::AdamW> optimizer = optimizer_first ? make() : nullptr;
+  model.shard({.mesh = DeviceMesh::flat(world)});
+  model.materialize(world.device());
+  if (!optimizer) optimizer = make();
+  nn::init(model, {11});
+  for (int step = 0; step < 3; ++step) {
+    mean_square(model(rows_of(5, 8 * step + 2 * world.rank(), 2, 5, world.device()))).backward();
+    optimizer->step();
+    optimizer->zero_grad();
+  }
+  return full_values(model, world);
+}
+
+}  // namespace
+
+TEST_CASE("fully_shard refuses what cannot take effect, naming value and remedy") {
+  const World world = World::single();
+  const DeviceMesh mesh = DeviceMesh::flat(world);
+  const auto refused = [&](const ShardOptions& options) {
+    Stack model(kWidths);
+    return contract_error([&] { fully_shard(model, options); });
+  };
+  CHECK_THAT(refused({.mesh = mesh, .precision = {.param = f64}}), Contains("param is f64"));
+  CHECK_THAT(refused({.mesh = mesh, .precision = {.reduce = i32}}), Contains("reduce is i32"));
+  CHECK_THAT(refused({.mesh = mesh, .precision = {.reduce = bf16}}),
+             Contains("f32 parameters") && Contains("bf16"));
+  CHECK_THAT(refused({.mesh = mesh, .precision = {.param = bf16, .reduce = f16}}),
+             Contains("use f32 or bf16"));
+  CHECK_THAT(refused({.mesh = mesh, .prefetch_depth = 0}), Contains("prefetch_depth is 0"));
+  CHECK_THAT(refused({.mesh = mesh, .prefetch_depth = 65}), Contains("prefetch_depth is 65"));
+  CHECK_THAT(refused({.mesh = mesh, .reductions_in_flight = 0}),
+             Contains("reductions_in_flight is 0"));
+  CHECK(refused({.mesh = mesh, .precision = {.param = bf16, .reduce = bf16}}) == "");
+
+  Stack model(kWidths);
+  fully_shard(model.layers[0], {.mesh = mesh});
+  CHECK_THAT(contract_error([&] { fully_shard(model.layers[0], {.mesh = mesh}); }),
+             Contains("is a unit already"));
+  CHECK_THAT(contract_error([&] { shard_plan(model.layers); }), Contains("call fully_shard on it"));
+}
+
+TEST_CASE("a parameter shared by two units belongs to the module that holds both") {
+  const World world = World::single();
+  const DeviceMesh mesh = DeviceMesh::flat(world);
+  nn::Llama apart(tiny_llama(true));
+  fully_shard(apart.embedding, {.mesh = mesh});
+  const std::string message = contract_error([&] { fully_shard(apart.head, {.mesh = mesh}); });
+  CHECK_THAT(message, Contains("'weight' is shared with unit") && Contains("holds both"));
+  CHECK(apart.head.hook() == nullptr);
+
+  nn::Llama together(tiny_llama(true));
+  for (nn::Module* part : together.parts()) fully_shard(*part, {.mesh = mesh});
+  fully_shard(together, {.mesh = mesh});
+  const ShardPlan plan = shard_plan([&]() -> nn::Module& {
+    together.materialize(world.device());
+    return together;
+  }());
+  CHECK(plan.units.size() == 3);
+  CHECK(plan.units[0].name == "(root)");
+  CHECK(plan.units[0].numel == 13 * 12 + 12);  // the shared weight once, and the last norm
+}
+
+TEST_CASE("units of one model lie on one mesh, have memory, and start from the root") {
+  const World world = World::single(), other = World::single();
+  Stack mixed(kWidths);
+  fully_shard(mixed.layers[1], {.mesh = DeviceMesh::flat(other)});
+  fully_shard(mixed, {.mesh = DeviceMesh::flat(world)});
+  mixed.materialize(world.device());
+  CHECK_THAT(contract_error([&] { shard_plan(mixed); }),
+             Contains("'layers.1'") && Contains("another mesh"));
+
+  Stack empty(kWidths);
+  empty.shard({.mesh = DeviceMesh::flat(world)});
+  CHECK_THAT(contract_error([&] { shard_plan(empty); }),
+             Contains("no memory yet") && Contains("materialize"));
+  CHECK_THAT(contract_error([&] { nn::init(empty, {1}); }),
+             Contains("no memory yet") && Contains("materialize"));
+
+  Stack inside_first(kWidths);
+  inside_first.shard({.mesh = DeviceMesh::flat(world)});
+  inside_first.materialize(world.device());
+  nn::init(inside_first, {1});
+  const Tensor x = rows_of(1, 0, 2, 5, world.device());
+  inside_first.layers[0](x);
+  CHECK_THAT(contract_error([&] { inside_first(x); }),
+             Contains("'layers.0'") && Contains("call the outermost module first"));
+
+  Stack half(kWidths);
+  half.layers[0].materialize(world.device());
+  CHECK_THAT(contract_error([&] { fully_shard(half, {.mesh = DeviceMesh::flat(world)}); }),
+             Contains("2 of 8 parameters have memory"));
+}
+
+TEST_CASE("a parameter used outside its unit's call is an error that names both", "[threads]") {
+  const auto messages = on_ranks(2, [](World& world) {
+    Stack model(kWidths);
+    model.shard({.mesh = DeviceMesh::flat(world)});
+    model.materialize(world.device());
+    nn::init(model, {1});
+    shard_plan(model);
+    return contract_error([&] { model.layers[1].weight.value(); });
+  });
+  for (const std::string& message : messages)
+    CHECK_THAT(message, Contains("'layers.1.weight'") && Contains("unit 'layers.1'") &&
+                            Contains("inside the module's call"));
+}
+
+TEST_CASE("a full parameter that leaves its unit's call is named with the operation that used it",
+          "[threads]") {
+  class Leaky final : public nn::Module {
+   public:
+    Leaky() : layer(4, 4) { register_module("layer", layer); }
+    Tensor operator()(const Tensor& x, bool leaks) {
+      return call([&] {
+        if (leaks) kept = weight_of_layer();
+        return layer(x);
+      });
+    }
+    Tensor weight_of_layer() {
+      return layer.call([&] {
+        Tensor whole = layer.weight.value();
+        tanh(whole);
+        return whole;
+      });
+    }
+    nn::Linear layer;
+    Tensor kept;
+  };
+  struct Result {
+    std::string message, later;
+    bool works_again = false;
+  };
+  const auto results = on_ranks(2, [](World& world) {
+    Leaky model;
+    fully_shard(model.layer, {.mesh = DeviceMesh::flat(world)});
+    fully_shard(model, {.mesh = DeviceMesh::flat(world)});
+    model.materialize(world.device());
+    nn::init(model, {1});
+    const Tensor x = rows_of(1, 0, 2, 4, world.device());
+    Result result;
+    result.message = contract_error([&] { model(x, true); });
+    model.kept = {};
+    const Tensor y = model(x, false);
+    y.backward(Tensor::ones(y.shape(), f32, world.device()));
+    result.works_again = model.layer.weight.grad().defined();
+    return result;
+  });
+  for (const Result& result : results) {
+    CHECK_THAT(result.message,
+               Contains("unit 'layer'") && Contains("'layer.weight'") && Contains("'tanh'"));
+    CHECK(result.works_again);
+  }
+}
+
+TEST_CASE("handles, names and shapes stay when a module is sharded") {
+  const World world = World::emulated(1, 3);
+  nn::Llama model(tiny_llama(false));
+  const auto before = model.named_parameters();
+  const std::vector<Parameter> handles = model.parameters();
+  for (nn::Module* part : model.parts()) fully_shard(*part, {.mesh = DeviceMesh::flat(world)});
+  fully_shard(model, {.mesh = DeviceMesh::flat(world)});
+  model.materialize(world.device());
+  shard_plan(model);
+  const auto after = model.named_parameters();
+  REQUIRE(after.size() == before.size());
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    INFO(before[i].first);
+    CHECK(after[i].first == before[i].first);
+    CHECK(after[i].second == handles[i]);
+    const Shape whole = handles[i].shape();
+    CHECK(whole == before[i].second.shape());
+    CHECK(handles[i].shard().shape() == ShardSpec{whole, 3, 1}.local_shape());
+  }
+}
+
+TEST_CASE("an optimizer made before sharding is the one made after", "[threads]") {
+  for (const int ranks : {1, 3}) {
+    const auto first = on_ranks(ranks, [](World& world) { return train(world, true); });
+    const auto after = on_ranks(ranks, [](World& world) { return train(world, false); });
+    for (int rank = 0; rank < ranks; ++rank)
+      CHECK(
+          same_bits(first[static_cast<std::size_t>(rank)], after[static_cast<std::size_t>(rank)]));
+  }
+}
+
+TEST_CASE("a module that has values keeps them when it is sharded", "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  for (const int ranks : {1, 2, 4}) {
+    struct Pair {
+      Values before, after;
+      bool trains = false;
+    };
+    const auto results = on_ranks(ranks, [&](World& world) {
+      Stack model(kWidths);
+      model.materialize(world.device());
+      nn::init(model, {seed});
+      Pair pair;
+      for (const auto& [name, p] : model.named_parameters())
+        pair.before[name] = p.shard().to_vector<float>();
+      model.shard({.mesh = DeviceMesh::flat(world)});
+      pair.after = full_values(model, world);
+      mean_square(model(rows_of(1, 0, 2, 5, world.device()))).backward();
+      pair.trains = model.layers[0].weight.grad().defined();
+      return pair;
+    });
+    for (const Pair& pair : results) {
+      CHECK(pair.before.size() == 8);
+      CHECK(same_bits(pair.before, pair.after));
+      CHECK(pair.trains);
+    }
+  }
+}
+
+TEST_CASE("initial values are the same bits for any number of ranks, sharded or not", "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const auto values = [&](int ranks, bool sharded, bool llama) {
+    const auto all = on_ranks(ranks, [&](World& world) {
+      std::unique_ptr<nn::Module> model;
+      const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+      if (llama) {
+        auto made = std::make_unique<nn::Llama>(tiny_llama(false));
+        if (sharded)
+          for (nn::Module* part : made->parts()) fully_shard(*part, options);
+        if (sharded) fully_shard(*made, options);
+        model = std::move(made);
+      } else {
+        auto made = std::make_unique<Stack>(kWidths);
+        if (sharded) made->shard(options);
+        model = std::move(made);
+      }
+      model->materialize(world.device());
+      nn::init(*model, {seed});
+      return full_values(*model, world);
+    });
+    for (const Values& other : all) CHECK(same_bits(all[0], other));
+    return all[0];
+  };
+  for (const bool llama : {false, true}) {
+    const Values one = values(1, true, llama);
+    CHECK(same_bits(one, values(1, false, llama)));
+    for (const int ranks : {2, 3, 4, 5}) {
+      INFO(ranks << " ranks");
+      CHECK(same_bits(one, values(ranks, true, llama)));
+    }
+    double most = 0;
+    for (const auto& [name, v] : one) most = std::max(most, largest(v));
+    CHECK(most > 0);
+  }
+}

@@ -1,0 +1,153 @@
+// Where rows and bytes lie: ShardSpec and UnitLayout against what they mean, spelled out.
+#include <numeric>
+#include <set>
+
+#include "tessera/shard/layout.hpp"
+#include "tests/shard/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+// torch.chunk along dimension 0, row by row: chunks of ceil(rows / world), the last ones shorter or
+// empty.
+std::vector<std::vector<std::int64_t>> chunked(std::int64_t rows, int world) {
+  std::vector<std::vector<std::int64_t>> owners(static_cast<std::size_t>(world));
+  std::int64_t chunk = 0;
+  while (chunk * world < rows) ++chunk;
+  for (std::int64_t row = 0; row < rows; ++row)
+    owners[static_cast<std::size_t>(row / chunk)].push_back(row);
+  return owners;
+}
+
+struct Case {
+  std::int64_t rows;
+  int world;
+  std::vector<std::int64_t> sizes;  // of the first ranks; the others own nothing
+};
+
+}  // namespace
+
+TEST_CASE("rows are cut as FSDP2 cuts them, uneven and empty shards included") {
+  const Case table[] = {{5, 4, {2, 2, 1}},
+                        {9, 8, {2, 2, 2, 2, 1}},
+                        {6, 4, {2, 2, 2}},
+                        {10, 4, {3, 3, 3, 1}},
+                        {3, 4, {1, 1, 1}},
+                        {1, 4, {1}},
+                        {17, 128, std::vector<std::int64_t>(17, 1)},
+                        {513, 128, [] {
+                           std::vector<std::int64_t> sizes(102, 5);
+                           sizes.push_back(3);
+                           return sizes;
+                         }()}};
+  for (const Case& c : table) {
+    INFO(c.rows << " rows over " << c.world << " ranks");
+    CHECK(std::accumulate(c.sizes.begin(), c.sizes.end(), std::int64_t{0}) == c.rows);
+    for (int rank = 0; rank < c.world; ++rank) {
+      const ShardSpec spec{{c.rows, 7}, c.world, rank};
+      const auto at = static_cast<std::size_t>(rank);
+      CHECK(spec.owned().size() == (at < c.sizes.size() ? c.sizes[at] : 0));
+      CHECK(spec.local_shape() == Shape{spec.owned().size(), 7});
+      CHECK(spec.chunk_numel() == c.sizes[0] * 7);
+    }
+  }
+}
+
+TEST_CASE("every row of a random shape has one owner, and a chunk holds what is owned") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  std::mt19937_64 engine(seed);
+  for (int trial = 0; trial < 200; ++trial) {
+    const auto rows = static_cast<std::int64_t>(engine() % 70);
+    const int world = 1 + static_cast<int>(engine() % 12);
+    const auto columns = static_cast<std::int64_t>(engine() % 5);
+    const Shape shape = trial % 3 == 0 ? Shape{rows} : Shape{rows, columns};
+    INFO("shape " << shape << " over " << world);
+    const auto owners = chunked(rows, world);
+    for (int rank = 0; rank < world; ++rank) {
+      const ShardSpec spec{shape, world, rank};
+      std::vector<std::int64_t> owned;
+      for (std::int64_t row = spec.owned().begin; row < spec.owned().end; ++row)
+        owned.push_back(row);
+      CHECK(owned == owners[static_cast<std::size_t>(rank)]);
+      CHECK(spec.owned().begin == std::min(rank * spec.chunk_rows(), rows));
+      CHECK(static_cast<std::int64_t>(owned.size()) <= spec.chunk_rows());
+      CHECK(spec.padded_numel() >= shape.numel());
+      // No rank could own a row less: padding is shorter than a row for each rank.
+      CHECK(spec.padded_numel() - shape.numel() <
+            world * std::max<std::int64_t>(spec.row_numel(), 1));
+    }
+  }
+}
+
+TEST_CASE("a scalar is one row of one element") {
+  const ShardSpec first{{}, 3, 0}, last{{}, 3, 2};
+  CHECK(first.rows() == 1);
+  CHECK(first.chunk_numel() == 1);
+  CHECK(first.padded_numel() == 3);
+  CHECK(first.owned() == RowRange{0, 1});
+  CHECK(last.owned() == RowRange{1, 1});
+}
+
+TEST_CASE("a unit's layout places every byte once, at multiples of 256, on every rank alike") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  std::mt19937_64 engine(seed);
+  const DType dtypes[][2] = {{f32, f32}, {bf16, f32}, {bf16, bf16}, {f16, f32}};
+  for (int trial = 0; trial < 100; ++trial) {
+    const int world = 1 + static_cast<int>(engine() % 9);
+    const auto [param, reduce] = std::pair(dtypes[trial % 4][0], dtypes[trial % 4][1]);
+    std::vector<ShardSpec> specs, other;
+    std::vector<bool> trainable;
+    const auto count = 1 + engine() % 100;  // more than the 64 of one word of arrivals too
+    for (std::size_t i = 0; i < count; ++i) {
+      const Shape shape{static_cast<std::int64_t>(engine() % 40),
+                        static_cast<std::int64_t>(engine() % 40)};
+      specs.push_back({shape, world, 0});
+      other.push_back({shape, world, world - 1});
+      trainable.push_back(engine() % 4 != 0);
+    }
+    const auto layout = shard::UnitLayout::make(specs, trainable, param, reduce);
+    const auto same = shard::UnitLayout::make(other, trainable, param, reduce);
+    CHECK(layout.gather_offset_bytes == same.gather_offset_bytes);
+    CHECK(layout.run_offset_bytes == same.run_offset_bytes);
+    CHECK(layout.gather_bytes == same.gather_bytes);
+    CHECK(layout.run_bytes == same.run_bytes);
+
+    std::int64_t gather_end = 0, run_end = 0, trained = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::int64_t padded = specs[i].padded_numel();
+      CHECK(layout.gather_offset_bytes[i] == gather_end);
+      CHECK(gather_end % 256 == 0);
+      gather_end += (padded * static_cast<std::int64_t>(size_bytes(param)) + 255) / 256 * 256;
+      if (!trainable[i]) {
+        CHECK(layout.run_offset_bytes[i] == -1);
+        continue;
+      }
+      ++trained;
+      CHECK(layout.run_offset_bytes[i] == run_end);
+      run_end += (padded * static_cast<std::int64_t>(size_bytes(reduce)) + 255) / 256 * 256;
+    }
+    CHECK(layout.gather_bytes == gather_end);
+    if (trained == 0) {
+      CHECK(layout.run_bytes == 0);
+      continue;
+    }
+    // Behind the gradients: an arrival count per parameter, one copy for each rank.
+    CHECK(layout.counts_offset_bytes == run_end);
+    CHECK(layout.counts_chunk_bytes >= trained * static_cast<std::int64_t>(size_bytes(reduce)));
+    CHECK(layout.run_bytes >= run_end + world * layout.counts_chunk_bytes);
+    CHECK(layout.run_bytes % 256 == 0);
+  }
+}
+
+TEST_CASE("sizes that overflow are refused, not wrapped") {
+  const std::int64_t huge = std::int64_t{1} << 40;
+  CHECK_THROWS_AS(shard::UnitLayout::make({ShardSpec{{huge, huge}, 2, 0}}, {true}, f32, f32),
+                  ContractError);
+  CHECK_THROWS_AS(
+      shard::UnitLayout::make({ShardSpec{{huge, huge / 1024 / 256}, 2, 0}}, {true}, f32, f32),
+      ContractError);
+}

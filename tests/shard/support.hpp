@@ -1,0 +1,171 @@
+// What the tests of sharding and of its promises share: ranks whose results come back to the test's
+// thread, small models cut into units, and whole values put together from shards.
+//
+// Assertions belong outside of `on_ranks`: Catch's are not made for several threads.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "tessera/autograd/ops.hpp"
+#include "tessera/nn/linear.hpp"
+#include "tessera/optim/adamw.hpp"
+#include "tessera/optim/sgd.hpp"
+#include "tessera/shard/fully_shard.hpp"
+#include "tests/support/catch.hpp"
+
+namespace tessera::testing {
+
+inline std::uint64_t fresh_seed() { return std::random_device{}(); }
+
+// What each rank's f(world) returned, in rank order.
+template <class F>
+auto on_ranks(int ranks, const WorldOptions& options, const F& f) {
+  using R = std::invoke_result_t<F, World&>;
+  std::vector<R> results(static_cast<std::size_t>(ranks));
+  run_local(ranks, options,
+            [&](World& world) { results[static_cast<std::size_t>(world.rank())] = f(world); });
+  return results;
+}
+template <class F>
+auto on_ranks(int ranks, const F& f) {
+  return on_ranks(ranks, WorldOptions{.threads = 1}, f);
+}
+
+// The message of the ContractError that f throws, empty for none.
+template <class F>
+std::string contract_error(const F& f) {
+  try {
+    f();
+  } catch (const ContractError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// --- values ---
+
+using Values = std::map<std::string, std::vector<float>>;
+
+inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+inline bool same_bits(const Values& a, const Values& b) {
+  if (a.size() != b.size()) return false;
+  for (auto i = a.begin(), j = b.begin(); i != a.end(); ++i, ++j)
+    if (i->first != j->first || !same_bits(i->second, j->second)) return false;
+  return true;
+}
+
+// The whole f32 parameters, gathered. Collective.
+inline Values full_values(nn::Module& module, const World& world) {
+  Values values;
+  for_each_full_parameter(module, world, [&](const std::string& name, const Tensor& full) {
+    values[name] = full.to_vector<float>();
+  });
+  return values;
+}
+
+// This rank's rows of all gradients; parameters without one are absent.
+inline Values shard_gradients(const nn::Module& module) {
+  Values values;
+  for (const auto& [name, p] : module.named_parameters())
+    if (const Tensor g = p.grad(); g.defined()) values[name] = g.to_vector<float>();
+  return values;
+}
+// The arrival count of each parameter, summed over the ranks; -1 where its unit has no gradient.
+inline std::map<std::string, float> arrival_counts(const nn::Module& module) {
+  std::map<std::string, float> counts;
+  for (const auto& [name, p] : module.named_parameters()) {
+    const FlatGroup& group = *p.state()->group;
+    counts[name] =
+        group.gradient.defined()
+            ? group.counts().to_vector<float>()[static_cast<std::size_t>(p.state()->entry)]
+            : -1.f;
+  }
+  return counts;
+}
+// Rank after rank: the rows of dimension 0 in order.
+inline Values assemble(const std::vector<Values>& shards) {
+  Values whole;
+  for (const Values& shard : shards)
+    for (const auto& [name, rows] : shard)
+      whole[name].insert(whole[name].end(), rows.begin(), rows.end());
+  return whole;
+}
+
+inline double largest(const std::vector<float>& values) {
+  double most = 0;
+  for (const float v : values) most = std::max(most, std::abs(static_cast<double>(v)));
+  return most;
+}
+// The largest |a - b| of a parameter, relative to its largest |a|, over all parameters.
+inline double distance(const Values& a, const Values& b) {
+  double worst = a.size() == b.size() ? 0 : INFINITY;
+  for (const auto& [name, x] : a) {
+    const auto found = b.find(name);
+    if (found == b.end() || found->second.size() != x.size()) return INFINITY;
+    std::vector<float> difference(x.size());
+    for (std::size_t i = 0; i < x.size(); ++i) difference[i] = x[i] - found->second[i];
+    const double scale = largest(x), off = largest(difference);
+    if (!(off <= 1e30)) return INFINITY;
+    worst = std::max(worst, off == 0 ? 0 : off / scale);
+  }
+  return worst;
+}
+
+// Rows [first, first + rows) of a table of normal values that depend on (seed, row, column) only.
+inline Tensor rows_of(std::uint64_t seed, std::int64_t first, std::int64_t rows, std::int64_t width,
+                      const Device& device, DType dtype = f32) {
+  std::vector<float> values;
+  for (std::int64_t r = first; r < first + rows; ++r) {
+    std::mt19937_64 engine(seed * 1000003 + static_cast<std::uint64_t>(r));
+    std::normal_distribution<float> normal;
+    for (std::int64_t c = 0; c < width; ++c) values.push_back(normal(engine));
+  }
+  return raw::cast(Tensor::from(values, {rows, width}, device), dtype);
+}
+
+// --- models ---
+
+// Linear layers with tanh between them, each a unit of its own where `shard` is asked to, and a
+// scale and an offset of the root's.
+class Stack : public nn::Module {
+ public:
+  explicit Stack(const std::vector<std::int64_t>& widths)
+      : scale({widths.back()}, Initializer::normal(1, 0.1)),
+        offset({}, Initializer::normal(0.5, 0.1)) {
+    for (std::size_t i = 0; i + 1 < widths.size(); ++i) {
+      nn::Linear& layer = layers.emplace_back(widths[i], widths[i + 1]);
+      layer.weight.state()->initializer = Initializer::normal(0, 0.5);
+      layer.bias.state()->initializer = Initializer::normal(0, 0.5);
+    }
+    register_module("layers", layers);
+    register_parameter("scale", scale);
+    register_parameter("offset", offset);
+  }
+  Tensor operator()(const Tensor& x) {
+    return call([&] {
+      Tensor h = x;
+      for (nn::Linear& layer : layers) h = tanh(layer(h));
+      return h * scale.value() + offset.value();
+    });
+  }
+  void shard(const ShardOptions& options) {
+    for (nn::Linear& layer : layers) fully_shard(layer, options);
+    fully_shard(*this, options);
+  }
+
+  nn::ModuleList<nn::Linear> layers;
+  Parameter scale, offset;
+};
+
+inline Tensor mean_square(const Tensor& y) { return mean(y * y); }
+
+}  // namespace tessera::testing
