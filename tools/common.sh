@@ -14,8 +14,8 @@ die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit "${status:-1}"; }
 missing_packages() {
   local package
   for package in "$@"; do
-    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || printf '%s ' "$package"
-  done
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || printf '%s\n' "$package"
+  done | paste -sd ' '
 }
 
 # Installs what is missing of the named packages, with one line that says so. Quiet and without questions.
@@ -26,7 +26,7 @@ need_packages() {
   [ -n "$missing" ] || return 0
   if [ "$(id -u)" != 0 ]; then
     command -v sudo >/dev/null || die "needs root or sudo for: apt-get install $missing"
-    sudo true || die "sudo refused; as root: apt-get install $missing"
+    if [ -t 0 ]; then sudo true; else sudo -n true 2>/dev/null; fi || die "sudo refused; as root: apt-get install $missing"
     as_root="sudo"
   fi
   say "Installing with apt: $missing"
