@@ -4,7 +4,6 @@
 using namespace tessera;
 using tessera::testing::check_gradients;
 using tessera::testing::Draw;
-using tessera::testing::layouts;
 
 TEST_CASE("derivatives of views") {
   Draw draw;

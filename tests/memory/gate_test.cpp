@@ -170,7 +170,8 @@ TEST_CASE("freed blocks are reused safely under any schedule", "[threads]") {
       const Access write[] = {{&buffer.use(), words, words + kWords, AccessMode::write}};
       const Access read[] = {{&buffer.use(), words, words + kWords, AccessMode::read}};
       device.stream(writer).launch({.name = "write", .accesses = write}, [words, round](Exec&) {
-        for (int i = 0; i < kWords; ++i) words[i] = static_cast<std::uint64_t>(round * kWords + i);
+        const auto first = static_cast<std::uint64_t>(round) * kWords;
+        for (std::uint64_t i = 0; i < kWords; ++i) words[i] = first + i;
       });
       const Event written = device.stream(writer).record();
       for (std::size_t k = 0; k < 2; ++k) {
