@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "kernels/host/cpu.hpp"
+#include "kernels/host/rows.hpp"
 #include "kernels/host/tile.hpp"
 #include "tessera/device/workers.hpp"
 

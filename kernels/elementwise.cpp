@@ -6,7 +6,7 @@
 
 #include "kernels/host/cpu.hpp"
 #include "kernels/host/loops.hpp"
-#include "kernels/host/simd.hpp"
+#include "kernels/host/rows.hpp"
 #include "kernels/host/strided.hpp"
 
 namespace tessera::kernels::cpu {

@@ -4,7 +4,7 @@
 
 #include "kernels/host/cpu.hpp"
 #include "kernels/host/ranges.hpp"
-#include "kernels/host/simd.hpp"
+#include "kernels/host/rows.hpp"
 
 namespace tessera::kernels::cpu {
 

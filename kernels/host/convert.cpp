@@ -5,7 +5,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels/host/simd.hpp"
+#include "kernels/host/rows.hpp"
 
 namespace tessera::kernels::host {
 namespace {

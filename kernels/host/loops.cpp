@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "kernels/host/math.hpp"
+#include "kernels/host/rows.hpp"
 
 namespace tessera::kernels::host {
 namespace {
