@@ -1,0 +1,169 @@
+// Memory is planned by running the program where nothing runs, and the plan is exact: on every
+// rank, in every step, byte by byte and owner by owner.
+#include <set>
+
+#include "tests/promises/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+constexpr int kSteps = 4;
+
+// What a rank's ledger says of each step.
+struct Steps {
+  std::vector<std::int64_t> peaks;
+  std::vector<std::vector<std::pair<std::string, std::int64_t>>> owners;  // at the peaks
+  std::int64_t reserved = 0;
+  bool operator==(const Steps&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Steps& s) {
+  for (std::size_t i = 0; i < s.peaks.size(); ++i) {
+    out << "\n  step " << i << ": " << s.peaks[i] << " bytes:";
+    for (const auto& [owner, bytes] : s.owners[i]) out << ' ' << owner << ' ' << bytes;
+  }
+  return out << "\n  reserved " << s.reserved << '\n';
+}
+
+Steps measure(const World& world, const Cell& cell) {
+  Trainee trainee(world, cell, 5);
+  Steps out;
+  for (int k = 0; k < kSteps; ++k) {
+    trainee.memory().ledger().reset_peak();
+    trainee.step(k);
+    world.device().block(world.device().compute().record());
+    out.peaks.push_back(trainee.memory().ledger().peak_bytes());
+    auto& owners = out.owners.emplace_back();
+    for (const Ledger::Line& line : trainee.memory().ledger().lines())
+      owners.emplace_back(line.owner, line.at_peak_bytes);
+  }
+  out.reserved = trainee.memory().reserved_bytes();
+  return out;
+}
+
+// Elements of this rank's shards, each rounded up to 256 bytes, by ShardSpec alone.
+std::int64_t padded_elements(const nn::Module& model, int rank, int ranks, bool trainable_only) {
+  std::int64_t n = 0;
+  for (const Parameter& p : model.parameters())
+    if (p.trainable() || !trainable_only)
+      n += (ShardSpec{p.shape(), ranks, rank}.chunk_numel() + 63) / 64 * 64;
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("the planned peak is the measured peak, on every rank and step", "[promises][threads]") {
+  std::vector<Cell> all = cells();
+  for (const Cell& cell : narrow_cells()) all.push_back(cell);
+  for (const Cell& cell : all)
+    for (const int ranks : {1, 2, 3, 4}) {
+      INFO(cell << ", " << ranks << " ranks");
+      const auto measured = on_ranks(ranks, [&](World& world) { return measure(world, cell); });
+      for (int rank = 0; rank < ranks; ++rank) {
+        const World plan = World::emulated(rank, ranks, {.executor = ExecutorKind::virtual_});
+        const Steps planned = measure(plan, cell);
+        CHECK(planned == measured[static_cast<std::size_t>(rank)]);
+        CHECK(planned.peaks[0] > 0);
+        for (int k = 2; k < kSteps; ++k) CHECK(planned.peaks[1] == planned.peaks[k]);
+      }
+    }
+}
+
+TEST_CASE("between steps a rank holds 12 bytes per element of its shards, and names the rest",
+          "[promises][threads]") {
+  struct Held {
+    std::int64_t weights, moments, gradients, slots, activations, elements, trainable, groups;
+    std::vector<std::string> owners;
+  };
+  std::vector<Cell> all = cells();
+  for (const Cell& cell : narrow_cells()) all.push_back(cell);
+  for (const Cell& cell : all)
+    for (const int ranks : {1, 2, 3, 4}) {
+      INFO(cell << ", " << ranks << " ranks");
+      const auto results = on_ranks(ranks, [&](World& world) {
+        Trainee trainee(world, cell, 5);
+        for (int k = 0; k < 2; ++k) trainee.step(k);
+        world.device().synchronize();
+        const Ledger& ledger = trainee.memory().ledger();
+        Held held{ledger.live_bytes("weights"),
+                  ledger.live_bytes("moments"),
+                  ledger.live_bytes("gradients"),
+                  ledger.live_bytes("gather slots") + ledger.live_bytes("gradient slots"),
+                  ledger.live_bytes("activations"),
+                  padded_elements(trainee.model(), world.rank(), ranks, false),
+                  padded_elements(trainee.model(), world.rank(), ranks, true),
+                  0,
+                  {}};
+        for (const auto& group : groups_of(trainee.model().parameters()))
+          held.groups += group->trainable ? 1 : 0;
+        for (const Ledger::Line& line : ledger.lines()) held.owners.push_back(line.owner);
+        return held;
+      });
+      const std::set<std::string> names = {
+          "activations", "weights", "gradients",    "moments",        "tables",      "scalars",
+          "batch",       "staging", "gather slots", "gradient slots", "host staging"};
+      for (const Held& held : results) {
+        CHECK(held.weights == 4 * held.elements);
+        CHECK(held.moments == 8 * held.trainable);
+        // Kept gradients have an arrival count behind each group's elements: up to 64 in 256 bytes.
+        CHECK(held.gradients ==
+              (cell.keeps_gradients ? 4 * held.trainable + 256 * held.groups : 0));
+        CHECK(held.slots == 0);
+        CHECK(held.activations == 0);
+        if (!cell.freezes) CHECK(held.weights + held.moments == 12 * held.elements);
+        for (const std::string& owner : held.owners) {
+          INFO("owner " << owner);
+          CHECK(names.contains(owner));
+        }
+      }
+    }
+}
+
+TEST_CASE("a steady step takes no memory from the system and waits for none in the pool",
+          "[promises][threads]") {
+  struct Pooled {
+    std::uint64_t gates_before, gates_after, segments_before, segments_after;
+  };
+  std::vector<Cell> all = cells();
+  for (const Cell& cell : narrow_cells()) all.push_back(cell);
+  for (const Cell& cell : all)
+    for (const int ranks : {1, 2, 3}) {
+      INFO(cell << ", " << ranks << " ranks");
+      const auto results = on_ranks(ranks, [&](World& world) {
+        Trainee trainee(world, cell, 5);
+        for (int k = 0; k < 2; ++k) trainee.step(k);
+        Pool& pool = trainee.memory().pool();
+        Pooled pooled{pool.gates_fired(), 0, pool.segments_taken(), 0};
+        for (int k = 2; k < 52; ++k) trainee.step(k);
+        pooled.gates_after = pool.gates_fired();
+        pooled.segments_after = pool.segments_taken();
+        return pooled;
+      });
+      for (const Pooled& pooled : results) {
+        CHECK(pooled.gates_after == pooled.gates_before);
+        CHECK(pooled.segments_after == pooled.segments_before);
+        CHECK(pooled.segments_after > 0);
+      }
+    }
+}
+
+TEST_CASE("the slots of gathered parameters and gradients do not grow with depth",
+          "[promises][threads]") {
+  const auto plan = [](std::int64_t layers, Reshard reshard) {
+    const World world = World::emulated(1, 3, {.executor = ExecutorKind::virtual_});
+    Trainee trainee(world, {.reshard = reshard, .layers = layers}, 5);
+    return shard_plan(trainee.model());
+  };
+  for (const Reshard reshard : {Reshard::automatic, Reshard::always}) {
+    const ShardPlan two = plan(2, reshard), six = plan(6, reshard);
+    CHECK(two.gather_slots == six.gather_slots);
+    CHECK(two.gather_slot_bytes == six.gather_slot_bytes);
+    CHECK(two.reduce_slots == six.reduce_slots);
+    CHECK(two.reduce_slot_bytes == six.reduce_slot_bytes);
+    CHECK(two.arena_bytes == six.arena_bytes);
+    CHECK(two.arena_bytes > 0);
+  }
+  // What is never resharded is held in full, all of it.
+  CHECK(plan(6, Reshard::never).arena_bytes > plan(2, Reshard::never).arena_bytes);
+}

@@ -1,0 +1,119 @@
+// N ranks train as one rank does, whatever the options; and what they compute has the same bits on
+// every executor, schedule and number of threads.
+#include "tests/promises/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+constexpr int kSteps = 6;
+
+double worst(const std::vector<float>& a, const std::vector<float>& b) {
+  double most = a.size() == b.size() && !a.empty() ? 0 : INFINITY;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    most = std::max(most, std::abs(static_cast<double>(a[i]) - b[i]));
+  return most;
+}
+
+}  // namespace
+
+// Bounds. N ranks differ from one in the order in which 216 tokens' gradients are summed, and
+// nothing else: relative to a gradient's norm a few u = 6e-8, up to ten times as much where terms
+// cancel, 1e-6 in all. AdamW divides by the size of each gradient, so an element that is all
+// rounding may move by lr = 1e-2 the other way; such elements have gradients below 1e-6 of the norm
+// (about 1), and a loss moves by lr times the sum of them over a thousand elements and six steps:
+// 6e-5 if all were of that size and sign, by chance and in fact less than a hundredth. Allowed are
+// 1e-5 on a loss and 1e-4 on a norm, the promise of tessera-train. A rank's sample left out or a
+// factor of N moves both by 1e-2 and more.
+TEST_CASE("N ranks train as one does, in f32", "[promises][threads]") {
+  const std::uint64_t seed = fresh_seed();
+  for (const Cell& cell : cells()) {
+    INFO(cell << ", seed " << seed);
+    const Trained one = train(1, {.threads = 1}, cell, seed, kSteps);
+    CHECK(one.losses.back() < one.losses.front());
+    for (const int ranks : {2, 3, 4}) {
+      INFO(ranks << " ranks");
+      const Trained many = train(ranks, {.threads = 1}, cell, seed, kSteps);
+      CHECK(worst(one.losses, many.losses) < 1e-5);
+      CHECK(worst(one.norms, many.norms) < 1e-4 * largest(one.norms));
+    }
+  }
+}
+
+// bf16 keeps 8 bits. The first losses differ by the f32 sums alone, since parameters are equal and
+// a sample's arithmetic is that of one rank: 1e-5 as above. Gradients are products in bf16, rounded
+// by 2^-9 at each of some 30 steps, added in f32 (or once more rounded on a bf16 wire): they differ
+// by up to 2^-9 sqrt(30) = 1e-2 of the norm, and a loss of 2.5 after a step of lr = 1e-2 by 1e-2 of
+// what the step gained, at most 0.1 in six steps; 1e-2 is allowed.
+TEST_CASE("N ranks train as one does, in bf16, and near f32", "[promises][threads]") {
+  const std::uint64_t seed = fresh_seed();
+  for (const Cell& cell : narrow_cells()) {
+    INFO(cell << ", seed " << seed);
+    Cell wide = cell;
+    wide.param = wide.reduce = f32;
+    const Trained one = train(1, {.threads = 1}, cell, seed, kSteps),
+                  full = train(1, {.threads = 1}, wide, seed, kSteps);
+    CHECK(worst(one.losses, full.losses) < 0.02 * largest(full.losses));
+    CHECK(worst(one.losses, full.losses) > 0);
+    for (const int ranks : {2, 3, 4}) {
+      INFO(ranks << " ranks");
+      const Trained many = train(ranks, {.threads = 1}, cell, seed, kSteps);
+      CHECK(std::abs(one.losses[0] - many.losses[0]) < 1e-5);
+      CHECK(worst(one.losses, many.losses) < 1e-2);
+    }
+  }
+}
+
+TEST_CASE("an MLP with empty shards trains as one rank does", "[promises][threads]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  // Widths of 1, 2 and 3: on 4 ranks most units have ranks that own nothing of them.
+  const auto losses = [&](int ranks, Reshard reshard) {
+    return on_ranks(ranks, [&](World& world) {
+      Stack model({5, 3, 1, 2});
+      model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = reshard});
+      model.materialize(world.device());
+      nn::init(model, {seed});
+      optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
+      std::vector<float> out;
+      for (int k = 0; k < kSteps; ++k) {
+        const std::int64_t rows = 12 / ranks;
+        const Tensor loss =
+            mean_square(model(rows_of(seed, world.rank() * rows, rows, 5, world.device())));
+        loss.backward();
+        optimizer.step();
+        optimizer.zero_grad();
+        out.push_back(static_cast<float>(world.sum(loss.item()) / ranks));
+      }
+      return out;
+    })[0];
+  };
+  const std::vector<float> one = losses(1, Reshard::automatic);
+  CHECK(one.back() < one.front());
+  for (const int ranks : {2, 3, 4})
+    for (const Reshard reshard : {Reshard::automatic, Reshard::always, Reshard::never})
+      CHECK(worst(one, losses(ranks, reshard)) < 1e-5);
+}
+
+TEST_CASE("bits depend on the number of ranks only", "[promises][threads]") {
+  const std::uint64_t seed = fresh_seed();
+  std::vector<Cell> all = cells();
+  for (const Cell& cell : narrow_cells()) all.push_back(cell);
+  for (const Cell& cell : all)
+    for (const int ranks : {1, 2, 3}) {
+      INFO(cell << ", " << ranks << " ranks, seed " << seed);
+      const Trained reference = train(ranks, {.threads = 1}, cell, seed, 2);
+      const WorldOptions others[] = {
+          {.threads = 3},
+          {.executor = ExecutorKind::inlined, .threads = 1},
+          {.executor = ExecutorKind::inlined, .threads = 2},
+          {.executor = ExecutorKind::shuffled, .schedule_seed = seed, .threads = 1},
+          {.executor = ExecutorKind::shuffled, .schedule_seed = seed + 1, .threads = 2}};
+      for (const WorldOptions& options : others) {
+        INFO(name(options.executor)
+             << ", " << options.threads << " threads, schedule seed " << options.schedule_seed);
+        CHECK(same_bits(reference, train(ranks, options, cell, seed, 2)));
+      }
+    }
+}

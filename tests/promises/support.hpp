@@ -1,0 +1,177 @@
+// A tiny Llama in training, on any world and with any options: what the promises are checked on.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/nn/llama.hpp"
+#include "tessera/optim/clip.hpp"
+#include "tests/shard/support.hpp"
+
+namespace tessera::testing {
+
+// One way to train. The batch is global: ranks and micro-batches share it.
+struct Cell {
+  Reshard reshard = Reshard::automatic;
+  bool recomputes = false, tied = false, freezes = false, keeps_gradients = false;
+  int micro_batches = 1;
+  DType param = f32, reduce = f32;
+  std::int64_t layers = 2;
+  int prefetch_depth = 1, reductions_in_flight = 1;
+};
+inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
+  const char* const reshard[] = {"automatic", "always", "never"};
+  return out << "reshard " << reshard[static_cast<int>(c.reshard)] << ", recompute " << c.recomputes
+             << ", tied " << c.tied << ", frozen " << c.freezes << ", micro-batches "
+             << c.micro_batches << ", " << c.param << '/' << c.reduce << ", layers " << c.layers
+             << ", prefetch " << c.prefetch_depth << ", in flight " << c.reductions_in_flight;
+}
+
+// The cells that every promise is checked in.
+inline std::vector<Cell> cells() {
+  return {{},
+          {.reshard = Reshard::always},
+          {.reshard = Reshard::never},
+          {.recomputes = true},
+          {.reshard = Reshard::never, .recomputes = true},
+          {.tied = true},
+          {.recomputes = true, .tied = true},
+          {.freezes = true},
+          {.recomputes = true, .freezes = true, .micro_batches = 3},
+          {.micro_batches = 3},
+          {.reshard = Reshard::always, .keeps_gradients = true, .micro_batches = 3},
+          {.layers = 4, .prefetch_depth = 3, .reductions_in_flight = 2}};
+}
+inline std::vector<Cell> narrow_cells() {
+  return {{.param = bf16},
+          {.param = bf16, .reduce = bf16},
+          {.reshard = Reshard::never, .micro_batches = 3, .param = bf16},
+          {.recomputes = true, .tied = true, .param = bf16}};
+}
+
+// 13 rows of the vocabulary are uneven on 2, 3 and 4 ranks.
+inline nn::LlamaConfig llama_config(const Cell& cell) {
+  return {.dim = 12,
+          .n_layers = cell.layers,
+          .n_heads = 2,
+          .n_kv_heads = 1,
+          .ffn_dim = 20,
+          .vocab_size = 13,
+          .max_seq_len = 8,
+          .tie_embeddings = cell.tied,
+          .recompute = cell.recomputes ? nn::Recompute::blocks : nn::Recompute::none};
+}
+
+class Trainee {
+ public:
+  static constexpr std::int64_t kSamples = 36, kLength = 6;  // of a global batch
+
+  Trainee(const World& world, const Cell& cell, std::uint64_t seed)
+      : world_(world), cell_(cell), seed_(seed), model_(llama_config(cell)) {
+    if (cell.freezes) {  // a part of a unit, a whole unit, and the embedding
+      if (!cell.tied) model_.embedding.weight.freeze();
+      model_.blocks[0].mlp.up_proj.weight.freeze();
+      for (Parameter p : model_.blocks[1].parameters()) p.freeze();
+    }
+    const ShardOptions options{.mesh = DeviceMesh::flat(world),
+                               .precision = {.param = cell.param, .reduce = cell.reduce},
+                               .reshard_after_forward = cell.reshard,
+                               .prefetch_depth = cell.prefetch_depth,
+                               .reductions_in_flight = cell.reductions_in_flight};
+    for (nn::Module* part : model_.parts()) fully_shard(*part, options);
+    fully_shard(model_, options);
+    model_.materialize(world.device());
+    nn::init(model_, {seed});
+    optimizer_ =
+        std::make_unique<optim::AdamW>(model_.parameters(), optim::AdamWOptions{.lr = 1e-2});
+    optimizer_->prepare();
+    shard_plan(model_);
+  }
+
+  struct Scalars {
+    Tensor loss, norm;  // f32 [], of this rank's samples and of all gradients
+  };
+  // A whole step; queued, not awaited. Gradients are dropped at its end, or at the next one's
+  // start.
+  Scalars step(int k) {
+    if (cell_.keeps_gradients) optimizer_->zero_grad();
+    Scalars out;
+    for (int m = 0; m < cell_.micro_batches; ++m) {
+      Tensor loss = backward(k, m);
+      const NoGradGuard values_only;
+      out.loss = out.loss.defined() ? raw::add(out.loss, loss) : loss;
+    }
+    out.norm = optim::clip_grad_norm(model_.parameters(), 1.0);
+    optimizer_->step();
+    if (!cell_.keeps_gradients) optimizer_->zero_grad();
+    return out;
+  }
+  // Forward and backward of one micro-batch: the loss of this rank's part, without history.
+  Tensor backward(int k, int m) {
+    const std::int64_t rows = kSamples / world_.size() / cell_.micro_batches;
+    const std::int64_t first = world_.rank() * (kSamples / world_.size()) + m * rows;
+    std::vector<std::int32_t> tokens, targets;
+    for (std::int64_t r = first; r < first + rows; ++r) {
+      std::mt19937_64 engine(seed_ * 7919 + static_cast<std::uint64_t>(k * kSamples + r));
+      std::int32_t before = static_cast<std::int32_t>(engine() % 13);
+      for (std::int64_t t = 0; t < kLength; ++t) {
+        tokens.push_back(before);
+        before =
+            static_cast<std::int32_t>((before * 3 + static_cast<std::int32_t>(engine() % 2)) % 13);
+        targets.push_back(before);
+      }
+    }
+    const auto upload = [&](const std::vector<std::int32_t>& values) {
+      const OwnerGuard owner(world_.device(), "batch");
+      return Tensor::from(values, {rows, kLength}, world_.device());
+    };
+    const Tensor loss = model_.loss(upload(tokens), upload(targets)) / cell_.micro_batches;
+    loss.backward();
+    return loss.detach();
+  }
+
+  nn::Llama& model() noexcept { return model_; }
+  optim::AdamW& optimizer() noexcept { return *optimizer_; }
+  Memory& memory() const { return Memory::of(world_.device()); }
+
+ private:
+  const World& world_;
+  Cell cell_;
+  std::uint64_t seed_;
+  nn::Llama model_;
+  std::unique_ptr<optim::AdamW> optimizer_;
+};
+
+// What a training leaves, equal on all ranks: per step the mean loss and the norm, and the
+// parameters.
+struct Trained {
+  std::vector<float> losses, norms;
+  Values parameters;
+};
+inline bool same_bits(const Trained& a, const Trained& b) {
+  return same_bits(a.losses, b.losses) && same_bits(a.norms, b.norms) &&
+         same_bits(a.parameters, b.parameters);
+}
+
+inline Trained train(World& world, const Cell& cell, std::uint64_t seed, int steps) {
+  Trainee trainee(world, cell, seed);
+  Trained trained;
+  for (int k = 0; k < steps; ++k) {
+    const Trainee::Scalars scalars = trainee.step(k);
+    trained.losses.push_back(static_cast<float>(world.sum(scalars.loss.item()) / world.size()));
+    trained.norms.push_back(static_cast<float>(scalars.norm.item()));
+  }
+  trained.parameters = full_values(trainee.model(), world);
+  return trained;
+}
+// On all ranks; every rank must come to the same.
+inline Trained train(int ranks, const WorldOptions& options, const Cell& cell, std::uint64_t seed,
+                     int steps) {
+  const auto all =
+      on_ranks(ranks, options, [&](World& world) { return train(world, cell, seed, steps); });
+  for (const Trained& other : all) CHECK(same_bits(all[0], other));
+  return all[0];
+}
+
+}  // namespace tessera::testing
