@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "runtime/base/assert.hpp"
+#include "runtime/memory/poison.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/base/log.hpp"
 
@@ -196,11 +197,24 @@ Block* Pool::allocate(std::int64_t bytes, StreamId stream, OwnerId owner) {
   block->use = {};
   block->owner = owner;
   ledger_.add(owner, rounded);
+  if (poisons_) poison(context_, stream, block->use, block->data, block->bytes);
   return block;
+}
+
+// Only where the owner is ordered after every use; else the next taker does it. See Note [Poison
+// adds no edge].
+void Pool::poison_free(Block* block) noexcept {
+  try {
+    if (follows(context_, block->stream, block->use))
+      poison(context_, block->stream, block->use, block->data, block->bytes);
+  } catch (const std::exception& error) {
+    log(LogLevel::error, concat("Pool: could not poison what is freed: ", error.what()));
+  }
 }
 
 void Pool::free(Block* block) noexcept {
   ledger_.remove(block->owner, block->bytes);
+  if (poisons_) poison_free(block);
   Gate& gate = block->gate;
   gate.ticks.merge(block->use.touched);
   std::erase_if(gate.events, [&](const Event& e) {

@@ -1,5 +1,6 @@
 #include "tessera/memory/slots.hpp"
 
+#include "runtime/memory/poison.hpp"
 #include "tessera/base/checked.hpp"
 
 namespace tessera {
@@ -26,15 +27,31 @@ Slot SlotRing::take(std::int64_t bytes, StreamId stream) {
   for (const Event& event : entry.last_use) context_->wait(stream, event);
   entry.use = {};
   entry.booked = round_up(bytes, kAlignmentBytes);
-  Memory::of(*context_).ledger().add(owner_, entry.booked);
+  Memory& memory = Memory::of(*context_);
+  memory.ledger().add(owner_, entry.booked);
   ++taken_;
+  if (memory.poisons())
+    poison(*context_, stream, entry.use, data_ + oldest * capacity_, entry.booked);
   return {data_ + oldest * capacity_, bytes, &entry.use, oldest};
+}
+
+// On a stream of its users that is ordered after all of them, if there is one: compute for gathered
+// parameters, reduce for gradients. See Note [Poison adds no edge].
+void SlotRing::poison_returned(int number) {
+  Entry& entry = entries_[static_cast<std::size_t>(number)];
+  for (std::size_t s = 0; s < kMaxStreams; ++s) {
+    const auto id = static_cast<StreamId>(s);
+    if (entry.use.touched[id] == 0 || !follows(*context_, id, entry.use)) continue;
+    return poison(*context_, id, entry.use, data_ + number * capacity_, entry.booked);
+  }
 }
 
 void SlotRing::give_back(const Slot& slot) {
   Entry& entry = entries_.at(static_cast<std::size_t>(slot.number));
   TESSERA_EXPECT(entry.booked != 0, "SlotRing::give_back: slot ", slot.number, " is not taken");
-  Memory::of(*context_).ledger().remove(owner_, entry.booked);
+  Memory& memory = Memory::of(*context_);
+  memory.ledger().remove(owner_, entry.booked);
+  if (memory.poisons()) poison_returned(slot.number);
   // Recorded here and not at the next take: by then the streams have more work queued, and the
   // taker would wait for it.
   // A stream that did not touch the slot this time keeps its event of an earlier life.

@@ -82,6 +82,12 @@ class Memory final : public DeviceExtension {
   HostStaging& staging() noexcept { return staging_; }
   bool is_counted() const noexcept { return counted_; }
 
+  // From now on freed memory, fresh memory and slots are filled with NaN before their next use, by
+  // operations on the streams that they belong to: what is read too late or too early shows. For
+  // tests; it adds launches, never an order.
+  void poison_freed() noexcept { pool_.poison_freed(); }
+  bool poisons() const noexcept { return pool_.poisons(); }
+
   // Bytes taken from the system: the pool's and, once made, the arenas'.
   std::int64_t reserved_bytes() const noexcept { return pool_.reserved_bytes() + arena_bytes_; }
   void add_arena_bytes(std::int64_t bytes) noexcept { arena_bytes_ += bytes; }

@@ -94,6 +94,10 @@ class Pool {
   // Segments taken from the system so far.
   std::uint64_t segments_taken() const noexcept { return segments_taken_; }
 
+  // See Memory::poison_freed.
+  void poison_freed() noexcept { poisons_ = true; }
+  bool poisons() const noexcept { return poisons_; }
+
   // Every invariant of the free lists and neighbours. For tests and assertions; walks everything.
   bool is_valid() const;
 
@@ -117,6 +121,7 @@ class Pool {
   Block* record();
   void retire(Block* block) noexcept;
   void pass_gate(Block* block, StreamId stream);
+  void poison_free(Block* block) noexcept;
   [[noreturn]] void fail(std::int64_t bytes, StreamId stream, OwnerId owner) const;
 
   DeviceContext& context_;
@@ -129,6 +134,7 @@ class Pool {
   std::int64_t limit_ = 0;
   std::uint64_t gates_fired_ = 0;
   std::uint64_t segments_taken_ = 0;
+  bool poisons_ = false;
 };
 
 }  // namespace tessera

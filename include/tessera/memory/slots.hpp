@@ -56,6 +56,8 @@ class SlotRing {
     std::uint64_t returned = 0;   // when, counted in give_backs
     std::int64_t booked = 0;      // 0 while free
   };
+  void poison_returned(int number);
+
   DeviceContext* context_ = nullptr;
   std::byte* data_ = nullptr;
   std::int64_t capacity_ = 0;

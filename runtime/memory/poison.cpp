@@ -1,0 +1,22 @@
+#include "runtime/memory/poison.hpp"
+
+#include <cstring>
+
+namespace tessera {
+
+void poison(DeviceContext& context, StreamId stream, UseRecord& use, std::byte* data,
+            std::int64_t bytes) {
+  const Access access{&use, data, data + bytes, AccessMode::write};
+  const Op op{.name = "poison",
+              .cost = {.flops = 0, .bytes = static_cast<double>(bytes), .wire_bytes = 0},
+              .accesses = {&access, 1}};
+  Stream(context, stream).launch(op, [data, bytes](Exec&) {
+    std::memset(data, kPoisonByte, static_cast<std::size_t>(bytes));
+  });
+}
+
+bool follows(const DeviceContext& context, StreamId stream, const UseRecord& use) {
+  return context.clock(stream).covers(use.touched);
+}
+
+}  // namespace tessera
