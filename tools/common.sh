@@ -5,8 +5,8 @@ tessera_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 # Lists of Debian packages; CMake, Boost and pip are not among them.
 packages_library="g++ meson ninja-build pkg-config libeigen3-dev"
-packages_tools="libcli11-dev libtomlplusplus-dev nlohmann-json3-dev"
-packages_tests="catch2 libopenmpi-dev openmpi-bin bible-kjv"
+packages_tools="libtomlplusplus-dev"
+packages_tests="catch2 nlohmann-json3-dev libopenmpi-dev openmpi-bin bible-kjv"
 
 say() { printf '%s\n' "$*"; }
 die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit "${status:-1}"; }

@@ -1,5 +1,6 @@
 #include "tools/train/weights.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 #include <vector>
@@ -32,6 +33,17 @@ std::vector<float> read_floats(const checkpoint::SafetensorsReader& reader,
     }
     return out;
   });
+}
+
+// Some files keep a tied head beside the embedding. It is spare only if it is the same.
+bool is_tied_head(const checkpoint::SafetensorsReader& reader,
+                  const checkpoint::SafetensorsEntry& entry) {
+  if (entry.name != "lm_head.weight") return false;
+  for (const char* name : {"model.embed_tokens.weight", "transformer.wte.weight"})
+    if (const auto* embedding = reader.find(name))
+      return embedding->dtype == entry.dtype && embedding->shape == entry.shape &&
+             std::ranges::equal(reader.bytes(*embedding), reader.bytes(entry));
+  return false;
 }
 
 std::string text_of(const std::vector<std::int64_t>& shape) {
@@ -92,7 +104,7 @@ void load_weights(nn::LanguageModel& model, const std::string& path) {
     raw::copy_into(shard, Tensor::from(own, shard.shape(), shard.device()));
   }
   for (const auto& entry : reader.entries())
-    if (!used.contains(entry.name) && entry.name != "lm_head.weight")
+    if (!used.contains(entry.name) && !is_tied_head(reader, entry))
       throw DataError(
           concat("--load: '", path, "' holds '", entry.name,
                  "', which the model does not have; is it a model of this kind and size?"));
