@@ -14,6 +14,7 @@
 #include "runtime/comm/world_state.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/device/race_checker.hpp"
 #include "tessera/memory/memory.hpp"
 
 namespace tessera {
@@ -55,6 +56,7 @@ World::State::State(WorldKind k, int r, int n, const WorldOptions& options, int 
                  "WorldOptions: a world of kind ", name(kind),
                  " sends no messages; leave transport on automatic");
   DeviceContext& context = device.context();
+  if (options.race_checker) options.race_checker->watch(context);
   gather = backend->make(context, "gather", StreamId::gather, rank, size);
   reduce = backend->make(context, "reduce", StreamId::reduce, rank, size);
   control = backend->make(context, "control", StreamId::compute, rank, size);
@@ -83,6 +85,8 @@ bool World::State::end() noexcept {
 }
 
 void World::State::reduce_scalars(const char* name, int count) {
+  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(double);
+  device.context().host_writes(scalars.data(), bytes);
   const Access access{&scalars_use, scalars.data(), scalars.data() + count, AccessMode::write};
   control->submit({.send = scalars.data(),
                    .recv = scalars.data(),
@@ -91,6 +95,7 @@ void World::State::reduce_scalars(const char* name, int count) {
                    .dtype = f64},
                   name, {&access, 1});
   device.block(device.compute().record());
+  device.context().host_reads(scalars.data(), bytes);
 }
 
 // ---- World
@@ -122,8 +127,16 @@ std::shared_ptr<SymmetricMemory> World::allocate_symmetric(std::int64_t bytes) c
   auto memory = state_->backend->allocate(device.context(), bytes);
   Memory::of(device).add_arena_bytes(memory->bytes());
   SymmetricMemory* const data = memory.get();
-  return {data, [memory = std::move(memory), device](SymmetricMemory*) mutable {
+  const auto tell = [](const Device& on, const SymmetricMemory& arena, MemoryEvent::Kind kind) {
+    on.context().tell({.kind = kind,
+                       .begin = arena.data(),
+                       .end = arena.data() + arena.bytes(),
+                       .owner = "symmetric memory"});
+  };
+  tell(device, *memory, MemoryEvent::Kind::acquired);
+  return {data, [memory = std::move(memory), device, tell](SymmetricMemory*) mutable {
             Memory::of(device).add_arena_bytes(-memory->bytes());
+            tell(device, *memory, MemoryEvent::Kind::released);
             memory.reset();
           }};
 }

@@ -57,6 +57,16 @@ DeviceContext& Device::context() const {
 
 // ---- DeviceContext
 
+namespace {
+
+// The event that a record before the stream's last operation would have made.
+Event one_earlier(Event event) {
+  event.clock[event.stream] = --event.tick;
+  return event;
+}
+
+}  // namespace
+
 DeviceContext::DeviceContext(DeviceKind kind, int rank, const ExecutorOptions& options)
     : kind_(kind), rank_(rank), executor_(make_executor(options, observers_)) {
   for (std::size_t i = 0; i < kMaxStreams; ++i) last_events_[i].stream = static_cast<StreamId>(i);
@@ -80,6 +90,7 @@ DeviceContext::~DeviceContext() {
     log(LogLevel::error, concat("Device: rank ", rank_, " ended with a failure: ", failure));
   drop_kept();
   memory.reset();
+  for (Observer* o : observers_) o->ended();
 }
 
 void DeviceContext::submit(StreamId stream, const Op& op, const Body& body, Joint* joint) {
@@ -92,7 +103,12 @@ void DeviceContext::submit(StreamId stream, const Op& op, const Body& body, Join
 
 Event DeviceContext::record(StreamId stream) {
   const Clock& clock = clocks_[index(stream)];
-  Event event{.stream = stream, .tick = clock[stream], .clock = clock, .native = nullptr};
+  Event event{.stream = stream,
+              .tick = clock[stream],
+              .clock = clock,
+              .number = ++records_,
+              .native = nullptr};
+  if (event.tick > 0 && is_mutated(Mutation::Kind::early_record)) event = one_earlier(event);
   executor_->record(event);
   last_events_[index(stream)] = event;
   for (Observer* o : observers_) o->recorded(event);
@@ -104,10 +120,10 @@ void DeviceContext::wait(StreamId stream, const Event& event) {
   Clock& clock = clocks_[index(stream)];
   // The whole clock, not the tick alone: between two events of one tick the stream may have waited
   // for more.
-  if (clock.covers(event.clock)) return;
+  if (clock.covers(event.clock) || is_mutated(Mutation::Kind::forget_wait)) return;
   clock.merge(event.clock);
   for (Observer* o : observers_) o->waited(stream, event);
-  executor_->wait(stream, event);
+  if (!is_mutated(Mutation::Kind::drop_wait)) executor_->wait(stream, event);
 }
 
 void DeviceContext::block(const Event& event) {
@@ -143,11 +159,27 @@ const Event& DeviceContext::event_covering(StreamId stream, Tick tick) {
   return last_events_[index(stream)];
 }
 
+Event DeviceContext::event_of_free(StreamId stream, Tick tick) {
+  if (!is_mutated(Mutation::Kind::early_free)) return event_covering(stream, tick);
+  Event event = one_earlier({.stream = stream,
+                             .tick = tick,
+                             .clock = clock(stream),
+                             .number = ++records_,
+                             .native = nullptr});
+  executor_->record(event);
+  return event;
+}
+
 void DeviceContext::keep(std::shared_ptr<void> what) {
   std::erase_if(kept_, [&](const Kept& kept) { return host_.covers(kept.until); });
   Clock now;
   for (std::size_t i = 0; i < kMaxStreams; ++i) now.ticks[i] = clocks_[i].ticks[i];
   if (!host_.covers(now)) kept_.push_back({now, std::move(what)});
+}
+
+void DeviceContext::add_observer(std::shared_ptr<Observer> observer) {
+  observers_.push_back(observer.get());
+  owned_observers_.push_back(std::move(observer));
 }
 
 void DeviceContext::remove_observer(Observer& observer) { std::erase(observers_, &observer); }

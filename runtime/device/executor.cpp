@@ -34,7 +34,7 @@ std::unique_ptr<Executor> make_executor(const ExecutorOptions& options,
     case ExecutorKind::virtual_:
       break;
   }
-  return make_virtual();
+  return make_virtual(observers);
 }
 
 }  // namespace tessera

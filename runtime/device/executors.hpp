@@ -10,6 +10,29 @@ namespace tessera {
 std::unique_ptr<Executor> make_threaded(const ExecutorOptions& options, const Observers& observers);
 std::unique_ptr<Executor> make_inline(const ExecutorOptions& options, const Observers& observers);
 std::unique_ptr<Executor> make_shuffled(const ExecutorOptions& options, const Observers& observers);
-std::unique_ptr<Executor> make_virtual();
+std::unique_ptr<Executor> make_virtual(const Observers& observers);
+
+// How an executor says what it has carried out. Each call stands where that is so, not where it was
+// asked for.
+class Report {
+ public:
+  explicit Report(const Observers& observers) : observers_(observers) {}
+
+  void launched(StreamId stream, Tick tick, const Op& op, const Joint* joint) const {
+    for (Observer* o : observers_) o->executor_launched(stream, tick, op, joint);
+  }
+  void recorded(const Event& event) const {
+    for (Observer* o : observers_) o->executor_recorded(event);
+  }
+  void waited(StreamId stream, const Event& event) const {
+    for (Observer* o : observers_) o->executor_waited(stream, event);
+  }
+  void blocked(const Event& event) const {
+    for (Observer* o : observers_) o->executor_blocked(event);
+  }
+
+ private:
+  const Observers& observers_;
+};
 
 }  // namespace tessera

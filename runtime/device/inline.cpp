@@ -8,18 +8,24 @@ namespace {
 class InlineExecutor final : public Executor {
  public:
   InlineExecutor(const ExecutorOptions& options, const Observers& observers)
-      : runner_(options, observers) {}
+      : runner_(options, observers), report_(observers) {}
 
   ExecutorKind kind() const override { return ExecutorKind::inlined; }
 
   void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) override {
+    report_.launched(stream, tick, op, joint);
     runner_.run({op.name, tick, stream, joint, &body});
   }
-  void wait(StreamId, const Event&) override {}
-  void block(const Event&) override { runner_.failure().rethrow(); }
+  void record(Event& event) override { report_.recorded(event); }
+  void wait(StreamId stream, const Event& event) override { report_.waited(stream, event); }
+  void block(const Event& event) override {
+    report_.blocked(event);
+    runner_.failure().rethrow();
+  }
 
  private:
   Runner runner_;
+  Report report_;
 };
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace {
 class ShuffledExecutor final : public Executor {
  public:
   ShuffledExecutor(const ExecutorOptions& options, const Observers& observers)
-      : program_(options, observers), alone_(options.scheduler == nullptr) {
+      : program_(options, observers), report_(observers), alone_(options.scheduler == nullptr) {
     // Alone it is rank 0 of its own schedule, whatever its rank in the world, and this thread is
     // its host.
     place_ = alone_ ? 0 : options.rank;
@@ -29,16 +29,20 @@ class ShuffledExecutor final : public Executor {
 
   void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) override {
     scheduler_->expect_attached(place_);
+    report_.launched(stream, tick, op, joint);
     Program::Entry& entry = program_.queues[index(stream)].emplace_back();
     entry.body = body;
     entry.operation = {op.name, tick, stream, joint, &entry.body};
   }
+
+  void record(Event& event) override { report_.recorded(event); }
 
   void wait(StreamId stream, const Event& event) override {
     scheduler_->expect_attached(place_);
     Program::Entry& entry = program_.queues[index(stream)].emplace_back();
     entry.event = event;
     entry.is_wait = true;
+    report_.waited(stream, event);
   }
 
   // Hands the baton over even when the event is complete by now: only what the host has blocked on
@@ -47,12 +51,14 @@ class ShuffledExecutor final : public Executor {
     if (!known_.covers(event.clock)) {
       scheduler_->block(place_, event);
       known_.merge(event.clock);
+      report_.blocked(event);
     }
     program_.runner.failure().rethrow();
   }
 
  private:
   Program program_;
+  Report report_;
   const bool alone_;
   int place_ = 0;
   std::shared_ptr<Scheduler> scheduler_;

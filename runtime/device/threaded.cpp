@@ -124,11 +124,12 @@ class Worker {
 class ThreadedExecutor final : public Executor {
  public:
   ThreadedExecutor(const ExecutorOptions& options, const Observers& observers)
-      : runner_(options, observers) {}
+      : runner_(options, observers), report_(observers) {}
 
   ExecutorKind kind() const override { return ExecutorKind::threaded; }
 
   void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) override {
+    report_.launched(stream, tick, op, joint);
     worker(stream).push([&](Record& r) {
       r.body = body;
       r.name = op.name;
@@ -138,16 +139,21 @@ class ThreadedExecutor final : public Executor {
     });
   }
 
+  // The CPU needs no mark in the stream: a waiter knows the ticks.
+  void record(Event& event) override { report_.recorded(event); }
+
   void wait(StreamId stream, const Event& event) override {
     worker(stream).push([&](Record& r) {
       std::memcpy(r.body.bytes, &event.clock, sizeof(event.clock));
       r.kind = RecordKind::wait;
     });
+    report_.waited(stream, event);
   }
 
   // Waits first: whoever catches the failure may free what the skipped operations named.
   void block(const Event& event) override {
     progress_.wait_for(event.clock);
+    report_.blocked(event);
     runner_.failure().rethrow();
   }
 
@@ -165,6 +171,7 @@ class ThreadedExecutor final : public Executor {
   }
 
   Runner runner_;
+  Report report_;
   Progress progress_;
   std::array<std::unique_ptr<Worker>, kMaxStreams> workers_;  // last: its threads end first
 };

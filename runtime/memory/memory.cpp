@@ -22,13 +22,29 @@ HostStaging::Piece& HostStaging::take(std::int64_t bytes) {
     found = pieces_.back().get();
     found->data = storage_.back().get();
     found->bytes = rounded;
+    tell(MemoryEvent::Kind::acquired, *found);
   }
   found->taken = true;
   ledger_.add(owner_, rounded);
+  tell(MemoryEvent::Kind::handed_out, *found);
   return *found;
 }
 
+void HostStaging::tell(MemoryEvent::Kind kind, const Piece& piece) const {
+  if (!context_.is_observed()) return;
+  context_.tell({.kind = kind,
+                 .begin = piece.data,
+                 .end = piece.data + piece.bytes,
+                 .owner = ledger_.name(owner_),
+                 .to_host = true});
+}
+
+HostStaging::~HostStaging() {
+  for (const auto& piece : pieces_) tell(MemoryEvent::Kind::released, *piece);
+}
+
 void HostStaging::give_back(Piece& piece) noexcept {
+  tell(MemoryEvent::Kind::given_back, piece);
   piece.taken = false;
   ledger_.remove(owner_, piece.bytes);
 }

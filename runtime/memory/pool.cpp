@@ -152,6 +152,7 @@ Block* Pool::grow(std::int64_t bytes, StreamId stream) {
   block->bytes = segment;
   block->stream = stream;
   insert(block);
+  context_.tell({.kind = MemoryEvent::Kind::acquired, .begin = data, .end = data + segment});
   return block;
 }
 
@@ -193,10 +194,14 @@ Block* Pool::allocate(std::int64_t bytes, StreamId stream, OwnerId owner) {
   if (!block) fail(rounded, stream, owner);
   remove(block);
   split(block, rounded);
+  if (context_.is_observed()) [[unlikely]]
+    tell(MemoryEvent::Kind::claimed, *block, owner);
   pass_gate(block, stream);
   block->use = {};
   block->owner = owner;
   ledger_.add(owner, rounded);
+  if (context_.is_observed()) [[unlikely]]
+    tell(MemoryEvent::Kind::handed_out, *block, owner);
   if (poisons_) poison(context_, stream, block->use, block->data, block->bytes);
   return block;
 }
@@ -210,6 +215,14 @@ void Pool::poison_free(Block* block) noexcept {
   } catch (const std::exception& error) {
     log(LogLevel::error, concat("Pool: could not poison what is freed: ", error.what()));
   }
+}
+
+void Pool::tell(MemoryEvent::Kind kind, const Block& block, OwnerId owner) const {
+  context_.tell({.kind = kind,
+                 .begin = block.data,
+                 .end = block.data + block.bytes,
+                 .owner = ledger_.name(owner),
+                 .stream = block.stream});
 }
 
 void Pool::free(Block* block) noexcept {
@@ -227,8 +240,10 @@ void Pool::free(Block* block) noexcept {
     if (s == block->stream || tick <= context_.clock(block->stream)[s] ||
         tick <= context_.host_clock()[s])
       continue;
-    gate.merge(Gate{{}, {context_.event_covering(s, tick)}});
+    gate.merge(Gate{{}, {context_.event_of_free(s, tick)}});
   }
+  if (context_.is_observed()) [[unlikely]]
+    tell(MemoryEvent::Kind::given_back, *block, block->owner);
   // Merge with free neighbours; the result carries both gates.
   if (Block* after = block->after; after && after->free) {
     remove(after);
@@ -266,6 +281,9 @@ std::int64_t Pool::release_cached() {
               context_.block(context_.event_covering(s, block->gate.ticks[s]));
           }
           remove(block);
+          context_.tell({.kind = MemoryEvent::Kind::released,
+                         .begin = block->data,
+                         .end = block->data + block->bytes});
           upstream_->release(block->data, block->bytes);
           reserved_ -= block->bytes;
           released += block->bytes;

@@ -1,5 +1,7 @@
 #include "tessera/memory/slots.hpp"
 
+#include <algorithm>
+
 #include "runtime/memory/poison.hpp"
 #include "tessera/base/checked.hpp"
 
@@ -24,12 +26,14 @@ Slot SlotRing::take(std::int64_t bytes, StreamId stream) {
                  " slots are taken; close a unit before "
                  "opening another, or raise the prefetch depth");
   Entry& entry = entries_[oldest];
+  tell(MemoryEvent::Kind::claimed, oldest, round_up(bytes, kAlignmentBytes), stream);
   for (const Event& event : entry.last_use) context_->wait(stream, event);
   entry.use = {};
   entry.booked = round_up(bytes, kAlignmentBytes);
   Memory& memory = Memory::of(*context_);
   memory.ledger().add(owner_, entry.booked);
   ++taken_;
+  tell(MemoryEvent::Kind::handed_out, oldest, entry.booked, stream);
   if (memory.poisons())
     poison(*context_, stream, entry.use, data_ + oldest * capacity_, entry.booked);
   return {data_ + oldest * capacity_, bytes, &entry.use, oldest};
@@ -44,6 +48,16 @@ void SlotRing::poison_returned(int number) {
     if (entry.use.touched[id] == 0 || !follows(*context_, id, entry.use)) continue;
     return poison(*context_, id, entry.use, data_ + number * capacity_, entry.booked);
   }
+}
+
+void SlotRing::tell(MemoryEvent::Kind kind, int number, std::int64_t bytes, StreamId stream) const {
+  if (!context_->is_observed()) return;
+  const std::byte* const begin = data_ + number * capacity_;
+  context_->tell({.kind = kind,
+                  .begin = begin,
+                  .end = begin + std::min(bytes, capacity_),
+                  .owner = Memory::of(*context_).ledger().name(owner_),
+                  .stream = stream});
 }
 
 void SlotRing::give_back(const Slot& slot) {
@@ -61,8 +75,9 @@ void SlotRing::give_back(const Slot& slot) {
   for (std::size_t s = 0; s < kMaxStreams; ++s) {
     const auto id = static_cast<StreamId>(s);
     if (const Tick tick = entry.use.touched[id]; tick > context_->host_clock()[id])
-      entry.last_use.push_back(context_->event_covering(id, tick));
+      entry.last_use.push_back(context_->event_of_free(id, tick));
   }
+  tell(MemoryEvent::Kind::given_back, slot.number, entry.booked, StreamId::compute);
   entry.booked = 0;
   entry.returned = ++returns_;
   --taken_;

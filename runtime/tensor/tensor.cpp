@@ -85,6 +85,7 @@ Tensor Tensor::from_bytes(std::span<const std::byte> bytes, const Shape& shape, 
   if (bytes.empty() || device.is_meta()) return out;
   Memory& memory = Memory::of(device);
   HostStaging::Piece& piece = memory.staging().take(static_cast<std::int64_t>(bytes.size()));
+  device.context().host_writes(piece.data, bytes.size());
   std::memcpy(piece.data, bytes.data(), bytes.size());
   const Access accesses[] = {{&piece.use, piece.data, piece.data + bytes.size(), AccessMode::read},
                              out.access(AccessMode::write)};
@@ -138,13 +139,20 @@ void Tensor::to_bytes(std::span<std::byte> out) const {
                  "a value was read while planning, where none exists; pass a stand-in");
   if (out.empty()) return;
   const Tensor source = raw::contiguous(*this);
-  const Access accesses[] = {source.access(AccessMode::read)};
+  UseRecord use;  // of `out`, until the host has blocked
+  const Access accesses[] = {source.access(AccessMode::read),
+                             {&use, out.data(), out.data() + out.size(), AccessMode::write}};
   device().compute().launch(
       {.name = "copy_to_host",
        .cost = {.bytes = 2.0 * static_cast<double>(out.size())},
        .accesses = accesses},
       [to = out.data(), from = source.data(), n = out.size()](Exec&) { std::memcpy(to, from, n); });
-  device().block(device().compute().record());
+  DeviceContext& context = device().context();
+  context.block(context.record(StreamId::compute));
+  context.host_reads(out.data(), out.size());
+  // From here on the bytes are the caller's alone.
+  context.tell(
+      {.kind = MemoryEvent::Kind::released, .begin = out.data(), .end = out.data() + out.size()});
 }
 
 double Tensor::item(std::optional<double> stand_in) const {

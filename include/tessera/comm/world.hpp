@@ -17,6 +17,8 @@
 
 namespace tessera {
 
+class RaceChecker;
+
 // How MPI ranks of one host exchange: through memory that all of them see, or by MPI's messages,
 // which ranks of several hosts use anyway. For tests, and where /dev/shm is too small.
 enum class Transport : std::uint8_t { automatic, messages };
@@ -25,7 +27,8 @@ struct WorldOptions {
   ExecutorKind executor = ExecutorKind::threaded;
   std::uint64_t schedule_seed = 0;  // of `shuffled`
   int threads = 0;  // per rank; 0: cores in the affinity mask / ranks in it, at least 1
-  Transport transport = Transport::automatic;  // `messages`: MPI worlds only
+  Transport transport = Transport::automatic;   // `messages`: MPI worlds only
+  std::shared_ptr<RaceChecker> race_checker{};  // watches all ranks of this process; null for none
 };
 
 enum class WorldKind : std::uint8_t { single, local, mpi, emulated };

@@ -18,6 +18,7 @@
 
 #include "tessera/device/event.hpp"
 #include "tessera/device/executor.hpp"
+#include "tessera/device/mutation.hpp"
 #include "tessera/device/observer.hpp"
 #include "tessera/device/op.hpp"
 
@@ -141,6 +142,8 @@ class DeviceContext {
   // An event of `stream` at or after `tick`: the last one recorded if it is late enough, else a new
   // one.  Throws: ContractError for a tick that the stream has not reached.
   const Event& event_covering(StreamId stream, Tick tick);
+  // The same for the gate of memory that is being freed.
+  Event event_of_free(StreamId stream, Tick tick);
 
   // Seconds for which the host has slept in `block` since the start.
   double blocked_seconds() const { return blocked_seconds_; }
@@ -149,7 +152,29 @@ class DeviceContext {
 
   // Not owned; must outlive the device or be removed. Call while the device is idle.
   void add_observer(Observer& observer) { observers_.push_back(&observer); }
+  // Stays until the device ends.
+  void add_observer(std::shared_ptr<Observer> observer);
   void remove_observer(Observer& observer);
+  // For the layers that own memory and for the host's own reads and writes. Costs a comparison
+  // where nobody watches.
+  void tell(const MemoryEvent& event) {
+    for (Observer* o : observers_) o->memory(event);
+  }
+  bool is_observed() const noexcept { return !observers_.empty(); }
+  // The host itself reads or writes bytes that operations touch, too.
+  void host_reads(const void* data, std::size_t bytes) {
+    tell({.kind = MemoryEvent::Kind::host_reads,
+          .begin = data,
+          .end = static_cast<const std::byte*>(data) + bytes});
+  }
+  void host_writes(const void* data, std::size_t bytes) {
+    tell({.kind = MemoryEvent::Kind::host_writes,
+          .begin = data,
+          .end = static_cast<const std::byte*>(data) + bytes});
+  }
+  // For tests: removes one edge from here on, and says how many of its kind have come since.
+  void mutate(const Mutation& mutation) { mutator_ = std::make_unique<Mutator>(mutation); }
+  std::uint64_t edges_seen() const noexcept { return mutator_ ? mutator_->seen() : 0; }
 
   // Keeps `what` until the host knows that everything submitted so far has run: for what queued
   // operations still use when its owner goes, by an exception say. Never blocks.
@@ -167,16 +192,20 @@ class DeviceContext {
     std::shared_ptr<void> what;
   };
   void expect_reached(const Event& event, const char* function) const;
+  bool is_mutated(Mutation::Kind kind) { return mutator_ && mutator_->hits(kind); }
 
   DeviceKind kind_;
   int rank_;
   Observers observers_;
+  std::vector<std::shared_ptr<Observer>> owned_observers_;
   std::array<Clock, kMaxStreams> clocks_{};
   std::array<Event, kMaxStreams> last_events_{};
   Clock host_;
   double blocked_seconds_ = 0;
   std::uint64_t launches_ = 0;
-  bool failure_told_ = false;  // a blocking call has thrown it
+  std::uint64_t records_ = 0;
+  std::unique_ptr<Mutator> mutator_;  // null but in tests
+  bool failure_told_ = false;         // a blocking call has thrown it
   std::vector<Kept> kept_;
   std::set<std::string> names_;         // nodes, whose addresses stay
   std::unique_ptr<Executor> executor_;  // last: its workers end first

@@ -20,6 +20,8 @@ class Ledger {
 
   // The id of a named owner, made at its first mention. Id 0 is "activations", the default.
   OwnerId owner(std::string_view name);
+  // Valid until the next call of owner().
+  const std::string& name(OwnerId owner) const { return entries_[owner].name; }
 
   void add(OwnerId owner, std::int64_t bytes);
   void remove(OwnerId owner, std::int64_t bytes);

@@ -45,6 +45,9 @@ class Buffer {
 class HostStaging {
  public:
   HostStaging(DeviceContext& context, Ledger& ledger);
+  ~HostStaging();
+  HostStaging(const HostStaging&) = delete;
+  HostStaging& operator=(const HostStaging&) = delete;
 
   struct Piece {
     std::byte* data = nullptr;
@@ -58,6 +61,8 @@ class HostStaging {
   void give_back(Piece& piece) noexcept;
 
  private:
+  void tell(MemoryEvent::Kind kind, const Piece& piece) const;
+
   DeviceContext& context_;
   Ledger& ledger_;
   OwnerId owner_;

@@ -122,6 +122,7 @@ class Pool {
   void retire(Block* block) noexcept;
   void pass_gate(Block* block, StreamId stream);
   void poison_free(Block* block) noexcept;
+  void tell(MemoryEvent::Kind kind, const Block& block, OwnerId owner) const;
   [[noreturn]] void fail(std::int64_t bytes, StreamId stream, OwnerId owner) const;
 
   DeviceContext& context_;
