@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "runtime/base/assert.hpp"
 #include "runtime/memory/poison.hpp"
@@ -41,22 +42,29 @@ class CountedMemory final : public Upstream {
   std::uintptr_t next_ = std::uintptr_t{1} << 47;  // outside what user space can map
 };
 
-}  // namespace
+// Ticks are not negative, so their sum is that of one stream when no other has any.
+bool touched_only_by(StreamId stream, const Clock& touched) {
+  Tick sum = 0;
+  for (const Tick tick : touched.ticks) sum += tick;
+  return sum == touched[stream];
+}
 
-std::unique_ptr<Upstream> system_memory() { return std::make_unique<SystemMemory>(); }
-std::unique_ptr<Upstream> counted_memory() { return std::make_unique<CountedMemory>(); }
-
-void Gate::merge(const Gate& other) {
-  ticks.merge(other.ticks);
-  for (const Event& event : other.events) {
-    const auto same = std::find_if(events.begin(), events.end(),
+// Keeps the later event of each stream. Rare: kept out of the way of what every free does.
+[[gnu::noinline]] void join(Gate& gate, const Gate& other) {
+  for (const Event& event : other) {
+    const auto same = std::find_if(gate.begin(), gate.end(),
                                    [&](const Event& e) { return e.stream == event.stream; });
-    if (same == events.end())
-      events.push_back(event);
+    if (same == gate.end())
+      gate.push_back(event);
     else if (same->tick < event.tick)
       *same = event;
   }
 }
+
+}  // namespace
+
+std::unique_ptr<Upstream> system_memory() { return std::make_unique<SystemMemory>(); }
+std::unique_ptr<Upstream> counted_memory() { return std::make_unique<CountedMemory>(); }
 
 Pool::Pool(DeviceContext& context, Ledger& ledger, std::unique_ptr<Upstream> upstream)
     : context_(context), ledger_(ledger), upstream_(std::move(upstream)) {}
@@ -71,55 +79,55 @@ Pool::~Pool() {
   if (reserved_ != 0) log(LogLevel::error, concat("Pool: ", reserved_, " bytes were never freed"));
 }
 
-// Class of the sizes [2^k + i 2^(k-4), 2^k + (i+1) 2^(k-4)).
-int Pool::class_of(std::int64_t bytes) {
-  const auto size = static_cast<std::uint64_t>(bytes);
-  const int k = std::bit_width(size) - 1;
-  const int i = static_cast<int>(size >> (k - kSplitBits)) & ((1 << kSplitBits) - 1);
-  return (k << kSplitBits) | i;
+// Class 16 k + i holds the sizes [2^k + i 2^(k-4), 2^k + (i+1) 2^(k-4)).
+std::uint32_t Pool::class_of(std::int64_t bytes) {
+  const auto size = static_cast<std::uint64_t>(bytes) | 1;
+  const auto k = static_cast<std::uint32_t>(std::bit_width(size)) - 1;
+  return ((k - 1) << kSplitBits) + static_cast<std::uint32_t>(size >> (k - kSplitBits));
 }
 
 void Pool::insert(Block* block) {
-  auto& lists = lists_[index(block->stream)];
-  if (!lists) lists = std::make_unique<FreeLists>();
-  const int c = class_of(block->bytes);
+  FreeLists& lists = *lists_[index(block->stream)];
+  const std::uint32_t c = class_of(block->bytes);
+  block->size_class = static_cast<std::uint16_t>(c);
   block->free = true;
   block->previous = nullptr;
-  block->next = lists->heads[c];
+  block->next = lists.heads[c];
   if (block->next) block->next->previous = block;
-  lists->heads[c] = block;
-  lists->occupied[c / 64] |= std::uint64_t{1} << (c % 64);
+  lists.heads[c] = block;
+  lists.occupied[c / 64] |= std::uint64_t{1} << (c % 64);
 }
 
 void Pool::remove(Block* block) {
-  FreeLists& lists = *lists_[index(block->stream)];
-  const int c = class_of(block->bytes);
-  if (block->next) block->next->previous = block->previous;
-  if (block->previous)
-    block->previous->next = block->next;
-  else if ((lists.heads[c] = block->next) == nullptr)
-    lists.occupied[c / 64] &= ~(std::uint64_t{1} << (c % 64));
   block->free = false;
-  block->previous = block->next = nullptr;
+  if (block->next) block->next->previous = block->previous;
+  if (block->previous) {
+    block->previous->next = block->next;
+    return;
+  }
+  FreeLists& lists = *lists_[index(block->stream)];
+  const std::uint32_t c = block->size_class;
+  lists.heads[c] = block->next;
+  if (!block->next) lists.occupied[c / 64] &= ~(std::uint64_t{1} << (c % 64));
 }
 
 // The tightest of the first few blocks of the size's own class, else the first block of the next
 // class that has one.
-Block* Pool::find(FreeLists& lists, std::int64_t bytes) const {
+Block* Pool::find(const FreeLists& lists, std::int64_t bytes) {
   constexpr int kLook = 8;
-  const int c = class_of(bytes);
+  const std::uint32_t c = class_of(bytes);
   Block* best = nullptr;
   int looked = 0;
   for (Block* b = lists.heads[c]; b && looked < kLook; b = b->next, ++looked)
     if (b->bytes >= bytes && (!best || b->bytes < best->bytes)) best = b;
   if (best) return best;
-  int word = (c + 1) / 64;
+  std::size_t word = (c + 1) / 64;
   std::uint64_t bits = lists.occupied[word] & (~std::uint64_t{0} << ((c + 1) % 64));
   while (bits == 0) {
-    if (++word == static_cast<int>(lists.occupied.size())) return nullptr;
+    if (++word == lists.occupied.size()) return nullptr;
     bits = lists.occupied[word];
   }
-  return lists.heads[word * 64 + std::countr_zero(bits)];
+  return lists.heads[word * 64 + static_cast<std::size_t>(std::countr_zero(bits))];
 }
 
 Block* Pool::record() {
@@ -128,14 +136,12 @@ Block* Pool::record() {
     records_.push_back(std::make_unique<Block[]>(kChunk));
     for (std::size_t i = 0; i < kChunk; ++i) retire(&records_.back()[i]);
   }
-  Block* block = spare_;
-  spare_ = block->next;
-  block->next = nullptr;
-  return block;
+  return std::exchange(spare_, spare_->next);
 }
 
+// A gate keeps its capacity, so that a pool in steady state allocates nothing.
 void Pool::retire(Block* block) noexcept {
-  *block = Block{};
+  if (!block->gate.empty()) block->gate.clear();
   block->next = spare_;
   spare_ = block;
 }
@@ -147,61 +153,101 @@ Block* Pool::grow(std::int64_t bytes, StreamId stream) {
   if (!data) return nullptr;
   reserved_ += segment;
   ++segments_taken_;
+  segments_.push_back(std::make_unique<Segment>());
   Block* block = record();
   block->data = data;
   block->bytes = segment;
+  block->segment = segments_.back().get();
+  block->before = block->after = nullptr;
   block->stream = stream;
   insert(block);
   context_.tell({.kind = MemoryEvent::Kind::acquired, .begin = data, .end = data + segment});
   return block;
 }
 
-// Cuts the tail off a block that is larger than asked; the tail keeps the gate.
-void Pool::split(Block* block, std::int64_t bytes) {
-  if (block->bytes == bytes) return;
-  Block* tail = record();
-  tail->data = block->data + bytes;
-  tail->bytes = block->bytes - bytes;
-  tail->stream = block->stream;
-  tail->gate = block->gate;
-  tail->before = block;
-  tail->after = block->after;
-  if (tail->after) tail->after->before = tail;
-  block->after = tail;
-  block->bytes = bytes;
-  insert(tail);
+// The free block's front as a block of its own; what is left stays free.
+Block* Pool::cut(Block* block, std::int64_t bytes) {
+  Block* const front = record();
+  front->data = block->data;
+  front->bytes = bytes;
+  front->segment = block->segment;
+  front->stream = block->stream;
+  front->free = false;
+  front->before = block->before;
+  front->after = block;
+  if (front->before) front->before->after = front;
+  block->before = front;
+  block->data += bytes;
+  resize(block, block->bytes - bytes);
+  return front;
 }
 
-void Pool::pass_gate(Block* block, StreamId stream) {
-  for (const Event& event : block->gate.events) {
-    if (context_.clock(stream)[event.stream] >= event.tick ||
+// A free block has another size: in its list it stays where it is as long as that is the right one.
+void Pool::resize(Block* block, std::int64_t bytes) {
+  block->bytes = bytes;
+  if (class_of(bytes) == block->size_class) return;
+  remove(block);
+  insert(block);
+}
+
+// `block`, which is free, takes in its neighbour, which is in no list.
+void Pool::absorb(Block* block, Block* neighbour) {
+  if (neighbour == block->after) {
+    block->after = neighbour->after;
+    if (block->after) block->after->before = block;
+  } else {
+    block->data = neighbour->data;
+    block->before = neighbour->before;
+    if (block->before) block->before->after = block;
+  }
+  if (!neighbour->gate.empty()) join(block->gate, neighbour->gate);
+  resize(block, block->bytes + neighbour->bytes);
+  retire(neighbour);
+}
+
+void Pool::make_gate(Block* block) {
+  const Clock &owner = context_.clock(block->stream), &host = context_.host_clock();
+  for (std::size_t i = 0; i < kMaxStreams; ++i) {
+    const auto s = static_cast<StreamId>(i);
+    if (const Tick tick = block->use.touched[s];
+        s != block->stream && tick > owner[s] && tick > host[s])
+      block->gate.push_back(context_.event_of_free(s, tick));
+  }
+}
+
+void Pool::pass_gate(Block* block) {
+  for (const Event& event : block->gate) {
+    if (context_.clock(block->stream)[event.stream] >= event.tick ||
         context_.host_clock()[event.stream] >= event.tick)
       continue;
-    context_.wait(stream, event);
+    context_.wait(block->stream, event);
     ++gates_fired_;
   }
+  block->gate.clear();
 }
 
 Block* Pool::allocate(std::int64_t bytes, StreamId stream, OwnerId owner) {
   TESSERA_EXPECT(bytes > 0, "allocate: ", bytes, " bytes; ask for at least one");
-  const std::int64_t rounded = round_up(bytes, kAlignmentBytes);
-  if (rounded > kLargestBytes) fail(rounded, stream, owner);
+  if (bytes > kLargestBytes) fail(bytes, stream, owner);
+  const std::int64_t rounded = (bytes + kAlignmentBytes - 1) & -kAlignmentBytes;
   auto& lists = lists_[index(stream)];
   if (!lists) lists = std::make_unique<FreeLists>();
   Block* block = find(*lists, rounded);
   if (!block) block = grow(rounded, stream);
   if (!block && release_cached() > 0) block = grow(rounded, stream);
   if (!block) fail(rounded, stream, owner);
-  remove(block);
-  split(block, rounded);
   if (context_.is_observed()) [[unlikely]]
-    tell(MemoryEvent::Kind::claimed, *block, owner);
-  pass_gate(block, stream);
+    tell(MemoryEvent::Kind::claimed, *block, rounded, owner);
+  if (!block->gate.empty()) pass_gate(block);
+  if (block->bytes == rounded)
+    remove(block);
+  else
+    block = cut(block, rounded);
   block->use = {};
   block->owner = owner;
   ledger_.add(owner, rounded);
   if (context_.is_observed()) [[unlikely]]
-    tell(MemoryEvent::Kind::handed_out, *block, owner);
+    tell(MemoryEvent::Kind::handed_out, *block, rounded, owner);
   if (poisons_) poison(context_, stream, block->use, block->data, block->bytes);
   return block;
 }
@@ -217,10 +263,12 @@ void Pool::poison_free(Block* block) noexcept {
   }
 }
 
-void Pool::tell(MemoryEvent::Kind kind, const Block& block, OwnerId owner) const {
+// Of the first `bytes` of `block`.
+void Pool::tell(MemoryEvent::Kind kind, const Block& block, std::int64_t bytes,
+                OwnerId owner) const {
   context_.tell({.kind = kind,
                  .begin = block.data,
-                 .end = block.data + block.bytes,
+                 .end = block.data + bytes,
                  .owner = ledger_.name(owner),
                  .stream = block.stream});
 }
@@ -228,41 +276,22 @@ void Pool::tell(MemoryEvent::Kind kind, const Block& block, OwnerId owner) const
 void Pool::free(Block* block) noexcept {
   ledger_.remove(block->owner, block->bytes);
   if (poisons_) poison_free(block);
-  Gate& gate = block->gate;
-  gate.ticks.merge(block->use.touched);
-  std::erase_if(gate.events, [&](const Event& e) {
-    return context_.clock(block->stream)[e.stream] >= e.tick ||
-           context_.host_clock()[e.stream] >= e.tick;
-  });
-  for (std::size_t i = 0; i < kMaxStreams; ++i) {
-    const auto s = static_cast<StreamId>(i);
-    const Tick tick = block->use.touched[s];
-    if (s == block->stream || tick <= context_.clock(block->stream)[s] ||
-        tick <= context_.host_clock()[s])
-      continue;
-    gate.merge(Gate{{}, {context_.event_of_free(s, tick)}});
-  }
+  block->segment->touched.merge(block->use.touched);
+  if (!touched_only_by(block->stream, block->use.touched)) make_gate(block);
   if (context_.is_observed()) [[unlikely]]
-    tell(MemoryEvent::Kind::given_back, *block, block->owner);
-  // Merge with free neighbours; the result carries both gates.
-  if (Block* after = block->after; after && after->free) {
+    tell(MemoryEvent::Kind::given_back, *block, block->bytes, block->owner);
+  Block *const before = block->before, *const after = block->after;
+  const bool joins_after = after && after->free;
+  if (before && before->free) {
+    absorb(before, block);
+    if (!joins_after) return;
     remove(after);
-    block->bytes += after->bytes;
-    block->gate.merge(after->gate);
-    block->after = after->after;
-    if (block->after) block->after->before = block;
-    retire(after);
+    absorb(before, after);
+  } else if (joins_after) {
+    absorb(after, block);
+  } else {
+    insert(block);
   }
-  if (Block* before = block->before; before && before->free) {
-    remove(before);
-    before->bytes += block->bytes;
-    before->gate.merge(block->gate);
-    before->after = block->after;
-    if (before->after) before->after->before = before;
-    retire(block);
-    block = before;
-  }
-  insert(block);
 }
 
 std::int64_t Pool::release_cached() {
@@ -277,8 +306,8 @@ std::int64_t Pool::release_cached() {
           // work included.
           for (std::size_t i = 0; i < kMaxStreams; ++i) {
             const auto s = static_cast<StreamId>(i);
-            if (block->gate.ticks[s] > context_.host_clock()[s])
-              context_.block(context_.event_covering(s, block->gate.ticks[s]));
+            const Tick tick = block->segment->touched[s];
+            if (tick > context_.host_clock()[s]) context_.block(context_.event_covering(s, tick));
           }
           remove(block);
           context_.tell({.kind = MemoryEvent::Kind::released,
@@ -287,6 +316,7 @@ std::int64_t Pool::release_cached() {
           upstream_->release(block->data, block->bytes);
           reserved_ -= block->bytes;
           released += block->bytes;
+          std::erase_if(segments_, [&](const auto& s) { return s.get() == block->segment; });
           retire(block);
         }
         block = next;
@@ -307,7 +337,7 @@ void Pool::fail(std::int64_t bytes, StreamId stream, OwnerId owner) const {
 bool Pool::is_valid() const {
   for (std::size_t s = 0; s < kMaxStreams; ++s) {
     if (!lists_[s]) continue;
-    for (int c = 0; c < kClasses; ++c) {
+    for (std::uint32_t c = 0; c < kClasses; ++c) {
       const Block* head = lists_[s]->heads[c];
       if ((head != nullptr) != ((lists_[s]->occupied[c / 64] >> (c % 64) & 1u) != 0)) return false;
       for (const Block* b = head; b; b = b->next) {

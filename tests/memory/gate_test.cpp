@@ -99,7 +99,7 @@ TEST_CASE("a gate waits for the touch and for nothing submitted later") {
   CHECK(w.device.compute().clock()[kGather] == 1);
 }
 
-TEST_CASE("splitting a block copies its gate and merging takes both") {
+TEST_CASE("a gate that is passed is passed for all parts of the block, and merging joins gates") {
   World w;
   SECTION("either half waits") {
     w.used_elsewhere(kGather, 2048);

@@ -208,7 +208,7 @@ TEST_CASE("sizes that cannot be are refused by name") {
   Pool pool(device.context(), ledger, system_memory());
   CHECK_THROWS_AS(pool.allocate(0, StreamId::compute, 0), ContractError);
   CHECK_THROWS_WITH(pool.allocate(-5, StreamId::compute, 0), Catch::Contains("-5 bytes"));
-  CHECK_THROWS_AS(pool.allocate(INT64_MAX, StreamId::compute, 0), ContractError);
+  CHECK_THROWS_AS(pool.allocate(INT64_MAX, StreamId::compute, 0), OutOfMemory);
   CHECK(pool.segments_taken() == 0);
 }
 

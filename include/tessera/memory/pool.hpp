@@ -8,12 +8,14 @@
 //   gather        └── use A, tick 7 ───────────────────────────┘
 //
 // Note [Gates]
-// A block belongs to the stream that it was allocated on and goes back to it. When it is freed, its
-// gate becomes the last tick of every stream that touched it, joined with the gate it was allocated
-// with; each tick that neither the owner nor the host covers yet gets an event. The next user of
-// the block waits for what its stream does not cover. Nothing is ever polled, so which block is
-// reused depends on the host program alone, and peak memory is the same on every run. Splitting a
-// block copies its gate; merging takes the maximum.
+// A block belongs to the stream that it was allocated on and goes back to it. At the free, each
+// other stream whose last touch neither the owner nor the host covers yet gets an event: these are
+// the block's gate. Merging blocks joins their gates. The next user is the owner again: it waits
+// for what its clock does not cover, and from then on is ordered after every use of the block, so
+// that neither the block nor what is split off it carries that gate on. Nothing is ever polled:
+// which block is reused depends on the host program alone, and peak memory is the same on every
+// run. The last ticks of all streams, the owner's included, are kept by the segment, for the day
+// when it goes back to the system.
 #pragma once
 
 #include <array>
@@ -32,27 +34,29 @@ inline constexpr std::int64_t kAlignmentBytes = 256;
 // The smallest piece taken from the system, and what larger ones are multiples of.
 inline constexpr std::int64_t kSegmentBytes = 2ll << 20;
 
-// What a freed block's next user has to wait for; see Note [Gates].
-struct Gate {
-  Clock ticks;
-  std::vector<Event> events;  // of the ticks that neither owner nor host covered at the free
+// What a freed block's next user has to wait for, one event a stream at most; see Note [Gates].
+using Gate = std::vector<Event>;
 
-  void merge(const Gate& other);
+// A piece of memory from the system, cut into blocks.
+struct Segment {
+  Clock touched;  // last ticks of the blocks freed in it
 };
 
-// A piece of a segment: handed out, or free with a gate. Pool internals; users hold a Buffer.
+// A piece of a segment: handed out, or free. Pool internals; users hold a Buffer.
 struct Block {
+  UseRecord use;  // while handed out
   std::byte* data = nullptr;
   std::int64_t bytes = 0;
-  UseRecord use;  // while handed out
-  Gate gate;      // of its last life
-  StreamId stream = StreamId::compute;
-  OwnerId owner = 0;
-  bool free = false;
+  Segment* segment = nullptr;
   Block* before = nullptr;  // neighbours in memory
   Block* after = nullptr;
   Block* previous = nullptr;  // in the free list, or in the list of spare records
   Block* next = nullptr;
+  Gate gate;  // while free
+  StreamId stream = StreamId::compute;
+  bool free = false;
+  OwnerId owner = 0;
+  std::uint16_t size_class = 0;  // while free
 };
 
 // Where a pool gets its segments. `allocate` returns null when there is no more.
@@ -105,30 +109,34 @@ class Pool {
   // A two-level segregated free list per stream: 2^k sizes cut in 16. Reuse is last in, first out
   // within a class, so the order never depends on addresses.
   // Source: Masmano et al., "TLSF", ECRTS 2004.
-  static constexpr int kSplitBits = 4;
-  static constexpr int kClasses = 48 << kSplitBits;
+  static constexpr std::uint32_t kSplitBits = 4;
+  static constexpr std::uint32_t kClasses = 48 << kSplitBits;
   struct FreeLists {
     std::array<Block*, kClasses> heads{};
     std::array<std::uint64_t, kClasses / 64> occupied{};
   };
 
-  static int class_of(std::int64_t bytes);
-  Block* find(FreeLists& lists, std::int64_t bytes) const;
+  static std::uint32_t class_of(std::int64_t bytes);
+  static Block* find(const FreeLists& lists, std::int64_t bytes);
   void insert(Block* block);
   void remove(Block* block);
-  void split(Block* block, std::int64_t bytes);
+  void resize(Block* block, std::int64_t bytes);
+  Block* cut(Block* block, std::int64_t bytes);
+  void absorb(Block* block, Block* neighbour);
   Block* grow(std::int64_t bytes, StreamId stream);
   Block* record();
   void retire(Block* block) noexcept;
-  void pass_gate(Block* block, StreamId stream);
+  void make_gate(Block* block);
+  void pass_gate(Block* block);
   void poison_free(Block* block) noexcept;
-  void tell(MemoryEvent::Kind kind, const Block& block, OwnerId owner) const;
+  void tell(MemoryEvent::Kind kind, const Block& block, std::int64_t bytes, OwnerId owner) const;
   [[noreturn]] void fail(std::int64_t bytes, StreamId stream, OwnerId owner) const;
 
   DeviceContext& context_;
   Ledger& ledger_;
   std::unique_ptr<Upstream> upstream_;
   std::array<std::unique_ptr<FreeLists>, kMaxStreams> lists_;
+  std::vector<std::unique_ptr<Segment>> segments_;
   std::vector<std::unique_ptr<Block[]>> records_;  // chunks of block records
   Block* spare_ = nullptr;
   std::int64_t reserved_ = 0;
