@@ -90,6 +90,7 @@ void Unit::materialize(const Device& device) {
     const auto bytes = p.shape.numel() * static_cast<std::int64_t>(size_bytes(param_dtype()));
     p.window =
         std::make_shared<Storage>(Storage{device, {}, nullptr, bytes, nullptr, 0, "", &name_});
+    p.window_offset_bytes = 0;  // not what it was in a module that had memory before
   }
   if (trainable_ && size() == 1) {
     local_ = std::make_shared<LocalGradient>(*trainable_);

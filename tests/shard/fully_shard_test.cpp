@@ -212,13 +212,15 @@ TEST_CASE("an optimizer made before sharding is the one made after", "[threads]"
   }
 }
 
-TEST_CASE("a module that has values keeps them when it is sharded", "[threads]") {
+TEST_CASE("a module that has values keeps them when it is sharded, and computes with them",
+          "[threads]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   for (const int ranks : {1, 2, 4}) {
     struct Pair {
       Values before, after;
       bool trains = false;
+      std::vector<float> loss_before, loss_after;
     };
     const auto results = on_ranks(ranks, [&](World& world) {
       Stack model(kWidths);
@@ -227,15 +229,20 @@ TEST_CASE("a module that has values keeps them when it is sharded", "[threads]")
       Pair pair;
       for (const auto& [name, p] : model.named_parameters())
         pair.before[name] = p.shard().to_vector<float>();
+      const Tensor x = rows_of(1, 0, 2, 5, world.device());
+      pair.loss_before = mean_square(model(x)).to_vector<float>();
       model.shard({.mesh = DeviceMesh::flat(world)});
       pair.after = full_values(model, world);
-      mean_square(model(rows_of(1, 0, 2, 5, world.device()))).backward();
+      const Tensor loss = mean_square(model(x));
+      pair.loss_after = loss.to_vector<float>();
+      loss.backward();
       pair.trains = model.layers[0].weight.grad().defined();
       return pair;
     });
     for (const Pair& pair : results) {
       CHECK(pair.before.size() == 8);
       CHECK(same_bits(pair.before, pair.after));
+      CHECK(same_bits(pair.loss_before, pair.loss_after));
       CHECK(pair.trains);
     }
   }
