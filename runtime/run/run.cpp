@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "tessera/base/log.hpp"
+#include "tessera/run/race_check.hpp"
 
 namespace tessera {
 namespace {
@@ -24,6 +25,18 @@ int parse_count(const char* flag, std::string_view text) {
   return value;
 }
 
+const char* lookup(const char* name) { return std::getenv(name); }
+
+// The closing lines of a program under the race checker, and its exit code.
+int close(const RunOptions& options, int rank, int code) {
+  const RaceChecker* const checker = options.world.race_checker.get();
+  if (!checker) return code;
+  for (const Race& race : checker->races())
+    write_line(options.program, "error: ", race.to_string());
+  if (rank == 0) write_line(options.program, "", checker->summary());
+  return code == 0 && checker->race_count() > 0 ? 1 : code;
+}
+
 void run_job(const RunOptions& options, const LaunchEnvironment& environment,
              const std::function<void(World&)>& body) {
   const int ranks = job_size(environment, options.ranks);
@@ -40,7 +53,8 @@ void run_job(const RunOptions& options, const LaunchEnvironment& environment,
 
 }  // namespace
 
-int run(const RunOptions& options, const std::function<void(World&)>& body) {
+int run(const RunOptions& given, const std::function<void(World&)>& body) {
+  RunOptions options = given;
   set_log_sink([program = options.program](LogLevel level, const std::string& message) {
     write_line(program,
                level == LogLevel::info      ? ""
@@ -50,13 +64,13 @@ int run(const RunOptions& options, const std::function<void(World&)>& body) {
   });
   int rank = 0;
   try {
-    const LaunchEnvironment environment =
-        detect([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+    const LaunchEnvironment environment = detect(lookup);
     rank = environment.rank;
     if (!environment.notice.empty() && rank == 0)
       write_line(options.program, "", environment.notice);
+    if (!options.world.race_checker) options.world.race_checker = race_checker_from(lookup);
     run_job(options, environment, body);
-    return 0;
+    return close(options, rank, 0);
   } catch (const DataError& error) {
     if (rank == 0) write_line(options.program, "error: ", error.what());
     return 2;
@@ -66,7 +80,7 @@ int run(const RunOptions& options, const std::function<void(World&)>& body) {
   } catch (const std::exception& error) {
     write_line(options.program, "error: ", error.what());
   }
-  return 1;
+  return close(options, rank, 1);
 }
 
 int run(int argc, char** argv, const std::function<void(World&)>& body) {

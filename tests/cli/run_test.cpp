@@ -167,3 +167,19 @@ TEST_CASE("launched processes print once and write once") {
   REQUIRE(first != std::string::npos);
   CHECK(outcome.out.find("step:  2  ", first + 1) == std::string::npos);
 }
+
+TEST_CASE("under TESSERA_CHECK=1 a run closes with what the race checker saw") {
+  const BookFolder folder;
+  const std::string where = folder.path().string();
+  const Outcome run =
+      run_command(kTiny + "--ranks 2 --training.steps=2", where, {{"TESSERA_CHECK", "1"}});
+  INFO(run.out << run.err);
+  CHECK(run.exit_code == 0);
+  const std::size_t line = run.out.rfind("\nrace checker: ");
+  REQUIRE(line != std::string::npos);
+  CHECK(run.out.ends_with(" operations, 0 races\n"));
+  CHECK(std::stoi(run.out.substr(line + 15)) > 100);
+  const Outcome wrong = run_command(kTiny + "--training.steps=1", where, {{"TESSERA_CHECK", "on"}});
+  CHECK(wrong.exit_code == 2);
+  CHECK(has(wrong.err, "TESSERA_CHECK='on' is neither 0 nor 1"));
+}

@@ -6,9 +6,11 @@
 #include "tessera/comm/world.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/race_check.hpp"
 
 using namespace tessera;
 using Catch::Matchers::Contains;
+using tessera::testing::run_checked;
 using K = CollectiveKind;
 
 namespace {
@@ -187,7 +189,7 @@ TEST_CASE("a virtual world counts and touches nothing", "[comm]") {
 
 TEST_CASE("symmetric memory is booked while it lives, the same on every rank", "[comm][threads]") {
   std::atomic<std::int64_t> before{-1}, during{-1}, after{-1};
-  run_local(2, {}, [&](World& world) {
+  run_checked(2, {}, [&](World& world) {
     Memory& memory = Memory::of(world.device());
     if (world.rank() == 0) before = memory.reserved_bytes();
     {
@@ -202,8 +204,9 @@ TEST_CASE("symmetric memory is booked while it lives, the same on every rank", "
   CHECK(during == 12'288);  // whole pages
   CHECK(after == 0);
   CHECK_THAT(refusal([] {
-               run_local(2, {},
-                         [](World& world) { world.allocate_symmetric(4096 * (1 + world.rank())); });
+               run_checked(2, {}, [](World& world) {
+                 world.allocate_symmetric(4096 * (1 + world.rank()));
+               });
              }),
              Contains("every rank must ask for the same"));
   CHECK_THAT(refusal([] { World::single().allocate_symmetric(0); }), Contains("at least 1"));
@@ -212,8 +215,8 @@ TEST_CASE("symmetric memory is booked while it lives, the same on every rank", "
 TEST_CASE("worlds refuse options that would have no effect", "[comm]") {
   CHECK_THAT(refusal([] { World::single({.transport = Transport::messages}); }),
              Contains("sends no messages"));
-  CHECK_THAT(refusal([] { run_local(2, {.transport = Transport::messages}, [](World&) {}); }),
+  CHECK_THAT(refusal([] { run_checked(2, {.transport = Transport::messages}, [](World&) {}); }),
              Contains("sends no messages"));
   CHECK_THAT(refusal([] { World::single({.threads = -1}); }), Contains("threads is -1"));
-  CHECK_THAT(refusal([] { run_local(0, {}, [](World&) {}); }), Contains("at least 1"));
+  CHECK_THAT(refusal([] { run_checked(0, {}, [](World&) {}); }), Contains("at least 1"));
 }

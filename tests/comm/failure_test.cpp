@@ -5,9 +5,11 @@
 
 #include "tessera/comm/world.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/race_check.hpp"
 
 using namespace tessera;
 using Catch::Matchers::Contains;
+using tessera::testing::run_checked;
 
 namespace {
 
@@ -25,7 +27,7 @@ Outcome run_and_catch(int ranks, ExecutorKind executor, const std::function<void
   Outcome outcome;
   outcome.by_rank.resize(static_cast<std::size_t>(ranks));
   try {
-    run_local(ranks, {.executor = executor}, [&](World& world) {
+    run_checked(ranks, {.executor = executor}, [&](World& world) {
       std::string& mine = outcome.by_rank[static_cast<std::size_t>(world.rank())];
       try {
         body(world);
@@ -210,15 +212,15 @@ TEST_CASE("a rank that ends before its peers' collective is named, not waited fo
 
 TEST_CASE("after a failed run the next one works", "[comm][threads]") {
   for (const ExecutorKind executor : kExecutors) {
-    CHECK_THROWS_AS(run_local(2, {.executor = executor},
-                              [](World& world) {
-                                if (world.rank() == 0) throw DataError("once");
-                                world.barrier();
-                              }),
+    CHECK_THROWS_AS(run_checked(2, {.executor = executor},
+                                [](World& world) {
+                                  if (world.rank() == 0) throw DataError("once");
+                                  world.barrier();
+                                }),
                     DataError);
     std::mutex mutex;
     double total = 0;
-    run_local(2, {.executor = executor}, [&](World& world) {
+    run_checked(2, {.executor = executor}, [&](World& world) {
       const double sum = world.sum(1.5);
       const std::lock_guard lock(mutex);
       total += sum;

@@ -10,15 +10,17 @@
 #include "tessera/comm/world.hpp"
 #include "tests/comm/battery.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/race_check.hpp"
 
 using namespace tessera;
+using tessera::testing::run_checked;
 
 namespace {
 
 std::vector<battery::Result> run_battery(int ranks, const WorldOptions& options,
                                          std::uint64_t seed) {
   std::vector<battery::Result> results(static_cast<std::size_t>(ranks));
-  run_local(ranks, options, [&](World& world) {
+  run_checked(ranks, options, [&](World& world) {
     results[static_cast<std::size_t>(world.rank())] = battery::run(world, seed);
   });
   return results;
@@ -57,7 +59,7 @@ TEST_CASE("local: a shuffled world repeats its trace for a seed and varies over 
           "[comm][threads]") {
   // 20 gathers and 20 reductions that no event orders have 40! / (20! 20!) schedules.
   const auto trace = [](std::uint64_t seed) {
-    run_local(3, {.executor = ExecutorKind::shuffled, .schedule_seed = seed}, [](World& world) {
+    run_checked(3, {.executor = ExecutorKind::shuffled, .schedule_seed = seed}, [](World& world) {
       float values[2] = {1, 2};
       const auto reduce = [&](float& v) {
         return Collective{.send = &v, .recv = &v, .count = 1, .kind = CollectiveKind::all_reduce};
@@ -78,7 +80,7 @@ TEST_CASE("local: a shuffled world repeats its trace for a seed and varies over 
   std::set<std::uint64_t> traces;
   for (std::uint64_t s = seed; s < seed + 32; ++s) traces.insert(trace(s));
   CHECK(traces.size() >= 4);
-  run_local(2, {.executor = ExecutorKind::inlined}, [](World& world) { world.barrier(); });
+  run_checked(2, {.executor = ExecutorKind::inlined}, [](World& world) { world.barrier(); });
   CHECK(last_trace_hash() == 0);
 }
 
@@ -92,7 +94,7 @@ TEST_CASE("local: sum and max are the same on every rank", "[comm][threads]") {
       std::uniform_real_distribution<double> uniform(-1, 1);
       std::vector<double> values, sums(4), maxima(4), lows(4), nans(4);
       for (int r = 0; r < ranks; ++r) values.push_back(uniform(draw));
-      run_local(ranks, {.executor = executor}, [&](World& world) {
+      run_checked(ranks, {.executor = executor}, [&](World& world) {
         const auto r = static_cast<std::size_t>(world.rank());
         sums[r] = world.sum(values[r]);
         maxima[r] = world.max(values[r]);
@@ -114,7 +116,7 @@ TEST_CASE("local: nobody leaves a barrier before all have come", "[comm][threads
   for (const ExecutorKind executor : kExecutors) {
     constexpr int kRanks = 4, kRounds = 50;
     std::atomic<int> arrived{0}, early{0};
-    run_local(kRanks, {.executor = executor}, [&](World& world) {
+    run_checked(kRanks, {.executor = executor}, [&](World& world) {
       for (int round = 1; round <= kRounds; ++round) {
         ++arrived;
         world.barrier();
@@ -129,7 +131,7 @@ TEST_CASE("local: nobody leaves a barrier before all have come", "[comm][threads
 
 TEST_CASE("local: a world knows its ranks, streams and threads", "[comm][threads]") {
   std::atomic<int> ranks_seen{0}, wrong{0};
-  run_local(3, {.threads = 2}, [&](World& world) {
+  run_checked(3, {.threads = 2}, [&](World& world) {
     ranks_seen += 1 << world.rank();
     const DeviceMesh mesh = DeviceMesh::flat(world);
     wrong += world.kind() != WorldKind::local || world.size() != 3 || world.threads() != 2;
@@ -143,7 +145,7 @@ TEST_CASE("local: a world knows its ranks, streams and threads", "[comm][threads
   CHECK(ranks_seen == 0b111);
   CHECK(wrong == 0);
   int threads = 0;
-  run_local(64, {.executor = ExecutorKind::inlined}, [&](World& world) {
+  run_checked(64, {.executor = ExecutorKind::inlined}, [&](World& world) {
     if (world.rank() == 0) threads = world.threads();
   });
   CHECK(threads >= 1);
@@ -152,7 +154,7 @@ TEST_CASE("local: a world knows its ranks, streams and threads", "[comm][threads
 
 TEST_CASE("local: one group is one operation, and fingerprints agree", "[comm][threads]") {
   std::vector<std::uint64_t> fingerprints(2), operations(2), launches(2);
-  run_local(2, {}, [&](World& world) {
+  run_checked(2, {}, [&](World& world) {
     const auto r = static_cast<std::size_t>(world.rank());
     float values[6] = {1, 2, 3, 4, 5, 6};
     const Collective one{

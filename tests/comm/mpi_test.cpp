@@ -9,9 +9,11 @@
 #include "tessera/memory/memory.hpp"
 #include "tests/comm/battery.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/race_check.hpp"
 
 using namespace tessera;
 using Catch::Matchers::Contains;
+using tessera::testing::run_checked;
 using K = CollectiveKind;
 
 namespace {
@@ -59,7 +61,7 @@ TEST_CASE("mpi: every collective is right, with the bits of threads", "[comm][mp
   REQUIRE(size >= 2);  // run it under mpirun
   const auto rank = static_cast<std::size_t>(keeper().rank());
   std::vector<battery::Result> threads(static_cast<std::size_t>(size));
-  run_local(size, {}, [&](World& world) {
+  run_checked(size, {}, [&](World& world) {
     threads[static_cast<std::size_t>(world.rank())] = battery::run(world, seed);
   });
   for (const auto executor : {ExecutorKind::threaded, ExecutorKind::inlined})

@@ -84,7 +84,7 @@ TEST_CASE("a rank that throws in a step is named to its peers, and nobody hangs"
         std::string rethrown;
         const auto begin = std::chrono::steady_clock::now();
         try {
-          run_local(ranks, {.executor = executor, .threads = 1}, [&](World& world) {
+          run_checked(ranks, {.executor = executor, .threads = 1}, [&](World& world) {
             try {
               Fragile model;
               for (nn::Linear* layer : {&model.first, &model.second, &model.third})
@@ -117,14 +117,14 @@ TEST_CASE("a rank that throws in a step is named to its peers, and nobody hangs"
 TEST_CASE("after a run that failed the next one trains as ever", "[promises][threads]") {
   const Trained before = train(2, {.threads = 1}, {}, 3, 2);
   for (int round = 0; round < 3; ++round) {
-    CHECK_THROWS_WITH(run_local(2, {.threads = 1},
-                                [&](World& world) {
-                                  Trainee trainee(world, {}, 3);
-                                  trainee.step(0);
-                                  if (world.rank() == round % 2) throw std::runtime_error("stop");
-                                  trainee.step(1);
-                                  world.device().synchronize();
-                                }),
+    CHECK_THROWS_WITH(run_checked(2, {.threads = 1},
+                                  [&](World& world) {
+                                    Trainee trainee(world, {}, 3);
+                                    trainee.step(0);
+                                    if (world.rank() == round % 2) throw std::runtime_error("stop");
+                                    trainee.step(1);
+                                    world.device().synchronize();
+                                  }),
                       Contains("stop"));
     CHECK(same_bits(before, train(2, {.threads = 1}, {}, 3, 2)));
   }

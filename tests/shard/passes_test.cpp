@@ -361,21 +361,21 @@ TEST_CASE("after an exception in a call the next step is as if it had not been",
 
 TEST_CASE("ranks that call different units of one size are told so by name", "[threads]") {
   std::vector<std::string> messages(2);
-  CHECK_THROWS_AS(run_local(2, {.threads = 1},
-                            [&](World& world) {
-                              Sharded<Branches> sharded(world);
-                              Branches& model = sharded.model;
-                              try {
-                                model.call([&] {
-                                  const Tensor h = model.stem(inputs(world, 1));
-                                  return world.rank() == 0 ? model.left(h) : model.right(h);
-                                });
-                                world.device().synchronize();
-                              } catch (const CommError& error) {
-                                messages[static_cast<std::size_t>(world.rank())] = error.what();
-                                throw;
-                              }
-                            }),
+  CHECK_THROWS_AS(run_checked(2, {.threads = 1},
+                              [&](World& world) {
+                                Sharded<Branches> sharded(world);
+                                Branches& model = sharded.model;
+                                try {
+                                  model.call([&] {
+                                    const Tensor h = model.stem(inputs(world, 1));
+                                    return world.rank() == 0 ? model.left(h) : model.right(h);
+                                  });
+                                  world.device().synchronize();
+                                } catch (const CommError& error) {
+                                  messages[static_cast<std::size_t>(world.rank())] = error.what();
+                                  throw;
+                                }
+                              }),
                   CommError);
   for (const std::string& message : messages)
     CHECK_THAT(message, Contains("all_gather left") && Contains("all_gather right"));

@@ -19,18 +19,19 @@
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/race_check.hpp"
 
 namespace tessera::testing {
 
 inline std::uint64_t fresh_seed() { return std::random_device{}(); }
 
-// What each rank's f(world) returned, in rank order.
+// What each rank's f(world) returned, in rank order. Under the race checker.
 template <class F>
 auto on_ranks(int ranks, const WorldOptions& options, const F& f) {
   using R = std::invoke_result_t<F, World&>;
   std::vector<R> results(static_cast<std::size_t>(ranks));
-  run_local(ranks, options,
-            [&](World& world) { results[static_cast<std::size_t>(world.rank())] = f(world); });
+  run_checked(ranks, options,
+              [&](World& world) { results[static_cast<std::size_t>(world.rank())] = f(world); });
   return results;
 }
 template <class F>

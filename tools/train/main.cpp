@@ -16,6 +16,7 @@
 #include "tessera/base/log.hpp"
 #include "tessera/base/utf8.hpp"
 #include "tessera/run/environment.hpp"
+#include "tessera/run/race_check.hpp"
 #include "tessera/version.hpp"
 #include "tools/train/config.hpp"
 #include "tools/train/signals.hpp"
@@ -90,7 +91,12 @@ int run(const std::vector<std::string>& arguments, LaunchEnvironment& environmen
   }
   if (!environment.notice.empty()) report("notice: " + environment.notice);
   train::install_signal_handlers();
-  return train::train(config, environment);
+  const auto checker = race_checker_from(std::getenv);
+  const int code = train::train(config, environment, checker);
+  if (!checker || config.flags.dry_run) return code;
+  for (const Race& race : checker->races()) report(race.to_string());
+  if (environment.rank == 0) print(checker->summary() + "\n");
+  return code == 0 && checker->race_count() > 0 ? kFailure : code;
 }
 
 // The exit code of the exception that is being handled, with its message.

@@ -23,10 +23,11 @@ std::string mebibytes(std::int64_t bytes) {
   return text;
 }
 
-WorldOptions world_options(const Config& config) {
+WorldOptions world_options(const Config& config, const std::shared_ptr<RaceChecker>& checker) {
   return {.executor = config.debug.executor,
           .schedule_seed = static_cast<std::uint64_t>(config.debug.schedule_seed),
-          .threads = static_cast<int>(config.flags.threads.value_or(0))};
+          .threads = static_cast<int>(config.flags.threads.value_or(0)),
+          .race_checker = checker};
 }
 
 // Ranks whose shards have the same sizes need the same memory: one of each kind, with how many
@@ -232,12 +233,13 @@ class Run {
 
 }  // namespace
 
-int train(const Config& config, const LaunchEnvironment& environment) {
+int train(const Config& config, const LaunchEnvironment& environment,
+          const std::shared_ptr<RaceChecker>& race_checker) {
   std::optional<int> threads_ranks;
   if (config.flags.ranks) threads_ranks = static_cast<int>(*config.flags.ranks);
   const int ranks = job_size(environment, threads_ranks);
   if (config.flags.dry_run) return environment.rank == 0 ? dry_run(config, ranks) : 0;
-  const WorldOptions options = world_options(config);
+  const WorldOptions options = world_options(config, race_checker);
   int code = 0;
   if (environment.several_processes()) {
     World world = World::mpi(options);

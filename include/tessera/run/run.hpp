@@ -19,7 +19,9 @@ struct RunOptions {
 };
 
 // Calls `body` once per rank of the job and returns the exit code: 0 done, 2 bad input (DataError),
-// 1 anything else. Of an error that every rank meets, one rank writes the line.
+// 1 anything else. Of an error that every rank meets, one rank writes the line. With
+// TESSERA_CHECK=1 (see run/race_check.hpp), or with a checker in `world`, it closes with a line of
+// what the race checker found; a race makes a 0 a 1.
 int run(const RunOptions& options, const std::function<void(World&)>& body);
 
 // The same for small programs: takes `--ranks N` and `--threads N`, 1 to 4096, from the command
