@@ -16,7 +16,9 @@ using autograd::record;
 using autograd::Saved;
 using detail::launch;
 using detail::reads;
+using detail::reads_some;
 using detail::table;
+using detail::updates_some;
 using detail::writes;
 using raw::Transpose;
 
@@ -86,7 +88,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
     launch("embedding", device, table(device).embedding.embedding,
            kernels::EmbeddingArgs{y.data(), w.data(), rows.data(), rows.numel(), w.size(0),
                                   w.size(1), w.dtype(), rows.dtype()},
-           {reads(w), reads(rows), writes(y)});
+           {reads_some(w, y), reads(rows), writes(y)});
   return record(
       "embedding", {weight}, y,
       [rows = Saved(rows), shape = weight.shape()](const Tensor& gradient, Gradients& out) {
@@ -101,7 +103,8 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
                                                 rows.get().numel(), shape[0], shape[1], own.scale,
                                                 g.dtype(), own.tensor.dtype(), rows.get().dtype(),
                                                 own.accumulate},
-                 {reads(g), reads(rows.get()), writes(own.tensor)});
+                 {reads(g), reads(rows.get()),
+                  own.accumulate ? updates_some(own.tensor, g) : writes(own.tensor)});
         if (!target) out.set(0, own.tensor);
       });
 }

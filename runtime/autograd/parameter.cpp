@@ -17,7 +17,7 @@ class ParameterLeaf final : public autograd::Leaf {
     if (!group.gradient.defined()) return {};
     const FlatEntry& entry = group.entries[static_cast<std::size_t>(state_.entry)];
     const Shape local = state_.spec.local_shape();
-    return group.gradient.view(local, local.strides(), entry.offset);
+    return group.await_gradient().view(local, local.strides(), entry.offset);
   }
   // A group's gradient is cleared as a whole, by zero_grad of an optimizer.
   void clear() override {}
@@ -111,8 +111,9 @@ void LocalGradient::complete() {
     args.copies = 1;
     args.dtype = f32;
     args.zero_missing = fresh_;
+    // Gaps and counts: next to nothing, unless gradients are missing.
     detail::launch("complete_gradient", group_.device, detail::table(group_.device).flat.complete,
-                   args, {detail::reads(places_), detail::writes(group_.gradient)});
+                   args, {detail::reads(places_), {&group_.gradient, AccessMode::write, 0}});
   }
   if (fresh_) std::fill(held_.begin(), held_.end(), true);
   fresh_ = false;

@@ -36,8 +36,7 @@ class CountedMemory final : public SymmetricMemory {
 
 std::shared_ptr<SymmetricMemory> PlainArena::allocate(DeviceContext& context, std::int64_t bytes) {
   const std::int64_t rounded = round_up(bytes, kPageBytes);
-  if (context.executor().kind() != ExecutorKind::virtual_)
-    return std::make_shared<MappedMemory>(rounded);
+  if (context.executor().runs_bodies()) return std::make_shared<MappedMemory>(rounded);
   const std::uintptr_t address = next_;
   next_ += static_cast<std::uintptr_t>(rounded);
   return std::make_shared<CountedMemory>(address, rounded);

@@ -48,7 +48,9 @@ World::State::State(WorldKind k, int r, int n, const WorldOptions& options, int 
                           .rank = r,
                           .threads = threads_each,
                           .schedule_seed = options.schedule_seed,
-                          .scheduler = std::move(scheduler)})),
+                          .scheduler = std::move(scheduler),
+                          .cost = options.cost,
+                          .run_bodies = options.run_bodies})),
       backend(std::move(b)),
       scalars(static_cast<std::size_t>(n)),
       exceptions(std::uncaught_exceptions()) {

@@ -34,14 +34,14 @@ Device Device::cpu(const CpuOptions& options) {
                                                                 .rank = options.rank,
                                                                 .threads = options.threads,
                                                                 .scheduler = options.scheduler,
-                                                                .seed = options.schedule_seed}));
+                                                                .seed = options.schedule_seed,
+                                                                .cost = options.cost,
+                                                                .run_bodies = options.run_bodies}));
 }
 
 DeviceKind Device::kind() const noexcept { return context_ ? context_->kind() : DeviceKind::meta; }
 int Device::rank() const noexcept { return context_ ? context_->rank() : 0; }
-bool Device::runs_bodies() const noexcept {
-  return context_ && context_->executor().kind() != ExecutorKind::virtual_;
-}
+bool Device::runs_bodies() const noexcept { return context_ && context_->executor().runs_bodies(); }
 
 Stream Device::stream(StreamId id) const { return Stream(context(), id); }
 void Device::block(const Event& event) const { context().block(event); }

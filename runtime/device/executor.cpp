@@ -1,5 +1,7 @@
 #include "tessera/device/executor.hpp"
 
+#include <chrono>
+
 #include "runtime/device/executors.hpp"
 #include "tessera/base/error.hpp"
 
@@ -19,11 +21,19 @@ std::string_view name(ExecutorKind kind) {
   return "virtual";
 }
 
+double Executor::host_seconds() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 std::unique_ptr<Executor> make_executor(const ExecutorOptions& options,
                                         const Observers& observers) {
   TESSERA_EXPECT(options.rank >= 0, "make_executor: rank ", options.rank, " is negative");
   TESSERA_EXPECT(options.threads >= 1, "make_executor: ", options.threads,
                  " threads per rank; give at least 1");
+  TESSERA_EXPECT(options.kind == ExecutorKind::virtual_ ||
+                     (options.cost == CostModel{} && !options.run_bodies),
+                 "make_executor: a cost model or run_bodies for '", name(options.kind),
+                 "', where operations take the time they take; they are for 'virtual'");
   switch (options.kind) {
     case ExecutorKind::threaded:
       return make_threaded(options, observers);
@@ -34,7 +44,7 @@ std::unique_ptr<Executor> make_executor(const ExecutorOptions& options,
     case ExecutorKind::virtual_:
       break;
   }
-  return make_virtual(observers);
+  return make_virtual(options, observers);
 }
 
 }  // namespace tessera

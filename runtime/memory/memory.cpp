@@ -50,7 +50,7 @@ void HostStaging::give_back(Piece& piece) noexcept {
 }
 
 Memory::Memory(DeviceContext& context)
-    : counted_(context.executor().kind() == ExecutorKind::virtual_),
+    : counted_(!context.executor().runs_bodies()),
       pool_(context, ledger_, counted_ ? counted_memory() : system_memory()),
       staging_(context, ledger_) {}
 

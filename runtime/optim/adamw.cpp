@@ -38,8 +38,8 @@ void AdamW::update(const GroupState& state, const Tensor& scalars) const {
   tessera::detail::launch(
       "adamw", group.device, tessera::detail::table(group.device).optimizer.adamw, args,
       {tessera::detail::reads(group.gradient), tessera::detail::reads(state.segments),
-       tessera::detail::reads(scalars), tessera::detail::writes(group.values),
-       tessera::detail::writes(state.moments[0]), tessera::detail::writes(state.moments[1])});
+       tessera::detail::reads(scalars), tessera::detail::updates(group.values),
+       tessera::detail::updates(state.moments[0]), tessera::detail::updates(state.moments[1])});
 }
 
 }  // namespace tessera::optim

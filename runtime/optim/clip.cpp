@@ -11,7 +11,9 @@ namespace tessera::optim {
 namespace {
 
 // The gradient without its tail of arrival counts. Padding and missing gradients are zeros.
-Tensor gradient_of(const FlatGroup& group) { return group.gradient.view({group.numel}, {1}, 0); }
+Tensor gradient_of(const FlatGroup& group) {
+  return group.await_gradient().view({group.numel}, {1}, 0);
+}
 
 // Sums `value` over the ranks of `comm`, in place.
 void all_reduce(const Tensor& value, Communicator& comm) {
@@ -80,7 +82,7 @@ Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm)
     const Tensor gradient = gradient_of(*group);
     tessera::detail::launch("scale_gradient", device, kernels.scale_flat,
                             kernels::ScaleFlatArgs{floats(gradient), floats(factor), group->numel},
-                            {tessera::detail::reads(factor), tessera::detail::writes(gradient)});
+                            {tessera::detail::reads(factor), tessera::detail::updates(gradient)});
   }
   return norm;
 }

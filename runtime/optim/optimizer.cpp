@@ -60,6 +60,7 @@ void Optimizer::step() {
   write_scalars(scalars_, ++steps_);
   for (const GroupState& state : states_) {
     if (state.segment_count == 0 || !state.group->gradient.defined()) continue;
+    state.group->await_gradient();
     update(state, scalars_);
     state.group->mark_updated();
   }

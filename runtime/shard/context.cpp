@@ -183,7 +183,6 @@ void Context::end_of_backward() {
     unit->close();
   }
   in_pass_ = false;
-  if (reduced_.tick > 0) device().compute().wait(reduced_);
 }
 
 // After a pass that failed: everything is closed, and the gradients that it had touched are gone.

@@ -31,6 +31,17 @@ autograd::Leaf::Target Unit::take(int entry) {
           accumulate};
 }
 
+// The part of the run that becomes zeros for the 64 entries of `word`: gradients that did not come.
+// Padding and counts are next to nothing.
+double Unit::missing_part(std::size_t word) const {
+  std::int64_t missing = 0;
+  const std::size_t end = std::min(word * 64 + 64, trainable_->entries.size());
+  for (std::size_t at = word * 64; at < end; ++at)
+    if ((arrived_[word] >> (at % 64) & 1) == 0) missing += trainable_->entries[at].chunk * size();
+  return static_cast<double>(missing) * static_cast<double>(size_bytes(reduce_dtype())) /
+         static_cast<double>(run_->bytes);
+}
+
 void Unit::complete_run() {
   const Tensor run = Tensor::wrap(
       run_, {run_->bytes / static_cast<std::int64_t>(size_bytes(reduce_dtype()))}, reduce_dtype());
@@ -47,7 +58,7 @@ void Unit::complete_run() {
     args.dtype = reduce_dtype();
     args.zero_missing = true;
     detail::launch("complete_run", device_, detail::table(device_).flat.complete, args,
-                   {detail::reads(run_places_), detail::writes(run)});
+                   {detail::reads(run_places_), {&run, AccessMode::write, missing_part(word)}});
   }
 }
 
@@ -76,7 +87,7 @@ Tensor Unit::fresh_gradient() {
 // compute  ... last gradient │ complete ┐ record
 // reduce                                └ wait │ reduce_scatter │ (add) │ record
 //
-// The end of backward waits for that record.
+// Whoever reads the gradient waits for that record.
 void Unit::reduce() {
   owes_reduction_ = false;
   reduced_in_ = context_->pass();
@@ -134,12 +145,16 @@ void Unit::reduce() {
     args.x_dtype = wire;
     const Access add[] = {target.access(AccessMode::read),
                           trainable_->gradient.access(AccessMode::write)};
+    const auto passes = static_cast<double>(element + (fresh ? 4 : 8));
     reduce.launch(
-        {.name = "accumulate_shard", .accesses = add},
+        {.name = "accumulate_shard",
+         .cost = {.bytes = passes * static_cast<double>(target.numel())},
+         .accesses = add},
         kernels::Call<kernels::AxpbyArgs>{detail::table(device_).elementwise.axpby, args});
   }
   drop_run();
-  context_->reduced(reduce.record());
+  trainable_->reduced = reduce.record();
+  context_->reduced(trainable_->reduced);
 }
 
 }  // namespace tessera::shard

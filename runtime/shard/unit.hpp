@@ -93,6 +93,7 @@ class Unit final : public nn::ModuleHook, public std::enable_shared_from_this<Un
   void take_run();
   void drop_run() noexcept;
   void complete_run();
+  double missing_part(std::size_t word) const;
   Tensor fresh_gradient();
   void clear_gaps(Stream stream, const Tensor& flat, const Tensor& table);
   CollectiveGroup& prepare(const char* name, StreamId stream);

@@ -11,6 +11,7 @@ namespace {
 using detail::launch;
 using detail::reads;
 using detail::table;
+using detail::updates;
 using detail::writes;
 using kernels::BinaryOp;
 using kernels::UnaryOp;
@@ -259,7 +260,8 @@ void axpby(const Tensor& y, const Tensor& x, double alpha, double beta) {
     narrow(walk.strides[0], args.y_strides);
     narrow(walk.strides[1], args.x_strides);
   }
-  launch("axpby", y.device(), table(y.device()).elementwise.axpby, args, {reads(x), writes(y)});
+  launch("axpby", y.device(), table(y.device()).elementwise.axpby, args,
+         {reads(x), updates(y, beta != 0)});
 }
 
 namespace {

@@ -2,6 +2,7 @@
 // files of operations.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <initializer_list>
 
@@ -13,15 +14,30 @@ namespace tessera::detail {
 // The kernels of a device.
 inline const kernels::Kernels& table(const Device&) { return kernels::cpu_kernels(); }
 
+// `passes`: how often the operation goes over the whole tensor, for its cost.
 struct Use {
   const Tensor* tensor;
   AccessMode mode;
+  double passes = 1;
 };
 inline Use reads(const Tensor& t) { return {&t, AccessMode::read}; }
 inline Use writes(const Tensor& t) { return {&t, AccessMode::write}; }
+// Read and written, or, unless `if_also_read`, only written.
+inline Use updates(const Tensor& t, bool if_also_read = true) {
+  return {&t, AccessMode::write, if_also_read ? 2. : 1.};
+}
+// `of`: the tensor whose elements say how many of t's are read, or read and written.
+inline Use reads_some(const Tensor& t, const Tensor& of) {
+  return {
+      &t, AccessMode::read,
+      static_cast<double>(of.numel()) / static_cast<double>(std::max<std::int64_t>(t.numel(), 1))};
+}
+inline Use updates_some(const Tensor& t, const Tensor& of) {
+  return {&t, AccessMode::write, 2 * reads_some(t, of).passes};
+}
 
 // Launches `kernel(args)` on the compute stream, declaring `uses` (undefined tensors are skipped).
-// Nothing on meta.
+// Nothing on meta. The cost in bytes is what the uses pass over.
 template <class Args>
 void launch(const char* name, const Device& device, kernels::Kernel<Args> kernel, const Args& args,
             std::initializer_list<Use> uses, double flops = 0) {
@@ -35,7 +51,7 @@ void launch(const char* name, const Device& device, kernels::Kernel<Args> kernel
                    ": operands lie on different devices; move them to one");
     if (use.mode == AccessMode::read) use.tensor->storage()->last_op = name;
     accesses[count] = use.tensor->access(use.mode);
-    cost.bytes += static_cast<double>(use.tensor->numel()) *
+    cost.bytes += use.passes * static_cast<double>(use.tensor->numel()) *
                   static_cast<double>(size_bytes(use.tensor->dtype()));
     ++count;
   }

@@ -83,10 +83,10 @@ void multiply(const Tensor& out, std::int64_t c_batch_stride, std::int64_t ldc, 
   args.c_dtype = out.dtype();
   args.trans_a = flip_a;
   args.trans_b = flip_b;
-  detail::launch(
-      "matmul", device, detail::table(device).gemm.gemm, args,
-      {detail::reads(x.tensor), detail::reads(y.tensor), detail::reads(bias), detail::writes(out)},
-      2.0 * static_cast<double>(batch) * args.m * args.n * args.k);
+  detail::launch("matmul", device, detail::table(device).gemm.gemm, args,
+                 {detail::reads(x.tensor), detail::reads(y.tensor), detail::reads(bias),
+                  detail::updates(out, beta != 0)},
+                 2.0 * static_cast<double>(batch) * args.m * args.n * args.k);
 }
 
 }  // namespace

@@ -7,7 +7,9 @@ namespace {
 
 using detail::launch;
 using detail::reads;
+using detail::reads_some;
 using detail::table;
+using detail::updates_some;
 using detail::writes;
 
 struct Middle {
@@ -113,7 +115,7 @@ Tensor index_select(const Tensor& x, int dim, const Tensor& index) {
   if (out.numel() == 0 || x.device().is_meta()) return out;
   const Tensor in = contiguous(x), at = contiguous(index);
   launch("index_select", x.device(), table(x.device()).index.index_select,
-         index_args(in, out, at, d), {reads(in), reads(at), writes(out)});
+         index_args(in, out, at, d), {reads_some(in, out), reads(at), writes(out)});
   return out;
 }
 
@@ -127,7 +129,7 @@ Tensor gather(const Tensor& x, int dim, const Tensor& index) {
   if (out.numel() == 0 || x.device().is_meta()) return out;
   const Tensor in = contiguous(x), at = contiguous(index);
   launch("gather", x.device(), table(x.device()).index.gather, index_args(in, out, at, d),
-         {reads(in), reads(at), writes(out)});
+         {reads_some(in, out), reads(at), writes(out)});
   return out;
 }
 
@@ -141,7 +143,7 @@ void index_add_into(const Tensor& out, int dim, const Tensor& index, const Tenso
   if (source.numel() == 0 || out.device().is_meta()) return;
   const Tensor in = contiguous(source), at = contiguous(index);
   launch("index_add", out.device(), table(out.device()).index.index_add, index_args(out, in, at, d),
-         {reads(in), reads(at), writes(out)});
+         {reads(in), reads(at), updates_some(out, in)});
 }
 
 void scatter_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source) {
@@ -155,7 +157,7 @@ void scatter_add_into(const Tensor& out, int dim, const Tensor& index, const Ten
   if (source.numel() == 0 || out.device().is_meta()) return;
   const Tensor in = contiguous(source), at = contiguous(index);
   launch("scatter_add", out.device(), table(out.device()).index.scatter_add,
-         index_args(out, in, at, d), {reads(in), reads(at), writes(out)});
+         index_args(out, in, at, d), {reads(in), reads(at), updates_some(out, in)});
 }
 
 void sumsq_into(const Tensor& out, const Tensor& x, Accumulate accumulate) {

@@ -137,6 +137,10 @@ void Tensor::to_bytes(std::span<std::byte> out) const {
                  "a tensor on meta has no values; materialize the model first");
   TESSERA_EXPECT(device().runs_bodies(),
                  "a value was read while planning, where none exists; pass a stand-in");
+  copy_to_host(out);
+}
+
+void Tensor::copy_to_host(std::span<std::byte> out) const {
   if (out.empty()) return;
   const Tensor source = raw::contiguous(*this);
   UseRecord use;  // of `out`, until the host has blocked
@@ -157,14 +161,12 @@ void Tensor::to_bytes(std::span<std::byte> out) const {
 
 double Tensor::item(std::optional<double> stand_in) const {
   TESSERA_EXPECT(numel() == 1, "item: the tensor has ", numel(), " elements, expected one");
-  if (!device().is_meta() && !device().runs_bodies() && stand_in) {
-    device().block(device().compute().record());  // the host learns here what it learns in a run
-    return *stand_in;
-  }
+  const bool plans = stand_in && !device().is_meta() && !device().runs_bodies();
   return visit(dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     std::byte bytes[sizeof(T)];
-    to_bytes(bytes);
+    plans ? copy_to_host(bytes) : to_bytes(bytes);
+    if (plans) return *stand_in;
     T value;
     std::memcpy(&value, bytes, sizeof(T));
     return static_cast<double>(value);

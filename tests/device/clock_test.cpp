@@ -164,7 +164,7 @@ TEST_CASE("observers hear of the host program and of every body that runs") {
   CHECK(notes.waits == 1);
   CHECK(notes.records == 2);  // one here, one by synchronize for gather
   CHECK(notes.blocks == 2);   // compute, then gather
-  CHECK(notes.starts == (kind == ExecutorKind::virtual_ ? 0 : 6));
+  CHECK(notes.starts == 6);
   CHECK(notes.ends == notes.starts);
 }
 

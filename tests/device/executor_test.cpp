@@ -187,7 +187,6 @@ TEST_CASE("virtual runs no body and leaves the clocks as every executor does") {
   device.synchronize();
   CHECK(ran == 0);
   CHECK(device.context().host_clock()[StreamId::compute] == 1);
-  CHECK(device.context().executor().waited_seconds(StreamId::compute) < 0);
 }
 
 TEST_CASE("options out of range are refused") {

@@ -86,7 +86,7 @@ inline std::map<std::string, float> arrival_counts(const nn::Module& module) {
   for (const auto& [name, p] : module.named_parameters()) {
     const FlatGroup& group = *p.state()->group;
     counts[name] =
-        group.gradient.defined()
+        group.await_gradient().defined()
             ? group.counts().to_vector<float>()[static_cast<std::size_t>(p.state()->entry)]
             : -1.f;
   }

@@ -164,14 +164,10 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   const Tensor sums = all_sum(world_, raw::cat(parts, 0));
   const Tensor all[] = {sums, raw::reshape(norm, {1})};
   const Tensor values = raw::cat(all, 0);
-  if (device.runs_bodies()) {
-    const std::vector<float> host = values.to_vector<float>();
-    result.loss = host[0];
-    result.stop = host[1] != 0;
-    result.grad_norm = host[2];
-  } else {
-    device.block(device.compute().record());
-  }
+  const std::vector<float> host = values.to_vector<float>(0);  // a plan has no values
+  result.loss = host[0];
+  result.stop = host[1] != 0;
+  result.grad_norm = host[2];
   result.peak_bytes = memory().ledger().peak_bytes();
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   // Only where bodies run on threads of their own is the host's time the time of submitting.

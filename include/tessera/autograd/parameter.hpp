@@ -59,6 +59,7 @@ struct FlatGroup {
   // arrival count per entry: where it is 0 no rank had a gradient, and the parameter is skipped by
   // whoever reads it, on the device.
   Tensor gradient;
+  Event reduced;              // after which `gradient` may be read; set by whoever reduces it
   Event updated;              // after which `values` may be read; set by whoever writes them
   std::uint64_t version = 0;  // counts writes of `values`
   bool trainable = true;      // of all its parameters: frozen ones lie in a group of their own
@@ -70,6 +71,12 @@ struct FlatGroup {
   }
   // [counts_numel()] of a defined gradient.
   Tensor counts() const { return gradient.view({counts_numel()}, {1}, numel); }
+  // The gradient, for work on the compute stream from here on. Waiting here and not at the end of
+  // backward lets the next micro-batch compute beside the reductions of the last.
+  const Tensor& await_gradient() const {
+    if (reduced.tick > 0) device.compute().wait(reduced);
+    return gradient;
+  }
   // To be called after `values` were written on the compute stream.
   void mark_updated() {
     if (!device.is_meta()) updated = device.compute().record();

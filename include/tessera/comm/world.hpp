@@ -29,6 +29,8 @@ struct WorldOptions {
   int threads = 0;  // per rank; 0: cores in the affinity mask / ranks in it, at least 1
   Transport transport = Transport::automatic;   // `messages`: MPI worlds only
   std::shared_ptr<RaceChecker> race_checker{};  // watches all ranks of this process; null for none
+  CostModel cost{};         // of `virtual`; the wire's part is each communicator's own
+  bool run_bodies = false;  // on `virtual`, in worlds of one real rank
 };
 
 enum class WorldKind : std::uint8_t { single, local, mpi, emulated };

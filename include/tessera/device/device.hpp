@@ -71,6 +71,8 @@ struct CpuOptions {
   int threads = 1;  // per rank, for kernels that split their work
   std::uint64_t schedule_seed = 0;
   std::shared_ptr<ShuffledScheduler> scheduler{};  // shared by the ranks of a `shuffled` world
+  CostModel cost{};                                // of `virtual`: how long operations take
+  bool run_bodies = false;                         // on `virtual`, which else only counts
 };
 
 // Where tensors live and work runs. A copyable handle; the last one gone ends the device, after its
@@ -86,7 +88,7 @@ class Device {
   DeviceKind kind() const noexcept;
   bool is_meta() const noexcept { return context_ == nullptr; }
   int rank() const noexcept;
-  // False on `virtual`: memory is counted, never touched, and no body runs.
+  // False on `virtual` unless asked for: memory is counted, never touched, and no body runs.
   bool runs_bodies() const noexcept;
 
   // Throws: ContractError on meta, as do all calls below.

@@ -5,13 +5,14 @@
 //   threaded   a queue and a worker thread per stream: real overlap on the CPU
 //   inline     at once, on the host thread
 //   shuffled   all ranks' streams under one baton, the next operation chosen by a seed
-//   virtual    bodies never run: planning
+//   virtual    at once on a clock of its own, by a cost model; bodies run only on request: planning
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string_view>
 
+#include "tessera/device/cost_model.hpp"
 #include "tessera/device/event.hpp"
 #include "tessera/device/joint.hpp"
 #include "tessera/device/observer.hpp"
@@ -29,6 +30,8 @@ class Executor {
   virtual ~Executor() = default;
 
   virtual ExecutorKind kind() const = 0;
+  // False for planning: memory is counted and never touched.
+  virtual bool runs_bodies() const { return true; }
 
   // Runs `body` on `stream` after everything submitted to it before; `joint` is set for
   // collectives.
@@ -43,6 +46,12 @@ class Executor {
   // Seconds that `stream` has spent waiting for events of other streams since the start; negative
   // where it cannot tell.
   virtual double waited_seconds(StreamId) const { return -1; }
+
+  // The time at which `stream` has arrived, and the host's: real seconds since a moment that all
+  // ranks of the process share, on `virtual` those of the cost model. In Observer::started and
+  // finished it is when the body began and ended.
+  virtual double seconds(StreamId) const { return host_seconds(); }
+  virtual double host_seconds() const;
 };
 
 // The scheduler that all ranks of a `shuffled` world share: exactly one host thread or operation
@@ -67,6 +76,8 @@ struct ExecutorOptions {
   int threads = 1;                                 // per rank, for kernels that split their work
   std::shared_ptr<ShuffledScheduler> scheduler{};  // for `shuffled`; made from `seed` when absent
   std::uint64_t seed = 0;                          // of the scheduler made here
+  CostModel cost{};                                // of `virtual`
+  bool run_bodies = false;                         // on `virtual`; the others always do
 };
 
 // `observers` outlives the executor and is told of every body that starts and ends.

@@ -73,13 +73,15 @@ class Tensor {
   // Throws: ContractError for any other number of elements, on meta, and without a stand-in.
   double item(std::optional<double> stand_in = std::nullopt) const;
   // All values, row-major; the host blocks.  Requires: T is the C++ type of dtype(), not bool.
-  // Throws: ContractError on meta and where nothing runs.
+  // Where nothing runs (`virtual`) they are the stand-in.
+  // Throws: ContractError on meta, and where nothing runs without a stand-in.
   template <class T>
-  std::vector<T> to_vector() const {
+  std::vector<T> to_vector(std::optional<double> stand_in = std::nullopt) const {
     TESSERA_EXPECT(dtype() == dtype_of<T>(), "to_vector: the tensor is ", dtype(), ", asked for ",
                    dtype_of<T>());
-    std::vector<T> out(static_cast<std::size_t>(numel()));
-    to_bytes(std::as_writable_bytes(std::span<T>(out)));
+    std::vector<T> out(static_cast<std::size_t>(numel()), static_cast<T>(stand_in.value_or(0)));
+    const auto bytes = std::as_writable_bytes(std::span<T>(out));
+    stand_in ? copy_to_host(bytes) : to_bytes(bytes);
     return out;
   }
   // The same as raw bytes, for any dtype.  Requires: out holds numel() elements.
@@ -136,6 +138,8 @@ class Tensor {
     TESSERA_EXPECT(body_ != nullptr, "an undefined tensor was used");
     return *body_;
   }
+  // Submits the copy and blocks; a plan does the same, and leaves `out` as it is.
+  void copy_to_host(std::span<std::byte> out) const;
 
   std::shared_ptr<Body> body_;
 };

@@ -1,0 +1,319 @@
+// Gathers run ahead and reductions run beside compute: asserted on the virtual clock, where a step
+// of rank 1 of 8 takes what its operations take and not what this machine does.
+//
+// The computed minimum of a step. Fix what must be done: the operations of each stream in their
+// order, each as long as the cost model says, and that an operation begins after those that wrote
+// what it reads (found from the bytes that operations declare, not from the engine's waits). Let
+// everything else go: any number of slots, any prefetch depth, waits that the engine could leave
+// out. The earliest end of such a program is the longest path through it,
+//
+//   begin(op) = max(end of the operation before it on its stream, ends of the writers of its reads)
+//
+// and no engine that does the same work on the same streams is faster. With cheap communication
+// the path is: gathers up to the first block, all compute, the last reductions, the optimizer; with
+// dear communication it runs along the wires.
+//
+// Between two micro-batches the first gathers of the next find every slot in use until backward
+// ends, so that they are exposed once more. There the minimum is that of the planned memory: an
+// operation also begins after those that read or wrote the bytes that it writes.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/promises/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+struct Range {
+  std::uintptr_t begin, end;
+  bool overlaps(const Range& o) const { return begin < o.end && o.begin < end; }
+};
+bool overlap(const std::vector<Range>& a, const std::vector<Range>& b) {
+  return std::any_of(a.begin(), a.end(), [&](const Range& r) {
+    return std::any_of(b.begin(), b.end(), [&](const Range& q) { return r.overlaps(q); });
+  });
+}
+
+struct Operation {
+  StreamId stream;
+  std::string name;
+  double seconds = 0, begin = 0, end = 0;
+  std::vector<Range> reads, writes;
+  bool is(std::string_view kind) const { return name.find(kind) != std::string::npos; }
+};
+
+// Every operation of a step, in the order of the host program.
+struct Recorder final : Observer {
+  Recorder(const Device& d, const CostModel& c) : device(d), cost(c) {
+    device.context().add_observer(*this);
+  }
+  ~Recorder() override { device.context().remove_observer(*this); }
+  void launched(StreamId stream, Tick, const Op& op) override {
+    Operation& o = operations.emplace_back();
+    o.stream = stream;
+    o.name = op.name;
+    o.seconds = cost.seconds(op.cost);
+    for (const Access& a : op.accesses) {
+      const Range range{reinterpret_cast<std::uintptr_t>(a.begin),
+                        reinterpret_cast<std::uintptr_t>(a.end)};
+      (a.mode == AccessMode::read ? o.reads : o.writes).push_back(range);
+    }
+  }
+  void started(StreamId s, Tick, const char*) override {
+    operations.back().begin = device.context().executor().seconds(s);
+  }
+  void finished(StreamId s, Tick, const char*) override {
+    operations.back().end = device.context().executor().seconds(s);
+  }
+  Device device;
+  CostModel cost;
+  std::vector<Operation> operations;
+};
+
+// When bytes were last written, and last read since.
+class Bytes {
+ public:
+  struct Times {
+    double written = 0, read = 0;
+  };
+  // f(times) for every piece of `range`.
+  template <class F>
+  void each(const Range& range, const F& f) {
+    split(range.begin);
+    split(range.end);
+    for (auto i = pieces_.find(range.begin); i->first < range.end; ++i) f(i->second);
+  }
+
+ private:
+  void split(std::uintptr_t at) { pieces_.emplace(at, std::prev(pieces_.upper_bound(at))->second); }
+  std::map<std::uintptr_t, Times> pieces_{{0, {}}};  // each up to the next
+};
+
+enum class MemoryIs : std::uint8_t { unlimited, as_planned };
+
+double longest_path(const std::vector<Operation>& operations, MemoryIs memory) {
+  std::array<double, kMaxStreams> free{};
+  Bytes bytes;
+  for (const Operation& op : operations) {
+    double begin = free[index(op.stream)];
+    for (const Range& read : op.reads)
+      bytes.each(read, [&](Bytes::Times& t) { begin = std::max(begin, t.written); });
+    if (memory == MemoryIs::as_planned)
+      for (const Range& write : op.writes)
+        bytes.each(write, [&](Bytes::Times& t) { begin = std::max({begin, t.written, t.read}); });
+    const double end = free[index(op.stream)] = begin + op.seconds;
+    for (const Range& read : op.reads)
+      bytes.each(read, [&](Bytes::Times& t) { t.read = std::max(t.read, end); });
+    for (const Range& write : op.writes)
+      bytes.each(write, [&](Bytes::Times& t) { t = {.written = end}; });
+  }
+  return *std::max_element(free.begin(), free.end());
+}
+
+struct Step {
+  std::vector<Operation> operations;
+  double seconds = 0, minimum = 0;
+  double compute = 0, wire = 0;  // busy, without the optimizer
+  double wire_bytes = 0;
+  ShardPlan plan;
+
+  // The operations of `stream` whose name has `kind` in it, in their order.
+  std::vector<std::size_t> all(StreamId stream, std::string_view kind) const {
+    std::vector<std::size_t> out;
+    for (std::size_t i = 0; i < operations.size(); ++i)
+      if (operations[i].stream == stream && operations[i].is(kind)) out.push_back(i);
+    return out;
+  }
+  // When the shard is cast into its place, before the wire's part.
+  double begin_of_gather(std::size_t gather) const { return operations[gather - 1].begin; }
+  // The first operation of compute after `gather` that reads what it gathered.
+  const Operation& first_reader(std::size_t gather) const {
+    return *std::find_if(operations.begin() + static_cast<std::ptrdiff_t>(gather) + 1,
+                         operations.end(), [&](const Operation& op) {
+                           return op.stream == StreamId::compute &&
+                                  overlap(op.reads, operations[gather].writes);
+                         });
+  }
+  // When compute began to fill the run that `reduction` takes: after the run's memory was last
+  // reduced.
+  double filled_from(std::size_t reduction) const {
+    double from = operations[reduction].begin;
+    for (std::size_t i = reduction; i-- > 0;) {
+      const Operation& op = operations[i];
+      if (op.stream == StreamId::reduce && overlap(op.reads, operations[reduction].reads)) break;
+      if (op.stream == StreamId::compute && overlap(op.writes, operations[reduction].reads))
+        from = op.begin;
+    }
+    return from;
+  }
+  // The time between `from` and `to` for which compute is idle.
+  double idle(double from, double to) const {
+    double at = from, sum = 0;
+    for (const Operation& op : operations) {
+      if (op.stream != StreamId::compute || op.end <= at) continue;
+      sum += std::max(0., std::min(op.begin, to) - at);
+      at = op.end;
+      if (at >= to) return sum;
+    }
+    return sum + to - at;
+  }
+};
+
+// Eight blocks of equal size; embedding and head are no larger than one.
+constexpr nn::LlamaConfig kModel{.dim = 512,
+                                 .n_layers = 8,
+                                 .n_heads = 8,
+                                 .ffn_dim = 1408,
+                                 .vocab_size = 4096,
+                                 .max_seq_len = 1024};
+
+Step run_step(const Cell& cell, const CostModel& cost) {
+  const World world = World::emulated(1, 8, {.executor = ExecutorKind::virtual_, .cost = cost});
+  nn::LlamaConfig config = kModel;
+  config.tie_embeddings = cell.tied;
+  config.recompute = cell.recomputes ? nn::Recompute::blocks : nn::Recompute::none;
+  nn::Llama model(config, Device::meta());
+  const ShardOptions options{.mesh = DeviceMesh::flat(world),
+                             .precision = {.param = cell.param, .reduce = cell.reduce},
+                             .reshard_after_forward = cell.reshard,
+                             .prefetch_depth = cell.prefetch_depth,
+                             .reductions_in_flight = cell.reductions_in_flight};
+  for (nn::Module* part : model.parts()) fully_shard(*part, options);
+  fully_shard(model, options);
+  model.materialize(world.device());
+  optim::AdamW optimizer(model.parameters(), {});
+  optimizer.prepare();
+  const std::vector<std::int32_t> tokens(4096);
+  Step step;
+  for (int k = 0; k < 2; ++k) {  // the second is a steady one
+    world.device().synchronize();
+    Executor& executor = world.device().context().executor();
+    const double start = executor.host_seconds();
+    Recorder recorder(world.device(), cost);
+    for (int m = 0; m < cell.micro_batches; ++m) {
+      const auto batch = [&] { return Tensor::from(tokens, {4, 1024}, world.device()); };
+      model.loss(batch(), batch()).backward();
+    }
+    optim::clip_grad_norm(model.parameters(), 1.0);
+    optimizer.step();
+    optimizer.zero_grad();
+    world.device().synchronize();
+    step.operations = std::move(recorder.operations);
+    for (Operation& op : step.operations) op.begin -= start, op.end -= start;
+    step.seconds = executor.host_seconds() - start;
+  }
+  step.minimum = longest_path(step.operations,
+                              cell.micro_batches == 1 ? MemoryIs::unlimited : MemoryIs::as_planned);
+  for (const Operation& op : step.operations)
+    (op.stream == StreamId::compute ? step.compute : step.wire) += op.seconds;
+  step.plan = shard_plan(model);
+  return step;
+}
+
+// Compute of 1 PFLOP/s beside memory that is as fast as an accelerator's is to its products, and a
+// wire for which the collectives of a step take `ratio` times as long as its compute.
+CostModel machine(const Cell& cell, double ratio) {
+  CostModel cost{.flops_per_second = 1e15, .bytes_per_second = 1e14, .wire_bytes_per_second = 1e9};
+  const Step free = run_step(cell, cost);
+  cost.wire_bytes_per_second *= free.wire / (ratio * free.compute);
+  return cost;
+}
+
+std::vector<Cell> overlap_cells() {
+  return {{},
+          {.recomputes = true},
+          {.reshard = Reshard::never},
+          {.param = bf16},
+          {.tied = true, .param = bf16},
+          {.micro_batches = 2},
+          {.micro_batches = 2, .prefetch_depth = 2},
+          {.prefetch_depth = 2, .reductions_in_flight = 2}};
+}
+
+}  // namespace
+
+TEST_CASE("a step takes at most 1.01 of the computed minimum", "[promises]") {
+  for (const Cell& cell : overlap_cells())
+    for (const double ratio : {0.25, 0.5, 0.9, 1.5, 3.}) {
+      const Step step = run_step(cell, machine(cell, ratio));
+      INFO(cell << ", ratio " << ratio << ": " << step.seconds << " s, minimum " << step.minimum
+                << " s, compute " << step.compute << " s, wire " << step.wire << " s");
+      CHECK(step.wire / step.compute == Approx(ratio).epsilon(0.02));
+      CHECK(step.seconds >= step.minimum * (1 - 1e-9));
+      CHECK(step.seconds <= 1.01 * step.minimum);
+    }
+}
+
+TEST_CASE(
+    "where communication is cheaper than compute only the first gathers and the last "
+    "reductions are exposed",
+    "[promises]") {
+  for (const Cell& cell : {Cell{}, Cell{.recomputes = true}, Cell{.param = bf16}})
+    for (const double ratio : {0.25, 0.5, 0.9}) {
+      // Recomputing makes a step's compute 4/3 as long, so that forward alone is as dear as its
+      // gathers at 3/4.
+      if (cell.recomputes && ratio > 0.75) continue;
+      INFO(cell << ", ratio " << ratio);
+      const Step step = run_step(cell, machine(cell, ratio));
+      const auto gathers = step.all(StreamId::gather, "all_gather "),
+                 first_block = step.all(StreamId::gather, "layers.0"),
+                 last_block = step.all(StreamId::reduce, "layers.0");
+      REQUIRE(gathers.size() == 21);  // the root once; embedding, 8 blocks and head twice
+      REQUIRE(first_block == std::vector<std::size_t>{gathers[2], gathers[19]});
+      REQUIRE(last_block.size() == 1);
+      // Looking up embeddings hides nothing: the first block's gather is exposed with those before
+      // it, and its reduction with that of the embedding, which backward reaches last.
+      const double first = step.first_reader(gathers[2]).begin,
+                   last = step.operations[last_block[0]].begin;
+      CHECK(first == Approx(step.operations[gathers[2]].end));
+      CHECK(step.idle(first, last) <= 1e-3 * (last - first));
+      // Run ahead: the gather of a unit begins before compute gets to the unit before it.
+      for (std::size_t k = 2; k + 1 < gathers.size(); ++k)
+        CHECK(step.begin_of_gather(gathers[k + 1]) <= step.first_reader(gathers[k]).begin);
+      // Beside compute: all others end before compute does.
+      for (const std::size_t r : step.all(StreamId::reduce, "reduce_scatter "))
+        if (r < last_block[0]) CHECK(step.operations[r].end <= last);
+    }
+}
+
+TEST_CASE("as many reductions are in flight, and gathers ahead, as the plan says", "[promises]") {
+  for (const int count : {1, 2, 3}) {
+    INFO(count << " in flight");
+    // Without gathers in backward a slow wire is all for reductions, which pile up.
+    const Cell cell{.reshard = Reshard::never, .reductions_in_flight = count};
+    const Step step = run_step(cell, machine(cell, 3));
+    CHECK(step.plan.reduce_slots == count + 1);
+    const auto reductions =
+        step.all(StreamId::reduce, ".layers.");  // the root's run has its own slot
+    std::ptrdiff_t most = 0;
+    for (const std::size_t r : reductions) {
+      const double from = step.filled_from(r);
+      most = std::max(most, std::count_if(reductions.begin(), reductions.end(), [&](std::size_t o) {
+                        return o < r && step.operations[o].end > from * (1 + 1e-12);
+                      }));
+    }
+    CHECK(most == count);
+  }
+  for (const int depth : {1, 2, 3}) {
+    INFO("prefetch depth " << depth);
+    // On a fast wire gathers are as far ahead as slots let them be.
+    const Cell cell{.prefetch_depth = depth};
+    const Step step = run_step(cell, machine(cell, 0.1));
+    CHECK(step.plan.gather_slots == depth + 1);
+    const auto gathers = step.all(StreamId::gather, ".layers.");
+    std::ptrdiff_t most = 0;
+    for (std::size_t k = 0; k < gathers.size(); ++k) {
+      // While a block is computed, but for its last operation, nobody gives a slot back.
+      const double from = step.first_reader(gathers[k]).begin * (1 + 1e-12);
+      most = std::max(most, std::count_if(gathers.begin(), gathers.end(), [&](std::size_t g) {
+                        return g > gathers[k] && step.begin_of_gather(g) < from;
+                      }));
+    }
+    CHECK(most == depth);
+  }
+}
