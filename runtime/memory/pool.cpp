@@ -49,8 +49,9 @@ bool touched_only_by(StreamId stream, const Clock& touched) {
   return sum == touched[stream];
 }
 
-// Keeps the later event of each stream. Rare: kept out of the way of what every free does.
-[[gnu::noinline]] void join(Gate& gate, const Gate& other) {
+// Moves the events of `other` to `gate`, of each stream the later one. What gates need is rare, and
+// kept out of the functions that every allocation runs through.
+[[gnu::noinline]] void join(Gate& gate, Gate& other) {
   for (const Event& event : other) {
     const auto same = std::find_if(gate.begin(), gate.end(),
                                    [&](const Event& e) { return e.stream == event.stream; });
@@ -59,6 +60,7 @@ bool touched_only_by(StreamId stream, const Clock& touched) {
     else if (same->tick < event.tick)
       *same = event;
   }
+  other.clear();  // keeps its capacity, so that a pool in steady state allocates nothing
 }
 
 }  // namespace
@@ -139,9 +141,8 @@ Block* Pool::record() {
   return std::exchange(spare_, spare_->next);
 }
 
-// A gate keeps its capacity, so that a pool in steady state allocates nothing.
+// Requires: no gate.
 void Pool::retire(Block* block) noexcept {
-  if (!block->gate.empty()) block->gate.clear();
   block->next = spare_;
   spare_ = block;
 }
@@ -205,7 +206,7 @@ void Pool::absorb(Block* block, Block* neighbour) {
   retire(neighbour);
 }
 
-void Pool::make_gate(Block* block) {
+[[gnu::noinline]] void Pool::make_gate(Block* block) {
   const Clock &owner = context_.clock(block->stream), &host = context_.host_clock();
   for (std::size_t i = 0; i < kMaxStreams; ++i) {
     const auto s = static_cast<StreamId>(i);
@@ -215,7 +216,7 @@ void Pool::make_gate(Block* block) {
   }
 }
 
-void Pool::pass_gate(Block* block) {
+[[gnu::noinline]] void Pool::pass_gate(Block* block) {
   for (const Event& event : block->gate) {
     if (context_.clock(block->stream)[event.stream] >= event.tick ||
         context_.host_clock()[event.stream] >= event.tick)
@@ -310,6 +311,7 @@ std::int64_t Pool::release_cached() {
             if (tick > context_.host_clock()[s]) context_.block(context_.event_covering(s, tick));
           }
           remove(block);
+          block->gate.clear();
           context_.tell({.kind = MemoryEvent::Kind::released,
                          .begin = block->data,
                          .end = block->data + block->bytes});

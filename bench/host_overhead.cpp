@@ -1,0 +1,129 @@
+// What does sharding cost the host, with kernels that cost nothing?
+//
+//   bench-host_overhead               times, medians
+//   bench-host_overhead WHAT N        does WHAT N times and prints how many units a step has; made
+//                                     to be counted: `tests/build/instructions` runs it in valgrind
+//
+// WHAT is pair (allocate and free), gated (a pair that another stream touches), launch, or step: a
+// forward and backward of a Llama of 16 blocks, of 9 parameters each, as rank 0 of 8. The executor
+// is `virtual`: bodies are dropped and memory is counted, so that the host's own work is all there
+// is. The wire is emulated, no peer exists; the engine, slots, streams, events and submissions of
+// collectives are those of any run.
+//
+// The time of the hooks is a step with units minus the same step of the same model without any, per
+// unit. Both take turns; what is printed is the median of the differences of 21 pairs.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tessera/nn/llama.hpp"
+#include "tessera/shard/fully_shard.hpp"
+
+namespace {
+
+using namespace tessera;
+
+constexpr int kSamples = 21, kSteps = 20;
+
+class Model {
+ public:
+  enum class Sharded : std::uint8_t { no, yes };
+
+  Model(int ranks, Sharded sharded)
+      : world_(World::emulated(0, ranks, {.executor = ExecutorKind::virtual_})),
+        llama_({.dim = 64, .n_layers = 16, .n_heads = 4, .vocab_size = 256}) {
+    const ShardOptions options{.mesh = DeviceMesh::flat(world_)};
+    if (sharded == Sharded::yes) {
+      for (nn::Module* part : llama_.parts()) fully_shard(*part, options);
+      fully_shard(llama_, options);
+    }
+    llama_.materialize(world_.device());
+    groups_ = groups_of(llama_.parameters());
+    if (sharded == Sharded::yes)
+      for (const ShardPlan::Unit& unit : shard_plan(llama_).units)
+        units_ += unit.parameters > 0 ? 1 : 0;
+    tokens_ = Tensor::from(std::vector<std::int32_t>(16), {1, 16}, world_.device());
+    for (int i = 0; i < 3; ++i) step();
+  }
+
+  void step() {
+    llama_.loss(tokens_, tokens_).backward();
+    for (const auto& group : groups_) group->gradient = {};
+    world_.device().synchronize();
+  }
+  // Units with parameters.
+  int units() const { return units_; }
+
+ private:
+  World world_;
+  nn::Llama llama_;
+  std::vector<std::shared_ptr<FlatGroup>> groups_;
+  Tensor tokens_;  // i32 [1, 16]
+  int units_ = 0;
+};
+
+void touch(const Device& device, UseRecord& use, StreamId stream) {
+  const Access accesses[] = {{&use, nullptr, nullptr, AccessMode::write}};
+  device.stream(stream).launch({.name = "touch", .accesses = accesses}, [](Exec&) {});
+}
+
+int repeat(const std::string& what, int times) {
+  if (what == "step") {
+    Model model(8, Model::Sharded::yes);
+    for (int i = 0; i < times; ++i) model.step();
+    std::printf("units %d\n", model.units());
+    return 0;
+  }
+  const Device device = Device::cpu({.executor = ExecutorKind::virtual_});
+  Memory& memory = Memory::of(device);
+  UseRecord other;
+  if (what == "launch") {
+    for (int i = 0; i < times; ++i) touch(device, other, StreamId::compute);
+  } else if (what == "pair") {
+    for (int i = 0; i < times; ++i) memory.allocate(1 << 20, StreamId::compute);
+  } else if (what == "gated") {
+    for (int i = 0; i < times; ++i)
+      touch(device, memory.allocate(1 << 20, StreamId::compute).use(), StreamId::gather);
+  } else {
+    std::fprintf(stderr, "bench-host_overhead: '%s' is none of pair, gated, launch, step\n",
+                 what.c_str());
+    return 2;
+  }
+  std::printf("units 1\n");
+  return 0;
+}
+
+double microseconds(Model& model) {
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < kSteps; ++i) model.step();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+             .count() /
+         kSteps;
+}
+
+double median(std::vector<double> v) {
+  std::nth_element(v.begin(), v.begin() + kSamples / 2, v.end());
+  return v[kSamples / 2];
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 3) return repeat(argv[1], std::atoi(argv[2]));
+  std::printf("forward and backward of a Llama of 16 blocks, medians of %d samples\n", kSamples);
+  Model whole(1, Model::Sharded::no);
+  for (const int ranks : {1, 8}) {
+    Model sharded(ranks, Model::Sharded::yes);
+    std::vector<double> with, without, hooks;
+    for (int sample = 0; sample < kSamples; ++sample) {
+      with.push_back(microseconds(sharded));
+      without.push_back(microseconds(whole));
+      hooks.push_back((with.back() - without.back()) / sharded.units());
+    }
+    std::printf("  %d ranks: %8.1f us a step, %.1f us without units: %.2f us a unit (%d units)\n",
+                ranks, median(with), median(without), median(hooks), sharded.units());
+  }
+}
