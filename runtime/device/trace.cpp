@@ -164,12 +164,6 @@ class Trace::Writer {
   std::string out_;
 };
 
-Trace::Trace(const Device& device, TraceOptions options)
-    : device_(device), options_(std::move(options)) {
-  device_.context().add_observer(*this);
-}
-Trace::~Trace() { device_.context().remove_observer(*this); }
-
 void Trace::add_counter(std::string name, std::function<double()> value) {
   counters_.push_back({std::move(name), std::move(value), {}});
 }
@@ -177,14 +171,14 @@ void Trace::add_counter(std::string name, std::function<double()> value) {
 void Trace::begin(std::string name) {
   TESSERA_EXPECT(!keeps_, "Trace::begin: '", name, "' begins inside of '", spans_.back().name,
                  "'; call end() first");
-  const double now = device_.context().executor().host_seconds();
+  const double now = device_.executor().host_seconds();
   spans_.push_back({std::move(name), now, now});
   keeps_ = true;
 }
 
 void Trace::end() {
   TESSERA_EXPECT(keeps_, "Trace::end: nothing has begun");
-  spans_.back().end = device_.context().executor().host_seconds();
+  spans_.back().end = device_.executor().host_seconds();
   keeps_ = false;
 }
 
@@ -197,8 +191,8 @@ double Trace::origin_seconds() const { return spans_.empty() ? 0 : spans_.front(
 
 // Between two operations of compute the largest value counts: a peak is not lost.
 void Trace::sample(StreamId launched) {
-  const Tick next = device_.context().clock(StreamId::compute)[StreamId::compute] +
-                    (launched == StreamId::compute ? 0 : 1);
+  const Tick next =
+      device_.clock(StreamId::compute)[StreamId::compute] + (launched == StreamId::compute ? 0 : 1);
   for (Counter& counter : counters_) {
     const double value = counter.value();
     auto& samples = counter.samples;
@@ -217,22 +211,22 @@ void Trace::launched(StreamId stream, Tick tick, const Op& op) {
 
 void Trace::waited(StreamId stream, const Event& event) {
   if (!keeps_) return;
-  waits_.push_back({stream, device_.context().clock(stream)[stream], event,
-                    device_.context().executor().host_seconds()});
+  waits_.push_back(
+      {stream, device_.clock(stream)[stream], event, device_.executor().host_seconds()});
 }
 
 void Trace::blocked(const Event& event) {
-  if (keeps_) blocks_.push_back({event, device_.context().executor().host_seconds()});
+  if (keeps_) blocks_.push_back({event, device_.executor().host_seconds()});
 }
 
 // On the thread that runs the stream's bodies, which may be ahead of `end` or behind `begin`: what
 // was not launched between them is left out when it is written.
 void Trace::started(StreamId stream, Tick tick, const char*) {
-  const double now = device_.context().executor().seconds(stream);
+  const double now = device_.executor().seconds(stream);
   times_[index(stream)].push_back({tick, now, now});
 }
 void Trace::finished(StreamId stream, Tick, const char*) {
-  times_[index(stream)].back().end = device_.context().executor().seconds(stream);
+  times_[index(stream)].back().end = device_.executor().seconds(stream);
 }
 
 }  // namespace tessera

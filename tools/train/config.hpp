@@ -28,7 +28,7 @@ struct Config {
     std::optional<std::int64_t> ranks;    // as threads of this process
     std::optional<std::int64_t> threads;  // per rank; unset: World decides
     bool dry_run = false;
-    std::string load, save, sample;
+    std::string load, save, trace, sample;
     std::int64_t sample_tokens = 200;
     bool print_config = false, help = false, version = false;
   } flags;

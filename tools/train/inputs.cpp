@@ -22,7 +22,9 @@ auto named(std::string_view option, F&& f) {
 // Writing over what is read would destroy it.
 void check_distinct(const Config& config) {
   const std::pair<std::string_view, const std::string&> outputs[] = {
-      {"--save", config.flags.save}, {"metrics.jsonl", config.metrics.jsonl}};
+      {"--save", config.flags.save},
+      {"--trace", config.flags.trace},
+      {"metrics.jsonl", config.metrics.jsonl}};
   const std::pair<std::string_view, const std::string&> inputs[] = {{"data.path", config.data.path},
                                                                     {"--load", config.flags.load}};
   for (const auto& [output, written] : outputs) {
@@ -37,17 +39,26 @@ void check_distinct(const Config& config) {
           concat(output, ": '", written, "' would overwrite ", input, "; name another file"));
     }
   }
-  if (!config.flags.save.empty() && config.flags.save == config.metrics.jsonl) {
-    throw DataError(
-        concat("--save: '", config.flags.save, "' is metrics.jsonl too; name another file"));
-  }
+  for (const auto& a : outputs)
+    for (const auto& b : outputs)
+      if (&a < &b && !a.second.empty() && a.second == b.second)
+        throw DataError(
+            concat(a.first, ": '", a.second, "' is ", b.first, " too; name another file"));
 }
 
 }  // namespace
 
 Inputs open_inputs(const Config& config, int world_size, Writes writes) {
   Inputs inputs;
-  if (config.flags.dry_run) return inputs;
+  const auto check_trace = [&] {
+    if (!config.flags.trace.empty())
+      named("--trace", [&] { checkpoint::check_writable(config.flags.trace); });
+  };
+  if (config.flags.dry_run) {
+    check_distinct(config);
+    check_trace();
+    return inputs;
+  }
   const Config::Data& data = config.data;
   if (!data.path.empty()) {
     inputs.loader = named("data.path", [&] {
@@ -66,6 +77,7 @@ Inputs open_inputs(const Config& config, int world_size, Writes writes) {
   if (writes == Writes::no) return inputs;
   if (!config.flags.save.empty())
     named("--save", [&] { checkpoint::check_writable(config.flags.save); });
+  check_trace();
   if (!config.metrics.jsonl.empty()) {
     inputs.jsonl = named("metrics.jsonl", [&] { return JsonlWriter(config.metrics.jsonl); });
   }

@@ -20,9 +20,9 @@ struct Inputs {
 // Which process this is: only one of a job writes.
 enum class Writes : std::uint8_t { no, yes };
 
-// Opens what is read, then checks that --save can be written, and only then truncates
-// metrics.jsonl. A --dry-run opens nothing. One set serves all ranks of a process. Throws:
-// DataError that begins with the option's name.
+// Opens what is read, then checks that --save and --trace can be written, and only then truncates
+// metrics.jsonl. A --dry-run opens nothing, and checks --trace. One set serves all ranks of a
+// process. Throws: DataError that begins with the option's name.
 Inputs open_inputs(const Config& config, int world_size, Writes writes);
 
 }  // namespace tessera::train

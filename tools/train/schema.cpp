@@ -107,13 +107,14 @@ void add_flags(std::vector<Key>& rows) {
                                       .unset = "cores in the affinity mask / ranks in it",
                                       .argument = "N"}));
   rows.push_back(key<S, &F::dry_run>(
-      "", "dry-run",
-      "print units, shards, collectives and the planned peak; train and write nothing"));
+      "", "dry-run", "print units, shards, collectives and the planned peak; train nothing"));
   rows.push_back(key<S, &F::load>("", "load",
                                   "start from these weights (safetensors, Hugging Face's names)",
                                   {.argument = "FILE"}));
   rows.push_back(key<S, &F::save>("", "save", "write the weights at the end, in float32",
                                   {.argument = "FILE"}));
+  rows.push_back(key<S, &F::trace>(
+      "", "trace", "write a timeline of the first 10 steps, run or planned", {.argument = "FILE"}));
   rows.push_back(key<S, &F::sample>("", "sample", "at the end, let the model continue this text",
                                     {.argument = "TEXT"}));
   rows.push_back(key<S, &F::sample_tokens>("", "sample-tokens", "how many tokens --sample adds",

@@ -47,12 +47,14 @@ std::map<int, int> distinct_layouts(const Config& config, int ranks) {
 }
 
 int dry_run(const Config& config, int ranks) {
+  std::optional<TraceFile> traces;
+  if (!config.flags.trace.empty()) traces.emplace(config.flags.trace);
   const auto model = make_model(config);
   std::printf("model %lld parameters, %s of f32\n", static_cast<long long>(model->numel()),
               mebibytes(4 * model->numel()).c_str());
   bool first = true;
   for (const auto& [rank, count] : distinct_layouts(config, ranks)) {
-    const MemoryPlan plan = plan_memory(config, rank, ranks);
+    const MemoryPlan plan = plan_memory(config, rank, ranks, traces ? &*traces : nullptr);
     if (std::exchange(first, false)) std::printf("%s", plan.shard.to_string().c_str());
     std::printf(
         "rank %d and %d like it: planned peak %lld bytes (%s) in step 1, %lld bytes (%s) in every "
@@ -63,6 +65,7 @@ int dry_run(const Config& config, int ranks) {
         mebibytes(plan.reserved_bytes).c_str());
     std::printf("%s\n", plan.ledger.c_str());
   }
+  if (traces) traces->write();
   return 0;
 }
 
@@ -105,8 +108,12 @@ Shared largest(const World& world, const Shared& own) {
 // The run of one rank.
 class Run {
  public:
-  Run(const Config& config, Inputs& inputs, const World& world)
-      : config_(config), inputs_(inputs), world_(world), speaks_(world.rank() == 0) {}
+  Run(const Config& config, Inputs& inputs, const World& world, TraceFile* traces)
+      : config_(config),
+        inputs_(inputs),
+        world_(world),
+        traces_(traces),
+        speaks_(world.rank() == 0) {}
 
   // Returns 0, or 128 + signal.
   int operator()() {
@@ -150,9 +157,13 @@ class Run {
     };
     const double tokens = static_cast<double>(split.global * config_.training.seq_len);
     const double flops = flops_per_token(config_, trainer_->model());
+    StepTrace trace(traces_, world_, StepTrace::Of::run);
     for (std::int64_t step = 0; step < config_.training.steps; ++step) {
       const auto begin = std::chrono::steady_clock::now();
-      const StepResult result = trainer_->step(step, fill, requested_signal() != 0);
+      const StepResult result =
+          trace.during(step, [&] { return trainer_->step(step, fill, requested_signal() != 0); });
+      if (step + 1 == std::min(config_.training.steps, StepTrace::kSteps) || result.stop)
+        trace.finish();
       const std::int64_t planned = step == 0 ? plan_.first_step_bytes : plan_.steady_step_bytes;
       const Shared shared =
           largest(world_, {result.exposed_seconds, result.host_seconds, result.peak_bytes, planned,
@@ -223,6 +234,7 @@ class Run {
   const Config& config_;
   Inputs& inputs_;
   const World& world_;
+  TraceFile* traces_;  // null without --trace
   bool speaks_;
   MemoryPlan plan_;
   std::unique_ptr<Trainer> trainer_;
@@ -238,20 +250,29 @@ int train(const Config& config, const LaunchEnvironment& environment,
   std::optional<int> threads_ranks;
   if (config.flags.ranks) threads_ranks = static_cast<int>(*config.flags.ranks);
   const int ranks = job_size(environment, threads_ranks);
-  if (config.flags.dry_run) return environment.rank == 0 ? dry_run(config, ranks) : 0;
+  if (config.flags.dry_run) {
+    if (environment.rank != 0) return 0;
+    open_inputs(config, ranks, Writes::yes);
+    return dry_run(config, ranks);
+  }
+  std::optional<TraceFile> traces;  // of this process's ranks, where it writes
+  if (!config.flags.trace.empty() && environment.rank == 0) traces.emplace(config.flags.trace);
   const WorldOptions options = world_options(config, race_checker);
   int code = 0;
   if (environment.several_processes()) {
     World world = World::mpi(options);
     validate(config, world.size());
     Inputs inputs = open_inputs(config, world.size(), world.rank() == 0 ? Writes::yes : Writes::no);
-    return Run(config, inputs, world)();
+    const int code = Run(config, inputs, world, traces ? &*traces : nullptr)();
+    if (traces) traces->write();
+    return code;
   }
   Inputs inputs = open_inputs(config, ranks, Writes::yes);
   run_local(ranks, options, [&](World& world) {
-    const int own = Run(config, inputs, world)();
+    const int own = Run(config, inputs, world, traces ? &*traces : nullptr)();
     if (world.rank() == 0) code = own;
   });
+  if (traces) traces->write();
   return code;
 }
 

@@ -205,16 +205,29 @@ double Trainer::heldout_loss(std::int64_t count, const FillSamples& fill) {
   return world_.sum(sum) / static_cast<double>(count);
 }
 
-MemoryPlan plan_memory(const Config& config, int rank, int ranks) {
-  const World world =
-      World::emulated(rank, ranks, {.executor = ExecutorKind::virtual_, .threads = 1});
+CostModel planned_machine(const Config& config) {
+  return {.flops_per_second = config.metrics.peak_tflops.value_or(0.05) * 1e12,
+          .bytes_per_second = 10e9,
+          .launch_seconds = 1e-6,
+          .wire_latency_seconds = 20e-6,
+          .wire_bytes_per_second = 10e9};
+}
+
+MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces) {
+  const World world = World::emulated(
+      rank, ranks,
+      {.executor = ExecutorKind::virtual_, .threads = 1, .cost = planned_machine(config)});
   Trainer trainer(config, world);
   nn::init(trainer.model(), {static_cast<std::uint64_t>(config.debug.seed)});
   const FillBatch nothing = [](std::int64_t, std::int64_t, std::span<std::int32_t>,
                                std::span<std::int32_t>) {};
   MemoryPlan plan;
-  plan.first_step_bytes = trainer.step(0, nothing, false).peak_bytes;
-  plan.steady_step_bytes = trainer.step(1, nothing, false).peak_bytes;
+  StepTrace trace(traces, world, StepTrace::Of::plan);
+  plan.first_step_bytes =
+      trace.during(0, [&] { return trainer.step(0, nothing, false); }).peak_bytes;
+  plan.steady_step_bytes =
+      trace.during(1, [&] { return trainer.step(1, nothing, false); }).peak_bytes;
+  trace.finish();
   plan.reserved_bytes = trainer.memory().reserved_bytes();
   plan.ledger = trainer.memory().ledger().table();
   plan.shard = shard_plan(trainer.model());

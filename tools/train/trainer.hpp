@@ -12,6 +12,7 @@
 #include "tessera/optim/optimizer.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tools/train/config.hpp"
+#include "tools/train/trace_file.hpp"
 
 namespace tessera::train {
 
@@ -76,6 +77,11 @@ struct MemoryPlan {
   std::string ledger;                  // owners at the steady peak
   ShardPlan shard;
 };
-MemoryPlan plan_memory(const Config& config, int rank, int ranks);
+// `traces`, unless null, gets the timeline of both steps, by planned_machine.
+MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces = nullptr);
+
+// How long operations take in a plan's timeline: one core of a CPU and a wire of its host's memory,
+// or metrics.peak_tflops where given. An order of magnitude, for the shape of a step.
+CostModel planned_machine(const Config& config);
 
 }  // namespace tessera::train

@@ -100,6 +100,10 @@ void check_run(const Config& config, int world_size) {
         "--dry-run: this launcher does not tell how many processes it started; leave the launcher "
         "out and give --ranks=N");
   }
+  if (!flags.trace.empty() && config.training.steps == 0 && !flags.dry_run) {
+    fail("--trace=", flags.trace,
+         ": there is no step to trace with training.steps=0; train some, or give --dry-run");
+  }
   if (flags.print_config || !config.data.path.empty() || flags.dry_run) return;
   if (config.training.steps > 0) {
     fail("data.path: not set, and training.steps=", config.training.steps,

@@ -26,15 +26,19 @@ struct TraceOptions {
   int process_id = 0;   // orders processes; distinct within a file
 };
 
+//   auto trace = std::make_shared<Trace>(device.context(), TraceOptions{.process = "rank 0"});
+//   device.context().add_observer(trace);
+//   trace->begin("step 1"); ... trace->end();
+//   std::string events = trace->json(trace->origin_seconds());
+//   device.context().remove_observer(*trace);
+//
 // Ordered: hears of operations as they are launched; keeps those between `begin` and `end`.
 // Threads: begin, end and json on the host thread of the device.
 class Trace final : public Observer {
  public:
-  // The device must be idle, here and when the trace ends, and outlive it.
-  Trace(const Device& device, TraceOptions options);
-  ~Trace() override;
-  Trace(const Trace&) = delete;
-  Trace& operator=(const Trace&) = delete;
+  // Of a device that outlives it.
+  Trace(DeviceContext& device, TraceOptions options)
+      : device_(device), options_(std::move(options)) {}
 
   // `value` is asked at every launch.
   void add_counter(std::string name, std::function<double()> value);
@@ -89,7 +93,7 @@ class Trace final : public Observer {
 
   void sample(StreamId launched);
 
-  Device device_;
+  DeviceContext& device_;
   TraceOptions options_;
   bool keeps_ = false;
   std::vector<Span> spans_;

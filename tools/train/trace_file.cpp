@@ -1,0 +1,56 @@
+#include "tools/train/trace_file.hpp"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "tessera/base/error.hpp"
+#include "tessera/memory/memory.hpp"
+
+namespace tessera::train {
+
+void TraceFile::add(const std::string& events) {
+  const std::lock_guard lock(mutex_);
+  events_ += (events_.empty() ? "" : ",\n") + events;
+}
+
+void TraceFile::write() const {
+  const std::string temporary = concat(path_, ".tmp-", ::getpid());
+  const std::string text = "{\"traceEvents\": [\n" + events_ + "\n]}\n";
+  std::FILE* const file = std::fopen(temporary.c_str(), "w");
+  bool good = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (file != nullptr) good &= std::fclose(file) == 0;
+  if (good && std::rename(temporary.c_str(), path_.c_str()) == 0) return;
+  const std::string reason = std::strerror(errno);
+  std::remove(temporary.c_str());
+  throw DeviceError(concat("--trace: '", path_, "' could not be written: ", reason));
+}
+
+StepTrace::StepTrace(TraceFile* file, const World& world, Of of) : file_(file), world_(world) {
+  if (file == nullptr) return;
+  const bool plans = of == Of::plan;
+  trace_ = std::make_shared<Trace>(
+      world.device().context(),
+      TraceOptions{.process = concat("rank ", world.rank(), plans ? ", planned" : ""),
+                   .process_id = 2 * world.rank() + (plans ? 2 : 1)});
+  world.device().context().add_observer(trace_);
+  Memory& memory = Memory::of(world.device());
+  trace_->add_counter("memory live, bytes",
+                      [&memory] { return static_cast<double>(memory.ledger().live_bytes()); });
+  trace_->add_counter("memory reserved, bytes",
+                      [&memory] { return static_cast<double>(memory.reserved_bytes()); });
+}
+
+void StepTrace::finish() {
+  if (!trace_) return;
+  double origin = trace_->origin_seconds();
+  // Ranks of one process share a clock, and its origin.
+  if (world_.kind() == WorldKind::local) origin = -world_.max(-origin);
+  file_->add(trace_->json(origin));
+  world_.device().context().remove_observer(*trace_);
+  trace_.reset();
+}
+
+}  // namespace tessera::train
