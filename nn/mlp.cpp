@@ -15,7 +15,10 @@ SwigluMlp::SwigluMlp(std::int64_t dim, std::int64_t hidden, const Device& device
 }
 
 Tensor SwigluMlp::operator()(const Tensor& x) {
-  return call([&] { return down_proj(swiglu(gate_proj(x), up_proj(x))); });
+  return call([&] {
+    const Tensor up = up_proj(x);
+    return down_proj(swiglu(gate_proj(x), up));
+  });
 }
 
 GeluMlp::GeluMlp(std::int64_t dim, std::int64_t hidden, const Device& device)

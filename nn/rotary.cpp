@@ -13,8 +13,12 @@ Tensor Rotary::operator()(const Tensor& x) {
   TESSERA_EXPECT(x.ndim() == 4 && x.size(1) <= positions_, "Rotary: x is ", x.shape(),
                  ", expected [B, T, H, D] with T at most ", positions_,
                  "; raise the model's max_seq_len");
-  if (!tables_ || tables_->cos.device() != x.device())
-    tables_ = RopeTables::make(positions_, head_dim_, theta_, x.device());
+  const Device& device = x.device();
+  if (!tables_ || tables_->cos.device() != device || made_after_ != device.recoveries()) {
+    tables_.reset();
+    tables_ = RopeTables::make(positions_, head_dim_, theta_, device);
+    made_after_ = device.recoveries();
+  }
   return rope(x, *tables_);
 }
 

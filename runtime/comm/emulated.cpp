@@ -105,10 +105,16 @@ class EmulatedBackend final : public World::Backend {
   std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes) override {
     return arena_.allocate(context, bytes);
   }
-  bool fail() noexcept override { return true; }
+  bool fail(const std::string& reason) noexcept override {
+    if (reason_.empty()) reason_ = reason;
+    return true;
+  }
+  std::string reason() const override { return reason_; }
+  void meet_again(DeviceContext&, std::span<double>) override { reason_.clear(); }
   void leave() noexcept override {}
 
  private:
+  std::string reason_;
   comm::PlainArena arena_;
 };
 

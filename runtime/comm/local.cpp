@@ -1,5 +1,7 @@
 #include "runtime/comm/local.hpp"
 
+#include <algorithm>
+
 #include "runtime/comm/plain_memory.hpp"
 #include "runtime/comm/pull.hpp"
 #include "tessera/base/error.hpp"
@@ -84,7 +86,23 @@ class LocalBackend final : public World::Backend {
     world_->expect_same_size(rank_, allocations_++, bytes);
     return arena_.allocate(context, bytes);
   }
-  bool fail() noexcept override { return true; }  // run_local has aborted the meeting
+  bool fail(const std::string& reason) noexcept override {
+    world_->meeting().abort(reason);
+    return true;
+  }
+  std::string reason() const override { return world_->meeting().reason(); }
+  void meet_again(DeviceContext& context, std::span<double> largest) override {
+    Stream(context, StreamId::compute)
+        .launch_joint({.name = "recover"}, &world_->again(),
+                      [world = world_.get(), rank = rank_, largest](Exec& exec) {
+                        if (exec.phase == Exec::Phase::publish)
+                          world->bring(rank, largest);
+                        else
+                          world->take_largest(largest);
+                      });
+    context.block(context.record(StreamId::compute));
+    allocations_ = 0;
+  }
   void leave() noexcept override { world_->leave(rank_); }
 
  private:
@@ -116,7 +134,37 @@ void LocalWorld::submitting(LocalRole& role, int rank, std::uint64_t number, con
   }
 }
 
+void LocalWorld::end(const std::string& reason) {
+  meeting_.abort(reason);
+  recovery_.abort(reason);
+}
+
+bool LocalWorld::is_echo(const std::string& what) const {
+  const auto repeats = [&](const Meeting& meeting) {
+    return meeting.aborted() && what.find(meeting.reason()) != std::string::npos;
+  };
+  return repeats(meeting_) || repeats(recovery_);
+}
+
+void LocalWorld::bring(int rank, std::span<const double> numbers) {
+  std::copy(numbers.begin(), numbers.end(), brought_[static_cast<std::size_t>(rank)].begin());
+}
+
+// Between the two meetings of the recovery, so no rank is anywhere else: each does the same.
+void LocalWorld::take_largest(std::span<double> numbers) {
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    for (const auto& other : brought_) numbers[i] = std::max(numbers[i], other[i]);
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, role] : roles_) {
+    role->joint.rearm();
+    for (LocalRole::Cell& cell : role->cells) cell.submitted = 0;
+  }
+  allocations_.clear();
+  meeting_.rearm();
+}
+
 void LocalWorld::leave(int rank) {
+  recovery_.abort(concat("rank ", rank, " has ended"));
   const std::lock_guard lock(mutex_);
   left_[static_cast<std::size_t>(rank)] = true;
   for (const auto& [name, role] : roles_) {

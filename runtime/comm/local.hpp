@@ -1,6 +1,7 @@
 // Ranks as threads of one process: what they share, and the communicators over it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -36,10 +37,18 @@ struct LocalRole {
 // Threads: every rank's host thread.
 class LocalWorld {
  public:
-  explicit LocalWorld(int size) : size_(size), left_(static_cast<std::size_t>(size)) {}
+  explicit LocalWorld(int size)
+      : size_(size),
+        again_(recovery_, size),
+        left_(static_cast<std::size_t>(size)),
+        brought_(static_cast<std::size_t>(size)) {}
 
   int size() const noexcept { return size_; }
   Meeting& meeting() noexcept { return meeting_; }
+  // A rank has ended with `reason`: nobody meets, now or after a recovery.
+  void end(const std::string& reason);
+  // Whether `what` only says that another rank has failed.
+  bool is_echo(const std::string& what) const;
 
   // Made by the first rank that asks.
   LocalRole& role(const std::string& name);
@@ -49,16 +58,23 @@ class LocalWorld {
   void submitting(LocalRole& role, int rank, std::uint64_t number, const char* name);
   void leave(int rank);
 
+  // The meeting of a recovery: each rank brings numbers, and takes the largest of all.
+  Joint& again() noexcept { return again_; }
+  void bring(int rank, std::span<const double> numbers);
+  void take_largest(std::span<double> numbers);
+
   // The n-th allocation of every rank has the same size.  Throws: ContractError.
   void expect_same_size(int rank, std::size_t n, std::int64_t bytes);
 
  private:
   const int size_;
-  Meeting meeting_;
+  Meeting meeting_, recovery_;
+  Joint again_;  // over recovery_, which a failure leaves alone
   std::mutex mutex_;
   std::map<std::string, std::unique_ptr<LocalRole>> roles_;
   std::vector<bool> left_;
   std::vector<std::int64_t> allocations_;
+  std::vector<std::array<double, World::kAgreed>> brought_;  // by rank
 };
 
 std::unique_ptr<World::Backend> make_local_backend(std::shared_ptr<LocalWorld> world, int rank);

@@ -170,7 +170,12 @@ class MpiBackend final : public World::Backend {
   }
 
   std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes) override;
-  bool fail() noexcept override;
+  bool fail(const std::string& reason) noexcept override;
+  std::string reason() const override { return world_ ? world_->reason() : reason_; }
+  void meet_again(DeviceContext&, std::span<double> largest) override {
+    if (world_) world_->meet_again(largest);
+    reason_.clear();
+  }
   void leave() noexcept override;
 
  private:
@@ -192,6 +197,7 @@ class MpiBackend final : public World::Backend {
   std::uint64_t allocations_ = 0;
   std::vector<MPI_Comm> role_comms_;
   PlainArena arena_;
+  std::string reason_;  // without world_
 };
 
 void MpiBackend::share_segments() {
@@ -222,6 +228,7 @@ int MpiBackend::ranks_on_my_cores() const {
 
 // The ranks meet where a dead peer is noticed before they enter MPI, where it is not.
 std::shared_ptr<SymmetricMemory> MpiBackend::allocate(DeviceContext& context, std::int64_t bytes) {
+  context.synchronize();  // throws before any rank is inside MPI, where nothing wakes it
   if (world_) world_->meet(Place::allocate, "allocate");
   std::int64_t range[2] = {bytes, -bytes};
   check(MPI_Allreduce(MPI_IN_PLACE, range, 2, MPI_INT64_T, MPI_MAX, all_), "MPI_Allreduce");
@@ -229,7 +236,6 @@ std::shared_ptr<SymmetricMemory> MpiBackend::allocate(DeviceContext& context, st
                  " bytes, other ranks for ", -range[1], " to ", range[0],
                  "; every rank must ask for the same");
   if (!world_) return arena_.allocate(context, bytes);
-  context.synchronize();
   free_let_go();
   const std::int64_t rounded = round_up(bytes, kPageBytes);
   held_.push_back({SharedWindow(host_, rounded), ++allocations_, std::make_shared<bool>(false)});
@@ -254,8 +260,11 @@ void MpiBackend::free_let_go() {
   });
 }
 
-bool MpiBackend::fail() noexcept {
-  if (world_) world_->abort(concat("rank ", rank_, " failed; see its own message"));
+bool MpiBackend::fail(const std::string& reason) noexcept {
+  if (world_)
+    world_->abort(reason);
+  else if (reason_.empty())
+    reason_ = reason;
   if (world_ || size_ == 1) return true;
   session_.end(false);  // a stream inside MPI is woken by nobody
   return false;

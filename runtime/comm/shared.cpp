@@ -41,8 +41,8 @@ void futex_wake_all(std::atomic<std::uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 }
 
-constexpr const char* kPlaceNames[kPlaces] = {"gather", "reduce", "control", "allocate_symmetric",
-                                              "end of the world"};
+constexpr const char* kPlaceNames[kPlaces] = {
+    "gather", "reduce", "control", "allocate_symmetric", "recovery", "end of the world"};
 
 }  // namespace
 
@@ -53,7 +53,7 @@ constexpr const char* kPlaceNames[kPlaces] = {"gather", "reduce", "control", "al
 void SharedWorld::meet(Place place, const char* what) {
   Segment::At& here = at(0, place);
   const std::uint32_t round = here.round.load(memory_order_acquire);
-  if (place != Place::farewell && is_aborted()) give_up();
+  if (!outlives_failure(place) && is_aborted()) give_up();
   at(rank_, place).reached.store(round + 1, memory_order_release);
   if (here.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 ==
       static_cast<std::uint32_t>(size())) {
@@ -82,14 +82,14 @@ void SharedWorld::meet(Place place, const char* what) {
 bool SharedWorld::sleep(Place place, std::uint32_t round) {
   Segment::At& here = at(0, place);
   here.sleepers.fetch_add(1, memory_order_seq_cst);
-  if (here.round.load(memory_order_seq_cst) == round && (place == Place::farewell || !is_aborted()))
+  if (here.round.load(memory_order_seq_cst) == round && (outlives_failure(place) || !is_aborted()))
     futex_wait(here.round, round);
   here.sleepers.fetch_sub(1, memory_order_seq_cst);
   return here.round.load(memory_order_acquire) != round;
 }
 
 void SharedWorld::look_around(Place place, std::uint32_t round, const char* what, bool is_late) {
-  if (is_aborted()) give_up();
+  if (!outlives_failure(place) && is_aborted()) give_up();
   std::string missing, ended;
   for (int r = 0; r < size(); ++r) {
     const bool has_left = segments_[static_cast<std::size_t>(r)]->left.load(memory_order_acquire);
@@ -117,9 +117,7 @@ bool SharedWorld::is_aborted() const {
 }
 
 void SharedWorld::give_up() const {
-  const Segment& first = *segments_[0];
-  while (first.state.load(memory_order_acquire) == Segment::kWriting) sched_yield();
-  throw CommError(concat("collective: given up because ", first.reason));
+  throw CommError(concat("collective: given up because ", reason()));
 }
 
 void SharedWorld::abort(const std::string& reason) noexcept {
@@ -129,6 +127,29 @@ void SharedWorld::abort(const std::string& reason) noexcept {
   std::strncpy(first.reason, reason.c_str(), sizeof(first.reason) - 1);
   first.state.store(Segment::kAborted, memory_order_seq_cst);
   for (Segment::At& place : first.at) futex_wake_all(place.round);
+}
+
+std::string SharedWorld::reason() const {
+  const Segment& first = *segments_[0];
+  while (first.state.load(memory_order_acquire) == Segment::kWriting) sched_yield();
+  return is_aborted() ? first.reason : "";
+}
+
+// Between the two meetings no rank is anywhere else, so the others can be put back to where all
+// ranks had last come together.
+void SharedWorld::meet_again(std::span<double> largest) {
+  std::copy(largest.begin(), largest.end(), segments_[static_cast<std::size_t>(rank_)]->brought);
+  meet(Place::recovery, "recover");
+  for (std::size_t i = 0; i < largest.size(); ++i)
+    for (const Segment* other : segments_) largest[i] = std::max(largest[i], other->brought[i]);
+  for (int p = 0; p < kPlaces; ++p) {
+    const auto place = static_cast<Place>(p);
+    if (outlives_failure(place)) continue;
+    at(rank_, place).reached.store(at(0, place).round.load());
+    if (rank_ == 0) at(0, place).arrived.store(0);
+  }
+  if (rank_ == 0) segments_[0]->state.store(Segment::kFine);
+  meet(Place::recovery, "recover");
 }
 
 void SharedWorld::leave() noexcept {

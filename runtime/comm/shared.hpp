@@ -14,13 +14,15 @@
 #include <vector>
 
 #include "runtime/comm/agreement.hpp"
-#include "tessera/comm/communicator.hpp"
+#include "tessera/comm/world.hpp"
 
 namespace tessera::comm {
 
 // Places where all ranks meet, each in an order of its own.
-enum class Place : std::uint8_t { gather, reduce, control, allocate, farewell };
-inline constexpr int kPlaces = 5;
+enum class Place : std::uint8_t { gather, reduce, control, allocate, recovery, farewell };
+inline constexpr int kPlaces = 6;
+// The last two are for ranks of a world that has failed, too.
+constexpr bool outlives_failure(Place place) { return place >= Place::recovery; }
 
 // What one rank puts where all can see it. Lies in shared memory, made there by its rank.
 struct Segment {
@@ -38,6 +40,7 @@ struct Segment {
 
   At at[kPlaces];
   alignas(64) std::atomic<std::uint32_t> left{0};  // the rank has ended
+  double brought[World::kAgreed] = {};             // to a recovery
   // Rank 0's only: why nobody meets any more.
   enum : std::uint32_t { kFine, kWriting, kAborted };
   std::atomic<std::uint32_t> state{kFine};
@@ -64,6 +67,11 @@ class SharedWorld {
   void meet(Place place, const char* what);
   // Everyone who meets or will meet gets a CommError with `reason`. The first reason wins.
   void abort(const std::string& reason) noexcept;
+  // That reason, empty when all is fine.
+  std::string reason() const;
+  // All ranks meet after a failure, their devices idle, and are fine afterwards; each of `largest`
+  // becomes the largest of all ranks.  Throws: CommError when a rank has ended.
+  void meet_again(std::span<double> largest);
   // This rank comes to no place any more but `farewell`.
   void leave() noexcept;
 

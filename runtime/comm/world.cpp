@@ -67,7 +67,8 @@ World::State::State(WorldKind k, int r, int n, const WorldOptions& options, int 
 // A failed rank tells its peers first, so that its own streams do not wait for them either.
 bool World::State::end() noexcept {
   bool failed = reported || std::uncaught_exceptions() > exceptions;
-  if (failed && !backend->fail()) return false;
+  const std::string reason = concat("rank ", rank, " failed; see its own message");
+  if (failed && !backend->fail(reason)) return false;
   DeviceContext& context = device.context();
   for (int s = -1; s < kMaxStreams; ++s) {  // at first only to hear of a failure
     const auto stream = static_cast<StreamId>(std::max(s, 0));
@@ -78,7 +79,7 @@ bool World::State::end() noexcept {
     } catch (const std::exception& error) {
       if (std::exchange(failed, true)) continue;
       log(LogLevel::error, concat("World: rank ", rank, " ends with a failure: ", error.what()));
-      if (!backend->fail()) return false;
+      if (!backend->fail(reason)) return false;
     }
   }
   context.drop_kept();
@@ -169,6 +170,52 @@ double World::max(double value) const {
   return largest;
 }
 
+// ---- Recovery
+
+namespace {
+
+// The exception that is being handled, in one line.
+std::string what_is_handled() {
+  std::string what = "it gave the step up";
+  try {
+    if (const auto error = std::current_exception()) std::rethrow_exception(error);
+  } catch (const std::exception& error) {
+    what = error.what();
+  } catch (...) {
+    what = "an exception that is no std::exception";
+  }
+  return what.substr(0, what.find('\n'));
+}
+
+}  // namespace
+
+std::string World::recover(std::string_view cause) const {
+  halt(cause);
+  return resume();
+}
+
+void World::halt(std::string_view cause) const {
+  State& s = *state_;
+  const std::string what = cause.empty() ? what_is_handled() : std::string(cause);
+  if (!s.backend->fail(concat("rank ", s.rank, " failed: ", what)))
+    throw CommError(
+        concat("World::recover: the ranks exchange MPI messages, and nothing can wake a peer that "
+               "waits inside MPI; end the job, or run all ranks on one host. The step failed "
+               "because ",
+               what));
+  s.device.context().recover();
+}
+
+std::string World::resume(std::span<double> largest) const {
+  TESSERA_EXPECT(largest.size() <= kAgreed, "World::resume: ", largest.size(),
+                 " numbers; give at most ", kAgreed);
+  State& s = *state_;
+  const std::string reason = s.backend->reason();
+  s.backend->meet_again(s.device.context(), largest);
+  for (Communicator* c : {s.gather.get(), s.reduce.get(), s.control.get()}) c->restart();
+  return reason;
+}
+
 // ---- run_local
 
 namespace {
@@ -178,19 +225,19 @@ thread_local std::uint64_t trace_of_last_run = 0;
 // The exceptions of the ranks of one run, in the order in which they came.
 class Failures {
  public:
-  explicit Failures(Meeting& meeting) : meeting_(meeting) {}
+  explicit Failures(comm::LocalWorld& world) : world_(world) {}
 
   // Takes the exception in flight and wakes the peers. One that only says that another rank failed
   // does not take the place of that rank's own.
   void add(int rank) {
     const std::string what = describe(rank);
     const std::lock_guard lock(mutex_);
-    const bool echo = meeting_.aborted() && what.find(meeting_.reason()) != std::string::npos;
+    const bool echo = world_.is_echo(what);
     if (!first_ || (first_is_echo_ && !echo)) {
       first_ = std::current_exception();
       first_is_echo_ = echo;
     }
-    meeting_.abort(concat("rank ", rank, " failed: ", what));
+    world_.end(concat("rank ", rank, " failed: ", what));
   }
   void rethrow() const {
     if (first_) std::rethrow_exception(first_);
@@ -210,7 +257,7 @@ class Failures {
     }
   }
 
-  Meeting& meeting_;
+  comm::LocalWorld& world_;
   std::mutex mutex_;
   std::exception_ptr first_;
   bool first_is_echo_ = false;
@@ -241,7 +288,7 @@ void run_local(int ranks, const WorldOptions& options, const std::function<void(
   const auto scheduler = options.executor == ExecutorKind::shuffled
                              ? ShuffledScheduler::make(options.schedule_seed, ranks)
                              : nullptr;
-  Failures failures(shared->meeting());
+  Failures failures(*shared);
 
   const auto run_rank = [&](int rank) {
     const Attached attached(scheduler.get(), rank);
@@ -264,7 +311,7 @@ void run_local(int ranks, const WorldOptions& options, const std::function<void(
     try {
       for (; rank < ranks; ++rank) rank_threads.emplace_back(run_rank, rank);
     } catch (const std::system_error&) {
-      shared->meeting().abort(concat("the system has no thread for rank ", rank));
+      shared->end(concat("the system has no thread for rank ", rank));
       for (int missing = rank; scheduler && missing < ranks; ++missing) scheduler->detach(missing);
       failures.add(rank);
     }

@@ -47,6 +47,8 @@ Stream Device::stream(StreamId id) const { return Stream(context(), id); }
 void Device::block(const Event& event) const { context().block(event); }
 void Device::synchronize() const { context().synchronize(); }
 
+std::uint64_t Device::recoveries() const noexcept { return context_ ? context_->recoveries() : 0; }
+
 DeviceContext& Device::context() const {
   TESSERA_EXPECT(
       context_ != nullptr,
@@ -94,11 +96,13 @@ DeviceContext::~DeviceContext() {
 }
 
 void DeviceContext::submit(StreamId stream, const Op& op, const Body& body, Joint* joint) {
-  const Tick tick = ++clocks_[index(stream)][stream];
-  for (const Access& access : op.accesses) access.use->touched[stream] = tick;
-  ++launches_;
+  const Tick tick = clocks_[index(stream)][stream] + 1;
   for (Observer* o : observers_) o->launched(stream, tick, op);
   executor_->submit(stream, tick, op, body, joint);
+  // Only now, because either may refuse: a tick that nobody completes is waited for in vain.
+  clocks_[index(stream)][stream] = tick;
+  for (const Access& access : op.accesses) access.use->touched[stream] = tick;
+  ++launches_;
 }
 
 Event DeviceContext::record(StreamId stream) {
@@ -121,9 +125,9 @@ void DeviceContext::wait(StreamId stream, const Event& event) {
   // The whole clock, not the tick alone: between two events of one tick the stream may have waited
   // for more.
   if (clock.covers(event.clock) || is_mutated(Mutation::Kind::forget_wait)) return;
-  clock.merge(event.clock);
   for (Observer* o : observers_) o->waited(stream, event);
   if (!is_mutated(Mutation::Kind::drop_wait)) executor_->wait(stream, event);
+  clock.merge(event.clock);
 }
 
 void DeviceContext::block(const Event& event) {
@@ -149,6 +153,25 @@ void DeviceContext::synchronize() {
   for (std::size_t i = 0; i < kMaxStreams; ++i)
     if (const Tick last = clocks_[i].ticks[i]; last > host_.ticks[i])
       block(event_covering(static_cast<StreamId>(i), last));
+}
+
+void DeviceContext::recover() {
+  for (std::size_t i = 0; i < kMaxStreams; ++i) {
+    const Tick last = clocks_[i].ticks[i];
+    if (last <= host_.ticks[i]) continue;
+    const Event event = event_covering(static_cast<StreamId>(i), last);
+    try {
+      block(event);
+    } catch (...) {  // over all the same: an executor throws what a body threw after it has waited
+      host_.merge(event.clock);
+    }
+  }
+  for (Clock& clock : clocks_) clock.merge(host_);
+  lost_ = executor_->recover();
+  ++recoveries_;
+  failure_told_ = false;
+  drop_kept();
+  for (Observer* o : observers_) o->reset();
 }
 
 const Event& DeviceContext::event_covering(StreamId stream, Tick tick) {

@@ -22,6 +22,7 @@ class InlineExecutor final : public Executor {
     report_.blocked(event);
     runner_.failure().rethrow();
   }
+  Lost recover() override { return runner_.recover(); }
 
  private:
   Runner runner_;

@@ -14,6 +14,12 @@ void Meeting::abort(const std::string& reason) {
   changed_.notify_all();
 }
 
+void Meeting::rearm() {
+  const std::lock_guard lock(mutex_);
+  aborted_ = false;
+  reason_.clear();
+}
+
 bool Meeting::aborted() const {
   const std::lock_guard lock(mutex_);
   return aborted_;
@@ -37,6 +43,11 @@ void Joint::meet() {
   }
   meeting_.changed_.wait(lock, [&] { return round_ != round || meeting_.aborted_; });
   if (round_ == round) throw CommError("collective: given up because " + meeting_.reason_);
+}
+
+void Joint::rearm() {
+  const std::lock_guard lock(meeting_.mutex_);
+  arrived_ = 0;
 }
 
 }  // namespace tessera

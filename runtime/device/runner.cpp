@@ -38,6 +38,20 @@ void Failure::rethrow() const {
   std::rethrow_exception(error_);
 }
 
+void Failure::lose(StreamId stream, Tick tick, bool has_failed) {
+  const std::lock_guard lock(mutex_);
+  if (lost_.first[stream] == 0) lost_.first[stream] = tick;
+  if (has_failed && lost_.failed[stream] == 0) lost_.failed[stream] = tick;
+}
+
+Lost Failure::forget() {
+  const std::lock_guard lock(mutex_);
+  error_ = nullptr;
+  reason_.clear();
+  happened_.store(false, std::memory_order_release);
+  return std::exchange(lost_, {});
+}
+
 std::string Failure::reason() const {
   const std::lock_guard lock(mutex_);
   return reason_;
@@ -65,7 +79,11 @@ void Runner::run(const Operation& operation) {
 }
 
 void Runner::begin(const Operation& operation) {
-  for (Observer* o : observers_) o->started(operation.stream, operation.tick, operation.name);
+  try {
+    for (Observer* o : observers_) o->started(operation.stream, operation.tick, operation.name);
+  } catch (...) {
+    fail(operation, std::current_exception());
+  }
 }
 
 void Runner::invoke(const Operation& operation, Exec::Phase phase) {
@@ -79,15 +97,21 @@ void Runner::invoke(const Operation& operation, Exec::Phase phase) {
 
 void Runner::end(const Operation& operation) {
   if (failure_.happened()) return;
-  for (Observer* o : observers_) o->finished(operation.stream, operation.tick, operation.name);
+  try {
+    for (Observer* o : observers_) o->finished(operation.stream, operation.tick, operation.name);
+  } catch (...) {
+    fail(operation, std::current_exception());
+  }
 }
 
 void Runner::fail(const Operation& operation, std::exception_ptr error) {
   failure_.keep(std::move(error), rank_, operation.stream, operation.name);
+  if (operation.tick > 0) failure_.lose(operation.stream, operation.tick, true);
   if (operation.joint != nullptr) operation.joint->meeting().abort(failure_.reason());
 }
 
 void Runner::skip(const Operation& operation) {
+  failure_.lose(operation.stream, operation.tick, false);
   if (operation.joint != nullptr) operation.joint->meeting().abort(failure_.reason());
 }
 

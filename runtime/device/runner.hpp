@@ -23,6 +23,10 @@ class Failure {
 
   bool happened() const noexcept { return happened_.load(std::memory_order_acquire); }
   void rethrow() const;  // returns when nothing happened
+  // An operation failed, or is skipped after a failure.
+  void lose(StreamId stream, Tick tick, bool has_failed);
+  // Forgets all, and returns what was lost.
+  Lost forget();
   // One line for the peers.  Requires: happened().
   std::string reason() const;
 
@@ -31,6 +35,7 @@ class Failure {
   std::atomic<bool> happened_{false};
   std::exception_ptr error_;
   std::string reason_;
+  Lost lost_;
 };
 
 // An operation as executors keep it: what `Op` says about cost and accesses is for observers and
@@ -62,6 +67,8 @@ class Runner {
   void skip(const Operation& operation);
 
   const Failure& failure() const noexcept { return failure_; }
+  // See Executor::recover.
+  Lost recover() { return failure_.forget(); }
   int rank() const noexcept { return rank_; }
 
  private:

@@ -55,6 +55,7 @@ class ShuffledExecutor final : public Executor {
     }
     program_.runner.failure().rethrow();
   }
+  Lost recover() override { return program_.runner.recover(); }
 
  private:
   Program program_;

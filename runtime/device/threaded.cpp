@@ -156,6 +156,7 @@ class ThreadedExecutor final : public Executor {
     report_.blocked(event);
     runner_.failure().rethrow();
   }
+  Lost recover() override { return runner_.recover(); }
 
   double waited_seconds(StreamId stream) const override {
     const auto& worker = workers_[index(stream)];

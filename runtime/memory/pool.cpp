@@ -229,7 +229,7 @@ void Pool::absorb(Block* block, Block* neighbour) {
 
 Block* Pool::allocate(std::int64_t bytes, StreamId stream, OwnerId owner) {
   TESSERA_EXPECT(bytes > 0, "allocate: ", bytes, " bytes; ask for at least one");
-  if (bytes > kLargestBytes) fail(bytes, stream, owner);
+  if (bytes > kLargestBytes || ++allocations_ == fail_at_) fail(bytes, stream, owner);
   const std::int64_t rounded = (bytes + kAlignmentBytes - 1) & -kAlignmentBytes;
   auto& lists = lists_[index(stream)];
   if (!lists) lists = std::make_unique<FreeLists>();

@@ -41,29 +41,48 @@ Optimizer::GroupState Optimizer::make_state(const std::shared_ptr<FlatGroup>& gr
 }
 
 void Optimizer::prepare() {
-  if (scalars_.defined()) return;
-  std::vector<GroupState> states;
-  for (const auto& group : groups_of(parameters_)) {
-    TESSERA_EXPECT(states.empty() || states[0].group->device == group->device,
+  if (log_->prepared > 0) return;
+  const auto groups = groups_of(parameters_);
+  states_.clear();
+  for (const auto& group : groups) {
+    TESSERA_EXPECT(groups[0]->device == group->device,
                    "optimizer: parameter groups lie on different devices; use one optimizer each");
-    states.push_back(make_state(group));
+    states_.push_back(make_state(group));
+    auto& logs = group->updates;
+    if (std::find(logs.begin(), logs.end(), log_) == logs.end()) logs.push_back(log_);
   }
-  const Device& device = states[0].group->device;
+  const Device& device = groups[0]->device;
   const OwnerGuard owner(device, "scalars");
   scalars_ =
       Tensor::empty({static_cast<std::int64_t>(sizeof(kernels::OptimScalars)) / 4}, f32, device);
-  states_ = std::move(states);
+  log_->prepared = std::max<Tick>(1, device.compute().clock()[StreamId::compute]);
 }
 
 void Optimizer::step() {
   prepare();
-  write_scalars(scalars_, ++steps_);
-  for (const GroupState& state : states_) {
-    if (state.segment_count == 0 || !state.group->gradient.defined()) continue;
-    state.group->await_gradient();
-    update(state, scalars_);
-    state.group->mark_updated();
+  DeviceContext& device = scalars_.device().context();
+  const auto now = [&] { return device.clock(StreamId::compute)[StreamId::compute]; };
+  std::erase_if(log_->queued, [&](const UpdateLog::Update& update) {
+    return update.last <= device.host_clock()[StreamId::compute];
+  });
+  write_scalars(scalars_, steps() + 1);
+  const Tick before = now();
+  try {
+    for (const GroupState& state : states_) {
+      if (!state.group->gradient.defined()) continue;
+      state.group->await_gradient();
+      if (state.segment_count > 0) update(state, scalars_);
+      state.group->mark_updated();  // also of an empty shard: its unit is gathered on every rank
+    }
+  } catch (...) {
+    if (now() > before) {  // some groups are a step ahead of the others, if it comes to run
+      log_->queued.push_back({before + 1, now(), true});
+      for (const GroupState& state : states_) state.group->whole = false;
+    }
+    throw;
   }
+  if (now() > before) log_->queued.push_back({before + 1, now()});
+  ++log_->steps;
 }
 
 void Optimizer::zero_grad() {

@@ -46,7 +46,17 @@ void Context::build(nn::Module& root) {
   }
   for (const auto& [name, unit] : units)
     unit->join(context, name.empty() ? "(root)" : name, name.empty());
-  context->allocate(nesting_of(units));
+  try {
+    context->allocate(nesting_of(units));
+  } catch (...) {
+    context->dissolve();
+    throw;
+  }
+}
+
+void Context::dissolve() noexcept {
+  for (const auto& weak : units_)
+    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->leave();
 }
 
 // Queued collectives may still use the arena.
@@ -124,8 +134,9 @@ void Context::skip(Call& call) {
 }
 
 void Context::begins(UnitRegion& region) {
-  schedule_end();
   Unit& unit = region.unit();
+  unit.expect_epoch(region.forward().epoch);
+  schedule_end();
   if (!region.forward().in_pass) reached_.push_back(region.shared_forward());
   region.forward().in_pass = true;
 
@@ -194,6 +205,12 @@ void Context::recover() noexcept {
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock()) unit->abandon_backward();
   if (reduced_.tick > 0) device().compute().wait(reduced_);
+}
+
+void Context::reset() noexcept {
+  recover();
+  for (const auto& weak : units_)
+    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->reset();
 }
 
 ShardPlan Context::plan() const {

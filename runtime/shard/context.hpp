@@ -30,6 +30,7 @@ class UnitRegion;
 struct Forward {
   std::vector<std::weak_ptr<Unit>> opened;  // since it was last reduced, in order of calls
   bool in_pass = false;                     // the running backward has reached it
+  std::uint64_t epoch = 0;                  // Device::recoveries() when it was made
 };
 
 // One call of a unit for training, and its place in backward.
@@ -82,6 +83,13 @@ class Context : public std::enable_shared_from_this<Context> {
   std::uint64_t pass() const noexcept { return pass_; }
   // After each reduction: later readers of gradients wait for `event`.
   void reduced(const Event& event) { reduced_ = event; }
+
+  // --- after a failure ---
+  // Closes every unit, and drops all gradients and the order of calls. What forward has left can't
+  // go backward any more.
+  void reset() noexcept;
+  // Its units have no context again, as before the first step.
+  void dissolve() noexcept;
 
   ShardPlan plan() const;
   ShardCounters counters;

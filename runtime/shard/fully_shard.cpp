@@ -94,10 +94,10 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
     const RowRange rows = h.state->spec.owned();
     const FlatEntry& entry = h.state->group->entries[static_cast<std::size_t>(h.state->entry)];
     const Shape local = h.state->spec.local_shape();
-    if (local.numel() == 0) continue;
-    raw::copy_into(
-        h.state->group->values.view(local, local.strides(), entry.offset),
-        h.state->shape.ndim() == 0 ? h.values : raw::slice(h.values, 0, rows.begin, rows.end));
+    if (local.numel() > 0)
+      raw::copy_into(
+          h.state->group->values.view(local, local.strides(), entry.offset),
+          h.state->shape.ndim() == 0 ? h.values : raw::slice(h.values, 0, rows.begin, rows.end));
     h.state->group->mark_updated();
   }
 }

@@ -71,6 +71,12 @@ void Unit::join(std::shared_ptr<Context> context, std::string name, bool is_root
     if (group) group->name = name_;
 }
 
+void Unit::leave() noexcept {
+  reset();
+  set_rings(nullptr, nullptr);
+  context_ = nullptr;
+}
+
 // --- memory ---
 
 void Unit::materialize(const Device& device) {
@@ -174,11 +180,23 @@ void Unit::pack(const FlatGroup& group, const Tensor& table) {
 
 void Unit::gather() {
   if (state_ != UnitState::closed) return;
+  TESSERA_EXPECT(!trainable_ || trainable_->whole, "unit '", name_,
+                 "': an update of its parameters was left half done by a step that failed; load "
+                 "parameters and optimizer state on every rank before the next step");
   if (needs_slot() && layout_.gather_bytes > 0)
     slot_ = gather_ring_->take(layout_.gather_bytes, StreamId::gather);
   advance(UnitState::closed, UnitState::gathering);
   gathered_version_ = version();
   if (!needs_slot() || layout_.gather_bytes == 0) return;
+  try {
+    fill_slot();
+  } catch (...) {
+    close_unchecked();
+    throw;
+  }
+}
+
+void Unit::fill_slot() {
   if (trainable_) pack(*trainable_, pack_trainable_);
   if (frozen_) pack(*frozen_, pack_frozen_);
   if (size() > 1) {
@@ -202,6 +220,7 @@ void Unit::gather() {
 
 void Unit::open() {
   if (state_ == UnitState::open) return;
+  if (needs_slot() && layout_.gather_bytes > 0) device_.compute().wait(gathered_);
   advance(UnitState::gathering, UnitState::open);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     ParameterState& p = *parameters_[i];
@@ -215,7 +234,6 @@ void Unit::open() {
       p.window->use = group.values.storage()->use;
     }
   }
-  if (needs_slot() && layout_.gather_bytes > 0) device_.compute().wait(gathered_);
 }
 
 // Names the parameter that somebody outside still holds, empty for none.
@@ -332,6 +350,7 @@ UnitRegion::UnitRegion(std::shared_ptr<Unit> unit, const UnitRegion* outer, bool
       forward_(outer ? outer->forward_ : std::make_shared<Forward>()),
       call_(std::make_shared<Call>()),
       recomputed_(recomputed) {
+  forward_->epoch = unit_->context_->device().recoveries();
   call_->unit = unit_;
   call_->forward = forward_;
   call_->outer = outer ? outer->call_ : nullptr;
@@ -344,7 +363,10 @@ void UnitRegion::comes_again(const UnitRegion* outer) noexcept {
   call_->ends_first = outer && (!outer->recomputed_ || outer->nodes() > 0);
 }
 
-void UnitRegion::backward_begins() { unit_->context_->begins(*this); }
+void UnitRegion::backward_begins() {
+  unit_->expect_epoch(forward_->epoch);
+  unit_->context_->begins(*this);
+}
 
 void UnitRegion::backward_ends() {
   unit_->context_->ends(*this);
@@ -361,6 +383,22 @@ void Unit::abandon_backward() noexcept {
   owes_reduction_ = false;
   close_unchecked();
   drop_run();
+}
+
+void Unit::reset() noexcept {
+  abandon_backward();
+  if (trainable_) trainable_->gradient = {};
+  region_ = nullptr;
+}
+
+void Unit::expect_epoch(std::uint64_t epoch) const {
+  TESSERA_EXPECT(context_ && epoch == context_->device().recoveries(),
+                 "backward: the graph of unit '", name_,
+                 "' belongs to a step that failed and was reset; run forward again");
+}
+
+void Unit::set_whole(bool is_whole) noexcept {
+  if (trainable_) trainable_->whole = is_whole;
 }
 
 void Unit::drop_run() noexcept {

@@ -42,6 +42,7 @@ class Unit final : public nn::ModuleHook, public std::enable_shared_from_this<Un
   const ShardOptions& options() const noexcept { return options_; }
   const UnitLayout& layout() const noexcept { return layout_; }
   const Context* context() const noexcept { return context_.get(); }
+  const std::shared_ptr<Context>& shared_context() const noexcept { return context_; }
   DType param_dtype() const noexcept { return options_.precision.param.value_or(f32); }
   DType reduce_dtype() const noexcept { return options_.precision.reduce.value_or(f32); }
   // Whether the full tensors need a slot: not where one rank computes in the shards' own dtype.
@@ -54,6 +55,7 @@ class Unit final : public nn::ModuleHook, public std::enable_shared_from_this<Un
   ShardPlan::Unit describe() const;
 
   void join(std::shared_ptr<Context> context, std::string name, bool is_root);
+  void leave() noexcept;
   void set_rings(SlotRing* gather, SlotRing* reduce) {
     gather_ring_ = gather;
     reduce_ring_ = reduce;
@@ -78,6 +80,14 @@ class Unit final : public nn::ModuleHook, public std::enable_shared_from_this<Un
   // After a pass that failed: closed, and what the pass has done to the gradient is dropped with
   // it.
   void abandon_backward() noexcept;
+  // After a step that failed: closed, without any gradient.
+  void reset() noexcept;
+  bool is_in_call() const noexcept { return scope_depth_ > 0; }
+  const std::shared_ptr<FlatGroup>& trainable() const noexcept { return trainable_; }
+  // Throws: ContractError for what a step that was reset has left.
+  void expect_epoch(std::uint64_t epoch) const;
+  // All ranks have agreed whether their parameters are whole.
+  void set_whole(bool is_whole) noexcept;
   // The place of a gradient of the trainable group's entry.
   autograd::Leaf::Target take(int entry);
 
@@ -87,6 +97,7 @@ class Unit final : public nn::ModuleHook, public std::enable_shared_from_this<Un
   std::string escape() const;
   bool is_stale() const noexcept;
   std::uint64_t version() const noexcept;
+  void fill_slot();
   void pack(const FlatGroup& group, const Tensor& table);
   void make_tables();
   void give_back(SlotRing& ring, const Slot& slot) noexcept;

@@ -85,6 +85,11 @@ Tensor Tensor::from_bytes(std::span<const std::byte> bytes, const Shape& shape, 
   if (bytes.empty() || device.is_meta()) return out;
   Memory& memory = Memory::of(device);
   HostStaging::Piece& piece = memory.staging().take(static_cast<std::int64_t>(bytes.size()));
+  struct GiveBack {
+    HostStaging& staging;
+    HostStaging::Piece& piece;
+    ~GiveBack() { staging.give_back(piece); }
+  } const give_back{memory.staging(), piece};
   device.context().host_writes(piece.data, bytes.size());
   std::memcpy(piece.data, bytes.data(), bytes.size());
   const Access accesses[] = {{&piece.use, piece.data, piece.data + bytes.size(), AccessMode::read},
@@ -94,7 +99,6 @@ Tensor Tensor::from_bytes(std::span<const std::byte> bytes, const Shape& shape, 
        .cost = {.bytes = 2.0 * static_cast<double>(bytes.size())},
        .accesses = accesses},
       [to = out.data(), from = piece.data, n = bytes.size()](Exec&) { std::memcpy(to, from, n); });
-  memory.staging().give_back(piece);
   return out;
 }
 

@@ -47,6 +47,18 @@ struct FlatEntry {
 
 inline constexpr std::int64_t kFlatAlign = kAlignmentBytes / 4;  // elements of f32
 
+// The updates that one optimizer has submitted, shared with its groups so that a reset can tell
+// which have run. A plain record.
+struct UpdateLog {
+  struct Update {
+    Tick first = 0, last = 0;  // of its launches that write values, on the compute stream
+    bool is_cut = false;       // by an exception on the host: no step
+  };
+  std::int64_t steps = 0;        // submitted, without those that never began
+  std::vector<Update> queued{};  // of them, those that the host does not know to have run
+  Tick prepared = 0;  // the last launch that made the optimizer's state; 0: none is there
+};
+
 // The flat f32 arrays of one rank's shards of a unit: what optimizers, clipping and scalers work
 // on. A plain record.
 struct FlatGroup {
@@ -62,7 +74,11 @@ struct FlatGroup {
   Event reduced;              // after which `gradient` may be read; set by whoever reduces it
   Event updated;              // after which `values` may be read; set by whoever writes them
   std::uint64_t version = 0;  // counts writes of `values`
-  bool trainable = true;      // of all its parameters: frozen ones lie in a group of their own
+  // False when an update was left half done, or when ranks are at different updates: `values` and
+  // what an optimizer keeps for them are to be loaded. See ShardReset.
+  bool whole = true;
+  bool trainable = true;  // of all its parameters: frozen ones lie in a group of their own
+  std::vector<std::shared_ptr<UpdateLog>> updates;  // of the optimizers that write `values`
   // For sums over the ranks that hold the other shards; null for one rank.
   Communicator* sums = nullptr;
 
@@ -81,6 +97,7 @@ struct FlatGroup {
   void mark_updated() {
     if (!device.is_meta()) updated = device.compute().record();
     ++version;
+    whole = true;
   }
   // Lays out the entries of `parameters` by their specs and allocates `values`, uninitialised but
   // for the padding.

@@ -96,6 +96,11 @@ class Communicator {
   // them, equal on all ranks.
   std::uint64_t submitted() const noexcept { return submitted_; }
   std::uint64_t fingerprint() const noexcept { return fingerprint_; }
+  // Counts from the beginning again. For World::resume, which calls it on every rank.
+  void restart() noexcept {
+    submitted_ = 0;
+    fingerprint_ = kFirstFingerprint;
+  }
 
  protected:
   Communicator(DeviceContext& context, std::string role, StreamId stream, int rank, int size)
@@ -111,11 +116,13 @@ class Communicator {
   void check_and_launch(std::span<const Collective> items, const char* name,
                         std::span<const Access> accesses, bool prepared);
 
+  static constexpr std::uint64_t kFirstFingerprint = 0xcbf29ce484222325ull;
+
   std::string role_;
   StreamId stream_;
   int rank_, size_;
   std::uint64_t submitted_ = 0;
-  std::uint64_t fingerprint_ = 0xcbf29ce484222325ull;
+  std::uint64_t fingerprint_ = kFirstFingerprint;
 };
 
 }  // namespace tessera

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
+#include <string>
 #include <string_view>
 
 #include "tessera/comm/communicator.hpp"
@@ -45,9 +47,16 @@ class World {
     virtual std::unique_ptr<Communicator> make(DeviceContext&, std::string role, StreamId, int rank,
                                                int size) = 0;
     virtual std::shared_ptr<SymmetricMemory> allocate(DeviceContext&, std::int64_t bytes) = 0;
-    // The rank has failed: nothing of this world waits any more, here or on peers. False: a stream
-    // may hang where nothing can end it, so the device must not be waited for.
-    virtual bool fail() noexcept = 0;
+    // The rank has failed: nothing of this world waits any more, here or on peers, who hear of the
+    // first `reason`. False: a stream may hang where nothing can end it, so the device must not be
+    // waited for.
+    virtual bool fail(const std::string& reason) noexcept = 0;
+    // That first reason.
+    virtual std::string reason() const = 0;
+    // All ranks meet after a failure, their devices idle, and can exchange again on return. Each of
+    // `largest`, at most kAgreed, becomes the largest of all ranks.  Throws: CommError when a rank
+    // has ended.
+    virtual void meet_again(DeviceContext&, std::span<double> largest) = 0;
     // The rank ends, its device is idle: peers that still wait for it must hear of it. Last call.
     virtual void leave() noexcept = 0;
   };
@@ -85,6 +94,26 @@ class World {
   // host blocks. Collective. Where nothing runs (`virtual`) all ranks count as alike.
   double sum(double value) const;
   double max(double value) const;
+
+  // Ends a failure, so that the ranks can go on in this process. Every rank calls it once it has
+  // caught what a step threw: its own exception, or the CommError that a peer's became here. What
+  // is queued runs or is skipped, the ranks meet, and collectives count from the beginning again.
+  // Memory keeps what was last written to it; a sharded model is mended by `reset`, which calls
+  // this. Returns why the world failed, the same on every rank: the first `cause` that a rank gave,
+  // or else the exception that it was handling.
+  //
+  //   rank 0   ── throws ─ recover ─┐ drop what  ┌ all here ┌── collective 1
+  //   rank 1   ── waits ────────────┘ is queued ─┴──────────┴── collective 1
+  //
+  // Throws: CommError when a rank has ended, and when ranks exchange MPI messages, from which
+  // nothing can wake them; the world is then lost.
+  std::string recover(std::string_view cause = {}) const;
+  // Its halves. From `halt` on nobody waits in this world, here or on peers; on return nothing of
+  // this rank is queued.
+  void halt(std::string_view cause = {}) const;
+  // Each of `largest`, at most kAgreed numbers, becomes the largest of all ranks.
+  std::string resume(std::span<double> largest = {}) const;
+  static constexpr std::size_t kAgreed = 8;
 
  private:
   friend void run_local(int, const WorldOptions&, const std::function<void(World&)>&);

@@ -101,6 +101,9 @@ class Device {
   void block(const Event& event) const;
   // ... until everything submitted to any stream of this device is done.
   void synchronize() const;
+  // Failures that were ended so far. Who keeps what a queued operation makes, a table say, makes it
+  // anew when the number has changed. 0 on meta.
+  std::uint64_t recoveries() const noexcept;
 
   // Everything else about the device, for the layers below the engine.
   DeviceContext& context() const;
@@ -137,6 +140,14 @@ class DeviceContext {
   void wait(StreamId stream, const Event& event);
   void block(const Event& event);
   void synchronize();
+
+  // Ends a failure: sleeps until everything submitted has run or was skipped, drops the exception,
+  // and lets bodies run again.  Requires: the meetings of what is queued are aborted, or all peers
+  // will come to them.
+  void recover();
+  // What the failure that `recover` ended last kept from running, and how many it has ended.
+  const Lost& lost() const { return lost_; }
+  std::uint64_t recoveries() const { return recoveries_; }
 
   const Clock& clock(StreamId stream) const { return clocks_[index(stream)]; }
   const Clock& host_clock() const { return host_; }
@@ -208,6 +219,8 @@ class DeviceContext {
   std::uint64_t records_ = 0;
   std::unique_ptr<Mutator> mutator_;  // null but in tests
   bool failure_told_ = false;         // a blocking call has thrown it
+  Lost lost_;
+  std::uint64_t recoveries_ = 0;
   std::vector<Kept> kept_;
   std::set<std::string> names_;         // nodes, whose addresses stay
   std::unique_ptr<Executor> executor_;  // last: its workers end first

@@ -25,6 +25,12 @@ enum class ExecutorKind : std::uint8_t { threaded, inlined, shuffled, virtual_ }
 // "threaded", "inline", "shuffled", "virtual".
 std::string_view name(ExecutorKind kind);
 
+// What a failure kept from running: on each stream everything from its first on, 0 for nothing.
+struct Lost {
+  Clock first;   // failed or skipped
+  Clock failed;  // in its body, which may have begun to write
+};
+
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -42,6 +48,9 @@ class Executor {
   virtual void wait(StreamId stream, const Event& event) = 0;
   // The host sleeps until `event`.  Throws: what a body threw, once one did.
   virtual void block(const Event& event) = 0;
+  // Forgets the failure, so that bodies run again.
+  // Requires: the host has blocked on everything submitted.
+  virtual Lost recover() { return {}; }
 
   // Seconds that `stream` has spent waiting for events of other streams since the start; negative
   // where it cannot tell.

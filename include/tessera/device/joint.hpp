@@ -21,8 +21,11 @@ namespace tessera {
 // One per world.
 class Meeting {
  public:
-  // Every present and future `meet` throws CommError with `reason`. The first reason wins.
+  // Every `meet`, present and future until `rearm`, throws CommError with `reason`. The first
+  // reason wins.
   void abort(const std::string& reason);
+  // Ranks can meet again.  Requires: nobody is in a `meet`; each Joint has been told as well.
+  void rearm();
   bool aborted() const;
   std::string reason() const;
 
@@ -43,6 +46,8 @@ class Joint {
 
   // Sleeps until all `size` ranks have called it.  Throws: CommError when the meeting is aborted.
   void meet();
+  // Forgets who had come to a meeting that was aborted.  Requires: as Meeting::rearm.
+  void rearm();
 
  private:
   Meeting& meeting_;

@@ -93,6 +93,9 @@ class Pool {
   std::int64_t reserved_bytes() const noexcept { return reserved_; }
   // 0 means no limit. Counted against reserved_bytes().
   void set_limit_bytes(std::int64_t bytes) noexcept { limit_ = bytes; }
+  // Calls of allocate so far. For tests: call number `k` finds no memory, whatever there is.
+  std::uint64_t allocations() const noexcept { return allocations_; }
+  void fail_at(std::uint64_t k) noexcept { fail_at_ = k; }
   // Waits that reuse has cost so far; a steady step fires none.
   std::uint64_t gates_fired() const noexcept { return gates_fired_; }
   // Segments taken from the system so far.
@@ -141,6 +144,7 @@ class Pool {
   Block* spare_ = nullptr;
   std::int64_t reserved_ = 0;
   std::int64_t limit_ = 0;
+  std::uint64_t allocations_ = 0, fail_at_ = 0;
   std::uint64_t gates_fired_ = 0;
   std::uint64_t segments_taken_ = 0;
   bool poisons_ = false;

@@ -22,6 +22,7 @@ class Rotary {
   std::int64_t positions_, head_dim_;
   double theta_;
   std::optional<RopeTables> tables_;
+  std::uint64_t made_after_ = 0;  // so many failures of the device
 };
 
 }  // namespace tessera::nn

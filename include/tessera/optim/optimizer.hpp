@@ -36,10 +36,10 @@ class Optimizer {
   double lr() const noexcept { return lr_; }
   void set_lr(double lr) noexcept { lr_ = lr; }
 
-  // For keeping and restoring: steps taken so far, and the state of each group, in order of first
-  // mention (empty before prepare()).
-  std::int64_t steps() const noexcept { return steps_; }
-  void set_steps(std::int64_t steps) noexcept { steps_ = steps; }
+  // For keeping and restoring: steps taken so far (a reset takes back those that never began), and
+  // the state of each group, in order of first mention (empty before prepare()).
+  std::int64_t steps() const noexcept { return log_->steps; }
+  void set_steps(std::int64_t steps) noexcept { log_->steps = steps; }
   struct GroupState {
     std::shared_ptr<FlatGroup> group;
     std::vector<Tensor> moments;  // f32 [numel] each; what they are says the optimizer
@@ -62,7 +62,7 @@ class Optimizer {
   std::vector<Parameter> parameters_;
   double lr_, weight_decay_;
   int moments_;
-  std::int64_t steps_ = 0;
+  std::shared_ptr<UpdateLog> log_ = std::make_shared<UpdateLog>();
   std::vector<GroupState> states_;
   Tensor scalars_;  // kernels::OptimScalars, on the device
 };

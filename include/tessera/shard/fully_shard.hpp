@@ -15,6 +15,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/comm/mesh.hpp"
@@ -76,6 +77,31 @@ struct ShardCounters {
   std::uint64_t gathers = 0, reductions = 0;
 };
 ShardCounters shard_counters(nn::Module& root);
+
+// What `reset` found, the same on every rank.
+struct ShardReset {
+  std::string cause;  // why the step failed: the first rank that did, and what it threw
+  // Every rank has the parameters and optimizer state of the same update; Optimizer::steps() says
+  // which. False when the step failed while they were updated: then they are to be loaded, and a
+  // step before that is a ContractError on every rank.
+  bool parameters_are_whole = true;
+};
+// After a step that failed, on any rank and anywhere in it: makes the next one possible, in this
+// process. Every rank calls it, outside of the modules, once it has caught what the step threw
+// there: its own exception, or the CommError that a peer's became.
+//
+//   try { step(); }
+//   catch (const std::exception&) {
+//     if (!reset(model).parameters_are_whole) load(checkpoint);
+//   }
+//
+// Does World::recover with `cause`, closes all units of `root`, and drops all their gradients,
+// those of earlier micro-batches too: the step is discarded whole. Kept are parameters and
+// optimizer state as they are. The number of random draws becomes the largest of all ranks; to
+// repeat a step with dropout bit by bit, put back autograd::random_state() from before it. Throws:
+// ContractError for a module that is not the root, or inside of its call; CommError as
+// World::recover.
+ShardReset reset(nn::Module& root, std::string_view cause = {});
 
 // Calls f(name, full tensor f32) for every parameter below `module`, gathered one at a time from
 // the f32 shards, in the same order on every rank. The tensor is valid during the call. Collective.

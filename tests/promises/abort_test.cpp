@@ -1,0 +1,23 @@
+// A rank that gives up just before, inside or just after a collective of a step: its peers wake,
+// all reset, and training goes on in the same process.
+#include <iostream>
+
+#include "tests/promises/traps.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+TEST_CASE("an abort before and after every collective of a step", "[promises][threads]") {
+  std::uint64_t tried = 0;
+  for (const Trap trap : {Trap::launch, Trap::body, Trap::finish})
+    for (const auto executor :
+         {ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled})
+      for (const int ranks : {2, 3})
+        tried += try_all({.ranks = ranks,
+                          .options = {.executor = executor, .schedule_seed = fresh_seed()},
+                          .trap = trap,
+                          .only_collectives = true},
+                         Cell{.reshard = Reshard::always, .micro_batches = 3});
+  std::cout << tried << " aborts around collectives\n";
+  CHECK(tried >= 300 / kStride);
+}

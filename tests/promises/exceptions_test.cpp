@@ -1,0 +1,118 @@
+// An exception anywhere in a step: at every launch, in every body and in the model's own code, on
+// one rank and on all. Nobody hangs, nothing leaks, all ranks hear why, and after a reset the next
+// step gives the bits of an undisturbed run.
+#include <iostream>
+
+#include "tests/promises/traps.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+// A stack of units with a trap in every place that is a user's: in forward inside and between
+// calls, in backward inside of every region, and between the parts of a step.
+class Wired final : public nn::Module {
+ public:
+  explicit Wired(Trapper& trapper) : first(5, 6), second(6, 6), third(6, 3), trapper_(trapper) {
+    register_module("first", first);
+    register_module("second", second);
+    register_module("third", third);
+  }
+  Tensor operator()(const Tensor& x) {
+    return call([&] {
+      Tensor h = wire(x);
+      for (nn::Linear* layer : {&first, &second})
+        h = layer->call([&] { return wire(tanh(linear(wire(h), layer->weight, layer->bias))); });
+      h = autograd::grad_enabled()
+              ? recompute([&](const Tensor& y) { return wire(third(wire(y))); }, h)
+              : third(h);
+      return wire(h);
+    });
+  }
+  Tensor wire(const Tensor& h) {
+    trapper_.hook();
+    return autograd::record("wire", {h}, h.detach(),
+                            [this](const Tensor& g, autograd::Gradients& out) {
+                              trapper_.hook();
+                              out.set(0, g);
+                            });
+  }
+  nn::Linear first, second, third;
+
+ private:
+  Trapper& trapper_;
+};
+
+void with_wired(World& world, Trapper& trapper, const std::function<void(Subject&)>& f) {
+  Wired model(trapper);
+  const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+  for (nn::Linear* layer : {&model.first, &model.second, &model.third})
+    fully_shard(*layer, options);
+  fully_shard(model, options);
+  model.materialize(world.device());
+  nn::init(model, {1});
+  optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
+  Subject subject(world, model, optimizer, trapper, [&](int k) {
+    const Tensor x = rows_of(static_cast<std::uint64_t>(k), world.rank() * 2, 2, 5, world.device());
+    trapper.hook();
+    const Tensor loss = mean_square(model(x));
+    trapper.hook();
+    loss.backward();
+    trapper.hook();
+    optim::clip_grad_norm(model.parameters(), 1.0);
+    trapper.hook();
+    optimizer.step();
+    trapper.hook();
+    optimizer.zero_grad();
+    trapper.hook();
+    return loss.detach();
+  });
+  f(subject);
+}
+
+}  // namespace
+
+TEST_CASE("an exception in the model's own code: a reset, and training goes on",
+          "[promises][threads]") {
+  std::uint64_t tried = 0;
+  for (const auto executor :
+       {ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled})
+    for (const int ranks : {1, 2, 3})
+      tried += try_all({.ranks = ranks,
+                        .options = {.executor = executor, .schedule_seed = fresh_seed()},
+                        .trap = Trap::hook},
+                       with_wired);
+  std::cout << tried << " exceptions in hooks\n";
+  CHECK(tried >= 200 / kStride);
+}
+
+TEST_CASE("an exception at every launch and in every body: a reset, and training goes on",
+          "[promises][threads]") {
+  std::uint64_t tried = 0;
+  for (const Trap trap : {Trap::launch, Trap::body})
+    for (const auto executor :
+         {ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled})
+      for (const int ranks : {1, 2, 3})
+        tried += try_all({.ranks = ranks,
+                          .options = {.executor = executor, .schedule_seed = fresh_seed()},
+                          .trap = trap},
+                         with_wired);
+  std::cout << tried << " exceptions at launches and in bodies of the stack\n";
+  CHECK(tried >= 500 / kStride);
+}
+
+TEST_CASE("an exception at every launch of a language model's step", "[promises][threads]") {
+  std::uint64_t tried = 0;
+  int i = 0;
+  for (const Cell& cell :
+       {Cell{.recomputes = true, .tied = true, .param = bf16},
+        Cell{.reshard = Reshard::always, .keeps_gradients = true, .micro_batches = 3},
+        Cell{.reshard = Reshard::never, .freezes = true}}) {
+    const int ranks = 1 + ++i % 3;
+    for (const Trap trap : {Trap::launch, Trap::body})
+      tried += try_all({.ranks = ranks, .trap = trap, .stride = 3 * kStride}, cell);
+  }
+  std::cout << tried << " exceptions at launches and in bodies of the language model\n";
+  CHECK(tried >= 500 / kStride);
+}

@@ -1,0 +1,326 @@
+// Steps that fail at a place of the test's choice, on one rank or on all, and what a reset makes of
+// them. The places are counted in a dry step first, then each is tried: the step fails, every rank
+// resets, nothing has leaked, and the next step gives the bits of a run that nothing disturbed.
+#pragma once
+
+#include <atomic>
+#include <stdexcept>
+#include <string_view>
+
+#include "tests/promises/support.hpp"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TESSERA_TEST_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define TESSERA_TEST_SANITIZED 1
+#endif
+#endif
+
+namespace tessera::testing {
+
+// Under a sanitizer, about ten times slower, one place in so many is tried.
+#ifdef TESSERA_TEST_SANITIZED
+inline constexpr std::uint64_t kStride = 17;
+#else
+inline constexpr std::uint64_t kStride = 1;
+#endif
+
+enum class Trap : std::uint8_t {
+  none,
+  launch,      // as the host submits an operation
+  body,        // as an operation starts
+  finish,      // when it has run
+  allocation,  // the pool finds no memory
+  hook         // in the model's own code, forward or backward
+};
+inline const char* name(Trap trap) {
+  const char* const names[] = {"no trap", "launch", "body", "finish", "allocation", "hook"};
+  return names[static_cast<int>(trap)];
+}
+
+struct Sprung : std::runtime_error {
+  Sprung() : std::runtime_error("a trap has sprung") {}
+};
+
+// Counts the places of one rank's step, and throws at the one it is armed for.
+class Trapper final : public Observer {
+ public:
+  explicit Trapper(const World& world)
+      : device_(world.device()), pool_(Memory::of(device_).pool()) {
+    device_.context().add_observer(*this);
+  }
+  ~Trapper() override { device_.context().remove_observer(*this); }
+  Trapper(const Trapper&) = delete;
+  Trapper& operator=(const Trapper&) = delete;
+
+  // The k-th place from now on, counted from 1. `only_collectives`: of those among the operations.
+  void arm(Trap trap, std::uint64_t k, bool only_collectives) {
+    trap_ = trap, place_ = k, only_collectives_ = only_collectives;
+    launches_ = hooks_ = 0;
+    target_ = 0;
+    has_updated_ = false;
+    allocations_ = pool_.allocations();
+    pool_.fail_at(trap == Trap::allocation ? allocations_ + k : 0);
+    armed_ = true;
+  }
+  void disarm() {
+    armed_ = false;
+    pool_.fail_at(0);
+    trap_ = Trap::none;
+    allocations_ = pool_.allocations() - allocations_;
+  }
+  // Places since it was armed.
+  std::uint64_t count(Trap trap) const {
+    return trap == Trap::allocation ? allocations_ : trap == Trap::hook ? hooks_ : launches_;
+  }
+  // Whether the body of an update has started since it was armed.
+  bool has_updated() const { return has_updated_; }
+
+  // The model passes one of its places.
+  void hook() {
+    if (armed_ && ++hooks_ == place_ && trap_ == Trap::hook) throw Sprung();
+  }
+  void launched(StreamId stream, Tick tick, const Op& op) override {
+    if (!armed_ || (only_collectives_ && op.cost.wire_bytes == 0)) return;
+    if (++launches_ != place_) return;
+    if (trap_ == Trap::launch) throw Sprung();
+    target_ = key(stream, tick);
+  }
+  void started(StreamId stream, Tick tick, const char* name) override {
+    if (std::string_view(name) == "adamw") has_updated_ = true;
+    if (trap_ == Trap::body && target_ == key(stream, tick)) throw Sprung();
+  }
+  void finished(StreamId stream, Tick tick, const char*) override {
+    if (trap_ == Trap::finish && target_ == key(stream, tick)) throw Sprung();
+  }
+
+ private:
+  static std::uint64_t key(StreamId stream, Tick tick) {
+    return (std::uint64_t{1} << 63) | (static_cast<std::uint64_t>(stream) << 56) | tick;
+  }
+
+  Device device_;
+  Pool& pool_;
+  bool armed_ = false, only_collectives_ = false;
+  std::uint64_t place_ = 0, launches_ = 0, hooks_ = 0, allocations_ = 0;
+  std::atomic<Trap> trap_{Trap::none};
+  std::atomic<std::uint64_t> target_{0};
+  std::atomic<bool> has_updated_{false};
+};
+
+// What one rank says of one trial.
+struct Heard {
+  bool failed = false, is_typed = false, is_whole = false, has_updated = false, is_same = false;
+  std::string what, cause;
+  std::int64_t leaked_bytes = 0, steps = 0;
+};
+
+// One rank's model in training, and its trials. Collective throughout.
+class Subject {
+ public:
+  // `step(k)` is a whole step, and returns this rank's loss; `first` is an optimizer with state.
+  Subject(World& world, nn::Module& model, optim::Optimizer& optimizer, Trapper& trapper,
+          std::function<Tensor(int)> step)
+      : world_(world),
+        model_(model),
+        optimizer_(optimizer),
+        trapper_(trapper),
+        step_(std::move(step)) {
+    one_step(0);
+    states_.push_back(state());
+    for (const int k : {1, 2}) {
+      losses_.push_back(one_step(k));
+      states_.push_back(state());
+    }
+    restore(states_[0]);
+  }
+
+  // The places of step 1.
+  std::uint64_t count(Trap trap, bool only_collectives = false) {
+    trapper_.arm(Trap::none, 0, only_collectives);
+    one_step(1);
+    trapper_.disarm();
+    restore(states_[0]);
+    return trapper_.count(trap);
+  }
+
+  // Step 1 with a trap on this rank where `is_mine`; then a reset, and the step after it.
+  Heard try_at(Trap trap, std::uint64_t place, bool is_mine, bool only_collectives = false) {
+    Heard heard;
+    world_.barrier();
+    optimizer_.zero_grad();
+    const std::int64_t live_bytes = ledger().live_bytes();
+    trapper_.arm(is_mine ? trap : Trap::none, place, only_collectives);
+    try {
+      one_step(1);
+      trapper_.disarm();
+      world_.barrier();  // a rank that has failed since its last collective is heard of here
+    } catch (const std::exception& error) {
+      trapper_.disarm();
+      heard.failed = true;
+      heard.what = error.what();
+      heard.is_typed = dynamic_cast<const Error*>(&error) || dynamic_cast<const Sprung*>(&error);
+      const ShardReset reset = tessera::reset(model_);
+      heard.cause = reset.cause;
+      heard.is_whole = reset.parameters_are_whole;
+    }
+    heard.has_updated = trapper_.has_updated();
+    heard.leaked_bytes = ledger().live_bytes() - live_bytes;
+    if (heard.failed && !heard.is_whole) restore(states_[0]);
+    heard.steps = optimizer_.steps();
+    if (heard.failed) heard.is_same = next_is_same();
+    restore(states_[0]);
+    return heard;
+  }
+
+ private:
+  struct State {
+    std::vector<std::vector<float>> arrays;  // values and moments of each group
+    std::int64_t steps = 0;
+
+    bool operator==(const State& other) const {
+      if (arrays.size() != other.arrays.size() || steps != other.steps) return false;
+      for (std::size_t i = 0; i < arrays.size(); ++i)
+        if (!same_bits(arrays[i], other.arrays[i])) return false;
+      return true;
+    }
+  };
+
+  Ledger& ledger() const { return Memory::of(world_.device()).ledger(); }
+
+  double one_step(int k) { return world_.sum(step_(k).item()); }
+
+  // From the parameters that the reset has kept: those before step 1 or after it.
+  bool next_is_same() {
+    const auto done = static_cast<std::size_t>(optimizer_.steps() - states_[0].steps);
+    if (done > 1 || !(state() == states_[done])) return false;
+    const double loss = one_step(static_cast<int>(done) + 1);
+    return loss == losses_[done] && state() == states_[done + 1];
+  }
+
+  std::vector<Tensor> arrays() const {
+    std::vector<Tensor> all;
+    for (const auto& state : optimizer_.states()) {
+      all.push_back(state.group->values);
+      all.insert(all.end(), state.moments.begin(), state.moments.end());
+    }
+    return all;
+  }
+  State state() const {
+    State state{{}, optimizer_.steps()};
+    for (const Tensor& array : arrays()) state.arrays.push_back(array.to_vector<float>());
+    return state;
+  }
+  void restore(const State& state) {
+    std::size_t i = 0;
+    for (const Tensor& array : arrays()) {
+      const std::vector<float>& values = state.arrays[i++];
+      if (!values.empty())
+        raw::copy_into(array, Tensor::from(values, array.shape(), world_.device()));
+    }
+    for (const auto& s : optimizer_.states()) s.group->mark_updated();
+    optimizer_.set_steps(state.steps);
+    world_.device().synchronize();
+  }
+
+  World& world_;
+  nn::Module& model_;
+  optim::Optimizer& optimizer_;
+  Trapper& trapper_;
+  std::function<Tensor(int)> step_;
+  std::vector<State> states_;  // before steps 1 and 2, and after
+  std::vector<double> losses_;
+};
+
+// What is wrong with a trial, by what its ranks have heard; empty for nothing. `trapped` is the
+// rank with the trap, -1 for all.
+inline std::string complaint(const std::vector<Heard>& ranks, int trapped, const char* cause) {
+  const bool any_updated =
+      std::any_of(ranks.begin(), ranks.end(), [](const Heard& h) { return h.has_updated; });
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const Heard& h = ranks[r];
+    const auto says = [&](const auto&... parts) { return concat("rank ", r, ' ', parts...); };
+    const auto names = [&](const std::string& text) {
+      return text.find(cause) != std::string::npos &&
+             (trapped < 0 || text.find(concat("rank ", trapped)) != std::string::npos);
+    };
+    if (!h.failed) return says("has not failed");
+    if (!h.is_typed) return says("got an exception of no type of ours: ", h.what);
+    if (h.what.find(cause) == std::string::npos) return says("does not hear the cause: ", h.what);
+    if (trapped >= 0 && static_cast<int>(r) != trapped && !names(h.what))
+      return says("does not hear who has failed: ", h.what);
+    if (!names(h.cause) || h.cause != ranks[0].cause) return says("has another cause: ", h.cause);
+    if (h.leaked_bytes != 0) return says("has ", h.leaked_bytes, " bytes more than before");
+    if (h.is_whole != ranks[0].is_whole) return says("alone has whole parameters, or has not");
+    if (!h.is_whole && !any_updated) return says("has no whole parameters, but nothing wrote them");
+    if (h.steps != ranks[0].steps) return says("is at another step");
+    if (!h.is_same) return says("has other bits after the reset");
+  }
+  return "";
+}
+
+// All places of `trap` in a step, with a trap on each rank in turn and then on all.
+// `make` gives f(subject, trapper) a model; returns the places that were tried.
+struct Trials {
+  int ranks = 1;
+  WorldOptions options{.threads = 1};
+  Trap trap = Trap::launch;
+  bool only_collectives = false;
+  std::uint64_t stride = kStride;
+};
+using WithSubject = std::function<void(World&, Trapper&, const std::function<void(Subject&)>&)>;
+
+inline std::uint64_t try_all(const Trials& trials, const WithSubject& with_subject) {
+  struct Trial {
+    int trapped;
+    std::uint64_t place;
+  };
+  std::vector<std::vector<Heard>> heard(static_cast<std::size_t>(trials.ranks));
+  std::vector<Trial> done;
+  run_local(trials.ranks, trials.options, [&](World& world) {
+    Trapper trapper(world);
+    with_subject(world, trapper, [&](Subject& subject) {
+      const std::uint64_t places = subject.count(trials.trap, trials.only_collectives);
+      // Ranks differ by a few where shards are empty.
+      const auto last = static_cast<std::uint64_t>(-world.max(-static_cast<double>(places)));
+      for (std::uint64_t k = 1; k <= last; k += trials.stride) {
+        const int n = trials.ranks;
+        const int turn = static_cast<int>(k / trials.stride % static_cast<std::uint64_t>(n));
+        for (const int trapped : {turn, -1}) {
+          if (n == 1 && trapped < 0) continue;
+          const bool is_mine = trapped < 0 || trapped == world.rank();
+          heard[static_cast<std::size_t>(world.rank())].push_back(
+              subject.try_at(trials.trap, k, is_mine, trials.only_collectives));
+          if (world.rank() == 0) done.push_back({trapped, k});
+        }
+      }
+    });
+  });
+  const char* const cause = trials.trap == Trap::allocation ? "allocate: no " : "a trap has sprung";
+  std::uint64_t whole = 0;
+  for (std::size_t t = 0; t < done.size(); ++t) {
+    std::vector<Heard> ranks;
+    for (const auto& of_rank : heard) ranks.push_back(of_rank[t]);
+    whole += ranks[0].is_whole;
+    INFO(trials.ranks << " ranks on " << name(trials.options.executor) << ", " << name(trials.trap)
+                      << ' ' << done[t].place << ", trap on rank " << done[t].trapped
+                      << " (-1: all)");
+    CHECK(complaint(ranks, done[t].trapped, cause) == "");
+  }
+  CHECK(whole > 0);
+  return done.size();
+}
+
+// The same with a tiny Llama.
+inline std::uint64_t try_all(const Trials& trials, const Cell& cell) {
+  return try_all(trials,
+                 [&](World& world, Trapper& trapper, const std::function<void(Subject&)>& f) {
+                   Trainee trainee(world, cell, 5);
+                   Subject subject(world, trainee.model(), trainee.optimizer(), trapper,
+                                   [&](int k) { return trainee.step(k).loss; });
+                   f(subject);
+                 });
+}
+
+}  // namespace tessera::testing
