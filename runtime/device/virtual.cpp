@@ -60,6 +60,7 @@ class VirtualExecutor final : public Executor {
     for (std::size_t i = 0; i < kMaxStreams; ++i) lines_[i].forget(event.clock.ticks[i]);
     runner_.failure().rethrow();
   }
+  Lost recover() override { return runner_.recover(); }
 
   double waited_seconds(StreamId stream) const override { return lines_[index(stream)].waited; }
   double seconds(StreamId stream) const override { return lines_[index(stream)].now; }
