@@ -1,0 +1,39 @@
+// Replaces operator new and delete by ones that count. The twin no_counted_new.cpp is for
+// sanitizers, which bring their own.
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+#include "tests/promises/allocations.hpp"
+
+namespace {
+
+std::atomic<std::int64_t> made{0}, freed{0};
+
+void* allocate(std::size_t bytes, std::size_t alignment) {
+  const std::size_t whole = (bytes + alignment - 1) / alignment * alignment;
+  void* const p = std::aligned_alloc(alignment, whole == 0 ? alignment : whole);
+  if (!p) throw std::bad_alloc();
+  made.fetch_add(1, std::memory_order_relaxed);
+  return p;
+}
+void release(void* p) noexcept {
+  if (p) freed.fetch_add(1, std::memory_order_relaxed);
+  std::free(p);
+}
+
+}  // namespace
+
+tessera::testing::Allocations tessera::testing::allocations() {
+  return {made.load(), freed.load()};
+}
+
+void* operator new(std::size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return allocate(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* p) noexcept { release(p); }
+void operator delete(void* p, std::size_t) noexcept { release(p); }
+void operator delete(void* p, std::align_val_t) noexcept { release(p); }
+void operator delete(void* p, std::size_t, std::align_val_t) noexcept { release(p); }

@@ -1,0 +1,149 @@
+// Memory over many steps and at any speed: the plan holds on slow hosts, slow kernels and slow
+// wires, nothing grows, and what one unit at a time needs does not depend on how many there are.
+#include <chrono>
+#include <set>
+#include <thread>
+
+#include "tests/promises/allocations.hpp"
+#include "tests/promises/memory.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+// Sleeps before every operation of some streams, on their worker, or on the host when it submits.
+class Slow final : public Observer {
+ public:
+  enum class What : std::uint8_t { host, compute, wire };
+  Slow(DeviceContext& context, What what) : context_(context), what_(what) {
+    context_.add_observer(*this);
+  }
+  ~Slow() override { context_.remove_observer(*this); }
+
+  void launched(StreamId, Tick, const Op&) override {
+    if (what_ == What::host) rest();
+  }
+  void started(StreamId stream, Tick, const char*) override {
+    const bool computes = stream == StreamId::compute;
+    if (what_ == What::compute ? computes : what_ == What::wire && !computes) rest();
+  }
+
+ private:
+  static void rest() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+  DeviceContext& context_;
+  What what_;
+};
+
+// All that could grow, after a step.
+struct Held {
+  std::int64_t live, reserved, peak;
+  std::uint64_t segments, gates;
+  bool operator==(const Held&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Held& h) {
+  return out << "live " << h.live << ", reserved " << h.reserved << ", peak " << h.peak
+             << ", segments " << h.segments << ", gates " << h.gates;
+}
+Held held_after_step(Trainee& trainee, const World& world, int k) {
+  Memory& memory = trainee.memory();
+  memory.ledger().reset_peak();
+  trainee.step(k);
+  world.device().synchronize();
+  return {memory.ledger().live_bytes(), memory.reserved_bytes(), memory.ledger().peak_bytes(),
+          memory.pool().segments_taken(), memory.pool().gates_fired()};
+}
+
+std::int64_t at_peak(const Steps& steps, const std::set<std::string>& owners) {
+  std::int64_t bytes = 0;
+  for (const auto& [owner, held] : steps.owners.back())
+    if (owners.contains(owner)) bytes += held;
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("neither a slow host nor slow kernels nor a slow wire changes a byte of the plan",
+          "[promises][threads]") {
+  const std::vector<Cell> some = {{},
+                                  {.reshard = Reshard::never, .recomputes = true},
+                                  {.tied = true, .micro_batches = 3},
+                                  {.recomputes = true, .tied = true, .param = bf16},
+                                  {.layers = 4, .prefetch_depth = 3, .reductions_in_flight = 2}};
+  const auto what = GENERATE(Slow::What::host, Slow::What::compute, Slow::What::wire);
+  for (const Cell& cell : some)
+    for (const int ranks : {2, 3}) {
+      INFO(cell << ", " << ranks << " ranks, slow " << static_cast<int>(what));
+      const auto measured = on_ranks(ranks, [&](World& world) {
+        const Slow slow(world.device().context(), what);
+        const Steps steps = measure(world, cell);
+        world.device().synchronize();
+        return steps;
+      });
+      for (int rank = 0; rank < ranks; ++rank) {
+        const World plan = World::emulated(rank, ranks, {.executor = ExecutorKind::virtual_});
+        CHECK(measure(plan, cell) == measured[static_cast<std::size_t>(rank)]);
+      }
+    }
+}
+
+TEST_CASE("nothing grows over 2,000 steps", "[promises]") {
+  constexpr int kEarly = 10;
+  const Cell other{.recomputes = true, .micro_batches = 3, .param = bf16};
+  const auto [cell, last] = GENERATE_COPY(std::pair(Cell{}, 2000), std::pair(other, 200));
+  INFO(cell);
+  const auto grown = on_ranks(2, [cell = cell, last = last](World& world) {
+    Trainee trainee(world, cell, 5);
+    std::pair<Held, Held> held;
+    for (int k = 1; k <= last; ++k) {
+      const Held now = held_after_step(trainee, world, k);
+      if (k == kEarly) held.first = now;
+      held.second = now;
+    }
+    return held;
+  });
+  for (const auto& [early, late] : grown) {
+    CHECK(early == late);
+    CHECK(late.peak > late.live);
+  }
+}
+
+// One rank that runs every body where it is submitted: what the heap holds is then a function of
+// the program. Where sanitizers own the heap nothing is counted and all counts are 0.
+TEST_CASE("the heap does not grow over 2,000 steps, and steady steps ask it for the same",
+          "[promises]") {
+  const World world = World::emulated(0, 2, {.executor = ExecutorKind::inlined, .threads = 1});
+  Trainee trainee(world, {}, 5);
+  struct {
+    std::int64_t live, asked;
+  } early{}, late{};
+  std::int64_t before = 0;
+  for (int k = 1; k <= 2000; ++k) {
+    before = allocations().made;
+    trainee.step(k);
+    world.device().synchronize();
+    late = {allocations().made - allocations().freed, allocations().made - before};
+    if (k == 10) early = late;
+  }
+  INFO("a steady step asks the heap " << late.asked << " times");
+  CHECK(early.live == late.live);
+  CHECK(early.asked == late.asked);
+}
+
+TEST_CASE("what computing one unit after another needs does not depend on depth", "[promises]") {
+  const auto what = GENERATE(Reshard::automatic, Reshard::always);
+  const bool recomputes = GENERATE(false, true);
+  const auto plan = [&](std::int64_t layers) {
+    const World world = World::emulated(1, 3, {.executor = ExecutorKind::virtual_});
+    return measure(world, {.reshard = what, .recomputes = recomputes, .layers = layers});
+  };
+  const Steps two = plan(2), five = plan(5), eight = plan(8);
+  INFO(two << five << eight);
+  // Gathered parameters, gradients on the wire, the batch.
+  const std::set<std::string> working = {"gather slots", "gradient slots", "staging", "batch",
+                                         "host staging"};
+  CHECK(at_peak(two, working) == at_peak(eight, working));
+  CHECK(at_peak(two, working) > 0);
+  // The rest is what a layer adds: its state, and what its forward keeps.
+  CHECK(eight.peaks.back() - five.peaks.back() == five.peaks.back() - two.peaks.back());
+}
