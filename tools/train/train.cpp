@@ -63,6 +63,9 @@ int dry_run(const Config& config, int ranks) {
         mebibytes(plan.first_step_bytes).c_str(), static_cast<long long>(plan.steady_step_bytes),
         mebibytes(plan.steady_step_bytes).c_str(), static_cast<long long>(plan.reserved_bytes),
         mebibytes(plan.reserved_bytes).c_str());
+    std::printf("in evaluation: %lld bytes at the peak; in a save: %lld bytes\n",
+                static_cast<long long>(plan.evaluation_bytes),
+                static_cast<long long>(plan.save_bytes));
     std::printf("%s\n", plan.ledger.c_str());
   }
   if (traces) traces->write();
@@ -129,7 +132,8 @@ class Run {
     if (speaks_ && config_.training.steps > 0) describe(model);
     const bool stopped = train();
     if (speaks_ && steps_done_ > 0) report_memory();
-    if (!config_.flags.save.empty()) save_weights(model, world_, config_.flags.save);
+    if (evaluation_peak_ > 0) report_phase("evaluation", plan_.evaluation_bytes, evaluation_peak_);
+    if (!config_.flags.save.empty()) save(model);
     if (!stopped && !config_.flags.sample.empty()) sample(model);
     return stopped && requested_signal() != 0 ? 128 + requested_signal() : stopped ? 128 + 15 : 0;
   }
@@ -202,12 +206,31 @@ class Run {
 
   void validate_model(std::int64_t step) {
     if (!inputs_.loader || inputs_.loader->heldout_samples() == 0) return;
+    trainer_->memory().ledger().reset_peak();
     const double loss = trainer_->heldout_loss(
         inputs_.loader->heldout_samples(),
         [&](std::int64_t first, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
           inputs_.loader->heldout(first, inputs, targets);
         });
     if (speaks_) console_->validation(step, loss);
+    evaluation_peak_ = std::max(evaluation_peak_, trainer_->memory().ledger().peak_bytes());
+  }
+
+  void save(nn::LanguageModel& model) {
+    trainer_->memory().ledger().reset_peak();
+    save_weights(model, world_, config_.flags.save);
+    if (steps_done_ > 0)
+      report_phase("the save", plan_.save_bytes, trainer_->memory().ledger().peak_bytes());
+  }
+
+  // Collective.
+  void report_phase(const char* phase, std::int64_t planned_bytes, std::int64_t peak_bytes) {
+    const double planned = world_.max(static_cast<double>(planned_bytes)),
+                 used = world_.max(static_cast<double>(peak_bytes));
+    if (!speaks_) return;
+    console_->line(concat("memory a rank in ", phase, ": planned peak ",
+                          static_cast<std::int64_t>(planned), " bytes, used ",
+                          static_cast<std::int64_t>(used), " bytes"));
   }
 
   void report_memory() {
@@ -240,7 +263,7 @@ class Run {
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Console> console_;
   std::int64_t steps_done_ = 0;
-  std::int64_t peak_ = 0;
+  std::int64_t peak_ = 0, evaluation_peak_ = 0;
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/schedule.hpp"
 #include "tessera/optim/sgd.hpp"
+#include "tools/train/weights.hpp"
 
 namespace tessera::train {
 namespace {
@@ -199,7 +200,7 @@ double Trainer::heldout_loss(std::int64_t count, const FillSamples& fill) {
     const Tensor loss =
         model_->loss(Tensor::from(std::span<const std::int32_t>(inputs), shape, device),
                      Tensor::from(std::span<const std::int32_t>(targets), shape, device));
-    sum += loss.item() * static_cast<double>(rows);
+    sum += loss.item(0.0) * static_cast<double>(rows);  // nothing runs in a plan
   }
   model_->train();
   return world_.sum(sum) / static_cast<double>(count);
@@ -229,8 +230,16 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
       trace.during(1, [&] { return trainer.step(1, nothing, false); }).peak_bytes;
   trace.finish();
   plan.reserved_bytes = trainer.memory().reserved_bytes();
-  plan.ledger = trainer.memory().ledger().table();
+  Ledger& ledger = trainer.memory().ledger();
+  plan.ledger = ledger.table();
   plan.shard = shard_plan(trainer.model());
+  ledger.reset_peak();
+  trainer.heldout_loss(split_batch(config, ranks).local * ranks,
+                       [](std::int64_t, std::span<std::int32_t>, std::span<std::int32_t>) {});
+  plan.evaluation_bytes = ledger.peak_bytes();
+  ledger.reset_peak();
+  for_each_saved_tensor(trainer.model(), world, [](const std::string&, const Tensor&) {});
+  plan.save_bytes = ledger.peak_bytes();
   return plan;
 }
 

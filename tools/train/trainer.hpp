@@ -74,6 +74,8 @@ struct MemoryPlan {
   std::int64_t first_step_bytes = 0;   // the peak of step 1
   std::int64_t steady_step_bytes = 0;  // of every later step
   std::int64_t reserved_bytes = 0;     // pool and arena after them
+  std::int64_t evaluation_bytes = 0;   // the peak on held-out samples, a full batch a rank or more
+  std::int64_t save_bytes = 0;         // ... of writing the weights
   std::string ledger;                  // owners at the steady peak
   ShardPlan shard;
 };

@@ -52,6 +52,14 @@ std::string text_of(const std::vector<std::int64_t>& shape) {
 
 }  // namespace
 
+void for_each_saved_tensor(nn::LanguageModel& model, const World& world,
+                           const std::function<void(const std::string&, const Tensor&)>& f) {
+  for_each_full_parameter(model, world, [&](const std::string& name, const Tensor& full) {
+    if (world.rank() != 0) return;
+    f(name, model.saves_transposed(name) ? raw::contiguous(raw::transpose(full, 0, 1)) : full);
+  });
+}
+
 void save_weights(nn::LanguageModel& model, const World& world, const std::string& path) {
   std::unique_ptr<checkpoint::SafetensorsWriter> writer;
   if (world.rank() == 0) {
@@ -62,11 +70,8 @@ void save_weights(nn::LanguageModel& model, const World& world, const std::strin
     writer = std::make_unique<checkpoint::SafetensorsWriter>(
         path, std::move(entries), std::map<std::string, std::string>{{"format", "pt"}});
   }
-  for_each_full_parameter(model, world, [&](const std::string& name, const Tensor& full) {
-    if (!writer) return;
-    const Tensor oriented =
-        model.saves_transposed(name) ? raw::contiguous(raw::transpose(full, 0, 1)) : full;
-    const std::vector<float> values = oriented.to_vector<float>();
+  for_each_saved_tensor(model, world, [&](const std::string& name, const Tensor& full) {
+    const std::vector<float> values = full.to_vector<float>();
     writer->write(name, std::as_bytes(std::span(values)));
   });
   if (writer) writer->commit();

@@ -2,12 +2,19 @@
 // checkpoints are another format.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "tessera/comm/world.hpp"
 #include "tessera/nn/language_model.hpp"
 
 namespace tessera::train {
+
+// Calls f(name, full tensor f32 as the file has it) on rank 0 for every parameter. The tensor is
+// valid during the call. Collective.
+void for_each_saved_tensor(
+    nn::LanguageModel& model, const World& world,
+    const std::function<void(const std::string& name, const Tensor& full)>& f);
 
 // Rank 0 writes; the others send their shards. Collective.
 // Throws: DataError if the file cannot be written.

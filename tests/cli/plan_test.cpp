@@ -1,0 +1,93 @@
+// The plan that one process prints is what another one uses, to the byte: in the first step, in
+// every later one, in evaluation and in a save, for every option that tessera-train has.
+#include <algorithm>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "tests/cli/program.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace tessera::test;
+
+namespace {
+
+// The largest rank's bytes.
+struct Memory {
+  std::int64_t first = 0, steady = 0, reserved = 0, evaluation = 0, save = 0;
+  bool operator==(const Memory&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Memory& m) {
+  return out << "first step " << m.first << ", later " << m.steady << ", reserved " << m.reserved
+             << ", evaluation " << m.evaluation << ", save " << m.save;
+}
+
+// The numbers that `pattern` captures, of each match in turn.
+std::vector<std::vector<std::int64_t>> numbers(const std::string& text, const char* pattern) {
+  const std::regex regex(pattern);
+  std::vector<std::vector<std::int64_t>> out;
+  for (std::sregex_iterator i(text.begin(), text.end(), regex), end; i != end; ++i) {
+    std::vector<std::int64_t>& row = out.emplace_back();
+    for (std::size_t k = 1; k < i->size(); ++k) row.push_back(std::stoll((*i)[k]));
+  }
+  return out;
+}
+
+Memory planned(const std::string& out) {
+  Memory m;
+  const auto steps = numbers(
+      out, R"(planned peak (\d+) bytes .* in step 1, (\d+) bytes .*, reserved (\d+) bytes)");
+  const auto phases = numbers(out, R"(in evaluation: (\d+) .*; in a save: (\d+) )");
+  REQUIRE(!steps.empty());
+  REQUIRE(steps.size() == phases.size());
+  for (std::size_t i = 0; i < steps.size(); ++i)
+    m = {std::max(m.first, steps[i][0]), std::max(m.steady, steps[i][1]),
+         std::max(m.reserved, steps[i][2]), std::max(m.evaluation, phases[i][0]),
+         std::max(m.save, phases[i][1])};
+  return m;
+}
+
+Memory used(const std::string& jsonl, const std::string& out) {
+  const auto steps =
+      numbers(jsonl, R"("memory_peak_bytes": (\d+).*"memory_reserved_bytes": (\d+))");
+  const auto evaluation = numbers(out, R"(in evaluation: planned peak \d+ bytes, used (\d+) )");
+  const auto save = numbers(out, R"(in the save: planned peak \d+ bytes, used (\d+) )");
+  REQUIRE(steps.size() == 3);
+  REQUIRE(evaluation.size() == 1);
+  REQUIRE(save.size() == 1);
+  CHECK(steps[1] == steps[2]);
+  return {steps[0][0], steps[1][0], steps[1][1], evaluation[0][0], save[0][0]};
+}
+
+}  // namespace
+
+TEST_CASE("a run uses what --dry-run said in a process of its own, in every phase") {
+  const std::string options = GENERATE(
+      "", "--parallelism.fsdp_reshard_after_forward=always",
+      "--parallelism.fsdp_reshard_after_forward=never", "--activation_checkpoint.mode=full",
+      "--training.local_batch_size=1", "--training.mixed_precision_param=bfloat16",
+      "--model.tie_embeddings=true", "--optimizer.name=SGD --optimizer.momentum=0.9",
+      "--model.name=gpt2 --model.dropout=0.1",
+      "--model.name=gpt2 --activation_checkpoint.mode=full --training.local_batch_size=1 "
+      "--training.mixed_precision_param=bfloat16 --parallelism.fsdp_reshard_after_forward=never");
+  const int ranks = GENERATE(1, 2, 3, 4);  // 3 divides neither the vocabulary nor the widths
+  TemporaryFolder folder;
+  std::string text;
+  while (text.size() < 6000) text += "and there was light. ";
+  folder.write("book.txt", text);
+  const std::string command =
+      "tessera-train --model.dim=16 --model.n_layers=3 --model.n_heads=2 --training.seq_len=16 "
+      "--training.global_batch_size=12 --training.steps=3 --data.path=book.txt --data.heldout=0.2 "
+      "--metrics.jsonl=out.jsonl --save=a.safetensors --ranks " +
+      std::to_string(ranks) + " " + options;
+  INFO(command);
+  const Outcome plan = run_command(command + " --dry-run", folder.path().string());
+  const Outcome run = run_command(command, folder.path().string());
+  INFO(plan.err << run.err);
+  REQUIRE(plan.exit_code == 0);
+  REQUIRE(run.exit_code == 0);
+  const Memory expected = planned(plan.out), found = used(folder.read("out.jsonl"), run.out);
+  CHECK(found == expected);
+  CHECK(expected.save > 0);
+}
