@@ -60,6 +60,15 @@ void SlotRing::tell(MemoryEvent::Kind kind, int number, std::int64_t bytes, Stre
                   .stream = stream});
 }
 
+void SlotRing::restart() {
+  TESSERA_EXPECT(taken_ == 0, "SlotRing::restart: ", taken_, " slots are taken");
+  for (Entry& entry : entries_) {
+    entry.last_use.clear();
+    entry.returned = 0;
+  }
+  returns_ = 0;
+}
+
 void SlotRing::give_back(const Slot& slot) {
   Entry& entry = entries_.at(static_cast<std::size_t>(slot.number));
   TESSERA_EXPECT(entry.booked != 0, "SlotRing::give_back: slot ", slot.number, " is not taken");

@@ -207,10 +207,11 @@ void Context::recover() noexcept {
   if (reduced_.tick > 0) device().compute().wait(reduced_);
 }
 
-void Context::reset() noexcept {
+void Context::reset() {
   recover();
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock()) unit->reset();
+  for (const auto& ring : rings_) ring->restart();
 }
 
 ShardPlan Context::plan() const {

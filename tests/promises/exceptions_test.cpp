@@ -116,3 +116,49 @@ TEST_CASE("an exception at every launch of a language model's step", "[promises]
   std::cout << tried << " exceptions at launches and in bodies of the language model\n";
   CHECK(tried >= 500 / kStride);
 }
+
+TEST_CASE("an exception in the first step, before anything of it exists", "[promises][threads]") {
+  const auto train = [](World& world, std::uint64_t place) {
+    nn::Llama model(llama_config({}));
+    for (nn::Module* part : model.parts()) fully_shard(*part, {.mesh = DeviceMesh::flat(world)});
+    fully_shard(model, {.mesh = DeviceMesh::flat(world)});
+    model.materialize(world.device());
+    nn::init(model, {1});
+    auto optimizer = std::make_unique<optim::AdamW>(model.parameters());
+    const auto step = [&] {
+      const auto id = static_cast<std::int32_t>(world.rank());
+      const Tensor tokens = Tensor::from(std::vector{id, 1, 2, 3}, {1, 4}, world.device());
+      const Tensor loss = model.loss(tokens, tokens);
+      loss.backward();
+      optimizer->step();
+      optimizer->zero_grad();
+      return world.sum(loss.item());
+    };
+    Trapper& trapper = Trapper::on(world);
+    std::vector<double> losses;
+    for (int attempt = 0; attempt < 2 && losses.empty(); ++attempt) {
+      if (attempt == 0 && place > 0) {
+        const bool is_mine = static_cast<int>(place) % world.size() == world.rank();
+        const Trap trap = place % 2 ? Trap::launch : Trap::body;
+        trapper.arm(is_mine ? trap : Trap::none, 1 + place / 2, false);
+      }
+      try {
+        const double first = step();
+        trapper.disarm();
+        world.barrier();
+        losses = {first, step(), step()};
+      } catch (const std::exception&) {
+        trapper.disarm();
+        if (reset(model).parameters_are_whole) continue;
+        nn::init(model, {1});
+        optimizer = std::make_unique<optim::AdamW>(model.parameters());
+      }
+    }
+    return losses;
+  };
+  const auto undisturbed = on_ranks(3, [&](World& world) { return train(world, 0); });
+  for (std::uint64_t place = 1; place < 400; place += 3 * kStride) {
+    INFO("place " << place);
+    CHECK(on_ranks(3, [&](World& world) { return train(world, place); }) == undisturbed);
+  }
+}

@@ -46,13 +46,13 @@ struct Sprung : std::runtime_error {
 // Counts the places of one rank's step, and throws at the one it is armed for.
 class Trapper final : public Observer {
  public:
-  explicit Trapper(const World& world)
-      : device_(world.device()), pool_(Memory::of(device_).pool()) {
-    device_.context().add_observer(*this);
+  // Stays with the world's device, whose streams may be at work when a test has failed.
+  static Trapper& on(const World& world) {
+    auto trapper = std::make_shared<Trapper>(Memory::of(world.device()).pool());
+    world.device().context().add_observer(trapper);
+    return *trapper;
   }
-  ~Trapper() override { device_.context().remove_observer(*this); }
-  Trapper(const Trapper&) = delete;
-  Trapper& operator=(const Trapper&) = delete;
+  explicit Trapper(Pool& pool) : pool_(pool) {}
 
   // The k-th place from now on, counted from 1. `only_collectives`: of those among the operations.
   void arm(Trap trap, std::uint64_t k, bool only_collectives) {
@@ -100,7 +100,6 @@ class Trapper final : public Observer {
     return (std::uint64_t{1} << 63) | (static_cast<std::uint64_t>(stream) << 56) | tick;
   }
 
-  Device device_;
   Pool& pool_;
   bool armed_ = false, only_collectives_ = false;
   std::uint64_t place_ = 0, launches_ = 0, hooks_ = 0, allocations_ = 0;
@@ -233,31 +232,42 @@ class Subject {
   std::vector<double> losses_;
 };
 
-// What is wrong with a trial, by what its ranks have heard; empty for nothing. `trapped` is the
-// rank with the trap, -1 for all.
+// What is wrong with a trial as `rank` has heard it; empty for nothing. `trapped` is the rank with
+// the trap, -1 for all; `any_updated`: on some rank an update has begun.
+inline std::string complaint(const Heard& h, int rank, int trapped, const char* cause,
+                             bool any_updated) {
+  const auto says = [&](const auto&... parts) { return concat("rank ", rank, ' ', parts...); };
+  const auto names = [&](const std::string& text) {
+    return text.find(cause) != std::string::npos &&
+           (trapped < 0 || text.find(concat("rank ", trapped)) != std::string::npos);
+  };
+  if (!h.failed) return says("has not failed");
+  if (!h.is_typed) return says("got an exception of no type of ours: ", h.what);
+  if (h.what.find(cause) == std::string::npos) return says("does not hear the cause: ", h.what);
+  if (trapped >= 0 && rank != trapped && !names(h.what))
+    return says("does not hear who has failed: ", h.what);
+  if (!names(h.cause)) return says("has another cause: ", h.cause);
+  if (h.leaked_bytes != 0) return says("has ", h.leaked_bytes, " bytes more than before");
+  if (!h.is_whole && !any_updated) return says("has no whole parameters, but nothing wrote them");
+  if (!h.is_same) return says("has other bits after the reset");
+  return "";
+}
+// As all ranks have.
 inline std::string complaint(const std::vector<Heard>& ranks, int trapped, const char* cause) {
   const bool any_updated =
       std::any_of(ranks.begin(), ranks.end(), [](const Heard& h) { return h.has_updated; });
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     const Heard& h = ranks[r];
-    const auto says = [&](const auto&... parts) { return concat("rank ", r, ' ', parts...); };
-    const auto names = [&](const std::string& text) {
-      return text.find(cause) != std::string::npos &&
-             (trapped < 0 || text.find(concat("rank ", trapped)) != std::string::npos);
-    };
-    if (!h.failed) return says("has not failed");
-    if (!h.is_typed) return says("got an exception of no type of ours: ", h.what);
-    if (h.what.find(cause) == std::string::npos) return says("does not hear the cause: ", h.what);
-    if (trapped >= 0 && static_cast<int>(r) != trapped && !names(h.what))
-      return says("does not hear who has failed: ", h.what);
-    if (!names(h.cause) || h.cause != ranks[0].cause) return says("has another cause: ", h.cause);
-    if (h.leaked_bytes != 0) return says("has ", h.leaked_bytes, " bytes more than before");
-    if (h.is_whole != ranks[0].is_whole) return says("alone has whole parameters, or has not");
-    if (!h.is_whole && !any_updated) return says("has no whole parameters, but nothing wrote them");
-    if (h.steps != ranks[0].steps) return says("is at another step");
-    if (!h.is_same) return says("has other bits after the reset");
+    if (const auto text = complaint(h, static_cast<int>(r), trapped, cause, any_updated);
+        !text.empty())
+      return text;
+    if (h.cause != ranks[0].cause || h.is_whole != ranks[0].is_whole || h.steps != ranks[0].steps)
+      return concat("ranks 0 and ", r, " do not agree: ", h.cause, " and ", ranks[0].cause);
   }
   return "";
+}
+inline const char* cause_of(Trap trap) {
+  return trap == Trap::allocation ? "allocate: no " : "a trap has sprung";
 }
 
 // All places of `trap` in a step, with a trap on each rank in turn and then on all.
@@ -279,7 +289,7 @@ inline std::uint64_t try_all(const Trials& trials, const WithSubject& with_subje
   std::vector<std::vector<Heard>> heard(static_cast<std::size_t>(trials.ranks));
   std::vector<Trial> done;
   run_local(trials.ranks, trials.options, [&](World& world) {
-    Trapper trapper(world);
+    Trapper& trapper = Trapper::on(world);
     with_subject(world, trapper, [&](Subject& subject) {
       const std::uint64_t places = subject.count(trials.trap, trials.only_collectives);
       // Ranks differ by a few where shards are empty.
@@ -306,7 +316,7 @@ inline std::uint64_t try_all(const Trials& trials, const WithSubject& with_subje
     INFO(trials.ranks << " ranks on " << name(trials.options.executor) << ", " << name(trials.trap)
                       << ' ' << done[t].place << ", trap on rank " << done[t].trapped
                       << " (-1: all)");
-    CHECK(complaint(ranks, done[t].trapped, cause) == "");
+    CHECK(complaint(ranks, done[t].trapped, cause_of(trials.trap)) == "");
   }
   CHECK(whole > 0);
   return done.size();

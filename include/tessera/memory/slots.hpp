@@ -44,6 +44,9 @@ class SlotRing {
   Slot take(std::int64_t bytes, StreamId stream);
   // Work already submitted may still use it.  Throws: ContractError for a slot that is not taken.
   void give_back(const Slot& slot);
+  // Slots are taken in the order of a new ring, so that ranks which had taken different numbers of
+  // them agree again.  Requires: none is taken, and the host knows that all uses are over.
+  void restart();
 
   int count() const noexcept { return static_cast<int>(entries_.size()); }
   int taken() const noexcept { return taken_; }

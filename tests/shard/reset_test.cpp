@@ -1,0 +1,162 @@
+// What reset keeps, what it refuses, and what it says. That it works at every place of a step is
+// the matter of tests/promises/.
+#include "tessera/autograd/random.hpp"
+#include "tests/shard/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+// Throws at the n-th update of a group that is submitted.
+class CutsUpdate final : public Observer {
+ public:
+  explicit CutsUpdate(int n) : left_(n) {}
+  void launched(StreamId, Tick, const Op& op) override {
+    if (std::string_view(op.name) == "adamw" && --left_ == 0) throw std::runtime_error("cut");
+  }
+
+ private:
+  int left_;
+};
+
+struct Model {
+  explicit Model(const World& world, std::vector<std::int64_t> widths = {4, 6, 3})
+      : stack(widths), world(world) {
+    stack.shard({.mesh = DeviceMesh::flat(world)});
+    stack.materialize(world.device());
+    nn::init(stack, {1});
+    optimizer = std::make_unique<optim::AdamW>(stack.parameters());
+  }
+  Tensor forward() {
+    return mean_square(stack(rows_of(7, 2 * world.rank(), 2, 4, world.device())));
+  }
+  double step() {
+    Tensor loss = forward();
+    loss.backward();
+    optimizer->step();
+    optimizer->zero_grad();
+    return world.sum(loss.item());
+  }
+  Stack stack;
+  const World& world;
+  std::unique_ptr<optim::AdamW> optimizer;
+};
+
+template <class F>
+std::string message_of(const F& f) {
+  try {
+    f();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("an update that is cut on one rank makes the next step an error on all, until a load",
+          "[shard][threads]") {
+  struct Seen {
+    bool was_whole = true, trains = false;
+    std::string refusal;
+  };
+  // Inline, so that the first update has run when the second is cut.
+  const WorldOptions options{.executor = ExecutorKind::inlined, .threads = 1};
+  const auto seen = on_ranks(2, options, [&](World& world) {
+    Model model(world);
+    model.step();
+    if (world.rank() == 0) world.device().context().add_observer(std::make_shared<CutsUpdate>(2));
+    Seen out;
+    try {
+      model.step();
+      model.step();
+    } catch (const std::exception&) {
+      out.was_whole = reset(model.stack).parameters_are_whole;
+    }
+    out.refusal = message_of([&] { model.step(); });
+    reset(model.stack);
+    nn::init(model.stack, {1});
+    model.optimizer = std::make_unique<optim::AdamW>(model.stack.parameters());
+    Model fresh(world);
+    out.trains = model.step() == fresh.step() && model.step() == fresh.step();
+    return out;
+  });
+  for (const Seen& s : seen) {
+    CHECK(!s.was_whole);
+    CHECK_THAT(s.refusal, Contains("was left half done") && Contains("load parameters"));
+    CHECK(s.trains);
+  }
+}
+
+TEST_CASE("an update that every rank has queued and none has begun is taken back",
+          "[shard][threads]") {
+  const auto steps = on_ranks(3, [&](World& world) {
+    Model model(world);
+    model.step();
+    std::int64_t submitted = 0;
+    try {
+      // The body fails on one rank, while the hosts run ahead by two steps.
+      if (world.rank() == 1)
+        world.device().compute().launch({.name = "unlucky"},
+                                        [](Exec&) { throw std::runtime_error("no luck"); });
+      for (int k = 0; k < 2; ++k) {
+        model.forward().backward();
+        model.optimizer->step();
+        model.optimizer->zero_grad();
+      }
+      submitted = model.optimizer->steps();
+      world.barrier();
+    } catch (const std::exception&) {
+      if (!reset(model.stack).parameters_are_whole) return std::int64_t{-1};
+    }
+    return submitted == 3 ? model.optimizer->steps() : -2;
+  });
+  for (const std::int64_t s : steps) CHECK(s == 1);
+}
+
+TEST_CASE("what a step that was reset has left can't go backward", "[shard][threads]") {
+  const auto refusals = on_ranks(2, [&](World& world) {
+    Model model(world);
+    const Tensor old = model.forward();
+    reset(model.stack, "a test");
+    const std::string refusal = message_of([&] { old.backward(); });
+    model.step();
+    return refusal;
+  });
+  for (const std::string& text : refusals) CHECK_THAT(text, Contains("failed and was reset"));
+}
+
+TEST_CASE("reset is for the root, outside of its call", "[shard]") {
+  World world = World::single({.threads = 1});
+  Model model(world);
+  model.step();
+  CHECK_THAT(message_of([&] { reset(model.stack.layers[0]); }), Contains("not the root"));
+  nn::Linear plain(2, 2);
+  CHECK_THAT(message_of([&] { reset(plain); }), Contains("not the root"));
+  CHECK_THAT(message_of([&] {
+               model.stack.call([&] {
+                 reset(model.stack);
+                 return 0;
+               });
+             }),
+             Contains("catch outside of the model"));
+  const ShardReset done = reset(model.stack, "a test");
+  CHECK(done.parameters_are_whole);
+  CHECK(done.cause == "rank 0 failed: a test");
+}
+
+TEST_CASE("reset drops the gradients of earlier micro-batches, and agrees on the random draws",
+          "[shard][threads]") {
+  const auto draws = on_ranks(3, [&](World& world) {
+    Model model(world);
+    model.forward().backward();
+    autograd::random_state().draws = 10 + static_cast<std::uint64_t>(world.rank());
+    reset(model.stack, "a test");
+    for (const auto& group : groups_of(model.stack.parameters()))
+      if (group->gradient.defined()) return std::uint64_t{0};
+    return autograd::random_state().draws;
+  });
+  for (const std::uint64_t d : draws) CHECK(d == 12);
+}
