@@ -66,11 +66,15 @@ void Runner::run(const Operation& operation) {
   if (failure_.happened()) return skip(operation);
   try {
     for (Observer* o : observers_) o->started(operation.stream, operation.tick, operation.name);
+    const auto call = [&](Exec::Phase phase) {
+      Exec exec = exec_of(operation, phase);
+      operation.body->invoke(operation.body->bytes, exec);
+    };
     if (operation.joint != nullptr) {
-      call(operation, Exec::Phase::publish);
+      call(Exec::Phase::publish);
       operation.joint->meet();
     }
-    call(operation, Exec::Phase::run);
+    call(Exec::Phase::run);
     if (operation.joint != nullptr) operation.joint->meet();
     for (Observer* o : observers_) o->finished(operation.stream, operation.tick, operation.name);
   } catch (...) {
@@ -86,10 +90,14 @@ void Runner::begin(const Operation& operation) {
   }
 }
 
-void Runner::invoke(const Operation& operation, Exec::Phase phase) {
+void Runner::invoke(const Operation& operation, Exec::Phase phase, StreamFiber* fiber) {
   if (failure_.happened()) return;
   try {
-    call(operation, phase);
+    Exec exec = exec_of(operation, phase);
+    if (fiber)
+      fiber->run(operation.tick, *operation.body, exec);
+    else
+      operation.body->invoke(operation.body->bytes, exec);
   } catch (...) {
     fail(operation, std::current_exception());
   }
@@ -115,13 +123,13 @@ void Runner::skip(const Operation& operation) {
   if (operation.joint != nullptr) operation.joint->meeting().abort(failure_.reason());
 }
 
-void Runner::call(const Operation& operation, Exec::Phase phase) {
+Exec Runner::exec_of(const Operation& operation, Exec::Phase phase) const {
   Exec exec;
   exec.workers = workers_.get();
   exec.stream = operation.stream;
   exec.rank = rank_;
   exec.phase = phase;
-  operation.body->invoke(operation.body->bytes, exec);
+  return exec;
 }
 
 }  // namespace tessera

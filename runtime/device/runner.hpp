@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 
+#include "runtime/device/fiber.hpp"
 #include "tessera/device/executor.hpp"
 #include "tessera/device/workers.hpp"
 
@@ -59,7 +60,7 @@ class Runner {
 
   // The pieces, for an executor that holds the meetings itself. Each keeps what is thrown.
   void begin(const Operation& operation);
-  void invoke(const Operation& operation, Exec::Phase phase);
+  void invoke(const Operation& operation, Exec::Phase phase, StreamFiber* fiber = nullptr);
   void end(const Operation& operation);
   // Keeps `error` as the failure of `operation`, and aborts its joint.
   void fail(const Operation& operation, std::exception_ptr error);
@@ -72,7 +73,7 @@ class Runner {
   int rank() const noexcept { return rank_; }
 
  private:
-  void call(const Operation& operation, Exec::Phase phase);
+  Exec exec_of(const Operation& operation, Exec::Phase phase) const;
 
   int rank_;
   const Observers& observers_;

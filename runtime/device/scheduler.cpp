@@ -12,7 +12,7 @@ std::shared_ptr<ShuffledScheduler> ShuffledScheduler::make(std::uint64_t seed, i
 }
 
 Scheduler::Scheduler(std::uint64_t seed, int ranks)
-    : seed_(seed), by_priority_(philox(seed, ~std::uint64_t{0})[0] & 1u), trace_(fnv1a("")) {
+    : seed_(seed), policy_(seed), trace_(fnv1a("")) {
   TESSERA_EXPECT(ranks >= 1, "ShuffledScheduler: ", ranks, " ranks; give at least 1");
   ranks_ = std::vector<Rank>(static_cast<std::size_t>(ranks));
 }
@@ -104,7 +104,7 @@ void Scheduler::hand_over(Lock& lock) {
       baton_ = kFree;
       return;
     }
-    const Candidate chosen = choose(ready);
+    const Candidate chosen = ready[policy_.choose(ready)];
     if (chosen.place != 0) {
       run(lock, chosen);
       continue;
@@ -127,11 +127,15 @@ void Scheduler::settle() {
 
 bool Scheduler::settle(Program& program) {
   bool changed = false;
-  for (auto& queue : program.queues) {
+  for (std::size_t s = 0; s < kMaxStreams; ++s) {
+    auto& queue = program.queues[s];
     for (; !queue.empty(); queue.pop_front(), changed = true) {
       const Program::Entry& entry = queue.front();
       if (entry.is_wait) {
-        if (!program.completed.covers(entry.event.clock)) break;
+        const Clock& wanted = entry.event.clock;
+        if (!program.completed.covers(wanted)) break;
+        for (std::size_t i = 0; i < kMaxStreams; ++i)
+          if (wanted.ticks[i] > 0) program.fibers[s].learn(program.fibers[i], wanted.ticks[i]);
       } else {
         if (!program.runner.failure().happened()) break;
         program.runner.skip(entry.operation);
@@ -142,7 +146,7 @@ bool Scheduler::settle(Program& program) {
   return changed;
 }
 
-std::vector<Scheduler::Candidate> Scheduler::candidates() const {
+std::vector<Candidate> Scheduler::candidates() const {
   std::vector<Candidate> found;
   std::vector<const Joint*> joints;  // each is one candidate, at its first rank
   for (int r = 0; r < static_cast<int>(ranks_.size()); ++r) {
@@ -183,23 +187,6 @@ bool Scheduler::joint_is_ready(const Joint& joint) const {
   return present >= joint.size();
 }
 
-// Half of the seeds choose evenly each time: schedules that differ in many small ways. The other
-// half follow priorities that last for 64 choices, with one even choice in 16: there a host or
-// stream can stay behind for long, which even choices all but never do. Every draw is a function of
-// (seed, number of choices), so a trace is repeated exactly.
-Scheduler::Candidate Scheduler::choose(const std::vector<Candidate>& ready) {
-  const auto draw = philox(seed_, choices_++);
-  if (by_priority_ && draw[1] % 16 != 0) {
-    const auto priority = [&](const Candidate& c) {
-      return philox(seed_, static_cast<std::uint64_t>(c.rank * 16 + c.place), 1 + choices_ / 64)[0];
-    };
-    return *std::max_element(
-        ready.begin(), ready.end(),
-        [&](const Candidate& a, const Candidate& b) { return priority(a) < priority(b); });
-  }
-  return ready[static_cast<std::size_t>((std::uint64_t{draw[0]} * ready.size()) >> 32)];
-}
-
 // ---- Operations
 
 Program::Entry& Scheduler::head(const Candidate& c) const {
@@ -209,7 +196,7 @@ Program::Entry& Scheduler::head(const Candidate& c) const {
 }
 
 // The chosen operation alone, or one of each rank of its joint, in rank order.
-std::vector<Scheduler::Candidate> Scheduler::attendants(const Candidate& chosen) const {
+std::vector<Candidate> Scheduler::attendants(const Candidate& chosen) const {
   const Joint* joint = head(chosen).operation.joint;
   if (joint == nullptr || joint->meeting().aborted()) return {chosen};
   std::vector<Candidate> all;
@@ -229,6 +216,16 @@ void Scheduler::run(Lock& lock, const Candidate& chosen) {
   const auto runner = [&](const Candidate& c) -> Runner& {
     return ranks_[static_cast<std::size_t>(c.rank)].program->runner;
   };
+  const auto fiber = [&](const Candidate& c) -> StreamFiber& {
+    return ranks_[static_cast<std::size_t>(c.rank)]
+        .program->fibers[static_cast<std::size_t>(c.place - 1)];
+  };
+  const auto invoke = [&](Exec::Phase phase) {
+    for (const Candidate& c : here) runner(c).invoke(head(c).operation, phase, &fiber(c));
+    if (joint == nullptr) return;
+    for (const Candidate& c : here) fiber(c).arrive(joint);
+    for (const Candidate& c : here) fiber(c).leave(joint);
+  };
   for (const Candidate& c : here) {
     const Operation& operation = head(c).operation;
     trace_ = fnv1a(static_cast<std::uint64_t>(c.rank), trace_);
@@ -238,17 +235,16 @@ void Scheduler::run(Lock& lock, const Candidate& chosen) {
   // Bodies and observers may take their time; only arrivals can interfere, and they wait.
   lock.unlock();
   for (const Candidate& c : here) runner(c).begin(head(c).operation);
-  if (joint != nullptr && !joint->meeting().aborted())
-    for (const Candidate& c : here) runner(c).invoke(head(c).operation, Exec::Phase::publish);
+  if (joint != nullptr && !joint->meeting().aborted()) invoke(Exec::Phase::publish);
   // Without every input no rank may run, and with a rank that failed to run none has a result.
-  if (joint == nullptr || !joint->meeting().aborted())
-    for (const Candidate& c : here) runner(c).invoke(head(c).operation, Exec::Phase::run);
+  if (joint == nullptr || !joint->meeting().aborted()) invoke(Exec::Phase::run);
   for (const Candidate& c : here) {
     if (joint != nullptr && joint->meeting().aborted() && !runner(c).failure().happened())
       runner(c).fail(head(c).operation,
                      std::make_exception_ptr(
                          CommError("collective: given up because " + joint->meeting().reason())));
     runner(c).end(head(c).operation);
+    fiber(c).finished(head(c).operation.tick);
   }
   lock.lock();
   for (const Candidate& c : here) {

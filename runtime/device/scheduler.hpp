@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/device/policy.hpp"
 #include "runtime/device/runner.hpp"
 
 namespace tessera {
@@ -35,6 +36,7 @@ struct Program {
       : runner(options, observers) {}
 
   Runner runner;
+  std::array<StreamFiber, kMaxStreams> fibers;
   std::array<std::deque<Entry>, kMaxStreams> queues;
   Clock completed;
 };
@@ -65,11 +67,6 @@ class Scheduler final : public ShuffledScheduler {
     std::condition_variable turn;
     Program* program = nullptr;
   };
-  // Place 0 is the host, place 1 + s the head of stream s.
-  struct Candidate {
-    int rank = 0;
-    int place = 0;
-  };
   static constexpr int kFree = -1, kChoosing = -2;
 
   using Lock = std::unique_lock<std::mutex>;
@@ -81,7 +78,6 @@ class Scheduler final : public ShuffledScheduler {
   bool host_is_ready(const Rank& rank) const;
   bool joint_is_ready(const Joint& joint) const;
   std::vector<Candidate> attendants(const Candidate& chosen) const;
-  Candidate choose(const std::vector<Candidate>& candidates);
   void run(Lock& lock, const Candidate& chosen);
   bool fail_waiting();
   std::string describe() const;
@@ -89,11 +85,10 @@ class Scheduler final : public ShuffledScheduler {
   Rank& rank(int r);
 
   const std::uint64_t seed_;
-  const bool by_priority_;  // this seed's way to choose; see choose()
+  SchedulePolicy policy_;
   mutable std::mutex mutex_;
   std::vector<Rank> ranks_;
   int baton_ = kFree;  // the rank whose host runs, or one of the above
-  std::uint64_t choices_ = 0;
   std::uint64_t trace_;
 };
 

@@ -33,6 +33,7 @@ class ShuffledExecutor final : public Executor {
     Program::Entry& entry = program_.queues[index(stream)].emplace_back();
     entry.body = body;
     entry.operation = {op.name, tick, stream, joint, &entry.body};
+    program_.fibers[index(stream)].submitted(tick);
   }
 
   void record(Event& event) override { report_.recorded(event); }
@@ -52,6 +53,8 @@ class ShuffledExecutor final : public Executor {
       scheduler_->block(place_, event);
       known_.merge(event.clock);
       report_.blocked(event);
+      for (std::size_t i = 0; i < kMaxStreams; ++i)
+        program_.fibers[i].teach_caller(event.clock.ticks[i]);
     }
     program_.runner.failure().rethrow();
   }

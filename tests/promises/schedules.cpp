@@ -1,0 +1,282 @@
+// Tries seeds of the `shuffled` executor on a tiny training, with freed memory poisoned, and holds
+// losses, norms and all parameters against the bits of the same training in program order.
+//
+//   schedules --count 20000 [--first N]     seeds N.. over all configurations, in two processes
+//   schedules --config always-2 --seed 7    one of them again: what a failure prints
+//   ... --drop-wait 12                      rank 0 loses its 12th wait: must fail
+//
+// `tools/schedules` calls it for CI and for the soak. A seed that fails is appended to the file of
+// kept seeds, which is replayed first. Exit code 0: all bits equal.
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "tessera/base/error.hpp"
+#include "tessera/base/philox.hpp"
+#include "tests/promises/tiny_step.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+constexpr std::uint64_t kSeedsPerModel = 4096;  // seeds with the same initial values and data
+constexpr int kMostJobs = 64;
+constexpr int kMostFailures = 10;  // of a process, after which it stops
+
+// The training in program order, once for each configuration and model.
+class References {
+ public:
+  const TinyRun& of(const TinyConfig& config, std::uint64_t data_seed) {
+    Entry& entry = entries_[config.name];
+    if (entry.run.bits.empty() || entry.data_seed != data_seed)
+      entry = {data_seed,
+               train(config, {.executor = ExecutorKind::inlined, .threads = 1}, data_seed)};
+    return entry.run;
+  }
+
+ private:
+  struct Entry {
+    std::uint64_t data_seed = 0;
+    TinyRun run;
+  };
+  std::map<std::string, Entry> entries_;
+};
+
+// What is wrong with a seed, empty for nothing. Every 64th runs twice, for the same trace.
+std::string fault_of(const TinyConfig& config, std::uint64_t seed, const Mutation& mutation,
+                     References& references, std::set<std::uint64_t>& traces) {
+  const std::uint64_t data_seed = seed / kSeedsPerModel;
+  const WorldOptions options{
+      .executor = ExecutorKind::shuffled, .schedule_seed = seed, .threads = 1};
+  try {
+    const TinyRun& expected = references.of(config, data_seed);
+    const TinyRun got = train(config, options, data_seed, mutation);
+    traces.insert(fnv1a(config.name, got.trace));
+    if (std::string what = difference(expected, got); !what.empty()) return what;
+    if (seed % 64 == 0 && train(config, options, data_seed, mutation).trace != got.trace)
+      return "a second run has another trace";
+    return "";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+// ---- What is asked
+
+struct Case {
+  const TinyConfig* config = nullptr;
+  std::uint64_t seed = 0;
+};
+
+struct Request {
+  std::string program;
+  std::vector<Case> cases;  // given one by one; without any, `count` seeds from `first` on
+  std::uint64_t first = 0, count = 0;
+  const TinyConfig* config = nullptr;  // the only one, if any
+  int jobs = 2;
+  Mutation mutation;  // for the checks of these checks
+  std::string keep;   // the file that failures are appended to
+
+  std::uint64_t size() const { return cases.empty() ? count : cases.size(); }
+  Case at(std::uint64_t i) const {
+    if (!cases.empty()) return cases[i];
+    return {config ? config : &kTinyConfigs[(first + i) % std::size(kTinyConfigs)], first + i};
+  }
+};
+
+constexpr const char* kUsage =
+    "usage: schedules [--config NAME] [--first N] --count N [--jobs N] [--keep FILE]\n"
+    "       schedules --config NAME --seed N\n"
+    "       schedules --replay FILE\n";
+
+[[noreturn]] void refuse(const std::string& what) { throw ContractError(what); }
+
+const TinyConfig& config_named(const std::string& name) {
+  std::string known;
+  for (const TinyConfig& config : kTinyConfigs) {
+    if (config.name == name) return config;
+    known += concat(' ', config.name);
+  }
+  refuse(concat("there is no configuration '", name, "'; there are:", known));
+}
+
+std::uint64_t number(const std::string& text) {
+  std::size_t end = 0;
+  try {
+    const std::uint64_t value = std::stoull(text, &end);
+    if (end == text.size()) return value;
+  } catch (const std::logic_error&) {
+    end = 0;
+  }
+  refuse(concat("'", text, "' is no number"));
+}
+
+// Lines `configuration seed`, and comments.
+std::vector<Case> kept_cases(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) refuse(concat("cannot read ", path));
+  std::vector<Case> cases;
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string name, seed;
+    if (line.starts_with('#') || !(words >> name >> seed)) continue;
+    cases.push_back({&config_named(name), number(seed)});
+  }
+  return cases;
+}
+
+Request parse(int argc, char** argv) {
+  Request request{.program = argv[0]};
+  std::string replay;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string name = argv[i];
+    if (i + 1 == argc) refuse(concat(name, " needs a value"));
+    const std::string value = argv[i + 1];
+    if (name == "--first") {
+      request.first = number(value);
+    } else if (name == "--count") {
+      request.count = number(value);
+    } else if (name == "--jobs") {
+      request.jobs = static_cast<int>(number(value));
+    } else if (name == "--drop-wait") {
+      request.mutation = {.kind = Mutation::Kind::drop_wait, .at = number(value)};
+    } else if (name == "--keep") {
+      request.keep = value;
+    } else if (name == "--config") {
+      request.config = &config_named(value);
+    } else if (name == "--seed") {
+      request.first = number(value), request.count = 1;
+    } else if (name == "--replay") {
+      replay = value;
+    } else {
+      refuse(concat("there is no option ", name));
+    }
+  }
+  if (!replay.empty()) {
+    request.cases = kept_cases(replay);
+    request.count = 0;
+  } else if (request.count == 0) {
+    refuse("how many seeds?");
+  }
+  request.jobs = std::clamp(
+      request.jobs, 1, static_cast<int>(std::clamp<std::uint64_t>(request.size(), 1, kMostJobs)));
+  return request;
+}
+
+// ---- Processes
+
+// What the processes share.
+struct Board {
+  std::atomic<std::uint64_t> next, failures, traces;
+  std::atomic<std::uint64_t> at[kMostJobs];  // by process: 1 + the index of its case, 0 for none
+};
+
+void report(const Request& request, const Case& c, const std::string& what) {
+  std::ostringstream text;
+  text << "FAILED " << c.config->name << " seed " << c.seed << ": " << what
+       << "\n  again: " << request.program << " --config " << c.config->name << " --seed "
+       << c.seed;
+  if (request.mutation.at > 0) text << " --drop-wait " << request.mutation.at;
+  text << '\n';
+  if (!request.keep.empty()) {
+    std::ofstream(request.keep, std::ios::app) << c.config->name << ' ' << c.seed << '\n';
+    text << "  kept in " << request.keep << '\n';
+  }
+  std::cout << text.str() << std::flush;
+}
+
+// One process stays on one core: its threads run one at a time, and hand over faster there.
+void stay_on_core(int job) {
+  cpu_set_t mine, mask;
+  if (sched_getaffinity(0, sizeof(mask), &mask) != 0) return;
+  int skip = job % CPU_COUNT(&mask);
+  CPU_ZERO(&mine);
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &mask) && skip-- == 0) CPU_SET(core, &mine);
+  sched_setaffinity(0, sizeof(mine), &mine);
+}
+
+void work(const Request& request, Board& board, int job) {
+  constexpr unsigned kSecondsPerSeed = 120;  // far more than the slowest sanitizer takes
+  stay_on_core(job);
+  References references;
+  std::set<std::uint64_t> traces;
+  const int most = request.mutation.at > 0 ? 1 : kMostFailures;
+  for (int failures = 0; failures < most;) {
+    const std::uint64_t i = board.next.fetch_add(1);
+    if (i >= request.size()) break;
+    board.at[job] = i + 1;
+    alarm(kSecondsPerSeed);
+    const Case c = request.at(i);
+    if (const std::string what = fault_of(*c.config, c.seed, request.mutation, references, traces);
+        !what.empty()) {
+      ++failures;
+      ++board.failures;
+      report(request, c, what);
+    }
+  }
+  board.at[job] = 0;
+  board.traces += traces.size();
+}
+
+// Waits for the processes. One that ends in the midst of a seed has failed with it.
+void finish(const Request& request, Board& board, const std::vector<pid_t>& children) {
+  for (std::size_t job = 0; job < children.size(); ++job) {
+    int status = 0;
+    waitpid(children[job], &status, 0);
+    const std::uint64_t at = board.at[job];
+    if (at == 0 && status == 0) continue;
+    ++board.failures;
+    const std::string what = WIFSIGNALED(status) ? concat("ended by signal ", WTERMSIG(status))
+                                                 : concat("exit code ", WEXITSTATUS(status));
+    if (at > 0)
+      report(request, request.at(at - 1), what);
+    else
+      std::cout << "FAILED at the end of a process: " << what << '\n';
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const Request request = parse(argc, argv);
+    void* const shared =
+        mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) refuse("the system has no memory");
+    Board& board = *new (shared) Board{};
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<pid_t> children;
+    for (int job = 0; job < request.jobs; ++job) {
+      const pid_t child = fork();
+      if (child < 0) refuse("the system has no process");
+      if (child == 0) {
+        work(request, board, job);
+        return 0;
+      }
+      children.push_back(child);
+    }
+    finish(request, board, children);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    const std::uint64_t tried = std::min<std::uint64_t>(board.next, request.size());
+    std::cout << "schedules: seeds=" << tried << " configurations=" << std::size(kTinyConfigs)
+              << " traces=" << board.traces << " failures=" << board.failures;
+    if (request.cases.empty()) std::cout << " first=" << request.first;
+    std::cout << " seconds=" << taken.count() << '\n';
+    return board.failures == 0 && tried == request.size() ? 0 : 1;
+  } catch (const ContractError& error) {
+    std::cerr << "schedules: " << error.what() << '\n' << kUsage;
+    return 2;
+  }
+}

@@ -1,0 +1,177 @@
+// A training so small that thousands of schedules of it fit into a minute, and all that it leaves:
+// what `schedules` tries seeds on. No test framework here.
+//
+// Four wide, so that on 3 ranks the norms give two rows to ranks 0 and 1 and none to rank 2; 5 rows
+// of vocabulary are uneven on 2 and on 3.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.hpp"
+#include "tessera/comm/world.hpp"
+#include "tessera/device/mutation.hpp"
+#include "tessera/memory/memory.hpp"
+#include "tessera/nn/llama.hpp"
+#include "tessera/optim/adamw.hpp"
+#include "tessera/optim/clip.hpp"
+#include "tessera/shard/fully_shard.hpp"
+
+namespace tessera::testing {
+
+// One way to train. Names are stable: a kept seed names its configuration.
+struct TinyConfig {
+  const char* name;
+  int ranks = 2;
+  Reshard reshard = Reshard::automatic;
+  bool recomputes = false, tied = false, freezes = false;
+  bool reads_losses = false;  // the host blocks in every step
+  int micro_batches = 1;
+  DType param = f32, reduce = f32;
+  std::int64_t layers = 2;
+  int prefetch_depth = 1, reductions_in_flight = 1;
+  int steps = 2;
+};
+
+inline constexpr TinyConfig kTinyConfigs[] = {
+    {.name = "plain-2"},
+    {.name = "plain-3", .ranks = 3, .reads_losses = true},
+    {.name = "always-2", .reshard = Reshard::always, .steps = 3},
+    {.name = "always-3", .ranks = 3, .reshard = Reshard::always},
+    {.name = "never-2", .reshard = Reshard::never, .reads_losses = true, .steps = 3},
+    {.name = "never-3", .ranks = 3, .reshard = Reshard::never},
+    {.name = "accumulate-2", .reshard = Reshard::always, .micro_batches = 2},
+    {.name = "accumulate-never-3", .ranks = 3, .reshard = Reshard::never, .micro_batches = 2},
+    {.name = "recompute-2", .recomputes = true, .reads_losses = true},
+    {.name = "recompute-never-3", .ranks = 3, .reshard = Reshard::never, .recomputes = true},
+    {.name = "bf16-2", .reshard = Reshard::always, .param = bf16},
+    {.name = "bf16-reduce-3", .ranks = 3, .param = bf16, .reduce = bf16},
+    {.name = "bf16-accumulate-2", .micro_batches = 2, .param = bf16},
+    {.name = "tied-2", .tied = true},
+    {.name = "tied-recompute-3", .ranks = 3, .recomputes = true, .tied = true},
+    {.name = "frozen-2", .freezes = true, .reads_losses = true},
+    {.name = "deep-2", .layers = 4, .prefetch_depth = 2, .reductions_in_flight = 2},
+    {.name = "deep-always-3",
+     .ranks = 3,
+     .reshard = Reshard::always,
+     .layers = 3,
+     .prefetch_depth = 3,
+     .reductions_in_flight = 2},
+};
+
+class TinyStep {
+ public:
+  TinyStep(const World& world, const TinyConfig& config, std::uint64_t data_seed)
+      : world_(world),
+        config_(config),
+        seed_(data_seed),
+        model_({.dim = 4,
+                .n_layers = config.layers,
+                .n_heads = 2,
+                .n_kv_heads = 1,
+                .ffn_dim = 5,
+                .vocab_size = kVocabulary,
+                .max_seq_len = kLength,
+                .tie_embeddings = config.tied,
+                .recompute = config.recomputes ? nn::Recompute::blocks : nn::Recompute::none}) {
+    if (config.freezes) {  // a part of a unit, a whole unit, and the embedding
+      model_.embedding.weight.freeze();
+      model_.blocks[0].mlp.up_proj.weight.freeze();
+      for (Parameter p : model_.blocks[1].parameters()) p.freeze();
+    }
+    const ShardOptions options{.mesh = DeviceMesh::flat(world),
+                               .precision = {.param = config.param, .reduce = config.reduce},
+                               .reshard_after_forward = config.reshard,
+                               .prefetch_depth = config.prefetch_depth,
+                               .reductions_in_flight = config.reductions_in_flight};
+    for (nn::Module* part : model_.parts()) fully_shard(*part, options);
+    fully_shard(model_, options);
+    model_.materialize(world.device());
+    nn::init(model_, {data_seed});
+    optimizer_ =
+        std::make_unique<optim::AdamW>(model_.parameters(), optim::AdamWOptions{.lr = 1e-2});
+  }
+
+  // The bits of this rank: the losses of all its micro-batches, the norms, and its shards.
+  std::vector<std::byte> train() {
+    for (int k = 0; k < config_.steps; ++k) {
+      for (int m = 0; m < config_.micro_batches; ++m) {
+        const Tensor loss = model_.loss(tokens(k, m, 0), tokens(k, m, 1)) / config_.micro_batches;
+        loss.backward();
+        kept_.push_back(loss.detach());
+      }
+      kept_.push_back(optim::clip_grad_norm(model_.parameters(), 1.0));
+      optimizer_->step();
+      optimizer_->zero_grad();
+      if (config_.reads_losses) world_.device().block(world_.device().compute().record());
+    }
+    for (const auto& [name, p] : model_.named_parameters()) kept_.push_back(p.shard());
+    world_.device().synchronize();
+    std::vector<std::byte> bits;
+    for (const Tensor& value : kept_) {
+      const auto* const data = static_cast<const std::byte*>(value.data());
+      bits.insert(bits.end(), data, data + value.numel() * 4);
+    }
+    return bits;
+  }
+
+ private:
+  static constexpr std::int64_t kVocabulary = 5, kLength = 3;
+
+  Tensor tokens(int step, int micro_batch, int shift) const {
+    std::mt19937 engine(static_cast<std::uint32_t>(
+        seed_ * 31 + static_cast<std::uint64_t>((step * 8 + micro_batch) * 8 + world_.rank())));
+    std::vector<std::int32_t> drawn(static_cast<std::size_t>(kLength) + 1);
+    for (std::int32_t& token : drawn) token = static_cast<std::int32_t>(engine() % kVocabulary);
+    return Tensor::from(std::vector(drawn.begin() + shift, drawn.end() - 1 + shift), {1, kLength},
+                        world_.device());
+  }
+
+  const World& world_;
+  TinyConfig config_;
+  std::uint64_t seed_;
+  nn::Llama model_;
+  std::unique_ptr<optim::AdamW> optimizer_;
+  std::vector<Tensor> kept_;
+};
+
+// What a training left, and how it came to it.
+struct TinyRun {
+  std::vector<std::vector<std::byte>> bits;  // by rank
+  std::uint64_t trace = 0;
+};
+
+// Shuffled runs are poisoned; `mutation` takes an edge from rank 0.
+inline TinyRun train(const TinyConfig& config, const WorldOptions& options, std::uint64_t data_seed,
+                     const Mutation& mutation = {}) {
+  TinyRun run;
+  run.bits.resize(static_cast<std::size_t>(config.ranks));
+  run_local(config.ranks, options, [&](World& world) {
+    if (options.executor == ExecutorKind::shuffled) Memory::of(world.device()).poison_freed();
+    if (world.rank() == 0) world.device().context().mutate(mutation);
+    run.bits[static_cast<std::size_t>(world.rank())] = TinyStep(world, config, data_seed).train();
+  });
+  run.trace = last_trace_hash();
+  return run;
+}
+
+// One line for people: what of `got` is not as in `expected`.
+inline std::string difference(const TinyRun& expected, const TinyRun& got) {
+  for (std::size_t rank = 0; rank < expected.bits.size(); ++rank) {
+    const auto &a = expected.bits[rank], &b = got.bits[rank];
+    if (a.size() != b.size()) return concat("rank ", rank, " left ", b.size(), " bytes");
+    for (std::size_t i = 0; i + 4 <= a.size(); i += 4) {
+      if (std::memcmp(&a[i], &b[i], 4) == 0) continue;
+      float x = 0, y = 0;
+      std::memcpy(&x, &a[i], 4);
+      std::memcpy(&y, &b[i], 4);
+      return concat("rank ", rank, ": value ", i / 4, " of ", a.size() / 4, " is ", y, ", not ", x);
+    }
+  }
+  return "";
+}
+
+}  // namespace tessera::testing
