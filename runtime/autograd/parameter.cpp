@@ -143,6 +143,7 @@ Tensor Parameter::value() const {
   TESSERA_EXPECT(!state_->window->is_closed(), "parameter '", state_->name, "' of unit '",
                  *state_->unit,
                  "' was used while the unit is closed; use it inside the module's call");
+  if (state_->ready) state_->group->device.compute().wait(*state_->ready);
   Tensor out = Tensor::wrap(state_->window, state_->shape, state_->compute_dtype,
                             state_->window_offset_bytes);
   if (state_->trainable)

@@ -105,14 +105,17 @@ void DeviceContext::submit(StreamId stream, const Op& op, const Body& body, Join
   ++launches_;
 }
 
-Event DeviceContext::record(StreamId stream) {
+Event DeviceContext::record(StreamId stream) { return mark(stream, true); }
+
+Event DeviceContext::mark(StreamId stream, bool by_program) {
   const Clock& clock = clocks_[index(stream)];
   Event event{.stream = stream,
               .tick = clock[stream],
               .clock = clock,
               .number = ++records_,
               .native = nullptr};
-  if (event.tick > 0 && is_mutated(Mutation::Kind::early_record)) event = one_earlier(event);
+  if (by_program && event.tick > 0 && is_mutated(Mutation::Kind::early_record))
+    event = one_earlier(event);
   executor_->record(event);
   last_events_[index(stream)] = event;
   for (Observer* o : observers_) o->recorded(event);
@@ -178,7 +181,7 @@ const Event& DeviceContext::event_covering(StreamId stream, Tick tick) {
   TESSERA_EXPECT(tick <= clock(stream)[stream], "event_covering: stream ", name(stream),
                  " has not reached tick ", tick, ", only ", clock(stream)[stream],
                  "; is it a tick of another device?");
-  if (last_events_[index(stream)].tick < tick) record(stream);
+  if (last_events_[index(stream)].tick < tick) mark(stream, false);
   return last_events_[index(stream)];
 }
 

@@ -1,4 +1,4 @@
-// The clocks and the shadow of memory behind RaceChecker.
+// The clocks behind RaceChecker, and what they say about the shadow of memory.
 //
 // A lane is a stream or the host of one rank. Ranks' events are taken up in the order of their host
 // programs; a rank whose next event is a collective waits, in the backlog, until all its peers are
@@ -13,51 +13,35 @@
 #include <set>
 #include <string_view>
 
-#include "runtime/device/shadow.hpp"
+#include "runtime/device/race_watcher.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/device.hpp"
 
 namespace tessera {
 namespace {
 
+using shadow::Entry;
 using shadow::Epoch;
+using shadow::kHost;
+using shadow::kLanes;
 using shadow::LaneClock;
 using shadow::Memory;
 using Frozen = std::shared_ptr<const LaneClock>;
 
-constexpr std::size_t kHost = kMaxStreams;  // a rank's last lane
-constexpr std::size_t kLanes = kMaxStreams + 1;
 constexpr std::size_t kKeptRaces = 100;
 constexpr std::size_t kSweepEvents = 4096;
-
-// One call of an observer, kept until its turn.
-struct Entry {
-  enum class Kind : std::uint8_t { launch, record, wait, block, memory } kind = Kind::launch;
-  MemoryEvent::Kind memory = MemoryEvent::Kind::acquired;
-  AccessMode mode = AccessMode::read;
-  bool arrived = false;  // at its joint
-  std::size_t lane = 0;  // within the rank
-  Tick tick = 0;
-  std::uint64_t number = 0;  // of an event
-  std::uint64_t sequence = 0;
-  const char* name = "";
-  const Joint* joint = nullptr;
-  int joint_size = 0;
-  shadow::Range range;
-  const std::string* owner = nullptr;
-  std::vector<std::pair<shadow::Range, AccessMode>> accesses;
-};
 
 struct Rank {
   int number = 0;        // in its world
   std::size_t base = 0;  // its first lane
   Memory* memory = nullptr;
-  bool ended = false;
   std::map<std::uint64_t, Frozen> events;  // by number; without those that the host covers
   std::deque<Entry> backlog;
 };
 
-class Checker final : public RaceChecker, public std::enable_shared_from_this<Checker> {
+class Checker final : public RaceChecker,
+                      public shadow::Inbox,
+                      public std::enable_shared_from_this<Checker> {
  public:
   void watch(DeviceContext& context) override;
   std::uint64_t operations() const override {
@@ -73,21 +57,15 @@ class Checker final : public RaceChecker, public std::enable_shared_from_this<Ch
     return races_;
   }
 
-  // --- called by the watchers ---
-  void submit(Rank& rank, Entry&& entry);
-  void end(Rank& rank);
-  void reset(Rank& rank);
-  const char* intern(std::string_view text) { return intern_owner(text)->c_str(); }
-  const std::string* intern_owner(std::string_view text) {
-    const auto found = names_.find(text);
-    return &*(found != names_.end() ? found : names_.emplace(text).first);
-  }
-  std::mutex& mutex() { return mutex_; }
+  // --- shadow::Inbox ---
+  void submit(std::size_t rank, Entry&& entry) override;
+  void end(std::size_t rank) override;
+  void reset(std::size_t rank) override;
 
  private:
   void drain();
   bool is_ready(Rank& rank, Entry& entry);
-  void leave_joint(Rank& rank, Entry& entry);
+  void leave_joints(Rank& rank);
   void process_joint(const Joint* joint);
   void process(Rank& rank, const Entry& entry);
   void enter(Rank& rank, const Entry& entry);
@@ -117,6 +95,11 @@ class Checker final : public RaceChecker, public std::enable_shared_from_this<Ch
     frozen_[lane] = nullptr;
     return lanes_[lane];
   }
+  // The same text at the same address for ever.
+  const std::string* intern(std::string_view text) {
+    const auto found = names_.find(text);
+    return &*(found != names_.end() ? found : names_.emplace(text).first);
+  }
 
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Rank>> ranks_;
@@ -129,68 +112,6 @@ class Checker final : public RaceChecker, public std::enable_shared_from_this<Ch
   std::set<std::string> seen_;
   std::vector<Race> races_;
   std::uint64_t operations_ = 0, sequence_ = 0;
-};
-
-// What one device tells, with the rank that it is.
-class Watcher final : public Observer {
- public:
-  Watcher(std::shared_ptr<Checker> checker, Rank& rank)
-      : checker_(std::move(checker)), rank_(rank) {}
-
-  void executor_launched(StreamId stream, Tick tick, const Op& op, const Joint* joint) override {
-    Entry entry = of(Entry::Kind::launch, stream);
-    entry.tick = tick;
-    entry.name = op.name;
-    entry.joint = joint;
-    entry.joint_size = joint ? joint->size() : 0;
-    for (const Access& a : op.accesses) entry.accesses.push_back({{a.begin, a.end}, a.mode});
-    checker_->submit(rank_, std::move(entry));
-  }
-  void executor_recorded(const Event& event) override {
-    tell(Entry::Kind::record, event.stream, event);
-  }
-  void executor_waited(StreamId stream, const Event& event) override {
-    tell(Entry::Kind::wait, stream, event);
-  }
-  void executor_blocked(const Event& event) override {
-    tell(Entry::Kind::block, event.stream, event);
-  }
-
-  void memory(const MemoryEvent& event) override {
-    if (event.kind == MemoryEvent::Kind::claimed) return;
-    Entry entry = of(Entry::Kind::memory, event.stream);
-    entry.memory = event.kind;
-    entry.range = {event.begin, event.end};
-    const bool by_host = event.to_host || event.kind == MemoryEvent::Kind::host_reads ||
-                         event.kind == MemoryEvent::Kind::host_writes;
-    if (by_host) entry.lane = kHost;
-    entry.name =
-        by_host && event.kind != MemoryEvent::Kind::handed_out ? "the host" : "the allocation";
-    {
-      const std::lock_guard lock(checker_->mutex());
-      entry.owner = checker_->intern_owner(event.owner);
-    }
-    checker_->submit(rank_, std::move(entry));
-  }
-  void reset() override { checker_->reset(rank_); }
-  void ended() override { checker_->end(rank_); }
-
- private:
-  static Entry of(Entry::Kind kind, StreamId stream) {
-    Entry entry;
-    entry.kind = kind;
-    entry.lane = index(stream);
-    return entry;
-  }
-  void tell(Entry::Kind kind, StreamId stream, const Event& event) {
-    Entry entry = of(kind, stream);
-    entry.number = event.number;
-    entry.tick = event.tick;
-    checker_->submit(rank_, std::move(entry));
-  }
-
-  std::shared_ptr<Checker> checker_;
-  Rank& rank_;
 };
 
 // ---- Ranks and their order
@@ -210,16 +131,18 @@ void Checker::watch(DeviceContext& context) {
   for (std::size_t s = 0; s < kMaxStreams; ++s)
     lanes_[rank->base + s].set(rank->base + s, context.clock(static_cast<StreamId>(s)).ticks[s]);
   ranks_.push_back(std::move(rank));
-  context.add_observer(std::make_shared<Watcher>(shared_from_this(), *ranks_.back()));
+  context.add_observer(std::make_shared<shadow::Watcher>(shared_from_this(), ranks_.size() - 1));
 }
 
-void Checker::submit(Rank& rank, Entry&& entry) {
+void Checker::submit(std::size_t number, Entry&& entry) {
   const std::lock_guard lock(mutex_);
+  Rank& rank = *ranks_[number];
   entry.sequence = ++sequence_;
   if (entry.kind == Entry::Kind::launch) {
     ++operations_;
-    entry.name = intern(entry.name);
+    entry.name = intern(entry.name)->c_str();
   }
+  if (entry.kind == Entry::Kind::memory) entry.owner = intern(entry.owner_name);
   // Fresh memory has no history, whoever is late.
   if (entry.kind == Entry::Kind::memory && entry.memory == MemoryEvent::Kind::acquired)
     return rank.memory->acquire(entry.range, entry.owner, entry.sequence);
@@ -251,23 +174,24 @@ bool Checker::is_ready(Rank& rank, Entry& entry) {
   return here.size() >= static_cast<std::size_t>(entry.joint_size);
 }
 
-void Checker::leave_joint(Rank& rank, Entry& entry) {
-  if (entry.arrived) std::erase(joints_[entry.joint], &rank);
-  entry.joint = nullptr;
+// Collectives that a rank met nobody at did not happen.
+void Checker::leave_joints(Rank& rank) {
+  for (Entry& entry : rank.backlog) {
+    if (entry.arrived) std::erase(joints_[entry.joint], &rank);
+    entry.joint = nullptr;
+  }
 }
 
-// The device is idle: collectives that nobody met did not happen.
-void Checker::reset(Rank& rank) {
+void Checker::reset(std::size_t number) {
   const std::lock_guard lock(mutex_);
-  for (Entry& entry : rank.backlog)
-    if (entry.joint) leave_joint(rank, entry);
+  leave_joints(*ranks_[number]);
   drain();
 }
 
-void Checker::end(Rank& rank) {
+void Checker::end(std::size_t number) {
   const std::lock_guard lock(mutex_);
-  for (Entry& entry : rank.backlog)
-    if (entry.joint) leave_joint(rank, entry);
+  Rank& rank = *ranks_[number];
+  leave_joints(rank);
   rank.backlog.clear();
   rank.events.clear();
 }
@@ -472,38 +396,5 @@ void Checker::report(RaceKind kind, const Epoch& earlier, const Epoch& later,
 }  // namespace
 
 std::shared_ptr<RaceChecker> RaceChecker::make() { return std::make_shared<Checker>(); }
-
-std::string RaceChecker::summary() const {
-  const std::uint64_t races = race_count();
-  return concat("race checker: ", operations(), " operations, ", races,
-                races == 1 ? " race" : " races");
-}
-
-std::string Race::to_string() const {
-  const auto show = [](const RaceSide& s) {
-    return s.stream == "host" ? concat("the host of rank ", s.rank)
-                              : concat("'", s.operation, "' on ", s.stream, " (rank ", s.rank,
-                                       ", tick ", s.tick, ")");
-  };
-  const auto verb = [](const RaceSide& s) { return s.mode == AccessMode::read ? "read" : "write"; };
-  const std::string what =
-      concat(bytes, " bytes", owner.empty() ? std::string() : concat(" of '", owner, "'"));
-  switch (kind) {
-    case RaceKind::conflict:
-      return concat("race on ", what, ": ", show(later), " may ", verb(later), " while ",
-                    show(earlier), " may ", verb(earlier), " them; ", missing_edge);
-    case RaceKind::reuse:
-      return concat("reuse of ", what, ": handed out on ", later.stream, " (rank ", later.rank,
-                    ", tick ", later.tick, ") while ", show(earlier), " may ", verb(earlier),
-                    " them; ", missing_edge);
-    case RaceKind::use_after_free:
-      return concat("use of ", what, " after they were given back: ", show(later), " may ",
-                    verb(later), " them; ", missing_edge);
-    case RaceKind::early_release:
-      break;
-  }
-  return concat("release of ", what, " to the system while ", show(earlier), " may ", verb(earlier),
-                " them; ", missing_edge);
-}
 
 }  // namespace tessera

@@ -26,14 +26,14 @@ Slot SlotRing::take(std::int64_t bytes, StreamId stream) {
                  " slots are taken; close a unit before "
                  "opening another, or raise the prefetch depth");
   Entry& entry = entries_[oldest];
-  tell(MemoryEvent::Kind::claimed, oldest, round_up(bytes, kAlignmentBytes), stream);
+  tell(MemoryEvent::Kind::claimed, oldest, stream);
   for (const Event& event : entry.last_use) context_->wait(stream, event);
   entry.use = {};
   entry.booked = round_up(bytes, kAlignmentBytes);
   Memory& memory = Memory::of(*context_);
   memory.ledger().add(owner_, entry.booked);
   ++taken_;
-  tell(MemoryEvent::Kind::handed_out, oldest, entry.booked, stream);
+  tell(MemoryEvent::Kind::handed_out, oldest, stream);
   if (memory.poisons())
     poison(*context_, stream, entry.use, data_ + oldest * capacity_, entry.booked);
   return {data_ + oldest * capacity_, bytes, &entry.use, oldest};
@@ -50,12 +50,13 @@ void SlotRing::poison_returned(int number) {
   }
 }
 
-void SlotRing::tell(MemoryEvent::Kind kind, int number, std::int64_t bytes, StreamId stream) const {
+// The whole slot: whoever takes it may use all of it.
+void SlotRing::tell(MemoryEvent::Kind kind, int number, StreamId stream) const {
   if (!context_->is_observed()) return;
   const std::byte* const begin = data_ + number * capacity_;
   context_->tell({.kind = kind,
                   .begin = begin,
-                  .end = begin + std::min(bytes, capacity_),
+                  .end = begin + capacity_,
                   .owner = Memory::of(*context_).ledger().name(owner_),
                   .stream = stream});
 }
@@ -81,12 +82,25 @@ void SlotRing::give_back(const Slot& slot) {
   std::erase_if(entry.last_use, [&](const Event& event) {
     return entry.use.touched[event.stream] != 0 || context_->host_clock().covers(event.clock);
   });
-  for (std::size_t s = 0; s < kMaxStreams; ++s) {
-    const auto id = static_cast<StreamId>(s);
-    if (const Tick tick = entry.use.touched[id]; tick > context_->host_clock()[id])
-      entry.last_use.push_back(context_->event_of_free(id, tick));
-  }
-  tell(MemoryEvent::Kind::given_back, slot.number, entry.booked, StreamId::compute);
+  // Those that no other user follows come first; their events mostly know the others' use.
+  const Clock& used = entry.use.touched;
+  const auto needs_event = [&](StreamId id) {
+    return used[id] > context_->host_clock()[id] &&
+           std::none_of(entry.last_use.begin(), entry.last_use.end(),
+                        [&](const Event& e) { return e.clock[id] >= used[id]; });
+  };
+  const auto is_followed = [&](StreamId id) {
+    for (std::size_t s = 0; s < kMaxStreams; ++s)
+      if (const auto user = static_cast<StreamId>(s);
+          user != id && used[user] != 0 && context_->clock(user)[id] >= used[id])
+        return true;
+    return false;
+  };
+  for (const bool followed : {false, true})
+    for (std::size_t s = 0; s < kMaxStreams; ++s)
+      if (const auto id = static_cast<StreamId>(s); needs_event(id) && is_followed(id) == followed)
+        entry.last_use.push_back(context_->event_of_free(id, used[id]));
+  tell(MemoryEvent::Kind::given_back, slot.number, StreamId::compute);
   entry.booked = 0;
   entry.returned = ++returns_;
   --taken_;

@@ -166,7 +166,6 @@ CollectiveGroup& Unit::prepare(const char* name, StreamId stream) {
 
 void Unit::pack(const FlatGroup& group, const Tensor& table) {
   const Stream stream = device_.gather();
-  stream.wait(group.updated);
   const kernels::PackArgs args{slot_.data, reinterpret_cast<const float*>(group.values.data()),
                                reinterpret_cast<const kernels::PackEntry*>(table.data()),
                                static_cast<std::int32_t>(group.entries.size()), param_dtype()};
@@ -183,6 +182,10 @@ void Unit::gather() {
   TESSERA_EXPECT(!trainable_ || trainable_->whole, "unit '", name_,
                  "': an update of its parameters was left half done by a step that failed; load "
                  "parameters and optimizer state on every rank before the next step");
+  // First, because it often covers the slot's last use as well.
+  if (needs_slot())
+    for (const auto& group : {trainable_, frozen_})
+      if (group) device_.gather().wait(group->updated);
   if (needs_slot() && layout_.gather_bytes > 0)
     slot_ = gather_ring_->take(layout_.gather_bytes, StreamId::gather);
   advance(UnitState::closed, UnitState::gathering);
@@ -220,10 +223,14 @@ void Unit::fill_slot() {
 
 void Unit::open() {
   if (state_ == UnitState::open) return;
-  if (needs_slot() && layout_.gather_bytes > 0) device_.compute().wait(gathered_);
+  const bool was_gathered = needs_slot() && layout_.gather_bytes > 0;
+  // In forward the first use of a parameter waits: for the root that is after its inner units, and
+  // their waits cover it. In backward nodes read what they have saved.
+  if (was_gathered && autograd::in_backward()) device_.compute().wait(gathered_);
   advance(UnitState::gathering, UnitState::open);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     ParameterState& p = *parameters_[i];
+    p.ready = was_gathered ? &gathered_ : nullptr;
     if (needs_slot()) {
       p.window->data = slot_.data + layout_.gather_offset_bytes[i];
       p.window->use = slot_.use;
@@ -262,6 +269,7 @@ void Unit::close_unchecked() noexcept {
   for (const auto& p : parameters_) {
     p->window->data = nullptr;
     p->window->use = nullptr;
+    p->ready = nullptr;
   }
   if (needs_slot() && layout_.gather_bytes > 0) {
     // The slot's memory is made safe by its last use, not by what the unit knows: a gather that

@@ -204,6 +204,7 @@ class DeviceContext {
     Clock until;
     std::shared_ptr<void> what;
   };
+  Event mark(StreamId stream, bool by_program);
   void expect_reached(const Event& event, const char* function) const;
   bool is_mutated(Mutation::Kind kind) { return mutator_ && mutator_->hits(kind); }
 

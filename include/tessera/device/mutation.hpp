@@ -16,7 +16,7 @@ struct Mutation {
     forget_wait,   // the program leaves a wait out: clocks and executor never hear of it, so a gate
                    // that looks at the clocks can still heal it
     drop_wait,     // the executor loses a wait: the clocks believe in it, nothing can heal it
-    early_record,  // a record stands before the stream's last operation instead of after it
+    early_record,  // a record of the program stands before its stream's last operation
     early_free,    // a free comes before the last operation, on the stream of an event that the
                    // free asks for
   };

@@ -60,7 +60,7 @@ class SlotRing {
     std::int64_t booked = 0;      // 0 while free
   };
   void poison_returned(int number);
-  void tell(MemoryEvent::Kind kind, int number, std::int64_t bytes, StreamId stream) const;
+  void tell(MemoryEvent::Kind kind, int number, StreamId stream) const;
 
   DeviceContext* context_ = nullptr;
   std::byte* data_ = nullptr;

@@ -1,0 +1,105 @@
+// What an executor did, as a list, and a way through it: used to explain why an edge that was
+// removed is not missed.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.hpp"
+#include "tessera/device/device.hpp"
+
+namespace tessera::testing {
+
+struct TraceEntry {
+  enum class Kind { launch, record, wait, block, memory } kind;
+  StreamId stream = StreamId::compute;
+  Tick tick = 0;
+  std::string name;  // of an operation; the owner of memory
+  Event event;
+  MemoryEvent::Kind memory = MemoryEvent::Kind::acquired;
+  std::vector<Access> accesses;  // of a launch; hand-outs write
+};
+
+class ExecutorTrace final : public Observer {
+ public:
+  using Kind = TraceEntry::Kind;
+  void executor_launched(StreamId stream, Tick tick, const Op& op, const Joint*) override {
+    entries.push_back({.kind = Kind::launch,
+                       .stream = stream,
+                       .tick = tick,
+                       .name = op.name,
+                       .event = {},
+                       .accesses = {op.accesses.begin(), op.accesses.end()}});
+  }
+  void executor_recorded(const Event& event) override { add(Kind::record, event.stream, event); }
+  void executor_waited(StreamId stream, const Event& event) override {
+    add(Kind::wait, stream, event);
+  }
+  void executor_blocked(const Event& event) override { add(Kind::block, event.stream, event); }
+  void memory(const MemoryEvent& event) override {
+    TraceEntry entry{.kind = Kind::memory,
+                     .stream = event.stream,
+                     .name = std::string(event.owner),
+                     .event = {},
+                     .memory = event.kind,
+                     .accesses = {}};
+    if (event.kind == MemoryEvent::Kind::handed_out && !event.to_host)
+      entry.accesses = {{nullptr, event.begin, event.end, AccessMode::write}};
+    entries.push_back(std::move(entry));
+  }
+
+  std::vector<TraceEntry> entries;
+
+ private:
+  void add(Kind kind, StreamId stream, const Event& event) {
+    entries.push_back({.kind = kind,
+                       .stream = stream,
+                       .tick = event.tick,
+                       .name = {},
+                       .event = event,
+                       .accesses = {}});
+  }
+};
+
+inline bool conflicts(const TraceEntry& a, const TraceEntry& b) {
+  for (const Access& x : a.accesses)
+    for (const Access& y : b.accesses)
+      if (x.begin < y.end && y.begin < x.end &&
+          (x.mode == AccessMode::write || y.mode == AccessMode::write))
+        return true;
+  return false;
+}
+
+// The edges that lead from the operation entries[from] to entries[to], in words; nothing where none
+// do. A plain walk: a stream is reached when an event that follows the start has been waited for.
+inline std::optional<std::string> path(const std::vector<TraceEntry>& entries, std::size_t from,
+                                       std::size_t to) {
+  using Kind = TraceEntry::Kind;
+  const TraceEntry& start = entries[from];
+  std::array<std::optional<std::string>, kMaxStreams> reached;
+  std::map<std::uint64_t, std::string> events;
+  reached[index(start.stream)] =
+      concat("'", start.name, "' on ", name(start.stream), "@", start.tick);
+  for (std::size_t i = from + 1; i < to; ++i) {
+    const TraceEntry& e = entries[i];
+    const auto& here = reached[index(e.event.stream)];
+    if (e.kind == Kind::record && here && (e.stream != start.stream || e.event.tick >= start.tick))
+      events[e.event.number] = concat(*here, " -> event ", name(e.stream), "@", e.event.tick);
+    const auto found = events.find(e.event.number);
+    if (found == events.end()) continue;
+    if (e.kind == Kind::wait && !reached[index(e.stream)])
+      reached[index(e.stream)] = concat(found->second, " -> ", name(e.stream));
+    if (e.kind == Kind::block)
+      for (auto& stream : reached)
+        if (!stream) stream = concat(found->second, " -> host");
+  }
+  const auto& end = reached[index(entries[to].stream)];
+  if (!end) return std::nullopt;
+  return concat(*end, " -> '", entries[to].name, "'");
+}
+
+}  // namespace tessera::testing

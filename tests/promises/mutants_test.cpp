@@ -1,0 +1,195 @@
+// The race checker has teeth: every edge of the engine is removed in turn, and each time it says
+// so.
+//
+// The program is a training of three steps on one rank of a world, on the executor that runs no
+// bodies: the host program, and with it what the checker sees, is that of a real run. Edges of the
+// first two steps are removed, so that what relies on them comes later. A mutant is
+//
+//   flagged     the checker reports a race
+//   healed      it reports none, because a gate has waited instead: that wait is named
+//   redundant   it reports none, because other edges lead from the operation before the edge to
+//               the first one behind it that touches the same bytes: that path is named
+//   no edge     a record or the event of a free that nobody waits for: not counted as a mutant
+//
+// What is healed follows from the run itself: the mutated program runs to its end, with its clocks,
+// its gates and its waits.
+#include <cstdio>
+#include <map>
+
+#include "tests/promises/edges.hpp"
+#include "tests/promises/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+using Kind = TraceEntry::Kind;
+constexpr std::uint64_t kSeed = 7;  // of values that nobody computes
+
+struct Run {
+  std::uint64_t races = 0, edges = 0;
+  std::string first_race;
+  std::vector<TraceEntry> entries;
+};
+
+Run run(const Cell& cell, int rank, int ranks, const Mutation& mutation) {
+  Run run;
+  const auto checker = RaceChecker::make();
+  ExecutorTrace trace;
+  {
+    const World world = World::emulated(
+        rank, ranks, {.executor = ExecutorKind::virtual_, .threads = 1, .race_checker = checker});
+    DeviceContext& context = world.device().context();
+    Trainee trainee(world, cell, kSeed);
+    context.add_observer(trace);
+    context.mutate(mutation);
+    for (int step = 0; step < 3; ++step) {
+      trainee.step(step);
+      if (step == 1) run.edges = context.edges_seen();
+    }
+    context.remove_observer(trace);
+  }
+  run.races = checker->race_count();
+  if (run.races > 0) run.first_race = checker->races()[0].to_string();
+  run.entries = std::move(trace.entries);
+  return run;
+}
+
+// What a stream or the host waited for, and at which gate. Equal for equal orders.
+struct Wait {
+  std::size_t at;  // in the entries
+  std::string text, gate;
+};
+std::vector<Wait> waits_of(const std::vector<TraceEntry>& entries) {
+  std::vector<Wait> waits;
+  std::string gate;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const TraceEntry& e = entries[i];
+    if (e.kind == Kind::memory && e.memory == MemoryEvent::Kind::claimed) gate = e.name;
+    if (e.kind == Kind::memory && e.memory == MemoryEvent::Kind::handed_out) gate.clear();
+    if (e.kind != Kind::wait && e.kind != Kind::block) continue;
+    std::string text = concat(e.kind == Kind::block ? "the host" : name(e.stream), " waits for ",
+                              name(e.event.stream), "@", e.event.tick, ", after");
+    for (const Tick tick : e.event.clock.ticks) text += concat(' ', tick);
+    waits.push_back({i, std::move(text), gate});
+  }
+  return waits;
+}
+
+// The first wait that only one of the two runs made.
+std::size_t first_difference(const std::vector<Wait>& a, const std::vector<Wait>& b) {
+  std::size_t i = 0;
+  while (i < a.size() && i < b.size() && a[i].text == b[i].text) ++i;
+  return i;
+}
+
+std::size_t find_launch(const std::vector<TraceEntry>& entries, StreamId stream, Tick tick) {
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    if (entries[i].kind == Kind::launch && entries[i].stream == stream && entries[i].tick == tick)
+      return i;
+  return entries.size();
+}
+
+// The wait entries[edge] of the run without mutation: the operation before it that is last, of
+// those that conflict with one behind it, and the first of these; then what orders them in
+// `mutant`. Nothing where no such pair, or no path, is found.
+std::optional<std::string> implied(const std::vector<TraceEntry>& entries, std::size_t edge,
+                                   const std::vector<TraceEntry>& mutant) {
+  const TraceEntry& wait = entries[edge];
+  for (Tick tick = wait.event.tick; tick > 0; --tick) {
+    const std::size_t from = find_launch(entries, wait.event.stream, tick);
+    if (from == entries.size()) return std::nullopt;  // before the trace
+    for (std::size_t to = edge + 1; to < entries.size(); ++to) {
+      const TraceEntry& user = entries[to];
+      if (user.kind != Kind::launch || user.stream != wait.stream ||
+          !conflicts(entries[from], user))
+        continue;
+      return path(mutant, find_launch(mutant, wait.event.stream, tick),
+                  find_launch(mutant, user.stream, user.tick));
+    }
+  }
+  return std::nullopt;
+}
+
+// A wait at a gate that the run without mutation did not make.
+const Wait* new_gate(const std::vector<Wait>& before, const std::vector<Wait>& after) {
+  for (const Wait& wait : after)
+    if (!wait.gate.empty() && std::none_of(before.begin(), before.end(),
+                                           [&](const Wait& w) { return w.text == wait.text; }))
+      return &wait;
+  return nullptr;
+}
+
+struct Tally {
+  int flagged = 0, healed = 0, redundant = 0, no_edge = 0;
+  std::map<std::string, int> explanations;
+  int mutants() const { return flagged + healed + redundant; }
+};
+
+void judge(const Run& base, const Run& mutant, const Mutation& mutation, Tally& tally) {
+  if (mutant.races > 0) {
+    ++tally.flagged;
+    return;
+  }
+  const auto before = waits_of(base.entries), after = waits_of(mutant.entries);
+  std::size_t i = first_difference(before, after);
+  if (mutation.kind == Mutation::Kind::forget_wait ||
+      mutation.kind == Mutation::Kind::drop_wait) {  // the at-th wait of a stream
+    std::uint64_t seen = 0;
+    for (i = 0; i < before.size(); ++i)
+      if (base.entries[before[i].at].kind == Kind::wait && ++seen == mutation.at) break;
+  } else if (i == before.size() && i == after.size()) {
+    ++tally.no_edge;
+    return;
+  }
+  REQUIRE(i < before.size());
+  if (const Wait* gate = new_gate(before, after)) {
+    ++tally.healed;
+    ++tally.explanations[concat("healed by the gate of '", gate->gate, "': ", gate->text)];
+    return;
+  }
+  const auto way = implied(base.entries, before[i].at, mutant.entries);
+  INFO("nothing is reported without: " << before[i].text << " " << before[i].gate);
+  CHECK(way);
+  ++tally.redundant;
+  if (way) ++tally.explanations[concat("redundant: ", *way)];
+}
+
+}  // namespace
+
+TEST_CASE("each edge of the engine that is removed is missed by the race checker", "[promises]") {
+  constexpr std::pair<Mutation::Kind, const char*> kKinds[] = {
+      {Mutation::Kind::forget_wait, "forgotten waits"},
+      {Mutation::Kind::drop_wait, "dropped waits"},
+      {Mutation::Kind::early_record, "early records"},
+      {Mutation::Kind::early_free, "early frees"}};
+  std::map<std::string, Tally> tallies;
+  std::vector<Cell> all = cells();
+  for (const Cell& cell : narrow_cells()) all.push_back(cell);
+  for (const int ranks : {1, 2, 3})
+    for (const Cell& cell : all)
+      for (const auto& [kind, what] : kKinds) {
+        INFO(ranks << " ranks, " << cell << ", " << what);
+        const Run base = run(cell, ranks - 1, ranks, {kind, 0});
+        INFO(base.first_race);
+        CHECK(base.races == 0);
+        for (std::uint64_t at = 1; at <= base.edges; ++at) {
+          INFO("number " << at);
+          judge(base, run(cell, ranks - 1, ranks, {kind, at}), {kind, at}, tallies[what]);
+        }
+      }
+  int mutants = 0, redundant = 0;
+  for (const auto& [what, tally] : tallies) {
+    std::printf("%s: %d flagged, %d healed, %d redundant; %d are no edge\n", what.c_str(),
+                tally.flagged, tally.healed, tally.redundant, tally.no_edge);
+    for (const auto& [why, times] : tally.explanations)
+      std::printf("  %3d x %s\n", times, why.c_str());
+    CHECK(tally.flagged > 0);
+    mutants += tally.mutants();
+    redundant += tally.redundant;
+  }
+  std::printf("mutants=%d redundant=%d\n", mutants, redundant);
+  CHECK(mutants >= 1000);
+  CHECK(20 * redundant <= mutants);
+}
