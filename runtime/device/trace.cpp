@@ -190,9 +190,10 @@ std::string Trace::json(double origin_seconds) const {
 double Trace::origin_seconds() const { return spans_.empty() ? 0 : spans_.front().begin; }
 
 // Between two operations of compute the largest value counts: a peak is not lost.
-void Trace::sample(StreamId launched) {
-  const Tick next =
-      device_.clock(StreamId::compute)[StreamId::compute] + (launched == StreamId::compute ? 0 : 1);
+void Trace::sample(StreamId launched, Tick tick) {
+  const Tick next = launched == StreamId::compute
+                        ? tick
+                        : device_.clock(StreamId::compute)[StreamId::compute] + 1;
   for (Counter& counter : counters_) {
     const double value = counter.value();
     auto& samples = counter.samples;
@@ -206,7 +207,7 @@ void Trace::sample(StreamId launched) {
 void Trace::launched(StreamId stream, Tick tick, const Op& op) {
   if (!keeps_) return;
   operations_[index(stream)].push_back({tick, op.name, op.cost});
-  sample(stream);
+  sample(stream, tick);
 }
 
 void Trace::waited(StreamId stream, const Event& event) {

@@ -91,7 +91,7 @@ class Trace final : public Observer {
   };
   class Writer;
 
-  void sample(StreamId launched);
+  void sample(StreamId launched, Tick tick);
 
   DeviceContext& device_;
   TraceOptions options_;
