@@ -1,0 +1,113 @@
+// How a seed chooses: the mix, and what each way of it promises.
+#include "runtime/device/policy.hpp"
+
+#include <array>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "tests/support/catch.hpp"
+
+using namespace tessera;
+
+namespace {
+
+using Kind = SchedulePolicy::Kind;
+
+// Ready places of 2 ranks with a host and three streams each, a random part of them, never none.
+class Places {
+ public:
+  explicit Places(std::uint64_t seed) : engine_(seed) {}
+  const std::vector<Candidate>& next() {
+    ready_.clear();
+    while (ready_.empty())
+      for (int rank = 0; rank < 2; ++rank)
+        for (int place = 0; place < 4; ++place)
+          if (engine_() % 2 == 0) ready_.push_back({rank, place});
+    return ready_;
+  }
+
+ private:
+  std::mt19937_64 engine_;
+  std::vector<Candidate> ready_;
+};
+
+int id(const Candidate& c) { return c.rank * 4 + c.place; }
+
+// A seed of this kind, and its policy.
+std::uint64_t seed_of(Kind kind, std::uint64_t from) {
+  while (SchedulePolicy(from).kind() != kind) ++from;
+  return from;
+}
+
+// For each pair of places: how often the first was taken while the second was ready too.
+using Preferred = std::array<std::array<int, 8>, 8>;
+Preferred preferences(std::uint64_t seed, int first, int count) {
+  SchedulePolicy policy(seed);
+  Places places(seed);
+  Preferred preferred{};
+  for (int i = 0; i < first + count; ++i) {
+    const auto& ready = places.next();
+    const Candidate taken = ready[policy.choose(ready)];
+    for (const Candidate& c : ready)
+      if (i >= first && id(c) != id(taken)) ++preferred[id(taken)][id(c)];
+  }
+  return preferred;
+}
+
+}  // namespace
+
+TEST_CASE("seeds choose their way by the mix") {
+  constexpr int kSeeds = 20000;
+  const std::uint64_t first = std::random_device{}();
+  INFO("first seed " << first);
+  std::array<int, 5> count{};
+  for (std::uint64_t s = first; s < first + kSeeds; ++s)
+    ++count[static_cast<std::size_t>(SchedulePolicy(s).kind())];
+  const double share[] = {0.1, 0.5, 0.2, 0.1, 0.1};
+  for (std::size_t k = 0; k < count.size(); ++k) {
+    // Six standard deviations of a binomial count.
+    const double expected = share[k] * kSeeds, bound = 6 * std::sqrt(expected * (1 - share[k]));
+    CHECK(std::abs(count[k] - expected) < bound);
+  }
+}
+
+TEST_CASE("a starved place goes only when it is alone, a favoured one always") {
+  const std::uint64_t from = std::random_device{}();
+  for (const Kind kind : {Kind::starve, Kind::favour}) {
+    const std::uint64_t seed = seed_of(kind, from);
+    INFO("seed " << seed);
+    // All places have been met after 200 choices, but with a probability below 2^-150.
+    const Preferred p = preferences(seed, 200, 1000);
+    int extremes = 0;
+    for (std::size_t a = 0; a < 8; ++a) {
+      bool is_extreme = true;
+      for (std::size_t b = 0; b < 8; ++b)
+        if (a != b) is_extreme &= kind == Kind::starve ? p[a][b] == 0 : p[b][a] == 0;
+      extremes += is_extreme;
+    }
+    CHECK(extremes == 1);
+  }
+}
+
+TEST_CASE("between demotions the order of places is fixed, a demotion puts one last") {
+  const std::uint64_t from = std::random_device{}();
+  for (const Kind kind : {Kind::demote_once, Kind::demote_twice}) {
+    const std::uint64_t seed = seed_of(kind, from);
+    INFO("seed " << seed);
+    // In the span [1024, 2048) each pair keeps its order, but for the places that are demoted.
+    const Preferred p = preferences(seed, 1023, 1024);
+    int turned = 0;
+    for (std::size_t a = 0; a < 8; ++a)
+      for (std::size_t b = 0; b < a; ++b) turned += p[a][b] > 0 && p[b][a] > 0;
+    CHECK(turned <= (kind == Kind::demote_once ? 7 : 14));
+    CHECK(turned >= 1);
+  }
+}
+
+TEST_CASE("the same seed gives the same choices") {
+  const std::uint64_t seed = std::random_device{}();
+  INFO("seed " << seed);
+  for (std::uint64_t s = seed; s < seed + 20; ++s)
+    CHECK(preferences(s, 0, 300) == preferences(s, 0, 300));
+}
