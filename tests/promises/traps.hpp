@@ -288,7 +288,7 @@ inline std::uint64_t try_all(const Trials& trials, const WithSubject& with_subje
   };
   std::vector<std::vector<Heard>> heard(static_cast<std::size_t>(trials.ranks));
   std::vector<Trial> done;
-  run_local(trials.ranks, trials.options, [&](World& world) {
+  run_checked(trials.ranks, trials.options, [&](World& world) {
     Trapper& trapper = Trapper::on(world);
     with_subject(world, trapper, [&](Subject& subject) {
       const std::uint64_t places = subject.count(trials.trap, trials.only_collectives);

@@ -22,15 +22,15 @@ class CutsUpdate final : public Observer {
 };
 
 struct Model {
-  explicit Model(const World& world, std::vector<std::int64_t> widths = {4, 6, 3})
-      : stack(widths), world(world) {
-    stack.shard({.mesh = DeviceMesh::flat(world)});
+  explicit Model(const World& world, DType param = f32)
+      : stack({4, 6, 3}), world(world), dtype(param) {
+    stack.shard({.mesh = DeviceMesh::flat(world), .precision = {.param = param}});
     stack.materialize(world.device());
     nn::init(stack, {1});
     optimizer = std::make_unique<optim::AdamW>(stack.parameters());
   }
   Tensor forward() {
-    return mean_square(stack(rows_of(7, 2 * world.rank(), 2, 4, world.device())));
+    return mean_square(stack(rows_of(7, 2 * world.rank(), 2, 4, world.device(), dtype)));
   }
   double step() {
     Tensor loss = forward();
@@ -41,6 +41,7 @@ struct Model {
   }
   Stack stack;
   const World& world;
+  DType dtype;
   std::unique_ptr<optim::AdamW> optimizer;
 };
 
@@ -145,6 +146,35 @@ TEST_CASE("reset is for the root, outside of its call", "[shard]") {
   const ShardReset done = reset(model.stack, "a test");
   CHECK(done.parameters_are_whole);
   CHECK(done.cause == "rank 0 failed: a test");
+}
+
+TEST_CASE("one rank without peers may go on without a reset, or hears why not", "[shard]") {
+  World world = World::single({.threads = 1});
+  const auto make = [&] { return std::make_unique<Model>(world, bf16); };
+  std::vector<double> expected;
+  {
+    const auto model = make();
+    for (int k = 0; k < 3; ++k) expected.push_back(model->step());
+  }
+  Pool& pool = Memory::of(world.device()).pool();
+  int went_on = 0;
+  for (std::uint64_t k = 1;; ++k) {
+    const auto model = make();
+    CHECK(model->step() == expected[0]);
+    pool.fail_at(pool.allocations() + k);
+    const bool failed = !message_of([&] { model->step(); }).empty();
+    pool.fail_at(0);
+    if (!failed) break;
+    model->optimizer->zero_grad();
+    const auto done = static_cast<std::size_t>(model->optimizer->steps());
+    double loss = 0;
+    const std::string refusal = message_of([&] { loss = model->step(); });
+    INFO("allocation " << k << ": " << refusal);
+    if (refusal.empty()) CHECK(loss == expected[done]);
+    if (!refusal.empty()) CHECK_THAT(refusal, Contains("left half done"));
+    went_on += refusal.empty();
+  }
+  CHECK(went_on > 20);
 }
 
 TEST_CASE("reset drops the gradients of earlier micro-batches, and agrees on the random draws",
