@@ -307,7 +307,6 @@ inline std::uint64_t try_all(const Trials& trials, const WithSubject& with_subje
       }
     });
   });
-  const char* const cause = trials.trap == Trap::allocation ? "allocate: no " : "a trap has sprung";
   std::uint64_t whole = 0;
   for (std::size_t t = 0; t < done.size(); ++t) {
     std::vector<Heard> ranks;
