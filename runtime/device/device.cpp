@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "runtime/device/cpu_check.hpp"
+#include "runtime/device/tell.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
 
@@ -97,7 +98,7 @@ DeviceContext::~DeviceContext() {
 
 void DeviceContext::submit(StreamId stream, const Op& op, const Body& body, Joint* joint) {
   const Tick tick = clocks_[index(stream)][stream] + 1;
-  for (Observer* o : observers_) o->launched(stream, tick, op);
+  tell_observers(observers_, [stream, tick, &op](Observer& o) { o.launched(stream, tick, op); });
   executor_->submit(stream, tick, op, body, joint);
   // Only now, because either may refuse: a tick that nobody completes is waited for in vain.
   clocks_[index(stream)][stream] = tick;
@@ -118,7 +119,7 @@ Event DeviceContext::mark(StreamId stream, bool by_program) {
     event = one_earlier(event);
   executor_->record(event);
   last_events_[index(stream)] = event;
-  for (Observer* o : observers_) o->recorded(event);
+  tell_observers(observers_, [&event](Observer& o) { o.recorded(event); });
   return event;
 }
 
@@ -128,7 +129,7 @@ void DeviceContext::wait(StreamId stream, const Event& event) {
   // The whole clock, not the tick alone: between two events of one tick the stream may have waited
   // for more.
   if (clock.covers(event.clock) || is_mutated(Mutation::Kind::forget_wait)) return;
-  for (Observer* o : observers_) o->waited(stream, event);
+  tell_observers(observers_, [stream, &event](Observer& o) { o.waited(stream, event); });
   if (!is_mutated(Mutation::Kind::drop_wait)) executor_->wait(stream, event);
   clock.merge(event.clock);
 }
@@ -137,7 +138,7 @@ void DeviceContext::block(const Event& event) {
   expect_reached(event, "Device::block");
   try {
     if (host_.covers(event.clock)) return executor_->block(event);  // only to hear of a failure
-    for (Observer* o : observers_) o->blocked(event);
+    tell_observers(observers_, [&event](Observer& o) { o.blocked(event); });
     const auto start = std::chrono::steady_clock::now();
     executor_->block(event);
     blocked_seconds_ +=

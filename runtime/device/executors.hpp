@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "runtime/device/tell.hpp"
 #include "tessera/device/executor.hpp"
 
 namespace tessera {
@@ -19,16 +20,18 @@ class Report {
   explicit Report(const Observers& observers) : observers_(observers) {}
 
   void launched(StreamId stream, Tick tick, const Op& op, const Joint* joint) const {
-    for (Observer* o : observers_) o->executor_launched(stream, tick, op, joint);
+    tell_observers(observers_, [stream, tick, &op, joint](Observer& o) {
+      o.executor_launched(stream, tick, op, joint);
+    });
   }
   void recorded(const Event& event) const {
-    for (Observer* o : observers_) o->executor_recorded(event);
+    tell_observers(observers_, [&event](Observer& o) { o.executor_recorded(event); });
   }
   void waited(StreamId stream, const Event& event) const {
-    for (Observer* o : observers_) o->executor_waited(stream, event);
+    tell_observers(observers_, [stream, &event](Observer& o) { o.executor_waited(stream, event); });
   }
   void blocked(const Event& event) const {
-    for (Observer* o : observers_) o->executor_blocked(event);
+    tell_observers(observers_, [&event](Observer& o) { o.executor_blocked(event); });
   }
 
  private:

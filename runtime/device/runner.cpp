@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "runtime/device/tell.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera {
@@ -65,7 +66,9 @@ Runner::Runner(const ExecutorOptions& options, const Observers& observers)
 void Runner::run(const Operation& operation) {
   if (failure_.happened()) return skip(operation);
   try {
-    for (Observer* o : observers_) o->started(operation.stream, operation.tick, operation.name);
+    tell_observers(observers_, [&operation](Observer& o) {
+      o.started(operation.stream, operation.tick, operation.name);
+    });
     const auto call = [&](Exec::Phase phase) {
       Exec exec = exec_of(operation, phase);
       operation.body->invoke(operation.body->bytes, exec);
@@ -76,7 +79,9 @@ void Runner::run(const Operation& operation) {
     }
     call(Exec::Phase::run);
     if (operation.joint != nullptr) operation.joint->meet();
-    for (Observer* o : observers_) o->finished(operation.stream, operation.tick, operation.name);
+    tell_observers(observers_, [&operation](Observer& o) {
+      o.finished(operation.stream, operation.tick, operation.name);
+    });
   } catch (...) {
     fail(operation, std::current_exception());
   }
@@ -84,7 +89,9 @@ void Runner::run(const Operation& operation) {
 
 void Runner::begin(const Operation& operation) {
   try {
-    for (Observer* o : observers_) o->started(operation.stream, operation.tick, operation.name);
+    tell_observers(observers_, [&operation](Observer& o) {
+      o.started(operation.stream, operation.tick, operation.name);
+    });
   } catch (...) {
     fail(operation, std::current_exception());
   }
@@ -106,7 +113,9 @@ void Runner::invoke(const Operation& operation, Exec::Phase phase, StreamFiber* 
 void Runner::end(const Operation& operation) {
   if (failure_.happened()) return;
   try {
-    for (Observer* o : observers_) o->finished(operation.stream, operation.tick, operation.name);
+    tell_observers(observers_, [&operation](Observer& o) {
+      o.finished(operation.stream, operation.tick, operation.name);
+    });
   } catch (...) {
     fail(operation, std::current_exception());
   }
