@@ -17,15 +17,36 @@ namespace {
 // Above what 47 bits of address can hold, the free lists have no class.
 constexpr std::int64_t kLargestBytes = std::int64_t{1} << 46;
 
+std::int64_t range_of(std::int64_t bytes) { return std::max(bytes, kRangeBytes); }
+
 class SystemMemory final : public Upstream {
  public:
   std::byte* allocate(std::int64_t bytes) noexcept override {
-    void* data = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
+    const auto range = static_cast<std::size_t>(range_of(bytes));
+    void* const data = map(nullptr, range, 0);
+    if (data == MAP_FAILED) return nullptr;
+    if (mprotect(data, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE) == 0)
+      return static_cast<std::byte*>(data);
+    munmap(data, range);
+    return nullptr;
   }
   void release(std::byte* data, std::int64_t bytes) noexcept override {
-    munmap(data, static_cast<std::size_t>(bytes));
+    munmap(data, static_cast<std::size_t>(range_of(bytes)));
+  }
+  bool resize(std::byte* data, std::int64_t bytes, std::int64_t new_bytes) noexcept override {
+    if (range_of(bytes) != range_of(new_bytes)) return false;
+    if (new_bytes >= bytes)
+      return mprotect(data + bytes, static_cast<std::size_t>(new_bytes - bytes),
+                      PROT_READ | PROT_WRITE) == 0;
+    // Mapped anew: the pages go back, the addresses stay.
+    return map(data + new_bytes, static_cast<std::size_t>(bytes - new_bytes), MAP_FIXED) !=
+           MAP_FAILED;
+  }
+
+ private:
+  // Addresses only.
+  static void* map(std::byte* at, std::size_t bytes, int flags) noexcept {
+    return mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
   }
 };
 
@@ -33,10 +54,13 @@ class CountedMemory final : public Upstream {
  public:
   std::byte* allocate(std::int64_t bytes) noexcept override {
     const std::uintptr_t data = next_;
-    next_ += static_cast<std::uintptr_t>(bytes);
+    next_ += static_cast<std::uintptr_t>(range_of(bytes));
     return reinterpret_cast<std::byte*>(data);
   }
   void release(std::byte*, std::int64_t) noexcept override {}
+  bool resize(std::byte*, std::int64_t bytes, std::int64_t new_bytes) noexcept override {
+    return range_of(bytes) == range_of(new_bytes);
+  }
 
  private:
   std::uintptr_t next_ = std::uintptr_t{1} << 47;  // outside what user space can map
@@ -147,22 +171,50 @@ void Pool::retire(Block* block) noexcept {
   spare_ = block;
 }
 
+// More memory for `stream`: at the end of a segment that it has, behind or as part of the free
+// block there, else a new segment.
 Block* Pool::grow(std::int64_t bytes, StreamId stream) {
-  const std::int64_t segment = round_up(bytes, kSegmentBytes);
-  if (limit_ != 0 && reserved_ + segment > limit_) return nullptr;
-  std::byte* data = upstream_->allocate(segment);
+  const auto has_room = [&](std::int64_t more) {
+    return limit_ == 0 || reserved_ + more <= limit_;
+  };
+  for (const auto& segment : segments_) {
+    Block* const last = segment->last;
+    if (last->stream != stream) continue;
+    if (last->free && last->bytes >= bytes) return last;  // find() looks at a few of a class only
+    const std::int64_t more = round_up(bytes - (last->free ? last->bytes : 0), kSegmentBytes);
+    if (has_room(more) && upstream_->resize(segment->data, segment->bytes, segment->bytes + more))
+      return append(*segment, stream, more);
+  }
+  const std::int64_t size = round_up(bytes, kSegmentBytes);
+  std::byte* const data = has_room(size) ? upstream_->allocate(size) : nullptr;
   if (!data) return nullptr;
-  reserved_ += segment;
-  ++segments_taken_;
   segments_.push_back(std::make_unique<Segment>());
-  Block* block = record();
+  segments_.back()->data = data;
+  return append(*segments_.back(), stream, size);
+}
+
+// The free block that `bytes` more at the end of a segment make.
+Block* Pool::append(Segment& segment, StreamId stream, std::int64_t bytes) {
+  std::byte* const data = segment.data + segment.bytes;
+  context_.tell({.kind = MemoryEvent::Kind::acquired, .begin = data, .end = data + bytes});
+  reserved_ += bytes;
+  segment.bytes += bytes;
+  ++segments_taken_;
+  Block* const before = segment.last;
+  if (before && before->free) {
+    resize(before, before->bytes + bytes);
+    return before;
+  }
+  Block* const block = record();
   block->data = data;
-  block->bytes = segment;
-  block->segment = segments_.back().get();
-  block->before = block->after = nullptr;
+  block->bytes = bytes;
+  block->segment = &segment;
+  block->before = before;
+  block->after = nullptr;
   block->stream = stream;
+  if (before) before->after = block;
+  segment.last = block;
   insert(block);
-  context_.tell({.kind = MemoryEvent::Kind::acquired, .begin = data, .end = data + segment});
   return block;
 }
 
@@ -195,7 +247,7 @@ void Pool::resize(Block* block, std::int64_t bytes) {
 void Pool::absorb(Block* block, Block* neighbour) {
   if (neighbour == block->after) {
     block->after = neighbour->after;
-    if (block->after) block->after->before = block;
+    (block->after ? block->after->before : block->segment->last) = block;
   } else {
     block->data = neighbour->data;
     block->before = neighbour->before;
@@ -297,34 +349,38 @@ void Pool::free(Block* block) noexcept {
 
 std::int64_t Pool::release_cached() {
   std::int64_t released = 0;
-  for (auto& lists : lists_) {
-    if (!lists) continue;
-    for (Block* head : lists->heads) {
-      for (Block* block = head; block != nullptr;) {
-        Block* const next = block->next;
-        if (!block->before && !block->after) {
-          // Everything that touched it must be over before the system gets it back, the owner's own
-          // work included.
-          for (std::size_t i = 0; i < kMaxStreams; ++i) {
-            const auto s = static_cast<StreamId>(i);
-            const Tick tick = block->segment->touched[s];
-            if (tick > context_.host_clock()[s]) context_.block(context_.event_covering(s, tick));
-          }
-          remove(block);
-          block->gate.clear();
-          context_.tell({.kind = MemoryEvent::Kind::released,
-                         .begin = block->data,
-                         .end = block->data + block->bytes});
-          upstream_->release(block->data, block->bytes);
-          reserved_ -= block->bytes;
-          released += block->bytes;
-          std::erase_if(segments_, [&](const auto& s) { return s.get() == block->segment; });
-          retire(block);
-        }
-        block = next;
-      }
+  for (const auto& segment : segments_) {
+    Block* const last = segment->last;
+    // Whole segment sizes; what a smaller rest would save is not worth a longer list of sizes.
+    const std::int64_t kept = round_up(last->data - segment->data, kSegmentBytes);
+    if (!last->free || kept == segment->bytes) continue;
+    // Everything that touched it must be over before the system gets it back, the owner's own work
+    // included.
+    for (std::size_t i = 0; i < kMaxStreams; ++i) {
+      const auto s = static_cast<StreamId>(i);
+      const Tick tick = segment->touched[s];
+      if (tick > context_.host_clock()[s]) context_.block(context_.event_covering(s, tick));
     }
+    const std::int64_t bytes = segment->bytes - kept;
+    if (kept > 0 && !upstream_->resize(segment->data, segment->bytes, kept)) continue;
+    context_.tell({.kind = MemoryEvent::Kind::released,
+                   .begin = segment->data + kept,
+                   .end = segment->data + segment->bytes});
+    if (kept == 0) upstream_->release(segment->data, segment->bytes);
+    reserved_ -= bytes;
+    released += bytes;
+    segment->bytes = kept;
+    if (last->bytes > bytes) {
+      resize(last, last->bytes - bytes);
+      continue;
+    }
+    remove(last);
+    last->gate.clear();
+    segment->last = last->before;
+    if (last->before) last->before->after = nullptr;
+    retire(last);
   }
+  std::erase_if(segments_, [](const auto& segment) { return segment->bytes == 0; });
   return released;
 }
 

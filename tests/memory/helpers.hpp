@@ -33,6 +33,12 @@ class ListedMemory final : public Upstream {
     std::erase(segments_, std::pair(data, bytes));
     inner_->release(data, bytes);
   }
+  bool resize(std::byte* data, std::int64_t bytes, std::int64_t new_bytes) noexcept override {
+    if (!inner_->resize(data, bytes, new_bytes)) return false;
+    for (auto& segment : segments_)
+      if (segment.first == data) segment.second = new_bytes;
+    return true;
+  }
 
  private:
   std::unique_ptr<Upstream> inner_;

@@ -260,6 +260,7 @@ TEST_CASE("a system without memory is out of memory too") {
   struct Empty final : Upstream {
     std::byte* allocate(std::int64_t) noexcept override { return nullptr; }
     void release(std::byte*, std::int64_t) noexcept override {}
+    bool resize(std::byte*, std::int64_t, std::int64_t) noexcept override { return false; }
   };
   const Device device = Device::cpu({.executor = ExecutorKind::inlined});
   Ledger ledger;

@@ -37,9 +37,14 @@ inline constexpr std::int64_t kSegmentBytes = 2ll << 20;
 // What a freed block's next user has to wait for, one event a stream at most; see Note [Gates].
 using Gate = std::vector<Event>;
 
-// A piece of memory from the system, cut into blocks.
+struct Block;
+
+// A piece of memory from the system, cut into blocks. It grows at its end.
 struct Segment {
   Clock touched;  // last ticks of the blocks freed in it
+  std::byte* data = nullptr;
+  std::int64_t bytes = 0;
+  Block* last = nullptr;
 };
 
 // A piece of a segment: handed out, or free. Pool internals; users hold a Buffer.
@@ -59,13 +64,19 @@ struct Block {
   std::uint16_t size_class = 0;  // while free
 };
 
-// Where a pool gets its segments. `allocate` returns null when there is no more.
+// Where a pool gets its segments. Addresses are set aside in ranges, so that a segment grows at its
+// end as long as its range has room: memory in one piece, whatever the order of growth.
 class Upstream {
  public:
   virtual ~Upstream() = default;
+  // Null when there is no more.
   virtual std::byte* allocate(std::int64_t bytes) noexcept = 0;
   virtual void release(std::byte* data, std::int64_t bytes) noexcept = 0;
+  // The segment of `bytes` at `data` becomes larger or smaller; false when it cannot.
+  virtual bool resize(std::byte* data, std::int64_t bytes, std::int64_t new_bytes) noexcept = 0;
 };
+// Addresses that a segment may grow to.
+inline constexpr std::int64_t kRangeBytes = 16ll << 30;
 std::unique_ptr<Upstream> system_memory();
 // Hands out address ranges that are counted and never touched.
 std::unique_ptr<Upstream> counted_memory();
@@ -86,8 +97,8 @@ class Pool {
   // Takes the block back; work already submitted may still use it.
   void free(Block* block) noexcept;
 
-  // Gives every wholly free segment back, after the host has blocked on its gate. Returns the bytes
-  // given back.
+  // Gives the free end of every segment back, or all of it, after the host has blocked on what
+  // touched the segment. Returns the bytes given back.
   std::int64_t release_cached();
 
   std::int64_t reserved_bytes() const noexcept { return reserved_; }
@@ -98,7 +109,7 @@ class Pool {
   void fail_at(std::uint64_t k) noexcept { fail_at_ = k; }
   // Waits that reuse has cost so far; a steady step fires none.
   std::uint64_t gates_fired() const noexcept { return gates_fired_; }
-  // Segments taken from the system so far.
+  // How often memory has been taken from the system so far.
   std::uint64_t segments_taken() const noexcept { return segments_taken_; }
 
   // See Memory::poison_freed.
@@ -127,6 +138,7 @@ class Pool {
   Block* cut(Block* block, std::int64_t bytes);
   void absorb(Block* block, Block* neighbour);
   Block* grow(std::int64_t bytes, StreamId stream);
+  Block* append(Segment& segment, StreamId stream, std::int64_t bytes);
   Block* record();
   void retire(Block* block) noexcept;
   void make_gate(Block* block);
