@@ -121,7 +121,7 @@ void Context::called(const std::shared_ptr<Call>& call) {
   order_.push_back(call);
 }
 
-// What a peer whose graph reaches the call does there.
+// What a peer whose graph reaches the call does there, in its order: see `begins` and `ends`.
 void Context::skip(Call& call) {
   call.begun = true;
   const std::shared_ptr<Unit> unit = call.unit.lock();
@@ -130,7 +130,17 @@ void Context::skip(Call& call) {
     unit->gather();
     unit->close();
   }
+  const auto found = std::find_if(order_.begin(), order_.end(),
+                                  [&](const auto& other) { return other.get() == &call; });
+  prefetch(static_cast<std::size_t>(found - order_.begin()), unit->options().prefetch_depth);
+  skip_inside(call);
   unit->reduce();
+}
+
+// What ends before `call` does and has not begun.
+void Context::skip_inside(const Call& call) {
+  for (std::size_t i = order_.size(); i-- > 0;)
+    if (order_[i]->is_due() && order_[i]->ends_before(call)) skip(*order_[i]);
 }
 
 void Context::begins(UnitRegion& region) {
@@ -163,10 +173,7 @@ void Context::prefetch(std::size_t at, int depth) {
   }
 }
 
-void Context::ends(UnitRegion& region) {
-  for (std::size_t i = order_.size(); i-- > 0;)
-    if (order_[i]->is_due() && order_[i]->ends_before(*region.call())) skip(*order_[i]);
-}
+void Context::ends(UnitRegion& region) { skip_inside(*region.call()); }
 
 void Context::schedule_end() {
   if (in_pass_) return;

@@ -98,6 +98,7 @@ class Context : public std::enable_shared_from_this<Context> {
   Context() = default;
   void allocate(int nesting);
   void skip(Call& call);
+  void skip_inside(const Call& call);
   void prefetch(std::size_t at, int depth);
   void end_of_backward();
   void recover() noexcept;
