@@ -79,6 +79,22 @@ void reduce_peers(void* out, const void* const* inputs, int n_inputs, std::int64
   });
 }
 
+void max_peers(void* out, const void* const* inputs, int n_inputs, std::int64_t count,
+               DType dtype) {
+  visit(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto input = [&](int p) { return static_cast<const T*>(inputs[p]); };
+    for (std::int64_t i = 0; i < count; ++i) {
+      T most = input(0)[i];
+      for (int p = 1; p < n_inputs; ++p) {
+        const T x = input(p)[i];
+        if (x > most || !(x == x)) most = x;  // a NaN is kept: nothing compares greater
+      }
+      static_cast<T*>(out)[i] = most;
+    }
+  });
+}
+
 void copy_bytes(void* out, const void* in, std::size_t size_bytes) {
   if (out != in && size_bytes != 0) std::memcpy(out, in, size_bytes);
 }

@@ -16,6 +16,10 @@ namespace tessera::kernels {
 void reduce_peers(void* out, const void* const* inputs, int n_inputs, std::int64_t count,
                   DType dtype);
 
+// out[i] = the largest of inputs[..][i]; NaN where any is NaN.  Requires: n_inputs >= 1. `out` as
+// above.
+void max_peers(void* out, const void* const* inputs, int n_inputs, std::int64_t count, DType dtype);
+
 // Copies `size_bytes` bytes; the ranges do not overlap unless they are equal.
 void copy_bytes(void* out, const void* in, std::size_t size_bytes);
 

@@ -8,6 +8,11 @@
 namespace tessera::comm {
 namespace {
 
+constexpr const char* kRemedy =
+    "; every rank must submit the same collectives in the same order, over all communicators "
+    "(name, "
+    "kinds, counts, dtypes, reduce operations and roots)";
+
 // "'unit 3' (2 items; item 1: all_gather of 512 x bf16)", with the item that tells it from another
 // operation.
 std::string describe(const Published& p, int item) {
@@ -17,6 +22,7 @@ std::string describe(const Published& p, int item) {
     text += concat("; item ", item, ": ", name(i.kind));
     if (i.kind != CollectiveKind::barrier) text += concat(" of ", i.count, " x ", i.dtype);
     if (i.kind == CollectiveKind::broadcast) text += concat(" from rank ", i.root);
+    if (i.reduce != ReduceOp::sum) text += concat(", ", name(i.reduce));
   }
   return text + ")";
 }
@@ -31,8 +37,9 @@ int first_difference(const Published& a, const Published& b) {
 }  // namespace
 
 void publish(Published& out, const GroupCall& call, std::uint64_t place) {
-  out.sequence = call.sequence;
+  out.number = call.number;
   out.fingerprint = call.fingerprint;
+  out.previous = call.previous;
   out.place = place;
   out.n_items = static_cast<std::int32_t>(call.n_items);
   const std::size_t length = std::min(std::strlen(call.name), sizeof(out.name) - 1);
@@ -41,29 +48,87 @@ void publish(Published& out, const GroupCall& call, std::uint64_t place) {
   const auto items = call.items();
   for (int i = 0; i < std::min(out.n_items, kShownItems); ++i) {
     const Collective& c = items[static_cast<std::size_t>(i)];
-    out.items[i] = {.count = c.count, .kind = c.kind, .dtype = c.dtype, .root = c.root};
+    out.items[i] = {
+        .count = c.count, .kind = c.kind, .dtype = c.dtype, .reduce = c.reduce, .root = c.root};
   }
 }
 
-void check_agreement(std::span<const Published* const> ranks, const std::string& role) {
+std::string describe_difference(const FlightRecorder& a, int rank_a, const FlightRecorder& b,
+                                int rank_b) {
+  CallRecord in_a, in_b;
+  if (!first_difference(a, b, in_a, in_b)) return "";
+  return concat("call ", in_a.number, ": rank ", rank_a, " submitted ", in_a.to_string(),
+                ", but rank ", rank_b, " submitted ", in_b.to_string(), kRemedy);
+}
+
+void check_agreement(std::span<const Published* const> ranks, const std::string& role,
+                     std::span<const FlightRecorder* const> recorders) {
   const Published& first = *ranks[0];
   for (std::size_t r = 1; r < ranks.size(); ++r) {
     const Published& other = *ranks[r];
-    if (other.fingerprint != first.fingerprint || other.sequence != first.sequence) {
+    if (other.fingerprint != first.fingerprint || other.number != first.number) {
+      std::string earlier;
+      if (other.previous != first.previous && !recorders.empty())
+        earlier = describe_difference(*recorders[0], 0, *recorders[r], static_cast<int>(r));
+      if (!earlier.empty()) throw CommError(earlier);
       const int item = first_difference(first, other);
-      throw CommError(
-          concat("communicator '", role, "', call ", first.sequence, ": rank 0 submitted ",
-                 describe(first, item), ", but rank ", r, " submitted ", describe(other, item),
-                 "; every rank must submit the same collectives in the same order (name, kinds, "
-                 "counts, dtypes and roots)"));
+      const std::string second =
+          other.number == first.number ? "" : concat(" as its call ", other.number);
+      throw CommError(concat("communicator '", role, "', call ", first.number,
+                             ": rank 0 submitted ", describe(first, item), ", but rank ", r,
+                             " submitted ", describe(other, item), second, kRemedy));
     }
     if (other.place != first.place)
-      throw CommError(concat("communicator '", role, "', call ", first.sequence, ": ",
+      throw CommError(concat("communicator '", role, "', call ", first.number, ": ",
                              describe(first, 0), " of rank 0 and ", describe(other, 0), " of rank ",
                              r,
                              " send from different offsets of their symmetric memory; every rank "
                              "must use the same layout"));
   }
+}
+
+std::string describe_late(const Recorders& recorders, int own, double timeout_s,
+                          std::span<const int> names) {
+  const auto& mine = *recorders[static_cast<std::size_t>(own)];
+  const std::int64_t now = monotonic_ns();
+  for (int s = 0; s < kMaxStreams; ++s) {
+    CallRecord call;
+    if (!mine.find(mine.running(static_cast<StreamId>(s)), call) || call.started_ns == 0 ||
+        static_cast<double>(now - call.started_ns) < timeout_s * 1e9)
+      continue;
+    std::string absent, inside, where;
+    for (std::size_t r = 0; r < recorders.size(); ++r) {
+      CallRecord theirs;
+      const bool has_come = recorders[r]->find(call.number, theirs) && theirs.started_ns != 0;
+      if (!has_come)
+        absent += concat(absent.empty() ? "" : ", ", names[r]);
+      else if (theirs.done_ns == 0)
+        inside += concat(inside.empty() ? "" : ", ", names[r]);
+      where += concat("; ", recorders[r]->position(names[r]));
+    }
+    return concat("call ", call.number, ", ", call.to_string(), ", has taken ", timeout_s, " s",
+                  absent.empty() ? concat(": all ranks of this host have come, inside are ", inside)
+                                 : concat(": missing are ranks ", absent),
+                  where);
+  }
+  return "";
+}
+
+std::string describe_ended(const Recorders& recorders, int own, int ended,
+                           std::span<const int> names) {
+  const auto& mine = *recorders[static_cast<std::size_t>(own)];
+  const auto& theirs = *recorders[static_cast<std::size_t>(ended)];
+  for (int s = 0; s < kMaxStreams; ++s) {
+    CallRecord call;
+    if (!mine.find(mine.running(static_cast<StreamId>(s)), call) ||
+        call.number <= theirs.last_submitted())
+      continue;
+    return concat("rank ", names[static_cast<std::size_t>(ended)], " has ended after ",
+                  theirs.last_submitted(), " calls, but rank ",
+                  names[static_cast<std::size_t>(own)], " waits in call ", call.number, ", ",
+                  call.to_string(), "; every rank must submit the same collectives");
+  }
+  return "";
 }
 
 }  // namespace tessera::comm

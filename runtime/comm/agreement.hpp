@@ -6,8 +6,9 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <vector>
 
-#include "tessera/comm/communicator.hpp"
+#include "tessera/comm/flight_recorder.hpp"
 
 namespace tessera::comm {
 
@@ -20,13 +21,15 @@ struct Published {
     std::int64_t count = 0;
     CollectiveKind kind = CollectiveKind::barrier;
     DType dtype = DType::f32;
+    ReduceOp reduce = ReduceOp::sum;
     std::int32_t root = 0;
 
     bool operator==(const Item&) const = default;
   };
 
-  std::uint64_t sequence = 0;     // 1 for the first operation of the communicator
-  std::uint64_t fingerprint = 0;  // over all operations up to this one
+  std::uint64_t number = 0;       // in the sequence of all calls of the rank
+  std::uint64_t fingerprint = 0;  // over all calls up to this one
+  std::uint64_t previous = 0;     // over all calls before it
   std::uint64_t place = 0;        // over the offsets of the sends, where they must be equal
   std::int32_t n_items = 0;
   char name[68] = {};  // cut where it is longer
@@ -37,16 +40,18 @@ static_assert(std::is_trivially_copyable_v<Published>);
 // A group as the body of its operation carries it.
 struct GroupCall {
   const char* name = "";
-  std::uint64_t sequence = 0, fingerprint = 0;
+  std::uint64_t number = 0, fingerprint = 0, previous = 0;
   const Collective* prepared = nullptr;  // null: `single` is the only item
   std::int64_t n_items = 1;
   Collective single;
 
-  GroupCall(const Communicator& communicator, const char* op, std::span<const Collective> group,
-            bool is_prepared)
+  // `group` outlives the call where it is prepared; otherwise it is one item, which is copied.
+  GroupCall(const CallRecord& record, std::uint64_t fingerprint_before, const char* op,
+            std::span<const Collective> group, bool is_prepared)
       : name(op),
-        sequence(communicator.submitted()),
-        fingerprint(communicator.fingerprint()),
+        number(record.number),
+        fingerprint(record.fingerprint),
+        previous(fingerprint_before),
         prepared(is_prepared ? group.data() : nullptr),
         n_items(static_cast<std::int64_t>(group.size())) {
     if (!is_prepared) single = group[0];
@@ -59,10 +64,29 @@ struct GroupCall {
 
 void publish(Published& out, const GroupCall& call, std::uint64_t place);
 
-// Every rank calls it with what all ranks published, and throws the same or nothing.
+// Every rank calls it with what all ranks published, and throws the same or nothing. `recorders`
+// are all ranks' where they can be seen, else none: they tell in which call the ranks parted when
+// it is not this one.
 //
 // Throws: CommError naming the first two ranks that disagree, both operations and the number of the
 // call.
-void check_agreement(std::span<const Published* const> ranks, const std::string& role);
+void check_agreement(std::span<const Published* const> ranks, const std::string& role,
+                     std::span<const FlightRecorder* const> recorders);
+
+// "call 7: rank 0 submitted ..., but rank 2 submitted ..." for the first call in which two
+// recorders differ; empty where there is none.
+std::string describe_difference(const FlightRecorder& a, int rank_a, const FlightRecorder& b,
+                                int rank_b);
+
+// The ranks of `recorders` and what they are called.
+using Recorders = std::vector<const FlightRecorder*>;
+
+// Why a call of rank `own` that has waited for `timeout_s` is given up: the call, who is missing,
+// and where everyone is. Empty while none is late.
+std::string describe_late(const Recorders& recorders, int own, double timeout_s,
+                          std::span<const int> names);
+// Why a call of rank `own` can't be met by rank `ended`, which submits no more; empty if it can.
+std::string describe_ended(const Recorders& recorders, int own, int ended,
+                           std::span<const int> names);
 
 }  // namespace tessera::comm

@@ -2,14 +2,14 @@
 // costs, and the world of one rank.
 #include "tessera/comm/communicator.hpp"
 
+#include <algorithm>
 #include <cstring>
-#include <functional>
 
 #include "runtime/comm/agreement.hpp"
 #include "runtime/comm/pull.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
-#include "tessera/base/philox.hpp"
+#include "tessera/comm/flight_recorder.hpp"
 
 namespace tessera {
 namespace {
@@ -20,6 +20,7 @@ struct Range {
   Range(const void* data, std::int64_t bytes)
       : begin(reinterpret_cast<std::uintptr_t>(data)),
         end(begin + static_cast<std::uintptr_t>(bytes)) {}
+  Range(std::uintptr_t b, std::uintptr_t e) : begin(b), end(e) {}
   bool overlaps(const Range& o) const { return begin < o.end && o.begin < end; }
 };
 
@@ -86,10 +87,67 @@ void add_cost(Cost& cost, const Collective& c, int size) {
 }
 
 std::uint64_t fold(std::uint64_t hash, const Collective& c) {
-  hash = fnv1a((static_cast<std::uint64_t>(c.kind) << 40) |
-                   (static_cast<std::uint64_t>(c.dtype) << 32) | static_cast<std::uint32_t>(c.root),
-               hash);
-  return fnv1a(static_cast<std::uint64_t>(c.count), hash);
+  hash = mix(hash, (static_cast<std::uint64_t>(c.kind) << 48) |
+                       (static_cast<std::uint64_t>(c.dtype) << 40) |
+                       (static_cast<std::uint64_t>(c.reduce) << 32) |
+                       static_cast<std::uint32_t>(c.root));
+  return mix(hash, static_cast<std::uint64_t>(c.count));
+}
+
+// Copies `text`, cut where it is longer, and folds all of it into the hash, a word at a time.
+template <std::size_t N>
+std::uint64_t copy_and_fold(char (&out)[N], const char* text, std::uint64_t hash) {
+  const std::size_t length = std::strlen(text);
+  std::memcpy(out, text, std::min(length, N - 1));
+  std::size_t i = 0;
+  for (std::uint64_t word = 0; i + sizeof word <= length; i += sizeof word) {
+    std::memcpy(&word, text + i, sizeof word);
+    hash = mix(hash, word);
+  }
+  std::uint64_t rest = length << 56;
+  std::memcpy(&rest, text + i, length - i);
+  return mix(hash, rest);
+}
+
+// What one item reads and what it writes; in place the chunk that it both reads and writes.
+struct Sides {
+  Range read, write;
+  bool empty;
+
+  Sides(const Collective& c, int size)
+      : read(c.send, send_count(c, size) * static_cast<std::int64_t>(size_bytes(c.dtype))),
+        write(c.recv, recv_count(c, size) * static_cast<std::int64_t>(size_bytes(c.dtype))),
+        empty(c.count == 0 || c.kind == CollectiveKind::barrier) {}
+  bool clashes(const Sides& o) const {
+    return write.overlaps(o.write) || write.overlaps(o.read) || read.overlaps(o.write);
+  }
+  Range hull() const { return {std::min(read.begin, write.begin), std::max(read.end, write.end)}; }
+};
+
+// No item may write what another reads or writes: they run in any order. Groups are laid out one
+// item after another, in one place or in one for sends and one for recvs, which is seen in one
+// pass; only others are compared pair by pair.
+void check_items_apart(std::span<const Collective> items, const char* group, int size) {
+  if (items.size() < 2) return;
+  Range reads{std::uintptr_t{0}, 0}, writes = reads, both = reads;
+  bool in_one = true, in_two = true;
+  for (const Collective& c : items) {
+    const Sides s(c, size);
+    if (s.empty) continue;
+    in_one &= s.hull().begin >= both.end;
+    in_two &= s.read.begin >= reads.end && s.write.begin >= writes.end;
+    both = {both.begin == 0 ? s.hull().begin : both.begin, s.hull().end};
+    reads = {reads.begin == 0 ? s.read.begin : reads.begin, s.read.end};
+    writes = {writes.begin == 0 ? s.write.begin : writes.begin, s.write.end};
+  }
+  if (in_one || (in_two && !reads.overlaps(writes))) return;
+  for (std::size_t j = 1; j < items.size(); ++j)
+    for (std::size_t i = 0; i < j; ++i) {
+      const Sides a(items[i], size), b(items[j], size);
+      TESSERA_EXPECT(a.empty || b.empty || !a.clashes(b), name(items[j].kind), " '", group,
+                     "': items ", i, " and ", j,
+                     " overlap, and one of them is written; give each item memory of its own");
+    }
 }
 
 // One rank alone: what it sends is what it receives.
@@ -109,6 +167,20 @@ const char* name(CollectiveKind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
+const char* name(ReduceOp reduce) { return reduce == ReduceOp::sum ? "sum" : "max"; }
+
+Communicator::Communicator(DeviceContext& context, FlightRecorder& recorder, std::string role,
+                           StreamId stream, int rank, int size)
+    : context_(context),
+      recorder_(recorder),
+      role_(std::move(role)),
+      stream_(stream),
+      rank_(rank),
+      size_(size) {
+  CallRecord probe;
+  role_hash_ = copy_and_fold(probe.group, role_.c_str(), index(stream));
+}
+
 void Communicator::submit(const CollectiveGroup& group, std::span<const Access> accesses) {
   check_and_launch(group.items, group.name, accesses, true);
 }
@@ -125,27 +197,53 @@ void Communicator::check_and_launch(std::span<const Collective> items, const cha
   Op op{.name = group, .cost = {}, .accesses = accesses};
   comm::StagingPlan staging;
   bool moves = false;
-  std::uint64_t hash = fnv1a(std::string_view(group), fingerprint_);
+  CallRecord call;
+  std::uint64_t content = copy_and_fold(call.unit, group, role_hash_);
   for (std::size_t i = 0; i < items.size(); ++i) {
     check_item(items[i], i, group, staging.next(items[i]), rank_, size_);
     add_cost(op.cost, items[i], size_);
-    hash = fold(hash, items[i]);
+    content = fold(content, items[i]);
+    call.bytes += static_cast<std::int64_t>(comm::item_bytes(items[i]));
     moves |= items[i].count > 0 && items[i].kind != CollectiveKind::barrier &&
              items[i].send != items[i].recv;
   }
+  check_items_apart(items, group, size_);
+  check_order(group, accesses);
   if (size_ == 1) {
-    const CopyAlone copy{comm::GroupCall(*this, group, items, prepared)};
+    const CopyAlone copy{comm::GroupCall(call, 0, group, items, prepared)};
     if (moves) Stream(context_, stream_).launch(op, copy);
     return;
   }
-  const std::uint64_t before = std::exchange(fingerprint_, hash);
+  check_transport(group, items);
+  const Collective& first = items.front();
+  call.count = first.count;
+  call.n_items = static_cast<std::int32_t>(items.size());
+  call.root = first.root;
+  call.kind = first.kind;
+  call.dtype = first.dtype;
+  call.reduce = first.reduce;
+  call.stream = stream_;
+  std::memcpy(call.group, role_.c_str(), std::min(role_.size(), sizeof call.group - 1));
+  const std::uint64_t previous = recorder_.fingerprint();
+  recorder_.submit(call, content);
   ++submitted_;
-  try {
-    launch(op, items, prepared);
-  } catch (...) {  // refused: as if never submitted
-    fingerprint_ = before;
-    --submitted_;
-    throw;
+  launch(op, comm::GroupCall(call, previous, group, items, prepared));
+}
+
+// The collective writes these bytes on its own stream: whatever touched their allocation before, on
+// any stream, must be ordered before it.
+void Communicator::check_order(const char* group, std::span<const Access> accesses) const {
+  const Clock& known = context_.clock(stream_);
+  for (const Access& access : accesses) {
+    if (access.mode != AccessMode::write || known.covers(access.use->touched)) continue;
+    for (int s = 0; s < kMaxStreams; ++s) {
+      const auto other = static_cast<StreamId>(s);
+      const Tick touched = access.use->touched[other];
+      TESSERA_EXPECT(touched <= known[other], "Communicator::submit '", group, "': stream ",
+                     name(stream_), " writes memory that operation ", touched, " of stream ",
+                     name(other), " touches, and is ordered after ", known[other],
+                     " only; make it wait: stream.wait(other.record())");
+    }
   }
 }
 

@@ -43,26 +43,35 @@ void multiply(void* out, const void* in, std::int64_t count, DType dtype, int si
   });
 }
 
+// The largest of values that are all alike is that value.
+void combine(std::byte* out, const std::byte* in, const Collective& c, int size) {
+  if (c.reduce == ReduceOp::sum)
+    multiply(out, in, c.count, c.dtype, size);
+  else if (out != in)
+    kernels::copy_bytes(out, in, comm::item_bytes(c));
+}
+
 class EmulatedCommunicator final : public Communicator {
  public:
-  EmulatedCommunicator(DeviceContext& context, std::string role, StreamId stream, int rank,
-                       int size)
-      : Communicator(context, std::move(role), stream, rank, size) {}
+  EmulatedCommunicator(DeviceContext& context, FlightRecorder& recorder, std::string role,
+                       StreamId stream, int rank, int size)
+      : Communicator(context, recorder, std::move(role), stream, rank, size) {}
 
  private:
   struct Part {
     GroupCall call;
+    FlightRecorder* recorder;
     int rank, size;
-    void operator()(Exec&) const {
+    void operator()(Exec& exec) const {
+      recorder->started(call.number, exec.stream);
       for (const Collective& c : call.items())
         if (c.count > 0) run(c, rank, size);
+      recorder->done(call.number, exec.stream);
     }
   };
 
-  void launch(const Op& op, std::span<const Collective> items, bool prepared) override {
-    Stream(context_, stream())
-        .launch_joint(op, nullptr,
-                      Part{GroupCall(*this, op.name, items, prepared), rank(), size()});
+  void launch(const Op& op, const GroupCall& call) override {
+    Stream(context_, stream()).launch_joint(op, nullptr, Part{call, &recorder_, rank(), size()});
   }
 
   static void run(const Collective& c, int rank, int size) {
@@ -82,10 +91,10 @@ class EmulatedCommunicator final : public Communicator {
         }
         break;
       case CollectiveKind::reduce_scatter:
-        multiply(recv, send + mine, c.count, c.dtype, size);
+        combine(recv, send + mine, c, size);
         break;
       case CollectiveKind::all_reduce:
-        multiply(recv, send, c.count, c.dtype, size);
+        combine(recv, send, c, size);
         break;
       case CollectiveKind::broadcast:  // the root decides as this rank does
         if (recv != send) kernels::copy_bytes(recv, send, bytes);
@@ -100,11 +109,13 @@ class EmulatedBackend final : public World::Backend {
  public:
   std::unique_ptr<Communicator> make(DeviceContext& context, std::string role, StreamId stream,
                                      int rank, int size) override {
-    return std::make_unique<EmulatedCommunicator>(context, std::move(role), stream, rank, size);
+    return std::make_unique<EmulatedCommunicator>(context, recorder_, std::move(role), stream, rank,
+                                                  size);
   }
   std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes) override {
     return arena_.allocate(context, bytes);
   }
+  FlightRecorder& recorder() noexcept override { return recorder_; }
   bool fail(const std::string& reason) noexcept override {
     if (reason_.empty()) reason_ = reason;
     return true;
@@ -115,6 +126,7 @@ class EmulatedBackend final : public World::Backend {
 
  private:
   std::string reason_;
+  FlightRecorder recorder_;
   comm::PlainArena arena_;
 };
 

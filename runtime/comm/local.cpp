@@ -15,12 +15,13 @@ class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(DeviceContext& context, LocalWorld& world, LocalRole& shared, StreamId stream,
                     int rank)
-      : Communicator(context, shared.name, stream, rank, world.size()),
+      : Communicator(context, world.recorder(rank), shared.name, stream, rank, world.size()),
         world_(world),
         shared_(shared),
         inputs_(static_cast<std::size_t>(world.size())),
         published_(static_cast<std::size_t>(world.size())) {
     for (std::size_t r = 0; r < published_.size(); ++r) published_[r] = &shared.cells[r].published;
+    for (int r = 0; r < world.size(); ++r) recorders_.push_back(&world.recorder(r));
   }
 
  private:
@@ -48,13 +49,13 @@ class LocalCommunicator final : public Communicator {
     }
   };
 
-  void launch(const Op& op, std::span<const Collective> items, bool prepared) override {
+  void launch(const Op& op, const GroupCall& call) override {
     world_.submitting(shared_, rank(), submitted(), op.name);
-    Stream(context_, stream())
-        .launch_joint(op, &shared_.joint, Part{this, GroupCall(*this, op.name, items, prepared)});
+    Stream(context_, stream()).launch_joint(op, &shared_.joint, Part{this, call});
   }
 
   void show(const GroupCall& call) {
+    recorder_.started(call.number, stream());
     LocalRole::Cell& mine = shared_.cells[static_cast<std::size_t>(rank())];
     mine.single = call.single;
     mine.items = call.prepared ? call.prepared : &mine.single;
@@ -63,14 +64,16 @@ class LocalCommunicator final : public Communicator {
   }
 
   void take(const GroupCall& call) {
-    check_agreement(published_, role());
+    check_agreement(published_, role(), recorders_);
     pull(call.items(), rank(), size(), inputs_, Peers{shared_});
+    recorder_.done(call.number, stream());
   }
 
   LocalWorld& world_;
   LocalRole& shared_;
   std::vector<const void*> inputs_;  // of one sum; the stream's
   std::vector<const Published*> published_;
+  std::vector<const FlightRecorder*> recorders_;
 };
 
 class LocalBackend final : public World::Backend {
@@ -86,6 +89,7 @@ class LocalBackend final : public World::Backend {
     world_->expect_same_size(rank_, allocations_++, bytes);
     return arena_.allocate(context, bytes);
   }
+  FlightRecorder& recorder() noexcept override { return world_->recorder(rank_); }
   bool fail(const std::string& reason) noexcept override {
     world_->meeting().abort(reason);
     return true;
@@ -122,9 +126,13 @@ LocalRole& LocalWorld::role(const std::string& name) {
 }
 
 void LocalWorld::submitting(LocalRole& role, int rank, std::uint64_t number, const char* name) {
+  const FlightRecorder& own = recorder(rank);
+  const std::uint64_t call = own.last_submitted();
   const std::lock_guard lock(mutex_);
   role.cells[static_cast<std::size_t>(rank)].submitted = number;
   for (int peer = 0; peer < size_; ++peer) {
+    const std::uint64_t theirs = recorder(peer).fingerprint_after(call);
+    if (theirs != 0 && theirs != own.fingerprint()) expect_same_group(rank, peer);
     if (!left_[static_cast<std::size_t>(peer)]) continue;
     const std::uint64_t met = role.cells[static_cast<std::size_t>(peer)].submitted;
     if (met < number)
@@ -132,6 +140,15 @@ void LocalWorld::submitting(LocalRole& role, int rank, std::uint64_t number, con
                             role.name, "', but rank ", rank, " submitted call ", number, " ('",
                             name, "'); every rank must submit the same collectives"));
   }
+}
+
+// Ranks that disagree on one communicator meet there and hear more; on two they never would.
+void LocalWorld::expect_same_group(int rank, int peer) {
+  const int low = std::min(rank, peer), high = std::max(rank, peer);
+  CallRecord in_low, in_high;
+  if (first_difference(recorder(low), recorder(high), in_low, in_high) &&
+      in_low.stream != in_high.stream)
+    meeting_.abort(describe_difference(recorder(low), low, recorder(high), high));
 }
 
 void LocalWorld::end(const std::string& reason) {

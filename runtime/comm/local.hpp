@@ -40,6 +40,7 @@ class LocalWorld {
   explicit LocalWorld(int size)
       : size_(size),
         again_(recovery_, size),
+        recorders_(static_cast<std::size_t>(size)),
         left_(static_cast<std::size_t>(size)),
         brought_(static_cast<std::size_t>(size)) {}
 
@@ -53,9 +54,12 @@ class LocalWorld {
   // Made by the first rank that asks.
   LocalRole& role(const std::string& name);
 
-  // A collective that a rank submits can't be met by a rank that has left, and a rank that leaves
-  // can't meet what others have submitted. Either aborts the meeting, naming both.
-  void submitting(LocalRole& role, int rank, std::uint64_t number, const char* name);
+  FlightRecorder& recorder(int rank) { return recorders_[static_cast<std::size_t>(rank)]; }
+
+  // Call `count` of `role`, the last that the rank has recorded, can't be met by a rank that has
+  // left or that has put this number on another communicator, and a rank that leaves can't meet
+  // what others have submitted. Each aborts the meeting, naming both.
+  void submitting(LocalRole& role, int rank, std::uint64_t count, const char* name);
   void leave(int rank);
 
   // The meeting of a recovery: each rank brings numbers, and takes the largest of all.
@@ -67,9 +71,12 @@ class LocalWorld {
   void expect_same_size(int rank, std::size_t n, std::int64_t bytes);
 
  private:
+  void expect_same_group(int rank, int peer);
+
   const int size_;
   Meeting meeting_, recovery_;
-  Joint again_;  // over recovery_, which a failure leaves alone
+  Joint again_;                            // over recovery_, which a failure leaves alone
+  std::vector<FlightRecorder> recorders_;  // by rank
   std::mutex mutex_;
   std::map<std::string, std::unique_ptr<LocalRole>> roles_;
   std::vector<bool> left_;

@@ -4,13 +4,15 @@
 #include "runtime/comm/mpi.hpp"
 
 #include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <mutex>
 #include <new>
 
+#include "runtime/comm/lookout.hpp"
 #include "runtime/comm/plain_memory.hpp"
-#include "runtime/comm/shared.hpp"
 #include "runtime/comm/world_state.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/base/log.hpp"
@@ -149,7 +151,8 @@ class MpiBackend final : public World::Backend {
     check(MPI_Allreduce(MPI_IN_PLACE, alike, 2, MPI_INT, MPI_MIN, all_), "MPI_Allreduce");
     TESSERA_EXPECT(alike[1] == (options.transport == Transport::messages),
                    "World::mpi: ranks were given different transports");
-    if (alike[0] && size_ > 1) share_segments();
+    pulls_ = alike[0];
+    share_segments(on_host, options);
   }
 
   int rank() const noexcept { return rank_; }
@@ -158,7 +161,7 @@ class MpiBackend final : public World::Backend {
 
   std::unique_ptr<Communicator> make(DeviceContext& context, std::string role, StreamId stream,
                                      int rank, int size) override {
-    if (world_) {
+    if (pulls_) {
       const auto place = static_cast<Place>(made_++);  // in the order of State's constructor
       return make_shared_communicator(context, *world_, place, std::move(role), stream);
     }
@@ -166,15 +169,15 @@ class MpiBackend final : public World::Backend {
     check(MPI_Comm_dup(all_, &own), "MPI_Comm_dup");
     MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN);
     role_comms_.push_back(own);
-    return make_message_communicator(context, own, std::move(role), stream, rank, size);
+    return make_message_communicator(context, *world_, own, std::move(role), stream, rank, size);
   }
 
   std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes) override;
+  FlightRecorder& recorder() noexcept override { return world_->recorder(world_->rank()); }
   bool fail(const std::string& reason) noexcept override;
-  std::string reason() const override { return world_ ? world_->reason() : reason_; }
+  std::string reason() const override { return world_->reason(); }
   void meet_again(DeviceContext&, std::span<double> largest) override {
-    if (world_) world_->meet_again(largest);
-    reason_.clear();
+    world_->meet_again(largest);
   }
   void leave() noexcept override;
 
@@ -185,30 +188,38 @@ class MpiBackend final : public World::Backend {
     std::shared_ptr<bool> let_go;
   };
 
-  void share_segments();
+  void share_segments(int on_host, const WorldOptions& options);
   void free_let_go();
 
   Session session_;  // first: MPI runs as long as the rest
   MPI_Comm all_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1, made_ = 0;
   std::unique_ptr<SharedWindow> segments_;
-  std::unique_ptr<SharedWorld> world_;  // null: messages
+  std::unique_ptr<SharedWorld> world_;  // the ranks of this host
+  std::unique_ptr<Lookout> lookout_;
+  bool pulls_ = false;  // from memory that all ranks share; else by messages
   std::vector<Held> held_;
   std::uint64_t allocations_ = 0;
   std::vector<MPI_Comm> role_comms_;
   PlainArena arena_;
-  std::string reason_;  // without world_
 };
 
-void MpiBackend::share_segments() {
+void MpiBackend::share_segments(int on_host, const WorldOptions& options) {
   segments_ = std::make_unique<SharedWindow>(host_, static_cast<std::int64_t>(sizeof(Segment)));
   std::vector<Segment*> segments;
-  for (int r = 0; r < size_; ++r)
+  for (int r = 0; r < on_host; ++r)
     segments.push_back(
         std::launder(reinterpret_cast<Segment*>(segments_->bases[static_cast<std::size_t>(r)])));
-  new (segments_->bases[static_cast<std::size_t>(rank_)]) Segment;
+  int rank = 0;
+  check(MPI_Comm_rank(host_, &rank), "MPI_Comm_rank");
+  auto* const own = new (segments_->bases[static_cast<std::size_t>(rank)]) Segment;
+  own->rank = rank_;
+  own->pid = getpid();
+  struct stat status{};
+  if (stat("/proc/self/ns/pid", &status) == 0) own->pid_namespace = status.st_ino;
   check(MPI_Barrier(host_), "MPI_Barrier");  // all segments stand
-  world_ = std::make_unique<SharedWorld>(std::move(segments), rank_);
+  world_ = std::make_unique<SharedWorld>(std::move(segments), rank, options.timeout_seconds);
+  lookout_ = std::make_unique<Lookout>(*world_, options);
 }
 
 // Ranks of this host whose affinity mask is this rank's.
@@ -229,13 +240,13 @@ int MpiBackend::ranks_on_my_cores() const {
 // The ranks meet where a dead peer is noticed before they enter MPI, where it is not.
 std::shared_ptr<SymmetricMemory> MpiBackend::allocate(DeviceContext& context, std::int64_t bytes) {
   context.synchronize();  // throws before any rank is inside MPI, where nothing wakes it
-  if (world_) world_->meet(Place::allocate, "allocate");
+  world_->meet(Place::allocate, "allocate");
   std::int64_t range[2] = {bytes, -bytes};
   check(MPI_Allreduce(MPI_IN_PLACE, range, 2, MPI_INT64_T, MPI_MAX, all_), "MPI_Allreduce");
   TESSERA_EXPECT(range[0] == -range[1], "allocate_symmetric: rank ", rank_, " asks for ", bytes,
                  " bytes, other ranks for ", -range[1], " to ", range[0],
                  "; every rank must ask for the same");
-  if (!world_) return arena_.allocate(context, bytes);
+  if (!pulls_) return arena_.allocate(context, bytes);
   free_let_go();
   const std::int64_t rounded = round_up(bytes, kPageBytes);
   held_.push_back({SharedWindow(host_, rounded), ++allocations_, std::make_shared<bool>(false)});
@@ -261,30 +272,26 @@ void MpiBackend::free_let_go() {
 }
 
 bool MpiBackend::fail(const std::string& reason) noexcept {
-  if (world_)
-    world_->abort(reason);
-  else if (reason_.empty())
-    reason_ = reason;
-  if (world_ || size_ == 1) return true;
-  session_.end(false);  // a stream inside MPI is woken by nobody
+  world_->abort(reason);
+  if (pulls_ || size_ == 1) return true;
+  lookout_.reset();     // the segments go with MPI, the rest of this stays:
+  session_.end(false);  // a stream may be inside MPI, which nobody wakes
   return false;
 }
 
 void MpiBackend::leave() noexcept {
   try {
-    if (world_) {
-      world_->leave();
-      world_->meet(Place::farewell, "end");
-    } else {
-      check(MPI_Barrier(all_), "MPI_Barrier");
-    }
+    world_->leave();
+    world_->meet(Place::farewell, "end");
+    lookout_.reset();
+    if (!pulls_) check(MPI_Barrier(all_), "MPI_Barrier");
   } catch (const std::exception& error) {
     log(LogLevel::warning,
         concat("World: rank ", rank_, " ends without its peers: ", error.what()));
     return;
   }
   for (Held& held : held_) held.window.free();
-  if (segments_) segments_->free();
+  segments_->free();
   for (MPI_Comm& comm : role_comms_) MPI_Comm_free(&comm);
   MPI_Comm_free(&host_);
   MPI_Comm_free(&all_);

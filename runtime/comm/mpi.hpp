@@ -7,6 +7,7 @@
 #include <source_location>
 #include <string>
 
+#include "runtime/comm/shared.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/communicator.hpp"
 
@@ -22,9 +23,10 @@ inline void check(int status, const char* call,
   throw CommError(concat(call, ": ", std::string(text, static_cast<std::size_t>(length))), where);
 }
 
-// Over MPI's own collectives, blocking on the stream's thread. `mpi` is used by nobody else.
-std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, MPI_Comm mpi,
-                                                        std::string role, StreamId stream, int rank,
-                                                        int size);
+// Over MPI's own collectives, blocking on the stream's thread, which enters none before all ranks
+// have come and `world` is fine. `mpi` is used by nobody else.
+std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, SharedWorld& world,
+                                                        MPI_Comm mpi, std::string role,
+                                                        StreamId stream, int rank, int size);
 
 }  // namespace tessera::comm

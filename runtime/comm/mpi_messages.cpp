@@ -1,9 +1,13 @@
 // Collectives over MPI's own, for ranks that do not see each other's memory. Every sum is taken
 // here, in rank order, from chunks that MPI only exchanges: MPI's reductions differ in order
 // between versions and sizes, and have no 16-bit floats.
+#include <sched.h>
+
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <cstring>
+#include <thread>
 
 #include "runtime/comm/agreement.hpp"
 #include "runtime/comm/mpi.hpp"
@@ -15,6 +19,9 @@ namespace {
 
 // Of each of the two exchange buffers. Larger items go through them block by block.
 constexpr std::int64_t kBlockBytes = 4 << 20;
+
+// Then a waiting thread gives its core away for longer than a time slice takes to come round.
+constexpr int kYields = 1000;
 
 // MPI moves bytes; the width keeps counts within int.
 MPI_Datatype words(DType dtype) {
@@ -32,9 +39,10 @@ MPI_Datatype words(DType dtype) {
 
 class MessageCommunicator final : public Communicator {
  public:
-  MessageCommunicator(DeviceContext& context, MPI_Comm mpi, std::string role, StreamId stream,
-                      int rank, int size)
-      : Communicator(context, std::move(role), stream, rank, size),
+  MessageCommunicator(DeviceContext& context, SharedWorld& world, MPI_Comm mpi, std::string role,
+                      StreamId stream, int rank, int size)
+      : Communicator(context, world.recorder(world.rank()), std::move(role), stream, rank, size),
+        world_(world),
         mpi_(mpi),
         inputs_(static_cast<std::size_t>(size)) {
     if (size == 1) return;
@@ -50,15 +58,18 @@ class MessageCommunicator final : public Communicator {
     void operator()(Exec&) const { self->run(call); }
   };
 
-  void launch(const Op& op, std::span<const Collective> items, bool prepared) override {
+  void check_transport(const char* group, std::span<const Collective> items) const override {
     for (const Collective& c : items)
-      TESSERA_EXPECT(c.count <= INT_MAX, name(c.kind), " '", op.name, "': ", c.count,
+      TESSERA_EXPECT(c.count <= INT_MAX, name(c.kind), " '", group, "': ", c.count,
                      " elements are more than MPI counts; split the item");
-    Stream(context_, stream())
-        .launch_joint(op, nullptr, Part{this, GroupCall(*this, op.name, items, prepared)});
+  }
+
+  void launch(const Op& op, const GroupCall& call) override {
+    Stream(context_, stream()).launch_joint(op, nullptr, Part{this, call});
   }
 
   void run(const GroupCall& call) {
+    recorder_.started(call.number, stream());
     agree(call);
     for (const Collective& c : call.items()) {
       if (c.count == 0) continue;
@@ -82,20 +93,55 @@ class MessageCommunicator final : public Communicator {
           break;
       }
     }
+    recorder_.done(call.number, stream());
   }
 
-  // Equal fingerprints have equal maxima, also of their complements. Doubles as the barrier.
+  // Fingerprints and their complements go round in log2(size) steps, each rank keeping the largest:
+  // equal ones have equal maxima. Doubles as the barrier. What MPI may still write to after a
+  // failure is not on the stack.
   void agree(const GroupCall& call) {
-    std::uint64_t seen[2] = {call.fingerprint, ~call.fingerprint};
-    check(MPI_Allreduce(MPI_IN_PLACE, seen, 2, MPI_UINT64_T, MPI_MAX, mpi_), "MPI_Allreduce");
-    if (seen[0] == ~seen[1]) return;
-    std::vector<Published> all(static_cast<std::size_t>(size()));
+    seen_[0] = call.fingerprint;
+    seen_[1] = ~call.fingerprint;
+    for (int step = 1; step < size(); step *= 2) {
+      exchange(seen_, theirs_, sizeof seen_, (rank() + step) % size(),
+               (rank() - step + size()) % size());
+      for (int i = 0; i < 2; ++i) seen_[i] = std::max(seen_[i], theirs_[i]);
+    }
+    if (seen_[0] == ~seen_[1]) return;
+    all_.resize(static_cast<std::size_t>(size()));
+    publish(all_[static_cast<std::size_t>(rank())], call, 0);
+    for (int step = 1; step < size(); ++step) {
+      const int from = (rank() - step + size()) % size();
+      exchange(&all_[static_cast<std::size_t>(rank())], &all_[static_cast<std::size_t>(from)],
+               sizeof(Published), (rank() + step) % size(), from);
+    }
     std::vector<const Published*> views;
-    for (const Published& p : all) views.push_back(&p);
-    publish(all[static_cast<std::size_t>(rank())], call, 0);
-    check(MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, all.data(), sizeof(Published), MPI_BYTE, mpi_),
-          "MPI_Allgather");
-    check_agreement(views, role());
+    for (const Published& p : all_) views.push_back(&p);
+    const bool sees_all = world_.size() == size();
+    world_.agree([&] {
+      check_agreement(
+          views, role(),
+          sees_all ? std::span(world_.recorders()) : std::span<const FlightRecorder* const>());
+    });
+  }
+
+  // Polls, because nothing wakes a thread inside MPI when a peer never comes. All that may keep a
+  // rank from coming shows here: the collectives behind it are begun by all or by none.
+  void exchange(const void* out, void* in, std::size_t bytes, int to, int from) {
+    MPI_Request requests[2];
+    const auto n = static_cast<int>(bytes);
+    check(MPI_Irecv(in, n, MPI_BYTE, from, 0, mpi_, &requests[0]), "MPI_Irecv");
+    check(MPI_Isend(out, n, MPI_BYTE, to, 0, mpi_, &requests[1]), "MPI_Isend");
+    for (int look = 0;; ++look) {
+      int done = 0;
+      check(MPI_Testall(2, requests, &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+      if (done) return;
+      world_.expect_fine();
+      if (look < kYields)
+        sched_yield();
+      else
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
   }
 
   void all_gather(const Collective& c, std::byte* recv) {
@@ -115,14 +161,15 @@ class MessageCommunicator final : public Communicator {
     return static_cast<std::int64_t>(out_.size() / size_bytes(dtype)) / size();
   }
 
-  // out_ holds n elements for each rank; afterwards `sum` holds all ranks' for this one, added up.
-  void exchange_and_sum(std::byte* sum, std::int64_t n, DType dtype) {
+  // out_ holds n elements for each rank; afterwards `result` holds all ranks' for this one,
+  // reduced.
+  void exchange_and_reduce(std::byte* result, std::int64_t n, const Collective& c) {
     const auto count = static_cast<int>(n);
-    check(MPI_Alltoall(out_.data(), count, words(dtype), in_.data(), count, words(dtype), mpi_),
+    check(MPI_Alltoall(out_.data(), count, words(c.dtype), in_.data(), count, words(c.dtype), mpi_),
           "MPI_Alltoall");
     for (std::size_t peer = 0; peer < inputs_.size(); ++peer)
-      inputs_[peer] = in_.data() + peer * static_cast<std::size_t>(n) * size_bytes(dtype);
-    kernels::reduce_peers(sum, inputs_.data(), size(), n, dtype);
+      inputs_[peer] = in_.data() + peer * static_cast<std::size_t>(n) * size_bytes(c.dtype);
+    reduce(result, inputs_.data(), size(), n, c);
   }
 
   void reduce_scatter(const Collective& c, std::byte* recv) {
@@ -133,7 +180,7 @@ class MessageCommunicator final : public Communicator {
       const std::size_t bytes = std::min(block, chunk - at);
       for (std::size_t peer = 0; peer < inputs_.size(); ++peer)
         kernels::copy_bytes(out_.data() + peer * bytes, send + peer * chunk + at, bytes);
-      exchange_and_sum(recv + at, static_cast<std::int64_t>(bytes / width), c.dtype);
+      exchange_and_reduce(recv + at, static_cast<std::int64_t>(bytes / width), c);
     }
   }
 
@@ -149,23 +196,27 @@ class MessageCommunicator final : public Communicator {
       const std::size_t part_bytes = static_cast<std::size_t>(part) * width;
       kernels::copy_bytes(out_.data(), send + at, bytes);
       std::memset(out_.data() + bytes, 0, part_bytes * n - bytes);
-      exchange_and_sum(out_.data() + static_cast<std::size_t>(rank()) * part_bytes, part, c.dtype);
+      exchange_and_reduce(out_.data() + static_cast<std::size_t>(rank()) * part_bytes, part, c);
       gather_in_place(out_.data(), part, c.dtype);
       kernels::copy_bytes(recv + at, out_.data(), bytes);
     }
   }
 
+  SharedWorld& world_;  // of this host's ranks: who is alive, and whether all is well
   MPI_Comm mpi_;
+  std::uint64_t seen_[2] = {}, theirs_[2] = {};
+  std::vector<Published> all_;       // of a disagreement
   std::vector<std::byte> out_, in_;  // what goes to and comes from the peers, rank by rank
   std::vector<const void*> inputs_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, MPI_Comm mpi,
-                                                        std::string role, StreamId stream, int rank,
-                                                        int size) {
-  return std::make_unique<MessageCommunicator>(context, mpi, std::move(role), stream, rank, size);
+std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, SharedWorld& world,
+                                                        MPI_Comm mpi, std::string role,
+                                                        StreamId stream, int rank, int size) {
+  return std::make_unique<MessageCommunicator>(context, world, mpi, std::move(role), stream, rank,
+                                               size);
 }
 
 }  // namespace tessera::comm

@@ -17,6 +17,15 @@ inline std::size_t item_bytes(const Collective& c) {
   return static_cast<std::size_t>(c.count) * size_bytes(c.dtype);
 }
 
+// `count` elements of all ranks, by the operation and in the dtype of `c`.
+inline void reduce(void* out, const void* const* inputs, int size, std::int64_t count,
+                   const Collective& c) {
+  if (c.reduce == ReduceOp::max)
+    kernels::max_peers(out, inputs, size, count, c.dtype);
+  else
+    kernels::reduce_peers(out, inputs, size, count, c.dtype);
+}
+
 // Gives each item of a group, in order, its offset in the staging memory, or kDirect. Depends on
 // what all ranks agree on only, so that offsets are equal on all of them.
 class StagingPlan {
@@ -81,12 +90,12 @@ void pull(std::span<const Collective> items, int rank, int size, std::span<const
         for (int peer = 0; peer < size; ++peer)
           inputs[static_cast<std::size_t>(peer)] =
               source.send(peer) + static_cast<std::size_t>(rank) * bytes;
-        kernels::reduce_peers(recv, inputs.data(), size, c.count, c.dtype);
+        reduce(recv, inputs.data(), size, c.count, c);
         break;
       case CollectiveKind::all_reduce:
         for (int peer = 0; peer < size; ++peer)
           inputs[static_cast<std::size_t>(peer)] = source.send(peer);
-        kernels::reduce_peers(recv, inputs.data(), size, c.count, c.dtype);
+        reduce(recv, inputs.data(), size, c.count, c);
         break;
       case CollectiveKind::broadcast:
         if (rank != c.root)

@@ -28,7 +28,6 @@ using std::memory_order_seq_cst;
 constexpr int kSpins = 200;
 constexpr int kYields = 20;
 constexpr long kLookEveryNs = 100'000'000;
-constexpr std::chrono::seconds kPatience{300};
 // After a failure peers come to the end of the world soon, or never.
 constexpr std::chrono::seconds kFarewellPatience{5};
 
@@ -45,6 +44,14 @@ constexpr const char* kPlaceNames[kPlaces] = {
     "gather", "reduce", "control", "allocate_symmetric", "recovery", "end of the world"};
 
 }  // namespace
+
+SharedWorld::SharedWorld(std::vector<Segment*> segments, int rank, double timeout_s)
+    : segments_(std::move(segments)), rank_(rank), timeout_s_(timeout_s) {
+  for (const Segment* s : segments_) {
+    recorders_.push_back(&s->calls);
+    names_.push_back(s->rank);
+  }
+}
 
 // ---- Meeting
 
@@ -70,10 +77,11 @@ void SharedWorld::meet(Place place, const char* what) {
   }
   const auto start = std::chrono::steady_clock::now();
   while (!sleep(place, round)) {
-    const auto waited = std::chrono::steady_clock::now() - start;
-    if (place != Place::farewell)
-      look_around(place, round, what, waited > kPatience);
-    else if (is_aborted() && waited > kFarewellPatience)
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+    if (place == Place::allocate || place == Place::recovery)
+      look_around(place, round, what, waited.count() > timeout_s_);
+    if (is_aborted() && (!outlives_failure(place) || has_lost() ||
+                         (place == Place::farewell && waited > kFarewellPatience)))
       give_up();
   }
 }
@@ -104,8 +112,7 @@ void SharedWorld::look_around(Place place, std::uint32_t round, const char* what
     reason = concat(where, ended, " has ended without it, and rank ", rank_,
                     " waits; every rank must submit the same collectives");
   else if (is_late)
-    reason = concat(where, missing, " has not come for ", kPatience.count(),
-                    " s; it hangs, or its process is gone");
+    reason = concat(where, missing, " has not come for ", timeout_s_, " s");
   else
     return;
   abort(reason);
@@ -116,15 +123,25 @@ bool SharedWorld::is_aborted() const {
   return segments_[0]->state.load(memory_order_seq_cst) != Segment::kFine;
 }
 
-void SharedWorld::give_up() const {
-  throw CommError(concat("collective: given up because ", reason()));
+bool SharedWorld::has_lost() const {
+  return is_aborted() && segments_[0]->lost.load(memory_order_relaxed) >= 0;
 }
 
-void SharedWorld::abort(const std::string& reason) noexcept {
+void SharedWorld::give_up() const { throw CommError("collective: given up because " + reason()); }
+
+bool SharedWorld::is_at_end(int rank) const {
+  return at(rank, Place::farewell).reached.load(memory_order_acquire) > 0;
+}
+
+void SharedWorld::abort_for_lost(int rank, const std::string& reason) noexcept {
   Segment& first = *segments_[0];
   std::uint32_t fine = Segment::kFine;
-  if (!first.state.compare_exchange_strong(fine, Segment::kWriting)) return;
+  if (!first.state.compare_exchange_strong(fine, Segment::kWriting)) {
+    if (rank >= 0) first.lost = rank;  // no reason any more, but nobody need wait for it
+    return;
+  }
   std::strncpy(first.reason, reason.c_str(), sizeof(first.reason) - 1);
+  first.lost = rank;
   first.state.store(Segment::kAborted, memory_order_seq_cst);
   for (Segment::At& place : first.at) futex_wake_all(place.round);
 }
@@ -148,7 +165,10 @@ void SharedWorld::meet_again(std::span<double> largest) {
     at(rank_, place).reached.store(at(0, place).round.load());
     if (rank_ == 0) at(0, place).arrived.store(0);
   }
-  if (rank_ == 0) segments_[0]->state.store(Segment::kFine);
+  if (rank_ == 0) {
+    segments_[0]->lost = -1;
+    segments_[0]->state.store(Segment::kFine);
+  }
   meet(Place::recovery, "recover");
 }
 
@@ -188,7 +208,8 @@ class SharedCommunicator final : public Communicator {
  public:
   SharedCommunicator(DeviceContext& context, SharedWorld& world, Place place, std::string role,
                      StreamId stream)
-      : Communicator(context, std::move(role), stream, world.rank(), world.size()),
+      : Communicator(context, world.recorder(world.rank()), std::move(role), stream, world.rank(),
+                     world.size()),
         world_(world),
         place_(place),
         inputs_(static_cast<std::size_t>(world.size())) {
@@ -238,29 +259,33 @@ class SharedCommunicator final : public Communicator {
     return common;
   }
 
-  void launch(const Op& op, std::span<const Collective> items, bool prepared) override {
+  void check_transport(const char* group, std::span<const Collective> items) const override {
     StagingPlan plan;
     for (std::size_t i = 0; i < items.size(); ++i) {
       const Collective& c = items[i];
       const bool is_direct = plan.next(c) == StagingPlan::kDirect;
       TESSERA_EXPECT(
           !is_direct || c.count == 0 || c.kind == CollectiveKind::barrier || common(c).window,
-          name(c.kind), " '", op.name, "', item ", i, ": send ", c.send,
+          name(c.kind), " '", group, "', item ", i, ": send ", c.send,
           " does not lie in memory of World::allocate_symmetric, which is all that "
           "other processes can read");
     }
-    Stream(context_, stream())
-        .launch_joint(op, nullptr, Part{this, GroupCall(*this, op.name, items, prepared)});
+  }
+
+  void launch(const Op& op, const GroupCall& call) override {
+    Stream(context_, stream()).launch_joint(op, nullptr, Part{this, call});
   }
 
   void run(const GroupCall& call) {
+    recorder_.started(call.number, stream());
     Segment::At& mine = world_.at(rank(), place_);
     publish(mine.published, call, place_of_sends(call.items()));
     stage(mine.staging, call.items(), rank());
     world_.meet(place_, call.name);
-    check_agreement(published_, role());
+    world_.agree([&] { check_agreement(published_, role(), world_.recorders()); });
     pull(call.items(), rank(), size(), inputs_, Peers{*this, {}});
     world_.meet(place_, call.name);
+    recorder_.done(call.number, stream());
   }
 
   std::uint64_t place_of_sends(std::span<const Collective> items) const {

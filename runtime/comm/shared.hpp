@@ -10,10 +10,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "runtime/comm/agreement.hpp"
+#include "tessera/base/error.hpp"
 #include "tessera/comm/world.hpp"
 
 namespace tessera::comm {
@@ -39,20 +41,25 @@ struct Segment {
   static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
   At at[kPlaces];
-  alignas(64) std::atomic<std::uint32_t> left{0};  // the rank has ended
-  double brought[World::kAgreed] = {};             // to a recovery
+  FlightRecorder calls;
+  alignas(64) std::atomic<std::uint32_t> left{0};  // the rank submits no more
+  int rank = 0;                                    // in the world; here they count by host
+  int pid = 0;
+  std::uint64_t pid_namespace = 0;      // 0: unknown
+  std::atomic<std::uint64_t> beat{0};   // grows while the process lives
+  double brought[World::kAgreed] = {};  // to a recovery
   // Rank 0's only: why nobody meets any more.
   enum : std::uint32_t { kFine, kWriting, kAborted };
   std::atomic<std::uint32_t> state{kFine};
-  char reason[512] = {};
+  std::atomic<std::int32_t> lost{-1};  // the rank that is gone, if that is why
+  char reason[2048] = {};
 };
 
 // One rank's view of the segments, and of the memory that all ranks can read. Threads: any.
 class SharedWorld {
  public:
   // `segments` are all ranks', in this rank's address space.
-  SharedWorld(std::vector<Segment*> segments, int rank)
-      : segments_(std::move(segments)), rank_(rank) {}
+  SharedWorld(std::vector<Segment*> segments, int rank, double timeout_s);
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(segments_.size()); }
@@ -60,18 +67,43 @@ class SharedWorld {
     return segments_[static_cast<std::size_t>(rank)]->at[static_cast<int>(place)];
   }
 
+  Segment& segment(int rank) const { return *segments_[static_cast<std::size_t>(rank)]; }
+  FlightRecorder& recorder(int rank) const { return segment(rank).calls; }
+  const std::vector<const FlightRecorder*>& recorders() const noexcept { return recorders_; }
+  // Ranks are counted on this host; this is what the world calls them.
+  int name_of(int rank) const { return names_[static_cast<std::size_t>(rank)]; }
+  std::span<const int> names() const noexcept { return names_; }
+
   // Sleeps until all ranks are at `place`. One thread per rank and place. `what` is for messages.
-  // Throws: CommError when the world is aborted, when a rank that is missing has ended, and when
-  // one has not come for 300 s. `farewell` waits for as long as the world is fine, and 5 s when
-  // not.
+  // Throws: CommError when the world is aborted, and at `allocate`, which is no recorded call, when
+  // a rank that is missing has ended or does not come in time. `farewell` waits for as long as the
+  // world is fine; if it is not, 5 s, or not at all for a rank that is lost.
   void meet(Place place, const char* what);
   // Everyone who meets or will meet gets a CommError with `reason`. The first reason wins.
-  void abort(const std::string& reason) noexcept;
-  // That reason, empty when all is fine.
-  std::string reason() const;
+  void abort(const std::string& reason) noexcept { abort_for_lost(-1, reason); }
+  void abort_for_lost(int rank, const std::string& reason) noexcept;
+  // What `check` throws is why the world ends: streams that wait elsewhere hear the same.
+  template <class Check>
+  void agree(const Check& check) {
+    try {
+      check();
+    } catch (const CommError& error) {
+      abort(error.what());
+      throw;
+    }
+  }
+  bool is_aborted() const;
+  bool has_lost() const;       // a rank that is gone is why
+  std::string reason() const;  // empty while the world is fine
   // All ranks meet after a failure, their devices idle, and are fine afterwards; each of `largest`
-  // becomes the largest of all ranks.  Throws: CommError when a rank has ended.
+  // becomes the largest of all ranks.  Throws: CommError when a rank has ended or is lost.
   void meet_again(std::span<double> largest);
+  // Throws: CommError with the reason once the world is aborted.
+  void expect_fine() const {
+    if (is_aborted()) give_up();
+  }
+  // Whether the rank waits for the others at the end, or has seen them there.
+  bool is_at_end(int rank) const;
   // This rank comes to no place any more but `farewell`.
   void leave() noexcept;
 
@@ -89,11 +121,13 @@ class SharedWorld {
  private:
   bool sleep(Place place, std::uint32_t round);
   void look_around(Place place, std::uint32_t round, const char* what, bool is_late);
-  bool is_aborted() const;
   [[noreturn]] void give_up() const;
 
   std::vector<Segment*> segments_;
-  int rank_;
+  std::vector<const FlightRecorder*> recorders_;
+  std::vector<int> names_;
+  const int rank_;
+  const double timeout_s_;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Window>> windows_;
 };

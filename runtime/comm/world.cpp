@@ -124,6 +124,10 @@ Communicator& World::gather() const noexcept { return *state_->gather; }
 Communicator& World::reduce() const noexcept { return *state_->reduce; }
 Communicator& World::control() const noexcept { return *state_->control; }
 
+const FlightRecorder& World::flight_recorder() const noexcept {
+  return state_->backend->recorder();
+}
+
 std::shared_ptr<SymmetricMemory> World::allocate_symmetric(std::int64_t bytes) const {
   TESSERA_EXPECT(bytes > 0, "allocate_symmetric: ", bytes, " bytes; ask for at least 1");
   const Device device = state_->device;
@@ -211,6 +215,7 @@ std::string World::resume(std::span<double> largest) const {
                  " numbers; give at most ", kAgreed);
   State& s = *state_;
   const std::string reason = s.backend->reason();
+  s.backend->recorder().restart();
   s.backend->meet_again(s.device.context(), largest);
   for (Communicator* c : {s.gather.get(), s.reduce.get(), s.control.get()}) c->restart();
   return reason;

@@ -81,12 +81,17 @@ TEST_CASE("submit refuses what no rank can do, and forgets the attempt", "[comm]
 TEST_CASE("a group's small items in place fit the staging memory together or are refused",
           "[comm]") {
   World world = World::emulated(0, 2, {.executor = ExecutorKind::inlined});
-  std::vector<float> v(kStagedBytes / 4);
+  std::vector<float> v(kStagedBytes / 4 + 1);
   const auto half = static_cast<std::int64_t>(v.size()) / 2;
-  const Collective item{.send = v.data(), .recv = v.data(), .count = half, .kind = K::all_reduce};
-  CollectiveGroup group{.name = "two", .items = {item, item}};
+  const auto in_place = [&](std::int64_t at, std::int64_t count) {
+    return Collective{.send = &v[static_cast<std::size_t>(at)],
+                      .recv = &v[static_cast<std::size_t>(at)],
+                      .count = count,
+                      .kind = K::all_reduce};
+  };
+  CollectiveGroup group{.name = "two", .items = {in_place(0, half), in_place(half, half)}};
   CHECK(refusal([&] { world.reduce().submit(group, {}); }).empty());
-  group.items.push_back({.send = v.data(), .recv = v.data(), .count = 1, .kind = K::all_reduce});
+  group.items.push_back(in_place(2 * half, 1));
   CHECK_THAT(refusal([&] { world.reduce().submit(group, {}); }), Contains("item 2"));
 }
 
@@ -99,6 +104,7 @@ TEST_CASE("an operation carries its name, stream, accesses and wire bytes", "[co
   const Access accesses[] = {{&use, v, v + 256, AccessMode::write},
                              {&use, v, v + 256, AccessMode::read}};
   const auto wire = [&](Communicator& c, K kind) {
+    world.device().synchronize();  // the last one ran on another stream
     c.submit({.send = v, .recv = v + 128, .count = 8, .kind = kind}, name(kind), accesses);
     CHECK(seen.stream == c.stream());
     CHECK(seen.name == name(kind));

@@ -161,11 +161,13 @@ TEST_CASE("local: one group is one operation, and fingerprints agree", "[comm][t
         .send = values, .recv = values, .count = 2, .kind = CollectiveKind::all_reduce};
     Collective other = one;
     other.send = other.recv = values + 2;
-    const CollectiveGroup group{.name = "three", .items = {one, other, one}};
+    Collective third = one;
+    third.send = third.recv = values + 4;
+    const CollectiveGroup group{.name = "three", .items = {one, other, third}};
     world.control().submit(group, {});
     world.control().submit(one, "alone", {});
     world.device().synchronize();
-    fingerprints[r] = world.control().fingerprint();
+    fingerprints[r] = world.flight_recorder().fingerprint();
     operations[r] = world.control().submitted();
     launches[r] = world.device().context().launches();
   });

@@ -32,9 +32,19 @@ enum class CollectiveKind : std::uint8_t {
 };
 const char* name(CollectiveKind kind);
 
+// Of reduce_scatter and all_reduce. A maximum is NaN where any value is.
+enum class ReduceOp : std::uint8_t { sum, max };
+const char* name(ReduceOp reduce);
+
+class FlightRecorder;
+namespace comm {
+struct GroupCall;
+}
+
 // One collective, as plain data. Counts are elements. In-place is seen from the pointers:
 // all_gather with send at rank() * count elements of recv, reduce_scatter with recv there in send,
-// all_reduce and broadcast with recv == send. Any other overlap is refused.
+// all_reduce and broadcast with recv == send. Any other overlap is refused, also between the items
+// of a group.
 struct Collective {
   const void* send = nullptr;
   void* recv = nullptr;
@@ -44,6 +54,7 @@ struct Collective {
   std::int64_t count = 0;
   CollectiveKind kind = CollectiveKind::barrier;
   DType dtype = DType::f32;
+  ReduceOp reduce = ReduceOp::sum;
   int root = 0;  // broadcast
 };
 
@@ -87,42 +98,40 @@ class Communicator {
   // Submits the group as one operation on `stream()`. `accesses` are this rank's buffers (all sends
   // and recvs). With one rank it is a copy of what is out of place, nothing when all is in place,
   // and counts as no operation. Throws: ContractError for null or misaligned pointers, negative
-  // counts, overlaps, and sends that peers cannot read.
+  // counts, overlaps, sends that peers cannot read, and buffers to be written that another stream
+  // has touched without an edge to this one.
   void submit(const CollectiveGroup& group, std::span<const Access> accesses);
   // One collective by value, for calls that are not prepared. `name` has static lifetime.
   void submit(const Collective& collective, const char* name, std::span<const Access> accesses);
 
-  // Operations submitted so far, and a fingerprint over (kind, count, dtype, root, name) of all of
-  // them, equal on all ranks.
+  // Operations submitted so far; the rank's FlightRecorder numbers those of all communicators.
   std::uint64_t submitted() const noexcept { return submitted_; }
-  std::uint64_t fingerprint() const noexcept { return fingerprint_; }
   // Counts from the beginning again. For World::resume, which calls it on every rank.
-  void restart() noexcept {
-    submitted_ = 0;
-    fingerprint_ = kFirstFingerprint;
-  }
+  void restart() noexcept { submitted_ = 0; }
 
  protected:
-  Communicator(DeviceContext& context, std::string role, StreamId stream, int rank, int size)
-      : context_(context), role_(std::move(role)), stream_(stream), rank_(rank), size_(size) {}
+  Communicator(DeviceContext& context, FlightRecorder& recorder, std::string role, StreamId stream,
+               int rank, int size);
 
-  // Launches on stream(): exactly one Stream::launch_joint for the whole span. `prepared` outlives
-  // the run when set; otherwise there is one item, to be copied into the body.
-  virtual void launch(const Op& op, std::span<const Collective> items, bool prepared) = 0;
+  // What this transport refuses, before the call counts.
+  virtual void check_transport(const char* /*name*/, std::span<const Collective> /*items*/) const {}
+  // Launches on stream(): exactly one Stream::launch_joint. The body carries a copy of `call` and
+  // tells the recorder that the call has started and is done.
+  virtual void launch(const Op& op, const comm::GroupCall& call) = 0;
 
   DeviceContext& context_;
+  FlightRecorder& recorder_;
 
  private:
   void check_and_launch(std::span<const Collective> items, const char* name,
                         std::span<const Access> accesses, bool prepared);
-
-  static constexpr std::uint64_t kFirstFingerprint = 0xcbf29ce484222325ull;
+  void check_order(const char* name, std::span<const Access> accesses) const;
 
   std::string role_;
+  std::uint64_t role_hash_;
   StreamId stream_;
   int rank_, size_;
   std::uint64_t submitted_ = 0;
-  std::uint64_t fingerprint_ = kFirstFingerprint;
 };
 
 }  // namespace tessera

@@ -15,7 +15,7 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/comm/communicator.hpp"
+#include "tessera/comm/flight_recorder.hpp"
 
 namespace tessera {
 
@@ -33,6 +33,12 @@ struct WorldOptions {
   std::shared_ptr<RaceChecker> race_checker{};  // watches all ranks of this process; null for none
   CostModel cost{};         // of `virtual`; the wire's part is each communicator's own
   bool run_bodies = false;  // on `virtual`, in worlds of one real rank
+  // A collective in which a rank waits for its peers for longer fails on all ranks, and says who is
+  // missing. Not under `shuffled`, which sees at once that nobody can go on.
+  double timeout_seconds = 100;
+  // MPI worlds: a process of this host that shows no life for so long fails the world. 0: never, so
+  // that debuggers may stop ranks.
+  double heartbeat_timeout_seconds = 5;
 };
 
 enum class WorldKind : std::uint8_t { single, local, mpi, emulated };
@@ -47,6 +53,8 @@ class World {
     virtual std::unique_ptr<Communicator> make(DeviceContext&, std::string role, StreamId, int rank,
                                                int size) = 0;
     virtual std::shared_ptr<SymmetricMemory> allocate(DeviceContext&, std::int64_t bytes) = 0;
+    // Where this rank's communicators record their calls.
+    virtual FlightRecorder& recorder() noexcept = 0;
     // The rank has failed: nothing of this world waits any more, here or on peers, who hear of the
     // first `reason`. False: a stream may hang where nothing can end it, so the device must not be
     // waited for.
@@ -84,6 +92,9 @@ class World {
   Communicator& gather() const noexcept;
   Communicator& reduce() const noexcept;
   Communicator& control() const noexcept;
+
+  // The calls of all communicators of this rank.
+  const FlightRecorder& flight_recorder() const noexcept;
 
   // Memory that peers can read, booked as reserved, not as live. Collective: every rank calls with
   // the same size.

@@ -1,0 +1,118 @@
+// The collectives of one rank, over all its communicators: one sequence of numbers, a fingerprint
+// that rolls over it, and the last 1,000 calls with who, what and when. Always on.
+//
+//   host    ── submit 7 ── submit 8 ── submit 9 ──▶ the order that all ranks must share
+//   gather            └─ started 7 ─ done 7 ─ started 9 ...
+//   reduce                      └─ started 8 ...
+//
+// Peers compare fingerprints before they touch a byte, and look into each other's recorders to say
+// who is where.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "tessera/comm/communicator.hpp"
+
+namespace tessera {
+
+// One call. Of a group, the first item stands for all, but `bytes` are the whole group's. Texts are
+// cut where they are longer. Times are nanoseconds of the host's monotonic clock, 0: not yet.
+struct CallRecord {
+  std::uint64_t number = 0;       // 1 for the first call of the rank
+  std::uint64_t fingerprint = 0;  // over all calls up to this one
+  std::int64_t submitted_ns = 0;
+  std::int64_t count = 0;
+  std::int64_t bytes = 0;  // of the items of this rank
+  std::int32_t n_items = 0;
+  std::int32_t root = 0;
+  CollectiveKind kind = CollectiveKind::barrier;
+  DType dtype = DType::f32;
+  ReduceOp reduce = ReduceOp::sum;
+  StreamId stream = StreamId::compute;
+  char group[12] = {};  // the communicator's role
+  char unit[48] = {};   // the name that the call was submitted with
+  std::int64_t started_ns = 0;
+  std::int64_t done_ns = 0;
+
+  // "'unit 3' on 'gather' (all_gather of 512 x bf16)"
+  std::string to_string() const;
+};
+
+// Owns no pointers, so that it may lie in memory that several processes see. Ordered: nothing; a
+// reader on another thread or process gets a record whole or not at all.
+class FlightRecorder {
+ public:
+  static constexpr std::uint64_t kCapacity = 1000;
+
+  FlightRecorder() noexcept;  // in place, without a pass over the slots
+  FlightRecorder(const FlightRecorder&) = delete;
+  FlightRecorder& operator=(const FlightRecorder&) = delete;
+
+  // The rank's host thread. Numbers and times the call, and rolls the fingerprint over it.
+  // `content` is a hash of all that ranks must agree on.
+  const CallRecord& submit(CallRecord& call, std::uint64_t content) noexcept;
+  std::uint64_t fingerprint() const noexcept { return fingerprint_; }
+  // After a failure that all ranks leave behind: forgets all calls and counts from the beginning.
+  // Requires: the streams are idle.
+  void restart() noexcept;
+
+  // The stream of the call reaches it, and has ended it.
+  void started(std::uint64_t number, StreamId stream) noexcept;
+  void done(std::uint64_t number, StreamId stream) noexcept;
+
+  // Any thread, any process. Numbers; 0: none yet.
+  std::uint64_t last_submitted() const noexcept { return last_.load(std::memory_order_acquire); }
+  std::uint64_t last_started() const noexcept { return started_.load(std::memory_order_acquire); }
+  std::uint64_t last_done() const noexcept { return done_.load(std::memory_order_acquire); }
+  // The call that `stream` is in, 0: none.
+  std::uint64_t running(StreamId stream) const noexcept {
+    return running_[index(stream)].load(std::memory_order_acquire);
+  }
+  // False: not submitted yet, or overwritten by later ones.
+  bool find(std::uint64_t number, CallRecord& out) const noexcept;
+  // The fingerprint after call `number`, 0 where `find` is false.
+  std::uint64_t fingerprint_after(std::uint64_t number) const noexcept;
+
+  // Whether the fingerprints differ after the last call that both have submitted. Cheap.
+  bool has_parted_from(const FlightRecorder& other) const noexcept;
+
+  // "rank 2 has submitted 41 calls, last ...; started 40, done 39"
+  std::string position(int rank) const;
+  // All records that are kept, oldest first, as one JSON object. `failure` is why it is written.
+  std::string to_json(int rank, int size, const std::string& failure) const;
+
+ private:
+  static constexpr std::size_t kWords = sizeof(CallRecord) / 8;
+  using Slot = std::array<std::uint64_t, kWords>;  // read and written word by word
+  static_assert(sizeof(CallRecord) % 8 == 0);
+
+  Slot& slot(std::uint64_t number) const noexcept { return slots_[number % kCapacity]; }
+
+  // The host thread's.
+  std::uint64_t fingerprint_ = kStart;
+  static constexpr std::uint64_t kStart = 0xcbf29ce484222325ull;
+
+  alignas(64) std::atomic<std::uint64_t> last_{0};
+  alignas(64) std::atomic<std::uint64_t> started_{0};
+  std::atomic<std::uint64_t> done_{0};
+  std::array<std::atomic<std::uint64_t>, kMaxStreams> running_{};
+  mutable std::array<Slot, kCapacity> slots_;  // one is read only after it has been written
+};
+
+// The first call that both have recorded and in which they differ; false where there is none.
+bool first_difference(const FlightRecorder& a, const FlightRecorder& b, CallRecord& in_a,
+                      CallRecord& in_b);
+
+// The clock of the records: of this host, the same in all its processes.
+std::int64_t monotonic_ns();
+
+// One step of a hash over words. Order counts.
+constexpr std::uint64_t mix(std::uint64_t hash, std::uint64_t word) noexcept {
+  hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+  return hash ^ (hash >> 32);
+}
+
+}  // namespace tessera

@@ -1,0 +1,31 @@
+// A thread that looks after a world every 100 ms, and at once when one of some file descriptors
+// becomes readable. It sees what a rank that waits or computes can't: time that passes, peers that
+// are gone, a wish for the flight record.
+#pragma once
+
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace tessera::comm {
+
+inline constexpr int kLookEveryMs = 100;
+
+class Watch {
+ public:
+  // `look(i)` with the index of the descriptor that has become readable, once for each, or -1 when
+  // the time is over. It must not throw. Descriptors are the caller's.
+  Watch(std::vector<int> descriptors, std::function<void(int ready)> look);
+  ~Watch();  // no look is under way any more
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+ private:
+  void run(std::vector<int> descriptors) noexcept;
+
+  std::function<void(int)> look_;
+  int stop_;  // readable when the thread is to end
+  std::thread thread_;
+};
+
+}  // namespace tessera::comm

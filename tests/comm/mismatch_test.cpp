@@ -1,0 +1,31 @@
+// No way in which a rank of threads goes astray is missed, or touches memory.
+#include "tests/comm/mismatch.hpp"
+
+#include <random>
+
+#include "tests/support/catch.hpp"
+
+using namespace tessera;
+
+TEST_CASE("a rank that goes astray is named on every rank, before a byte moves",
+          "[comm][threads]") {
+  const std::uint64_t seed = std::random_device{}();
+  INFO("seed " << seed);
+  std::mt19937_64 draw(seed);
+  for (const ExecutorKind executor :
+       {ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled})
+    for (int ranks = 2; ranks <= 4; ++ranks)
+      for (const mismatch::Kind& kind : mismatch::kinds()) {
+        const int odd = static_cast<int>(draw() % static_cast<unsigned>(ranks));
+        std::vector<mismatch::Heard> heard(static_cast<std::size_t>(ranks));
+        INFO(ranks << " ranks, " << name(executor));
+        CHECK_THROWS(
+            run_local(ranks, {.executor = executor, .schedule_seed = seed}, [&](World& world) {
+              auto& mine = heard[static_cast<std::size_t>(world.rank())];
+              mine = mismatch::provoke(world, kind, odd);
+              throw std::runtime_error(mine.message);
+            }));
+        for (int rank = 0; rank < ranks; ++rank)
+          CHECK(mismatch::verdict(heard[static_cast<std::size_t>(rank)], kind, rank, odd) == "");
+      }
+}
