@@ -127,7 +127,7 @@ TEST_CASE("mpi: a rank that goes astray is named on every rank, before a byte mo
             heard = mismatch::provoke(world, kind, odd);
             throw std::runtime_error(heard.message);
           },
-          {.transport = transport});
+          {.transport = transport, .timeout_seconds = 10});
       CHECK(mismatch::verdict(heard, kind, keeper().rank(), odd) == "");
     }
 }
