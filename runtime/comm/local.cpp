@@ -118,6 +118,30 @@ class LocalBackend final : public World::Backend {
 
 }  // namespace
 
+LocalWorld::LocalWorld(int size, const WorldOptions& options)
+    : size_(size),
+      again_(recovery_, size),
+      timeout_s_(options.timeout_seconds),
+      recorders_(static_cast<std::size_t>(size)),
+      left_(static_cast<std::size_t>(size)),
+      brought_(static_cast<std::size_t>(size)) {
+  if (size > 1 && options.executor != ExecutorKind::shuffled)
+    watch_ = std::make_unique<Watch>(std::vector<int>(), [this](int) { look_for_late_calls(); });
+}
+
+void LocalWorld::look_for_late_calls() {
+  if (meeting_.aborted()) return;
+  Recorders all;
+  std::vector<int> names;
+  for (int rank = 0; rank < size_; ++rank) {
+    all.push_back(&recorder(rank));
+    names.push_back(rank);
+  }
+  for (int rank = 0; rank < size_; ++rank)
+    if (const std::string late = describe_late(all, rank, timeout_s_, names); !late.empty())
+      return meeting_.abort(late);
+}
+
 LocalRole& LocalWorld::role(const std::string& name) {
   const std::lock_guard lock(mutex_);
   auto& role = roles_[name];

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/comm/agreement.hpp"
+#include "runtime/comm/watch.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/device/joint.hpp"
 
@@ -37,12 +38,7 @@ struct LocalRole {
 // Threads: every rank's host thread.
 class LocalWorld {
  public:
-  explicit LocalWorld(int size)
-      : size_(size),
-        again_(recovery_, size),
-        recorders_(static_cast<std::size_t>(size)),
-        left_(static_cast<std::size_t>(size)),
-        brought_(static_cast<std::size_t>(size)) {}
+  LocalWorld(int size, const WorldOptions& options);
 
   int size() const noexcept { return size_; }
   Meeting& meeting() noexcept { return meeting_; }
@@ -72,16 +68,19 @@ class LocalWorld {
 
  private:
   void expect_same_group(int rank, int peer);
+  void look_for_late_calls();
 
   const int size_;
   Meeting meeting_, recovery_;
-  Joint again_;                            // over recovery_, which a failure leaves alone
+  Joint again_;  // over recovery_, which a failure leaves alone
+  const double timeout_s_;
   std::vector<FlightRecorder> recorders_;  // by rank
   std::mutex mutex_;
   std::map<std::string, std::unique_ptr<LocalRole>> roles_;
   std::vector<bool> left_;
   std::vector<std::int64_t> allocations_;
   std::vector<std::array<double, World::kAgreed>> brought_;  // by rank
+  std::unique_ptr<Watch> watch_;  // last: its thread uses the rest; none under `shuffled`
 };
 
 std::unique_ptr<World::Backend> make_local_backend(std::shared_ptr<LocalWorld> world, int rank);

@@ -289,7 +289,7 @@ std::uint64_t last_trace_hash() { return trace_of_last_run; }
 void run_local(int ranks, const WorldOptions& options, const std::function<void(World&)>& body) {
   TESSERA_EXPECT(ranks >= 1, "run_local: ", ranks, " ranks; give at least 1");
   const int threads = threads_per_rank(options, ranks);
-  const auto shared = std::make_shared<comm::LocalWorld>(ranks);
+  const auto shared = std::make_shared<comm::LocalWorld>(ranks, options);
   const auto scheduler = options.executor == ExecutorKind::shuffled
                              ? ShuffledScheduler::make(options.schedule_seed, ranks)
                              : nullptr;

@@ -1,7 +1,9 @@
 // What ranks of one process see when they disagree, when one of them fails, and when one ends
 // early.
+#include <chrono>
 #include <mutex>
 #include <stdexcept>
+#include <thread>
 
 #include "tessera/comm/world.hpp"
 #include "tests/support/catch.hpp"
@@ -209,6 +211,40 @@ TEST_CASE("a rank that ends before its peers' collective is named, not waited fo
                      Contains(concat("rank ", 1 - early, " submitted call 2")));
       CHECK(outcome.rank == 1 - early);
     }
+}
+
+TEST_CASE("a collective that waits too long names who is missing and where everyone is",
+          "[comm][threads]") {
+  for (const ExecutorKind executor : {ExecutorKind::threaded, ExecutorKind::inlined}) {
+    INFO(name(executor));
+    std::vector<std::string> heard(3);
+    std::vector<double> waited(3);
+    CHECK_THROWS_AS(
+        run_local(
+            3, {.executor = executor, .timeout_seconds = 0.3},
+            [&](World& world) {
+              const auto at = static_cast<std::size_t>(world.rank());
+              world.sum(1.0);
+              if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+              const auto start = std::chrono::steady_clock::now();
+              try {
+                world.barrier();
+              } catch (const CommError& error) {
+                heard[at] = error.what();
+                waited[at] =
+                    std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+                throw;
+              }
+            }),
+        CommError);
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      CHECK_THAT(heard[rank],
+                 Contains("call 2, 'barrier' on 'control' (barrier), has taken 0.3 s") &&
+                     Contains("missing are ranks 1;") &&
+                     Contains("rank 1 has submitted 1 call, last 'sum'"));
+      CHECK(waited[rank] < 1.3);  // the timeout and a second
+    }
+  }
 }
 
 TEST_CASE("after a failed run the next one works", "[comm][threads]") {

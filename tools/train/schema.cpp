@@ -259,6 +259,10 @@ void add_system(std::vector<Key>& rows) {
   rows.push_back(key<&Config::comm, &Config::Comm::train_timeout_seconds>(
       "comm", "train_timeout_seconds", "a collective that takes longer is an error",
       {.range = between(1, 1 << 20)}));
+  rows.push_back(key<&Config::comm, &Config::Comm::heartbeat_timeout_seconds>(
+      "comm", "heartbeat_timeout_seconds",
+      "a process of this host without life for so long ends the job; 0: never, for debuggers",
+      {.range = between(0, 1 << 20)}));
 }
 
 std::string number(double value) {
