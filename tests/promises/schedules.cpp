@@ -137,7 +137,8 @@ std::vector<Case> kept_cases(const std::string& path) {
 }
 
 Request parse(int argc, char** argv) {
-  Request request{.program = argv[0]};
+  Request request;
+  request.program = argv[0];
   std::string replay;
   for (int i = 1; i < argc; i += 2) {
     const std::string name = argv[i];
