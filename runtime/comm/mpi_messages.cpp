@@ -97,8 +97,7 @@ class MessageCommunicator final : public Communicator {
   }
 
   // Fingerprints and their complements go round in log2(size) steps, each rank keeping the largest:
-  // equal ones have equal maxima. Doubles as the barrier. What MPI may still write to after a
-  // failure is not on the stack.
+  // equal ones have equal maxima. Doubles as the barrier.
   void agree(const GroupCall& call) {
     seen_[0] = call.fingerprint;
     seen_[1] = ~call.fingerprint;
@@ -136,12 +135,25 @@ class MessageCommunicator final : public Communicator {
       int done = 0;
       check(MPI_Testall(2, requests, &done, MPI_STATUSES_IGNORE), "MPI_Testall");
       if (done) return;
-      world_.expect_fine();
+      if (world_.is_aborted()) {
+        give_up(requests);
+        world_.expect_fine();
+      }
       if (look < kYields)
         sched_yield();
       else
         std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
+  }
+
+  // MPI must not write to memory that its owner, on the way out, gives back. A send as small as
+  // ours needs its memory no more.
+  static void give_up(MPI_Request (&requests)[2]) {
+    if (requests[0] != MPI_REQUEST_NULL) {
+      MPI_Cancel(&requests[0]);
+      MPI_Wait(&requests[0], MPI_STATUS_IGNORE);
+    }
+    if (requests[1] != MPI_REQUEST_NULL) MPI_Request_free(&requests[1]);
   }
 
   void all_gather(const Collective& c, std::byte* recv) {
