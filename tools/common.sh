@@ -6,7 +6,7 @@ tessera_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # Lists of Debian packages; CMake, Boost and pip are not among them.
 packages_library="g++ meson ninja-build pkg-config libeigen3-dev"
 packages_tools="libtomlplusplus-dev"
-packages_tests="catch2 nlohmann-json3-dev libopenmpi-dev openmpi-bin bible-kjv"
+packages_tests="catch2 nlohmann-json3-dev libopenmpi-dev openmpi-bin bible-kjv valgrind"
 
 say() { printf '%s\n' "$*"; }
 die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit "${status:-1}"; }
