@@ -198,6 +198,7 @@ class MpiBackend final : public World::Backend {
   std::unique_ptr<SharedWorld> world_;  // the ranks of this host
   std::unique_ptr<Lookout> lookout_;
   bool pulls_ = false;  // from memory that all ranks share; else by messages
+  bool has_failed_ = false;
   std::vector<Held> held_;
   std::uint64_t allocations_ = 0;
   std::vector<MPI_Comm> role_comms_;
@@ -272,6 +273,7 @@ void MpiBackend::free_let_go() {
 }
 
 bool MpiBackend::fail(const std::string& reason) noexcept {
+  has_failed_ = true;
   world_->abort(reason);
   if (pulls_ || size_ == 1) return true;
   lookout_.reset();     // the segments go with MPI, the rest of this stays:
@@ -286,8 +288,9 @@ void MpiBackend::leave() noexcept {
     lookout_.reset();
     if (!pulls_) check(MPI_Barrier(all_), "MPI_Barrier");
   } catch (const std::exception& error) {
-    log(LogLevel::warning,
-        concat("World: rank ", rank_, " ends without its peers: ", error.what()));
+    if (!has_failed_)  // else the program knows
+      log(LogLevel::warning,
+          concat("World: rank ", rank_, " ends without its peers: ", error.what()));
     return;
   }
   for (Held& held : held_) held.window.free();

@@ -13,6 +13,7 @@
 #include "runtime/comm/pull.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/philox.hpp"
+#include "tessera/comm/lost_rank.hpp"
 
 namespace tessera::comm {
 namespace {
@@ -127,7 +128,11 @@ bool SharedWorld::has_lost() const {
   return is_aborted() && segments_[0]->lost.load(memory_order_relaxed) >= 0;
 }
 
-void SharedWorld::give_up() const { throw CommError("collective: given up because " + reason()); }
+void SharedWorld::give_up() const {
+  const std::string message = "collective: given up because " + reason();
+  if (segments_[0]->lost_is_reason) throw LostRank(message);
+  throw CommError(message);
+}
 
 bool SharedWorld::is_at_end(int rank) const {
   return at(rank, Place::farewell).reached.load(memory_order_acquire) > 0;
@@ -142,6 +147,7 @@ void SharedWorld::abort_for_lost(int rank, const std::string& reason) noexcept {
   }
   std::strncpy(first.reason, reason.c_str(), sizeof(first.reason) - 1);
   first.lost = rank;
+  first.lost_is_reason = rank >= 0;
   first.state.store(Segment::kAborted, memory_order_seq_cst);
   for (Segment::At& place : first.at) futex_wake_all(place.round);
 }

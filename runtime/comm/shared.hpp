@@ -51,7 +51,8 @@ struct Segment {
   // Rank 0's only: why nobody meets any more.
   enum : std::uint32_t { kFine, kWriting, kAborted };
   std::atomic<std::uint32_t> state{kFine};
-  std::atomic<std::int32_t> lost{-1};  // the rank that is gone, if that is why
+  std::atomic<std::int32_t> lost{-1};  // a rank that is gone
+  bool lost_is_reason = false;         // and nothing failed before
   char reason[2048] = {};
 };
 
@@ -93,7 +94,7 @@ class SharedWorld {
     }
   }
   bool is_aborted() const;
-  bool has_lost() const;       // a rank that is gone is why
+  bool has_lost() const;       // and a rank is gone
   std::string reason() const;  // empty while the world is fine
   // All ranks meet after a failure, their devices idle, and are fine afterwards; each of `largest`
   // becomes the largest of all ranks.  Throws: CommError when a rank has ended or is lost.

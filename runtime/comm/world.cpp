@@ -82,6 +82,7 @@ bool World::State::end() noexcept {
       if (!backend->fail(reason)) return false;
     }
   }
+  if (failed) context.recover();  // its memory can go back
   context.drop_kept();
   backend->leave();
   return true;

@@ -152,6 +152,28 @@ TEST_CASE("a second signal ends a run at once") {
   CHECK_FALSE(has(folder.read("log"), "memory a rank"));  // the summary of an orderly end
 }
 
+TEST_CASE("SIGUSR2 writes the flight record of each rank, and the run goes on") {
+  const BookFolder folder;
+  const Outcome outcome = run_command(
+      kTiny +
+          "--ranks 2 --training.steps=1000000 --comm.flight_record=record.json > log & run=$!; "
+          "until [ -s out.jsonl ]; do sleep 0.05; done; ls > before; kill -USR2 $run; "
+          "until [ -s record.0.json ] && [ -s record.1.json ]; do sleep 0.05; done; "
+          "kill -INT $run; wait $run",
+      folder.path().string());
+  INFO(outcome.err);
+  CHECK(outcome.exit_code == 128 + SIGINT);
+  CHECK(outcome.err.empty());
+  CHECK_FALSE(has(folder.read("before"), "record"));
+  for (const std::string rank : {"0", "1"}) {
+    const std::string record = folder.read("record." + rank + ".json");
+    CHECK(record.starts_with("{\"rank\": " + rank + ", \"size\": 2, \"failure\": \"\", "));
+    CHECK(has(record, "\"operation\": \"reduce_scatter\""));
+    CHECK(has(record, "\"state\": \"done\""));
+    CHECK(record.ends_with("}\n]}\n"));
+  }
+}
+
 TEST_CASE("launched processes print once and write once") {
   if (std::string(TESSERA_MPIRUN).empty()) return;
   const BookFolder folder;

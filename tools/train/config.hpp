@@ -101,6 +101,7 @@ struct Config {
   struct Comm {
     std::int64_t train_timeout_seconds = 100;
     std::int64_t heartbeat_timeout_seconds = 5;  // 0: never
+    std::string flight_record = "flight_record.json";
   } comm;
 
   std::set<std::string> given;  // the full names of what was set, by file or command line

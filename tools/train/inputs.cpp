@@ -1,8 +1,10 @@
 #include "tools/train/inputs.hpp"
 
 #include <filesystem>
+#include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "tessera/base/error.hpp"
 
@@ -20,11 +22,13 @@ auto named(std::string_view option, F&& f) {
 }
 
 // Writing over what is read would destroy it.
-void check_distinct(const Config& config) {
-  const std::pair<std::string_view, const std::string&> outputs[] = {
+void check_distinct(const Config& config, int records) {
+  std::vector<std::pair<std::string_view, std::string>> outputs = {
       {"--save", config.flags.save},
       {"--trace", config.flags.trace},
       {"metrics.jsonl", config.metrics.jsonl}};
+  for (int r = 0; r < records; ++r)
+    outputs.emplace_back("comm.flight_record", flight_record_path(config.comm.flight_record, r));
   const std::pair<std::string_view, const std::string&> inputs[] = {{"data.path", config.data.path},
                                                                     {"--load", config.flags.load}};
   for (const auto& [output, written] : outputs) {
@@ -39,7 +43,7 @@ void check_distinct(const Config& config) {
           concat(output, ": '", written, "' would overwrite ", input, "; name another file"));
     }
   }
-  for (const auto& a : outputs)
+  for (const auto& a : std::span(outputs).first(3))
     for (const auto& b : outputs)
       if (&a < &b && !a.second.empty() && a.second == b.second)
         throw DataError(
@@ -48,6 +52,12 @@ void check_distinct(const Config& config) {
 
 }  // namespace
 
+std::string flight_record_path(const std::string& path, int rank) {
+  std::filesystem::path numbered = path;
+  const std::string extension = numbered.extension();
+  return numbered.replace_extension(concat(rank, extension));
+}
+
 Inputs open_inputs(const Config& config, int world_size, Writes writes) {
   Inputs inputs;
   const auto check_trace = [&] {
@@ -55,7 +65,7 @@ Inputs open_inputs(const Config& config, int world_size, Writes writes) {
       named("--trace", [&] { checkpoint::check_writable(config.flags.trace); });
   };
   if (config.flags.dry_run) {
-    check_distinct(config);
+    check_distinct(config, 0);
     check_trace();
     return inputs;
   }
@@ -73,11 +83,13 @@ Inputs open_inputs(const Config& config, int world_size, Writes writes) {
   if (!config.flags.load.empty()) {
     inputs.load = named("--load", [&] { return checkpoint::SafetensorsReader(config.flags.load); });
   }
-  check_distinct(config);
+  check_distinct(config, writes == Writes::yes ? world_size : 0);
   if (writes == Writes::no) return inputs;
   if (!config.flags.save.empty())
     named("--save", [&] { checkpoint::check_writable(config.flags.save); });
   check_trace();
+  if (config.given.contains("comm.flight_record"))
+    named("comm.flight_record", [&] { checkpoint::check_writable(config.comm.flight_record); });
   if (!config.metrics.jsonl.empty()) {
     inputs.jsonl = named("metrics.jsonl", [&] { return JsonlWriter(config.metrics.jsonl); });
   }

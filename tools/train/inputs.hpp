@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "tessera/checkpoint/safetensors.hpp"
 #include "tessera/data/token_file.hpp"
@@ -20,7 +21,11 @@ struct Inputs {
 // Which process this is: only one of a job writes.
 enum class Writes : std::uint8_t { no, yes };
 
-// Opens what is read, then checks that --save and --trace can be written, and only then truncates
+// Where a rank's flight record goes: its number before the extension of `path`.
+std::string flight_record_path(const std::string& path, int rank);
+
+// Opens what is read, then checks that --save, --trace and a comm.flight_record that was given can
+// be written, and only then truncates
 // metrics.jsonl. A --dry-run opens nothing, and checks --trace. One set serves all ranks of a
 // process. Throws: DataError that begins with the option's name.
 Inputs open_inputs(const Config& config, int world_size, Writes writes);

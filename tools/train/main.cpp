@@ -1,6 +1,7 @@
 // tessera-train: reads what it is told, and turns every outcome into an exit code and at most one
 // line on stderr.
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -15,6 +16,7 @@
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/base/utf8.hpp"
+#include "tessera/comm/lost_rank.hpp"
 #include "tessera/run/environment.hpp"
 #include "tessera/run/race_check.hpp"
 #include "tessera/version.hpp"
@@ -32,15 +34,25 @@ void report(const std::string& message) {
   std::fprintf(stderr, "tessera-train: %s\n", printable(message).c_str());
 }
 
+// Who knows why a run failed: this process, or a peer that failed before it and says so itself. A
+// lost rank says nothing.
+enum class Cause { own, of_peer, lost_rank };
+
 // A launcher ends the rest of a job when one process fails (Open MPI's mpirun takes a second to do
 // so). The process that can best say why speaks and ends first: the first rank if it has a cause of
-// its own, then others with a cause, then those that only lost a peer. That is one line a job, and
-// none is lost where the first rank is well.
-void wait_for_turn(const LaunchEnvironment& environment, bool lost_peer) {
-  if (!environment.several_processes()) return;
+// its own, then others with a cause, then those that only heard of a failure. That is one line a
+// job, and none is lost where the first rank is well. When a rank is lost, the launcher is ending
+// the others already or can't see it: each of them says what it knows at once, see linger.
+void wait_for_turn(const LaunchEnvironment& environment, Cause cause) {
+  if (!environment.several_processes() || cause == Cause::lost_rank) return;
   constexpr std::chrono::seconds kTurn{2};
-  std::this_thread::sleep_for(kTurn * ((lost_peer ? 2 : 0) + (environment.rank > 0 ? 1 : 0)));
+  const int turn = (cause == Cause::of_peer ? 2 : 0) + (environment.rank > 0 ? 1 : 0);
+  std::this_thread::sleep_for(kTurn * turn);
 }
+
+// The launcher sends SIGTERM anew at every exit that it sees, and SIGKILL a second after the first:
+// who has named a lost rank stays for as long as others need to name it too.
+void linger() { std::this_thread::sleep_for(std::chrono::milliseconds(300)); }
 
 void print(const std::string& text) {
   if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0)
@@ -100,12 +112,14 @@ int run(const std::vector<std::string>& arguments, LaunchEnvironment& environmen
 }
 
 // The exit code of the exception that is being handled, with its message.
-int explain(std::string& message, bool& lost_peer) {
+int explain(std::string& message, Cause& cause) {
   try {
     throw;
   } catch (const Error& error) {
     message = error.rank() > 0 ? concat("rank ", error.rank(), ": ", error.what()) : error.what();
-    lost_peer = dynamic_cast<const CommError*>(&error) != nullptr;
+    cause = dynamic_cast<const LostRank*>(&error)    ? Cause::lost_rank
+            : dynamic_cast<const CommError*>(&error) ? Cause::of_peer
+                                                     : Cause::own;
     return dynamic_cast<const DataError*>(&error) ? kBadInput : kFailure;
   } catch (const std::bad_alloc&) {
     message = "out of memory; use a smaller model, batch or sequence";
@@ -131,10 +145,12 @@ int main(int argc, char** argv) {
   } catch (...) {
     train::restore_signal_handlers();
     std::string message;
-    bool lost_peer = false;
-    const int code = explain(message, lost_peer);
-    wait_for_turn(environment, lost_peer);
+    Cause cause = Cause::own;
+    const int code = explain(message, cause);
+    if (cause == Cause::lost_rank) std::signal(SIGTERM, SIG_IGN);
+    wait_for_turn(environment, cause);
     report(message);
+    if (cause == Cause::lost_rank) linger();
     return code;
   }
 }

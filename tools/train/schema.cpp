@@ -263,6 +263,11 @@ void add_system(std::vector<Key>& rows) {
       "comm", "heartbeat_timeout_seconds",
       "a process of this host without life for so long ends the job; 0: never, for debuggers",
       {.range = between(0, 1 << 20)}));
+  rows.push_back(key<&Config::comm, &Config::Comm::flight_record>(
+      "comm", "flight_record",
+      "the last collectives, on failure and on SIGUSR2; a file each rank, its number before the "
+      "dot",
+      {.argument = "FILE"}));
 }
 
 std::string number(double value) {

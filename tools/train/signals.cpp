@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <csignal>
 
 namespace tessera::train {
 namespace {
@@ -31,6 +30,10 @@ void set_handler(void (*handler)(int)) {
 void install_signal_handlers() {
   g_requested = 0;
   set_handler(handle);
+  sigset_t record;
+  ::sigemptyset(&record);
+  ::sigaddset(&record, kRecordSignal);
+  ::pthread_sigmask(SIG_BLOCK, &record, nullptr);
 }
 
 void restore_signal_handlers() { set_handler(SIG_DFL); }

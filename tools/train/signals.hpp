@@ -1,12 +1,16 @@
 // SIGINT and SIGTERM: the first asks for an orderly end after the current step, the second ends the
-// process at once. Mutable state of the process, as signals are; only main and the training loop
-// use it.
+// process at once. SIGUSR2 asks for the flight record. Mutable state of the process, as signals
+// are; only main, the training loop and FlightRecordFiles use it.
 #pragma once
+
+#include <csignal>
 
 namespace tessera::train {
 
+inline constexpr int kRecordSignal = SIGUSR2;
+
 // From here on the first SIGINT or SIGTERM is only remembered, a further one ends the process with
-// 128 + its number.
+// 128 + its number; kRecordSignal waits for who asks for it, in this thread and those it starts.
 void install_signal_handlers();
 
 // From here on either ends the process, as before.

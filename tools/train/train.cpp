@@ -9,6 +9,7 @@
 
 #include "tessera/nn/generate.hpp"
 #include "tessera/tensor/ops.hpp"
+#include "tools/train/flight_record_file.hpp"
 #include "tools/train/inputs.hpp"
 #include "tools/train/signals.hpp"
 #include "tools/train/trainer.hpp"
@@ -283,18 +284,21 @@ int train(const Config& config, const LaunchEnvironment& environment,
   std::optional<TraceFile> traces;  // of this process's ranks, where it writes
   if (!config.flags.trace.empty() && environment.rank == 0) traces.emplace(config.flags.trace);
   const WorldOptions options = world_options(config, race_checker);
+  FlightRecordFiles records(config.comm.flight_record);
   int code = 0;
   if (environment.several_processes()) {
     World world = World::mpi(options);
     validate(config, world.size());
     Inputs inputs = open_inputs(config, world.size(), world.rank() == 0 ? Writes::yes : Writes::no);
-    const int code = Run(config, inputs, world, traces ? &*traces : nullptr)();
+    const int code = records.during(
+        world, [&] { return Run(config, inputs, world, traces ? &*traces : nullptr)(); });
     if (traces) traces->write();
     return code;
   }
   Inputs inputs = open_inputs(config, ranks, Writes::yes);
   run_local(ranks, options, [&](World& world) {
-    const int own = Run(config, inputs, world, traces ? &*traces : nullptr)();
+    const int own = records.during(
+        world, [&] { return Run(config, inputs, world, traces ? &*traces : nullptr)(); });
     if (world.rank() == 0) code = own;
   });
   if (traces) traces->write();

@@ -1,0 +1,47 @@
+// The flight records of this process's ranks as JSON files, one a rank: of a run that fails, and of
+// one that still runs whenever SIGUSR2 comes. Nothing is written otherwise.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tessera/comm/world.hpp"
+
+namespace tessera::train {
+
+// Ranks are added and removed by their own threads.
+class FlightRecordFiles {
+ public:
+  // `path` as the user named it; see flight_record_path.  Requires: install_signal_handlers has
+  // been called, so that SIGUSR2 waits for the thread that starts here.
+  explicit FlightRecordFiles(std::string path);
+  ~FlightRecordFiles();
+  FlightRecordFiles(const FlightRecordFiles&) = delete;
+  FlightRecordFiles& operator=(const FlightRecordFiles&) = delete;
+
+  // Runs `body`, the rank's run, and returns what it returns. What it throws is written too and
+  // goes on; of bad input nothing is written.
+  int during(const World& world, const std::function<int()>& body);
+
+ private:
+  struct Rank {
+    int rank, size;
+    const FlightRecorder* recorder;
+  };
+
+  void serve_signals();
+  // A file that can't be written is reported to the log: it must not hide why it was to be written.
+  void write(const Rank& of, const std::string& failure) const;
+
+  const std::string path_;
+  std::mutex mutex_;
+  std::vector<Rank> ranks_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace tessera::train
