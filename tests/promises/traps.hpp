@@ -49,6 +49,7 @@ class Trapper final : public Observer {
   // Stays with the world's device, whose streams may be at work when a test has failed.
   static Trapper& on(const World& world) {
     auto trapper = std::make_shared<Trapper>(Memory::of(world.device()).pool());
+    world.device().synchronize();
     world.device().context().add_observer(trapper);
     return *trapper;
   }
