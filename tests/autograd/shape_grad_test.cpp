@@ -111,3 +111,18 @@ TEST_CASE("derivatives of matmul") {
                   {draw.normal({3, 2, 4}), draw.normal({2, 4, 2})});
   check_gradients([](const auto& v) { return matmul(v[0], v[0]); }, {draw.normal({3, 3})});
 }
+
+TEST_CASE("derivatives of views and indices worked by hand") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  const auto leaf = [&] {
+    return Tensor::from(std::vector<double>{1, 2, 3, 4, 5, 6}, {2, 3}, device).require_grad();
+  };
+  // Element [i, j] of the view is x[j, i + 1] and weighs w[i, j]; what the slice leaves out gets 0.
+  const Tensor x = leaf(), w = Tensor::from(std::vector<double>{1, 2, 3, 4}, {2, 2}, device);
+  sum(slice(transpose(x, 0, 1), 0, 1, 3) * w).backward();
+  CHECK(x.grad().to_vector<double>() == std::vector<double>{0, 1, 3, 0, 2, 4});
+  // A row that is taken twice gets the sum.
+  const Tensor y = leaf(), rows = Tensor::from(std::vector<std::int32_t>{1, 0, 1}, {3}, device);
+  sum(index_select(y, 0, rows)).backward();
+  CHECK(y.grad().to_vector<double>() == std::vector<double>{1, 1, 1, 2, 2, 2});
+}

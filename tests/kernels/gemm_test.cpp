@@ -172,3 +172,38 @@ TEST_CASE("empty products write what the contract says and never read C when bet
     }
   }
 }
+
+TEST_CASE("a product worked by hand, in every orientation", "[kernels]") {
+  const float a[] = {1, 2, 3, 4, 5, 6}, a_t[] = {1, 4, 2, 5, 3, 6};        // [2, 3] and [3, 2]
+  const float b[] = {7, 8, 9, 10, 11, 12}, b_t[] = {7, 9, 11, 8, 10, 12};  // [3, 2] and [2, 3]
+  const float bias[] = {1, -1};
+  for (const bool trans_a : {false, true})
+    for (const bool trans_b : {false, true}) {
+      INFO("trans_a " << trans_a << ", trans_b " << trans_b);
+      std::vector<float> c = {1, 2, 3, 4};
+      const GemmArgs args{.c = c.data(),
+                          .a = trans_a ? a_t : a,
+                          .b = trans_b ? b_t : b,
+                          .bias = bias,
+                          .alpha = 2,
+                          .beta = 10,
+                          .a_batch_stride = 0,
+                          .b_batch_stride = 0,
+                          .c_batch_stride = 0,
+                          .batch = 1,
+                          .m = 2,
+                          .n = 2,
+                          .k = 3,
+                          .lda = trans_a ? 2 : 3,
+                          .ldb = trans_b ? 3 : 2,
+                          .ldc = 2,
+                          .dtype = DType::f32,
+                          .c_dtype = DType::f32,
+                          .trans_a = trans_a,
+                          .trans_b = trans_b};
+      Exec exec;
+      cpu_kernels().gemm.gemm(args, exec);
+      // 2 x {58, 64, 139, 154} + 10 x {1, 2, 3, 4} + {1, -1}, whole numbers that f32 holds
+      CHECK(c == std::vector<float>{127, 147, 309, 347});
+    }
+}

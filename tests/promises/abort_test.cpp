@@ -2,7 +2,7 @@
 // all reset, and training goes on in the same process.
 #include <iostream>
 
-#include "tests/promises/traps.hpp"
+#include "tests/promises/trials.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;

@@ -3,7 +3,7 @@
 // step gives the bits of an undisturbed run.
 #include <iostream>
 
-#include "tests/promises/traps.hpp"
+#include "tests/promises/trials.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;

@@ -2,7 +2,7 @@
 // same order.
 #include <iostream>
 
-#include "tests/promises/traps.hpp"
+#include "tests/promises/trials.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;

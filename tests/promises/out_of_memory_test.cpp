@@ -2,7 +2,7 @@
 // next step as ever.
 #include <iostream>
 
-#include "tests/promises/traps.hpp"
+#include "tests/promises/trials.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
