@@ -37,9 +37,15 @@ struct Op {
   std::span<const Access> accesses{};
 };
 
+struct Driver;
+
 // What a body sees when it runs. Filled by the executor.
 struct Exec {
-  void* native_stream = nullptr;  // the cudaStream_t on CUDA
+  const Driver* driver = nullptr;  // of the device; null on the CPU
+  void* native_stream = nullptr;   // the cudaStream_t on CUDA
+  void* workspace = nullptr;       // of this stream, for libraries; null where it has none
+  std::size_t workspace_bytes = 0;
+  const char* error = nullptr;    // set by a body that could not be queued: one lasting line
   WorkerPool* workers = nullptr;  // threads for `parallel_for`, null for one thread
   StreamId stream = StreamId::compute;
   int rank = 0;

@@ -1,0 +1,86 @@
+// What a kind of device other than the CPU is made of: the table that a driver module exports.
+//
+// The CUDA side of the library is one shared module, loaded when a device is first asked for. It
+// exports one C function that returns this table of plain functions on plain structs; it links
+// nothing of ours, and nothing is thrown across. A module built for the host, which runs the same
+// kernels thread by thread, exports the same table, so that all above it is tested where no device
+// is.
+//
+//   calls on a device act on the calling thread's, chosen by `use`
+//   a DriverError is null, or one line that says what failed, valid until the thread's next call
+#pragma once
+
+#include <cstdint>
+
+namespace tessera {
+namespace kernels {
+struct Kernels;
+}
+
+using DriverError = const char*;
+
+struct DriverDevice {
+  char name[96];              // "NVIDIA H200"
+  std::int32_t major, minor;  // compute capability: 9, 0
+  std::int32_t multiprocessors;
+  std::int64_t memory_bytes;  // of the device
+  double bytes_per_second;    // of its memory, by clock and width; 0 where unknown
+  char versions[160];         // of driver and libraries: "driver 580.65, CUDA 13.0, cuBLASLt 13.1"
+};
+
+// Changes whenever this table, a contract in kernels/ or Exec does.
+inline constexpr std::uint32_t kDriverVersion = 1;
+
+struct Driver {
+  std::uint32_t version;        // kDriverVersion of the module's build
+  std::uint32_t driver_bytes;   // sizeof(Driver) there
+  std::uint32_t kernels_bytes;  // sizeof(kernels::Kernels) there
+  const char* architectures;    // what its kernels were built for: "sm_90, PTX"
+  const kernels::Kernels* kernels;
+
+  // --- devices
+  // How many there are; an error where none can be used: no libcuda, too old, none.
+  DriverError (*count)(std::int32_t* devices);
+  // Also checks that the module has kernels for this one.
+  DriverError (*describe)(std::int32_t device, DriverDevice* out);
+  // The calling thread's device from here on.
+  DriverError (*use)(std::int32_t device);
+
+  // --- streams and events. `priority` 0 is the most urgent; larger ones are capped at the least.
+  DriverError (*make_stream)(std::int32_t priority, void** stream);
+  DriverError (*end_stream)(void* stream);
+  DriverError (*make_event)(void** event);
+  DriverError (*end_event)(void* event);
+  DriverError (*record)(void* event, void* stream);
+  DriverError (*wait)(void* stream, void* event);  // later work of `stream` follows `event`
+  DriverError (*block)(void* event);               // the host sleeps until `event`
+  DriverError (*failure)();                        // what a kernel before has left, if anything
+
+  // --- memory. Where there is no more, *data is null and the error too.
+  DriverError (*allocate)(std::int64_t bytes, void** data);
+  DriverError (*release)(void* data);
+  DriverError (*allocate_host)(std::int64_t bytes, void** data);  // pinned
+  DriverError (*release_host)(void* data);
+  // By mapping: a range of addresses, in which pieces get memory behind them. `granularity` divides
+  // all sizes and addresses below.
+  DriverError (*granularity)(std::int64_t* bytes);
+  DriverError (*reserve)(std::int64_t bytes, void** range);
+  DriverError (*free_range)(void* range, std::int64_t bytes);
+  DriverError (*map)(void* at, std::int64_t bytes, bool* mapped);  // false: there is no more
+  DriverError (*unmap)(void* at, std::int64_t bytes);
+  DriverError (*memory_info)(std::int64_t* free_bytes, std::int64_t* total_bytes);
+
+  // --- queued on a stream. Host memory in a copy is pinned, or the copy is not asynchronous.
+  DriverError (*copy)(void* to, const void* from, std::int64_t bytes, void* stream);
+  DriverError (*fill)(void* to, std::uint8_t byte, std::int64_t bytes, void* stream);
+
+  // --- annotations for a profiler, nested per thread
+  void (*push_range)(const char* name);
+  void (*pop_range)();
+};
+
+// The one symbol of a module: null where it can't serve `version`.
+using DriverEntry = const Driver* (*)(std::uint32_t version);
+inline constexpr const char* kDriverSymbol = "tessera_driver";
+
+}  // namespace tessera
