@@ -5,9 +5,10 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <ostream>
 #include <string_view>
-
-#include "tessera/base/error.hpp"
+#include <type_traits>
 
 namespace tessera {
 

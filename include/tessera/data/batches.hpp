@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tessera/base/error.hpp"
 #include "tessera/data/token_file.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tessera/tensor/tensor.hpp"

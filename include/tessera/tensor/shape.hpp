@@ -8,6 +8,7 @@
 #include <span>
 
 #include "tessera/base/checked.hpp"
+#include "tessera/base/error.hpp"
 
 namespace tessera {
 

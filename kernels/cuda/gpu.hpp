@@ -1,0 +1,47 @@
+// What a kernel for GPUs is written against, so that one source runs on a GPU and, thread by
+// thread, on the host.
+//
+//   struct Scale {                                     a body: plain values, copied to the device
+//     float* y; const float* x; float factor; std::int64_t count;
+//     TESSERA_DEVICE void operator()(Thread& t) const {
+//       const std::int64_t i = t.global_index();
+//       if (i < count) y[i] = factor * x[i];
+//     }
+//   };
+//   launch<256>(exec, Grid{(count + 255) / 256}, 0, Scale{y, x, 2, count});     queues it
+//
+// `Thread` is one thread of a block: its place in block and grid, barriers, shared memory, shuffles
+// within its warp. Every thread of a block, or of a warp, that has not returned takes part in the
+// block's barriers, or the warp's shuffles. nvcc compiles bodies for the hardware; another compiler
+// for the emulator, in which threads are fibers and a barrier ends a fiber's turn.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/kernel.hpp"
+
+namespace tessera::kernels::cuda {
+
+// Threads that run in step and can shuffle.
+inline constexpr int kWarp = 32;
+// Shared memory that every GPU gives a block without being asked.
+inline constexpr std::size_t kSharedBytes = 48 * 1024;
+
+// Blocks of a launch: x up to 2^31 - 1, y and z up to 65,535.
+struct Grid {
+  std::int64_t x = 1;
+  std::int64_t y = 1, z = 1;
+};
+
+constexpr std::int64_t blocks_for(std::int64_t count, std::int64_t per_block) {
+  return (count + per_block - 1) / per_block;
+}
+
+}  // namespace tessera::kernels::cuda
+
+#ifdef __CUDACC__
+#include "kernels/cuda/thread.hpp"
+#else
+#include "kernels/emulator/thread.hpp"
+#endif

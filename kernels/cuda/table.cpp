@@ -1,0 +1,53 @@
+// The kernels of a driver module, for the hardware and for the emulator.
+#include "kernels/table.hpp"
+
+#include "kernels/cuda/kernels.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+// In the place of a kernel that is not there.
+template <class Args>
+void missing(const Args&, Exec& exec) {
+  exec.error = "this operation has no CUDA kernel";
+}
+
+}  // namespace
+
+constinit const Kernels kKernels = {
+    .elementwise = {.unary = missing<UnaryArgs>,
+                    .binary = missing<BinaryArgs>,
+                    .scalar = missing<ScalarArgs>,
+                    .where = missing<WhereArgs>,
+                    .fill = missing<FillArgs>,
+                    .arange = missing<ArangeArgs>,
+                    .axpby = missing<AxpbyArgs>,
+                    .swiglu = missing<SwigluArgs>,
+                    .swiglu_backward = missing<SwigluBackwardArgs>},
+    .reduce = {.reduce = missing<ReduceArgs>, .sumsq_flat = missing<SumsqFlatArgs>},
+    .gemm = {.gemm = missing<GemmArgs>},
+    .softmax = {.softmax = missing<SoftmaxArgs>, .softmax_backward = missing<SoftmaxBackwardArgs>},
+    .cross_entropy = {.cross_entropy = missing<CrossEntropyArgs>,
+                      .cross_entropy_backward = missing<CrossEntropyBackwardArgs>},
+    .attention = {.attention = missing<AttentionArgs>,
+                  .attention_backward = missing<AttentionBackwardArgs>},
+    .rope = {.rope = missing<RopeArgs>, .rope_table = missing<RopeTableArgs>},
+    .norm = {.rms_norm = missing<RmsNormArgs>,
+             .layer_norm = missing<LayerNormArgs>,
+             .norm_backward = missing<NormBackwardArgs>},
+    .embedding = {.embedding = missing<EmbeddingArgs>,
+                  .embedding_backward = missing<EmbeddingBackwardArgs>},
+    .index = {.index_select = missing<IndexArgs>,
+              .index_add = missing<IndexArgs>,
+              .gather = missing<IndexArgs>,
+              .scatter_add = missing<IndexArgs>},
+    .dropout = {.dropout = missing<DropoutArgs>},
+    .optimizer = {.adamw = missing<AdamWArgs>,
+                  .sgd = missing<SgdArgs>,
+                  .clip = missing<ClipArgs>,
+                  .scale_flat = missing<ScaleFlatArgs>},
+    .random = {.normal = missing<NormalArgs>, .uniform = missing<UniformArgs>},
+    .flat = {.pack = missing<PackArgs>, .complete = missing<CompleteArgs>},
+};
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,92 @@
+// A thread of the hardware; see kernels/cuda/gpu.hpp. For nvcc.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/gpu.hpp"
+
+#define TESSERA_DEVICE __device__ __forceinline__
+
+namespace tessera::kernels::cuda {
+
+class Thread {
+ public:
+  TESSERA_DEVICE int index() const { return static_cast<int>(threadIdx.x); }
+  TESSERA_DEVICE int lane() const { return static_cast<int>(threadIdx.x) % kWarp; }
+  TESSERA_DEVICE int warp() const { return static_cast<int>(threadIdx.x) / kWarp; }
+  TESSERA_DEVICE int threads() const { return static_cast<int>(blockDim.x); }
+  TESSERA_DEVICE std::int64_t block() const { return blockIdx.x; }
+  TESSERA_DEVICE int block_y() const { return static_cast<int>(blockIdx.y); }
+  TESSERA_DEVICE int block_z() const { return static_cast<int>(blockIdx.z); }
+  TESSERA_DEVICE std::int64_t blocks() const { return gridDim.x; }
+  // Over blocks in x.
+  TESSERA_DEVICE std::int64_t global_index() const {
+    return std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  }
+  TESSERA_DEVICE std::int64_t global_threads() const {
+    return std::int64_t{gridDim.x} * blockDim.x;
+  }
+
+  TESSERA_DEVICE void sync() { __syncthreads(); }
+  TESSERA_DEVICE void sync_warp() { __syncwarp(); }
+  // The block's shared memory from byte `offset`, 16-byte aligned at 0.
+  template <class T>
+  TESSERA_DEVICE T* shared(std::size_t offset = 0) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    return reinterpret_cast<T*>(memory + offset);
+  }
+
+  // The value of another lane of the warp. T: 4 or 8 bytes, arithmetic.
+  template <class T>
+  TESSERA_DEVICE T shuffle(T value, int lane) {
+    return __shfl_sync(0xffffffffu, value, lane);
+  }
+  template <class T>
+  TESSERA_DEVICE T shuffle_xor(T value, int mask) {
+    return __shfl_xor_sync(0xffffffffu, value, mask);
+  }
+  // Bit l: whether lane l gave true.
+  TESSERA_DEVICE unsigned ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
+};
+
+// Conversions of 16-bit floats; rounding to nearest even.
+TESSERA_DEVICE float to_float(BFloat16 x) {
+  return __uint_as_float(static_cast<unsigned>(x.bits) << 16);
+}
+TESSERA_DEVICE float to_float(Float16 x) { return __half2float(__ushort_as_half(x.bits)); }
+TESSERA_DEVICE void from_float(float value, BFloat16& out) {
+  out.bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+TESSERA_DEVICE void from_float(float value, Float16& out) {
+  out.bits = __half_as_ushort(__float2half_rn(value));
+}
+
+template <int kThreads, class Body>
+__global__ void __launch_bounds__(kThreads) run_body(const __grid_constant__ Body body) {
+  Thread thread;
+  body(thread);
+}
+
+// Queues `body` on the stream of `exec` for `grid` blocks of kThreads threads with `shared_bytes`
+// of shared memory. An empty grid is nothing.
+template <int kThreads, class Body>
+void launch(Exec& exec, Grid grid, std::size_t shared_bytes, const Body& body) {
+  static_assert(kThreads % kWarp == 0 && kThreads <= 1024);
+  if (grid.x <= 0 || grid.y <= 0 || grid.z <= 0 || exec.error) return;
+  const auto kernel = run_body<kThreads, Body>;
+  if (shared_bytes > kSharedBytes) {
+    const cudaError_t refused = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+    if (refused != cudaSuccess) exec.error = cudaGetErrorString(refused);
+    if (exec.error) return;
+  }
+  kernel<<<dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
+                static_cast<unsigned>(grid.z)),
+           kThreads, shared_bytes, static_cast<cudaStream_t>(exec.native_stream)>>>(body);
+  const cudaError_t refused = cudaPeekAtLastError();
+  if (refused != cudaSuccess) exec.error = cudaGetErrorString(refused);
+}
+
+}  // namespace tessera::kernels::cuda

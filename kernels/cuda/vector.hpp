@@ -1,0 +1,64 @@
+// 16-byte accesses, and the types in which elements are computed.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/gpu.hpp"
+
+namespace tessera::kernels::cuda {
+
+// f64 computes in f64, every other floating type in f32.
+template <class T>
+struct ComputeOf {
+  using type = float;
+};
+template <>
+struct ComputeOf<double> {
+  using type = double;
+};
+template <class T>
+using Compute = typename ComputeOf<T>::type;
+
+TESSERA_DEVICE float load_as_compute(const float& x) { return x; }
+TESSERA_DEVICE double load_as_compute(const double& x) { return x; }
+TESSERA_DEVICE float load_as_compute(const BFloat16& x) { return to_float(x); }
+TESSERA_DEVICE float load_as_compute(const Float16& x) { return to_float(x); }
+
+// The floating `value` rounded once to T.
+template <class T>
+TESSERA_DEVICE T rounded(Compute<T> value) {
+  if constexpr (sizeof(T) == 2) {
+    T out;
+    from_float(value, out);
+    return out;
+  } else {
+    return value;
+  }
+}
+
+// N elements that move in one access; N sizeof(T) is a power of two up to 16.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+// Elements of one 16-byte access.
+template <class T>
+inline constexpr int kPack = 16 / static_cast<int>(sizeof(T));
+
+template <int N, class T>
+TESSERA_DEVICE Pack<T, N> load(const T* from) {
+  return *reinterpret_cast<const Pack<T, N>*>(from);
+}
+template <class T, int N>
+TESSERA_DEVICE void store(T* to, const Pack<T, N>& pack) {
+  *reinterpret_cast<Pack<T, N>*>(to) = pack;
+}
+
+// Whether 16-byte accesses may start at every address, and at a stride of `bytes` from it. For
+// launchers, which fall back to accesses of one element.
+template <class... P>
+bool are_aligned(const P*... pointers) {
+  return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,30 @@
+// Streams of the emulator: work in order, on a host thread of their own.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace tessera::kernels::cuda::emulator {
+
+class Stream {
+ public:
+  Stream();
+  // Runs what is queued first.
+  ~Stream();
+  void push(std::function<void()> work);
+  // The caller sleeps until all that was pushed has run.
+  void drain();
+
+ private:
+  void work();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  bool busy_ = false, ends_ = false;
+  std::thread worker_;
+};
+
+}  // namespace tessera::kernels::cuda::emulator

@@ -1,0 +1,167 @@
+// Cases of the CUDA kernels: the same call on the CPU's table and on a driver module's, from the
+// same fresh random inputs, and what may lie between the results.
+//
+//   TESSERA_CASE("softmax", "rows of any length") {
+//     for (const DType dtype : {f32, bf16}) {
+//       Operand& x = c.input(dtype, 3 * 1000), &y = c.output(dtype, 3 * 1000);
+//       c.run([&](const Kernels& k, Side side, Exec& exec) {
+//         k.softmax.softmax({.y = y.at(side), .x = x.at(side), .rows = 3, .cols = 1000,
+//                            .dtype = dtype}, exec);
+//       });
+//       c.close(y, 4 * epsilon(dtype), 0);       // with the derivation of the bound
+//     }
+//   }
+//
+// Outputs start as NaN. Every operand on the device lies between guard bytes, which `run` checks;
+// it also requires that inputs stay, and that a second run from the same contents gives the same
+// bits. `Operand::shifted` moves it off 16-byte boundaries. No test framework: tools/gpu-check runs
+// the cases where there is none.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/table.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/device/driver.hpp"
+
+namespace cuda_test {
+
+using namespace tessera;
+using namespace tessera::kernels;
+
+enum class Side : std::uint8_t { reference, device };
+
+// Half the distance between 1 and the next number: the largest relative error of one rounding.
+constexpr double epsilon(DType dtype) {
+  return dtype == bf16 ? 0x1p-8 : dtype == f16 ? 0x1p-11 : dtype == f64 ? 0x1p-53 : 0x1p-24;
+}
+
+// A case has found a difference, a touched guard or a refusal.
+struct CaseFailure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The device under test: a driver module, one of its devices and a stream there.
+struct Target {
+  const Driver* driver = nullptr;
+  void* stream = nullptr;
+  void* workspace = nullptr;
+  std::int64_t workspace_bytes = 0;
+};
+
+// An array that exists twice. Its elements are seen as doubles.
+class Operand {
+ public:
+  // `shift_bytes`: off the 16-byte boundary, on both sides.
+  Operand(const Target& target, DType dtype, std::int64_t size, std::int64_t shift_bytes);
+  ~Operand();
+  Operand(const Operand&) = delete;
+  Operand& operator=(const Operand&) = delete;
+
+  DType dtype() const noexcept { return dtype_; }
+  std::int64_t size() const noexcept { return size_; }
+  // Address of element 0, for kernels.
+  template <class T = void>
+  T* at(Side side) const {
+    return reinterpret_cast<T*>(side == Side::reference ? host_ : device_);
+  }
+  // The reference's element, before and after.
+  double get(std::int64_t i) const { return get(host_, i); }
+  void set(std::int64_t i, double value);
+
+ private:
+  friend class Case;
+  double get(const std::byte* from, std::int64_t i) const;
+  std::size_t bytes() const { return static_cast<std::size_t>(size_) * size_bytes(dtype_); }
+  void upload();
+  std::vector<std::byte> download() const;  // of the elements, after a look at the guards
+
+  const Target& target_;
+  DType dtype_;
+  std::int64_t size_;
+  std::unique_ptr<std::byte[]> host_memory_;
+  std::byte* device_memory_ = nullptr;
+  std::byte *host_ = nullptr, *device_ = nullptr;
+  std::vector<std::byte> before_, after_;  // the device's contents around the first run
+  bool is_input_ = false;
+};
+
+class Case {
+ public:
+  Case(const Target& target, std::uint64_t seed) : target_(target), seed_(seed), engine_(seed) {}
+
+  // Uniform in [low, high], whole numbers for integers, both values for boolean; checked to stay.
+  Operand& input(DType dtype, std::int64_t size, double low = -2, double high = 2,
+                 std::int64_t shift_bytes = 0);
+  // The same, read and written.
+  Operand& updated(DType dtype, std::int64_t size, double low = -2, double high = 2,
+                   std::int64_t shift_bytes = 0);
+  // NaN, or -1 for integers.
+  Operand& output(DType dtype, std::int64_t size, std::int64_t shift_bytes = 0);
+
+  double uniform(double low, double high) {
+    return std::uniform_real_distribution<double>(low, high)(engine_);
+  }
+  std::int64_t integer(std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(engine_);
+  }
+
+  // `call` on the reference, then twice on the device.  Throws: CaseFailure.
+  void run(const std::function<void(const Kernels&, Side, Exec&)>& call);
+
+  // |device - reference| <= absolute + relative |reference|; NaN and infinities agree.
+  void close(const Operand& operand, double relative, double absolute);
+  // The same bits.
+  void equal(const Operand& operand);
+  // For bounds that `close` can't say: the device's element after the run.
+  double on_device(const Operand& operand, std::int64_t i) const;
+  [[noreturn]] void fail(const std::string& what) const;
+
+  const Target& target() const noexcept { return target_; }
+  // Elements compared so far, and the largest share of its bound that one has used.
+  std::int64_t compared() const noexcept { return compared_; }
+  double worst() const noexcept { return worst_; }
+
+ private:
+  Operand& add(DType dtype, std::int64_t size, std::int64_t shift_bytes);
+  void draw(Operand& operand, double low, double high);
+
+  const Target& target_;
+  std::uint64_t seed_;
+  std::mt19937_64 engine_;
+  std::vector<std::unique_ptr<Operand>> operands_;
+  std::int64_t compared_ = 0;
+  double worst_ = 0;
+};
+
+struct NamedCase {
+  const char* op;
+  const char* name;
+  void (*body)(Case& c);
+};
+// In the order of registration within a file, files in the order of linking.
+std::vector<NamedCase>& all_cases();
+
+struct RegisterCase {
+  RegisterCase(const char* op, const char* name, void (*body)(Case&)) {
+    all_cases().push_back({op, name, body});
+  }
+};
+
+}  // namespace cuda_test
+
+#define TESSERA_CASE_NAME2(line) case_##line
+#define TESSERA_CASE_NAME(line) TESSERA_CASE_NAME2(line)
+#define TESSERA_CASE_OF2(line) register_case_##line
+#define TESSERA_CASE_OF(line) TESSERA_CASE_OF2(line)
+#define TESSERA_CASE(op, name)                                                                 \
+  static void TESSERA_CASE_NAME(__LINE__)(cuda_test::Case&);                                   \
+  static const cuda_test::RegisterCase TESSERA_CASE_OF(__LINE__)(op, name,                     \
+                                                                 TESSERA_CASE_NAME(__LINE__)); \
+  static void TESSERA_CASE_NAME(__LINE__)([[maybe_unused]] cuda_test::Case & c)

@@ -1,0 +1,30 @@
+// Every case of the CUDA kernels over the emulator.
+#include "tests/cuda/case.hpp"
+#include "tests/support/catch.hpp"
+
+extern "C" const tessera::Driver* tessera_driver(std::uint32_t version);
+
+using namespace cuda_test;
+
+TEST_CASE("the CUDA kernels agree with the CPU's, emulated", "[cuda]") {
+  const Driver* driver = tessera_driver(kDriverVersion);
+  REQUIRE(driver);
+  Target target{.driver = driver};
+  REQUIRE(driver->make_stream(0, &target.stream) == nullptr);
+  const unsigned seed = std::random_device{}();
+  for (const NamedCase& named : all_cases()) {
+    DYNAMIC_SECTION(named.op << ": " << named.name) {
+      Case c(target, seed);
+      std::string failure;
+      try {
+        named.body(c);
+      } catch (const CaseFailure& e) {
+        failure = e.what();
+      }
+      INFO(failure);
+      REQUIRE(failure.empty());
+      REQUIRE(c.compared() > 0);
+    }
+  }
+  REQUIRE(driver->end_stream(target.stream) == nullptr);
+}
