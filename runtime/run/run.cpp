@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/run/race_check.hpp"
 

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "tessera/base/dtype.hpp"
+#include "tessera/base/error.hpp"
 #include "tests/support/catch.hpp"
 
 using namespace tessera;
