@@ -86,4 +86,6 @@ void scale_flat(const ScaleFlatArgs& a, Exec& exec) {
   });
 }
 
+void put_scalars(const PutScalarsArgs& a, Exec&) { *a.out = a.values; }
+
 }  // namespace tessera::kernels::cpu

@@ -76,11 +76,19 @@ struct ScaleFlatArgs {
 };
 static_assert(sizeof(ScaleFlatArgs) <= kArgsBytes && std::is_trivially_copyable_v<ScaleFlatArgs>);
 
+// *out = values: how the scalars of a step reach the device. The values travel with the call.
+struct PutScalarsArgs {
+  OptimScalars* out;
+  OptimScalars values;
+};
+static_assert(sizeof(PutScalarsArgs) <= kArgsBytes && std::is_trivially_copyable_v<PutScalarsArgs>);
+
 struct Optimizer {
   Kernel<AdamWArgs> adamw;
   Kernel<SgdArgs> sgd;
   Kernel<ClipArgs> clip;
   Kernel<ScaleFlatArgs> scale_flat;
+  Kernel<PutScalarsArgs> put_scalars;
 };
 
 }  // namespace tessera::kernels

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/host/cpu.hpp"
 #include "kernels/host/simd.hpp"
 
 namespace tessera::kernels {
@@ -98,5 +99,18 @@ void max_peers(void* out, const void* const* inputs, int n_inputs, std::int64_t 
 void copy_bytes(void* out, const void* in, std::size_t size_bytes) {
   if (out != in && size_bytes != 0) std::memcpy(out, in, size_bytes);
 }
+
+namespace cpu {
+
+void reduce_peers(const PeersArgs& args, Exec&) {
+  const auto f = args.op == PeersOp::max ? kernels::max_peers : kernels::reduce_peers;
+  f(args.out, args.inputs, args.n_inputs, args.count, args.dtype);
+}
+
+void copy(const CopyArgs& args, Exec&) {
+  copy_bytes(args.out, args.in, static_cast<std::size_t>(args.bytes));
+}
+
+}  // namespace cpu
 
 }  // namespace tessera::kernels

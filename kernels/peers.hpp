@@ -1,11 +1,14 @@
-// What collectives do with their peers' memory: add it up, or copy it. Plain functions on one
-// thread, called from the bodies of collectives after all inputs are ready.
+// What collectives do with their peers' memory: add it up, or copy it. Called from the bodies of
+// collectives after all inputs are ready: on the CPU on the calling thread, elsewhere queued.
+//
+// Peers are ranks that share a device or the host's memory, so that their pointers are valid here.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
-#include "tessera/base/dtype.hpp"
+#include "kernels/kernel.hpp"
 
 namespace tessera::kernels {
 
@@ -22,5 +25,31 @@ void max_peers(void* out, const void* const* inputs, int n_inputs, std::int64_t 
 
 // Copies `size_bytes` bytes; the ranges do not overlap unless they are equal.
 void copy_bytes(void* out, const void* in, std::size_t size_bytes);
+
+// reduce_peers and max_peers as kernels. `inputs` is an array on the host, read during the call and
+// not later: it may change as soon as the call returns. Outputs and inputs are aligned for `dtype`.
+enum class PeersOp : std::uint8_t { sum, max };
+struct PeersArgs {
+  void* out;
+  const void* const* inputs;
+  std::int64_t count;
+  std::int32_t n_inputs;
+  DType dtype;
+  PeersOp op;
+};
+static_assert(sizeof(PeersArgs) <= kArgsBytes && std::is_trivially_copyable_v<PeersArgs>);
+
+// copy_bytes as a kernel. Either side may be memory of the host that the device can read or write.
+struct CopyArgs {
+  void* out;
+  const void* in;
+  std::int64_t bytes;
+};
+static_assert(sizeof(CopyArgs) <= kArgsBytes && std::is_trivially_copyable_v<CopyArgs>);
+
+struct Peers {
+  Kernel<PeersArgs> reduce;
+  Kernel<CopyArgs> copy;
+};
 
 }  // namespace tessera::kernels

@@ -34,9 +34,11 @@ constinit const Kernels kCpuKernels = {
     .optimizer = {.adamw = cpu::adamw,
                   .sgd = cpu::sgd,
                   .clip = cpu::clip,
-                  .scale_flat = cpu::scale_flat},
+                  .scale_flat = cpu::scale_flat,
+                  .put_scalars = cpu::put_scalars},
     .random = {.normal = cpu::normal, .uniform = cpu::uniform},
     .flat = {.pack = cpu::pack, .complete = cpu::complete},
+    .peers = {.reduce = cpu::reduce_peers, .copy = cpu::copy},
 };
 
 }  // namespace

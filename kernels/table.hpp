@@ -11,6 +11,7 @@
 #include "kernels/index.hpp"
 #include "kernels/norm.hpp"
 #include "kernels/optimizer.hpp"
+#include "kernels/peers.hpp"
 #include "kernels/random.hpp"
 #include "kernels/reduce.hpp"
 #include "kernels/rope.hpp"
@@ -33,6 +34,7 @@ struct Kernels {
   Optimizer optimizer;
   Random random;
   Flat flat;
+  Peers peers;
 };
 
 // The CPU's. Constant data: nothing runs before main.

@@ -47,6 +47,10 @@ void adamw(const AdamWArgs&, Exec&);
 void sgd(const SgdArgs&, Exec&);
 void clip(const ClipArgs&, Exec&);
 void scale_flat(const ScaleFlatArgs&, Exec&);
+void put_scalars(const PutScalarsArgs&, Exec&);
+
+void reduce_peers(const PeersArgs&, Exec&);
+void copy(const CopyArgs&, Exec&);
 
 void pack(const PackArgs&, Exec&);
 void complete(const CompleteArgs&, Exec&);

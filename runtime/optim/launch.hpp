@@ -6,13 +6,13 @@
 
 namespace tessera::optim::detail {
 
-// Writes the scalars by a body that holds them: no staging, and a replayed step reads what is
-// there.
+// Writes the scalars by a kernel whose arguments hold them: no staging, and a replayed step reads
+// what is there.
 inline void put_scalars(const Tensor& to, const kernels::OptimScalars& scalars) {
-  const Access accesses[] = {to.access(AccessMode::write)};
-  to.device().compute().launch(
-      {.name = "optimizer_scalars", .accesses = accesses},
-      [at = to.data(), scalars](Exec&) { std::memcpy(at, &scalars, sizeof scalars); });
+  tessera::detail::launch(
+      "optimizer_scalars", to.device(), tessera::detail::table(to.device()).optimizer.put_scalars,
+      kernels::PutScalarsArgs{reinterpret_cast<kernels::OptimScalars*>(to.data()), scalars},
+      {tessera::detail::writes(to)});
 }
 
 // The part of an update's arguments that does not depend on the optimizer.

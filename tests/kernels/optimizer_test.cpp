@@ -184,14 +184,19 @@ TEST_CASE("peers' buffers are added in order, in place too", "[kernels]") {
           }
           expected.set(i, sum);
         }
-        reduce_peers(out.data(), pointers.data(), peers, n, dtype);
+        const auto sum_to = [&](void* to) {
+          Exec exec;
+          cpu_kernels().peers.reduce({to, pointers.data(), n, peers, dtype, PeersOp::sum}, exec);
+        };
+        sum_to(out.data());
         REQUIRE(out.bytes == expected.bytes);
         if (peers == 0) continue;
-        void* first = inputs[0].data();
-        reduce_peers(first, pointers.data(), peers, n, dtype);
+        sum_to(inputs[0].data());
         REQUIRE(inputs[0].bytes == expected.bytes);
         Array copy(dtype, n);
-        copy_bytes(copy.data(), out.data(), out.bytes.size());
+        Exec exec;
+        cpu_kernels().peers.copy(
+            {copy.data(), out.data(), static_cast<std::int64_t>(out.bytes.size())}, exec);
         REQUIRE(copy.bytes == out.bytes);
       }
     }
