@@ -77,6 +77,18 @@ TEST_CASE("a run prints and writes one line a step, and its weights go on where 
   CHECK(folder.entries() == 4);
 }
 
+TEST_CASE("one rank of a world without peers trains as planned, and shows no loss") {
+  const BookFolder folder;
+  const Outcome run = run_command(kTiny + "--emulate 4 --training.steps=3", folder.path().string());
+  INFO(run.err);
+  REQUIRE(run.exit_code == 0);
+  CHECK(has(run.out, "emulated: the first of 4 ranks without its peers"));
+  CHECK(has(run.out, "as planned"));
+  CHECK(has(run.out, "loss:      nan"));
+  CHECK(whole_lines(folder) == 3);
+  CHECK(has(folder.read("out.jsonl"), "\"loss\": null, \"grad_norm\": null"));
+}
+
 TEST_CASE("weights of another model are bad input") {
   const BookFolder folder;
   const std::string where = folder.path().string();

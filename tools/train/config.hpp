@@ -26,6 +26,7 @@ struct Config {
   // Flags without a section, on the command line only.
   struct Flags {
     std::optional<std::int64_t> ranks;    // as threads of this process
+    std::optional<std::int64_t> emulate;  // the first rank of a world of so many, without peers
     std::optional<std::int64_t> threads;  // per rank; unset: World decides
     bool dry_run = false;
     std::string load, save, trace, sample;
@@ -103,6 +104,11 @@ struct Config {
     std::int64_t heartbeat_timeout_seconds = 5;  // 0: never
     std::string flight_record = "flight_record.json";
   } comm;
+
+  // The ranks of the world, where a job has `job_ranks` (see job_size).
+  int world_size(int job_ranks) const {
+    return flags.emulate ? static_cast<int>(*flags.emulate) : job_ranks;
+  }
 
   std::set<std::string> given;  // the full names of what was set, by file or command line
 };

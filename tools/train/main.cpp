@@ -96,7 +96,7 @@ int run(const std::vector<std::string>& arguments, LaunchEnvironment& environmen
   if (broken) std::rethrow_exception(broken);
   std::optional<int> ranks;
   if (config.flags.ranks) ranks = static_cast<int>(*config.flags.ranks);
-  train::validate(config, job_size(environment, ranks));
+  train::validate(config, config.world_size(job_size(environment, ranks)));
   if (config.flags.print_config) {
     answer(config, environment);
     return 0;

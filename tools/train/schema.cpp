@@ -102,6 +102,10 @@ void add_flags(std::vector<Key>& rows) {
   rows.push_back(key<S, &F::ranks>("", "ranks",
                                    "ranks, as threads of this process (processes: mpirun -n N)",
                                    {.range = between(1, 1 << 20), .unset = "1", .argument = "N"}));
+  rows.push_back(key<S, &F::emulate>(
+      "", "emulate",
+      "run the first rank of a world of N without its peers: its time and memory, no losses",
+      {.range = between(1, 1 << 20), .argument = "N"}));
   rows.push_back(key<S, &F::threads>("", "threads", "threads per rank for the kernels",
                                      {.range = between(1, 4096),
                                       .unset = "cores in the affinity mask / ranks in it",

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
 #include <memory>
 
@@ -147,6 +148,10 @@ class Run {
                           " with ", model.numel(), " parameters on ", world_.size(),
                           world_.size() == 1 ? " rank" : " ranks", ", ", world_.threads(),
                           world_.threads() == 1 ? " thread" : " threads", " a rank"));
+    if (world_.kind() == WorldKind::emulated)
+      console_->line(concat("emulated: the first of ", world_.size(),
+                            " ranks without its peers; losses and norms mean nothing and are "
+                            "not shown, and the wire takes no time"));
     if (inputs_.loader)
       console_->line(concat("data ", config_.data.path, ": ", inputs_.loader->samples(),
                             " samples of ", config_.training.seq_len, " tokens to train on, ",
@@ -192,8 +197,9 @@ class Run {
               double tokens_per_second, double flops) {
     StepMetrics m;
     m.step = step + 1;
-    m.loss = result.loss;
-    m.grad_norm = result.grad_norm;
+    const bool means = world_.kind() != WorldKind::emulated;  // sums over ranks that are there
+    m.loss = means ? result.loss : std::nan("");
+    m.grad_norm = means ? result.grad_norm : std::nan("");
     m.lr = result.lr;
     m.tokens_per_second = tokens_per_second;
     m.tflops = tokens_per_second * flops / world_.size() * 1e-12;
@@ -209,6 +215,7 @@ class Run {
 
   void validate_model(std::int64_t step) {
     if (!inputs_.loader || inputs_.loader->heldout_samples() == 0) return;
+    if (world_.kind() == WorldKind::emulated) return;
     trainer_->memory().ledger().reset_peak();
     const double loss = trainer_->heldout_loss(
         inputs_.loader->heldout_samples(),
@@ -275,7 +282,8 @@ int train(const Config& config, const LaunchEnvironment& environment,
           const std::shared_ptr<RaceChecker>& race_checker) {
   std::optional<int> threads_ranks;
   if (config.flags.ranks) threads_ranks = static_cast<int>(*config.flags.ranks);
-  const int ranks = job_size(environment, threads_ranks);
+  const int job_ranks = job_size(environment, threads_ranks);
+  const int ranks = config.world_size(job_ranks);
   if (config.flags.dry_run) {
     if (environment.rank != 0) return 0;
     open_inputs(config, ranks, Writes::yes);
@@ -287,6 +295,8 @@ int train(const Config& config, const LaunchEnvironment& environment,
   FlightRecordFiles records(config.comm.flight_record);
   int code = 0;
   if (environment.several_processes()) {
+    if (config.flags.emulate)
+      throw DataError("--emulate: is one process without peers; leave the launcher out");
     World world = World::mpi(options);
     validate(config, world.size());
     Inputs inputs = open_inputs(config, world.size(), world.rank() == 0 ? Writes::yes : Writes::no);
@@ -296,6 +306,13 @@ int train(const Config& config, const LaunchEnvironment& environment,
     return code;
   }
   Inputs inputs = open_inputs(config, ranks, Writes::yes);
+  if (config.flags.emulate) {
+    World world = World::emulated(0, ranks, options);
+    code = records.during(
+        world, [&] { return Run(config, inputs, world, traces ? &*traces : nullptr)(); });
+    if (traces) traces->write();
+    return code;
+  }
   run_local(ranks, options, [&](World& world) {
     const int own = records.during(
         world, [&] { return Run(config, inputs, world, traces ? &*traces : nullptr)(); });

@@ -89,6 +89,15 @@ void check_run(const Config& config, int world_size) {
     fail("--ranks=", *flags.ranks, ": more than ", kMaxThreadRanks,
          " ranks as threads; use several processes, or --dry-run to plan");
   }
+  if (flags.emulate && (flags.ranks || flags.dry_run)) {
+    fail("--emulate=", *flags.emulate, ": is one rank of a world, and ",
+         flags.ranks ? "--ranks starts several" : "--dry-run plans every kind of rank",
+         "; leave one of them out");
+  }
+  if (flags.emulate && !(flags.save.empty() && flags.sample.empty())) {
+    fail("--emulate=", *flags.emulate, ": the other ranks' weights are not there to ",
+         flags.save.empty() ? "sample from; leave --sample out" : "save; leave --save out");
+  }
   if (config.debug.executor == ExecutorKind::shuffled && world_size != 1 && !flags.ranks &&
       !flags.dry_run) {
     fail(

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "tessera/base/dtype.hpp"
+#include "tessera/base/error.hpp"
 #include "tessera/device/device.hpp"
 
 namespace tessera {
