@@ -91,14 +91,14 @@ def read_report(path, cases, outcome):
     return f' in "{unfinished}"' if unfinished else ""
 
 
-def launch(test, command, log, timeout):
+def launch(test, command, log, options):
     """The exit status, negative for a signal, None for a timeout. Ends whatever the test started."""
-    env = dict(os.environ, **test["env"])
+    env = dict(os.environ, PATIENCE=str(options.patience), **test["env"])  # for tests that have limits of their own
     with open(log, "wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env,
                                    cwd=test["workdir"], start_new_session=True)
         try:
-            return process.wait(timeout)
+            return process.wait(test["timeout"] * options.patience)
         except subprocess.TimeoutExpired:
             return None
         finally:
@@ -121,7 +121,7 @@ def run(test, options, reports):
     elif kind == "mpi":  # each rank writes a report of its own
         command[-1:] = ["sh", "-c", 'exec "$@".$OMPI_COMM_WORLD_RANK', "sh", command[-1], *flags, "-o", report]
     start = time.monotonic()
-    status = launch(test, command, log, test["timeout"] * options.patience)
+    status = launch(test, command, log, options)
     outcome.seconds = time.monotonic() - start
 
     where = ""

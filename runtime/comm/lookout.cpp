@@ -83,9 +83,13 @@ void Lookout::look_for_late_calls() {
       if (const std::string ended = describe_ended(all, world_.rank(), r, world_.names());
           !ended.empty())
         return world_.abort(ended);
-  if (const std::string late = describe_late(all, world_.rank(), timeout_s_, world_.names());
-      !late.empty())
-    world_.abort(late);
+  const std::string late = describe_late(all, world_.rank(), timeout_s_, world_.names());
+  if (late.empty()) return;
+  std::string silent;  // a rank that is stopped inside of a call has come to it
+  for (int r = 0; r < world_.size(); ++r)
+    if (const double s = silent_s_[static_cast<std::size_t>(r)]; s > 5e-3 * kLookEveryMs)
+      silent += concat("; rank ", world_.name_of(r), " has shown no life for ", s, " s");
+  world_.abort_for_late(late + silent);
 }
 
 // Ranks that differ within one communicator hear more where they meet. What still stands at the

@@ -29,8 +29,9 @@ using std::memory_order_seq_cst;
 constexpr int kSpins = 200;
 constexpr int kYields = 20;
 constexpr long kLookEveryNs = 100'000'000;
-// After a failure peers come to the end of the world soon, or never.
-constexpr std::chrono::seconds kFarewellPatience{5};
+// After a failure peers come to the end of the world soon, or never. Of a rank that is late already
+// never is likelier, and who has named it wants to speak.
+constexpr std::chrono::milliseconds kFarewellPatience{5000}, kFarewellPatienceWithLate{300};
 
 // Not FUTEX_PRIVATE, which std::atomic::wait uses: other processes wake us.
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected) {
@@ -81,10 +82,26 @@ void SharedWorld::meet(Place place, const char* what) {
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
     if (place == Place::allocate || place == Place::recovery)
       look_around(place, round, what, waited.count() > timeout_s_);
-    if (is_aborted() && (!outlives_failure(place) || has_lost() ||
-                         (place == Place::farewell && waited > kFarewellPatience)))
+    if (!is_aborted()) continue;
+    if (!outlives_failure(place) || has_lost() ||
+        (place == Place::farewell && waited > farewell_patience() && withdraw(round)))
       give_up();
   }
+}
+
+std::chrono::milliseconds SharedWorld::farewell_patience() const {
+  return segments_[0]->lost_is_reason ? kFarewellPatienceWithLate : kFarewellPatience;
+}
+
+// Who goes from the end does not count as one that has come, or the last one would take all for
+// met. False: all have come after all, or the last one is about to open the round.
+bool SharedWorld::withdraw(std::uint32_t round) {
+  Segment::At& here = at(0, Place::farewell);
+  std::uint32_t arrived = here.arrived.load();
+  while (here.round.load() == round && arrived != 0 &&
+         arrived != static_cast<std::uint32_t>(size()))
+    if (here.arrived.compare_exchange_weak(arrived, arrived - 1)) return true;
+  return false;
 }
 
 // True when the round is over.
@@ -108,16 +125,16 @@ void SharedWorld::look_around(Place place, std::uint32_t round, const char* what
   }
   if (missing.empty()) return;
   const auto where = concat(kPlaceNames[static_cast<int>(place)], ", '", what, "': rank ");
-  std::string reason;
-  if (!ended.empty())
-    reason = concat(where, ended, " has ended without it, and rank ", rank_,
-                    " waits; every rank must submit the same collectives");
-  else if (is_late)
-    reason = concat(where, missing, " has not come for ", timeout_s_, " s");
-  else
-    return;
-  abort(reason);
-  throw CommError(reason);
+  if (!ended.empty()) {
+    const auto reason = concat(where, ended, " has ended without it, and rank ", rank_,
+                               " waits; every rank must submit the same collectives");
+    abort(reason);
+    throw CommError(reason);
+  }
+  if (!is_late) return;
+  const auto reason = concat(where, missing, " has not come for ", timeout_s_, " s");
+  abort_for_late(reason);
+  throw LostRank(reason);
 }
 
 bool SharedWorld::is_aborted() const {
@@ -138,16 +155,16 @@ bool SharedWorld::is_at_end(int rank) const {
   return at(rank, Place::farewell).reached.load(memory_order_acquire) > 0;
 }
 
-void SharedWorld::abort_for_lost(int rank, const std::string& reason) noexcept {
+void SharedWorld::abort_because(const std::string& reason, int lost, bool lost_is_reason) noexcept {
   Segment& first = *segments_[0];
   std::uint32_t fine = Segment::kFine;
   if (!first.state.compare_exchange_strong(fine, Segment::kWriting)) {
-    if (rank >= 0) first.lost = rank;  // no reason any more, but nobody need wait for it
+    if (lost >= 0) first.lost = lost;  // no reason any more, but nobody need wait for it
     return;
   }
   std::strncpy(first.reason, reason.c_str(), sizeof(first.reason) - 1);
-  first.lost = rank;
-  first.lost_is_reason = rank >= 0;
+  first.lost = lost;
+  first.lost_is_reason = lost_is_reason;
   first.state.store(Segment::kAborted, memory_order_seq_cst);
   for (Segment::At& place : first.at) futex_wake_all(place.round);
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -51,8 +52,8 @@ struct Segment {
   // Rank 0's only: why nobody meets any more.
   enum : std::uint32_t { kFine, kWriting, kAborted };
   std::atomic<std::uint32_t> state{kFine};
-  std::atomic<std::int32_t> lost{-1};  // a rank that is gone
-  bool lost_is_reason = false;         // and nothing failed before
+  std::atomic<std::int32_t> lost{-1};       // a rank that is gone
+  std::atomic<bool> lost_is_reason{false};  // or a late one, and nothing failed before
   char reason[2048] = {};
 };
 
@@ -81,8 +82,12 @@ class SharedWorld {
   // world is fine; if it is not, 5 s, or not at all for a rank that is lost.
   void meet(Place place, const char* what);
   // Everyone who meets or will meet gets a CommError with `reason`. The first reason wins.
-  void abort(const std::string& reason) noexcept { abort_for_lost(-1, reason); }
-  void abort_for_lost(int rank, const std::string& reason) noexcept;
+  void abort(const std::string& reason) noexcept { abort_because(reason, -1, false); }
+  // They get a LostRank: `rank` is gone, or some do not come in time.
+  void abort_for_lost(int rank, const std::string& reason) noexcept {
+    abort_because(reason, rank, true);
+  }
+  void abort_for_late(const std::string& reason) noexcept { abort_because(reason, -1, true); }
   // What `check` throws is why the world ends: streams that wait elsewhere hear the same.
   template <class Check>
   void agree(const Check& check) {
@@ -120,6 +125,9 @@ class SharedWorld {
   const Window* find(const void* data, std::int64_t bytes) const;
 
  private:
+  void abort_because(const std::string& reason, int lost, bool lost_is_reason) noexcept;
+  std::chrono::milliseconds farewell_patience() const;
+  bool withdraw(std::uint32_t round);
   bool sleep(Place place, std::uint32_t round);
   void look_around(Place place, std::uint32_t round, const char* what, bool is_late);
   [[noreturn]] void give_up() const;

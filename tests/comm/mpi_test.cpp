@@ -1,10 +1,13 @@
 // Ranks as processes, held against ranks as threads. Run under mpirun; every rank runs all cases in
 // the same order. A case that fails on one rank alone ends its world, so the others fail too
 // instead of waiting.
+#include <chrono>
 #include <fstream>
 #include <random>
 #include <stdexcept>
+#include <thread>
 
+#include "tessera/comm/lost_rank.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tests/comm/battery.hpp"
@@ -199,6 +202,36 @@ TEST_CASE("mpi: a rank that ends early is named to its peers", "[comm][mpi]") {
     else  // from the first to notice, or from another rank that failed for the same reason
       CHECK_THAT(message,
                  Contains("CommError") && (Contains("rank 1 has ended") || Contains("failed")));
+  }
+}
+
+TEST_CASE("mpi: a collective that waits too long names who is missing and where everyone is",
+          "[comm][mpi]") {
+  const int late = keeper().size() - 1;
+  for (const auto transport : {Transport::automatic, Transport::messages}) {
+    keeper().barrier();  // all begin together
+    std::chrono::duration<double> waited{};
+    bool speaks = false;
+    const std::string message = thrown(
+        [&](World& world) {
+          world.sum(1.0);
+          if (world.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(800));
+          const auto start = std::chrono::steady_clock::now();
+          try {
+            world.barrier();
+          } catch (const LostRank&) {
+            waited = std::chrono::steady_clock::now() - start;
+            speaks = true;
+            throw;
+          }
+        },
+        {.transport = transport, .timeout_seconds = 0.3});
+    INFO((transport == Transport::messages ? "messages" : "windows"));
+    CHECK(speaks);
+    CHECK_THAT(message, Contains("call 2, 'barrier' on 'control' (barrier), has taken 0.3 s") &&
+                            Contains(concat("missing are ranks ", late, ";")) &&
+                            Contains(concat("rank ", late, " has submitted 1 call, last 'sum'")));
+    CHECK(waited.count() < 1.3);  // the timeout and a second
   }
 }
 

@@ -35,7 +35,7 @@ void report(const std::string& message) {
 }
 
 // Who knows why a run failed: this process, or a peer that failed before it and says so itself. A
-// lost rank says nothing.
+// rank that is lost or late says nothing.
 enum class Cause { own, of_peer, lost_rank };
 
 // A launcher ends the rest of a job when one process fails (Open MPI's mpirun takes a second to do
