@@ -45,9 +45,11 @@ constinit const Kernels kKernels = {
     .optimizer = {.adamw = missing<AdamWArgs>,
                   .sgd = missing<SgdArgs>,
                   .clip = missing<ClipArgs>,
-                  .scale_flat = missing<ScaleFlatArgs>},
+                  .scale_flat = missing<ScaleFlatArgs>,
+                  .put_scalars = missing<PutScalarsArgs>},
     .random = {.normal = missing<NormalArgs>, .uniform = missing<UniformArgs>},
     .flat = {.pack = missing<PackArgs>, .complete = missing<CompleteArgs>},
+    .peers = {.reduce = missing<PeersArgs>, .copy = missing<CopyArgs>},
 };
 
 }  // namespace tessera::kernels::cuda

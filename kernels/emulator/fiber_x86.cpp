@@ -67,7 +67,7 @@ void Fiber::start(void (*entry)(void*), void* argument) {
   ended_ = false;
   // What the switch pops: r15, r14, r13, r12, rbx, rbp, and the address it returns to. At the call
   // in tessera_emulator_start the stack is 16-byte aligned.
-  auto* const top = reinterpret_cast<std::uintptr_t*>(context_->stack + kStackBytes) - 8;
+  auto* const top = reinterpret_cast<std::uintptr_t*>(context_->stack + kStackBytes) - 9;
   const auto run = +[](Fiber* self) { self->enter(); };
   top[0] = top[1] = top[2] = top[5] = 0;
   top[3] = reinterpret_cast<std::uintptr_t>(run);
