@@ -1,0 +1,109 @@
+// Runs the cases of tests/cuda/cases/ over a driver module:
+//
+//   gpu-check-cases MODULE [--device N] [--seed S] [--list] [OP...]
+//
+// One line a case on stdout, as JSON; exit code 1 when one fails, 2 for bad arguments.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/cuda/case.hpp"
+#include "tools/gpu_check/module.hpp"
+
+namespace {
+
+using namespace tessera;
+
+struct Options {
+  std::string module;
+  int device = 0;
+  std::uint64_t seed = std::random_device{}();
+  bool list = false;
+  std::vector<std::string> ops;
+};
+
+Options parse(const std::vector<std::string>& arguments) {
+  Options options;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& a = arguments[i];
+    const bool takes = a == "--device" || a == "--seed";
+    if (takes && i + 1 == arguments.size()) throw DataError(a + ": wants a number");
+    if (a == "--device")
+      options.device = std::stoi(arguments[++i]);
+    else if (a == "--seed")
+      options.seed = std::stoull(arguments[++i]);
+    else if (a == "--list")
+      options.list = true;
+    else if (a.starts_with("-"))
+      throw DataError(a + ": unknown option");
+    else if (options.module.empty() && !options.list)
+      options.module = a;
+    else
+      options.ops.push_back(a);
+  }
+  if (options.module.empty() && !options.list) throw DataError("which module?");
+  return options;
+}
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c == '\n' ? ' ' : c;
+  }
+  return out + '"';
+}
+
+// Returns whether it passed.
+bool run(const cuda_test::NamedCase& named, const cuda_test::Target& target, std::uint64_t seed) {
+  const auto begin = std::chrono::steady_clock::now();
+  cuda_test::Case c(target, seed);
+  std::string failure;
+  try {
+    named.body(c);
+    if (c.compared() == 0) failure = "compared nothing";
+  } catch (const std::exception& e) {
+    failure = e.what();
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  std::printf(
+      "{\"op\": %s, \"case\": %s, \"passed\": %s, \"failure\": %s, \"compared\": %lld, "
+      "\"worst\": %.4g, \"seed\": %llu, \"seconds\": %.3f}\n",
+      quoted(named.op).c_str(), quoted(named.name).c_str(), failure.empty() ? "true" : "false",
+      quoted(failure).c_str(), static_cast<long long>(c.compared()), c.worst(),
+      static_cast<unsigned long long>(seed), seconds.count());
+  std::fflush(stdout);
+  return failure.empty();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const Options options = parse({argv + 1, argv + argc});
+    if (options.list) {
+      std::vector<std::string> ops;
+      for (const auto& named : cuda_test::all_cases()) ops.emplace_back(named.op);
+      std::sort(ops.begin(), ops.end());
+      ops.erase(std::unique(ops.begin(), ops.end()), ops.end());
+      for (const std::string& op : ops) std::printf("%s\n", op.c_str());
+      return 0;
+    }
+    const gpu_check::Opened opened = gpu_check::open_module(options.module, options.device);
+    const cuda_test::Target target{opened.driver, opened.stream, opened.workspace,
+                                   opened.workspace_bytes};
+    bool passed = true;
+    for (const auto& named : cuda_test::all_cases())
+      if (options.ops.empty() ||
+          std::find(options.ops.begin(), options.ops.end(), named.op) != options.ops.end())
+        passed = run(named, target, options.seed) && passed;
+    return passed ? 0 : 1;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "gpu-check-cases: %s\n", e.what());
+    return 2;
+  }
+}
