@@ -3,6 +3,7 @@
 
     pip install torch        # the CPU build does
     bench/compare_pytorch.py BUILD_FOLDER [--ranks N] [--pairs N] [--steps N] [--size small|medium]
+    bench/compare_pytorch.py BUILD_FOLDER --device cuda [--case gpt2-124m|llama-1.2b] [--json FILE]     (see compare_cuda.py)
 
 Two (or N) processes each: tessera-train behind mpirun, and fully_shard of torch.distributed over gloo, with PyTorch's own
 rms_norm, scaled_dot_product_attention and fused AdamW. float32, one thread a rank, the whole machine to whoever's turn it is.
@@ -11,23 +12,24 @@ that of the bare process (imports, no model), then the medians of the ratios. Lo
 """
 import argparse
 import json
-import math
 import os
 import pathlib
 import random
 import resource
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 
+import compare_cuda
+from pytorch_models import build, read_safetensors, units
+
 SIZES = {
-    "small": dict(dim=256, n_layers=4, n_heads=8, n_kv_heads=4, batch=8, length=128),
-    "medium": dict(dim=512, n_layers=8, n_heads=8, n_kv_heads=8, batch=8, length=256),
+    "small": dict(name="llama", dim=256, n_layers=4, n_heads=8, n_kv_heads=4, vocab_size=256, batch=8, length=128),
+    "medium": dict(name="llama", dim=512, n_layers=8, n_heads=8, n_kv_heads=8, vocab_size=256, batch=8, length=256),
 }
-VOCAB, THETA, EPS, LR = 256, 10000.0, 1e-5, 1e-3
+LR = 1e-3
 SKIPPED_STEPS = 3
 
 
@@ -36,85 +38,6 @@ def resident_kib():
 
 
 # ---- PyTorch's side: one process a rank, started by this file with --worker
-
-def read_safetensors(path):
-    import torch
-    data = path.read_bytes()
-    size, = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + size])
-    header.pop("__metadata__", None)
-    return {name: torch.frombuffer(bytearray(data[8 + size + e["data_offsets"][0]:8 + size + e["data_offsets"][1]]),
-                                   dtype=torch.float32).reshape(e["shape"]) for name, e in header.items()}
-
-
-def build_llama(c):
-    """Hugging Face's names; half rotation; grouped queries."""
-    import torch
-    import torch.nn.functional as F
-    from torch import nn
-    head = c["dim"] // c["n_heads"]
-    hidden = (math.ceil(8 * c["dim"] / 3) + 31) // 32 * 32
-
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            for name, heads in (("q", c["n_heads"]), ("k", c["n_kv_heads"]), ("v", c["n_kv_heads"])):
-                setattr(self, name + "_proj", nn.Linear(c["dim"], heads * head, bias=False))
-            self.o_proj = nn.Linear(c["dim"], c["dim"], bias=False)
-
-        def forward(self, x, cos, sin):
-            b, t, _ = x.shape
-            q, k, v = (p(x).view(b, t, -1, head).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
-
-            def rotate(z):
-                one, two = z.chunk(2, -1)
-                return z * cos + torch.cat((-two, one), -1) * sin
-            out = F.scaled_dot_product_attention(rotate(q), rotate(k), v, is_causal=True,
-                                                 enable_gqa=c["n_kv_heads"] != c["n_heads"])
-            return self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
-
-    class Mlp(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate_proj, self.up_proj = (nn.Linear(c["dim"], hidden, bias=False) for _ in range(2))
-            self.down_proj = nn.Linear(hidden, c["dim"], bias=False)
-
-        def forward(self, x):
-            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.input_layernorm, self.post_attention_layernorm = (nn.RMSNorm(c["dim"], EPS) for _ in range(2))
-            self.self_attn, self.mlp = Attention(), Mlp()
-
-        def forward(self, h, cos, sin):
-            h = h + self.self_attn(self.input_layernorm(h), cos, sin)
-            return h + self.mlp(self.post_attention_layernorm(h))
-
-    class Inner(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed_tokens = nn.Embedding(VOCAB, c["dim"])
-            self.layers = nn.ModuleList(Block() for _ in range(c["n_layers"]))
-            self.norm = nn.RMSNorm(c["dim"], EPS)
-
-    class Llama(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model, self.lm_head = Inner(), nn.Linear(c["dim"], VOCAB, bias=False)
-            angle = torch.outer(torch.arange(c["length"]).double(), THETA ** (-torch.arange(head // 2).double() / (head // 2)))
-            angle = torch.cat((angle, angle), -1)
-            self.cos, self.sin = angle.cos().float(), angle.sin().float()
-
-        def forward(self, tokens):
-            h = self.model.embed_tokens(tokens)
-            for block in self.model.layers:
-                h = block(h, self.cos, self.sin)
-            return self.lm_head(self.model.norm(h))
-
-    return Llama()
-
 
 def worker(options):
     import torch
@@ -127,10 +50,10 @@ def worker(options):
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     bare_kib = resident_kib()
-    model = build_llama(c)
+    model = build(c)
     model.load_state_dict(read_safetensors(folder / "start.safetensors"))
     mesh = init_device_mesh("cpu", (world,))
-    for part in (model.model.embed_tokens, *model.model.layers, model.lm_head):
+    for part in units(model):
         fully_shard(part, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
@@ -173,14 +96,14 @@ def run_pytorch(options, folder):
 # ---- Tessera's side
 
 def model_keys(c):
-    return [f"--model.{key}={c[key]}" for key in ("dim", "n_layers", "n_heads", "n_kv_heads")]
+    return [f"--model.{key}={c[key]}" for key in ("name", "dim", "n_layers", "n_heads", "n_kv_heads")]
 
 
 def run_tessera(options, folder):
     c = SIZES[options.size]
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                                 "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-    line = ["mpirun", "-n", str(options.ranks), str(options.program), "--model.name=llama", *model_keys(c),
+    line = ["mpirun", "-n", str(options.ranks), str(options.program), *model_keys(c),
             f"--data.path={folder}/book.txt", "--data.order=sequential", f"--training.seq_len={c['length']}",
             f"--training.global_batch_size={c['batch']}", f"--optimizer.lr={LR}", "--threads=1",
             f"--load={folder}/start.safetensors", f"--metrics.jsonl={folder}/tessera.jsonl"]
@@ -200,31 +123,49 @@ def run_tessera(options, folder):
                 step_seconds=[c["batch"] * c["length"] / s["tokens_per_second"] for s in steps])
 
 
+def write_book(path, size):
+    """At least `size` bytes of words, the same ones each time."""
+    source = random.Random(1)
+    words = ["".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randint(2, 8))) for _ in range(500)]
+    path.write_text(" ".join(source.choices(words, k=size // 3 + 1)))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", type=pathlib.Path, help="a build folder with tools/tessera-train")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=13)
+    parser.add_argument("--pairs", type=int, help="5, on a GPU 3")
+    parser.add_argument("--steps", type=int, help="13, on a GPU 40")
     parser.add_argument("--size", choices=list(SIZES), default="small")
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--device", help="cuda or cuda:N: both sides on this GPU, as one rank of 8")
+    parser.add_argument("--case", choices=list(compare_cuda.CASES), default="gpt2-124m", help="what is trained on a GPU")
+    parser.add_argument("--json", type=pathlib.Path, help="also write the figures of a GPU to this file")
+    for name in ("worker", "variant"):
+        parser.add_argument("--" + name, help=argparse.SUPPRESS)
+    parser.add_argument("--world", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.pairs = options.pairs or (3 if options.device else 5)
+    options.steps = options.steps or (40 if options.device else 13)
     if options.worker:
-        return worker(options)
-    options.program = options.build.resolve() / "tools" / "tessera-train"
-    if not options.program.is_file():
-        sys.exit(f"compare_pytorch: there is no {options.program}; build it first")
+        return compare_cuda.worker(options) if options.device else worker(options)
+    folders = [options.build.resolve() / "tools", options.build.resolve()]  # as Meson builds, and as gpu-check does
+    options.program = next((f / "tessera-train" for f in folders if (f / "tessera-train").is_file()), None)
+    if not options.program:
+        sys.exit(f"compare_pytorch: there is no tessera-train in {options.build}; build it first")
+    if options.device:
+        result = compare_cuda.compare(options)
+        if options.json:
+            options.json.write_text(json.dumps(result, indent=1))
+        return None
     c = SIZES[options.size]
     if c["batch"] % options.ranks or options.steps <= SKIPPED_STEPS:
         sys.exit(f"compare_pytorch: --ranks must divide {c['batch']}, --steps must be more than {SKIPPED_STEPS}")
     ratios = dict(time=[], memory=[])
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        random.seed(1)
-        words = ["".join(random.choices("abcdefghijklmnopqrstuvwxyz", k=random.randint(2, 8))) for _ in range(500)]
-        (folder / "book.txt").write_text(" ".join(random.choices(words, k=400_000)))
-        subprocess.run([options.program, "--model.name=llama", *model_keys(c), "--training.steps=0",
+        write_book(folder / "book.txt", 1_200_000)
+        subprocess.run([options.program, *model_keys(c), "--training.steps=0",
                         f"--save={folder}/start.safetensors"], check=True, stdout=subprocess.DEVNULL)
         for pair in range(options.pairs):
             ours, theirs = run_tessera(options, folder), run_pytorch(options, folder)

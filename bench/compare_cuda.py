@@ -1,0 +1,159 @@
+"""Tessera beside PyTorch FSDP2 on one GPU, each as one rank of a world of 8 whose peers are not there: Tessera's emulated world,
+PyTorch's `fake` process group. Same weights, tokens and precision (bf16 compute, f32 reduction, f32 states), taking turns.
+
+Called by compare_pytorch.py --device. On both sides the chunks of absent peers are filled from this rank's own in every gather
+and sums count this rank eight times, so the memory traffic of a gather is there, and the wire costs nothing. Losses are
+therefore meaningless; that both sides train the same model is checked before, at one rank.
+"""
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from pytorch_models import build, read_safetensors, units
+
+WORLD = 8
+SKIPPED_STEPS = 10
+LR = 3e-4
+# Of the whole world; a rank has `batch` sequences.
+CASES = {
+    "gpt2-124m": dict(model=dict(name="gpt2", dim=768, n_layers=12, n_heads=12, max_seq_len=1024, vocab_size=50304),
+                      length=1024, batch=8),
+    "llama-1.2b": dict(model=dict(name="llama", dim=2048, n_layers=16, n_heads=32, n_kv_heads=8, ffn_dim=8192, vocab_size=128256),
+                       length=2048, batch=2),
+    # For a look at the comparison itself, on a CPU too.
+    "tiny": dict(model=dict(name="llama", dim=64, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=256), length=32, batch=2),
+    "tiny-gpt2": dict(model=dict(name="gpt2", dim=64, n_layers=2, n_heads=4, max_seq_len=32, vocab_size=256), length=32, batch=2),
+}
+VARIANTS = {"eager, math attention": (False, True), "eager": (False, False), "compiled": (True, False)}
+# First losses at one rank: both compute in bf16, with other orders of summation and other roundings between operations.
+LOSS_BOUND = 0.02
+
+
+# ---- PyTorch's side, a process of its own: --worker
+
+def fill_fake_collectives(dist, world):
+    """The fake group moves nothing. What Tessera's emulated world does: other ranks' chunks from this rank's."""
+    def all_gather_into_tensor(output, input, group=None, async_op=False):
+        output.view(world, -1).copy_(input.reshape(1, -1).expand(world, -1))
+
+    def reduce_scatter_tensor(output, input, op=None, group=None, async_op=False):
+        output.copy_(input.view(world, -1)[0].view_as(output)).mul_(1 if "AVG" in str(op) else world)
+    dist.all_gather_into_tensor, dist.reduce_scatter_tensor = all_gather_into_tensor, reduce_scatter_tensor
+
+
+def worker(options):
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    compiled, math_attention = VARIANTS[options.variant]
+    case, folder, device = CASES[options.case], pathlib.Path(options.worker), torch.device(options.device)
+    gpu = device.type == "cuda"
+    if gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("fake", rank=0, world_size=options.world, store=FakeStore())
+    fill_fake_collectives(dist, options.world)
+    model = build(case["model"] | dict(length=case["length"]))
+    missing = model.load_state_dict(read_safetensors(folder / "start.safetensors"), strict=False)
+    assert not missing.missing_keys, missing
+    model.to(device)
+    for name in ("cos", "sin"):
+        if hasattr(model, name):
+            setattr(model, name, getattr(model, name).to(device))
+    mesh = init_device_mesh(device.type, (options.world,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for part in units(model):
+        if compiled:
+            part.compile()
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+    text = torch.frombuffer(bytearray((folder / "book.txt").read_bytes()), dtype=torch.uint8).long()
+    losses, seconds = [], []
+    backends = [SDPBackend.MATH] if math_attention else list(SDPBackend.__members__.values())[1:]
+    for step in range(options.steps):
+        begin = time.perf_counter()
+        rows = torch.stack([text[i * case["length"]:(i + 1) * case["length"] + 1]
+                            for i in range(step * case["batch"] * options.world, step * case["batch"] * options.world + case["batch"])])
+        rows = rows.to(device, non_blocking=True)
+        with sdpa_kernel(backends):
+            loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1).float(), rows[:, 1:].flatten())
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        seconds.append(time.perf_counter() - begin)
+    peak, reserved = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if gpu else (0, 0)
+    (folder / "pytorch.json").write_text(json.dumps(dict(
+        losses=losses, step_seconds=seconds, peak_bytes=peak, reserved_bytes=reserved, version=torch.__version__,
+        cuda=torch.version.cuda, device=torch.cuda.get_device_name(device) if gpu else "cpu")))
+    os._exit(0)
+
+
+def run_pytorch(options, folder, variant, world, steps):
+    done = subprocess.run([options.python, pathlib.Path(__file__).with_name("compare_pytorch.py"), options.build, "--worker", folder,
+                           "--device", options.device, "--case", options.case, "--variant", variant, "--world", str(world),
+                           "--steps", str(steps)], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"compare_pytorch: PyTorch's side ({variant}) failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+    return json.loads((folder / "pytorch.json").read_text())
+
+
+# ---- Tessera's side
+
+def run_tessera(options, folder, world, steps):
+    case = CASES[options.case]
+    command = [options.program, *(f"--model.{k}={v}" for k, v in case["model"].items()), f"--data.path={folder}/book.txt",
+               "--data.order=sequential", f"--training.seq_len={case['length']}", "--training.mixed_precision_param=bfloat16",
+               f"--training.global_batch_size={case['batch'] * world}", f"--training.steps={steps}", f"--optimizer.lr={LR}",
+               f"--load={folder}/start.safetensors", f"--metrics.jsonl={folder}/tessera.jsonl", f"--device={options.device}"]
+    if world > 1:
+        command.append(f"--emulate={world}")
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=folder)
+    if done.returncode:
+        sys.exit(f"compare_pytorch: Tessera's side failed: {done.stderr.strip()}")
+    lines = [json.loads(text) for text in (folder / "tessera.jsonl").read_text().splitlines()]
+    tokens = case["batch"] * world * case["length"]
+    return dict(losses=[s["loss"] for s in lines], step_seconds=[tokens / s["tokens_per_second"] for s in lines],
+                peak_bytes=max(s["memory_peak_bytes"] for s in lines), host_ms=statistics.median(s["host_ms"] for s in lines),
+                reserved_bytes=max(s["memory_reserved_bytes"] for s in lines))
+
+
+def compare(options):
+    """Prints as it goes; returns what `--json` writes."""
+    from compare_pytorch import write_book
+    case, results = CASES[options.case], []
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write_book(folder / "book.txt", (options.steps + 1) * case["batch"] * WORLD * case["length"] + 1)
+        subprocess.run([str(w) for w in (options.program, *(f"--model.{k}={v}" for k, v in case["model"].items()), "--training.steps=0",
+                                         f"--training.seq_len={case['length']}", f"--save={folder}/start.safetensors")], check=True, stdout=subprocess.DEVNULL)
+        ours, theirs = run_tessera(options, folder, 1, 2), run_pytorch(options, folder, "eager", 1, 2)
+        first = abs(ours["losses"][0] - theirs["losses"][0])
+        if not first <= LOSS_BOUND:
+            sys.exit(f"compare_pytorch: first losses {ours['losses'][0]} and {theirs['losses'][0]}: not the same model")
+        print(f"{theirs['device']}, PyTorch {theirs['version']}; first losses at one rank within {first:.1e}", flush=True)
+        for pair in range(options.pairs):
+            row = dict(tessera=run_tessera(options, folder, WORLD, options.steps))
+            row |= {variant: run_pytorch(options, folder, variant, WORLD, options.steps) for variant in VARIANTS}
+            results.append(row)
+            for side, result in row.items():
+                seconds = statistics.median(result["step_seconds"][SKIPPED_STEPS:])
+                result["tokens_per_second"] = case["batch"] * case["length"] / seconds
+                print(f"pair {pair + 1}: {side:24} {result['tokens_per_second']:10.0f} tokens/s a rank, peak "
+                      f"{result['peak_bytes'] / 2**30:6.2f} GiB, reserved {result['reserved_bytes'] / 2**30:6.2f} GiB", flush=True)
+    figures = {side: statistics.median(row[side]["tokens_per_second"] for row in results) for side in results[0]}
+    for side in VARIANTS:
+        ratios = [row["tessera"]["tokens_per_second"] / row[side]["tokens_per_second"] for row in results]
+        print(f"{options.case}: Tessera has {statistics.median(ratios):.3f} of the tokens/s of PyTorch {side} "
+              f"({min(ratios):.3f} to {max(ratios):.3f})")
+    return dict(case=options.case, tokens_per_second=figures, first_losses_within=first, pairs=results)
