@@ -30,8 +30,26 @@ struct GemmArgs {
 };
 static_assert(sizeof(GemmArgs) <= kArgsBytes && std::is_trivially_copyable_v<GemmArgs>);
 
+// A product with GELU (kernels/elementwise.hpp) or its derivative over it, all of `dtype`:
+//
+//   forward    aux = op(A) op(B) + bias;  c = gelu(aux)      aux is written, for backward
+//   backward   c = (op(A) op(B)) gelu'(aux)                  aux is read, bias is null
+//
+// Layouts and empty sizes as above. aux is [m, n], rows `ld_aux` apart. The CPU rounds the product
+// before it applies the function: the bits of the two kernels that this one stands for.
+struct GemmGeluArgs {
+  void *c, *aux;
+  const void *a, *b, *bias;
+  std::int32_t m, n, k;
+  std::int32_t lda, ldb, ldc, ld_aux;
+  DType dtype;
+  bool trans_a, trans_b, backward;
+};
+static_assert(sizeof(GemmGeluArgs) <= kArgsBytes && std::is_trivially_copyable_v<GemmGeluArgs>);
+
 struct Gemm {
   Kernel<GemmArgs> gemm;
+  Kernel<GemmGeluArgs> gemm_gelu;
 };
 
 }  // namespace tessera::kernels

@@ -16,7 +16,7 @@ constinit const Kernels kCpuKernels = {
                     .swiglu = cpu::swiglu,
                     .swiglu_backward = cpu::swiglu_backward},
     .reduce = {.reduce = cpu::reduce, .sumsq_flat = cpu::sumsq_flat},
-    .gemm = {.gemm = cpu::gemm},
+    .gemm = {.gemm = cpu::gemm, .gemm_gelu = cpu::gemm_gelu},
     .softmax = {.softmax = cpu::softmax, .softmax_backward = cpu::softmax_backward},
     .cross_entropy = {.cross_entropy = cpu::cross_entropy,
                       .cross_entropy_backward = cpu::cross_entropy_backward},

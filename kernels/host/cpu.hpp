@@ -19,6 +19,7 @@ void reduce(const ReduceArgs&, Exec&);
 void sumsq_flat(const SumsqFlatArgs&, Exec&);
 
 void gemm(const GemmArgs&, Exec&);
+void gemm_gelu(const GemmGeluArgs&, Exec&);
 
 void softmax(const SoftmaxArgs&, Exec&);
 void softmax_backward(const SoftmaxBackwardArgs&, Exec&);

@@ -173,6 +173,84 @@ TEST_CASE("empty products write what the contract says and never read C when bet
   }
 }
 
+TEST_CASE("a product with GELU or its derivative has the bits of the product and the function",
+          "[kernels]") {
+  kernel_test::Random random;
+  INFO("seed " << random.seed);
+  for (const DType dtype : kFloats)
+    for (const bool backward : {false, true})
+      for (const int gap : {0, 3}) {
+        Case s{.batch = 1,
+               .m = static_cast<std::int32_t>(random.integer(1, 40)),
+               .n = static_cast<std::int32_t>(random.integer(1, 70)),
+               .k = static_cast<std::int32_t>(random.integer(0, 50)),
+               .trans_a = random.integer(0, 1) == 1,
+               .trans_b = random.integer(0, 1) == 1,
+               .bias = !backward,
+               .alpha = 1,
+               .beta = 0};
+        INFO(dtype << (backward ? ", backward, " : ", forward, ") << s.m << " x " << s.n << " x "
+                   << s.k << ", gap " << gap);
+        Problem p(random, s, dtype, dtype);
+        const std::int32_t ld_aux = s.n + gap, ldc = s.n + 2 * gap;
+        Array aux(dtype, std::int64_t{s.m} * ld_aux), c(dtype, std::int64_t{s.m} * ldc);
+        aux.fill(NAN);
+        c.fill(NAN);
+        if (backward)
+          for (std::int64_t i = 0; i < std::int64_t{s.m} * s.n; ++i)
+            aux.set(i / s.n * ld_aux + i % s.n, random.uniform(-3, 3));
+        Array product = backward ? c : aux, expected = c;
+        p.args.c = product.data();
+        p.args.ldc = backward ? ldc : ld_aux;
+        Exec alone;
+        cpu_kernels().gemm.gemm(p.args, alone);
+        for (std::int32_t row = 0; row < s.m; ++row) {
+          const auto at = [&](Array& x, std::int32_t ld) {
+            return x.bytes.data() + size_bytes(dtype) * static_cast<std::size_t>(row * ld);
+          };
+          UnaryArgs forward{};
+          forward.out = at(expected, ldc);
+          forward.in = at(product, ld_aux);
+          forward.op = UnaryOp::gelu;
+          forward.out_dtype = forward.in_dtype = dtype;
+          BinaryArgs derivative{};
+          derivative.out = at(expected, ldc);
+          derivative.a = at(aux, ld_aux);
+          derivative.b = at(product, ldc);
+          derivative.op = BinaryOp::gelu_backward;
+          derivative.dtype = dtype;
+          forward.count = derivative.count = s.n;
+          if (backward)
+            cpu_kernels().elementwise.binary(derivative, alone);
+          else
+            cpu_kernels().elementwise.unary(forward, alone);
+        }
+        on_threads(
+            [&](Exec& exec) {
+              cpu_kernels().gemm.gemm_gelu({.c = c.data(),
+                                            .aux = aux.data(),
+                                            .a = p.args.a,
+                                            .b = p.args.b,
+                                            .bias = p.args.bias,
+                                            .m = s.m,
+                                            .n = s.n,
+                                            .k = s.k,
+                                            .lda = p.args.lda,
+                                            .ldb = p.args.ldb,
+                                            .ldc = ldc,
+                                            .ld_aux = ld_aux,
+                                            .dtype = dtype,
+                                            .trans_a = s.trans_a,
+                                            .trans_b = s.trans_b,
+                                            .backward = backward},
+                                           exec);
+            },
+            c, aux);
+        CHECK((c.bytes == expected.bytes));
+        if (!backward) CHECK((aux.bytes == product.bytes));
+      }
+}
+
 TEST_CASE("a product worked by hand, in every orientation", "[kernels]") {
   const float a[] = {1, 2, 3, 4, 5, 6}, a_t[] = {1, 4, 2, 5, 3, 6};        // [2, 3] and [3, 2]
   const float b[] = {7, 8, 9, 10, 11, 12}, b_t[] = {7, 9, 11, 8, 10, 12};  // [3, 2] and [2, 3]

@@ -1,0 +1,393 @@
+// The driver table over the CUDA runtime: devices, streams, events, memory, copies, NVTX ranges.
+//
+// The runtime is linked statically and opens libcuda itself; of libcuda's own calls, mapping needs
+// a few, which the runtime hands out. Nothing here throws, prints or reads the environment. Streams
+// do not synchronise with the legacy default stream, events carry no time, and a host that blocks
+// on one sleeps instead of spinning: several ranks share the processors.
+#include "tessera/device/driver.hpp"
+
+#include <cublasLt.h>
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <cuda_runtime_api.h>
+
+#include <nvtx3/nvToolsExt.h>
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "built_for.hpp"
+#include "kernels/cuda/kernels.hpp"
+
+namespace tessera::kernels::cuda {
+
+const void* image_probe();  // image.cu
+
+namespace {
+
+constexpr int kLeastDriver = CUDART_VERSION >= 13000 ? 580 : 525;  // of NVIDIA, for this runtime
+
+thread_local char g_line[512];  // the calling thread's last error
+
+template <class... Parts>
+DriverError line(const char* format, Parts... parts) {
+  std::snprintf(g_line, sizeof g_line, format, parts...);
+  return g_line;
+}
+
+// What one can do about an error, where something can be said.
+const char* remedy(cudaError_t code) {
+  switch (code) {
+    case cudaErrorNoDevice:
+      return "; is a GPU visible (nvidia-smi, CUDA_VISIBLE_DEVICES)?";
+    case cudaErrorInvalidDevice:
+      return "; nvidia-smi lists the devices there are";
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorLaunchFailure:
+      return "; a kernel before this left its memory, compute-sanitizer names it; the process must "
+             "be started anew";
+    case cudaErrorNoKernelImageForDevice:
+      return "; build the module for this device with -Dgpu_archs";
+    case cudaErrorDevicesUnavailable:
+      return "; is another process holding the device in exclusive mode?";
+    default:
+      return "";
+  }
+}
+
+// Null for success. The runtime's own note of the error is taken back, or the next launch would
+// report it again.
+DriverError said(const char* call, cudaError_t code) {
+  if (code == cudaSuccess) return nullptr;
+  cudaGetLastError();
+  int driver = 0;
+  if (code == cudaErrorInsufficientDriver || code == cudaErrorSystemDriverMismatch) {
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+      return line(
+          "%s: there is no NVIDIA driver (libcuda.so.1); install %d or newer, or use the CPU", call,
+          kLeastDriver);
+    return line(
+        "%s: the NVIDIA driver knows CUDA up to %d.%d, this module needs %d.%d: driver %d or "
+        "newer",
+        call, driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10,
+        kLeastDriver);
+  }
+  return line("%s: %s (%s)%s", call, cudaGetErrorString(code), cudaGetErrorName(code),
+              remedy(code));
+}
+
+// Memory that is not there is no error: *data stays null.
+DriverError memory_or_none(const char* call, cudaError_t code, void** data) {
+  if (code == cudaSuccess) return nullptr;
+  *data = nullptr;
+  if (code != cudaErrorMemoryAllocation) return said(call, code);
+  cudaGetLastError();
+  return nullptr;
+}
+
+cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
+
+// --- devices
+
+DriverError count(std::int32_t* devices) {
+  int n = 0;
+  const DriverError error = said("cudaGetDeviceCount", cudaGetDeviceCount(&n));
+  *devices = error ? 0 : n;
+  return error;
+}
+
+// Of the kernel module, which is what users install: "580.65.06".
+void driver_release(char* out, std::size_t size_bytes) {
+  std::snprintf(out, size_bytes, "?");
+  if (std::FILE* file = std::fopen("/sys/module/nvidia/version", "r")) {
+    if (std::fgets(out, static_cast<int>(size_bytes), file)) out[std::strcspn(out, "\n")] = 0;
+    std::fclose(file);
+  }
+}
+
+DriverError has_kernels(std::int32_t device, const cudaDeviceProp& properties) {
+  int before = 0;
+  cudaFuncAttributes attributes{};
+  if (const DriverError error = said("cudaGetDevice", cudaGetDevice(&before))) return error;
+  if (const DriverError error = said("cudaSetDevice", cudaSetDevice(device))) return error;
+  const cudaError_t loaded = cudaFuncGetAttributes(&attributes, image_probe());
+  if (const DriverError error = said("cudaSetDevice", cudaSetDevice(before))) return error;
+  if (loaded == cudaErrorNoKernelImageForDevice || loaded == cudaErrorInvalidDeviceFunction) {
+    cudaGetLastError();
+    return line(
+        "%s has compute capability %d.%d, the CUDA module was built for %s; build it with "
+        "-Dgpu_archs=sm_%d%d",
+        properties.name, properties.major, properties.minor, kArchitectures, properties.major,
+        properties.minor);
+  }
+  return said("cudaFuncGetAttributes", loaded);
+}
+
+DriverError describe(std::int32_t device, DriverDevice* out) {
+  cudaDeviceProp properties{};
+  if (const DriverError error =
+          said("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, device)))
+    return error;
+  int clock_khz = 0, bus_bits = 0, driver = 0;
+  cudaDeviceGetAttribute(&clock_khz, cudaDevAttrMemoryClockRate, device);
+  cudaDeviceGetAttribute(&bus_bits, cudaDevAttrGlobalMemoryBusWidth, device);
+  cudaDriverGetVersion(&driver);
+  *out = {};
+  std::snprintf(out->name, sizeof out->name, "%.95s", properties.name);
+  out->major = properties.major;
+  out->minor = properties.minor;
+  out->multiprocessors = properties.multiProcessorCount;
+  out->memory_bytes = static_cast<std::int64_t>(properties.totalGlobalMem);
+  out->bytes_per_second = 2e3 * clock_khz * bus_bits / 8;  // two transfers a cycle
+  char release[32];
+  driver_release(release, sizeof release);
+  const std::size_t blas = cublasLtGetVersion();
+  std::snprintf(out->versions, sizeof out->versions,
+                "driver %s (CUDA %d.%d), runtime %d.%d, cuBLASLt %zu.%zu.%zu", release,
+                driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
+                CUDART_VERSION % 1000 / 10, blas / 10000, blas / 100 % 100, blas % 100);
+  return has_kernels(device, properties);
+}
+
+DriverError use(std::int32_t device) { return said("cudaSetDevice", cudaSetDevice(device)); }
+
+// --- streams and events
+
+DriverError make_stream(std::int32_t priority, void** stream) {
+  int least = 0, greatest = 0;  // CUDA's numbers fall with urgency
+  if (const DriverError error = said("cudaDeviceGetStreamPriorityRange",
+                                     cudaDeviceGetStreamPriorityRange(&least, &greatest)))
+    return error;
+  cudaStream_t made = nullptr;
+  const DriverError error =
+      said("cudaStreamCreate", cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking,
+                                                            std::min(greatest + priority, least)));
+  *stream = made;
+  return error;
+}
+DriverError end_stream(void* stream) {
+  return said("cudaStreamDestroy", cudaStreamDestroy(stream_of(stream)));
+}
+
+DriverError make_event(void** event) {
+  cudaEvent_t made = nullptr;
+  const DriverError error =
+      said("cudaEventCreate",
+           cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventBlockingSync));
+  *event = made;
+  return error;
+}
+DriverError end_event(void* event) {
+  return said("cudaEventDestroy", cudaEventDestroy(event_of(event)));
+}
+DriverError record(void* event, void* stream) {
+  return said("cudaEventRecord", cudaEventRecord(event_of(event), stream_of(stream)));
+}
+DriverError wait(void* stream, void* event) {
+  return said("cudaStreamWaitEvent", cudaStreamWaitEvent(stream_of(stream), event_of(event), 0));
+}
+DriverError block(void* event) {
+  return said("cudaEventSynchronize", cudaEventSynchronize(event_of(event)));
+}
+DriverError failure() { return said("a CUDA kernel", cudaGetLastError()); }
+
+// --- memory
+
+DriverError allocate(std::int64_t bytes, void** data) {
+  return memory_or_none("cudaMalloc", cudaMalloc(data, static_cast<std::size_t>(bytes)), data);
+}
+DriverError release(void* data) { return said("cudaFree", cudaFree(data)); }
+DriverError allocate_host(std::int64_t bytes, void** data) {
+  return memory_or_none("cudaHostAlloc",
+                        cudaHostAlloc(data, static_cast<std::size_t>(bytes), cudaHostAllocPortable),
+                        data);
+}
+DriverError release_host(void* data) { return said("cudaFreeHost", cudaFreeHost(data)); }
+
+DriverError memory_info(std::int64_t* free_bytes, std::int64_t* total_bytes) {
+  std::size_t unused = 0, total = 0;
+  const DriverError error = said("cudaMemGetInfo", cudaMemGetInfo(&unused, &total));
+  *free_bytes = static_cast<std::int64_t>(unused);
+  *total_bytes = static_cast<std::int64_t>(total);
+  return error;
+}
+
+// --- mapping, by calls of libcuda's own
+
+struct Mapping {
+  PFN_cuMemGetAllocationGranularity_v10020 granularity;
+  PFN_cuMemAddressReserve_v10020 reserve;
+  PFN_cuMemAddressFree_v10020 free_range;
+  PFN_cuMemCreate_v10020 create;
+  PFN_cuMemRelease_v10020 release;
+  PFN_cuMemMap_v10020 map;
+  PFN_cuMemSetAccess_v10020 set_access;
+  PFN_cuMemUnmap_v10020 unmap;
+  PFN_cuGetErrorString_v6000 error_string;
+  const char* missing;  // the first call that the driver lacks
+
+  Mapping() : missing(nullptr) {
+    find("cuMemGetAllocationGranularity", 10020, &granularity);
+    find("cuMemAddressReserve", 10020, &reserve);
+    find("cuMemAddressFree", 10020, &free_range);
+    find("cuMemCreate", 10020, &create);
+    find("cuMemRelease", 10020, &release);
+    find("cuMemMap", 10020, &map);
+    find("cuMemSetAccess", 10020, &set_access);
+    find("cuMemUnmap", 10020, &unmap);
+    find("cuGetErrorString", 6000, &error_string);
+  }
+
+ private:
+  template <class F>
+  void find(const char* name, unsigned version, F* function) {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    if (cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result) !=
+            cudaSuccess ||
+        result != cudaDriverEntryPointSuccess) {
+      cudaGetLastError();
+      found = nullptr;
+      if (!missing) missing = name;
+    }
+    std::memcpy(function, &found, sizeof found);
+  }
+};
+
+// Found at first use; the device's context exists then, since it has been chosen by `use`.
+const Mapping& mapping() {
+  static const Mapping found;
+  return found;
+}
+
+DriverError said(const char* call, CUresult code) {
+  if (code == CUDA_SUCCESS) return nullptr;
+  const char* text = nullptr;
+  mapping().error_string(code, &text);
+  return line("%s: %s", call, text ? text : "unknown error");
+}
+
+// Null where this device can map.
+DriverError can_map(int* device) {
+  if (mapping().missing)
+    return line("%s: the NVIDIA driver lacks it; use memory without mapping", mapping().missing);
+  return said("cudaGetDevice", cudaGetDevice(device));
+}
+
+CUmemAllocationProp on_device(int device) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  return properties;
+}
+
+CUdeviceptr address(const void* data) { return reinterpret_cast<CUdeviceptr>(data); }
+
+DriverError granularity(std::int64_t* bytes) {
+  int device = 0;
+  if (const DriverError error = can_map(&device)) return error;
+  const CUmemAllocationProp properties = on_device(device);
+  std::size_t found = 0;
+  const DriverError error =
+      said("cuMemGetAllocationGranularity",
+           mapping().granularity(&found, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  *bytes = static_cast<std::int64_t>(found);
+  return error;
+}
+
+DriverError reserve(std::int64_t bytes, void** range) {
+  int device = 0;
+  if (const DriverError error = can_map(&device)) return error;
+  CUdeviceptr found = 0;
+  const DriverError error = said(
+      "cuMemAddressReserve", mapping().reserve(&found, static_cast<std::size_t>(bytes), 0, 0, 0));
+  *range = reinterpret_cast<void*>(found);
+  return error;
+}
+
+DriverError free_range(void* range, std::int64_t bytes) {
+  return said("cuMemAddressFree",
+              mapping().free_range(address(range), static_cast<std::size_t>(bytes)));
+}
+
+// The memory's handle is released at once: it lives as long as it is mapped.
+DriverError map(void* at, std::int64_t bytes, bool* mapped) {
+  *mapped = false;
+  int device = 0;
+  if (const DriverError error = can_map(&device)) return error;
+  const CUmemAllocationProp properties = on_device(device);
+  const auto size = static_cast<std::size_t>(bytes);
+  CUmemGenericAllocationHandle memory = 0;
+  const CUresult made = mapping().create(&memory, size, &properties, 0);
+  if (made == CUDA_ERROR_OUT_OF_MEMORY) return nullptr;
+  if (const DriverError error = said("cuMemCreate", made)) return error;
+  const CUresult placed = mapping().map(address(at), size, 0, memory, 0);
+  mapping().release(memory);
+  if (const DriverError error = said("cuMemMap", placed)) return error;
+  const CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  const CUresult opened = mapping().set_access(address(at), size, &access, 1);
+  if (opened != CUDA_SUCCESS) mapping().unmap(address(at), size);
+  *mapped = opened == CUDA_SUCCESS;
+  return said("cuMemSetAccess", opened);
+}
+
+DriverError unmap(void* at, std::int64_t bytes) {
+  return said("cuMemUnmap", mapping().unmap(address(at), static_cast<std::size_t>(bytes)));
+}
+
+// --- queued on a stream
+
+DriverError copy(void* to, const void* from, std::int64_t bytes, void* stream) {
+  return said("cudaMemcpyAsync", cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes),
+                                                 cudaMemcpyDefault, stream_of(stream)));
+}
+DriverError fill(void* to, std::uint8_t byte, std::int64_t bytes, void* stream) {
+  return said("cudaMemsetAsync",
+              cudaMemsetAsync(to, byte, static_cast<std::size_t>(bytes), stream_of(stream)));
+}
+
+void push_range(const char* name) { nvtxRangePushA(name); }
+void pop_range() { nvtxRangePop(); }
+
+constexpr Driver kDriver = {
+    .version = kDriverVersion,
+    .driver_bytes = sizeof(Driver),
+    .kernels_bytes = sizeof(Kernels),
+    .architectures = kArchitectures,
+    .kernels = &kKernels,
+    .count = count,
+    .describe = describe,
+    .use = use,
+    .make_stream = make_stream,
+    .end_stream = end_stream,
+    .make_event = make_event,
+    .end_event = end_event,
+    .record = record,
+    .wait = wait,
+    .block = block,
+    .failure = failure,
+    .allocate = allocate,
+    .release = release,
+    .allocate_host = allocate_host,
+    .release_host = release_host,
+    .granularity = granularity,
+    .reserve = reserve,
+    .free_range = free_range,
+    .map = map,
+    .unmap = unmap,
+    .memory_info = memory_info,
+    .copy = copy,
+    .fill = fill,
+    .push_range = push_range,
+    .pop_range = pop_range,
+};
+
+}  // namespace
+}  // namespace tessera::kernels::cuda
+
+extern "C" __attribute__((visibility("default"))) const tessera::Driver* tessera_driver(
+    std::uint32_t version) {
+  return version == tessera::kDriverVersion ? &tessera::kernels::cuda::kDriver : nullptr;
+}
