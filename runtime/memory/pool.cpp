@@ -1,7 +1,5 @@
 #include "tessera/memory/pool.hpp"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <bit>
 #include <utility>
@@ -17,61 +15,25 @@ namespace {
 // Above what 47 bits of address can hold, the free lists have no class.
 constexpr std::int64_t kLargestBytes = std::int64_t{1} << 46;
 
-std::int64_t range_of(std::int64_t bytes) { return std::max(bytes, kRangeBytes); }
-
-class SystemMemory final : public Upstream {
- public:
-  std::byte* allocate(std::int64_t bytes) noexcept override {
-    const auto range = static_cast<std::size_t>(range_of(bytes));
-    void* const data = map(nullptr, range, 0);
-    if (data == MAP_FAILED) return nullptr;
-    if (mprotect(data, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE) == 0)
-      return static_cast<std::byte*>(data);
-    munmap(data, range);
-    return nullptr;
-  }
-  void release(std::byte* data, std::int64_t bytes) noexcept override {
-    munmap(data, static_cast<std::size_t>(range_of(bytes)));
-  }
-  bool resize(std::byte* data, std::int64_t bytes, std::int64_t new_bytes) noexcept override {
-    if (range_of(bytes) != range_of(new_bytes)) return false;
-    if (new_bytes >= bytes)
-      return mprotect(data + bytes, static_cast<std::size_t>(new_bytes - bytes),
-                      PROT_READ | PROT_WRITE) == 0;
-    // Mapped anew: the pages go back, the addresses stay.
-    return map(data + new_bytes, static_cast<std::size_t>(bytes - new_bytes), MAP_FIXED) !=
-           MAP_FAILED;
-  }
-
- private:
-  // Addresses only.
-  static void* map(std::byte* at, std::size_t bytes, int flags) noexcept {
-    return mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
-  }
-};
-
-class CountedMemory final : public Upstream {
- public:
-  std::byte* allocate(std::int64_t bytes) noexcept override {
-    const std::uintptr_t data = next_;
-    next_ += static_cast<std::uintptr_t>(range_of(bytes));
-    return reinterpret_cast<std::byte*>(data);
-  }
-  void release(std::byte*, std::int64_t) noexcept override {}
-  bool resize(std::byte*, std::int64_t bytes, std::int64_t new_bytes) noexcept override {
-    return range_of(bytes) == range_of(new_bytes);
-  }
-
- private:
-  std::uintptr_t next_ = std::uintptr_t{1} << 47;  // outside what user space can map
-};
-
 // Ticks are not negative, so their sum is that of one stream when no other has any.
 bool touched_only_by(StreamId stream, const Clock& touched) {
   Tick sum = 0;
   for (const Tick tick : touched.ticks) sum += tick;
   return sum == touched[stream];
 }
+
+// The last of a list in the order of places that lies before `block`; null for none.
+Block* place_before(const Block& block, Block* list) {
+  const auto is_before = [&](const Block& b) {
+    return b.segment == block.segment ? b.data < block.data
+                                      : b.segment->number < block.segment->number;
+  };
+  Block* last = nullptr;
+  for (Block* b = list; b && is_before(*b); b = b->next) last = b;
+  return last;
+}
+
+bool is_of(OwnerId owner, const Block* block) { return block && block->owner == owner; }
 
 // Moves the events of `other` to `gate`, of each stream the later one. What gates need is rare, and
 // kept out of the functions that every allocation runs through.
@@ -88,9 +50,6 @@ bool touched_only_by(StreamId stream, const Clock& touched) {
 }
 
 }  // namespace
-
-std::unique_ptr<Upstream> system_memory() { return std::make_unique<SystemMemory>(); }
-std::unique_ptr<Upstream> counted_memory() { return std::make_unique<CountedMemory>(); }
 
 Pool::Pool(DeviceContext& context, Ledger& ledger, std::unique_ptr<Upstream> upstream)
     : context_(context), ledger_(ledger), upstream_(std::move(upstream)) {}
@@ -112,15 +71,20 @@ std::uint32_t Pool::class_of(std::int64_t bytes) {
   return ((k - 1) << kSplitBits) + static_cast<std::uint32_t>(size >> (k - kSplitBits));
 }
 
-void Pool::insert(Block* block) {
+std::uint32_t Pool::class_in(const Segment& segment, std::int64_t bytes) {
+  return segment.is_large ? kPlaces : class_of(bytes);
+}
+
+// Requires: `c` is the block's class.
+void Pool::insert(Block* block, std::uint32_t c) {
   FreeLists& lists = *lists_[index(block->stream)];
-  const std::uint32_t c = class_of(block->bytes);
   block->size_class = static_cast<std::uint16_t>(c);
   block->free = true;
-  block->previous = nullptr;
-  block->next = lists.heads[c];
+  block->previous = c == kPlaces ? place_before(*block, lists.heads[c]) : nullptr;
+  Block*& here = block->previous ? block->previous->next : lists.heads[c];
+  block->next = here;
   if (block->next) block->next->previous = block;
-  lists.heads[c] = block;
+  here = block;
   lists.occupied[c / 64] |= std::uint64_t{1} << (c % 64);
 }
 
@@ -156,6 +120,17 @@ Block* Pool::find(const FreeLists& lists, std::int64_t bytes) {
   return lists.heads[word * 64 + static_cast<std::size_t>(std::countr_zero(bits))];
 }
 
+// The first that fits beside a block of the owner, else the first that fits.
+Block* Pool::find_place(const FreeLists& lists, std::int64_t bytes, OwnerId owner) {
+  Block* first = nullptr;
+  for (Block* b = lists.heads[kPlaces]; b; b = b->next) {
+    if (b->bytes < bytes) continue;
+    if (is_of(owner, b->before) || is_of(owner, b->after)) return b;
+    if (!first) first = b;
+  }
+  return first;
+}
+
 Block* Pool::record() {
   if (!spare_) {
     constexpr std::size_t kChunk = 256;
@@ -171,15 +146,16 @@ void Pool::retire(Block* block) noexcept {
   spare_ = block;
 }
 
-// More memory for `stream`: at the end of a segment that it has, behind or as part of the free
-// block there, else a new segment.
+// More memory for `stream`: at the end of a segment that it has for blocks of the kind, behind or
+// as part of the free block there, else a new segment.
 Block* Pool::grow(std::int64_t bytes, StreamId stream) {
+  const bool is_large = bytes >= kLargeBytes;
   const auto has_room = [&](std::int64_t more) {
     return limit_ == 0 || reserved_ + more <= limit_;
   };
   for (const auto& segment : segments_) {
     Block* const last = segment->last;
-    if (last->stream != stream) continue;
+    if (last->stream != stream || segment->is_large != is_large) continue;
     if (last->free && last->bytes >= bytes) return last;  // find() looks at a few of a class only
     const std::int64_t more = round_up(bytes - (last->free ? last->bytes : 0), kSegmentBytes);
     if (has_room(more) && upstream_->resize(segment->data, segment->bytes, segment->bytes + more))
@@ -189,6 +165,8 @@ Block* Pool::grow(std::int64_t bytes, StreamId stream) {
   std::byte* const data = has_room(size) ? upstream_->allocate(size) : nullptr;
   if (!data) return nullptr;
   segments_.push_back(std::make_unique<Segment>());
+  segments_.back()->number = segments_taken_;
+  segments_.back()->is_large = is_large;
   segments_.back()->data = data;
   return append(*segments_.back(), stream, size);
 }
@@ -214,18 +192,24 @@ Block* Pool::append(Segment& segment, StreamId stream, std::int64_t bytes) {
   block->stream = stream;
   if (before) before->after = block;
   segment.last = block;
-  insert(block);
+  insert(block, class_in(segment, bytes));
   return block;
 }
 
-// The free block's front as a block of its own; what is left stays free.
+// A block of its own for `bytes` at `data`, which are a part of `block`.
+Block* Pool::piece(const Block& block, std::byte* data, std::int64_t bytes) {
+  Block* const part = record();
+  part->data = data;
+  part->bytes = bytes;
+  part->segment = block.segment;
+  part->stream = block.stream;
+  part->free = false;
+  return part;
+}
+
+// The free block's front; what is left stays free.
 Block* Pool::cut(Block* block, std::int64_t bytes) {
-  Block* const front = record();
-  front->data = block->data;
-  front->bytes = bytes;
-  front->segment = block->segment;
-  front->stream = block->stream;
-  front->free = false;
+  Block* const front = piece(*block, block->data, bytes);
   front->before = block->before;
   front->after = block;
   if (front->before) front->before->after = front;
@@ -235,12 +219,24 @@ Block* Pool::cut(Block* block, std::int64_t bytes) {
   return front;
 }
 
+// Its end.  Requires: another block lies behind it.
+Block* Pool::cut_end(Block* block, std::int64_t bytes) {
+  resize(block, block->bytes - bytes);
+  Block* const end = piece(*block, block->data + block->bytes, bytes);
+  end->before = block;
+  end->after = block->after;
+  block->after = end->after->before = end;
+  return end;
+}
+
 // A free block has another size: in its list it stays where it is as long as that is the right one.
 void Pool::resize(Block* block, std::int64_t bytes) {
   block->bytes = bytes;
-  if (class_of(bytes) == block->size_class) return;
+  if (block->size_class == kPlaces) return;
+  const std::uint32_t c = class_of(bytes);
+  if (c == block->size_class) return;
   remove(block);
-  insert(block);
+  insert(block, c);
 }
 
 // `block`, which is free, takes in its neighbour, which is in no list.
@@ -285,7 +281,8 @@ Block* Pool::allocate(std::int64_t bytes, StreamId stream, OwnerId owner) {
   const std::int64_t rounded = (bytes + kAlignmentBytes - 1) & -kAlignmentBytes;
   auto& lists = lists_[index(stream)];
   if (!lists) lists = std::make_unique<FreeLists>();
-  Block* block = find(*lists, rounded);
+  const bool is_large = rounded >= kLargeBytes;
+  Block* block = is_large ? find_place(*lists, rounded, owner) : find(*lists, rounded);
   if (!block) block = grow(rounded, stream);
   if (!block && release_cached() > 0) block = grow(rounded, stream);
   if (!block) fail(rounded, stream, owner);
@@ -294,6 +291,8 @@ Block* Pool::allocate(std::int64_t bytes, StreamId stream, OwnerId owner) {
   if (!block->gate.empty()) pass_gate(block);
   if (block->bytes == rounded)
     remove(block);
+  else if (is_large && is_of(owner, block->after) && !is_of(owner, block->before))
+    block = cut_end(block, rounded);
   else
     block = cut(block, rounded);
   block->use = {};
@@ -343,7 +342,7 @@ void Pool::free(Block* block) noexcept {
   } else if (joins_after) {
     absorb(after, block);
   } else {
-    insert(block);
+    insert(block, class_in(*block->segment, block->bytes));
   }
 }
 
@@ -399,7 +398,9 @@ bool Pool::is_valid() const {
       const Block* head = lists_[s]->heads[c];
       if ((head != nullptr) != ((lists_[s]->occupied[c / 64] >> (c % 64) & 1u) != 0)) return false;
       for (const Block* b = head; b; b = b->next) {
-        if (!b->free || index(b->stream) != s || class_of(b->bytes) != c) return false;
+        if (!b->free || index(b->stream) != s || class_in(*b->segment, b->bytes) != c) return false;
+        if (b->next && c == kPlaces && place_before(*b->next, lists_[s]->heads[c]) != b)
+          return false;
         if (b->next && b->next->previous != b) return false;
         if (b->after && (b->after->before != b || b->after->free)) return false;
         if (b->before && (b->before->after != b || b->before->free)) return false;

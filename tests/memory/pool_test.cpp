@@ -16,9 +16,9 @@ using tessera::testing::touch;
 
 namespace {
 
-// Mostly small, some large, now and then larger than a segment.
+// Mostly small, some of them larger than a segment, now and then large.
 std::int64_t random_bytes(std::mt19937_64& rng) {
-  const int bits = static_cast<int>(rng() % 10 == 0 ? 16 + rng() % 7 : 1 + rng() % 15);
+  const int bits = static_cast<int>(rng() % 10 == 0 ? 16 + rng() % 8 : 1 + rng() % 15);
   return static_cast<std::int64_t>(rng() % (std::uint64_t{1} << bits)) + 1;
 }
 
@@ -165,6 +165,42 @@ TEST_CASE("a freed block is the next one handed out for its size, and neighbours
   CHECK(a->data == start);
   CHECK(pool.segments_taken() == 1);
   pool.free(a);
+}
+
+TEST_CASE("a large block takes the first place beside its owner's, else the first that fits") {
+  const Device device = Device::cpu({.executor = ExecutorKind::virtual_});
+  Ledger ledger;
+  const OwnerId mine = ledger.owner("mine"), other = 0;
+  Pool pool(device.context(), ledger, counted_memory());
+  const auto allocate = [&](std::int64_t parts, OwnerId owner) {
+    return pool.allocate(parts * kLargeBytes, StreamId::compute, owner);
+  };
+  //  a: other │ b: 3 │ c: other │ d: 2 │ e: mine │ f: 3 │ g: other
+  Block *const a = allocate(1, other), *const b = allocate(3, other), *const c = allocate(1, other),
+               *const d = allocate(2, other), *const e = allocate(1, mine),
+               *const f = allocate(3, other), *const g = allocate(1, other);
+  std::byte *const at_b = b->data, *const at_e = e->data, *const at_f = f->data;
+  for (Block* const block : {f, b, d}) pool.free(block);  // places are found in their order
+  Block* const before = allocate(1, mine);
+  CHECK(before->data == at_e - kLargeBytes);  // at the end of d's place
+  Block* const too_large = allocate(3, mine);
+  CHECK(too_large->data == at_f);  // beside e as well
+  Block* const elsewhere = allocate(2, mine);
+  CHECK(elsewhere->data == at_b);  // nothing fits beside a block of mine
+  Block* const next = allocate(1, mine);
+  CHECK(next->data == at_b + 2 * kLargeBytes);
+  CHECK(pool.is_valid());
+
+  // A small block that stays is no wall.
+  Block* const small = pool.allocate(256, StreamId::compute, other);
+  CHECK((small->data < a->data || small->data >= g->data + g->bytes));
+  const std::int64_t reserved = pool.reserved_bytes();
+  pool.free(g);
+  Block* const longer = allocate(2, other);
+  CHECK(pool.reserved_bytes() == reserved + kLargeBytes);
+  for (Block* const block : {a, c, e, before, too_large, elsewhere, next, small, longer})
+    pool.free(block);
+  CHECK(pool.is_valid());
 }
 
 TEST_CASE("a steady step takes no segment and fires no gate") {

@@ -16,6 +16,12 @@
 // which block is reused depends on the host program alone, and peak memory is the same on every
 // run. The last ticks of all streams, the owner's included, are kept by the segment, for the day
 // when it goes back to the system.
+//
+// Note [Places of large blocks]
+// Blocks from kLargeBytes on have segments of their own: a small block that stays can't stand where
+// a large one has to grow. A large one takes the first place that fits beside a block of its owner,
+// else the first that fits at all. So what stays when activations go, the gradients of the first of
+// several micro-batches say, lies together and leaves the end of the segment in one piece.
 #pragma once
 
 #include <array>
@@ -33,6 +39,8 @@ namespace tessera {
 inline constexpr std::int64_t kAlignmentBytes = 256;
 // The smallest piece taken from the system, and what larger ones are multiples of.
 inline constexpr std::int64_t kSegmentBytes = 2ll << 20;
+// From here on a block is large; see Note [Places of large blocks].
+inline constexpr std::int64_t kLargeBytes = 2 * kSegmentBytes;
 
 // What a freed block's next user has to wait for, one event a stream at most; see Note [Gates].
 using Gate = std::vector<Event>;
@@ -41,7 +49,9 @@ struct Block;
 
 // A piece of memory from the system, cut into blocks. It grows at its end.
 struct Segment {
-  Clock touched;  // last ticks of the blocks freed in it
+  std::uint64_t number = 0;  // in order of taking
+  bool is_large = false;     // holds large blocks
+  Clock touched;             // last ticks of the blocks freed in it
   std::byte* data = nullptr;
   std::int64_t bytes = 0;
   Block* last = nullptr;
@@ -121,21 +131,27 @@ class Pool {
 
  private:
   // A two-level segregated free list per stream: 2^k sizes cut in 16. Reuse is last in, first out
-  // within a class, so the order never depends on addresses.
+  // within a class, so the order never depends on addresses. Free blocks of large segments are in
+  // class 0, in the order of their places.
   // Source: Masmano et al., "TLSF", ECRTS 2004.
   static constexpr std::uint32_t kSplitBits = 4;
   static constexpr std::uint32_t kClasses = 48 << kSplitBits;
+  static constexpr std::uint32_t kPlaces = 0;  // of no size that there is
   struct FreeLists {
     std::array<Block*, kClasses> heads{};
     std::array<std::uint64_t, kClasses / 64> occupied{};
   };
 
   static std::uint32_t class_of(std::int64_t bytes);
+  static std::uint32_t class_in(const Segment& segment, std::int64_t bytes);
   static Block* find(const FreeLists& lists, std::int64_t bytes);
-  void insert(Block* block);
+  static Block* find_place(const FreeLists& lists, std::int64_t bytes, OwnerId owner);
+  void insert(Block* block, std::uint32_t c);
   void remove(Block* block);
   void resize(Block* block, std::int64_t bytes);
+  Block* piece(const Block& block, std::byte* data, std::int64_t bytes);
   Block* cut(Block* block, std::int64_t bytes);
+  Block* cut_end(Block* block, std::int64_t bytes);
   void absorb(Block* block, Block* neighbour);
   Block* grow(std::int64_t bytes, StreamId stream);
   Block* append(Segment& segment, StreamId stream, std::int64_t bytes);
