@@ -30,12 +30,13 @@ std::string Meeting::reason() const {
   return reason_;
 }
 
-void Joint::meet() {
+void Joint::begin() {
   std::unique_lock lock(meeting_.mutex_);
   if (meeting_.aborted_) throw CommError("collective: given up because " + meeting_.reason_);
   const std::uint64_t round = round_;
   if (++arrived_ == size_) {
     arrived_ = 0;
+    inside_ = size_;
     ++round_;
     lock.unlock();
     meeting_.changed_.notify_all();
@@ -43,6 +44,16 @@ void Joint::meet() {
   }
   meeting_.changed_.wait(lock, [&] { return round_ != round || meeting_.aborted_; });
   if (round_ == round) throw CommError("collective: given up because " + meeting_.reason_);
+}
+
+// Nobody begins the next round before all have ended this one, so `inside_` comes to 0 for each.
+void Joint::end() {
+  std::unique_lock lock(meeting_.mutex_);
+  if (--inside_ == 0)
+    meeting_.changed_.notify_all();
+  else
+    meeting_.changed_.wait(lock, [&] { return inside_ == 0; });
+  if (meeting_.aborted_) throw CommError("collective: given up because " + meeting_.reason_);
 }
 
 void Joint::rearm() {

@@ -73,18 +73,29 @@ void Runner::run(const Operation& operation) {
       Exec exec = exec_of(operation, phase);
       operation.body->invoke(operation.body->bytes, exec);
     };
-    if (operation.joint != nullptr) {
-      call(Exec::Phase::publish);
-      operation.joint->meet();
-    }
-    call(Exec::Phase::run);
-    if (operation.joint != nullptr) operation.joint->meet();
+    if (operation.joint == nullptr)
+      call(Exec::Phase::run);
+    else
+      run_joint(operation, call);
     tell_observers(observers_, [&operation](Observer& o) {
       o.finished(operation.stream, operation.tick, operation.name);
     });
   } catch (...) {
     fail(operation, std::current_exception());
   }
+}
+
+// One that throws hears of its peers' end all the same: they may still be reading its bytes.
+template <class Call>
+void Runner::run_joint(const Operation& operation, const Call& call) {
+  call(Exec::Phase::publish);
+  operation.joint->begin();
+  try {
+    call(Exec::Phase::run);
+  } catch (...) {
+    fail(operation, std::current_exception());
+  }
+  operation.joint->end();
 }
 
 void Runner::begin(const Operation& operation) {

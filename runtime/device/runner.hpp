@@ -73,6 +73,8 @@ class Runner {
   int rank() const noexcept { return rank_; }
 
  private:
+  template <class Call>
+  void run_joint(const Operation& operation, const Call& call);
   Exec exec_of(const Operation& operation, Exec::Phase phase) const;
 
   int rank_;

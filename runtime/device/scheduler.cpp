@@ -139,6 +139,7 @@ bool Scheduler::settle(Program& program) {
       } else {
         if (!program.runner.failure().happened()) break;
         program.runner.skip(entry.operation);
+        program.fibers[s].finished(entry.operation.tick);  // what its stream did before, too
         program.completed[entry.operation.stream] = entry.operation.tick;
       }
     }

@@ -21,10 +21,10 @@ namespace tessera {
 // One per world.
 class Meeting {
  public:
-  // Every `meet`, present and future until `rearm`, throws CommError with `reason`. The first
-  // reason wins.
+  // Every `begin` and `end`, present and future until `rearm`, throws CommError with `reason`. The
+  // first reason wins.
   void abort(const std::string& reason);
-  // Ranks can meet again.  Requires: nobody is in a `meet`; each Joint has been told as well.
+  // Ranks can meet again.  Requires: nobody is at a Joint; each Joint has been told as well.
   void rearm();
   bool aborted() const;
   std::string reason() const;
@@ -44,15 +44,21 @@ class Joint {
   int size() const noexcept { return size_; }
   Meeting& meeting() const noexcept { return meeting_; }
 
-  // Sleeps until all `size` ranks have called it.  Throws: CommError when the meeting is aborted.
-  void meet();
+  // Before the run phase: sleeps until all `size` ranks are here.  Throws: CommError when the
+  // meeting is aborted, at once.
+  void begin();
+  // After it, whether it threw or not: sleeps until all that began are here. An abort ends no wait:
+  // a peer that is still pulling reads this rank's bytes.  Throws: CommError when the meeting is
+  // aborted.
+  void end();
   // Forgets who had come to a meeting that was aborted.  Requires: as Meeting::rearm.
   void rearm();
 
  private:
   Meeting& meeting_;
   int size_;
-  int arrived_ = 0;
+  int arrived_ = 0;  // at `begin`
+  int inside_ = 0;   // between `begin` and `end`
   std::uint64_t round_ = 0;
 };
 
