@@ -49,11 +49,13 @@ void Joint::begin() {
 // Nobody begins the next round before all have ended this one, so `inside_` comes to 0 for each.
 void Joint::end() {
   std::unique_lock lock(meeting_.mutex_);
-  if (--inside_ == 0)
+  if (--inside_ == 0) {
+    given_up_ = meeting_.aborted_;
     meeting_.changed_.notify_all();
-  else
+  } else {
     meeting_.changed_.wait(lock, [&] { return inside_ == 0; });
-  if (meeting_.aborted_) throw CommError("collective: given up because " + meeting_.reason_);
+  }
+  if (given_up_) throw CommError("collective: given up because " + meeting_.reason_);
 }
 
 void Joint::rearm() {

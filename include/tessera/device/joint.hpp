@@ -48,8 +48,8 @@ class Joint {
   // meeting is aborted, at once.
   void begin();
   // After it, whether it threw or not: sleeps until all that began are here. An abort ends no wait:
-  // a peer that is still pulling reads this rank's bytes.  Throws: CommError when the meeting is
-  // aborted.
+  // a peer that is still pulling reads this rank's bytes.  Throws: CommError on all of them when
+  // the meeting was aborted before the last came.
   void end();
   // Forgets who had come to a meeting that was aborted.  Requires: as Meeting::rearm.
   void rearm();
@@ -57,8 +57,9 @@ class Joint {
  private:
   Meeting& meeting_;
   int size_;
-  int arrived_ = 0;  // at `begin`
-  int inside_ = 0;   // between `begin` and `end`
+  int arrived_ = 0;        // at `begin`
+  int inside_ = 0;         // between `begin` and `end`
+  bool given_up_ = false;  // as the last one ended
   std::uint64_t round_ = 0;
 };
 
