@@ -26,7 +26,8 @@ struct GemmArgs {
   std::int32_t batch, m, n, k;
   std::int32_t lda, ldb, ldc;
   DType dtype, c_dtype;
-  bool trans_a, trans_b;
+  bool trans_a : 1, trans_b : 1;
+  bool tf32 : 1 = false;  // f32 operands may be rounded to 11 significant bits first, on a GPU
 };
 static_assert(sizeof(GemmArgs) <= kArgsBytes && std::is_trivially_copyable_v<GemmArgs>);
 
@@ -50,6 +51,9 @@ static_assert(sizeof(GemmGeluArgs) <= kArgsBytes && std::is_trivially_copyable_v
 struct Gemm {
   Kernel<GemmArgs> gemm;
   Kernel<GemmGeluArgs> gemm_gelu;
+  // For benchmarks: the product by number `choice` of the library's algorithms, its best guess
+  // first; false where it has fewer. Null where the product is our own.
+  bool (*gemm_choice)(const GemmArgs& args, int choice, Exec& exec) = nullptr;
 };
 
 }  // namespace tessera::kernels

@@ -8,4 +8,8 @@ namespace tessera::kernels::cuda {
 
 extern const Kernels kKernels;
 
+void gemm(const GemmArgs&, Exec&);  // in cuda/blas.cpp and in emulator/gemm.cpp
+void gemm_gelu(const GemmGeluArgs&, Exec&);
+bool gemm_choice(const GemmArgs&, int choice, Exec&);
+
 }  // namespace tessera::kernels::cuda

@@ -25,7 +25,7 @@ constinit const Kernels kKernels = {
                     .swiglu = missing<SwigluArgs>,
                     .swiglu_backward = missing<SwigluBackwardArgs>},
     .reduce = {.reduce = missing<ReduceArgs>, .sumsq_flat = missing<SumsqFlatArgs>},
-    .gemm = {.gemm = missing<GemmArgs>, .gemm_gelu = missing<GemmGeluArgs>},
+    .gemm = {.gemm = gemm, .gemm_gelu = gemm_gelu, .gemm_choice = gemm_choice},
     .softmax = {.softmax = missing<SoftmaxArgs>, .softmax_backward = missing<SoftmaxBackwardArgs>},
     .cross_entropy = {.cross_entropy = missing<CrossEntropyArgs>,
                       .cross_entropy_backward = missing<CrossEntropyBackwardArgs>},
