@@ -1,5 +1,7 @@
 #include "tessera/nn/language_model.hpp"
 
+#include <algorithm>
+
 #include "tessera/autograd/ops.hpp"
 
 namespace tessera::nn {
@@ -17,16 +19,19 @@ void check_tokens(const Tensor& tokens, std::int64_t max_seq_len) {
 
 Tensor LanguageModel::operator()(const Tensor& tokens_BT) {
   check_tokens(tokens_BT, max_seq_len_);
-  return call([&] { return forward(tokens_BT); });
+  return call([&] { return output()(forward(tokens_BT)); });
 }
 
 Tensor LanguageModel::loss(const Tensor& tokens_BT, const Tensor& targets_BT) {
   check_tokens(tokens_BT, max_seq_len_);
   TESSERA_EXPECT(targets_BT.shape() == tokens_BT.shape(), "loss: tokens are ", tokens_BT.shape(),
                  ", targets ", targets_BT.shape(), "; expected one shape");
+  const std::int64_t rows = tokens_BT.numel(),
+                     chunk_rows = std::max<std::int64_t>(loss_chunk_ / vocab_size_, 1);
   return call([&] {
-    return cross_entropy(reshape(forward(tokens_BT), {tokens_BT.numel(), vocab_size_}),
-                         raw::reshape(targets_BT, {tokens_BT.numel()}));
+    const Tensor h_BTC = forward(tokens_BT), targets = raw::reshape(targets_BT, {rows});
+    if (chunk_rows < rows) return output().cross_entropy(h_BTC, targets, chunk_rows);
+    return cross_entropy(reshape(output()(h_BTC), {rows, vocab_size_}), targets);
   });
 }
 

@@ -29,4 +29,11 @@ Tensor Linear::operator()(const Tensor& x) {
   return call([&] { return linear(x, weight, bias.defined() ? bias.value() : Tensor()); });
 }
 
+Tensor Linear::cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t chunk_rows) {
+  return call([&] {
+    return linear_cross_entropy(x, weight, bias.defined() ? bias.value() : Tensor(), targets,
+                                chunk_rows);
+  });
+}
+
 }  // namespace tessera::nn

@@ -71,7 +71,7 @@ std::vector<Module*> Llama::parts() {
 Tensor Llama::forward(const Tensor& tokens_BT) {
   Tensor h_BTC = embedding(tokens_BT);
   for (LlamaBlock& block : blocks) h_BTC = run(block, h_BTC);
-  return head(norm(h_BTC));
+  return norm(h_BTC);
 }
 
 }  // namespace tessera::nn

@@ -3,7 +3,6 @@
 // something is there.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/ops.hpp"
@@ -23,9 +22,6 @@ using detail::writes;
 using raw::Transpose;
 
 namespace {
-
-// No target is ignored: the mean is over all rows.
-constexpr int kNoIndex = std::numeric_limits<std::int32_t>::min();
 
 DType statistics_dtype(DType dtype) { return dtype == f64 ? f64 : f32; }
 
@@ -400,43 +396,6 @@ Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset
   return record(
       "dropout", {x}, drop(x, p, key, offset),
       [p, key, offset](const Tensor& g, Gradients& out) { out.set(0, drop(g, p, key, offset)); });
-}
-
-Tensor cross_entropy(const Tensor& input, const Tensor& target) {
-  TESSERA_EXPECT(input.ndim() == 2 && target.shape() == Shape{input.size(0)} &&
-                     (target.dtype() == i32 || target.dtype() == i64),
-                 "cross_entropy: logits are ", input.shape(), ", targets ", target.shape(), " of ",
-                 target.dtype(), "; expected [N, V] and [N] of i32 or i64");
-  TESSERA_EXPECT(input.numel() > 0, "cross_entropy: logits are ", input.shape(),
-                 "; the mean of nothing is undefined");
-  const Device& device = detail::common_device("cross_entropy", input, target);
-  const Tensor logits = raw::contiguous(input), targets = raw::contiguous(target);
-  const DType dtype = statistics_dtype(logits.dtype());
-  const std::int64_t rows = logits.size(0), vocab = logits.size(1);
-  Tensor loss = Tensor::empty({rows}, dtype, device), lse = Tensor::empty({rows}, dtype, device);
-  if (!device.is_meta())
-    launch("cross_entropy", device, table(device).cross_entropy.cross_entropy,
-           kernels::CrossEntropyArgs{loss.data(), lse.data(), logits.data(), targets.data(), rows,
-                                     vocab, vocab, kNoIndex, logits.dtype(), targets.dtype()},
-           {reads(logits), reads(targets), writes(loss), writes(lse)});
-  return record(
-      "cross_entropy", {input}, raw::reduce_all(raw::Reduction::mean, loss),
-      [logits = Saved(logits), targets = Saved(targets), lse = Saved(lse), rows, vocab](
-          const Tensor& g, Gradients& out) {
-        const Tensor& x = logits.get();
-        const Device& on = x.device();
-        // The logits are not needed again: their gradient takes their place unless somebody else
-        // holds them.
-        Tensor dx = x.storage().use_count() == 1 ? x : Tensor::empty(x.shape(), x.dtype(), on);
-        if (!on.is_meta())
-          launch("cross_entropy_backward", on, table(on).cross_entropy.cross_entropy_backward,
-                 kernels::CrossEntropyBackwardArgs{
-                     dx.data(), x.data(), targets.get().data(), lse.get().data(), g.data(),
-                     1.0 / static_cast<double>(rows), rows, vocab, vocab, vocab, kNoIndex, 0,
-                     x.dtype(), targets.get().dtype()},
-                 {reads(x), reads(targets.get()), reads(lse.get()), reads(g), writes(dx)});
-        out.set(0, dx);
-      });
 }
 
 }  // namespace tessera

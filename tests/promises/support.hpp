@@ -19,35 +19,38 @@ struct Cell {
   DType param = f32, reduce = f32;
   std::int64_t layers = 2;
   int prefetch_depth = 1, reductions_in_flight = 1;
+  std::int64_t loss_chunk = nn::kLossChunk;  // 40 elements: 3 rows at a time
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   const char* const reshard[] = {"automatic", "always", "never"};
   return out << "reshard " << reshard[static_cast<int>(c.reshard)] << ", recompute " << c.recomputes
              << ", tied " << c.tied << ", frozen " << c.freezes << ", micro-batches "
              << c.micro_batches << ", " << c.param << '/' << c.reduce << ", layers " << c.layers
-             << ", prefetch " << c.prefetch_depth << ", in flight " << c.reductions_in_flight;
+             << ", prefetch " << c.prefetch_depth << ", in flight " << c.reductions_in_flight
+             << ", loss chunk " << c.loss_chunk;
 }
 
 // The cells that every promise is checked in.
 inline std::vector<Cell> cells() {
-  return {{},
-          {.reshard = Reshard::always},
-          {.reshard = Reshard::never},
-          {.recomputes = true},
-          {.reshard = Reshard::never, .recomputes = true},
-          {.tied = true},
-          {.recomputes = true, .tied = true},
-          {.freezes = true},
-          {.recomputes = true, .freezes = true, .micro_batches = 3},
-          {.micro_batches = 3},
-          {.reshard = Reshard::always, .keeps_gradients = true, .micro_batches = 3},
-          {.layers = 4, .prefetch_depth = 3, .reductions_in_flight = 2}};
+  return {
+      {},
+      {.reshard = Reshard::always},
+      {.reshard = Reshard::never},
+      {.recomputes = true},
+      {.reshard = Reshard::never, .recomputes = true, .loss_chunk = 40},
+      {.tied = true},
+      {.recomputes = true, .tied = true, .loss_chunk = 40},
+      {.freezes = true},
+      {.recomputes = true, .freezes = true, .micro_batches = 3},
+      {.micro_batches = 3},
+      {.reshard = Reshard::always, .keeps_gradients = true, .micro_batches = 3, .loss_chunk = 40},
+      {.layers = 4, .prefetch_depth = 3, .reductions_in_flight = 2}};
 }
 inline std::vector<Cell> narrow_cells() {
   return {{.param = bf16},
           {.param = bf16, .reduce = bf16},
           {.reshard = Reshard::never, .micro_batches = 3, .param = bf16},
-          {.recomputes = true, .tied = true, .param = bf16}};
+          {.recomputes = true, .tied = true, .param = bf16, .loss_chunk = 40}};
 }
 
 // 13 rows of the vocabulary are uneven on 2, 3 and 4 ranks.
@@ -69,6 +72,7 @@ class Trainee {
 
   Trainee(const World& world, const Cell& cell, std::uint64_t seed)
       : world_(world), cell_(cell), seed_(seed), model_(llama_config(cell)) {
+    model_.set_loss_chunk(cell.loss_chunk);
     if (cell.freezes) {  // a part of a unit, a whole unit, and the embedding
       if (!cell.tied) model_.embedding.weight.freeze();
       model_.blocks[0].mlp.up_proj.weight.freeze();

@@ -136,5 +136,11 @@ Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset
 // The mean over rows of -log softmax(logits)[target], in nats: logits [N, V], targets [N] i32 or
 // i64 -> f32 [] (f64 for f64). A target outside [0, V) makes it NaN.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets);
+// cross_entropy(linear(x, weight, bias), targets) of x [..., in] and targets [N], N rows of x,
+// without all logits: they are made for chunk_rows at a time, and once more in backward. Its values
+// are the same but for the order in which the gradients of weight and bias are summed;
+// where these are written in 16 bits, each chunk rounds.
+Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                            const Tensor& targets, std::int64_t chunk_rows);
 
 }  // namespace tessera

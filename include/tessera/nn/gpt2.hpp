@@ -48,6 +48,7 @@ class Gpt2 : public LanguageModel {
 
  protected:
   Tensor forward(const Tensor& tokens_BT) override;
+  Linear& output() override { return head; }
 
  private:
   Gpt2Config config_;

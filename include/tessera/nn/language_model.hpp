@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/autograd/recompute.hpp"
+#include "tessera/nn/linear.hpp"
 #include "tessera/nn/module.hpp"
 
 namespace tessera::nn {
@@ -13,6 +14,12 @@ namespace tessera::nn {
 // What is kept for backward of each block: everything, or its input only, from which it is computed
 // once more.
 enum class Recompute : std::uint8_t { none, blocks };
+
+// Logits of more elements are never all there: the loss makes them for some rows at a time, and
+// once more in backward. Each chunk reads and writes the f32 gradient of the head's weight once, 8
+// bytes for 2 flops a row, and this many elements are 1,024 rows of Llama 3's vocabulary: 256 flops
+// a byte, above what an H200 computes in the time of one (989 Tflop/s over 4.8 TB/s).
+inline constexpr std::int64_t kLossChunk = std::int64_t{1} << 27;
 
 class LanguageModel : public Module {
  public:
@@ -30,6 +37,8 @@ class LanguageModel : public Module {
   virtual bool saves_transposed(std::string_view parameter) const;
 
   void set_recompute(Recompute recompute) noexcept { recompute_ = recompute; }
+  // Elements of the logits that the loss keeps at most; but at least a row.
+  void set_loss_chunk(std::int64_t elements) noexcept { loss_chunk_ = elements; }
   std::int64_t vocab_size() const noexcept { return vocab_size_; }
   std::int64_t max_seq_len() const noexcept { return max_seq_len_; }
 
@@ -37,8 +46,9 @@ class LanguageModel : public Module {
   LanguageModel(std::int64_t vocab_size, std::int64_t max_seq_len, Recompute recompute)
       : vocab_size_(vocab_size), max_seq_len_(max_seq_len), recompute_(recompute) {}
 
-  // Logits, within the scope of the model's call.
+  // What `output` makes logits of: [B, T, C], within the scope of the model's call.
   virtual Tensor forward(const Tensor& tokens_BT) = 0;
+  virtual Linear& output() = 0;
   // block(x), with its activations kept or computed again as set_recompute says.
   template <class Block>
   Tensor run(Block& block, const Tensor& x) const {
@@ -49,6 +59,7 @@ class LanguageModel : public Module {
  private:
   std::int64_t vocab_size_, max_seq_len_;
   Recompute recompute_;
+  std::int64_t loss_chunk_ = kLossChunk;
 };
 
 }  // namespace tessera::nn

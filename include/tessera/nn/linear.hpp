@@ -25,6 +25,9 @@ class Linear : public Module {
 
   // x [..., in] of the weight's dtype -> [..., out].
   Tensor operator()(const Tensor& x);
+  // The mean cross-entropy of these outputs with targets [N], in nats, without ever having them
+  // all: chunk_rows of x's N rows at a time.
+  Tensor cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t chunk_rows);
 
   Parameter weight;  // [out, in], normal
   Parameter bias;    // [out], 0; undefined without

@@ -54,6 +54,7 @@ class Llama : public LanguageModel {
 
  protected:
   Tensor forward(const Tensor& tokens_BT) override;
+  Linear& output() override { return head; }
 
  private:
   LlamaConfig config_;

@@ -1,0 +1,219 @@
+// The loss of logits, and of logits that are never all there: those of a chunk of rows are made in
+// one buffer, in forward for the losses and again in backward, where their gradient takes their
+// place.
+//
+//   forward    logits 0 | losses | logits 1 | losses | ...     kept: x, lse [N]
+//   backward   logits 0 | d_logits | dx, dW = | logits 1 | d_logits | dx, dW += | ...
+#include <limits>
+
+#include "runtime/tensor/launch.hpp"
+#include "tessera/autograd/ops.hpp"
+
+namespace tessera {
+
+using autograd::Gradients;
+using autograd::Leaf;
+using autograd::record;
+using autograd::Saved;
+using detail::launch;
+using detail::reads;
+using detail::table;
+using detail::writes;
+using raw::Transpose;
+
+namespace {
+
+// No target is ignored: the mean is over all rows.
+constexpr int kNoIndex = std::numeric_limits<std::int32_t>::min();
+
+DType statistics_dtype(DType dtype) { return dtype == f64 ? f64 : f32; }
+
+void check_targets(const char* name, const Tensor& target, std::int64_t rows, std::int64_t vocab) {
+  TESSERA_EXPECT(target.shape() == Shape{rows} && (target.dtype() == i32 || target.dtype() == i64),
+                 name, ": targets are ", target.shape(), " of ", target.dtype(), ", expected [",
+                 rows, "] of i32 or i64");
+  TESSERA_EXPECT(rows > 0 && vocab > 0, name, ": logits are [", rows, ", ", vocab,
+                 "]; the mean of nothing is undefined");
+}
+
+// loss and lse of rows of contiguous logits.
+void losses(const Tensor& loss, const Tensor& lse, const Tensor& logits, const Tensor& targets) {
+  const Device& device = logits.device();
+  if (device.is_meta()) return;
+  launch("cross_entropy", device, table(device).cross_entropy.cross_entropy,
+         kernels::CrossEntropyArgs{loss.data(), lse.data(), logits.data(), targets.data(),
+                                   logits.size(0), logits.size(1), logits.size(1), kNoIndex,
+                                   logits.dtype(), targets.dtype()},
+         {reads(logits), reads(targets), writes(loss), writes(lse)});
+}
+
+// The gradient of the mean over all `rows`, of which these logits are a part; `out` may be logits.
+void logit_gradients(const Tensor& out, const Tensor& logits, const Tensor& targets,
+                     const Tensor& lse, const Tensor& gradient, std::int64_t rows) {
+  const Device& device = logits.device();
+  if (device.is_meta()) return;
+  const std::int64_t vocab = logits.size(1);
+  launch("cross_entropy_backward", device, table(device).cross_entropy.cross_entropy_backward,
+         kernels::CrossEntropyBackwardArgs{out.data(), logits.data(), targets.data(), lse.data(),
+                                           gradient.data(), 1.0 / static_cast<double>(rows),
+                                           logits.size(0), vocab, vocab, vocab, kNoIndex, 0,
+                                           logits.dtype(), targets.dtype()},
+         {reads(logits), reads(targets), reads(lse), reads(gradient), writes(out)});
+}
+
+// A gradient that arrives in parts: added up where the leaf wants it if a kernel that computes in
+// `dtype` may write there, else in the wider dtype aside.
+class Sum {
+ public:
+  Sum(Gradients& out, int input, const Tensor& of)
+      : out_(out), input_(input), dtype_(of.dtype()), target_(out.sink(input)) {
+    is_direct_ = target_ && (target_->tensor.dtype() == dtype_ ||
+                             (target_->tensor.dtype() == f32 && dtype_ != f64));
+    place_ = is_direct_
+                 ? *target_
+                 : Leaf::Target{Tensor::empty(of.shape(), statistics_dtype(dtype_), of.device()), 1,
+                                false};
+  }
+  // Where the next part goes.
+  Leaf::Target next() {
+    const Leaf::Target now = place_;
+    place_.accumulate = true;
+    return now;
+  }
+  void finish() {
+    if (is_direct_) return;
+    if (target_)
+      raw::axpby(target_->tensor, place_.tensor, target_->scale, target_->accumulate ? 1 : 0);
+    else
+      out_.set(input_, raw::cast(place_.tensor, dtype_));
+  }
+
+ private:
+  Gradients& out_;
+  int input_;
+  DType dtype_;
+  bool is_direct_ = false;
+  std::optional<Leaf::Target> target_;
+  Leaf::Target place_;
+};
+
+// What the chunks of one linear_cross_entropy share.
+struct Chunked {
+  Saved x, weight, bias, targets, lse;  // x [N, in]
+  Shape x_shape;                        // as it was given
+  std::int64_t chunk_rows;
+
+  std::int64_t rows() const { return targets.get().size(0); }
+  Tensor buffer() const {
+    const Tensor& w = weight.get();
+    return Tensor::empty({std::min(chunk_rows, rows()), w.size(0)}, w.dtype(), w.device());
+  }
+  // Calls f(begin, end, logits) for every chunk; the logits lie in `buffer`.
+  template <class F>
+  void for_each(const Tensor& buffer, const F& f) const {
+    for (std::int64_t begin = 0; begin < rows(); begin += chunk_rows) {
+      const std::int64_t end = std::min(begin + chunk_rows, rows());
+      const Tensor logits = raw::slice(buffer, 0, 0, end - begin);
+      raw::matmul_into(logits, raw::slice(x.get(), 0, begin, end), weight.get(), Transpose::no,
+                       Transpose::yes, 1, 0, bias.get());
+      f(begin, end, logits);
+    }
+  }
+  void backward(const Tensor& gradient, Gradients& out) const;
+};
+
+void Chunked::backward(const Tensor& gradient, Gradients& out) const {
+  const Tensor dx =
+      out.wants(0) ? Tensor::empty(x.get().shape(), x.get().dtype(), x.get().device()) : Tensor();
+  std::optional<Sum> d_weight, d_bias;
+  if (out.wants(1)) d_weight.emplace(out, 1, weight.get());
+  if (out.wants(2)) d_bias.emplace(out, 2, bias.get());
+  {
+    const Tensor chunk = buffer();
+    for_each(chunk, [&](std::int64_t begin, std::int64_t end, const Tensor& logits) {
+      logit_gradients(logits, logits, raw::slice(targets.get(), 0, begin, end),
+                      raw::slice(lse.get(), 0, begin, end), gradient, rows());
+      if (dx.defined())
+        raw::matmul_into(raw::slice(dx, 0, begin, end), logits, weight.get(), Transpose::no,
+                         Transpose::no, 1, 0);
+      if (d_weight) {
+        const Leaf::Target to = d_weight->next();
+        raw::matmul_into(to.tensor, logits, raw::slice(x.get(), 0, begin, end), Transpose::yes,
+                         Transpose::no, to.scale, to.accumulate ? 1 : 0);
+      }
+      if (d_bias) {
+        const Leaf::Target to = d_bias->next();
+        raw::axpby(to.tensor, raw::reduce(raw::Reduction::sum, logits, 0), to.scale,
+                   to.accumulate ? 1 : 0);
+      }
+    });
+  }
+  if (d_weight) d_weight->finish();
+  if (d_bias) d_bias->finish();
+  if (dx.defined()) out.set(0, raw::reshape(dx, x_shape));
+}
+
+}  // namespace
+
+Tensor cross_entropy(const Tensor& input, const Tensor& target) {
+  TESSERA_EXPECT(input.ndim() == 2, "cross_entropy: logits are ", input.shape(),
+                 "; expected [N, V]");
+  check_targets("cross_entropy", target, input.size(0), input.size(1));
+  const Device& device = detail::common_device("cross_entropy", input, target);
+  const Tensor logits = raw::contiguous(input), targets = raw::contiguous(target);
+  const DType dtype = statistics_dtype(logits.dtype());
+  const std::int64_t rows = logits.size(0);
+  Tensor loss = Tensor::empty({rows}, dtype, device), lse = Tensor::empty({rows}, dtype, device);
+  losses(loss, lse, logits, targets);
+  return record("cross_entropy", {input}, raw::reduce_all(raw::Reduction::mean, loss),
+                [logits = Saved(logits), targets = Saved(targets), lse = Saved(lse)](
+                    const Tensor& g, Gradients& out) {
+                  const Tensor& x = logits.get();
+                  // The logits are not needed again: their gradient takes their place unless
+                  // somebody else holds them.
+                  Tensor dx = x.storage().use_count() == 1
+                                  ? x
+                                  : Tensor::empty(x.shape(), x.dtype(), x.device());
+                  logit_gradients(dx, x, targets.get(), lse.get(), g, x.size(0));
+                  out.set(0, dx);
+                });
+}
+
+Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                            const Tensor& target, std::int64_t chunk_rows) {
+  TESSERA_EXPECT(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(1) &&
+                     x.dtype() == weight.dtype(),
+                 "linear_cross_entropy: x is ", x.shape(), " of ", x.dtype(), ", weight is ",
+                 weight.shape(), " of ", weight.dtype(),
+                 "; expected [..., in] and [V, in] of one dtype");
+  TESSERA_EXPECT(!bias.defined() || bias.shape() == Shape{weight.size(0)},
+                 "linear_cross_entropy: bias is ", bias.shape(), ", expected [", weight.size(0),
+                 "]");
+  TESSERA_EXPECT(chunk_rows > 0, "linear_cross_entropy: chunks of ", chunk_rows,
+                 " rows; expected at least 1");
+  const std::int64_t rows =
+      Shape(std::span(x.shape().begin(), static_cast<std::size_t>(x.ndim() - 1))).numel();
+  check_targets("linear_cross_entropy", target, rows, weight.size(0));
+  const Device& device = detail::common_device("linear_cross_entropy", weight, target);
+  const DType dtype = statistics_dtype(x.dtype());
+  Tensor loss = Tensor::empty({rows}, dtype, device), lse = Tensor::empty({rows}, dtype, device);
+  const Chunked chunks{Saved(raw::contiguous(raw::reshape(x, {rows, weight.size(1)}))),
+                       Saved(weight),
+                       Saved(bias),
+                       Saved(raw::contiguous(target)),
+                       Saved(lse),
+                       x.shape(),
+                       chunk_rows};
+  {
+    const Tensor chunk = chunks.buffer();
+    chunks.for_each(chunk, [&](std::int64_t begin, std::int64_t end, const Tensor& logits) {
+      losses(raw::slice(loss, 0, begin, end), raw::slice(lse, 0, begin, end), logits,
+             raw::slice(chunks.targets.get(), 0, begin, end));
+    });
+  }
+  return record("linear_cross_entropy", {x, weight, bias},
+                raw::reduce_all(raw::Reduction::mean, loss),
+                [chunks](const Tensor& g, Gradients& out) { chunks.backward(g, out); });
+}
+
+}  // namespace tessera
