@@ -1,5 +1,5 @@
 // How close the memory-bound kernels of a driver module come to the bandwidth of a plain copy on
-// the same device, in the same process:
+// the same device, in the same process, and its products to the fastest algorithm of the library:
 //
 //   gpu-check-bench MODULE [--device N] [--scale X] [NAME...]
 //
@@ -93,15 +93,49 @@ class Bench {
     release();
   }
 
+  // Products of zeros take less power, and so less time, than those of a training step.
+  void randomize(void* data, std::int64_t size) {
+    Exec exec = fresh();
+    k().random.normal(
+        {.out = data, .key = 1, .begin = 0, .count = size, .mean = 0, .std = 1, .dtype = bf16},
+        exec);
+    if (exec.error) throw DeviceError(exec.error);
+  }
+
+  // Ours is the library's first guess; beside it the best of all that it offers.
+  void product(const std::string& name, const GemmArgs& args) {
+    const double flops = 2. * args.m * args.n * args.k;
+    const double ours = time([&](Exec& exec) { k().gemm.gemm(args, exec); });
+    double best = ours;
+    int choices = 0;
+    for (bool more = k().gemm.gemm_choice != nullptr; more; choices += more) {
+      Exec exec = fresh();
+      more = k().gemm.gemm_choice(args, choices, exec);
+      if (more)
+        best = std::min(best, time([&](Exec& e) { k().gemm.gemm_choice(args, choices, e); }));
+    }
+    std::printf(
+        "{\"product\": \"%s\", \"shape\": \"[%d, %d, %d]\", \"seconds\": %.4g, "
+        "\"tflops\": %.1f, \"choices\": %d, \"share_of_best\": %.3f}\n",
+        name.c_str(), args.m, args.n, args.k, ours, flops / ours * 1e-12, choices, best / ours);
+    std::fflush(stdout);
+    release();
+  }
+
  private:
-  double run(const std::function<void(Exec&)>& work, int calls) {
-    drain(opened_);
-    const auto begin = std::chrono::steady_clock::now();
+  Exec fresh() const {
     Exec exec;
     exec.driver = opened_.driver;
     exec.native_stream = opened_.stream;
     exec.workspace = opened_.workspace;
     exec.workspace_bytes = static_cast<std::size_t>(opened_.workspace_bytes);
+    return exec;
+  }
+
+  double run(const std::function<void(Exec&)>& work, int calls) {
+    drain(opened_);
+    const auto begin = std::chrono::steady_clock::now();
+    Exec exec = fresh();
     for (int i = 0; i < calls && !exec.error; ++i) work(exec);
     if (exec.error) throw DeviceError(exec.error);
     drain(opened_);
@@ -402,6 +436,39 @@ void states(Bench& b) {
   }
 }
 
+// ---- products: of a linear layer forward, backward to its input, and to its weight
+
+struct Product {
+  const char* name;
+  std::int64_t m, n, k;
+  bool trans_a, trans_b, accumulates;
+};
+
+void products(Bench& b) {
+  constexpr Product kProducts[] = {
+      {"forward", 16384, 4096, 4096, false, true, false},
+      {"to the input", 16384, 4096, 4096, false, false, false},
+      {"to the weight", 4096, 4096, 16384, true, false, true},
+      {"GPT-2's fused projection", 8192, 2304, 768, false, true, false},
+      {"GPT-2's head", 8192, 50304, 768, false, true, false},
+      {"Llama's head", 4096, kVocab, 2048, false, true, false},
+  };
+  if (!b.wanted("products")) return;
+  for (const Product& p : kProducts) {
+    const std::int64_t m = b.scaled(p.m), n = b.scaled(p.n), k = b.scaled(p.k);
+    GemmArgs args{};
+    args.a = b.array(bf16, m * k), args.b = b.array(bf16, k * n);
+    args.c_dtype = p.accumulates ? f32 : bf16, args.c = b.array(args.c_dtype, m * n);
+    args.alpha = 1, args.beta = p.accumulates ? 1 : 0, args.batch = 1, args.dtype = bf16;
+    args.m = static_cast<std::int32_t>(m), args.n = static_cast<std::int32_t>(n);
+    args.k = static_cast<std::int32_t>(k), args.ldc = args.n;
+    args.trans_a = p.trans_a, args.lda = p.trans_a ? args.m : args.k;
+    args.trans_b = p.trans_b, args.ldb = p.trans_b ? args.k : args.n;
+    b.randomize(const_cast<void*>(args.a), m * k), b.randomize(const_cast<void*>(args.b), k * n);
+    b.product(p.name, args);
+  }
+}
+
 int run(const std::vector<std::string>& arguments) {
   std::string module;
   int device = 0;
@@ -428,6 +495,7 @@ int run(const std::vector<std::string>& arguments) {
   norms(bench);
   heads(bench);
   states(bench);
+  products(bench);
   return 0;
 }
 
