@@ -2,13 +2,17 @@
 //
 //   bench-host_overhead               times, medians
 //   bench-host_overhead WHAT N        does WHAT N times and prints how many units a step has; made
-//                                     to be counted: `tests/build/instructions` runs it in valgrind
+//                                     to be counted: `tests/build/instructions` and
+//                                     `bench/always_on_cost` run it in valgrind
 //
 // WHAT is pair (allocate and free), gated (a pair that another stream touches), launch, or step: a
 // forward and backward of a Llama of 16 blocks, of 9 parameters each, as rank 0 of 8. Steps run on
 // `virtual`: bodies are dropped and memory is counted, so that the host's own work is all there is,
 // and that of the virtual clock. The wire is emulated, no peer exists; the engine, slots, streams,
 // events and submissions of collectives are those of any run.
+//
+// Or train: whole steps of a tiny Llama on 2 real ranks that run each body where it is submitted,
+// with clipping and AdamW; checked is the same under the race checker.
 //
 // The time of the hooks is a step with units minus the same step of the same model without any, per
 // unit. Both take turns; what is printed is the median of the differences of 21 pairs.
@@ -19,7 +23,10 @@
 #include <string>
 #include <vector>
 
+#include "tessera/device/race_checker.hpp"
 #include "tessera/nn/llama.hpp"
+#include "tessera/optim/adamw.hpp"
+#include "tessera/optim/clip.hpp"
 #include "tessera/shard/fully_shard.hpp"
 
 namespace {
@@ -70,7 +77,36 @@ void touch(const Device& device, UseRecord& use, StreamId stream) {
   device.stream(stream).launch({.name = "touch", .accesses = accesses}, [](Exec&) {});
 }
 
+void train(int steps, const std::shared_ptr<RaceChecker>& checker) {
+  const WorldOptions options{
+      .executor = ExecutorKind::inlined, .threads = 1, .race_checker = checker};
+  run_local(2, options, [steps](World& world) {
+    nn::Llama llama({.dim = 32, .n_layers = 2, .n_heads = 2, .vocab_size = 64}, Device::meta());
+    const ShardOptions sharded{.mesh = DeviceMesh::flat(world)};
+    for (nn::Module* part : llama.parts()) fully_shard(*part, sharded);
+    fully_shard(llama, sharded);
+    llama.materialize(world.device());
+    nn::init(llama, {1});
+    optim::AdamW optimizer(llama.parameters());
+    const Tensor tokens = Tensor::from(std::vector<std::int32_t>(16), {1, 16}, world.device());
+    for (int i = 0; i < steps; ++i) {
+      llama.loss(tokens, tokens).backward();
+      optim::clip_grad_norm(llama.parameters(), 1.0);
+      optimizer.step();
+      optimizer.zero_grad();
+      world.device().synchronize();
+    }
+  });
+}
+
 int repeat(const std::string& what, int times) {
+  if (what == "train" || what == "checked") {
+    const auto checker = what == "checked" ? RaceChecker::make() : nullptr;
+    train(times, checker);
+    if (checker && checker->race_count() > 0) return 1;
+    std::printf("units 1\n");
+    return 0;
+  }
   if (what == "step") {
     Model model(8, Model::Sharded::yes);
     for (int i = 0; i < times; ++i) model.step();
@@ -89,7 +125,8 @@ int repeat(const std::string& what, int times) {
     for (int i = 0; i < times; ++i)
       touch(device, memory.allocate(1 << 20, StreamId::compute).use(), StreamId::gather);
   } else {
-    std::fprintf(stderr, "bench-host_overhead: '%s' is none of pair, gated, launch, step\n",
+    std::fprintf(stderr,
+                 "bench-host_overhead: '%s' is none of pair, gated, launch, step, train, checked\n",
                  what.c_str());
     return 2;
   }
