@@ -21,7 +21,8 @@
 
 namespace tessera::kernels::cuda {
 
-const void* image_probe();  // image.cu
+const void* image_probe();                                                // image.cu
+cudaError_t launch_delay(std::int64_t duration_ns, cudaStream_t stream);  // delay.cu
 
 namespace {
 
@@ -348,6 +349,26 @@ DriverError fill(void* to, std::uint8_t byte, std::int64_t bytes, void* stream) 
               cudaMemsetAsync(to, byte, static_cast<std::size_t>(bytes), stream_of(stream)));
 }
 
+// --- for measurements and tests
+
+DriverError make_timer(void** event) {
+  cudaEvent_t made = nullptr;
+  const DriverError error =
+      said("cudaEventCreate", cudaEventCreateWithFlags(&made, cudaEventBlockingSync));
+  *event = made;
+  return error;
+}
+DriverError elapsed(void* from, void* to, double* seconds) {
+  float milliseconds = 0;
+  const DriverError error = said("cudaEventElapsedTime",
+                                 cudaEventElapsedTime(&milliseconds, event_of(from), event_of(to)));
+  *seconds = 1e-3 * static_cast<double>(milliseconds);
+  return error;
+}
+DriverError delay(std::int64_t nanoseconds, void* stream) {
+  return said("a delay", launch_delay(nanoseconds, stream_of(stream)));
+}
+
 void push_range(const char* name) { nvtxRangePushA(name); }
 void pop_range() { nvtxRangePop(); }
 
@@ -380,6 +401,9 @@ constexpr Driver kDriver = {
     .memory_info = memory_info,
     .copy = copy,
     .fill = fill,
+    .make_timer = make_timer,
+    .elapsed = elapsed,
+    .delay = delay,
     .push_range = push_range,
     .pop_range = pop_range,
 };

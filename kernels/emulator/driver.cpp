@@ -2,6 +2,7 @@
 #include "tessera/device/driver.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -18,11 +19,13 @@ struct Event {
   std::mutex mutex;
   std::condition_variable changed;
   std::uint64_t recorded = 0, reached = 0;
+  std::chrono::steady_clock::time_point when;  // it was reached
 
   void reach(std::uint64_t number) {
     {
       const std::lock_guard lock(mutex);
       reached = std::max(reached, number);
+      when = std::chrono::steady_clock::now();
     }
     changed.notify_all();
   }
@@ -115,6 +118,21 @@ DriverError fill(void* to, std::uint8_t byte, std::int64_t bytes, void* stream) 
   return nullptr;
 }
 
+// ---- for measurements and tests
+
+DriverError elapsed(void* from, void* to, double* seconds) {
+  const auto when = [](Event& event) {
+    const std::lock_guard lock(event.mutex);
+    return event.when;
+  };
+  *seconds = std::chrono::duration<double>(when(*handle(to)) - when(*handle(from))).count();
+  return nullptr;
+}
+DriverError delay(std::int64_t nanoseconds, void* stream) {
+  enqueue(stream, [=] { std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds)); });
+  return nullptr;
+}
+
 constinit const Driver kDriver = {
     .version = kDriverVersion,
     .driver_bytes = sizeof(Driver),
@@ -147,6 +165,9 @@ constinit const Driver kDriver = {
     },
     .copy = copy,
     .fill = fill,
+    .make_timer = make_event,
+    .elapsed = elapsed,
+    .delay = delay,
     .push_range = [](const char*) {},
     .pop_range = [] {},
 };

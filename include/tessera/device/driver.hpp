@@ -74,6 +74,11 @@ struct Driver {
   DriverError (*copy)(void* to, const void* from, std::int64_t bytes, void* stream);
   DriverError (*fill)(void* to, std::uint8_t byte, std::int64_t bytes, void* stream);
 
+  // --- for measurements and tests
+  DriverError (*make_timer)(void** event);  // an event that also says when it was reached
+  DriverError (*elapsed)(void* from, void* to, double* seconds);  // both have been reached
+  DriverError (*delay)(std::int64_t nanoseconds, void* stream);   // the stream is busy for so long
+
   // --- annotations for a profiler, nested per thread
   void (*push_range)(const char* name);
   void (*pop_range)();
