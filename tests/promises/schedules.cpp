@@ -4,6 +4,10 @@
 //   schedules --count 20000 [--first N]     seeds N.. over all configurations, in two processes
 //   schedules --config always-2 --seed 7    one of them again: what a failure prints
 //   ... --drop-wait 12                      rank 0 loses its 12th wait: must fail
+//   schedules --config always-2 --drop-wait 12 --ask checker
+//                                           ... what the race checker says of it, from one training
+//                                           on threads in no particular order: fails when it
+//                                           reports
 //
 // `tools/schedules` calls it for CI and for the soak. A seed that fails is appended to the file of
 // kept seeds, which is replayed first. Exit code 0: all bits equal.
@@ -23,6 +27,7 @@
 
 #include "tessera/base/error.hpp"
 #include "tessera/base/philox.hpp"
+#include "tessera/device/race_checker.hpp"
 #include "tests/promises/tiny_step.hpp"
 
 using namespace tessera;
@@ -87,6 +92,7 @@ struct Request {
   int jobs = 2;
   Mutation mutation;  // for the checks of these checks
   std::string keep;   // the file that failures are appended to
+  bool asks_checker = false;
 
   std::uint64_t size() const { return cases.empty() ? count : cases.size(); }
   Case at(std::uint64_t i) const {
@@ -98,6 +104,7 @@ struct Request {
 constexpr const char* kUsage =
     "usage: schedules [--config NAME] [--first N] --count N [--jobs N] [--keep FILE]\n"
     "       schedules --config NAME --seed N\n"
+    "       schedules --config NAME --ask checker\n"
     "       schedules --replay FILE\n";
 
 [[noreturn]] void refuse(const std::string& what) { throw ContractError(what); }
@@ -158,6 +165,9 @@ Request parse(int argc, char** argv) {
       request.config = &config_named(value);
     } else if (name == "--seed") {
       request.first = number(value), request.count = 1;
+    } else if (name == "--ask") {
+      if (value != "checker") refuse(concat("nobody is named '", value, "'; ask the checker"));
+      request.asks_checker = true, request.count = 1;
     } else if (name == "--replay") {
       replay = value;
     } else {
@@ -170,9 +180,22 @@ Request parse(int argc, char** argv) {
   } else if (request.count == 0) {
     refuse("how many seeds?");
   }
+  if (request.asks_checker && request.config == nullptr) refuse("which configuration?");
   request.jobs = std::clamp(
       request.jobs, 1, static_cast<int>(std::clamp<std::uint64_t>(request.size(), 1, kMostJobs)));
   return request;
+}
+
+// ---- The race checker
+
+int ask_checker(const Request& request) {
+  const auto checker = RaceChecker::make();
+  train(*request.config,
+        {.executor = ExecutorKind::threaded, .threads = 1, .race_checker = checker}, 0,
+        request.mutation);
+  for (const Race& race : checker->races()) std::cout << race.to_string() << '\n';
+  std::cout << checker->summary() << '\n';
+  return checker->race_count() == 0 ? 0 : 1;
 }
 
 // ---- Processes
@@ -253,6 +276,7 @@ void finish(const Request& request, Board& board, const std::vector<pid_t>& chil
 int main(int argc, char** argv) {
   try {
     const Request request = parse(argc, argv);
+    if (request.asks_checker) return ask_checker(request);
     void* const shared =
         mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) refuse("the system has no memory");
