@@ -26,10 +26,22 @@ void write_row(T* y, const T* x, const T* weight, const T* bias, Compute<T> mean
   });
 }
 
+// The row that is normalised: of x, or of the sum after it has been written.
+template <class T, class Args>
+const T* input_row(const Args& a, std::int64_t row) {
+  const T* x = static_cast<const T*>(a.x) + row * a.cols;
+  if (a.residual == nullptr) return x;
+  T* sum = static_cast<T*>(a.sum) + row * a.cols;
+  map(
+      sum, a.cols, [](Vec<Compute<T>> u, Vec<Compute<T>> v) { return u + v; }, x,
+      static_cast<const T*>(a.residual) + row * a.cols);
+  return sum;
+}
+
 template <class T>
 void rms_row(const RmsNormArgs& a, std::int64_t row) {
   using C = Compute<T>;
-  const T* x = static_cast<const T*>(a.x) + row * a.cols;
+  const T* x = input_row<T>(a, row);
   const C rstd =
       C(1) / std::sqrt(dot_of(x, x, a.cols) / static_cast<C>(a.cols) + static_cast<C>(a.eps));
   static_cast<C*>(a.rstd)[row] = rstd;
@@ -40,7 +52,7 @@ void rms_row(const RmsNormArgs& a, std::int64_t row) {
 template <class T>
 void layer_row(const LayerNormArgs& a, std::int64_t row) {
   using C = Compute<T>;
-  const T* x = static_cast<const T*>(a.x) + row * a.cols;
+  const T* x = input_row<T>(a, row);
   const C mean = sum_of(x, a.cols) / static_cast<C>(a.cols);
   const C variance = variation_of(x, a.cols, mean) / static_cast<C>(a.cols);
   const C rstd = C(1) / std::sqrt(variance + static_cast<C>(a.eps));
@@ -80,6 +92,7 @@ void backward_row(const NormBackwardArgs& a, std::int64_t row, Compute<T>* w_sum
   const T *x = static_cast<const T*>(a.x) + row * n, *dy = static_cast<const T*>(a.dy) + row * n;
   const T* weight = static_cast<const T*>(a.weight);
   T* dx = a.dx == nullptr ? nullptr : static_cast<T*>(a.dx) + row * n;
+  const T* d_sum = a.d_sum == nullptr ? nullptr : static_cast<const T*>(a.d_sum) + row * n;
   const C rstd = static_cast<const C*>(a.rstd)[row];
   const C mean = a.mean == nullptr ? C(0) : static_cast<const C*>(a.mean)[row];
   RowSums<C> sums{};
@@ -93,7 +106,11 @@ void backward_row(const NormBackwardArgs& a, std::int64_t row, Compute<T>* w_sum
     if (b_sum != nullptr) io.store(b_sum + i, io.load(b_sum + i) + d);
     if (dx == nullptr) return;
     const Vec<C> g = weight == nullptr ? d : d * io.load(weight + i);
-    io.store(dx + i, scale * (g - g_mean - xhat * product_mean));
+    const Vec<C> v = scale * (g - g_mean - xhat * product_mean);
+    if (d_sum == nullptr) return io.store(dx + i, v);
+    const Vec<C> other = io.load(d_sum + i);
+    io.store(dx + i, v);  // rounds
+    io.store(dx + i, io.load(dx + i) + other);
   });
 }
 

@@ -5,6 +5,9 @@
 //
 // weight and bias are [cols] of x's dtype, each may be null (1 and 0). The statistics mean and rstd
 // are [rows], f32, or f64 when x is f64; they are written forward and read backward.
+//
+// With a residual the input is x + residual, rounded to x's dtype and written to `sum`; what the
+// text calls x is then that sum. Both are contiguous [rows, cols]; `sum` may be x or the residual.
 // Sources: Zhang and Sennrich, "Root mean square layer normalization", 2019; Ba, Kiros and Hinton,
 // "Layer normalization", 2016.
 #pragma once
@@ -17,13 +20,15 @@
 
 namespace tessera::kernels {
 
-// y may be x.
+// y may be x, but not `sum`.
 struct RmsNormArgs {
   void *y, *rstd;
   const void *x, *weight;
   std::int64_t rows, cols;
   double eps;
   DType dtype;
+  const void* residual = nullptr;
+  void* sum = nullptr;
 };
 static_assert(sizeof(RmsNormArgs) <= kArgsBytes && std::is_trivially_copyable_v<RmsNormArgs>);
 
@@ -33,6 +38,8 @@ struct LayerNormArgs {
   std::int64_t rows, cols;
   double eps;
   DType dtype;
+  const void* residual = nullptr;
+  void* sum = nullptr;
 };
 static_assert(sizeof(LayerNormArgs) <= kArgsBytes && std::is_trivially_copyable_v<LayerNormArgs>);
 
@@ -54,7 +61,9 @@ static_assert(norm_blocks(0) == 0 && norm_blocks(1) == 1 && norm_blocks(100000) 
 // The backward pass of both: of layer_norm when `mean` is given, of rms_norm when it is null.
 // dx, d_weight and d_bias may each be null: not wanted. dx has x's dtype and may be dy (not x).
 // d_weight and d_bias have grad_dtype, x's or f32 for 16-bit x, and are written as  scale *
-// gradient + (accumulate ? old : 0).
+// gradient + (accumulate ? old : 0). d_sum, if given, is the gradient that reaches the sum from
+// elsewhere, [rows, cols] of x's dtype: it is added to the norm's part of dx, each rounded to that
+// dtype, as separate operations would. dx may be d_sum.
 struct NormBackwardArgs {
   void *dx, *d_weight, *d_bias;
   const void *x, *dy, *weight, *mean, *rstd;
@@ -64,6 +73,7 @@ struct NormBackwardArgs {
   float scale;
   DType dtype, grad_dtype;
   bool accumulate;
+  const void* d_sum = nullptr;
 };
 static_assert(sizeof(NormBackwardArgs) <= kArgsBytes &&
               std::is_trivially_copyable_v<NormBackwardArgs>);

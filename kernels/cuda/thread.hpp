@@ -63,6 +63,10 @@ TESSERA_DEVICE void from_float(float value, Float16& out) {
   out.bits = __half_as_ushort(__float2half_rn(value));
 }
 
+// exp of x <= 0 in two instructions: within 2 + 1.173 |x| ulp.
+TESSERA_DEVICE float exp_fast(float x) { return __expf(x); }
+TESSERA_DEVICE double exp_fast(double x) { return exp(x); }
+
 template <int kThreads, class Body>
 __global__ void __launch_bounds__(kThreads) run_body(const __grid_constant__ Body body) {
   Thread thread;

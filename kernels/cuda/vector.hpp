@@ -54,6 +54,14 @@ TESSERA_DEVICE void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
+// Of `count` elements from `from` on, those before the first 16-byte boundary.
+template <class T>
+TESSERA_DEVICE int elements_before_boundary(const T* from, int count) {
+  const auto bytes = static_cast<int>(-reinterpret_cast<std::uintptr_t>(from) & 15);
+  const int head = bytes / static_cast<int>(sizeof(T));
+  return head < count ? head : count;
+}
+
 // Whether 16-byte accesses may start at every address, and at a stride of `bytes` from it. For
 // launchers, which fall back to accesses of one element.
 template <class... P>

@@ -76,6 +76,9 @@ inline void from_float(float value, Float16& out) { out = Float16(value); }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline double rsqrt(double x) { return 1 / std::sqrt(x); }
 
+inline float exp_fast(float x) { return std::exp(x); }
+inline double exp_fast(double x) { return std::exp(x); }
+
 namespace emulator {
 
 struct Launch {

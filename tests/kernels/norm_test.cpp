@@ -164,6 +164,73 @@ TEST_CASE("the norms' backward pass writes only what is asked for", "[kernels]")
   REQUIRE(dw.bytes == dw_alone.bytes);
 }
 
+TEST_CASE("a norm adds its residual with the bits of a separate addition", "[kernels]") {
+  kernel_test::Random random;
+  INFO("seed " << random.seed);
+  const std::int32_t rows = 5, cols = 37, n = rows * cols;
+  Exec exec;
+  for (const DType dtype : kFloats) {
+    const DType stats = dtype == DType::f64 ? DType::f64 : DType::f32;
+    const Array a = random.array(dtype, n), b = random.array(dtype, n), dy = random.array(dtype, n),
+                d_sum = random.array(dtype, n), weight = random.array(dtype, cols);
+    const auto add = [&](Array& out, const Array& left, const Array& right) {
+      BinaryArgs args{};
+      args.out = out.data();
+      args.a = left.data();
+      args.b = right.data();
+      args.count = args.shape[0] = n;
+      args.out_strides[0] = args.a_strides[0] = args.b_strides[0] = 1;
+      args.op = BinaryOp::add;
+      args.dtype = dtype;
+      args.ndim = 1;
+      cpu_kernels().elementwise.binary(args, exec);
+    };
+    for (const bool layer : {false, true}) {
+      INFO(dtype << ", layer " << layer);
+      Array rstd(stats, rows), mean(stats, rows);
+      const auto forward = [&](Array& y, const Array& x, const void* residual, void* sum) {
+        if (layer)
+          cpu_kernels().norm.layer_norm(
+              {y.data(), mean.data(), rstd.data(), x.data(), weight.data(), weight.data(), rows,
+               cols, 1e-5, dtype, residual, sum},
+              exec);
+        else
+          cpu_kernels().norm.rms_norm({y.data(), rstd.data(), x.data(), weight.data(), rows, cols,
+                                       1e-5, dtype, residual, sum},
+                                      exec);
+      };
+      const auto backward = [&](Array& dx, const Array& x, const void* also) {
+        NormBackwardArgs args{};
+        args.dx = dx.data();
+        args.x = x.data();
+        args.dy = dy.data();
+        args.weight = weight.data();
+        args.mean = layer ? mean.data() : nullptr;
+        args.rstd = rstd.data();
+        args.rows = rows;
+        args.cols = cols;
+        args.dtype = args.grad_dtype = dtype;
+        args.d_sum = also;
+        cpu_kernels().norm.norm_backward(args, exec);
+      };
+      Array sum(dtype, n), y(dtype, n), dx(dtype, n);
+      Array sum_apart(dtype, n), y_apart(dtype, n), dx_apart(dtype, n);
+      add(sum_apart, a, b);
+      forward(y_apart, sum_apart, nullptr, nullptr);
+      forward(y, a, b.data(), sum.data());
+      REQUIRE(sum.bytes == sum_apart.bytes);
+      REQUIRE(y.bytes == y_apart.bytes);
+      backward(dx_apart, sum, nullptr);
+      add(dx_apart, dx_apart, d_sum);
+      backward(dx, sum, d_sum.data());
+      REQUIRE(dx.bytes == dx_apart.bytes);
+      Array taken = d_sum;  // dx may be d_sum
+      backward(taken, sum, taken.data());
+      REQUIRE(taken.bytes == dx.bytes);
+    }
+  }
+}
+
 TEST_CASE("rotary embedding turns halves by position, and back", "[kernels]") {
   kernel_test::Random random;
   INFO("seed " << random.seed);

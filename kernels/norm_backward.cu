@@ -1,0 +1,311 @@
+// The backward pass of RMSNorm and LayerNorm: one pass over x and dy, one over the parts of the
+// parameter gradients.
+#include <algorithm>
+
+#include "kernels/cuda/kernels.hpp"
+#include "kernels/cuda/rows.hpp"
+#include "kernels/norm.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;  // of the kernels that take any row
+
+// The pointers of the backward pass, and the row sums that dx needs; kLayer: with a mean.
+template <class T>
+struct BackwardArrays {
+  using C = Compute<T>;
+  T* dx;
+  C *w_parts, *b_parts;  // [blocks, cols] each, null where not wanted
+  const T *x, *dy, *weight, *d_sum;
+  const C *mean, *rstd;
+  std::int64_t rows;
+  int cols, group_size;
+
+  // dx of one element: `g`, `xhat` and `other` are its own, the others the row's.
+  TESSERA_DEVICE T gradient(C g, C xhat, C g_mean, C product_mean, C scale, bool adds,
+                            T other) const {
+    const T own = rounded<T>(scale * (g - g_mean - xhat * product_mean));
+    return adds ? rounded<T>(load_as_compute(own) + load_as_compute(other)) : own;
+  }
+};
+
+// One pass over x and dy. A group goes from row to row, with the next row under way (kAhead) while
+// it sums over the present one; parameter gradients stay in registers until the end.
+//
+//   row i      x dy in registers ── sums ── barrier ── dx
+//   row i + 1  loads ─────────────────────────────────┘
+template <class T, bool kLayer, int kBlock, int kPacks, bool kAhead>
+struct Backward : BackwardArrays<T> {
+  using C = Compute<T>;
+  using Base = BackwardArrays<T>;
+  static constexpr int N = kPack<T>, kKept = kPacks * N, kWarps = kBlock / kWarp;
+
+  struct Line {
+    Pack<T, N> x[kPacks], dy[kPacks];
+    C center, scale;
+  };
+
+  TESSERA_DEVICE int column(const Group& group, int k) const {
+    return (group.lane + k * group.size) * N;
+  }
+  TESSERA_DEVICE void fetch(const Group& group, std::int64_t row, Line& line) const {
+    if (row >= this->rows) return;
+    for (int k = 0; k < kPacks; ++k) {
+      const int c = column(group, k);
+      if (c >= this->cols) continue;
+      line.x[k] = load<N>(this->x + row * this->cols + c);
+      line.dy[k] = load<N>(this->dy + row * this->cols + c);
+    }
+    line.scale = this->rstd[row];
+    line.center = kLayer ? this->mean[row] : C(0);
+  }
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    const Group group(t, this->group_size);
+    const int groups = kBlock / group.size;
+    C w_sum[kKept] = {}, b_sum[kLayer ? kKept : 1] = {};
+    C* scratch = t.shared<C>();
+    Line next;
+    if constexpr (kAhead) fetch(group, t.block() * groups + group.index, next);
+    int turn = 0;  // which half of the scratch: a barrier lies between its uses
+    for (std::int64_t first = t.block() * groups; first < this->rows;
+         first += t.blocks() * groups, turn ^= 1) {
+      const std::int64_t row = first + group.index;
+      if constexpr (!kAhead) fetch(group, row, next);
+      const Line line = next;
+      if constexpr (kAhead) fetch(group, row + t.blocks() * groups, next);
+      finish_row(t, group, row, line, w_sum, b_sum, scratch + 2 * kWarps * turn);
+    }
+    C* merged = scratch + 4 * kWarps;
+    if (this->w_parts != nullptr) merge(t, group, w_sum, merged, this->w_parts);
+    if constexpr (kLayer)
+      if (this->b_parts != nullptr) merge(t, group, b_sum, merged, this->b_parts);
+  }
+
+  TESSERA_DEVICE Pack<T, N> weights(int c) const {
+    if (this->weight != nullptr) return load<N>(this->weight + c);
+    return {};
+  }
+  TESSERA_DEVICE void finish_row(Thread& t, const Group& group, std::int64_t row, const Line& line,
+                                 C* w_sum, C* b_sum, C* scratch) const {
+    const int cols = row < this->rows ? this->cols : 0;
+    const std::int64_t at = row * this->cols;
+    Pack<T, N> other[kPacks];
+    C g_sum = 0, product = 0;
+    for (int k = 0; k < kPacks; ++k) {
+      const int c = column(group, k);
+      if (c >= cols) continue;
+      const Pack<T, N> w = weights(c);
+      if (this->d_sum != nullptr) other[k] = load<N>(this->d_sum + at + c);
+      for (int j = 0; j < N; ++j) {
+        const C d = load_as_compute(line.dy[k].at[j]);
+        const C xhat = (load_as_compute(line.x[k].at[j]) - line.center) * line.scale;
+        const C g = this->weight != nullptr ? d * load_as_compute(w.at[j]) : d;
+        g_sum += g;
+        product += g * xhat;
+        w_sum[k * N + j] += d * xhat;
+        if constexpr (kLayer) b_sum[k * N + j] += d;
+      }
+    }
+    if (this->dx == nullptr) return;
+    const C n = static_cast<C>(this->cols);
+    const C g_mean = kLayer ? group_reduce(t, group, g_sum, scratch, Sum{}) / n : C(0);
+    const C product_mean = group_reduce(t, group, product, scratch + kWarps, Sum{}) / n;
+    for (int k = 0; k < kPacks; ++k) {
+      const int c = column(group, k);
+      if (c >= cols) continue;
+      const Pack<T, N> w = weights(c);  // nearer than registers are free
+      Pack<T, N> out;
+      for (int j = 0; j < N; ++j) {
+        const C d = load_as_compute(line.dy[k].at[j]);
+        const C xhat = (load_as_compute(line.x[k].at[j]) - line.center) * line.scale;
+        const C g = this->weight != nullptr ? d * load_as_compute(w.at[j]) : d;
+        out.at[j] = this->gradient(g, xhat, g_mean, product_mean, line.scale,
+                                   this->d_sum != nullptr, other[k].at[j]);
+      }
+      store(this->dx + at + c, out);
+    }
+  }
+
+  // The block's part: its groups' sums, in their order.
+  TESSERA_DEVICE void merge(Thread& t, const Group& group, const C* sums, C* merged,
+                            C* parts) const {
+    t.sync();
+    for (int k = 0; k < kPacks; ++k)
+      for (int j = 0; j < N; ++j)
+        if (column(group, k) < this->cols)
+          merged[group.index * this->cols + column(group, k) + j] = sums[k * N + j];
+    t.sync();
+    for (int c = t.index(); c < this->cols; c += kBlock) {
+      C total = 0;
+      for (int g = 0; g < kBlock / group.size; ++g) total += merged[g * this->cols + c];
+      parts[t.block() * this->cols + c] = total;
+    }
+  }
+};
+
+// Any row, element by element: a block a row, parameter gradients added up in the block's part.
+template <class T>
+struct BackwardAny : BackwardArrays<T> {
+  using C = Compute<T>;
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    int turn = 0;
+    for (std::int64_t row = t.block(); row < this->rows; row += t.blocks(), turn ^= 1)
+      finish_row(t, row, row == t.block(), t.shared<C>() + 2 * kThreads / kWarp * turn);
+  }
+  TESSERA_DEVICE void finish_row(Thread& t, std::int64_t row, bool first, C* scratch) const {
+    const T *x = this->x + row * this->cols, *dy = this->dy + row * this->cols;
+    const C scale = this->rstd[row], center = this->mean != nullptr ? this->mean[row] : C(0);
+    const auto weighted = [&](int c) {
+      const C d = load_as_compute(dy[c]);
+      return this->weight != nullptr ? d * load_as_compute(this->weight[c]) : d;
+    };
+    C g_sum = 0, product = 0;
+    for (int c = t.index(); c < this->cols; c += kThreads) {
+      const C g = weighted(c);
+      g_sum += g;
+      product += g * ((load_as_compute(x[c]) - center) * scale);
+    }
+    const C n = static_cast<C>(this->cols);
+    g_sum = block_reduce<kThreads>(t, g_sum, scratch, Sum{});
+    product = block_reduce<kThreads>(t, product, scratch + kThreads / kWarp, Sum{}) / n;
+    const C g_mean = this->mean != nullptr ? g_sum / n : C(0);
+    C* w_part = this->w_parts == nullptr ? nullptr : this->w_parts + t.block() * this->cols;
+    C* b_part = this->b_parts == nullptr ? nullptr : this->b_parts + t.block() * this->cols;
+    for (int c = t.index(); c < this->cols; c += kThreads) {
+      const C d = load_as_compute(dy[c]), xhat = (load_as_compute(x[c]) - center) * scale;
+      if (w_part != nullptr) w_part[c] = (first ? C(0) : w_part[c]) + d * xhat;
+      if (b_part != nullptr) b_part[c] = (first ? C(0) : b_part[c]) + d;
+      if (this->dx == nullptr) continue;
+      const std::int64_t at = row * this->cols + c;
+      const bool adds = this->d_sum != nullptr;
+      this->dx[at] = this->gradient(weighted(c), xhat, g_mean, product, scale, adds,
+                                    adds ? this->d_sum[at] : T{});
+    }
+  }
+};
+
+// out = scale (sum of the parts) + (accumulate ? out : 0). A block has 32 columns and adds up a
+// share of the parts in each warp; block_y is the array.
+template <class T>
+struct FoldParts {
+  using C = Compute<T>;
+  void* out[2];
+  const C* parts[2];  // [count, cols]
+  std::int64_t count;
+  int cols;
+  C scale;
+  bool wide, accumulate;  // out is f32 though T is not
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    const int c = static_cast<int>(t.block()) * kWarp + t.lane();
+    C total = 0;
+    if (c < cols)
+      for (std::int64_t p = t.warp(); p < count; p += kThreads / kWarp)
+        total += parts[t.block_y()][p * cols + c];
+    C* shared = t.shared<C>();
+    shared[t.index()] = total;
+    t.sync();
+    if (t.warp() != 0 || c >= cols) return;
+    for (int w = 1; w < kThreads / kWarp; ++w) total += shared[w * kWarp + t.lane()];
+    if (wide)
+      write(static_cast<float*>(out[t.block_y()]) + c, total);
+    else
+      write(static_cast<T*>(out[t.block_y()]) + c, total);
+  }
+  template <class G>
+  TESSERA_DEVICE void write(G* to, C total) const {
+    const C old = accumulate ? static_cast<C>(load_as_compute(*to)) : C(0);
+    *to = rounded<G>(scale * total + old);
+  }
+};
+
+// Where the parts of the parameter gradients lie: in the stream's workspace, or in the contract's,
+// which has room for fewer.
+struct Parts {
+  void* at;
+  std::int64_t count;
+};
+Parts parts_for(const NormBackwardArgs& a, const Exec& exec, std::int64_t wanted) {
+  const std::int64_t few = norm_blocks(a.rows);
+  const std::int64_t one = norm_workspace_bytes(1, a.cols, a.dtype, a.d_weight, a.d_bias);
+  if (one == 0) return {nullptr, wanted};
+  const auto fit =
+      exec.workspace == nullptr ? 0 : static_cast<std::int64_t>(exec.workspace_bytes) / one;
+  if (wanted <= few || fit <= few) return {a.workspace, std::min(wanted, few)};
+  return {exec.workspace, std::min(wanted, fit)};
+}
+
+template <class T, class Body, int kBlock>
+void launch_backward(const NormBackwardArgs& a, Exec& exec, int group, std::int64_t blocks,
+                     std::size_t shared) {
+  using C = Compute<T>;
+  const std::int64_t wanted = std::min(blocks, blocks_for(a.rows, kBlock / group));
+  const Parts parts = parts_for(a, exec, wanted);
+  C* w_parts = a.d_weight == nullptr ? nullptr : static_cast<C*>(parts.at);
+  C* b_parts = a.d_bias == nullptr
+                   ? nullptr
+                   : static_cast<C*>(parts.at) + (w_parts == nullptr ? 0 : parts.count * a.cols);
+  Body body;
+  static_cast<BackwardArrays<T>&>(body) = {static_cast<T*>(a.dx),
+                                           w_parts,
+                                           b_parts,
+                                           static_cast<const T*>(a.x),
+                                           static_cast<const T*>(a.dy),
+                                           static_cast<const T*>(a.weight),
+                                           static_cast<const T*>(a.d_sum),
+                                           static_cast<const C*>(a.mean),
+                                           static_cast<const C*>(a.rstd),
+                                           a.rows,
+                                           a.cols,
+                                           group};
+  launch<kBlock>(exec, {parts.count}, shared * sizeof(C), body);
+  const bool both = w_parts != nullptr && b_parts != nullptr;
+  if (w_parts == nullptr && b_parts == nullptr) return;
+  const FoldParts<T> fold{{w_parts != nullptr ? a.d_weight : a.d_bias, a.d_bias},
+                          {w_parts != nullptr ? w_parts : b_parts, b_parts},
+                          parts.count,
+                          a.cols,
+                          static_cast<C>(a.scale),
+                          a.grad_dtype != a.dtype,
+                          a.accumulate};
+  launch<kThreads>(exec, {blocks_for(a.cols, kWarp), both ? 2 : 1}, kThreads * sizeof(C), fold);
+}
+
+// kBlocks: two or three a multiprocessor of 132.
+template <class T, int kBlock, int kPacks, int kBlocks, bool kAhead>
+bool launch_packed(const NormBackwardArgs& a, Exec& exec) {
+  constexpr int kKept = kPacks * kPack<T>;
+  if (a.cols > kBlock * kKept) return false;
+  const int group = group_for<kBlock>(a.cols, kKept);
+  const auto shared = static_cast<std::size_t>(4 * kBlock / kWarp + kBlock / group * a.cols);
+  if (a.mean != nullptr)
+    launch_backward<T, Backward<T, true, kBlock, kPacks, kAhead>, kBlock>(a, exec, group, kBlocks,
+                                                                          shared);
+  else
+    launch_backward<T, Backward<T, false, kBlock, kPacks, kAhead>, kBlock>(a, exec, group, kBlocks,
+                                                                           shared);
+  return true;
+}
+
+}  // namespace
+
+void norm_backward(const NormBackwardArgs& a, Exec& exec) {
+  visit_floating(a.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (sizeof(T) < 8) {
+      // A wide row of f32 leaves no registers for the next one.
+      constexpr bool narrow = sizeof(T) == 2;
+      constexpr int packs = narrow ? 2 : 4;
+      if (a.cols % kPack<T> == 0 && are_aligned(a.dx, a.x, a.dy, a.weight, a.d_sum) &&
+          (launch_packed<T, 256, 2, 264, true>(a, exec) ||
+           launch_packed<T, 512, packs, 264, narrow>(a, exec)))
+        return;
+    }
+    launch_backward<T, BackwardAny<T>, kThreads>(a, exec, kThreads, 528, 4 * kThreads / kWarp);
+  });
+}
+
+}  // namespace tessera::kernels::cuda
