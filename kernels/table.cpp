@@ -1,6 +1,7 @@
 #include "kernels/table.hpp"
 
 #include "kernels/host/cpu.hpp"
+#include "tessera/device/driver.hpp"
 
 namespace tessera::kernels {
 namespace {
@@ -46,3 +47,9 @@ constinit const Kernels kCpuKernels = {
 const Kernels& cpu_kernels() { return kCpuKernels; }
 
 }  // namespace tessera::kernels
+
+namespace tessera {
+
+constinit const std::uint32_t kKernelsBytes = sizeof(kernels::Kernels);
+
+}  // namespace tessera

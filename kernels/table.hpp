@@ -16,6 +16,7 @@
 #include "kernels/reduce.hpp"
 #include "kernels/rope.hpp"
 #include "kernels/softmax.hpp"
+#include "tessera/device/driver.hpp"
 
 namespace tessera::kernels {
 
@@ -39,5 +40,9 @@ struct Kernels {
 
 // The CPU's. Constant data: nothing runs before main.
 const Kernels& cpu_kernels();
+// Those of a device: of the module behind it, or the CPU's where `driver` is null.
+inline const Kernels& kernels_of(const Driver* driver) {
+  return driver ? *driver->kernels : cpu_kernels();
+}
 
 }  // namespace tessera::kernels

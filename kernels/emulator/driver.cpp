@@ -1,18 +1,51 @@
 // The driver table over the host: device memory is the host's, a stream is a queue with a thread.
 #include "tessera/device/driver.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 
 #include "kernels/cuda/kernels.hpp"
+#include "kernels/emulator/control.hpp"
 #include "kernels/emulator/stream.hpp"
 #include "kernels/emulator/thread.hpp"
 
 namespace tessera::kernels::cuda::emulator {
 namespace {
+
+constexpr std::int64_t kMemoryBytes = std::int64_t{1} << 34;
+constexpr std::int64_t kPageBytes = std::int64_t{2} << 20;  // as on an H200
+
+// Every member is shared by all host threads of the process.
+struct State {
+  std::atomic<std::int64_t> streams{0}, events{0}, records{0}, waits{0}, blocks{0}, allocations{0},
+      host_allocations{0}, mappings{0}, copies{0}, fills{0};
+  std::atomic<const char*> failure{nullptr};
+  std::mutex mutex;  // of what follows
+  std::map<void*, std::int64_t> blocks_of_memory;
+  std::int64_t used = 0, limit = 0;
+
+  bool take(std::int64_t bytes) {
+    const std::lock_guard lock(mutex);
+    if (used + bytes > (limit ? limit : kMemoryBytes)) return false;
+    used += bytes;
+    return true;
+  }
+  void give_back(std::int64_t bytes) {
+    const std::lock_guard lock(mutex);
+    used -= bytes;
+  }
+};
+State& state() {
+  static State all;
+  return all;
+}
 
 // Set when the record before it in its stream has been reached.
 struct Event {
@@ -41,13 +74,12 @@ DriverError count(std::int32_t* devices) {
   *devices = 1;
   return nullptr;
 }
-DriverError describe(std::int32_t device, DriverDevice* out) {
-  if (device != 0) return "the emulator has one device, number 0";
-  *out = {"the host, emulating a GPU", 0, 0, 1, std::int64_t{1} << 34, 0, "emulator"};
-  return nullptr;
-}
 DriverError use(std::int32_t device) {
   return device == 0 ? nullptr : "the emulator has one device, number 0";
+}
+DriverError describe(std::int32_t device, DriverDevice* out) {
+  *out = {"the host, emulating a GPU", 0, 0, 1, kMemoryBytes, 0, "emulator"};
+  return use(device);
 }
 
 // ---- streams and events. An event handle is a shared_ptr on the heap: what is queued keeps it.
@@ -56,6 +88,7 @@ using Handle = std::shared_ptr<Event>;
 Handle& handle(void* event) { return *static_cast<Handle*>(event); }
 
 DriverError make_stream(std::int32_t, void** stream) {
+  ++state().streams;
   *stream = new Stream;
   return nullptr;
 }
@@ -64,6 +97,7 @@ DriverError end_stream(void* stream) {
   return nullptr;
 }
 DriverError make_event(void** event) {
+  ++state().events;
   *event = new Handle(std::make_shared<Event>());
   return nullptr;
 }
@@ -76,6 +110,7 @@ std::uint64_t last_record(Event& event) {
   return event.recorded;
 }
 DriverError record(void* event, void* stream) {
+  ++state().records;
   std::uint64_t number = 0;
   {
     const std::lock_guard lock(handle(event)->mutex);
@@ -85,35 +120,94 @@ DriverError record(void* event, void* stream) {
   return nullptr;
 }
 DriverError wait(void* stream, void* event) {
+  ++state().waits;
   enqueue(stream,
           [kept = handle(event), number = last_record(*handle(event))] { kept->wait(number); });
   return nullptr;
 }
 DriverError block(void* event) {
+  ++state().blocks;
   handle(event)->wait(last_record(*handle(event)));
   return nullptr;
 }
-DriverError failure() { return nullptr; }
+DriverError failure() { return state().failure.exchange(nullptr); }
 
-// ---- memory
+// ---- memory. Fresh memory is NaN, where that takes no time worth counting.
 
-DriverError allocate(std::int64_t bytes, void** data) {
-  *data = std::aligned_alloc(256, static_cast<std::size_t>((bytes + 255) / 256 * 256));
+DriverError allocate_from(std::atomic<std::int64_t>& counter, std::int64_t bytes, void** data) {
+  State& s = state();
+  ++counter;
+  const std::int64_t rounded = (bytes + 255) / 256 * 256;
+  *data = s.take(rounded) ? std::aligned_alloc(256, static_cast<std::size_t>(rounded)) : nullptr;
+  if (!*data) return nullptr;
+  std::memset(*data, 0xff, static_cast<std::size_t>(std::min<std::int64_t>(rounded, 1 << 20)));
+  const std::lock_guard lock(s.mutex);
+  s.blocks_of_memory[*data] = rounded;
   return nullptr;
 }
+DriverError allocate(std::int64_t bytes, void** data) {
+  return allocate_from(state().allocations, bytes, data);
+}
+DriverError allocate_host(std::int64_t bytes, void** data) {
+  return allocate_from(state().host_allocations, bytes, data);
+}
 DriverError release(void* data) {
+  State& s = state();
+  {
+    const std::lock_guard lock(s.mutex);
+    const auto found = s.blocks_of_memory.find(data);
+    if (found == s.blocks_of_memory.end()) return "this memory is not the device's";
+    s.used -= found->second;
+    s.blocks_of_memory.erase(found);
+  }
   std::free(data);
   return nullptr;
 }
-DriverError no_mapping() { return "the emulator maps no memory"; }
+
+DriverError granularity(std::int64_t* bytes) {
+  *bytes = kPageBytes;
+  return nullptr;
+}
+DriverError reserve(std::int64_t bytes, void** range) {
+  void* const data = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  *range = data == MAP_FAILED ? nullptr : data;
+  return *range ? nullptr : "the host has no such range of addresses";
+}
+DriverError free_range(void* range, std::int64_t bytes) {
+  return munmap(range, static_cast<std::size_t>(bytes)) == 0 ? nullptr : "no such range";
+}
+DriverError map(void* at, std::int64_t bytes, bool* mapped) {
+  ++state().mappings;
+  if (bytes % kPageBytes != 0) return "a size that the granularity does not divide";
+  *mapped = state().take(bytes);
+  if (*mapped && mprotect(at, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE) != 0)
+    return "no such range";
+  return nullptr;
+}
+DriverError unmap(void* at, std::int64_t bytes) {
+  state().give_back(bytes);
+  return mmap(at, static_cast<std::size_t>(bytes), PROT_NONE,
+              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == at
+             ? nullptr
+             : "no such range";
+}
+DriverError memory_info(std::int64_t* free_bytes, std::int64_t* total_bytes) {
+  const std::lock_guard lock(state().mutex);
+  *total_bytes = state().limit ? state().limit : kMemoryBytes;
+  *free_bytes = *total_bytes - state().used;
+  return nullptr;
+}
 
 // ---- queued
 
 DriverError copy(void* to, const void* from, std::int64_t bytes, void* stream) {
+  ++state().copies;
   enqueue(stream, [=] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); });
   return nullptr;
 }
 DriverError fill(void* to, std::uint8_t byte, std::int64_t bytes, void* stream) {
+  ++state().fills;
   enqueue(stream, [=] { std::memset(to, byte, static_cast<std::size_t>(bytes)); });
   return nullptr;
 }
@@ -132,6 +226,23 @@ DriverError delay(std::int64_t nanoseconds, void* stream) {
   enqueue(stream, [=] { std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds)); });
   return nullptr;
 }
+
+// ---- for tests
+
+void limit_memory(std::int64_t bytes) {
+  const std::lock_guard lock(state().mutex);
+  state().limit = bytes;
+}
+void counts(Counts* out) {
+  const State& s = state();
+  *out = {s.streams,     s.events,           s.records,  s.waits,  s.blocks,
+          s.allocations, s.host_allocations, s.mappings, s.copies, s.fills};
+}
+
+constinit const Control kControl = {.delay = Stream::delay,
+                                    .limit_memory = limit_memory,
+                                    .fail = [](const char* line) { state().failure = line; },
+                                    .counts = counts};
 
 constinit const Driver kDriver = {
     .version = kDriverVersion,
@@ -152,17 +263,14 @@ constinit const Driver kDriver = {
     .failure = failure,
     .allocate = allocate,
     .release = release,
-    .allocate_host = allocate,
+    .allocate_host = allocate_host,
     .release_host = release,
-    .granularity = [](std::int64_t*) { return no_mapping(); },
-    .reserve = [](std::int64_t, void**) { return no_mapping(); },
-    .free_range = [](void*, std::int64_t) { return no_mapping(); },
-    .map = [](void*, std::int64_t, bool*) { return no_mapping(); },
-    .unmap = [](void*, std::int64_t) { return no_mapping(); },
-    .memory_info = [](std::int64_t* free_bytes, std::int64_t* total_bytes) -> DriverError {
-      *free_bytes = *total_bytes = std::int64_t{1} << 34;
-      return nullptr;
-    },
+    .granularity = granularity,
+    .reserve = reserve,
+    .free_range = free_range,
+    .map = map,
+    .unmap = unmap,
+    .memory_info = memory_info,
     .copy = copy,
     .fill = fill,
     .make_timer = make_event,
@@ -179,4 +287,9 @@ extern "C" [[gnu::visibility("default")]] const tessera::Driver* tessera_driver(
     std::uint32_t version) {
   using tessera::kernels::cuda::emulator::kDriver;
   return version == kDriver.version ? &kDriver : nullptr;
+}
+
+extern "C" [[gnu::visibility("default")]] const tessera::kernels::cuda::emulator::Control*
+tessera_emulator() {
+  return &tessera::kernels::cuda::emulator::kControl;
 }

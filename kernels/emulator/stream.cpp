@@ -1,10 +1,35 @@
 #include "kernels/emulator/stream.hpp"
 
+#include <atomic>
+#include <chrono>
 #include <utility>
 
 #include "kernels/emulator/thread.hpp"
 
 namespace tessera::kernels::cuda::emulator {
+namespace {
+
+std::atomic<std::uint64_t> delay_state{0};
+std::atomic<std::int32_t> delay_us{0};
+
+// Half of the work is not delayed at all, so that streams overtake each other by much.
+void sleep_a_while() {
+  const std::int32_t most = delay_us.load();
+  if (most == 0) return;
+  std::uint64_t draw = delay_state.fetch_add(0x9e3779b97f4a7c15ull);  // splitmix64
+  draw = (draw ^ (draw >> 30)) * 0xbf58476d1ce4e5b9ull;
+  draw = (draw ^ (draw >> 27)) * 0x94d049bb133111ebull;
+  draw ^= draw >> 31;
+  if (draw % 2 == 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(draw / 2 % static_cast<unsigned>(most)));
+}
+
+}  // namespace
+
+void Stream::delay(std::uint64_t seed, std::int32_t most_us) {
+  delay_state = seed;
+  delay_us = most_us;
+}
 
 Stream::Stream() : worker_([this] { work(); }) {}
 
@@ -39,6 +64,7 @@ void Stream::work() {
     queue_.pop_front();
     busy_ = true;
     lock.unlock();
+    sleep_a_while();
     next();
     lock.lock();
     busy_ = false;

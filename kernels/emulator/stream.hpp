@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -17,6 +18,9 @@ class Stream {
   void push(std::function<void()> work);
   // The caller sleeps until all that was pushed has run.
   void drain();
+
+  // From here on every piece of work of every stream starts late, by a random time up to `most_us`.
+  static void delay(std::uint64_t seed, std::int32_t most_us);
 
  private:
   void work();

@@ -153,9 +153,10 @@ void check_items_apart(std::span<const Collective> items, const char* group, int
 // One rank alone: what it sends is what it receives.
 struct CopyAlone {
   comm::GroupCall call;
-  void operator()(Exec&) const {
+  void operator()(Exec& exec) const {
+    const comm::Mover mover(exec);
     for (const Collective& c : call.items())
-      if (c.count > 0 && c.send != c.recv) kernels::copy_bytes(c.recv, c.send, comm::item_bytes(c));
+      if (c.count > 0) mover.copy(c.recv, c.send, comm::item_bytes(c));
   }
 };
 

@@ -15,40 +15,26 @@ namespace {
 using comm::GroupCall;
 
 // out[i] = in[(i + turn) mod count]: finite where `in` is, and a chunk of its own for each `turn`.
-void rotate_chunk(std::byte* out, const std::byte* in, std::int64_t count, std::int64_t turn,
-                  std::size_t width) {
+void rotate_chunk(const comm::Mover& mover, std::byte* out, const std::byte* in, std::int64_t count,
+                  std::int64_t turn, std::size_t width) {
   const auto head = static_cast<std::size_t>((count - turn) % count) * width;
   const auto bytes = static_cast<std::size_t>(count) * width;
-  kernels::copy_bytes(out, in + (bytes - head), head);
-  kernels::copy_bytes(out + head, in, bytes - head);
+  mover.copy(out, in + (bytes - head), head);
+  mover.copy(out + head, in, bytes - head);
 }
 
-// out[i] = in[i] * size: the sum over ranks that all hold the same. Integers wrap; boolean stays.
-void multiply(void* out, const void* in, std::int64_t count, DType dtype, int size) {
-  visit(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const auto* from = static_cast<const T*>(in);
-    auto* to = static_cast<T*>(out);
-    for (std::int64_t i = 0; i < count; ++i) {
-      if constexpr (std::is_same_v<T, bool>)
-        to[i] = from[i];
-      else if constexpr (std::is_integral_v<T>)
-        to[i] = static_cast<T>(static_cast<std::make_unsigned_t<T>>(from[i]) *
-                               static_cast<std::make_unsigned_t<T>>(size));
-      else if constexpr (sizeof(T) == 2)
-        to[i] = T(static_cast<float>(from[i]) * static_cast<float>(size));
-      else
-        to[i] = from[i] * static_cast<T>(size);
-    }
-  });
-}
-
-// The largest of values that are all alike is that value.
-void combine(std::byte* out, const std::byte* in, const Collective& c, int size) {
-  if (c.reduce == ReduceOp::sum)
-    multiply(out, in, c.count, c.dtype, size);
-  else if (out != in)
-    kernels::copy_bytes(out, in, comm::item_bytes(c));
+// Over ranks that all hold the same, the sum is that times their number, and the largest is that.
+void combine(Exec& exec, std::byte* out, const std::byte* in, const Collective& c, int size) {
+  if (c.reduce == ReduceOp::max || c.dtype == DType::boolean)
+    return comm::Mover(exec).copy(out, in, comm::item_bytes(c));
+  kernels::ScalarArgs times{};
+  times.out = out;
+  times.in = in;
+  times.scalar = size;
+  times.count = c.count;
+  times.op = kernels::BinaryOp::mul;
+  times.dtype = c.dtype;
+  kernels::kernels_of(exec.driver).elementwise.scalar(times, exec);
 }
 
 class EmulatedCommunicator final : public Communicator {
@@ -65,7 +51,7 @@ class EmulatedCommunicator final : public Communicator {
     void operator()(Exec& exec) const {
       recorder->started(call.number, exec.stream);
       for (const Collective& c : call.items())
-        if (c.count > 0) run(c, rank, size);
+        if (c.count > 0) run(exec, c, rank, size);
       recorder->done(call.number, exec.stream);
     }
   };
@@ -74,7 +60,8 @@ class EmulatedCommunicator final : public Communicator {
     Stream(context_, stream()).launch_joint(op, nullptr, Part{call, &recorder_, rank(), size()});
   }
 
-  static void run(const Collective& c, int rank, int size) {
+  static void run(Exec& exec, const Collective& c, int rank, int size) {
+    const comm::Mover mover(exec);
     const std::size_t bytes = comm::item_bytes(c);
     const auto* send = static_cast<const std::byte*>(c.send);
     auto* recv = static_cast<std::byte*>(c.recv);
@@ -84,20 +71,20 @@ class EmulatedCommunicator final : public Communicator {
         for (int peer = 0; peer < size; ++peer) {
           std::byte* out = recv + static_cast<std::size_t>(peer) * bytes;
           if (peer != rank)
-            rotate_chunk(out, send, c.count, (peer + size - rank) % size % c.count,
+            rotate_chunk(mover, out, send, c.count, (peer + size - rank) % size % c.count,
                          size_bytes(c.dtype));
-          else if (out != send)
-            kernels::copy_bytes(out, send, bytes);
+          else
+            mover.copy(out, send, bytes);
         }
         break;
       case CollectiveKind::reduce_scatter:
-        combine(recv, send + mine, c, size);
+        combine(exec, recv, send + mine, c, size);
         break;
       case CollectiveKind::all_reduce:
-        combine(recv, send, c, size);
+        combine(exec, recv, send, c, size);
         break;
       case CollectiveKind::broadcast:  // the root decides as this rank does
-        if (recv != send) kernels::copy_bytes(recv, send, bytes);
+        mover.copy(recv, send, bytes);
         break;
       case CollectiveKind::barrier:
         break;

@@ -5,6 +5,7 @@
 #include "runtime/comm/plain_memory.hpp"
 #include "runtime/comm/pull.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/memory/memory.hpp"
 
 namespace tessera::comm {
 namespace {
@@ -20,6 +21,7 @@ class LocalCommunicator final : public Communicator {
         shared_(shared),
         inputs_(static_cast<std::size_t>(world.size())),
         published_(static_cast<std::size_t>(world.size())) {
+    shared.cells[static_cast<std::size_t>(rank)].staging = plain_memory(context, kStagedBytes);
     for (std::size_t r = 0; r < published_.size(); ++r) published_[r] = &shared.cells[r].published;
     for (int r = 0; r < world.size(); ++r) recorders_.push_back(&world.recorder(r));
   }
@@ -30,9 +32,9 @@ class LocalCommunicator final : public Communicator {
     GroupCall call;
     void operator()(Exec& exec) const {
       if (exec.phase == Exec::Phase::publish)
-        self->show(call);
+        self->show(call, exec);
       else
-        self->take(call);
+        self->take(call, exec);
     }
   };
 
@@ -54,18 +56,18 @@ class LocalCommunicator final : public Communicator {
     Stream(context_, stream()).launch_joint(op, &shared_.joint, Part{this, call});
   }
 
-  void show(const GroupCall& call) {
+  void show(const GroupCall& call, Exec& exec) {
     recorder_.started(call.number, stream());
     LocalRole::Cell& mine = shared_.cells[static_cast<std::size_t>(rank())];
     mine.single = call.single;
     mine.items = call.prepared ? call.prepared : &mine.single;
     publish(mine.published, call, 0);
-    stage(mine.staging.get(), call.items(), rank());
+    stage(Mover(exec), mine.staging.get(), call.items(), rank());
   }
 
-  void take(const GroupCall& call) {
+  void take(const GroupCall& call, Exec& exec) {
     check_agreement(published_, role(), recorders_);
-    pull(call.items(), rank(), size(), inputs_, Peers{shared_});
+    pull(Mover(exec), call.items(), rank(), size(), inputs_, Peers{shared_});
     recorder_.done(call.number, stream());
   }
 

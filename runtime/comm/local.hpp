@@ -22,9 +22,9 @@ struct LocalRole {
   struct alignas(64) Cell {
     Published published;
     const Collective* items = nullptr;
-    Collective single;  // what `items` points to when the group was not prepared
-    std::unique_ptr<std::byte[]> staging = std::make_unique<std::byte[]>(kStagedBytes);
-    std::uint64_t submitted = 0;  // by the host; guarded by LocalWorld's mutex
+    Collective single;                   // what `items` points to when the group was not prepared
+    std::shared_ptr<std::byte> staging;  // kStagedBytes on the rank's device
+    std::uint64_t submitted = 0;         // by the host; guarded by LocalWorld's mutex
   };
 
   LocalRole(Meeting& meeting, std::string role, int size)

@@ -181,7 +181,8 @@ class MessageCommunicator final : public Communicator {
           "MPI_Alltoall");
     for (std::size_t peer = 0; peer < inputs_.size(); ++peer)
       inputs_[peer] = in_.data() + peer * static_cast<std::size_t>(n) * size_bytes(c.dtype);
-    reduce(result, inputs_.data(), size(), n, c);
+    Exec here;
+    Mover(here).reduce(result, inputs_.data(), size(), n, c);
   }
 
   void reduce_scatter(const Collective& c, std::byte* recv) {

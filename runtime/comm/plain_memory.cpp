@@ -4,6 +4,7 @@
 
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/memory/memory.hpp"
 
 namespace tessera::comm {
 namespace {
@@ -24,6 +25,18 @@ class MappedMemory final : public SymmetricMemory {
   ~MappedMemory() override { munmap(data_, static_cast<std::size_t>(bytes_)); }
 };
 
+class DeviceMemory final : public SymmetricMemory {
+ public:
+  DeviceMemory(const DeviceContext& context, std::int64_t bytes)
+      : memory_(plain_memory(context, bytes)) {
+    data_ = memory_.get();
+    bytes_ = bytes;
+  }
+
+ private:
+  std::shared_ptr<std::byte> memory_;
+};
+
 class CountedMemory final : public SymmetricMemory {
  public:
   CountedMemory(std::uintptr_t address, std::int64_t bytes) {
@@ -36,6 +49,7 @@ class CountedMemory final : public SymmetricMemory {
 
 std::shared_ptr<SymmetricMemory> PlainArena::allocate(DeviceContext& context, std::int64_t bytes) {
   const std::int64_t rounded = round_up(bytes, kPageBytes);
+  if (context.driver()) return std::make_shared<DeviceMemory>(context, rounded);
   if (context.executor().runs_bodies()) return std::make_shared<MappedMemory>(rounded);
   const std::uintptr_t address = next_;
   next_ += static_cast<std::uintptr_t>(rounded);

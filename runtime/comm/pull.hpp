@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/peers.hpp"
+#include "kernels/table.hpp"
 #include "tessera/comm/communicator.hpp"
 
 namespace tessera::comm {
@@ -17,14 +17,26 @@ inline std::size_t item_bytes(const Collective& c) {
   return static_cast<std::size_t>(c.count) * size_bytes(c.dtype);
 }
 
-// `count` elements of all ranks, by the operation and in the dtype of `c`.
-inline void reduce(void* out, const void* const* inputs, int size, std::int64_t count,
-                   const Collective& c) {
-  if (c.reduce == ReduceOp::max)
-    kernels::max_peers(out, inputs, size, count, c.dtype);
-  else
-    kernels::reduce_peers(out, inputs, size, count, c.dtype);
-}
+// Moves bytes by the kernels of the device on which a body runs, on its stream.
+class Mover {
+ public:
+  explicit Mover(Exec& exec) : exec_(exec), kernels_(kernels::kernels_of(exec.driver).peers) {}
+
+  // The ranges do not overlap unless they are equal; then nothing moves.
+  void copy(void* out, const void* in, std::size_t bytes) const {
+    if (out != in && bytes != 0) kernels_.copy({out, in, static_cast<std::int64_t>(bytes)}, exec_);
+  }
+  // `count` elements of all ranks, by the operation and in the dtype of `c`.
+  void reduce(void* out, const void* const* inputs, int size, std::int64_t count,
+              const Collective& c) const {
+    const auto op = c.reduce == ReduceOp::max ? kernels::PeersOp::max : kernels::PeersOp::sum;
+    kernels_.reduce({out, inputs, count, size, c.dtype, op}, exec_);
+  }
+
+ private:
+  Exec& exec_;
+  const kernels::Peers& kernels_;
+};
 
 // Gives each item of a group, in order, its offset in the staging memory, or kDirect. Depends on
 // what all ranks agree on only, so that offsets are equal on all of them.
@@ -46,13 +58,14 @@ class StagingPlan {
 };
 
 // Copies what peers read from the staging memory of this rank.
-inline void stage(std::byte* staging, std::span<const Collective> items, int rank) {
+inline void stage(const Mover& mover, std::byte* staging, std::span<const Collective> items,
+                  int rank) {
   StagingPlan plan;
   for (const Collective& c : items) {
     const std::int64_t offset = plan.next(c);
     if (offset == StagingPlan::kDirect || c.count == 0) continue;
     if (c.kind == CollectiveKind::broadcast && c.root != rank) continue;
-    kernels::copy_bytes(staging + offset, c.send, item_bytes(c));
+    mover.copy(staging + offset, c.send, item_bytes(c));
   }
 }
 
@@ -64,11 +77,11 @@ concept PeerSource = requires(T source, const Collective& item) {
   { source.send(int{}) } -> std::convertible_to<const std::byte*>;
 };
 
-// All items of a group, on the calling thread. `inputs` has room for `size` pointers. Each rank
+// All items of a group. `inputs` has room for `size` pointers. Each rank
 // starts at its own chunk and goes round, so that ranks do not all read from the same peer at once.
 template <PeerSource Source>
-void pull(std::span<const Collective> items, int rank, int size, std::span<const void*> inputs,
-          Source source) {
+void pull(const Mover& mover, std::span<const Collective> items, int rank, int size,
+          std::span<const void*> inputs, Source source) {
   StagingPlan plan;
   for (std::size_t i = 0; i < items.size(); ++i) {
     const Collective& c = items[i];
@@ -82,26 +95,22 @@ void pull(std::span<const Collective> items, int rank, int size, std::span<const
         for (int step = 0; step < size; ++step) {
           const int peer = (rank + step) % size;
           std::byte* const out = recv + static_cast<std::size_t>(peer) * bytes;
-          if (const std::byte* in = source.send(peer); in != out)
-            kernels::copy_bytes(out, in, bytes);
+          mover.copy(out, source.send(peer), bytes);
         }
         break;
       case CollectiveKind::reduce_scatter:
         for (int peer = 0; peer < size; ++peer)
           inputs[static_cast<std::size_t>(peer)] =
               source.send(peer) + static_cast<std::size_t>(rank) * bytes;
-        reduce(recv, inputs.data(), size, c.count, c);
+        mover.reduce(recv, inputs.data(), size, c.count, c);
         break;
       case CollectiveKind::all_reduce:
         for (int peer = 0; peer < size; ++peer)
           inputs[static_cast<std::size_t>(peer)] = source.send(peer);
-        reduce(recv, inputs.data(), size, c.count, c);
+        mover.reduce(recv, inputs.data(), size, c.count, c);
         break;
       case CollectiveKind::broadcast:
-        if (rank != c.root)
-          kernels::copy_bytes(recv, source.send(c.root), bytes);
-        else if (recv != c.send)
-          kernels::copy_bytes(recv, c.send, bytes);
+        mover.copy(recv, rank == c.root ? c.send : source.send(c.root), bytes);
         break;
       case CollectiveKind::barrier:
         break;

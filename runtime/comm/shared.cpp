@@ -243,7 +243,7 @@ class SharedCommunicator final : public Communicator {
   struct Part {
     SharedCommunicator* self;
     GroupCall call;
-    void operator()(Exec&) const { self->run(call); }
+    void operator()(Exec& exec) const { self->run(call, Mover(exec)); }
   };
 
   // What of an item is at the same offset on every rank, and where in it a rank's send begins: an
@@ -299,14 +299,14 @@ class SharedCommunicator final : public Communicator {
     Stream(context_, stream()).launch_joint(op, nullptr, Part{this, call});
   }
 
-  void run(const GroupCall& call) {
+  void run(const GroupCall& call, const Mover& mover) {
     recorder_.started(call.number, stream());
     Segment::At& mine = world_.at(rank(), place_);
     publish(mine.published, call, place_of_sends(call.items()));
-    stage(mine.staging, call.items(), rank());
+    stage(mover, mine.staging, call.items(), rank());
     world_.meet(place_, call.name);
     world_.agree([&] { check_agreement(published_, role(), world_.recorders()); });
-    pull(call.items(), rank(), size(), inputs_, Peers{*this, {}});
+    pull(mover, call.items(), rank(), size(), inputs_, Peers{*this, {}});
     world_.meet(place_, call.name);
     recorder_.done(call.number, stream());
   }

@@ -38,21 +38,47 @@ int threads_per_rank(const WorldOptions& options, int ranks) {
 
 // ---- State
 
+namespace {
+
+Device make_device(const WorldOptions& options, int rank, int threads,
+                   std::shared_ptr<ShuffledScheduler> scheduler) {
+  const DeviceChoice& choice = options.device;
+  TESSERA_EXPECT(choice.kind != DeviceKind::meta,
+                 "WorldOptions: ranks can't compute on meta; choose cpu or cuda");
+  if (choice.kind == DeviceKind::cpu)
+    return Device::cpu({.executor = options.executor,
+                        .rank = rank,
+                        .threads = threads,
+                        .schedule_seed = options.schedule_seed,
+                        .scheduler = std::move(scheduler),
+                        .cost = options.cost,
+                        .run_bodies = options.run_bodies});
+  TESSERA_EXPECT(
+      options.executor == ExecutorKind::threaded || options.executor == ExecutorKind::virtual_,
+      "WorldOptions: the executor '", name(options.executor),
+      "' runs on the CPU; leave it out with a device of kind cuda");
+  return Device::cuda({.index = choice.index,
+                       .rank = rank,
+                       .executor = options.executor == ExecutorKind::virtual_
+                                       ? ExecutorKind::virtual_
+                                       : ExecutorKind::cuda,
+                       .cost = options.cost,
+                       .memory = choice.memory,
+                       .module = choice.module});
+}
+
+}  // namespace
+
 World::State::State(WorldKind k, int r, int n, const WorldOptions& options, int threads_each,
                     std::unique_ptr<Backend> b, std::shared_ptr<ShuffledScheduler> scheduler)
     : kind(k),
       rank(r),
       size(n),
       threads(threads_each),
-      device(Device::cpu({.executor = options.executor,
-                          .rank = r,
-                          .threads = threads_each,
-                          .schedule_seed = options.schedule_seed,
-                          .scheduler = std::move(scheduler),
-                          .cost = options.cost,
-                          .run_bodies = options.run_bodies})),
+      device(make_device(options, r, threads_each, std::move(scheduler))),
       backend(std::move(b)),
-      scalars(static_cast<std::size_t>(n)),
+      scalars_memory(host_memory(device.context(), n * std::int64_t{sizeof(double)})),
+      scalars(reinterpret_cast<double*>(scalars_memory.get()), static_cast<std::size_t>(n)),
       exceptions(std::uncaught_exceptions()) {
   TESSERA_EXPECT(kind == WorldKind::mpi || options.transport == Transport::automatic,
                  "WorldOptions: a world of kind ", name(kind),

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <memory>
-#include <vector>
+#include <span>
 
 #include "tessera/comm/world.hpp"
 
@@ -30,7 +30,8 @@ struct World::State {
   Device device;  // first: outlives what launches on it
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Communicator> gather, reduce, control;
-  std::vector<double> scalars;  // one for each rank
+  std::shared_ptr<std::byte> scalars_memory;
+  std::span<double> scalars;  // one for each rank
   UseRecord scalars_use;
   int exceptions;         // in flight when the world was made
   bool reported = false;  // a failure of this rank has been thrown to the program

@@ -5,9 +5,11 @@
 #include <exception>
 
 #include "runtime/device/cpu_check.hpp"
+#include "runtime/device/open_driver.hpp"
 #include "runtime/device/tell.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/device/driver.hpp"
 
 namespace tessera {
 
@@ -40,6 +42,24 @@ Device Device::cpu(const CpuOptions& options) {
                                                                 .run_bodies = options.run_bodies}));
 }
 
+Device Device::cuda(const CudaOptions& options) {
+  const bool plans = options.executor == ExecutorKind::virtual_;
+  TESSERA_EXPECT(plans || options.executor == ExecutorKind::cuda, "Device::cuda: the executor '",
+                 name(options.executor),
+                 "' runs on the CPU; leave it on 'cuda', or give 'virtual' "
+                 "for a plan");
+  TESSERA_EXPECT(options.index >= 0, "Device::cuda: index ", options.index,
+                 "; devices count from 0");
+  return Device(std::make_shared<DeviceContext>(
+      DeviceKind::cuda, options.rank,
+      ExecutorOptions{.kind = options.executor,
+                      .rank = options.rank,
+                      .cost = options.cost,
+                      .driver = plans ? nullptr : &open_driver(options.module, options.index),
+                      .device_index = options.index},
+      options.memory));
+}
+
 DeviceKind Device::kind() const noexcept { return context_ ? context_->kind() : DeviceKind::meta; }
 int Device::rank() const noexcept { return context_ ? context_->rank() : 0; }
 bool Device::runs_bodies() const noexcept { return context_ && context_->executor().runs_bodies(); }
@@ -70,8 +90,14 @@ Event one_earlier(Event event) {
 
 }  // namespace
 
-DeviceContext::DeviceContext(DeviceKind kind, int rank, const ExecutorOptions& options)
-    : kind_(kind), rank_(rank), executor_(make_executor(options, observers_)) {
+DeviceContext::DeviceContext(DeviceKind kind, int rank, const ExecutorOptions& options,
+                             CudaMemory cuda_memory)
+    : kind_(kind),
+      rank_(rank),
+      driver_(options.driver),
+      device_index_(options.device_index),
+      cuda_memory_(cuda_memory),
+      executor_(make_executor(options, observers_)) {
   for (std::size_t i = 0; i < kMaxStreams; ++i) last_events_[i].stream = static_cast<StreamId>(i);
 }
 
@@ -176,6 +202,11 @@ void DeviceContext::recover() {
   failure_told_ = false;
   drop_kept();
   for (Observer* o : observers_) o->reset();
+}
+
+const Driver& DeviceContext::acting_driver() const noexcept {
+  driver_->use(device_index_);  // a failure shows in the call that follows
+  return *driver_;
 }
 
 const Event& DeviceContext::event_covering(StreamId stream, Tick tick) {

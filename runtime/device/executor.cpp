@@ -15,6 +15,8 @@ std::string_view name(ExecutorKind kind) {
       return "inline";
     case ExecutorKind::shuffled:
       return "shuffled";
+    case ExecutorKind::cuda:
+      return "cuda";
     case ExecutorKind::virtual_:
       break;
   }
@@ -41,6 +43,10 @@ std::unique_ptr<Executor> make_executor(const ExecutorOptions& options,
       return make_inline(options, observers);
     case ExecutorKind::shuffled:
       return make_shuffled(options, observers);
+    case ExecutorKind::cuda:
+      TESSERA_EXPECT(options.driver != nullptr,
+                     "make_executor: 'cuda' has no driver; make the device with Device::cuda");
+      return make_cuda(options, observers);
     case ExecutorKind::virtual_:
       break;
   }

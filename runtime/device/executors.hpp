@@ -11,6 +11,7 @@ namespace tessera {
 std::unique_ptr<Executor> make_threaded(const ExecutorOptions& options, const Observers& observers);
 std::unique_ptr<Executor> make_inline(const ExecutorOptions& options, const Observers& observers);
 std::unique_ptr<Executor> make_shuffled(const ExecutorOptions& options, const Observers& observers);
+std::unique_ptr<Executor> make_cuda(const ExecutorOptions& options, const Observers& observers);
 std::unique_ptr<Executor> make_virtual(const ExecutorOptions& options, const Observers& observers);
 
 // How an executor says what it has carried out. Each call stands where that is so, not where it was

@@ -61,6 +61,24 @@ std::string Failure::reason() const {
 Runner::Runner(const ExecutorOptions& options, const Observers& observers)
     : rank_(options.rank), observers_(observers) {
   if (options.threads > 1) workers_ = std::make_unique<WorkerPool>(options.threads);
+  for (std::size_t i = 0; i < kMaxStreams; ++i) {
+    execs_[i].driver = options.driver;
+    execs_[i].workers = workers_.get();
+    execs_[i].stream = static_cast<StreamId>(i);
+    execs_[i].rank = rank_;
+  }
+}
+
+void Runner::call(const Operation& operation, Exec::Phase phase, StreamFiber* fiber) {
+  Exec exec = execs_[index(operation.stream)];
+  exec.phase = phase;
+  if (fiber)
+    fiber->run(operation.tick, *operation.body, exec);
+  else
+    operation.body->invoke(operation.body->bytes, exec);
+  if (exec.error)
+    throw DeviceError(concat("'", operation.name, "' on stream ", name(operation.stream),
+                             " was refused: ", exec.error));
 }
 
 void Runner::run(const Operation& operation) {
@@ -69,14 +87,10 @@ void Runner::run(const Operation& operation) {
     tell_observers(observers_, [&operation](Observer& o) {
       o.started(operation.stream, operation.tick, operation.name);
     });
-    const auto call = [&](Exec::Phase phase) {
-      Exec exec = exec_of(operation, phase);
-      operation.body->invoke(operation.body->bytes, exec);
-    };
     if (operation.joint == nullptr)
-      call(Exec::Phase::run);
+      call(operation, Exec::Phase::run);
     else
-      run_joint(operation, call);
+      run_joint(operation);
     tell_observers(observers_, [&operation](Observer& o) {
       o.finished(operation.stream, operation.tick, operation.name);
     });
@@ -86,12 +100,11 @@ void Runner::run(const Operation& operation) {
 }
 
 // One that throws hears of its peers' end all the same: they may still be reading its bytes.
-template <class Call>
-void Runner::run_joint(const Operation& operation, const Call& call) {
-  call(Exec::Phase::publish);
+void Runner::run_joint(const Operation& operation) {
+  call(operation, Exec::Phase::publish);
   operation.joint->begin();
   try {
-    call(Exec::Phase::run);
+    call(operation, Exec::Phase::run);
   } catch (...) {
     fail(operation, std::current_exception());
   }
@@ -111,11 +124,7 @@ void Runner::begin(const Operation& operation) {
 void Runner::invoke(const Operation& operation, Exec::Phase phase, StreamFiber* fiber) {
   if (failure_.happened()) return;
   try {
-    Exec exec = exec_of(operation, phase);
-    if (fiber)
-      fiber->run(operation.tick, *operation.body, exec);
-    else
-      operation.body->invoke(operation.body->bytes, exec);
+    call(operation, phase, fiber);
   } catch (...) {
     fail(operation, std::current_exception());
   }
@@ -141,15 +150,6 @@ void Runner::fail(const Operation& operation, std::exception_ptr error) {
 void Runner::skip(const Operation& operation) {
   failure_.lose(operation.stream, operation.tick, false);
   if (operation.joint != nullptr) operation.joint->meeting().abort(failure_.reason());
-}
-
-Exec Runner::exec_of(const Operation& operation, Exec::Phase phase) const {
-  Exec exec;
-  exec.workers = workers_.get();
-  exec.stream = operation.stream;
-  exec.rank = rank_;
-  exec.phase = phase;
-  return exec;
 }
 
 }  // namespace tessera

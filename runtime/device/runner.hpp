@@ -2,6 +2,7 @@
 // belongs to it (observers, the two phases of a joint, the failure of an earlier body).
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <exception>
 #include <memory>
@@ -64,8 +65,13 @@ class Runner {
   void end(const Operation& operation);
   // Keeps `error` as the failure of `operation`, and aborts its joint.
   void fail(const Operation& operation, std::exception_ptr error);
+  // The operation of `tick` has failed too, or may have.
+  void lose(StreamId stream, Tick tick) { failure_.lose(stream, tick, true); }
   // What is left of an operation after a failure.
   void skip(const Operation& operation);
+
+  // What bodies on `stream` see beside the rank and the phase: the native stream, its workspace.
+  Exec& exec_on(StreamId stream) { return execs_[index(stream)]; }
 
   const Failure& failure() const noexcept { return failure_; }
   // See Executor::recover.
@@ -73,13 +79,13 @@ class Runner {
   int rank() const noexcept { return rank_; }
 
  private:
-  template <class Call>
-  void run_joint(const Operation& operation, const Call& call);
-  Exec exec_of(const Operation& operation, Exec::Phase phase) const;
+  void run_joint(const Operation& operation);
+  void call(const Operation& operation, Exec::Phase phase, StreamFiber* fiber = nullptr);
 
   int rank_;
   const Observers& observers_;
   std::unique_ptr<WorkerPool> workers_;  // null for one thread
+  std::array<Exec, kMaxStreams> execs_;
   Failure failure_;
 };
 

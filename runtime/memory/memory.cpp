@@ -17,7 +17,7 @@ HostStaging::Piece& HostStaging::take(std::int64_t bytes) {
     break;
   }
   if (!found) {
-    storage_.push_back(std::make_unique<std::byte[]>(static_cast<std::size_t>(rounded)));
+    storage_.push_back(host_memory(context_, rounded));
     pieces_.push_back(std::make_unique<Piece>());
     found = pieces_.back().get();
     found->data = storage_.back().get();
@@ -49,10 +49,26 @@ void HostStaging::give_back(Piece& piece) noexcept {
   ledger_.remove(owner_, piece.bytes);
 }
 
+namespace {
+
+std::unique_ptr<Upstream> upstream_of(const DeviceContext& context, bool counted) {
+  if (context.kind() != DeviceKind::cuda) return counted ? counted_memory() : system_memory();
+  return counted ? counted_memory(context.cuda_memory())
+                 : device_memory(context, context.cuda_memory());
+}
+
+}  // namespace
+
 Memory::Memory(DeviceContext& context)
     : counted_(!context.executor().runs_bodies()),
-      pool_(context, ledger_, counted_ ? counted_memory() : system_memory()),
-      staging_(context, ledger_) {}
+      pool_(context, ledger_, upstream_of(context, counted_)),
+      staging_(context, ledger_) {
+  if (context.kind() != DeviceKind::cuda) return;
+  const OwnerId owner = ledger_.owner("workspace");
+  workspace_ = Buffer(pool_, pool_.allocate(kWorkspaceBytes, StreamId::compute, owner));
+  context.executor().set_workspace(StreamId::compute, workspace_.data(),
+                                   static_cast<std::size_t>(kWorkspaceBytes));
+}
 
 Memory& Memory::of(DeviceContext& context) {
   if (!context.memory) context.memory = std::make_unique<Memory>(context);

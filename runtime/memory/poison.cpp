@@ -1,6 +1,6 @@
 #include "runtime/memory/poison.hpp"
 
-#include <cstring>
+#include "runtime/device/queue.hpp"
 
 namespace tessera {
 
@@ -10,8 +10,8 @@ void poison(DeviceContext& context, StreamId stream, UseRecord& use, std::byte* 
   const Op op{.name = "poison",
               .cost = {.flops = 0, .bytes = static_cast<double>(bytes), .wire_bytes = 0},
               .accesses = {&access, 1}};
-  Stream(context, stream).launch(op, [data, bytes](Exec&) {
-    std::memset(data, kPoisonByte, static_cast<std::size_t>(bytes));
+  Stream(context, stream).launch(op, [data, bytes](Exec& exec) {
+    queue_fill(exec, data, kPoisonByte, bytes);
   });
 }
 

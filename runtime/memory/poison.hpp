@@ -19,7 +19,7 @@
 namespace tessera {
 
 // Every byte is this one: a NaN in every floating dtype, -1 in every integer.
-inline constexpr int kPoisonByte = 0xFF;
+inline constexpr std::uint8_t kPoisonByte = 0xFF;
 
 // Fills `bytes` at `data`, which `use` stands for, on `stream`.
 void poison(DeviceContext& context, StreamId stream, UseRecord& use, std::byte* data,

@@ -44,6 +44,8 @@ class SystemMemory final : public Upstream {
 
 class CountedMemory final : public Upstream {
  public:
+  explicit CountedMemory(CudaMemory like) : grows_(like == CudaMemory::mapped) {}
+
   std::byte* allocate(std::int64_t bytes) noexcept override {
     const std::uintptr_t data = next_;
     next_ += static_cast<std::uintptr_t>(range_of(bytes));
@@ -51,16 +53,19 @@ class CountedMemory final : public Upstream {
   }
   void release(std::byte*, std::int64_t) noexcept override {}
   bool resize(std::byte*, std::int64_t bytes, std::int64_t new_bytes) noexcept override {
-    return range_of(bytes) == range_of(new_bytes);
+    return grows_ && range_of(bytes) == range_of(new_bytes);
   }
 
  private:
+  const bool grows_;
   std::uintptr_t next_ = std::uintptr_t{1} << 47;  // outside what user space can map
 };
 
 }  // namespace
 
 std::unique_ptr<Upstream> system_memory() { return std::make_unique<SystemMemory>(); }
-std::unique_ptr<Upstream> counted_memory() { return std::make_unique<CountedMemory>(); }
+std::unique_ptr<Upstream> counted_memory(CudaMemory like) {
+  return std::make_unique<CountedMemory>(like);
+}
 
 }  // namespace tessera

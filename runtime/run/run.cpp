@@ -42,6 +42,10 @@ void run_job(const RunOptions& options, const LaunchEnvironment& environment,
              const std::function<void(World&)>& body) {
   const int ranks = job_size(environment, options.ranks);
   if (environment.several_processes()) {
+    if (options.world.device.kind != DeviceKind::cpu)
+      throw DataError(
+          "--device=cuda: several processes can't share their GPUs' memory yet; use --ranks N in "
+          "one process on one GPU, or --device=cpu");
     World world = World::mpi(options.world);
     if (environment.world_size > 1 && environment.world_size != world.size())
       throw CommError(concat("the launcher started ", environment.world_size,
@@ -70,6 +74,9 @@ int run(const RunOptions& given, const std::function<void(World&)>& body) {
     if (!environment.notice.empty() && rank == 0)
       write_line(options.program, "", environment.notice);
     if (!options.world.race_checker) options.world.race_checker = race_checker_from(lookup);
+    if (const char* module = lookup("TESSERA_CUDA_MODULE");
+        module && options.world.device.module.empty())
+      options.world.device.module = module;
     run_job(options, environment, body);
     return close(options, rank, 0);
   } catch (const DataError& error) {
@@ -84,6 +91,19 @@ int run(const RunOptions& given, const std::function<void(World&)>& body) {
   return close(options, rank, 1);
 }
 
+DeviceChoice parse_device(std::string_view name) {
+  if (name == "cpu") return {};
+  DeviceChoice choice{.kind = DeviceKind::cuda};
+  if (name == "cuda") return choice;
+  constexpr std::string_view kPrefix = "cuda:";
+  const char* const last = name.data() + name.size();
+  const char* const first = name.starts_with(kPrefix) ? name.data() + kPrefix.size() : last;
+  const auto [end, error] = std::from_chars(first, last, choice.index);
+  if (error == std::errc() && end == last && choice.index >= 0) return choice;
+  throw DataError(concat("--device=", name,
+                         ": is neither cpu, cuda nor cuda:N; write for example --device=cuda:1"));
+}
+
 int run(int argc, char** argv, const std::function<void(World&)>& body) {
   RunOptions options;
   if (argc > 0)
@@ -91,7 +111,7 @@ int run(int argc, char** argv, const std::function<void(World&)>& body) {
   try {
     for (int i = 1; i < argc; ++i) {
       const std::string_view argument = argv[i];
-      for (const char* flag : {"--ranks", "--threads"}) {
+      for (const char* flag : {"--ranks", "--threads", "--device"}) {
         const std::string_view name = flag;
         if (!argument.starts_with(name)) continue;
         std::string_view value;
@@ -103,6 +123,8 @@ int run(int argc, char** argv, const std::function<void(World&)>& body) {
           continue;
         if (name == "--ranks")
           options.ranks = parse_count(flag, value);
+        else if (name == "--device")
+          options.world.device = parse_device(value);
         else
           options.world.threads = parse_count(flag, value);
       }

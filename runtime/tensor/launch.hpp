@@ -12,7 +12,9 @@
 namespace tessera::detail {
 
 // The kernels of a device.
-inline const kernels::Kernels& table(const Device&) { return kernels::cpu_kernels(); }
+inline const kernels::Kernels& table(const Device& device) {
+  return kernels::kernels_of(device.is_meta() ? nullptr : device.context().driver());
+}
 
 // `passes`: how often the operation goes over the whole tensor, for its cost.
 struct Use {

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "runtime/device/queue.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/tensor/ops.hpp"
 
@@ -19,8 +20,38 @@ std::shared_ptr<Storage> make_storage(std::int64_t bytes, const Device& device) 
   return storage;
 }
 
+struct GiveBack {
+  HostStaging& staging;
+  HostStaging::Piece& piece;
+  ~GiveBack() { staging.give_back(piece); }
+};
+
 std::int64_t bytes_of(const Shape& shape, DType dtype) {
   return checked_mul(shape.numel(), static_cast<std::int64_t>(size_bytes(dtype)));
+}
+
+// A GPU writes to pinned memory: piece by piece, each as large as the others but the last.
+void copy_through_staging(std::span<std::byte> out, const Tensor& source) {
+  constexpr std::size_t kPiece = 16 << 20;
+  DeviceContext& context = source.device().context();
+  Memory& memory = Memory::of(context);
+  for (std::size_t at = 0; at < out.size(); at += kPiece) {
+    const std::size_t n = std::min(kPiece, out.size() - at);
+    HostStaging::Piece& piece = memory.staging().take(static_cast<std::int64_t>(n));
+    const GiveBack give_back{memory.staging(), piece};
+    const Access accesses[] = {source.access(AccessMode::read),
+                               {&piece.use, piece.data, piece.data + n, AccessMode::write}};
+    source.device().compute().launch(
+        {.name = "copy_to_host",
+         .cost = {.bytes = 2.0 * static_cast<double>(n)},
+         .accesses = accesses},
+        [to = piece.data, from = source.data() + at, n = static_cast<std::int64_t>(n)](Exec& exec) {
+          queue_copy(exec, to, from, n);
+        });
+    context.block(context.record(StreamId::compute));
+    context.host_reads(piece.data, n);
+    if (context.executor().runs_bodies()) std::memcpy(out.data() + at, piece.data, n);
+  }
 }
 
 }  // namespace
@@ -85,11 +116,7 @@ Tensor Tensor::from_bytes(std::span<const std::byte> bytes, const Shape& shape, 
   if (bytes.empty() || device.is_meta()) return out;
   Memory& memory = Memory::of(device);
   HostStaging::Piece& piece = memory.staging().take(static_cast<std::int64_t>(bytes.size()));
-  struct GiveBack {
-    HostStaging& staging;
-    HostStaging::Piece& piece;
-    ~GiveBack() { staging.give_back(piece); }
-  } const give_back{memory.staging(), piece};
+  const GiveBack give_back{memory.staging(), piece};
   device.context().host_writes(piece.data, bytes.size());
   std::memcpy(piece.data, bytes.data(), bytes.size());
   const Access accesses[] = {{&piece.use, piece.data, piece.data + bytes.size(), AccessMode::read},
@@ -98,7 +125,8 @@ Tensor Tensor::from_bytes(std::span<const std::byte> bytes, const Shape& shape, 
       {.name = "copy_from_host",
        .cost = {.bytes = 2.0 * static_cast<double>(bytes.size())},
        .accesses = accesses},
-      [to = out.data(), from = piece.data, n = bytes.size()](Exec&) { std::memcpy(to, from, n); });
+      [to = out.data(), from = piece.data,
+       n = static_cast<std::int64_t>(bytes.size())](Exec& exec) { queue_copy(exec, to, from, n); });
   return out;
 }
 
@@ -147,6 +175,7 @@ void Tensor::to_bytes(std::span<std::byte> out) const {
 void Tensor::copy_to_host(std::span<std::byte> out) const {
   if (out.empty()) return;
   const Tensor source = raw::contiguous(*this);
+  if (device().kind() == DeviceKind::cuda) return copy_through_staging(out, source);
   UseRecord use;  // of `out`, until the host has blocked
   const Access accesses[] = {source.access(AccessMode::read),
                              {&use, out.data(), out.data() + out.size(), AccessMode::write}};

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "tessera/base/dtype.hpp"
+#include "tessera/comm/world.hpp"
 #include "tessera/data/token_file.hpp"
-#include "tessera/device/executor.hpp"
 
 namespace tessera::train {
 
@@ -28,11 +28,18 @@ struct Config {
     std::optional<std::int64_t> ranks;    // as threads of this process
     std::optional<std::int64_t> emulate;  // the first rank of a world of so many, without peers
     std::optional<std::int64_t> threads;  // per rank; unset: World decides
+    std::string device = "cpu";           // or "cuda", "cuda:1"
     bool dry_run = false;
     std::string load, save, trace, sample;
     std::int64_t sample_tokens = 200;
     bool print_config = false, help = false, version = false;
   } flags;
+
+  // Of a GPU.
+  struct DeviceSection {
+    CudaMemory memory = CudaMemory::pieces;
+    std::string module;  // the driver module's file
+  } device;
 
   struct Model {
     ModelName name = ModelName::llama;
@@ -122,6 +129,9 @@ Config parse_arguments(const std::vector<std::string>& arguments);
 // `world_size` ranks (0: not known yet; what depends on it is left out, and train() checks again).
 // Throws: DataError.
 void validate(const Config& config, int world_size);
+
+// Where the ranks compute, as `--device` and its section say.  Throws: DataError for another name.
+DeviceChoice device_choice(const Config& config);
 
 // How a global batch is shared: global = world * local * micro_batches.
 struct BatchSplit {

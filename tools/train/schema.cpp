@@ -94,7 +94,7 @@ Key key(std::string_view section, std::string_view name, std::string_view help, 
 constexpr std::string_view kLlama = "model.name=llama", kGpt2 = "model.name=gpt2",
                            kAdamw = "optimizer.name=AdamW", kSgd = "optimizer.name=SGD",
                            kDecays = "lr_scheduler.decay_type!=constant",
-                           kShuffled = "debug.executor=shuffled";
+                           kShuffled = "debug.executor=shuffled", kGpu = "device!=cpu";
 
 void add_flags(std::vector<Key>& rows) {
   using F = Config::Flags;
@@ -110,6 +110,10 @@ void add_flags(std::vector<Key>& rows) {
                                      {.range = between(1, 4096),
                                       .unset = "cores in the affinity mask / ranks in it",
                                       .argument = "N"}));
+  rows.push_back(key<S, &F::device>("", "device",
+                                    "where ranks compute: cpu, cuda, or cuda:1 for the second GPU; "
+                                    "all ranks of --ranks share one GPU",
+                                    {.argument = "DEVICE"}));
   rows.push_back(key<S, &F::dry_run>(
       "", "dry-run", "print units, shards, collectives and the planned peak; train nothing"));
   rows.push_back(key<S, &F::load>("", "load",
@@ -234,6 +238,14 @@ void add_optimizer(std::vector<Key>& rows) {
 }
 
 void add_system(std::vector<Key>& rows) {
+  rows.push_back(key<&Config::device, &Config::DeviceSection::memory>(
+      "device", "memory",
+      "of a GPU. pieces: as the driver gives it; mapped: behind addresses set aside, so that it "
+      "grows in place",
+      {.choices = {"pieces", "mapped"}, .only_if = kGpu}));
+  rows.push_back(key<&Config::device, &Config::DeviceSection::module>(
+      "device", "module", "the driver module of a GPU",
+      {.only_if = kGpu, .unset = "libtessera-cuda.so near this program", .argument = "FILE"}));
   rows.push_back(key<&Config::parallelism, &Config::Parallelism::fsdp_reshard_after_forward>(
       "parallelism", "fsdp_reshard_after_forward",
       "free a unit's parameters between forward and backward; default: all but the last unit",

@@ -26,7 +26,8 @@ std::string mebibytes(std::int64_t bytes) {
 }
 
 WorldOptions world_options(const Config& config, const std::shared_ptr<RaceChecker>& checker) {
-  return {.executor = config.debug.executor,
+  return {.device = device_choice(config),
+          .executor = config.debug.executor,
           .schedule_seed = static_cast<std::uint64_t>(config.debug.schedule_seed),
           .threads = static_cast<int>(config.flags.threads.value_or(0)),
           .race_checker = checker,
@@ -147,8 +148,11 @@ class Run {
   void describe(nn::LanguageModel& model) {
     console_->line(concat("model ", config_.model.name == ModelName::llama ? "llama" : "gpt2",
                           " with ", model.numel(), " parameters on ", world_.size(),
-                          world_.size() == 1 ? " rank" : " ranks", ", ", world_.threads(),
-                          world_.threads() == 1 ? " thread" : " threads", " a rank"));
+                          world_.size() == 1 ? " rank" : " ranks",
+                          world_.device().kind() == DeviceKind::cuda
+                              ? concat(" on ", config_.flags.device)
+                              : concat(", ", world_.threads(),
+                                       world_.threads() == 1 ? " thread" : " threads", " a rank")));
     if (world_.kind() == WorldKind::emulated)
       console_->line(concat("emulated: the first of ", world_.size(),
                             " ranks without its peers; losses and norms mean nothing and are "

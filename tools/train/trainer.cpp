@@ -172,7 +172,8 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   result.peak_bytes = memory().ledger().peak_bytes();
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   // Only where bodies run on threads of their own is the host's time the time of submitting.
-  const bool tells = context.executor().kind() == ExecutorKind::threaded;
+  const ExecutorKind executor = context.executor().kind();
+  const bool tells = executor == ExecutorKind::threaded || executor == ExecutorKind::cuda;
   result.host_seconds = tells ? wall.count() - (context.blocked_seconds() - blocked) : -1;
   const double now = context.executor().waited_seconds(StreamId::compute);
   result.exposed_seconds = now < 0 ? -1 : now - waited;
@@ -215,9 +216,11 @@ CostModel planned_machine(const Config& config) {
 }
 
 MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces) {
-  const World world = World::emulated(
-      rank, ranks,
-      {.executor = ExecutorKind::virtual_, .threads = 1, .cost = planned_machine(config)});
+  const World world = World::emulated(rank, ranks,
+                                      {.device = device_choice(config),
+                                       .executor = ExecutorKind::virtual_,
+                                       .threads = 1,
+                                       .cost = planned_machine(config)});
   Trainer trainer(config, world);
   nn::init(trainer.model(), {static_cast<std::uint64_t>(config.debug.seed)});
   const FillBatch nothing = [](std::int64_t, std::int64_t, std::span<std::int32_t>,

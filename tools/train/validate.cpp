@@ -4,6 +4,7 @@
 
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/run/run.hpp"
 #include "tools/train/config.hpp"
 #include "tools/train/schema.hpp"
 
@@ -83,8 +84,26 @@ void check_schedule(const Config& config) {
   }
 }
 
+void check_device(const Config& config, int world_size) {
+  const Config::Flags& flags = config.flags;
+  if (device_choice(config).kind == DeviceKind::cpu) return;
+  if (flags.threads) {
+    fail("--threads=", *flags.threads, ": has no meaning with --device=", flags.device,
+         "; leave it out");
+  }
+  if (config.given.contains("debug.executor")) {
+    fail("debug.executor: has no meaning with --device=", flags.device, "; leave it out");
+  }
+  if (world_size != 1 && !flags.ranks && !flags.emulate && !flags.dry_run) {
+    fail("--device=", flags.device,
+         ": several processes can't share their GPUs' memory yet; use --ranks N in one process on "
+         "one GPU, or --device=cpu");
+  }
+}
+
 void check_run(const Config& config, int world_size) {
   const Config::Flags& flags = config.flags;
+  check_device(config, world_size);
   if (flags.ranks && *flags.ranks > kMaxThreadRanks && !flags.dry_run) {
     fail("--ranks=", *flags.ranks, ": more than ", kMaxThreadRanks,
          " ranks as threads; use several processes, or --dry-run to plan");
@@ -124,6 +143,13 @@ void check_run(const Config& config, int world_size) {
 }
 
 }  // namespace
+
+DeviceChoice device_choice(const Config& config) {
+  DeviceChoice choice = parse_device(config.flags.device);
+  choice.memory = config.device.memory;
+  choice.module = config.device.module;
+  return choice;
+}
 
 BatchSplit split_batch(const Config& config, int world_size) {
   TESSERA_EXPECT(world_size > 0, "split_batch: world_size=", world_size, " must be positive");

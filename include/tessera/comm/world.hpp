@@ -25,7 +25,17 @@ class RaceChecker;
 // which ranks of several hosts use anyway. For tests, and where /dev/shm is too small.
 enum class Transport : std::uint8_t { automatic, messages };
 
+// Where the ranks of a world compute.
+struct DeviceChoice {
+  DeviceKind kind = DeviceKind::cpu;  // or cuda
+  int index = 0;                      // of the GPU, for all ranks of this process
+  CudaMemory memory = CudaMemory::pieces;
+  std::string module{};  // see CudaOptions
+};
+
 struct WorldOptions {
+  DeviceChoice device{};
+  // On the CPU. On CUDA only `virtual_` is another than its own: a plan.
   ExecutorKind executor = ExecutorKind::threaded;
   std::uint64_t schedule_seed = 0;  // of `shuffled`
   int threads = 0;  // per rank; 0: cores in the affinity mask / ranks in it, at least 1

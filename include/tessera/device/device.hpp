@@ -24,7 +24,6 @@
 
 namespace tessera {
 
-// `cuda` has no backend yet: no device of that kind can be made.
 enum class DeviceKind : std::uint8_t { meta, cpu, cuda };
 
 class DeviceContext;
@@ -75,6 +74,24 @@ struct CpuOptions {
   bool run_bodies = false;                         // on `virtual`, which else only counts
 };
 
+// Where a GPU's memory comes from.
+enum class CudaMemory : std::uint8_t {
+  pieces,  // allocations of the driver; they can't grow
+  mapped,  // addresses set aside once, memory mapped behind them as they grow
+};
+
+struct CudaOptions {
+  int index = 0;  // of the device in this machine; several ranks may share one
+  int rank = 0;
+  // Or `virtual_`: a plan, for which neither module nor device is needed.
+  ExecutorKind executor = ExecutorKind::cuda;
+  CostModel cost{};  // of `virtual`
+  CudaMemory memory = CudaMemory::pieces;
+  // The driver module's file. Empty: libtessera-cuda.so near this library, or where the system
+  // looks.
+  std::string module{};
+};
+
 // Where tensors live and work runs. A copyable handle; the last one gone ends the device, after its
 // work is done.
 class Device {
@@ -84,6 +101,10 @@ class Device {
   // This rank's CPU.  Throws: DeviceError when the processor lacks what the kernels were built for;
   // ContractError for options out of range.
   static Device cpu(const CpuOptions& options = {});
+  // A GPU, through the driver module, which the first call loads. Throws: DeviceError, in one line
+  // with the remedy, where the module, one of its libraries or the device is missing, too old or of
+  // another architecture. What runs on the CPU is not touched by that.
+  static Device cuda(const CudaOptions& options = {});
 
   DeviceKind kind() const noexcept;
   bool is_meta() const noexcept { return context_ == nullptr; }
@@ -126,7 +147,8 @@ struct DeviceExtension {
 // `Device` handles.
 class DeviceContext {
  public:
-  DeviceContext(DeviceKind kind, int rank, const ExecutorOptions& options);
+  DeviceContext(DeviceKind kind, int rank, const ExecutorOptions& options,
+                CudaMemory cuda_memory = CudaMemory::pieces);
   ~DeviceContext();
   DeviceContext(const DeviceContext&) = delete;
   DeviceContext& operator=(const DeviceContext&) = delete;
@@ -134,6 +156,12 @@ class DeviceContext {
   DeviceKind kind() const noexcept { return kind_; }
   int rank() const noexcept { return rank_; }
   Executor& executor() noexcept { return *executor_; }
+  // What `cuda` does its work through; null on the CPU, and in a plan.
+  const Driver* driver() const noexcept { return driver_; }
+  // The same for calls beside a body's: the device is the calling thread's from here on.
+  // Requires: driver() is not null.
+  const Driver& acting_driver() const noexcept;
+  CudaMemory cuda_memory() const noexcept { return cuda_memory_; }
 
   void submit(StreamId stream, const Op& op, const Body& body, Joint* joint);
   Event record(StreamId stream);
@@ -210,6 +238,9 @@ class DeviceContext {
 
   DeviceKind kind_;
   int rank_;
+  const Driver* driver_;
+  int device_index_;
+  CudaMemory cuda_memory_;
   Observers observers_;
   std::vector<std::shared_ptr<Observer>> owned_observers_;
   std::array<Clock, kMaxStreams> clocks_{};

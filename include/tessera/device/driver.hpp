@@ -67,6 +67,7 @@ struct Driver {
   DriverError (*reserve)(std::int64_t bytes, void** range);
   DriverError (*free_range)(void* range, std::int64_t bytes);
   DriverError (*map)(void* at, std::int64_t bytes, bool* mapped);  // false: there is no more
+  // Any part of what was mapped, in whole pages of the granularity.
   DriverError (*unmap)(void* at, std::int64_t bytes);
   DriverError (*memory_info)(std::int64_t* free_bytes, std::int64_t* total_bytes);
 
@@ -87,5 +88,8 @@ struct Driver {
 // The one symbol of a module: null where it can't serve `version`.
 using DriverEntry = const Driver* (*)(std::uint32_t version);
 inline constexpr const char* kDriverSymbol = "tessera_driver";
+
+// sizeof(kernels::Kernels) in this library. Defined in kernels/table.cpp, which alone knows.
+extern const std::uint32_t kKernelsBytes;
 
 }  // namespace tessera

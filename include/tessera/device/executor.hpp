@@ -6,6 +6,7 @@
 //   inline     at once, on the host thread
 //   shuffled   all ranks' streams under one baton, the next operation chosen by a seed
 //   virtual    at once on a clock of its own, by a cost model; bodies run only on request: planning
+//   cuda       on streams of a device, behind the driver of a module
 #pragma once
 
 #include <cstdint>
@@ -20,9 +21,9 @@
 
 namespace tessera {
 
-enum class ExecutorKind : std::uint8_t { threaded, inlined, shuffled, virtual_ };
+enum class ExecutorKind : std::uint8_t { threaded, inlined, shuffled, virtual_, cuda };
 
-// "threaded", "inline", "shuffled", "virtual".
+// "threaded", "inline", "shuffled", "virtual", "cuda".
 std::string_view name(ExecutorKind kind);
 
 // What a failure kept from running: on each stream everything from its first on, 0 for nothing.
@@ -42,6 +43,8 @@ class Executor {
   // Runs `body` on `stream` after everything submitted to it before; `joint` is set for
   // collectives.
   virtual void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) = 0;
+  // Memory that bodies on `stream` find in Exec::workspace from here on.
+  virtual void set_workspace(StreamId, void* /*data*/, std::size_t /*bytes*/) {}
   // Completes an event that the device has stamped (CUDA records here; the CPU needs nothing).
   virtual void record(Event&) {}
   // Later work on `stream` starts after `event`.
@@ -87,6 +90,8 @@ struct ExecutorOptions {
   std::uint64_t seed = 0;                          // of the scheduler made here
   CostModel cost{};                                // of `virtual`
   bool run_bodies = false;                         // on `virtual`; the others always do
+  const Driver* driver = nullptr;                  // of `cuda`
+  int device_index = 0;                            // of `cuda`
 };
 
 // `observers` outlives the executor and is told of every body that starts and ends.

@@ -8,12 +8,20 @@
 // A joint body is invoked twice: with Phase::publish it makes its pointers known to its peers, with
 // Phase::run it pulls from them. A Joint belongs to one communicator and is used from one stream
 // per rank, so its meetings come in order.
+//
+// On CUDA streams run behind their hosts. The hosts meet, and events carry the order to the device:
+//
+//   host 0    publish ─┐ meet ┌─ run ────────┐ meet ┌─ goes on      two meetings, no other wait
+//   stream 0  ─ready 0─┼──────┼─ ready 1? pull ─ done 0 ─┼─ done 1? ─ next operation
+//   stream 1  ─ready 1─┴──────┴─ ready 0? pull ─ done 1 ─┴─ done 0? ─ next operation
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 namespace tessera {
 
@@ -39,7 +47,8 @@ class Meeting {
 
 class Joint {
  public:
-  Joint(Meeting& meeting, int size) : meeting_(meeting), size_(size) {}
+  Joint(Meeting& meeting, int size)
+      : meeting_(meeting), size_(size), marks_(static_cast<std::size_t>(size)) {}
 
   int size() const noexcept { return size_; }
   Meeting& meeting() const noexcept { return meeting_; }
@@ -51,15 +60,23 @@ class Joint {
   // a peer that is still pulling reads this rank's bytes.  Throws: CommError on all of them when
   // the meeting was aborted before the last came.
   void end();
+  // The events of `rank` on CUDA, made by its executor. They live as long as the Joint: a peer may
+  // be about to wait for them when the rank is gone.
+  struct Marks {
+    std::shared_ptr<void> ready, done;
+  };
+  Marks& marks(int rank) { return marks_.at(static_cast<std::size_t>(rank)); }
+
   // Forgets who had come to a meeting that was aborted.  Requires: as Meeting::rearm.
   void rearm();
 
  private:
   Meeting& meeting_;
   int size_;
-  int arrived_ = 0;        // at `begin`
-  int inside_ = 0;         // between `begin` and `end`
-  bool given_up_ = false;  // as the last one ended
+  std::vector<Marks> marks_;  // by rank; a rank reads its peers' between two meetings
+  int arrived_ = 0;           // at `begin`
+  int inside_ = 0;            // between `begin` and `end`
+  bool given_up_ = false;     // as the last one ended
   std::uint64_t round_ = 0;
 };
 

@@ -40,8 +40,18 @@ class Buffer {
   Block* block_ = nullptr;
 };
 
-// Memory that the host writes and a stream then reads. Reused only when the host knows that all
-// readers are done, so the host never overwrites what a queued copy still needs.
+// Memory outside the ledger, for as long as the device lives: of the host, which the device reads
+// and writes too (pinned on CUDA), or of the device itself. Requires: queued work that uses it ends
+// before the last handle goes.  Throws: OutOfMemory.
+std::shared_ptr<std::byte> host_memory(const DeviceContext& context, std::int64_t bytes);
+std::shared_ptr<std::byte> plain_memory(const DeviceContext& context, std::int64_t bytes);
+
+// What library kernels on the compute stream of a GPU may use, at all times. Booked as "workspace".
+inline constexpr std::int64_t kWorkspaceBytes = 32ll << 20;
+
+// Memory that the host writes and a stream then reads, or the other way round. Reused only when the
+// host knows that all readers are done, so the host never overwrites what a queued copy still
+// needs.
 class HostStaging {
  public:
   HostStaging(DeviceContext& context, Ledger& ledger);
@@ -55,7 +65,7 @@ class HostStaging {
     UseRecord use;
     bool taken = false;
   };
-  // At least `bytes` to write to at once. Pass `use` of the piece as an access of the copy, then
+  // At least `bytes` to use at once. Pass `use` of the piece as an access of the copy, then
   // give it back.
   Piece& take(std::int64_t bytes);
   void give_back(Piece& piece) noexcept;
@@ -67,7 +77,7 @@ class HostStaging {
   Ledger& ledger_;
   OwnerId owner_;
   std::vector<std::unique_ptr<Piece>> pieces_;
-  std::vector<std::unique_ptr<std::byte[]>> storage_;
+  std::vector<std::shared_ptr<std::byte>> storage_;
 };
 
 class Memory final : public DeviceExtension {
@@ -105,6 +115,7 @@ class Memory final : public DeviceExtension {
   Ledger ledger_;
   Pool pool_;
   HostStaging staging_;
+  Buffer workspace_;  // empty on the CPU
   OwnerId current_owner_ = 0;
   std::int64_t arena_bytes_ = 0;
 };

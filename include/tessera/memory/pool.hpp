@@ -88,8 +88,10 @@ class Upstream {
 // Addresses that a segment may grow to.
 inline constexpr std::int64_t kRangeBytes = 16ll << 30;
 std::unique_ptr<Upstream> system_memory();
-// Hands out address ranges that are counted and never touched.
-std::unique_ptr<Upstream> counted_memory();
+// Hands out address ranges that are counted and never touched. `pieces`: that can't grow.
+std::unique_ptr<Upstream> counted_memory(CudaMemory like = CudaMemory::mapped);
+// A GPU's memory.  Requires: the device has a driver.
+std::unique_ptr<Upstream> device_memory(const DeviceContext& context, CudaMemory kind);
 
 // Ordered: a block handed out on `stream` may be used there at once, elsewhere after an event.
 // Threads: the host thread.

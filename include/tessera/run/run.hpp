@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "tessera/comm/world.hpp"
 #include "tessera/run/environment.hpp"
@@ -24,8 +25,12 @@ struct RunOptions {
 // what the race checker found; a race makes a 0 a 1.
 int run(const RunOptions& options, const std::function<void(World&)>& body);
 
-// The same for small programs: takes `--ranks N` and `--threads N`, 1 to 4096, from the command
-// line and leaves the rest alone. A bad number is a line on stderr and exit code 2.
+// "cpu", "cuda", or "cuda:1" for the second GPU.  Throws: DataError for anything else.
+DeviceChoice parse_device(std::string_view name);
+
+// The same for small programs: takes `--ranks N` and `--threads N`, 1 to 4096, and `--device NAME`
+// from the command line and leaves the rest alone. What is wrong is a line on stderr and exit code
+// 2. TESSERA_CUDA_MODULE names the driver module, where it is not near the program.
 int run(int argc, char** argv, const std::function<void(World&)>& body);
 
 }  // namespace tessera

@@ -1,0 +1,31 @@
+// What tests ask of an emulated device beside the driver table: delays, a small memory, faults, and
+// how often each call came. The module's second symbol, `tessera_emulator`, returns it.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::kernels::cuda::emulator {
+
+// Calls since the process began.
+struct Counts {
+  std::int64_t streams, events;  // made
+  std::int64_t records, waits, blocks;
+  std::int64_t allocations, host_allocations, mappings;
+  std::int64_t copies, fills;
+};
+
+struct Control {
+  // Each piece of queued work starts up to `most_us` microseconds late, as the seed has it; 0:
+  // none.
+  void (*delay)(std::uint64_t seed, std::int32_t most_us);
+  // Of the device, for `allocate` and `map` together; 0: no limit.
+  void (*limit_memory)(std::int64_t bytes);
+  // `failure` says `line` once, as if a kernel had failed; a string that lasts.
+  void (*fail)(const char* line);
+  void (*counts)(Counts* out);
+};
+
+using ControlEntry = const Control* (*)();
+inline constexpr const char* kControlSymbol = "tessera_emulator";
+
+}  // namespace tessera::kernels::cuda::emulator

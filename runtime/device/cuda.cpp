@@ -1,0 +1,216 @@
+// Streams of a GPU, behind the driver table of a module. A body is called at once on the host
+// thread and queues its work; only `block` and the meetings of a collective put the host to sleep.
+//
+//   host     ── launch ── record ──────── launch ── wait ── launch ──▶        never sleeps here
+//   compute  ─────│ a     ● event of the pool  │ b                            priority 1
+//   gather   ───────────────────────────────────────●──│ c                    priority 0
+//
+// See device/joint.hpp for what a collective does.
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "runtime/device/executors.hpp"
+#include "runtime/device/runner.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/device/driver.hpp"
+
+namespace tessera {
+namespace {
+
+// What others wait for goes first.
+std::int32_t priority(StreamId stream) {
+  switch (stream) {
+    case StreamId::gather:
+    case StreamId::reduce:
+    case StreamId::replicate:
+      return 0;
+    default:
+      return 1;
+  }
+}
+
+void check(DriverError error, const char* what) {
+  if (error) throw DeviceError(concat("cuda: ", what, ": ", error));
+}
+
+std::shared_ptr<void> make_event(const Driver& driver) {
+  void* event = nullptr;
+  check(driver.make_event(&event), "an event could not be made");
+  return {event, [&driver](void* e) { driver.end_event(e); }};
+}
+
+// Native events for reuse: one that nobody else holds is free. In steady state nothing is made and
+// nothing allocated. Threads: the host thread.
+class EventPool {
+ public:
+  explicit EventPool(const Driver& driver) : driver_(driver) {}
+
+  const std::shared_ptr<void>& take() {
+    for (std::size_t i = 0; i < events_.size(); ++i) {
+      next_ = (next_ + 1) % events_.size();
+      if (events_[next_].use_count() == 1) return events_[next_];
+    }
+    events_.push_back(make_event(driver_));
+    return events_.back();
+  }
+
+ private:
+  const Driver& driver_;
+  std::vector<std::shared_ptr<void>> events_;
+  std::size_t next_ = 0;
+};
+
+class CudaExecutor final : public Executor {
+ public:
+  CudaExecutor(const ExecutorOptions& options, const Observers& observers)
+      : driver_(*options.driver),
+        index_(options.device_index),
+        runner_(options, observers),
+        report_(observers),
+        events_(driver_) {}
+  ~CudaExecutor() override {
+    driver_.use(index_);
+    for (void* stream : streams_)
+      if (stream) driver_.end_stream(stream);
+  }
+
+  ExecutorKind kind() const override { return ExecutorKind::cuda; }
+  void set_workspace(StreamId stream, void* data, std::size_t bytes) override {
+    runner_.exec_on(stream).workspace = data;
+    runner_.exec_on(stream).workspace_bytes = bytes;
+  }
+
+  void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) override {
+    void* const native = native_of(stream);
+    report_.launched(stream, tick, op, joint);
+    const Operation operation{op.name, tick, stream, joint, &body};
+    submitted_[stream] = tick;
+    if (runner_.failure().happened()) return runner_.skip(operation);
+    runner_.begin(operation);
+    if (joint)
+      run_together(operation, native);
+    else
+      runner_.invoke(operation, Exec::Phase::run);
+    runner_.end(operation);
+  }
+
+  void record(Event& event) override {
+    void* const native = native_of(event.stream);
+    event.native = events_.take();
+    check(driver_.record(event.native.get(), native), "an event could not be recorded");
+    report_.recorded(event);
+  }
+
+  void wait(StreamId stream, const Event& event) override {
+    if (event.native)
+      check(driver_.wait(native_of(stream), event.native.get()), "a stream could not wait");
+    report_.waited(stream, event);
+  }
+
+  // The device is asked only for what the host does not know yet. Sleeps first: whoever catches the
+  // failure may free what the skipped operations named.
+  void block(const Event& event) override {
+    if (event.native && !known_.covers(event.clock)) {
+      driver_.use(index_);
+      DriverError error = driver_.block(event.native.get());
+      if (!error) error = driver_.failure();
+      if (error) fail_somewhere(error);
+      known_.merge(event.clock);
+      report_.blocked(event);
+    }
+    runner_.failure().rethrow();
+  }
+  Lost recover() override {
+    known_ = submitted_;
+    return runner_.recover();
+  }
+
+ private:
+  // Also makes the device the calling thread's: each call of the driver acts on that.
+  void* native_of(StreamId stream) {
+    check(driver_.use(index_), "the device could not be used");
+    void*& native = streams_[index(stream)];
+    if (!native) [[unlikely]] {
+      check(driver_.make_stream(priority(stream), &native), "a stream could not be made");
+      runner_.exec_on(stream).native_stream = native;
+    }
+    return native;
+  }
+
+  // See device/joint.hpp. A peer's event is waited for after the meeting that follows its record,
+  // and recorded again only after the next one: what is waited for is always recorded. A rank that
+  // fails in the run phase still marks its end, and waits for its peers': they may be reading its
+  // bytes.
+  void run_together(const Operation& operation, void* native) {
+    try {
+      Joint& joint = *operation.joint;
+      Joint::Marks& mine = joint.marks(runner_.rank());
+      if (!mine.ready) mine = {make_event(driver_), make_event(driver_)};
+      runner_.invoke(operation, Exec::Phase::publish);
+      runner_.failure().rethrow();
+      mark(mine.ready, native);
+      joint.begin();
+      const std::exception_ptr given_up = run_begun(operation, joint, native);
+      wait_for_peers(joint, native, &Joint::Marks::done);
+      if (given_up) std::rethrow_exception(given_up);
+    } catch (...) {
+      if (!runner_.failure().happened()) runner_.fail(operation, std::current_exception());
+    }
+  }
+
+  // To the end of the meeting, whatever happens. What it threw, or null.
+  std::exception_ptr run_begun(const Operation& operation, Joint& joint, void* native) {
+    try {
+      wait_for_peers(joint, native, &Joint::Marks::ready);
+      runner_.invoke(operation, Exec::Phase::run);
+      mark(joint.marks(runner_.rank()).done, native);
+    } catch (...) {
+      runner_.fail(operation, std::current_exception());
+    }
+    try {
+      joint.end();
+    } catch (...) {
+      return std::current_exception();
+    }
+    return nullptr;
+  }
+
+  void mark(const std::shared_ptr<void>& event, void* native) const {
+    check(driver_.record(event.get(), native), "an event could not be recorded");
+  }
+
+  void wait_for_peers(Joint& joint, void* native,
+                      std::shared_ptr<void> Joint::Marks::* mark) const {
+    for (int peer = 0; peer < joint.size(); ++peer)
+      if (peer != runner_.rank())
+        check(driver_.wait(native, (joint.marks(peer).*mark).get()), "a stream could not wait");
+  }
+
+  // A kernel has failed on the device: one of all that the host had not seen the end of.
+  void fail_somewhere(DriverError error) {
+    runner_.fail({.name = "a kernel before this point"},
+                 std::make_exception_ptr(
+                     DeviceError(concat("cuda: a kernel failed on the device: ", error,
+                                        "; run with CUDA_LAUNCH_BLOCKING=1 to learn which one"))));
+    for (std::size_t i = 0; i < kMaxStreams; ++i)
+      if (const auto s = static_cast<StreamId>(i); submitted_[s] > known_[s])
+        runner_.lose(s, known_[s] + 1);
+  }
+
+  const Driver& driver_;
+  const int index_;
+  Runner runner_;
+  const Report report_;
+  EventPool events_;
+  std::array<void*, kMaxStreams> streams_{};
+  Clock submitted_, known_;  // known_: what the host has blocked on
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> make_cuda(const ExecutorOptions& options, const Observers& observers) {
+  return std::make_unique<CudaExecutor>(options, observers);
+}
+
+}  // namespace tessera

@@ -1,0 +1,100 @@
+#include "runtime/device/open_driver.hpp"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <vector>
+
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kModule = "libtessera-cuda.so";
+constexpr const char* kOrCpu = "or stay on the CPU (--device=cpu)";
+
+// Where this code lies: the shared library, or the program that it is linked into.
+std::filesystem::path own_folder() {
+  Dl_info info{};
+  std::error_code ignored;
+  std::filesystem::path file;
+  if (dladdr(reinterpret_cast<const void*>(&open_driver), &info) != 0 && info.dli_fname)
+    file = std::filesystem::canonical(info.dli_fname, ignored);
+  if (file.empty()) file = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  return file.parent_path();
+}
+
+// The file to load: a bare name is left to the dynamic linker.
+std::string find_module(std::string& looked) {
+  const std::filesystem::path folder = own_folder();
+  for (const char* place : {".", "../lib", "kernels/cuda", "../kernels/cuda"}) {
+    const std::filesystem::path file = (folder / place / kModule).lexically_normal();
+    std::error_code ignored;
+    if (std::filesystem::exists(file, ignored)) return file.string();
+    looked += concat(looked.empty() ? "" : ", ", file.parent_path().string());
+  }
+  return kModule;
+}
+
+void* load(const std::string& module) {
+  std::string looked;
+  const std::string file = module.empty() ? find_module(looked) : module;
+  dlerror();
+  if (void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE))
+    return handle;
+  const char* const why = dlerror();
+  const bool absent =
+      module.empty() ? !looked.empty() && file == kModule : access(file.c_str(), F_OK) != 0;
+  if (absent && !module.empty())
+    throw DeviceError(concat("Device::cuda: there is no driver module '", file,
+                             "'; give the path of ", kModule, ", ", kOrCpu));
+  if (absent)
+    throw DeviceError(concat("Device::cuda: there is no ", kModule, " in ", looked,
+                             " nor where the system looks (", why ? why : "no reason given",
+                             "); build Tessera where nvcc is, ", kOrCpu));
+  throw DeviceError(concat("Device::cuda: the driver module '", file,
+                           "' cannot be loaded: ", why ? why : "no reason given",
+                           "; install what it names, or build it anew, ", kOrCpu));
+}
+
+const Driver& checked_table(void* handle, const std::string& module) {
+  const std::string file = module.empty() ? kModule : module;
+  const auto entry = reinterpret_cast<DriverEntry>(dlsym(handle, kDriverSymbol));
+  if (!entry)
+    throw DeviceError(concat("Device::cuda: '", file, "' is no driver module: it has no symbol '",
+                             kDriverSymbol, "'; give the path of ", kModule));
+  const Driver* const driver = entry(kDriverVersion);
+  if (!driver || driver->version != kDriverVersion || driver->driver_bytes != sizeof(Driver) ||
+      driver->kernels_bytes != kKernelsBytes)
+    throw DeviceError(concat("Device::cuda: '", file,
+                             "' was built from another version of Tessera (",
+                             "this one wants driver table ", kDriverVersion,
+                             "); build library and module together, ", kOrCpu));
+  return *driver;
+}
+
+void check(DriverError error, const char* remedy) {
+  if (error) throw DeviceError(concat("Device::cuda: ", error, "; ", remedy, ", ", kOrCpu));
+}
+
+}  // namespace
+
+const Driver& open_driver(const std::string& module, int index) {
+  const Driver& driver = checked_table(load(module), module);
+  std::int32_t devices = 0;
+  check(driver.count(&devices), "install a GPU driver that is new enough");
+  if (index >= devices)
+    throw DeviceError(
+        concat("Device::cuda: index ", index, ", but there ",
+               devices == 1 ? "is 1 device" : concat("are ", devices, " devices"),
+               devices > 0 ? concat(" (the last is cuda:", devices - 1, ")") : std::string(),
+               "; give a smaller index, ", kOrCpu));
+  DriverDevice device{};
+  check(driver.describe(index, &device),
+        "configure with -Dgpu_archs naming this device's architecture");
+  check(driver.use(index), "free the device");
+  return driver;
+}
+
+}  // namespace tessera

@@ -1,0 +1,112 @@
+// Memory of a GPU, from the driver: the pool's segments, and what lies outside the pool.
+#include <algorithm>
+#include <utility>
+
+#include "tessera/base/error.hpp"
+#include "tessera/base/log.hpp"
+#include "tessera/device/driver.hpp"
+#include "tessera/memory/memory.hpp"
+
+namespace tessera {
+namespace {
+
+// True where nothing failed. The caller can't throw: what failed is in the log.
+bool fine(DriverError error) {
+  if (error) log(LogLevel::error, concat("cuda: memory: ", error));
+  return error == nullptr;
+}
+
+class DevicePieces final : public Upstream {
+ public:
+  explicit DevicePieces(const DeviceContext& context) : context_(context) {}
+
+  std::byte* allocate(std::int64_t bytes) noexcept override {
+    void* data = nullptr;
+    fine(context_.acting_driver().allocate(bytes, &data));
+    return static_cast<std::byte*>(data);
+  }
+  void release(std::byte* data, std::int64_t) noexcept override {
+    fine(context_.acting_driver().release(data));
+  }
+  bool resize(std::byte*, std::int64_t, std::int64_t) noexcept override { return false; }
+
+ private:
+  const DeviceContext& context_;
+};
+
+// A range of addresses for each segment; memory is mapped behind its beginning.
+class DeviceRanges final : public Upstream {
+ public:
+  explicit DeviceRanges(const DeviceContext& context) : context_(context) {
+    std::int64_t granularity = 0;
+    const DriverError error = context.acting_driver().granularity(&granularity);
+    if (error || kSegmentBytes % granularity != 0)
+      throw DeviceError(
+          concat("cuda: memory can't be mapped: ",
+                 error ? std::string(error) : concat("its pages are ", granularity, " bytes"),
+                 "; use CudaMemory::pieces"));
+  }
+
+  std::byte* allocate(std::int64_t bytes) noexcept override {
+    const Driver& driver = context_.acting_driver();
+    void* range = nullptr;
+    if (!fine(driver.reserve(range_of(bytes), &range))) return nullptr;
+    auto* const data = static_cast<std::byte*>(range);
+    if (resize(data, 0, bytes)) return data;
+    fine(driver.free_range(range, range_of(bytes)));
+    return nullptr;
+  }
+  void release(std::byte* data, std::int64_t bytes) noexcept override {
+    const Driver& driver = context_.acting_driver();
+    fine(driver.unmap(data, bytes));
+    fine(driver.free_range(data, range_of(bytes)));
+  }
+  bool resize(std::byte* data, std::int64_t bytes, std::int64_t new_bytes) noexcept override {
+    if (bytes > 0 && range_of(bytes) != range_of(new_bytes)) return false;
+    const Driver& driver = context_.acting_driver();
+    if (new_bytes < bytes) return fine(driver.unmap(data + new_bytes, bytes - new_bytes));
+    bool mapped = false;
+    return fine(driver.map(data + bytes, new_bytes - bytes, &mapped)) && mapped;
+  }
+
+ private:
+  static std::int64_t range_of(std::int64_t bytes) { return std::max(bytes, kRangeBytes); }
+
+  const DeviceContext& context_;
+};
+
+using Allocate = DriverError (*)(std::int64_t bytes, void** data);
+using Release = DriverError (*)(void* data);
+
+std::shared_ptr<std::byte> outside_pool(const DeviceContext& context, std::int64_t bytes,
+                                        Allocate Driver::* allocate, Release Driver::* release,
+                                        const char* where) {
+  const Driver* const driver = context.driver();
+  if (!driver)
+    return {new std::byte[static_cast<std::size_t>(bytes)], std::default_delete<std::byte[]>()};
+  void* data = nullptr;
+  const DriverError error = (context.acting_driver().*allocate)(bytes, &data);
+  if (!data)
+    throw OutOfMemory(concat("cuda: ", where, " has no ", bytes, " bytes",
+                             error ? concat(": ", error) : std::string(),
+                             "; end what else uses it, or make the batch or the model smaller"));
+  return {static_cast<std::byte*>(data),
+          [driver, release](std::byte* p) { fine((driver->*release)(p)); }};
+}
+
+}  // namespace
+
+std::unique_ptr<Upstream> device_memory(const DeviceContext& context, CudaMemory kind) {
+  if (kind == CudaMemory::mapped) return std::make_unique<DeviceRanges>(context);
+  return std::make_unique<DevicePieces>(context);
+}
+
+std::shared_ptr<std::byte> host_memory(const DeviceContext& context, std::int64_t bytes) {
+  return outside_pool(context, bytes, &Driver::allocate_host, &Driver::release_host, "the host");
+}
+
+std::shared_ptr<std::byte> plain_memory(const DeviceContext& context, std::int64_t bytes) {
+  return outside_pool(context, bytes, &Driver::allocate, &Driver::release, "the device");
+}
+
+}  // namespace tessera

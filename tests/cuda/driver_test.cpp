@@ -1,0 +1,57 @@
+// Finding, loading and refusing a driver module: each refusal is one line that says what to do.
+#include <string>
+
+#include "kernels/table.hpp"
+#include "tests/cuda/support.hpp"
+#include "tests/support/catch.hpp"
+
+using namespace tessera;
+
+namespace {
+
+std::string refusal(const CudaOptions& options) {
+  try {
+    const Device device = Device::cuda(options);
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a module is loaded and its table used") {
+  const Device device = tessera::testing::queued_gpu(2);
+  CHECK(device.kind() == DeviceKind::cuda);
+  CHECK(device.rank() == 2);
+  CHECK(device.runs_bodies());
+  REQUIRE(device.context().driver() != nullptr);
+  CHECK(&kernels::kernels_of(device.context().driver()) == device.context().driver()->kernels);
+  CHECK(Device::cpu().context().driver() == nullptr);
+}
+
+TEST_CASE("a module that is absent, no library, or no driver is refused in one line") {
+  const std::string absent = refusal({.module = "/nowhere/libtessera-cuda.so"});
+  CHECK_THAT(absent,
+             Catch::Contains("/nowhere/libtessera-cuda.so") && Catch::Contains("--device=cpu"));
+  const std::string text = refusal({.module = "/proc/self/exe"});
+  CHECK_THAT(text, Catch::Contains("cannot be loaded"));
+  const std::string other = refusal({.module = "libm.so.6"});
+  CHECK_THAT(other, Catch::Contains("no symbol 'tessera_driver'"));
+  for (const std::string& line : {absent, text, other}) CHECK(line.find('\n') == std::string::npos);
+}
+
+TEST_CASE("an index beyond the last device is refused, a negative one too") {
+  CHECK_THAT(refusal({.index = 1, .module = TESSERA_QUEUED_MODULE}),
+             Catch::Contains("index 1") && Catch::Contains("cuda:0"));
+  CHECK_THROWS_AS(Device::cuda({.index = -1}), ContractError);
+  CHECK_THROWS_AS(Device::cuda({.executor = ExecutorKind::threaded}), ContractError);
+}
+
+TEST_CASE("a plan needs neither module nor device") {
+  const Device device =
+      Device::cuda({.executor = ExecutorKind::virtual_, .module = "/nowhere/libtessera-cuda.so"});
+  CHECK(device.kind() == DeviceKind::cuda);
+  CHECK_FALSE(device.runs_bodies());
+  CHECK(device.context().driver() == nullptr);
+}

@@ -1,0 +1,82 @@
+// The table of a driver module for tests: each kernel is the CPU's, queued on the stream. With the
+// emulator's streams, events and memory it is a device on which everything above the table runs at
+// the speed of the host, and with the CPU's values.
+#include <vector>
+
+#include "kernels/cuda/kernels.hpp"
+#include "kernels/emulator/thread.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+template <auto group, auto member, class Args>
+void queued(const Args& args, Exec& exec) {
+  emulator::enqueue(exec.native_stream, [args] {
+    Exec here;
+    (cpu_kernels().*group.*member)(args, here);
+  });
+}
+
+// Its inputs are an array on the host that is gone when the work runs.
+void reduce_peers(const PeersArgs& args, Exec& exec) {
+  emulator::enqueue(exec.native_stream, [args, inputs = std::vector<const void*>(
+                                                   args.inputs, args.inputs + args.n_inputs)] {
+    Exec here;
+    PeersArgs own = args;
+    own.inputs = inputs.data();
+    cpu_kernels().peers.reduce(own, here);
+  });
+}
+
+}  // namespace
+
+constinit const Kernels kKernels = {
+    .elementwise = {.unary = queued<&Kernels::elementwise, &Elementwise::unary>,
+                    .binary = queued<&Kernels::elementwise, &Elementwise::binary>,
+                    .scalar = queued<&Kernels::elementwise, &Elementwise::scalar>,
+                    .where = queued<&Kernels::elementwise, &Elementwise::where>,
+                    .fill = queued<&Kernels::elementwise, &Elementwise::fill>,
+                    .arange = queued<&Kernels::elementwise, &Elementwise::arange>,
+                    .axpby = queued<&Kernels::elementwise, &Elementwise::axpby>,
+                    .swiglu = queued<&Kernels::elementwise, &Elementwise::swiglu>,
+                    .swiglu_backward =
+                        queued<&Kernels::elementwise, &Elementwise::swiglu_backward>},
+    .reduce = {.reduce = queued<&Kernels::reduce, &Reduce::reduce>,
+               .sumsq_flat = queued<&Kernels::reduce, &Reduce::sumsq_flat>},
+    .gemm = {.gemm = queued<&Kernels::gemm, &Gemm::gemm>,
+             .gemm_gelu = queued<&Kernels::gemm, &Gemm::gemm_gelu>},
+    .softmax = {.softmax = queued<&Kernels::softmax, &Softmax::softmax>,
+                .softmax_backward = queued<&Kernels::softmax, &Softmax::softmax_backward>},
+    .cross_entropy = {.cross_entropy =
+                          queued<&Kernels::cross_entropy, &CrossEntropy::cross_entropy>,
+                      .cross_entropy_backward =
+                          queued<&Kernels::cross_entropy, &CrossEntropy::cross_entropy_backward>},
+    .attention = {.attention = queued<&Kernels::attention, &Attention::attention>,
+                  .attention_backward =
+                      queued<&Kernels::attention, &Attention::attention_backward>},
+    .rope = {.rope = queued<&Kernels::rope, &Rope::rope>,
+             .rope_table = queued<&Kernels::rope, &Rope::rope_table>},
+    .norm = {.rms_norm = queued<&Kernels::norm, &Norm::rms_norm>,
+             .layer_norm = queued<&Kernels::norm, &Norm::layer_norm>,
+             .norm_backward = queued<&Kernels::norm, &Norm::norm_backward>},
+    .embedding = {.embedding = queued<&Kernels::embedding, &Embedding::embedding>,
+                  .embedding_backward =
+                      queued<&Kernels::embedding, &Embedding::embedding_backward>},
+    .index = {.index_select = queued<&Kernels::index, &Index::index_select>,
+              .index_add = queued<&Kernels::index, &Index::index_add>,
+              .gather = queued<&Kernels::index, &Index::gather>,
+              .scatter_add = queued<&Kernels::index, &Index::scatter_add>},
+    .dropout = {.dropout = queued<&Kernels::dropout, &Dropout::dropout>},
+    .optimizer = {.adamw = queued<&Kernels::optimizer, &Optimizer::adamw>,
+                  .sgd = queued<&Kernels::optimizer, &Optimizer::sgd>,
+                  .clip = queued<&Kernels::optimizer, &Optimizer::clip>,
+                  .scale_flat = queued<&Kernels::optimizer, &Optimizer::scale_flat>,
+                  .put_scalars = queued<&Kernels::optimizer, &Optimizer::put_scalars>},
+    .random = {.normal = queued<&Kernels::random, &Random::normal>,
+               .uniform = queued<&Kernels::random, &Random::uniform>},
+    .flat = {.pack = queued<&Kernels::flat, &Flat::pack>,
+             .complete = queued<&Kernels::flat, &Flat::complete>},
+    .peers = {.reduce = reduce_peers, .copy = queued<&Kernels::peers, &Peers::copy>},
+};
+
+}  // namespace tessera::kernels::cuda

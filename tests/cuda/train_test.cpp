@@ -1,0 +1,157 @@
+// Training on an emulated GPU: the CPU's bits, for any number of ranks and any delays of the
+// streams; memory as planned; a steady step that asks the driver for nothing; failures and resets.
+//
+// The kernels are the CPU's and sums have one order, so equality is exact: what differs is what is
+// above the driver table.
+#include <stdexcept>
+
+#include "tessera/shard/fully_shard.hpp"
+#include "tests/cuda/support.hpp"
+#include "tests/promises/memory.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+WorldOptions on_gpu(CudaMemory memory = CudaMemory::pieces) {
+  return {.device = {.kind = DeviceKind::cuda, .memory = memory, .module = TESSERA_QUEUED_MODULE},
+          .threads = 1};
+}
+
+}  // namespace
+
+TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  const std::vector<Cell> tried = {{},
+                                   {.reshard = Reshard::never, .recomputes = true},
+                                   {.recomputes = true, .freezes = true, .micro_batches = 3},
+                                   {.param = bf16}};
+  for (const Cell& cell : tried)
+    for (const int ranks : {1, 2, 4}) {
+      INFO(cell << ", " << ranks << " ranks, seed " << seed);
+      const Trained cpu = train(ranks, {.threads = 1}, cell, seed, 3);
+      CHECK(cpu.losses.back() < cpu.losses.front());
+      CHECK(same_bits(cpu, train(ranks, on_gpu(), cell, seed, 3)));
+      const Delays delays(seed, 60);
+      CHECK(same_bits(cpu, train(ranks, on_gpu(), cell, seed, 3)));
+    }
+}
+
+TEST_CASE("the planned peak of a GPU is the measured one, on every rank and step", "[threads]") {
+  for (const Cell& cell : {Cell{}, Cell{.recomputes = true, .tied = true, .micro_batches = 3}})
+    for (const CudaMemory memory : {CudaMemory::pieces, CudaMemory::mapped})
+      for (const int ranks : {1, 2, 4}) {
+        INFO(cell << ", " << ranks << " ranks");
+        const auto measured =
+            on_ranks(ranks, on_gpu(memory), [&](World& world) { return measure(world, cell); });
+        for (int rank = 0; rank < ranks; ++rank) {
+          const World plan =
+              World::emulated(rank, ranks,
+                              {.device = {.kind = DeviceKind::cuda, .memory = memory},
+                               .executor = ExecutorKind::virtual_});
+          const Steps planned = measure(plan, cell);
+          CHECK(planned == measured[static_cast<std::size_t>(rank)]);
+          CHECK(planned.peaks[0] > kWorkspaceBytes);
+        }
+      }
+}
+
+TEST_CASE("a steady step makes nothing on the device, and its host blocks where it reads",
+          "[threads]") {
+  for (const int ranks : {1, 2}) {
+    INFO(ranks << " ranks");
+    struct Around {
+      Counts before{}, after{};
+      std::uint64_t gates = 0;
+    };
+    constexpr int kSteady = 5;
+    const auto seen = on_ranks(ranks, on_gpu(), [&](World& world) {
+      Trainee trainee(world, {}, 5);
+      const auto read = [&](int k) { return trainee.step(k).loss.item(); };
+      for (int k = 0; k < 3; ++k) read(k);
+      Around around;
+      world.barrier();
+      const std::uint64_t gates = trainee.memory().pool().gates_fired();
+      around.before = counts();
+      world.barrier();
+      for (int k = 3; k < 3 + kSteady; ++k) read(k);
+      world.barrier();
+      around.after = counts();
+      world.barrier();
+      around.gates = trainee.memory().pool().gates_fired() - gates;
+      return around;
+    });
+    const Counts &before = seen[0].before, &after = seen[0].after;
+    CHECK(after.allocations == before.allocations);
+    CHECK(after.host_allocations == before.host_allocations);
+    CHECK(after.mappings == before.mappings);
+    CHECK(after.events == before.events);
+    CHECK(after.streams == before.streams);
+    // One read a step and the three barriers around the two counts, on each rank; one more in each
+    // step of one rank would be beyond it.
+    CHECK(after.blocks - before.blocks <= ranks * kSteady + 2 * ranks + ranks - 1);
+    for (const Around& around : seen) CHECK(around.gates == 0);
+  }
+}
+
+TEST_CASE("a rank on a GPU that throws is named to its peers, and after a reset all train on",
+          "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const Trained undisturbed = train(2, on_gpu(), {}, seed, 2);
+  for (const bool in_a_kernel : {false, true}) {
+    std::vector<std::string> heard(2);
+    const auto after = on_ranks(2, on_gpu(), [&](World& world) {
+      Trainee trainee(world, {}, seed);
+      try {
+        trainee.backward(7, 0);
+        if (world.rank() == 1 && !in_a_kernel) throw std::runtime_error("no luck");
+        if (world.rank() == 1)
+          world.device().compute().launch({.name = "unlucky"},
+                                          [](Exec& exec) { exec.error = "no luck"; });
+        trainee.backward(8, 0);
+        world.device().synchronize();
+      } catch (const std::exception&) {
+        heard[static_cast<std::size_t>(world.rank())] = reset(trainee.model()).cause;
+      }
+      trainee.optimizer().zero_grad();
+      Trained trained;
+      for (int k = 0; k < 2; ++k) {
+        const Trainee::Scalars scalars = trainee.step(k);
+        trained.losses.push_back(static_cast<float>(world.sum(scalars.loss.item()) / 2));
+        trained.norms.push_back(static_cast<float>(scalars.norm.item()));
+      }
+      trained.parameters = full_values(trainee.model(), world);
+      return trained;
+    });
+    for (const std::string& why : heard)
+      CHECK_THAT(why, Catch::Contains("rank 1") && Catch::Contains("no luck"));
+    for (const Trained& trained : after) CHECK(same_bits(trained, undisturbed));
+  }
+}
+
+TEST_CASE("one rank of many on a GPU, without peers, has the CPU's bits", "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const auto bits = [&](const WorldOptions& options) {
+    const RaceCheck check;
+    World world = World::emulated(1, 3, check(options));
+    Trainee trainee(world, {}, seed);
+    std::vector<float> losses;
+    for (int k = 0; k < 3; ++k) losses.push_back(static_cast<float>(trainee.step(k).loss.item()));
+    return losses;
+  };
+  CHECK(same_bits(bits({.threads = 1}), bits(on_gpu())));
+}
+
+TEST_CASE("freed memory of a GPU is poisoned and nobody reads it", "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const Delays delays(seed, 60);
+  const auto poisoned = on_ranks(2, on_gpu(), [&](World& world) {
+    Memory::of(world.device()).poison_freed();
+    return train(world, {}, seed, 2);
+  });
+  CHECK(same_bits(poisoned[0], train(2, {.threads = 1}, {}, seed, 2)));
+}
