@@ -19,5 +19,7 @@ void softmax(const SoftmaxArgs&, Exec&);
 void softmax_backward(const SoftmaxBackwardArgs&, Exec&);
 void cross_entropy(const CrossEntropyArgs&, Exec&);
 void cross_entropy_backward(const CrossEntropyBackwardArgs&, Exec&);
+void reduce(const ReduceArgs&, Exec&);
+void sumsq_flat(const SumsqFlatArgs&, Exec&);
 
 }  // namespace tessera::kernels::cuda

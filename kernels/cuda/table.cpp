@@ -24,7 +24,7 @@ constinit const Kernels kKernels = {
                     .axpby = missing<AxpbyArgs>,
                     .swiglu = missing<SwigluArgs>,
                     .swiglu_backward = missing<SwigluBackwardArgs>},
-    .reduce = {.reduce = missing<ReduceArgs>, .sumsq_flat = missing<SumsqFlatArgs>},
+    .reduce = {.reduce = reduce, .sumsq_flat = sumsq_flat},
     .gemm = {.gemm = gemm, .gemm_gelu = gemm_gelu, .gemm_choice = gemm_choice},
     .softmax = {.softmax = softmax, .softmax_backward = softmax_backward},
     .cross_entropy = {.cross_entropy = cross_entropy,

@@ -1,0 +1,277 @@
+// Sums in two passes where a row is long: parts of fixed lengths, then the parts. Maxima and their
+// places in one.
+#include "kernels/reduce.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/cuda/kernels.hpp"
+#include "kernels/cuda/rows.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / kWarp;
+constexpr int kAtOnce = 4;                         // loads of a thread under way together
+constexpr std::int64_t kRowPart = 16 * 1024;       // elements of a row that one block adds up
+constexpr std::int64_t kColumnPart = 32 * kWarps;  // rows that one block adds up
+
+template <class T>
+using Accumulator = std::conditional_t<std::is_integral_v<T>, std::int64_t, Compute<T>>;
+
+template <class A, class T>
+TESSERA_DEVICE A term(const T& x, bool squared) {
+  A value;
+  if constexpr (std::is_integral_v<T>)
+    value = static_cast<A>(x);
+  else
+    value = static_cast<A>(load_as_compute(x));
+  return squared ? value * value : value;
+}
+
+// Where sums go: out[i] = value / divisor (below 0: undivided), added to what is there if wished.
+struct Result {
+  void* out;
+  std::int64_t divisor;
+  DType dtype;
+  bool accumulate;
+
+  template <class A>
+  TESSERA_DEVICE void put(std::int64_t i, A value) const {
+    if constexpr (std::is_integral_v<A>) {
+      if (dtype == DType::i64) static_cast<std::int64_t*>(out)[i] = value;
+      if (dtype == DType::i32)
+        static_cast<std::int32_t*>(out)[i] = static_cast<std::int32_t>(value);
+      if (dtype == DType::boolean) static_cast<bool*>(out)[i] = value != 0;
+    } else {
+      if (divisor >= 0) value /= static_cast<A>(divisor);
+      if (dtype == DType::f64) add(static_cast<double*>(out) + i, value);
+      if (dtype == DType::f32) add(static_cast<float*>(out) + i, value);
+      if (dtype == DType::bf16)
+        static_cast<BFloat16*>(out)[i] = rounded<BFloat16>(static_cast<float>(value));
+      if (dtype == DType::f16)
+        static_cast<Float16*>(out)[i] = rounded<Float16>(static_cast<float>(value));
+    }
+  }
+  template <class T, class A>
+  TESSERA_DEVICE void add(T* to, A value) const {
+    *to = static_cast<T>(accumulate ? static_cast<A>(*to) + value : value);
+  }
+};
+
+// A group of threads adds up a part of a row.
+template <class T, class A>
+struct SumRows {
+  Result result;
+  const T* in;
+  std::int64_t rows, n, part, parts;  // of each row
+  int group_size;
+  bool squared;
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    constexpr int N = kPack<T>;
+    const Group group(t, group_size);
+    const std::int64_t segment = t.block() * (kThreads / group.size) + group.index;
+    const bool live = segment < rows * parts;
+    const std::int64_t row = segment / parts, begin = segment % parts * part;
+    const int count = live ? static_cast<int>(n - begin < part ? n - begin : part) : 0;
+    const T* x = in + (live ? row * n + begin : 0);
+    const int head = elements_before_boundary(x, count), packs = (count - head) / N;
+    A total = 0;
+    for (int p = group.lane; p < packs; p += kAtOnce * group.size) {
+      Pack<T, N> some[kAtOnce];
+      for (int k = 0; k < kAtOnce; ++k)
+        if (p + k * group.size < packs) some[k] = load<N>(x + head + (p + k * group.size) * N);
+      for (int k = 0; k < kAtOnce; ++k)
+        for (int j = 0; p + k * group.size < packs && j < N; ++j)
+          total += term<A>(some[k].at[j], squared);
+    }
+    if (group.lane < count - packs * N)
+      total += term<A>(x[group.lane < head ? group.lane : packs * N + group.lane], squared);
+    total = group_reduce(t, group, total, t.shared<A>(), Sum{});
+    if (live && group.lane == 0) result.put(segment, total);
+  }
+};
+
+// A block adds up a part of the rows of [n, inner], for N columns a lane; block_y is the part.
+template <class T, class A, int N>
+struct SumColumns {
+  Result result;
+  const T* in;
+  std::int64_t n, inner, part, blocks_across;
+  bool squared;
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    const std::int64_t outer = t.block() / blocks_across;
+    const std::int64_t first = t.block() % blocks_across * (kWarp * N);
+    const std::int64_t c = first + t.lane() * N, begin = t.block_y() * part;
+    const std::int64_t end = begin + part < n ? begin + part : n;
+    A total[N] = {};
+    if (c < inner)
+      for (std::int64_t r = begin + t.warp(); r < end; r += kAtOnce * kWarps) {
+        Pack<T, N> some[kAtOnce];
+        for (int k = 0; k < kAtOnce; ++k)
+          if (r + k * kWarps < end)
+            some[k] = load<N>(in + (outer * n + r + k * kWarps) * inner + c);
+        for (int k = 0; k < kAtOnce; ++k)
+          for (int j = 0; r + k * kWarps < end && j < N; ++j)
+            total[j] += term<A>(some[k].at[j], squared);
+      }
+    A* shared = t.shared<A>();  // [warps, columns]
+    for (int j = 0; j < N; ++j) shared[(t.warp() * kWarp + t.lane()) * N + j] = total[j];
+    t.sync();
+    const std::int64_t parts = n > part ? (n + part - 1) / part : 1;
+    for (int j = t.index(); j < kWarp * N && first + j < inner; j += kThreads) {
+      A all = shared[j];
+      for (int w = 1; w < kWarps; ++w) all += shared[w * kWarp * N + j];
+      result.put((outer * parts + t.block_y()) * inner + first + j, all);
+    }
+  }
+};
+
+struct Sums {
+  const void* in;
+  std::int64_t outer, n, inner;
+  bool squared;
+};
+
+template <class T, class A>
+void launch_sums(const Sums& s, const Result& result, std::int64_t part, Exec& exec) {
+  const T* in = static_cast<const T*>(s.in);
+  const std::int64_t parts = std::max<std::int64_t>(1, blocks_for(s.n, part));
+  if (s.inner == 1) {
+    const int group = group_for<kThreads>(std::min(s.n, part), 2 * kPack<T>);
+    return launch<kThreads>(exec, {blocks_for(s.outer * parts, kThreads / group)},
+                            kWarps * sizeof(A),
+                            SumRows<T, A>{result, in, s.outer, s.n, part, parts, group, s.squared});
+  }
+  const auto columns = [&](auto width) {
+    constexpr int n = decltype(width)::value;
+    const std::int64_t across = blocks_for(s.inner, kWarp * n);
+    launch<kThreads>(exec, {s.outer * across, parts}, kThreads * n * sizeof(A),
+                     SumColumns<T, A, n>{result, in, s.n, s.inner, part, across, s.squared});
+  };
+  if constexpr (!std::is_integral_v<T>)
+    if (s.inner % kPack<T> == 0 && are_aligned(in))
+      return columns(std::integral_constant<int, kPack<T>>{});
+  columns(std::integral_constant<int, 1>{});
+}
+
+// The length of a part: fixed, or more where the workspace has no room for so many; n where it has
+// room for none.
+std::int64_t part_of(const Sums& s, std::int64_t element_bytes, const Exec& exec) {
+  std::int64_t part = s.inner == 1 ? kRowPart : kColumnPart;
+  if (exec.workspace == nullptr) return std::max<std::int64_t>(s.n, 1);
+  const auto room = static_cast<std::int64_t>(exec.workspace_bytes);
+  while (part < s.n && (s.outer * blocks_for(s.n, part) * s.inner * element_bytes > room ||
+                        blocks_for(s.n, part) > 65535))
+    part *= 2;
+  return part;
+}
+
+template <class T, class A>
+void sums(const Sums& s, const Result& result, Exec& exec) {
+  const std::int64_t part = part_of(s, sizeof(A), exec);
+  if (part > kMaxColumns && s.inner == 1) {
+    exec.error = kTooManyColumns;
+    return;
+  }
+  if (part >= s.n) return launch_sums<T, A>(s, result, part, exec);
+  launch_sums<T, A>(s, {exec.workspace, -1, dtype_of<A>(), false}, part, exec);
+  const Sums rest{exec.workspace, s.outer, blocks_for(s.n, part), s.inner, false};
+  launch_sums<A, A>(rest, result, rest.n, exec);
+}
+
+// ---- maxima and minima
+
+// Threads with a place of none have seen nothing.
+template <class A>
+struct Choice {
+  A value;
+  std::int64_t at;
+};
+constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+
+// The first NaN wins, then the best value, then the first of equal ones.
+template <class A>
+TESSERA_DEVICE Choice<A> better(const Choice<A>& a, const Choice<A>& b, bool largest) {
+  if (a.at == kNone || b.at == kNone) return a.at == kNone ? b : a;
+  const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
+  const bool equal = (a_nan && b_nan) || a.value == b.value;
+  if (equal) return a.at < b.at ? a : b;
+  return a_nan || (!b_nan && (largest ? a.value > b.value : a.value < b.value)) ? a : b;
+}
+
+// The choice of each column of [outer, n, inner]: by a block where inner is 1, by a thread
+// elsewhere.
+template <class T>
+struct Choose {
+  using A = Accumulator<T>;
+  void* out;
+  const T* in;
+  std::int64_t outer, n, inner;
+  bool largest, wants_place;
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    Choice<A> best{A(0), kNone};
+    if (inner > 1) {
+      const std::int64_t i = t.global_index();
+      if (i >= outer * inner) return;
+      look(i / inner * n * inner + i % inner, 0, 1, best);
+      return write(i, best);
+    }
+    look(t.block() * n, t.index(), kThreads, best);
+    for (int mask = kWarp / 2; mask > 0; mask /= 2)
+      best = better(best, Choice<A>{t.shuffle_xor(best.value, mask), t.shuffle_xor(best.at, mask)},
+                    largest);
+    A* values = t.shared<A>();
+    auto* places = t.shared<std::int64_t>(kWarps * sizeof(std::int64_t));
+    if (t.lane() == 0) {
+      values[t.warp()] = best.value;
+      places[t.warp()] = best.at;
+    }
+    t.sync();
+    if (t.index() != 0) return;
+    for (int w = 1; w < kWarps; ++w) best = better(best, Choice<A>{values[w], places[w]}, largest);
+    write(t.block(), best);
+  }
+  TESSERA_DEVICE void look(std::int64_t from, std::int64_t first, int step, Choice<A>& best) const {
+    for (std::int64_t j = first; j < n; j += step)
+      best = better(best, Choice<A>{term<A>(in[from + j * inner], false), j}, largest);
+  }
+  TESSERA_DEVICE void write(std::int64_t i, const Choice<A>& best) const {
+    const bool none = best.at == kNone;
+    if (wants_place) {
+      static_cast<std::int64_t*>(out)[i] = none ? 0 : best.at;
+    } else if constexpr (std::is_integral_v<T>) {
+      constexpr T low = std::numeric_limits<T>::lowest(), high = std::numeric_limits<T>::max();
+      static_cast<T*>(out)[i] = none ? (largest ? low : high) : static_cast<T>(best.value);
+    } else {
+      constexpr A inf = std::numeric_limits<A>::infinity();
+      static_cast<T*>(out)[i] = rounded<T>(none ? (largest ? -inf : inf) : best.value);
+    }
+  }
+};
+
+}  // namespace
+
+void reduce(const ReduceArgs& a, Exec& exec) {
+  if (a.outer == 0 || a.inner == 0) return;
+  visit(a.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (a.op == ReduceOp::sum || a.op == ReduceOp::mean || a.op == ReduceOp::sumsq)
+      return sums<T, Accumulator<T>>({a.in, a.outer, a.n, a.inner, a.op == ReduceOp::sumsq},
+                                     {a.out, a.op == ReduceOp::mean ? a.n : -1, a.out_dtype, false},
+                                     exec);
+    const std::int64_t blocks = a.inner == 1 ? a.outer : blocks_for(a.outer * a.inner, kThreads);
+    launch<kThreads>(exec, {blocks}, 2 * kWarps * sizeof(std::int64_t),
+                     Choose<T>{a.out, static_cast<const T*>(a.in), a.outer, a.n, a.inner,
+                               a.op != ReduceOp::min, a.op == ReduceOp::argmax});
+  });
+}
+
+void sumsq_flat(const SumsqFlatArgs& a, Exec& exec) {
+  sums<float, double>({a.in, 1, a.count, 1, true}, {a.out, -1, a.out_dtype, a.accumulate}, exec);
+}
+
+}  // namespace tessera::kernels::cuda
