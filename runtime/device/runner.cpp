@@ -131,9 +131,9 @@ void Runner::invoke(const Operation& operation, Exec::Phase phase, StreamFiber* 
 }
 
 void Runner::end(const Operation& operation) {
-  if (failure_.happened()) return;
+  if (observers_.empty() || failure_.happened()) return;  // before anything goes to the stack
   try {
-    tell_observers(observers_, [&operation](Observer& o) {
+    tell_each(observers_, [&operation](Observer& o) {
       o.finished(operation.stream, operation.tick, operation.name);
     });
   } catch (...) {
