@@ -42,9 +42,9 @@ struct Key {
   std::int64_t a_stride, b_stride, c_stride, workspace_bytes;
   std::int32_t device, batch, m, n, k, lda, ldb, ldc, ld_aux, epilogue, choices;
   DType dtype, c_dtype;
-  std::uint8_t flags;                      // trans_a, trans_b, tf32
-  std::uint8_t align_a, align_b, align_c;  // logarithms
-  std::uint8_t zeros[6];
+  std::uint8_t flags;                                             // trans_a, trans_b, tf32
+  std::uint8_t align_a, align_b, align_c, align_bias, align_aux;  // logarithms
+  std::uint8_t zeros[4];
   bool operator==(const Key&) const = default;
 };
 static_assert(std::has_unique_object_representations_v<Key>, "it is hashed as bytes");
@@ -178,6 +178,8 @@ Key key_of(const Problem& problem, int device, int choices, const Exec& exec) {
   key.align_a = log(alignment_of(p.a, p.a_batch_stride, p.batch, p.dtype));
   key.align_b = log(alignment_of(p.b, p.b_batch_stride, p.batch, p.dtype));
   key.align_c = log(alignment_of(p.c, p.c_batch_stride, p.batch, p.c_dtype));
+  key.align_bias = log(alignment_of(p.bias, 0, 1, p.dtype));
+  key.align_aux = log(alignment_of(problem.aux, 0, 1, p.dtype));
   return key;
 }
 

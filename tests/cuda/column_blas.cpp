@@ -1,0 +1,283 @@
+#include "tests/cuda/column_blas.hpp"
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "kernels/emulator/thread.hpp"
+#include "tessera/base/dtype.hpp"
+
+namespace cuda_test {
+namespace {
+
+using namespace tessera;
+
+int g_asked = 0;
+bool g_refuse = false;
+
+// How this library uses the words of the vendor's opaque structs.
+struct Layout {
+  std::uint64_t type, rows, cols, ld, batch, stride, unused[2];
+};
+static_assert(sizeof(Layout) == sizeof(cublasLtMatrixLayoutOpaque_t));
+struct Operation {
+  std::uint64_t attributes[32];  // by their numbers
+
+  template <class T = std::uint64_t>
+  T get(cublasLtMatmulDescAttributes_t attribute) const {
+    T value;
+    std::memcpy(&value, &attributes[attribute], sizeof value);
+    return value;
+  }
+};
+static_assert(sizeof(Operation) == sizeof(cublasLtMatmulDescOpaque_t));
+struct Algorithm {
+  std::uint64_t align_a, align_b, align_c, workspace_bytes, operation, number, unused[2];
+};
+static_assert(sizeof(Algorithm) == sizeof(cublasLtMatmulAlgo_t));
+
+template <class To, class From>
+To read(const From* from) {
+  To to;
+  static_assert(sizeof to == sizeof *from);
+  std::memcpy(&to, from, sizeof to);
+  return to;
+}
+
+DType dtype_of_type(std::uint64_t type) {
+  return type == CUDA_R_16BF ? bf16 : type == CUDA_R_16F ? f16 : type == CUDA_R_64F ? f64 : f32;
+}
+double element(const void* data, DType dtype, std::uint64_t i) {
+  return visit(dtype, [&](auto tag) {
+    return static_cast<double>(static_cast<const typename decltype(tag)::type*>(data)[i]);
+  });
+}
+void put(void* data, DType dtype, std::uint64_t i, double value) {
+  visit(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (std::is_class_v<T>)
+      static_cast<T*>(data)[i] = T(static_cast<float>(value));
+    else
+      static_cast<T*>(data)[i] = static_cast<T>(value);
+  });
+}
+
+struct Call {
+  Operation op;
+  Layout a, b, c;
+  const void *a_data, *b_data;
+  void* c_data;
+  double alpha, beta;
+
+  bool trans_a() const { return op.get(CUBLASLT_MATMUL_DESC_TRANSA) == CUBLAS_OP_T; }
+  bool trans_b() const { return op.get(CUBLASLT_MATMUL_DESC_TRANSB) == CUBLAS_OP_T; }
+  std::uint64_t epilogue() const { return op.get(CUBLASLT_MATMUL_DESC_EPILOGUE); }
+  bool ends_in(int part) const { return (epilogue() & static_cast<unsigned>(part)) != 0; }
+
+  bool is_valid() const {
+    const bool fit = (trans_a() ? a.cols : a.rows) == c.rows &&
+                     (trans_b() ? b.rows : b.cols) == c.cols &&
+                     (trans_a() ? a.rows : a.cols) == (trans_b() ? b.cols : b.rows);
+    const bool apart = a.ld >= a.rows && b.ld >= b.rows && c.ld >= c.rows;
+    return fit && apart && a.rows > 0 && a.cols > 0 && b.rows > 0 && b.cols > 0 &&
+           a.type == b.type && a.batch == c.batch && b.batch == c.batch;
+  }
+  // The table of types under cublasLtMatmul in the reference, as far as we go.
+  bool is_offered() const {
+    const bool wide = a.type == CUDA_R_64F;
+    if (op.get(CUBLASLT_MATMUL_DESC_SCALE_TYPE) != (wide ? CUDA_R_64F : CUDA_R_32F)) return false;
+    if (c.type != a.type && (wide || c.type != CUDA_R_32F)) return false;
+    if (epilogue() == CUBLASLT_EPILOGUE_DEFAULT) return true;
+    if (g_refuse || wide || c.type != a.type) return false;
+    const auto aux = op.get(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER),
+               ld = op.get(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD);
+    return !ends_in(128) || (aux % 16 == 0 && ld % 8 == 0 && ld >= c.rows);
+  }
+
+  void run() const {
+    for (std::uint64_t i = 0; i < c.batch; ++i)
+      for (std::uint64_t col = 0; col < c.cols; ++col)
+        for (std::uint64_t row = 0; row < c.rows; ++row) finish(i, row, col, sum(i, row, col));
+  }
+
+ private:
+  double sum(std::uint64_t batch, std::uint64_t row, std::uint64_t col) const {
+    const std::uint64_t depth = trans_a() ? a.rows : a.cols;
+    double out = 0;
+    for (std::uint64_t l = 0; l < depth; ++l)
+      out += element(a_data, dtype_of_type(a.type),
+                     batch * a.stride + (trans_a() ? row * a.ld + l : l * a.ld + row)) *
+             element(b_data, dtype_of_type(b.type),
+                     batch * b.stride + (trans_b() ? l * b.ld + col : col * b.ld + l));
+    return out;
+  }
+  void finish(std::uint64_t batch, std::uint64_t row, std::uint64_t col, double product) const {
+    const DType dtype = dtype_of_type(c.type);
+    const std::uint64_t at = batch * c.stride + col * c.ld + row;
+    double value = alpha * product;
+    if (beta != 0) value += beta * element(c_data, dtype, at);
+    if (ends_in(CUBLASLT_EPILOGUE_BIAS))
+      value += element(op.get<const void*>(CUBLASLT_MATMUL_DESC_BIAS_POINTER), dtype, row);
+    if (ends_in(128)) {
+      void* aux = op.get<void*>(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER);
+      const std::uint64_t there = col * op.get(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD) + row;
+      if (ends_in(CUBLASLT_EPILOGUE_GELU))
+        put(aux, dtype, there, value);
+      else
+        value *= slope(element(aux, dtype, there));
+    }
+    if (ends_in(CUBLASLT_EPILOGUE_GELU)) value = value / (1 + std::exp(-2 * inner(value)));
+    put(c_data, dtype, at, value);
+  }
+  static double inner(double x) { return std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x); }
+  static double slope(double x) {
+    const double t = std::tanh(inner(x));
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+  }
+};
+
+std::uint64_t kind_of(const Call& call) {  // what an algorithm serves
+  std::uint64_t out = call.epilogue();
+  for (const Layout* x : {&call.a, &call.b, &call.c})
+    for (const std::uint64_t word : {x->type, x->rows, x->cols, x->ld, x->batch, x->stride})
+      out = out * 1099511628211u + word;
+  return out * 4 + 2 * call.trans_a() + call.trans_b();
+}
+
+bool is_aligned(const void* data, std::uint64_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
+}
+
+}  // namespace
+
+int heuristic_calls() { return g_asked; }
+void refuse_epilogues(bool refuse) { g_refuse = refuse; }
+
+}  // namespace cuda_test
+
+using namespace cuda_test;
+
+extern "C" {
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  static int one;
+  *handle = reinterpret_cast<cublasLtHandle_t>(&one);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_SUCCESS ? "success" : "an invalid value";
+}
+
+cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, size_t,
+                                                 cudaDataType type, uint64_t rows, uint64_t cols,
+                                                 int64_t ld) {
+  const Layout made{
+      static_cast<std::uint64_t>(type), rows, cols, static_cast<std::uint64_t>(ld), 1, 0, {}};
+  std::memcpy(layout, &made, sizeof made);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute,
+                                                const void* value, size_t bytes) {
+  const bool batch = attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+  if (!batch && attribute != CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (bytes != (batch ? 4 : 8)) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(&layout->data[batch ? 4 : 5], value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t op, size_t size,
+                                               cublasComputeType_t compute, cudaDataType_t scale) {
+  std::memset(op, 0, size);
+  op->data[CUBLASLT_MATMUL_DESC_COMPUTE_TYPE] = compute;
+  op->data[CUBLASLT_MATMUL_DESC_SCALE_TYPE] = scale;
+  op->data[CUBLASLT_MATMUL_DESC_EPILOGUE] = CUBLASLT_EPILOGUE_DEFAULT;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t op,
+                                              cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, size_t bytes) {
+  std::memcpy(&op->data[attribute], value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t preference,
+                                                     size_t size) {
+  std::memset(preference, 0, size);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void* value, size_t bytes) {
+  if (attribute > CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(&preference->data[attribute - 1], value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t op,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t,
+                                              cublasLtMatmulPreference_t preference, int wanted,
+                                              cublasLtMatmulHeuristicResult_t* results,
+                                              int* count) {
+  ++g_asked;
+  *count = 0;
+  const Call call{
+      read<Operation>(op), read<Layout>(a), read<Layout>(b), read<Layout>(c), {}, {}, {}, {}, {}};
+  if (!call.is_valid()) return CUBLAS_STATUS_INVALID_VALUE;
+  if (!call.is_offered()) return CUBLAS_STATUS_NOT_SUPPORTED;
+  for (; *count < wanted && *count < 3; ++*count) {
+    const Algorithm found{preference->data[CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES - 1],
+                          preference->data[CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES - 1],
+                          preference->data[CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES - 1],
+                          preference->data[CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES - 1],
+                          kind_of(call),
+                          static_cast<std::uint64_t>(*count),
+                          {}};
+    std::memcpy(&results[*count].algo, &found, sizeof found);
+    results[*count].state = CUBLAS_STATUS_SUCCESS;
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const void* alpha,
+                              const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
+                              cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
+                              cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t,
+                              const cublasLtMatmulAlgo_t* algorithm, void*, size_t workspace_bytes,
+                              cudaStream_t stream) {
+  const bool wide = op->data[CUBLASLT_MATMUL_DESC_SCALE_TYPE] == CUDA_R_64F;
+  const auto factor = [&](const void* x) {
+    return wide ? *static_cast<const double*>(x) : *static_cast<const float*>(x);
+  };
+  const Call call{read<Operation>(op),
+                  read<Layout>(a_layout),
+                  read<Layout>(b_layout),
+                  read<Layout>(c_layout),
+                  a,
+                  b,
+                  d,
+                  factor(alpha),
+                  factor(beta)};
+  const auto chosen = read<Algorithm>(algorithm);
+  if (c != d || chosen.operation != kind_of(call) || chosen.workspace_bytes > workspace_bytes ||
+      !is_aligned(a, chosen.align_a) || !is_aligned(b, chosen.align_b) ||
+      !is_aligned(d, chosen.align_c))
+    return CUBLAS_STATUS_INVALID_VALUE;
+  tessera::kernels::cuda::emulator::enqueue(stream, [call] { call.run(); });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // extern "C"
