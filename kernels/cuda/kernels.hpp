@@ -6,6 +6,32 @@
 
 namespace tessera::kernels::cuda {
 
+void unary(const UnaryArgs&, Exec&);
+void unary_copy(const UnaryArgs&, Exec&);  // copy, logical_not and isfinite
+void binary(const BinaryArgs&, Exec&);
+void scalar(const ScalarArgs&, Exec&);
+void where(const WhereArgs&, Exec&);
+void fill(const FillArgs&, Exec&);
+void arange(const ArangeArgs&, Exec&);
+void axpby(const AxpbyArgs&, Exec&);
+void swiglu(const SwigluArgs&, Exec&);
+void swiglu_backward(const SwigluBackwardArgs&, Exec&);
+
+void dropout(const DropoutArgs&, Exec&);
+
+void adamw(const AdamWArgs&, Exec&);
+void sgd(const SgdArgs&, Exec&);
+void clip(const ClipArgs&, Exec&);
+void scale_flat(const ScaleFlatArgs&, Exec&);
+void put_scalars(const PutScalarsArgs&, Exec&);
+
+void pack(const PackArgs&, Exec&);
+void complete(const CompleteArgs&, Exec&);
+void normal(const NormalArgs&, Exec&);
+void uniform(const UniformArgs&, Exec&);
+void reduce_peers(const PeersArgs&, Exec&);
+void copy(const CopyArgs&, Exec&);
+
 extern const Kernels kKernels;
 
 void gemm(const GemmArgs&, Exec&);  // in cuda/blas.cpp and in emulator/gemm.cpp

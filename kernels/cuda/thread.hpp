@@ -66,6 +66,12 @@ TESSERA_DEVICE void from_float(float value, Float16& out) {
 // exp of x <= 0 in two instructions: within 2 + 1.173 |x| ulp.
 TESSERA_DEVICE float exp_fast(float x) { return __expf(x); }
 TESSERA_DEVICE double exp_fast(double x) { return exp(x); }
+// a b, rounded: never part of a fused a b + c, which the compiler makes on its own.
+TESSERA_DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+TESSERA_DEVICE double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+// a / b within 2 units in the last place for 2^-126 <= |b| <= 2^126; 0 above, as for infinity.
+TESSERA_DEVICE float fast_quotient(float a, float b) { return __fdividef(a, b); }
+TESSERA_DEVICE double fast_quotient(double a, double b) { return a / b; }
 
 template <int kThreads, class Body>
 __global__ void __launch_bounds__(kThreads) run_body(const __grid_constant__ Body body) {

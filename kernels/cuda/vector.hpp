@@ -2,10 +2,22 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "kernels/cuda/gpu.hpp"
 
 namespace tessera::kernels::cuda {
+
+template <class F, int... I>
+TESSERA_DEVICE void call_each(F& f, std::integer_sequence<int, I...>) {
+  (f(I), ...);
+}
+// f(0), f(1), .. f(N - 1) as straight code: arrays indexed by the argument stay in registers, also
+// where a compiler would keep the loop.
+template <int N, class F>
+TESSERA_DEVICE void unrolled(F f) {
+  call_each(f, std::make_integer_sequence<int, N>{});
+}
 
 // f64 computes in f64, every other floating type in f32.
 template <class T>

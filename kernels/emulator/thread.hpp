@@ -78,6 +78,10 @@ inline double rsqrt(double x) { return 1 / std::sqrt(x); }
 
 inline float exp_fast(float x) { return std::exp(x); }
 inline double exp_fast(double x) { return std::exp(x); }
+inline float rounded_product(float a, float b) { return a * b; }
+inline double rounded_product(double a, double b) { return a * b; }
+inline float fast_quotient(float a, float b) { return a / b; }
+inline double fast_quotient(double a, double b) { return a / b; }
 
 namespace emulator {
 

@@ -115,6 +115,9 @@ class Case {
   // `call` on the reference, then twice on the device.  Throws: CaseFailure.
   void run(const std::function<void(const Kernels&, Side, Exec&)>& call);
 
+  // Lets go of all operands so far: a case of many parts calls it between them.
+  void next() { operands_.clear(); }
+
   // |device - reference| <= absolute + relative |reference|; NaN and infinities agree.
   void close(const Operand& operand, double relative, double absolute);
   // The same bits.

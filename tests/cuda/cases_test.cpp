@@ -11,6 +11,8 @@ TEST_CASE("the CUDA kernels agree with the CPU's, emulated", "[cuda]") {
   REQUIRE(driver);
   Target target{.driver = driver};
   REQUIRE(driver->make_stream(0, &target.stream) == nullptr);
+  target.workspace_bytes = 1 << 20;
+  REQUIRE(driver->allocate(target.workspace_bytes, &target.workspace) == nullptr);
   const unsigned seed = std::random_device{}();
   for (const NamedCase& named : all_cases()) {
     DYNAMIC_SECTION(named.op << ": " << named.name) {
@@ -27,4 +29,5 @@ TEST_CASE("the CUDA kernels agree with the CPU's, emulated", "[cuda]") {
     }
   }
   REQUIRE(driver->end_stream(target.stream) == nullptr);
+  REQUIRE(driver->release(target.workspace) == nullptr);
 }

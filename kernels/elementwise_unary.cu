@@ -1,0 +1,108 @@
+// Unary operations on floats, and on integers where the contract has them; copies, casts and what
+// gives boolean are in elementwise_copy.cu. One kernel a dtype: which operation is asked once for
+// each pack, which costs less than the pack's bytes.
+#include "kernels/cuda/elements.hpp"
+#include "kernels/cuda/kernels.hpp"
+#include "kernels/cuda/math.hpp"
+
+namespace tessera::kernels::cuda {
+
+namespace {
+
+// x[j] = f(x[j]).
+template <class C, int N, class F>
+TESSERA_DEVICE void each(C (&x)[N], F f) {
+  for (C& value : x) value = f(value);
+}
+
+template <class C, int N>
+TESSERA_DEVICE void apply(UnaryOp op, C (&x)[N]) {
+  switch (op) {
+    case UnaryOp::neg:
+      return each(x, [](C v) { return -v; });
+    case UnaryOp::exp:
+      return each(x, [](C v) { return std::exp(v); });
+    case UnaryOp::log:
+      return each(x, [](C v) { return std::log(v); });
+    case UnaryOp::sqrt:
+      return each(x, [](C v) { return std::sqrt(v); });
+    case UnaryOp::rsqrt:
+      return each(x, [](C v) { return C(1) / std::sqrt(v); });
+    case UnaryOp::tanh:
+      return each(x, [](C v) { return std::tanh(v); });
+    case UnaryOp::relu:
+      return each(x, [](C v) { return v < C(0) ? C(0) : v; });
+    case UnaryOp::gelu:
+      return each(x, [](C v) { return gelu(v); });
+    case UnaryOp::silu:
+      return each(x, [](C v) { return silu(v); });
+    case UnaryOp::abs:
+      return each(x, [](C v) { return std::abs(v); });
+    case UnaryOp::sigmoid:
+      return each(x, [](C v) { return sigmoid(v); });
+    default:
+      return;
+  }
+}
+
+template <class T, int N>
+struct Unary {
+  Views<2> views;
+  T* out;
+  const T* in;
+  UnaryOp op;
+
+  struct Item {
+    Pack<T, N> x;
+    std::int64_t to;
+  };
+  TESSERA_DEVICE Item load(std::int64_t pack) const {
+    std::int64_t at[2];
+    views.template locate<N>(pack, at);
+    return {load_view<N>(in + at[1], views.repeats[1], views.template elements<N>(pack)), at[0]};
+  }
+  TESSERA_DEVICE void finish(std::int64_t pack, const Item& item) const {
+    Pack<T, N> y;
+    if constexpr (std::is_integral_v<T>) {
+      // Integers wrap.
+      for (int j = 0; j < N; ++j) {
+        const T x = item.x.at[j];
+        const auto negative = static_cast<T>(0 - static_cast<std::make_unsigned_t<T>>(x));
+        y.at[j] = op == UnaryOp::neg || x < 0 ? negative : x;
+      }
+    } else {
+      Compute<T> x[N];
+      for (int j = 0; j < N; ++j) x[j] = load_as_compute(item.x.at[j]);
+      apply(op, x);
+      for (int j = 0; j < N; ++j) y.at[j] = rounded<T>(x[j]);
+    }
+    store_most(out + item.to, y, views.template elements<N>(pack));
+  }
+};
+
+template <class T, int N>
+bool queue(const UnaryArgs& a, Exec& exec) {
+  const View views[] = {{a.out, a.out_strides, sizeof(T)}, {a.in, a.in_strides, sizeof(T)}};
+  if (N > 1 && !can_pack(N, a.ndim, a.shape, views)) return false;
+  launch_packs<4>(exec, blocks_for(a.count, N),
+                  Unary<T, N>{make_views(N, a.count, a.ndim, a.shape, views),
+                              static_cast<T*>(a.out), static_cast<const T*>(a.in), a.op});
+  return true;
+}
+
+}  // namespace
+
+void unary(const UnaryArgs& a, Exec& exec) {
+  if (a.op == UnaryOp::copy || a.op == UnaryOp::logical_not || a.op == UnaryOp::isfinite)
+    return unary_copy(a, exec);
+  visit(a.in_dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (sizeof(T) == 8) {
+      queue<T, 1>(a, exec);
+    } else if constexpr (!std::is_same_v<T, bool>) {
+      if (!queue<T, kPack<T>>(a, exec)) queue<T, 1>(a, exec);
+    }
+  });
+}
+
+}  // namespace tessera::kernels::cuda
