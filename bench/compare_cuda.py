@@ -115,7 +115,8 @@ def run_tessera(options, folder, world, steps):
     command = [options.program, *(f"--model.{k}={v}" for k, v in case["model"].items()), f"--data.path={folder}/book.txt",
                "--data.order=sequential", f"--training.seq_len={case['length']}", "--training.mixed_precision_param=bfloat16",
                f"--training.global_batch_size={case['batch'] * world}", f"--training.steps={steps}", f"--optimizer.lr={LR}",
-               f"--load={folder}/start.safetensors", f"--metrics.jsonl={folder}/tessera.jsonl", f"--device={options.device}"]
+               f"--load={folder}/start.safetensors", f"--metrics.jsonl={folder}/tessera.jsonl", f"--device={options.device}",
+               *([f"--device.module={options.module}"] if options.module else [])]
     if world > 1:
         command.append(f"--emulate={world}")
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=folder)

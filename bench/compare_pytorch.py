@@ -140,6 +140,7 @@ def main():
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--device", help="cuda or cuda:N: both sides on this GPU, as one rank of 8")
     parser.add_argument("--case", choices=list(compare_cuda.CASES), default="gpt2-124m", help="what is trained on a GPU")
+    parser.add_argument("--module", type=pathlib.Path, help="Tessera's driver module for a GPU, where it is not near tessera-train")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures of a GPU to this file")
     for name in ("worker", "variant"):
         parser.add_argument("--" + name, help=argparse.SUPPRESS)

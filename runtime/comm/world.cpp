@@ -14,6 +14,7 @@
 #include "runtime/comm/world_state.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/device/profiler_ranges.hpp"
 #include "tessera/device/race_checker.hpp"
 #include "tessera/memory/memory.hpp"
 
@@ -64,6 +65,7 @@ Device make_device(const WorldOptions& options, int rank, int threads,
                                        : ExecutorKind::cuda,
                        .cost = options.cost,
                        .memory = choice.memory,
+                       .delay_seed = choice.delay_seed,
                        .module = choice.module});
 }
 
@@ -85,6 +87,8 @@ World::State::State(WorldKind k, int r, int n, const WorldOptions& options, int 
                  " sends no messages; leave transport on automatic");
   DeviceContext& context = device.context();
   if (options.race_checker) options.race_checker->watch(context);
+  if (options.profiler_ranges && context.driver())
+    context.add_observer(std::make_shared<ProfilerRanges>(*context.driver()));
   gather = backend->make(context, "gather", StreamId::gather, rank, size);
   reduce = backend->make(context, "reduce", StreamId::reduce, rank, size);
   control = backend->make(context, "control", StreamId::compute, rank, size);

@@ -13,6 +13,7 @@
 #include "runtime/device/executors.hpp"
 #include "runtime/device/runner.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/base/philox.hpp"
 #include "tessera/device/driver.hpp"
 
 namespace tessera {
@@ -34,32 +35,52 @@ void check(DriverError error, const char* what) {
   if (error) throw DeviceError(concat("cuda: ", what, ": ", error));
 }
 
-std::shared_ptr<void> make_event(const Driver& driver) {
+std::shared_ptr<void> make_event(const Driver& driver, DriverError (*make)(void** event)) {
   void* event = nullptr;
-  check(driver.make_event(&event), "an event could not be made");
+  check(make(&event), "an event could not be made");
   return {event, [&driver](void* e) { driver.end_event(e); }};
+}
+std::shared_ptr<void> make_event(const Driver& driver) {
+  return make_event(driver, driver.make_event);
 }
 
 // Native events for reuse: one that nobody else holds is free. In steady state nothing is made and
 // nothing allocated. Threads: the host thread.
 class EventPool {
  public:
-  explicit EventPool(const Driver& driver) : driver_(driver) {}
+  EventPool(const Driver& driver, DriverError (*make)(void** event))
+      : driver_(driver), make_(make) {}
 
   const std::shared_ptr<void>& take() {
     for (std::size_t i = 0; i < events_.size(); ++i) {
       next_ = (next_ + 1) % events_.size();
       if (events_[next_].use_count() == 1) return events_[next_];
     }
-    events_.push_back(make_event(driver_));
+    events_.push_back(make_event(driver_, make_));
     return events_.back();
   }
 
  private:
   const Driver& driver_;
+  DriverError (*const make_)(void** event);
   std::vector<std::shared_ptr<void>> events_;
   std::size_t next_ = 0;
 };
+
+// An operation between two timers, until the host has seen its end.
+struct TimedOperation {
+  const char* name;
+  StreamId stream;
+  Tick tick;
+  std::shared_ptr<void> begin, end;
+};
+
+// Every fourth operation or so starts up to 60 us late: longer than a launch takes, so that other
+// streams overtake it.
+std::int64_t delay_ns(std::uint64_t seed, StreamId stream, Tick tick) {
+  const auto words = philox(seed, tick, index(stream));
+  return words[0] % 4 == 0 ? words[1] % 60'000 : 0;
+}
 
 class CudaExecutor final : public Executor {
  public:
@@ -67,8 +88,10 @@ class CudaExecutor final : public Executor {
       : driver_(*options.driver),
         index_(options.device_index),
         runner_(options, observers),
+        delay_seed_(options.delay_seed == 0 ? 0 : fnv1a(options.delay_seed, options.rank + 1u)),
         report_(observers),
-        events_(driver_) {}
+        events_(driver_, driver_.make_event),
+        timers_(driver_, driver_.make_timer) {}
   ~CudaExecutor() override {
     driver_.use(index_);
     for (void* stream : streams_)
@@ -87,12 +110,17 @@ class CudaExecutor final : public Executor {
     const Operation operation{op.name, tick, stream, joint, &body};
     submitted_[stream] = tick;
     if (runner_.failure().happened()) return runner_.skip(operation);
-    runner_.begin(operation);
+    if (delay_seed_ != 0) delay(operation, native);
+    const std::shared_ptr<void> begin = timer(native);
+    if (!begin) runner_.begin(operation);
     if (joint)
       run_together(operation, native);
     else
       runner_.invoke(operation, Exec::Phase::run);
-    runner_.end(operation);
+    if (begin)
+      timed_.push_back({op.name, stream, tick, begin, timer(native)});
+    else
+      runner_.end(operation);
   }
 
   void record(Event& event) override {
@@ -119,12 +147,24 @@ class CudaExecutor final : public Executor {
       known_.merge(event.clock);
       report_.blocked(event);
     }
+    if (!timed_.empty()) [[unlikely]]
+      tell_times();
     runner_.failure().rethrow();
   }
   Lost recover() override {
     known_ = submitted_;
+    timed_.clear();
     return runner_.recover();
   }
+
+  void time_operations(bool times) override {
+    times_ = times;
+    if (!times || origin_) return;
+    origin_ = timer(native_of(StreamId::compute));
+    check(driver_.block(origin_.get()), "a timer could not be reached");
+    origin_seconds_ = host_seconds();
+  }
+  double seconds(StreamId) const override { return now_ < 0 ? host_seconds() : now_; }
 
  private:
   // Also makes the device the calling thread's: each call of the driver acts on that.
@@ -187,6 +227,46 @@ class CudaExecutor final : public Executor {
         check(driver_.wait(native, (joint.marks(peer).*mark).get()), "a stream could not wait");
   }
 
+  void delay(const Operation& operation, void* native) {
+    const std::int64_t ns = delay_ns(delay_seed_, operation.stream, operation.tick);
+    if (ns > 0) check(driver_.delay(ns, native), "a stream could not be delayed");
+  }
+
+  // A timer recorded on the stream; null where nobody wants times.
+  std::shared_ptr<void> timer(void* native) {
+    if (!times_) [[likely]]
+      return nullptr;
+    std::shared_ptr<void> taken = timers_.take();
+    check(driver_.record(taken.get(), native), "a timer could not be recorded");
+    return taken;
+  }
+
+  double device_seconds(void* timer) const {
+    double since = 0;
+    check(driver_.elapsed(origin_.get(), timer, &since), "a timer could not be read");
+    return origin_seconds_ + since;
+  }
+
+  // Of the operations that the host knows to be over, in the order of their submission.
+  void tell_times() {
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < timed_.size(); ++i) {
+      TimedOperation& t = timed_[i];
+      if (t.tick > known_[t.stream]) {
+        if (kept != i) timed_[kept] = std::move(t);
+        ++kept;
+        continue;
+      }
+      const Operation operation{t.name, t.tick, t.stream, nullptr, nullptr};
+      now_ = device_seconds(t.begin.get());
+      runner_.begin(operation);
+      now_ = device_seconds(t.end.get());
+      runner_.end(operation);
+    }
+    timed_.resize(kept);
+    now_ = -1;
+  }
+
   // A kernel has failed on the device: one of all that the host had not seen the end of.
   void fail_somewhere(DriverError error) {
     runner_.fail({.name = "a kernel before this point"},
@@ -201,10 +281,17 @@ class CudaExecutor final : public Executor {
   const Driver& driver_;
   const int index_;
   Runner runner_;
+  const std::uint64_t delay_seed_;
   const Report report_;
-  EventPool events_;
+  EventPool events_, timers_;
   std::array<void*, kMaxStreams> streams_{};
   Clock submitted_, known_;  // known_: what the host has blocked on
+  // See Executor::time_operations.
+  bool times_ = false;
+  std::vector<TimedOperation> timed_;
+  std::shared_ptr<void> origin_;
+  double origin_seconds_ = 0;
+  double now_ = -1;  // while an observer hears of a time
 };
 
 }  // namespace

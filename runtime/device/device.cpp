@@ -56,7 +56,8 @@ Device Device::cuda(const CudaOptions& options) {
                       .rank = options.rank,
                       .cost = options.cost,
                       .driver = plans ? nullptr : &open_driver(options.module, options.index),
-                      .device_index = options.index},
+                      .device_index = options.index,
+                      .delay_seed = options.delay_seed},
       options.memory));
 }
 

@@ -171,6 +171,7 @@ void Trace::add_counter(std::string name, std::function<double()> value) {
 void Trace::begin(std::string name) {
   TESSERA_EXPECT(!keeps_, "Trace::begin: '", name, "' begins inside of '", spans_.back().name,
                  "'; call end() first");
+  device_.executor().time_operations(true);
   const double now = device_.executor().host_seconds();
   spans_.push_back({std::move(name), now, now});
   keeps_ = true;
@@ -179,6 +180,7 @@ void Trace::begin(std::string name) {
 void Trace::end() {
   TESSERA_EXPECT(keeps_, "Trace::end: nothing has begun");
   spans_.back().end = device_.executor().host_seconds();
+  device_.executor().time_operations(false);
   keeps_ = false;
 }
 

@@ -94,12 +94,14 @@ struct Config {
     std::int64_t seed = 0;
     ExecutorKind executor = ExecutorKind::threaded;
     std::int64_t schedule_seed = 0;
+    std::int64_t delay_seed = 0;  // of a GPU's random delays; 0: none
   } debug;
 
   struct Metrics {
     std::int64_t log_freq = 1;
     std::string jsonl;
     std::optional<double> peak_tflops;  // of one rank
+    bool nvtx = false;
   } metrics;
 
   struct Validation {

@@ -243,6 +243,9 @@ void add_system(std::vector<Key>& rows) {
       "of a GPU. pieces: as the driver gives it; mapped: behind addresses set aside, so that it "
       "grows in place",
       {.choices = {"pieces", "mapped"}, .only_if = kGpu}));
+  rows.push_back(key<&Config::debug, &Config::Debug::delay_seed>(
+      "debug", "delay_seed", "a GPU's operations start late at random, as the seed has it; 0: none",
+      {.range = between(0, kMaxCount), .only_if = kGpu}));
   rows.push_back(key<&Config::device, &Config::DeviceSection::module>(
       "device", "module", "the driver module of a GPU",
       {.only_if = kGpu, .unset = "libtessera-cuda.so near this program", .argument = "FILE"}));
@@ -269,6 +272,8 @@ void add_system(std::vector<Key>& rows) {
   rows.push_back(key<&Config::metrics, &Config::Metrics::peak_tflops>(
       "metrics", "peak_tflops", "of one rank; mfu needs it",
       {.range = above(0), .unset = "no mfu"}));
+  rows.push_back(key<&Config::metrics, &Config::Metrics::nvtx>(
+      "metrics", "nvtx", "a GPU's operations are ranges in Nsight Systems", {.only_if = kGpu}));
   rows.push_back(key<&Config::validation, &Config::Validation::freq>(
       "validation", "freq", "held-out loss every so many steps; 0: at the end only",
       {.range = between(0, kMaxCount)}));

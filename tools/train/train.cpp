@@ -30,6 +30,7 @@ WorldOptions world_options(const Config& config, const std::shared_ptr<RaceCheck
           .executor = config.debug.executor,
           .schedule_seed = static_cast<std::uint64_t>(config.debug.schedule_seed),
           .threads = static_cast<int>(config.flags.threads.value_or(0)),
+          .profiler_ranges = config.metrics.nvtx,
           .race_checker = checker,
           .timeout_seconds = static_cast<double>(config.comm.train_timeout_seconds),
           .heartbeat_timeout_seconds = static_cast<double>(config.comm.heartbeat_timeout_seconds)};

@@ -30,6 +30,7 @@ struct DeviceChoice {
   DeviceKind kind = DeviceKind::cpu;  // or cuda
   int index = 0;                      // of the GPU, for all ranks of this process
   CudaMemory memory = CudaMemory::pieces;
+  std::uint64_t delay_seed = 0;
   std::string module{};  // see CudaOptions
 };
 
@@ -40,6 +41,7 @@ struct WorldOptions {
   std::uint64_t schedule_seed = 0;  // of `shuffled`
   int threads = 0;  // per rank; 0: cores in the affinity mask / ranks in it, at least 1
   Transport transport = Transport::automatic;   // `messages`: MPI worlds only
+  bool profiler_ranges = false;                 // a GPU's operations by name in its profiler: NVTX
   std::shared_ptr<RaceChecker> race_checker{};  // watches all ranks of this process; null for none
   CostModel cost{};         // of `virtual`; the wire's part is each communicator's own
   bool run_bodies = false;  // on `virtual`, in worlds of one real rank

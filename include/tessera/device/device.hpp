@@ -87,6 +87,9 @@ struct CudaOptions {
   ExecutorKind executor = ExecutorKind::cuda;
   CostModel cost{};  // of `virtual`
   CudaMemory memory = CudaMemory::pieces;
+  // For tests of schedules: some operations start late, on a device that is kept busy without
+  // touching memory, as the seed has it. 0: none.
+  std::uint64_t delay_seed = 0;
   // The driver module's file. Empty: libtessera-cuda.so near this library, or where the system
   // looks.
   std::string module{};

@@ -55,6 +55,11 @@ class Executor {
   // Requires: the host has blocked on everything submitted.
   virtual Lost recover() { return {}; }
 
+  // On a device whose work outruns its host: from here on observers hear of an operation's start
+  // and end when the host has blocked on it, with the times at which the device came there; or no
+  // longer. Elsewhere they always do.
+  virtual void time_operations(bool /*times*/) {}
+
   // Seconds that `stream` has spent waiting for events of other streams since the start; negative
   // where it cannot tell.
   virtual double waited_seconds(StreamId) const { return -1; }
@@ -92,6 +97,7 @@ struct ExecutorOptions {
   bool run_bodies = false;                         // on `virtual`; the others always do
   const Driver* driver = nullptr;                  // of `cuda`
   int device_index = 0;                            // of `cuda`
+  std::uint64_t delay_seed = 0;                    // of `cuda`; see CudaOptions
 };
 
 // `observers` outlives the executor and is told of every body that starts and ends.
