@@ -172,6 +172,13 @@ void Tensor::to_bytes(std::span<std::byte> out) const {
   copy_to_host(out);
 }
 
+void Tensor::plan_to_bytes() const {
+  TESSERA_EXPECT(!device().is_meta() && !device().runs_bodies(),
+                 "plan_to_bytes: values exist here; read them by to_bytes");
+  const auto bytes = static_cast<std::size_t>(numel()) * size_bytes(dtype());
+  copy_to_host({static_cast<std::byte*>(nullptr), bytes});  // counted, never written
+}
+
 void Tensor::copy_to_host(std::span<std::byte> out) const {
   if (out.empty()) return;
   const Tensor source = raw::contiguous(*this);

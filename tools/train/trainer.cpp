@@ -241,7 +241,8 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
                        [](std::int64_t, std::span<std::int32_t>, std::span<std::int32_t>) {});
   plan.evaluation_bytes = ledger.peak_bytes();
   ledger.reset_peak();
-  for_each_saved_tensor(trainer.model(), world, [](const std::string&, const Tensor&) {});
+  for_each_saved_tensor(trainer.model(), world,
+                        [](const std::string&, const Tensor& full) { full.plan_to_bytes(); });
   plan.save_bytes = ledger.peak_bytes();
   return plan;
 }

@@ -86,6 +86,9 @@ class Tensor {
   }
   // The same as raw bytes, for any dtype.  Requires: out holds numel() elements.
   void to_bytes(std::span<std::byte> out) const;
+  // What `to_bytes` does to memory, where values are planned and none exists.
+  // Requires: the device runs no bodies.
+  void plan_to_bytes() const;
   // Values as NumPy prints them, long dimensions shortened.
   std::string to_string() const;
 
