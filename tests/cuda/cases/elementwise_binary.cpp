@@ -42,8 +42,9 @@ DType result(BinaryOp op, DType dtype) { return gives_boolean(op) ? boolean : dt
 void make_special(Operand& a, Operand& b) {
   const double nan = std::numeric_limits<double>::quiet_NaN(),
                inf = std::numeric_limits<double>::infinity();
-  const double pairs[][2] = {{nan, 1}, {1, nan}, {inf, -inf}, {inf, 2}, {3, 0}, {0, 0}, {1, 1}};
-  for (std::int64_t i = 0; i < 7; ++i)
+  const double pairs[][2] = {{nan, 1}, {1, nan}, {inf, -inf}, {inf, 2},
+                             {3, 0},   {0, 2},   {1, 1},      {0, 0}};
+  for (std::int64_t i = 0; i < 8; ++i)
     if (is_floating(a.dtype())) a.set(i, pairs[i][0]), b.set(i, pairs[i][1]);
   if (!is_floating(a.dtype()) && a.dtype() != boolean) {
     a.set(0, a.dtype() == i32 ? -0x1p31 : -0x1p63);
@@ -65,7 +66,8 @@ TESSERA_CASE("elementwise", "binary operations") {
         const double low = op == BinaryOp::pow ? 0.1 : -2;
         Operand &a = c.input(dtype, n, low, 2), &b = c.input(dtype, n, -2, 2, shift),
                 &y = c.output(result(op, dtype), n);
-        if (op <= BinaryOp::max || gives_boolean(op)) make_special(a, b);
+        if (op <= BinaryOp::max || gives_boolean(op) || op == BinaryOp::relu_backward)
+          make_special(a, b);
         c.run([&](const Kernels& k, Side side, Exec& exec) {
           BinaryArgs args = contiguous(op, dtype, n);
           args.out = y.at(side);
