@@ -34,6 +34,17 @@ void copy(const CopyArgs&, Exec&);
 
 extern const Kernels kKernels;
 
+void attention(const AttentionArgs&, Exec&);
+void attention_backward(const AttentionBackwardArgs&, Exec&);
+void embedding(const EmbeddingArgs&, Exec&);
+void embedding_backward(const EmbeddingBackwardArgs&, Exec&);
+void gather(const IndexArgs&, Exec&);
+void index_add(const IndexArgs&, Exec&);
+void index_select(const IndexArgs&, Exec&);
+void rope(const RopeArgs&, Exec&);
+void rope_table(const RopeTableArgs&, Exec&);
+void scatter_add(const IndexArgs&, Exec&);
+
 void gemm(const GemmArgs&, Exec&);  // in cuda/blas.cpp and in emulator/gemm.cpp
 void gemm_gelu(const GemmGeluArgs&, Exec&);
 bool gemm_choice(const GemmArgs&, int choice, Exec&);

@@ -4,15 +4,6 @@
 #include "kernels/cuda/kernels.hpp"
 
 namespace tessera::kernels::cuda {
-namespace {
-
-// In the place of a kernel that is not there.
-template <class Args>
-void missing(const Args&, Exec& exec) {
-  exec.error = "this operation has no CUDA kernel";
-}
-
-}  // namespace
 
 constinit const Kernels kKernels = {
     .elementwise = {.unary = unary,
@@ -29,16 +20,14 @@ constinit const Kernels kKernels = {
     .softmax = {.softmax = softmax, .softmax_backward = softmax_backward},
     .cross_entropy = {.cross_entropy = cross_entropy,
                       .cross_entropy_backward = cross_entropy_backward},
-    .attention = {.attention = missing<AttentionArgs>,
-                  .attention_backward = missing<AttentionBackwardArgs>},
-    .rope = {.rope = missing<RopeArgs>, .rope_table = missing<RopeTableArgs>},
+    .attention = {.attention = attention, .attention_backward = attention_backward},
+    .rope = {.rope = rope, .rope_table = rope_table},
     .norm = {.rms_norm = rms_norm, .layer_norm = layer_norm, .norm_backward = norm_backward},
-    .embedding = {.embedding = missing<EmbeddingArgs>,
-                  .embedding_backward = missing<EmbeddingBackwardArgs>},
-    .index = {.index_select = missing<IndexArgs>,
-              .index_add = missing<IndexArgs>,
-              .gather = missing<IndexArgs>,
-              .scatter_add = missing<IndexArgs>},
+    .embedding = {.embedding = embedding, .embedding_backward = embedding_backward},
+    .index = {.index_select = index_select,
+              .index_add = index_add,
+              .gather = gather,
+              .scatter_add = scatter_add},
     .dropout = {.dropout = dropout},
     .optimizer = {.adamw = adamw,
                   .sgd = sgd,

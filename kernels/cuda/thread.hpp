@@ -8,6 +8,10 @@
 #include "kernels/cuda/gpu.hpp"
 
 #define TESSERA_DEVICE __device__ __forceinline__
+// Before a loop of which at most n turns are laid out: more would need more registers than there
+// are.
+#define TESSERA_PRAGMA(text) _Pragma(#text)
+#define TESSERA_UNROLL(n) TESSERA_PRAGMA(unroll n)
 
 namespace tessera::kernels::cuda {
 

@@ -73,6 +73,20 @@ class EmulatedBlock {
     return from < values.size() ? values[from] : bits;
   }
 
+  // One round for all: bit l is what lane l of the warp gave in it.
+  unsigned ballot(int thread, bool value) {
+    const auto i = static_cast<std::size_t>(thread);
+    const std::uint64_t round = round_[i]++;
+    std::vector<std::uint64_t>& values = shown_[round % 2];
+    values[i] = round << 1 | (value ? 1u : 0u);
+    pause(thread, At::warp_barrier);
+    unsigned all = 0;
+    const std::size_t first = i / kWarp * kWarp;
+    for (std::size_t lane = 0; lane < kWarp; ++lane)  // one that has returned gave nothing
+      if (values[first + lane] == (round << 1 | 1)) all |= 1u << lane;
+    return all;
+  }
+
   const emulator::Launch& launch() const { return launch_; }
   const Grid& place() const { return place_; }
   std::byte* shared() { return shared_; }
@@ -130,12 +144,7 @@ std::uint64_t Thread::exchange(std::uint64_t bits, int lane) {
   return block_->exchange(index_, bits, lane);
 }
 
-unsigned Thread::ballot(bool value) {
-  unsigned all = 0;
-  for (int lane = 0; lane < kWarp; ++lane)
-    if (shuffle(std::uint32_t{value}, lane)) all |= 1u << lane;
-  return all;
-}
+unsigned Thread::ballot(bool value) { return block_->ballot(index_, value); }
 
 namespace emulator {
 

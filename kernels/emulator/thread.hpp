@@ -15,6 +15,7 @@
 #include "kernels/cuda/gpu.hpp"
 
 #define TESSERA_DEVICE inline
+#define TESSERA_UNROLL(n)
 
 namespace tessera::kernels::cuda {
 

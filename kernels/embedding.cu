@@ -1,0 +1,53 @@
+// Rows of a table by id, and their gradient; see kernels/cuda/indexed.hpp for the order of its
+// sums.
+#include "kernels/embedding.hpp"
+
+#include "kernels/cuda/indexed.hpp"
+#include "kernels/cuda/kernels.hpp"
+
+namespace tessera::kernels::cuda {
+
+namespace {
+
+template <class U>
+struct Clear {
+  U* data;
+  std::int64_t count;
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    for (std::int64_t i = t.global_index(); i < count; i += t.global_threads())
+      data[i] = indexed::unit_of<U>(0);
+  }
+};
+
+}  // namespace
+
+void embedding(const EmbeddingArgs& a, Exec& exec) {
+  indexed::copy_rows({a.out, const_cast<void*>(a.table), indexed::ids_of(a.ids, a.id_dtype), 1,
+                      a.vocab, a.count, a.cols},
+                     a.dtype, exec);
+}
+
+void embedding_backward(const EmbeddingBackwardArgs& a, Exec& exec) {
+  if (!a.accumulate)
+    indexed::with_unit(a.grad_dtype, a.vocab * a.cols, are_aligned(static_cast<char*>(a.d_table)),
+                       [&](auto unit, std::int64_t units) {
+                         using U = decltype(unit);
+                         const std::int64_t blocks = blocks_for(units, 4 * indexed::kThreads);
+                         launch<indexed::kThreads>(exec, {blocks}, 0,
+                                                   Clear<U>{static_cast<U*>(a.d_table), units});
+                       });
+  const indexed::Rows rows{const_cast<void*>(a.dy),
+                           a.d_table,
+                           indexed::ids_of(a.ids, a.id_dtype),
+                           1,
+                           a.vocab,
+                           a.count,
+                           a.cols};
+  if (a.dtype == DType::f64 || a.grad_dtype == DType::f64)
+    indexed::add_rows<double>(rows, a.dtype, a.grad_dtype, a.scale, exec);
+  else
+    indexed::add_rows<float>(rows, a.dtype, a.grad_dtype, static_cast<float>(a.scale), exec);
+}
+
+}  // namespace tessera::kernels::cuda
