@@ -18,7 +18,7 @@ void queued(const Args& args, Exec& exec) {
 }
 
 // Its inputs are an array on the host that is gone when the work runs.
-void reduce_peers(const PeersArgs& args, Exec& exec) {
+void queued_peers(const PeersArgs& args, Exec& exec) {
   emulator::enqueue(exec.native_stream, [args, inputs = std::vector<const void*>(
                                                    args.inputs, args.inputs + args.n_inputs)] {
     Exec here;
@@ -76,7 +76,7 @@ constinit const Kernels kKernels = {
                .uniform = queued<&Kernels::random, &Random::uniform>},
     .flat = {.pack = queued<&Kernels::flat, &Flat::pack>,
              .complete = queued<&Kernels::flat, &Flat::complete>},
-    .peers = {.reduce = reduce_peers, .copy = queued<&Kernels::peers, &Peers::copy>},
+    .peers = {.reduce = queued_peers, .copy = queued<&Kernels::peers, &Peers::copy>},
 };
 
 }  // namespace tessera::kernels::cuda
