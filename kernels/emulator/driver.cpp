@@ -28,7 +28,7 @@ struct State {
       host_allocations{0}, mappings{0}, copies{0}, fills{0};
   std::atomic<const char*> failure{nullptr};
   std::mutex mutex;  // of what follows
-  std::map<void*, std::int64_t> blocks_of_memory;
+  std::map<void*, std::int64_t> blocks_of_memory, mapped;
   std::int64_t used = 0, limit = 0;
 
   bool take(std::int64_t bytes) {
@@ -36,10 +36,6 @@ struct State {
     if (used + bytes > (limit ? limit : kMemoryBytes)) return false;
     used += bytes;
     return true;
-  }
-  void give_back(std::int64_t bytes) {
-    const std::lock_guard lock(mutex);
-    used -= bytes;
   }
 };
 State& state() {
@@ -183,10 +179,25 @@ DriverError map(void* at, std::int64_t bytes, bool* mapped) {
   *mapped = state().take(bytes);
   if (*mapped && mprotect(at, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE) != 0)
     return "no such range";
+  const std::lock_guard lock(state().mutex);
+  if (*mapped) state().mapped[at] = bytes;
   return nullptr;
 }
+// Takes the pieces of a range out of the books; false where it holds a part of one, or a hole.
+bool take_pieces(std::byte* at, std::int64_t bytes) {
+  const std::lock_guard lock(state().mutex);
+  while (bytes > 0) {
+    const auto piece = state().mapped.find(at);
+    if (piece == state().mapped.end() || piece->second > bytes) return false;
+    at += piece->second;
+    bytes -= piece->second;
+    state().used -= piece->second;
+    state().mapped.erase(piece);
+  }
+  return true;
+}
 DriverError unmap(void* at, std::int64_t bytes) {
-  state().give_back(bytes);
+  if (!take_pieces(static_cast<std::byte*>(at), bytes)) return "a part of what was mapped at once";
   return mmap(at, static_cast<std::size_t>(bytes), PROT_NONE,
               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == at
              ? nullptr

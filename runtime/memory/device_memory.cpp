@@ -34,7 +34,8 @@ class DevicePieces final : public Upstream {
   const DeviceContext& context_;
 };
 
-// A range of addresses for each segment; memory is mapped behind its beginning.
+// A range of addresses for each segment; memory is mapped behind its beginning, in pieces of one
+// size, for only whole pieces can be given back.
 class DeviceRanges final : public Upstream {
  public:
   explicit DeviceRanges(const DeviceContext& context) : context_(context) {
@@ -65,8 +66,13 @@ class DeviceRanges final : public Upstream {
     if (bytes > 0 && range_of(bytes) != range_of(new_bytes)) return false;
     const Driver& driver = context_.acting_driver();
     if (new_bytes < bytes) return fine(driver.unmap(data + new_bytes, bytes - new_bytes));
-    bool mapped = false;
-    return fine(driver.map(data + bytes, new_bytes - bytes, &mapped)) && mapped;
+    for (std::int64_t at = bytes; at < new_bytes; at += kSegmentBytes) {
+      bool mapped = false;
+      if (fine(driver.map(data + at, kSegmentBytes, &mapped)) && mapped) continue;
+      if (at > bytes) fine(driver.unmap(data + bytes, at - bytes));
+      return false;
+    }
+    return true;
   }
 
  private:

@@ -9,7 +9,6 @@
 
 #include "kernels/table.hpp"
 #include "runtime/device/queue.hpp"
-#include "tessera/base/log.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/support/catch.hpp"
 

@@ -131,6 +131,23 @@ TEST_CASE("a rank on a GPU that throws is named to its peers, and after a reset 
   }
 }
 
+TEST_CASE("a GPU that is full says so on the rank that asked, with its ledger", "[threads]") {
+  emulator().limit_memory(2 * kWorkspaceBytes + (6ll << 20));
+  std::string what;
+  try {
+    run_local(2, on_gpu(), [](World& world) {
+      Trainee trainee(world, {}, 1);
+      for (int k = 0; k < 3; ++k) trainee.step(k);
+      const Tensor large = Tensor::ones({8 << 20}, f32, world.device());
+    });
+  } catch (const OutOfMemory& error) {
+    what = error.what();
+  }
+  emulator().limit_memory(0);
+  CHECK_THAT(what, Catch::Contains("33554432 bytes for 'activations'") &&
+                       Catch::Contains("workspace") && Catch::Contains("use more ranks"));
+}
+
 TEST_CASE("one rank of many on a GPU, without peers, has the CPU's bits", "[threads]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);

@@ -67,7 +67,7 @@ struct Driver {
   DriverError (*reserve)(std::int64_t bytes, void** range);
   DriverError (*free_range)(void* range, std::int64_t bytes);
   DriverError (*map)(void* at, std::int64_t bytes, bool* mapped);  // false: there is no more
-  // Any part of what was mapped, in whole pages of the granularity.
+  // One or more neighbouring pieces, each whole as `map` was given it.
   DriverError (*unmap)(void* at, std::int64_t bytes);
   DriverError (*memory_info)(std::int64_t* free_bytes, std::int64_t* total_bytes);
 
