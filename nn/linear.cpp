@@ -1,7 +1,5 @@
 #include "tessera/nn/linear.hpp"
 
-#include "tessera/autograd/ops.hpp"
-
 namespace tessera::nn {
 
 Linear::Linear(std::int64_t in, std::int64_t out, const Device& device)
@@ -26,6 +24,14 @@ Linear::Linear(const Parameter& shared_weight) : weight(shared_weight) {
 }
 
 Tensor Linear::operator()(const Tensor& x) {
+  return call([&] { return linear(x, weight, bias.defined() ? bias.value() : Tensor()); });
+}
+
+Activated Linear::gelu(const Tensor& x) {
+  return call([&] { return linear_gelu(x, weight, bias.defined() ? bias.value() : Tensor()); });
+}
+
+Tensor Linear::operator()(const Activated& x) {
   return call([&] { return linear(x, weight, bias.defined() ? bias.value() : Tensor()); });
 }
 

@@ -29,7 +29,7 @@ GeluMlp::GeluMlp(std::int64_t dim, std::int64_t hidden, const Device& device)
 }
 
 Tensor GeluMlp::operator()(const Tensor& x) {
-  return call([&] { return c_proj(gelu(c_fc(x))); });
+  return call([&] { return c_proj(c_fc.gelu(x)); });
 }
 
 }  // namespace tessera::nn

@@ -30,46 +30,7 @@ bool writes_directly(DType dtype, DType target) {
   return dtype == target || (target == f32 && dtype != f64);
 }
 
-// Gives d_weight = op(a) op(b) to input i: written in place where that is possible.
-void set_product(Gradients& out, int i, const Tensor& a, const Tensor& b, Transpose ta,
-                 Transpose tb) {
-  if (!out.wants(i)) return;
-  if (const auto target = out.sink(i)) {
-    if (writes_directly(a.dtype(), target->tensor.dtype()))
-      return raw::matmul_into(target->tensor, a, b, ta, tb, target->scale,
-                              target->accumulate ? 1 : 0);
-    return raw::axpby(target->tensor, raw::matmul(a, b, ta, tb), target->scale,
-                      target->accumulate ? 1 : 0);
-  }
-  out.set(i, raw::matmul(a, b, ta, tb));
-}
-
 }  // namespace
-
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  TESSERA_EXPECT(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(1) &&
-                     x.dtype() == weight.dtype(),
-                 "linear: x is ", x.shape(), " of ", x.dtype(), ", weight is ", weight.shape(),
-                 " of ", weight.dtype(), "; expected [..., in] and [out, in] of one dtype");
-  TESSERA_EXPECT(!bias.defined() || bias.shape() == Shape{weight.size(0)}, "linear: bias is ",
-                 bias.shape(), ", expected [", weight.size(0), "]");
-  Shape shape = x.shape();
-  shape[x.ndim() - 1] = weight.size(0);
-  const Tensor rows = raw::reshape(
-      x, {x.size(-1) == 0 ? shape.numel() / std::max<std::int64_t>(weight.size(0), 1) : -1,
-          x.size(-1)});
-  Tensor y = Tensor::empty({rows.size(0), weight.size(0)}, x.dtype(), x.device());
-  raw::matmul_into(y, rows, weight, Transpose::no, Transpose::yes, 1, 0, bias);
-  return record("linear", {x, weight, bias}, raw::reshape(y, shape),
-                [rows = Saved(rows), weight = Saved(weight), shape = x.shape()](
-                    const Tensor& gradient, Gradients& out) {
-                  const Tensor g =
-                      raw::reshape(gradient, {rows.get().size(0), weight.get().size(0)});
-                  if (out.wants(0)) out.set(0, raw::reshape(raw::matmul(g, weight.get()), shape));
-                  set_product(out, 1, g, rows.get(), Transpose::yes, Transpose::no);
-                  if (out.wants(2)) out.set(2, raw::reduce(raw::Reduction::sum, g, 0));
-                });
-}
 
 Tensor embedding(const Tensor& weight, const Tensor& ids) {
   TESSERA_EXPECT(weight.ndim() == 2 && (ids.dtype() == i32 || ids.dtype() == i64),

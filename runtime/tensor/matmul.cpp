@@ -89,6 +89,43 @@ void multiply(const Tensor& out, std::int64_t c_batch_stride, std::int64_t ldc, 
                  2.0 * static_cast<double>(batch) * args.m * args.n * args.k);
 }
 
+// Both of the products with GELU: `backward` reads aux.
+void multiply_gelu(const Tensor& out, const Tensor& aux, const Tensor& a, const Tensor& b,
+                   Transpose ta, Transpose tb, const Tensor& strided_bias, bool backward) {
+  const std::int64_t m = a.size(ta == Transpose::yes ? 1 : 0),
+                     k = a.size(ta == Transpose::yes ? 0 : 1),
+                     n = b.size(tb == Transpose::yes ? 0 : 1);
+  TESSERA_EXPECT(b.size(tb == Transpose::yes ? 1 : 0) == k && out.shape() == (Shape{m, n}) &&
+                     aux.shape() == out.shape() && out.is_contiguous() && aux.is_contiguous() &&
+                     b.dtype() == a.dtype() && out.dtype() == a.dtype() && aux.dtype() == a.dtype(),
+                 "matmul_gelu_into: ", a.shape(), " and ", b.shape(), " of ", a.dtype(),
+                 " do not give contiguous ", out.shape(), " and ", aux.shape());
+  const Device& device = detail::common_device("matmul_gelu_into", a, b);
+  if (out.numel() == 0 || device.is_meta()) return;
+  const Tensor bias = strided_bias.defined() ? contiguous(strided_bias) : Tensor();
+  const Matrices x = matrices_of(a, 1), y = matrices_of(b, 1);
+  kernels::GemmGeluArgs args{};
+  args.c = out.data();
+  args.aux = aux.data();
+  args.a = x.tensor.numel() > 0 ? x.tensor.data() : out.data();
+  args.b = y.tensor.numel() > 0 ? y.tensor.data() : out.data();
+  args.bias = bias.defined() ? bias.data() : nullptr;
+  args.m = narrow(m);
+  args.n = args.ldc = args.ld_aux = narrow(n);
+  args.k = narrow(k);
+  args.lda = narrow(x.ld);
+  args.ldb = narrow(y.ld);
+  args.dtype = a.dtype();
+  args.trans_a = (ta == Transpose::yes) != x.transposed;
+  args.trans_b = (tb == Transpose::yes) != y.transposed;
+  args.backward = backward;
+  detail::launch(backward ? "matmul_gelu_backward" : "matmul_gelu", device,
+                 detail::table(device).gemm.gemm_gelu, args,
+                 {detail::reads(x.tensor), detail::reads(y.tensor), detail::reads(bias),
+                  backward ? detail::reads(aux) : detail::writes(aux), detail::writes(out)},
+                 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
+}
+
 }  // namespace
 
 Tensor matmul(const Tensor& a, const Tensor& b, Transpose ta, Transpose tb) {
@@ -140,6 +177,16 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, Transpose 
                  b.shape(), " do not give ", out.shape());
   multiply(out, 0, std::max<std::int64_t>(out.strides()[0], std::max<std::int64_t>(n, 1)), a, b, ta,
            tb, alpha, beta, bias, 1);
+}
+
+void matmul_gelu_into(const Tensor& out, const Tensor& aux, const Tensor& a, const Tensor& b,
+                      Transpose ta, Transpose tb, const Tensor& bias) {
+  multiply_gelu(out, aux, a, b, ta, tb, bias, false);
+}
+
+void matmul_gelu_backward_into(const Tensor& out, const Tensor& aux, const Tensor& a,
+                               const Tensor& b, Transpose ta, Transpose tb) {
+  multiply_gelu(out, aux, a, b, ta, tb, {}, true);
 }
 
 }  // namespace tessera::raw

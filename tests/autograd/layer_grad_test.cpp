@@ -37,6 +37,45 @@ TEST_CASE("derivatives of linear") {
                   {draw.normal({2, 3}), draw.normal({3, 3}), draw.normal({3})});
 }
 
+TEST_CASE("derivatives of linear layers with GELU between them") {
+  Draw draw;
+  const auto f = [](const std::vector<Tensor>& v) {
+    return linear(linear_gelu(v[0], v[1], v[2]), v[3], v[4]);
+  };
+  for (const Shape& x : {Shape{5, 3}, Shape{2, 2, 3}, Shape{3}, Shape{0, 3}}) {
+    INFO("x " << x << ", seed " << draw.seed);
+    check_gradients(f, {draw.normal(x), draw.normal({4, 3}), draw.normal({4}), draw.normal({2, 4}),
+                        draw.normal({2})});
+  }
+  INFO("seed " << draw.seed);
+  check_gradients(
+      [](const auto& v) {
+        return linear(linear_gelu(transpose(v[0], 0, 1), behind(v[1])), transpose(v[2], 0, 1));
+      },
+      {draw.normal({3, 5}), draw.normal({4, 3}), draw.normal({4, 2})});
+}
+
+TEST_CASE("GELU within the products has the bits of GELU between them") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const std::vector<Tensor> values = {draw.normal({5, 3}), draw.normal({7, 3}), draw.normal({7}),
+                                      draw.normal({2, 7})};
+  for (const DType dtype : {f32, bf16}) {
+    std::vector<std::vector<double>> seen[2];
+    for (const bool within : {false, true}) {
+      std::vector<Tensor> v;
+      for (const Tensor& x : values) v.push_back(raw::cast(x, dtype).require_grad());
+      const Tensor y = within ? linear(linear_gelu(v[0], v[1], v[2]), v[3])
+                              : linear(gelu(linear(v[0], v[1], v[2])), v[3]);
+      sum(y).backward();
+      seen[within].push_back(raw::cast(y, f64).to_vector<double>());
+      for (const Tensor& x : v)
+        seen[within].push_back(raw::cast(x.grad(), f64).to_vector<double>());
+    }
+    CHECK(seen[0] == seen[1]);
+  }
+}
+
 TEST_CASE("derivatives of softmax") {
   Draw draw;
   INFO("seed " << draw.seed);

@@ -108,6 +108,14 @@ Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& 
 Tensor matmul(const Tensor& a, const Tensor& b);
 // x W^T + bias: x [..., in], weight [out, in], bias [out] or undefined -> [..., out].
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+// The same with GELU between two layers: linear(linear_gelu(x, w1, b1), w2, b2) has the bits of
+// linear(gelu(linear(x, w1, b1)), w2, b2) on the CPU, and in both passes GELU belongs to a product.
+struct Activated {
+  Tensor before;  // x W^T + bias, which carries the history
+  Tensor value;   // its GELU, which carries none
+};
+Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias = {});
 
 // --- layers' functions ---
 Tensor softmax(const Tensor& x);  // over the last dimension

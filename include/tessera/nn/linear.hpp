@@ -4,6 +4,7 @@
 // built on a real device they get their memory at once. Values are set by nn::init or loaded.
 #pragma once
 
+#include "tessera/autograd/ops.hpp"
 #include "tessera/nn/module.hpp"
 
 namespace tessera::nn {
@@ -25,6 +26,9 @@ class Linear : public Module {
 
   // x [..., in] of the weight's dtype -> [..., out].
   Tensor operator()(const Tensor& x);
+  // The same with its GELU, in one product, for the layer that follows.
+  Activated gelu(const Tensor& x);
+  Tensor operator()(const Activated& x);
   // The mean cross-entropy of these outputs with targets [N], in nats, without ever having them
   // all: chunk_rows of x's N rows at a time.
   Tensor cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t chunk_rows);

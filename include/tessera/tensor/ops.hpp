@@ -105,6 +105,12 @@ Tensor matmul(const Tensor& a, const Tensor& b, Transpose ta = Transpose::no,
 // contiguous rows and may be f32 for 16-bit inputs.
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, Transpose ta, Transpose tb,
                  double alpha, double beta, const Tensor& bias = {});
+// aux = op(a) op(b) + bias and out = gelu(aux), in one launch; contiguous matrices of one dtype.
+void matmul_gelu_into(const Tensor& out, const Tensor& aux, const Tensor& a, const Tensor& b,
+                      Transpose ta, Transpose tb, const Tensor& bias = {});
+// out = (op(a) op(b)) gelu'(aux), its backward.
+void matmul_gelu_backward_into(const Tensor& out, const Tensor& aux, const Tensor& a,
+                               const Tensor& b, Transpose ta, Transpose tb);
 
 // --- rows and indices ---
 // Indices are i32 or i64. One outside x's dim reads as NaN (0 for integers and boolean) and adds

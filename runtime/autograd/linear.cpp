@@ -1,0 +1,101 @@
+// The linear layer's function, alone and after GELU, and its derivatives. The weight's gradient
+// goes straight to the parameter's place (Gradients::sink).
+#include "tessera/autograd/ops.hpp"
+
+namespace tessera {
+
+using autograd::Gradients;
+using autograd::record;
+using autograd::Saved;
+using raw::Transpose;
+
+namespace {
+
+// Gives d_weight = op(a) op(b) to input i: written in place where that is possible.
+void set_product(Gradients& out, int i, const Tensor& a, const Tensor& b, Transpose ta,
+                 Transpose tb) {
+  if (!out.wants(i)) return;
+  if (const auto target = out.sink(i)) {
+    const DType dtype = target->tensor.dtype();
+    if (dtype == a.dtype() || (dtype == f32 && a.dtype() != f64))  // what the product can write
+      return raw::matmul_into(target->tensor, a, b, ta, tb, target->scale,
+                              target->accumulate ? 1 : 0);
+    return raw::axpby(target->tensor, raw::matmul(a, b, ta, tb), target->scale,
+                      target->accumulate ? 1 : 0);
+  }
+  out.set(i, raw::matmul(a, b, ta, tb));
+}
+
+// x [..., in] as the rows of a matrix, after a look at all operands.
+Tensor rows_of_linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  TESSERA_EXPECT(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(1) &&
+                     x.dtype() == weight.dtype(),
+                 "linear: x is ", x.shape(), " of ", x.dtype(), ", weight is ", weight.shape(),
+                 " of ", weight.dtype(), "; expected [..., in] and [out, in] of one dtype");
+  TESSERA_EXPECT(!bias.defined() || bias.shape() == Shape{weight.size(0)}, "linear: bias is ",
+                 bias.shape(), ", expected [", weight.size(0), "]");
+  std::int64_t rows = 1;
+  for (int d = 0; d + 1 < x.ndim(); ++d) rows *= x.size(d);
+  return raw::reshape(x, {rows, x.size(-1)});
+}
+
+Shape shape_of_linear(const Tensor& x, const Tensor& weight) {
+  Shape shape = x.shape();
+  shape[x.ndim() - 1] = weight.size(0);
+  return shape;
+}
+
+// y = x W^T + bias is differentiated alike whatever x has been through.
+Tensor record_linear(const Tensor& x, const Tensor& rows, const Tensor& weight, const Tensor& bias,
+                     const Tensor& y) {
+  return record("linear", {x, weight, bias}, y,
+                [rows = Saved(rows), weight = Saved(weight), shape = x.shape()](
+                    const Tensor& gradient, Gradients& out) {
+                  const Tensor g =
+                      raw::reshape(gradient, {rows.get().size(0), weight.get().size(0)});
+                  if (out.wants(0)) out.set(0, raw::reshape(raw::matmul(g, weight.get()), shape));
+                  set_product(out, 1, g, rows.get(), Transpose::yes, Transpose::no);
+                  if (out.wants(2)) out.set(2, raw::reduce(raw::Reduction::sum, g, 0));
+                });
+}
+
+}  // namespace
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  const Tensor rows = rows_of_linear(x, weight, bias);
+  Tensor y = Tensor::empty({rows.size(0), weight.size(0)}, x.dtype(), x.device());
+  raw::matmul_into(y, rows, weight, Transpose::no, Transpose::yes, 1, 0, bias);
+  return record_linear(x, rows, weight, bias, raw::reshape(y, shape_of_linear(x, weight)));
+}
+
+Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  const Tensor rows = rows_of_linear(x, weight, bias);
+  Tensor before = Tensor::empty({rows.size(0), weight.size(0)}, x.dtype(), x.device());
+  Tensor value = Tensor::empty(before.shape(), x.dtype(), x.device());
+  raw::matmul_gelu_into(value, before, rows, weight, Transpose::no, Transpose::yes, bias);
+  const Shape shape = shape_of_linear(x, weight);
+  return {record_linear(x, rows, weight, bias, raw::reshape(before, shape)),
+          raw::reshape(value, shape)};
+}
+
+Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias) {
+  const Tensor rows = rows_of_linear(x.value, weight, bias);
+  Tensor y = Tensor::empty({rows.size(0), weight.size(0)}, rows.dtype(), rows.device());
+  raw::matmul_into(y, rows, weight, Transpose::no, Transpose::yes, 1, 0, bias);
+  return record(
+      "linear", {x.before, weight, bias}, raw::reshape(y, shape_of_linear(x.value, weight)),
+      [rows = Saved(rows), before = Saved(x.before), weight = Saved(weight)](const Tensor& gradient,
+                                                                             Gradients& out) {
+        const Tensor g = raw::reshape(gradient, {rows.get().size(0), weight.get().size(0)});
+        if (out.wants(0)) {
+          Tensor d = Tensor::empty(rows.get().shape(), g.dtype(), g.device());
+          raw::matmul_gelu_backward_into(d, raw::reshape(before.get(), d.shape()), g, weight.get(),
+                                         Transpose::no, Transpose::no);
+          out.set(0, raw::reshape(d, before.get().shape()));
+        }
+        set_product(out, 1, g, rows.get(), Transpose::yes, Transpose::no);
+        if (out.wants(2)) out.set(2, raw::reduce(raw::Reduction::sum, g, 0));
+      });
+}
+
+}  // namespace tessera
