@@ -1,6 +1,5 @@
-// Derivatives of the layers' functions. Weight gradients go straight to the parameter's place
-// (Gradients::sink): the matrix product writes them in the reduction's dtype, scaled, added when
-// something is there.
+// Derivatives of the layers' functions but the linear one. Weight gradients go straight to the
+// parameter's place (Gradients::sink), scaled, added when something is there.
 #include <algorithm>
 #include <cmath>
 
@@ -19,7 +18,6 @@ using detail::reads_some;
 using detail::table;
 using detail::updates_some;
 using detail::writes;
-using raw::Transpose;
 
 namespace {
 
