@@ -5,7 +5,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/gpu.hpp"
+#include "kernels/cuda/grid.hpp"
 
 #define TESSERA_DEVICE __device__ __forceinline__
 // Before a loop of which at most n turns are laid out: more would need more registers than there

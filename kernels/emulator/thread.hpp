@@ -12,7 +12,7 @@
 #include <functional>
 #include <type_traits>
 
-#include "kernels/cuda/gpu.hpp"
+#include "kernels/cuda/grid.hpp"
 
 #define TESSERA_DEVICE inline
 #define TESSERA_UNROLL(n)
