@@ -35,8 +35,8 @@ Gpt2Block::Gpt2Block(const Gpt2Config& config, const Device& device)
 
 Tensor Gpt2Block::operator()(const Tensor& x_BTC) {
   return call([&] {
-    const Tensor h_BTC = x_BTC + drop(attn(ln_1(x_BTC)));
-    return h_BTC + drop(mlp(ln_2(h_BTC)));
+    const auto [h_BTC, normed_BTC] = ln_2.of_sum(x_BTC, drop(attn(ln_1(x_BTC))));
+    return h_BTC + drop(mlp(normed_BTC));
   });
 }
 

@@ -37,8 +37,9 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, std::shared_ptr<Rotary> rotary
 
 Tensor LlamaBlock::operator()(const Tensor& x_BTC) {
   return call([&] {
-    const Tensor h_BTC = x_BTC + self_attn(input_layernorm(x_BTC));
-    return h_BTC + mlp(post_attention_layernorm(h_BTC));
+    const auto [h_BTC, normed_BTC] =
+        post_attention_layernorm.of_sum(x_BTC, self_attn(input_layernorm(x_BTC)));
+    return h_BTC + mlp(normed_BTC);
   });
 }
 

@@ -1,7 +1,5 @@
 #include "tessera/nn/norm.hpp"
 
-#include "tessera/autograd/ops.hpp"
-
 namespace tessera::nn {
 
 RMSNorm::RMSNorm(std::int64_t dim, double eps, const Device& device)
@@ -16,6 +14,10 @@ Tensor RMSNorm::operator()(const Tensor& x) {
   return call([&] { return rms_norm(x, weight, eps_); });
 }
 
+SumAndNorm RMSNorm::of_sum(const Tensor& x, Tensor residual) {
+  return call([&] { return add_rms_norm(x, std::move(residual), weight, eps_); });
+}
+
 LayerNorm::LayerNorm(std::int64_t dim, double eps, const Device& device)
     : weight({dim}, Initializer::constant(1)), bias({dim}, Initializer::constant(0)), eps_(eps) {
   TESSERA_EXPECT(dim > 0 && eps >= 0, "LayerNorm: dim ", dim, " and eps ", eps,
@@ -27,6 +29,10 @@ LayerNorm::LayerNorm(std::int64_t dim, double eps, const Device& device)
 
 Tensor LayerNorm::operator()(const Tensor& x) {
   return call([&] { return layer_norm(x, weight, bias, eps_); });
+}
+
+SumAndNorm LayerNorm::of_sum(const Tensor& x, Tensor residual) {
+  return call([&] { return add_layer_norm(x, std::move(residual), weight, bias, eps_); });
 }
 
 }  // namespace tessera::nn

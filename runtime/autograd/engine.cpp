@@ -89,6 +89,11 @@ void Gradients::set(int i, Tensor gradient) {
   if (edge) accumulate(edge, std::move(gradient));
 }
 
+Tensor Gradients::take(int i) {
+  const Edge& edge = inputs_[static_cast<std::size_t>(i)];
+  return edge.node ? std::exchange(edge.node->gradient, {}) : Tensor();
+}
+
 std::optional<Leaf::Target> Gradients::sink(int i) {
   const Edge& edge = inputs_[static_cast<std::size_t>(i)];
   return edge.leaf ? std::optional(edge.leaf->take()) : std::nullopt;

@@ -1,6 +1,5 @@
-// Derivatives of the layers' functions but the linear one. Weight gradients go straight to the
-// parameter's place (Gradients::sink), scaled, added when something is there.
-#include <algorithm>
+// Derivatives of the layers' functions but the linear one and the norms. Weight gradients go
+// straight to the parameter's place (Gradients::sink), scaled, added when something is there.
 #include <cmath>
 
 #include "runtime/tensor/launch.hpp"
@@ -22,11 +21,6 @@ using detail::writes;
 namespace {
 
 DType statistics_dtype(DType dtype) { return dtype == f64 ? f64 : f32; }
-
-// Whether a kernel that computes in `dtype` may write a gradient of `target`.
-bool writes_directly(DType dtype, DType target) {
-  return dtype == target || (target == f32 && dtype != f64);
-}
 
 }  // namespace
 
@@ -62,123 +56,6 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
                   own.accumulate ? updates_some(own.tensor, g) : writes(own.tensor)});
         if (!target) out.set(0, own.tensor);
       });
-}
-
-namespace {
-
-// The backward pass of both norms; `mean` is undefined for rms_norm, `bias` says whether there is
-// one.
-void norm_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight,
-                   const Tensor& mean, const Tensor& rstd, bool bias, Gradients& out) {
-  const Device& device = x.device();
-  const Tensor g = raw::contiguous(gradient);
-  const std::int64_t cols = x.size(-1), rows = cols == 0 ? 0 : x.numel() / cols;
-  // The kernel takes one scale and one flag for weight and bias; where their places differ it
-  // writes to a tensor first.
-  std::optional<Leaf::Target> dw, db;
-  if (out.wants(1)) dw = out.sink(1);
-  if (bias && out.wants(2)) db = out.sink(2);
-  const auto fits = [&](const std::optional<Leaf::Target>& t) {
-    return t && writes_directly(x.dtype(), t->tensor.dtype());
-  };
-  const bool direct =
-      fits(dw) && (!bias || !out.wants(2) ||
-                   (fits(db) && db->scale == dw->scale && db->accumulate == dw->accumulate &&
-                    db->tensor.dtype() == dw->tensor.dtype()));
-  const Tensor dx = out.wants(0) ? Tensor::empty(x.shape(), x.dtype(), device) : Tensor();
-  const auto place = [&](int i, const std::optional<Leaf::Target>& t) {
-    if ((i == 2 && !bias) || !out.wants(i)) return Tensor();
-    return direct ? t->tensor : Tensor::empty({cols}, statistics_dtype(x.dtype()), device);
-  };
-  const Tensor d_weight = place(1, dw), d_bias = place(2, db);
-  if (!device.is_meta() && cols > 0) {
-    const std::int64_t bytes =
-        kernels::norm_workspace_bytes(rows, cols, x.dtype(), d_weight.defined(), d_bias.defined());
-    // Not null where sums are wanted, also when there is no row to sum over.
-    const bool sums = d_weight.defined() || d_bias.defined();
-    const Tensor workspace =
-        sums ? Tensor::empty({std::max<std::int64_t>(bytes / 4, 1)}, f32, device) : Tensor();
-    kernels::NormBackwardArgs args{};
-    args.dx = dx.defined() ? dx.data() : nullptr;
-    args.d_weight = d_weight.defined() ? d_weight.data() : nullptr;
-    args.d_bias = d_bias.defined() ? d_bias.data() : nullptr;
-    args.x = x.data();
-    args.dy = g.data();
-    args.weight = weight.defined() ? weight.data() : nullptr;
-    args.mean = mean.defined() ? mean.data() : nullptr;
-    args.rstd = rstd.data();
-    args.workspace = workspace.defined() ? workspace.data() : nullptr;
-    args.rows = rows;
-    args.cols = static_cast<std::int32_t>(cols);
-    args.scale = direct ? static_cast<float>(dw->scale) : 1.f;
-    args.dtype = x.dtype();
-    args.grad_dtype = d_weight.defined() ? d_weight.dtype()
-                      : d_bias.defined() ? d_bias.dtype()
-                                         : x.dtype();
-    args.accumulate = direct && dw->accumulate;
-    launch("norm_backward", device, table(device).norm.norm_backward, args,
-           {reads(x), reads(g), reads(weight), reads(mean), reads(rstd), writes(workspace),
-            writes(dx), writes(d_weight), writes(d_bias)});
-  }
-  if (dx.defined()) out.set(0, dx);
-  if (direct) return;
-  const auto settle = [&](int i, const std::optional<Leaf::Target>& t, const Tensor& d) {
-    if (!d.defined()) return;
-    if (t)
-      raw::axpby(t->tensor, d, t->scale, t->accumulate ? 1 : 0);
-    else
-      out.set(i, raw::cast(d, x.dtype()));
-  };
-  settle(1, dw, d_weight);
-  settle(2, db, d_bias);
-}
-
-void check_norm(const char* name, const Tensor& x, const Tensor& weight) {
-  TESSERA_EXPECT(
-      x.ndim() >= 1 && weight.shape() == Shape{x.size(-1)} && weight.dtype() == x.dtype(), name,
-      ": x is ", x.shape(), " of ", x.dtype(), ", weight is ", weight.shape(), " of ",
-      weight.dtype(), "; expected [..., C] and [C] of one dtype");
-}
-
-std::int64_t rows_of(const Tensor& x) { return x.size(-1) == 0 ? 0 : x.numel() / x.size(-1); }
-
-}  // namespace
-
-Tensor rms_norm(const Tensor& input, const Tensor& weight, double eps) {
-  check_norm("rms_norm", input, weight);
-  const Device& device = detail::common_device("rms_norm", input, weight);
-  const Tensor x = raw::contiguous(input), w = raw::contiguous(weight);
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
-  Tensor rstd = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
-  if (y.numel() > 0 && !device.is_meta())
-    launch("rms_norm", device, table(device).norm.rms_norm,
-           kernels::RmsNormArgs{y.data(), rstd.data(), x.data(), w.data(), rows_of(x), x.size(-1),
-                                eps, x.dtype()},
-           {reads(x), reads(w), writes(y), writes(rstd)});
-  return record("rms_norm", {input, weight}, y,
-                [x = Saved(x), w = Saved(w), rstd = Saved(rstd)](const Tensor& g, Gradients& out) {
-                  norm_backward(g, x.get(), w.get(), {}, rstd.get(), false, out);
-                });
-}
-
-Tensor layer_norm(const Tensor& input, const Tensor& weight, const Tensor& bias, double eps) {
-  check_norm("layer_norm", input, weight);
-  check_norm("layer_norm", input, bias);
-  const Device& device = detail::common_device("layer_norm", input, weight);
-  const Tensor x = raw::contiguous(input), w = raw::contiguous(weight), b = raw::contiguous(bias);
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
-  Tensor mean = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
-  Tensor rstd = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
-  if (y.numel() > 0 && !device.is_meta())
-    launch("layer_norm", device, table(device).norm.layer_norm,
-           kernels::LayerNormArgs{y.data(), mean.data(), rstd.data(), x.data(), w.data(), b.data(),
-                                  rows_of(x), x.size(-1), eps, x.dtype()},
-           {reads(x), reads(w), reads(b), writes(y), writes(mean), writes(rstd)});
-  return record("layer_norm", {input, weight, bias}, y,
-                [x = Saved(x), w = Saved(w), mean = Saved(mean), rstd = Saved(rstd)](
-                    const Tensor& g, Gradients& out) {
-                  norm_backward(g, x.get(), w.get(), mean.get(), rstd.get(), true, out);
-                });
 }
 
 RopeTables RopeTables::make(std::int64_t positions, std::int64_t head_dim, double theta,

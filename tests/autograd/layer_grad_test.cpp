@@ -137,6 +137,41 @@ TEST_CASE("derivatives of rms_norm and layer_norm") {
                   {draw.normal({3, 4}), draw.normal({4}), draw.normal({4})});
 }
 
+TEST_CASE("derivatives of the norms of a sum, by either result") {
+  Draw draw;
+  const Tensor mix = draw.normal({6});
+  const auto rms = [&](const std::vector<Tensor>& v) {
+    const auto [sum, norm] = add_rms_norm(v[0], v[1], v[2], 1e-5);
+    return mul(sum, mix) + norm;
+  };
+  const auto layer = [&](const std::vector<Tensor>& v) {
+    const auto [sum, norm] = add_layer_norm(v[0], v[1], v[2], v[3], 1e-5);
+    return mul(sum, mix) + norm;
+  };
+  for (const Shape& x : {Shape{4, 6}, Shape{2, 3, 6}, Shape{0, 6}, Shape{70, 6}}) {
+    INFO("x " << x << ", seed " << draw.seed);
+    check_gradients(rms, {draw.normal(x), draw.normal(x), draw.normal({6})});
+    check_gradients(layer, {draw.normal(x), draw.normal(x), draw.normal({6}), draw.normal({6})});
+  }
+  check_gradients(
+      [](const auto& v) {
+        return add_rms_norm(transpose(v[0], 0, 1), transpose(v[1], 0, 1), v[2], 1e-5).norm;
+      },
+      {draw.normal({6, 4}), draw.normal({6, 4}), draw.normal({6})});
+}
+
+TEST_CASE("a sum takes the place of a residual that nobody else sees") {
+  Draw draw;
+  const Tensor x = draw.normal({4, 6}), weight = draw.normal({6}), residual = draw.normal({4, 6});
+  Tensor given = residual + 0.0;
+  const void* const place = given.data();
+  const Tensor kept = add_rms_norm(x, residual, weight, 1e-5).sum;
+  const Tensor moved = add_rms_norm(x, std::move(given), weight, 1e-5).sum;
+  REQUIRE(kept.data() != residual.data());
+  REQUIRE(moved.data() == place);
+  REQUIRE_THROWS_AS(add_rms_norm(x, draw.normal({3, 6}), weight, 1e-5), ContractError);
+}
+
 TEST_CASE("derivatives of norms whose weight or bias is a constant") {
   Draw draw;
   INFO("seed " << draw.seed);

@@ -78,6 +78,9 @@ class Gradients {
   bool wants(int i) const { return static_cast<bool>(inputs_[static_cast<std::size_t>(i)]); }
   // Adds a gradient of input i, of that input's shape.
   void set(int i, Tensor gradient);
+  // What other users have set of input i so far, taken away from it, or undefined: for one that
+  // adds to it while it writes its own, and sets the sum.
+  Tensor take(int i);
   // When input i is a leaf: the place to write its gradient to directly, instead of calling `set`.
   std::optional<Leaf::Target> sink(int i);
 

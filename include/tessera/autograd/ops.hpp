@@ -127,6 +127,14 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
 // (x - mean) weight / sqrt(var + eps) + bias over the last dimension; weight and bias [C].
 // Source: Ba, Kiros and Hinton, "Layer normalization", 2016.
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps);
+// x + residual and its norm, in one pass over both, with the bits of two. A residual that the
+// caller gives away is overwritten by the sum.
+struct SumAndNorm {
+  Tensor sum, norm;
+};
+SumAndNorm add_rms_norm(const Tensor& x, Tensor residual, const Tensor& weight, double eps);
+SumAndNorm add_layer_norm(const Tensor& x, Tensor residual, const Tensor& weight,
+                          const Tensor& bias, double eps);
 // Rotates the halves of each head of x [B, T, H, D], D even, by the angles of tables [T_max, D/2].
 // Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021.
 struct RopeTables {

@@ -1,6 +1,7 @@
 // Normalisation over the last dimension; statistics in f32 for 16-bit inputs.
 #pragma once
 
+#include "tessera/autograd/ops.hpp"
 #include "tessera/nn/module.hpp"
 
 namespace tessera::nn {
@@ -12,6 +13,8 @@ class RMSNorm : public Module {
   explicit RMSNorm(std::int64_t dim, double eps = 1e-5, const Device& device = Device::meta());
   // x [..., dim] -> the same shape.
   Tensor operator()(const Tensor& x);
+  // The sum of both, [..., dim] each, and its norm.
+  SumAndNorm of_sum(const Tensor& x, Tensor residual);
 
   Parameter weight;  // [dim], 1
 
@@ -26,6 +29,8 @@ class LayerNorm : public Module {
   explicit LayerNorm(std::int64_t dim, double eps = 1e-5, const Device& device = Device::meta());
   // x [..., dim] -> the same shape.
   Tensor operator()(const Tensor& x);
+  // The sum of both, [..., dim] each, and its norm.
+  SumAndNorm of_sum(const Tensor& x, Tensor residual);
 
   Parameter weight, bias;  // [dim], 1 and 0
 

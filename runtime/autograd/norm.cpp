@@ -1,0 +1,199 @@
+// RMSNorm and LayerNorm, alone and of a sum. Backward adds what has already reached the input to
+// the gradient that it writes, so that a residual's two gradients need no pass of their own.
+#include <algorithm>
+
+#include "runtime/tensor/launch.hpp"
+#include "tessera/autograd/ops.hpp"
+
+namespace tessera {
+
+using autograd::Gradients;
+using autograd::Leaf;
+using autograd::record;
+using autograd::Saved;
+using detail::launch;
+using detail::reads;
+using detail::table;
+using detail::writes;
+
+namespace {
+
+DType statistics_dtype(DType dtype) { return dtype == f64 ? f64 : f32; }
+
+// The backward pass of both norms; `mean` is undefined for rms_norm, `bias` says whether there is
+// one.
+void norm_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight,
+                   const Tensor& mean, const Tensor& rstd, bool bias, Gradients& out) {
+  const Device& device = x.device();
+  const Tensor g = raw::contiguous(gradient);
+  const std::int64_t cols = x.size(-1), rows = cols == 0 ? 0 : x.numel() / cols;
+  // The kernel takes one scale and one flag for weight and bias; where their places differ it
+  // writes to a tensor first.
+  std::optional<Leaf::Target> dw, db;
+  if (out.wants(1)) dw = out.sink(1);
+  if (bias && out.wants(2)) db = out.sink(2);
+  const auto fits = [&](const std::optional<Leaf::Target>& t) {
+    return t && (t->tensor.dtype() == x.dtype() || (t->tensor.dtype() == f32 && x.dtype() != f64));
+  };
+  const bool direct =
+      fits(dw) && (!bias || !out.wants(2) ||
+                   (fits(db) && db->scale == dw->scale && db->accumulate == dw->accumulate &&
+                    db->tensor.dtype() == dw->tensor.dtype()));
+  // What the input's other users have given so far is added by the kernel, in place where nobody
+  // else sees it.
+  const Tensor held = out.wants(0) ? out.take(0) : Tensor();
+  const bool in_place = held.defined() && held.is_exclusive() && held.is_contiguous();
+  const Tensor d_sum = held.defined() ? raw::contiguous(held) : held;
+  const Tensor dx = !out.wants(0) ? Tensor()
+                    : in_place    ? held
+                                  : Tensor::empty(x.shape(), x.dtype(), device);
+  const auto place = [&](int i, const std::optional<Leaf::Target>& t) {
+    if ((i == 2 && !bias) || !out.wants(i)) return Tensor();
+    return direct ? t->tensor : Tensor::empty({cols}, statistics_dtype(x.dtype()), device);
+  };
+  const Tensor d_weight = place(1, dw), d_bias = place(2, db);
+  if (!device.is_meta() && cols > 0) {
+    const std::int64_t bytes =
+        kernels::norm_workspace_bytes(rows, cols, x.dtype(), d_weight.defined(), d_bias.defined());
+    // Not null where sums are wanted, also when there is no row to sum over.
+    const bool sums = d_weight.defined() || d_bias.defined();
+    const Tensor workspace =
+        sums ? Tensor::empty({std::max<std::int64_t>(bytes / 4, 1)}, f32, device) : Tensor();
+    kernels::NormBackwardArgs args{};
+    args.dx = dx.defined() ? dx.data() : nullptr;
+    args.d_weight = d_weight.defined() ? d_weight.data() : nullptr;
+    args.d_bias = d_bias.defined() ? d_bias.data() : nullptr;
+    args.x = x.data();
+    args.dy = g.data();
+    args.weight = weight.defined() ? weight.data() : nullptr;
+    args.mean = mean.defined() ? mean.data() : nullptr;
+    args.rstd = rstd.data();
+    args.workspace = workspace.defined() ? workspace.data() : nullptr;
+    args.rows = rows;
+    args.cols = static_cast<std::int32_t>(cols);
+    args.scale = direct ? static_cast<float>(dw->scale) : 1.f;
+    args.dtype = x.dtype();
+    args.grad_dtype = d_weight.defined() ? d_weight.dtype()
+                      : d_bias.defined() ? d_bias.dtype()
+                                         : x.dtype();
+    args.accumulate = direct && dw->accumulate;
+    args.d_sum = d_sum.defined() ? d_sum.data() : nullptr;
+    launch("norm_backward", device, table(device).norm.norm_backward, args,
+           {reads(x), reads(g), reads(weight), reads(mean), reads(rstd), reads(d_sum),
+            writes(workspace), writes(dx), writes(d_weight), writes(d_bias)});
+  }
+  if (dx.defined()) out.set(0, dx);
+  if (direct) return;
+  const auto settle = [&](int i, const std::optional<Leaf::Target>& t, const Tensor& d) {
+    if (!d.defined()) return;
+    if (t)
+      raw::axpby(t->tensor, d, t->scale, t->accumulate ? 1 : 0);
+    else
+      out.set(i, raw::cast(d, x.dtype()));
+  };
+  settle(1, dw, d_weight);
+  settle(2, db, d_bias);
+}
+
+void check_norm(const char* name, const Tensor& x, const Tensor& weight) {
+  TESSERA_EXPECT(
+      x.ndim() >= 1 && weight.shape() == Shape{x.size(-1)} && weight.dtype() == x.dtype(), name,
+      ": x is ", x.shape(), " of ", x.dtype(), ", weight is ", weight.shape(), " of ",
+      weight.dtype(), "; expected [..., C] and [C] of one dtype");
+}
+
+std::int64_t rows_of(const Tensor& x) { return x.size(-1) == 0 ? 0 : x.numel() / x.size(-1); }
+
+// Where the sum is written: over the residual if nobody else sees it. Undefined without residual.
+Tensor place_of_sum(const char* name, const Tensor& x, const Tensor& residual) {
+  if (!residual.defined()) return {};
+  TESSERA_EXPECT(residual.shape() == x.shape() && residual.dtype() == x.dtype(), name, ": x is ",
+                 x.shape(), " of ", x.dtype(), ", the residual is ", residual.shape(), " of ",
+                 residual.dtype(), "; expected the same");
+  detail::common_device(name, x, residual);
+  if (residual.is_exclusive() && residual.is_contiguous()) return residual.detach();
+  return Tensor::empty(x.shape(), x.dtype(), x.device());
+}
+
+// `sum` with the history of an addition.
+Tensor record_sum(const Tensor& x, const Tensor& residual, const Tensor& sum) {
+  return record("add", {x, residual}, sum, [](const Tensor& g, Gradients& out) {
+    if (out.wants(0)) out.set(0, g);
+    if (out.wants(1)) out.set(1, g);
+  });
+}
+
+const void* data_of(const Tensor& t) { return t.defined() ? t.data() : nullptr; }
+
+// Of x + residual, or of x where there is no residual; the sum is then x.
+SumAndNorm rms_norm_of(const char* name, const Tensor& input, const Tensor& residual,
+                       const Tensor& weight, double eps) {
+  check_norm(name, input, weight);
+  const Device& device = detail::common_device(name, input, weight);
+  const Tensor sum = place_of_sum(name, input, residual);
+  const Tensor x = raw::contiguous(input), w = raw::contiguous(weight);
+  const Tensor other = sum.defined() ? raw::contiguous(residual) : Tensor();
+  Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
+  Tensor rstd = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
+  if (y.numel() > 0 && !device.is_meta())
+    launch(
+        name, device, table(device).norm.rms_norm,
+        kernels::RmsNormArgs{y.data(), rstd.data(), x.data(), w.data(), rows_of(x), x.size(-1), eps,
+                             x.dtype(), data_of(other), sum.defined() ? sum.data() : nullptr},
+        {reads(x), reads(w), reads(other), writes(sum), writes(y), writes(rstd)});
+  const Tensor total = sum.defined() ? record_sum(input, residual, sum) : input;
+  const Tensor& kept = sum.defined() ? sum : x;
+  return {total, record("rms_norm", {total, weight}, y,
+                        [x = Saved(kept), w = Saved(w), rstd = Saved(rstd)](const Tensor& g,
+                                                                            Gradients& out) {
+                          norm_backward(g, x.get(), w.get(), {}, rstd.get(), false, out);
+                        })};
+}
+
+SumAndNorm layer_norm_of(const char* name, const Tensor& input, const Tensor& residual,
+                         const Tensor& weight, const Tensor& bias, double eps) {
+  check_norm(name, input, weight);
+  check_norm(name, input, bias);
+  const Device& device = detail::common_device(name, input, weight);
+  const Tensor sum = place_of_sum(name, input, residual);
+  const Tensor x = raw::contiguous(input), w = raw::contiguous(weight), b = raw::contiguous(bias);
+  const Tensor other = sum.defined() ? raw::contiguous(residual) : Tensor();
+  Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
+  Tensor mean = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
+  Tensor rstd = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
+  if (y.numel() > 0 && !device.is_meta())
+    launch(name, device, table(device).norm.layer_norm,
+           kernels::LayerNormArgs{y.data(), mean.data(), rstd.data(), x.data(), w.data(), b.data(),
+                                  rows_of(x), x.size(-1), eps, x.dtype(), data_of(other),
+                                  sum.defined() ? sum.data() : nullptr},
+           {reads(x), reads(w), reads(b), reads(other), writes(sum), writes(y), writes(mean),
+            writes(rstd)});
+  const Tensor total = sum.defined() ? record_sum(input, residual, sum) : input;
+  const Tensor& kept = sum.defined() ? sum : x;
+  return {total, record("layer_norm", {total, weight, bias}, y,
+                        [x = Saved(kept), w = Saved(w), mean = Saved(mean), rstd = Saved(rstd)](
+                            const Tensor& g, Gradients& out) {
+                          norm_backward(g, x.get(), w.get(), mean.get(), rstd.get(), true, out);
+                        })};
+}
+
+}  // namespace
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  return rms_norm_of("rms_norm", x, {}, weight, eps).norm;
+}
+
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  return layer_norm_of("layer_norm", x, {}, weight, bias, eps).norm;
+}
+
+SumAndNorm add_rms_norm(const Tensor& x, Tensor residual, const Tensor& weight, double eps) {
+  return rms_norm_of("add_rms_norm", x, residual, weight, eps);
+}
+
+SumAndNorm add_layer_norm(const Tensor& x, Tensor residual, const Tensor& weight,
+                          const Tensor& bias, double eps) {
+  return layer_norm_of("add_layer_norm", x, residual, weight, bias, eps);
+}
+
+}  // namespace tessera
