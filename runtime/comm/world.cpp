@@ -65,6 +65,7 @@ Device make_device(const WorldOptions& options, int rank, int threads,
                                        : ExecutorKind::cuda,
                        .cost = options.cost,
                        .memory = choice.memory,
+                       .tf32 = choice.tf32,
                        .delay_seed = choice.delay_seed,
                        .module = choice.module});
 }

@@ -58,7 +58,7 @@ Device Device::cuda(const CudaOptions& options) {
                       .driver = plans ? nullptr : &open_driver(options.module, options.index),
                       .device_index = options.index,
                       .delay_seed = options.delay_seed},
-      options.memory));
+      options.memory, options.tf32));
 }
 
 DeviceKind Device::kind() const noexcept { return context_ ? context_->kind() : DeviceKind::meta; }
@@ -92,12 +92,13 @@ Event one_earlier(Event event) {
 }  // namespace
 
 DeviceContext::DeviceContext(DeviceKind kind, int rank, const ExecutorOptions& options,
-                             CudaMemory cuda_memory)
+                             CudaMemory cuda_memory, bool tf32)
     : kind_(kind),
       rank_(rank),
       driver_(options.driver),
       device_index_(options.device_index),
       cuda_memory_(cuda_memory),
+      tf32_(tf32),
       executor_(make_executor(options, observers_)) {
   for (std::size_t i = 0; i < kMaxStreams; ++i) last_events_[i].stream = static_cast<StreamId>(i);
 }

@@ -83,6 +83,7 @@ void multiply(const Tensor& out, std::int64_t c_batch_stride, std::int64_t ldc, 
   args.c_dtype = out.dtype();
   args.trans_a = flip_a;
   args.trans_b = flip_b;
+  args.tf32 = !device.is_meta() && device.context().tf32();
   detail::launch("matmul", device, detail::table(device).gemm.gemm, args,
                  {detail::reads(x.tensor), detail::reads(y.tensor), detail::reads(bias),
                   detail::updates(out, beta != 0)},

@@ -39,6 +39,7 @@ struct Config {
   struct DeviceSection {
     CudaMemory memory = CudaMemory::pieces;
     std::string module;  // the driver module's file
+    bool tf32 = false;   // f32 products round their operands
   } device;
 
   struct Model {

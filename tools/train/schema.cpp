@@ -243,6 +243,9 @@ void add_system(std::vector<Key>& rows) {
       "of a GPU. pieces: as the driver gives it; mapped: behind addresses set aside, so that it "
       "grows in place",
       {.choices = {"pieces", "mapped"}, .only_if = kGpu}));
+  rows.push_back(key<&Config::device, &Config::DeviceSection::tf32>(
+      "device", "tf32", "f32 products on a GPU may round their operands to 11 significant bits",
+      {.only_if = kGpu}));
   rows.push_back(key<&Config::debug, &Config::Debug::delay_seed>(
       "debug", "delay_seed", "a GPU's operations start late at random, as the seed has it; 0: none",
       {.range = between(0, kMaxCount), .only_if = kGpu}));

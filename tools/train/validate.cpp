@@ -148,6 +148,7 @@ DeviceChoice device_choice(const Config& config) {
   DeviceChoice choice = parse_device(config.flags.device);
   choice.memory = config.device.memory;
   choice.module = config.device.module;
+  choice.tf32 = config.device.tf32;
   choice.delay_seed = static_cast<std::uint64_t>(config.debug.delay_seed);
   return choice;
 }

@@ -30,6 +30,7 @@ struct DeviceChoice {
   DeviceKind kind = DeviceKind::cpu;  // or cuda
   int index = 0;                      // of the GPU, for all ranks of this process
   CudaMemory memory = CudaMemory::pieces;
+  bool tf32 = false;
   std::uint64_t delay_seed = 0;
   std::string module{};  // see CudaOptions
 };

@@ -87,6 +87,8 @@ struct CudaOptions {
   ExecutorKind executor = ExecutorKind::cuda;
   CostModel cost{};  // of `virtual`
   CudaMemory memory = CudaMemory::pieces;
+  // f32 products may round their operands to 11 significant bits: TF32, on tensor cores.
+  bool tf32 = false;
   // For tests of schedules: some operations start late, on a device that is kept busy without
   // touching memory, as the seed has it. 0: none.
   std::uint64_t delay_seed = 0;
@@ -151,7 +153,7 @@ struct DeviceExtension {
 class DeviceContext {
  public:
   DeviceContext(DeviceKind kind, int rank, const ExecutorOptions& options,
-                CudaMemory cuda_memory = CudaMemory::pieces);
+                CudaMemory cuda_memory = CudaMemory::pieces, bool tf32 = false);
   ~DeviceContext();
   DeviceContext(const DeviceContext&) = delete;
   DeviceContext& operator=(const DeviceContext&) = delete;
@@ -165,6 +167,7 @@ class DeviceContext {
   // Requires: driver() is not null.
   const Driver& acting_driver() const noexcept;
   CudaMemory cuda_memory() const noexcept { return cuda_memory_; }
+  bool tf32() const noexcept { return tf32_; }
 
   void submit(StreamId stream, const Op& op, const Body& body, Joint* joint);
   Event record(StreamId stream);
@@ -244,6 +247,7 @@ class DeviceContext {
   const Driver* driver_;
   int device_index_;
   CudaMemory cuda_memory_;
+  bool tf32_;
   Observers observers_;
   std::vector<std::shared_ptr<Observer>> owned_observers_;
   std::array<Clock, kMaxStreams> clocks_{};
