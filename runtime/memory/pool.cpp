@@ -120,12 +120,12 @@ Block* Pool::find(const FreeLists& lists, std::int64_t bytes) {
   return lists.heads[word * 64 + static_cast<std::size_t>(std::countr_zero(bits))];
 }
 
-// The first that fits beside a block of the owner, else the first that fits.
+// See Note [Places of large blocks].
 Block* Pool::find_place(const FreeLists& lists, std::int64_t bytes, OwnerId owner) {
   Block* first = nullptr;
   for (Block* b = lists.heads[kPlaces]; b; b = b->next) {
     if (b->bytes < bytes) continue;
-    if (is_of(owner, b->before) || is_of(owner, b->after)) return b;
+    if (owner == kActivations || is_of(owner, b->before) || is_of(owner, b->after)) return b;
     if (!first) first = b;
   }
   return first;

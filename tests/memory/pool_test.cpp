@@ -167,28 +167,33 @@ TEST_CASE("a freed block is the next one handed out for its size, and neighbours
   pool.free(a);
 }
 
-TEST_CASE("a large block takes the first place beside its owner's, else the first that fits") {
+TEST_CASE("a large block takes the first place beside its owner's, an activation any") {
   const Device device = Device::cpu({.executor = ExecutorKind::virtual_});
   Ledger ledger;
-  const OwnerId mine = ledger.owner("mine"), other = 0;
+  const OwnerId mine = ledger.owner("mine"), other = ledger.owner("other");
   Pool pool(device.context(), ledger, counted_memory());
+  constexpr std::int64_t kPart = 2 * kSegmentBytes;
+  static_assert(kPart >= kLargeBytes);
   const auto allocate = [&](std::int64_t parts, OwnerId owner) {
-    return pool.allocate(parts * kLargeBytes, StreamId::compute, owner);
+    return pool.allocate(parts * kPart, StreamId::compute, owner);
   };
-  //  a: other │ b: 3 │ c: other │ d: 2 │ e: mine │ f: 3 │ g: other
+  //  a: other │ b: 3 │ c: other │ d: 2 │ e: mine │ f: 3 │ g: activation
   Block *const a = allocate(1, other), *const b = allocate(3, other), *const c = allocate(1, other),
                *const d = allocate(2, other), *const e = allocate(1, mine),
-               *const f = allocate(3, other), *const g = allocate(1, other);
+               *const f = allocate(3, other), *const g = allocate(1, kActivations);
   std::byte *const at_b = b->data, *const at_e = e->data, *const at_f = f->data;
   for (Block* const block : {f, b, d}) pool.free(block);  // places are found in their order
+  Block* const activation = allocate(1, kActivations);
+  CHECK(activation->data == at_b);
+  pool.free(activation);
   Block* const before = allocate(1, mine);
-  CHECK(before->data == at_e - kLargeBytes);  // at the end of d's place
+  CHECK(before->data == at_e - kPart);  // at the end of d's place
   Block* const too_large = allocate(3, mine);
   CHECK(too_large->data == at_f);  // beside e as well
   Block* const elsewhere = allocate(2, mine);
   CHECK(elsewhere->data == at_b);  // nothing fits beside a block of mine
   Block* const next = allocate(1, mine);
-  CHECK(next->data == at_b + 2 * kLargeBytes);
+  CHECK(next->data == at_b + 2 * kPart);
   CHECK(pool.is_valid());
 
   // A small block that stays is no wall.
@@ -197,7 +202,7 @@ TEST_CASE("a large block takes the first place beside its owner's, else the firs
   const std::int64_t reserved = pool.reserved_bytes();
   pool.free(g);
   Block* const longer = allocate(2, other);
-  CHECK(pool.reserved_bytes() == reserved + kLargeBytes);
+  CHECK(pool.reserved_bytes() == reserved + kPart);
   for (Block* const block : {a, c, e, before, too_large, elsewhere, next, small, longer})
     pool.free(block);
   CHECK(pool.is_valid());

@@ -11,6 +11,8 @@ namespace tessera {
 
 // An index into a ledger's owners.
 using OwnerId = std::uint16_t;
+// What nobody else has claimed: the results of operations and their scratch.
+inline constexpr OwnerId kActivations = 0;
 
 // Bytes handed out, per owner and in all. Sizes are as rounded by the resource. Threads: the rank's
 // host thread.
@@ -18,7 +20,7 @@ class Ledger {
  public:
   Ledger() { owner("activations"); }
 
-  // The id of a named owner, made at its first mention. Id 0 is "activations", the default.
+  // The id of a named owner, made at its first mention. kActivations is the default.
   OwnerId owner(std::string_view name);
   // Valid until the next call of owner().
   const std::string& name(OwnerId owner) const { return entries_[owner].name; }

@@ -19,9 +19,11 @@
 //
 // Note [Places of large blocks]
 // Blocks from kLargeBytes on have segments of their own: a small block that stays can't stand where
-// a large one has to grow. A large one takes the first place that fits beside a block of its owner,
-// else the first that fits at all. So what stays when activations go, the gradients of the first of
-// several micro-batches say, lies together and leaves the end of the segment in one piece.
+// a large one has to grow. An activation takes the first place that fits, any other the first that
+// fits beside a block of its owner, if there is one. So what stays when activations go, the
+// gradients of the first of several micro-batches say, lies together, and activations keep the end
+// of the segment in one piece. Shards of gradients have a few MiB each and are made after the peak:
+// as large blocks they lie where activations were, as small ones they would add to it.
 #pragma once
 
 #include <array>
@@ -40,7 +42,7 @@ inline constexpr std::int64_t kAlignmentBytes = 256;
 // The smallest piece taken from the system, and what larger ones are multiples of.
 inline constexpr std::int64_t kSegmentBytes = 2ll << 20;
 // From here on a block is large; see Note [Places of large blocks].
-inline constexpr std::int64_t kLargeBytes = 2 * kSegmentBytes;
+inline constexpr std::int64_t kLargeBytes = 3ll << 20;
 
 // What a freed block's next user has to wait for, one event a stream at most; see Note [Gates].
 using Gate = std::vector<Event>;
