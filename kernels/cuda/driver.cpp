@@ -65,9 +65,8 @@ DriverError said(const char* call, cudaError_t code) {
   int driver = 0;
   if (code == cudaErrorInsufficientDriver || code == cudaErrorSystemDriverMismatch) {
     if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
-      return line(
-          "%s: there is no NVIDIA driver (libcuda.so.1); install %d or newer, or use the CPU", call,
-          kLeastDriver);
+      return line("%s: there is no NVIDIA driver (libcuda.so.1); install %d or newer", call,
+                  kLeastDriver);
     return line(
         "%s: the NVIDIA driver knows CUDA up to %d.%d, this module needs %d.%d: driver %d or "
         "newer",

@@ -12,6 +12,7 @@ struct Counts {
   std::int64_t records, waits, blocks;
   std::int64_t allocations, host_allocations, mappings;
   std::int64_t copies, fills;
+  std::int64_t ranges, open_ranges;  // pushed, and not popped yet
 };
 
 struct Control {

@@ -25,7 +25,7 @@ constexpr std::int64_t kPageBytes = std::int64_t{2} << 20;  // as on an H200
 // Every member is shared by all host threads of the process.
 struct State {
   std::atomic<std::int64_t> streams{0}, events{0}, records{0}, waits{0}, blocks{0}, allocations{0},
-      host_allocations{0}, mappings{0}, copies{0}, fills{0};
+      host_allocations{0}, mappings{0}, copies{0}, fills{0}, ranges{0}, popped{0};
   std::atomic<const char*> failure{nullptr};
   std::mutex mutex;  // of what follows
   std::map<void*, std::int64_t> blocks_of_memory, mapped;
@@ -246,8 +246,8 @@ void limit_memory(std::int64_t bytes) {
 }
 void counts(Counts* out) {
   const State& s = state();
-  *out = {s.streams,     s.events,           s.records,  s.waits,  s.blocks,
-          s.allocations, s.host_allocations, s.mappings, s.copies, s.fills};
+  *out = {s.streams,          s.events,   s.records, s.waits, s.blocks, s.allocations,
+          s.host_allocations, s.mappings, s.copies,  s.fills, s.ranges, s.ranges - s.popped};
 }
 
 constinit const Control kControl = {.delay = Stream::delay,
@@ -287,8 +287,8 @@ constinit const Driver kDriver = {
     .make_timer = make_event,
     .elapsed = elapsed,
     .delay = delay,
-    .push_range = [](const char*) {},
-    .pop_range = [] {},
+    .push_range = [](const char*) { ++state().ranges; },
+    .pop_range = [] { ++state().popped; },
 };
 
 }  // namespace

@@ -74,8 +74,9 @@ const Driver& checked_table(void* handle, const std::string& module) {
   return *driver;
 }
 
-void check(DriverError error, const char* remedy) {
-  if (error) throw DeviceError(concat("Device::cuda: ", error, "; ", remedy, ", ", kOrCpu));
+// The module's own words have a remedy.
+void check(DriverError error) {
+  if (error) throw DeviceError(concat("Device::cuda: ", error, ", ", kOrCpu));
 }
 
 }  // namespace
@@ -83,7 +84,7 @@ void check(DriverError error, const char* remedy) {
 const Driver& open_driver(const std::string& module, int index) {
   const Driver& driver = checked_table(load(module), module);
   std::int32_t devices = 0;
-  check(driver.count(&devices), "install a GPU driver that is new enough");
+  check(driver.count(&devices));
   if (index >= devices)
     throw DeviceError(
         concat("Device::cuda: index ", index, ", but there ",
@@ -91,9 +92,8 @@ const Driver& open_driver(const std::string& module, int index) {
                devices > 0 ? concat(" (the last is cuda:", devices - 1, ")") : std::string(),
                "; give a smaller index, ", kOrCpu));
   DriverDevice device{};
-  check(driver.describe(index, &device),
-        "configure with -Dgpu_archs naming this device's architecture");
-  check(driver.use(index), "free the device");
+  check(driver.describe(index, &device));
+  check(driver.use(index));
   return driver;
 }
 

@@ -17,6 +17,13 @@ void queued(const Args& args, Exec& exec) {
   });
 }
 
+// Twice the product where TF32 is allowed: so a test sees that the flag has come through.
+void queued_gemm(const GemmArgs& args, Exec& exec) {
+  GemmArgs own = args;
+  if (args.tf32) own.alpha *= 2;
+  queued<&Kernels::gemm, &Gemm::gemm>(own, exec);
+}
+
 // Its inputs are an array on the host that is gone when the work runs.
 void queued_peers(const PeersArgs& args, Exec& exec) {
   emulator::enqueue(exec.native_stream, [args, inputs = std::vector<const void*>(
@@ -43,8 +50,7 @@ constinit const Kernels kKernels = {
                         queued<&Kernels::elementwise, &Elementwise::swiglu_backward>},
     .reduce = {.reduce = queued<&Kernels::reduce, &Reduce::reduce>,
                .sumsq_flat = queued<&Kernels::reduce, &Reduce::sumsq_flat>},
-    .gemm = {.gemm = queued<&Kernels::gemm, &Gemm::gemm>,
-             .gemm_gelu = queued<&Kernels::gemm, &Gemm::gemm_gelu>},
+    .gemm = {.gemm = queued_gemm, .gemm_gelu = queued<&Kernels::gemm, &Gemm::gemm_gelu>},
     .softmax = {.softmax = queued<&Kernels::softmax, &Softmax::softmax>,
                 .softmax_backward = queued<&Kernels::softmax, &Softmax::softmax_backward>},
     .cross_entropy = {.cross_entropy =

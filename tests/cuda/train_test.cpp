@@ -28,11 +28,14 @@ TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[t
                                    {.recomputes = true, .freezes = true, .micro_batches = 3},
                                    {.param = bf16}};
   for (const Cell& cell : tried)
-    for (const int ranks : {1, 2, 4}) {
+    for (const int ranks : {1, 2, 4, 8}) {
       INFO(cell << ", " << ranks << " ranks, seed " << seed);
       const Trained cpu = train(ranks, {.threads = 1}, cell, seed, 3);
       CHECK(cpu.losses.back() < cpu.losses.front());
       CHECK(same_bits(cpu, train(ranks, on_gpu(), cell, seed, 3)));
+      WorldOptions late = on_gpu();
+      late.device.delay_seed = seed | 1;
+      CHECK(same_bits(cpu, train(ranks, late, cell, seed, 3)));
       const Delays delays(seed, 60);
       CHECK(same_bits(cpu, train(ranks, on_gpu(), cell, seed, 3)));
     }

@@ -1,0 +1,90 @@
+// What a GPU tells those who watch: when it ran each operation, and names for its profiler; and the
+// options that change what it is given.
+#include <vector>
+
+#include "runtime/device/queue.hpp"
+#include "tessera/comm/world.hpp"
+#include "tessera/tensor/ops.hpp"
+#include "tests/cuda/support.hpp"
+#include "tests/support/catch.hpp"
+
+using namespace tessera;
+using tessera::testing::counts;
+using tessera::testing::queued_gpu;
+
+namespace {
+
+constexpr std::int64_t kDelayNs = 3'000'000;
+
+void launch_delay(const Stream& stream) {
+  stream.launch({.name = "delay"}, [](Exec& exec) {
+    if (const DriverError error = exec.driver->delay(kDelayNs, exec.native_stream))
+      exec.error = error;
+  });
+}
+
+// The times at which operations began and ended, as their device says.
+struct Times final : Observer {
+  explicit Times(DeviceContext& watched) : context(watched) {}
+  void started(StreamId stream, Tick, const char*) override {
+    begins.push_back(context.executor().seconds(stream));
+  }
+  void finished(StreamId stream, Tick, const char*) override {
+    ends.push_back(context.executor().seconds(stream));
+  }
+  DeviceContext& context;
+  std::vector<double> begins, ends;
+};
+
+}  // namespace
+
+TEST_CASE("operations are timed by the device, and told when the host has seen their end") {
+  const Device device = queued_gpu();
+  Times times(device.context());
+  device.context().add_observer(times);
+  Executor& executor = device.context().executor();
+  const double before = executor.host_seconds();
+  executor.time_operations(true);
+  for (int i = 0; i < 3; ++i) launch_delay(device.compute());
+  CHECK(times.begins.empty());
+  device.synchronize();
+  const double after = executor.host_seconds();
+  REQUIRE(times.ends.size() == 3);
+  CHECK(times.begins.front() >= before);
+  CHECK(times.ends.back() <= after);
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(times.ends[i] - times.begins[i] >= 1e-9 * kDelayNs);
+    if (i > 0) CHECK(times.begins[i] >= times.ends[i - 1]);
+  }
+
+  // No longer: they are told as they are queued, which takes less time than they do.
+  executor.time_operations(false);
+  launch_delay(device.compute());
+  REQUIRE(times.ends.size() == 4);
+  CHECK(times.ends[3] - times.begins[3] < 1e-9 * kDelayNs);
+  device.synchronize();
+  CHECK(times.ends.size() == 4);
+  device.context().remove_observer(times);
+}
+
+TEST_CASE("a profiler is given a range for each operation that is queued") {
+  for (const bool wanted : {false, true}) {
+    const auto before = counts();
+    const World world =
+        World::single({.device = {.kind = DeviceKind::cuda, .module = TESSERA_QUEUED_MODULE},
+                       .profiler_ranges = wanted});
+    launch_delay(world.device().compute());
+    launch_delay(world.device().gather());
+    world.device().synchronize();
+    CHECK(counts().ranges - before.ranges == (wanted ? 2 : 0));
+    CHECK(counts().open_ranges == before.open_ranges);
+  }
+}
+
+TEST_CASE("products may use TF32 where the device's options say so") {
+  for (const bool allowed : {false, true}) {
+    const Device device = Device::cuda({.tf32 = allowed, .module = TESSERA_QUEUED_MODULE});
+    const Tensor one = Tensor::ones({2, 2}, f32, device);
+    CHECK(raw::matmul(one, one).to_vector<float>()[0] == (allowed ? 4.f : 2.f));
+  }
+}
