@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 
+#include "tessera/base/checked.hpp"
 #include "tests/cuda/case.hpp"
 
 using namespace cuda_test;
@@ -108,8 +109,11 @@ void check(Case& c, const Product& p) {
   Operands o(c, p);
   const std::int32_t ldc = p.n + p.gap;
   const std::int64_t stride = std::int64_t{p.m} * ldc + p.gap;
-  Operand& out = p.beta == 0 ? c.output(p.c_dtype, p.batch * stride, p.shift_bytes)
-                             : c.updated(p.c_dtype, p.batch * stride, -2, 2, p.shift_bytes);
+  // Elements stay aligned to their own size.
+  const std::int64_t shift =
+      round_up(p.shift_bytes, static_cast<std::int64_t>(size_bytes(p.c_dtype)));
+  Operand& out = p.beta == 0 ? c.output(p.c_dtype, p.batch * stride, shift)
+                             : c.updated(p.c_dtype, p.batch * stride, -2, 2, shift);
   c.run([&](const Kernels& kernels, Side side, Exec& exec) {
     GemmArgs args = o.at(side);
     args.c = out.at(side);
