@@ -43,26 +43,42 @@ State& state() {
   return all;
 }
 
-// Set when the record before it in its stream has been reached.
-struct Event {
+// One record of an event: reached when the stream comes there. Recorded anew, an event leaves those
+// who wait for an earlier record waiting for that.
+struct Record {
   std::mutex mutex;
   std::condition_variable changed;
-  std::uint64_t recorded = 0, reached = 0;
+  bool reached = false;
   std::chrono::steady_clock::time_point when;  // it was reached
 
-  void reach(std::uint64_t number) {
+  void reach() {
     {
       const std::lock_guard lock(mutex);
-      reached = std::max(reached, number);
+      reached = true;
       when = std::chrono::steady_clock::now();
     }
     changed.notify_all();
   }
-  void wait(std::uint64_t number) {
+  void wait() {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return reached >= number; });
+    changed.wait(lock, [&] { return reached; });
   }
 };
+
+struct Event {
+  std::mutex mutex;
+  std::shared_ptr<Record> last;  // null before the first
+
+  std::shared_ptr<Record> get() {
+    const std::lock_guard lock(mutex);
+    return last;
+  }
+  std::shared_ptr<Record> renew() {
+    const std::lock_guard lock(mutex);
+    return last = std::make_shared<Record>();
+  }
+};
+Event& event_of(void* event) { return *static_cast<Event*>(event); }
 
 // ---- devices
 
@@ -78,10 +94,7 @@ DriverError describe(std::int32_t device, DriverDevice* out) {
   return use(device);
 }
 
-// ---- streams and events. An event handle is a shared_ptr on the heap: what is queued keeps it.
-
-using Handle = std::shared_ptr<Event>;
-Handle& handle(void* event) { return *static_cast<Handle*>(event); }
+// ---- streams and events
 
 DriverError make_stream(std::int32_t, void** stream) {
   ++state().streams;
@@ -94,36 +107,26 @@ DriverError end_stream(void* stream) {
 }
 DriverError make_event(void** event) {
   ++state().events;
-  *event = new Handle(std::make_shared<Event>());
+  *event = new Event;
   return nullptr;
 }
 DriverError end_event(void* event) {
-  delete static_cast<Handle*>(event);
+  delete static_cast<Event*>(event);
   return nullptr;
-}
-std::uint64_t last_record(Event& event) {
-  const std::lock_guard lock(event.mutex);
-  return event.recorded;
 }
 DriverError record(void* event, void* stream) {
   ++state().records;
-  std::uint64_t number = 0;
-  {
-    const std::lock_guard lock(handle(event)->mutex);
-    number = ++handle(event)->recorded;
-  }
-  enqueue(stream, [kept = handle(event), number] { kept->reach(number); });
+  enqueue(stream, [record = event_of(event).renew()] { record->reach(); });
   return nullptr;
 }
 DriverError wait(void* stream, void* event) {
   ++state().waits;
-  enqueue(stream,
-          [kept = handle(event), number = last_record(*handle(event))] { kept->wait(number); });
+  if (auto record = event_of(event).get()) enqueue(stream, [record] { record->wait(); });
   return nullptr;
 }
 DriverError block(void* event) {
   ++state().blocks;
-  handle(event)->wait(last_record(*handle(event)));
+  if (const auto record = event_of(event).get()) record->wait();
   return nullptr;
 }
 DriverError failure() { return state().failure.exchange(nullptr); }
@@ -226,11 +229,12 @@ DriverError fill(void* to, std::uint8_t byte, std::int64_t bytes, void* stream) 
 // ---- for measurements and tests
 
 DriverError elapsed(void* from, void* to, double* seconds) {
-  const auto when = [](Event& event) {
-    const std::lock_guard lock(event.mutex);
-    return event.when;
+  const auto when = [](void* event) {
+    const auto record = event_of(event).get();
+    const std::lock_guard lock(record->mutex);
+    return record->when;
   };
-  *seconds = std::chrono::duration<double>(when(*handle(to)) - when(*handle(from))).count();
+  *seconds = std::chrono::duration<double>(when(to) - when(from)).count();
   return nullptr;
 }
 DriverError delay(std::int64_t nanoseconds, void* stream) {

@@ -6,6 +6,7 @@
 #include "tests/support/catch.hpp"
 
 using namespace tessera;
+using tessera::testing::queued_gpu;
 
 namespace {
 
@@ -54,4 +55,25 @@ TEST_CASE("a plan needs neither module nor device") {
   CHECK(device.kind() == DeviceKind::cuda);
   CHECK_FALSE(device.runs_bodies());
   CHECK(device.context().driver() == nullptr);
+}
+
+TEST_CASE("an event that is recorded again leaves those who wait for its last record waiting") {
+  const Device device = queued_gpu();
+  const Driver& driver = *device.context().driver();
+  void *late = nullptr, *other = nullptr, *waiter = nullptr, *event = nullptr, *end = nullptr;
+  for (void** stream : {&late, &other, &waiter}) REQUIRE(driver.make_stream(0, stream) == nullptr);
+  for (void** e : {&event, &end}) REQUIRE(driver.make_event(e) == nullptr);
+  const int one = 1;
+  int written = 0, seen = 0;
+  driver.delay(20'000'000, late);
+  driver.copy(&written, &one, sizeof one, late);
+  driver.record(event, late);
+  driver.wait(waiter, event);
+  driver.record(event, other);  // reached at once
+  driver.copy(&seen, &written, sizeof seen, waiter);
+  driver.record(end, waiter);
+  driver.block(end);
+  CHECK(seen == 1);
+  for (void* stream : {late, other, waiter}) driver.end_stream(stream);
+  for (void* e : {event, end}) driver.end_event(e);
 }
