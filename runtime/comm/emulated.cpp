@@ -103,9 +103,8 @@ class EmulatedBackend final : public World::Backend {
     return arena_.allocate(context, bytes);
   }
   FlightRecorder& recorder() noexcept override { return recorder_; }
-  bool fail(const std::string& reason) noexcept override {
+  void fail(const std::string& reason) noexcept override {
     if (reason_.empty()) reason_ = reason;
-    return true;
   }
   std::string reason() const override { return reason_; }
   void meet_again(DeviceContext&, std::span<double>) override { reason_.clear(); }

@@ -92,10 +92,7 @@ class LocalBackend final : public World::Backend {
     return arena_.allocate(context, bytes);
   }
   FlightRecorder& recorder() noexcept override { return world_->recorder(rank_); }
-  bool fail(const std::string& reason) noexcept override {
-    world_->meeting().abort(reason);
-    return true;
-  }
+  void fail(const std::string& reason) noexcept override { world_->meeting().abort(reason); }
   std::string reason() const override { return world_->meeting().reason(); }
   void meet_again(DeviceContext& context, std::span<double> largest) override {
     Stream(context, StreamId::compute)

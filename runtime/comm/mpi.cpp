@@ -7,11 +7,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <new>
 
 #include "runtime/comm/lookout.hpp"
+#include "runtime/comm/mailbox.hpp"
 #include "runtime/comm/plain_memory.hpp"
 #include "runtime/comm/world_state.hpp"
 #include "tessera/base/checked.hpp"
@@ -133,6 +135,9 @@ class WindowMemory final : public SymmetricMemory {
 
 // ---- Backend
 
+// Of each exchange buffer of a role. Larger items go through block by block.
+constexpr std::size_t kBlockBytes = 4 << 20;
+
 class MpiBackend final : public World::Backend {
  public:
   // Collective over MPI_COMM_WORLD.
@@ -165,20 +170,21 @@ class MpiBackend final : public World::Backend {
       const auto place = static_cast<Place>(made_++);  // in the order of State's constructor
       return make_shared_communicator(context, *world_, place, std::move(role), stream);
     }
-    MPI_Comm own = MPI_COMM_NULL;
-    check(MPI_Comm_dup(all_, &own), "MPI_Comm_dup");
-    MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN);
-    role_comms_.push_back(own);
-    return make_message_communicator(context, *world_, own, std::move(role), stream, rank, size);
+    const std::size_t bytes =
+        size > 1 ? std::max(kBlockBytes, static_cast<std::size_t>(size) * 8) : 0;
+    mailboxes_.push_back(std::make_unique<Mailbox>(all_, *world_, bytes));
+    return make_message_communicator(context, *world_, *mailboxes_.back(), std::move(role), stream,
+                                     rank, size);
   }
 
   std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes) override;
   FlightRecorder& recorder() noexcept override { return world_->recorder(world_->rank()); }
-  bool fail(const std::string& reason) noexcept override;
-  std::string reason() const override { return world_->reason(); }
-  void meet_again(DeviceContext&, std::span<double> largest) override {
-    world_->meet_again(largest);
+  void fail(const std::string& reason) noexcept override {
+    has_failed_ = true;
+    world_->abort(reason);
   }
+  std::string reason() const override { return world_->reason(); }
+  void meet_again(DeviceContext&, std::span<double> largest) override;
   void leave() noexcept override;
 
  private:
@@ -190,6 +196,7 @@ class MpiBackend final : public World::Backend {
 
   void share_segments(int on_host, const WorldOptions& options);
   void free_let_go();
+  void drain();
 
   Session session_;  // first: MPI runs as long as the rest
   MPI_Comm all_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;
@@ -201,7 +208,7 @@ class MpiBackend final : public World::Backend {
   bool has_failed_ = false;
   std::vector<Held> held_;
   std::uint64_t allocations_ = 0;
-  std::vector<MPI_Comm> role_comms_;
+  std::vector<std::unique_ptr<Mailbox>> mailboxes_;  // one a role, where messages are sent
   PlainArena arena_;
 };
 
@@ -220,6 +227,11 @@ void MpiBackend::share_segments(int on_host, const WorldOptions& options) {
   if (stat("/proc/self/ns/pid", &status) == 0) own->pid_namespace = status.st_ino;
   check(MPI_Barrier(host_), "MPI_Barrier");  // all segments stand
   world_ = std::make_unique<SharedWorld>(std::move(segments), rank, options.timeout_seconds);
+  if (!pulls_)
+    world_->set_progress([this] {
+      int found = 0;
+      MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, all_, &found, MPI_STATUS_IGNORE);
+    });
   lookout_ = std::make_unique<Lookout>(*world_, options);
 }
 
@@ -272,22 +284,31 @@ void MpiBackend::free_let_go() {
   });
 }
 
-bool MpiBackend::fail(const std::string& reason) noexcept {
-  has_failed_ = true;
-  world_->abort(reason);
-  if (pulls_ || size_ == 1) return true;
-  lookout_.reset();     // the segments go with MPI, the rest of this stays:
-  session_.end(false);  // a stream may be inside MPI, which nobody wakes
-  return false;
+void MpiBackend::meet_again(DeviceContext&, std::span<double> largest) {
+  if (!pulls_ && world_->size() != size_)
+    throw CommError(
+        "World::recover: the ranks are on several hosts, which do not hear of each other's "
+        "failures; "
+        "end the job and start it again from a checkpoint, or run all ranks on one host. The step "
+        "failed because " +
+        reason());
+  world_->meet_again(largest, [this] { drain(); });
+}
+
+void MpiBackend::drain() {
+  for (const auto& mailbox : mailboxes_) mailbox->drain();
 }
 
 void MpiBackend::leave() noexcept {
   try {
     world_->leave();
     world_->meet(Place::farewell, "end");
+    drain();
     lookout_.reset();
     if (!pulls_) check(MPI_Barrier(all_), "MPI_Barrier");
   } catch (const std::exception& error) {
+    for (auto& mailbox : mailboxes_)  // MPI may still send from it
+      static_cast<void>(mailbox.release());
     if (!has_failed_)  // else the program knows
       log(LogLevel::warning,
           concat("World: rank ", rank_, " ends without its peers: ", error.what()));
@@ -295,7 +316,7 @@ void MpiBackend::leave() noexcept {
   }
   for (Held& held : held_) held.window.free();
   segments_->free();
-  for (MPI_Comm& comm : role_comms_) MPI_Comm_free(&comm);
+  for (const auto& mailbox : mailboxes_) mailbox->free();
   MPI_Comm_free(&host_);
   MPI_Comm_free(&all_);
   session_.end(true);

@@ -23,10 +23,11 @@ inline void check(int status, const char* call,
   throw CommError(concat(call, ": ", std::string(text, static_cast<std::size_t>(length))), where);
 }
 
-// Over MPI's own collectives, blocking on the stream's thread, which enters none before all ranks
-// have come and `world` is fine. `mpi` is used by nobody else.
+// Over messages, on the stream's thread; no bytes of an item move before all ranks have come and
+// agree. `mailbox` is used by nobody else.
+class Mailbox;
 std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, SharedWorld& world,
-                                                        MPI_Comm mpi, std::string role,
+                                                        Mailbox& mailbox, std::string role,
                                                         StreamId stream, int rank, int size);
 
 }  // namespace tessera::comm

@@ -1,15 +1,11 @@
-// Collectives over MPI's own, for ranks that do not see each other's memory. Every sum is taken
-// here, in rank order, from chunks that MPI only exchanges: MPI's reductions differ in order
-// between versions and sizes, and have no 16-bit floats.
-#include <sched.h>
-
+// Collectives over messages, for ranks that do not see each other's memory. Every sum is taken
+// here, in rank order, from chunks that MPI only carries: MPI's own reductions differ in order
+// between versions and sizes and have no 16-bit floats, and nothing wakes a rank inside of them.
 #include <algorithm>
-#include <chrono>
-#include <climits>
 #include <cstring>
-#include <thread>
 
 #include "runtime/comm/agreement.hpp"
+#include "runtime/comm/mailbox.hpp"
 #include "runtime/comm/mpi.hpp"
 #include "runtime/comm/pull.hpp"
 #include "tessera/base/checked.hpp"
@@ -17,39 +13,15 @@
 namespace tessera::comm {
 namespace {
 
-// Of each of the two exchange buffers. Larger items go through them block by block.
-constexpr std::int64_t kBlockBytes = 4 << 20;
-
-// Then a waiting thread gives its core away for longer than a time slice takes to come round.
-constexpr int kYields = 1000;
-
-// MPI moves bytes; the width keeps counts within int.
-MPI_Datatype words(DType dtype) {
-  switch (size_bytes(dtype)) {
-    case 1:
-      return MPI_UINT8_T;
-    case 2:
-      return MPI_UINT16_T;
-    case 4:
-      return MPI_UINT32_T;
-    default:
-      return MPI_UINT64_T;
-  }
-}
-
 class MessageCommunicator final : public Communicator {
  public:
-  MessageCommunicator(DeviceContext& context, SharedWorld& world, MPI_Comm mpi, std::string role,
-                      StreamId stream, int rank, int size)
+  MessageCommunicator(DeviceContext& context, SharedWorld& world, Mailbox& mailbox,
+                      std::string role, StreamId stream, int rank, int size)
       : Communicator(context, world.recorder(world.rank()), std::move(role), stream, rank, size),
         world_(world),
-        mpi_(mpi),
-        inputs_(static_cast<std::size_t>(size)) {
-    if (size == 1) return;
-    const auto bytes = static_cast<std::size_t>(std::max<std::int64_t>(kBlockBytes, size * 8));
-    out_.resize(bytes);
-    in_.resize(bytes);
-  }
+        mail_(mailbox),
+        in_(size > 1 ? mailbox.out_bytes() : 0),
+        inputs_(static_cast<std::size_t>(size)) {}
 
  private:
   struct Part {
@@ -57,12 +29,6 @@ class MessageCommunicator final : public Communicator {
     GroupCall call;
     void operator()(Exec&) const { self->run(call); }
   };
-
-  void check_transport(const char* group, std::span<const Collective> items) const override {
-    for (const Collective& c : items)
-      TESSERA_EXPECT(c.count <= INT_MAX, name(c.kind), " '", group, "': ", c.count,
-                     " elements are more than MPI counts; split the item");
-  }
 
   void launch(const Op& op, const GroupCall& call) override {
     Stream(context_, stream()).launch_joint(op, nullptr, Part{this, call});
@@ -85,9 +51,7 @@ class MessageCommunicator final : public Communicator {
           all_reduce(c, recv);
           break;
         case CollectiveKind::broadcast:
-          if (rank() == c.root && recv != c.send) kernels::copy_bytes(recv, c.send, item_bytes(c));
-          check(MPI_Bcast(recv, static_cast<int>(c.count), words(c.dtype), c.root, mpi_),
-                "MPI_Bcast");
+          broadcast(c, recv);
           break;
         case CollectiveKind::barrier:
           break;
@@ -96,26 +60,36 @@ class MessageCommunicator final : public Communicator {
     recorder_.done(call.number, stream());
   }
 
+  int peer(int step) const { return (rank() + step + size()) % size(); }
+  std::byte* out(std::size_t at = 0) { return mail_.out() + at; }
+
   // Fingerprints and their complements go round in log2(size) steps, each rank keeping the largest:
   // equal ones have equal maxima. Doubles as the barrier.
   void agree(const GroupCall& call) {
-    seen_[0] = call.fingerprint;
-    seen_[1] = ~call.fingerprint;
+    std::uint64_t seen[2] = {call.fingerprint, ~call.fingerprint};
     for (int step = 1; step < size(); step *= 2) {
-      exchange(seen_, theirs_, sizeof seen_, (rank() + step) % size(),
-               (rank() - step + size()) % size());
-      for (int i = 0; i < 2; ++i) seen_[i] = std::max(seen_[i], theirs_[i]);
+      std::memcpy(out(), seen, sizeof seen);
+      mail_.receive(theirs_, sizeof theirs_, peer(-step));
+      mail_.send(out(), sizeof seen, peer(step));
+      mail_.finish();
+      for (int i = 0; i < 2; ++i) seen[i] = std::max(seen[i], theirs_[i]);
     }
-    if (seen_[0] == ~seen_[1]) return;
-    all_.resize(static_cast<std::size_t>(size()));
-    publish(all_[static_cast<std::size_t>(rank())], call, 0);
+    if (seen[0] != ~seen[1]) tell_apart(call);
+  }
+
+  // Throws what is wrong, the same on every rank.
+  void tell_apart(const GroupCall& call) {
+    std::vector<Published> all(static_cast<std::size_t>(size()));
+    Published& mine = all[static_cast<std::size_t>(rank())];
+    publish(mine, call, 0);
+    std::memcpy(out(), &mine, sizeof mine);
     for (int step = 1; step < size(); ++step) {
-      const int from = (rank() - step + size()) % size();
-      exchange(&all_[static_cast<std::size_t>(rank())], &all_[static_cast<std::size_t>(from)],
-               sizeof(Published), (rank() + step) % size(), from);
+      mail_.receive(&all[static_cast<std::size_t>(peer(-step))], sizeof mine, peer(-step));
+      mail_.send(out(), sizeof mine, peer(step));
     }
+    mail_.finish();
     std::vector<const Published*> views;
-    for (const Published& p : all_) views.push_back(&p);
+    for (const Published& p : all) views.push_back(&p);
     const bool sees_all = world_.size() == size();
     world_.agree([&] {
       check_agreement(
@@ -124,112 +98,112 @@ class MessageCommunicator final : public Communicator {
     });
   }
 
-  // Polls, because nothing wakes a thread inside MPI when a peer never comes. All that may keep a
-  // rank from coming shows here: the collectives behind it are begun by all or by none.
-  void exchange(const void* out, void* in, std::size_t bytes, int to, int from) {
-    MPI_Request requests[2];
-    const auto n = static_cast<int>(bytes);
-    check(MPI_Irecv(in, n, MPI_BYTE, from, 0, mpi_, &requests[0]), "MPI_Irecv");
-    check(MPI_Isend(out, n, MPI_BYTE, to, 0, mpi_, &requests[1]), "MPI_Isend");
-    for (int look = 0;; ++look) {
-      int done = 0;
-      check(MPI_Testall(2, requests, &done, MPI_STATUSES_IGNORE), "MPI_Testall");
-      if (done) return;
-      if (world_.is_aborted()) {
-        give_up(requests);
-        world_.expect_fine();
-      }
-      if (look < kYields)
-        sched_yield();
-      else
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-  }
-
-  // MPI must not write to memory that its owner, on the way out, gives back. A send as small as
-  // ours needs its memory no more.
-  static void give_up(MPI_Request (&requests)[2]) {
-    if (requests[0] != MPI_REQUEST_NULL) {
-      MPI_Cancel(&requests[0]);
-      MPI_Wait(&requests[0], MPI_STATUS_IGNORE);
-    }
-    if (requests[1] != MPI_REQUEST_NULL) MPI_Request_free(&requests[1]);
-  }
-
   void all_gather(const Collective& c, std::byte* recv) {
-    std::byte* const mine = recv + static_cast<std::size_t>(rank()) * item_bytes(c);
-    if (mine != c.send) kernels::copy_bytes(mine, c.send, item_bytes(c));
-    gather_in_place(recv, c.count, c.dtype);
+    const std::size_t chunk = item_bytes(c);
+    std::byte* const mine = recv + static_cast<std::size_t>(rank()) * chunk;
+    if (mine != c.send) kernels::copy_bytes(mine, c.send, chunk);
+    for (std::size_t at = 0; at < chunk; at += mail_.out_bytes()) {
+      const std::size_t bytes = std::min(mail_.out_bytes(), chunk - at);
+      kernels::copy_bytes(out(), mine + at, bytes);
+      exchange_parts(out(), 0, recv + at, chunk, bytes);
+    }
   }
 
-  void gather_in_place(std::byte* data, std::int64_t count, DType dtype) {
-    check(MPI_Allgather(MPI_IN_PLACE, 0, words(dtype), data, static_cast<int>(count), words(dtype),
-                        mpi_),
-          "MPI_Allgather");
+  // Sends `bytes` of `from`, a stride a rank, to each peer, and receives as many from each.
+  void exchange_parts(const std::byte* from, std::size_t from_stride, std::byte* to,
+                      std::size_t to_stride, std::size_t bytes) {
+    for (int step = 1; step < size(); ++step) {
+      const auto source = static_cast<std::size_t>(peer(-step));
+      const auto target = static_cast<std::size_t>(peer(step));
+      mail_.receive(to + source * to_stride, bytes, peer(-step));
+      mail_.send(from + target * from_stride, bytes, peer(step));
+    }
+    mail_.finish();
   }
 
-  // Elements of each rank's chunk that fit the exchange buffers.
-  std::int64_t block_elements(DType dtype) const {
-    return static_cast<std::int64_t>(out_.size() / size_bytes(dtype)) / size();
-  }
-
-  // out_ holds n elements for each rank; afterwards `result` holds all ranks' for this one,
+  // The parts of all ranks lie in the mailbox; afterwards `result` holds all ranks' for this one,
   // reduced.
-  void exchange_and_reduce(std::byte* result, std::int64_t n, const Collective& c) {
-    const auto count = static_cast<int>(n);
-    check(MPI_Alltoall(out_.data(), count, words(c.dtype), in_.data(), count, words(c.dtype), mpi_),
-          "MPI_Alltoall");
-    for (std::size_t peer = 0; peer < inputs_.size(); ++peer)
-      inputs_[peer] = in_.data() + peer * static_cast<std::size_t>(n) * size_bytes(c.dtype);
+  void exchange_and_reduce(std::byte* result, std::size_t bytes, const Collective& c) {
+    exchange_parts(out(), bytes, in_.data(), bytes, bytes);
+    for (std::size_t r = 0; r < inputs_.size(); ++r)
+      inputs_[r] = (static_cast<int>(r) == rank() ? out() : in_.data()) + r * bytes;
     Exec here;
-    Mover(here).reduce(result, inputs_.data(), size(), n, c);
+    Mover(here).reduce(result, inputs_.data(), size(),
+                       static_cast<std::int64_t>(bytes / size_bytes(c.dtype)), c);
+  }
+
+  // Bytes of each rank's part of a block, whole elements.
+  std::size_t part_bytes(DType dtype) const {
+    const std::size_t width = size_bytes(dtype);
+    return mail_.out_bytes() / inputs_.size() / width * width;
   }
 
   void reduce_scatter(const Collective& c, std::byte* recv) {
     const auto* send = static_cast<const std::byte*>(c.send);
-    const std::size_t width = size_bytes(c.dtype), block = block_elements(c.dtype) * width;
-    const std::size_t chunk = item_bytes(c);
+    const std::size_t chunk = item_bytes(c), block = part_bytes(c.dtype);
     for (std::size_t at = 0; at < chunk; at += block) {
       const std::size_t bytes = std::min(block, chunk - at);
-      for (std::size_t peer = 0; peer < inputs_.size(); ++peer)
-        kernels::copy_bytes(out_.data() + peer * bytes, send + peer * chunk + at, bytes);
-      exchange_and_reduce(recv + at, static_cast<std::int64_t>(bytes / width), c);
+      for (std::size_t r = 0; r < inputs_.size(); ++r)
+        kernels::copy_bytes(out(r * bytes), send + r * chunk + at, bytes);
+      exchange_and_reduce(recv + at, bytes, c);
     }
   }
 
   // Each rank sums its part of a block, then all gather the parts. The last parts are padded.
   void all_reduce(const Collective& c, std::byte* recv) {
     const auto* send = static_cast<const std::byte*>(c.send);
-    const std::size_t width = size_bytes(c.dtype), total = item_bytes(c);
-    const auto n = static_cast<std::size_t>(size());
-    const std::size_t block = block_elements(c.dtype) * n * width;
+    const std::size_t width = size_bytes(c.dtype), total = item_bytes(c), n = inputs_.size();
+    const std::size_t block = part_bytes(c.dtype) * n;
     for (std::size_t at = 0; at < total; at += block) {
       const std::size_t bytes = std::min(block, total - at);
-      const std::int64_t part = ceil_div(static_cast<std::int64_t>(bytes / width), size());
-      const std::size_t part_bytes = static_cast<std::size_t>(part) * width;
-      kernels::copy_bytes(out_.data(), send + at, bytes);
-      std::memset(out_.data() + bytes, 0, part_bytes * n - bytes);
-      exchange_and_reduce(out_.data() + static_cast<std::size_t>(rank()) * part_bytes, part, c);
-      gather_in_place(out_.data(), part, c.dtype);
-      kernels::copy_bytes(recv + at, out_.data(), bytes);
+      const auto elements = static_cast<std::int64_t>(bytes / width);
+      const std::size_t part = static_cast<std::size_t>(ceil_div(elements, size())) * width;
+      kernels::copy_bytes(out(), send + at, bytes);
+      std::memset(out(bytes), 0, part * n - bytes);
+      std::byte* const mine = out(static_cast<std::size_t>(rank()) * part);
+      exchange_and_reduce(mine, part, c);
+      exchange_parts(mine, 0, out(), part, part);
+      kernels::copy_bytes(recv + at, out(), bytes);
+    }
+  }
+
+  // Down a tree: with ranks counted from the root, each gets it from the one without its lowest
+  // bit, and passes it on to those with one lower bit more.
+  void broadcast(const Collective& c, std::byte* recv) {
+    const std::size_t total = item_bytes(c);
+    const auto* send = static_cast<const std::byte*>(c.send);
+    const int me = (rank() - c.root + size()) % size();
+    for (std::size_t at = 0; at < total; at += mail_.out_bytes()) {
+      const std::size_t bytes = std::min(mail_.out_bytes(), total - at);
+      int bit = 1;
+      while (bit < size() && (me & bit) == 0) bit *= 2;
+      if (me == 0) {
+        kernels::copy_bytes(out(), send + at, bytes);
+      } else {
+        mail_.receive(out(), bytes, peer(-bit));
+        mail_.finish();
+      }
+      for (bit /= 2; bit > 0; bit /= 2)
+        if (me + bit < size()) mail_.send(out(), bytes, peer(bit));
+      mail_.finish();
+      if (recv != send || me != 0) kernels::copy_bytes(recv + at, out(), bytes);
     }
   }
 
   SharedWorld& world_;  // of this host's ranks: who is alive, and whether all is well
-  MPI_Comm mpi_;
-  std::uint64_t seen_[2] = {}, theirs_[2] = {};
-  std::vector<Published> all_;       // of a disagreement
-  std::vector<std::byte> out_, in_;  // what goes to and comes from the peers, rank by rank
+  Mailbox& mail_;
+  std::uint64_t theirs_[2] = {};
+  std::vector<std::byte> in_;  // what comes to be summed, rank by rank
   std::vector<const void*> inputs_;
 };
 
 }  // namespace
 
 std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, SharedWorld& world,
-                                                        MPI_Comm mpi, std::string role,
+                                                        Mailbox& mailbox, std::string role,
                                                         StreamId stream, int rank, int size) {
-  return std::make_unique<MessageCommunicator>(context, world, mpi, std::move(role), stream, rank,
-                                               size);
+  return std::make_unique<MessageCommunicator>(context, world, mailbox, std::move(role), stream,
+                                               rank, size);
 }
 
 }  // namespace tessera::comm

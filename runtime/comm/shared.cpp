@@ -28,14 +28,14 @@ using std::memory_order_seq_cst;
 // for, and only then to sleep.
 constexpr int kSpins = 200;
 constexpr int kYields = 20;
-constexpr long kLookEveryNs = 100'000'000;
+constexpr long kLookEveryNs = 100'000'000, kProgressEveryNs = 50'000;
 // After a failure peers come to the end of the world soon, or never. Of a rank that is late already
 // never is likelier, and who has named it wants to speak.
 constexpr std::chrono::milliseconds kFarewellPatience{5000}, kFarewellPatienceWithLate{300};
 
 // Not FUTEX_PRIVATE, which std::atomic::wait uses: other processes wake us.
-void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected) {
-  const timespec timeout{.tv_sec = 0, .tv_nsec = kLookEveryNs};
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, long ns) {
+  const timespec timeout{.tv_sec = 0, .tv_nsec = ns};
   syscall(SYS_futex, &word, FUTEX_WAIT, expected, &timeout, nullptr, 0);
 }
 void futex_wake_all(std::atomic<std::uint32_t>& word) {
@@ -107,9 +107,11 @@ bool SharedWorld::withdraw(std::uint32_t round) {
 // True when the round is over.
 bool SharedWorld::sleep(Place place, std::uint32_t round) {
   Segment::At& here = at(0, place);
+  const bool progresses = progress_ && outlives_failure(place);
+  if (progresses) progress_();
   here.sleepers.fetch_add(1, memory_order_seq_cst);
   if (here.round.load(memory_order_seq_cst) == round && (outlives_failure(place) || !is_aborted()))
-    futex_wait(here.round, round);
+    futex_wait(here.round, round, progresses ? kProgressEveryNs : kLookEveryNs);
   here.sleepers.fetch_sub(1, memory_order_seq_cst);
   return here.round.load(memory_order_acquire) != round;
 }
@@ -177,9 +179,10 @@ std::string SharedWorld::reason() const {
 
 // Between the two meetings no rank is anywhere else, so the others can be put back to where all
 // ranks had last come together.
-void SharedWorld::meet_again(std::span<double> largest) {
+void SharedWorld::meet_again(std::span<double> largest, const std::function<void()>& clear) {
   std::copy(largest.begin(), largest.end(), segments_[static_cast<std::size_t>(rank_)]->brought);
   meet(Place::recovery, "recover");
+  clear();
   for (std::size_t i = 0; i < largest.size(); ++i)
     for (const Segment* other : segments_) largest[i] = std::max(largest[i], other->brought[i]);
   for (int p = 0; p < kPlaces; ++p) {

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -103,7 +104,11 @@ class SharedWorld {
   std::string reason() const;  // empty while the world is fine
   // All ranks meet after a failure, their devices idle, and are fine afterwards; each of `largest`
   // becomes the largest of all ranks.  Throws: CommError when a rank has ended or is lost.
-  void meet_again(std::span<double> largest);
+  // `clear` runs on every rank while no rank is in a collective.
+  void meet_again(std::span<double> largest, const std::function<void()>& clear);
+  // For transports whose peers may need this rank to finish what they can't give up: called all the
+  // while a rank waits at the last two places.
+  void set_progress(std::function<void()> progress) { progress_ = std::move(progress); }
   // Throws: CommError with the reason once the world is aborted.
   void expect_fine() const {
     if (is_aborted()) give_up();
@@ -137,6 +142,7 @@ class SharedWorld {
   std::vector<int> names_;
   const int rank_;
   const double timeout_s_;
+  std::function<void()> progress_;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Window>> windows_;
 };

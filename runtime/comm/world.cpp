@@ -96,10 +96,10 @@ World::State::State(WorldKind k, int r, int n, const WorldOptions& options, int 
 }
 
 // A failed rank tells its peers first, so that its own streams do not wait for them either.
-bool World::State::end() noexcept {
+void World::State::end() noexcept {
   bool failed = reported || std::uncaught_exceptions() > exceptions;
   const std::string reason = concat("rank ", rank, " failed; see its own message");
-  if (failed && !backend->fail(reason)) return false;
+  if (failed) backend->fail(reason);
   DeviceContext& context = device.context();
   for (int s = -1; s < kMaxStreams; ++s) {  // at first only to hear of a failure
     const auto stream = static_cast<StreamId>(std::max(s, 0));
@@ -110,13 +110,12 @@ bool World::State::end() noexcept {
     } catch (const std::exception& error) {
       if (std::exchange(failed, true)) continue;
       log(LogLevel::error, concat("World: rank ", rank, " ends with a failure: ", error.what()));
-      if (!backend->fail(reason)) return false;
+      backend->fail(reason);
     }
   }
   if (failed) context.recover();  // its memory can go back
   context.drop_kept();
   backend->leave();
-  return true;
 }
 
 void World::State::reduce_scalars(const char* name, int count) {
@@ -142,9 +141,8 @@ World& World::operator=(World&& other) noexcept {
   state_ = std::move(other.state_);
   return *this;
 }
-// A state whose streams hang in a call that nothing can end is left to the end of the process.
 World::~World() {
-  if (state_ && !state_->end()) static_cast<void>(state_.release());
+  if (state_) state_->end();
 }
 
 WorldKind World::kind() const noexcept { return state_->kind; }
@@ -233,12 +231,7 @@ std::string World::recover(std::string_view cause) const {
 void World::halt(std::string_view cause) const {
   State& s = *state_;
   const std::string what = cause.empty() ? what_is_handled() : std::string(cause);
-  if (!s.backend->fail(concat("rank ", s.rank, " failed: ", what)))
-    throw CommError(
-        concat("World::recover: the ranks exchange MPI messages, and nothing can wake a peer that "
-               "waits inside MPI; end the job, or run all ranks on one host. The step failed "
-               "because ",
-               what));
+  s.backend->fail(concat("rank ", s.rank, " failed: ", what));
   s.device.context().recover();
 }
 

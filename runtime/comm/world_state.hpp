@@ -20,8 +20,8 @@ struct World::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  // What ~World does. True: the state can be destroyed.
-  bool end() noexcept;
+  // What ~World does.
+  void end() noexcept;
   // One all_reduce over the first `count` scalars; the host blocks.
   void reduce_scalars(const char* name, int count);
 

@@ -1,6 +1,4 @@
-// Ranks as processes, held against ranks as threads. Run under mpirun; every rank runs all cases in
-// the same order. A case that fails on one rank alone ends its world, so the others fail too
-// instead of waiting.
+// Ranks as processes, held against ranks as threads. Run under mpirun; see mpi_keeper.hpp.
 #include <chrono>
 #include <fstream>
 #include <random>
@@ -12,6 +10,7 @@
 #include "tessera/memory/memory.hpp"
 #include "tests/comm/battery.hpp"
 #include "tests/comm/mismatch.hpp"
+#include "tests/comm/mpi_keeper.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/race_check.hpp"
 
@@ -21,33 +20,6 @@ using tessera::testing::run_checked;
 using K = CollectiveKind;
 
 namespace {
-
-// Keeps MPI alive while the worlds of the cases come and go, also those that fail.
-World& keeper() {
-  static World world = World::mpi();
-  return world;
-}
-
-std::uint64_t agreed_seed() {
-  return static_cast<std::uint64_t>(keeper().max(static_cast<double>(std::random_device{}())));
-}
-
-// What a world of its own throws out of `body`: "CommError: ...", "ContractError: ...", or
-// another's text.
-std::string thrown(const std::function<void(World&)>& body, const WorldOptions& options = {}) {
-  try {
-    World world = World::mpi(options);
-    body(world);
-    world.device().synchronize();
-  } catch (const CommError& error) {
-    return concat("CommError: ", error.what());
-  } catch (const ContractError& error) {
-    return concat("ContractError: ", error.what());
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
 
 int mappings() {
   std::ifstream maps("/proc/self/maps");

@@ -52,11 +52,12 @@ class Subject {
   // Step 1 with a trap on this rank where `is_mine`; then a reset, and the step after it.
   Heard try_at(Trap trap, std::uint64_t place, bool is_mine, bool only_collectives = false) {
     Heard heard;
-    world_.barrier();
     optimizer_.zero_grad();
     const std::int64_t live_bytes = ledger().live_bytes();
-    trapper_.arm(is_mine ? trap : Trap::none, place, only_collectives);
+    trapper_.arm(Trap::none, 0, only_collectives);
     try {
+      world_.barrier();  // over messages a rank may hear in here of one that is through already
+      trapper_.arm(is_mine ? trap : Trap::none, place, only_collectives);
       one_step(1);
       trapper_.disarm();
       world_.barrier();  // a rank that has failed since its last collective is heard of here

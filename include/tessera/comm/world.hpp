@@ -69,9 +69,8 @@ class World {
     // Where this rank's communicators record their calls.
     virtual FlightRecorder& recorder() noexcept = 0;
     // The rank has failed: nothing of this world waits any more, here or on peers, who hear of the
-    // first `reason`. False: a stream may hang where nothing can end it, so the device must not be
-    // waited for.
-    virtual bool fail(const std::string& reason) noexcept = 0;
+    // first `reason`.
+    virtual void fail(const std::string& reason) noexcept = 0;
     // That first reason.
     virtual std::string reason() const = 0;
     // All ranks meet after a failure, their devices idle, and can exchange again on return. Each of
@@ -129,8 +128,8 @@ class World {
   //   rank 0   ── throws ─ recover ─┐ drop what  ┌ all here ┌── collective 1
   //   rank 1   ── waits ────────────┘ is queued ─┴──────────┴── collective 1
   //
-  // Throws: CommError when a rank has ended, and when ranks exchange MPI messages, from which
-  // nothing can wake them; the world is then lost.
+  // Throws: CommError when a rank has ended, and when ranks are on several hosts, which do not hear
+  // of each other's failures; the world is then lost.
   std::string recover(std::string_view cause = {}) const;
   // Its halves. From `halt` on nobody waits in this world, here or on peers; on return nothing of
   // this rank is queued.
