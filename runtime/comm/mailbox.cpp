@@ -60,14 +60,13 @@ void Mailbox::send(const std::byte* data, std::size_t bytes, int to) {
 }
 
 void Mailbox::finish() {
-  for (int look = 0;; ++look) {
-    const bool received = are_done(receives_), sent = are_done(sends_);
-    if (received && sent) return;
-    if (world_.is_aborted()) {
+  for (int look = 0;; pause_after(look++)) {
+    if (world_.is_aborted()) {  // first: what a peer has sent before it gave up is worth nothing
       give_up();
       world_.expect_fine();
     }
-    pause_after(look);
+    const bool received = are_done(receives_), sent = are_done(sends_);
+    if (received && sent) return;
   }
 }
 
