@@ -34,7 +34,7 @@ class Mailbox {
   void send(const std::byte* data, std::size_t bytes, int to);
   // All that is posted is delivered. Polls, because nothing wakes a thread inside MPI when a peer
   // never comes.  Throws: CommError once the world is aborted; then what was to be received into is
-  // the caller's again.
+  // the caller's again, unless its sender has stopped half-way.
   void finish();
 
   // Every rank of the world comes here after a failure, and at the end: what peers have sent to

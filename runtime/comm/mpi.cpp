@@ -197,6 +197,7 @@ class MpiBackend final : public World::Backend {
   void share_segments(int on_host, const WorldOptions& options);
   void free_let_go();
   void drain();
+  void keep_mailboxes() noexcept;
 
   Session session_;  // first: MPI runs as long as the rest
   MPI_Comm all_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;
@@ -286,12 +287,11 @@ void MpiBackend::free_let_go() {
 
 void MpiBackend::meet_again(DeviceContext&, std::span<double> largest) {
   if (!pulls_ && world_->size() != size_)
-    throw CommError(
+    throw CommError(concat(
         "World::recover: the ranks are on several hosts, which do not hear of each other's "
-        "failures; "
-        "end the job and start it again from a checkpoint, or run all ranks on one host. The step "
-        "failed because " +
-        reason());
+        "failures; end the job and start it again from a checkpoint, or run all ranks on one "
+        "host. The step failed because ",
+        reason()));
   world_->meet_again(largest, [this] { drain(); });
 }
 
@@ -299,16 +299,24 @@ void MpiBackend::drain() {
   for (const auto& mailbox : mailboxes_) mailbox->drain();
 }
 
+// To the end of the process: MPI may still send from them.
+void MpiBackend::keep_mailboxes() noexcept {
+  for (auto& mailbox : mailboxes_) static_cast<void>(mailbox.release());
+}
+
 void MpiBackend::leave() noexcept {
   try {
     world_->leave();
     world_->meet(Place::farewell, "end");
+    if (world_->size() != size_) {
+      if (has_failed_) return keep_mailboxes();  // ranks of other hosts hear of it when we are gone
+      check(MPI_Barrier(all_), "MPI_Barrier");   // they come as late as they like
+    }
     drain();
     lookout_.reset();
     if (!pulls_) check(MPI_Barrier(all_), "MPI_Barrier");
   } catch (const std::exception& error) {
-    for (auto& mailbox : mailboxes_)  // MPI may still send from it
-      static_cast<void>(mailbox.release());
+    keep_mailboxes();
     if (!has_failed_)  // else the program knows
       log(LogLevel::warning,
           concat("World: rank ", rank_, " ends without its peers: ", error.what()));
