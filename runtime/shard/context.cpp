@@ -207,8 +207,7 @@ void Context::end_of_backward() {
 void Context::recover() noexcept {
   in_pass_ = false;
   for (const auto& forward : reached_) forward->in_pass = false;
-  reached_.clear();
-  order_.clear();
+  reached_.clear();  // of what is left in order_, nothing is due any more
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock()) unit->abandon_backward();
   if (reduced_.tick > 0) device().compute().wait(reduced_);

@@ -85,8 +85,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void reduced(const Event& event) { reduced_ = event; }
 
   // --- after a failure ---
-  // Closes every unit, and drops all gradients and the order of calls. What forward has left can't
-  // go backward any more.
+  // Closes every unit, and drops all gradients. What forward has left can't go backward any more.
   void reset();
   // Its units have no context again, as before the first step.
   void dissolve() noexcept;
