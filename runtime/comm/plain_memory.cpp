@@ -49,6 +49,7 @@ class CountedMemory final : public SymmetricMemory {
 
 std::shared_ptr<SymmetricMemory> PlainArena::allocate(DeviceContext& context, std::int64_t bytes) {
   const std::int64_t rounded = round_up(bytes, kPageBytes);
+  Memory::of(context).pool().count_outside(rounded, "symmetric memory");
   if (context.driver()) return std::make_shared<DeviceMemory>(context, rounded);
   if (context.executor().runs_bodies()) return std::make_shared<MappedMemory>(rounded);
   const std::uintptr_t address = next_;

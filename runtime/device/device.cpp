@@ -165,10 +165,14 @@ void DeviceContext::wait(StreamId stream, const Event& event) {
 void DeviceContext::block(const Event& event) {
   expect_reached(event, "Device::block");
   try {
-    if (host_.covers(event.clock)) return executor_->block(event);  // only to hear of a failure
+    if (host_.covers(event.clock)) {  // only to hear of a failure
+      executor_->block(event);
+      return rethrow_late();
+    }
     tell_observers(observers_, [&event](Observer& o) { o.blocked(event); });
     const auto start = std::chrono::steady_clock::now();
     executor_->block(event);
+    rethrow_late();
     blocked_seconds_ +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   } catch (...) {
@@ -178,6 +182,14 @@ void DeviceContext::block(const Event& event) {
   // What the host submits from here on comes after `event`, on every stream.
   host_.merge(event.clock);
   for (Clock& clock : clocks_) clock.merge(host_);
+}
+
+void DeviceContext::fail_late() noexcept {
+  if (!late_) late_ = std::current_exception();
+}
+
+void DeviceContext::rethrow_late() const {
+  if (late_) std::rethrow_exception(late_);
 }
 
 void DeviceContext::synchronize() {
@@ -202,6 +214,7 @@ void DeviceContext::recover() {
   lost_ = executor_->recover();
   ++recoveries_;
   failure_told_ = false;
+  late_ = nullptr;
   drop_kept();
   for (Observer* o : observers_) o->reset();
 }
@@ -219,7 +232,7 @@ const Event& DeviceContext::event_covering(StreamId stream, Tick tick) {
   return last_events_[index(stream)];
 }
 
-Event DeviceContext::event_of_free(StreamId stream, Tick tick) {
+Event DeviceContext::event_of_free(StreamId stream, Tick tick) noexcept try {
   if (!is_mutated(Mutation::Kind::early_free)) return event_covering(stream, tick);
   Event event = one_earlier({.stream = stream,
                              .tick = tick,
@@ -228,6 +241,14 @@ Event DeviceContext::event_of_free(StreamId stream, Tick tick) {
                              .native = nullptr});
   executor_->record(event);
   return event;
+} catch (...) {
+  fail_late();
+  if (const Event& last = last_events_[index(stream)]; last.tick >= tick) return last;
+  return {.stream = stream,
+          .tick = tick,
+          .clock = clocks_[index(stream)],
+          .number = 0,
+          .native = nullptr};
 }
 
 void DeviceContext::keep(std::shared_ptr<void> what) {

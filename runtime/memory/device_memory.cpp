@@ -1,5 +1,6 @@
 // Memory of a GPU, from the driver: the pool's segments, and what lies outside the pool.
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "tessera/base/error.hpp"
@@ -88,8 +89,14 @@ std::shared_ptr<std::byte> outside_pool(const DeviceContext& context, std::int64
                                         Allocate Driver::* allocate, Release Driver::* release,
                                         const char* where) {
   const Driver* const driver = context.driver();
-  if (!driver)
-    return {new std::byte[static_cast<std::size_t>(bytes)], std::default_delete<std::byte[]>()};
+  if (!driver) {
+    std::shared_ptr<std::byte[]> plain(new (std::nothrow)
+                                           std::byte[static_cast<std::size_t>(bytes)]);
+    if (!plain)
+      throw OutOfMemory(
+          concat("the system has no ", bytes, " bytes; make the batch or the model smaller"));
+    return {plain, plain.get()};
+  }
   void* data = nullptr;
   const DriverError error = (context.acting_driver().*allocate)(bytes, &data);
   if (!data)

@@ -17,6 +17,7 @@ HostStaging::Piece& HostStaging::take(std::int64_t bytes) {
     break;
   }
   if (!found) {
+    Memory::of(context_).pool().count_outside(rounded, "host memory");
     storage_.push_back(host_memory(context_, rounded));
     pieces_.push_back(std::make_unique<Piece>());
     found = pieces_.back().get();

@@ -383,6 +383,12 @@ std::int64_t Pool::release_cached() {
   return released;
 }
 
+void Pool::count_outside(std::int64_t bytes, const char* what) {
+  if (++allocations_ == fail_at_)
+    throw OutOfMemory(concat("allocate: no ", bytes, " bytes of ", what,
+                             "; make the batch or the model smaller, or use more ranks"));
+}
+
 void Pool::fail(std::int64_t bytes, StreamId stream, OwnerId owner) const {
   throw OutOfMemory(
       concat("allocate: no ", bytes, " bytes for '", ledger_.lines()[owner].owner, "' on stream ",

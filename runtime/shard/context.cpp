@@ -210,7 +210,11 @@ void Context::recover() noexcept {
   reached_.clear();  // of what is left in order_, nothing is due any more
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock()) unit->abandon_backward();
-  if (reduced_.tick > 0) device().compute().wait(reduced_);
+  try {
+    if (reduced_.tick > 0) device().compute().wait(reduced_);
+  } catch (...) {
+    device().context().fail_late();
+  }
 }
 
 void Context::reset() {

@@ -1,7 +1,8 @@
-// An exception at a place of the test's choice: as an operation is launched, starts or ends, where
-// the pool is asked for memory, or in the model's own code. trials.hpp tries them all.
+// An exception at a place of the test's choice: as an operation is launched, starts or ends, at an
+// event, where the pool is asked for memory, or in the model's own code. trials.hpp tries them all.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <stdexcept>
 #include <string_view>
@@ -30,11 +31,15 @@ enum class Trap : std::uint8_t {
   launch,      // as the host submits an operation
   body,        // as an operation starts
   finish,      // when it has run
+  record,      // as the host records an event, also for memory that goes back
+  wait,        // as a stream is to wait for one
+  block,       // as the host is
   allocation,  // the pool finds no memory
   hook         // in the model's own code, forward or backward
 };
 inline const char* name(Trap trap) {
-  const char* const names[] = {"no trap", "launch", "body", "finish", "allocation", "hook"};
+  const char* const names[] = {"no trap", "launch", "body",       "finish", "record",
+                               "wait",    "block",  "allocation", "hook"};
   return names[static_cast<int>(trap)];
 }
 
@@ -58,6 +63,7 @@ class Trapper final : public Observer {
   void arm(Trap trap, std::uint64_t k, bool only_collectives) {
     trap_ = trap, place_ = k, only_collectives_ = only_collectives;
     launches_ = hooks_ = 0;
+    events_.fill(0);
     target_ = 0;
     has_updated_ = false;
     allocations_ = pool_.allocations();
@@ -72,7 +78,18 @@ class Trapper final : public Observer {
   }
   // Places since it was armed.
   std::uint64_t count(Trap trap) const {
-    return trap == Trap::allocation ? allocations_ : trap == Trap::hook ? hooks_ : launches_;
+    switch (trap) {
+      case Trap::allocation:
+        return allocations_;
+      case Trap::hook:
+        return hooks_;
+      case Trap::record:
+      case Trap::wait:
+      case Trap::block:
+        return events_[static_cast<std::size_t>(trap)];
+      default:
+        return launches_;
+    }
   }
   // Whether the body of an update has started since it was armed.
   bool has_updated() const { return has_updated_; }
@@ -87,6 +104,9 @@ class Trapper final : public Observer {
     if (trap_ == Trap::launch) throw Sprung();
     target_ = key(stream, tick);
   }
+  void recorded(const Event&) override { pass(Trap::record); }
+  void waited(StreamId, const Event&) override { pass(Trap::wait); }
+  void blocked(const Event&) override { pass(Trap::block); }
   void started(StreamId stream, Tick tick, const char* name) override {
     if (std::string_view(name) == "adamw") has_updated_ = true;
     if (trap_ == Trap::body && target_ == key(stream, tick)) throw Sprung();
@@ -96,6 +116,10 @@ class Trapper final : public Observer {
   }
 
  private:
+  void pass(Trap kind) {
+    if (armed_ && ++events_[static_cast<std::size_t>(kind)] == place_ && trap_ == kind)
+      throw Sprung();
+  }
   static std::uint64_t key(StreamId stream, Tick tick) {
     return (std::uint64_t{1} << 63) | (static_cast<std::uint64_t>(stream) << 56) | tick;
   }
@@ -103,6 +127,7 @@ class Trapper final : public Observer {
   Pool& pool_;
   bool armed_ = false, only_collectives_ = false;
   std::uint64_t place_ = 0, launches_ = 0, hooks_ = 0, allocations_ = 0;
+  std::array<std::uint64_t, 9> events_{};  // by Trap
   std::atomic<Trap> trap_{Trap::none};
   std::atomic<std::uint64_t> target_{0};
   std::atomic<bool> has_updated_{false};

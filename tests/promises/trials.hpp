@@ -224,6 +224,8 @@ inline std::uint64_t try_all(const Trials& trials, const WithSubject& with_subje
                       << " (-1: all)");
     CHECK(complaint(ranks, done[t].trapped, cause_of(trials.trap)) == "");
   }
+  INFO(trials.ranks << " ranks on " << name(trials.options.executor) << ", " << name(trials.trap)
+                    << ": " << done.size() << " trials");
   CHECK(whole > 0);
   return done.size();
 }

@@ -9,6 +9,7 @@
 // Threads: one host thread submits to a device. Executors run bodies on threads of their own.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <set>
 #include <string>
@@ -189,8 +190,11 @@ class DeviceContext {
   // An event of `stream` at or after `tick`: the last one recorded if it is late enough, else a new
   // one.  Throws: ContractError for a tick that the stream has not reached.
   const Event& event_covering(StreamId stream, Tick tick);
-  // The same for the gate of memory that is being freed.
-  Event event_of_free(StreamId stream, Tick tick);
+  // The same for the gate of memory that is being freed, which can't fail: see `fail_late`.
+  Event event_of_free(StreamId stream, Tick tick) noexcept;
+  // Keeps the exception that is being handled, where none can be thrown, for the next blocking
+  // call.
+  void fail_late() noexcept;
 
   // Seconds for which the host has slept in `block` since the start.
   double blocked_seconds() const { return blocked_seconds_; }
@@ -239,6 +243,7 @@ class DeviceContext {
     std::shared_ptr<void> what;
   };
   Event mark(StreamId stream, bool by_program);
+  void rethrow_late() const;
   void expect_reached(const Event& event, const char* function) const;
   bool is_mutated(Mutation::Kind kind) { return mutator_ && mutator_->hits(kind); }
 
@@ -258,6 +263,7 @@ class DeviceContext {
   std::uint64_t records_ = 0;
   std::unique_ptr<Mutator> mutator_;  // null but in tests
   bool failure_told_ = false;         // a blocking call has thrown it
+  std::exception_ptr late_;           // of fail_late; thrown by every blocking call until `recover`
   Lost lost_;
   std::uint64_t recoveries_ = 0;
   std::vector<Kept> kept_;

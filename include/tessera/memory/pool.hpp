@@ -118,6 +118,9 @@ class Pool {
   std::int64_t reserved_bytes() const noexcept { return reserved_; }
   // 0 means no limit. Counted against reserved_bytes().
   void set_limit_bytes(std::int64_t bytes) noexcept { limit_ = bytes; }
+  // `what` comes from the system and not from here, but is counted as a call of allocate.  Throws:
+  // OutOfMemory where that call is to fail.
+  void count_outside(std::int64_t bytes, const char* what);
   // Calls of allocate so far. For tests: call number `k` finds no memory, whatever there is.
   std::uint64_t allocations() const noexcept { return allocations_; }
   void fail_at(std::uint64_t k) noexcept { fail_at_ = k; }
