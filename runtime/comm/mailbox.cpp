@@ -87,8 +87,8 @@ bool Mailbox::throw_away_from(int peer) {
   check(MPI_Improbe(peer, MPI_ANY_TAG, comm_, &found, &message, &status), "MPI_Improbe");
   if (!found) return false;
   MPI_Get_count(&status, MPI_BYTE, &bytes);
-  std::vector<std::byte> scrap(static_cast<std::size_t>(bytes));
-  check(MPI_Imrecv(scrap.data(), bytes, MPI_BYTE, &message,
+  scrap_.resize(static_cast<std::size_t>(bytes));
+  check(MPI_Imrecv(scrap_.data(), bytes, MPI_BYTE, &message,
                    &receives_.emplace_back(MPI_REQUEST_NULL)),
         "MPI_Imrecv");
   for (int look = 0; !are_done(receives_); pause_after(look++))

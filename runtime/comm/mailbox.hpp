@@ -51,7 +51,7 @@ class Mailbox {
   MPI_Comm comm_ = MPI_COMM_NULL;
   const SharedWorld& world_;
   int rank_ = 0, size_ = 1;
-  std::vector<std::byte> out_;
+  std::vector<std::byte> out_, scrap_;  // scrap_: what is thrown away
   std::vector<MPI_Request> sends_, receives_;
 };
 

@@ -309,8 +309,9 @@ void MpiBackend::leave() noexcept {
     world_->leave();
     world_->meet(Place::farewell, "end");
     if (world_->size() != size_) {
-      if (has_failed_) return keep_mailboxes();  // ranks of other hosts hear of it when we are gone
-      check(MPI_Barrier(all_), "MPI_Barrier");   // they come as late as they like
+      // After a failure here ranks of other hosts may never come: they hear of it when we are gone.
+      if (world_->is_aborted()) return keep_mailboxes();
+      check(MPI_Barrier(all_), "MPI_Barrier");  // they come as late as they like
     }
     drain();
     lookout_.reset();
