@@ -11,6 +11,10 @@ import sys
 # std::abort() and its like; a class may have a member of that name, which takes a reason.
 ENDING = re.compile(r"(?<![\w.>:])(?:(?:std::|::)(\w*exit|_Exit|abort|terminate)\s*\(|(?<!void )(_?exit|_Exit|quick_exit)\s*\("
                     r"|(?<!void )(abort|terminate)\s*\(\s*\))")
+ENVIRONMENT = re.compile(r"\b(?:(?:secure_)?getenv|setenv|putenv|unsetenv|environ)\b")
+PRINTING = re.compile(r"\b(?:std::c(?:out|err|log)|v?f?printf|f?puts|f?putc|putchar|perror|stdout|stderr|STD(?:OUT|ERR)_FILENO)\b")
+LIBRARY = ("include", "runtime", "kernels", "nn")
+SPEAKING = ("runtime/run/", "kernels/emulator/")  # the layer of mains; a program of tests in the place of a GPU
 EMPTY_CATCH = re.compile(r"\bcatch\s*\([^)]*\)\s*\{\s*\}")
 VENDOR = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]((?:cuda|cublas|cudnn|nccl|mpi|hip|Eigen/)[^>"]*)[>"]', re.MULTILINE)
 CASE = re.compile(r"^(?:TEST_CASE|TEMPLATE_(?:LIST_)?TEST_CASE|SCENARIO)\b", re.MULTILINE)
@@ -37,6 +41,11 @@ def breaches(path, content):
     if folder != "tools" and not path.startswith("runtime/run/"):
         for match in ENDING.finditer(code):
             yield match.start(), f"{match.group(match.lastindex)}() ends the process; the library throws, and only tools/ and runtime/run/ end"
+    if folder in LIBRARY and not path.startswith(SPEAKING):
+        for match in ENVIRONMENT.finditer(code):
+            yield match.start(), f"{match.group(0)}: below runtime/run the library leaves the environment alone; take an option"
+        for match in PRINTING.finditer(code):
+            yield match.start(), f"{match.group(0)}: below runtime/run the library never prints; log to the sink"
     for match in EMPTY_CATCH.finditer(code):
         yield match.start(), "an empty catch hides a failure"
     if folder == "include":
