@@ -74,11 +74,7 @@ std::vector<std::byte> Operand::download() const {
   std::vector<std::byte> all(shift + bytes() + kGuardBytes);
   expect(target_.driver->copy(all.data(), device_memory_, static_cast<std::int64_t>(all.size()),
                               target_.stream));
-  void* event = nullptr;
-  expect(target_.driver->make_event(&event));
-  expect(target_.driver->record(event, target_.stream));
-  expect(target_.driver->block(event));
-  expect(target_.driver->end_event(event));
+  expect(target_.drain());
   for (std::size_t i = 0; i < all.size(); ++i)
     if ((i < shift || i >= shift + bytes()) && all[i] != kGuard)
       throw CaseFailure(concat("wrote byte ", static_cast<std::int64_t>(i - shift),
@@ -128,11 +124,7 @@ void Case::run(const std::function<void(const Kernels&, Side, Exec&)>& call) {
   call(cpu_kernels(), Side::reference, host);
   for (const bool again : {false, true}) {
     for (auto& operand : operands_) operand->upload();
-    Exec exec;
-    exec.driver = target_.driver;
-    exec.native_stream = target_.stream;
-    exec.workspace = target_.workspace;
-    exec.workspace_bytes = static_cast<std::size_t>(target_.workspace_bytes);
+    Exec exec = target_.exec();
     call(*target_.driver->kernels, Side::device, exec);
     if (exec.error) fail(exec.error);
     if (const DriverError error = target_.driver->failure()) fail(error);

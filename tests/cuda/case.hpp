@@ -28,7 +28,7 @@
 
 #include "kernels/table.hpp"
 #include "tessera/base/error.hpp"
-#include "tessera/device/driver.hpp"
+#include "tests/cuda/target.hpp"
 
 namespace cuda_test {
 
@@ -45,14 +45,6 @@ constexpr double epsilon(DType dtype) {
 // A case has found a difference, a touched guard or a refusal.
 struct CaseFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
-};
-
-// The device under test: a driver module, one of its devices and a stream there.
-struct Target {
-  const Driver* driver = nullptr;
-  void* stream = nullptr;
-  void* workspace = nullptr;
-  std::int64_t workspace_bytes = 0;
 };
 
 // An array that exists twice. Its elements are seen as doubles.

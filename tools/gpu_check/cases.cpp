@@ -93,9 +93,7 @@ int main(int argc, char** argv) {
       for (const std::string& op : ops) std::printf("%s\n", op.c_str());
       return 0;
     }
-    const gpu_check::Opened opened = gpu_check::open_module(options.module, options.device);
-    const cuda_test::Target target{opened.driver, opened.stream, opened.workspace,
-                                   opened.workspace_bytes};
+    const cuda_test::Target target = gpu_check::open_module(options.module, options.device);
     bool passed = true;
     for (const auto& named : cuda_test::all_cases())
       if (options.ops.empty() ||
