@@ -77,8 +77,8 @@ concept PeerSource = requires(T source, const Collective& item) {
   { source.send(int{}) } -> std::convertible_to<const std::byte*>;
 };
 
-// All items of a group. `inputs` has room for `size` pointers. Each rank
-// starts at its own chunk and goes round, so that ranks do not all read from the same peer at once.
+// All items of a group. `inputs` has room for `size` pointers. Each rank starts at its own chunk
+// and goes round, so that ranks do not all read from the same peer at once.
 template <PeerSource Source>
 void pull(const Mover& mover, std::span<const Collective> items, int rank, int size,
           std::span<const void*> inputs, Source source) {

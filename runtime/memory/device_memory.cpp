@@ -1,5 +1,4 @@
 // Memory of a GPU, from the driver: the pool's segments, and what lies outside the pool.
-#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -52,19 +51,19 @@ class DeviceRanges final : public Upstream {
   std::byte* allocate(std::int64_t bytes) noexcept override {
     const Driver& driver = context_.acting_driver();
     void* range = nullptr;
-    if (!fine(driver.reserve(range_of(bytes), &range))) return nullptr;
+    if (!fine(driver.reserve(range_bytes(bytes), &range))) return nullptr;
     auto* const data = static_cast<std::byte*>(range);
     if (resize(data, 0, bytes)) return data;
-    fine(driver.free_range(range, range_of(bytes)));
+    fine(driver.free_range(range, range_bytes(bytes)));
     return nullptr;
   }
   void release(std::byte* data, std::int64_t bytes) noexcept override {
     const Driver& driver = context_.acting_driver();
     fine(driver.unmap(data, bytes));
-    fine(driver.free_range(data, range_of(bytes)));
+    fine(driver.free_range(data, range_bytes(bytes)));
   }
   bool resize(std::byte* data, std::int64_t bytes, std::int64_t new_bytes) noexcept override {
-    if (bytes > 0 && range_of(bytes) != range_of(new_bytes)) return false;
+    if (bytes > 0 && range_bytes(bytes) != range_bytes(new_bytes)) return false;
     const Driver& driver = context_.acting_driver();
     if (new_bytes < bytes) return fine(driver.unmap(data + new_bytes, bytes - new_bytes));
     for (std::int64_t at = bytes; at < new_bytes; at += kSegmentBytes) {
@@ -77,8 +76,6 @@ class DeviceRanges final : public Upstream {
   }
 
  private:
-  static std::int64_t range_of(std::int64_t bytes) { return std::max(bytes, kRangeBytes); }
-
   const DeviceContext& context_;
 };
 

@@ -2,19 +2,15 @@
 // into, and memory that is only counted, for plans.
 #include <sys/mman.h>
 
-#include <algorithm>
-
 #include "tessera/memory/pool.hpp"
 
 namespace tessera {
 namespace {
 
-std::int64_t range_of(std::int64_t bytes) { return std::max(bytes, kRangeBytes); }
-
 class SystemMemory final : public Upstream {
  public:
   std::byte* allocate(std::int64_t bytes) noexcept override {
-    const auto range = static_cast<std::size_t>(range_of(bytes));
+    const auto range = static_cast<std::size_t>(range_bytes(bytes));
     void* const data = map(nullptr, range, 0);
     if (data == MAP_FAILED) return nullptr;
     if (mprotect(data, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE) == 0)
@@ -23,10 +19,10 @@ class SystemMemory final : public Upstream {
     return nullptr;
   }
   void release(std::byte* data, std::int64_t bytes) noexcept override {
-    munmap(data, static_cast<std::size_t>(range_of(bytes)));
+    munmap(data, static_cast<std::size_t>(range_bytes(bytes)));
   }
   bool resize(std::byte* data, std::int64_t bytes, std::int64_t new_bytes) noexcept override {
-    if (range_of(bytes) != range_of(new_bytes)) return false;
+    if (range_bytes(bytes) != range_bytes(new_bytes)) return false;
     if (new_bytes >= bytes)
       return mprotect(data + bytes, static_cast<std::size_t>(new_bytes - bytes),
                       PROT_READ | PROT_WRITE) == 0;
@@ -48,12 +44,12 @@ class CountedMemory final : public Upstream {
 
   std::byte* allocate(std::int64_t bytes) noexcept override {
     const std::uintptr_t data = next_;
-    next_ += static_cast<std::uintptr_t>(range_of(bytes));
+    next_ += static_cast<std::uintptr_t>(range_bytes(bytes));
     return reinterpret_cast<std::byte*>(data);
   }
   void release(std::byte*, std::int64_t) noexcept override {}
   bool resize(std::byte*, std::int64_t bytes, std::int64_t new_bytes) noexcept override {
-    return grows_ && range_of(bytes) == range_of(new_bytes);
+    return grows_ && range_bytes(bytes) == range_bytes(new_bytes);
   }
 
  private:

@@ -26,6 +26,7 @@
 // as large blocks they lie where activations were, as small ones they would add to it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -87,8 +88,9 @@ class Upstream {
   // The segment of `bytes` at `data` becomes larger or smaller; false when it cannot.
   virtual bool resize(std::byte* data, std::int64_t bytes, std::int64_t new_bytes) noexcept = 0;
 };
-// Addresses that a segment may grow to.
 inline constexpr std::int64_t kRangeBytes = 16ll << 30;
+// Addresses that are set aside for a segment of `bytes`, and that it may grow to.
+constexpr std::int64_t range_bytes(std::int64_t bytes) { return std::max(bytes, kRangeBytes); }
 std::unique_ptr<Upstream> system_memory();
 // Hands out address ranges that are counted and never touched. `pieces`: that can't grow.
 std::unique_ptr<Upstream> counted_memory(CudaMemory like = CudaMemory::mapped);
