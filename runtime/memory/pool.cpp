@@ -6,7 +6,6 @@
 
 #include "runtime/base/assert.hpp"
 #include "runtime/memory/poison.hpp"
-#include "tessera/base/checked.hpp"
 #include "tessera/base/log.hpp"
 
 namespace tessera {
@@ -144,56 +143,6 @@ Block* Pool::record() {
 void Pool::retire(Block* block) noexcept {
   block->next = spare_;
   spare_ = block;
-}
-
-// More memory for `stream`: at the end of a segment that it has for blocks of the kind, behind or
-// as part of the free block there, else a new segment.
-Block* Pool::grow(std::int64_t bytes, StreamId stream) {
-  const bool is_large = bytes >= kLargeBytes;
-  const auto has_room = [&](std::int64_t more) {
-    return limit_ == 0 || reserved_ + more <= limit_;
-  };
-  for (const auto& segment : segments_) {
-    Block* const last = segment->last;
-    if (last->stream != stream || segment->is_large != is_large) continue;
-    if (last->free && last->bytes >= bytes) return last;  // find() looks at a few of a class only
-    const std::int64_t more = round_up(bytes - (last->free ? last->bytes : 0), kSegmentBytes);
-    if (has_room(more) && upstream_->resize(segment->data, segment->bytes, segment->bytes + more))
-      return append(*segment, stream, more);
-  }
-  const std::int64_t size = round_up(bytes, kSegmentBytes);
-  std::byte* const data = has_room(size) ? upstream_->allocate(size) : nullptr;
-  if (!data) return nullptr;
-  segments_.push_back(std::make_unique<Segment>());
-  segments_.back()->number = segments_taken_;
-  segments_.back()->is_large = is_large;
-  segments_.back()->data = data;
-  return append(*segments_.back(), stream, size);
-}
-
-// The free block that `bytes` more at the end of a segment make.
-Block* Pool::append(Segment& segment, StreamId stream, std::int64_t bytes) {
-  std::byte* const data = segment.data + segment.bytes;
-  context_.tell({.kind = MemoryEvent::Kind::acquired, .begin = data, .end = data + bytes});
-  reserved_ += bytes;
-  segment.bytes += bytes;
-  ++segments_taken_;
-  Block* const before = segment.last;
-  if (before && before->free) {
-    resize(before, before->bytes + bytes);
-    return before;
-  }
-  Block* const block = record();
-  block->data = data;
-  block->bytes = bytes;
-  block->segment = &segment;
-  block->before = before;
-  block->after = nullptr;
-  block->stream = stream;
-  if (before) before->after = block;
-  segment.last = block;
-  insert(block, class_in(segment, bytes));
-  return block;
 }
 
 // A block of its own for `bytes` at `data`, which are a part of `block`.
@@ -344,43 +293,6 @@ void Pool::free(Block* block) noexcept {
   } else {
     insert(block, class_in(*block->segment, block->bytes));
   }
-}
-
-std::int64_t Pool::release_cached() {
-  std::int64_t released = 0;
-  for (const auto& segment : segments_) {
-    Block* const last = segment->last;
-    // Whole segment sizes; what a smaller rest would save is not worth a longer list of sizes.
-    const std::int64_t kept = round_up(last->data - segment->data, kSegmentBytes);
-    if (!last->free || kept == segment->bytes) continue;
-    // Everything that touched it must be over before the system gets it back, the owner's own work
-    // included.
-    for (std::size_t i = 0; i < kMaxStreams; ++i) {
-      const auto s = static_cast<StreamId>(i);
-      const Tick tick = segment->touched[s];
-      if (tick > context_.host_clock()[s]) context_.block(context_.event_covering(s, tick));
-    }
-    const std::int64_t bytes = segment->bytes - kept;
-    if (kept > 0 && !upstream_->resize(segment->data, segment->bytes, kept)) continue;
-    context_.tell({.kind = MemoryEvent::Kind::released,
-                   .begin = segment->data + kept,
-                   .end = segment->data + segment->bytes});
-    if (kept == 0) upstream_->release(segment->data, segment->bytes);
-    reserved_ -= bytes;
-    released += bytes;
-    segment->bytes = kept;
-    if (last->bytes > bytes) {
-      resize(last, last->bytes - bytes);
-      continue;
-    }
-    remove(last);
-    last->gate.clear();
-    segment->last = last->before;
-    if (last->before) last->before->after = nullptr;
-    retire(last);
-  }
-  std::erase_if(segments_, [](const auto& segment) { return segment->bytes == 0; });
-  return released;
 }
 
 void Pool::count_outside(std::int64_t bytes, const char* what) {
