@@ -6,6 +6,7 @@
 //   backward   logits 0 | d_logits | dx, dW = | logits 1 | d_logits | dx, dW += | ...
 #include <limits>
 
+#include "runtime/autograd/target.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/ops.hpp"
 
@@ -15,6 +16,7 @@ using autograd::Gradients;
 using autograd::Leaf;
 using autograd::record;
 using autograd::Saved;
+using autograd::statistics_dtype;
 using detail::launch;
 using detail::reads;
 using detail::table;
@@ -25,8 +27,6 @@ namespace {
 
 // No target is ignored: the mean is over all rows.
 constexpr int kNoIndex = std::numeric_limits<std::int32_t>::min();
-
-DType statistics_dtype(DType dtype) { return dtype == f64 ? f64 : f32; }
 
 void check_targets(const char* name, const Tensor& target, std::int64_t rows, std::int64_t vocab) {
   TESSERA_EXPECT(target.shape() == Shape{rows} && (target.dtype() == i32 || target.dtype() == i64),
@@ -67,8 +67,7 @@ class Sum {
  public:
   Sum(Gradients& out, int input, const Tensor& of)
       : out_(out), input_(input), dtype_(of.dtype()), target_(out.sink(input)) {
-    is_direct_ = target_ && (target_->tensor.dtype() == dtype_ ||
-                             (target_->tensor.dtype() == f32 && dtype_ != f64));
+    is_direct_ = target_ && can_write(*target_, dtype_);
     place_ = is_direct_
                  ? *target_
                  : Leaf::Target{Tensor::empty(of.shape(), statistics_dtype(dtype_), of.device()), 1,
@@ -81,11 +80,7 @@ class Sum {
     return now;
   }
   void finish() {
-    if (is_direct_) return;
-    if (target_)
-      raw::axpby(target_->tensor, place_.tensor, target_->scale, target_->accumulate ? 1 : 0);
-    else
-      out_.set(input_, raw::cast(place_.tensor, dtype_));
+    if (!is_direct_) give(out_, input_, target_, place_.tensor, dtype_);
   }
 
  private:
@@ -139,13 +134,9 @@ void Chunked::backward(const Tensor& gradient, Gradients& out) const {
       if (d_weight) {
         const Leaf::Target to = d_weight->next();
         raw::matmul_into(to.tensor, logits, raw::slice(x.get(), 0, begin, end), Transpose::yes,
-                         Transpose::no, to.scale, to.accumulate ? 1 : 0);
+                         Transpose::no, to.scale, beta(to));
       }
-      if (d_bias) {
-        const Leaf::Target to = d_bias->next();
-        raw::axpby(to.tensor, raw::reduce(raw::Reduction::sum, logits, 0), to.scale,
-                   to.accumulate ? 1 : 0);
-      }
+      if (d_bias) put(d_bias->next(), raw::reduce(raw::Reduction::sum, logits, 0));
     });
   }
   if (d_weight) d_weight->finish();

@@ -1,8 +1,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "tessera/autograd/node.hpp"
-#include "tessera/tensor/ops.hpp"
+#include "runtime/autograd/target.hpp"
 
 namespace tessera {
 namespace autograd {
@@ -51,8 +50,7 @@ Edge edge_of(const Tensor& tensor) {
 
 void accumulate(const Edge& edge, Tensor gradient) {
   if (edge.leaf) {
-    const Leaf::Target target = edge.leaf->take();
-    raw::axpby(target.tensor, gradient, target.scale, target.accumulate ? 1 : 0);
+    put(edge.leaf->take(), gradient);
     return;
   }
   Tensor& held = edge.node->gradient;
@@ -289,8 +287,7 @@ void Tensor::backward(const Tensor& gradient) const {
   const Tensor first =
       gradient.defined() ? gradient.detach() : Tensor::ones(shape(), dtype(), device());
   if (grad_meta()->leaf) {
-    const auto target = grad_meta()->leaf->take();
-    raw::axpby(target.tensor, first, target.scale, target.accumulate ? 1 : 0);
+    put(grad_meta()->leaf->take(), first);
     return;
   }
   autograd::Engine::run(grad_meta()->node, first);

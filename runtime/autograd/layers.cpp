@@ -2,6 +2,7 @@
 // straight to the parameter's place (Gradients::sink), scaled, added when something is there.
 #include <cmath>
 
+#include "runtime/autograd/target.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/ops.hpp"
 
@@ -11,18 +12,13 @@ using autograd::Gradients;
 using autograd::Leaf;
 using autograd::record;
 using autograd::Saved;
+using autograd::statistics_dtype;
 using detail::launch;
 using detail::reads;
 using detail::reads_some;
 using detail::table;
 using detail::updates_some;
 using detail::writes;
-
-namespace {
-
-DType statistics_dtype(DType dtype) { return dtype == f64 ? f64 : f32; }
-
-}  // namespace
 
 Tensor embedding(const Tensor& weight, const Tensor& ids) {
   TESSERA_EXPECT(weight.ndim() == 2 && (ids.dtype() == i32 || ids.dtype() == i64),

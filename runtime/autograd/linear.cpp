@@ -2,6 +2,8 @@
 // goes straight to the parameter's place (Gradients::sink).
 #include "tessera/autograd/ops.hpp"
 
+#include "runtime/autograd/target.hpp"
+
 namespace tessera {
 
 using autograd::Gradients;
@@ -11,19 +13,18 @@ using raw::Transpose;
 
 namespace {
 
-// Gives d_weight = op(a) op(b) to input i: written in place where that is possible.
-void set_product(Gradients& out, int i, const Tensor& a, const Tensor& b, Transpose ta,
-                 Transpose tb) {
-  if (!out.wants(i)) return;
-  if (const auto target = out.sink(i)) {
-    const DType dtype = target->tensor.dtype();
-    if (dtype == a.dtype() || (dtype == f32 && a.dtype() != f64))  // what the product can write
-      return raw::matmul_into(target->tensor, a, b, ta, tb, target->scale,
-                              target->accumulate ? 1 : 0);
-    return raw::axpby(target->tensor, raw::matmul(a, b, ta, tb), target->scale,
-                      target->accumulate ? 1 : 0);
+// The gradients of weight and bias, from g [N, out] and rows [N, in]; the weight's is written in
+// place where that is possible.
+void set_parameters(Gradients& out, const Tensor& g, const Tensor& rows) {
+  if (out.wants(1)) {
+    const auto target = out.sink(1);
+    if (target && can_write(*target, g.dtype()))
+      raw::matmul_into(target->tensor, g, rows, Transpose::yes, Transpose::no, target->scale,
+                       beta(*target));
+    else
+      give(out, 1, target, raw::matmul(g, rows, Transpose::yes, Transpose::no), g.dtype());
   }
-  out.set(i, raw::matmul(a, b, ta, tb));
+  if (out.wants(2)) out.set(2, raw::reduce(raw::Reduction::sum, g, 0));
 }
 
 // x [..., in] as the rows of a matrix, after a look at all operands.
@@ -54,8 +55,7 @@ Tensor record_linear(const Tensor& x, const Tensor& rows, const Tensor& weight, 
                   const Tensor g =
                       raw::reshape(gradient, {rows.get().size(0), weight.get().size(0)});
                   if (out.wants(0)) out.set(0, raw::reshape(raw::matmul(g, weight.get()), shape));
-                  set_product(out, 1, g, rows.get(), Transpose::yes, Transpose::no);
-                  if (out.wants(2)) out.set(2, raw::reduce(raw::Reduction::sum, g, 0));
+                  set_parameters(out, g, rows.get());
                 });
 }
 
@@ -93,8 +93,7 @@ Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias) {
                                          Transpose::no, Transpose::no);
           out.set(0, raw::reshape(d, before.get().shape()));
         }
-        set_product(out, 1, g, rows.get(), Transpose::yes, Transpose::no);
-        if (out.wants(2)) out.set(2, raw::reduce(raw::Reduction::sum, g, 0));
+        set_parameters(out, g, rows.get());
       });
 }
 

@@ -2,6 +2,7 @@
 // the gradient that it writes, so that a residual's two gradients need no pass of their own.
 #include <algorithm>
 
+#include "runtime/autograd/target.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/ops.hpp"
 
@@ -11,6 +12,7 @@ using autograd::Gradients;
 using autograd::Leaf;
 using autograd::record;
 using autograd::Saved;
+using autograd::statistics_dtype;
 using detail::launch;
 using detail::reads;
 using detail::table;
@@ -18,7 +20,12 @@ using detail::writes;
 
 namespace {
 
-DType statistics_dtype(DType dtype) { return dtype == f64 ? f64 : f32; }
+std::byte* data_of(const Tensor& t) { return t.defined() ? t.data() : nullptr; }
+
+// Whether one call of the kernel can write both: it takes one scale and one flag for them.
+bool are_alike(const Leaf::Target& a, const Leaf::Target& b) {
+  return a.scale == b.scale && a.accumulate == b.accumulate && a.tensor.dtype() == b.tensor.dtype();
+}
 
 // The backward pass of both norms; `mean` is undefined for rms_norm, `bias` says whether there is
 // one.
@@ -27,18 +34,12 @@ void norm_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight
   const Device& device = x.device();
   const Tensor g = raw::contiguous(gradient);
   const std::int64_t cols = x.size(-1), rows = cols == 0 ? 0 : x.numel() / cols;
-  // The kernel takes one scale and one flag for weight and bias; where their places differ it
-  // writes to a tensor first.
   std::optional<Leaf::Target> dw, db;
   if (out.wants(1)) dw = out.sink(1);
   if (bias && out.wants(2)) db = out.sink(2);
-  const auto fits = [&](const std::optional<Leaf::Target>& t) {
-    return t && (t->tensor.dtype() == x.dtype() || (t->tensor.dtype() == f32 && x.dtype() != f64));
-  };
+  // Else both are written to tensors first.
   const bool direct =
-      fits(dw) && (!bias || !out.wants(2) ||
-                   (fits(db) && db->scale == dw->scale && db->accumulate == dw->accumulate &&
-                    db->tensor.dtype() == dw->tensor.dtype()));
+      dw && can_write(*dw, x.dtype()) && (!bias || !out.wants(2) || (db && are_alike(*dw, *db)));
   // What the input's other users have given so far is added by the kernel, in place where nobody
   // else sees it.
   const Tensor held = out.wants(0) ? out.take(0) : Tensor();
@@ -60,15 +61,15 @@ void norm_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight
     const Tensor workspace =
         sums ? Tensor::empty({std::max<std::int64_t>(bytes / 4, 1)}, f32, device) : Tensor();
     kernels::NormBackwardArgs args{};
-    args.dx = dx.defined() ? dx.data() : nullptr;
-    args.d_weight = d_weight.defined() ? d_weight.data() : nullptr;
-    args.d_bias = d_bias.defined() ? d_bias.data() : nullptr;
+    args.dx = data_of(dx);
+    args.d_weight = data_of(d_weight);
+    args.d_bias = data_of(d_bias);
     args.x = x.data();
     args.dy = g.data();
-    args.weight = weight.defined() ? weight.data() : nullptr;
-    args.mean = mean.defined() ? mean.data() : nullptr;
+    args.weight = data_of(weight);
+    args.mean = data_of(mean);
     args.rstd = rstd.data();
-    args.workspace = workspace.defined() ? workspace.data() : nullptr;
+    args.workspace = data_of(workspace);
     args.rows = rows;
     args.cols = static_cast<std::int32_t>(cols);
     args.scale = direct ? static_cast<float>(dw->scale) : 1.f;
@@ -77,22 +78,15 @@ void norm_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight
                       : d_bias.defined() ? d_bias.dtype()
                                          : x.dtype();
     args.accumulate = direct && dw->accumulate;
-    args.d_sum = d_sum.defined() ? d_sum.data() : nullptr;
+    args.d_sum = data_of(d_sum);
     launch("norm_backward", device, table(device).norm.norm_backward, args,
            {reads(x), reads(g), reads(weight), reads(mean), reads(rstd), reads(d_sum),
             writes(workspace), writes(dx), writes(d_weight), writes(d_bias)});
   }
   if (dx.defined()) out.set(0, dx);
   if (direct) return;
-  const auto settle = [&](int i, const std::optional<Leaf::Target>& t, const Tensor& d) {
-    if (!d.defined()) return;
-    if (t)
-      raw::axpby(t->tensor, d, t->scale, t->accumulate ? 1 : 0);
-    else
-      out.set(i, raw::cast(d, x.dtype()));
-  };
-  settle(1, dw, d_weight);
-  settle(2, db, d_bias);
+  if (d_weight.defined()) give(out, 1, dw, d_weight, x.dtype());
+  if (d_bias.defined()) give(out, 2, db, d_bias, x.dtype());
 }
 
 void check_norm(const char* name, const Tensor& x, const Tensor& weight) {
@@ -123,8 +117,6 @@ Tensor record_sum(const Tensor& x, const Tensor& residual, const Tensor& sum) {
   });
 }
 
-const void* data_of(const Tensor& t) { return t.defined() ? t.data() : nullptr; }
-
 // Of x + residual, or of x where there is no residual; the sum is then x.
 SumAndNorm rms_norm_of(const char* name, const Tensor& input, const Tensor& residual,
                        const Tensor& weight, double eps) {
@@ -136,11 +128,10 @@ SumAndNorm rms_norm_of(const char* name, const Tensor& input, const Tensor& resi
   Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
   Tensor rstd = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
   if (y.numel() > 0 && !device.is_meta())
-    launch(
-        name, device, table(device).norm.rms_norm,
-        kernels::RmsNormArgs{y.data(), rstd.data(), x.data(), w.data(), rows_of(x), x.size(-1), eps,
-                             x.dtype(), data_of(other), sum.defined() ? sum.data() : nullptr},
-        {reads(x), reads(w), reads(other), writes(sum), writes(y), writes(rstd)});
+    launch(name, device, table(device).norm.rms_norm,
+           kernels::RmsNormArgs{y.data(), rstd.data(), x.data(), w.data(), rows_of(x), x.size(-1),
+                                eps, x.dtype(), data_of(other), data_of(sum)},
+           {reads(x), reads(w), reads(other), writes(sum), writes(y), writes(rstd)});
   const Tensor total = sum.defined() ? record_sum(input, residual, sum) : input;
   const Tensor& kept = sum.defined() ? sum : x;
   return {total, record("rms_norm", {total, weight}, y,
@@ -165,7 +156,7 @@ SumAndNorm layer_norm_of(const char* name, const Tensor& input, const Tensor& re
     launch(name, device, table(device).norm.layer_norm,
            kernels::LayerNormArgs{y.data(), mean.data(), rstd.data(), x.data(), w.data(), b.data(),
                                   rows_of(x), x.size(-1), eps, x.dtype(), data_of(other),
-                                  sum.defined() ? sum.data() : nullptr},
+                                  data_of(sum)},
            {reads(x), reads(w), reads(b), reads(other), writes(sum), writes(y), writes(mean),
             writes(rstd)});
   const Tensor total = sum.defined() ? record_sum(input, residual, sum) : input;
