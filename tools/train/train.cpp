@@ -65,13 +65,20 @@ int dry_run(const Config& config, int ranks) {
     std::printf(
         "rank %d and %d like it: planned peak %lld bytes (%s) in step 1, %lld bytes (%s) in every "
         "later step, reserved %lld bytes (%s)\n",
-        rank, count - 1, static_cast<long long>(plan.first_step_bytes),
-        mebibytes(plan.first_step_bytes).c_str(), static_cast<long long>(plan.steady_step_bytes),
-        mebibytes(plan.steady_step_bytes).c_str(), static_cast<long long>(plan.reserved_bytes),
-        mebibytes(plan.reserved_bytes).c_str());
-    std::printf("in evaluation: %lld bytes at the peak; in a save: %lld bytes\n",
-                static_cast<long long>(plan.evaluation_bytes),
-                static_cast<long long>(plan.save_bytes));
+        rank, count - 1, static_cast<long long>(plan.first_step.peak_bytes),
+        mebibytes(plan.first_step.peak_bytes).c_str(),
+        static_cast<long long>(plan.steady_step.peak_bytes),
+        mebibytes(plan.steady_step.peak_bytes).c_str(),
+        static_cast<long long>(plan.steady_step.reserved_bytes),
+        mebibytes(plan.steady_step.reserved_bytes).c_str());
+    std::printf(
+        "in evaluation: %lld bytes at the peak; in a save: %lld bytes; reserved after step 1: %lld "
+        "bytes, evaluation: %lld bytes, a save: %lld bytes\n",
+        static_cast<long long>(plan.evaluation.peak_bytes),
+        static_cast<long long>(plan.save.peak_bytes),
+        static_cast<long long>(plan.first_step.reserved_bytes),
+        static_cast<long long>(plan.evaluation.reserved_bytes),
+        static_cast<long long>(plan.save.reserved_bytes));
     std::printf("%s\n", plan.ledger.c_str());
   }
   if (traces) traces->write();
@@ -138,8 +145,8 @@ class Run {
                                            config_.metrics.log_freq, physical_memory_bytes());
     if (speaks_ && config_.training.steps > 0) describe(model);
     const bool stopped = train();
-    if (speaks_ && steps_done_ > 0) report_memory();
-    if (evaluation_peak_ > 0) report_phase("evaluation", plan_.evaluation_bytes, evaluation_peak_);
+    if (steps_done_ > 0) report_memory();
+    if (evaluation_.peak_bytes > 0) report_phase("evaluation", plan_.evaluation, evaluation_);
     if (!config_.flags.save.empty()) save(model);
     if (!stopped && !config_.flags.sample.empty()) sample(model);
     return stopped && requested_signal() != 0 ? 128 + requested_signal() : stopped ? 128 + 15 : 0;
@@ -162,7 +169,7 @@ class Run {
       console_->line(concat("data ", config_.data.path, ": ", inputs_.loader->samples(),
                             " samples of ", config_.training.seq_len, " tokens to train on, ",
                             inputs_.loader->heldout_samples(), " held out"));
-    console_->line(concat("memory planned: ", mebibytes(plan_.steady_step_bytes),
+    console_->line(concat("memory planned: ", mebibytes(plan_.steady_step.peak_bytes),
                           " a rank at the peak of a step"));
   }
 
@@ -182,10 +189,12 @@ class Run {
           trace.during(step, [&] { return trainer_->step(step, fill, requested_signal() != 0); });
       if (step + 1 == std::min(config_.training.steps, StepTrace::kSteps) || result.stop)
         trace.finish();
-      const std::int64_t planned = step == 0 ? plan_.first_step_bytes : plan_.steady_step_bytes;
+      const PhaseMemory& planned = step == 0 ? plan_.first_step : plan_.steady_step;
+      const PhaseMemory used{result.peak_bytes, trainer_->memory().reserved_bytes()};
+      steps_as_planned_ &= used == planned;
       const Shared shared =
-          largest(world_, {result.exposed_seconds, result.host_seconds, result.peak_bytes, planned,
-                           trainer_->memory().reserved_bytes()});
+          largest(world_, {result.exposed_seconds, result.host_seconds, used.peak_bytes,
+                           planned.peak_bytes, used.reserved_bytes});
       const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
       steps_done_ = step + 1;
       peak_ = std::max(peak_, shared.peak);
@@ -229,33 +238,44 @@ class Run {
           inputs_.loader->heldout(first, inputs, targets);
         });
     if (speaks_) console_->validation(step, loss);
-    evaluation_peak_ = std::max(evaluation_peak_, trainer_->memory().ledger().peak_bytes());
+    const PhaseMemory now = trainer_->phase_memory();
+    evaluation_ = {std::max(evaluation_.peak_bytes, now.peak_bytes), now.reserved_bytes};
   }
 
   void save(nn::LanguageModel& model) {
     trainer_->memory().ledger().reset_peak();
     save_weights(model, world_, config_.flags.save);
-    if (steps_done_ > 0)
-      report_phase("the save", plan_.save_bytes, trainer_->memory().ledger().peak_bytes());
+    if (steps_done_ > 0) report_phase("the save", plan_.save, trainer_->phase_memory());
+  }
+
+  // Collective. Of the largest rank, and on how many each number is that of the rank's own plan.
+  void report_phase(const char* phase, const PhaseMemory& planned, const PhaseMemory& used) {
+    const auto most = [&](std::int64_t bytes) {
+      return static_cast<std::int64_t>(world_.max(static_cast<double>(bytes)));
+    };
+    const PhaseMemory plan{most(planned.peak_bytes), most(planned.reserved_bytes)},
+        run{most(used.peak_bytes), most(used.reserved_bytes)};
+    const std::string equal = equal_ranks(planned == used);
+    if (!speaks_) return;
+    console_->line(concat("memory a rank in ", phase, ": planned peak ", plan.peak_bytes,
+                          " bytes, used ", run.peak_bytes, " bytes; planned reserve ",
+                          plan.reserved_bytes, " bytes, used ", run.reserved_bytes, " bytes; ",
+                          equal));
   }
 
   // Collective.
-  void report_phase(const char* phase, std::int64_t planned_bytes, std::int64_t peak_bytes) {
-    const double planned = world_.max(static_cast<double>(planned_bytes)),
-                 used = world_.max(static_cast<double>(peak_bytes));
-    if (!speaks_) return;
-    console_->line(concat("memory a rank in ", phase, ": planned peak ",
-                          static_cast<std::int64_t>(planned), " bytes, used ",
-                          static_cast<std::int64_t>(used), " bytes"));
-  }
-
   void report_memory() {
-    const std::int64_t planned = steps_done_ > 1
-                                     ? std::max(plan_.first_step_bytes, plan_.steady_step_bytes)
-                                     : plan_.first_step_bytes;
+    const std::string equal = equal_ranks(steps_as_planned_);
+    if (!speaks_) return;
+    const std::int64_t first = plan_.first_step.peak_bytes, later = plan_.steady_step.peak_bytes,
+                       planned = steps_done_ > 1 ? std::max(first, later) : first;
     console_->line(concat("memory a rank: planned peak ", planned, " bytes, used ", peak_,
                           " bytes (", mebibytes(peak_), ")",
-                          planned == peak_ ? ", as planned" : ""));
+                          planned == peak_ ? ", as planned; " : "; ", equal));
+  }
+  std::string equal_ranks(bool is_mine_equal) {
+    return concat(static_cast<std::int64_t>(world_.sum(is_mine_equal)), " of ", world_.size(),
+                  " ranks as in their plans");
   }
 
   void sample(nn::LanguageModel& model) {
@@ -279,7 +299,9 @@ class Run {
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Console> console_;
   std::int64_t steps_done_ = 0;
-  std::int64_t peak_ = 0, evaluation_peak_ = 0;
+  std::int64_t peak_ = 0;
+  bool steps_as_planned_ = true;  // live and reserved, on this rank
+  PhaseMemory evaluation_;
 };
 
 }  // namespace

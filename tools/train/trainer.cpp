@@ -227,23 +227,23 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
                                std::span<std::int32_t>) {};
   MemoryPlan plan;
   StepTrace trace(traces, world, StepTrace::Of::plan);
-  plan.first_step_bytes =
-      trace.during(0, [&] { return trainer.step(0, nothing, false); }).peak_bytes;
-  plan.steady_step_bytes =
-      trace.during(1, [&] { return trainer.step(1, nothing, false); }).peak_bytes;
+  for (const int step : {0, 1}) {
+    const StepResult done = trace.during(step, [&] { return trainer.step(step, nothing, false); });
+    (step == 0 ? plan.first_step : plan.steady_step) = {done.peak_bytes,
+                                                        trainer.memory().reserved_bytes()};
+  }
   trace.finish();
-  plan.reserved_bytes = trainer.memory().reserved_bytes();
   Ledger& ledger = trainer.memory().ledger();
   plan.ledger = ledger.table();
   plan.shard = shard_plan(trainer.model());
   ledger.reset_peak();
   trainer.heldout_loss(split_batch(config, ranks).local * ranks,
                        [](std::int64_t, std::span<std::int32_t>, std::span<std::int32_t>) {});
-  plan.evaluation_bytes = ledger.peak_bytes();
+  plan.evaluation = trainer.phase_memory();
   ledger.reset_peak();
   for_each_saved_tensor(trainer.model(), world,
                         [](const std::string&, const Tensor& full) { full.plan_to_bytes(); });
-  plan.save_bytes = ledger.peak_bytes();
+  plan.save = trainer.phase_memory();
   return plan;
 }
 

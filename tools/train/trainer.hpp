@@ -34,6 +34,13 @@ struct StepResult {
   std::int64_t peak_bytes = 0;
 };
 
+// What a rank holds in a phase of a run.
+struct PhaseMemory {
+  std::int64_t peak_bytes = 0;      // live
+  std::int64_t reserved_bytes = 0;  // pool and arena, at its end
+  bool operator==(const PhaseMemory&) const = default;
+};
+
 // Fills the rows [first_row, ...) of this rank's part of a step's global batch.
 using FillBatch =
     std::function<void(std::int64_t step, std::int64_t first_row, std::span<std::int32_t> inputs,
@@ -58,6 +65,10 @@ class Trainer {
   nn::LanguageModel& model() noexcept { return *model_; }
   const World& world() const noexcept { return world_; }
   Memory& memory() const { return Memory::of(world_.device()); }
+  // Since the ledger's peak was last reset.
+  PhaseMemory phase_memory() const {
+    return {memory().ledger().peak_bytes(), memory().reserved_bytes()};
+  }
 
  private:
   const Config& config_;
@@ -71,12 +82,10 @@ class Trainer {
 
 // The memory that a rank will need, by running the trainer where nothing runs.
 struct MemoryPlan {
-  std::int64_t first_step_bytes = 0;   // the peak of step 1
-  std::int64_t steady_step_bytes = 0;  // of every later step
-  std::int64_t reserved_bytes = 0;     // pool and arena after them
-  std::int64_t evaluation_bytes = 0;   // the peak on held-out samples, a full batch a rank or more
-  std::int64_t save_bytes = 0;         // ... of writing the weights
-  std::string ledger;                  // owners at the steady peak
+  PhaseMemory first_step, steady_step;  // step 1, and every later one
+  PhaseMemory evaluation;               // on held-out samples, a full batch a rank or more
+  PhaseMemory save;                     // writing the weights
+  std::string ledger;                   // owners at the steady peak
   ShardPlan shard;
 };
 // `traces`, unless null, gets the timeline of both steps, by planned_machine.
