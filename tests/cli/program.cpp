@@ -50,6 +50,7 @@ Outcome run_command(const std::string& command, const std::string& folder,
   const TemporaryFolder streams;
   const std::string binaries = std::filesystem::path(TESSERA_TRAIN).parent_path().string();
   std::vector<std::string> environment = {"PATH=" + binaries + ":/usr/local/bin:/usr/bin:/bin"};
+  if (!variables.contains("TESSERA_CHECK")) environment.emplace_back("TESSERA_CHECK=1");
   for (const auto& [name, value] : variables) environment.push_back(name + "=" + value);
   std::vector<std::string> arguments = {"sh", "-c", R"(cd "$0" && eval "$1")", folder, command};
 

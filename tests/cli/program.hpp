@@ -15,7 +15,8 @@ struct Outcome {
 };
 
 // Requires TESSERA_TRAIN, the path of the binary, whose folder comes first in PATH. `variables` is
-// the rest of the environment. Throws: std::runtime_error where no process can be made.
+// the rest of the environment; unless it says otherwise the race checker watches, and a race makes
+// the exit code 1. Throws: std::runtime_error where no process can be made.
 Outcome run_command(const std::string& command, const std::string& folder,
                     const std::map<std::string, std::string>& variables = {});
 
