@@ -5,9 +5,12 @@
 
 #include "tessera/comm/world.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/race_check.hpp"
 
 using namespace tessera;
 using Catch::Matchers::Contains;
+using tessera::testing::RaceCheck;
+using tessera::testing::run_checked;
 
 namespace {
 
@@ -27,7 +30,7 @@ TEST_CASE("a world that has failed sums again after recover, as often as it fail
     for (int ranks = 1; ranks <= 4; ++ranks) {
       std::vector<std::string> causes(static_cast<std::size_t>(ranks));
       std::atomic<int> caught{0};
-      run_local(ranks, {.executor = executor, .threads = 1}, [&](World& world) {
+      run_checked(ranks, {.executor = executor, .threads = 1}, [&](World& world) {
         for (int round = 0; round < 3 * ranks; ++round) {
           const int thrower = round % ranks;
           try {
@@ -52,7 +55,8 @@ TEST_CASE("a world that has failed sums again after recover, as often as it fail
 TEST_CASE("what a body throws is forgotten by recover, and what it kept from running is known",
           "[comm][threads]") {
   for (const ExecutorKind executor : kExecutors) {
-    World world = World::single({.executor = executor, .threads = 1});
+    const RaceCheck check;
+    World world = World::single(check({.executor = executor, .threads = 1}));
     const Stream compute = world.device().compute();
     int runs = 0;
     const auto count = [at = &runs](Exec&) { ++*at; };
@@ -75,7 +79,7 @@ TEST_CASE("what a body throws is forgotten by recover, and what it kept from run
 TEST_CASE("a disagreement between ranks is recovered from", "[comm][threads]") {
   for (const ExecutorKind executor : kExecutors) {
     std::vector<std::string> heard(2);
-    run_local(2, {.executor = executor, .threads = 1}, [&](World& world) {
+    run_checked(2, {.executor = executor, .threads = 1}, [&](World& world) {
       try {
         world.control().submit({.kind = CollectiveKind::barrier}, world.rank() ? "odd" : "even",
                                {});
@@ -95,7 +99,7 @@ TEST_CASE("a rank that has ended comes to no recovery, and the others hear it", 
     for (const bool by_exception : {false, true}) {
       std::vector<std::string> heard(3);
       const auto run = [&] {
-        run_local(3, {.executor = executor, .threads = 1}, [&](World& world) {
+        run_checked(3, {.executor = executor, .threads = 1}, [&](World& world) {
           if (world.rank() == 1) {
             if (by_exception) throw std::runtime_error("no luck");
             return;
@@ -115,7 +119,7 @@ TEST_CASE("a rank that has ended comes to no recovery, and the others hear it", 
 }
 
 TEST_CASE("halves of a recovery: ranks agree on numbers while they meet", "[comm][threads]") {
-  run_local(3, {.threads = 1}, [&](World& world) {
+  run_checked(3, {.threads = 1}, [&](World& world) {
     for (int round = 0; round < 5; ++round) {
       double numbers[] = {static_cast<double>(world.rank()), -static_cast<double>(world.rank())};
       world.halt("a test");

@@ -4,6 +4,7 @@
 #include "tessera/comm/world.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tests/optim/helpers.hpp"
+#include "tests/support/race_check.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -110,7 +111,7 @@ TEST_CASE("ranks with different shards find one norm and one factor", "[optim][t
   const double norm = std::sqrt(sum);
   std::vector<double> norms(ranks);
   std::vector<Values> scaled(ranks);
-  run_local(ranks, {}, [&](World& world) {
+  run_checked(ranks, {}, [&](World& world) {
     const auto r = static_cast<std::size_t>(world.rank());
     Bag bag(kShapes);  // stands for this rank's shards
     bag.materialize(world.device());

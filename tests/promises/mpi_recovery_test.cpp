@@ -30,7 +30,9 @@ struct Plan {
 // Returns how many places were tried, each on one rank or on all.
 std::uint64_t try_places(const Plan& plan) {
   const int size = keeper().size(), rank = keeper().rank();
-  World world = World::mpi({.executor = plan.executor, .threads = 1, .transport = plan.transport});
+  const RaceCheck check;
+  World world =
+      World::mpi(check({.executor = plan.executor, .threads = 1, .transport = plan.transport}));
   Trapper& trapper = Trapper::on(world);
   Trainee trainee(world, {.recomputes = true}, 5);
   Subject subject(world, trainee.model(), trainee.optimizer(), trapper,

@@ -90,7 +90,8 @@ TEST_CASE("a parameter shared by two units belongs to the module that holds both
 }
 
 TEST_CASE("units of one model lie on one mesh, have memory, and start from the root") {
-  const World world = World::single(), other = World::single();
+  const RaceCheck check;
+  const World world = World::single(check({})), other = World::single(check({}));
   Stack mixed(kWidths);
   fully_shard(mixed.layers[1], {.mesh = DeviceMesh::flat(other)});
   fully_shard(mixed, {.mesh = DeviceMesh::flat(world)});

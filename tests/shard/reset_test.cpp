@@ -132,7 +132,8 @@ TEST_CASE("what a step that was reset has left can't go backward", "[shard][thre
 }
 
 TEST_CASE("reset is for the root, outside of its call", "[shard]") {
-  World world = World::single({.threads = 1});
+  const RaceCheck check;
+  World world = World::single(check({.threads = 1}));
   Model model(world);
   model.step();
   CHECK_THAT(message_of([&] { reset(model.stack.layers[0]); }), Contains("not the root"));
@@ -151,7 +152,8 @@ TEST_CASE("reset is for the root, outside of its call", "[shard]") {
 }
 
 TEST_CASE("one rank without peers may go on without a reset, or hears why not", "[shard]") {
-  World world = World::single({.threads = 1});
+  const RaceCheck check;
+  World world = World::single(check({.threads = 1}));
   const auto make = [&] { return std::make_unique<Model>(world, bf16); };
   std::vector<double> expected;
   {
