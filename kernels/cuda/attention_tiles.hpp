@@ -17,7 +17,8 @@ inline constexpr int kSide = 16;  // threads along each side of a tile
 // How one element type is tiled for heads of up to kDim elements.
 template <class C, int kDim>
 struct Tiling {
-  static constexpr int kTile = sizeof(C) == 8 ? 32 : 64;
+  // So that a block's shared memory fits into the 163 KiB of an A100, also backward.
+  static constexpr int kTile = sizeof(C) == 8 ? 16 : kDim > 128 ? 32 : 64;
   static constexpr int kPart = kTile / kSide;  // rows, and columns of scores, of a thread
   static constexpr int kV = 16 / static_cast<int>(sizeof(C));
   static constexpr int kGroups = kDim / (kSide * kV);  // of kV columns of an output, of a thread

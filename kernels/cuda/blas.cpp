@@ -196,7 +196,9 @@ Algorithms ask(cublasLtHandle_t handle, Described& described, const Key& key, St
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::uint32_t{1} << key.align_b);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, std::uint32_t{1} << key.align_a);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, std::uint32_t{1} << key.align_c);
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, std::uint32_t{1} << key.align_c);
+  // The alignment of a bias has no preference of its own; the output's stands for both.
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+         std::uint32_t{1} << std::min(key.align_c, key.align_bias));
   if (status.first != CUBLAS_STATUS_SUCCESS) return {};
   std::array<cublasLtMatmulHeuristicResult_t, kMostChoices> found{};
   int count = 0;

@@ -19,7 +19,7 @@ namespace tessera::kernels::cuda {
 // Columns are counted in 32 bits.
 inline constexpr std::int64_t kMaxColumns = 0x7fffffff - 8 * 1024;
 inline constexpr const char* kTooManyColumns =
-    "a row of more than 2^31 elements has no CUDA kernel";
+    "rows of more than 2^31 - 8193 elements have no CUDA kernel; use shorter rows or the CPU";
 
 // base/dtype.hpp's visit over the floating dtypes; others do nothing.
 template <class F>

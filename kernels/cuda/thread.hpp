@@ -5,6 +5,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cstdio>
+
 #include "kernels/cuda/grid.hpp"
 
 #define TESSERA_DEVICE __device__ __forceinline__
@@ -83,6 +85,22 @@ __global__ void __launch_bounds__(kThreads) run_body(const __grid_constant__ Bod
   body(thread);
 }
 
+// Whether a launch was refused, which `exec` then says and the runtime forgets: what is launched
+// next is not at fault. The line lasts until the thread's next refusal.
+inline bool is_refused(Exec& exec, cudaError_t status, Grid grid, int threads,
+                       std::size_t shared_bytes) {
+  if (status == cudaSuccess) return false;
+  static thread_local char line[160];
+  std::snprintf(line, sizeof line,
+                "a grid of %lld x %lld x %lld blocks of %d threads and %zu bytes of shared memory: "
+                "%s",
+                static_cast<long long>(grid.x), static_cast<long long>(grid.y),
+                static_cast<long long>(grid.z), threads, shared_bytes, cudaGetErrorString(status));
+  exec.error = line;
+  static_cast<void>(cudaGetLastError());
+  return true;
+}
+
 // Queues `body` on the stream of `exec` for `grid` blocks of kThreads threads with `shared_bytes`
 // of shared memory. An empty grid is nothing.
 template <int kThreads, class Body>
@@ -93,14 +111,12 @@ void launch(Exec& exec, Grid grid, std::size_t shared_bytes, const Body& body) {
   if (shared_bytes > kSharedBytes) {
     const cudaError_t refused = cudaFuncSetAttribute(
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-    if (refused != cudaSuccess) exec.error = cudaGetErrorString(refused);
-    if (exec.error) return;
+    if (is_refused(exec, refused, grid, kThreads, shared_bytes)) return;
   }
   kernel<<<dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                 static_cast<unsigned>(grid.z)),
            kThreads, shared_bytes, static_cast<cudaStream_t>(exec.native_stream)>>>(body);
-  const cudaError_t refused = cudaPeekAtLastError();
-  if (refused != cudaSuccess) exec.error = cudaGetErrorString(refused);
+  is_refused(exec, cudaPeekAtLastError(), grid, kThreads, shared_bytes);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -1,4 +1,8 @@
 // 16-byte accesses, and the types in which elements are computed.
+//
+// Where two sizes of elements meet, as in casts, the wider side moves 16 bytes and the narrower 8
+// or 4: neighbouring threads still cover whole sectors of 32 bytes on both sides, and 16 bytes on
+// the narrower would make two accesses of the wider touch each sector by halves.
 #pragma once
 
 #include <cstdint>
