@@ -111,6 +111,10 @@ void copy(const CopyArgs& args, Exec&) {
   copy_bytes(args.out, args.in, static_cast<std::size_t>(args.bytes));
 }
 
+void copies(const CopiesArgs& args, Exec& exec) {
+  for (std::int32_t i = 0; i < args.count; ++i) copy(args.copies[i], exec);
+}
+
 }  // namespace cpu
 
 }  // namespace tessera::kernels

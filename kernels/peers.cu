@@ -10,6 +10,7 @@ namespace {
 
 // Of a launch, whose arguments may take 4 KiB.
 constexpr int kMostPeers = 448;
+static_assert(kMostCopies * sizeof(CopyArgs) <= 4096);
 
 template <class T>
 struct FoldOf {
@@ -81,6 +82,44 @@ void queue(const PeersArgs& a, Exec& exec) {
   launch_packs<1>(exec, blocks_for(a.count, N), body);
 }
 
+// Block (x, y): bytes kCopyBytes x and on of copy y.
+struct Copies {
+  static constexpr std::int64_t kCopyBytes = 32 * 1024;
+  CopyArgs copies[kMostCopies];
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    const CopyArgs& c = copies[t.block_y()];
+    const std::int64_t first = t.block() * kCopyBytes, left = c.bytes - first;
+    if (left <= 0 || c.out == c.in) return;
+    auto* const out = static_cast<std::byte*>(c.out) + first;
+    const auto* const in = static_cast<const std::byte*>(c.in) + first;
+    const std::int64_t bytes = left < kCopyBytes ? left : kCopyBytes;
+    const auto odd = reinterpret_cast<std::uintptr_t>(out) | reinterpret_cast<std::uintptr_t>(in);
+    if (odd % 16 == 0) return move<Pack<std::uint64_t, 2>>(t, out, in, bytes);
+    if (odd % 4 == 0) return move<std::uint32_t>(t, out, in, bytes);
+    if (odd % 2 == 0) return move<std::uint16_t>(t, out, in, bytes);
+    move<std::byte>(t, out, in, bytes);
+  }
+
+ private:
+  // In accesses of one U, and the last bytes one by one.
+  template <class U>
+  TESSERA_DEVICE static void move(Thread& t, std::byte* out, const std::byte* in,
+                                  std::int64_t bytes) {
+    constexpr int kAtOnce = 4;  // loads in flight
+    const int step = t.threads(), units = static_cast<int>(bytes / std::int64_t{sizeof(U)});
+    for (int base = t.index(); base < units; base += kAtOnce * step) {
+      U values[kAtOnce];
+      for (int k = 0; k < kAtOnce; ++k)
+        if (base + k * step < units) values[k] = reinterpret_cast<const U*>(in)[base + k * step];
+      for (int k = 0; k < kAtOnce; ++k)
+        if (base + k * step < units) reinterpret_cast<U*>(out)[base + k * step] = values[k];
+    }
+    const std::int64_t i = units * std::int64_t{sizeof(U)} + t.index();
+    if (i < bytes) out[i] = in[i];
+  }
+};
+
 }  // namespace
 
 void reduce_peers(const PeersArgs& a, Exec& exec) {
@@ -101,6 +140,16 @@ void copy(const CopyArgs& a, Exec& exec) {
   if (a.out == a.in || a.bytes == 0) return;
   const DriverError error = exec.driver->copy(a.out, a.in, a.bytes, exec.native_stream);
   if (error) exec.error = error;
+}
+
+void copies(const CopiesArgs& a, Exec& exec) {
+  Copies body{};
+  std::int64_t most = 0;
+  for (std::int32_t i = 0; i < a.count; ++i) {
+    body.copies[i] = a.copies[i];
+    most = std::max(most, a.copies[i].bytes);
+  }
+  launch<kElementThreads>(exec, Grid{blocks_for(most, Copies::kCopyBytes), a.count}, 0, body);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -47,9 +47,19 @@ struct CopyArgs {
 };
 static_assert(sizeof(CopyArgs) <= kArgsBytes && std::is_trivially_copyable_v<CopyArgs>);
 
+// Copies that do not touch each other's outputs, at the cost of one launch. `copies` is an array on
+// the host, read during the call and not later.  Requires: count <= kMostCopies.
+inline constexpr std::int32_t kMostCopies = 128;
+struct CopiesArgs {
+  const CopyArgs* copies;
+  std::int32_t count;
+};
+static_assert(sizeof(CopiesArgs) <= kArgsBytes && std::is_trivially_copyable_v<CopiesArgs>);
+
 struct Peers {
   Kernel<PeersArgs> reduce;
   Kernel<CopyArgs> copy;
+  Kernel<CopiesArgs> copies;
 };
 
 }  // namespace tessera::kernels

@@ -39,7 +39,7 @@ constinit const Kernels kCpuKernels = {
                   .put_scalars = cpu::put_scalars},
     .random = {.normal = cpu::normal, .uniform = cpu::uniform},
     .flat = {.pack = cpu::pack, .complete = cpu::complete},
-    .peers = {.reduce = cpu::reduce_peers, .copy = cpu::copy},
+    .peers = {.reduce = cpu::reduce_peers, .copy = cpu::copy, .copies = cpu::copies},
 };
 
 }  // namespace

@@ -31,6 +31,7 @@ void normal(const NormalArgs&, Exec&);
 void uniform(const UniformArgs&, Exec&);
 void reduce_peers(const PeersArgs&, Exec&);
 void copy(const CopyArgs&, Exec&);
+void copies(const CopiesArgs&, Exec&);
 
 extern const Kernels kKernels;
 

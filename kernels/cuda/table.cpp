@@ -36,7 +36,7 @@ constinit const Kernels kKernels = {
                   .put_scalars = put_scalars},
     .random = {.normal = normal, .uniform = uniform},
     .flat = {.pack = pack, .complete = complete},
-    .peers = {.reduce = reduce_peers, .copy = copy},
+    .peers = {.reduce = reduce_peers, .copy = copy, .copies = copies},
 };
 
 }  // namespace tessera::kernels::cuda

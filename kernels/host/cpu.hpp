@@ -52,6 +52,7 @@ void put_scalars(const PutScalarsArgs&, Exec&);
 
 void reduce_peers(const PeersArgs&, Exec&);
 void copy(const CopyArgs&, Exec&);
+void copies(const CopiesArgs&, Exec&);
 
 void pack(const PackArgs&, Exec&);
 void complete(const CompleteArgs&, Exec&);

@@ -1,7 +1,6 @@
 // One real rank of a world whose other ranks do not exist: the same program, streams and buffers,
 // nothing on a wire. See World::emulated for what the values are.
-#include <algorithm>
-#include <cstring>
+#include <array>
 
 #include "runtime/comm/agreement.hpp"
 #include "runtime/comm/plain_memory.hpp"
@@ -14,13 +13,46 @@ namespace {
 
 using comm::GroupCall;
 
-// out[i] = in[(i + turn) mod count]: finite where `in` is, and a chunk of its own for each `turn`.
-void rotate_chunk(const comm::Mover& mover, std::byte* out, const std::byte* in, std::int64_t count,
-                  std::int64_t turn, std::size_t width) {
-  const auto head = static_cast<std::size_t>((count - turn) % count) * width;
-  const auto bytes = static_cast<std::size_t>(count) * width;
-  mover.copy(out, in + (bytes - head), head);
-  mover.copy(out + head, in, bytes - head);
+// The copies of a grouped call, in few launches: a wire that costs no host time.
+class Copies {
+ public:
+  explicit Copies(Exec& exec) : exec_(exec), kernels_(kernels::kernels_of(exec.driver).peers) {}
+  Copies(const Copies&) = delete;
+  ~Copies() { flush(); }
+
+  void add(std::byte* out, const std::byte* in, std::int64_t bytes) {
+    if (out == in || bytes == 0) return;
+    if (count_ == kernels::kMostCopies) flush();
+    copies_[static_cast<std::size_t>(count_++)] = {out, in, bytes};
+  }
+
+ private:
+  void flush() {
+    if (count_ > 0) kernels_.copies({copies_.data(), count_}, exec_);
+    count_ = 0;
+  }
+
+  Exec& exec_;
+  const kernels::Peers& kernels_;
+  std::int32_t count_ = 0;
+  std::array<kernels::CopyArgs, kernels::kMostCopies> copies_;
+};
+
+// This rank's chunk, and for each peer a chunk of its own, finite where ours is:
+// recv[peer][i] = send[(i + turn) mod count]. Turns go by 16 bytes where they can, for wide copies.
+void gather(Copies& copies, const Collective& c, int rank, int size) {
+  const auto* send = static_cast<const std::byte*>(c.send);
+  auto* recv = static_cast<std::byte*>(c.recv);
+  const auto width = static_cast<std::int64_t>(size_bytes(c.dtype));
+  const std::int64_t wide = 16 / width, bytes = c.count * width;
+  const std::int64_t step = c.count % wide == 0 && c.count / wide >= size ? wide : 1;
+  for (int peer = 0; peer < size; ++peer) {
+    const std::int64_t turn = (peer + size - rank) % size * step % c.count;
+    const std::int64_t head = (c.count - turn) * width;
+    std::byte* const out = recv + peer * bytes;
+    copies.add(out, send + turn * width, head);
+    copies.add(out + head, send, bytes - head);
+  }
 }
 
 // Over ranks that all hold the same, the sum is that times their number, and the largest is that.
@@ -50,8 +82,11 @@ class EmulatedCommunicator final : public Communicator {
     int rank, size;
     void operator()(Exec& exec) const {
       recorder->started(call.number, exec.stream);
-      for (const Collective& c : call.items())
-        if (c.count > 0) run(exec, c, rank, size);
+      {
+        Copies copies(exec);
+        for (const Collective& c : call.items())
+          if (c.count > 0) run(exec, copies, c, rank, size);
+      }
       recorder->done(call.number, exec.stream);
     }
   };
@@ -60,31 +95,22 @@ class EmulatedCommunicator final : public Communicator {
     Stream(context_, stream()).launch_joint(op, nullptr, Part{call, &recorder_, rank(), size()});
   }
 
-  static void run(Exec& exec, const Collective& c, int rank, int size) {
-    const comm::Mover mover(exec);
-    const std::size_t bytes = comm::item_bytes(c);
+  static void run(Exec& exec, Copies& copies, const Collective& c, int rank, int size) {
+    const auto bytes = static_cast<std::int64_t>(comm::item_bytes(c));
     const auto* send = static_cast<const std::byte*>(c.send);
     auto* recv = static_cast<std::byte*>(c.recv);
-    const std::size_t mine = static_cast<std::size_t>(rank) * bytes;
     switch (c.kind) {
       case CollectiveKind::all_gather:
-        for (int peer = 0; peer < size; ++peer) {
-          std::byte* out = recv + static_cast<std::size_t>(peer) * bytes;
-          if (peer != rank)
-            rotate_chunk(mover, out, send, c.count, (peer + size - rank) % size % c.count,
-                         size_bytes(c.dtype));
-          else
-            mover.copy(out, send, bytes);
-        }
+        gather(copies, c, rank, size);
         break;
       case CollectiveKind::reduce_scatter:
-        combine(exec, recv, send + mine, c, size);
+        combine(exec, recv, send + rank * bytes, c, size);
         break;
       case CollectiveKind::all_reduce:
         combine(exec, recv, send, c, size);
         break;
       case CollectiveKind::broadcast:  // the root decides as this rank does
-        mover.copy(recv, send, bytes);
+        copies.add(recv, send, bytes);
         break;
       case CollectiveKind::barrier:
         break;

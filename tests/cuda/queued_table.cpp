@@ -24,7 +24,7 @@ void queued_gemm(const GemmArgs& args, Exec& exec) {
   queued<&Kernels::gemm, &Gemm::gemm>(own, exec);
 }
 
-// Its inputs are an array on the host that is gone when the work runs.
+// Arrays on the host are gone when the work runs.
 void queued_peers(const PeersArgs& args, Exec& exec) {
   emulator::enqueue(exec.native_stream, [args, inputs = std::vector<const void*>(
                                                    args.inputs, args.inputs + args.n_inputs)] {
@@ -33,6 +33,13 @@ void queued_peers(const PeersArgs& args, Exec& exec) {
     own.inputs = inputs.data();
     cpu_kernels().peers.reduce(own, here);
   });
+}
+void queued_copies(const CopiesArgs& args, Exec& exec) {
+  emulator::enqueue(
+      exec.native_stream, [list = std::vector<CopyArgs>(args.copies, args.copies + args.count)] {
+        Exec here;
+        cpu_kernels().peers.copies({list.data(), static_cast<std::int32_t>(list.size())}, here);
+      });
 }
 
 }  // namespace
@@ -82,7 +89,9 @@ constinit const Kernels kKernels = {
                .uniform = queued<&Kernels::random, &Random::uniform>},
     .flat = {.pack = queued<&Kernels::flat, &Flat::pack>,
              .complete = queued<&Kernels::flat, &Flat::complete>},
-    .peers = {.reduce = queued_peers, .copy = queued<&Kernels::peers, &Peers::copy>},
+    .peers = {.reduce = queued_peers,
+              .copy = queued<&Kernels::peers, &Peers::copy>,
+              .copies = queued_copies},
 };
 
 }  // namespace tessera::kernels::cuda

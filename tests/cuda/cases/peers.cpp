@@ -55,4 +55,32 @@ TESSERA_CASE("peers", "copies") {
   }
 }
 
+TESSERA_CASE("peers", "copies that go out together, of all lengths and alignments") {
+  for (const std::int32_t count : {0, 1, 5, kMostCopies}) {
+    struct Place {
+      std::int64_t out, in, bytes;
+    };
+    const std::int64_t room = 128 * 1024;
+    std::vector<Place> places;
+    std::int64_t end = 0;
+    for (std::int32_t i = 0; i < count; ++i) {
+      const std::int64_t unit = std::int64_t{1}
+                                << c.integer(0, 4);  // both sides are multiples of it
+      const std::int64_t bytes = i == 2 ? 32 * 1024 + c.integer(0, 99) : c.integer(0, 300);
+      end = (end + unit - 1) / unit * unit;
+      places.push_back({end, c.integer(0, 300) * unit, bytes});
+      end += bytes;
+    }
+    Operand &in = c.input(i64, room / 8, -1e9, 1e9), &out = c.updated(i64, room / 8);
+    c.run([&](const Kernels& k, Side side, Exec& exec) {
+      std::vector<CopyArgs> copies;
+      for (const Place& p : places)
+        copies.push_back({out.at<std::byte>(side) + p.out, in.at<std::byte>(side) + p.in, p.bytes});
+      k.peers.copies({copies.data(), count}, exec);
+    });
+    c.equal(out);
+    c.next();
+  }
+}
+
 }  // namespace cuda_test
