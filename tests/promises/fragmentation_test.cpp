@@ -101,7 +101,8 @@ TEST_CASE("the pool reserves little more than what is live at the peak", "[promi
       Job{true,  1024, 12, 16,  4,  4096,  32000,  3,  777,  5, true,  3, bf16},
       Job{true,  8192, 20, 64,  8, 28672, 128256,  1, 8192, 512, true, 2, bf16});
   // clang-format on
-  const World world = World::emulated(0, s.ranks, {.executor = ExecutorKind::virtual_});
+  const RaceCheck check;
+  const World world = World::emulated(0, s.ranks, check({.executor = ExecutorKind::virtual_}));
   const Live live(world.device().context());
   const auto model = make(s);
   ShardOptions options{.mesh = DeviceMesh::flat(world)};

@@ -173,7 +173,9 @@ constexpr nn::LlamaConfig kModel{.dim = 512,
                                  .max_seq_len = 1024};
 
 Step run_step(const Cell& cell, const CostModel& cost) {
-  const World world = World::emulated(1, 8, {.executor = ExecutorKind::virtual_, .cost = cost});
+  const RaceCheck check;
+  const World world =
+      World::emulated(1, 8, check({.executor = ExecutorKind::virtual_, .cost = cost}));
   nn::LlamaConfig config = kModel;
   config.tie_embeddings = cell.tied;
   config.recompute = cell.recomputes ? nn::Recompute::blocks : nn::Recompute::none;
