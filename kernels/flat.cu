@@ -88,7 +88,7 @@ struct Complete {
 void pack(const PackArgs& a, Exec& exec) {
   const auto queue = [&](auto tag) {
     using T = typename decltype(tag)::type;
-    launch<kChunkThreads>(exec, Grid{a.entry_count == 0 ? 0 : kChunkBlocks}, kChunkShared,
+    launch<kChunkThreads>(exec, chunk_grid(a.entry_count), kChunkShared,
                           PackBody<T>{a.dst, a.src, a.entries, a.entry_count});
   };
   if (a.dst_dtype == DType::f32) return queue(TypeTag<float>{});

@@ -165,14 +165,14 @@ struct PutScalars {
 
 void adamw(const AdamWArgs& a, Exec& exec) {
   launch<kChunkThreads>(
-      exec, Grid{a.segment_count == 0 ? 0 : kChunkBlocks}, kChunkShared,
+      exec, chunk_grid(a.segment_count), kChunkShared,
       Segments<AdamWArgs, AdamWStep>{a, are_aligned(a.parameter, a.m, a.v, a.gradient)});
 }
 
 void sgd(const SgdArgs& a, Exec& exec) {
   // A null buffer is aligned.
   launch<kChunkThreads>(
-      exec, Grid{a.segment_count == 0 ? 0 : kChunkBlocks}, kChunkShared,
+      exec, chunk_grid(a.segment_count), kChunkShared,
       Segments<SgdArgs, SgdStep>{a, are_aligned(a.parameter, a.buffer, a.gradient)});
 }
 

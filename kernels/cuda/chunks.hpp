@@ -3,16 +3,19 @@
 //
 //   ranges   |aaaaaaa|bb|ccccc|      chunks   0 1 2 3 | 4 | 5 6 7      block 1 of 3: 1 4 7
 //
-// How many there are is not known on the host, so the grid is fixed: eight blocks for each of the
-// 132 multiprocessors of an H100 or H200, all that can run at once.
+// How many there are is not known on the host, so the grid follows the device: eight blocks for
+// each multiprocessor, all that can run at once.
 #pragma once
 
+#include "kernels/cuda/device.hpp"
 #include "kernels/cuda/gpu.hpp"
 
 namespace tessera::kernels::cuda {
 
 inline constexpr int kChunkThreads = 256;
-inline constexpr std::int64_t kChunkBlocks = 8 * 132;
+inline Grid chunk_grid(int ranges) {
+  return {ranges == 0 ? 0 : std::int64_t{8} * multiprocessors()};
+}
 // Shared memory of for_chunks: the chunks of kChunkThreads ranges.
 inline constexpr std::size_t kChunkShared = kChunkThreads * sizeof(std::int64_t);
 

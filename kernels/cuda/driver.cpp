@@ -17,9 +17,18 @@
 #include <cstring>
 
 #include "built_for.hpp"
+#include "kernels/cuda/device.hpp"
 #include "kernels/cuda/kernels.hpp"
 
 namespace tessera::kernels::cuda {
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+    cudaGetLastError();  // the launch that follows says it
+  return std::max(count, 1);
+}
 
 const void* image_probe();                                                // image.cu
 cudaError_t launch_delay(std::int64_t duration_ns, cudaStream_t stream);  // delay.cu

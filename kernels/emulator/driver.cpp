@@ -11,12 +11,17 @@
 #include <map>
 #include <memory>
 
+#include "kernels/cuda/device.hpp"
 #include "kernels/cuda/kernels.hpp"
 #include "kernels/emulator/control.hpp"
 #include "kernels/emulator/stream.hpp"
 #include "kernels/emulator/thread.hpp"
 
-namespace tessera::kernels::cuda::emulator {
+namespace tessera::kernels::cuda {
+
+int multiprocessors() { return 1; }
+
+namespace emulator {
 namespace {
 
 constexpr std::int64_t kMemoryBytes = std::int64_t{1} << 34;
@@ -90,7 +95,7 @@ DriverError use(std::int32_t device) {
   return device == 0 ? nullptr : "the emulator has one device, number 0";
 }
 DriverError describe(std::int32_t device, DriverDevice* out) {
-  *out = {"the host, emulating a GPU", 0, 0, 1, kMemoryBytes, 0, "emulator"};
+  *out = {"the host, emulating a GPU", 0, 0, multiprocessors(), kMemoryBytes, 0, "emulator"};
   return use(device);
 }
 
@@ -296,7 +301,8 @@ constinit const Driver kDriver = {
 };
 
 }  // namespace
-}  // namespace tessera::kernels::cuda::emulator
+}  // namespace emulator
+}  // namespace tessera::kernels::cuda
 
 extern "C" [[gnu::visibility("default")]] const tessera::Driver* tessera_driver(
     std::uint32_t version) {

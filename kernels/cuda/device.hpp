@@ -1,0 +1,10 @@
+// What a launch may ask of the calling thread's device. Defined beside the driver table: in
+// cuda/driver.cpp by the CUDA runtime, in emulator/driver.cpp for the host.
+#pragma once
+
+namespace tessera::kernels::cuda {
+
+// At least 1. The runtime knows it: no call to the device, and nothing waits.
+int multiprocessors();
+
+}  // namespace tessera::kernels::cuda
