@@ -81,6 +81,33 @@ TEST_CASE("a profiler is given a range for each operation that is queued") {
   }
 }
 
+TEST_CASE("a profiler's range of an operation that throws is closed, and the next one opens anew") {
+  const auto before = counts();
+  const World world =
+      World::single({.device = {.kind = DeviceKind::cuda, .module = TESSERA_QUEUED_MODULE},
+                     .profiler_ranges = true});
+  const Device& device = world.device();
+  const auto fail = [&] {
+    device.compute().launch({.name = "bad"}, [](Exec& exec) { exec.error = "a shape"; });
+  };
+  const bool launches_on = GENERATE(true, false);
+  fail();
+  CHECK(counts().open_ranges == before.open_ranges + 1);
+  if (launches_on) {
+    launch_delay(device.compute());  // skipped, and not started
+    CHECK(counts().open_ranges == before.open_ranges);
+  }
+  CHECK_THROWS_AS(device.synchronize(), DeviceError);
+  device.context().recover();
+  CHECK(counts().open_ranges == before.open_ranges);
+  CHECK(counts().ranges - before.ranges == 1);
+
+  launch_delay(device.compute());
+  device.synchronize();
+  CHECK(counts().ranges - before.ranges == 2);
+  CHECK(counts().open_ranges == before.open_ranges);
+}
+
 TEST_CASE("products may use TF32 where the device's options say so") {
   for (const bool allowed : {false, true}) {
     const Device device = Device::cuda({.tf32 = allowed, .module = TESSERA_QUEUED_MODULE});
