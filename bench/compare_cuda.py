@@ -8,12 +8,13 @@ therefore meaningless; that both sides train the same model is checked before, a
 import json
 import os
 import pathlib
+import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
+from processes import run_group
 from pytorch_models import build, read_safetensors, units
 
 WORLD = 8
@@ -38,8 +39,9 @@ LOSS_BOUND = 0.02
 
 def fill_fake_collectives(dist, world):
     """The fake group moves nothing. What Tessera's emulated world does: other ranks' chunks from this rank's."""
-    def all_gather_into_tensor(output, input, group=None, async_op=False):
-        output.view(world, -1).copy_(input.reshape(1, -1).expand(world, -1))
+    # PyTorch's own names: some releases of FSDP2 call by name.
+    def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False):
+        output_tensor.view(world, -1).copy_(input_tensor.reshape(1, -1).expand(world, -1))
 
     def reduce_scatter_tensor(output, input, op=None, group=None, async_op=False):
         output.copy_(input.view(world, -1)[0].view_as(output)).mul_(1 if "AVG" in str(op) else world)
@@ -61,8 +63,9 @@ def worker(options):
         torch.cuda.set_device(device)
     dist.init_process_group("fake", rank=0, world_size=options.world, store=FakeStore())
     fill_fake_collectives(dist, options.world)
-    model = build(case["model"] | dict(length=case["length"]))
-    missing = model.load_state_dict(read_safetensors(folder / "start.safetensors"), strict=False)
+    with torch.device("meta"):  # the weights are mapped from the file, neither drawn nor copied
+        model = build(case["model"] | dict(length=case["length"]))
+    missing = model.load_state_dict(read_safetensors(folder / "start.safetensors"), strict=False, assign=True)
     assert not missing.missing_keys, missing
     model.to(device)
     for name in ("cos", "sin"):
@@ -75,6 +78,9 @@ def worker(options):
             part.compile()
         fully_shard(part, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+    if gpu:  # the peak is one of steps, not of sharding the whole model
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
     text = torch.frombuffer(bytearray((folder / "book.txt").read_bytes()), dtype=torch.uint8).long()
     losses, seconds = [], []
@@ -99,12 +105,29 @@ def worker(options):
     os._exit(0)
 
 
+class Late(Exception):
+    """The time of `--seconds` does not reach for the next run."""
+
+
+def run_side(options, side, command, folder):
+    """A run of one side within what is left of the time."""
+    begin = time.monotonic()
+    left = options.deadline - begin
+    if left < options.longest.get(side, 0):
+        raise Late(f"{left:.0f} s are left, {side} has taken {options.longest[side]:.0f} s before")
+    code, _, err = run_group(command, left, patience=1, cwd=folder)
+    if code is None:
+        raise Late(f"{side} was ended after {left:.0f} s, when the time was over")
+    if code:
+        sys.exit(f"compare_pytorch: {side} failed: {(err.strip().splitlines() or ['no word'])[-1]}")
+    options.longest[side] = max(options.longest.get(side, 0), time.monotonic() - begin)
+
+
 def run_pytorch(options, folder, variant, world, steps):
-    done = subprocess.run([options.python, pathlib.Path(__file__).with_name("compare_pytorch.py"), options.build, "--worker", folder,
-                           "--device", options.device, "--case", options.case, "--variant", variant, "--world", str(world),
-                           "--steps", str(steps)], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"compare_pytorch: PyTorch's side ({variant}) failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+    program = pathlib.Path(__file__).resolve().with_name("compare_pytorch.py")
+    command = [options.python, program, options.build.resolve(), "--worker", folder, "--device", options.device,
+               "--case", options.case, "--variant", variant, "--world", world, "--steps", steps]
+    run_side(options, f"PyTorch {variant}", command, folder)
     return json.loads((folder / "pytorch.json").read_text())
 
 
@@ -119,9 +142,7 @@ def run_tessera(options, folder, world, steps):
                *([f"--device.module={options.module}"] if options.module else [])]
     if world > 1:
         command.append(f"--emulate={world}")
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=folder)
-    if done.returncode:
-        sys.exit(f"compare_pytorch: Tessera's side failed: {done.stderr.strip()}")
+    run_side(options, "Tessera", command, folder)
     lines = [json.loads(text) for text in (folder / "tessera.jsonl").read_text().splitlines()]
     tokens = case["batch"] * world * case["length"]
     return dict(losses=[s["loss"] for s in lines], step_seconds=[tokens / s["tokens_per_second"] for s in lines],
@@ -129,32 +150,84 @@ def run_tessera(options, folder, world, steps):
                 reserved_bytes=max(s["memory_reserved_bytes"] for s in lines))
 
 
-def compare(options):
-    """Prints as it goes; returns what `--json` writes."""
+def kept_result(options):
+    """What an earlier call has left in `--json` for the same `--key`."""
+    try:
+        kept = json.loads(options.json.read_text()) if options.json and options.key else {}
+    except (OSError, ValueError):
+        kept = {}
+    same = dict(key=options.key, case=options.case, steps=options.steps)
+    return kept if {k: kept.get(k) for k in same} == same else same | dict(pairs=[])
+
+
+def write_result(options, result):
+    if options.json:
+        temporary = options.json.with_suffix(".tmp")
+        temporary.write_text(json.dumps(result, indent=1))
+        temporary.replace(options.json)
+
+
+def start(options, folder):
+    """The weights and tokens that both sides begin with."""
     from compare_pytorch import write_book
-    case, results = CASES[options.case], []
+    case = CASES[options.case]
+    write_book(folder / "book.txt", (options.steps + 1) * case["batch"] * WORLD * case["length"] + 1)
+    run_side(options, "the start", [options.program, *(f"--model.{k}={v}" for k, v in case["model"].items()), "--training.steps=0",
+                                    f"--training.seq_len={case['length']}", f"--save={folder}/start.safetensors"], folder)
+
+
+def same_model(options, folder):
+    ours, theirs = run_tessera(options, folder, 1, 2), run_pytorch(options, folder, "eager", 1, 2)
+    first = abs(ours["losses"][0] - theirs["losses"][0])
+    if not first <= LOSS_BOUND:
+        sys.exit(f"compare_pytorch: first losses {ours['losses'][0]} and {theirs['losses'][0]}: not the same model")
+    return dict(first_losses_within=first, device=theirs["device"], pytorch=theirs["version"], cuda_of_pytorch=theirs["cuda"])
+
+
+def run_pairs(options, result, folder):
+    """Adds what is missing of the pairs; each run is written at once."""
+    case, sides = CASES[options.case], ["tessera", *VARIANTS]
+    for pair in range(options.pairs):
+        if pair == len(result["pairs"]):
+            result["pairs"].append({})
+        row = result["pairs"][pair]
+        for side in (s for s in sides if s not in row):
+            run = run_tessera(options, folder, WORLD, options.steps) if side == "tessera" else run_pytorch(
+                options, folder, side, WORLD, options.steps)
+            run["tokens_per_second"] = case["batch"] * case["length"] / statistics.median(run["step_seconds"][SKIPPED_STEPS:])
+            row[side] = run
+            write_result(options, result)
+            print(f"pair {pair + 1}: {side:24} {run['tokens_per_second']:10.0f} tokens/s a rank, peak "
+                  f"{run['peak_bytes'] / 2**30:6.2f} GiB, reserved {run['reserved_bytes'] / 2**30:6.2f} GiB", flush=True)
+
+
+def compare(options):
+    """Prints as it goes, and writes `--json` as it goes. Ends in time, with the pairs that are whole."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the run on its way is ended too
+    options.deadline, options.longest = time.monotonic() + options.seconds, {}
+    result, late = kept_result(options), None
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        write_book(folder / "book.txt", (options.steps + 1) * case["batch"] * WORLD * case["length"] + 1)
-        subprocess.run([str(w) for w in (options.program, *(f"--model.{k}={v}" for k, v in case["model"].items()), "--training.steps=0",
-                                         f"--training.seq_len={case['length']}", f"--save={folder}/start.safetensors")], check=True, stdout=subprocess.DEVNULL)
-        ours, theirs = run_tessera(options, folder, 1, 2), run_pytorch(options, folder, "eager", 1, 2)
-        first = abs(ours["losses"][0] - theirs["losses"][0])
-        if not first <= LOSS_BOUND:
-            sys.exit(f"compare_pytorch: first losses {ours['losses'][0]} and {theirs['losses'][0]}: not the same model")
-        print(f"{theirs['device']}, PyTorch {theirs['version']}; first losses at one rank within {first:.1e}", flush=True)
-        for pair in range(options.pairs):
-            row = dict(tessera=run_tessera(options, folder, WORLD, options.steps))
-            row |= {variant: run_pytorch(options, folder, variant, WORLD, options.steps) for variant in VARIANTS}
-            results.append(row)
-            for side, result in row.items():
-                seconds = statistics.median(result["step_seconds"][SKIPPED_STEPS:])
-                result["tokens_per_second"] = case["batch"] * case["length"] / seconds
-                print(f"pair {pair + 1}: {side:24} {result['tokens_per_second']:10.0f} tokens/s a rank, peak "
-                      f"{result['peak_bytes'] / 2**30:6.2f} GiB, reserved {result['reserved_bytes'] / 2**30:6.2f} GiB", flush=True)
-    figures = {side: statistics.median(row[side]["tokens_per_second"] for row in results) for side in results[0]}
+        try:
+            start(options, folder)
+            if "first_losses_within" not in result:
+                result |= same_model(options, folder)
+                write_result(options, result)
+            print(f"{result['device']}, PyTorch {result['pytorch']}; first losses at one rank within "
+                  f"{result['first_losses_within']:.1e}", flush=True)
+            run_pairs(options, result, folder)
+        except Late as e:
+            late = str(e)
+    whole = [row for row in result["pairs"] if len(row) == 1 + len(VARIANTS)]
+    if late:
+        print(f"{options.case}: {len(whole)} of {options.pairs} pairs in {options.seconds:.0f} s: {late}; call again to go on")
+    if not whole:
+        sys.exit(f"compare_pytorch: {options.case}: not one pair in {options.seconds:.0f} s: {late}")
+    result["tokens_per_second"] = {side: statistics.median(row[side]["tokens_per_second"] for row in whole) for side in whole[0]}
+    result["ratios"] = {}
     for side in VARIANTS:
-        ratios = [row["tessera"]["tokens_per_second"] / row[side]["tokens_per_second"] for row in results]
+        ratios = [row["tessera"]["tokens_per_second"] / row[side]["tokens_per_second"] for row in whole]
+        result["ratios"][side] = statistics.median(ratios)
         print(f"{options.case}: Tessera has {statistics.median(ratios):.3f} of the tokens/s of PyTorch {side} "
               f"({min(ratios):.3f} to {max(ratios):.3f})")
-    return dict(case=options.case, tokens_per_second=figures, first_losses_within=first, pairs=results)
+    write_result(options, result)

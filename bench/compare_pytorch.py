@@ -141,13 +141,18 @@ def main():
     parser.add_argument("--device", help="cuda or cuda:N: both sides on this GPU, as one rank of 8")
     parser.add_argument("--case", choices=list(compare_cuda.CASES), default="gpt2-124m", help="what is trained on a GPU")
     parser.add_argument("--module", type=pathlib.Path, help="Tessera's driver module for a GPU, where it is not near tessera-train")
-    parser.add_argument("--json", type=pathlib.Path, help="also write the figures of a GPU to this file")
+    parser.add_argument("--json", type=pathlib.Path, help="also write the figures of a GPU to this file, after each run")
+    parser.add_argument("--key", help="go on with the runs in --json that were made under the same key, such as a commit")
+    parser.add_argument("--seconds", type=float, default=3600, help="on a GPU: end by then, with the pairs that are whole [3600]")
     for name in ("worker", "variant"):
         parser.add_argument("--" + name, help=argparse.SUPPRESS)
     parser.add_argument("--world", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.pairs = options.pairs or (3 if options.device else 5)
     options.steps = options.steps or (40 if options.device else 13)
+    if os.sep in options.python:  # both sides run in a folder of their own
+        options.python = os.path.abspath(options.python)
+    options.module = options.module and options.module.resolve()
     if options.worker:
         return compare_cuda.worker(options) if options.device else worker(options)
     folders = [options.build.resolve() / "tools", options.build.resolve()]  # as Meson builds, and as gpu-check does
@@ -155,10 +160,9 @@ def main():
     if not options.program:
         sys.exit(f"compare_pytorch: there is no tessera-train in {options.build}; build it first")
     if options.device:
-        result = compare_cuda.compare(options)
-        if options.json:
-            options.json.write_text(json.dumps(result, indent=1))
-        return None
+        if options.steps <= compare_cuda.SKIPPED_STEPS:
+            sys.exit(f"compare_pytorch: --steps must be more than {compare_cuda.SKIPPED_STEPS}")
+        return compare_cuda.compare(options)
     c = SIZES[options.size]
     if c["batch"] % options.ranks or options.steps <= SKIPPED_STEPS:
         sys.exit(f"compare_pytorch: --ranks must divide {c['batch']}, --steps must be more than {SKIPPED_STEPS}")

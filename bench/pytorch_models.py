@@ -2,19 +2,22 @@
 start from. Imports torch only where a function needs it."""
 import json
 import math
+import mmap
 import struct
 
 THETA, EPS = 10000.0, 1e-5
 
 
 def read_safetensors(path):
+    """The file's tensors, mapped: pages are read when they are used, and written to a copy."""
     import torch
-    data = path.read_bytes()
+    with open(path, "rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     size, = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + size])
     header.pop("__metadata__", None)
-    return {name: torch.frombuffer(bytearray(data[8 + size + e["data_offsets"][0]:8 + size + e["data_offsets"][1]]),
-                                   dtype=torch.float32).reshape(e["shape"]) for name, e in header.items()}
+    return {name: torch.frombuffer(data, dtype=torch.float32, count=math.prod(e["shape"]),
+                                   offset=8 + size + e["data_offsets"][0]).reshape(e["shape"]) for name, e in header.items()}
 
 
 def build(c):
@@ -85,9 +88,10 @@ def build_llama(c):
         def __init__(self):
             super().__init__()
             self.model, self.lm_head = Inner(), nn.Linear(c["dim"], c["vocab_size"], bias=False)
-            angle = torch.outer(torch.arange(c["length"]).double(), THETA ** (-torch.arange(head // 2).double() / (head // 2)))
-            angle = torch.cat((angle, angle), -1)
-            self.cos, self.sin = angle.cos().float(), angle.sin().float()
+            with torch.device("cpu"):  # values, also where the weights are yet without memory
+                angle = torch.outer(torch.arange(c["length"]).double(), THETA ** (-torch.arange(head // 2).double() / (head // 2)))
+                angle = torch.cat((angle, angle), -1)
+                self.cos, self.sin = angle.cos().float(), angle.sin().float()
 
         def forward(self, tokens):
             h = self.model.embed_tokens(tokens)
