@@ -1,12 +1,18 @@
 // Runs the cases of tests/cuda/cases/ over a driver module:
 //
-//   gpu-check-cases MODULE [--device N] [--seed S] [--list] [OP...]
+//   gpu-check-cases MODULE [--device N] [--seed S] [--first COUNT] [OP...]
+//   gpu-check-cases --list
+//   gpu-check-cases MODULE [--device N] --describe
 //
+// `--first` takes only so many cases of each op. `--describe` prints the device and the versions of
+// its libraries instead.
 // One line a case on stdout, as JSON; exit code 1 when one fails, 2 for bad arguments.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <limits>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -22,7 +28,9 @@ struct Options {
   std::string module;
   int device = 0;
   std::uint64_t seed = std::random_device{}();
+  std::size_t first = std::numeric_limits<std::size_t>::max();
   bool list = false;
+  bool describe = false;
   std::vector<std::string> ops;
 };
 
@@ -30,12 +38,16 @@ Options parse(const std::vector<std::string>& arguments) {
   Options options;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& a = arguments[i];
-    const bool takes = a == "--device" || a == "--seed";
+    const bool takes = a == "--device" || a == "--seed" || a == "--first";
     if (takes && i + 1 == arguments.size()) throw DataError(a + ": wants a number");
     if (a == "--device")
       options.device = std::stoi(arguments[++i]);
     else if (a == "--seed")
       options.seed = std::stoull(arguments[++i]);
+    else if (a == "--first")
+      options.first = std::stoull(arguments[++i]);
+    else if (a == "--describe")
+      options.describe = true;
     else if (a == "--list")
       options.list = true;
     else if (a.starts_with("-"))
@@ -80,6 +92,17 @@ bool run(const cuda_test::NamedCase& named, const cuda_test::Target& target, std
   return failure.empty();
 }
 
+void describe(const cuda_test::Target& target, int index) {
+  DriverDevice device{};
+  gpu_check::expect(target.driver->describe(index, &device), "device");
+  std::printf(
+      "{\"name\": %s, \"capability\": \"%d.%d\", \"memory_bytes\": %lld, \"versions\": %s, "
+      "\"built_for\": %s}\n",
+      quoted(device.name).c_str(), device.major, device.minor,
+      static_cast<long long>(device.memory_bytes), quoted(device.versions).c_str(),
+      quoted(target.driver->architectures).c_str());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -94,10 +117,16 @@ int main(int argc, char** argv) {
       return 0;
     }
     const cuda_test::Target target = gpu_check::open_module(options.module, options.device);
+    if (options.describe) {
+      describe(target, options.device);
+      return 0;
+    }
     bool passed = true;
+    std::map<std::string, std::size_t> ran;
     for (const auto& named : cuda_test::all_cases())
-      if (options.ops.empty() ||
-          std::find(options.ops.begin(), options.ops.end(), named.op) != options.ops.end())
+      if ((options.ops.empty() ||
+           std::find(options.ops.begin(), options.ops.end(), named.op) != options.ops.end()) &&
+          ran[named.op]++ < options.first)
         passed = run(named, target, options.seed) && passed;
     return passed ? 0 : 1;
   } catch (const std::exception& e) {
