@@ -128,7 +128,7 @@ TEST_CASE("an exception at every launch of a language model's step", "[promises]
   for (const Cell& cell :
        {Cell{.recomputes = true, .tied = true, .param = bf16},
         Cell{.reshard = Reshard::always, .keeps_gradients = true, .micro_batches = 3},
-        Cell{.reshard = Reshard::never, .freezes = true}}) {
+        Cell{.reshard = Reshard::never, .freezes = true, .param = f16}}) {
     const int ranks = 1 + ++i % 3;
     for (const Trap trap : {Trap::launch, Trap::body})
       tried += try_all({.ranks = ranks, .trap = trap, .stride = 3 * kStride}, cell);

@@ -50,7 +50,9 @@ inline std::vector<Cell> narrow_cells() {
   return {{.param = bf16},
           {.param = bf16, .reduce = bf16},
           {.reshard = Reshard::never, .micro_batches = 3, .param = bf16},
-          {.recomputes = true, .tied = true, .param = bf16, .loss_chunk = 40}};
+          {.recomputes = true, .tied = true, .param = bf16, .loss_chunk = 40},
+          {.param = f16},
+          {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16}};
 }
 
 // 13 rows of the vocabulary are uneven on 2, 3 and 4 ranks.

@@ -50,6 +50,7 @@ inline constexpr TinyConfig kTinyConfigs[] = {
     {.name = "bf16-2", .reshard = Reshard::always, .param = bf16},
     {.name = "bf16-reduce-3", .ranks = 3, .param = bf16, .reduce = bf16},
     {.name = "bf16-accumulate-2", .micro_batches = 2, .param = bf16},
+    {.name = "f16-3", .ranks = 3, .param = f16, .reduce = f16},
     {.name = "tied-2", .tied = true},
     {.name = "tied-recompute-3", .ranks = 3, .recomputes = true, .tied = true},
     {.name = "frozen-2", .freezes = true, .reads_losses = true},
