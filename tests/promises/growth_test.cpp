@@ -54,9 +54,9 @@ Held held_after_step(Trainee& trainee, const World& world, int k) {
           memory.pool().segments_taken(), memory.pool().gates_fired()};
 }
 
-std::int64_t at_peak(const Steps& steps, const std::set<std::string>& owners) {
+std::int64_t at_peak(const Phase& step, const std::set<std::string>& owners) {
   std::int64_t bytes = 0;
-  for (const auto& [owner, held] : steps.owners.back())
+  for (const auto& [owner, held] : step.owners)
     if (owners.contains(owner)) bytes += held;
   return bytes;
 }
@@ -76,9 +76,9 @@ TEST_CASE("neither a slow host nor slow kernels nor a slow wire changes a byte o
       INFO(cell << ", " << ranks << " ranks, slow " << static_cast<int>(what));
       const auto measured = on_ranks(ranks, [&](World& world) {
         const Slow slow(world.device().context(), what);
-        const Steps steps = measure(world, cell);
+        const Phases phases = measure(world, cell);
         world.device().synchronize();
-        return steps;
+        return phases;
       });
       for (int rank = 0; rank < ranks; ++rank) {
         const World plan = World::emulated(rank, ranks, {.executor = ExecutorKind::virtual_});
@@ -135,15 +135,16 @@ TEST_CASE("what computing one unit after another needs does not depend on depth"
   const bool recomputes = GENERATE(false, true);
   const auto plan = [&](std::int64_t layers) {
     const World world = World::emulated(1, 3, {.executor = ExecutorKind::virtual_});
-    return measure(world, {.reshard = what, .recomputes = recomputes, .layers = layers});
+    return measure(world, {.reshard = what, .recomputes = recomputes, .layers = layers})
+        .steps.back();
   };
-  const Steps two = plan(2), five = plan(5), eight = plan(8);
-  INFO(two << five << eight);
+  const Phase two = plan(2), five = plan(5), eight = plan(8);
+  INFO(two << '\n' << five << '\n' << eight);
   // Gathered parameters, gradients on the wire, the batch.
   const std::set<std::string> working = {"gather slots", "gradient slots", "staging", "batch",
                                          "host staging"};
   CHECK(at_peak(two, working) == at_peak(eight, working));
   CHECK(at_peak(two, working) > 0);
   // The rest is what a layer adds: its state, and what its forward keeps.
-  CHECK(eight.peaks.back() - five.peaks.back() == five.peaks.back() - two.peaks.back());
+  CHECK(eight.peak - five.peak == five.peak - two.peak);
 }

@@ -1,4 +1,5 @@
-// What tests of memory look at: a training whose ledger is read after every step.
+// What tests of memory look at: a training whose memory is read after every step, after an
+// evaluation and after a save.
 #pragma once
 
 #include <string>
@@ -11,34 +12,43 @@ namespace tessera::testing {
 
 inline constexpr int kSteps = 4;
 
-// What a rank's ledger says of each of kSteps steps.
-struct Steps {
-  std::vector<std::int64_t> peaks;
-  std::vector<std::vector<std::pair<std::string, std::int64_t>>> owners;  // at the peaks
-  std::int64_t reserved = 0;
-  bool operator==(const Steps&) const = default;
+// What a rank's memory says of a phase: a step, the evaluation or the save.
+struct Phase {
+  std::int64_t live = 0, peak = 0, reserved = 0;               // live and reserved at its end
+  std::vector<std::pair<std::string, std::int64_t>> owners{};  // at the peak
+  bool operator==(const Phase&) const = default;
 };
-inline std::ostream& operator<<(std::ostream& out, const Steps& s) {
-  for (std::size_t i = 0; i < s.peaks.size(); ++i) {
-    out << "\n  step " << i << ": " << s.peaks[i] << " bytes:";
-    for (const auto& [owner, bytes] : s.owners[i]) out << ' ' << owner << ' ' << bytes;
-  }
-  return out << "\n  reserved " << s.reserved << '\n';
+inline std::ostream& operator<<(std::ostream& out, const Phase& p) {
+  out << "peak " << p.peak << " bytes, then live " << p.live << ", reserved " << p.reserved << ':';
+  for (const auto& [owner, bytes] : p.owners) out << ' ' << owner << ' ' << bytes;
+  return out;
+}
+struct Phases {
+  std::vector<Phase> steps;  // kSteps
+  Phase evaluation, save;
+  bool operator==(const Phases&) const = default;
+};
+inline std::ostream& operator<<(std::ostream& out, const Phases& p) {
+  for (const Phase& step : p.steps) out << "\n  step: " << step;
+  return out << "\n  evaluation: " << p.evaluation << "\n  save: " << p.save << '\n';
 }
 
-inline Steps measure(const World& world, const Cell& cell) {
+inline Phases measure(const World& world, const Cell& cell) {
   Trainee trainee(world, cell, 5);
-  Steps out;
-  for (int k = 0; k < kSteps; ++k) {
-    trainee.memory().ledger().reset_peak();
-    trainee.step(k);
+  Ledger& ledger = trainee.memory().ledger();
+  const auto phase = [&](const auto& work) {
+    ledger.reset_peak();
+    work();
     world.device().block(world.device().compute().record());
-    out.peaks.push_back(trainee.memory().ledger().peak_bytes());
-    auto& owners = out.owners.emplace_back();
-    for (const Ledger::Line& line : trainee.memory().ledger().lines())
-      owners.emplace_back(line.owner, line.at_peak_bytes);
-  }
-  out.reserved = trainee.memory().reserved_bytes();
+    Phase out{ledger.live_bytes(), ledger.peak_bytes(), trainee.memory().reserved_bytes()};
+    for (const Ledger::Line& line : ledger.lines())
+      out.owners.emplace_back(line.owner, line.at_peak_bytes);
+    return out;
+  };
+  Phases out;
+  for (int k = 0; k < kSteps; ++k) out.steps.push_back(phase([&] { trainee.step(k); }));
+  out.evaluation = phase([&] { trainee.evaluate(kSteps); });
+  out.save = phase([&] { trainee.save(); });
   return out;
 }
 

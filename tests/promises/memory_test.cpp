@@ -1,5 +1,5 @@
 // Memory is planned by running the program where nothing runs, and the plan is exact: on every
-// rank, in every step, byte by byte and owner by owner.
+// rank, in every step, evaluation and save, live and reserved, byte by byte and owner by owner.
 #include <set>
 
 #include "tests/promises/memory.hpp"
@@ -20,7 +20,8 @@ std::int64_t padded_elements(const nn::Module& model, int rank, int ranks, bool 
 
 }  // namespace
 
-TEST_CASE("the planned peak is the measured peak, on every rank and step", "[promises][threads]") {
+TEST_CASE("planned memory is measured memory, on every rank and in every phase",
+          "[promises][threads]") {
   std::vector<Cell> all = cells();
   for (const Cell& cell : narrow_cells()) all.push_back(cell);
   for (const Cell& cell : all)
@@ -29,10 +30,11 @@ TEST_CASE("the planned peak is the measured peak, on every rank and step", "[pro
       const auto measured = on_ranks(ranks, [&](World& world) { return measure(world, cell); });
       for (int rank = 0; rank < ranks; ++rank) {
         const World plan = World::emulated(rank, ranks, {.executor = ExecutorKind::virtual_});
-        const Steps planned = measure(plan, cell);
+        const Phases planned = measure(plan, cell);
         CHECK(planned == measured[static_cast<std::size_t>(rank)]);
-        CHECK(planned.peaks[0] > 0);
-        for (int k = 2; k < kSteps; ++k) CHECK(planned.peaks[1] == planned.peaks[k]);
+        for (const Phase& phase : {planned.steps[0], planned.evaluation})
+          CHECK(phase.peak > phase.live);
+        for (int k = 2; k < kSteps; ++k) CHECK(planned.steps[1] == planned.steps[k]);
       }
     }
 }

@@ -115,6 +115,34 @@ class Trainee {
   }
   // Forward and backward of one micro-batch: the loss of this rank's part, without history.
   Tensor backward(int k, int m) {
+    const Tensor loss = forward(k, m) / cell_.micro_batches;
+    loss.backward();
+    return loss.detach();
+  }
+  // The loss of samples that nothing is learned from.
+  double evaluate(int k) {
+    const NoGradGuard values_only;
+    model_.eval();
+    const Tensor loss = forward(k, 0);
+    model_.train();
+    return world_.sum(loss.item(0.0));
+  }
+  // Every rank reads all parameters, one after another.
+  void save() {
+    for_each_full_parameter(model_, world_, [&](const std::string&, const Tensor& full) {
+      if (world_.device().runs_bodies())
+        full.to_vector<float>();
+      else
+        full.plan_to_bytes();
+    });
+  }
+
+  nn::Llama& model() noexcept { return model_; }
+  optim::AdamW& optimizer() noexcept { return *optimizer_; }
+  Memory& memory() const { return Memory::of(world_.device()); }
+
+ private:
+  Tensor forward(int k, int m) {
     const std::int64_t rows = kSamples / world_.size() / cell_.micro_batches;
     const std::int64_t first = world_.rank() * (kSamples / world_.size()) + m * rows;
     std::vector<std::int32_t> tokens, targets;
@@ -132,16 +160,9 @@ class Trainee {
       const OwnerGuard owner(world_.device(), "batch");
       return Tensor::from(values, {rows, kLength}, world_.device());
     };
-    const Tensor loss = model_.loss(upload(tokens), upload(targets)) / cell_.micro_batches;
-    loss.backward();
-    return loss.detach();
+    return model_.loss(upload(tokens), upload(targets));
   }
 
-  nn::Llama& model() noexcept { return model_; }
-  optim::AdamW& optimizer() noexcept { return *optimizer_; }
-  Memory& memory() const { return Memory::of(world_.device()); }
-
- private:
   const World& world_;
   Cell cell_;
   std::uint64_t seed_;
