@@ -1,5 +1,7 @@
 // Replaces operator new and delete by ones that count. The twin no_counted_new.cpp is for
 // sanitizers, which bring their own.
+#include <malloc.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdlib>
@@ -9,24 +11,29 @@
 
 namespace {
 
-std::atomic<std::int64_t> made{0}, freed{0};
+std::atomic<std::int64_t> made{0}, freed{0}, held_bytes{0};
 
 void* allocate(std::size_t bytes, std::size_t alignment) {
   const std::size_t whole = (bytes + alignment - 1) / alignment * alignment;
   void* const p = std::aligned_alloc(alignment, whole == 0 ? alignment : whole);
   if (!p) throw std::bad_alloc();
   made.fetch_add(1, std::memory_order_relaxed);
+  held_bytes.fetch_add(static_cast<std::int64_t>(malloc_usable_size(p)), std::memory_order_relaxed);
   return p;
 }
 void release(void* p) noexcept {
-  if (p) freed.fetch_add(1, std::memory_order_relaxed);
+  if (p) {
+    freed.fetch_add(1, std::memory_order_relaxed);
+    held_bytes.fetch_sub(static_cast<std::int64_t>(malloc_usable_size(p)),
+                         std::memory_order_relaxed);
+  }
   std::free(p);
 }
 
 }  // namespace
 
 tessera::testing::Allocations tessera::testing::allocations() {
-  return {made.load(), freed.load()};
+  return {made.load(), freed.load(), held_bytes.load()};
 }
 
 void* operator new(std::size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
