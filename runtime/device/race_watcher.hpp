@@ -50,7 +50,8 @@ class Watcher final : public Observer {
  public:
   Watcher(std::shared_ptr<Inbox> inbox, std::size_t rank) : inbox_(std::move(inbox)), rank_(rank) {}
 
-  void executor_launched(StreamId stream, Tick tick, const Op& op, const Joint* joint) override {
+  void executor_launched(StreamId stream, Tick tick, const Op& op,
+                         const Joint* joint) noexcept override {
     Entry entry = of(Entry::Kind::launch, stream);
     entry.tick = tick;
     entry.name = op.name;
@@ -59,13 +60,13 @@ class Watcher final : public Observer {
     for (const Access& a : op.accesses) entry.accesses.push_back({{a.begin, a.end}, a.mode});
     inbox_->submit(rank_, std::move(entry));
   }
-  void executor_recorded(const Event& event) override {
+  void executor_recorded(const Event& event) noexcept override {
     tell(Entry::Kind::record, event.stream, event);
   }
-  void executor_waited(StreamId stream, const Event& event) override {
+  void executor_waited(StreamId stream, const Event& event) noexcept override {
     tell(Entry::Kind::wait, stream, event);
   }
-  void executor_blocked(const Event& event) override {
+  void executor_blocked(const Event& event) noexcept override {
     tell(Entry::Kind::block, event.stream, event);
   }
 

@@ -48,6 +48,7 @@ void Context::build(nn::Module& root) {
     unit->join(context, name.empty() ? "(root)" : name, name.empty());
   try {
     context->allocate(nesting_of(units));
+    context->begin_again();
   } catch (...) {
     context->dissolve();
     throw;

@@ -87,6 +87,10 @@ class Context : public std::enable_shared_from_this<Context> {
   // --- after a failure ---
   // Closes every unit, and drops all gradients. What forward has left can't go backward any more.
   void reset();
+  // All ranks go on.
+  void begin_again() noexcept { epoch_ = device_.recoveries(); }
+  // False: its world has recovered without it.
+  bool is_current() const noexcept { return epoch_ == device_.recoveries(); }
   // Its units have no context again, as before the first step.
   void dissolve() noexcept;
 
@@ -112,6 +116,7 @@ class Context : public std::enable_shared_from_this<Context> {
 
   const World* world_ = nullptr;
   Device device_ = Device::meta();
+  std::uint64_t epoch_ = 0;                 // Device::recoveries() since when its units are in use
   std::vector<std::weak_ptr<Unit>> units_;  // in order of the module tree
   std::shared_ptr<SymmetricMemory> arena_;
   std::vector<std::unique_ptr<SlotRing>> rings_;

@@ -18,15 +18,53 @@ namespace {
 enum Agreed : std::size_t { half_done, steps, minus_steps, draws, no_context, kAgreed };
 static_assert(kAgreed <= World::kAgreed);
 
+struct Below {
+  std::vector<shard::Unit*> units;
+  std::vector<std::shared_ptr<shard::Context>> contexts;  // of the roots
+};
+
+Below below(nn::Module& tree) {
+  Below out;
+  for (const auto& [name, module] : tree.named_modules()) {
+    auto* const unit = dynamic_cast<shard::Unit*>(module->hook().get());
+    if (!unit) continue;
+    out.units.push_back(unit);
+    if (unit->context() && unit->is_root()) out.contexts.push_back(unit->shared_context());
+  }
+  const auto has_root = [&](const shard::Unit* unit) {
+    const auto& known = out.contexts;
+    return !unit->context() ||
+           std::find(known.begin(), known.end(), unit->shared_context()) != known.end();
+  };
+  TESSERA_EXPECT(
+      !out.units.empty() && std::all_of(out.units.begin(), out.units.end(), has_root),
+      "reset: the module is not the root; give the one of the outermost fully_shard, or one that "
+      "holds all roots of its world");
+  for (const shard::Unit* const unit : out.units) {
+    TESSERA_EXPECT(!autograd::in_backward() && !unit->is_in_call(),
+                   "reset: a call or a backward pass is running; catch outside of the model");
+    TESSERA_EXPECT(
+        &unit->options().mesh.world() == &out.units[0]->options().mesh.world(),
+        "reset: the units below the module lie in several worlds; reset those of each alone");
+  }
+  return out;
+}
+
+bool is_of(const FlatGroup& group, const std::shared_ptr<UpdateLog>& log) {
+  return std::find(group.updates.begin(), group.updates.end(), log) != group.updates.end();
+}
+
 // Takes back the updates that never began. False when one is half done.
-bool settle(UpdateLog& log, const Lost& lost, const std::vector<FlatGroup*>& groups) {
+bool settle(const std::shared_ptr<UpdateLog>& log_of, const Lost& lost,
+            const std::vector<FlatGroup*>& groups) {
+  UpdateLog& log = *log_of;
   const Tick first = lost.first[StreamId::compute], failed = lost.failed[StreamId::compute];
   bool is_whole = true;
   for (const UpdateLog::Update& update : std::exchange(log.queued, {})) {
     const bool has_run = first == 0 || update.last < first;
     const bool has_begun = has_run || update.first < first || update.first == failed;
     if (!has_begun && update.is_cut)
-      for (FlatGroup* const group : groups) group->whole = true;
+      for (FlatGroup* const group : groups) group->whole = group->whole || is_of(*group, log_of);
     else if (!has_begun)
       --log.steps;
     else if (!has_run || update.is_cut)
@@ -39,49 +77,42 @@ bool settle(UpdateLog& log, const Lost& lost, const std::vector<FlatGroup*>& gro
 
 }  // namespace
 
-ShardReset reset(nn::Module& root, std::string_view cause) {
-  const auto unit = std::dynamic_pointer_cast<shard::Unit>(root.hook());
-  TESSERA_EXPECT(unit && (!unit->context() || unit->is_root()),
-                 "reset: the module is not the root; give the one of the outermost fully_shard");
-  std::vector<shard::Unit*> units;
-  for (const auto& [name, module] : root.named_modules())
-    if (auto* const below = dynamic_cast<shard::Unit*>(module->hook().get()))
-      units.push_back(below);
-  TESSERA_EXPECT(
-      !autograd::in_backward() &&
-          std::none_of(units.begin(), units.end(), [](const auto* u) { return u->is_in_call(); }),
-      "reset: a call or a backward pass is running; catch outside of the model");
-  const World& world = unit->options().mesh.world();
+ShardReset reset(nn::Module& tree, std::string_view cause) {
+  const auto [units, contexts] = below(tree);
+  const World& world = units[0]->options().mesh.world();
+  std::array<double, kAgreed> agreed{};
+  for (const auto& context : contexts)
+    if (!context->is_current()) agreed[half_done] = 1;  // what became of its updates is forgotten
   world.halt(cause);
 
-  std::array<double, kAgreed> agreed{};
   std::vector<FlatGroup*> groups;
   std::vector<std::shared_ptr<UpdateLog>> logs;
-  for (shard::Unit* const below : units) {
-    if (!below->trainable()) continue;
-    groups.push_back(below->trainable().get());
+  for (const shard::Unit* const unit : units) {
+    if (!unit->trainable()) continue;
+    groups.push_back(unit->trainable().get());
     for (const auto& log : groups.back()->updates)
       if (std::find(logs.begin(), logs.end(), log) == logs.end()) logs.push_back(log);
   }
   for (const auto& log : logs) {
-    if (!settle(*log, world.device().context().lost(), groups)) agreed[half_done] = 1;
+    if (!settle(log, world.device().context().lost(), groups)) agreed[half_done] = 1;
     agreed[steps] += static_cast<double>(log->steps);
   }
   for (const FlatGroup* const group : groups)
     if (!group->whole) agreed[half_done] = 1;
   agreed[minus_steps] = -agreed[steps];
   agreed[draws] = static_cast<double>(autograd::random_state().draws);
-  const std::shared_ptr<shard::Context> context = unit->shared_context();
-  if (context)
-    context->reset();
-  else
-    agreed[no_context] = 1;
+  for (const auto& context : contexts) context->reset();
+  for (const shard::Unit* const unit : units)
+    if (!unit->context()) agreed[no_context] = 1;
 
   ShardReset done;
   done.cause = world.resume(agreed);
   done.parameters_are_whole = agreed[half_done] == 0 && agreed[steps] == -agreed[minus_steps];
-  if (context && agreed[no_context] == 1) context->dissolve();  // made anew by all
-  for (shard::Unit* const below : units) below->set_whole(done.parameters_are_whole);
+  for (const auto& context : contexts) {
+    if (agreed[no_context] == 1) context->dissolve();  // made anew by all
+    context->begin_again();
+  }
+  for (shard::Unit* const unit : units) unit->set_whole(done.parameters_are_whole);
   autograd::random_state().draws = static_cast<std::uint64_t>(agreed[draws]);
   return done;
 }

@@ -311,6 +311,9 @@ std::shared_ptr<UnitRegion> Unit::make_region() {
 
 void Unit::before_call(nn::Module& module) {
   if (!context_) Context::build(module);
+  TESSERA_EXPECT(context_->is_current(), "unit '", name_,
+                 "': its world has recovered from a failure without it; give reset a module that "
+                 "holds all roots of the world");
   if (scope_depth_ > 0) {
     ++scope_depth_;  // the module calls itself
     return;

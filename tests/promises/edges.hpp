@@ -27,7 +27,7 @@ struct TraceEntry {
 class ExecutorTrace final : public Observer {
  public:
   using Kind = TraceEntry::Kind;
-  void executor_launched(StreamId stream, Tick tick, const Op& op, const Joint*) override {
+  void executor_launched(StreamId stream, Tick tick, const Op& op, const Joint*) noexcept override {
     entries.push_back({.kind = Kind::launch,
                        .stream = stream,
                        .tick = tick,
@@ -35,11 +35,15 @@ class ExecutorTrace final : public Observer {
                        .event = {},
                        .accesses = {op.accesses.begin(), op.accesses.end()}});
   }
-  void executor_recorded(const Event& event) override { add(Kind::record, event.stream, event); }
-  void executor_waited(StreamId stream, const Event& event) override {
+  void executor_recorded(const Event& event) noexcept override {
+    add(Kind::record, event.stream, event);
+  }
+  void executor_waited(StreamId stream, const Event& event) noexcept override {
     add(Kind::wait, stream, event);
   }
-  void executor_blocked(const Event& event) override { add(Kind::block, event.stream, event); }
+  void executor_blocked(const Event& event) noexcept override {
+    add(Kind::block, event.stream, event);
+  }
   void memory(const MemoryEvent& event) override {
     TraceEntry entry{.kind = Kind::memory,
                      .stream = event.stream,

@@ -34,12 +34,13 @@ enum class Trap : std::uint8_t {
   record,      // as the host records an event, also for memory that goes back
   wait,        // as a stream is to wait for one
   block,       // as the host is
+  memory,      // as memory changes hands, or the host touches it
   allocation,  // the pool finds no memory
   hook         // in the model's own code, forward or backward
 };
 inline const char* name(Trap trap) {
-  const char* const names[] = {"no trap", "launch", "body",       "finish", "record",
-                               "wait",    "block",  "allocation", "hook"};
+  const char* const names[] = {"no trap", "launch", "body",   "finish",     "record",
+                               "wait",    "block",  "memory", "allocation", "hook"};
   return names[static_cast<int>(trap)];
 }
 
@@ -86,6 +87,7 @@ class Trapper final : public Observer {
       case Trap::record:
       case Trap::wait:
       case Trap::block:
+      case Trap::memory:
         return events_[static_cast<std::size_t>(trap)];
       default:
         return launches_;
@@ -107,6 +109,7 @@ class Trapper final : public Observer {
   void recorded(const Event&) override { pass(Trap::record); }
   void waited(StreamId, const Event&) override { pass(Trap::wait); }
   void blocked(const Event&) override { pass(Trap::block); }
+  void memory(const MemoryEvent&) override { pass(Trap::memory); }
   void started(StreamId stream, Tick tick, const char* name) override {
     if (std::string_view(name) == "adamw") has_updated_ = true;
     if (trap_ == Trap::body && target_ == key(stream, tick)) throw Sprung();
@@ -128,7 +131,7 @@ class Trapper final : public Observer {
   Pool& pool_;
   bool armed_ = false, only_collectives_ = false;
   std::uint64_t place_ = 0, launches_ = 0, hooks_ = 0, allocations_ = 0;
-  std::array<std::uint64_t, 9> events_{};  // by Trap
+  std::array<std::uint64_t, 10> events_{};  // by Trap
   std::atomic<Trap> trap_{Trap::none};
   std::atomic<std::uint64_t> target_{0};
   std::atomic<bool> has_updated_{false};

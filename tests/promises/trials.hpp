@@ -60,7 +60,10 @@ class Subject {
       trapper_.arm(is_mine ? trap : Trap::none, place, only_collectives);
       one_step(1);
       trapper_.disarm();
-      world_.barrier();  // a rank that has failed since its last collective is heard of here
+      // A rank that has failed since its last collective is heard of here: where it could not throw
+      // there, the first call throws on that rank, the second on its peers.
+      world_.barrier();
+      world_.barrier();
     } catch (const std::exception& error) {
       trapper_.disarm();
       heard.failed = true;

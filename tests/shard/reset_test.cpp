@@ -131,6 +131,47 @@ TEST_CASE("what a step that was reset has left can't go backward", "[shard][thre
   for (const std::string& text : refusals) CHECK_THAT(text, Contains("failed and was reset"));
 }
 
+TEST_CASE("a root that was left out of a reset is an error until it is reset and loaded",
+          "[shard][threads]") {
+  struct Both final : nn::Module {
+    Both(Model& a, Model& b) {
+      register_module("a", a.stack);
+      register_module("b", b.stack);
+    }
+  };
+  struct Seen {
+    bool first_was_whole = false, both_were_whole = true, trains = false;
+    std::string refusal, before_load;
+  };
+  const auto seen = on_ranks(2, [](World& world) {
+    Model a(world), b(world);
+    Both both(a, b);
+    a.step(), b.step();
+    Seen out;
+    out.first_was_whole = reset(a.stack, "a test").parameters_are_whole;
+    a.step();
+    out.refusal = message_of([&] { b.step(); });
+    out.both_were_whole = reset(both).parameters_are_whole;
+    out.before_load = message_of([&] { b.step(); });
+    reset(both);
+    for (Model* model : {&a, &b}) {
+      nn::init(model->stack, {1});
+      model->optimizer = std::make_unique<optim::AdamW>(model->stack.parameters());
+    }
+    Model fresh(world);
+    const double expected = fresh.step();
+    out.trains = a.step() == expected && b.step() == expected;
+    return out;
+  });
+  for (const Seen& s : seen) {
+    CHECK(s.first_was_whole);
+    CHECK_THAT(s.refusal, Contains("has recovered from a failure without it"));
+    CHECK(!s.both_were_whole);
+    CHECK_THAT(s.before_load, Contains("load parameters"));
+    CHECK(s.trains);
+  }
+}
+
 TEST_CASE("reset is for the root, outside of its call", "[shard]") {
   const RaceCheck check;
   World world = World::single(check({.threads = 1}));

@@ -206,10 +206,14 @@ class DeviceContext {
   // Stays until the device ends.
   void add_observer(std::shared_ptr<Observer> observer);
   void remove_observer(Observer& observer);
-  // For the layers that own memory and for the host's own reads and writes. Costs a comparison
-  // where nobody watches.
-  void tell(const MemoryEvent& event) {
-    for (Observer* o : observers_) o->memory(event);
+  // For the layers that own memory and for the host's own reads and writes. Can't fail, because
+  // memory goes back in destructors: see `fail_late`. Costs a comparison where nobody watches.
+  void tell(const MemoryEvent& event) noexcept {
+    for (Observer* o : observers_) try {
+        o->memory(event);
+      } catch (...) {
+        fail_late();
+      }
   }
   bool is_observed() const noexcept { return !observers_.empty(); }
   // The host itself reads or writes bytes that operations touch, too.

@@ -40,7 +40,8 @@ class Observer {
  public:
   virtual ~Observer() = default;
 
-  // The host program: called on the rank's host thread, in its order.
+  // The host program: called on the rank's host thread, in its order. What `memory` throws comes
+  // out of the next blocking call, because it is told of what has happened; the others refuse.
   virtual void launched(StreamId, Tick, const Op&) {}
   virtual void recorded(const Event&) {}
   virtual void waited(StreamId, const Event&) {}
@@ -48,11 +49,12 @@ class Observer {
   virtual void memory(const MemoryEvent&) {}
 
   // What the executor has put into its streams, on the same thread: a launch just before its body
-  // can start, a wait when the stream has it, a block when the host is through.
-  virtual void executor_launched(StreamId, Tick, const Op&, const Joint*) {}
-  virtual void executor_recorded(const Event&) {}
-  virtual void executor_waited(StreamId, const Event&) {}
-  virtual void executor_blocked(const Event&) {}
+  // can start, a wait when the stream has it, a block when the host is through. They can't refuse,
+  // or observers that have heard it would hold an account of what never was.
+  virtual void executor_launched(StreamId, Tick, const Op&, const Joint*) noexcept {}
+  virtual void executor_recorded(const Event&) noexcept {}
+  virtual void executor_waited(StreamId, const Event&) noexcept {}
+  virtual void executor_blocked(const Event&) noexcept {}
 
   // The executor at work: called on whatever thread runs the body.
   virtual void started(StreamId, Tick, const char* /*name*/) {}

@@ -95,13 +95,14 @@ struct ShardReset {
 //     if (!reset(model).parameters_are_whole) load(checkpoint);
 //   }
 //
-// Does World::recover with `cause`, closes all units of `root`, and drops all their gradients,
+// Does World::recover with `cause`, closes all units below `tree`, and drops all their gradients,
 // those of earlier micro-batches too: the step is discarded whole. Kept are parameters and
-// optimizer state as they are. The number of random draws becomes the largest of all ranks; to
-// repeat a step with dropout bit by bit, put back autograd::random_state() from before it. Throws:
-// ContractError for a module that is not the root, or inside of its call; CommError as
-// World::recover.
-ShardReset reset(nn::Module& root, std::string_view cause = {});
+// optimizer state as they are. `tree` is the root, or where a world has several, a module around
+// all of them: one that is left out must be reset and loaded before it is used again. The number of
+// random draws becomes the largest of all ranks; to repeat a step with dropout bit by bit, put back
+// autograd::random_state() from before it. Throws: ContractError for a module that holds no root,
+// or a part of one, or units of several worlds, and inside of a call; CommError as World::recover.
+ShardReset reset(nn::Module& tree, std::string_view cause = {});
 
 // Calls f(name, full tensor f32) for every parameter below `module`, gathered one at a time from
 // the f32 shards, in the same order on every rank. The tensor is valid during the call. Collective.
