@@ -1,9 +1,16 @@
 // Finding, loading and refusing a driver module: each refusal is one line that says what to do.
+#include <dlfcn.h>
+
+#include <fstream>
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include "kernels/table.hpp"
+#include "tessera/tensor/ops.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 using namespace tessera;
 using tessera::testing::queued_gpu;
@@ -17,6 +24,11 @@ std::string refusal(const CudaOptions& options) {
     return error.what();
   }
   return "";
+}
+
+void check_cpu() {
+  const Tensor one = Tensor::ones({2}, f32, Device::cpu());
+  CHECK(raw::add(one, one).to_vector<float>() == std::vector<float>{2, 2});
 }
 
 }  // namespace
@@ -40,6 +52,41 @@ TEST_CASE("a module that is absent, no library, or no driver is refused in one l
   const std::string other = refusal({.module = "libm.so.6"});
   CHECK_THAT(other, Catch::Contains("no symbol 'tessera_driver'"));
   for (const std::string& line : {absent, text, other}) CHECK(line.find('\n') == std::string::npos);
+}
+
+TEST_CASE("a module whose libraries are missing is refused in one line that names them") {
+  std::ifstream in(TESSERA_QUEUED_MODULE, std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  // A name of the same length, so that all else in the file stays where it is.
+  const std::string linked("\0libstdc++.so.6", 15), missing("\0libcublasLt.99", 15);
+  const std::size_t at = bytes.find(linked);
+  REQUIRE(at != std::string::npos);
+  bytes.replace(at, missing.size(), missing);
+  const tessera::test::TemporaryFolder folder;
+  const std::string line = refusal({.module = folder.write("libtessera-cuda.so", bytes)});
+  CHECK_THAT(line, Catch::Contains("libcublasLt.99") && Catch::Contains("install what it names") &&
+                       Catch::Contains("--device=cpu"));
+  CHECK(line.find('\n') == std::string::npos);
+  check_cpu();
+}
+
+TEST_CASE("what a module says of its devices is the refusal, and the CPU works after it") {
+  void* const module = dlopen(TESSERA_REFUSING_MODULE, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  REQUIRE(module);
+  const auto refuse = reinterpret_cast<void (*)(const char* count, const char* describe)>(
+      dlsym(module, "tessera_refuse"));
+  REQUIRE(refuse);
+  const char* const too_old = "cudaGetDeviceCount: the NVIDIA driver knows CUDA up to 12.2";
+  const char* const no_kernels =
+      "GPU has compute capability 7.5, the CUDA module was built for "
+      "sm_90, PTX; build it with -Dgpu_archs=sm_75";
+  for (const bool counted : {false, true}) {
+    refuse(counted ? nullptr : too_old, counted ? no_kernels : nullptr);
+    CHECK(refusal({.module = TESSERA_REFUSING_MODULE}) ==
+          concat("Device::cuda: ", counted ? no_kernels : too_old,
+                 ", or stay on the CPU (--device=cpu)"));
+    check_cpu();
+  }
 }
 
 TEST_CASE("an index beyond the last device is refused, a negative one too") {
