@@ -20,7 +20,8 @@ inline std::uint64_t agreed_seed() {
 }
 
 // What a world of its own throws out of `body`: "CommError: ...", "ContractError: ...", or
-// another's text.
+// another's text. Not under the race checker: what fails gives memory back while work that no
+// longer runs is due on it.
 inline std::string thrown(const std::function<void(tessera::World&)>& body,
                           const tessera::WorldOptions& options = {}) {
   try {

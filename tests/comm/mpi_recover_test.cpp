@@ -8,6 +8,7 @@
 
 #include "tests/comm/mpi_keeper.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/race_check.hpp"
 
 using namespace tessera;
 using Catch::Matchers::Contains;
@@ -81,7 +82,8 @@ TEST_CASE("mpi: collectives given up half-way leave nothing behind", "[comm][mpi
   for (const auto transport : {Transport::automatic, Transport::messages}) {
     std::mt19937_64 draw(seed);
     int cut = 0;
-    World world = World::mpi({.threads = 1, .transport = transport});
+    const testing::RaceCheck check;
+    World world = World::mpi(check({.threads = 1, .transport = transport}));
     for (int round = 0; round < 12; ++round) {
       const int thrower = static_cast<int>(draw() % static_cast<unsigned>(size));
       const std::chrono::microseconds nap(draw() % 6000);

@@ -16,6 +16,7 @@
 
 using namespace tessera;
 using Catch::Matchers::Contains;
+using tessera::testing::RaceCheck;
 using tessera::testing::run_checked;
 using K = CollectiveKind;
 
@@ -43,7 +44,8 @@ TEST_CASE("mpi: every collective is right, with the bits of threads", "[comm][mp
   for (const auto executor : {ExecutorKind::threaded, ExecutorKind::inlined})
     for (const auto transport : {Transport::automatic, Transport::messages}) {
       INFO(name(executor) << (transport == Transport::messages ? ", messages" : ", windows"));
-      World world = World::mpi({.executor = executor, .transport = transport});
+      const RaceCheck check;
+      World world = World::mpi(check({.executor = executor, .transport = transport}));
       const battery::Result result = battery::run(world, seed);
       for (const std::string& error : result.errors) FAIL_CHECK(error);
       CHECK(result.hash == threads[rank].hash);
@@ -53,7 +55,8 @@ TEST_CASE("mpi: every collective is right, with the bits of threads", "[comm][mp
 TEST_CASE("mpi: a world knows itself, sums and finds maxima", "[comm][mpi]") {
   const int size = keeper().size();
   for (const auto transport : {Transport::automatic, Transport::messages}) {
-    World world = World::mpi({.threads = 2, .transport = transport});
+    const RaceCheck check;
+    World world = World::mpi(check({.threads = 2, .transport = transport}));
     CHECK(world.kind() == WorldKind::mpi);
     CHECK(world.rank() == keeper().rank());
     CHECK(world.threads() == 2);
@@ -122,7 +125,8 @@ TEST_CASE("mpi: sends from different offsets are refused on every rank", "[comm]
 
 TEST_CASE("mpi: a send that other processes cannot read is refused before it is submitted",
           "[comm][mpi]") {
-  World world = World::mpi();
+  const RaceCheck check;
+  World world = World::mpi(check({}));
   const auto arena = world.allocate_symmetric(4 * kStagedBytes);
   std::vector<float> mine(kStagedBytes / 4 + 1, 1.f);
   const auto count = static_cast<std::int64_t>(mine.size());
@@ -208,7 +212,8 @@ TEST_CASE("mpi: a collective that waits too long names who is missing and where 
 }
 
 TEST_CASE("mpi: symmetric memory is booked, and mapped no longer than it is held", "[comm][mpi]") {
-  World world = World::mpi();
+  const RaceCheck check;
+  World world = World::mpi(check({}));
   Memory& memory = Memory::of(world.device());
   int after_first = 0;
   for (int i = 0; i < 100; ++i) {
@@ -226,7 +231,8 @@ TEST_CASE("mpi: symmetric memory is booked, and mapped no longer than it is held
 TEST_CASE("mpi: ranks that ask for different sizes all hear of it", "[comm][mpi]") {
   for (const auto transport : {Transport::automatic, Transport::messages}) {
     std::string message;
-    World world = World::mpi({.transport = transport});
+    const RaceCheck check;
+    World world = World::mpi(check({.transport = transport}));
     try {
       world.allocate_symmetric(4096 + world.rank());
     } catch (const ContractError& error) {
