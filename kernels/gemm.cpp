@@ -8,8 +8,7 @@
 //   6 x 16 a time        6-row slivers       16-column slivers, L1 cache
 //
 // 16-bit floats are widened while they are packed, and alpha is multiplied into A.
-#include "kernels/gemm.hpp"
-
+#include "kernels/gemm_gelu.hpp"
 #include "kernels/host/cpu.hpp"
 #include "kernels/host/ranges.hpp"
 #include "kernels/host/tile.hpp"
@@ -231,50 +230,7 @@ void gemm(const GemmArgs& args, Exec& exec) {
 }
 
 void gemm_gelu(const GemmGeluArgs& args, Exec& exec) {
-  GemmArgs product{};
-  product.c = args.backward ? args.c : args.aux;
-  product.a = args.a;
-  product.b = args.b;
-  product.bias = args.bias;
-  product.alpha = 1;
-  product.batch = 1;
-  product.m = args.m;
-  product.n = args.n;
-  product.k = args.k;
-  product.lda = args.lda;
-  product.ldb = args.ldb;
-  product.ldc = args.backward ? args.ldc : args.ld_aux;
-  product.dtype = product.c_dtype = args.dtype;
-  product.trans_a = args.trans_a;
-  product.trans_b = args.trans_b;
-  gemm(product, exec);
-  const std::int64_t count = std::int64_t{args.m} * args.n;
-  const std::uint8_t ndim = args.ldc == args.n && args.ld_aux == args.n ? 0 : 2;
-  if (args.backward)
-    binary({.out = args.c,
-            .a = args.aux,
-            .b = args.c,
-            .count = count,
-            .shape = {args.m, args.n},
-            .out_strides = {args.ldc, 1},
-            .a_strides = {args.ld_aux, 1},
-            .b_strides = {args.ldc, 1},
-            .op = BinaryOp::gelu_backward,
-            .dtype = args.dtype,
-            .ndim = ndim},
-           exec);
-  else
-    unary({.out = args.c,
-           .in = args.aux,
-           .count = count,
-           .shape = {args.m, args.n},
-           .out_strides = {args.ldc, 1},
-           .in_strides = {args.ld_aux, 1},
-           .op = UnaryOp::gelu,
-           .out_dtype = args.dtype,
-           .in_dtype = args.dtype,
-           .ndim = ndim},
-          exec);
+  gemm_then_gelu(args, exec, gemm, unary, binary);
 }
 
 }  // namespace tessera::kernels::cpu

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "kernels/cuda/kernels.hpp"
+#include "kernels/gemm_gelu.hpp"
 
 namespace tessera::kernels::cuda {
 namespace {
@@ -302,54 +303,6 @@ cublasLtEpilogue_t plain_epilogue(const GemmArgs& p) {
   return p.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-// The product without what follows it: rows of C lie ld apart.
-GemmArgs product_of(const GemmGeluArgs& args, void* c, std::int32_t ld) {
-  GemmArgs product{};
-  product.c = c;
-  product.a = args.a;
-  product.b = args.b;
-  product.bias = args.bias;
-  product.alpha = 1;
-  product.batch = 1;
-  product.m = args.m;
-  product.n = args.n;
-  product.k = args.k;
-  product.lda = args.lda;
-  product.ldb = args.ldb;
-  product.ldc = ld;
-  product.dtype = product.c_dtype = args.dtype;
-  product.trans_a = args.trans_a;
-  product.trans_b = args.trans_b;
-  return product;
-}
-
-// The GELU of what the product has left, or the product times its derivative.
-void apply_gelu(const GemmGeluArgs& args, Exec& exec) {
-  UnaryArgs forward{};
-  BinaryArgs backward{};
-  const std::int32_t c_strides[] = {args.ldc, 1}, aux_strides[] = {args.ld_aux, 1},
-                     shape[] = {args.m, args.n};
-  forward.out = backward.out = args.c;
-  forward.in = backward.a = args.aux;
-  backward.b = args.c;
-  forward.count = backward.count = std::int64_t{args.m} * args.n;
-  forward.ndim = backward.ndim = 2;
-  std::copy_n(shape, 2, forward.shape);
-  std::copy_n(shape, 2, backward.shape);
-  std::copy_n(c_strides, 2, forward.out_strides);
-  std::copy_n(c_strides, 2, backward.out_strides);
-  std::copy_n(c_strides, 2, backward.b_strides);
-  std::copy_n(aux_strides, 2, forward.in_strides);
-  std::copy_n(aux_strides, 2, backward.a_strides);
-  forward.op = UnaryOp::gelu;
-  backward.op = BinaryOp::gelu_backward;
-  forward.out_dtype = forward.in_dtype = backward.dtype = args.dtype;
-  if (args.backward)
-    kKernels.elementwise.binary(backward, exec);
-  else
-    kKernels.elementwise.unary(forward, exec);
-}
-
 }  // namespace
 
 void gemm(const GemmArgs& args, Exec& exec) {
@@ -382,9 +335,7 @@ void gemm_gelu(const GemmGeluArgs& args, Exec& exec) {
                         .ld_aux = args.ld_aux};
     if (multiply(fused, exec) || exec.error) return;
   }
-  gemm(args.backward ? product_of(args, args.c, args.ldc) : product_of(args, args.aux, args.ld_aux),
-       exec);
-  if (!exec.error) apply_gelu(args, exec);
+  gemm_then_gelu(args, exec, gemm, kKernels.elementwise.unary, kKernels.elementwise.binary);
 }
 
 bool gemm_choice(const GemmArgs& args, int choice, Exec& exec) {
