@@ -47,24 +47,28 @@ void check(Case& c, DType dtype, const Sizes& s) {
   const auto at = [&](Operand& x, Side side, std::int64_t heads) {
     return static_cast<void*>(x.at<std::byte>(side) + (s.fused ? heads * d * item : 0));
   };
+  // What forward and backward are told alike.
+  const auto filled = [&](auto args, Side side) {
+    args.q = at(q, side, 0);
+    args.k = at(k, side, s.heads);
+    args.v = at(v, side, s.heads + s.kv_heads);
+    args.lse = lse.at(side);
+    args.scale = static_cast<float>(1 / root);
+    args.batch = static_cast<std::int32_t>(s.batch);
+    args.length = static_cast<std::int32_t>(s.length);
+    args.heads = narrow(s.heads);
+    args.kv_heads = narrow(s.kv_heads);
+    args.head_dim = narrow(d);
+    args.q_row = narrow(q_row);
+    args.k_row = args.v_row = narrow(k_row);
+    args.dtype = dtype;
+    args.causal = s.causal;
+    return args;
+  };
   c.run([&](const Kernels& kernels, Side side, Exec& exec) {
-    kernels.attention.attention({.o = o.at(side),
-                                 .lse = lse.at(side),
-                                 .q = at(q, side, 0),
-                                 .k = at(k, side, s.heads),
-                                 .v = at(v, side, s.heads + s.kv_heads),
-                                 .scale = static_cast<float>(1 / root),
-                                 .batch = static_cast<std::int32_t>(s.batch),
-                                 .length = static_cast<std::int32_t>(s.length),
-                                 .heads = narrow(s.heads),
-                                 .kv_heads = narrow(s.kv_heads),
-                                 .head_dim = narrow(d),
-                                 .q_row = narrow(q_row),
-                                 .k_row = narrow(k_row),
-                                 .v_row = narrow(k_row),
-                                 .dtype = dtype,
-                                 .causal = s.causal},
-                                exec);
+    AttentionArgs args = filled(AttentionArgs{}, side);
+    args.o = o.at(side);
+    kernels.attention.attention(args, exec);
   });
   const double u = epsilon(statistics), S = root * r * r, D = static_cast<double>(d);
   const double e = 2 * (2 * (D + 4) * S + T + 8) * u,
@@ -78,30 +82,15 @@ void check(Case& c, DType dtype, const Sizes& s) {
   Operand& dk = s.fused ? dq : c.output(dtype, count(s.kv_heads), bytes);
   Operand& dv = s.fused ? dq : c.output(dtype, count(s.kv_heads), bytes);
   c.run([&](const Kernels& kernels, Side side, Exec& exec) {
-    kernels.attention.attention_backward({.dq = at(dq, side, 0),
-                                          .dk = at(dk, side, s.heads),
-                                          .dv = at(dv, side, s.heads + s.kv_heads),
-                                          .q = at(q, side, 0),
-                                          .k = at(k, side, s.heads),
-                                          .v = at(v, side, s.heads + s.kv_heads),
-                                          .o = o.at(side),
-                                          .d_o = d_o.at(side),
-                                          .lse = lse.at(side),
-                                          .scale = static_cast<float>(1 / root),
-                                          .batch = static_cast<std::int32_t>(s.batch),
-                                          .length = static_cast<std::int32_t>(s.length),
-                                          .heads = narrow(s.heads),
-                                          .kv_heads = narrow(s.kv_heads),
-                                          .head_dim = narrow(d),
-                                          .q_row = narrow(q_row),
-                                          .k_row = narrow(k_row),
-                                          .v_row = narrow(k_row),
-                                          .dq_row = narrow(q_row),
-                                          .dk_row = narrow(k_row),
-                                          .dv_row = narrow(k_row),
-                                          .dtype = dtype,
-                                          .causal = s.causal},
-                                         exec);
+    AttentionBackwardArgs args = filled(AttentionBackwardArgs{}, side);
+    args.dq = at(dq, side, 0);
+    args.dk = at(dk, side, s.heads);
+    args.dv = at(dv, side, s.heads + s.kv_heads);
+    args.o = o.at(side);
+    args.d_o = d_o.at(side);
+    args.dq_row = args.q_row;
+    args.dk_row = args.dv_row = args.k_row;
+    kernels.attention.attention_backward(args, exec);
   });
   const double group = static_cast<double>(s.heads / s.kv_heads), N = group * T;
   const double P = std::min(N, group * std::exp(2 * S) * (1 + std::log(T)));
