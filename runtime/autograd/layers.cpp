@@ -127,6 +127,54 @@ double attention_flops(const Tensor& q) {  // two products over the causal half
   return 2.0 * static_cast<double>(q.numel()) * static_cast<double>(q.size(1));
 }
 
+// What both passes are told alike.
+template <class Args>
+Args attention_args(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse) {
+  Args args{};
+  args.q = q.data();
+  args.k = k.data();
+  args.v = v.data();
+  args.lse = lse.data();
+  args.scale = 1.f / std::sqrt(static_cast<float>(q.size(3)));
+  args.batch = static_cast<std::int32_t>(q.size(0));
+  args.length = static_cast<std::int32_t>(q.size(1));
+  args.heads = static_cast<std::uint16_t>(q.size(2));
+  args.kv_heads = static_cast<std::uint16_t>(k.size(2));
+  args.head_dim = static_cast<std::uint16_t>(q.size(3));
+  args.q_row = row_heads(q);
+  args.k_row = row_heads(k);
+  args.v_row = row_heads(v);
+  args.dtype = q.dtype();
+  args.causal = true;
+  return args;
+}
+
+void attention_backward(const Tensor& gradient, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const Tensor& o, const Tensor& lse, Gradients& out) {
+  const Device& device = q.device();
+  const Tensor g = raw::contiguous(gradient);
+  Tensor dq = Tensor::empty(q.shape(), g.dtype(), device),
+         dk = Tensor::empty(k.shape(), g.dtype(), device),
+         dv = Tensor::empty(v.shape(), g.dtype(), device);
+  if (dq.numel() > 0 && !device.is_meta()) {
+    auto args = attention_args<kernels::AttentionBackwardArgs>(q, k, v, lse);
+    args.dq = dq.data();
+    args.dk = dk.data();
+    args.dv = dv.data();
+    args.o = o.data();
+    args.d_o = g.data();
+    args.dq_row = args.heads;
+    args.dk_row = args.dv_row = args.kv_heads;
+    launch("attention_backward", device, table(device).attention.attention_backward, args,
+           {reads(q), reads(k), reads(v), reads(o), reads(lse), reads(g), writes(dq), writes(dk),
+            writes(dv)},
+           2.5 * attention_flops(q));
+  }
+  out.set(0, std::move(dq));
+  out.set(1, std::move(dk));
+  out.set(2, std::move(dv));
+}
+
 }  // namespace
 
 Tensor causal_attention(const Tensor& query, const Tensor& key, const Tensor& value) {
@@ -143,67 +191,16 @@ Tensor causal_attention(const Tensor& query, const Tensor& key, const Tensor& va
   Tensor o = Tensor::empty(q.shape(), q.dtype(), device);
   Tensor lse =
       Tensor::empty({q.size(0), q.size(2), q.size(1)}, statistics_dtype(q.dtype()), device);
-  const float scale = 1.f / std::sqrt(static_cast<float>(q.size(3)));
   if (o.numel() > 0 && !device.is_meta()) {
-    kernels::AttentionArgs args{};
+    auto args = attention_args<kernels::AttentionArgs>(q, k, v, lse);
     args.o = o.data();
-    args.lse = lse.data();
-    args.q = q.data();
-    args.k = k.data();
-    args.v = v.data();
-    args.scale = scale;
-    args.batch = static_cast<std::int32_t>(q.size(0));
-    args.length = static_cast<std::int32_t>(q.size(1));
-    args.heads = static_cast<std::uint16_t>(q.size(2));
-    args.kv_heads = static_cast<std::uint16_t>(k.size(2));
-    args.head_dim = static_cast<std::uint16_t>(q.size(3));
-    args.q_row = row_heads(q);
-    args.k_row = row_heads(k);
-    args.v_row = row_heads(v);
-    args.dtype = q.dtype();
-    args.causal = true;
     launch("attention", device, table(device).attention.attention, args,
            {reads(q), reads(k), reads(v), writes(o), writes(lse)}, attention_flops(q));
   }
   return record("attention", {query, key, value}, o,
-                [q = Saved(q), k = Saved(k), v = Saved(v), o = Saved(o), lse = Saved(lse), scale](
+                [q = Saved(q), k = Saved(k), v = Saved(v), o = Saved(o), lse = Saved(lse)](
                     const Tensor& gradient, Gradients& out) {
-                  const Device& on = q.get().device();
-                  const Tensor g = raw::contiguous(gradient);
-                  Tensor dq = Tensor::empty(q.get().shape(), g.dtype(), on),
-                         dk = Tensor::empty(k.get().shape(), g.dtype(), on),
-                         dv = Tensor::empty(v.get().shape(), g.dtype(), on);
-                  if (dq.numel() > 0 && !on.is_meta()) {
-                    kernels::AttentionBackwardArgs args{};
-                    args.dq = dq.data();
-                    args.dk = dk.data();
-                    args.dv = dv.data();
-                    args.q = q.get().data();
-                    args.k = k.get().data();
-                    args.v = v.get().data();
-                    args.o = o.get().data();
-                    args.d_o = g.data();
-                    args.lse = lse.get().data();
-                    args.scale = scale;
-                    args.batch = static_cast<std::int32_t>(dq.size(0));
-                    args.length = static_cast<std::int32_t>(dq.size(1));
-                    args.heads = args.dq_row = static_cast<std::uint16_t>(dq.size(2));
-                    args.kv_heads = args.dk_row = args.dv_row =
-                        static_cast<std::uint16_t>(dk.size(2));
-                    args.head_dim = static_cast<std::uint16_t>(dq.size(3));
-                    args.q_row = row_heads(q.get());
-                    args.k_row = row_heads(k.get());
-                    args.v_row = row_heads(v.get());
-                    args.dtype = g.dtype();
-                    args.causal = true;
-                    launch("attention_backward", on, table(on).attention.attention_backward, args,
-                           {reads(q.get()), reads(k.get()), reads(v.get()), reads(o.get()),
-                            reads(lse.get()), reads(g), writes(dq), writes(dk), writes(dv)},
-                           2.5 * attention_flops(q.get()));
-                  }
-                  out.set(0, std::move(dq));
-                  out.set(1, std::move(dk));
-                  out.set(2, std::move(dv));
+                  attention_backward(gradient, q.get(), k.get(), v.get(), o.get(), lse.get(), out);
                 });
 }
 
