@@ -16,4 +16,13 @@ std::shared_ptr<RaceChecker> race_checker_from(const EnvironmentLookup& lookup) 
   return RaceChecker::make();
 }
 
+int close_check(const RaceChecker* checker, int rank, int code,
+                const std::function<void(const std::string&)>& race,
+                const std::function<void(const std::string&)>& summary) {
+  if (checker == nullptr) return code;
+  for (const Race& found : checker->races()) race(found.to_string());
+  if (rank == 0) summary(checker->summary());
+  return code == 0 && checker->race_count() > 0 ? 1 : code;
+}
+
 }  // namespace tessera

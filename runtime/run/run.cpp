@@ -28,14 +28,11 @@ int parse_count(const char* flag, std::string_view text) {
 
 const char* lookup(const char* name) { return std::getenv(name); }
 
-// The closing lines of a program under the race checker, and its exit code.
 int close(const RunOptions& options, int rank, int code) {
-  const RaceChecker* const checker = options.world.race_checker.get();
-  if (!checker) return code;
-  for (const Race& race : checker->races())
-    write_line(options.program, "error: ", race.to_string());
-  if (rank == 0) write_line(options.program, "", checker->summary());
-  return code == 0 && checker->race_count() > 0 ? 1 : code;
+  const auto line = [&options](const char* kind) {
+    return [&options, kind](const std::string& text) { write_line(options.program, kind, text); };
+  };
+  return close_check(options.world.race_checker.get(), rank, code, line("error: "), line(""));
 }
 
 void run_job(const RunOptions& options, const LaunchEnvironment& environment,

@@ -3,13 +3,16 @@
 
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "tessera/base/error.hpp"
+#include "tessera/memory/memory.hpp"
 #include "tessera/run/run.hpp"
 #include "tessera/tensor/ops.hpp"
 #include "tests/support/catch.hpp"
 
 using namespace tessera;
+using Catch::Matchers::Contains;
 
 namespace {
 
@@ -20,8 +23,10 @@ std::shared_ptr<RaceChecker> with(const char* value) {
 }
 
 // Two ranks; with a race the gather stream reads a tensor that compute may still write.
-int program(bool races) {
-  return run({.program = "test", .ranks = 2, .world = {}}, [races](World& world) {
+int program(bool races, const std::shared_ptr<RaceChecker>& checker = nullptr) {
+  const RunOptions options{.program = "test", .ranks = 2, .world = {.race_checker = checker}};
+  return run(options, [races](World& world) {
+    const OwnerGuard owner(world.device(), "table");
     const Tensor x = Tensor::ones({8}, f32, world.device());
     const Stream gather = world.device().gather();
     if (!races) gather.wait(world.device().compute().record());
@@ -50,4 +55,28 @@ TEST_CASE("under TESSERA_CHECK=1 a race makes the exit code 1", "[run]") {
   CHECK(program(false) == 2);
   ::unsetenv("TESSERA_CHECK");
   CHECK(program(true) == 0);  // nobody looks
+}
+
+TEST_CASE("a program closes with the operations, streams, owner and missing edge of each race",
+          "[run]") {
+  const auto checker = RaceChecker::make();
+  CHECK(program(true, checker) == 1);
+  for (const int rank : {0, 1}) {
+    std::vector<std::string> races, summaries;
+    const auto to = [](std::vector<std::string>& lines) {
+      return [&lines](const std::string& line) { lines.push_back(line); };
+    };
+    CHECK(close_check(checker.get(), rank, 0, to(races), to(summaries)) == 1);
+    CHECK(close_check(checker.get(), rank, 2, [](const auto&) {}, [](const auto&) {}) == 2);
+    REQUIRE(races.size() == 2);  // one of each rank
+    for (const std::string& race : races)
+      CHECK_THAT(race, Contains("race on 32 bytes of 'table'") && Contains("'peek' on gather") &&
+                           Contains("'fill' on compute") &&
+                           Contains("make gather wait for compute's tick 1, the end of 'fill'"));
+    // Of each rank a fill and a peek.
+    CHECK(summaries == (rank == 0 ? std::vector<std::string>{"race checker: 4 operations, 2 races"}
+                                  : std::vector<std::string>{}));
+  }
+  const auto never = [](const std::string&) { FAIL("nobody has looked"); };
+  CHECK(close_check(nullptr, 0, 0, never, never) == 0);
 }

@@ -105,10 +105,9 @@ int run(const std::vector<std::string>& arguments, LaunchEnvironment& environmen
   train::install_signal_handlers();
   const auto checker = race_checker_from(std::getenv);
   const int code = train::train(config, environment, checker);
-  if (!checker || config.flags.dry_run) return code;
-  for (const Race& race : checker->races()) report(race.to_string());
-  if (environment.rank == 0) print(checker->summary() + "\n");
-  return code == 0 && checker->race_count() > 0 ? kFailure : code;
+  if (config.flags.dry_run) return code;
+  return close_check(checker.get(), environment.rank, code, report,
+                     [](const std::string& summary) { print(summary + "\n"); });
 }
 
 // The exit code of the exception that is being handled, with its message.

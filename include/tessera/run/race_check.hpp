@@ -2,7 +2,9 @@
 // device/race_checker.hpp for what it finds. Called by `ts::run` and by the mains of tools/.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "tessera/device/race_checker.hpp"
 #include "tessera/run/environment.hpp"
@@ -12,5 +14,12 @@ namespace tessera {
 // For WorldOptions::race_checker; null where TESSERA_CHECK is unset, empty or 0.
 // Throws: DataError for a value that is neither 0 nor 1.
 std::shared_ptr<RaceChecker> race_checker_from(const EnvironmentLookup& lookup);
+
+// The end of a program that would end with `code`: each race goes to `race` as one line, on rank 0
+// the summary to `summary`.  Returns: the exit code, where a race makes a 0 a 1. Without a checker
+// it is `code`, and nothing is said.
+int close_check(const RaceChecker* checker, int rank, int code,
+                const std::function<void(const std::string&)>& race,
+                const std::function<void(const std::string&)>& summary);
 
 }  // namespace tessera
