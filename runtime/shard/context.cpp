@@ -159,6 +159,8 @@ void Context::begins(UnitRegion& region) {
       if (order_[i]->is_due() && !call.is_inside(*order_[i])) skip(*order_[i]);
   call.begun = true;
   region.runs();
+  // The root's slot is in use until forward ends, and its gather would hold up those behind it.
+  if (unit.is_root()) prefetch(order_.size(), unit.options().prefetch_depth);
   unit.gather();
   unit.open();
   if (is_first)
