@@ -106,4 +106,33 @@ inline std::optional<std::string> path(const std::vector<TraceEntry>& entries, s
   return concat(*end, " -> '", entries[to].name, "'");
 }
 
+inline std::size_t find_launch(const std::vector<TraceEntry>& entries, StreamId stream, Tick tick) {
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    if (entries[i].kind == TraceEntry::Kind::launch && entries[i].stream == stream &&
+        entries[i].tick == tick)
+      return i;
+  return entries.size();
+}
+
+// The wait entries[edge] of the run without mutation: the operation before it that is last, of
+// those that conflict with one behind it, and the first of these; then what orders them in
+// `mutant`. Nothing where no such pair, or no path, is found.
+inline std::optional<std::string> implied(const std::vector<TraceEntry>& entries, std::size_t edge,
+                                          const std::vector<TraceEntry>& mutant) {
+  const TraceEntry& wait = entries[edge];
+  for (Tick tick = wait.event.tick; tick > 0; --tick) {
+    const std::size_t from = find_launch(entries, wait.event.stream, tick);
+    if (from == entries.size()) return std::nullopt;  // before the trace
+    for (std::size_t to = edge + 1; to < entries.size(); ++to) {
+      const TraceEntry& user = entries[to];
+      if (user.kind != TraceEntry::Kind::launch || user.stream != wait.stream ||
+          !conflicts(entries[from], user))
+        continue;
+      return path(mutant, find_launch(mutant, wait.event.stream, tick),
+                  find_launch(mutant, user.stream, user.tick));
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace tessera::testing

@@ -8,6 +8,8 @@
 //                                           ... what the race checker says of it, from one training
 //                                           on threads in no particular order: fails when it
 //                                           reports
+//   schedules --config always-2 --drop-wait 12 --ask path
+//                                           ... which edges that stay imply it: fails when none do
 //
 // `tools/schedules` calls it for CI and for the soak. A seed that fails is appended to the file of
 // kept seeds, which is replayed first. Exit code 0: all bits equal.
@@ -28,6 +30,7 @@
 #include "tessera/base/error.hpp"
 #include "tessera/base/philox.hpp"
 #include "tessera/device/race_checker.hpp"
+#include "tests/promises/edges.hpp"
 #include "tests/promises/tiny_step.hpp"
 
 using namespace tessera;
@@ -99,7 +102,7 @@ struct Request {
   int jobs = 2;
   Mutation mutation;  // for the checks of these checks
   std::string keep;   // the file that failures are appended to
-  bool asks_checker = false;
+  std::string asks;   // the checker, or for a path; nobody
 
   std::uint64_t size() const { return cases.empty() ? count : cases.size(); }
   Case at(std::uint64_t i) const {
@@ -111,7 +114,8 @@ struct Request {
 constexpr const char* kUsage =
     "usage: schedules [--config NAME] [--first N] --count N [--jobs N] [--keep FILE]\n"
     "       schedules --config NAME --seed N\n"
-    "       schedules --config NAME --ask checker\n"
+    "       schedules --config NAME [--drop-wait N] --ask checker\n"
+    "       schedules --config NAME --drop-wait N --ask path\n"
     "       schedules --replay FILE\n";
 
 [[noreturn]] void refuse(const std::string& what) { throw ContractError(what); }
@@ -173,8 +177,9 @@ Request parse(int argc, char** argv) {
     } else if (name == "--seed") {
       request.first = number(value), request.count = 1;
     } else if (name == "--ask") {
-      if (value != "checker") refuse(concat("nobody is named '", value, "'; ask the checker"));
-      request.asks_checker = true, request.count = 1;
+      if (value != "checker" && value != "path")
+        refuse(concat("nobody is named '", value, "'; ask the checker, or for a path"));
+      request.asks = value, request.count = 1;
     } else if (name == "--replay") {
       replay = value;
     } else {
@@ -187,7 +192,8 @@ Request parse(int argc, char** argv) {
   } else if (request.count == 0) {
     refuse("how many seeds?");
   }
-  if (request.asks_checker && request.config == nullptr) refuse("which configuration?");
+  if (!request.asks.empty() && request.config == nullptr) refuse("which configuration?");
+  if (request.asks == "path" && request.mutation.at == 0) refuse("the path around which wait?");
   request.jobs = std::clamp(
       request.jobs, 1, static_cast<int>(std::clamp<std::uint64_t>(request.size(), 1, kMostJobs)));
   return request;
@@ -203,6 +209,33 @@ int ask_checker(const Request& request) {
   for (const Race& race : checker->races()) std::cout << race.to_string() << '\n';
   std::cout << checker->summary() << '\n';
   return checker->race_count() == 0 ? 0 : 1;
+}
+
+// ---- The path
+
+// What rank 0 asks for, in program order: of a run as the seeds have it, with poison.
+std::vector<TraceEntry> trace_of(const TinyConfig& config, const Mutation& mutation) {
+  ExecutorTrace trace;
+  train(config, {.executor = ExecutorKind::shuffled, .schedule_seed = 1, .threads = 1}, 0, mutation,
+        &trace);
+  return std::move(trace.entries);
+}
+
+int ask_path(const Request& request) {
+  const auto base = trace_of(*request.config, {}),
+             mutant = trace_of(*request.config, request.mutation);
+  std::uint64_t waits = 0;
+  std::size_t edge = 0;
+  while (edge < base.size() &&
+         (base[edge].kind != TraceEntry::Kind::wait || ++waits < request.mutation.at))
+    ++edge;
+  if (edge == base.size()) refuse(concat("there are ", waits, " waits only"));
+  const TraceEntry& wait = base[edge];
+  const auto way = implied(base, edge, mutant);
+  std::cout << "wait " << request.mutation.at << ", of " << name(wait.stream) << " for "
+            << name(wait.event.stream) << '@' << wait.event.tick << ": "
+            << way.value_or("no other edges lead there") << '\n';
+  return way ? 0 : 1;
 }
 
 // ---- Processes
@@ -283,7 +316,8 @@ void finish(const Request& request, Board& board, const std::vector<pid_t>& chil
 int main(int argc, char** argv) {
   try {
     const Request request = parse(argc, argv);
-    if (request.asks_checker) return ask_checker(request);
+    if (request.asks == "checker") return ask_checker(request);
+    if (request.asks == "path") return ask_path(request);
     void* const shared =
         mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) refuse("the system has no memory");

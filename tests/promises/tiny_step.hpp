@@ -145,14 +145,17 @@ struct TinyRun {
   std::uint64_t trace = 0;
 };
 
-// Shuffled runs are poisoned; `mutation` takes an edge from rank 0.
+// Shuffled runs are poisoned; `mutation` takes an edge from rank 0, which `observer` watches.
 inline TinyRun train(const TinyConfig& config, const WorldOptions& options, std::uint64_t data_seed,
-                     const Mutation& mutation = {}) {
+                     const Mutation& mutation = {}, Observer* observer = nullptr) {
   TinyRun run;
   run.bits.resize(static_cast<std::size_t>(config.ranks));
   run_local(config.ranks, options, [&](World& world) {
     if (options.executor == ExecutorKind::shuffled) Memory::of(world.device()).poison_freed();
-    if (world.rank() == 0) world.device().context().mutate(mutation);
+    if (world.rank() == 0) {
+      world.device().context().mutate(mutation);
+      if (observer) world.device().context().add_observer(*observer);
+    }
     run.bits[static_cast<std::size_t>(world.rank())] = TinyStep(world, config, data_seed).train();
   });
   run.trace = last_trace_hash();
