@@ -169,9 +169,10 @@ void DeviceContext::block(const Event& event) {
       executor_->block(event);
       return rethrow_late();
     }
+    if (is_mutated(Mutation::Kind::forget_wait)) return;
     tell_observers(observers_, [&event](Observer& o) { o.blocked(event); });
     const auto start = std::chrono::steady_clock::now();
-    executor_->block(event);
+    if (!is_mutated(Mutation::Kind::drop_wait)) executor_->block(event);
     rethrow_late();
     blocked_seconds_ +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -120,6 +120,7 @@ inline std::size_t find_launch(const std::vector<TraceEntry>& entries, StreamId 
 inline std::optional<std::string> implied(const std::vector<TraceEntry>& entries, std::size_t edge,
                                           const std::vector<TraceEntry>& mutant) {
   const TraceEntry& wait = entries[edge];
+  if (wait.kind == TraceEntry::Kind::block) return std::nullopt;  // what the host does is no launch
   for (Tick tick = wait.event.tick; tick > 0; --tick) {
     const std::size_t from = find_launch(entries, wait.event.stream, tick);
     if (from == entries.size()) return std::nullopt;  // before the trace
