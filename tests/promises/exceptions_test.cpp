@@ -179,12 +179,12 @@ TEST_CASE("an exception at every launch of a language model's step", "[promises]
        {Cell{.recomputes = true, .tied = true, .param = bf16},
         Cell{.reshard = Reshard::always, .keeps_gradients = true, .micro_batches = 3},
         Cell{.reshard = Reshard::never, .freezes = true, .param = f16}}) {
-    const int ranks = 1 + ++i % 3;
+    const int ranks = 2 + i++ % 2;
     for (const Trap trap : {Trap::launch, Trap::body})
-      tried += try_all({.ranks = ranks, .trap = trap, .stride = 3 * kStride}, cell);
+      tried += try_all({.ranks = ranks, .trap = trap}, cell);
   }
   std::cout << tried << " exceptions at launches and in bodies of the language model\n";
-  CHECK(tried >= 500 / kStride);
+  CHECK(tried >= 1500 / kStride);
 }
 
 TEST_CASE("an exception in the first step, before anything of it exists", "[promises][threads]") {

@@ -21,7 +21,7 @@ namespace tessera::testing {
 
 // Under a sanitizer, about ten times slower, one place in so many is tried.
 #ifdef TESSERA_TEST_SANITIZED
-inline constexpr std::uint64_t kStride = 17;
+inline constexpr std::uint64_t kStride = 37;
 #else
 inline constexpr std::uint64_t kStride = 1;
 #endif
