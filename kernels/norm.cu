@@ -76,41 +76,27 @@ struct ForwardArgs {
   double eps;
 };
 
-template <class T, int N, int kKeep>
-void launch_forward(const ForwardArgs& a, Exec& exec) {
-  using C = Compute<T>;
-  const int group = kKeep > 0 ? group_for<kThreads>(a.cols, kKeep) : kThreads;
-  const Forward<T, N, kKeep> body{static_cast<T*>(a.y),
-                                  static_cast<T*>(a.sum),
-                                  static_cast<C*>(a.mean),
-                                  static_cast<C*>(a.rstd),
-                                  static_cast<const T*>(a.x),
-                                  static_cast<const T*>(a.residual),
-                                  static_cast<const T*>(a.weight),
-                                  static_cast<const T*>(a.bias),
-                                  a.rows,
-                                  static_cast<int>(a.cols),
-                                  group,
-                                  static_cast<C>(a.eps)};
-  launch<kThreads>(exec, {blocks_for(a.rows, kThreads / group)}, 2 * kThreads / kWarp * sizeof(C),
-                   body);
-}
-
 void forward(const ForwardArgs& a, DType dtype, Exec& exec) {
-  if (a.cols > kMaxColumns) {
-    exec.error = kTooManyColumns;
-    return;
-  }
-  visit_floating(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    constexpr int n = kPack<T>;
-    if constexpr (sizeof(T) < 8) {
-      if (a.cols % n == 0 && are_aligned(a.y, a.x, a.weight, a.bias, a.residual, a.sum))
-        return a.cols <= kThreads * kKept ? launch_forward<T, n, kKept>(a, exec)
-                                          : launch_forward<T, n, 0>(a, exec);
-    }
-    launch_forward<T, 1, 0>(a, exec);
-  });
+  visit_rows<kThreads, kKept>(
+      dtype, a.cols, are_aligned(a.y, a.x, a.weight, a.bias, a.residual, a.sum), exec,
+      [&](auto tag, auto pack, auto kept, int group) {
+        using T = typename decltype(tag)::type;
+        using C = Compute<T>;
+        const Forward<T, pack(), kept()> body{static_cast<T*>(a.y),
+                                              static_cast<T*>(a.sum),
+                                              static_cast<C*>(a.mean),
+                                              static_cast<C*>(a.rstd),
+                                              static_cast<const T*>(a.x),
+                                              static_cast<const T*>(a.residual),
+                                              static_cast<const T*>(a.weight),
+                                              static_cast<const T*>(a.bias),
+                                              a.rows,
+                                              static_cast<int>(a.cols),
+                                              group,
+                                              static_cast<C>(a.eps)};
+        launch<kThreads>(exec, {blocks_for(a.rows, kThreads / group)},
+                         2 * kThreads / kWarp * sizeof(C), body);
+      });
 }
 
 }  // namespace

@@ -72,59 +72,31 @@ struct Backward {
   }
 };
 
-template <class T, int N, int kKeep>
-void launch_forward(const SoftmaxArgs& a, Exec& exec) {
-  const int group = kKeep > 0 ? group_for<kThreads>(a.cols, kKeep) : kThreads;
-  launch<kThreads>(exec, {blocks_for(a.rows, kThreads / group)}, 2 * kWarps * sizeof(Compute<T>),
-                   Forward<T, N, kKeep>{static_cast<T*>(a.y), static_cast<const T*>(a.x), a.rows,
-                                        static_cast<int>(a.cols), group});
-}
-
-template <class T, int N, int kKeep>
-void launch_backward(const SoftmaxBackwardArgs& a, Exec& exec) {
-  const int group = kKeep > 0 ? group_for<kThreads>(a.cols, kKeep) : kThreads;
-  launch<kThreads>(
-      exec, {blocks_for(a.rows, kThreads / group)}, kWarps * sizeof(Compute<T>),
-      Backward<T, N, kKeep>{static_cast<T*>(a.dx), static_cast<const T*>(a.y),
-                            static_cast<const T*>(a.dy), a.rows, static_cast<int>(a.cols), group});
-}
-
 }  // namespace
 
 void softmax(const SoftmaxArgs& a, Exec& exec) {
   if (a.cols == 0) return;
-  if (a.cols > kMaxColumns) {
-    exec.error = kTooManyColumns;
-    return;
-  }
-  visit_floating(a.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    constexpr int n = kPack<T>;
-    if constexpr (sizeof(T) < 8) {
-      if (a.cols % n == 0 && are_aligned(a.y, a.x))
-        return a.cols <= kThreads * kKept ? launch_forward<T, n, kKept>(a, exec)
-                                          : launch_forward<T, n, 0>(a, exec);
-    }
-    launch_forward<T, 1, 0>(a, exec);
-  });
+  visit_rows<kThreads, kKept>(
+      a.dtype, a.cols, are_aligned(a.y, a.x), exec, [&](auto tag, auto pack, auto kept, int group) {
+        using T = typename decltype(tag)::type;
+        launch<kThreads>(
+            exec, {blocks_for(a.rows, kThreads / group)}, 2 * kWarps * sizeof(Compute<T>),
+            Forward<T, pack(), kept()>{static_cast<T*>(a.y), static_cast<const T*>(a.x), a.rows,
+                                       static_cast<int>(a.cols), group});
+      });
 }
 
 void softmax_backward(const SoftmaxBackwardArgs& a, Exec& exec) {
   if (a.cols == 0) return;
-  if (a.cols > kMaxColumns) {
-    exec.error = kTooManyColumns;
-    return;
-  }
-  visit_floating(a.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    constexpr int n = kPack<T>;
-    if constexpr (sizeof(T) < 8) {
-      if (a.cols % n == 0 && are_aligned(a.dx, a.y, a.dy))
-        return a.cols <= kThreads * kKept ? launch_backward<T, n, kKept>(a, exec)
-                                          : launch_backward<T, n, 0>(a, exec);
-    }
-    launch_backward<T, 1, 0>(a, exec);
-  });
+  visit_rows<kThreads, kKept>(
+      a.dtype, a.cols, are_aligned(a.dx, a.y, a.dy), exec,
+      [&](auto tag, auto pack, auto kept, int group) {
+        using T = typename decltype(tag)::type;
+        launch<kThreads>(exec, {blocks_for(a.rows, kThreads / group)}, kWarps * sizeof(Compute<T>),
+                         Backward<T, pack(), kept()>{
+                             static_cast<T*>(a.dx), static_cast<const T*>(a.y),
+                             static_cast<const T*>(a.dy), a.rows, static_cast<int>(a.cols), group});
+      });
 }
 
 }  // namespace tessera::kernels::cuda

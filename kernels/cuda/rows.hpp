@@ -38,6 +38,30 @@ int group_for(std::int64_t cols, int elements) {
   return group;
 }
 
+// Calls f(tag, elements of a pack, elements kept of a thread, threads of a group) with how blocks
+// of kThreads go through rows of `cols`: in packs of 16 bytes where rows and pointers are
+// `aligned`, kept in registers where a block can hold a row; else element by element.
+template <int kThreads, int kKept, class F>
+void visit_rows(DType dtype, std::int64_t cols, bool aligned, Exec& exec, F f) {
+  if (cols > kMaxColumns) {
+    exec.error = kTooManyColumns;
+    return;
+  }
+  using None = std::integral_constant<int, 0>;
+  using One = std::integral_constant<int, 1>;
+  using Kept = std::integral_constant<int, kKept>;
+  visit_floating(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (sizeof(T) < 8) {
+      using Whole = std::integral_constant<int, kPack<T>>;
+      if (aligned && cols % kPack<T> == 0)
+        return cols <= kThreads * kKept ? f(tag, Whole{}, Kept{}, group_for<kThreads>(cols, kKept))
+                                        : f(tag, Whole{}, None{}, kThreads);
+    }
+    f(tag, One{}, None{}, kThreads);
+  });
+}
+
 // A thread's place among the groups of its block.
 struct Group {
   int size, index, lane;  // threads; which of the block's groups; the thread's number within
