@@ -36,9 +36,7 @@ struct Forward {
     for (int i = 0; i < S::kPart; ++i) top[i] = -INFINITY, total[i] = 0;
     const int last = p.causal ? at.first + 1 : p.length;
     for (int key = 0; key < last; key += S::kTile) {
-      t.sync();
-      x.load_tile(kv, a.k, a.k_row, at.batch, kv_head, key);
-      t.sync();
+      x.replace_tile(kv, a.k, a.k_row, at.batch, kv_head, key);
       typename Tiles<C, kDim>::Scores s;
       x.scores_of(s, q, kv);
       for (int i = 0; i < S::kPart; ++i) {
@@ -59,19 +57,17 @@ struct Forward {
         for (int c = 0; c < S::kGroups * S::kV; ++c) out[i][c] *= shrink;
       }
       x.share(scores, s);
-      t.sync();
-      x.load_tile(kv, a.v, a.v_row, at.batch, kv_head, key);
-      t.sync();
+      x.replace_tile(kv, a.v, a.v_row, at.batch, kv_head, key);
       x.add_product(out, scores, kv);
     }
-    C factor[S::kPart];
-    C* lse = static_cast<C*>(a.lse) + (at.batch * p.heads + at.head) * p.length + at.first;
+    C* lse = x.lse_of(a.lse, at.batch, at.head) + at.first;
     for (int i = 0; i < S::kPart; ++i) {
       const C all = x.over_row(total[i], [](C m, C n) { return m + n; });
-      factor[i] = C(1) / all;
+      const C factor = C(1) / all;
+      for (C& o : out[i]) o *= factor;
       if (x.tx == 0 && at.first + x.row(i) < p.length) lse[x.row(i)] = top[i] + log_of(all);
     }
-    x.store_rows(a.o, a.heads, at.batch, at.head, at.first, out, factor);
+    x.store_rows(a.o, a.heads, at.batch, at.head, at.first, out);
   }
 };
 
@@ -93,20 +89,15 @@ struct BackwardQuery {
     x.load_tile(d_o, a.d_o, a.heads, at.batch, at.head, at.first);
     t.sync();
     x.deltas(delta, d_o, a.o, at.batch, at.head, at.first);
-    const C* lse =
-        static_cast<const C*>(a.lse) + (at.batch * p.heads + at.head) * p.length + at.first;
+    const C* lse = x.lse_of(a.lse, at.batch, at.head) + at.first;
     typename Tiles<C, kDim>::Out out;
     x.clear(out);
     const int last = p.causal ? at.first + 1 : p.length;
     for (int key = 0; key < last; key += S::kTile) {
       typename Tiles<C, kDim>::Scores s, ds;
-      t.sync();
-      x.load_tile(kv, a.v, a.v_row, at.batch, kv_head, key);
-      t.sync();
+      x.replace_tile(kv, a.v, a.v_row, at.batch, kv_head, key);
       x.scores_of(ds, d_o, kv);
-      t.sync();
-      x.load_tile(kv, a.k, a.k_row, at.batch, kv_head, key);
-      t.sync();
+      x.replace_tile(kv, a.k, a.k_row, at.batch, kv_head, key);
       x.scores_of(s, q, kv);
       for (int i = 0; i < S::kPart; ++i)
         for (int j = 0; j < S::kPart; ++j) {
@@ -119,9 +110,9 @@ struct BackwardQuery {
       t.sync();
       x.add_product(out, scores, kv);
     }
-    C factor[S::kPart];
-    for (C& f : factor) f = C(a.scale);
-    x.store_rows(a.dq, a.dq_row, at.batch, at.head, at.first, out, factor);
+    for (auto& row : out)
+      for (C& d : row) d *= C(a.scale);
+    x.store_rows(a.dq, a.dq_row, at.batch, at.head, at.first, out);
   }
 };
 
@@ -145,16 +136,12 @@ struct BackwardKey {
     x.clear(dv);
     const int group = p.heads / p.kv_heads;
     for (int head = at.head * group; head < (at.head + 1) * group; ++head) {
-      const C* lse = static_cast<const C*>(a.lse) + (at.batch * p.heads + head) * p.length;
+      const C* lse = x.lse_of(a.lse, at.batch, head);
       for (int query = p.causal ? at.first : 0; query < p.length; query += S::kTile) {
         typename Tiles<C, kDim>::Scores s, ds;  // rows are keys, columns queries
-        t.sync();
-        x.load_tile(other, a.q, a.q_row, at.batch, head, query, C(a.scale));
-        t.sync();
+        x.replace_tile(other, a.q, a.q_row, at.batch, head, query, C(a.scale));
         x.scores_of(s, k, other);
-        t.sync();
-        x.load_tile(other, a.d_o, a.heads, at.batch, head, query);
-        t.sync();
+        x.replace_tile(other, a.d_o, a.heads, at.batch, head, query);
         x.deltas(delta, other, a.o, at.batch, head, query);
         x.scores_of(ds, v, other);
         for (int i = 0; i < S::kPart; ++i)
@@ -174,10 +161,8 @@ struct BackwardKey {
         x.add_product(dk, scores, other);
       }
     }
-    C one[S::kPart];
-    for (C& f : one) f = 1;
-    x.store_rows(a.dk, a.dk_row, at.batch, at.head, at.first, dk, one);
-    x.store_rows(a.dv, a.dv_row, at.batch, at.head, at.first, dv, one);
+    x.store_rows(a.dk, a.dk_row, at.batch, at.head, at.first, dk);
+    x.store_rows(a.dv, a.dv_row, at.batch, at.head, at.first, dv);
   }
 };
 

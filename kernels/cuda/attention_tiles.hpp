@@ -109,6 +109,14 @@ class Tiles : public Tiling<C, kDim> {
     });
   }
 
+  // The same over a tile that the block has read: all threads wait before it and after it.
+  TESSERA_DEVICE void replace_tile(C* tile, const void* base, int row_heads, std::int64_t b,
+                                   int head, int first, C factor = 1) {
+    t.sync();
+    load_tile(tile, base, row_heads, b, head, first, factor);
+    t.sync();
+  }
+
   // out = a b^T of two tiles.
   TESSERA_DEVICE void scores_of(Scores& out, const C* a, const C* b) const {
     for (int i = 0; i < kPart; ++i)
@@ -149,9 +157,14 @@ class Tiles : public Tiling<C, kDim> {
       for (int j = 0; j < kPart; ++j) to[row(i) * kScoreLd + column(j)] = scores[i][j];
   }
 
-  // Rows from `first` on of a head = factor[i] * out, rounded once.
+  // A head's of [batch, heads, length].
+  TESSERA_DEVICE C* lse_of(const void* lse, std::int64_t b, int head) const {
+    return static_cast<C*>(const_cast<void*>(lse)) + (b * p.heads + head) * p.length;
+  }
+
+  // Rows from `first` on of a head = out, rounded once.
   TESSERA_DEVICE void store_rows(void* base, int row_heads, std::int64_t b, int head, int first,
-                                 const Out& out, const C (&factor)[kPart]) const {
+                                 const Out& out) const {
     with_type<C>(p.dtype, [&](auto tag) {
       using T = decltype(tag);
       const auto to = head_of<T>(base, row_heads, b, head, p.length, p.dim);
@@ -161,7 +174,7 @@ class Tiles : public Tiling<C, kDim> {
         for (int g = 0; g < kGroups; ++g) {
           const int d = (tx + kSide * g) * kV;
           Pack<T, kV> pack;
-          for (int f = 0; f < kV; ++f) pack.at[f] = rounded<T>(out[i][g * kV + f] * factor[i]);
+          for (int f = 0; f < kV; ++f) pack.at[f] = rounded<T>(out[i][g * kV + f]);
           if (p.by_packs && d < p.dim)
             store(line + d, pack);
           else
