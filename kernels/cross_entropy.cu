@@ -146,11 +146,7 @@ struct Backward {
 }  // namespace
 
 void cross_entropy(const CrossEntropyArgs& a, Exec& exec) {
-  if (a.vocab == 0) return;
-  if (a.vocab > kMaxColumns) {
-    exec.error = kTooManyColumns;
-    return;
-  }
+  if (a.vocab == 0 || are_too_many(a.vocab, exec)) return;
   visit_floating(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = Compute<T>;
@@ -162,11 +158,7 @@ void cross_entropy(const CrossEntropyArgs& a, Exec& exec) {
 }
 
 void cross_entropy_backward(const CrossEntropyBackwardArgs& a, Exec& exec) {
-  if (a.vocab == 0) return;
-  if (a.vocab > kMaxColumns) {
-    exec.error = kTooManyColumns;
-    return;
-  }
+  if (a.vocab == 0 || are_too_many(a.vocab, exec)) return;
   visit_floating(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = Compute<T>;

@@ -172,10 +172,7 @@ std::int64_t part_of(const Sums& s, std::int64_t element_bytes, const Exec& exec
 template <class T, class A>
 void sums(const Sums& s, const Result& result, Exec& exec) {
   const std::int64_t part = part_of(s, sizeof(A), exec);
-  if (part > kMaxColumns && s.inner == 1) {
-    exec.error = kTooManyColumns;
-    return;
-  }
+  if (s.inner == 1 && are_too_many(part, exec)) return;
   if (part >= s.n) return launch_sums<T, A>(s, result, part, exec);
   launch_sums<T, A>(s, {exec.workspace, -1, dtype_of<A>(), false}, part, exec);
   const Sums rest{exec.workspace, s.outer, blocks_for(s.n, part), s.inner, false};

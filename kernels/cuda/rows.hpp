@@ -18,8 +18,12 @@ namespace tessera::kernels::cuda {
 
 // Columns are counted in 32 bits.
 inline constexpr std::int64_t kMaxColumns = 0x7fffffff - 8 * 1024;
-inline constexpr const char* kTooManyColumns =
-    "rows of more than 2^31 - 8193 elements have no CUDA kernel; use shorter rows or the CPU";
+inline bool are_too_many(std::int64_t cols, Exec& exec) {
+  if (cols > kMaxColumns)
+    exec.error =
+        "rows of more than 2^31 - 8193 elements have no CUDA kernel; use shorter rows or the CPU";
+  return cols > kMaxColumns;
+}
 
 // base/dtype.hpp's visit over the floating dtypes; others do nothing.
 template <class F>
@@ -43,10 +47,7 @@ int group_for(std::int64_t cols, int elements) {
 // `aligned`, kept in registers where a block can hold a row; else element by element.
 template <int kThreads, int kKept, class F>
 void visit_rows(DType dtype, std::int64_t cols, bool aligned, Exec& exec, F f) {
-  if (cols > kMaxColumns) {
-    exec.error = kTooManyColumns;
-    return;
-  }
+  if (are_too_many(cols, exec)) return;
   using None = std::integral_constant<int, 0>;
   using One = std::integral_constant<int, 1>;
   using Kept = std::integral_constant<int, kKept>;
