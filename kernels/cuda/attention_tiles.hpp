@@ -84,8 +84,7 @@ class Tiles : public Tiling<C, kDim> {
   TESSERA_DEVICE int row(int i) const { return ty * kPart + i; }
   TESSERA_DEVICE int column(int j) const { return tx + kSide * j; }
 
-  // Rows [first, first + kTile) of a head, times `factor`, into a shared tile; what is not there is
-  // 0.
+  // Rows [first, first + kTile) of a head, times `factor`, into a shared tile; 0 beyond the last.
   TESSERA_DEVICE void load_tile(C* tile, const void* base, int row_heads, std::int64_t b, int head,
                                 int first, C factor = 1) {
     const int rows = p.length - first;
