@@ -2,8 +2,10 @@
 // wires, nothing grows, and what one unit at a time needs does not depend on how many there are.
 #include <chrono>
 #include <filesystem>
+#include <limits>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "tests/promises/allocations.hpp"
 #include "tests/promises/memory.hpp"
@@ -63,16 +65,18 @@ std::ostream& operator<<(std::ostream& out, const Process& p) {
   return out << p.descriptors << " descriptors, " << p.threads << " threads, " << p.heap_bytes
              << " bytes of heap";
 }
-// While every rank is idle. Collective.
-Process process_at_rest(const World& world) {
+// Adds what there is while every rank is idle; rank 0 looks, for to look opens files. Collective.
+void add_process_at_rest(const World& world, std::vector<Process>& seen) {
   const auto entries = [](const char* folder) {
     return std::distance(std::filesystem::directory_iterator(folder), {});
   };
   world.device().synchronize();
   world.barrier();
-  const Process now{entries("/proc/self/fd"), entries("/proc/self/task"), allocations().held_bytes};
+  if (world.rank() == 0) {
+    const std::int64_t heap_bytes = allocations().held_bytes;
+    seen.push_back({entries("/proc/self/fd"), entries("/proc/self/task"), heap_bytes});
+  }
   world.barrier();
-  return now;
 }
 
 std::int64_t at_peak(const Phase& step, const std::set<std::string>& owners) {
@@ -113,10 +117,9 @@ TEST_CASE("nothing grows over 2,000 steps", "[promises]") {
   const Cell other{.recomputes = true, .micro_batches = 3, .param = bf16};
   const auto [cell, last] = GENERATE_COPY(std::pair(Cell{}, 2000), std::pair(other, 500));
   INFO(cell);
-  // Lists that keep the largest size they ever needed may still grow a little. The smallest block
-  // of malloc has 24 bytes: one that is left behind in every second step is too much.
-  const std::int64_t slack_bytes = 24 * (last - kEarly) / 2;
-  Process before{}, after{};  // as rank 0 sees them
+  const int part = (last - kEarly) / 4;
+  std::vector<Process> seen;  // after kEarly steps and after each further `part`
+  seen.reserve(5);
   const auto grown = on_ranks(2, [&, cell = cell, last = last](World& world) {
     Trainee trainee(world, cell, 5);
     std::pair<Held, Held> held;
@@ -124,16 +127,22 @@ TEST_CASE("nothing grows over 2,000 steps", "[promises]") {
       const Held now = held_after_step(trainee, world, k);
       if (k == kEarly) held.first = now;
       held.second = now;
-      if (k != kEarly && k != last) continue;
-      const Process process = process_at_rest(world);
-      if (world.rank() == 0) (k == kEarly ? before : after) = process;
+      if (k >= kEarly && (k - kEarly) % part == 0) add_process_at_rest(world, seen);
     }
     return held;
   });
-  CHECK(before.descriptors == after.descriptors);
-  CHECK(before.threads == after.threads);
-  INFO(before << ", then " << after);
-  CHECK(after.heap_bytes - before.heap_bytes <= slack_bytes);
+  // A list that keeps the largest size it ever needed grows once in a while, when a rank happens to
+  // run far ahead. What is left behind by every step, or by every second, is there in each part: at
+  // least the 24 bytes of malloc's smallest block.
+  REQUIRE(seen.size() == 5);
+  std::int64_t least_bytes = std::numeric_limits<std::int64_t>::max();
+  for (std::size_t i = 1; i < seen.size(); ++i) {
+    INFO(seen[0] << ", then " << seen[i]);
+    CHECK(seen[i].descriptors == seen[0].descriptors);
+    CHECK(seen[i].threads == seen[0].threads);
+    least_bytes = std::min(least_bytes, seen[i].heap_bytes - seen[i - 1].heap_bytes);
+  }
+  CHECK(least_bytes < 24 * (part / 2));
   for (const auto& [early, late] : grown) {
     CHECK(early == late);
     CHECK(late.peak > late.live);
