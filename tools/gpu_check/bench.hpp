@@ -67,5 +67,6 @@ class Bench {
 
 // The wanted ones of all kernels that wait for memory.
 void measure_kernels(Bench& bench);  // bench_kernels.cpp
+void measure_rows(Bench& bench);     // of these, those by rows: bench_rows.cpp
 
 }  // namespace tessera::gpu_check

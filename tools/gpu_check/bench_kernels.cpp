@@ -1,6 +1,11 @@
 // The kernels that wait for memory, at the shapes of training: activations of a Llama of width 4096
-// in bf16, states of AdamW in f32. Inputs are made before the measurement: what is timed is the
-// kernel alone.
+// in bf16, states of AdamW in f32. Here those that take arrays as flat. Inputs are made before the
+// measurement: what is timed is the kernel alone.
+//
+// Not measured: clip, put_scalars and complete, which touch a few numbers; normal, uniform and
+// rope_table, which compute for longer than they write; gather and scatter_add, which no
+// model here calls.
+#include <array>
 #include <string>
 
 #include "tessera/base/error.hpp"
@@ -11,7 +16,7 @@ namespace {
 
 using namespace kernels;
 
-constexpr std::int64_t kRows = 16384, kCols = 4096, kVocab = 128256;
+constexpr std::int64_t kRows = 16384, kCols = 4096;
 
 void elementwise(Bench& b) {
   const std::int64_t n = b.scaled(kRows) * kCols;
@@ -41,6 +46,40 @@ void elementwise(Bench& b) {
       args.out = out, args.in = x, args.count = n, args.op = UnaryOp::gelu, args.out_dtype = bf16,
       args.in_dtype = bf16;
       b.k().elementwise.unary(args, e);
+    });
+  }
+  if (b.wanted("scalar")) {
+    void *out = b.array(bf16, n), *x = b.array(bf16, n);
+    b.measure("scalar", "bf16 times a number", 4 * bytes, [&](Exec& e) {
+      ScalarArgs args{};
+      args.out = out, args.in = x, args.scalar = 0.5, args.count = n, args.op = BinaryOp::mul,
+      args.dtype = bf16;
+      b.k().elementwise.scalar(args, e);
+    });
+  }
+  if (b.wanted("where")) {
+    void *out = b.array(bf16, n), *c = b.array(boolean, n), *x = b.array(bf16, n),
+         *y = b.array(bf16, n);
+    b.measure("where", "bf16", 7 * bytes, [&](Exec& e) {
+      WhereArgs args{};
+      args.out = out, args.condition = c, args.a = x, args.b = y, args.dtype = bf16, args.ndim = 1;
+      args.shape[0] = static_cast<std::int32_t>(n);
+      args.condition_strides[0] = args.a_strides[0] = args.b_strides[0] = 1;
+      b.k().elementwise.where(args, e);
+    });
+  }
+  if (b.wanted("fill")) {
+    void* out = b.array(bf16, n);
+    b.measure("fill", "bf16", 2 * bytes, [&](Exec& e) {
+      FillArgs args{};
+      args.out = out, args.value = 1, args.count = n, args.dtype = bf16;
+      b.k().elementwise.fill(args, e);
+    });
+  }
+  if (b.wanted("arange")) {
+    void* out = b.array(i32, n);
+    b.measure("arange", "i32", 4 * bytes, [&](Exec& e) {
+      b.k().elementwise.arange({.out = out, .start = 0, .step = 1, .count = n, .dtype = i32}, e);
     });
   }
   if (b.wanted("axpby")) {
@@ -103,141 +142,6 @@ void elementwise(Bench& b) {
   }
 }
 
-void norms(Bench& b) {
-  const std::int64_t rows = b.scaled(kRows), n = rows * kCols;
-  const auto bytes = static_cast<double>(n);
-  const std::string shape = concat("bf16 [", rows, ", ", kCols, "]");
-  if (b.wanted("rms_norm")) {
-    void *y = b.array(bf16, n), *x = b.array(bf16, n), *w = b.array(bf16, kCols),
-         *rstd = b.array(f32, rows);
-    b.measure("rms_norm", shape, 4 * bytes, [&](Exec& e) {
-      RmsNormArgs args{};
-      args.y = y, args.rstd = rstd, args.x = x, args.weight = w, args.rows = rows;
-      args.cols = kCols, args.eps = 1e-5, args.dtype = bf16;
-      b.k().norm.rms_norm(args, e);
-    });
-  }
-  if (b.wanted("layer_norm")) {
-    void *y = b.array(bf16, n), *x = b.array(bf16, n), *w = b.array(bf16, kCols),
-         *bias = b.array(bf16, kCols), *mean = b.array(f32, rows), *rstd = b.array(f32, rows);
-    b.measure("layer_norm", shape, 4 * bytes, [&](Exec& e) {
-      LayerNormArgs args{};
-      args.y = y, args.mean = mean, args.rstd = rstd, args.x = x, args.weight = w;
-      args.bias = bias, args.rows = rows, args.cols = kCols, args.eps = 1e-5, args.dtype = bf16;
-      b.k().norm.layer_norm(args, e);
-    });
-  }
-  for (const bool layer : {false, true}) {
-    const std::string name = layer ? "layer_norm_backward" : "rms_norm_backward";
-    if (!b.wanted(name)) continue;
-    void *dx = b.array(bf16, n), *x = b.array(bf16, n), *dy = b.array(bf16, n),
-         *w = b.array(bf16, kCols), *mean = b.array(f32, rows), *rstd = b.array(f32, rows),
-         *dw = b.array(f32, kCols), *db = b.array(f32, kCols),
-         *space = b.array(boolean, norm_workspace_bytes(rows, kCols, bf16, true, layer));
-    b.measure(name, shape, 6 * bytes, [&](Exec& e) {
-      NormBackwardArgs args{};
-      args.dx = dx, args.d_weight = dw, args.d_bias = layer ? db : nullptr, args.x = x;
-      args.dy = dy, args.weight = w, args.mean = layer ? mean : nullptr, args.rstd = rstd;
-      args.workspace = space, args.rows = rows, args.cols = static_cast<std::int32_t>(kCols);
-      args.scale = 1, args.dtype = bf16, args.grad_dtype = f32;
-      b.k().norm.norm_backward(args, e);
-    });
-  }
-}
-
-void heads(Bench& b) {
-  const std::int64_t rows = b.scaled(4096), n = rows * kVocab;
-  const std::string shape = concat("bf16 [", rows, ", ", kVocab, "]");
-  if (b.wanted("softmax")) {
-    const std::int64_t r = b.scaled(kRows);
-    void *y = b.array(bf16, r * kCols), *x = b.array(bf16, r * kCols);
-    b.measure("softmax", concat("bf16 [", r, ", ", kCols, "]"), 4 * static_cast<double>(r * kCols),
-              [&](Exec& e) {
-                b.k().softmax.softmax({.y = y, .x = x, .rows = r, .cols = kCols, .dtype = bf16}, e);
-              });
-  }
-  if (b.wanted("cross_entropy")) {
-    void *x = b.array(bf16, n), *loss = b.array(f32, rows), *lse = b.array(f32, rows),
-         *targets = b.array(i32, rows);
-    b.measure("cross_entropy", shape, 2 * static_cast<double>(n), [&](Exec& e) {
-      b.k().cross_entropy.cross_entropy({.loss = loss,
-                                         .lse = lse,
-                                         .logits = x,
-                                         .targets = targets,
-                                         .rows = rows,
-                                         .vocab = kVocab,
-                                         .row_stride = kVocab,
-                                         .dtype = bf16,
-                                         .target_dtype = i32},
-                                        e);
-    });
-  }
-  if (b.wanted("cross_entropy_backward")) {
-    void *x = b.array(bf16, n), *lse = b.array(f32, rows), *targets = b.array(i32, rows),
-         *scale = b.array(f32, 1);
-    b.measure("cross_entropy_backward", shape + " in place", 4 * static_cast<double>(n),
-              [&](Exec& e) {
-                b.k().cross_entropy.cross_entropy_backward({.d_logits = x,
-                                                            .logits = x,
-                                                            .targets = targets,
-                                                            .lse = lse,
-                                                            .scale = scale,
-                                                            .host_scale = 1,
-                                                            .rows = rows,
-                                                            .vocab = kVocab,
-                                                            .row_stride = kVocab,
-                                                            .d_row_stride = kVocab,
-                                                            .scale_stride = 0,
-                                                            .dtype = bf16,
-                                                            .target_dtype = i32},
-                                                           e);
-              });
-  }
-  if (b.wanted("embedding")) {
-    const std::int64_t count = b.scaled(kRows);
-    void *out = b.array(bf16, count * kCols), *table = b.array(bf16, count * kCols),
-         *ids = b.array(i32, count);
-    b.prepare([&](Exec& e) {
-      b.k().elementwise.arange({.out = ids, .start = 0, .step = 1, .count = count, .dtype = i32},
-                               e);
-    });
-    b.measure("embedding", concat("bf16 ", count, " rows of ", kCols),
-              4 * static_cast<double>(count * kCols), [&](Exec& e) {
-                b.k().embedding.embedding({.out = out,
-                                           .table = table,
-                                           .ids = ids,
-                                           .count = count,
-                                           .vocab = count,
-                                           .cols = kCols,
-                                           .dtype = bf16,
-                                           .id_dtype = i32},
-                                          e);
-              });
-  }
-  if (b.wanted("rope")) {
-    const std::int64_t batch = b.scaled(8), length = 2048, count = batch * length * 32 * 128;
-    void *y = b.array(bf16, count), *x = b.array(bf16, count);
-    auto *cosine = b.array<float>(f32, length * 64), *sine = b.array<float>(f32, length * 64);
-    b.measure("rope", concat("bf16 [", batch, ", 2048, 32, 128]"), 4 * static_cast<double>(count),
-              [&](Exec& e) {
-                b.k().rope.rope({.y = y,
-                                 .x = x,
-                                 .cos = cosine,
-                                 .sin = sine,
-                                 .x_strides = {length * 4096, 4096, 128},
-                                 .y_strides = {length * 4096, 4096, 128},
-                                 .position = 0,
-                                 .batch = static_cast<std::int32_t>(batch),
-                                 .length = 2048,
-                                 .heads = 32,
-                                 .head_dim = 128,
-                                 .dtype = bf16,
-                                 .inverse = false},
-                                e);
-              });
-  }
-}
-
 void states(Bench& b) {
   const std::int64_t n = b.scaled(std::int64_t{1} << 27);
   const auto bytes = static_cast<double>(n);
@@ -260,6 +164,29 @@ void states(Bench& b) {
                             e);
     });
   }
+  if (b.wanted("sgd")) {
+    auto *p = b.array<float>(f32, n), *buffer = b.array<float>(f32, n), *g = b.array<float>(f32, n);
+    const auto* segments = b.constant(OptimSegment{0, n, -1, 0.1f});
+    const auto* scalars = b.constant(OptimScalars{1e-3f, 0, 0, 0, 1, 1, 1, 0.9f});
+    b.measure("sgd", shape, 20 * bytes, [&](Exec& e) {
+      b.k().optimizer.sgd({.parameter = p,
+                           .buffer = buffer,
+                           .gradient = g,
+                           .segments = segments,
+                           .counts = nullptr,
+                           .scalars = scalars,
+                           .clip = nullptr,
+                           .segment_count = 1},
+                          e);
+    });
+  }
+  if (b.wanted("scale_flat")) {
+    auto* g = b.array<float>(f32, n);
+    const auto* factor = b.constant(0.5f);
+    b.measure("scale_flat", shape, 8 * bytes, [&](Exec& e) {
+      b.k().optimizer.scale_flat({.data = g, .factor = factor, .count = n}, e);
+    });
+  }
   if (b.wanted("sumsq")) {
     auto* g = b.array<float>(f32, n);
     void* out = b.array(f64, 1);
@@ -278,13 +205,43 @@ void states(Bench& b) {
     });
   }
 }
+
+void peers(Bench& b) {
+  constexpr int kPeers = 8;
+  const std::int64_t n = b.scaled(std::int64_t{1} << 24);
+  if (b.wanted("reduce_peers")) {
+    void* out = b.array(f32, n);
+    std::array<const void*, kPeers> inputs;
+    for (const void*& input : inputs) input = b.array(f32, n);
+    b.measure("reduce_peers", concat(kPeers, " of f32 [", n, "]"),
+              4 * (kPeers + 1) * static_cast<double>(n), [&](Exec& e) {
+                b.k().peers.reduce({.out = out,
+                                    .inputs = inputs.data(),
+                                    .count = n,
+                                    .n_inputs = kPeers,
+                                    .dtype = f32,
+                                    .op = PeersOp::sum},
+                                   e);
+              });
+  }
+  if (b.wanted("copies")) {
+    auto *out = b.array<std::byte>(f32, kPeers * n), *in = b.array<std::byte>(f32, kPeers * n);
+    std::array<CopyArgs, kPeers> copies;
+    for (int p = 0; p < kPeers; ++p)
+      copies[static_cast<std::size_t>(p)] = {out + 4 * n * p, in + 4 * n * p, 4 * n};
+    b.measure("copies", concat(kPeers, " of ", 4 * n, " bytes"),
+              8 * kPeers * static_cast<double>(n),
+              [&](Exec& e) { b.k().peers.copies({copies.data(), kPeers}, e); });
+  }
+}
+
 }  // namespace
 
 void measure_kernels(Bench& bench) {
   elementwise(bench);
-  norms(bench);
-  heads(bench);
+  measure_rows(bench);
   states(bench);
+  peers(bench);
 }
 
 }  // namespace tessera::gpu_check
