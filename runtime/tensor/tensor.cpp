@@ -176,7 +176,8 @@ void Tensor::plan_to_bytes() const {
   TESSERA_EXPECT(!device().is_meta() && !device().runs_bodies(),
                  "plan_to_bytes: values exist here; read them by to_bytes");
   const auto bytes = static_cast<std::size_t>(numel()) * size_bytes(dtype());
-  copy_to_host({static_cast<std::byte*>(nullptr), bytes});  // counted, never written
+  // Counted, never written: some addresses that have no bytes behind them.
+  copy_to_host({reinterpret_cast<std::byte*>(std::uintptr_t{64}), bytes});
 }
 
 void Tensor::copy_to_host(std::span<std::byte> out) const {
