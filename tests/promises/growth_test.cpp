@@ -9,6 +9,7 @@
 
 #include "tests/promises/allocations.hpp"
 #include "tests/promises/memory.hpp"
+#include "tests/promises/stride.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -115,7 +116,8 @@ TEST_CASE("neither a slow host nor slow kernels nor a slow wire changes a byte o
 TEST_CASE("nothing grows over 2,000 steps", "[promises]") {
   constexpr int kEarly = 10;
   const Cell other{.recomputes = true, .micro_batches = 3, .param = bf16};
-  const auto [cell, last] = GENERATE_COPY(std::pair(Cell{}, 2000), std::pair(other, 500));
+  const auto [cell, last] =
+      GENERATE_COPY(std::pair(Cell{}, long_run(2000)), std::pair(other, long_run(500)));
   INFO(cell);
   const int part = (last - kEarly) / 4;
   std::vector<Process> seen;  // after kEarly steps and after each further `part`
@@ -160,7 +162,7 @@ TEST_CASE("the heap does not grow over 2,000 steps, and steady steps ask it for 
     std::int64_t live, asked;
   } early{}, late{};
   std::int64_t before = 0;
-  for (int k = 1; k <= 2000; ++k) {
+  for (int k = 1; k <= long_run(2000); ++k) {
     before = allocations().made;
     trainee.step(k);
     world.device().synchronize();

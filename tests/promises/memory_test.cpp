@@ -3,6 +3,7 @@
 #include <set>
 
 #include "tests/promises/memory.hpp"
+#include "tests/promises/stride.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -104,7 +105,7 @@ TEST_CASE("a steady step takes no memory from the system and waits for none in t
         for (int k = 0; k < 2; ++k) trainee.step(k);
         Pool& pool = trainee.memory().pool();
         Pooled pooled{pool.gates_fired(), 0, pool.segments_taken(), 0};
-        for (int k = 2; k < 52; ++k) trainee.step(k);
+        for (int k = 2; k < 2 + long_run(50); ++k) trainee.step(k);
         pooled.gates_after = pool.gates_fired();
         pooled.segments_after = pool.segments_taken();
         return pooled;

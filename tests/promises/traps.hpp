@@ -7,24 +7,10 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "tests/promises/stride.hpp"
 #include "tests/promises/support.hpp"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define TESSERA_TEST_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define TESSERA_TEST_SANITIZED 1
-#endif
-#endif
-
 namespace tessera::testing {
-
-// Under a sanitizer, about ten times slower, one place in so many is tried.
-#ifdef TESSERA_TEST_SANITIZED
-inline constexpr std::uint64_t kStride = 37;
-#else
-inline constexpr std::uint64_t kStride = 1;
-#endif
 
 enum class Trap : std::uint8_t {
   none,
