@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 
+from book import write_book
 from processes import run_group
 from pytorch_models import build, read_safetensors, units
 
@@ -169,7 +170,6 @@ def write_result(options, result):
 
 def start(options, folder):
     """The weights and tokens that both sides begin with."""
-    from compare_pytorch import write_book
     case = CASES[options.case]
     write_book(folder / "book.txt", (options.steps + 1) * case["batch"] * WORLD * case["length"] + 1)
     run_side(options, "the start", [options.program, *(f"--model.{k}={v}" for k, v in case["model"].items()), "--training.steps=0",

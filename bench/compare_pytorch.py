@@ -23,6 +23,7 @@ import tempfile
 import time
 
 import compare_cuda
+from book import write_book
 from pytorch_models import build, read_safetensors, units
 
 SIZES = {
@@ -121,13 +122,6 @@ def run_tessera(options, folder):
     steps = [json.loads(text) for text in (folder / "tessera.jsonl").read_text().splitlines()]
     return dict(losses=[s["loss"] for s in steps], resident_kib=kib,
                 step_seconds=[c["batch"] * c["length"] / s["tokens_per_second"] for s in steps])
-
-
-def write_book(path, size):
-    """At least `size` bytes of words, the same ones each time."""
-    source = random.Random(1)
-    words = ["".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randint(2, 8))) for _ in range(500)]
-    path.write_text(" ".join(source.choices(words, k=size // 3 + 1)))
 
 
 def main():

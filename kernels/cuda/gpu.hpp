@@ -19,5 +19,5 @@
 #ifdef __CUDACC__
 #include "kernels/cuda/thread.hpp"
 #else
-#include "kernels/emulator/thread.hpp"
+#include "kernels/cuda/emulated_thread.hpp"
 #endif

@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <vector>
 
+#include "kernels/cuda/emulated_thread.hpp"
 #include "kernels/emulator/fiber.hpp"
-#include "kernels/emulator/thread.hpp"
 
 namespace tessera::kernels::cuda {
 namespace {

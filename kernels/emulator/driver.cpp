@@ -12,10 +12,10 @@
 #include <memory>
 
 #include "kernels/cuda/device.hpp"
+#include "kernels/cuda/emulated_thread.hpp"
 #include "kernels/cuda/kernels.hpp"
 #include "kernels/emulator/control.hpp"
 #include "kernels/emulator/stream.hpp"
-#include "kernels/emulator/thread.hpp"
 
 namespace tessera::kernels::cuda {
 

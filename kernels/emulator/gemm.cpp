@@ -1,6 +1,6 @@
 // Products in the emulated module: the CPU's, queued. What cuBLASLt does has no source to emulate.
+#include "kernels/cuda/emulated_thread.hpp"
 #include "kernels/cuda/kernels.hpp"
-#include "kernels/emulator/thread.hpp"
 #include "kernels/host/cpu.hpp"
 
 namespace tessera::kernels::cuda {

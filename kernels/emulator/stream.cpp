@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-#include "kernels/emulator/thread.hpp"
+#include "kernels/cuda/emulated_thread.hpp"
 
 namespace tessera::kernels::cuda::emulator {
 namespace {

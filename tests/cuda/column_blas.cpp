@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/emulator/thread.hpp"
+#include "kernels/cuda/emulated_thread.hpp"
 #include "tessera/base/dtype.hpp"
 
 namespace cuda_test {

@@ -2,8 +2,8 @@
 // the same table.
 #include <vector>
 
+#include "kernels/cuda/emulated_thread.hpp"
 #include "kernels/cuda/kernels.hpp"
-#include "kernels/emulator/thread.hpp"
 #include "tests/cuda/column_blas.hpp"
 #include "tests/support/catch.hpp"
 
