@@ -50,11 +50,11 @@ int main(int argc, char** argv) {
   // Planning: bodies are dropped, memory is counted; what is left is the host's own work.
   const Device device = Device::cpu({.executor = ExecutorKind::virtual_});
   Memory& memory = Memory::of(device);
-  const auto touch = [&](UseRecord& use, StreamId stream) {
+  const auto touch = [&](LastUse& use, StreamId stream) {
     const Access accesses[] = {{&use, nullptr, nullptr, AccessMode::write}};
     device.stream(stream).launch({.name = "touch", .accesses = accesses}, [](Exec&) {});
   };
-  UseRecord other;
+  LastUse other;
   std::vector<double> pool, touched, launch, gated, system, ratio;
   for (int sample = 0; sample < kSamples; ++sample) {
     pool.push_back(nanoseconds(

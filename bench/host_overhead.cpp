@@ -23,7 +23,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/device/race_checker.hpp"
+#include "tessera/device/observe/race_checker.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
@@ -72,7 +72,7 @@ class Model {
   int units_ = 0;
 };
 
-void touch(const Device& device, UseRecord& use, StreamId stream) {
+void touch(const Device& device, LastUse& use, StreamId stream) {
   const Access accesses[] = {{&use, nullptr, nullptr, AccessMode::write}};
   device.stream(stream).launch({.name = "touch", .accesses = accesses}, [](Exec&) {});
 }
@@ -116,7 +116,7 @@ int repeat(const std::string& what, int times) {
   // Empty bodies, run where they are submitted: `virtual` would add the cost of its clock.
   const Device device = Device::cpu({.executor = ExecutorKind::inlined});
   Memory& memory = Memory::of(device);
-  UseRecord other;
+  LastUse other;
   if (what == "launch") {
     for (int i = 0; i < times; ++i) touch(device, other, StreamId::compute);
   } else if (what == "pair") {

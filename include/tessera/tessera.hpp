@@ -2,7 +2,6 @@
 #pragma once
 
 #include "tessera/autograd/ops.hpp"
-#include "tessera/autograd/parameter.hpp"
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/checkpoint/safetensors.hpp"
@@ -12,6 +11,7 @@
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
+#include "tessera/param/parameter.hpp"
 #include "tessera/run/run.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/tensor/tensor.hpp"

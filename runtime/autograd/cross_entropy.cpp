@@ -6,14 +6,14 @@
 //   backward   logits 0 | d_logits | dx, dW = | logits 1 | d_logits | dx, dW += | ...
 #include <limits>
 
-#include "runtime/autograd/target.hpp"
+#include "runtime/autograd/gradient_sink.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/ops.hpp"
 
 namespace tessera {
 
 using autograd::Gradients;
-using autograd::Leaf;
+using autograd::GradientSink;
 using autograd::record;
 using autograd::Saved;
 using autograd::statistics_dtype;
@@ -66,21 +66,21 @@ void logit_gradients(const Tensor& out, const Tensor& logits, const Tensor& targ
 class Sum {
  public:
   Sum(Gradients& out, int input, const Tensor& of)
-      : out_(out), input_(input), dtype_(of.dtype()), target_(out.sink(input)) {
-    is_direct_ = target_ && can_write(*target_, dtype_);
-    place_ = is_direct_
-                 ? *target_
-                 : Leaf::Target{Tensor::empty(of.shape(), statistics_dtype(dtype_), of.device()), 1,
-                                false};
+      : out_(out), input_(input), dtype_(of.dtype()), sink_(out.sink(input)) {
+    is_direct_ = sink_ && can_write(*sink_, dtype_);
+    next_ = is_direct_
+                ? *sink_
+                : GradientSink{Tensor::empty(of.shape(), statistics_dtype(dtype_), of.device()), 1,
+                               false};
   }
-  // Where the next part goes.
-  Leaf::Target next() {
-    const Leaf::Target now = place_;
-    place_.accumulate = true;
+  // Of the next part.
+  GradientSink next() {
+    const GradientSink now = next_;
+    next_.accumulate = true;
     return now;
   }
   void finish() {
-    if (!is_direct_) give(out_, input_, target_, place_.tensor, dtype_);
+    if (!is_direct_) write_or_set(out_, input_, sink_, next_.tensor, dtype_);
   }
 
  private:
@@ -88,8 +88,8 @@ class Sum {
   int input_;
   DType dtype_;
   bool is_direct_ = false;
-  std::optional<Leaf::Target> target_;
-  Leaf::Target place_;
+  std::optional<GradientSink> sink_;
+  GradientSink next_;
 };
 
 // What the chunks of one linear_cross_entropy share.
@@ -132,11 +132,11 @@ void Chunked::backward(const Tensor& gradient, Gradients& out) const {
         raw::matmul_into(raw::slice(dx, 0, begin, end), logits, weight.get(), Transpose::no,
                          Transpose::no, 1, 0);
       if (d_weight) {
-        const Leaf::Target to = d_weight->next();
+        const GradientSink to = d_weight->next();
         raw::matmul_into(to.tensor, logits, raw::slice(x.get(), 0, begin, end), Transpose::yes,
                          Transpose::no, to.scale, beta(to));
       }
-      if (d_bias) put(d_bias->next(), raw::reduce(raw::Reduction::sum, logits, 0));
+      if (d_bias) write(d_bias->next(), raw::reduce(raw::Reduction::sum, logits, 0));
     });
   }
   if (d_weight) d_weight->finish();

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "runtime/autograd/target.hpp"
+#include "runtime/autograd/gradient_sink.hpp"
 
 namespace tessera {
 namespace autograd {
@@ -28,7 +28,7 @@ class TensorLeaf final : public Leaf {
   explicit TensorLeaf(const Tensor& t)
       : shape_(t.shape()), dtype_(t.dtype()), device_(t.device()) {}
 
-  Target take() override {
+  GradientSink sink() override {
     const bool first = !gradient_.defined();
     if (first) gradient_ = Tensor::empty(shape_, dtype_, device_);
     return {gradient_, 1, !first};
@@ -50,7 +50,7 @@ Edge edge_of(const Tensor& tensor) {
 
 void accumulate(const Edge& edge, Tensor gradient) {
   if (edge.leaf) {
-    put(edge.leaf->take(), gradient);
+    write(edge.leaf->sink(), gradient);
     return;
   }
   Tensor& held = edge.node->gradient;
@@ -87,14 +87,14 @@ void Gradients::set(int i, Tensor gradient) {
   if (edge) accumulate(edge, std::move(gradient));
 }
 
-Tensor Gradients::take(int i) {
+Tensor Gradients::extract(int i) {
   const Edge& edge = inputs_[static_cast<std::size_t>(i)];
   return edge.node ? std::exchange(edge.node->gradient, {}) : Tensor();
 }
 
-std::optional<Leaf::Target> Gradients::sink(int i) {
+std::optional<GradientSink> Gradients::sink(int i) {
   const Edge& edge = inputs_[static_cast<std::size_t>(i)];
-  return edge.leaf ? std::optional(edge.leaf->take()) : std::nullopt;
+  return edge.leaf ? std::optional(edge.leaf->sink()) : std::nullopt;
 }
 
 Saved::Saved(const Tensor& tensor) {
@@ -287,7 +287,7 @@ void Tensor::backward(const Tensor& gradient) const {
   const Tensor first =
       gradient.defined() ? gradient.detach() : Tensor::ones(shape(), dtype(), device());
   if (grad_meta()->leaf) {
-    put(grad_meta()->leaf->take(), first);
+    write(grad_meta()->leaf->sink(), first);
     return;
   }
   autograd::Engine::run(grad_meta()->node, first);

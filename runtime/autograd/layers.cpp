@@ -1,15 +1,15 @@
 // Derivatives of the layers' functions but the linear one and the norms. Weight gradients go
-// straight to the parameter's place (Gradients::sink), scaled, added when something is there.
+// straight to the parameter's gradient sink, scaled, added when something is there.
 #include <cmath>
 
-#include "runtime/autograd/target.hpp"
+#include "runtime/autograd/gradient_sink.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/ops.hpp"
 
 namespace tessera {
 
 using autograd::Gradients;
-using autograd::Leaf;
+using autograd::GradientSink;
 using autograd::record;
 using autograd::Saved;
 using autograd::statistics_dtype;
@@ -39,9 +39,9 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
       [rows = Saved(rows), shape = weight.shape()](const Tensor& gradient, Gradients& out) {
         const Tensor g = raw::contiguous(gradient);
         const Device& on = g.device();
-        auto target = out.sink(0);
-        const Leaf::Target own =
-            target ? *target : Leaf::Target{Tensor::empty(shape, g.dtype(), on), 1, false};
+        auto sink = out.sink(0);
+        const GradientSink own =
+            sink ? *sink : GradientSink{Tensor::empty(shape, g.dtype(), on), 1, false};
         if (own.tensor.numel() > 0 && !on.is_meta())
           launch("embedding_backward", on, table(on).embedding.embedding_backward,
                  kernels::EmbeddingBackwardArgs{own.tensor.data(), g.data(), rows.get().data(),
@@ -50,7 +50,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
                                                 own.accumulate},
                  {reads(g), reads(rows.get()),
                   own.accumulate ? updates_some(own.tensor, g) : writes(own.tensor)});
-        if (!target) out.set(0, own.tensor);
+        if (!sink) out.set(0, own.tensor);
       });
 }
 

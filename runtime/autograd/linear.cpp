@@ -1,8 +1,8 @@
 // The linear layer's function, alone and after GELU, and its derivatives. The weight's gradient
-// goes straight to the parameter's place (Gradients::sink).
+// goes straight to the parameter's gradient sink.
 #include "tessera/autograd/ops.hpp"
 
-#include "runtime/autograd/target.hpp"
+#include "runtime/autograd/gradient_sink.hpp"
 
 namespace tessera {
 
@@ -13,16 +13,16 @@ using raw::Transpose;
 
 namespace {
 
-// The gradients of weight and bias, from g [N, out] and rows [N, in]; the weight's is written in
-// place where that is possible.
+// The gradients of weight and bias, from g [N, out] and rows [N, in]; the weight's is written
+// straight to its sink where that is possible.
 void set_parameters(Gradients& out, const Tensor& g, const Tensor& rows) {
   if (out.wants(1)) {
-    const auto target = out.sink(1);
-    if (target && can_write(*target, g.dtype()))
-      raw::matmul_into(target->tensor, g, rows, Transpose::yes, Transpose::no, target->scale,
-                       beta(*target));
+    const auto sink = out.sink(1);
+    if (sink && can_write(*sink, g.dtype()))
+      raw::matmul_into(sink->tensor, g, rows, Transpose::yes, Transpose::no, sink->scale,
+                       beta(*sink));
     else
-      give(out, 1, target, raw::matmul(g, rows, Transpose::yes, Transpose::no), g.dtype());
+      write_or_set(out, 1, sink, raw::matmul(g, rows, Transpose::yes, Transpose::no), g.dtype());
   }
   if (out.wants(2)) out.set(2, raw::reduce(raw::Reduction::sum, g, 0));
 }

@@ -2,14 +2,14 @@
 // the gradient that it writes, so that a residual's two gradients need no pass of their own.
 #include <algorithm>
 
-#include "runtime/autograd/target.hpp"
+#include "runtime/autograd/gradient_sink.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/ops.hpp"
 
 namespace tessera {
 
 using autograd::Gradients;
-using autograd::Leaf;
+using autograd::GradientSink;
 using autograd::record;
 using autograd::Saved;
 using autograd::statistics_dtype;
@@ -23,7 +23,7 @@ namespace {
 std::byte* data_of(const Tensor& t) { return t.defined() ? t.data() : nullptr; }
 
 // Whether one call of the kernel can write both: it takes one scale and one flag for them.
-bool are_alike(const Leaf::Target& a, const Leaf::Target& b) {
+bool are_alike(const GradientSink& a, const GradientSink& b) {
   return a.scale == b.scale && a.accumulate == b.accumulate && a.tensor.dtype() == b.tensor.dtype();
 }
 
@@ -34,7 +34,7 @@ void norm_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight
   const Device& device = x.device();
   const Tensor g = raw::contiguous(gradient);
   const std::int64_t cols = x.size(-1), rows = cols == 0 ? 0 : x.numel() / cols;
-  std::optional<Leaf::Target> dw, db;
+  std::optional<GradientSink> dw, db;
   if (out.wants(1)) dw = out.sink(1);
   if (bias && out.wants(2)) db = out.sink(2);
   // Else both are written to tensors first.
@@ -42,17 +42,17 @@ void norm_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight
       dw && can_write(*dw, x.dtype()) && (!bias || !out.wants(2) || (db && are_alike(*dw, *db)));
   // What the input's other users have given so far is added by the kernel, in place where nobody
   // else sees it.
-  const Tensor held = out.wants(0) ? out.take(0) : Tensor();
+  const Tensor held = out.wants(0) ? out.extract(0) : Tensor();
   const bool in_place = held.defined() && held.is_exclusive() && held.is_contiguous();
   const Tensor d_sum = held.defined() ? raw::contiguous(held) : held;
   const Tensor dx = !out.wants(0) ? Tensor()
                     : in_place    ? held
                                   : Tensor::empty(x.shape(), x.dtype(), device);
-  const auto place = [&](int i, const std::optional<Leaf::Target>& t) {
+  const auto destination = [&](int i, const std::optional<GradientSink>& sink) {
     if ((i == 2 && !bias) || !out.wants(i)) return Tensor();
-    return direct ? t->tensor : Tensor::empty({cols}, statistics_dtype(x.dtype()), device);
+    return direct ? sink->tensor : Tensor::empty({cols}, statistics_dtype(x.dtype()), device);
   };
-  const Tensor d_weight = place(1, dw), d_bias = place(2, db);
+  const Tensor d_weight = destination(1, dw), d_bias = destination(2, db);
   if (!device.is_meta() && cols > 0) {
     const std::int64_t bytes =
         kernels::norm_workspace_bytes(rows, cols, x.dtype(), d_weight.defined(), d_bias.defined());
@@ -85,8 +85,8 @@ void norm_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight
   }
   if (dx.defined()) out.set(0, dx);
   if (direct) return;
-  if (d_weight.defined()) give(out, 1, dw, d_weight, x.dtype());
-  if (d_bias.defined()) give(out, 2, db, d_bias, x.dtype());
+  if (d_weight.defined()) write_or_set(out, 1, dw, d_weight, x.dtype());
+  if (d_bias.defined()) write_or_set(out, 2, db, d_bias, x.dtype());
 }
 
 void check_norm(const char* name, const Tensor& x, const Tensor& weight) {
@@ -99,7 +99,7 @@ void check_norm(const char* name, const Tensor& x, const Tensor& weight) {
 std::int64_t rows_of(const Tensor& x) { return x.size(-1) == 0 ? 0 : x.numel() / x.size(-1); }
 
 // Where the sum is written: over the residual if nobody else sees it. Undefined without residual.
-Tensor place_of_sum(const char* name, const Tensor& x, const Tensor& residual) {
+Tensor output_of_sum(const char* name, const Tensor& x, const Tensor& residual) {
   if (!residual.defined()) return {};
   TESSERA_EXPECT(residual.shape() == x.shape() && residual.dtype() == x.dtype(), name, ": x is ",
                  x.shape(), " of ", x.dtype(), ", the residual is ", residual.shape(), " of ",
@@ -122,7 +122,7 @@ SumAndNorm rms_norm_of(const char* name, const Tensor& input, const Tensor& resi
                        const Tensor& weight, double eps) {
   check_norm(name, input, weight);
   const Device& device = detail::common_device(name, input, weight);
-  const Tensor sum = place_of_sum(name, input, residual);
+  const Tensor sum = output_of_sum(name, input, residual);
   const Tensor x = raw::contiguous(input), w = raw::contiguous(weight);
   const Tensor other = sum.defined() ? raw::contiguous(residual) : Tensor();
   Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
@@ -146,7 +146,7 @@ SumAndNorm layer_norm_of(const char* name, const Tensor& input, const Tensor& re
   check_norm(name, input, weight);
   check_norm(name, input, bias);
   const Device& device = detail::common_device(name, input, weight);
-  const Tensor sum = place_of_sum(name, input, residual);
+  const Tensor sum = output_of_sum(name, input, residual);
   const Tensor x = raw::contiguous(input), w = raw::contiguous(weight), b = raw::contiguous(bias);
   const Tensor other = sum.defined() ? raw::contiguous(residual) : Tensor();
   Tensor y = Tensor::empty(x.shape(), x.dtype(), device);

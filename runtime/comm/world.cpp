@@ -14,8 +14,8 @@
 #include "runtime/comm/world_state.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
-#include "tessera/device/profiler_ranges.hpp"
-#include "tessera/device/race_checker.hpp"
+#include "tessera/device/observe/profiler_ranges.hpp"
+#include "tessera/device/observe/race_checker.hpp"
 #include "tessera/memory/memory.hpp"
 
 namespace tessera {

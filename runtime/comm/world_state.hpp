@@ -32,7 +32,7 @@ struct World::State {
   std::unique_ptr<Communicator> gather, reduce, control;
   std::shared_ptr<std::byte> scalars_memory;
   std::span<double> scalars;  // one for each rank
-  UseRecord scalars_use;
+  LastUse scalars_use;
   int exceptions;         // in flight when the world was made
   bool reported = false;  // a failure of this rank has been thrown to the program
 };

@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-void poison(DeviceContext& context, StreamId stream, UseRecord& use, std::byte* data,
+void poison(DeviceContext& context, StreamId stream, LastUse& use, std::byte* data,
             std::int64_t bytes) {
   const Access access{&use, data, data + bytes, AccessMode::write};
   const Op op{.name = "poison",
@@ -15,7 +15,7 @@ void poison(DeviceContext& context, StreamId stream, UseRecord& use, std::byte* 
   });
 }
 
-bool follows(const DeviceContext& context, StreamId stream, const UseRecord& use) {
+bool follows(const DeviceContext& context, StreamId stream, const LastUse& use) {
   return context.clock(stream).covers(use.touched);
 }
 

@@ -22,10 +22,10 @@ namespace tessera {
 inline constexpr std::uint8_t kPoisonByte = 0xFF;
 
 // Fills `bytes` at `data`, which `use` stands for, on `stream`.
-void poison(DeviceContext& context, StreamId stream, UseRecord& use, std::byte* data,
+void poison(DeviceContext& context, StreamId stream, LastUse& use, std::byte* data,
             std::int64_t bytes);
 
 // Whether what `stream` launches next is ordered after every use in `use`.
-bool follows(const DeviceContext& context, StreamId stream, const UseRecord& use);
+bool follows(const DeviceContext& context, StreamId stream, const LastUse& use);
 
 }  // namespace tessera

@@ -158,7 +158,7 @@ void for_each_full_parameter(
       if (memory) context.keep(memory);
     }
   } keep{memory, device.context()};
-  UseRecord use;
+  LastUse use;
   for (const auto& [name, p] : parameters) {
     const ParameterState& state = *p.state();
     TESSERA_EXPECT(state.group != nullptr, "parameter '", name,

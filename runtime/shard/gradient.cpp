@@ -15,10 +15,10 @@ void Unit::take_run() {
   std::fill(arrived_.begin(), arrived_.end(), 0);
 }
 
-autograd::Leaf::Target Unit::take(int entry) {
+autograd::GradientSink Unit::sink(int entry) {
   context_->schedule_end();
   owes_reduction_ = true;
-  if (local_) return local_->take(entry);
+  if (local_) return local_->sink(entry);
   if (!run_) take_run();
   const auto at = static_cast<std::size_t>(entry);
   const std::shared_ptr<ParameterState> p = trainable_->entries[at].parameter.lock();

@@ -10,11 +10,11 @@
 namespace tessera::shard {
 namespace {
 
-// Routes the gradients of a unit's trainable parameters into its run.
-class UnitPlace final : public GradientPlace {
+// Routes the gradients of a unit's trainable parameters into its gradient buffer.
+class UnitSinks final : public GradientSinks {
  public:
-  explicit UnitPlace(Unit& unit) : unit_(unit) {}
-  autograd::Leaf::Target take(int entry) override { return unit_.take(entry); }
+  explicit UnitSinks(Unit& unit) : unit_(unit) {}
+  autograd::GradientSink sink(int entry) override { return unit_.sink(entry); }
 
  private:
   Unit& unit_;
@@ -103,9 +103,9 @@ void Unit::materialize(const Device& device) {
     local_->completed_by_caller = true;
   }
   if (trainable_) {
-    const auto place = std::make_shared<UnitPlace>(*this);
+    const auto sinks = std::make_shared<UnitSinks>(*this);
     for (const auto& p : parameters_)
-      if (p->trainable) p->place = place;
+      if (p->trainable) p->sinks = sinks;
     arrived_.assign((trainable_->entries.size() + 63) / 64, 0);
     held_.assign(trainable_->entries.size(), false);
   }

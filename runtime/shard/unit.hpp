@@ -88,8 +88,8 @@ class Unit final : public nn::ModuleHook, public std::enable_shared_from_this<Un
   void expect_epoch(std::uint64_t epoch) const;
   // All ranks have agreed whether their parameters are whole.
   void set_whole(bool is_whole) noexcept;
-  // The place of a gradient of the trainable group's entry.
-  autograd::Leaf::Target take(int entry);
+  // The sink of a gradient of the trainable group's entry.
+  autograd::GradientSink sink(int entry);
 
  private:
   void advance(UnitState from, UnitState to);

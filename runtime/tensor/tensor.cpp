@@ -184,7 +184,7 @@ void Tensor::copy_to_host(std::span<std::byte> out) const {
   if (out.empty()) return;
   const Tensor source = raw::contiguous(*this);
   if (device().kind() == DeviceKind::cuda) return copy_through_staging(out, source);
-  UseRecord use;  // of `out`, until the host has blocked
+  LastUse use;  // of `out`, until the host has blocked
   const Access accesses[] = {source.access(AccessMode::read),
                              {&use, out.data(), out.data() + out.size(), AccessMode::write}};
   device().compute().launch(

@@ -82,8 +82,8 @@ TEST_CASE("a backward that forgets to accumulate is caught by the second pass") 
   INFO("seed " << draw.seed);
   const auto overwrites = [](const std::vector<Tensor>& x) {
     return record("overwrites", {x[0]}, raw::mul(x[0], 3), [](const Tensor& g, Gradients& out) {
-      const auto target = out.sink(0);
-      raw::axpby(target->tensor, g, 3 * target->scale, 0);
+      const auto sink = out.sink(0);
+      raw::axpby(sink->tensor, g, 3 * sink->scale, 0);
     });
   };
   const GradcheckReport report = gradcheck(overwrites, {draw.normal({2})});

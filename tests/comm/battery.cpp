@@ -208,7 +208,7 @@ class Runner {
   World& world_;
   std::uint64_t seed_;
   std::shared_ptr<SymmetricMemory> arena_;
-  UseRecord use_;
+  LastUse use_;
   std::int64_t used_ = 0;
   std::uint64_t cases_ = 0;
 };

@@ -100,7 +100,7 @@ TEST_CASE("an operation carries its name, stream, accesses and wire bytes", "[co
   CostSeen seen;
   world.device().context().add_observer(seen);
   float v[256] = {};
-  UseRecord use;
+  LastUse use;
   const Access accesses[] = {{&use, v, v + 256, AccessMode::write},
                              {&use, v, v + 256, AccessMode::read}};
   const auto wire = [&](Communicator& c, K kind) {

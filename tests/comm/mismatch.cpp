@@ -70,7 +70,7 @@ void twice(World& w, std::byte* a, bool odd) {
 }
 // The input is made on the compute stream, and the odd rank forgets the edge.
 void stream(World& w, std::byte* a, bool odd) {
-  UseRecord use;
+  LastUse use;
   const Access access{&use, a, a + kArenaBytes, AccessMode::write};
   w.device().compute().launch({.name = "make", .accesses = {&access, 1}}, [](Exec&) {});
   if (!odd) w.device().gather().wait(w.device().compute().record());

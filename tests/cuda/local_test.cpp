@@ -33,7 +33,7 @@ Exchanged exchange(World& world, std::int64_t count, std::uint64_t seed) {
   const Device& device = world.device();
   const std::int64_t all = count * world.size();
   const auto arena = world.allocate_symmetric(all * 4);
-  UseRecord use;
+  LastUse use;
   const auto whole =
       std::make_shared<Storage>(Storage{device, {}, arena->data(), all * 4, &use, 0, "", nullptr});
   const Tensor table = Tensor::wrap(whole, {all}, f32);

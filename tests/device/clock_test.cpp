@@ -118,7 +118,7 @@ TEST_CASE("a second event at the same tick carries what the stream has waited fo
 
 TEST_CASE("a launch stamps the use records of its accesses, per stream") {
   const Device device = Device::cpu({.executor = any_kind()});
-  UseRecord read, written;
+  LastUse read, written;
   const Access accesses[] = {{.use = &read, .mode = AccessMode::read},
                              {.use = &written, .mode = AccessMode::write}};
   nothing(device.compute());

@@ -1,5 +1,5 @@
 // How a seed chooses: the mix, and what each way of it promises.
-#include "runtime/device/policy.hpp"
+#include "runtime/device/executors/policy.hpp"
 
 #include <array>
 #include <cmath>

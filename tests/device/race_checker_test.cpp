@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "tessera/device/device.hpp"
-#include "tessera/device/race_checker.hpp"
+#include "tessera/device/observe/race_checker.hpp"
 #include "tests/device/ranks.hpp"
 #include "tests/support/catch.hpp"
 
@@ -43,7 +43,7 @@ struct Watched {
   std::shared_ptr<RaceChecker> checker = RaceChecker::make();
   Device device;
   std::array<std::byte, 64> bytes{};
-  UseRecord use;
+  LastUse use;
 };
 
 }  // namespace
@@ -244,7 +244,7 @@ TEST_CASE("a collective orders all ranks, whichever comes first", "[races][threa
   const auto checker = RaceChecker::make();
   Ranks ranks(kind, kRanks, 7);
   std::array<std::byte, 64> shared{};  // rank 0 writes it, the others read it without asking
-  UseRecord uses[kRanks];
+  LastUse uses[kRanks];
   const Device owner = Device::cpu({.executor = ExecutorKind::inlined});
   checker->watch(owner.context());
   owner.context().tell({acquired, shared.data(), shared.data() + 64, "shared"});

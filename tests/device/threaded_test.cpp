@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "runtime/device/counter.hpp"
+#include "runtime/device/executors/counter.hpp"
 #include "tessera/device/device.hpp"
 #include "tests/support/catch.hpp"
 

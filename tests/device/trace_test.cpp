@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tessera/base/error.hpp"
-#include "tessera/device/trace.hpp"
+#include "tessera/device/observe/trace.hpp"
 #include "tests/support/catch.hpp"
 
 using namespace tessera;

@@ -93,7 +93,7 @@ TEST_CASE("a gate waits for the touch and for nothing submitted later") {
   Block* const block = w.pool.allocate(kHuge, kCompute, 0);
   touch(w.device, kGather, block->use);  // gather's tick 1
   w.pool.free(block);
-  UseRecord other;
+  LastUse other;
   touch(w.device, kGather, other);  // tick 2 has nothing to do with the block
   w.pool.free(w.pool.allocate(kHuge, kCompute, 0));
   CHECK(w.device.compute().clock()[kGather] == 1);

@@ -11,7 +11,7 @@
 namespace tessera::testing {
 
 // An operation of `stream` that writes all of `use`'s allocation and does nothing.
-inline void touch(const Device& device, StreamId stream, UseRecord& use) {
+inline void touch(const Device& device, StreamId stream, LastUse& use) {
   const Access accesses[] = {{&use, nullptr, nullptr, AccessMode::write}};
   device.stream(stream).launch({.name = "touch", .accesses = accesses}, [](Exec&) {});
 }

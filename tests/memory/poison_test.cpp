@@ -27,13 +27,13 @@ Device poisoned(const CpuOptions& options) {
 
 float* floats(std::byte* data) { return reinterpret_cast<float*>(data); }
 
-void write(const Device& device, StreamId stream, UseRecord& use, std::byte* data, float value) {
+void write(const Device& device, StreamId stream, LastUse& use, std::byte* data, float value) {
   const Access accesses[] = {{&use, data, data + sizeof(float), AccessMode::write}};
   device.stream(stream).launch({.name = "write", .accesses = accesses},
                                [data, value](Exec&) { *floats(data) = value; });
 }
 // Without a use record the read is one that the program forgot to declare.
-void read(const Device& device, StreamId stream, UseRecord* use, std::byte* data, float& out) {
+void read(const Device& device, StreamId stream, LastUse* use, std::byte* data, float& out) {
   const Access access{use, data, data + sizeof(float), AccessMode::read};
   float* const to = &out;
   device.stream(stream).launch({.name = "read", .accesses = {&access, use ? 1u : 0u}},

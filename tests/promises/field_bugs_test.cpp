@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "tessera/device/race_checker.hpp"
+#include "tessera/device/observe/race_checker.hpp"
 #include "tessera/memory/slots.hpp"
 #include "tests/shard/support.hpp"
 
@@ -30,7 +30,7 @@ struct Rank {
         device(Device::cpu({.executor = ExecutorKind::inlined, .rank = rank})) {
     checker->watch(device.context());
   }
-  void run(StreamId stream, const char* name, UseRecord& use, const void* data, std::size_t bytes,
+  void run(StreamId stream, const char* name, LastUse& use, const void* data, std::size_t bytes,
            AccessMode mode) {
     const Access access{&use, data, static_cast<const std::byte*>(data) + bytes, mode};
     device.stream(stream).launch({.name = name, .accesses = {&access, 1}}, [](Exec&) {});
@@ -57,7 +57,7 @@ struct Rank {
   std::shared_ptr<RaceChecker> checker;
   Device device;
   std::array<std::byte, 64> bytes{};
-  UseRecord use;
+  LastUse use;
 };
 
 using enum StreamId;
@@ -112,7 +112,7 @@ TEST_CASE("F3: a chunk's backward writes what the last chunk still accumulates",
 TEST_CASE("F4: the optimizer waits for the group that was expected to come last", "[promises]") {
   const bool repaired = GENERATE(false, true);
   Rank r;
-  UseRecord other;
+  LastUse other;
   std::array<std::byte, 64> last{};
   r.run(reduce, "reduce_scatter layers.1", other, last.data(), last.size(), W);
   Event drained = r.device.reduce().record();
@@ -177,7 +177,7 @@ TEST_CASE("F8: one rank's thread copies for all and waits only for its own strea
       .executor = ExecutorKind::inlined, .threads = 1, .race_checker = checker};
   run_local(2, options, [&](World& world) {
     const Stream stream = world.device().gather();
-    UseRecord use;
+    LastUse use;
     Buffer buffer;
     if (world.rank() == 1) {
       buffer = Memory::of(world.device()).allocate(256, compute);

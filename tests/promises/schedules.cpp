@@ -29,7 +29,7 @@
 
 #include "tessera/base/error.hpp"
 #include "tessera/base/philox.hpp"
-#include "tessera/device/race_checker.hpp"
+#include "tessera/device/observe/race_checker.hpp"
 #include "tests/promises/edges.hpp"
 #include "tests/promises/tiny_step.hpp"
 

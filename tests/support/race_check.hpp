@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "tessera/comm/world.hpp"
-#include "tessera/device/race_checker.hpp"
+#include "tessera/device/observe/race_checker.hpp"
 #include "tests/support/catch.hpp"
 
 namespace tessera::testing {

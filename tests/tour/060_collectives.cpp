@@ -34,7 +34,7 @@ static void train_step(ts::World& world) {
   auto* const weights = reinterpret_cast<float*>(memory->data());  // [kRanks][kChunk]
   float* const gradients = weights + kRanks * kChunk;              // [kRanks][kChunk]
   auto& shard_gradient = shard_gradients[static_cast<std::size_t>(rank)];
-  ts::UseRecord use, shard_use;
+  ts::LastUse use, shard_use;
   const ts::Access all[] = {{&use, weights, gradients + kRanks * kChunk, ts::AccessMode::write}};
   const ts::Access both[] = {
       all[0],

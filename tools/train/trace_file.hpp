@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "tessera/comm/world.hpp"
-#include "tessera/device/trace.hpp"
+#include "tessera/device/observe/trace.hpp"
 
 namespace tessera::train {
 

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "tessera/device/race_checker.hpp"
+#include "tessera/device/observe/race_checker.hpp"
 #include "tessera/run/environment.hpp"
 #include "tools/train/config.hpp"
 

@@ -20,21 +20,21 @@ namespace tessera {
 
 namespace autograd {
 
-// Where the gradient of a tensor without history accumulates: an ordinary tensor's, or a
-// parameter's place in its unit.
+// Where one contribution to a gradient is written, on the compute stream: `scale * contribution`,
+// added to what is there when `accumulate`. Kernels write weight gradients straight into a sink;
+// PyTorch's autograd makes them aside and adds them up afterwards (AccumulateGrad).
+struct GradientSink {
+  Tensor tensor;  // the leaf's shape; its dtype may be wider than the contribution's
+  double scale = 1;
+  bool accumulate = false;
+};
+
+// An end of the tape, where a gradient accumulates: an ordinary tensor, or a parameter.
 class Leaf {
  public:
-  // Write `scale * contribution` here, added to what is there when `accumulate`, on the compute
-  // stream.
-  struct Target {
-    Tensor tensor;  // the leaf's shape; its dtype may be wider than the contribution's
-    double scale = 1;
-    bool accumulate = false;
-  };
-
   virtual ~Leaf() = default;
-  // The place of one more contribution, which the caller then launches.
-  virtual Target take() = 0;
+  // The sink of one more contribution, which the caller then launches.
+  virtual GradientSink sink() = 0;
   // What has been accumulated, undefined for none.
   virtual Tensor gradient() const = 0;
   virtual void clear() = 0;
@@ -78,11 +78,11 @@ class Gradients {
   bool wants(int i) const { return static_cast<bool>(inputs_[static_cast<std::size_t>(i)]); }
   // Adds a gradient of input i, of that input's shape.
   void set(int i, Tensor gradient);
-  // What other users have set of input i so far, taken away from it, or undefined: for one that
-  // adds to it while it writes its own, and sets the sum.
-  Tensor take(int i);
-  // When input i is a leaf: the place to write its gradient to directly, instead of calling `set`.
-  std::optional<Leaf::Target> sink(int i);
+  // Removes and returns the gradient accumulated for input i so far, undefined for none. For
+  // kernels that add it while they compute, and then `set` the sum.
+  Tensor extract(int i);
+  // When input i is a leaf: where to write its gradient directly, instead of calling `set`.
+  std::optional<GradientSink> sink(int i);
 
  private:
   const std::vector<Edge>& inputs_;
@@ -128,8 +128,8 @@ class Saved {
 Tensor record(const char* name, std::initializer_list<Tensor> inputs, Tensor out,
               Backward backward);
 Tensor record(const char* name, std::span<const Tensor> inputs, Tensor out, Backward backward);
-// The same, also when no input requires a gradient: for a function with parameters of its own. Not
-// without gradients enabled.
+// Records the node even if no input requires a gradient, because the function has parameters of its
+// own (recomputation). Without gradients enabled it records nothing, like `record`.
 Tensor record_always(const char* name, std::initializer_list<Tensor> inputs, Tensor out,
                      Backward backward);
 
@@ -170,7 +170,7 @@ void at_end_of_backward(std::function<void()> f);
 // What a tensor carries for autograd.
 struct GradMeta {
   std::shared_ptr<autograd::Node> node;  // the operation that made it
-  std::shared_ptr<autograd::Leaf> leaf;  // or the place of its gradient
+  std::shared_ptr<autograd::Leaf> leaf;  // or where its gradient accumulates
 };
 
 // Operations in its scope record no history.

@@ -57,7 +57,7 @@ struct Clock {
 
 // When an allocation was last touched, per stream. Every allocation embeds one; launches update it
 // through `Access`.
-struct UseRecord {
+struct LastUse {
   Clock touched;
 };
 

@@ -17,7 +17,7 @@ enum class AccessMode : std::uint8_t { read, write };
 
 // Bytes [begin, end) of the allocation behind `use` that an operation reads or writes.
 struct Access {
-  UseRecord* use = nullptr;
+  LastUse* use = nullptr;
   const void* begin = nullptr;
   const void* end = nullptr;
   AccessMode mode = AccessMode::read;

@@ -33,7 +33,7 @@ class Buffer {
   explicit operator bool() const noexcept { return block_ != nullptr; }
   std::byte* data() const noexcept { return block_->data; }
   std::int64_t bytes() const noexcept { return block_->bytes; }
-  UseRecord& use() const noexcept { return block_->use; }
+  LastUse& use() const noexcept { return block_->use; }
 
  private:
   Pool* pool_ = nullptr;
@@ -62,7 +62,7 @@ class HostStaging {
   struct Piece {
     std::byte* data = nullptr;
     std::int64_t bytes = 0;
-    UseRecord use;
+    LastUse use;
     bool taken = false;
   };
   // At least `bytes` to use at once. Pass `use` of the piece as an access of the copy, then

@@ -62,7 +62,7 @@ struct Segment {
 
 // A piece of a segment: handed out, or free. Pool internals; users hold a Buffer.
 struct Block {
-  UseRecord use;  // while handed out
+  LastUse use;  // while handed out
   std::byte* data = nullptr;
   std::int64_t bytes = 0;
   Segment* segment = nullptr;

@@ -25,7 +25,7 @@ namespace tessera {
 struct Slot {
   std::byte* data = nullptr;
   std::int64_t bytes = 0;
-  UseRecord* use = nullptr;
+  LastUse* use = nullptr;
   int number = -1;
 };
 
@@ -54,7 +54,7 @@ class SlotRing {
 
  private:
   struct Entry {
-    UseRecord use;
+    LastUse use;
     std::vector<Event> last_use;  // of every stream that used it, recorded when it was given back
     std::uint64_t returned = 0;   // when, counted in give_backs
     std::int64_t booked = 0;      // 0 while free

@@ -24,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/autograd/parameter.hpp"
+#include "tessera/param/parameter.hpp"
 
 namespace tessera::nn {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "tessera/autograd/parameter.hpp"
+#include "tessera/param/parameter.hpp"
 
 namespace tessera::optim {
 

@@ -15,7 +15,7 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/autograd/parameter.hpp"
+#include "tessera/param/parameter.hpp"
 
 namespace tessera::optim {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "tessera/device/race_checker.hpp"
+#include "tessera/device/observe/race_checker.hpp"
 #include "tessera/run/environment.hpp"
 
 namespace tessera {

@@ -7,15 +7,15 @@
 // Every parameter starts at a multiple of 256 bytes; within it chunks are adjacent, so the whole is
 // one contiguous tensor followed by its padding. In-place all-gathers fill a gather slot, and it is
 // read where it lies. A run, which holds gradients and arrival counts, reduces by one grouped
-// reduce-scatter into the flat gradient; see autograd/parameter.hpp for the flat group.
+// reduce-scatter into the flat gradient; see param/parameter.hpp for the flat group.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "tessera/autograd/parameter.hpp"
 #include "tessera/base/dtype.hpp"
-#include "tessera/tensor/shard_spec.hpp"
+#include "tessera/param/parameter.hpp"
+#include "tessera/param/shard_spec.hpp"
 
 namespace tessera::shard {
 

@@ -22,7 +22,7 @@ struct Storage {
   Buffer buffer;              // empty for a window and on meta
   std::byte* data = nullptr;  // null on meta, for zero bytes, and in a closed window
   std::int64_t bytes = 0;
-  UseRecord* use = nullptr;
+  LastUse* use = nullptr;
   int saved = 0;  // holders of kind autograd::Saved
   // The last operation that took it as an input: names the culprit of an escape.
   const char* last_op = "";

@@ -1,0 +1,94 @@
+// The flat f32 arrays of one rank's shards of a unit: what optimizers, clipping and scalers work
+// on. Plain records; the sharding engine fills them.
+//
+//   FlatGroup of a unit, f32       │ wq: 12 rows │ wk: 6 rows │ norm: 32 │
+//     values                       ├─────────────┼────────────┼──────────┤
+//     gradient (undefined = none)  ├─────────────┼────────────┼──────────┼ arrival counts ┤
+//
+// Each entry begins at a multiple of 256 bytes. PyTorch FSDP2 keeps a list of tensors in its place
+// (FSDPParamGroup.fsdp_params), and its optimizers one state for each.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/base/checked.hpp"
+#include "tessera/tensor/tensor.hpp"
+
+namespace tessera {
+
+class Communicator;
+struct ParameterState;
+
+// One parameter's part of a flat group, in elements.
+struct FlatEntry {
+  std::int64_t offset = 0;  // a multiple of 64: 256 bytes
+  std::int64_t numel = 0;   // this rank's rows
+  std::int64_t chunk = 0;   // every rank's rows, padding included
+  std::weak_ptr<ParameterState> parameter;
+};
+
+inline constexpr std::int64_t kFlatAlign = kAlignmentBytes / 4;  // elements of f32
+
+// The updates that one optimizer has submitted, shared with its groups so that a reset can tell
+// which have run. A plain record.
+struct UpdateLog {
+  struct Update {
+    Tick first = 0, last = 0;  // of its launches that write values, on the compute stream
+    bool is_cut = false;       // by an exception on the host: no step
+  };
+  std::int64_t steps = 0;        // submitted, without those that never began
+  std::vector<Update> queued{};  // of them, those that the host does not know to have run
+  Tick prepared = 0;  // the last launch that made the optimizer's state; 0: none is there
+};
+
+// The flat f32 arrays of one rank's shards of a unit: what optimizers, clipping and scalers work
+// on. A plain record.
+struct FlatGroup {
+  std::string name;
+  Device device = Device::meta();
+  std::vector<FlatEntry> entries;
+  std::int64_t numel = 0;  // of `values`, padding included
+  Tensor values;           // [numel]; padding is 0
+  // [numel + counts_numel()], or undefined when there is none. Padding is 0. The tail holds an
+  // arrival count per entry: where it is 0 no rank had a gradient, and the parameter is skipped by
+  // whoever reads it, on the device.
+  Tensor gradient;
+  Event reduced;              // after which `gradient` may be read; set by whoever reduces it
+  Event updated;              // after which `values` may be read; set by whoever writes them
+  std::uint64_t version = 0;  // counts writes of `values`
+  // False when an update was left half done, or when ranks are at different updates: `values` and
+  // what an optimizer keeps for them are to be loaded. See ShardReset.
+  bool whole = true;
+  bool trainable = true;  // of all its parameters: frozen ones lie in a group of their own
+  std::vector<std::shared_ptr<UpdateLog>> updates;  // of the optimizers that write `values`
+  // For sums over the ranks that hold the other shards; null for one rank.
+  Communicator* sums = nullptr;
+
+  std::int64_t counts_numel() const {
+    return round_up(static_cast<std::int64_t>(entries.size()), kFlatAlign);
+  }
+  // [counts_numel()] of a defined gradient.
+  Tensor counts() const { return gradient.view({counts_numel()}, {1}, numel); }
+  // The gradient, for work on the compute stream from here on. Waiting here and not at the end of
+  // backward lets the next micro-batch compute beside the reductions of the last.
+  const Tensor& await_gradient() const {
+    if (reduced.tick > 0) device.compute().wait(reduced);
+    return gradient;
+  }
+  // To be called after `values` were written on the compute stream.
+  void mark_updated() {
+    if (!device.is_meta()) updated = device.compute().record();
+    ++version;
+    whole = true;
+  }
+  // Lays out the entries of `parameters` by their specs and allocates `values`, uninitialised but
+  // for the padding.
+  static std::shared_ptr<FlatGroup> make(
+      std::string name, const std::vector<std::shared_ptr<ParameterState>>& parameters,
+      const Device& device);
+};
+
+}  // namespace tessera

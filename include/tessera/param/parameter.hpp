@@ -1,0 +1,91 @@
+// Parameters: handles whose identity never changes, whether they are whole, sharded, or not yet in
+// memory.
+//
+// A Parameter is always the shard: `shape()` is the global shape, `shard()` this rank's rows in the
+// flat array of its unit, and inside its module's call it converts to the full tensor. Optimizers,
+// clipping and initialisation see flat groups only (flat_group.hpp).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/autograd/node.hpp"
+#include "tessera/param/flat_group.hpp"
+#include "tessera/param/gradient_sinks.hpp"
+#include "tessera/param/shard_spec.hpp"
+
+namespace tessera {
+
+// How a parameter starts. Values depend on (seed, name, global index) only, so they are the same
+// for any number of ranks.
+struct Initializer {
+  enum class Kind : std::uint8_t { constant, normal } kind = Kind::constant;
+  double mean = 0;       // or the constant
+  double deviation = 0;  // of normal
+  static Initializer constant(double value) { return {Kind::constant, value, 0}; }
+  static Initializer normal(double mean, double deviation) {
+    return {Kind::normal, mean, deviation};
+  }
+};
+
+struct ParameterState {
+  std::string name;  // full, dotted; set by the module tree
+  Shape shape;
+  Initializer initializer;
+  bool trainable = true;
+  ShardSpec spec;                    // the whole parameter until a unit claims it
+  std::shared_ptr<FlatGroup> group;  // null before it is materialized
+  int entry = -1;                    // in the group
+  DType compute_dtype = DType::f32;  // of the full tensor
+  std::shared_ptr<Storage> window;   // of the full tensor; see Note [Windows]
+  std::int64_t window_offset_bytes = 0;
+  const Event* ready = nullptr;  // compute waits for it before value(); null where it has
+  std::shared_ptr<autograd::Leaf> leaf;
+  std::shared_ptr<GradientSinks> sinks;
+  const std::string* unit = nullptr;  // the name of the unit that claimed it
+};
+
+// A handle; copies mean the same parameter.
+class Parameter {
+ public:
+  Parameter() = default;  // undefined, as a bias that a layer does not have
+  // On `meta` until its module is materialized.
+  Parameter(const Shape& shape, Initializer initializer);
+
+  bool defined() const noexcept { return state_ != nullptr; }
+  // The global shape, sharded or not.
+  const Shape& shape() const { return state_->shape; }
+  const std::string& name() const { return state_->name; }
+  // The full tensor, with history recorded when trainable.  Throws: ContractError naming the unit
+  // when it is closed, and when the parameter has no memory yet.
+  operator Tensor() const { return value(); }
+  Tensor value() const;
+  // This rank's rows of the f32 values, and of the gradient (undefined for none): [rows, ...].
+  // Throws: ContractError from shard() when the parameter has no memory yet.
+  Tensor shard() const;
+  Tensor grad() const;
+
+  bool trainable() const { return state_->trainable; }
+  // Frozen parameters are gathered, never reduced, and the optimizer leaves them alone. Set before
+  // sharding.
+  void freeze() { state_->trainable = false; }
+
+  const std::shared_ptr<ParameterState>& state() const noexcept { return state_; }
+  bool operator==(const Parameter& other) const noexcept { return state_ == other.state_; }
+
+ private:
+  std::shared_ptr<ParameterState> state_;
+};
+
+// Gives parameters without a unit their memory: a flat group, and another for the frozen ones.
+// Values are 0.  Throws: ContractError when one of them has memory already.
+void materialize_whole(const std::string& name, const std::vector<Parameter>& parameters,
+                       const Device& device);
+
+// The distinct groups of `parameters`, in order of first mention.
+// Throws: ContractError when one is not materialized.
+std::vector<std::shared_ptr<FlatGroup>> groups_of(const std::vector<Parameter>& parameters);
+
+}  // namespace tessera

@@ -1,0 +1,112 @@
+#include "runtime/comm/mpi/lookout.hpp"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "runtime/comm/agreement.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera::comm {
+
+Lookout::Lookout(SharedWorld& world, const WorldOptions& options)
+    : world_(world),
+      timeout_s_(options.timeout_seconds),
+      heartbeat_s_(options.heartbeat_timeout_seconds),
+      beats_(static_cast<std::size_t>(world.size())),
+      silent_s_(static_cast<std::size_t>(world.size())),
+      parted_(static_cast<std::size_t>(world.size())) {
+  open_peers();
+  watch_ = std::make_unique<Watch>(pidfds_, [this](int ready) { look(ready); });
+}
+
+Lookout::~Lookout() {
+  watch_.reset();
+  for (const int fd : pidfds_)
+    if (fd >= 0) close(fd);
+}
+
+// A number of another pid namespace means another process, so only peers of our own are opened;
+// the others' beats must do.
+void Lookout::open_peers() {
+  const Segment& own = world_.segment(world_.rank());
+  for (int r = 0; r < world_.size(); ++r) {
+    const Segment& peer = world_.segment(r);
+    const bool ours =
+        r != world_.rank() && own.pid_namespace != 0 && peer.pid_namespace == own.pid_namespace;
+    pidfds_.push_back(ours ? static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)) : -1);
+  }
+}
+
+void Lookout::look(int ready) {
+  if (ready >= 0) {
+    if (!world_.is_at_end(ready))
+      world_.abort_for_lost(ready, concat("rank ", world_.name_of(ready), " is gone: its process ",
+                                          world_.segment(ready).pid, " has ended without a word; ",
+                                          world_.recorder(ready).position(world_.name_of(ready))));
+    return;
+  }
+  world_.segment(world_.rank()).beat.fetch_add(1, std::memory_order_relaxed);
+  look_for_silence();
+  if (world_.is_aborted()) return;
+  look_for_late_calls();
+  look_for_partings();
+}
+
+// Only time in which this process looked counts: after a stop of the whole job nobody is to blame.
+void Lookout::look_for_silence() {
+  const Clock::time_point now = Clock::now();
+  const double passed =
+      std::min(std::chrono::duration<double>(now - last_look_).count(), 2e-3 * kLookEveryMs);
+  last_look_ = now;
+  for (int r = 0; r < world_.size(); ++r) {
+    const auto i = static_cast<std::size_t>(r);
+    const std::uint64_t beat = world_.segment(r).beat.load(std::memory_order_relaxed);
+    silent_s_[i] = std::exchange(beats_[i], beat) == beat ? silent_s_[i] + passed : 0;
+    if (heartbeat_s_ <= 0 || silent_s_[i] < heartbeat_s_ || r == world_.rank() ||
+        world_.is_at_end(r))
+      continue;
+    world_.abort_for_lost(
+        r, concat("rank ", world_.name_of(r), " shows no life for ", heartbeat_s_,
+                  " s: its process ", world_.segment(r).pid, " is stopped or starved; ",
+                  world_.recorder(r).position(world_.name_of(r)),
+                  "; a heartbeat timeout of 0 lets debuggers stop ranks"));
+    return;
+  }
+}
+
+void Lookout::look_for_late_calls() {
+  const auto& all = world_.recorders();
+  for (int r = 0; r < world_.size(); ++r)
+    if (world_.segment(r).left.load(std::memory_order_acquire))
+      if (const std::string ended = describe_ended(all, world_.rank(), r, world_.names());
+          !ended.empty())
+        return world_.abort(ended);
+  const std::string late = describe_late(all, world_.rank(), timeout_s_, world_.names());
+  if (late.empty()) return;
+  std::string silent;  // a rank that is stopped inside of a call has come to it
+  for (int r = 0; r < world_.size(); ++r)
+    if (const double s = silent_s_[static_cast<std::size_t>(r)]; s > 5e-3 * kLookEveryMs)
+      silent += concat("; rank ", world_.name_of(r), " has shown no life for ", s, " s");
+  world_.abort_for_late(late + silent);
+}
+
+// Ranks that differ within one communicator hear more where they meet. What still stands at the
+// second look never meets.
+void Lookout::look_for_partings() {
+  CallRecord own, other;
+  for (int r = 0; r < world_.size(); ++r) {
+    if (r == world_.rank()) continue;
+    const auto i = static_cast<std::size_t>(r);
+    const int low = std::min(r, world_.rank()), high = std::max(r, world_.rank());
+    const bool differ = world_.recorder(low).has_parted_from(world_.recorder(high)) &&
+                        first_difference(world_.recorder(low), world_.recorder(high), own, other);
+    const std::uint64_t call = differ ? own.number : 0;
+    if (std::exchange(parted_[i], call) == call && call != 0)
+      return world_.abort(describe_difference(world_.recorder(low), world_.name_of(low),
+                                              world_.recorder(high), world_.name_of(high)));
+  }
+}
+
+}  // namespace tessera::comm

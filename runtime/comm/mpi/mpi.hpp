@@ -1,0 +1,33 @@
+// For the files that call MPI, and only for them.
+#pragma once
+
+#include <mpi.h>
+
+#include <memory>
+#include <source_location>
+#include <string>
+
+#include "runtime/comm/mpi/shared.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/comm/communicator.hpp"
+
+namespace tessera::comm {
+
+// Throws: CommError with MPI's own words unless `status` is MPI_SUCCESS.
+inline void check(int status, const char* call,
+                  std::source_location where = std::source_location::current()) {
+  if (status == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(status, text, &length);
+  throw CommError(concat(call, ": ", std::string(text, static_cast<std::size_t>(length))), where);
+}
+
+// Over messages, on the stream's thread; no bytes of an item move before all ranks have come and
+// agree. `mailbox` is used by nobody else.
+class Mailbox;
+std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, SharedWorld& world,
+                                                        Mailbox& mailbox, std::string role,
+                                                        StreamId stream, int rank, int size);
+
+}  // namespace tessera::comm

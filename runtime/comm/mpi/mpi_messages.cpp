@@ -1,0 +1,209 @@
+// Collectives over messages, for ranks that do not see each other's memory. Every sum is taken
+// here, in rank order, from chunks that MPI only carries: MPI's own reductions differ in order
+// between versions and sizes and have no 16-bit floats, and nothing wakes a rank inside of them.
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/comm/agreement.hpp"
+#include "runtime/comm/mpi/mailbox.hpp"
+#include "runtime/comm/mpi/mpi.hpp"
+#include "runtime/comm/pull.hpp"
+#include "tessera/base/checked.hpp"
+
+namespace tessera::comm {
+namespace {
+
+class MessageCommunicator final : public Communicator {
+ public:
+  MessageCommunicator(DeviceContext& context, SharedWorld& world, Mailbox& mailbox,
+                      std::string role, StreamId stream, int rank, int size)
+      : Communicator(context, world.recorder(world.rank()), std::move(role), stream, rank, size),
+        world_(world),
+        mail_(mailbox),
+        in_(size > 1 ? mailbox.out_bytes() : 0),
+        inputs_(static_cast<std::size_t>(size)) {}
+
+ private:
+  struct Part {
+    MessageCommunicator* self;
+    GroupCall call;
+    void operator()(Exec&) const { self->run(call); }
+  };
+
+  void launch(const Op& op, const GroupCall& call) override {
+    Stream(context_, stream()).launch_joint(op, nullptr, Part{this, call});
+  }
+
+  void run(const GroupCall& call) {
+    recorder_.started(call.number, stream());
+    agree(call);
+    for (const Collective& c : call.items()) {
+      if (c.count == 0) continue;
+      auto* const recv = static_cast<std::byte*>(c.recv);
+      switch (c.kind) {
+        case CollectiveKind::all_gather:
+          all_gather(c, recv);
+          break;
+        case CollectiveKind::reduce_scatter:
+          reduce_scatter(c, recv);
+          break;
+        case CollectiveKind::all_reduce:
+          all_reduce(c, recv);
+          break;
+        case CollectiveKind::broadcast:
+          broadcast(c, recv);
+          break;
+        case CollectiveKind::barrier:
+          break;
+      }
+    }
+    recorder_.done(call.number, stream());
+  }
+
+  int peer(int step) const { return (rank() + step + size()) % size(); }
+  std::byte* out(std::size_t at = 0) { return mail_.out() + at; }
+
+  // Fingerprints and their complements go round in log2(size) steps, each rank keeping the largest:
+  // equal ones have equal maxima. Doubles as the barrier.
+  void agree(const GroupCall& call) {
+    std::uint64_t seen[2] = {call.fingerprint, ~call.fingerprint};
+    for (int step = 1; step < size(); step *= 2) {
+      std::memcpy(out(), seen, sizeof seen);
+      mail_.receive(theirs_, sizeof theirs_, peer(-step));
+      mail_.send(out(), sizeof seen, peer(step));
+      mail_.finish();
+      for (int i = 0; i < 2; ++i) seen[i] = std::max(seen[i], theirs_[i]);
+    }
+    if (seen[0] != ~seen[1]) tell_apart(call);
+  }
+
+  // Throws what is wrong, the same on every rank.
+  void tell_apart(const GroupCall& call) {
+    std::vector<Published> all(static_cast<std::size_t>(size()));
+    Published& mine = all[static_cast<std::size_t>(rank())];
+    publish(mine, call, 0);
+    std::memcpy(out(), &mine, sizeof mine);
+    for (int step = 1; step < size(); ++step) {
+      mail_.receive(&all[static_cast<std::size_t>(peer(-step))], sizeof mine, peer(-step));
+      mail_.send(out(), sizeof mine, peer(step));
+    }
+    mail_.finish();
+    std::vector<const Published*> views;
+    for (const Published& p : all) views.push_back(&p);
+    const bool sees_all = world_.size() == size();
+    world_.agree([&] {
+      check_agreement(
+          views, role(),
+          sees_all ? std::span(world_.recorders()) : std::span<const FlightRecorder* const>());
+    });
+  }
+
+  void all_gather(const Collective& c, std::byte* recv) {
+    const std::size_t chunk = item_bytes(c);
+    std::byte* const mine = recv + static_cast<std::size_t>(rank()) * chunk;
+    if (mine != c.send) kernels::copy_bytes(mine, c.send, chunk);
+    for (std::size_t at = 0; at < chunk; at += mail_.out_bytes()) {
+      const std::size_t bytes = std::min(mail_.out_bytes(), chunk - at);
+      kernels::copy_bytes(out(), mine + at, bytes);
+      exchange_parts(out(), 0, recv + at, chunk, bytes);
+    }
+  }
+
+  // Sends `bytes` of `from`, a stride a rank, to each peer, and receives as many from each.
+  void exchange_parts(const std::byte* from, std::size_t from_stride, std::byte* to,
+                      std::size_t to_stride, std::size_t bytes) {
+    for (int step = 1; step < size(); ++step) {
+      const auto source = static_cast<std::size_t>(peer(-step));
+      const auto target = static_cast<std::size_t>(peer(step));
+      mail_.receive(to + source * to_stride, bytes, peer(-step));
+      mail_.send(from + target * from_stride, bytes, peer(step));
+    }
+    mail_.finish();
+  }
+
+  // The parts of all ranks lie in the mailbox; afterwards `result` holds all ranks' for this one,
+  // reduced.
+  void exchange_and_reduce(std::byte* result, std::size_t bytes, const Collective& c) {
+    exchange_parts(out(), bytes, in_.data(), bytes, bytes);
+    for (std::size_t r = 0; r < inputs_.size(); ++r)
+      inputs_[r] = (static_cast<int>(r) == rank() ? out() : in_.data()) + r * bytes;
+    Exec here;
+    Mover(here).reduce(result, inputs_.data(), size(),
+                       static_cast<std::int64_t>(bytes / size_bytes(c.dtype)), c);
+  }
+
+  // Bytes of each rank's part of a block, whole elements.
+  std::size_t part_bytes(DType dtype) const {
+    const std::size_t width = size_bytes(dtype);
+    return mail_.out_bytes() / inputs_.size() / width * width;
+  }
+
+  void reduce_scatter(const Collective& c, std::byte* recv) {
+    const auto* send = static_cast<const std::byte*>(c.send);
+    const std::size_t chunk = item_bytes(c), block = part_bytes(c.dtype);
+    for (std::size_t at = 0; at < chunk; at += block) {
+      const std::size_t bytes = std::min(block, chunk - at);
+      for (std::size_t r = 0; r < inputs_.size(); ++r)
+        kernels::copy_bytes(out(r * bytes), send + r * chunk + at, bytes);
+      exchange_and_reduce(recv + at, bytes, c);
+    }
+  }
+
+  // Each rank sums its part of a block, then all gather the parts. The last parts are padded.
+  void all_reduce(const Collective& c, std::byte* recv) {
+    const auto* send = static_cast<const std::byte*>(c.send);
+    const std::size_t width = size_bytes(c.dtype), total = item_bytes(c), n = inputs_.size();
+    const std::size_t block = part_bytes(c.dtype) * n;
+    for (std::size_t at = 0; at < total; at += block) {
+      const std::size_t bytes = std::min(block, total - at);
+      const auto elements = static_cast<std::int64_t>(bytes / width);
+      const std::size_t part = static_cast<std::size_t>(ceil_div(elements, size())) * width;
+      kernels::copy_bytes(out(), send + at, bytes);
+      std::memset(out(bytes), 0, part * n - bytes);
+      std::byte* const mine = out(static_cast<std::size_t>(rank()) * part);
+      exchange_and_reduce(mine, part, c);
+      exchange_parts(mine, 0, out(), part, part);
+      kernels::copy_bytes(recv + at, out(), bytes);
+    }
+  }
+
+  // Down a tree: with ranks counted from the root, each gets it from the one without its lowest
+  // bit, and passes it on to those with one lower bit more.
+  void broadcast(const Collective& c, std::byte* recv) {
+    const std::size_t total = item_bytes(c);
+    const auto* send = static_cast<const std::byte*>(c.send);
+    const int me = (rank() - c.root + size()) % size();
+    for (std::size_t at = 0; at < total; at += mail_.out_bytes()) {
+      const std::size_t bytes = std::min(mail_.out_bytes(), total - at);
+      int bit = 1;
+      while (bit < size() && (me & bit) == 0) bit *= 2;
+      if (me == 0) {
+        kernels::copy_bytes(out(), send + at, bytes);
+      } else {
+        mail_.receive(out(), bytes, peer(-bit));
+        mail_.finish();
+      }
+      for (bit /= 2; bit > 0; bit /= 2)
+        if (me + bit < size()) mail_.send(out(), bytes, peer(bit));
+      mail_.finish();
+      if (recv != send || me != 0) kernels::copy_bytes(recv + at, out(), bytes);
+    }
+  }
+
+  SharedWorld& world_;  // of this host's ranks: who is alive, and whether all is well
+  Mailbox& mail_;
+  std::uint64_t theirs_[2] = {};
+  std::vector<std::byte> in_;  // what comes to be summed, rank by rank
+  std::vector<const void*> inputs_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, SharedWorld& world,
+                                                        Mailbox& mailbox, std::string role,
+                                                        StreamId stream, int rank, int size) {
+  return std::make_unique<MessageCommunicator>(context, world, mailbox, std::move(role), stream,
+                                               rank, size);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,303 @@
+// Streams of a GPU, behind the driver table of a module. A body is called at once on the host
+// thread and queues its work; only `block` and the meetings of a collective put the host to sleep.
+//
+//   host     ── launch ── record ──────── launch ── wait ── launch ──▶        never sleeps here
+//   compute  ─────│ a     ● event of the pool  │ b                            priority 1
+//   gather   ───────────────────────────────────────●──│ c                    priority 0
+//
+// See device/joint.hpp for what a collective does.
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "runtime/device/executors/executors.hpp"
+#include "runtime/device/executors/runner.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/base/philox.hpp"
+#include "tessera/device/driver.hpp"
+
+namespace tessera {
+namespace {
+
+// What others wait for goes first.
+std::int32_t priority(StreamId stream) {
+  switch (stream) {
+    case StreamId::gather:
+    case StreamId::reduce:
+    case StreamId::replicate:
+      return 0;
+    default:
+      return 1;
+  }
+}
+
+void check(DriverError error, const char* what) {
+  if (error) throw DeviceError(concat("cuda: ", what, ": ", error));
+}
+
+std::shared_ptr<void> make_event(const Driver& driver, DriverError (*make)(void** event)) {
+  void* event = nullptr;
+  check(make(&event), "an event could not be made");
+  return {event, [&driver](void* e) { driver.end_event(e); }};
+}
+std::shared_ptr<void> make_event(const Driver& driver) {
+  return make_event(driver, driver.make_event);
+}
+
+// Native events for reuse: one that nobody else holds is free. In steady state nothing is made and
+// nothing allocated. Threads: the host thread.
+class EventPool {
+ public:
+  EventPool(const Driver& driver, DriverError (*make)(void** event))
+      : driver_(driver), make_(make) {}
+
+  const std::shared_ptr<void>& take() {
+    for (std::size_t i = 0; i < events_.size(); ++i) {
+      next_ = (next_ + 1) % events_.size();
+      if (events_[next_].use_count() == 1) return events_[next_];
+    }
+    events_.push_back(make_event(driver_, make_));
+    return events_.back();
+  }
+
+ private:
+  const Driver& driver_;
+  DriverError (*const make_)(void** event);
+  std::vector<std::shared_ptr<void>> events_;
+  std::size_t next_ = 0;
+};
+
+// An operation between two timers, until the host has seen its end.
+struct TimedOperation {
+  const char* name;
+  StreamId stream;
+  Tick tick;
+  std::shared_ptr<void> begin, end;
+};
+
+// Every fourth operation or so starts up to 60 us late: longer than a launch takes, so that other
+// streams overtake it.
+std::int64_t delay_ns(std::uint64_t seed, StreamId stream, Tick tick) {
+  const auto words = philox(seed, tick, index(stream));
+  return words[0] % 4 == 0 ? words[1] % 60'000 : 0;
+}
+
+class CudaExecutor final : public Executor {
+ public:
+  CudaExecutor(const ExecutorOptions& options, const Observers& observers)
+      : driver_(*options.driver),
+        index_(options.device_index),
+        runner_(options, observers),
+        delay_seed_(options.delay_seed == 0 ? 0 : fnv1a(options.delay_seed, options.rank + 1u)),
+        report_(observers),
+        events_(driver_, driver_.make_event),
+        timers_(driver_, driver_.make_timer) {}
+  ~CudaExecutor() override {
+    driver_.use(index_);
+    for (void* stream : streams_)
+      if (stream) driver_.end_stream(stream);
+  }
+
+  ExecutorKind kind() const override { return ExecutorKind::cuda; }
+  void set_workspace(StreamId stream, void* data, std::size_t bytes) override {
+    runner_.exec_on(stream).workspace = data;
+    runner_.exec_on(stream).workspace_bytes = bytes;
+  }
+
+  void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) override {
+    void* const native = native_of(stream);
+    report_.launched(stream, tick, op, joint);
+    const Operation operation{op.name, tick, stream, joint, &body};
+    submitted_[stream] = tick;
+    if (runner_.failure().happened()) return runner_.skip(operation);
+    if (delay_seed_ != 0) delay(operation, native);
+    const std::shared_ptr<void> begin = timer(native);
+    if (!begin) runner_.begin(operation);
+    if (joint)
+      run_together(operation, native);
+    else
+      runner_.invoke(operation, Exec::Phase::run);
+    if (begin)
+      timed_.push_back({op.name, stream, tick, begin, timer(native)});
+    else
+      runner_.end(operation);
+  }
+
+  void record(Event& event) override {
+    void* const native = native_of(event.stream);
+    event.native = events_.take();
+    check(driver_.record(event.native.get(), native), "an event could not be recorded");
+    report_.recorded(event);
+  }
+
+  void wait(StreamId stream, const Event& event) override {
+    if (event.native)
+      check(driver_.wait(native_of(stream), event.native.get()), "a stream could not wait");
+    report_.waited(stream, event);
+  }
+
+  // The device is asked only for what the host does not know yet. Sleeps first: whoever catches the
+  // failure may free what the skipped operations named.
+  void block(const Event& event) override {
+    if (event.native && !known_.covers(event.clock)) {
+      driver_.use(index_);
+      DriverError error = driver_.block(event.native.get());
+      if (!error) error = driver_.failure();
+      if (error) fail_somewhere(error);
+      known_.merge(event.clock);
+      report_.blocked(event);
+    }
+    if (!timed_.empty()) [[unlikely]]
+      tell_times();
+    runner_.failure().rethrow();
+  }
+  Lost recover() override {
+    known_ = submitted_;
+    timed_.clear();
+    return runner_.recover();
+  }
+
+  void time_operations(bool times) override {
+    times_ = times;
+    if (!times || origin_) return;
+    origin_ = timer(native_of(StreamId::compute));
+    check(driver_.block(origin_.get()), "a timer could not be reached");
+    origin_seconds_ = host_seconds();
+  }
+  double seconds(StreamId) const override { return now_ < 0 ? host_seconds() : now_; }
+
+ private:
+  // Also makes the device the calling thread's: each call of the driver acts on that.
+  void* native_of(StreamId stream) {
+    check(driver_.use(index_), "the device could not be used");
+    void*& native = streams_[index(stream)];
+    if (!native) [[unlikely]] {
+      check(driver_.make_stream(priority(stream), &native), "a stream could not be made");
+      runner_.exec_on(stream).native_stream = native;
+    }
+    return native;
+  }
+
+  // See device/joint.hpp. A peer's event is waited for after the meeting that follows its record,
+  // and recorded again only after the next one: what is waited for is always recorded. A rank that
+  // fails in the run phase still marks its end, and waits for its peers': they may be reading its
+  // bytes.
+  void run_together(const Operation& operation, void* native) {
+    try {
+      Joint& joint = *operation.joint;
+      Joint::Marks& mine = joint.marks(runner_.rank());
+      if (!mine.ready) mine = {make_event(driver_), make_event(driver_)};
+      runner_.invoke(operation, Exec::Phase::publish);
+      runner_.failure().rethrow();
+      mark(mine.ready, native);
+      joint.begin();
+      const std::exception_ptr given_up = run_begun(operation, joint, native);
+      wait_for_peers(joint, native, &Joint::Marks::done);
+      if (given_up) std::rethrow_exception(given_up);
+    } catch (...) {
+      if (!runner_.failure().happened()) runner_.fail(operation, std::current_exception());
+    }
+  }
+
+  // To the end of the meeting, whatever happens. What it threw, or null.
+  std::exception_ptr run_begun(const Operation& operation, Joint& joint, void* native) {
+    try {
+      wait_for_peers(joint, native, &Joint::Marks::ready);
+      runner_.invoke(operation, Exec::Phase::run);
+      mark(joint.marks(runner_.rank()).done, native);
+    } catch (...) {
+      runner_.fail(operation, std::current_exception());
+    }
+    try {
+      joint.end();
+    } catch (...) {
+      return std::current_exception();
+    }
+    return nullptr;
+  }
+
+  void mark(const std::shared_ptr<void>& event, void* native) const {
+    check(driver_.record(event.get(), native), "an event could not be recorded");
+  }
+
+  void wait_for_peers(Joint& joint, void* native,
+                      std::shared_ptr<void> Joint::Marks::* mark) const {
+    for (int peer = 0; peer < joint.size(); ++peer)
+      if (peer != runner_.rank())
+        check(driver_.wait(native, (joint.marks(peer).*mark).get()), "a stream could not wait");
+  }
+
+  void delay(const Operation& operation, void* native) {
+    const std::int64_t ns = delay_ns(delay_seed_, operation.stream, operation.tick);
+    if (ns > 0) check(driver_.delay(ns, native), "a stream could not be delayed");
+  }
+
+  // A timer recorded on the stream; null where nobody wants times.
+  std::shared_ptr<void> timer(void* native) {
+    if (!times_) [[likely]]
+      return nullptr;
+    std::shared_ptr<void> taken = timers_.take();
+    check(driver_.record(taken.get(), native), "a timer could not be recorded");
+    return taken;
+  }
+
+  double device_seconds(void* timer) const {
+    double since = 0;
+    check(driver_.elapsed(origin_.get(), timer, &since), "a timer could not be read");
+    return origin_seconds_ + since;
+  }
+
+  // Of the operations that the host knows to be over, in the order of their submission.
+  void tell_times() {
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < timed_.size(); ++i) {
+      TimedOperation& t = timed_[i];
+      if (t.tick > known_[t.stream]) {
+        if (kept != i) timed_[kept] = std::move(t);
+        ++kept;
+        continue;
+      }
+      const Operation operation{t.name, t.tick, t.stream, nullptr, nullptr};
+      now_ = device_seconds(t.begin.get());
+      runner_.begin(operation);
+      now_ = device_seconds(t.end.get());
+      runner_.end(operation);
+    }
+    timed_.resize(kept);
+    now_ = -1;
+  }
+
+  // A kernel has failed on the device: one of all that the host had not seen the end of.
+  void fail_somewhere(DriverError error) {
+    runner_.fail({.name = "a kernel before this point"},
+                 std::make_exception_ptr(
+                     DeviceError(concat("cuda: a kernel failed on the device: ", error,
+                                        "; run with CUDA_LAUNCH_BLOCKING=1 to learn which one"))));
+    for (std::size_t i = 0; i < kMaxStreams; ++i)
+      if (const auto s = static_cast<StreamId>(i); submitted_[s] > known_[s])
+        runner_.lose(s, known_[s] + 1);
+  }
+
+  const Driver& driver_;
+  const int index_;
+  Runner runner_;
+  const std::uint64_t delay_seed_;
+  const Report report_;
+  EventPool events_, timers_;
+  std::array<void*, kMaxStreams> streams_{};
+  Clock submitted_, known_;  // known_: what the host has blocked on
+  // See Executor::time_operations.
+  bool times_ = false;
+  std::vector<TimedOperation> timed_;
+  std::shared_ptr<void> origin_;
+  double origin_seconds_ = 0;
+  double now_ = -1;  // while an observer hears of a time
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> make_cuda(const ExecutorOptions& options, const Observers& observers) {
+  return std::make_unique<CudaExecutor>(options, observers);
+}
+
+}  // namespace tessera

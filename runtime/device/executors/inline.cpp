@@ -1,0 +1,38 @@
+// Runs every body where it is submitted, on the host thread: no queue, nothing to wait for.
+#include "runtime/device/executors/executors.hpp"
+#include "runtime/device/executors/runner.hpp"
+
+namespace tessera {
+namespace {
+
+class InlineExecutor final : public Executor {
+ public:
+  InlineExecutor(const ExecutorOptions& options, const Observers& observers)
+      : runner_(options, observers), report_(observers) {}
+
+  ExecutorKind kind() const override { return ExecutorKind::inlined; }
+
+  void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) override {
+    report_.launched(stream, tick, op, joint);
+    runner_.run({op.name, tick, stream, joint, &body});
+  }
+  void record(Event& event) override { report_.recorded(event); }
+  void wait(StreamId stream, const Event& event) override { report_.waited(stream, event); }
+  void block(const Event& event) override {
+    report_.blocked(event);
+    runner_.failure().rethrow();
+  }
+  Lost recover() override { return runner_.recover(); }
+
+ private:
+  Runner runner_;
+  Report report_;
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> make_inline(const ExecutorOptions& options, const Observers& observers) {
+  return std::make_unique<InlineExecutor>(options, observers);
+}
+
+}  // namespace tessera

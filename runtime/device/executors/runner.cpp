@@ -1,0 +1,155 @@
+#include "runtime/device/executors/runner.hpp"
+
+#include <utility>
+
+#include "runtime/device/tell.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+namespace {
+
+// What `error` says; stamps the rank on errors of ours.
+std::string describe(const std::exception_ptr& error, int rank) {
+  try {
+    std::rethrow_exception(error);
+  } catch (Error& e) {
+    if (e.rank() < 0) e.set_rank(rank);
+    return e.what();
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+}  // namespace
+
+void Failure::keep(std::exception_ptr error, int rank, StreamId stream, const char* name) {
+  const std::lock_guard lock(mutex_);
+  if (error_) return;
+  reason_ = concat("rank ", rank, ": '", name, "' on stream ", tessera::name(stream),
+                   " failed: ", describe(error, rank));
+  error_ = std::move(error);
+  happened_.store(true, std::memory_order_release);
+}
+
+void Failure::rethrow() const {
+  if (!happened()) return;
+  const std::lock_guard lock(mutex_);
+  std::rethrow_exception(error_);
+}
+
+void Failure::lose(StreamId stream, Tick tick, bool has_failed) {
+  const std::lock_guard lock(mutex_);
+  if (lost_.first[stream] == 0) lost_.first[stream] = tick;
+  if (has_failed && lost_.failed[stream] == 0) lost_.failed[stream] = tick;
+}
+
+Lost Failure::forget() {
+  const std::lock_guard lock(mutex_);
+  error_ = nullptr;
+  reason_.clear();
+  happened_.store(false, std::memory_order_release);
+  return std::exchange(lost_, {});
+}
+
+std::string Failure::reason() const {
+  const std::lock_guard lock(mutex_);
+  return reason_;
+}
+
+Runner::Runner(const ExecutorOptions& options, const Observers& observers)
+    : rank_(options.rank), observers_(observers) {
+  if (options.threads > 1) workers_ = std::make_unique<WorkerPool>(options.threads);
+  for (std::size_t i = 0; i < kMaxStreams; ++i) {
+    execs_[i].driver = options.driver;
+    execs_[i].workers = workers_.get();
+    execs_[i].stream = static_cast<StreamId>(i);
+    execs_[i].rank = rank_;
+  }
+}
+
+void Runner::call(const Operation& operation, Exec::Phase phase, StreamFiber* fiber) {
+  Exec exec = execs_[index(operation.stream)];
+  exec.phase = phase;
+  if (fiber)
+    fiber->run(operation.tick, *operation.body, exec);
+  else
+    operation.body->invoke(operation.body->bytes, exec);
+  if (exec.error)
+    throw DeviceError(concat("'", operation.name, "' on stream ", name(operation.stream),
+                             " was refused: ", exec.error));
+}
+
+void Runner::run(const Operation& operation) {
+  if (failure_.happened()) return skip(operation);
+  try {
+    tell_observers(observers_, [&operation](Observer& o) {
+      o.started(operation.stream, operation.tick, operation.name);
+    });
+    if (operation.joint == nullptr)
+      call(operation, Exec::Phase::run);
+    else
+      run_joint(operation);
+    tell_observers(observers_, [&operation](Observer& o) {
+      o.finished(operation.stream, operation.tick, operation.name);
+    });
+  } catch (...) {
+    fail(operation, std::current_exception());
+  }
+}
+
+// One that throws hears of its peers' end all the same: they may still be reading its bytes.
+void Runner::run_joint(const Operation& operation) {
+  call(operation, Exec::Phase::publish);
+  operation.joint->begin();
+  try {
+    call(operation, Exec::Phase::run);
+  } catch (...) {
+    fail(operation, std::current_exception());
+  }
+  operation.joint->end();
+}
+
+void Runner::begin(const Operation& operation) {
+  try {
+    tell_observers(observers_, [&operation](Observer& o) {
+      o.started(operation.stream, operation.tick, operation.name);
+    });
+  } catch (...) {
+    fail(operation, std::current_exception());
+  }
+}
+
+void Runner::invoke(const Operation& operation, Exec::Phase phase, StreamFiber* fiber) {
+  if (failure_.happened()) return;
+  try {
+    call(operation, phase, fiber);
+  } catch (...) {
+    fail(operation, std::current_exception());
+  }
+}
+
+void Runner::end(const Operation& operation) {
+  if (observers_.empty() || failure_.happened()) return;  // before anything goes to the stack
+  try {
+    tell_each(observers_, [&operation](Observer& o) {
+      o.finished(operation.stream, operation.tick, operation.name);
+    });
+  } catch (...) {
+    fail(operation, std::current_exception());
+  }
+}
+
+void Runner::fail(const Operation& operation, std::exception_ptr error) {
+  failure_.keep(std::move(error), rank_, operation.stream, operation.name);
+  if (operation.tick > 0) failure_.lose(operation.stream, operation.tick, true);
+  if (operation.joint != nullptr) operation.joint->meeting().abort(failure_.reason());
+}
+
+void Runner::skip(const Operation& operation) {
+  failure_.lose(operation.stream, operation.tick, false);
+  if (operation.joint != nullptr) operation.joint->meeting().abort(failure_.reason());
+}
+
+}  // namespace tessera

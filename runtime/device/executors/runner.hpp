@@ -1,0 +1,92 @@
+// What the executors share: the first failure of a device, and running one body with all that
+// belongs to it (observers, the two phases of a joint, the failure of an earlier body).
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "runtime/device/executors/fiber.hpp"
+#include "tessera/device/executor.hpp"
+#include "tessera/device/workers.hpp"
+
+namespace tessera {
+
+// The first exception that a body of this device threw. Any thread captures; the host thread
+// rethrows, every time.
+class Failure {
+ public:
+  // Keeps `error` if it is the first. `what` names the operation and the rank for peers that hear
+  // of it.
+  void keep(std::exception_ptr error, int rank, StreamId stream, const char* name);
+
+  bool happened() const noexcept { return happened_.load(std::memory_order_acquire); }
+  void rethrow() const;  // returns when nothing happened
+  // An operation failed, or is skipped after a failure.
+  void lose(StreamId stream, Tick tick, bool has_failed);
+  // Forgets all, and returns what was lost.
+  Lost forget();
+  // One line for the peers.  Requires: happened().
+  std::string reason() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::atomic<bool> happened_{false};
+  std::exception_ptr error_;
+  std::string reason_;
+  Lost lost_;
+};
+
+// An operation as executors keep it: what `Op` says about cost and accesses is for observers and
+// gone by now.
+struct Operation {
+  const char* name = "";
+  Tick tick = 0;
+  StreamId stream = StreamId::compute;
+  Joint* joint = nullptr;
+  const Body* body = nullptr;
+};
+
+// Runs bodies for one device. After a failure it runs none any more, and aborts the joints that
+// come up so that no peer waits for this rank.
+class Runner {
+ public:
+  Runner(const ExecutorOptions& options, const Observers& observers);
+
+  // The whole operation on the calling thread; sleeps in the meetings of a joint. Never throws.
+  void run(const Operation& operation);
+
+  // The pieces, for an executor that holds the meetings itself. Each keeps what is thrown.
+  void begin(const Operation& operation);
+  void invoke(const Operation& operation, Exec::Phase phase, StreamFiber* fiber = nullptr);
+  void end(const Operation& operation);
+  // Keeps `error` as the failure of `operation`, and aborts its joint.
+  void fail(const Operation& operation, std::exception_ptr error);
+  // The operation of `tick` has failed too, or may have.
+  void lose(StreamId stream, Tick tick) { failure_.lose(stream, tick, true); }
+  // What is left of an operation after a failure.
+  void skip(const Operation& operation);
+
+  // What bodies on `stream` see beside the rank and the phase: the native stream, its workspace.
+  Exec& exec_on(StreamId stream) { return execs_[index(stream)]; }
+
+  const Failure& failure() const noexcept { return failure_; }
+  // See Executor::recover.
+  Lost recover() { return failure_.forget(); }
+  int rank() const noexcept { return rank_; }
+
+ private:
+  void run_joint(const Operation& operation);
+  void call(const Operation& operation, Exec::Phase phase, StreamFiber* fiber = nullptr);
+
+  int rank_;
+  const Observers& observers_;
+  std::unique_ptr<WorkerPool> workers_;  // null for one thread
+  std::array<Exec, kMaxStreams> execs_;
+  Failure failure_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,309 @@
+#include "runtime/device/executors/scheduler.hpp"
+
+#include <algorithm>
+
+#include "tessera/base/error.hpp"
+#include "tessera/base/philox.hpp"
+
+namespace tessera {
+
+std::shared_ptr<ShuffledScheduler> ShuffledScheduler::make(std::uint64_t seed, int ranks) {
+  return std::make_shared<Scheduler>(seed, ranks);
+}
+
+Scheduler::Scheduler(std::uint64_t seed, int ranks)
+    : seed_(seed), policy_(seed), trace_(fnv1a("")) {
+  TESSERA_EXPECT(ranks >= 1, "ShuffledScheduler: ", ranks, " ranks; give at least 1");
+  ranks_ = std::vector<Rank>(static_cast<std::size_t>(ranks));
+}
+
+// ---- Hosts
+
+void Scheduler::attach(int r) {
+  Lock lock(mutex_);
+  Rank& self = rank(r);
+  TESSERA_EXPECT(self.host == HostState::absent || self.host == HostState::gone,
+                 "ShuffledScheduler::attach: rank ", r, " is attached already");
+  self.host = HostState::arriving;
+  if (baton_ == kFree) hand_over(lock);
+  wait_for_turn(lock, r);
+}
+
+void Scheduler::detach(int r) {
+  Lock lock(mutex_);
+  Rank& self = rank(r);
+  self.host = HostState::gone;
+  if (baton_ == r || baton_ == kFree) hand_over(lock);
+}
+
+void Scheduler::block(int r, const Event& event) {
+  Lock lock(mutex_);
+  Rank& self = ranks_[static_cast<std::size_t>(r)];
+  const HostState before = self.host;
+  self.host = HostState::blocked;
+  self.wanted = event;
+  if (before == HostState::running || baton_ == kFree) hand_over(lock);
+  wait_for_turn(lock, r);
+  if (before == HostState::running) return;
+  self.host = before;
+  hand_over(lock);
+}
+
+void Scheduler::wait_for_turn(Lock& lock, int r) {
+  Rank& self = ranks_[static_cast<std::size_t>(r)];
+  self.turn.wait(lock, [&] { return baton_ == r; });
+}
+
+void Scheduler::expect_attached(int r) {
+  const Lock lock(mutex_);
+  TESSERA_EXPECT(rank(r).host == HostState::running, "shuffled executor: the host thread of rank ",
+                 r, " submits without the baton; call ShuffledScheduler::attach(", r,
+                 ") in it first");
+}
+
+void Scheduler::enter(int r, Program& program) {
+  const Lock lock(mutex_);
+  Rank& self = rank(r);
+  TESSERA_EXPECT(self.program == nullptr, "ShuffledScheduler: rank ", r,
+                 " has a device already; end that one first");
+  self.program = &program;
+}
+
+void Scheduler::leave(int r) {
+  const Lock lock(mutex_);
+  ranks_[static_cast<std::size_t>(r)].program = nullptr;
+}
+
+std::uint64_t Scheduler::trace_hash() const {
+  const Lock lock(mutex_);
+  return trace_;
+}
+
+Scheduler::Rank& Scheduler::rank(int r) {
+  TESSERA_EXPECT(r >= 0 && r < static_cast<int>(ranks_.size()), "ShuffledScheduler: rank ", r,
+                 " of a schedule for ", ranks_.size(), " ranks");
+  return ranks_[static_cast<std::size_t>(r)];
+}
+
+// ---- The baton
+
+// Runs operations until the choice falls on a host, which then has the baton; frees it when nothing
+// is left to choose and nobody waits. Nothing starts before every rank has come, or the order of
+// arrival would show in the trace.
+void Scheduler::hand_over(Lock& lock) {
+  baton_ = kFree;
+  if (std::any_of(ranks_.begin(), ranks_.end(),
+                  [](const Rank& r) { return r.host == HostState::absent; }))
+    return;
+  baton_ = kChoosing;
+  for (;;) {
+    settle();
+    const std::vector<Candidate> ready = candidates();
+    if (ready.empty()) {
+      if (fail_waiting()) continue;
+      baton_ = kFree;
+      return;
+    }
+    const Candidate chosen = ready[policy_.choose(ready)];
+    if (chosen.place != 0) {
+      run(lock, chosen);
+      continue;
+    }
+    Rank& next = ranks_[static_cast<std::size_t>(chosen.rank)];
+    next.host = HostState::running;
+    baton_ = chosen.rank;
+    next.turn.notify_one();
+    return;
+  }
+}
+
+// Consumes what needs no choice: waits for events that are complete, and everything behind a
+// failure.
+void Scheduler::settle() {
+  for (Rank& r : ranks_)
+    while (r.program != nullptr && settle(*r.program)) {
+    }
+}
+
+bool Scheduler::settle(Program& program) {
+  bool changed = false;
+  for (std::size_t s = 0; s < kMaxStreams; ++s) {
+    auto& queue = program.queues[s];
+    for (; !queue.empty(); queue.pop_front(), changed = true) {
+      const Program::Entry& entry = queue.front();
+      if (entry.is_wait) {
+        const Clock& wanted = entry.event.clock;
+        if (!program.completed.covers(wanted)) break;
+        for (std::size_t i = 0; i < kMaxStreams; ++i)
+          if (wanted.ticks[i] > 0) program.fibers[s].learn(program.fibers[i], wanted.ticks[i]);
+      } else {
+        if (!program.runner.failure().happened()) break;
+        program.runner.skip(entry.operation);
+        program.fibers[s].finished(entry.operation.tick);  // what its stream did before, too
+        program.completed[entry.operation.stream] = entry.operation.tick;
+      }
+    }
+  }
+  return changed;
+}
+
+std::vector<Candidate> Scheduler::candidates() const {
+  std::vector<Candidate> found;
+  std::vector<const Joint*> joints;  // each is one candidate, at its first rank
+  for (int r = 0; r < static_cast<int>(ranks_.size()); ++r) {
+    const Rank& self = ranks_[static_cast<std::size_t>(r)];
+    if (host_is_ready(self)) found.push_back({r, 0});
+    if (self.program == nullptr) continue;
+    for (int s = 0; s < kMaxStreams; ++s) {
+      const auto& queue = self.program->queues[static_cast<std::size_t>(s)];
+      if (queue.empty() || queue.front().is_wait) continue;
+      if (const Joint* joint = queue.front().operation.joint; joint != nullptr) {
+        if (!joint_is_ready(*joint)) continue;
+        if (!joint->meeting().aborted()) {
+          if (std::find(joints.begin(), joints.end(), joint) != joints.end()) continue;
+          joints.push_back(joint);
+        }
+      }
+      found.push_back({r, 1 + s});
+    }
+  }
+  return found;
+}
+
+bool Scheduler::host_is_ready(const Rank& r) const {
+  if (r.host == HostState::arriving) return true;
+  return r.host == HostState::blocked && r.program->completed.covers(r.wanted.clock);
+}
+
+// All ranks are there, or nobody will come any more.
+bool Scheduler::joint_is_ready(const Joint& joint) const {
+  if (joint.meeting().aborted()) return true;
+  int present = 0;
+  for (const Rank& r : ranks_)
+    for (int s = 0; r.program != nullptr && s < kMaxStreams; ++s) {
+      const auto& queue = r.program->queues[static_cast<std::size_t>(s)];
+      present +=
+          !queue.empty() && !queue.front().is_wait && queue.front().operation.joint == &joint;
+    }
+  return present >= joint.size();
+}
+
+// ---- Operations
+
+Program::Entry& Scheduler::head(const Candidate& c) const {
+  return ranks_[static_cast<std::size_t>(c.rank)]
+      .program->queues[static_cast<std::size_t>(c.place - 1)]
+      .front();
+}
+
+// The chosen operation alone, or one of each rank of its joint, in rank order.
+std::vector<Candidate> Scheduler::attendants(const Candidate& chosen) const {
+  const Joint* joint = head(chosen).operation.joint;
+  if (joint == nullptr || joint->meeting().aborted()) return {chosen};
+  std::vector<Candidate> all;
+  for (int r = 0; r < static_cast<int>(ranks_.size()); ++r)
+    for (int s = 0; s < kMaxStreams; ++s) {
+      const Program* program = ranks_[static_cast<std::size_t>(r)].program;
+      if (program == nullptr || program->queues[static_cast<std::size_t>(s)].empty()) continue;
+      const Candidate c{r, 1 + s};
+      if (!head(c).is_wait && head(c).operation.joint == joint) all.push_back(c);
+    }
+  return all;
+}
+
+void Scheduler::run(Lock& lock, const Candidate& chosen) {
+  const std::vector<Candidate> here = attendants(chosen);
+  Joint* const joint = head(chosen).operation.joint;
+  const auto runner = [&](const Candidate& c) -> Runner& {
+    return ranks_[static_cast<std::size_t>(c.rank)].program->runner;
+  };
+  const auto fiber = [&](const Candidate& c) -> StreamFiber& {
+    return ranks_[static_cast<std::size_t>(c.rank)]
+        .program->fibers[static_cast<std::size_t>(c.place - 1)];
+  };
+  const auto invoke = [&](Exec::Phase phase) {
+    for (const Candidate& c : here) runner(c).invoke(head(c).operation, phase, &fiber(c));
+    if (joint == nullptr) return;
+    for (const Candidate& c : here) fiber(c).arrive(joint);
+    for (const Candidate& c : here) fiber(c).leave(joint);
+  };
+  for (const Candidate& c : here) {
+    const Operation& operation = head(c).operation;
+    trace_ = fnv1a(static_cast<std::uint64_t>(c.rank), trace_);
+    trace_ = fnv1a(static_cast<std::uint64_t>(index(operation.stream)), trace_);
+    trace_ = fnv1a(operation.name, trace_);
+  }
+  // Bodies and observers may take their time; only arrivals can interfere, and they wait.
+  lock.unlock();
+  for (const Candidate& c : here) runner(c).begin(head(c).operation);
+  if (joint != nullptr && !joint->meeting().aborted()) invoke(Exec::Phase::publish);
+  // Without every input no rank may run, and with a rank that failed to run none has a result.
+  if (joint == nullptr || !joint->meeting().aborted()) invoke(Exec::Phase::run);
+  for (const Candidate& c : here) {
+    if (joint != nullptr && joint->meeting().aborted() && !runner(c).failure().happened())
+      runner(c).fail(head(c).operation,
+                     std::make_exception_ptr(
+                         CommError("collective: given up because " + joint->meeting().reason())));
+    runner(c).end(head(c).operation);
+    fiber(c).finished(head(c).operation.tick);
+  }
+  lock.lock();
+  for (const Candidate& c : here) {
+    Program& program = *ranks_[static_cast<std::size_t>(c.rank)].program;
+    const Operation& operation = head(c).operation;
+    program.completed[operation.stream] = operation.tick;
+    program.queues[index(operation.stream)].pop_front();
+  }
+}
+
+// ---- Deadlock
+
+// Fails every rank that still has something to wait for; false when no host waits. Their hosts
+// throw from `block`.
+bool Scheduler::fail_waiting() {
+  if (std::none_of(ranks_.begin(), ranks_.end(),
+                   [](const Rank& r) { return r.host == HostState::blocked; }))
+    return false;
+  const auto error = std::make_exception_ptr(DeviceError(describe()));
+  for (Rank& r : ranks_) {
+    if (r.program == nullptr) continue;
+    for (int s = 0; s < kMaxStreams; ++s) {
+      const auto& queue = r.program->queues[static_cast<std::size_t>(s)];
+      if (queue.empty()) continue;
+      Operation at{.stream = static_cast<StreamId>(s)};
+      if (!queue.front().is_wait) at = queue.front().operation;
+      r.program->runner.fail(at, error);
+    }
+  }
+  return true;
+}
+
+// One line: for each rank what its host and the head of each stream wait for.
+std::string Scheduler::describe() const {
+  std::string text =
+      concat("shuffled schedule of seed ", seed_, ": no rank can go on; every rank must ",
+             "submit the same collectives in the same order");
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    const Rank& self = ranks_[r];
+    text += concat("; rank ", r, ": host ");
+    if (self.host == HostState::blocked)
+      text += concat("blocks on ", name(self.wanted.stream), "@", self.wanted.tick);
+    else
+      text += "has left";
+    for (int s = 0; self.program != nullptr && s < kMaxStreams; ++s) {
+      const auto& queue = self.program->queues[static_cast<std::size_t>(s)];
+      if (queue.empty()) continue;
+      const Program::Entry& entry = queue.front();
+      text += concat(", ", kStreamNames[s]);
+      if (entry.is_wait) {
+        text += concat(" waits for ", name(entry.event.stream), "@", entry.event.tick);
+      } else {
+        text += concat(" is at '", entry.operation.name, "'@", entry.operation.tick);
+        text += " and waits for its peers";
+      }
+    }
+  }
+  return text;
+}
+
+}  // namespace tessera

@@ -1,0 +1,95 @@
+// The scheduler behind the `shuffled` executor: who holds the baton, and who gets it next.
+//
+//   host 0 ── submits ── blocks ──┐                                      ┌─▶ goes on
+//                                 ├─ choose, run, choose, run, choose ───┤
+//   host 1  (asleep in block) ────┘                                      └─▶ or this one
+//
+// A choice is an operation at the head of a stream, or a host whose event is complete.
+// The thread that gives the baton up makes the choices and runs the operations, those of other
+// ranks too, until the choice falls on a host. So at every moment one thread runs, and what happens
+// is a function of program and seed.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/device/executors/policy.hpp"
+#include "runtime/device/executors/runner.hpp"
+
+namespace tessera {
+
+// What one rank has submitted and what of it is done. Touched only by whoever has the baton.
+struct Program {
+  struct Entry {
+    Body body;
+    Operation operation;
+    Event event;  // of a wait
+    bool is_wait = false;
+  };
+
+  Program(const ExecutorOptions& options, const Observers& observers)
+      : runner(options, observers) {}
+
+  Runner runner;
+  std::array<StreamFiber, kMaxStreams> fibers;
+  std::array<std::deque<Entry>, kMaxStreams> queues;
+  Clock completed;
+};
+
+class Scheduler final : public ShuffledScheduler {
+ public:
+  Scheduler(std::uint64_t seed, int ranks);
+
+  void attach(int rank) override;
+  void detach(int rank) override;
+  std::uint64_t trace_hash() const override;
+
+  // A rank's device comes and goes. The program is not owned.
+  void enter(int rank, Program& program);
+  void leave(int rank);
+
+  // The rank's host gives the baton up until `event` is complete and the seed chooses it. A thread
+  // that is not attached (a device that outlives its rank) is let in for the duration.
+  void block(int rank, const Event& event);
+  // Throws: ContractError unless the rank's host thread is attached.
+  void expect_attached(int rank);
+
+ private:
+  enum class HostState { absent, arriving, running, blocked, gone };
+  struct Rank {
+    HostState host = HostState::absent;
+    Event wanted;  // while blocked
+    std::condition_variable turn;
+    Program* program = nullptr;
+  };
+  static constexpr int kFree = -1, kChoosing = -2;
+
+  using Lock = std::unique_lock<std::mutex>;
+  void hand_over(Lock& lock);
+  void wait_for_turn(Lock& lock, int rank);
+  void settle();
+  bool settle(Program& program);
+  std::vector<Candidate> candidates() const;
+  bool host_is_ready(const Rank& rank) const;
+  bool joint_is_ready(const Joint& joint) const;
+  std::vector<Candidate> attendants(const Candidate& chosen) const;
+  void run(Lock& lock, const Candidate& chosen);
+  bool fail_waiting();
+  std::string describe() const;
+  Program::Entry& head(const Candidate& c) const;
+  Rank& rank(int r);
+
+  const std::uint64_t seed_;
+  SchedulePolicy policy_;
+  mutable std::mutex mutex_;
+  std::vector<Rank> ranks_;
+  int baton_ = kFree;  // the rank whose host runs, or one of the above
+  std::uint64_t trace_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,79 @@
+// Appends to the rank's program; the scheduler that all ranks share runs it. See scheduler.hpp.
+#include "runtime/device/executors/executors.hpp"
+#include "runtime/device/executors/scheduler.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera {
+namespace {
+
+class ShuffledExecutor final : public Executor {
+ public:
+  ShuffledExecutor(const ExecutorOptions& options, const Observers& observers)
+      : program_(options, observers), report_(observers), alone_(options.scheduler == nullptr) {
+    // Alone it is rank 0 of its own schedule, whatever its rank in the world, and this thread is
+    // its host.
+    place_ = alone_ ? 0 : options.rank;
+    scheduler_ = alone_ ? std::make_shared<Scheduler>(options.seed, 1)
+                        : std::dynamic_pointer_cast<Scheduler>(options.scheduler);
+    TESSERA_EXPECT(scheduler_ != nullptr,
+                   "make_executor: make the scheduler with ShuffledScheduler::make");
+    scheduler_->enter(place_, program_);
+    if (alone_) scheduler_->attach(place_);
+  }
+  ~ShuffledExecutor() override {
+    scheduler_->leave(place_);
+    if (alone_) scheduler_->detach(place_);
+  }
+
+  ExecutorKind kind() const override { return ExecutorKind::shuffled; }
+
+  void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) override {
+    scheduler_->expect_attached(place_);
+    report_.launched(stream, tick, op, joint);
+    Program::Entry& entry = program_.queues[index(stream)].emplace_back();
+    entry.body = body;
+    entry.operation = {op.name, tick, stream, joint, &entry.body};
+    program_.fibers[index(stream)].submitted(tick);
+  }
+
+  void record(Event& event) override { report_.recorded(event); }
+
+  void wait(StreamId stream, const Event& event) override {
+    scheduler_->expect_attached(place_);
+    Program::Entry& entry = program_.queues[index(stream)].emplace_back();
+    entry.event = event;
+    entry.is_wait = true;
+    report_.waited(stream, event);
+  }
+
+  // Hands the baton over even when the event is complete by now: only what the host has blocked on
+  // is no choice.
+  void block(const Event& event) override {
+    if (!known_.covers(event.clock)) {
+      scheduler_->block(place_, event);
+      known_.merge(event.clock);
+      report_.blocked(event);
+      for (std::size_t i = 0; i < kMaxStreams; ++i)
+        program_.fibers[i].teach_caller(event.clock.ticks[i]);
+    }
+    program_.runner.failure().rethrow();
+  }
+  Lost recover() override { return program_.runner.recover(); }
+
+ private:
+  Program program_;
+  Report report_;
+  const bool alone_;
+  int place_ = 0;
+  std::shared_ptr<Scheduler> scheduler_;
+  Clock known_;  // what the host has blocked on
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> make_shuffled(const ExecutorOptions& options,
+                                        const Observers& observers) {
+  return std::make_unique<ShuffledExecutor>(options, observers);
+}
+
+}  // namespace tessera

@@ -1,0 +1,187 @@
+// A queue and a worker thread for each stream. The host appends fixed-size records; nothing is
+// allocated and no lock is taken for a launch.
+//
+//   host  ── submit ── submit ── wait ──▶ ring of 1024 records ──▶ worker: run, run, sleep
+//                                                                    │
+//   other workers, the blocking host  ◀── completed[stream] ─────────┘  one counter per stream
+//
+// A wait is a record that carries the event's clock: the worker sleeps until every stream has
+// completed what it names.
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "runtime/device/executors/counter.hpp"
+#include "runtime/device/executors/executors.hpp"
+#include "runtime/device/executors/runner.hpp"
+
+namespace tessera {
+namespace {
+
+constexpr std::uint64_t kCapacity = 1024;
+
+enum class RecordKind : std::uint8_t { run, wait, stop };
+
+struct Record {
+  Body body;  // of `wait`: the bytes of a Clock
+  const char* name;
+  Joint* joint;
+  Tick tick;
+  RecordKind kind;
+};
+static_assert(sizeof(Clock) <= kBodyBytes);
+
+// Ordered: completed[s] reaches a tick after the body's effects and `finished` calls, so that a
+// thread which has seen the tick has seen those.
+struct Progress {
+  std::array<Counter, kMaxStreams> completed;
+
+  bool covers(const Clock& clock) const {
+    for (std::size_t i = 0; i < kMaxStreams; ++i)
+      if (completed[i].load() < clock.ticks[i]) return false;
+    return true;
+  }
+  void wait_for(const Clock& clock) {
+    for (std::size_t i = 0; i < kMaxStreams; ++i)
+      if (completed[i].load() < clock.ticks[i]) completed[i].wait_for(clock.ticks[i]);
+  }
+};
+
+// One stream's ring and thread. Threads: `push` on the host only.
+class Worker {
+ public:
+  Worker(StreamId stream, Runner& runner, Progress& progress)
+      : stream_(stream), runner_(runner), progress_(progress), ring_(new Record[kCapacity]) {
+    thread_ = std::thread([this] { drain(); });
+  }
+  ~Worker() {
+    push([](Record& r) { r.kind = RecordKind::stop; });
+    thread_.join();
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // `fill` writes the next record. Sleeps while the ring is full, until half of it is free.
+  template <class Fill>
+  void push(const Fill& fill) {
+    if (pushed_ - consumed_seen_ == kCapacity) {
+      consumed_seen_ = consumed_.load();
+      if (pushed_ - consumed_seen_ == kCapacity) {
+        consumed_.wait_for(pushed_ - kCapacity / 2);
+        consumed_seen_ = consumed_.load();
+      }
+    }
+    fill(ring_[pushed_ % kCapacity]);
+    submitted_.advance(++pushed_);
+  }
+
+  double waited_seconds() const { return waited_.load(std::memory_order_relaxed); }
+
+ private:
+  void drain() {
+    for (std::uint64_t i = 0;; ++i) {
+      submitted_.wait_for(i + 1);
+      const Record& record = ring_[i % kCapacity];
+      switch (record.kind) {
+        case RecordKind::run:
+          runner_.run({record.name, record.tick, stream_, record.joint, &record.body});
+          progress_.completed[index(stream_)].advance(record.tick);
+          break;
+        case RecordKind::wait:
+          wait(record);
+          break;
+        case RecordKind::stop:
+          return;
+      }
+      consumed_.advance(i + 1);
+    }
+  }
+
+  void wait(const Record& record) {
+    Clock clock;
+    std::memcpy(&clock, record.body.bytes, sizeof(clock));
+    if (progress_.covers(clock)) return;
+    const auto start = std::chrono::steady_clock::now();
+    progress_.wait_for(clock);
+    const std::chrono::duration<double> slept = std::chrono::steady_clock::now() - start;
+    waited_.store(waited_.load(std::memory_order_relaxed) + slept.count(),
+                  std::memory_order_relaxed);
+  }
+
+  const StreamId stream_;
+  Runner& runner_;
+  Progress& progress_;
+  const std::unique_ptr<Record[]> ring_;
+  std::uint64_t pushed_ = 0, consumed_seen_ = 0;  // the host's
+  Counter submitted_;                             // advanced by the host
+  Counter consumed_;                              // advanced by the worker
+  std::atomic<double> waited_{0};
+  std::thread thread_;
+};
+
+class ThreadedExecutor final : public Executor {
+ public:
+  ThreadedExecutor(const ExecutorOptions& options, const Observers& observers)
+      : runner_(options, observers), report_(observers) {}
+
+  ExecutorKind kind() const override { return ExecutorKind::threaded; }
+
+  void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) override {
+    report_.launched(stream, tick, op, joint);
+    worker(stream).push([&](Record& r) {
+      r.body = body;
+      r.name = op.name;
+      r.joint = joint;
+      r.tick = tick;
+      r.kind = RecordKind::run;
+    });
+  }
+
+  // The CPU needs no mark in the stream: a waiter knows the ticks.
+  void record(Event& event) override { report_.recorded(event); }
+
+  void wait(StreamId stream, const Event& event) override {
+    worker(stream).push([&](Record& r) {
+      std::memcpy(r.body.bytes, &event.clock, sizeof(event.clock));
+      r.kind = RecordKind::wait;
+    });
+    report_.waited(stream, event);
+  }
+
+  // Waits first: whoever catches the failure may free what the skipped operations named.
+  void block(const Event& event) override {
+    progress_.wait_for(event.clock);
+    report_.blocked(event);
+    runner_.failure().rethrow();
+  }
+  Lost recover() override { return runner_.recover(); }
+
+  double waited_seconds(StreamId stream) const override {
+    const auto& worker = workers_[index(stream)];
+    return worker ? worker->waited_seconds() : 0;
+  }
+
+ private:
+  Worker& worker(StreamId stream) {
+    auto& worker = workers_[index(stream)];
+    if (!worker) [[unlikely]]
+      worker = std::make_unique<Worker>(stream, runner_, progress_);
+    return *worker;
+  }
+
+  Runner runner_;
+  Report report_;
+  Progress progress_;
+  std::array<std::unique_ptr<Worker>, kMaxStreams> workers_;  // last: its threads end first
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> make_threaded(const ExecutorOptions& options,
+                                        const Observers& observers) {
+  return std::make_unique<ThreadedExecutor>(options, observers);
+}
+
+}  // namespace tessera

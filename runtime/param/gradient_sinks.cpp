@@ -1,0 +1,91 @@
+#include "tessera/param/gradient_sinks.hpp"
+
+#include <algorithm>
+
+#include "runtime/tensor/launch.hpp"
+#include "tessera/param/parameter.hpp"
+
+namespace tessera {
+namespace {
+
+// The padding between and behind the entries, as a table for kernels::Flat::complete.
+Tensor padding_table(const FlatGroup& group) {
+  std::vector<std::int64_t> rows;
+  for (std::size_t i = 0; i < group.entries.size(); ++i) {
+    const FlatEntry& e = group.entries[i];
+    const std::int64_t end =
+        i + 1 < group.entries.size() ? group.entries[i + 1].offset : group.numel;
+    rows.insert(rows.end(), {e.offset * 4, e.numel * 4, (end - e.offset) * 4});
+  }
+  const OwnerGuard owner(group.device, "tables");
+  return Tensor::from(rows, {static_cast<std::int64_t>(group.entries.size()), 3}, group.device);
+}
+
+}  // namespace
+
+LocalGradient::LocalGradient(FlatGroup& group)
+    : group_(group),
+      padding_(padding_table(group)),
+      arrived_((group.entries.size() + 63) / 64),
+      held_(group.entries.size()) {}
+
+autograd::GradientSink LocalGradient::sink(int entry) {
+  if (!group_.gradient.defined()) {
+    const OwnerGuard owner(group_.device, "gradients");
+    group_.gradient = Tensor::empty({group_.numel + group_.counts_numel()}, f32, group_.device);
+    fresh_ = true;
+    std::fill(held_.begin(), held_.end(), false);
+  }
+  if (!completed_by_caller && !scheduled_) {
+    // A pass that fails drops what was left for its end, and this with it.
+    struct Pass {
+      LocalGradient* gradient;
+      ~Pass() {
+        if (gradient->scheduled_) gradient->abandon();
+      }
+    };
+    autograd::at_end_of_backward(
+        [pass = std::make_shared<Pass>(this)] { pass->gradient->complete(); });
+    scheduled_ = true;
+  }
+  const auto i = static_cast<std::size_t>(entry);
+  const std::shared_ptr<ParameterState> p = group_.entries[i].parameter.lock();
+  arrived_[i / 64] |= std::uint64_t{1} << (i % 64);
+  const bool accumulate = held_[i];
+  held_[i] = true;
+  return {group_.gradient.view(p->shape, p->shape.strides(), group_.entries[i].offset), 1,
+          accumulate};
+}
+
+void LocalGradient::complete() {
+  scheduled_ = false;
+  if (!group_.gradient.defined()) return;
+  const Tensor counts = group_.counts();
+  for (std::size_t word = 0; word < arrived_.size(); ++word) {
+    kernels::CompleteArgs args{};
+    args.base = group_.gradient.data();
+    args.entries = reinterpret_cast<const kernels::PlaceEntry*>(padding_.data());
+    args.counts = counts.data();
+    args.arrived = std::exchange(arrived_[word], 0);
+    args.first = static_cast<std::int32_t>(word * 64);
+    args.entry_count = static_cast<std::int32_t>(group_.entries.size());
+    args.copies = 1;
+    args.dtype = f32;
+    args.zero_missing = fresh_;
+    // Gaps and counts: next to nothing, unless gradients are missing.
+    detail::launch("complete_gradient", group_.device, detail::table(group_.device).flat.complete,
+                   args, {detail::reads(padding_), {&group_.gradient, AccessMode::write, 0}});
+  }
+  if (fresh_) std::fill(held_.begin(), held_.end(), true);
+  fresh_ = false;
+}
+
+void LocalGradient::abandon() noexcept {
+  scheduled_ = false;
+  if (std::all_of(arrived_.begin(), arrived_.end(), [](std::uint64_t word) { return word == 0; }))
+    return;
+  std::fill(arrived_.begin(), arrived_.end(), 0);
+  group_.gradient = {};
+}
+
+}  // namespace tessera

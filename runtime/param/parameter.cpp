@@ -1,0 +1,94 @@
+#include "tessera/param/parameter.hpp"
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+class ParameterLeaf final : public autograd::Leaf {
+ public:
+  explicit ParameterLeaf(ParameterState& state) : state_(state) {}
+  autograd::GradientSink sink() override { return state_.sinks->sink(state_.entry); }
+  Tensor gradient() const override {
+    const FlatGroup& group = *state_.group;
+    if (!group.gradient.defined()) return {};
+    const FlatEntry& entry = group.entries[static_cast<std::size_t>(state_.entry)];
+    const Shape local = state_.spec.local_shape();
+    return group.await_gradient().view(local, local.strides(), entry.offset);
+  }
+  // A group's gradient is cleared as a whole, by zero_grad of an optimizer.
+  void clear() override {}
+
+ private:
+  ParameterState& state_;
+};
+
+}  // namespace
+
+Parameter::Parameter(const Shape& shape, Initializer initializer)
+    : state_(std::make_shared<ParameterState>()) {
+  shape.numel();  // checks
+  state_->shape = shape;
+  state_->initializer = initializer;
+  state_->spec = {shape, 1, 0};
+  state_->leaf = std::make_shared<ParameterLeaf>(*state_);
+}
+
+Tensor Parameter::value() const {
+  TESSERA_EXPECT(state_ != nullptr, "an undefined parameter was used");
+  TESSERA_EXPECT(state_->window != nullptr, "parameter '", state_->name,
+                 "' has no memory yet; call materialize on the model first");
+  TESSERA_EXPECT(!state_->window->is_closed(), "parameter '", state_->name, "' of unit '",
+                 *state_->unit,
+                 "' was used while the unit is closed; use it inside the module's call");
+  if (state_->ready) state_->group->device.compute().wait(*state_->ready);
+  Tensor out = Tensor::wrap(state_->window, state_->shape, state_->compute_dtype,
+                            state_->window_offset_bytes);
+  if (state_->trainable)
+    out.grad_meta() = std::make_shared<GradMeta>(GradMeta{nullptr, state_->leaf});
+  return out;
+}
+
+Tensor Parameter::shard() const {
+  TESSERA_EXPECT(state_->group != nullptr, "parameter '", state_->name,
+                 "' has no memory yet; call materialize on the model first");
+  const FlatEntry& entry = state_->group->entries[static_cast<std::size_t>(state_->entry)];
+  const Shape local = state_->spec.local_shape();
+  return state_->group->values.view(local, local.strides(), entry.offset);
+}
+
+Tensor Parameter::grad() const { return state_->group ? state_->leaf->gradient() : Tensor(); }
+
+void materialize_whole(const std::string& name, const std::vector<Parameter>& parameters,
+                       const Device& device) {
+  for (const bool trainable : {true, false}) {
+    std::vector<std::shared_ptr<ParameterState>> states;
+    for (const Parameter& p : parameters) {
+      TESSERA_EXPECT(p.state()->group == nullptr || p.trainable() != trainable,
+                     "materialize: parameter '", p.name(), "' already has memory");
+      if (p.trainable() == trainable) states.push_back(p.state());
+    }
+    if (states.empty()) continue;
+    const auto group = FlatGroup::make(name, states, device);
+    const auto sinks = trainable ? std::make_shared<LocalGradient>(*group) : nullptr;
+    for (const auto& state : states) {
+      state->sinks = sinks;
+      state->window = group->values.storage();
+      state->window_offset_bytes =
+          group->entries[static_cast<std::size_t>(state->entry)].offset * 4;
+    }
+  }
+}
+
+std::vector<std::shared_ptr<FlatGroup>> groups_of(const std::vector<Parameter>& parameters) {
+  std::vector<std::shared_ptr<FlatGroup>> groups;
+  for (const Parameter& p : parameters) {
+    TESSERA_EXPECT(p.state()->group != nullptr, "parameter '", p.name(),
+                   "' has no memory yet; call materialize on the model first");
+    if (std::find(groups.begin(), groups.end(), p.state()->group) == groups.end())
+      groups.push_back(p.state()->group);
+  }
+  return groups;
+}
+
+}  // namespace tessera
