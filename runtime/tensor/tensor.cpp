@@ -9,17 +9,6 @@
 namespace tessera {
 namespace {
 
-std::shared_ptr<Storage> make_storage(std::int64_t bytes, const Device& device) {
-  auto storage =
-      std::make_shared<Storage>(Storage{device, {}, nullptr, bytes, nullptr, 0, "", nullptr});
-  if (bytes > 0 && !device.is_meta()) {
-    storage->buffer = Memory::of(device).allocate(bytes, StreamId::compute);
-    storage->data = storage->buffer.data();
-    storage->use = &storage->buffer.use();
-  }
-  return storage;
-}
-
 struct GiveBack {
   HostStaging& staging;
   HostStaging::Piece& piece;
@@ -56,6 +45,26 @@ void copy_through_staging(std::span<std::byte> out, const Tensor& source) {
 
 }  // namespace
 
+std::shared_ptr<Storage> Storage::owned(const Device& device, std::int64_t bytes, StreamId stream) {
+  auto storage = std::make_shared<Storage>(Storage{.device = device, .bytes = bytes});
+  if (bytes == 0 || device.is_meta()) return storage;
+  storage->buffer = Memory::of(device).allocate(bytes, stream);
+  storage->data = storage->buffer.data();
+  storage->use = &storage->buffer.use();
+  return storage;
+}
+
+std::shared_ptr<Storage> Storage::window(const Device& device, std::int64_t bytes,
+                                         const std::string& unit) {
+  return std::make_shared<Storage>(Storage{.device = device, .bytes = bytes, .unit = &unit});
+}
+
+std::shared_ptr<Storage> Storage::borrowed(const Device& device, std::byte* data,
+                                           std::int64_t bytes, LastUse& use) {
+  return std::make_shared<Storage>(
+      Storage{.device = device, .data = data, .bytes = bytes, .use = &use});
+}
+
 Tensor Tensor::wrap(std::shared_ptr<Storage> storage, const Shape& shape, DType dtype,
                     std::int64_t offset_bytes) {
   Tensor out;
@@ -65,7 +74,7 @@ Tensor Tensor::wrap(std::shared_ptr<Storage> storage, const Shape& shape, DType 
 }
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, const Device& device) {
-  return wrap(make_storage(bytes_of(shape, dtype), device), shape, dtype);
+  return wrap(Storage::owned(device, bytes_of(shape, dtype)), shape, dtype);
 }
 
 Tensor Tensor::full(const Shape& shape, double value, DType dtype, const Device& device) {

@@ -34,8 +34,7 @@ Exchanged exchange(World& world, std::int64_t count, std::uint64_t seed) {
   const std::int64_t all = count * world.size();
   const auto arena = world.allocate_symmetric(all * 4);
   LastUse use;
-  const auto whole =
-      std::make_shared<Storage>(Storage{device, {}, arena->data(), all * 4, &use, 0, "", nullptr});
+  const auto whole = Storage::borrowed(device, arena->data(), all * 4, use);
   const Tensor table = Tensor::wrap(whole, {all}, f32);
   const Tensor mine = table.view({count}, {1}, world.rank() * count);
   raw::copy_into(mine, Tensor::from(values(world.rank(), count, seed), {count}, device));

@@ -18,8 +18,19 @@ namespace tessera {
 // whole again when its unit opens for backward. `saved` counts these holders, so that the unit can
 // tell them from a tensor that escaped its scope.
 struct Storage {
+  // Bytes of its own: from the pool, for `stream`, booked under the current owner. On meta none.
+  // Throws: OutOfMemory.
+  static std::shared_ptr<Storage> owned(const Device& device, std::int64_t bytes,
+                                        StreamId stream = StreamId::compute);
+  // A closed window of a unit. `unit` is its name, which outlives the storage.
+  static std::shared_ptr<Storage> window(const Device& device, std::int64_t bytes,
+                                         const std::string& unit);
+  // Bytes that somebody else keeps, with what was last done to them. Both outlive the storage.
+  static std::shared_ptr<Storage> borrowed(const Device& device, std::byte* data,
+                                           std::int64_t bytes, LastUse& use);
+
   Device device;
-  Buffer buffer;              // empty for a window and on meta
+  Buffer buffer{};            // empty for what is not owned, for zero bytes, and on meta
   std::byte* data = nullptr;  // null on meta, for zero bytes, and in a closed window
   std::int64_t bytes = 0;
   LastUse* use = nullptr;
