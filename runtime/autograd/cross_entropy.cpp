@@ -1,6 +1,6 @@
 // The loss of logits, and of logits that are never all there: those of a chunk of rows are made in
-// one buffer, in forward for the losses and again in backward, where their gradient takes their
-// place.
+// one buffer, in forward for the losses and again in backward, where their gradient overwrites
+// them.
 //
 //   forward    logits 0 | losses | logits 1 | losses | ...     kept: x, lse [N]
 //   backward   logits 0 | d_logits | dx, dW = | logits 1 | d_logits | dx, dW += | ...
@@ -160,7 +160,7 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target) {
                 [logits = Saved(logits), targets = Saved(targets), lse = Saved(lse)](
                     const Tensor& g, Gradients& out) {
                   const Tensor& x = logits.get();
-                  // The logits are not needed again: their gradient takes their place unless
+                  // The logits are not needed again: their gradient overwrites them unless
                   // somebody else holds them.
                   Tensor dx = x.storage().use_count() == 1
                                   ? x

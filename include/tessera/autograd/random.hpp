@@ -1,5 +1,5 @@
-// Which random numbers the operations of this thread draw next: dropout's seed and its place in the
-// sequence.
+// Which random numbers the operations of this thread draw next: dropout's seed and its position in
+// the sequence.
 //
 // A draw depends on (seed, number of the draw, global index) only, so a mask is the same for any
 // number of ranks. What runs an operation twice and needs the same draws, as recomputation does,

@@ -15,10 +15,11 @@ namespace tessera::nn {
 // once more.
 enum class Recompute : std::uint8_t { none, blocks };
 
-// Logits of more elements are never all there: the loss makes them for some rows at a time, and
-// once more in backward. Each chunk reads and writes the f32 gradient of the head's weight once, 8
-// bytes for 2 flops a row, and this many elements are 1,024 rows of Llama 3's vocabulary: 256 flops
-// a byte, above what an H200 computes in the time of one (989 Tflop/s over 4.8 TB/s).
+// The most logits that the loss holds at a time; it makes larger ones chunk by chunk, and once more
+// in backward. A chunk reads and writes the head's f32 gradient once: 8 bytes a weight, for 2 flops
+// a weight and row. 2^27 logits are 1,024 rows of Llama 3's vocabulary (128,256), so a chunk
+// computes 256 flops a byte. An H200 needs 206 to be busy (989 Tflop/s over 4.8 TB/s, NVIDIA's data
+// sheet).
 inline constexpr std::int64_t kLossChunk = std::int64_t{1} << 27;
 
 class LanguageModel : public Module {
