@@ -1,14 +1,16 @@
-// The smallest program of a user: one operation on a stream, then the host waits for it.
+// The smallest program of a user: a product on each rank and a sum over the ranks, so that kernels
+// and worlds are linked.
 #include <cstdio>
+#include <stdexcept>
+#include <tessera/tessera.hpp>
 
-#include "tessera/device/device.hpp"
-#include "tessera/version.hpp"
+namespace ts = tessera;
 
-int main() {
-  tessera::Device device = tessera::Device::cpu();
-  int answer = 0;
-  device.compute().launch({.name = "answer"}, [p = &answer](auto&) { *p = 42; });
-  device.block(device.compute().record());
-  std::printf("tessera %s: %d\n", TESSERA_VERSION, answer);
-  return answer == 42 ? 0 : 1;
+int main(int argc, char** argv) {
+  return ts::run(argc, argv, [](ts::World& world) {
+    const ts::Tensor x = ts::Tensor::ones({1, 42}, ts::f32, world.device());
+    const double sum = world.sum(ts::matmul(x, transpose(x, 0, 1)).item());
+    if (sum != 42 * world.size()) throw std::runtime_error("the sum is wrong");
+    if (world.rank() == 0) std::printf("tessera %s: %.0f\n", TESSERA_VERSION, sum);
+  });
 }
