@@ -1,20 +1,12 @@
 #include "tessera/checkpoint/safetensors.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <cstring>
 #include <set>
 #include <utility>
 
 #include "runtime/checkpoint/safetensors_header.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
-#include "tessera/base/log.hpp"
 
 namespace tessera::checkpoint {
 namespace {
@@ -49,12 +41,6 @@ void check_cover(const std::vector<SafetensorsEntry>& entries, std::int64_t data
         concat(file, " has ", data_bytes, " bytes of data, its header describes ", end,
                end > data_bytes ? "; the file is cut off" : "; something follows the last tensor"));
   }
-}
-
-std::string folder_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
 }
 
 }  // namespace
@@ -101,9 +87,9 @@ std::span<const std::byte> SafetensorsReader::bytes(const SafetensorsEntry& entr
                                static_cast<std::size_t>(own->size_bytes));
 }
 
-SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<SafetensorsEntry> entries,
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<SafetensorsEntry> entries,
                                      const std::map<std::string, std::string>& metadata)
-    : path_(std::move(path)), entries_(std::move(entries)) {
+    : entries_(std::move(entries)) {
   std::set<std::string_view> names;
   std::int64_t offset = 0;
   for (SafetensorsEntry& entry : entries_) {
@@ -119,46 +105,16 @@ SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<SafetensorsEn
   const std::string header = format_safetensors_header(entries_, metadata);
   TESSERA_EXPECT(header.size() <= kMaxHeaderBytes, "SafetensorsWriter: a header of ", header.size(),
                  " bytes exceeds ", kMaxHeaderBytes);
-  check_writable(path_);
+  check_writable(path);
 
-  static std::atomic<unsigned> counter{
-      0};  // two writers of one process never share a temporary name
-  temporary_ = concat(path_, ".tmp-", ::getpid(), "-", counter.fetch_add(1));
-  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) {
-    throw DataError(
-        concat("safetensors file '", path_, "' cannot be created: ", std::strerror(errno)));
-  }
+  file_.emplace(path);
   std::byte length[kLengthBytes];
   for (std::size_t i = 0; i < kLengthBytes; ++i) {
     length[i] = static_cast<std::byte>(static_cast<std::uint64_t>(header.size()) >> (8 * i));
   }
-  try {
-    put(length);
-    put(std::as_bytes(std::span(header)));
-  } catch (...) {  // no destructor runs for an object that was never made
-    ::close(descriptor_);
-    ::unlink(temporary_.c_str());
-    throw;
-  }
+  file_->write(length);
+  file_->write(header);
   skip_empty();
-}
-
-SafetensorsWriter::~SafetensorsWriter() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-  if (!temporary_.empty() && ::unlink(temporary_.c_str()) != 0) {
-    log(LogLevel::error, concat("'", temporary_, "' cannot be removed: ", std::strerror(errno)));
-  }
-}
-
-void SafetensorsWriter::put(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count = ::write(descriptor_, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0)
-      throw DeviceError(concat("writing '", temporary_, "' failed: ", std::strerror(errno)));
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-  }
 }
 
 void SafetensorsWriter::skip_empty() {
@@ -166,7 +122,8 @@ void SafetensorsWriter::skip_empty() {
 }
 
 void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> chunk) {
-  TESSERA_EXPECT(descriptor_ >= 0, "SafetensorsWriter::write: '", path_, "' is committed already");
+  TESSERA_EXPECT(!file_->is_committed(), "SafetensorsWriter::write: '", file_->path(),
+                 "' is committed already");
   if (chunk.empty()) return;
   TESSERA_EXPECT(
       current_ < entries_.size() && entries_[current_].name == name,
@@ -176,7 +133,7 @@ void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> 
   TESSERA_EXPECT(static_cast<std::int64_t>(chunk.size()) <= left,
                  "SafetensorsWriter::write: ", chunk.size(), " bytes for ", shown(name),
                  ", of which ", left, " are left");
-  put(chunk);
+  file_->write(chunk);
   written_bytes_ += static_cast<std::int64_t>(chunk.size());
   if (written_bytes_ < entries_[current_].size_bytes) return;
   ++current_;
@@ -185,52 +142,12 @@ void SafetensorsWriter::write(std::string_view name, std::span<const std::byte> 
 }
 
 void SafetensorsWriter::commit() {
-  TESSERA_EXPECT(descriptor_ >= 0, "SafetensorsWriter::commit: '", path_, "' is committed already");
+  TESSERA_EXPECT(!file_->is_committed(), "SafetensorsWriter::commit: '", file_->path(),
+                 "' is committed already");
   TESSERA_EXPECT(current_ == entries_.size(),
                  "SafetensorsWriter::commit: ", shown(entries_[current_].name), " has ",
                  written_bytes_, " of its ", entries_[current_].size_bytes, " bytes");
-  const bool flushed = ::fsync(descriptor_) == 0;
-  const int flush_error = errno;
-  const bool closed = ::close(std::exchange(descriptor_, -1)) == 0;
-  if (!flushed || !closed) {
-    throw DeviceError(concat("flushing '", temporary_,
-                             "' failed: ", std::strerror(flushed ? errno : flush_error)));
-  }
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    throw DeviceError(
-        concat("renaming '", temporary_, "' to '", path_, "' failed: ", std::strerror(errno)));
-  }
-  temporary_.clear();
-  // The new name is on the disk only when its folder is. A folder that cannot be opened leaves a
-  // whole file all the same.
-  const int folder = ::open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return;
-  ::fsync(folder);
-  ::close(folder);
-}
-
-void check_writable(const std::string& path) {
-  struct stat status{};
-  const bool exists = ::stat(path.c_str(), &status) == 0;
-  if (path.empty() || path.back() == '/' || (exists && S_ISDIR(status.st_mode))) {
-    throw DataError(concat("'", path, "' is a folder; name a file in it"));
-  }
-  // A rename would take the place of a device.
-  if (exists && !S_ISREG(status.st_mode)) {
-    throw DataError(concat("'", path, "' is not a regular file; name another one"));
-  }
-  const std::string folder = folder_of(path);
-  if (::stat(folder.c_str(), &status) != 0) {
-    throw DataError(concat("'", path, "' cannot be written: the folder '", folder,
-                           "' cannot be used (", std::strerror(errno), ")"));
-  }
-  if (!S_ISDIR(status.st_mode)) {
-    throw DataError(concat("'", path, "' cannot be written: '", folder, "' is not a folder"));
-  }
-  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
-    throw DataError(concat("'", path, "' cannot be written in the folder '", folder,
-                           "': ", std::strerror(errno)));
-  }
+  file_->commit();
 }
 
 }  // namespace tessera::checkpoint

@@ -7,6 +7,7 @@
 
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/base/json.hpp"
 #include "tessera/base/utf8.hpp"
 
 namespace tessera::checkpoint {
@@ -245,22 +246,8 @@ class HeaderReader {
 };
 
 std::string quoted(std::string_view text) {
-  constexpr std::string_view hex = "0123456789abcdef";
-  std::string out = "\"";
-  for (std::size_t i = 0; i < text.size();) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    const std::size_t length = utf8_length(text.substr(i));
-    TESSERA_EXPECT(length > 0, "SafetensorsWriter: ", shown(text), " is not UTF-8");
-    if (c == '"' || c == '\\') {
-      out += {'\\', static_cast<char>(c)};
-    } else if (c < 0x20) {
-      out += {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
-    } else {
-      out += text.substr(i, length);
-    }
-    i += length;
-  }
-  return out + '"';
+  TESSERA_EXPECT(is_utf8(text), "SafetensorsWriter: ", shown(text), " is not UTF-8");
+  return json::quote(text);
 }
 
 std::string_view safetensors_name(DType dtype) {

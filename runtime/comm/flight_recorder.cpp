@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "tessera/base/error.hpp"
+#include "tessera/base/json.hpp"
 
 namespace tessera {
 namespace {
@@ -22,22 +23,6 @@ constexpr std::size_t kFingerprintWord = offsetof(CallRecord, fingerprint) / 8;
 constexpr std::size_t kStartedWord = offsetof(CallRecord, started_ns) / 8;
 constexpr std::size_t kDoneWord = offsetof(CallRecord, done_ns) / 8;
 
-std::string json_text(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      (out += '\\') += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char escape[8];
-      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned char>(c));
-      out += escape;
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
-
 const char* state_of(const CallRecord& c) {
   return c.done_ns != 0 ? "done" : c.started_ns != 0 ? "started" : "submitted";
 }
@@ -46,8 +31,8 @@ std::string json_object(const CallRecord& c) {
   char fingerprint[24];
   std::snprintf(fingerprint, sizeof fingerprint, "\"%016llx\"",
                 static_cast<unsigned long long>(c.fingerprint));
-  return concat("{\"number\": ", c.number, ", \"group\": ", json_text(c.group),
-                ", \"unit\": ", json_text(c.unit), ", \"operation\": \"", name(c.kind),
+  return concat("{\"number\": ", c.number, ", \"group\": ", json::quote(c.group),
+                ", \"unit\": ", json::quote(c.unit), ", \"operation\": \"", name(c.kind),
                 "\", \"items\": ", c.n_items, ", \"count\": ", c.count, ", \"dtype\": \"", c.dtype,
                 "\", \"reduce\": \"", name(c.reduce), "\", \"root\": ", c.root,
                 ", \"bytes\": ", c.bytes, ", \"stream\": \"", name(c.stream), "\", \"state\": \"",
@@ -162,10 +147,10 @@ std::string FlightRecorder::position(int rank) const {
 
 std::string FlightRecorder::to_json(int rank, int size, const std::string& failure) const {
   const std::uint64_t last = last_submitted();
-  std::string text = concat("{\"rank\": ", rank, ", \"size\": ", size,
-                            ", \"failure\": ", json_text(failure), ", \"now_ns\": ", monotonic_ns(),
-                            ", \"last_submitted\": ", last, ", \"last_started\": ", last_started(),
-                            ", \"last_done\": ", last_done(), ", \"calls\": [");
+  std::string text = concat(
+      "{\"rank\": ", rank, ", \"size\": ", size, ", \"failure\": ", json::quote(failure),
+      ", \"now_ns\": ", monotonic_ns(), ", \"last_submitted\": ", last,
+      ", \"last_started\": ", last_started(), ", \"last_done\": ", last_done(), ", \"calls\": [");
   const char* separator = "\n";
   for (std::uint64_t n = last >= kCapacity ? last - kCapacity + 1 : 1; n <= last; ++n) {
     CallRecord call;

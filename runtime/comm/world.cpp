@@ -14,6 +14,7 @@
 #include "runtime/comm/world_state.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/base/text.hpp"
 #include "tessera/device/observe/profiler_ranges.hpp"
 #include "tessera/device/observe/race_checker.hpp"
 #include "tessera/memory/memory.hpp"
@@ -210,14 +211,7 @@ namespace {
 
 // The exception that is being handled, in one line.
 std::string what_is_handled() {
-  std::string what = "it gave the step up";
-  try {
-    if (const auto error = std::current_exception()) std::rethrow_exception(error);
-  } catch (const std::exception& error) {
-    what = error.what();
-  } catch (...) {
-    what = "an exception that is no std::exception";
-  }
+  const std::string what = std::current_exception() ? describe_exception() : "it gave the step up";
   return what.substr(0, what.find('\n'));
 }
 
@@ -260,7 +254,7 @@ class Failures {
   // Takes the exception in flight and wakes the peers. One that only says that another rank failed
   // does not take the place of that rank's own.
   void add(int rank) {
-    const std::string what = describe(rank);
+    const std::string what = describe_exception(std::current_exception(), rank);
     const std::lock_guard lock(mutex_);
     const bool echo = world_.is_echo(what);
     if (!first_ || (first_is_echo_ && !echo)) {
@@ -274,19 +268,6 @@ class Failures {
   }
 
  private:
-  static std::string describe(int rank) {
-    try {
-      throw;
-    } catch (Error& error) {
-      if (error.rank() < 0) error.set_rank(rank);
-      return error.what();
-    } catch (const std::exception& error) {
-      return error.what();
-    } catch (...) {
-      return "an exception that is no std::exception";
-    }
-  }
-
   comm::LocalWorld& world_;
   std::mutex mutex_;
   std::exception_ptr first_;

@@ -9,6 +9,7 @@
 #include "runtime/device/tell.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/base/text.hpp"
 #include "tessera/device/driver.hpp"
 
 namespace tessera {
@@ -111,10 +112,8 @@ DeviceContext::~DeviceContext() {
     try {
       if (const Tick last = clocks_[i].ticks[i]; last > host_.ticks[i])
         block(event_covering(static_cast<StreamId>(i), last));
-    } catch (const std::exception& e) {
-      failure = e.what();
     } catch (...) {
-      failure = "an exception that is no std::exception";
+      failure = describe_exception();
     }
   }
   if (!told && !failure.empty())

@@ -5,6 +5,7 @@
 
 #include "runtime/shard/unit.hpp"
 #include "runtime/tensor/launch.hpp"
+#include "tessera/base/text.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {
@@ -36,15 +37,7 @@ std::shared_ptr<shard::Unit> root_unit(const char* function, nn::Module& root) {
   return unit;
 }
 
-std::string with_commas(std::int64_t n) {
-  const std::string digits = std::to_string(n);
-  std::string out;
-  for (std::size_t i = 0; i < digits.size(); ++i) {
-    if (i > 0 && (digits.size() - i) % 3 == 0) out += ',';
-    out += digits[i];
-  }
-  return out;
-}
+std::string with_commas(std::int64_t n) { return tessera::with_commas(std::to_string(n)); }
 
 }  // namespace
 

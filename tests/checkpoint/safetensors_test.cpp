@@ -301,19 +301,6 @@ TEST_CASE("a writer takes the entries in their order and at their size") {
   CHECK(has(writer_of({{.name = "a", .shape = {-1}}}), "contract: size overflow"));
   CHECK(has(writer_of({{.name = "\xff"}}), "is not UTF-8"));
   CHECK(folder.entries() == 1);
-}
-
-TEST_CASE("a place that cannot be written is refused before anything is") {
-  const TemporaryFolder folder;
-  folder.write("file", "");
-  CHECK(has(fault_of([&] { check_writable(folder / "none/m"); }), "No such file or directory"));
-  CHECK(has(fault_of([&] { check_writable(folder / "file/m"); }), "is not a folder"));
-  CHECK(has(fault_of([&] { check_writable(folder.path().string()); }), "is a folder"));
-  CHECK(has(fault_of([&] { check_writable(folder / "none/"); }), "is a folder"));
-  CHECK(has(fault_of([&] { check_writable(""); }), "is a folder"));
-  CHECK(has(fault_of([&] { check_writable("/dev/null"); }), "is not a regular file"));
-  CHECK(fault_of([&] { check_writable(folder / "file"); }) == "no error");
-  CHECK(fault_of([&] { check_writable(folder / "new"); }) == "no error");
   CHECK(has(fault_of([&] { SafetensorsWriter writer(folder / "none/m", {}); }), "data: "));
 }
 
@@ -332,6 +319,7 @@ TEST_CASE("a disk that fills up is a device error and leaves nothing") {
   });
   ::setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
-  CHECK(has(fault, "device: writing"));
+  CHECK(has(fault, "device: '"));
+  CHECK(has(fault, "could not be written"));
   CHECK(folder.entries() == 0);
 }

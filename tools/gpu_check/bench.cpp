@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "tessera/base/error.hpp"
+#include "tessera/base/json.hpp"
 
 namespace tessera::gpu_check {
 namespace {
@@ -90,7 +91,8 @@ void Bench::measure(const std::string& name, const std::string& shape, double by
   try {
     print(name, shape, bytes, time(work));
   } catch (const DeviceError& e) {
-    std::printf("{\"kernel\": \"%s\", \"error\": \"%s\"}\n", name.c_str(), e.what());
+    std::printf("{\"kernel\": %s, \"error\": %s}\n", json::quote(name).c_str(),
+                json::quote(e.what()).c_str());
   }
   release();
 }

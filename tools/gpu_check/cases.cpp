@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/json.hpp"
 #include "tests/cuda/case.hpp"
 #include "tools/gpu_check/module.hpp"
 
@@ -61,15 +62,6 @@ Options parse(const std::vector<std::string>& arguments) {
   return options;
 }
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c == '\n' ? ' ' : c;
-  }
-  return out + '"';
-}
-
 // Returns whether it passed.
 bool run(const cuda_test::NamedCase& named, const cuda_test::Target& target, std::uint64_t seed) {
   const auto begin = std::chrono::steady_clock::now();
@@ -85,9 +77,10 @@ bool run(const cuda_test::NamedCase& named, const cuda_test::Target& target, std
   std::printf(
       "{\"op\": %s, \"case\": %s, \"passed\": %s, \"failure\": %s, \"compared\": %lld, "
       "\"worst\": %.4g, \"seed\": %llu, \"seconds\": %.3f}\n",
-      quoted(named.op).c_str(), quoted(named.name).c_str(), failure.empty() ? "true" : "false",
-      quoted(failure).c_str(), static_cast<long long>(c.compared()), c.worst(),
-      static_cast<unsigned long long>(seed), seconds.count());
+      json::quote(named.op).c_str(), json::quote(named.name).c_str(),
+      failure.empty() ? "true" : "false", json::quote(failure).c_str(),
+      static_cast<long long>(c.compared()), c.worst(), static_cast<unsigned long long>(seed),
+      seconds.count());
   std::fflush(stdout);
   return failure.empty();
 }
@@ -98,9 +91,9 @@ void describe(const cuda_test::Target& target, int index) {
   std::printf(
       "{\"name\": %s, \"capability\": \"%d.%d\", \"memory_bytes\": %lld, \"versions\": %s, "
       "\"built_for\": %s}\n",
-      quoted(device.name).c_str(), device.major, device.minor,
-      static_cast<long long>(device.memory_bytes), quoted(device.versions).c_str(),
-      quoted(target.driver->architectures).c_str());
+      json::quote(device.name).c_str(), device.major, device.minor,
+      static_cast<long long>(device.memory_bytes), json::quote(device.versions).c_str(),
+      json::quote(target.driver->architectures).c_str());
 }
 
 }  // namespace

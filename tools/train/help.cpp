@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "tessera/base/error.hpp"
+#include "tessera/base/json.hpp"
 #include "tessera/base/utf8.hpp"
 #include "tools/train/config.hpp"
 #include "tools/train/schema.hpp"
@@ -72,22 +73,11 @@ std::string help_line(const Key& key) {
 
 // A basic string of TOML 1.0.
 std::string toml_string(std::string_view text) {
-  constexpr std::string_view hex = "0123456789abcdef";
   if (!is_utf8(text)) {
     throw DataError(concat("--print-config: '", printable(text),
                            "' is not UTF-8 and cannot stand in TOML; rename the file"));
   }
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\')
-      out += {'\\', c};
-    else if (byte < 0x20 || byte == 0x7f)
-      out += {'\\', 'u', '0', '0', hex[byte >> 4], hex[byte & 15]};
-    else
-      out += c;
-  }
-  return out + '"';
+  return json::quote(text);
 }
 
 std::string toml_value(const Key& key, const Value& value) {

@@ -61,8 +61,7 @@ std::string flight_record_path(const std::string& path, int rank) {
 Inputs open_inputs(const Config& config, int world_size, Writes writes) {
   Inputs inputs;
   const auto check_trace = [&] {
-    if (!config.flags.trace.empty())
-      named("--trace", [&] { checkpoint::check_writable(config.flags.trace); });
+    if (!config.flags.trace.empty()) named("--trace", [&] { check_writable(config.flags.trace); });
   };
   if (config.flags.dry_run) {
     check_distinct(config, 0);
@@ -85,11 +84,10 @@ Inputs open_inputs(const Config& config, int world_size, Writes writes) {
   }
   check_distinct(config, writes == Writes::yes ? world_size : 0);
   if (writes == Writes::no) return inputs;
-  if (!config.flags.save.empty())
-    named("--save", [&] { checkpoint::check_writable(config.flags.save); });
+  if (!config.flags.save.empty()) named("--save", [&] { check_writable(config.flags.save); });
   check_trace();
   if (config.given.contains("comm.flight_record"))
-    named("comm.flight_record", [&] { checkpoint::check_writable(config.comm.flight_record); });
+    named("comm.flight_record", [&] { check_writable(config.comm.flight_record); });
   if (!config.metrics.jsonl.empty()) {
     inputs.jsonl = named("metrics.jsonl", [&] { return JsonlWriter(config.metrics.jsonl); });
   }

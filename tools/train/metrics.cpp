@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
 
 #include "tessera/base/error.hpp"
+#include "tessera/base/json.hpp"
+#include "tessera/base/text.hpp"
 
 namespace tessera::train {
 namespace {
@@ -24,26 +24,6 @@ std::string format(const char* pattern, Arguments... arguments) {
   char text[400];  // the widest number, -DBL_MAX in fixed notation, has 310 characters
   std::snprintf(text, sizeof text, pattern, arguments...);
   return text;
-}
-
-std::string json_number(double value) {
-  if (!std::isfinite(value)) return "null";
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
-std::string json_number(std::int64_t value) { return std::to_string(value); }
-template <class T>
-std::string json_number(const std::optional<T>& value) {
-  return value ? json_number(*value) : "null";
-}
-
-// 1234567.8 as "1,234,567.8".
-std::string with_commas(std::string digits) {
-  const std::size_t first = digits.find_first_of("0123456789"), dot = digits.find('.');
-  if (first == std::string::npos) return digits;  // nan, inf
-  for (std::size_t at = dot == std::string::npos ? digits.size() : dot; at > first + 3;)
-    digits.insert(at -= 3, 1, ',');
-  return digits;
 }
 
 // torchtitan's colours, in its order.
@@ -77,15 +57,15 @@ bool is_set(const char* variable) {
 }  // namespace
 
 std::string json_line(const StepMetrics& m) {
-  return concat("{\"step\": ", m.step, ", \"loss\": ", json_number(m.loss),
-                ", \"grad_norm\": ", json_number(m.grad_norm), ", \"lr\": ", json_number(m.lr),
-                ", \"tokens_per_second\": ", json_number(m.tokens_per_second),
-                ", \"mfu\": ", json_number(m.mfu),
-                ", \"exposed_comm_ms\": ", json_number(m.exposed_comm_ms),
-                ", \"host_ms\": ", json_number(m.host_ms),
-                ", \"memory_peak_bytes\": ", json_number(m.memory_peak_bytes),
-                ", \"memory_planned_bytes\": ", json_number(m.memory_planned_bytes),
-                ", \"memory_reserved_bytes\": ", json_number(m.memory_reserved_bytes), "}");
+  return concat("{\"step\": ", m.step, ", \"loss\": ", json::number(m.loss),
+                ", \"grad_norm\": ", json::number(m.grad_norm), ", \"lr\": ", json::number(m.lr),
+                ", \"tokens_per_second\": ", json::number(m.tokens_per_second),
+                ", \"mfu\": ", json::number(m.mfu),
+                ", \"exposed_comm_ms\": ", json::number(m.exposed_comm_ms),
+                ", \"host_ms\": ", json::number(m.host_ms),
+                ", \"memory_peak_bytes\": ", json::number(m.memory_peak_bytes),
+                ", \"memory_planned_bytes\": ", json::number(m.memory_planned_bytes),
+                ", \"memory_reserved_bytes\": ", json::number(m.memory_reserved_bytes), "}");
 }
 
 std::string step_line(const StepMetrics& m, std::int64_t capacity_bytes, bool colour) {

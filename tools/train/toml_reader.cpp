@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "tessera/base/error.hpp"
-#include "tessera/data/mapped_file.hpp"
+#include "tessera/base/file.hpp"
 
 namespace tessera::train {
 namespace {
@@ -51,7 +51,7 @@ void append_section(std::vector<TomlItem>& items, const std::string& section,
 }  // namespace
 
 std::vector<TomlItem> read_toml(const std::string& path) {
-  const data::MappedFile file(path, "configuration file");
+  const MappedFile file(path, "configuration file");
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
                               file.bytes().size());
   std::vector<TomlItem> items;

@@ -1,12 +1,7 @@
 #include "tools/train/trace_file.hpp"
 
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-
 #include "tessera/base/error.hpp"
+#include "tessera/base/file.hpp"
 #include "tessera/memory/memory.hpp"
 
 namespace tessera::train {
@@ -17,15 +12,11 @@ void TraceFile::add(const std::string& events) {
 }
 
 void TraceFile::write() const {
-  const std::string temporary = concat(path_, ".tmp-", ::getpid());
-  const std::string text = "{\"traceEvents\": [\n" + events_ + "\n]}\n";
-  std::FILE* const file = std::fopen(temporary.c_str(), "w");
-  bool good = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (file != nullptr) good &= std::fclose(file) == 0;
-  if (good && std::rename(temporary.c_str(), path_.c_str()) == 0) return;
-  const std::string reason = std::strerror(errno);
-  std::remove(temporary.c_str());
-  throw DeviceError(concat("--trace: '", path_, "' could not be written: ", reason));
+  try {
+    write_whole(path_, "{\"traceEvents\": [\n" + events_ + "\n]}\n", {.flush = false});
+  } catch (const DeviceError& error) {
+    throw DeviceError(concat("--trace: ", error.what()));
+  }
 }
 
 StepTrace::StepTrace(TraceFile* file, const World& world, Of of) : file_(file), world_(world) {

@@ -12,13 +12,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "tessera/base/dtype.hpp"
-#include "tessera/data/mapped_file.hpp"
+#include "tessera/base/file.hpp"
 
 namespace tessera::checkpoint {
 
@@ -50,16 +51,15 @@ class SafetensorsReader {
   std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
 
  private:
-  data::MappedFile file_;
+  MappedFile file_;
   std::vector<SafetensorsEntry> entries_;
   std::map<std::string, std::string> metadata_;
   std::map<std::string, std::size_t, std::less<>> by_name_;
   std::size_t data_begin_ = 0;
 };
 
-// Writes a file tensor by tensor, in any number of chunks, under a temporary name in the same
-// folder. `commit` makes it whole and gives it its name in one step; without it the temporary file
-// is removed, and a file of that name stays as it was.
+// Writes a file tensor by tensor, in any number of chunks. It appears whole or not at all, when
+// `commit` is called; see WholeFile.
 //
 //   SafetensorsWriter writer("model.safetensors", entries);
 //   for (...) writer.write(entry.name, chunk);
@@ -67,36 +67,27 @@ class SafetensorsReader {
 class SafetensorsWriter {
  public:
   // Writes the header.
-  // Throws: ContractError if names repeat or shapes are negative; DataError if the file cannot be
-  // created; DeviceError if it cannot be written.
-  SafetensorsWriter(std::string path, std::vector<SafetensorsEntry> entries,
+  // Throws: ContractError if names repeat or shapes are negative; DataError if `path` cannot be
+  // written (see check_writable); DeviceError if the system refuses.
+  SafetensorsWriter(const std::string& path, std::vector<SafetensorsEntry> entries,
                     const std::map<std::string, std::string>& metadata = {});
-  SafetensorsWriter(const SafetensorsWriter&) = delete;
-  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
-  ~SafetensorsWriter();
 
   // The next bytes of tensor `name`. Tensors come in the order of the entries.
   // Throws: ContractError if it is another tensor's turn or the chunk is too long; DeviceError if
   // the write fails.
   void write(std::string_view name, std::span<const std::byte> chunk);
 
-  // Flushes to the disk and renames.
+  // Gives the file its name.
   // Throws: ContractError if bytes are missing; DeviceError if the file system refuses.
   void commit();
 
  private:
-  void put(std::span<const std::byte> bytes);
   void skip_empty();
 
-  std::string path_, temporary_;
+  std::optional<WholeFile> file_;  // not before the entries are checked
   std::vector<SafetensorsEntry> entries_;
-  int descriptor_ = -1;
   std::size_t current_ = 0;         // the entry that is being written
   std::int64_t written_bytes_ = 0;  // of it
 };
-
-// Throws DataError unless `path` can be written: its folder exists and lets files be made, and it
-// is no folder itself. For a check before hours of training; writes nothing.
-void check_writable(const std::string& path);
 
 }  // namespace tessera::checkpoint

@@ -14,7 +14,7 @@
 #include <span>
 #include <string>
 
-#include "tessera/data/mapped_file.hpp"
+#include "tessera/base/file.hpp"
 
 namespace tessera::data {
 

@@ -4,31 +4,15 @@
 
 #include "runtime/device/tell.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/base/text.hpp"
 
 namespace tessera {
-namespace {
-
-// What `error` says; stamps the rank on errors of ours.
-std::string describe(const std::exception_ptr& error, int rank) {
-  try {
-    std::rethrow_exception(error);
-  } catch (Error& e) {
-    if (e.rank() < 0) e.set_rank(rank);
-    return e.what();
-  } catch (const std::exception& e) {
-    return e.what();
-  } catch (...) {
-    return "an exception that is no std::exception";
-  }
-}
-
-}  // namespace
 
 void Failure::keep(std::exception_ptr error, int rank, StreamId stream, const char* name) {
   const std::lock_guard lock(mutex_);
   if (error_) return;
   reason_ = concat("rank ", rank, ": '", name, "' on stream ", tessera::name(stream),
-                   " failed: ", describe(error, rank));
+                   " failed: ", describe_exception(error, rank));
   error_ = std::move(error);
   happened_.store(true, std::memory_order_release);
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/base/error.hpp"
+#include "tessera/base/json.hpp"
 
 namespace tessera {
 namespace {
@@ -14,27 +15,8 @@ namespace {
 constexpr int kHostLane = 0;
 int lane(StreamId stream) { return 1 + static_cast<int>(index(stream)); }
 
-std::string quoted(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    char code[8];
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      std::snprintf(code, sizeof code, "\\u%04x", c);
-      out += code;
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
-
-std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.17g", std::isfinite(value) ? value : 0);
-  return text;
-}
+// A counter is the user's, and its curve needs a value.
+std::string number(double value) { return json::number(std::isfinite(value) ? value : 0); }
 
 }  // namespace
 
@@ -67,7 +49,7 @@ class Trace::Writer {
   void lanes() {
     const auto label = [&](const char* kind, int tid, std::string_view text, int place) {
       event("M", concat(kind, "_name"), tid, "",
-            concat("\"args\": {\"name\": ", quoted(text), "}"));
+            concat("\"args\": {\"name\": ", json::quote(text), "}"));
       event("M", concat(kind, "_sort_index"), tid, "",
             concat("\"args\": {\"sort_index\": ", place, "}"));
     };
@@ -152,7 +134,7 @@ class Trace::Writer {
   void event(const char* phase, std::string_view what, int tid, const std::string& ts,
              const std::string& more) {
     if (!out_.empty()) out_ += ",\n";
-    out_ += concat("{\"ph\": \"", phase, "\", \"name\": ", quoted(what),
+    out_ += concat("{\"ph\": \"", phase, "\", \"name\": ", json::quote(what),
                    ", \"pid\": ", trace_.options_.process_id, ", \"tid\": ", tid);
     if (!ts.empty()) out_ += ", \"ts\": " + ts;
     out_ += ", " + more + "}";
