@@ -36,11 +36,11 @@ int first_difference(const Published& a, const Published& b) {
 
 }  // namespace
 
-void publish(Published& out, const GroupCall& call, std::uint64_t place) {
-  out.number = call.number;
+void publish(Published& out, const GroupCall& call, std::uint64_t send_layout_hash) {
+  out.seq = call.seq;
   out.fingerprint = call.fingerprint;
   out.previous = call.previous;
-  out.place = place;
+  out.send_layout_hash = send_layout_hash;
   out.n_items = static_cast<std::int32_t>(call.n_items);
   const std::size_t length = std::min(std::strlen(call.name), sizeof(out.name) - 1);
   std::memcpy(out.name, call.name, length);
@@ -55,9 +55,9 @@ void publish(Published& out, const GroupCall& call, std::uint64_t place) {
 
 std::string describe_difference(const FlightRecorder& a, int rank_a, const FlightRecorder& b,
                                 int rank_b) {
-  CallRecord in_a, in_b;
+  FlightEntry in_a, in_b;
   if (!first_difference(a, b, in_a, in_b)) return "";
-  return concat("call ", in_a.number, ": rank ", rank_a, " submitted ", in_a.to_string(),
+  return concat("call ", in_a.seq, ": rank ", rank_a, " submitted ", in_a.to_string(),
                 ", but rank ", rank_b, " submitted ", in_b.to_string(), kRemedy);
 }
 
@@ -66,20 +66,19 @@ void check_agreement(std::span<const Published* const> ranks, const std::string&
   const Published& first = *ranks[0];
   for (std::size_t r = 1; r < ranks.size(); ++r) {
     const Published& other = *ranks[r];
-    if (other.fingerprint != first.fingerprint || other.number != first.number) {
+    if (other.fingerprint != first.fingerprint || other.seq != first.seq) {
       std::string earlier;
       if (other.previous != first.previous && !recorders.empty())
         earlier = describe_difference(*recorders[0], 0, *recorders[r], static_cast<int>(r));
       if (!earlier.empty()) throw CommError(earlier);
       const int item = first_difference(first, other);
-      const std::string second =
-          other.number == first.number ? "" : concat(" as its call ", other.number);
-      throw CommError(concat("communicator '", role, "', call ", first.number,
-                             ": rank 0 submitted ", describe(first, item), ", but rank ", r,
-                             " submitted ", describe(other, item), second, kRemedy));
+      const std::string second = other.seq == first.seq ? "" : concat(" as its call ", other.seq);
+      throw CommError(concat("communicator '", role, "', call ", first.seq, ": rank 0 submitted ",
+                             describe(first, item), ", but rank ", r, " submitted ",
+                             describe(other, item), second, kRemedy));
     }
-    if (other.place != first.place)
-      throw CommError(concat("communicator '", role, "', call ", first.number, ": ",
+    if (other.send_layout_hash != first.send_layout_hash)
+      throw CommError(concat("communicator '", role, "', call ", first.seq, ": ",
                              describe(first, 0), " of rank 0 and ", describe(other, 0), " of rank ",
                              r,
                              " send from different offsets of their symmetric memory; every rank "
@@ -92,21 +91,21 @@ std::string describe_late(const Recorders& recorders, int own, double timeout_s,
   const auto& mine = *recorders[static_cast<std::size_t>(own)];
   const std::int64_t now = monotonic_ns();
   for (int s = 0; s < kMaxStreams; ++s) {
-    CallRecord call;
+    FlightEntry call;
     if (!mine.find(mine.running(static_cast<StreamId>(s)), call) || call.started_ns == 0 ||
         static_cast<double>(now - call.started_ns) < timeout_s * 1e9)
       continue;
     std::string absent, inside, where;
     for (std::size_t r = 0; r < recorders.size(); ++r) {
-      CallRecord theirs;
-      const bool has_come = recorders[r]->find(call.number, theirs) && theirs.started_ns != 0;
+      FlightEntry theirs;
+      const bool has_come = recorders[r]->find(call.seq, theirs) && theirs.started_ns != 0;
       if (!has_come)
         absent += concat(absent.empty() ? "" : ", ", names[r]);
       else if (theirs.done_ns == 0)
         inside += concat(inside.empty() ? "" : ", ", names[r]);
       where += concat("; ", recorders[r]->position(names[r]));
     }
-    return concat("call ", call.number, ", ", call.to_string(), ", has taken ", timeout_s, " s",
+    return concat("call ", call.seq, ", ", call.to_string(), ", has taken ", timeout_s, " s",
                   absent.empty() ? concat(": all ranks of this host have come, inside are ", inside)
                                  : concat(": missing are ranks ", absent),
                   where);
@@ -119,13 +118,13 @@ std::string describe_ended(const Recorders& recorders, int own, int ended,
   const auto& mine = *recorders[static_cast<std::size_t>(own)];
   const auto& theirs = *recorders[static_cast<std::size_t>(ended)];
   for (int s = 0; s < kMaxStreams; ++s) {
-    CallRecord call;
+    FlightEntry call;
     if (!mine.find(mine.running(static_cast<StreamId>(s)), call) ||
-        call.number <= theirs.last_submitted())
+        call.seq <= theirs.last_submitted())
       continue;
     return concat("rank ", names[static_cast<std::size_t>(ended)], " has ended after ",
                   theirs.last_submitted(), " calls, but rank ",
-                  names[static_cast<std::size_t>(own)], " waits in call ", call.number, ", ",
+                  names[static_cast<std::size_t>(own)], " waits in call ", call.seq, ", ",
                   call.to_string(), "; every rank must submit the same collectives");
   }
   return "";

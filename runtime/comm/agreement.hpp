@@ -15,7 +15,7 @@ namespace tessera::comm {
 // Items that a message can tell apart; the fingerprint covers all of them.
 inline constexpr int kShownItems = 16;
 
-// One rank's side of one joint operation.
+// One rank's side of one collective.
 struct Published {
   struct Item {
     std::int64_t count = 0;
@@ -27,10 +27,10 @@ struct Published {
     bool operator==(const Item&) const = default;
   };
 
-  std::uint64_t number = 0;       // in the sequence of all calls of the rank
-  std::uint64_t fingerprint = 0;  // over all calls up to this one
-  std::uint64_t previous = 0;     // over all calls before it
-  std::uint64_t place = 0;        // over the offsets of the sends, where they must be equal
+  std::uint64_t seq = 0;               // in the sequence of all calls of the rank
+  std::uint64_t fingerprint = 0;       // over all calls up to this one
+  std::uint64_t previous = 0;          // over all calls before it
+  std::uint64_t send_layout_hash = 0;  // where they must be equal
   std::int32_t n_items = 0;
   char name[68] = {};  // cut where it is longer
   Item items[kShownItems];
@@ -40,17 +40,17 @@ static_assert(std::is_trivially_copyable_v<Published>);
 // A group as the body of its operation carries it.
 struct GroupCall {
   const char* name = "";
-  std::uint64_t number = 0, fingerprint = 0, previous = 0;
+  std::uint64_t seq = 0, fingerprint = 0, previous = 0;
   const Collective* prepared = nullptr;  // null: `single` is the only item
   std::int64_t n_items = 1;
   Collective single;
 
   // `group` outlives the call where it is prepared; otherwise it is one item, which is copied.
-  GroupCall(const CallRecord& record, std::uint64_t fingerprint_before, const char* op,
+  GroupCall(const FlightEntry& entry, std::uint64_t fingerprint_before, const char* op,
             std::span<const Collective> group, bool is_prepared)
       : name(op),
-        number(record.number),
-        fingerprint(record.fingerprint),
+        seq(entry.seq),
+        fingerprint(entry.fingerprint),
         previous(fingerprint_before),
         prepared(is_prepared ? group.data() : nullptr),
         n_items(static_cast<std::int64_t>(group.size())) {
@@ -62,7 +62,7 @@ struct GroupCall {
   }
 };
 
-void publish(Published& out, const GroupCall& call, std::uint64_t place);
+void publish(Published& out, const GroupCall& call, std::uint64_t send_layout_hash);
 
 // Every rank calls it with what all ranks published, and throws the same or nothing. `recorders`
 // are all ranks' where they can be seen, else none: they tell in which call the ranks parted when

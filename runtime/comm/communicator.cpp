@@ -125,7 +125,7 @@ struct Sides {
 };
 
 // No item may write what another reads or writes: they run in any order. Groups are laid out one
-// item after another, in one place or in one for sends and one for recvs, which is seen in one
+// item after another, in one range or in one for sends and one for recvs, which is seen in one
 // pass; only others are compared pair by pair.
 void check_items_apart(std::span<const Collective> items, const char* group, int size) {
   if (items.size() < 2) return;
@@ -178,8 +178,8 @@ Communicator::Communicator(DeviceContext& context, FlightRecorder& recorder, std
       stream_(stream),
       rank_(rank),
       size_(size) {
-  CallRecord probe;
-  role_hash_ = copy_and_fold(probe.group, role_.c_str(), index(stream));
+  FlightEntry probe;
+  role_hash_ = copy_and_fold(probe.role, role_.c_str(), index(stream));
 }
 
 void Communicator::submit(const CollectiveGroup& group, std::span<const Access> accesses) {
@@ -198,8 +198,8 @@ void Communicator::check_and_launch(std::span<const Collective> items, const cha
   Op op{.name = group, .cost = {}, .accesses = accesses};
   comm::StagingPlan staging;
   bool moves = false;
-  CallRecord call;
-  std::uint64_t content = copy_and_fold(call.unit, group, role_hash_);
+  FlightEntry call;
+  std::uint64_t content = copy_and_fold(call.name, group, role_hash_);
   for (std::size_t i = 0; i < items.size(); ++i) {
     check_item(items[i], i, group, staging.next(items[i]), rank_, size_);
     add_cost(op.cost, items[i], size_);
@@ -224,7 +224,7 @@ void Communicator::check_and_launch(std::span<const Collective> items, const cha
   call.dtype = first.dtype;
   call.reduce = first.reduce;
   call.stream = stream_;
-  std::memcpy(call.group, role_.c_str(), std::min(role_.size(), sizeof call.group - 1));
+  std::memcpy(call.role, role_.c_str(), std::min(role_.size(), sizeof call.role - 1));
   const std::uint64_t previous = recorder_.fingerprint();
   recorder_.submit(call, content);
   ++submitted_;

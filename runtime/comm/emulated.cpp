@@ -81,18 +81,19 @@ class EmulatedCommunicator final : public Communicator {
     FlightRecorder* recorder;
     int rank, size;
     void operator()(Exec& exec) const {
-      recorder->started(call.number, exec.stream);
+      recorder->started(call.seq, exec.stream);
       {
         Copies copies(exec);
         for (const Collective& c : call.items())
           if (c.count > 0) run(exec, copies, c, rank, size);
       }
-      recorder->done(call.number, exec.stream);
+      recorder->done(call.seq, exec.stream);
     }
   };
 
   void launch(const Op& op, const GroupCall& call) override {
-    Stream(context_, stream()).launch_joint(op, nullptr, Part{call, &recorder_, rank(), size()});
+    Stream(context_, stream())
+        .launch_collective(op, nullptr, Part{call, &recorder_, rank(), size()});
   }
 
   static void run(Exec& exec, Copies& copies, const Collective& c, int rank, int size) {
@@ -133,7 +134,7 @@ class EmulatedBackend final : public World::Backend {
     if (reason_.empty()) reason_ = reason;
   }
   std::string reason() const override { return reason_; }
-  void meet_again(DeviceContext&, std::span<double>) override { reason_.clear(); }
+  void rejoin(DeviceContext&, std::span<double>) override { reason_.clear(); }
   void leave() noexcept override {}
 
  private:

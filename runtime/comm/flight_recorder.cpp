@@ -18,21 +18,21 @@ using std::memory_order_release;
 
 using Word = std::atomic_ref<std::uint64_t>;
 
-constexpr std::size_t kNumberWord = offsetof(CallRecord, number) / 8;
-constexpr std::size_t kFingerprintWord = offsetof(CallRecord, fingerprint) / 8;
-constexpr std::size_t kStartedWord = offsetof(CallRecord, started_ns) / 8;
-constexpr std::size_t kDoneWord = offsetof(CallRecord, done_ns) / 8;
+constexpr std::size_t kSeqWord = offsetof(FlightEntry, seq) / 8;
+constexpr std::size_t kFingerprintWord = offsetof(FlightEntry, fingerprint) / 8;
+constexpr std::size_t kStartedWord = offsetof(FlightEntry, started_ns) / 8;
+constexpr std::size_t kDoneWord = offsetof(FlightEntry, done_ns) / 8;
 
-const char* state_of(const CallRecord& c) {
+const char* state_of(const FlightEntry& c) {
   return c.done_ns != 0 ? "done" : c.started_ns != 0 ? "started" : "submitted";
 }
 
-std::string json_object(const CallRecord& c) {
+std::string json_object(const FlightEntry& c) {
   char fingerprint[24];
   std::snprintf(fingerprint, sizeof fingerprint, "\"%016llx\"",
                 static_cast<unsigned long long>(c.fingerprint));
-  return concat("{\"number\": ", c.number, ", \"group\": ", json::quote(c.group),
-                ", \"unit\": ", json::quote(c.unit), ", \"operation\": \"", name(c.kind),
+  return concat("{\"seq\": ", c.seq, ", \"process_group\": ", json::quote(c.role),
+                ", \"name\": ", json::quote(c.name), ", \"operation\": \"", name(c.kind),
                 "\", \"items\": ", c.n_items, ", \"count\": ", c.count, ", \"dtype\": \"", c.dtype,
                 "\", \"reduce\": \"", name(c.reduce), "\", \"root\": ", c.root,
                 ", \"bytes\": ", c.bytes, ", \"stream\": \"", name(c.stream), "\", \"state\": \"",
@@ -49,11 +49,11 @@ std::int64_t monotonic_ns() {
       .count();
 }
 
-std::string CallRecord::to_string() const {
-  std::string text = concat("'", unit, "' on '", group, "' (", name(kind));
+std::string FlightEntry::to_string() const {
+  std::string text = concat("'", name, "' on '", role, "' (", tessera::name(kind));
   if (kind != CollectiveKind::barrier) text += concat(" of ", count, " x ", dtype);
   if (kind == CollectiveKind::broadcast) text += concat(" from rank ", root);
-  if (reduce != ReduceOp::sum) text += concat(", ", name(reduce));
+  if (reduce != ReduceOp::sum) text += concat(", ", tessera::name(reduce));
   if (n_items > 1) text += concat(", the first of ", n_items, " items");
   return text + ")";
 }
@@ -62,21 +62,21 @@ std::string CallRecord::to_string() const {
 
 FlightRecorder::FlightRecorder() noexcept = default;
 
-// The number leaves the slot before its words change and comes back after them.
-const CallRecord& FlightRecorder::submit(CallRecord& call, std::uint64_t content) noexcept {
-  const std::uint64_t number = last_.load(memory_order_relaxed) + 1;
-  fingerprint_ = mix(mix(fingerprint_, number), content);
-  call.number = number;
+// The seq leaves the entry before its words change and comes back after them.
+const FlightEntry& FlightRecorder::submit(FlightEntry& call, std::uint64_t content) noexcept {
+  const std::uint64_t seq = last_.load(memory_order_relaxed) + 1;
+  fingerprint_ = mix(mix(fingerprint_, seq), content);
+  call.seq = seq;
   call.fingerprint = fingerprint_;
   call.submitted_ns = monotonic_ns();
-  Slot& out = slot(number);
-  Word(out[kNumberWord]).store(0, memory_order_relaxed);
+  Words& out = entry(seq);
+  Word(out[kSeqWord]).store(0, memory_order_relaxed);
   std::atomic_thread_fence(memory_order_release);
-  const auto words = std::bit_cast<Slot>(call);
+  const auto words = std::bit_cast<Words>(call);
   for (std::size_t i = 0; i < kWords; ++i)
-    if (i != kNumberWord) Word(out[i]).store(words[i], memory_order_relaxed);
-  Word(out[kNumberWord]).store(number, memory_order_release);
-  last_.store(number, memory_order_release);
+    if (i != kSeqWord) Word(out[i]).store(words[i], memory_order_relaxed);
+  Word(out[kSeqWord]).store(seq, memory_order_release);
+  last_.store(seq, memory_order_release);
   return call;
 }
 
@@ -85,61 +85,61 @@ void FlightRecorder::restart() noexcept {
   started_.store(0, memory_order_release);
   done_.store(0, memory_order_release);
   for (auto& running : running_) running.store(0, memory_order_release);
-  for (std::uint64_t n = 0; n < kCapacity; ++n) Word(slot(n)[kNumberWord]).store(0);
+  for (std::uint64_t n = 0; n < kCapacity; ++n) Word(entry(n)[kSeqWord]).store(0);
   fingerprint_ = kStart;
 }
 
-void FlightRecorder::started(std::uint64_t number, StreamId stream) noexcept {
-  Slot& at = slot(number);
-  if (Word(at[kNumberWord]).load(memory_order_acquire) == number)
+void FlightRecorder::started(std::uint64_t seq, StreamId stream) noexcept {
+  Words& at = entry(seq);
+  if (Word(at[kSeqWord]).load(memory_order_acquire) == seq)
     Word(at[kStartedWord]).store(static_cast<std::uint64_t>(monotonic_ns()), memory_order_relaxed);
-  running_[index(stream)].store(number, memory_order_release);
-  started_.store(number, memory_order_release);
+  running_[index(stream)].store(seq, memory_order_release);
+  started_.store(seq, memory_order_release);
 }
 
-void FlightRecorder::done(std::uint64_t number, StreamId stream) noexcept {
-  Slot& at = slot(number);
-  if (Word(at[kNumberWord]).load(memory_order_acquire) == number)
+void FlightRecorder::done(std::uint64_t seq, StreamId stream) noexcept {
+  Words& at = entry(seq);
+  if (Word(at[kSeqWord]).load(memory_order_acquire) == seq)
     Word(at[kDoneWord]).store(static_cast<std::uint64_t>(monotonic_ns()), memory_order_relaxed);
   running_[index(stream)].store(0, memory_order_release);
-  done_.store(number, memory_order_release);
+  done_.store(seq, memory_order_release);
 }
 
 // ---- Reading
 
-bool FlightRecorder::find(std::uint64_t number, CallRecord& out) const noexcept {
+bool FlightRecorder::find(std::uint64_t seq, FlightEntry& out) const noexcept {
   const std::uint64_t last = last_submitted();
-  if (number == 0 || number > last || number + kCapacity <= last) return false;
-  Slot& at = slot(number);
-  if (Word(at[kNumberWord]).load(memory_order_acquire) != number) return false;
-  Slot words;
+  if (seq == 0 || seq > last || seq + kCapacity <= last) return false;
+  Words& at = entry(seq);
+  if (Word(at[kSeqWord]).load(memory_order_acquire) != seq) return false;
+  Words words;
   for (std::size_t i = 0; i < kWords; ++i) words[i] = Word(at[i]).load(memory_order_relaxed);
   std::atomic_thread_fence(memory_order_acquire);
-  if (Word(at[kNumberWord]).load(memory_order_relaxed) != number) return false;
-  out = std::bit_cast<CallRecord>(words);
+  if (Word(at[kSeqWord]).load(memory_order_relaxed) != seq) return false;
+  out = std::bit_cast<FlightEntry>(words);
   return true;
 }
 
-std::uint64_t FlightRecorder::fingerprint_after(std::uint64_t number) const noexcept {
+std::uint64_t FlightRecorder::fingerprint_after(std::uint64_t seq) const noexcept {
   const std::uint64_t last = last_submitted();
-  if (number == 0 || number > last || number + kCapacity <= last) return 0;
-  Slot& at = slot(number);
-  if (Word(at[kNumberWord]).load(memory_order_acquire) != number) return 0;
+  if (seq == 0 || seq > last || seq + kCapacity <= last) return 0;
+  Words& at = entry(seq);
+  if (Word(at[kSeqWord]).load(memory_order_acquire) != seq) return 0;
   const std::uint64_t fingerprint = Word(at[kFingerprintWord]).load(memory_order_relaxed);
   std::atomic_thread_fence(memory_order_acquire);
-  return Word(at[kNumberWord]).load(memory_order_relaxed) == number ? fingerprint : 0;
+  return Word(at[kSeqWord]).load(memory_order_relaxed) == seq ? fingerprint : 0;
 }
 
 bool FlightRecorder::has_parted_from(const FlightRecorder& other) const noexcept {
-  const std::uint64_t number = std::min(last_submitted(), other.last_submitted());
-  const std::uint64_t ours = fingerprint_after(number), theirs = other.fingerprint_after(number);
+  const std::uint64_t seq = std::min(last_submitted(), other.last_submitted());
+  const std::uint64_t ours = fingerprint_after(seq), theirs = other.fingerprint_after(seq);
   return ours != 0 && theirs != 0 && ours != theirs;
 }
 
 std::string FlightRecorder::position(int rank) const {
   const std::uint64_t last = last_submitted();
   std::string text = concat("rank ", rank, " has submitted ", last, last == 1 ? " call" : " calls");
-  CallRecord call;
+  FlightEntry call;
   if (find(last, call)) text += concat(", last ", call.to_string());
   if (last > 0) text += concat(", started ", last_started(), ", done ", last_done());
   return text;
@@ -150,10 +150,10 @@ std::string FlightRecorder::to_json(int rank, int size, const std::string& failu
   std::string text = concat(
       "{\"rank\": ", rank, ", \"size\": ", size, ", \"failure\": ", json::quote(failure),
       ", \"now_ns\": ", monotonic_ns(), ", \"last_submitted\": ", last,
-      ", \"last_started\": ", last_started(), ", \"last_done\": ", last_done(), ", \"calls\": [");
+      ", \"last_started\": ", last_started(), ", \"last_done\": ", last_done(), ", \"entries\": [");
   const char* separator = "\n";
   for (std::uint64_t n = last >= kCapacity ? last - kCapacity + 1 : 1; n <= last; ++n) {
-    CallRecord call;
+    FlightEntry call;
     if (!find(n, call)) continue;
     text += separator + json_object(call);
     separator = ",\n";
@@ -161,8 +161,8 @@ std::string FlightRecorder::to_json(int rank, int size, const std::string& failu
   return text + "\n]}\n";
 }
 
-bool first_difference(const FlightRecorder& a, const FlightRecorder& b, CallRecord& in_a,
-                      CallRecord& in_b) {
+bool first_difference(const FlightRecorder& a, const FlightRecorder& b, FlightEntry& in_a,
+                      FlightEntry& in_b) {
   const std::uint64_t last = std::min(a.last_submitted(), b.last_submitted());
   const std::uint64_t first =
       last >= FlightRecorder::kCapacity ? last - FlightRecorder::kCapacity + 1 : 1;

@@ -53,11 +53,11 @@ class LocalCommunicator final : public Communicator {
 
   void launch(const Op& op, const GroupCall& call) override {
     world_.submitting(shared_, rank(), submitted(), op.name);
-    Stream(context_, stream()).launch_joint(op, &shared_.joint, Part{this, call});
+    Stream(context_, stream()).launch_collective(op, &shared_.barrier, Part{this, call});
   }
 
   void show(const GroupCall& call, Exec& exec) {
-    recorder_.started(call.number, stream());
+    recorder_.started(call.seq, stream());
     LocalRole::Cell& mine = shared_.cells[static_cast<std::size_t>(rank())];
     mine.single = call.single;
     mine.items = call.prepared ? call.prepared : &mine.single;
@@ -68,7 +68,7 @@ class LocalCommunicator final : public Communicator {
   void take(const GroupCall& call, Exec& exec) {
     check_agreement(published_, role(), recorders_);
     pull(Mover(exec), call.items(), rank(), size(), inputs_, Peers{shared_});
-    recorder_.done(call.number, stream());
+    recorder_.done(call.seq, stream());
   }
 
   LocalWorld& world_;
@@ -92,17 +92,17 @@ class LocalBackend final : public World::Backend {
     return arena_.allocate(context, bytes);
   }
   FlightRecorder& recorder() noexcept override { return world_->recorder(rank_); }
-  void fail(const std::string& reason) noexcept override { world_->meeting().abort(reason); }
-  std::string reason() const override { return world_->meeting().reason(); }
-  void meet_again(DeviceContext& context, std::span<double> largest) override {
+  void fail(const std::string& reason) noexcept override { world_->abort_signal().abort(reason); }
+  std::string reason() const override { return world_->abort_signal().reason(); }
+  void rejoin(DeviceContext& context, std::span<double> largest) override {
     Stream(context, StreamId::compute)
-        .launch_joint({.name = "recover"}, &world_->again(),
-                      [world = world_.get(), rank = rank_, largest](Exec& exec) {
-                        if (exec.phase == Exec::Phase::publish)
-                          world->bring(rank, largest);
-                        else
-                          world->take_largest(largest);
-                      });
+        .launch_collective({.name = "recover"}, &world_->recovery_barrier(),
+                           [world = world_.get(), rank = rank_, largest](Exec& exec) {
+                             if (exec.phase == Exec::Phase::publish)
+                               world->contribute(rank, largest);
+                             else
+                               world->all_reduce_max(largest), world->rearm();
+                           });
     context.block(context.record(StreamId::compute));
     allocations_ = 0;
   }
@@ -119,17 +119,18 @@ class LocalBackend final : public World::Backend {
 
 LocalWorld::LocalWorld(int size, const WorldOptions& options)
     : size_(size),
-      again_(recovery_, size),
+      recovery_barrier_(recovery_signal_, size),
       timeout_s_(options.timeout_seconds),
       recorders_(static_cast<std::size_t>(size)),
       left_(static_cast<std::size_t>(size)),
-      brought_(static_cast<std::size_t>(size)) {
+      contributed_(static_cast<std::size_t>(size)) {
   if (size > 1 && options.executor != ExecutorKind::shuffled)
-    watch_ = std::make_unique<Watch>(std::vector<int>(), [this](int) { look_for_late_calls(); });
+    poll_thread_ =
+        std::make_unique<PollThread>(std::vector<int>(), [this](int) { look_for_late_calls(); });
 }
 
 void LocalWorld::look_for_late_calls() {
-  if (meeting_.aborted()) return;
+  if (abort_signal_.aborted()) return;
   Recorders all;
   std::vector<int> names;
   for (int rank = 0; rank < size_; ++rank) {
@@ -138,13 +139,13 @@ void LocalWorld::look_for_late_calls() {
   }
   for (int rank = 0; rank < size_; ++rank)
     if (const std::string late = describe_late(all, rank, timeout_s_, names); !late.empty())
-      return meeting_.abort(late);
+      return abort_signal_.abort(late);
 }
 
 LocalRole& LocalWorld::role(const std::string& name) {
   const std::lock_guard lock(mutex_);
   auto& role = roles_[name];
-  if (!role) role = std::make_unique<LocalRole>(meeting_, name, size_);
+  if (!role) role = std::make_unique<LocalRole>(abort_signal_, name, size_);
   return *role;
 }
 
@@ -159,52 +160,57 @@ void LocalWorld::submitting(LocalRole& role, int rank, std::uint64_t number, con
     if (!left_[static_cast<std::size_t>(peer)]) continue;
     const std::uint64_t met = role.cells[static_cast<std::size_t>(peer)].submitted;
     if (met < number)
-      meeting_.abort(concat("rank ", peer, " has ended after ", met, " calls on communicator '",
-                            role.name, "', but rank ", rank, " submitted call ", number, " ('",
-                            name, "'); every rank must submit the same collectives"));
+      abort_signal_.abort(concat("rank ", peer, " has ended after ", met,
+                                 " calls on communicator '", role.name, "', but rank ", rank,
+                                 " submitted call ", number, " ('", name,
+                                 "'); every rank must submit the same collectives"));
   }
 }
 
 // Ranks that disagree on one communicator meet there and hear more; on two they never would.
 void LocalWorld::expect_same_group(int rank, int peer) {
   const int low = std::min(rank, peer), high = std::max(rank, peer);
-  CallRecord in_low, in_high;
+  FlightEntry in_low, in_high;
   if (first_difference(recorder(low), recorder(high), in_low, in_high) &&
       in_low.stream != in_high.stream)
-    meeting_.abort(describe_difference(recorder(low), low, recorder(high), high));
+    abort_signal_.abort(describe_difference(recorder(low), low, recorder(high), high));
 }
 
 void LocalWorld::end(const std::string& reason) {
-  meeting_.abort(reason);
-  recovery_.abort(reason);
+  abort_signal_.abort(reason);
+  recovery_signal_.abort(reason);
 }
 
 bool LocalWorld::is_echo(const std::string& what) const {
-  const auto repeats = [&](const Meeting& meeting) {
-    return meeting.aborted() && what.find(meeting.reason()) != std::string::npos;
+  const auto repeats = [&](const AbortSignal& abort_signal) {
+    return abort_signal.aborted() && what.find(abort_signal.reason()) != std::string::npos;
   };
-  return repeats(meeting_) || repeats(recovery_);
+  return repeats(abort_signal_) || repeats(recovery_signal_);
 }
 
-void LocalWorld::bring(int rank, std::span<const double> numbers) {
-  std::copy(numbers.begin(), numbers.end(), brought_[static_cast<std::size_t>(rank)].begin());
+void LocalWorld::contribute(int rank, std::span<const double> numbers) {
+  std::copy(numbers.begin(), numbers.end(), contributed_[static_cast<std::size_t>(rank)].begin());
 }
 
-// Between the two meetings of the recovery, so no rank is anywhere else: each does the same.
-void LocalWorld::take_largest(std::span<double> numbers) {
+void LocalWorld::all_reduce_max(std::span<double> numbers) const {
   for (std::size_t i = 0; i < numbers.size(); ++i)
-    for (const auto& other : brought_) numbers[i] = std::max(numbers[i], other[i]);
+    for (const auto& other : contributed_) numbers[i] = std::max(numbers[i], other[i]);
+}
+
+// Each rank does the same, between `enter` and `leave` of the recovery's barrier: no rank is at
+// another one.
+void LocalWorld::rearm() {
   const std::lock_guard lock(mutex_);
   for (const auto& [name, role] : roles_) {
-    role->joint.rearm();
+    role->barrier.rearm();
     for (LocalRole::Cell& cell : role->cells) cell.submitted = 0;
   }
   allocations_.clear();
-  meeting_.rearm();
+  abort_signal_.rearm();
 }
 
 void LocalWorld::leave(int rank) {
-  recovery_.abort(concat("rank ", rank, " has ended"));
+  recovery_signal_.abort(concat("rank ", rank, " has ended"));
   const std::lock_guard lock(mutex_);
   left_[static_cast<std::size_t>(rank)] = true;
   for (const auto& [name, role] : roles_) {
@@ -212,9 +218,10 @@ void LocalWorld::leave(int rank) {
     for (int peer = 0; peer < size_; ++peer) {
       const std::uint64_t theirs = role->cells[static_cast<std::size_t>(peer)].submitted;
       if (theirs > mine)
-        meeting_.abort(concat("rank ", rank, " has ended after ", mine, " calls on communicator '",
-                              name, "', but rank ", peer, " submitted call ", theirs,
-                              "; every rank must submit the same collectives"));
+        abort_signal_.abort(concat("rank ", rank, " has ended after ", mine,
+                                   " calls on communicator '", name, "', but rank ", peer,
+                                   " submitted call ", theirs,
+                                   "; every rank must submit the same collectives"));
     }
   }
 }

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "runtime/comm/agreement.hpp"
-#include "runtime/comm/watch.hpp"
+#include "runtime/comm/poll_thread.hpp"
 #include "tessera/comm/world.hpp"
-#include "tessera/device/joint.hpp"
+#include "tessera/device/collective_barrier.hpp"
 
 namespace tessera::comm {
 
@@ -27,10 +27,10 @@ struct LocalRole {
     std::uint64_t submitted = 0;         // by the host; guarded by LocalWorld's mutex
   };
 
-  LocalRole(Meeting& meeting, std::string role, int size)
-      : joint(meeting, size), name(std::move(role)), cells(static_cast<std::size_t>(size)) {}
+  LocalRole(AbortSignal& abort_signal, std::string role, int size)
+      : barrier(abort_signal, size), name(std::move(role)), cells(static_cast<std::size_t>(size)) {}
 
-  Joint joint;
+  CollectiveBarrier barrier;
   std::string name;
   std::vector<Cell> cells;  // by rank
 };
@@ -41,7 +41,7 @@ class LocalWorld {
   LocalWorld(int size, const WorldOptions& options);
 
   int size() const noexcept { return size_; }
-  Meeting& meeting() noexcept { return meeting_; }
+  AbortSignal& abort_signal() noexcept { return abort_signal_; }
   // A rank has ended with `reason`: nobody meets, now or after a recovery.
   void end(const std::string& reason);
   // Whether `what` only says that another rank has failed.
@@ -54,14 +54,16 @@ class LocalWorld {
 
   // Call `count` of `role`, the last that the rank has recorded, can't be met by a rank that has
   // left or that has put this number on another communicator, and a rank that leaves can't meet
-  // what others have submitted. Each aborts the meeting, naming both.
+  // what others have submitted. Each aborts the world, naming both.
   void submitting(LocalRole& role, int rank, std::uint64_t count, const char* name);
   void leave(int rank);
 
-  // The meeting of a recovery: each rank brings numbers, and takes the largest of all.
-  Joint& again() noexcept { return again_; }
-  void bring(int rank, std::span<const double> numbers);
-  void take_largest(std::span<double> numbers);
+  // A recovery, at a barrier of its own: before it each rank contributes numbers. In it each number
+  // becomes the largest of all ranks', and the world is made fit for collectives again.
+  CollectiveBarrier& recovery_barrier() noexcept { return recovery_barrier_; }
+  void contribute(int rank, std::span<const double> numbers);
+  void all_reduce_max(std::span<double> numbers) const;
+  void rearm();
 
   // The n-th allocation of every rank has the same size.  Throws: ContractError.
   void expect_same_size(int rank, std::size_t n, std::int64_t bytes);
@@ -71,16 +73,17 @@ class LocalWorld {
   void look_for_late_calls();
 
   const int size_;
-  Meeting meeting_, recovery_;
-  Joint again_;  // over recovery_, which a failure leaves alone
+  AbortSignal abort_signal_, recovery_signal_;  // the second one a failure leaves alone
+  CollectiveBarrier recovery_barrier_;
   const double timeout_s_;
   std::vector<FlightRecorder> recorders_;  // by rank
   std::mutex mutex_;
   std::map<std::string, std::unique_ptr<LocalRole>> roles_;
   std::vector<bool> left_;
   std::vector<std::int64_t> allocations_;
-  std::vector<std::array<double, World::kAgreed>> brought_;  // by rank
-  std::unique_ptr<Watch> watch_;  // last: its thread uses the rest; none under `shuffled`
+  std::vector<std::array<double, World::kAgreed>> contributed_;  // by rank
+  std::unique_ptr<PollThread>
+      poll_thread_;  // last: its thread uses the rest; none under `shuffled`
 };
 
 std::unique_ptr<World::Backend> make_local_backend(std::shared_ptr<LocalWorld> world, int rank);

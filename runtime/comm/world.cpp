@@ -191,14 +191,14 @@ double World::sum(double value) const {
   return s.device.runs_bodies() ? s.scalars[0] : value * s.size;
 }
 
-// Each rank has a place of its own in the sum, so the sum holds every rank's value exactly.
+// Each rank has an element of its own in the sum, so the sum holds every rank's value exactly.
 double World::max(double value) const {
   State& s = *state_;
   const bool has_peers = s.kind != WorldKind::emulated && s.device.runs_bodies();
-  const int places = has_peers ? s.size : 1;
-  std::fill_n(s.scalars.begin(), places, 0.0);
+  const int elements = has_peers ? s.size : 1;
+  std::fill_n(s.scalars.begin(), elements, 0.0);
   s.scalars[static_cast<std::size_t>(has_peers ? s.rank : 0)] = value;
-  s.reduce_scalars("max", places);
+  s.reduce_scalars("max", elements);
   if (!has_peers) return value;
   double largest = -std::numeric_limits<double>::infinity();
   for (const double v : s.scalars) largest = std::isnan(v) || v > largest ? v : largest;
@@ -235,7 +235,7 @@ std::string World::resume(std::span<double> largest) const {
   State& s = *state_;
   const std::string reason = s.backend->reason();
   s.backend->recorder().restart();
-  s.backend->meet_again(s.device.context(), largest);
+  s.backend->rejoin(s.device.context(), largest);
   for (Communicator* c : {s.gather.get(), s.reduce.get(), s.control.get()}) c->restart();
   return reason;
 }
@@ -252,7 +252,7 @@ class Failures {
   explicit Failures(comm::LocalWorld& world) : world_(world) {}
 
   // Takes the exception in flight and wakes the peers. One that only says that another rank failed
-  // does not take the place of that rank's own.
+  // does not replace that rank's own.
   void add(int rank) {
     const std::string what = describe_exception(std::current_exception(), rank);
     const std::lock_guard lock(mutex_);

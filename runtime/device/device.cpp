@@ -19,8 +19,8 @@ namespace tessera {
 Event Stream::record() const { return context_->record(id_); }
 void Stream::wait(const Event& event) const { context_->wait(id_, event); }
 const Clock& Stream::clock() const { return context_->clock(id_); }
-void Stream::submit(const Op& op, const Body& body, Joint* joint) const {
-  context_->submit(id_, op, body, joint);
+void Stream::submit(const Op& op, const Body& body, CollectiveBarrier* barrier) const {
+  context_->submit(id_, op, body, barrier);
 }
 
 // ---- Device
@@ -123,10 +123,11 @@ DeviceContext::~DeviceContext() {
   for (Observer* o : observers_) o->ended();
 }
 
-void DeviceContext::submit(StreamId stream, const Op& op, const Body& body, Joint* joint) {
+void DeviceContext::submit(StreamId stream, const Op& op, const Body& body,
+                           CollectiveBarrier* barrier) {
   const Tick tick = clocks_[index(stream)][stream] + 1;
   tell_observers(observers_, [stream, tick, &op](Observer& o) { o.launched(stream, tick, op); });
-  executor_->submit(stream, tick, op, body, joint);
+  executor_->submit(stream, tick, op, body, barrier);
   // Only now, because either may refuse: a tick that nobody completes is waited for in vain.
   clocks_[index(stream)][stream] = tick;
   for (const Access& access : op.accesses) access.use->touched[stream] = tick;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t kCount = 3 << 19;  // floats of a chunk: more than a block of messages
 
-// What each rank sends in a round, at any place.
+// What each rank sends in a round; all elements are alike.
 float value(int rank, int round) { return static_cast<float>(1 + rank + 16 * round); }
 
 // A gather, a reduction and a sum, all at once, each on memory of its own.

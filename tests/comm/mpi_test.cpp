@@ -43,7 +43,7 @@ TEST_CASE("mpi: every collective is right, with the bits of threads", "[comm][mp
   });
   for (const auto executor : {ExecutorKind::threaded, ExecutorKind::inlined})
     for (const auto transport : {Transport::automatic, Transport::messages}) {
-      INFO(name(executor) << (transport == Transport::messages ? ", messages" : ", windows"));
+      INFO(name(executor) << (transport == Transport::messages ? ", messages" : ", shared memory"));
       const RaceCheck check;
       World world = World::mpi(check({.executor = executor, .transport = transport}));
       const battery::Result result = battery::run(world, seed);
@@ -98,7 +98,7 @@ TEST_CASE("mpi: a rank that goes astray is named on every rank, before a byte mo
   for (const auto transport : {Transport::automatic, Transport::messages})
     for (const mismatch::Kind& kind : mismatch::kinds()) {
       const int odd = static_cast<int>(draw() % static_cast<unsigned>(keeper().size()));
-      INFO((transport == Transport::messages ? "messages" : "windows"));
+      INFO((transport == Transport::messages ? "messages" : "shared memory"));
       mismatch::Heard heard;
       thrown(
           [&](World& world) {
@@ -202,7 +202,7 @@ TEST_CASE("mpi: a collective that waits too long names who is missing and where 
           }
         },
         {.transport = transport, .timeout_seconds = 0.3});
-    INFO((transport == Transport::messages ? "messages" : "windows"));
+    INFO((transport == Transport::messages ? "messages" : "shared memory"));
     CHECK(speaks);
     CHECK_THAT(message, Contains("call 2, 'barrier' on 'control' (barrier), has taken 0.3 s") &&
                             Contains(concat("missing are ranks ", late, ";")) &&
@@ -224,7 +224,7 @@ TEST_CASE("mpi: symmetric memory is booked, and mapped no longer than it is held
     if (i == 10) after_first = mappings();
   }
   CHECK(memory.reserved_bytes() == 0);
-  // Each window held on to would be a mapping or more.
+  // Each allocation held on to would be a mapping or more.
   CHECK(mappings() < after_first + 45);
 }
 

@@ -51,7 +51,7 @@ struct Hazards {
 
 // What each rank threw.
 template <class F>
-std::vector<std::string> on_ranks(int size, Meeting& meeting, const F& f) {
+std::vector<std::string> on_ranks(int size, AbortSignal& abort_signal, const F& f) {
   std::vector<std::string> thrown(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank)
@@ -62,7 +62,7 @@ std::vector<std::string> on_ranks(int size, Meeting& meeting, const F& f) {
         device.synchronize();
       } catch (const std::exception& error) {
         thrown[static_cast<std::size_t>(rank)] = error.what();
-        meeting.abort(error.what());
+        abort_signal.abort(error.what());
       }
     });
   for (std::thread& thread : threads) thread.join();
@@ -172,11 +172,11 @@ TEST_CASE("ranks on one GPU meet: each pulls what its peers' streams have writte
   INFO(size << " ranks, seed " << seed);
   const Delays delays(seed, 100);
   constexpr int kRounds = 20;
-  Meeting meeting;
-  Joint joint(meeting, size);
+  AbortSignal abort_signal;
+  CollectiveBarrier barrier(abort_signal, size);
   std::array<const void*, 4> board{};
   std::array<std::array<std::uint32_t, kRounds>, 4> results{};
-  const auto thrown = on_ranks(size, meeting, [&](const Device& device, int rank) {
+  const auto thrown = on_ranks(size, abort_signal, [&](const Device& device, int rank) {
     const auto r = static_cast<std::size_t>(rank);
     std::uint32_t input = static_cast<std::uint32_t>(rank + 1), zero = 0;
     for (std::size_t round = 0; round < kRounds; ++round) {
@@ -194,7 +194,7 @@ TEST_CASE("ranks on one GPU meet: each pulls what its peers' streams have writte
         kernels::kernels_of(exec.driver)
             .peers.reduce({out, board->data(), 1, size, DType::i32, kernels::PeersOp::sum}, exec);
       };
-      device.gather().launch_joint({.name = "all_reduce"}, &joint, body);
+      device.gather().launch_collective({.name = "all_reduce"}, &barrier, body);
     }
     device.synchronize();
   });
@@ -209,9 +209,9 @@ TEST_CASE("ranks on one GPU meet: each pulls what its peers' streams have writte
 TEST_CASE("a rank that fails in a collective, or before it, leaves no peer waiting", "[threads]") {
   const std::string where = GENERATE("before", "publish", "run", "host");
   INFO("fails " << where);
-  Meeting meeting;
-  Joint joint(meeting, 3);
-  const auto thrown = on_ranks(3, meeting, [&](const Device& device, int rank) {
+  AbortSignal abort_signal;
+  CollectiveBarrier barrier(abort_signal, 3);
+  const auto thrown = on_ranks(3, abort_signal, [&](const Device& device, int rank) {
     const bool fails = rank == 1;
     if (fails && where == "host") throw DataError("divided by zero");
     if (fails && where == "before")
@@ -222,8 +222,8 @@ TEST_CASE("a rank that fails in a collective, or before it, leaves no peer waiti
       if (exec.phase == Exec::Phase::publish ? in_publish : in_run)
         throw DataError("divided by zero");
     };
-    device.gather().launch_joint({.name = "gather"}, &joint, body);
-    device.gather().launch_joint({.name = "gather"}, &joint, [](Exec&) {});
+    device.gather().launch_collective({.name = "gather"}, &barrier, body);
+    device.gather().launch_collective({.name = "gather"}, &barrier, [](Exec&) {});
     device.synchronize();
   });
   CHECK(thrown[1] == "divided by zero");

@@ -177,12 +177,12 @@ TEST_CASE("blocked_seconds counts the host's sleep", "[threads]") {
 TEST_CASE("virtual runs no body and leaves the clocks as every executor does") {
   const Device device = Device::cpu({.executor = ExecutorKind::virtual_});
   CHECK_FALSE(device.runs_bodies());
-  Meeting meeting;
-  Joint joint(meeting, 2);
+  AbortSignal abort_signal;
+  CollectiveBarrier barrier(abort_signal, 2);
   int ran = 0;
   int* const p = &ran;
   device.compute().launch({.name = "never"}, [p](Exec&) { ++*p; });
-  device.gather().launch_joint({.name = "alone"}, &joint, [p](Exec&) { ++*p; });
+  device.gather().launch_collective({.name = "alone"}, &barrier, [p](Exec&) { ++*p; });
   device.block(device.gather().record());
   device.synchronize();
   CHECK(ran == 0);

@@ -254,7 +254,8 @@ TEST_CASE("a collective orders all ranks, whichever comes first", "[races][threa
     // Rank 0's own collective follows its write; the others' read follows theirs.
     if (rank == 0)
       device.gather().launch({.name = "write", .accesses = {&access, 1}}, [](Exec&) {});
-    device.gather().launch_joint({.name = "meet"}, joins ? &ranks.joint : nullptr, [](Exec&) {});
+    device.gather().launch_collective({.name = "meet"}, joins ? &ranks.barrier : nullptr,
+                                      [](Exec&) {});
     device.compute().wait(device.gather().record());
     if (rank > 0) device.compute().launch({.name = "read", .accesses = {&access, 1}}, [](Exec&) {});
   });

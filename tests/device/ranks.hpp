@@ -1,4 +1,4 @@
-// Several ranks as threads for the tests of this folder: one device each, one joint between them,
+// Several ranks as threads for the tests of this folder: one device each, one barrier between them,
 // and for each rank what it threw. Assertions belong outside: Catch's are not made for several
 // threads.
 #pragma once
@@ -15,7 +15,7 @@ namespace tessera::testing {
 class Ranks {
  public:
   Ranks(ExecutorKind kind, int size, std::uint64_t seed = 0)
-      : joint(meeting, size), kind_(kind), size_(size) {
+      : barrier(abort_signal, size), kind_(kind), size_(size) {
     if (kind == ExecutorKind::shuffled) scheduler = ShuffledScheduler::make(seed, size);
   }
 
@@ -34,7 +34,7 @@ class Ranks {
             device.synchronize();
           } catch (const std::exception& e) {
             thrown[static_cast<std::size_t>(r)] = e.what();
-            if (host_aborts) meeting.abort(e.what());
+            if (host_aborts) abort_signal.abort(e.what());
           }
         }
         if (scheduler) scheduler->detach(r);
@@ -43,8 +43,8 @@ class Ranks {
     return thrown;
   }
 
-  Meeting meeting;
-  Joint joint;
+  AbortSignal abort_signal;
+  CollectiveBarrier barrier;
   std::shared_ptr<ShuffledScheduler> scheduler;  // null unless shuffled
   bool host_aborts = true;  // a rank whose host throws tells its peers, as a world does
 

@@ -46,7 +46,7 @@ std::uint64_t trace_of_three_ranks(std::uint64_t seed) {
   const auto thrown = ranks.run([&](const Device& device, int) {
     for (int step = 0; step < 4; ++step) {
       for (int i = 0; i < 3; ++i) device.compute().launch({.name = "work"}, [](Exec&) {});
-      device.gather().launch_joint({.name = "gather"}, &ranks.joint, [](Exec&) {});
+      device.gather().launch_collective({.name = "gather"}, &ranks.barrier, [](Exec&) {});
       device.reduce().launch({.name = "copy"}, [](Exec&) {});
       device.compute().wait(device.gather().record());
       device.compute().launch({.name = "use"}, [](Exec&) {});
@@ -141,11 +141,12 @@ TEST_CASE("a deadlock is an error that names each rank and what it waits for", "
   const std::uint64_t seed = std::random_device{}();
   INFO("seed " << seed);
   Ranks ranks(ExecutorKind::shuffled, 2, seed);
-  Joint second(ranks.meeting, 2);
+  CollectiveBarrier second(ranks.abort_signal, 2);
   const auto thrown = ranks.run([&](const Device& device, int rank) {
-    Joint* const joint = rank == 0 ? &ranks.joint : &second;  // rank 1 calls another collective
-    device.gather().launch_joint({.name = rank == 0 ? "all_gather" : "reduce_scatter"}, joint,
-                                 [](Exec&) {});
+    CollectiveBarrier* const barrier =
+        rank == 0 ? &ranks.barrier : &second;  // rank 1 calls another collective
+    device.gather().launch_collective({.name = rank == 0 ? "all_gather" : "reduce_scatter"},
+                                      barrier, [](Exec&) {});
     device.compute().wait(device.gather().record());
     device.compute().launch({.name = "use"}, [](Exec&) {});
     device.block(device.compute().record());
@@ -164,7 +165,7 @@ TEST_CASE("a rank that leaves early is named to the one that waits for it", "[th
   Ranks ranks(ExecutorKind::shuffled, 2, 5);
   const auto thrown = ranks.run([&](const Device& device, int rank) {
     if (rank == 1) return;
-    device.gather().launch_joint({.name = "all_gather"}, &ranks.joint, [](Exec&) {});
+    device.gather().launch_collective({.name = "all_gather"}, &ranks.barrier, [](Exec&) {});
     device.block(device.gather().record());
   });
   CHECK_THAT(thrown[0],

@@ -112,16 +112,17 @@ TEST_CASE("a body that throws on the virtual clock fails the device") {
   CHECK_THROWS_AS(device.synchronize(), DeviceError);
 }
 
-TEST_CASE("a cost model or bodies where nothing is virtual, and joint bodies, are refused") {
+TEST_CASE(
+    "a cost model or bodies where nothing is virtual, and bodies of collectives, are refused") {
   CHECK_THROWS_AS(Device::cpu({.cost = kMachine}), ContractError);
   CHECK_THROWS_AS(Device::cpu({.executor = ExecutorKind::inlined, .run_bodies = true}),
                   ContractError);
-  Meeting meeting;
-  Joint joint(meeting, 2);
+  AbortSignal abort_signal;
+  CollectiveBarrier barrier(abort_signal, 2);
   const Device device = machine({}, true);
-  device.compute().launch_joint({.name = "joint"}, &joint, [](Exec&) {});
+  device.compute().launch_collective({.name = "barrier"}, &barrier, [](Exec&) {});
   CHECK_THROWS_AS(device.synchronize(), ContractError);
-  CHECK(meeting.aborted());
+  CHECK(abort_signal.aborted());
 }
 
 // Random programs over all streams, with waits for events of any age and hosts that block. The

@@ -27,7 +27,8 @@ struct TraceEntry {
 class ExecutorTrace final : public Observer {
  public:
   using Kind = TraceEntry::Kind;
-  void executor_launched(StreamId stream, Tick tick, const Op& op, const Joint*) noexcept override {
+  void executor_launched(StreamId stream, Tick tick, const Op& op,
+                         const CollectiveBarrier*) noexcept override {
     entries.push_back({.kind = Kind::launch,
                        .stream = stream,
                        .tick = tick,

@@ -116,8 +116,8 @@ class Communicator {
 
   // What this transport refuses, before the call counts.
   virtual void check_transport(const char* /*name*/, std::span<const Collective> /*items*/) const {}
-  // Launches on stream(): exactly one Stream::launch_joint. The body carries a copy of `call` and
-  // tells the recorder that the call has started and is done.
+  // Launches on stream(): exactly one Stream::launch_collective. The body carries a copy of `call`
+  // and tells the recorder that the call has started and is done.
   virtual void launch(const Op& op, const comm::GroupCall& call) = 0;
 
   DeviceContext& context_;

@@ -1,5 +1,6 @@
-// The collectives of one rank, over all its communicators: one sequence of numbers, a fingerprint
-// that rolls over it, and the last 1,000 calls with who, what and when. Always on.
+// The collectives of one rank, over all its communicators: one sequence of them, a fingerprint
+// that rolls over it, and the last 1,000 calls with who, what and when (NCCL's flight recorder).
+// Always on.
 //
 //   host    ── submit 7 ── submit 8 ── submit 9 ──▶ the order that all ranks must share
 //   gather            └─ started 7 ─ done 7 ─ started 9 ...
@@ -18,10 +19,11 @@
 
 namespace tessera {
 
-// One call. Of a group, the first item stands for all, but `bytes` are the whole group's. Texts are
-// cut where they are longer. Times are nanoseconds of the host's monotonic clock, 0: not yet.
-struct CallRecord {
-  std::uint64_t number = 0;       // 1 for the first call of the rank
+// One call, an entry of the flight record. Of a group, the first item stands for all, but `bytes`
+// are the whole group's. Texts are cut where they are longer. Times are nanoseconds of the host's
+// monotonic clock, 0: not yet.
+struct FlightEntry {
+  std::uint64_t seq = 0;          // 1 for the first call of the rank, over all communicators
   std::uint64_t fingerprint = 0;  // over all calls up to this one
   std::int64_t submitted_ns = 0;
   std::int64_t count = 0;
@@ -32,8 +34,8 @@ struct CallRecord {
   DType dtype = DType::f32;
   ReduceOp reduce = ReduceOp::sum;
   StreamId stream = StreamId::compute;
-  char group[12] = {};  // the communicator's role
-  char unit[48] = {};   // the name that the call was submitted with
+  char role[12] = {};  // the communicator's
+  char name[48] = {};  // that the call was submitted with
   std::int64_t started_ns = 0;
   std::int64_t done_ns = 0;
 
@@ -42,28 +44,28 @@ struct CallRecord {
 };
 
 // Owns no pointers, so that it may lie in memory that several processes see. Ordered: nothing; a
-// reader on another thread or process gets a record whole or not at all.
+// reader on another thread or process gets an entry whole or not at all.
 class FlightRecorder {
  public:
   static constexpr std::uint64_t kCapacity = 1000;
 
-  FlightRecorder() noexcept;  // in place, without a pass over the slots
+  FlightRecorder() noexcept;  // in place, without a pass over the entries
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
   // The rank's host thread. Numbers and times the call, and rolls the fingerprint over it.
   // `content` is a hash of all that ranks must agree on.
-  const CallRecord& submit(CallRecord& call, std::uint64_t content) noexcept;
+  const FlightEntry& submit(FlightEntry& call, std::uint64_t content) noexcept;
   std::uint64_t fingerprint() const noexcept { return fingerprint_; }
   // After a failure that all ranks leave behind: forgets all calls and counts from the beginning.
   // Requires: the streams are idle.
   void restart() noexcept;
 
   // The stream of the call reaches it, and has ended it.
-  void started(std::uint64_t number, StreamId stream) noexcept;
-  void done(std::uint64_t number, StreamId stream) noexcept;
+  void started(std::uint64_t seq, StreamId stream) noexcept;
+  void done(std::uint64_t seq, StreamId stream) noexcept;
 
-  // Any thread, any process. Numbers; 0: none yet.
+  // Any thread, any process. The `seq` of a call; 0: none yet.
   std::uint64_t last_submitted() const noexcept { return last_.load(std::memory_order_acquire); }
   std::uint64_t last_started() const noexcept { return started_.load(std::memory_order_acquire); }
   std::uint64_t last_done() const noexcept { return done_.load(std::memory_order_acquire); }
@@ -72,24 +74,24 @@ class FlightRecorder {
     return running_[index(stream)].load(std::memory_order_acquire);
   }
   // False: not submitted yet, or overwritten by later ones.
-  bool find(std::uint64_t number, CallRecord& out) const noexcept;
-  // The fingerprint after call `number`, 0 where `find` is false.
-  std::uint64_t fingerprint_after(std::uint64_t number) const noexcept;
+  bool find(std::uint64_t seq, FlightEntry& out) const noexcept;
+  // The fingerprint after call `seq`, 0 where `find` is false.
+  std::uint64_t fingerprint_after(std::uint64_t seq) const noexcept;
 
   // Whether the fingerprints differ after the last call that both have submitted. Cheap.
   bool has_parted_from(const FlightRecorder& other) const noexcept;
 
   // "rank 2 has submitted 41 calls, last ...; started 40, done 39"
   std::string position(int rank) const;
-  // All records that are kept, oldest first, as one JSON object. `failure` is why it is written.
+  // All entries that are kept, oldest first, as one JSON object. `failure` is why it is written.
   std::string to_json(int rank, int size, const std::string& failure) const;
 
  private:
-  static constexpr std::size_t kWords = sizeof(CallRecord) / 8;
-  using Slot = std::array<std::uint64_t, kWords>;  // read and written word by word
-  static_assert(sizeof(CallRecord) % 8 == 0);
+  static constexpr std::size_t kWords = sizeof(FlightEntry) / 8;
+  using Words = std::array<std::uint64_t, kWords>;  // of an entry, read and written one by one
+  static_assert(sizeof(FlightEntry) % 8 == 0);
 
-  Slot& slot(std::uint64_t number) const noexcept { return slots_[number % kCapacity]; }
+  Words& entry(std::uint64_t seq) const noexcept { return entries_[seq % kCapacity]; }
 
   // The host thread's.
   std::uint64_t fingerprint_ = kStart;
@@ -99,14 +101,14 @@ class FlightRecorder {
   alignas(64) std::atomic<std::uint64_t> started_{0};
   std::atomic<std::uint64_t> done_{0};
   std::array<std::atomic<std::uint64_t>, kMaxStreams> running_{};
-  mutable std::array<Slot, kCapacity> slots_;  // one is read only after it has been written
+  mutable std::array<Words, kCapacity> entries_;  // one is read only after it has been written
 };
 
-// The first call that both have recorded and in which they differ; false where there is none.
-bool first_difference(const FlightRecorder& a, const FlightRecorder& b, CallRecord& in_a,
-                      CallRecord& in_b);
+// The first call that both have and in which they differ; false where there is none.
+bool first_difference(const FlightRecorder& a, const FlightRecorder& b, FlightEntry& in_a,
+                      FlightEntry& in_b);
 
-// The clock of the records: of this host, the same in all its processes.
+// The clock of the entries: of this host, the same in all its processes.
 std::int64_t monotonic_ns();
 
 // One step of a hash over words. Order counts.

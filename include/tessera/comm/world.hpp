@@ -76,7 +76,7 @@ class World {
     // All ranks meet after a failure, their devices idle, and can exchange again on return. Each of
     // `largest`, at most kAgreed, becomes the largest of all ranks.  Throws: CommError when a rank
     // has ended.
-    virtual void meet_again(DeviceContext&, std::span<double> largest) = 0;
+    virtual void rejoin(DeviceContext&, std::span<double> largest) = 0;
     // The rank ends, its device is idle: peers that still wait for it must hear of it. Last call.
     virtual void leave() noexcept = 0;
   };

@@ -42,11 +42,11 @@ class Stream {
   void launch(const Op& op, const F& body) const {
     submit(op, Body(body), nullptr);
   }
-  // The same for one rank's part of a collective; see device/joint.hpp. `joint` may be null (no
-  // peer in this process).
+  // The same for one rank's part of a collective; see device/collective_barrier.hpp. `barrier` may
+  // be null (no peer in this process).
   template <class F>
-  void launch_joint(const Op& op, Joint* joint, const F& body) const {
-    submit(op, Body(body), joint);
+  void launch_collective(const Op& op, CollectiveBarrier* barrier, const F& body) const {
+    submit(op, Body(body), barrier);
   }
 
   // The point reached so far, with all that this stream knows.
@@ -59,7 +59,7 @@ class Stream {
   const Clock& clock() const;
 
  private:
-  void submit(const Op& op, const Body& body, Joint* joint) const;
+  void submit(const Op& op, const Body& body, CollectiveBarrier* barrier) const;
 
   DeviceContext* context_;
   StreamId id_;
@@ -170,14 +170,14 @@ class DeviceContext {
   CudaMemory cuda_memory() const noexcept { return cuda_memory_; }
   bool tf32() const noexcept { return tf32_; }
 
-  void submit(StreamId stream, const Op& op, const Body& body, Joint* joint);
+  void submit(StreamId stream, const Op& op, const Body& body, CollectiveBarrier* barrier);
   Event record(StreamId stream);
   void wait(StreamId stream, const Event& event);
   void block(const Event& event);
   void synchronize();
 
   // Ends a failure: sleeps until everything submitted has run or was skipped, drops the exception,
-  // and lets bodies run again.  Requires: the meetings of what is queued are aborted, or all peers
+  // and lets bodies run again.  Requires: the barriers of what is queued are aborted, or all peers
   // will come to them.
   void recover();
   // What the failure that `recover` ended last kept from running, and how many it has ended.

@@ -13,9 +13,9 @@
 #include <memory>
 #include <string_view>
 
+#include "tessera/device/collective_barrier.hpp"
 #include "tessera/device/cost_model.hpp"
 #include "tessera/device/event.hpp"
-#include "tessera/device/joint.hpp"
 #include "tessera/device/observer.hpp"
 #include "tessera/device/op.hpp"
 
@@ -40,9 +40,10 @@ class Executor {
   // False for planning: memory is counted and never touched.
   virtual bool runs_bodies() const { return true; }
 
-  // Runs `body` on `stream` after everything submitted to it before; `joint` is set for
+  // Runs `body` on `stream` after everything submitted to it before; `barrier` is set for
   // collectives.
-  virtual void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) = 0;
+  virtual void submit(StreamId stream, Tick tick, const Op& op, const Body& body,
+                      CollectiveBarrier* barrier) = 0;
   // Memory that bodies on `stream` find in Exec::workspace from here on.
   virtual void set_workspace(StreamId, void* /*data*/, std::size_t /*bytes*/) {}
   // Completes an event that the device has stamped (CUDA records here; the CPU needs nothing).

@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-class Joint;
+class CollectiveBarrier;
 
 // Bytes [begin, end) change hands, or the host touches them. Told by the layers that own memory.
 struct MemoryEvent {
@@ -51,7 +51,7 @@ class Observer {
   // What the executor has put into its streams, on the same thread: a launch just before its body
   // can start, a wait when the stream has it, a block when the host is through. They can't refuse,
   // or observers that have heard it would hold an account of what never was.
-  virtual void executor_launched(StreamId, Tick, const Op&, const Joint*) noexcept {}
+  virtual void executor_launched(StreamId, Tick, const Op&, const CollectiveBarrier*) noexcept {}
   virtual void executor_recorded(const Event&) noexcept {}
   virtual void executor_waited(StreamId, const Event&) noexcept {}
   virtual void executor_blocked(const Event&) noexcept {}

@@ -49,7 +49,7 @@ struct Exec {
   WorkerPool* workers = nullptr;  // threads for `parallel_for`, null for one thread
   StreamId stream = StreamId::compute;
   int rank = 0;
-  enum class Phase : std::uint8_t { run, publish } phase = Phase::run;  // see device/joint.hpp
+  enum class Phase : std::uint8_t { run, publish } phase = Phase::run;  // see CollectiveBarrier
 };
 
 inline constexpr std::size_t kBodyBytes = 112;

@@ -1,6 +1,5 @@
-// Ranks as processes of an mpirun. Ranks of one host see each other's memory through MPI's shared
-// windows and then need MPI no more (shared.cpp); ranks of several hosts send messages
-// (mpi_messages.cpp).
+// Ranks as processes of an mpirun. Ranks of one host see each other's memory through an MPI_Win and
+// then need MPI no more (shm.cpp); ranks of several hosts send messages (mpi_messages.cpp).
 #include "runtime/comm/mpi/mpi.hpp"
 
 #include <sched.h>
@@ -12,8 +11,8 @@
 #include <mutex>
 #include <new>
 
-#include "runtime/comm/mpi/lookout.hpp"
-#include "runtime/comm/mpi/mailbox.hpp"
+#include "runtime/comm/mpi/mpi_channel.hpp"
+#include "runtime/comm/mpi/peer_monitor.hpp"
 #include "runtime/comm/plain_memory.hpp"
 #include "runtime/comm/world_state.hpp"
 #include "tessera/base/checked.hpp"
@@ -78,22 +77,22 @@ class Session {
   bool has_ended_ = false;
 };
 
-// ---- Windows
+// ---- Memory that all ranks see
 
 constexpr std::int64_t kPageBytes = 4096;
 
 // Memory of all ranks of `comm`, `bytes` each on pages of its own, seen by all. Made and freed
 // collectively. MPI aligns to whatever its own header leaves, so a page more is asked for; mappings
-// start at pages, so every process comes to the same place.
-class SharedWindow {
+// start at pages, so every process comes to the same address.
+class ShmAllocation {
  public:
-  SharedWindow(MPI_Comm comm, std::int64_t bytes) {
+  ShmAllocation(MPI_Comm comm, std::int64_t bytes) {
     const std::int64_t asked = round_up(bytes, kPageBytes) + kPageBytes;
     MPI_Info info = MPI_INFO_NULL;
     check(MPI_Info_create(&info), "MPI_Info_create");
     MPI_Info_set(info, "alloc_shared_noncontig", "true");
     void* mine = nullptr;
-    const int made = MPI_Win_allocate_shared(asked, 1, info, comm, &mine, &window_);
+    const int made = MPI_Win_allocate_shared(asked, 1, info, comm, &mine, &win_);
     MPI_Info_free(&info);
     check(made, "MPI_Win_allocate_shared (is /dev/shm large enough?)");
     int size = 0;
@@ -102,7 +101,7 @@ class SharedWindow {
       MPI_Aint there = 0;
       int unit = 0;
       void* base = nullptr;
-      check(MPI_Win_shared_query(window_, r, &there, &unit, &base), "MPI_Win_shared_query");
+      check(MPI_Win_shared_query(win_, r, &there, &unit, &base), "MPI_Win_shared_query");
       if (there < asked)
         throw CommError(concat("World::mpi: MPI gives rank ", r, " ", there, " bytes of ", asked,
                                "; use another MPI or Transport::messages"));
@@ -111,23 +110,23 @@ class SharedWindow {
       bases.push_back(beyond == 0 ? start : start + (kPageBytes - beyond));
     }
   }
-  void free() noexcept { MPI_Win_free(&window_); }
+  void free() noexcept { MPI_Win_free(&win_); }
 
   std::vector<std::byte*> bases;  // of all ranks, here
 
  private:
-  MPI_Win window_ = MPI_WIN_NULL;
+  MPI_Win win_ = MPI_WIN_NULL;
 };
 
-// What a program holds of a window. Freed later, when all ranks have let theirs go.
-class WindowMemory final : public SymmetricMemory {
+// What a program holds of an allocation. Freed later, when all ranks have let theirs go.
+class ShmMemory final : public SymmetricMemory {
  public:
-  WindowMemory(std::byte* data, std::int64_t bytes, std::shared_ptr<bool> let_go)
+  ShmMemory(std::byte* data, std::int64_t bytes, std::shared_ptr<bool> let_go)
       : let_go_(std::move(let_go)) {
     data_ = data;
     bytes_ = bytes;
   }
-  ~WindowMemory() override { *let_go_ = true; }
+  ~ShmMemory() override { *let_go_ = true; }
 
  private:
   std::shared_ptr<bool> let_go_;
@@ -167,13 +166,13 @@ class MpiBackend final : public World::Backend {
   std::unique_ptr<Communicator> make(DeviceContext& context, std::string role, StreamId stream,
                                      int rank, int size) override {
     if (pulls_) {
-      const auto place = static_cast<Place>(made_++);  // in the order of State's constructor
-      return make_shared_communicator(context, *world_, place, std::move(role), stream);
+      const auto id = static_cast<BarrierId>(made_++);  // in the order of State's constructor
+      return make_shm_communicator(context, *world_, id, std::move(role), stream);
     }
     const std::size_t bytes =
         size > 1 ? std::max(kBlockBytes, static_cast<std::size_t>(size) * 8) : 0;
-    mailboxes_.push_back(std::make_unique<Mailbox>(all_, *world_, bytes));
-    return make_message_communicator(context, *world_, *mailboxes_.back(), std::move(role), stream,
+    channels_.push_back(std::make_unique<MpiChannel>(all_, *world_, bytes));
+    return make_message_communicator(context, *world_, *channels_.back(), std::move(role), stream,
                                      rank, size);
   }
 
@@ -184,12 +183,12 @@ class MpiBackend final : public World::Backend {
     world_->abort(reason);
   }
   std::string reason() const override { return world_->reason(); }
-  void meet_again(DeviceContext&, std::span<double> largest) override;
+  void rejoin(DeviceContext&, std::span<double> largest) override;
   void leave() noexcept override;
 
  private:
   struct Held {
-    SharedWindow window;
+    ShmAllocation allocation;
     std::uint64_t number;
     std::shared_ptr<bool> let_go;
   };
@@ -197,24 +196,24 @@ class MpiBackend final : public World::Backend {
   void share_segments(int on_host, const WorldOptions& options);
   void free_let_go();
   void drain();
-  void keep_mailboxes() noexcept;
+  void keep_channels() noexcept;
 
   Session session_;  // first: MPI runs as long as the rest
   MPI_Comm all_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1, made_ = 0;
-  std::unique_ptr<SharedWindow> segments_;
-  std::unique_ptr<SharedWorld> world_;  // the ranks of this host
-  std::unique_ptr<Lookout> lookout_;
+  std::unique_ptr<ShmAllocation> segments_;
+  std::unique_ptr<ShmWorld> world_;  // the ranks of this host
+  std::unique_ptr<PeerMonitor> monitor_;
   bool pulls_ = false;  // from memory that all ranks share; else by messages
   bool has_failed_ = false;
   std::vector<Held> held_;
   std::uint64_t allocations_ = 0;
-  std::vector<std::unique_ptr<Mailbox>> mailboxes_;  // one a role, where messages are sent
+  std::vector<std::unique_ptr<MpiChannel>> channels_;  // one a role, where messages are sent
   PlainArena arena_;
 };
 
 void MpiBackend::share_segments(int on_host, const WorldOptions& options) {
-  segments_ = std::make_unique<SharedWindow>(host_, static_cast<std::int64_t>(sizeof(Segment)));
+  segments_ = std::make_unique<ShmAllocation>(host_, static_cast<std::int64_t>(sizeof(Segment)));
   std::vector<Segment*> segments;
   for (int r = 0; r < on_host; ++r)
     segments.push_back(
@@ -227,13 +226,13 @@ void MpiBackend::share_segments(int on_host, const WorldOptions& options) {
   struct stat status{};
   if (stat("/proc/self/ns/pid", &status) == 0) own->pid_namespace = status.st_ino;
   check(MPI_Barrier(host_), "MPI_Barrier");  // all segments stand
-  world_ = std::make_unique<SharedWorld>(std::move(segments), rank, options.timeout_seconds);
+  world_ = std::make_unique<ShmWorld>(std::move(segments), rank, options.timeout_seconds);
   if (!pulls_)
     world_->set_progress([this] {
       int found = 0;
       MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, all_, &found, MPI_STATUS_IGNORE);
     });
-  lookout_ = std::make_unique<Lookout>(*world_, options);
+  monitor_ = std::make_unique<PeerMonitor>(*world_, options);
 }
 
 // Ranks of this host whose affinity mask is this rank's.
@@ -254,7 +253,7 @@ int MpiBackend::ranks_on_my_cores() const {
 // The ranks meet where a dead peer is noticed before they enter MPI, where it is not.
 std::shared_ptr<SymmetricMemory> MpiBackend::allocate(DeviceContext& context, std::int64_t bytes) {
   context.synchronize();  // throws before any rank is inside MPI, where nothing wakes it
-  world_->meet(Place::allocate, "allocate");
+  world_->barrier(BarrierId::allocate, "allocate");
   std::int64_t range[2] = {bytes, -bytes};
   check(MPI_Allreduce(MPI_IN_PLACE, range, 2, MPI_INT64_T, MPI_MAX, all_), "MPI_Allreduce");
   TESSERA_EXPECT(range[0] == -range[1], "allocate_symmetric: rank ", rank_, " asks for ", bytes,
@@ -263,11 +262,11 @@ std::shared_ptr<SymmetricMemory> MpiBackend::allocate(DeviceContext& context, st
   if (!pulls_) return arena_.allocate(context, bytes);
   free_let_go();
   const std::int64_t rounded = round_up(bytes, kPageBytes);
-  held_.push_back({SharedWindow(host_, rounded), ++allocations_, std::make_shared<bool>(false)});
+  held_.push_back({ShmAllocation(host_, rounded), ++allocations_, std::make_shared<bool>(false)});
   const Held& made = held_.back();
-  world_->add({made.number, rounded, made.window.bases});
-  return std::make_shared<WindowMemory>(made.window.bases[static_cast<std::size_t>(rank_)], rounded,
-                                        made.let_go);
+  world_->add({made.number, rounded, made.allocation.bases});
+  return std::make_shared<ShmMemory>(made.allocation.bases[static_cast<std::size_t>(rank_)],
+                                     rounded, made.let_go);
 }
 
 void MpiBackend::free_let_go() {
@@ -280,52 +279,52 @@ void MpiBackend::free_let_go() {
   std::erase_if(held_, [&](Held& held) {
     if (!free[i++]) return false;
     world_->remove(held.number);
-    held.window.free();
+    held.allocation.free();
     return true;
   });
 }
 
-void MpiBackend::meet_again(DeviceContext&, std::span<double> largest) {
+void MpiBackend::rejoin(DeviceContext&, std::span<double> largest) {
   if (!pulls_ && world_->size() != size_)
     throw CommError(concat(
         "World::recover: the ranks are on several hosts, which do not hear of each other's "
         "failures; end the job and start it again from a checkpoint, or run all ranks on one "
         "host. The step failed because ",
         reason()));
-  world_->meet_again(largest, [this] { drain(); });
+  world_->rejoin(largest, [this] { drain(); });
 }
 
 void MpiBackend::drain() {
-  for (const auto& mailbox : mailboxes_) mailbox->drain();
+  for (const auto& channel : channels_) channel->drain();
 }
 
 // To the end of the process: MPI may still send from them.
-void MpiBackend::keep_mailboxes() noexcept {
-  for (auto& mailbox : mailboxes_) static_cast<void>(mailbox.release());
+void MpiBackend::keep_channels() noexcept {
+  for (auto& channel : channels_) static_cast<void>(channel.release());
 }
 
 void MpiBackend::leave() noexcept {
   try {
     world_->leave();
-    world_->meet(Place::farewell, "end");
+    world_->barrier(BarrierId::shutdown, "end");
     if (world_->size() != size_) {
       // After a failure here ranks of other hosts may never come: they hear of it when we are gone.
-      if (world_->is_aborted()) return keep_mailboxes();
+      if (world_->is_aborted()) return keep_channels();
       check(MPI_Barrier(all_), "MPI_Barrier");  // they come as late as they like
     }
     drain();
-    lookout_.reset();
+    monitor_.reset();
     if (!pulls_) check(MPI_Barrier(all_), "MPI_Barrier");
   } catch (const std::exception& error) {
-    keep_mailboxes();
+    keep_channels();
     if (!has_failed_)  // else the program knows
       log(LogLevel::warning,
           concat("World: rank ", rank_, " ends without its peers: ", error.what()));
     return;
   }
-  for (Held& held : held_) held.window.free();
+  for (Held& held : held_) held.allocation.free();
   segments_->free();
-  for (const auto& mailbox : mailboxes_) mailbox->free();
+  for (const auto& channel : channels_) channel->free();
   MPI_Comm_free(&host_);
   MPI_Comm_free(&all_);
   session_.end(true);

@@ -7,7 +7,7 @@
 #include <source_location>
 #include <string>
 
-#include "runtime/comm/mpi/shared.hpp"
+#include "runtime/comm/mpi/shm.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/communicator.hpp"
 
@@ -24,10 +24,10 @@ inline void check(int status, const char* call,
 }
 
 // Over messages, on the stream's thread; no bytes of an item move before all ranks have come and
-// agree. `mailbox` is used by nobody else.
-class Mailbox;
-std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, SharedWorld& world,
-                                                        Mailbox& mailbox, std::string role,
+// agree. `channel` is used by nobody else.
+class MpiChannel;
+std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, ShmWorld& world,
+                                                        MpiChannel& channel, std::string role,
                                                         StreamId stream, int rank, int size);
 
 }  // namespace tessera::comm

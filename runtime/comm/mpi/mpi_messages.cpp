@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "runtime/comm/agreement.hpp"
-#include "runtime/comm/mpi/mailbox.hpp"
 #include "runtime/comm/mpi/mpi.hpp"
+#include "runtime/comm/mpi/mpi_channel.hpp"
 #include "runtime/comm/pull.hpp"
 #include "tessera/base/checked.hpp"
 
@@ -15,12 +15,12 @@ namespace {
 
 class MessageCommunicator final : public Communicator {
  public:
-  MessageCommunicator(DeviceContext& context, SharedWorld& world, Mailbox& mailbox,
+  MessageCommunicator(DeviceContext& context, ShmWorld& world, MpiChannel& channel,
                       std::string role, StreamId stream, int rank, int size)
       : Communicator(context, world.recorder(world.rank()), std::move(role), stream, rank, size),
         world_(world),
-        mail_(mailbox),
-        in_(size > 1 ? mailbox.out_bytes() : 0),
+        channel_(channel),
+        in_(size > 1 ? channel.out_bytes() : 0),
         inputs_(static_cast<std::size_t>(size)) {}
 
  private:
@@ -31,11 +31,11 @@ class MessageCommunicator final : public Communicator {
   };
 
   void launch(const Op& op, const GroupCall& call) override {
-    Stream(context_, stream()).launch_joint(op, nullptr, Part{this, call});
+    Stream(context_, stream()).launch_collective(op, nullptr, Part{this, call});
   }
 
   void run(const GroupCall& call) {
-    recorder_.started(call.number, stream());
+    recorder_.started(call.seq, stream());
     agree(call);
     for (const Collective& c : call.items()) {
       if (c.count == 0) continue;
@@ -57,11 +57,11 @@ class MessageCommunicator final : public Communicator {
           break;
       }
     }
-    recorder_.done(call.number, stream());
+    recorder_.done(call.seq, stream());
   }
 
   int peer(int step) const { return (rank() + step + size()) % size(); }
-  std::byte* out(std::size_t at = 0) { return mail_.out() + at; }
+  std::byte* out(std::size_t at = 0) { return channel_.out() + at; }
 
   // Fingerprints and their complements go round in log2(size) steps, each rank keeping the largest:
   // equal ones have equal maxima. Doubles as the barrier.
@@ -69,9 +69,9 @@ class MessageCommunicator final : public Communicator {
     std::uint64_t seen[2] = {call.fingerprint, ~call.fingerprint};
     for (int step = 1; step < size(); step *= 2) {
       std::memcpy(out(), seen, sizeof seen);
-      mail_.receive(theirs_, sizeof theirs_, peer(-step));
-      mail_.send(out(), sizeof seen, peer(step));
-      mail_.finish();
+      channel_.receive(theirs_, sizeof theirs_, peer(-step));
+      channel_.send(out(), sizeof seen, peer(step));
+      channel_.finish();
       for (int i = 0; i < 2; ++i) seen[i] = std::max(seen[i], theirs_[i]);
     }
     if (seen[0] != ~seen[1]) tell_apart(call);
@@ -84,10 +84,10 @@ class MessageCommunicator final : public Communicator {
     publish(mine, call, 0);
     std::memcpy(out(), &mine, sizeof mine);
     for (int step = 1; step < size(); ++step) {
-      mail_.receive(&all[static_cast<std::size_t>(peer(-step))], sizeof mine, peer(-step));
-      mail_.send(out(), sizeof mine, peer(step));
+      channel_.receive(&all[static_cast<std::size_t>(peer(-step))], sizeof mine, peer(-step));
+      channel_.send(out(), sizeof mine, peer(step));
     }
-    mail_.finish();
+    channel_.finish();
     std::vector<const Published*> views;
     for (const Published& p : all) views.push_back(&p);
     const bool sees_all = world_.size() == size();
@@ -102,8 +102,8 @@ class MessageCommunicator final : public Communicator {
     const std::size_t chunk = item_bytes(c);
     std::byte* const mine = recv + static_cast<std::size_t>(rank()) * chunk;
     if (mine != c.send) kernels::copy_bytes(mine, c.send, chunk);
-    for (std::size_t at = 0; at < chunk; at += mail_.out_bytes()) {
-      const std::size_t bytes = std::min(mail_.out_bytes(), chunk - at);
+    for (std::size_t at = 0; at < chunk; at += channel_.out_bytes()) {
+      const std::size_t bytes = std::min(channel_.out_bytes(), chunk - at);
       kernels::copy_bytes(out(), mine + at, bytes);
       exchange_parts(out(), 0, recv + at, chunk, bytes);
     }
@@ -115,13 +115,13 @@ class MessageCommunicator final : public Communicator {
     for (int step = 1; step < size(); ++step) {
       const auto source = static_cast<std::size_t>(peer(-step));
       const auto target = static_cast<std::size_t>(peer(step));
-      mail_.receive(to + source * to_stride, bytes, peer(-step));
-      mail_.send(from + target * from_stride, bytes, peer(step));
+      channel_.receive(to + source * to_stride, bytes, peer(-step));
+      channel_.send(from + target * from_stride, bytes, peer(step));
     }
-    mail_.finish();
+    channel_.finish();
   }
 
-  // The parts of all ranks lie in the mailbox; afterwards `result` holds all ranks' for this one,
+  // The parts of all ranks lie in the channel; afterwards `result` holds all ranks' for this one,
   // reduced.
   void exchange_and_reduce(std::byte* result, std::size_t bytes, const Collective& c) {
     exchange_parts(out(), bytes, in_.data(), bytes, bytes);
@@ -135,7 +135,7 @@ class MessageCommunicator final : public Communicator {
   // Bytes of each rank's part of a block, whole elements.
   std::size_t part_bytes(DType dtype) const {
     const std::size_t width = size_bytes(dtype);
-    return mail_.out_bytes() / inputs_.size() / width * width;
+    return channel_.out_bytes() / inputs_.size() / width * width;
   }
 
   void reduce_scatter(const Collective& c, std::byte* recv) {
@@ -173,25 +173,25 @@ class MessageCommunicator final : public Communicator {
     const std::size_t total = item_bytes(c);
     const auto* send = static_cast<const std::byte*>(c.send);
     const int me = (rank() - c.root + size()) % size();
-    for (std::size_t at = 0; at < total; at += mail_.out_bytes()) {
-      const std::size_t bytes = std::min(mail_.out_bytes(), total - at);
+    for (std::size_t at = 0; at < total; at += channel_.out_bytes()) {
+      const std::size_t bytes = std::min(channel_.out_bytes(), total - at);
       int bit = 1;
       while (bit < size() && (me & bit) == 0) bit *= 2;
       if (me == 0) {
         kernels::copy_bytes(out(), send + at, bytes);
       } else {
-        mail_.receive(out(), bytes, peer(-bit));
-        mail_.finish();
+        channel_.receive(out(), bytes, peer(-bit));
+        channel_.finish();
       }
       for (bit /= 2; bit > 0; bit /= 2)
-        if (me + bit < size()) mail_.send(out(), bytes, peer(bit));
-      mail_.finish();
+        if (me + bit < size()) channel_.send(out(), bytes, peer(bit));
+      channel_.finish();
       if (recv != send || me != 0) kernels::copy_bytes(recv + at, out(), bytes);
     }
   }
 
-  SharedWorld& world_;  // of this host's ranks: who is alive, and whether all is well
-  Mailbox& mail_;
+  ShmWorld& world_;  // of this host's ranks: who is alive, and whether all is well
+  MpiChannel& channel_;
   std::uint64_t theirs_[2] = {};
   std::vector<std::byte> in_;  // what comes to be summed, rank by rank
   std::vector<const void*> inputs_;
@@ -199,10 +199,10 @@ class MessageCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, SharedWorld& world,
-                                                        Mailbox& mailbox, std::string role,
+std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, ShmWorld& world,
+                                                        MpiChannel& channel, std::string role,
                                                         StreamId stream, int rank, int size) {
-  return std::make_unique<MessageCommunicator>(context, world, mailbox, std::move(role), stream,
+  return std::make_unique<MessageCommunicator>(context, world, channel, std::move(role), stream,
                                                rank, size);
 }
 

@@ -1,11 +1,11 @@
 // Streams of a GPU, behind the driver table of a module. A body is called at once on the host
-// thread and queues its work; only `block` and the meetings of a collective put the host to sleep.
+// thread and queues its work; only `block` and the barrier of a collective put the host to sleep.
 //
 //   host     ── launch ── record ──────── launch ── wait ── launch ──▶        never sleeps here
 //   compute  ─────│ a     ● event of the pool  │ b                            priority 1
 //   gather   ───────────────────────────────────────●──│ c                    priority 0
 //
-// See device/joint.hpp for what a collective does.
+// See device/collective_barrier.hpp for what a collective does.
 #include <array>
 #include <utility>
 #include <vector>
@@ -104,16 +104,17 @@ class CudaExecutor final : public Executor {
     runner_.exec_on(stream).workspace_bytes = bytes;
   }
 
-  void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) override {
+  void submit(StreamId stream, Tick tick, const Op& op, const Body& body,
+              CollectiveBarrier* barrier) override {
     void* const native = native_of(stream);
-    report_.launched(stream, tick, op, joint);
-    const Operation operation{op.name, tick, stream, joint, &body};
+    report_.launched(stream, tick, op, barrier);
+    const Operation operation{op.name, tick, stream, barrier, &body};
     submitted_[stream] = tick;
     if (runner_.failure().happened()) return runner_.skip(operation);
     if (delay_seed_ != 0) delay(operation, native);
     const std::shared_ptr<void> begin = timer(native);
     if (!begin) runner_.begin(operation);
-    if (joint)
+    if (barrier)
       run_together(operation, native);
     else
       runner_.invoke(operation, Exec::Phase::run);
@@ -178,38 +179,39 @@ class CudaExecutor final : public Executor {
     return native;
   }
 
-  // See device/joint.hpp. A peer's event is waited for after the meeting that follows its record,
-  // and recorded again only after the next one: what is waited for is always recorded. A rank that
-  // fails in the run phase still marks its end, and waits for its peers': they may be reading its
-  // bytes.
+  // See device/collective_barrier.hpp. A peer's event is waited for after the barrier that follows
+  // its record, and recorded again only after the next one: what is waited for is always recorded.
+  // A rank that fails in the run phase still marks its end, and waits for its peers': they may be
+  // reading its bytes.
   void run_together(const Operation& operation, void* native) {
     try {
-      Joint& joint = *operation.joint;
-      Joint::Marks& mine = joint.marks(runner_.rank());
+      CollectiveBarrier& barrier = *operation.barrier;
+      CollectiveBarrier::Marks& mine = barrier.marks(runner_.rank());
       if (!mine.ready) mine = {make_event(driver_), make_event(driver_)};
       runner_.invoke(operation, Exec::Phase::publish);
       runner_.failure().rethrow();
       mark(mine.ready, native);
-      joint.begin();
-      const std::exception_ptr given_up = run_begun(operation, joint, native);
-      wait_for_peers(joint, native, &Joint::Marks::done);
+      barrier.enter();
+      const std::exception_ptr given_up = run_begun(operation, barrier, native);
+      wait_for_peers(barrier, native, &CollectiveBarrier::Marks::done);
       if (given_up) std::rethrow_exception(given_up);
     } catch (...) {
       if (!runner_.failure().happened()) runner_.fail(operation, std::current_exception());
     }
   }
 
-  // To the end of the meeting, whatever happens. What it threw, or null.
-  std::exception_ptr run_begun(const Operation& operation, Joint& joint, void* native) {
+  // Until the barrier is left, whatever happens. What it threw, or null.
+  std::exception_ptr run_begun(const Operation& operation, CollectiveBarrier& barrier,
+                               void* native) {
     try {
-      wait_for_peers(joint, native, &Joint::Marks::ready);
+      wait_for_peers(barrier, native, &CollectiveBarrier::Marks::ready);
       runner_.invoke(operation, Exec::Phase::run);
-      mark(joint.marks(runner_.rank()).done, native);
+      mark(barrier.marks(runner_.rank()).done, native);
     } catch (...) {
       runner_.fail(operation, std::current_exception());
     }
     try {
-      joint.end();
+      barrier.leave();
     } catch (...) {
       return std::current_exception();
     }
@@ -220,11 +222,11 @@ class CudaExecutor final : public Executor {
     check(driver_.record(event.get(), native), "an event could not be recorded");
   }
 
-  void wait_for_peers(Joint& joint, void* native,
-                      std::shared_ptr<void> Joint::Marks::* mark) const {
-    for (int peer = 0; peer < joint.size(); ++peer)
+  void wait_for_peers(CollectiveBarrier& barrier, void* native,
+                      std::shared_ptr<void> CollectiveBarrier::Marks::* mark) const {
+    for (int peer = 0; peer < barrier.size(); ++peer)
       if (peer != runner_.rank())
-        check(driver_.wait(native, (joint.marks(peer).*mark).get()), "a stream could not wait");
+        check(driver_.wait(native, (barrier.marks(peer).*mark).get()), "a stream could not wait");
   }
 
   void delay(const Operation& operation, void* native) {

@@ -20,9 +20,9 @@ class Report {
  public:
   explicit Report(const Observers& observers) : observers_(observers) {}
 
-  void launched(StreamId stream, Tick tick, const Op& op, const Joint* joint) const {
-    tell_observers(observers_, [stream, tick, &op, joint](Observer& o) {
-      o.executor_launched(stream, tick, op, joint);
+  void launched(StreamId stream, Tick tick, const Op& op, const CollectiveBarrier* barrier) const {
+    tell_observers(observers_, [stream, tick, &op, barrier](Observer& o) {
+      o.executor_launched(stream, tick, op, barrier);
     });
   }
   void recorded(const Event& event) const {

@@ -35,9 +35,9 @@ class StreamFiber {
   void learn(StreamFiber& other, Tick tick);
   // The calling thread, a host, waits for one.
   void teach_caller(Tick tick);
-  // A meeting of several streams at `place`: all arrive, then all leave.
-  void arrive(const void* place);
-  void leave(const void* place);
+  // A barrier of several streams: all arrive, then all leave.
+  void arrive(const void* barrier);
+  void leave(const void* barrier);
 
  private:
   struct State;

@@ -12,9 +12,10 @@ class InlineExecutor final : public Executor {
 
   ExecutorKind kind() const override { return ExecutorKind::inlined; }
 
-  void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) override {
-    report_.launched(stream, tick, op, joint);
-    runner_.run({op.name, tick, stream, joint, &body});
+  void submit(StreamId stream, Tick tick, const Op& op, const Body& body,
+              CollectiveBarrier* barrier) override {
+    report_.launched(stream, tick, op, barrier);
+    runner_.run({op.name, tick, stream, barrier, &body});
   }
   void record(Event& event) override { report_.recorded(event); }
   void wait(StreamId stream, const Event& event) override { report_.waited(stream, event); }

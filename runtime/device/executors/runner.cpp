@@ -71,7 +71,7 @@ void Runner::run(const Operation& operation) {
     tell_observers(observers_, [&operation](Observer& o) {
       o.started(operation.stream, operation.tick, operation.name);
     });
-    if (operation.joint == nullptr)
+    if (operation.barrier == nullptr)
       call(operation, Exec::Phase::run);
     else
       run_joint(operation);
@@ -86,13 +86,13 @@ void Runner::run(const Operation& operation) {
 // One that throws hears of its peers' end all the same: they may still be reading its bytes.
 void Runner::run_joint(const Operation& operation) {
   call(operation, Exec::Phase::publish);
-  operation.joint->begin();
+  operation.barrier->enter();
   try {
     call(operation, Exec::Phase::run);
   } catch (...) {
     fail(operation, std::current_exception());
   }
-  operation.joint->end();
+  operation.barrier->leave();
 }
 
 void Runner::begin(const Operation& operation) {
@@ -128,12 +128,12 @@ void Runner::end(const Operation& operation) {
 void Runner::fail(const Operation& operation, std::exception_ptr error) {
   failure_.keep(std::move(error), rank_, operation.stream, operation.name);
   if (operation.tick > 0) failure_.lose(operation.stream, operation.tick, true);
-  if (operation.joint != nullptr) operation.joint->meeting().abort(failure_.reason());
+  if (operation.barrier != nullptr) operation.barrier->abort_signal().abort(failure_.reason());
 }
 
 void Runner::skip(const Operation& operation) {
   failure_.lose(operation.stream, operation.tick, false);
-  if (operation.joint != nullptr) operation.joint->meeting().abort(failure_.reason());
+  if (operation.barrier != nullptr) operation.barrier->abort_signal().abort(failure_.reason());
 }
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 // What the executors share: the first failure of a device, and running one body with all that
-// belongs to it (observers, the two phases of a joint, the failure of an earlier body).
+// belongs to it (observers, the two phases of a collective, the failure of an earlier body).
 #pragma once
 
 #include <array>
@@ -46,24 +46,25 @@ struct Operation {
   const char* name = "";
   Tick tick = 0;
   StreamId stream = StreamId::compute;
-  Joint* joint = nullptr;
+  CollectiveBarrier* barrier = nullptr;
   const Body* body = nullptr;
 };
 
-// Runs bodies for one device. After a failure it runs none any more, and aborts the joints that
+// Runs bodies for one device. After a failure it runs none any more, and aborts the barriers that
 // come up so that no peer waits for this rank.
 class Runner {
  public:
   Runner(const ExecutorOptions& options, const Observers& observers);
 
-  // The whole operation on the calling thread; sleeps in the meetings of a joint. Never throws.
+  // The whole operation on the calling thread; blocks in `enter` and `leave` of a barrier. Never
+  // throws.
   void run(const Operation& operation);
 
-  // The pieces, for an executor that holds the meetings itself. Each keeps what is thrown.
+  // The pieces, for an executor that goes through the barrier itself. Each keeps what is thrown.
   void begin(const Operation& operation);
   void invoke(const Operation& operation, Exec::Phase phase, StreamFiber* fiber = nullptr);
   void end(const Operation& operation);
-  // Keeps `error` as the failure of `operation`, and aborts its joint.
+  // Keeps `error` as the failure of `operation`, and aborts its barrier.
   void fail(const Operation& operation, std::exception_ptr error);
   // The operation of `tick` has failed too, or may have.
   void lose(StreamId stream, Tick tick) { failure_.lose(stream, tick, true); }

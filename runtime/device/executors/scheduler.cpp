@@ -149,7 +149,7 @@ bool Scheduler::settle(Program& program) {
 
 std::vector<Candidate> Scheduler::candidates() const {
   std::vector<Candidate> found;
-  std::vector<const Joint*> joints;  // each is one candidate, at its first rank
+  std::vector<const CollectiveBarrier*> barriers;  // each is one candidate, at its first rank
   for (int r = 0; r < static_cast<int>(ranks_.size()); ++r) {
     const Rank& self = ranks_[static_cast<std::size_t>(r)];
     if (host_is_ready(self)) found.push_back({r, 0});
@@ -157,11 +157,11 @@ std::vector<Candidate> Scheduler::candidates() const {
     for (int s = 0; s < kMaxStreams; ++s) {
       const auto& queue = self.program->queues[static_cast<std::size_t>(s)];
       if (queue.empty() || queue.front().is_wait) continue;
-      if (const Joint* joint = queue.front().operation.joint; joint != nullptr) {
-        if (!joint_is_ready(*joint)) continue;
-        if (!joint->meeting().aborted()) {
-          if (std::find(joints.begin(), joints.end(), joint) != joints.end()) continue;
-          joints.push_back(joint);
+      if (const CollectiveBarrier* barrier = queue.front().operation.barrier; barrier != nullptr) {
+        if (!barrier_is_ready(*barrier)) continue;
+        if (!barrier->abort_signal().aborted()) {
+          if (std::find(barriers.begin(), barriers.end(), barrier) != barriers.end()) continue;
+          barriers.push_back(barrier);
         }
       }
       found.push_back({r, 1 + s});
@@ -176,16 +176,16 @@ bool Scheduler::host_is_ready(const Rank& r) const {
 }
 
 // All ranks are there, or nobody will come any more.
-bool Scheduler::joint_is_ready(const Joint& joint) const {
-  if (joint.meeting().aborted()) return true;
+bool Scheduler::barrier_is_ready(const CollectiveBarrier& barrier) const {
+  if (barrier.abort_signal().aborted()) return true;
   int present = 0;
   for (const Rank& r : ranks_)
     for (int s = 0; r.program != nullptr && s < kMaxStreams; ++s) {
       const auto& queue = r.program->queues[static_cast<std::size_t>(s)];
       present +=
-          !queue.empty() && !queue.front().is_wait && queue.front().operation.joint == &joint;
+          !queue.empty() && !queue.front().is_wait && queue.front().operation.barrier == &barrier;
     }
-  return present >= joint.size();
+  return present >= barrier.size();
 }
 
 // ---- Operations
@@ -196,24 +196,24 @@ Program::Entry& Scheduler::head(const Candidate& c) const {
       .front();
 }
 
-// The chosen operation alone, or one of each rank of its joint, in rank order.
+// The chosen operation alone, or one of each rank of its barrier, in rank order.
 std::vector<Candidate> Scheduler::attendants(const Candidate& chosen) const {
-  const Joint* joint = head(chosen).operation.joint;
-  if (joint == nullptr || joint->meeting().aborted()) return {chosen};
+  const CollectiveBarrier* barrier = head(chosen).operation.barrier;
+  if (barrier == nullptr || barrier->abort_signal().aborted()) return {chosen};
   std::vector<Candidate> all;
   for (int r = 0; r < static_cast<int>(ranks_.size()); ++r)
     for (int s = 0; s < kMaxStreams; ++s) {
       const Program* program = ranks_[static_cast<std::size_t>(r)].program;
       if (program == nullptr || program->queues[static_cast<std::size_t>(s)].empty()) continue;
       const Candidate c{r, 1 + s};
-      if (!head(c).is_wait && head(c).operation.joint == joint) all.push_back(c);
+      if (!head(c).is_wait && head(c).operation.barrier == barrier) all.push_back(c);
     }
   return all;
 }
 
 void Scheduler::run(Lock& lock, const Candidate& chosen) {
   const std::vector<Candidate> here = attendants(chosen);
-  Joint* const joint = head(chosen).operation.joint;
+  CollectiveBarrier* const barrier = head(chosen).operation.barrier;
   const auto runner = [&](const Candidate& c) -> Runner& {
     return ranks_[static_cast<std::size_t>(c.rank)].program->runner;
   };
@@ -223,9 +223,9 @@ void Scheduler::run(Lock& lock, const Candidate& chosen) {
   };
   const auto invoke = [&](Exec::Phase phase) {
     for (const Candidate& c : here) runner(c).invoke(head(c).operation, phase, &fiber(c));
-    if (joint == nullptr) return;
-    for (const Candidate& c : here) fiber(c).arrive(joint);
-    for (const Candidate& c : here) fiber(c).leave(joint);
+    if (barrier == nullptr) return;
+    for (const Candidate& c : here) fiber(c).arrive(barrier);
+    for (const Candidate& c : here) fiber(c).leave(barrier);
   };
   for (const Candidate& c : here) {
     const Operation& operation = head(c).operation;
@@ -236,14 +236,14 @@ void Scheduler::run(Lock& lock, const Candidate& chosen) {
   // Bodies and observers may take their time; only arrivals can interfere, and they wait.
   lock.unlock();
   for (const Candidate& c : here) runner(c).begin(head(c).operation);
-  if (joint != nullptr && !joint->meeting().aborted()) invoke(Exec::Phase::publish);
+  if (barrier != nullptr && !barrier->abort_signal().aborted()) invoke(Exec::Phase::publish);
   // Without every input no rank may run, and with a rank that failed to run none has a result.
-  if (joint == nullptr || !joint->meeting().aborted()) invoke(Exec::Phase::run);
+  if (barrier == nullptr || !barrier->abort_signal().aborted()) invoke(Exec::Phase::run);
   for (const Candidate& c : here) {
-    if (joint != nullptr && joint->meeting().aborted() && !runner(c).failure().happened())
+    if (barrier != nullptr && barrier->abort_signal().aborted() && !runner(c).failure().happened())
       runner(c).fail(head(c).operation,
-                     std::make_exception_ptr(
-                         CommError("collective: given up because " + joint->meeting().reason())));
+                     std::make_exception_ptr(CommError("collective: given up because " +
+                                                       barrier->abort_signal().reason())));
     runner(c).end(head(c).operation);
     fiber(c).finished(head(c).operation.tick);
   }

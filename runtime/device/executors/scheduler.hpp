@@ -76,7 +76,7 @@ class Scheduler final : public ShuffledScheduler {
   bool settle(Program& program);
   std::vector<Candidate> candidates() const;
   bool host_is_ready(const Rank& rank) const;
-  bool joint_is_ready(const Joint& joint) const;
+  bool barrier_is_ready(const CollectiveBarrier& barrier) const;
   std::vector<Candidate> attendants(const Candidate& chosen) const;
   void run(Lock& lock, const Candidate& chosen);
   bool fail_waiting();

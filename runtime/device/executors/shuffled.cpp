@@ -27,12 +27,13 @@ class ShuffledExecutor final : public Executor {
 
   ExecutorKind kind() const override { return ExecutorKind::shuffled; }
 
-  void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) override {
+  void submit(StreamId stream, Tick tick, const Op& op, const Body& body,
+              CollectiveBarrier* barrier) override {
     scheduler_->expect_attached(place_);
-    report_.launched(stream, tick, op, joint);
+    report_.launched(stream, tick, op, barrier);
     Program::Entry& entry = program_.queues[index(stream)].emplace_back();
     entry.body = body;
-    entry.operation = {op.name, tick, stream, joint, &entry.body};
+    entry.operation = {op.name, tick, stream, barrier, &entry.body};
     program_.fibers[index(stream)].submitted(tick);
   }
 

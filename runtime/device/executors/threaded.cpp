@@ -27,7 +27,7 @@ enum class RecordKind : std::uint8_t { run, wait, stop };
 struct Record {
   Body body;  // of `wait`: the bytes of a Clock
   const char* name;
-  Joint* joint;
+  CollectiveBarrier* barrier;
   Tick tick;
   RecordKind kind;
 };
@@ -86,7 +86,7 @@ class Worker {
       const Record& record = ring_[i % kCapacity];
       switch (record.kind) {
         case RecordKind::run:
-          runner_.run({record.name, record.tick, stream_, record.joint, &record.body});
+          runner_.run({record.name, record.tick, stream_, record.barrier, &record.body});
           progress_.completed[index(stream_)].advance(record.tick);
           break;
         case RecordKind::wait:
@@ -128,12 +128,13 @@ class ThreadedExecutor final : public Executor {
 
   ExecutorKind kind() const override { return ExecutorKind::threaded; }
 
-  void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) override {
-    report_.launched(stream, tick, op, joint);
+  void submit(StreamId stream, Tick tick, const Op& op, const Body& body,
+              CollectiveBarrier* barrier) override {
+    report_.launched(stream, tick, op, barrier);
     worker(stream).push([&](Record& r) {
       r.body = body;
       r.name = op.name;
-      r.joint = joint;
+      r.barrier = barrier;
       r.tick = tick;
       r.kind = RecordKind::run;
     });

@@ -135,15 +135,15 @@ void StreamFiber::teach_caller(Tick tick) {
   if (tick < state_->points.size()) __tsan_acquire(&state_->points[tick].finished);
 }
 
-void StreamFiber::arrive(const void* place) {
+void StreamFiber::arrive(const void* barrier) {
   state_->enter();
-  __tsan_release(const_cast<void*>(place));
+  __tsan_release(const_cast<void*>(barrier));
   state_->exit();
 }
 
-void StreamFiber::leave(const void* place) {
+void StreamFiber::leave(const void* barrier) {
   state_->enter();
-  __tsan_acquire(const_cast<void*>(place));
+  __tsan_acquire(const_cast<void*>(barrier));
   state_->exit();
 }
 

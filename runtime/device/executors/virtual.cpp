@@ -30,11 +30,12 @@ class VirtualExecutor final : public Executor {
   ExecutorKind kind() const override { return ExecutorKind::virtual_; }
   bool runs_bodies() const override { return run_bodies_; }
 
-  void submit(StreamId stream, Tick tick, const Op& op, const Body& body, Joint* joint) override {
+  void submit(StreamId stream, Tick tick, const Op& op, const Body& body,
+              CollectiveBarrier* barrier) override {
     Timeline& line = lines_[index(stream)];
-    const Operation operation{op.name, tick, stream, joint, &body};
+    const Operation operation{op.name, tick, stream, barrier, &body};
     line.now = std::max(line.now, host_);
-    report_.launched(stream, tick, op, joint);
+    report_.launched(stream, tick, op, barrier);
     runner_.begin(operation);
     if (run_bodies_) run(operation);
     line.now += cost_.seconds(op.cost);
@@ -68,7 +69,7 @@ class VirtualExecutor final : public Executor {
 
  private:
   void run(const Operation& operation) {
-    if (operation.joint == nullptr) return runner_.invoke(operation, Exec::Phase::run);
+    if (operation.barrier == nullptr) return runner_.invoke(operation, Exec::Phase::run);
     runner_.fail(operation, std::make_exception_ptr(ContractError(concat(
                                 "virtual: '", operation.name,
                                 "' is a collective of several real ranks; bodies run in worlds of "

@@ -66,7 +66,7 @@ class Checker final : public RaceChecker,
   void drain();
   bool is_ready(Rank& rank, Entry& entry);
   void leave_joints(Rank& rank);
-  void process_joint(const Joint* joint);
+  void process_collective(const CollectiveBarrier* barrier);
   void process(Rank& rank, const Entry& entry);
   void enter(Rank& rank, const Entry& entry);
   void touch_all(Rank& rank, const Entry& entry);
@@ -107,7 +107,7 @@ class Checker final : public RaceChecker,
   std::vector<Frozen> frozen_;
   Memory memory_;                               // of this process
   std::vector<std::unique_ptr<Memory>> plans_;  // of ranks that run nothing: addresses are counted
-  std::map<const Joint*, std::vector<Rank*>> joints_;  // who has arrived; never walked
+  std::map<const CollectiveBarrier*, std::vector<Rank*>> barriers_;  // never walked
   std::set<std::string, std::less<>> names_;
   std::set<std::string> seen_;
   std::vector<Race> races_;
@@ -146,7 +146,7 @@ void Checker::submit(std::size_t number, Entry&& entry) {
   // Fresh memory has no history, whoever is late.
   if (entry.kind == Entry::Kind::memory && entry.memory == MemoryEvent::Kind::acquired)
     return rank.memory->acquire(entry.range, entry.owner, entry.sequence);
-  if (rank.backlog.empty() && !entry.joint) return process(rank, entry);
+  if (rank.backlog.empty() && !entry.barrier) return process(rank, entry);
   rank.backlog.push_back(std::move(entry));
   drain();
 }
@@ -157,8 +157,8 @@ void Checker::drain() {
     for (const auto& rank : ranks_)
       while (!rank->backlog.empty() && is_ready(*rank, rank->backlog.front())) {
         moved = true;
-        if (const Joint* joint = rank->backlog.front().joint) {
-          process_joint(joint);
+        if (const CollectiveBarrier* barrier = rank->backlog.front().barrier) {
+          process_collective(barrier);
         } else {
           process(*rank, rank->backlog.front());
           rank->backlog.pop_front();
@@ -168,17 +168,17 @@ void Checker::drain() {
 }
 
 bool Checker::is_ready(Rank& rank, Entry& entry) {
-  if (!entry.joint) return true;
-  auto& here = joints_[entry.joint];
+  if (!entry.barrier) return true;
+  auto& here = barriers_[entry.barrier];
   if (!std::exchange(entry.arrived, true)) here.push_back(&rank);
-  return here.size() >= static_cast<std::size_t>(entry.joint_size);
+  return here.size() >= static_cast<std::size_t>(entry.barrier_size);
 }
 
 // Collectives that a rank met nobody at did not happen.
 void Checker::leave_joints(Rank& rank) {
   for (Entry& entry : rank.backlog) {
-    if (entry.arrived) std::erase(joints_[entry.joint], &rank);
-    entry.joint = nullptr;
+    if (entry.arrived) std::erase(barriers_[entry.barrier], &rank);
+    entry.barrier = nullptr;
   }
 }
 
@@ -199,9 +199,9 @@ void Checker::end(std::size_t number) {
 // ---- Events
 
 // All parts begin with what all lanes knew, and all that follows knows all parts.
-void Checker::process_joint(const Joint* joint) {
-  std::vector<Rank*> here = std::move(joints_.at(joint));
-  joints_.erase(joint);
+void Checker::process_collective(const CollectiveBarrier* barrier) {
+  std::vector<Rank*> here = std::move(barriers_.at(barrier));
+  barriers_.erase(barrier);
   LaneClock all;
   for (Rank* rank : here) all.merge(lanes_[rank->base + rank->backlog.front().lane]);
   for (Rank* rank : here) {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/device/observe/shadow.hpp"
-#include "tessera/device/joint.hpp"
+#include "tessera/device/collective_barrier.hpp"
 #include "tessera/device/observer.hpp"
 
 namespace tessera::shadow {
@@ -22,14 +22,14 @@ struct Entry {
   enum class Kind : std::uint8_t { launch, record, wait, block, memory } kind = Kind::launch;
   MemoryEvent::Kind memory = MemoryEvent::Kind::acquired;
   AccessMode mode = AccessMode::read;
-  bool arrived = false;  // at its joint
+  bool arrived = false;  // at its barrier
   std::size_t lane = 0;  // within the rank
   Tick tick = 0;
   std::uint64_t number = 0;  // of an event
   std::uint64_t sequence = 0;
   const char* name = "";
-  const Joint* joint = nullptr;
-  int joint_size = 0;
+  const CollectiveBarrier* barrier = nullptr;
+  int barrier_size = 0;
   Range range;
   std::string_view owner_name{};  // while it is being submitted
   const std::string* owner = nullptr;
@@ -51,12 +51,12 @@ class Watcher final : public Observer {
   Watcher(std::shared_ptr<Inbox> inbox, std::size_t rank) : inbox_(std::move(inbox)), rank_(rank) {}
 
   void executor_launched(StreamId stream, Tick tick, const Op& op,
-                         const Joint* joint) noexcept override {
+                         const CollectiveBarrier* barrier) noexcept override {
     Entry entry = of(Entry::Kind::launch, stream);
     entry.tick = tick;
     entry.name = op.name;
-    entry.joint = joint;
-    entry.joint_size = joint ? joint->size() : 0;
+    entry.barrier = barrier;
+    entry.barrier_size = barrier ? barrier->size() : 0;
     for (const Access& a : op.accesses) entry.accesses.push_back({{a.begin, a.end}, a.mode});
     inbox_->submit(rank_, std::move(entry));
   }

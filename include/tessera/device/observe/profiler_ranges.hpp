@@ -23,7 +23,9 @@ class ProfilerRanges final : public Observer {
     open_ = true;
   }
   void finished(StreamId, Tick, const char*) override { close(); }
-  void executor_launched(StreamId, Tick, const Op&, const Joint*) noexcept override { close(); }
+  void executor_launched(StreamId, Tick, const Op&, const CollectiveBarrier*) noexcept override {
+    close();
+  }
   void blocked(const Event&) override { close(); }
   void reset() override { close(); }
 

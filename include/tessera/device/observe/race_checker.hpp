@@ -12,9 +12,9 @@
 // DeviceContext it never reads. Events count for what they mean on every device: all that was
 // submitted to their stream before, and all that this had waited for. Bytes are compared as ranges,
 // through free and reuse: memory that is handed out to a stream counts as written there, so every
-// last touch of its former life must be ordered before. A collective of ranks in one process is one
-// joint operation: what follows it on any rank follows what led to it on all. The order of the
-// host's calls alone decides, so a report comes at any speed of the device, on any executor.
+// last touch of its former life must be ordered before. A collective joins the ranks of a process:
+// what follows it on any rank follows what led to it on all. The order of the host's calls alone
+// decides, so a report comes at any speed of the device, on any executor.
 // Source: vector clocks and last-access epochs as in Flanagan and Freund, "FastTrack", PLDI 2009.
 #pragma once
 

@@ -11,14 +11,14 @@ namespace tessera::comm {
 
 inline constexpr int kLookEveryMs = 100;
 
-class Watch {
+class PollThread {
  public:
   // `look(i)` with the index of the descriptor that has become readable, once for each, or -1 when
   // the time is over. It must not throw. Descriptors are the caller's.
-  Watch(std::vector<int> descriptors, std::function<void(int ready)> look);
-  ~Watch();  // no look is under way any more
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
+  PollThread(std::vector<int> descriptors, std::function<void(int ready)> look);
+  ~PollThread();  // no look is under way any more
+  PollThread(const PollThread&) = delete;
+  PollThread& operator=(const PollThread&) = delete;
 
  private:
   void run(std::vector<int> descriptors) noexcept;

@@ -1,4 +1,4 @@
-#include "runtime/comm/mpi/shared.hpp"
+#include "runtime/comm/mpi/shm.hpp"
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -23,7 +23,7 @@ using std::memory_order_relaxed;
 using std::memory_order_release;
 using std::memory_order_seq_cst;
 
-// A meeting takes about a microsecond when all ranks have a core, so a short look comes first. Then
+// A barrier takes about a microsecond when all ranks have a core, so a short look comes first. Then
 // the core goes to whoever else wants it, which with more ranks than cores is the rank that we wait
 // for, and only then to sleep.
 constexpr int kSpins = 200;
@@ -31,7 +31,7 @@ constexpr int kYields = 20;
 constexpr long kLookEveryNs = 100'000'000, kProgressEveryNs = 50'000;
 // After a failure peers come to the end of the world soon, or never. Of a rank that is late already
 // never is likelier, and who has named it wants to speak.
-constexpr std::chrono::milliseconds kFarewellPatience{5000}, kFarewellPatienceWithLate{300};
+constexpr std::chrono::milliseconds kShutdownPatience{5000}, kShutdownPatienceWithLate{300};
 
 // Not FUTEX_PRIVATE, which std::atomic::wait uses: other processes wake us.
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, long ns) {
@@ -42,12 +42,12 @@ void futex_wake_all(std::atomic<std::uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 }
 
-constexpr const char* kPlaceNames[kPlaces] = {
+constexpr const char* kBarrierNames[kBarriers] = {
     "gather", "reduce", "control", "allocate_symmetric", "recovery", "end of the world"};
 
 }  // namespace
 
-SharedWorld::SharedWorld(std::vector<Segment*> segments, int rank, double timeout_s)
+ShmWorld::ShmWorld(std::vector<Segment*> segments, int rank, double timeout_s)
     : segments_(std::move(segments)), rank_(rank), timeout_s_(timeout_s) {
   for (const Segment* s : segments_) {
     recorders_.push_back(&s->calls);
@@ -55,15 +55,15 @@ SharedWorld::SharedWorld(std::vector<Segment*> segments, int rank, double timeou
   }
 }
 
-// ---- Meeting
+// ---- AbortSignal
 
 // The last to come opens the next round and wakes the others. `sleepers` and `round` are
 // sequentially consistent, so either the last one sees a sleeper or the sleeper sees the round.
-void SharedWorld::meet(Place place, const char* what) {
-  Segment::At& here = at(0, place);
+void ShmWorld::barrier(BarrierId id, const char* what) {
+  Segment::At& here = at(0, id);
   const std::uint32_t round = here.round.load(memory_order_acquire);
-  if (!outlives_failure(place) && is_aborted()) give_up();
-  at(rank_, place).reached.store(round + 1, memory_order_release);
+  if (!outlives_failure(id) && is_aborted()) give_up();
+  at(rank_, id).reached.store(round + 1, memory_order_release);
   if (here.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 ==
       static_cast<std::uint32_t>(size())) {
     here.arrived.store(0, memory_order_relaxed);
@@ -78,25 +78,25 @@ void SharedWorld::meet(Place place, const char* what) {
     if (here.round.load(memory_order_acquire) != round) return;
   }
   const auto start = std::chrono::steady_clock::now();
-  while (!sleep(place, round)) {
+  while (!sleep(id, round)) {
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
-    if (place == Place::allocate || place == Place::recovery)
-      look_around(place, round, what, waited.count() > timeout_s_);
+    if (id == BarrierId::allocate || id == BarrierId::recovery)
+      look_around(id, round, what, waited.count() > timeout_s_);
     if (!is_aborted()) continue;
-    if (!outlives_failure(place) || has_lost() ||
-        (place == Place::farewell && waited > farewell_patience() && withdraw(round)))
+    if (!outlives_failure(id) || has_lost() ||
+        (id == BarrierId::shutdown && waited > shutdown_patience() && withdraw(round)))
       give_up();
   }
 }
 
-std::chrono::milliseconds SharedWorld::farewell_patience() const {
-  return segments_[0]->lost_is_reason ? kFarewellPatienceWithLate : kFarewellPatience;
+std::chrono::milliseconds ShmWorld::shutdown_patience() const {
+  return segments_[0]->lost_is_reason ? kShutdownPatienceWithLate : kShutdownPatience;
 }
 
 // Who goes from the end does not count as one that has come, or the last one would take all for
 // met. False: all have come after all, or the last one is about to open the round.
-bool SharedWorld::withdraw(std::uint32_t round) {
-  Segment::At& here = at(0, Place::farewell);
+bool ShmWorld::withdraw(std::uint32_t round) {
+  Segment::At& here = at(0, BarrierId::shutdown);
   std::uint32_t arrived = here.arrived.load();
   while (here.round.load() == round && arrived != 0 &&
          arrived != static_cast<std::uint32_t>(size()))
@@ -105,28 +105,28 @@ bool SharedWorld::withdraw(std::uint32_t round) {
 }
 
 // True when the round is over.
-bool SharedWorld::sleep(Place place, std::uint32_t round) {
-  Segment::At& here = at(0, place);
-  const bool progresses = progress_ && outlives_failure(place);
+bool ShmWorld::sleep(BarrierId id, std::uint32_t round) {
+  Segment::At& here = at(0, id);
+  const bool progresses = progress_ && outlives_failure(id);
   if (progresses) progress_();
   here.sleepers.fetch_add(1, memory_order_seq_cst);
-  if (here.round.load(memory_order_seq_cst) == round && (outlives_failure(place) || !is_aborted()))
+  if (here.round.load(memory_order_seq_cst) == round && (outlives_failure(id) || !is_aborted()))
     futex_wait(here.round, round, progresses ? kProgressEveryNs : kLookEveryNs);
   here.sleepers.fetch_sub(1, memory_order_seq_cst);
   return here.round.load(memory_order_acquire) != round;
 }
 
-void SharedWorld::look_around(Place place, std::uint32_t round, const char* what, bool is_late) {
-  if (!outlives_failure(place) && is_aborted()) give_up();
+void ShmWorld::look_around(BarrierId id, std::uint32_t round, const char* what, bool is_late) {
+  if (!outlives_failure(id) && is_aborted()) give_up();
   std::string missing, ended;
   for (int r = 0; r < size(); ++r) {
     const bool has_left = segments_[static_cast<std::size_t>(r)]->left.load(memory_order_acquire);
-    if (at(r, place).reached.load(memory_order_acquire) > round) continue;
+    if (at(r, id).reached.load(memory_order_acquire) > round) continue;
     missing += concat(missing.empty() ? "" : ", ", r);
     if (has_left) ended += concat(ended.empty() ? "" : ", ", r);
   }
   if (missing.empty()) return;
-  const auto where = concat(kPlaceNames[static_cast<int>(place)], ", '", what, "': rank ");
+  const auto where = concat(kBarrierNames[static_cast<int>(id)], ", '", what, "': rank ");
   if (!ended.empty()) {
     const auto reason = concat(where, ended, " has ended without it, and rank ", rank_,
                                " waits; every rank must submit the same collectives");
@@ -139,25 +139,25 @@ void SharedWorld::look_around(Place place, std::uint32_t round, const char* what
   throw LostRank(reason);
 }
 
-bool SharedWorld::is_aborted() const {
+bool ShmWorld::is_aborted() const {
   return segments_[0]->state.load(memory_order_seq_cst) != Segment::kFine;
 }
 
-bool SharedWorld::has_lost() const {
+bool ShmWorld::has_lost() const {
   return is_aborted() && segments_[0]->lost.load(memory_order_relaxed) >= 0;
 }
 
-void SharedWorld::give_up() const {
+void ShmWorld::give_up() const {
   const std::string message = "collective: given up because " + reason();
   if (segments_[0]->lost_is_reason) throw LostRank(message);
   throw CommError(message);
 }
 
-bool SharedWorld::is_at_end(int rank) const {
-  return at(rank, Place::farewell).reached.load(memory_order_acquire) > 0;
+bool ShmWorld::is_at_end(int rank) const {
+  return at(rank, BarrierId::shutdown).reached.load(memory_order_acquire) > 0;
 }
 
-void SharedWorld::abort_because(const std::string& reason, int lost, bool lost_is_reason) noexcept {
+void ShmWorld::abort_because(const std::string& reason, int lost, bool lost_is_reason) noexcept {
   Segment& first = *segments_[0];
   std::uint32_t fine = Segment::kFine;
   if (!first.state.compare_exchange_strong(fine, Segment::kWriting)) {
@@ -168,58 +168,59 @@ void SharedWorld::abort_because(const std::string& reason, int lost, bool lost_i
   first.lost = lost;
   first.lost_is_reason = lost_is_reason;
   first.state.store(Segment::kAborted, memory_order_seq_cst);
-  for (Segment::At& place : first.at) futex_wake_all(place.round);
+  for (Segment::At& barrier : first.at) futex_wake_all(barrier.round);
 }
 
-std::string SharedWorld::reason() const {
+std::string ShmWorld::reason() const {
   const Segment& first = *segments_[0];
   while (first.state.load(memory_order_acquire) == Segment::kWriting) sched_yield();
   return is_aborted() ? first.reason : "";
 }
 
-// Between the two meetings no rank is anywhere else, so the others can be put back to where all
-// ranks had last come together.
-void SharedWorld::meet_again(std::span<double> largest, const std::function<void()>& clear) {
-  std::copy(largest.begin(), largest.end(), segments_[static_cast<std::size_t>(rank_)]->brought);
-  meet(Place::recovery, "recover");
+// Between the two barriers of the recovery no rank is at any other, so the others can be put back
+// to where all ranks had last come together.
+void ShmWorld::rejoin(std::span<double> largest, const std::function<void()>& clear) {
+  std::copy(largest.begin(), largest.end(),
+            segments_[static_cast<std::size_t>(rank_)]->contributed);
+  barrier(BarrierId::recovery, "recover");
   clear();
   for (std::size_t i = 0; i < largest.size(); ++i)
-    for (const Segment* other : segments_) largest[i] = std::max(largest[i], other->brought[i]);
-  for (int p = 0; p < kPlaces; ++p) {
-    const auto place = static_cast<Place>(p);
-    if (outlives_failure(place)) continue;
-    at(rank_, place).reached.store(at(0, place).round.load());
-    if (rank_ == 0) at(0, place).arrived.store(0);
+    for (const Segment* other : segments_) largest[i] = std::max(largest[i], other->contributed[i]);
+  for (int p = 0; p < kBarriers; ++p) {
+    const auto id = static_cast<BarrierId>(p);
+    if (outlives_failure(id)) continue;
+    at(rank_, id).reached.store(at(0, id).round.load());
+    if (rank_ == 0) at(0, id).arrived.store(0);
   }
   if (rank_ == 0) {
     segments_[0]->lost = -1;
     segments_[0]->state.store(Segment::kFine);
   }
-  meet(Place::recovery, "recover");
+  barrier(BarrierId::recovery, "recover");
 }
 
-void SharedWorld::leave() noexcept {
+void ShmWorld::leave() noexcept {
   segments_[static_cast<std::size_t>(rank_)]->left.store(1, memory_order_seq_cst);
-  for (Segment::At& place : segments_[0]->at) futex_wake_all(place.round);
+  for (Segment::At& barrier : segments_[0]->at) futex_wake_all(barrier.round);
 }
 
-// ---- Windows
+// ---- Mappings
 
-void SharedWorld::add(Window window) {
+void ShmWorld::add(SharedMapping mapping) {
   const std::lock_guard lock(mutex_);
-  windows_.push_back(std::make_unique<Window>(std::move(window)));
+  mappings_.push_back(std::make_unique<SharedMapping>(std::move(mapping)));
 }
 
-void SharedWorld::remove(std::uint64_t number) {
+void ShmWorld::remove(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(windows_, [&](const auto& w) { return w->number == number; });
+  std::erase_if(mappings_, [&](const auto& w) { return w->number == number; });
 }
 
-const SharedWorld::Window* SharedWorld::find(const void* data, std::int64_t bytes) const {
+const SharedMapping* ShmWorld::find(const void* data, std::int64_t bytes) const {
   const auto* begin = static_cast<const std::byte*>(data);
   const std::less_equal<const std::byte*> at_most;  // a total order, also between allocations
   const std::lock_guard lock(mutex_);
-  for (const auto& w : windows_) {
+  for (const auto& w : mappings_) {
     const std::byte* base = w->bases[static_cast<std::size_t>(rank_)];
     if (at_most(base, begin) && at_most(begin + bytes, base + w->bytes)) return w.get();
   }
@@ -230,43 +231,43 @@ const SharedWorld::Window* SharedWorld::find(const void* data, std::int64_t byte
 
 namespace {
 
-class SharedCommunicator final : public Communicator {
+class ShmCommunicator final : public Communicator {
  public:
-  SharedCommunicator(DeviceContext& context, SharedWorld& world, Place place, std::string role,
-                     StreamId stream)
+  ShmCommunicator(DeviceContext& context, ShmWorld& world, BarrierId id, std::string role,
+                  StreamId stream)
       : Communicator(context, world.recorder(world.rank()), std::move(role), stream, world.rank(),
                      world.size()),
         world_(world),
-        place_(place),
+        id_(id),
         inputs_(static_cast<std::size_t>(world.size())) {
-    for (int r = 0; r < size(); ++r) published_.push_back(&world.at(r, place).published);
+    for (int r = 0; r < size(); ++r) published_.push_back(&world.at(r, id).published);
   }
 
  private:
   struct Part {
-    SharedCommunicator* self;
+    ShmCommunicator* self;
     GroupCall call;
     void operator()(Exec& exec) const { self->run(call, Mover(exec)); }
   };
 
   // What of an item is at the same offset on every rank, and where in it a rank's send begins: an
-  // all_gather in place sends from the rank's own chunk of recv, everything else from send.
+  // all_gather in-id sends from the rank's own chunk of recv, everything else from send.
   struct Common {
-    const SharedWorld::Window* window = nullptr;  // null: no memory that all can read
+    const SharedMapping* mapping = nullptr;  // null: no memory that all can read
     std::int64_t offset = 0;
     std::int64_t stride = 0;  // from one rank's send to the next
   };
 
   struct Peers {
-    const SharedCommunicator& self;
+    const ShmCommunicator& self;
     Common at;
 
     void open(const Collective& c, std::size_t, std::int64_t staged) {
       at = staged == StagingPlan::kDirect ? self.common(c) : Common{nullptr, staged, 0};
     }
     const std::byte* send(int peer) const {
-      const std::byte* base = at.window ? at.window->bases[static_cast<std::size_t>(peer)]
-                                        : self.world_.at(peer, self.place_).staging;
+      const std::byte* base = at.mapping ? at.mapping->bases[static_cast<std::size_t>(peer)]
+                                         : self.world_.at(peer, self.id_).staging;
       return base + at.offset + peer * at.stride;
     }
   };
@@ -280,8 +281,8 @@ class SharedCommunicator final : public Communicator {
     if (is_own_chunk) begin = recv;
     const bool is_whole = is_own_chunk || c.kind == CollectiveKind::reduce_scatter;
     Common common{world_.find(begin, bytes * (is_whole ? size() : 1)), 0, is_own_chunk ? bytes : 0};
-    if (common.window)
-      common.offset = begin - common.window->bases[static_cast<std::size_t>(rank())];
+    if (common.mapping)
+      common.offset = begin - common.mapping->bases[static_cast<std::size_t>(rank())];
     return common;
   }
 
@@ -291,7 +292,7 @@ class SharedCommunicator final : public Communicator {
       const Collective& c = items[i];
       const bool is_direct = plan.next(c) == StagingPlan::kDirect;
       TESSERA_EXPECT(
-          !is_direct || c.count == 0 || c.kind == CollectiveKind::barrier || common(c).window,
+          !is_direct || c.count == 0 || c.kind == CollectiveKind::barrier || common(c).mapping,
           name(c.kind), " '", group, "', item ", i, ": send ", c.send,
           " does not lie in memory of World::allocate_symmetric, which is all that "
           "other processes can read");
@@ -299,47 +300,47 @@ class SharedCommunicator final : public Communicator {
   }
 
   void launch(const Op& op, const GroupCall& call) override {
-    Stream(context_, stream()).launch_joint(op, nullptr, Part{this, call});
+    Stream(context_, stream()).launch_collective(op, nullptr, Part{this, call});
   }
 
   void run(const GroupCall& call, const Mover& mover) {
-    recorder_.started(call.number, stream());
-    Segment::At& mine = world_.at(rank(), place_);
-    publish(mine.published, call, place_of_sends(call.items()));
+    recorder_.started(call.seq, stream());
+    Segment::At& mine = world_.at(rank(), id_);
+    publish(mine.published, call, send_layout_hash(call.items()));
     stage(mover, mine.staging, call.items(), rank());
-    world_.meet(place_, call.name);
+    world_.barrier(id_, call.name);
     world_.agree([&] { check_agreement(published_, role(), world_.recorders()); });
     pull(mover, call.items(), rank(), size(), inputs_, Peers{*this, {}});
-    world_.meet(place_, call.name);
-    recorder_.done(call.number, stream());
+    world_.barrier(id_, call.name);
+    recorder_.done(call.seq, stream());
   }
 
-  std::uint64_t place_of_sends(std::span<const Collective> items) const {
+  std::uint64_t send_layout_hash(std::span<const Collective> items) const {
     StagingPlan plan;
     std::uint64_t hash = 0;
     for (const Collective& c : items) {
       if (plan.next(c) != StagingPlan::kDirect || c.count == 0) continue;
       const Common at = common(c);
-      if (!at.window) continue;  // a barrier
-      hash = fnv1a(at.window->number, hash);
+      if (!at.mapping) continue;  // a barrier
+      hash = fnv1a(at.mapping->number, hash);
       hash = fnv1a(static_cast<std::uint64_t>(at.offset), hash);
       hash = fnv1a(static_cast<std::uint64_t>(at.stride), hash);
     }
     return hash;
   }
 
-  SharedWorld& world_;
-  const Place place_;
+  ShmWorld& world_;
+  const BarrierId id_;
   std::vector<const void*> inputs_;  // of one sum; the stream's
   std::vector<const Published*> published_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_shared_communicator(DeviceContext& context, SharedWorld& world,
-                                                       Place place, std::string role,
-                                                       StreamId stream) {
-  return std::make_unique<SharedCommunicator>(context, world, place, std::move(role), stream);
+std::unique_ptr<Communicator> make_shm_communicator(DeviceContext& context, ShmWorld& world,
+                                                    BarrierId id, std::string role,
+                                                    StreamId stream) {
+  return std::make_unique<ShmCommunicator>(context, world, id, std::move(role), stream);
 }
 
 }  // namespace tessera::comm

@@ -1,4 +1,4 @@
-#include "runtime/comm/watch.hpp"
+#include "runtime/comm/poll_thread.hpp"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -11,13 +11,13 @@
 
 namespace tessera::comm {
 
-Watch::Watch(std::vector<int> descriptors, std::function<void(int)> look)
+PollThread::PollThread(std::vector<int> descriptors, std::function<void(int)> look)
     : look_(std::move(look)), stop_(eventfd(0, EFD_CLOEXEC)) {
   if (stop_ < 0) throw DeviceError("World: the system has no file descriptor left for its watch");
   thread_ = std::thread([this, d = std::move(descriptors)]() mutable { run(std::move(d)); });
 }
 
-Watch::~Watch() {
+PollThread::~PollThread() {
   const std::uint64_t one = 1;
   static_cast<void>(!write(stop_, &one, sizeof one));
   thread_.join();
@@ -26,7 +26,7 @@ Watch::~Watch() {
 
 // A descriptor that stays readable is taken out (poll passes over negative ones), or the thread
 // would never sleep again.
-void Watch::run(std::vector<int> descriptors) noexcept {
+void PollThread::run(std::vector<int> descriptors) noexcept {
   std::vector<pollfd> polled{{stop_, POLLIN, 0}};
   for (const int d : descriptors) polled.push_back({d, POLLIN, 0});
   for (;;) {

@@ -1,4 +1,4 @@
-#include "runtime/comm/mpi/mailbox.hpp"
+#include "runtime/comm/mpi/mpi_channel.hpp"
 
 #include <sched.h>
 
@@ -37,7 +37,7 @@ bool are_done(std::vector<MPI_Request>& requests) {
 
 }  // namespace
 
-Mailbox::Mailbox(MPI_Comm all, const SharedWorld& world, std::size_t bytes)
+MpiChannel::MpiChannel(MPI_Comm all, const ShmWorld& world, std::size_t bytes)
     : world_(world), out_(bytes) {
   check(MPI_Comm_dup(all, &comm_), "MPI_Comm_dup");
   MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
@@ -47,19 +47,19 @@ Mailbox::Mailbox(MPI_Comm all, const SharedWorld& world, std::size_t bytes)
   receives_.reserve(static_cast<std::size_t>(size_));
 }
 
-void Mailbox::receive(void* data, std::size_t bytes, int from) {
+void MpiChannel::receive(void* data, std::size_t bytes, int from) {
   check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, kData, comm_,
                   &receives_.emplace_back(MPI_REQUEST_NULL)),
         "MPI_Irecv");
 }
 
-void Mailbox::send(const std::byte* data, std::size_t bytes, int to) {
+void MpiChannel::send(const std::byte* data, std::size_t bytes, int to) {
   check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, kData, comm_,
                   &sends_.emplace_back(MPI_REQUEST_NULL)),
         "MPI_Isend");
 }
 
-void Mailbox::finish() {
+void MpiChannel::finish() {
   for (int look = 0;; pause_after(look++)) {
     if (world_.is_aborted()) {  // first: what a peer has sent before it gave up is worth nothing
       give_up();
@@ -71,7 +71,7 @@ void Mailbox::finish() {
 }
 
 // MPI must not write to memory that its owner, on the way out, gives back.
-void Mailbox::give_up() {
+void MpiChannel::give_up() {
   for (MPI_Request& request : receives_)
     if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);
   const auto start = std::chrono::steady_clock::now();
@@ -80,7 +80,7 @@ void Mailbox::give_up() {
 }
 
 // True when the peer has said its last.
-bool Mailbox::throw_away_from(int peer) {
+bool MpiChannel::throw_away_from(int peer) {
   int found = 0, bytes = 0;
   MPI_Message message;
   MPI_Status status;
@@ -96,7 +96,7 @@ bool Mailbox::throw_away_from(int peer) {
   return status.MPI_TAG == kLast;
 }
 
-void Mailbox::drain() {
+void MpiChannel::drain() {
   if (!receives_.empty())
     throw CommError(
         "World::recover: a receive of MPI that was cancelled does not end, because its sender has "

@@ -1,4 +1,4 @@
-// Joint operations between rank threads: nobody starts early, nobody leaves early, and nobody is
+// Collectives between rank threads: nobody starts early, nobody leaves early, and nobody is
 // left behind.
 #include <array>
 #include <atomic>
@@ -28,10 +28,11 @@ struct Board {
   std::array<const long*, kMaxRanks> inputs{};
 };
 
-void all_reduce(const Stream& stream, Joint& joint, Board& board, long* output, const long* input) {
+void all_reduce(const Stream& stream, CollectiveBarrier& barrier, Board& board, long* output,
+                const long* input) {
   Board* const b = &board;
-  const int size = joint.size();
-  stream.launch_joint({.name = "all_reduce"}, &joint, [b, size, output, input](Exec& exec) {
+  const int size = barrier.size();
+  stream.launch_collective({.name = "all_reduce"}, &barrier, [b, size, output, input](Exec& exec) {
     if (exec.phase == Exec::Phase::publish) {
       b->inputs[static_cast<std::size_t>(exec.rank)] = input;
       return;
@@ -43,7 +44,7 @@ void all_reduce(const Stream& stream, Joint& joint, Board& board, long* output, 
 
 }  // namespace
 
-TEST_CASE("a joint of 2 to 4 ranks pulls everyone's input, again and again", "[threads]") {
+TEST_CASE("a collective of 2 to 4 ranks pulls everyone's input, again and again", "[threads]") {
   const ExecutorKind kind = any_kind();
   const int size = GENERATE(2, 3, 4);
   const std::uint64_t seed = std::random_device{}();
@@ -62,7 +63,7 @@ TEST_CASE("a joint of 2 to 4 ranks pulls everyone's input, again and again", "[t
       device.compute().wait(device.gather().record());
       device.compute().launch({.name = "fill"}, [=](Exec&) { *in = 10 * round + rank; });
       device.gather().wait(device.compute().record());
-      all_reduce(device.gather(), ranks.joint, board, out, in);
+      all_reduce(device.gather(), ranks.barrier, board, out, in);
       device.gather().launch({.name = "note"}, [=](Exec&) { results_here->push_back(*out); });
     }
     device.synchronize();
@@ -77,11 +78,11 @@ TEST_CASE("a joint of 2 to 4 ranks pulls everyone's input, again and again", "[t
   }
 }
 
-TEST_CASE("without a joint a collective's body runs once, in its run phase") {
+TEST_CASE("without a barrier a collective's body runs once, in its run phase") {
   const Device device = Device::cpu({.executor = any_kind()});
   int published = 0, ran = 0;
   int *const p = &published, *const r = &ran;
-  device.gather().launch_joint({.name = "alone"}, nullptr, [p, r](Exec& exec) {
+  device.gather().launch_collective({.name = "alone"}, nullptr, [p, r](Exec& exec) {
     ++*(exec.phase == Exec::Phase::publish ? p : r);
   });
   device.synchronize();
@@ -106,10 +107,10 @@ TEST_CASE("a body that fails on one rank fails its peers instead of leaving them
     }
     const Exec::Phase bad = how == 1 ? Exec::Phase::publish : Exec::Phase::run;
     const bool fails = rank == 1 && how != 0;
-    device.gather().launch_joint({.name = "gather"}, &ranks.joint, [bad, fails](Exec& exec) {
+    device.gather().launch_collective({.name = "gather"}, &ranks.barrier, [bad, fails](Exec& exec) {
       if (fails && exec.phase == bad) throw DataError("divided by zero");
     });
-    device.gather().launch_joint({.name = "gather"}, &ranks.joint, [](Exec&) {});
+    device.gather().launch_collective({.name = "gather"}, &ranks.barrier, [](Exec&) {});
     device.synchronize();
   });
   CHECK(thrown[1] == "divided by zero");
@@ -127,7 +128,7 @@ TEST_CASE("a host that dies between collectives wakes its peers", "[threads]") {
   const auto thrown = ranks.run([&](const Device& device, int rank) {
     for (int i = 0; i < 4; ++i) {
       if (rank == 2 && i == 2) throw DataError("the file is gone");
-      device.gather().launch_joint({.name = "gather"}, &ranks.joint, [](Exec&) {});
+      device.gather().launch_collective({.name = "gather"}, &ranks.barrier, [](Exec&) {});
     }
     device.synchronize();
   });
@@ -145,10 +146,11 @@ TEST_CASE("a collective that is given up ends on no rank while a peer may still 
   std::atomic<bool> reads{true};
   bool ended_early = true;
   const auto thrown = ranks.run([&](const Device& device, int rank) {
-    device.gather().launch_joint(
-        {.name = "gather"}, &ranks.joint, [rank, meeting = &ranks.meeting, r = &reads](Exec& exec) {
+    device.gather().launch_collective(
+        {.name = "gather"}, &ranks.barrier,
+        [rank, abort_signal = &ranks.abort_signal, r = &reads](Exec& exec) {
           if (exec.phase == Exec::Phase::publish || rank == 0) return;
-          meeting->abort("enough");
+          abort_signal->abort("enough");
           std::this_thread::sleep_for(std::chrono::milliseconds(20));  // time to leave too early
           *r = false;
         });
@@ -163,14 +165,14 @@ TEST_CASE("a collective that is given up ends on no rank while a peer may still 
   for (const std::string& what : thrown) CHECK_THAT(what, Catch::Contains("enough"));
 }
 
-TEST_CASE("the first reason to abort a meeting wins, and is thrown ever after") {
-  Meeting meeting;
-  Joint joint(meeting, 2);
-  CHECK_FALSE(meeting.aborted());
-  meeting.abort("rank 1 left");
-  meeting.abort("rank 0 left");
-  CHECK(meeting.aborted());
-  CHECK(meeting.reason() == "rank 1 left");
-  CHECK_THROWS_AS(joint.begin(), CommError);
-  CHECK_THROWS_WITH(joint.begin(), Catch::Contains("rank 1 left"));
+TEST_CASE("the first reason of an abort wins, and is thrown ever after") {
+  AbortSignal abort_signal;
+  CollectiveBarrier barrier(abort_signal, 2);
+  CHECK_FALSE(abort_signal.aborted());
+  abort_signal.abort("rank 1 left");
+  abort_signal.abort("rank 0 left");
+  CHECK(abort_signal.aborted());
+  CHECK(abort_signal.reason() == "rank 1 left");
+  CHECK_THROWS_AS(barrier.enter(), CommError);
+  CHECK_THROWS_WITH(barrier.enter(), Catch::Contains("rank 1 left"));
 }

@@ -11,19 +11,19 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/comm/mpi/shared.hpp"
-#include "runtime/comm/watch.hpp"
+#include "runtime/comm/mpi/shm.hpp"
+#include "runtime/comm/poll_thread.hpp"
 #include "tessera/comm/world.hpp"
 
 namespace tessera::comm {
 
-class Lookout {
+class PeerMonitor {
  public:
   // Every rank of the host has made its segment.
-  Lookout(SharedWorld& world, const WorldOptions& options);
-  ~Lookout();
-  Lookout(const Lookout&) = delete;
-  Lookout& operator=(const Lookout&) = delete;
+  PeerMonitor(ShmWorld& world, const WorldOptions& options);
+  ~PeerMonitor();
+  PeerMonitor(const PeerMonitor&) = delete;
+  PeerMonitor& operator=(const PeerMonitor&) = delete;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -34,14 +34,14 @@ class Lookout {
   void look_for_late_calls();
   void look_for_partings();
 
-  SharedWorld& world_;
+  ShmWorld& world_;
   const double timeout_s_, heartbeat_s_;
   std::vector<int> pidfds_;  // by rank on the host; -1 where there is none
   std::vector<std::uint64_t> beats_;
   std::vector<double> silent_s_;
   std::vector<std::uint64_t> parted_;  // the call in which a peer differed in the last look
   Clock::time_point last_look_ = Clock::now();
-  std::unique_ptr<Watch> watch_;  // last: its thread uses the rest
+  std::unique_ptr<PollThread> poll_thread_;  // last: its thread uses the rest
 };
 
 }  // namespace tessera::comm

@@ -1,4 +1,4 @@
-#include "runtime/comm/mpi/lookout.hpp"
+#include "runtime/comm/mpi/peer_monitor.hpp"
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 
 namespace tessera::comm {
 
-Lookout::Lookout(SharedWorld& world, const WorldOptions& options)
+PeerMonitor::PeerMonitor(ShmWorld& world, const WorldOptions& options)
     : world_(world),
       timeout_s_(options.timeout_seconds),
       heartbeat_s_(options.heartbeat_timeout_seconds),
@@ -18,18 +18,18 @@ Lookout::Lookout(SharedWorld& world, const WorldOptions& options)
       silent_s_(static_cast<std::size_t>(world.size())),
       parted_(static_cast<std::size_t>(world.size())) {
   open_peers();
-  watch_ = std::make_unique<Watch>(pidfds_, [this](int ready) { look(ready); });
+  poll_thread_ = std::make_unique<PollThread>(pidfds_, [this](int ready) { look(ready); });
 }
 
-Lookout::~Lookout() {
-  watch_.reset();
+PeerMonitor::~PeerMonitor() {
+  poll_thread_.reset();
   for (const int fd : pidfds_)
     if (fd >= 0) close(fd);
 }
 
 // A number of another pid namespace means another process, so only peers of our own are opened;
 // the others' beats must do.
-void Lookout::open_peers() {
+void PeerMonitor::open_peers() {
   const Segment& own = world_.segment(world_.rank());
   for (int r = 0; r < world_.size(); ++r) {
     const Segment& peer = world_.segment(r);
@@ -39,7 +39,7 @@ void Lookout::open_peers() {
   }
 }
 
-void Lookout::look(int ready) {
+void PeerMonitor::look(int ready) {
   if (ready >= 0) {
     if (!world_.is_at_end(ready))
       world_.abort_for_lost(ready, concat("rank ", world_.name_of(ready), " is gone: its process ",
@@ -55,7 +55,7 @@ void Lookout::look(int ready) {
 }
 
 // Only time in which this process looked counts: after a stop of the whole job nobody is to blame.
-void Lookout::look_for_silence() {
+void PeerMonitor::look_for_silence() {
   const Clock::time_point now = Clock::now();
   const double passed =
       std::min(std::chrono::duration<double>(now - last_look_).count(), 2e-3 * kLookEveryMs);
@@ -76,7 +76,7 @@ void Lookout::look_for_silence() {
   }
 }
 
-void Lookout::look_for_late_calls() {
+void PeerMonitor::look_for_late_calls() {
   const auto& all = world_.recorders();
   for (int r = 0; r < world_.size(); ++r)
     if (world_.segment(r).left.load(std::memory_order_acquire))
@@ -94,15 +94,15 @@ void Lookout::look_for_late_calls() {
 
 // Ranks that differ within one communicator hear more where they meet. What still stands at the
 // second look never meets.
-void Lookout::look_for_partings() {
-  CallRecord own, other;
+void PeerMonitor::look_for_partings() {
+  FlightEntry own, other;
   for (int r = 0; r < world_.size(); ++r) {
     if (r == world_.rank()) continue;
     const auto i = static_cast<std::size_t>(r);
     const int low = std::min(r, world_.rank()), high = std::max(r, world_.rank());
     const bool differ = world_.recorder(low).has_parted_from(world_.recorder(high)) &&
                         first_difference(world_.recorder(low), world_.recorder(high), own, other);
-    const std::uint64_t call = differ ? own.number : 0;
+    const std::uint64_t call = differ ? own.seq : 0;
     if (std::exchange(parted_[i], call) == call && call != 0)
       return world_.abort(describe_difference(world_.recorder(low), world_.name_of(low),
                                               world_.recorder(high), world_.name_of(high)));

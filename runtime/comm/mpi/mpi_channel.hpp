@@ -4,7 +4,7 @@
 //   rank 0   post ─ poll ─ poll ─ done        post ─ poll ─ failure: receives are cancelled
 //   rank 1   post ─ poll ─ done               post ─ poll ─ failure     sends stay, for `drain`
 //
-// Sends leave from the mailbox's own memory alone: MPI can't take back a message that a peer has
+// Sends leave from the channel's own memory alone: MPI can't take back a message that a peer has
 // begun to read, but what a user owns is never read after a collective has thrown.
 #pragma once
 
@@ -13,17 +13,17 @@
 #include <cstddef>
 #include <vector>
 
-#include "runtime/comm/mpi/shared.hpp"
+#include "runtime/comm/mpi/shm.hpp"
 
 namespace tessera::comm {
 
 // Threads: one at a time.
-class Mailbox {
+class MpiChannel {
  public:
   // Over the ranks of `all`; collective. At least `bytes` can be sent and not yet delivered.
-  Mailbox(MPI_Comm all, const SharedWorld& world, std::size_t bytes);
-  Mailbox(const Mailbox&) = delete;
-  Mailbox& operator=(const Mailbox&) = delete;
+  MpiChannel(MPI_Comm all, const ShmWorld& world, std::size_t bytes);
+  MpiChannel(const MpiChannel&) = delete;
+  MpiChannel& operator=(const MpiChannel&) = delete;
 
   // What is sent lies here, and stays as it is until `finish` returns.
   std::byte* out() noexcept { return out_.data(); }
@@ -49,7 +49,7 @@ class Mailbox {
   bool throw_away_from(int peer);
 
   MPI_Comm comm_ = MPI_COMM_NULL;
-  const SharedWorld& world_;
+  const ShmWorld& world_;
   int rank_ = 0, size_ = 1;
   std::vector<std::byte> out_, scrap_;  // scrap_: what is thrown away
   std::vector<MPI_Request> sends_, receives_;

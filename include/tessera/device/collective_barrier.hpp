@@ -1,0 +1,83 @@
+// How the ranks of one process meet in a collective. It starts on no rank before every rank's
+// inputs are ready, and ends on none while a peer may still touch its bytes (a double barrier).
+//
+//   rank 0  gather  ──publish────┐ enter ┌──run────┐ leave ┌── next operation
+//   rank 1  gather  ─────publish─┘       └────run──┘       └── next operation
+//
+// The body of a collective is invoked twice: with Phase::publish it makes its pointers known to its
+// peers, with Phase::run it pulls from them. A CollectiveBarrier belongs to one communicator and is
+// used from one stream per rank, so its rounds come in order.
+//
+// On CUDA streams run behind their hosts. The hosts pass the barrier, and events carry the order to
+// the device:
+//
+//   host 0    publish ─┐enter ┌─ run ─────────┐ leave ┌─ goes on     the host blocks nowhere else
+//   stream 0  ─ready 0─┼──────┼─ ready 1? pull ─ done 0 ─┼─ done 1? ─ next operation
+//   stream 1  ─ready 1─┴──────┴─ ready 0? pull ─ done 1 ─┴─ done 0? ─ next operation
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+// Ends every wait of the rank threads of a world, with a reason. Shared by the barriers of all its
+// communicators.
+class AbortSignal {
+ public:
+  // Every `enter` and `leave`, present and future until `rearm`, throws CommError with `reason`.
+  // The first reason wins.
+  void abort(const std::string& reason);
+  // Barriers work again.  Requires: nobody is at one; each has been told as well.
+  void rearm();
+  bool aborted() const;
+  std::string reason() const;
+
+ private:
+  friend class CollectiveBarrier;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool aborted_ = false;
+  std::string reason_;
+};
+
+class CollectiveBarrier {
+ public:
+  CollectiveBarrier(AbortSignal& abort_signal, int size)
+      : abort_signal_(abort_signal), size_(size), marks_(static_cast<std::size_t>(size)) {}
+
+  int size() const noexcept { return size_; }
+  AbortSignal& abort_signal() const noexcept { return abort_signal_; }
+
+  // Before the run phase: blocks until all `size` ranks have published.  Throws: CommError once the
+  // world is aborted, at once.
+  void enter();
+  // After the run phase, also when the phase threw: blocks until every rank that has entered is
+  // here. An abort does not cut this short, because a peer may still be reading this rank's buffer.
+  // Throws: CommError on all of them when the world was aborted before the last one came.
+  void leave();
+  // The events of `rank` on CUDA, made by its executor. They live as long as the barrier: a peer
+  // may be about to wait for them when the rank is gone.
+  struct Marks {
+    std::shared_ptr<void> ready, done;
+  };
+  Marks& marks(int rank) { return marks_.at(static_cast<std::size_t>(rank)); }
+
+  // Forgets who had come to a round that was aborted.  Requires: as AbortSignal::rearm.
+  void rearm();
+
+ private:
+  AbortSignal& abort_signal_;
+  int size_;
+  std::vector<Marks> marks_;  // by rank; a rank reads its peers' between `enter` and `leave`
+  int arrived_ = 0;           // at `enter`
+  int inside_ = 0;            // between `enter` and `leave`
+  bool given_up_ = false;     // as the last one left
+  std::uint64_t round_ = 0;
+};
+
+}  // namespace tessera
