@@ -2,10 +2,10 @@
 
 #include <fcntl.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <filesystem>
 #include <stdexcept>
 #include <vector>
@@ -54,7 +54,6 @@ Outcome run_command(const std::string& command, const std::string& folder,
   for (const auto& [name, value] : variables) environment.push_back(name + "=" + value);
   std::vector<std::string> arguments = {"sh", "-c", R"(cd "$0" && eval "$1")", folder, command};
 
-  const auto begin = std::chrono::steady_clock::now();
   const Redirection redirection(streams / "out", streams / "err");
   pid_t child = 0;
   if (::posix_spawn(&child, "/bin/sh", redirection.get(), nullptr, pointers(arguments).data(),
@@ -62,9 +61,13 @@ Outcome run_command(const std::string& command, const std::string& folder,
     throw std::runtime_error("posix_spawn failed");
   }
   int status = 0;
-  if (::waitpid(child, &status, 0) != child) throw std::runtime_error("waitpid failed");
+  rusage used{};
+  if (::wait4(child, &status, 0, &used) != child) throw std::runtime_error("wait4 failed");
   Outcome outcome;
-  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  outcome.computed_seconds = seconds(used.ru_utime) + seconds(used.ru_stime);
   outcome.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   outcome.out = streams.read("out");
   outcome.err = streams.read("err");

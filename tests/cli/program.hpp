@@ -11,7 +11,7 @@ namespace tessera::test {
 struct Outcome {
   int exit_code = 0;  // 128 + signal where one ended it
   std::string out, err;
-  double seconds = 0;
+  double computed_seconds = 0;  // of processors, also by what the command has started
 };
 
 // Requires TESSERA_TRAIN, the path of the binary, whose folder comes first in PATH. `variables` is

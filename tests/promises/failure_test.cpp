@@ -1,6 +1,5 @@
 // A rank that fails in the middle of a step: its peers are told its name and its reason, and nobody
 // waits for ever.
-#include <chrono>
 #include <stdexcept>
 
 #include "tests/promises/support.hpp"
@@ -82,7 +81,6 @@ TEST_CASE("a rank that throws in a step is named to its peers, and nobody hangs"
                    << static_cast<int>(place));
         std::vector<std::string> heard(static_cast<std::size_t>(ranks));
         std::string rethrown;
-        const auto begin = std::chrono::steady_clock::now();
         try {
           run_checked(ranks, {.executor = executor, .threads = 1}, [&](World& world) {
             try {
@@ -103,8 +101,6 @@ TEST_CASE("a rank that throws in a step is named to its peers, and nobody hangs"
         } catch (const std::exception& error) {
           rethrown = error.what();
         }
-        const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
-        CHECK(wall.count() < 20);  // milliseconds; a hang would be for ever
         CHECK_THAT(rethrown, Contains("no luck"));
         for (int rank = 0; rank < ranks; ++rank) {
           if (rank == thrower) continue;
