@@ -23,6 +23,7 @@ import tempfile
 import time
 
 import compare_cuda
+import processes
 from book import write_book
 from pytorch_models import build, read_safetensors, units
 
@@ -104,21 +105,12 @@ def run_tessera(options, folder):
     c = SIZES[options.size]
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                                 "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-    line = ["mpirun", "-n", str(options.ranks), str(options.program), *model_keys(c),
+    line = [str(options.program), *model_keys(c),
             f"--data.path={folder}/book.txt", "--data.order=sequential", f"--training.seq_len={c['length']}",
             f"--training.global_batch_size={c['batch']}", f"--optimizer.lr={LR}", "--threads=1",
-            f"--load={folder}/start.safetensors", f"--metrics.jsonl={folder}/tessera.jsonl"]
-
-    def resident(steps):  # KiB, of the largest rank
-        script = ("import resource,subprocess,sys; code=subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL); "
-                  "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr); sys.exit(code)")
-        command = line[:3] + [sys.executable, "-c", script] + line[3:] + [f"--training.steps={steps}"]
-        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-        return max(int(word) for word in done.stderr.split() if word.isdigit())
-    bare = int(subprocess.run([sys.executable, "-c", "import resource,subprocess,sys; subprocess.call(sys.argv[1:], "
-                               "stdout=subprocess.DEVNULL); print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)",
-                               str(options.program), "--version"], check=True, capture_output=True, text=True).stdout)
-    kib = resident(options.steps) - bare
+            f"--load={folder}/start.safetensors", f"--metrics.jsonl={folder}/tessera.jsonl", f"--training.steps={options.steps}"]
+    kib = processes.resident_kib(line, folder, ["mpirun", "-n", str(options.ranks)], env=environment)
+    kib -= processes.resident_kib([str(options.program), "--version"], folder)
     steps = [json.loads(text) for text in (folder / "tessera.jsonl").read_text().splitlines()]
     return dict(losses=[s["loss"] for s in steps], resident_kib=kib,
                 step_seconds=[c["batch"] * c["length"] / s["tokens_per_second"] for s in steps])
