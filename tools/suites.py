@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 """Runs the tests of a configured build folder, one line for each suite, and counts test cases.
 
-Called by tools/test and .ci/run after the build. Counts come from the report that each suite writes in this very run:
-the folder of reports is emptied first, a suite that crashes or times out counts as at least one failure.
+Called by tools/test and .ci/run after the build, and by tools/repeat. Counts come from the report that each suite writes in this
+very run: the folder of reports is emptied first, a suite that crashes or hangs counts as at least one failure.
+
+Patience is counted in the seconds that a suite computes, on all processors together, and in those that it sleeps: a hang does one
+or the other. The time for which it only waits for a processor that others use is not counted, so that a busy machine fails nothing.
 """
 import argparse
 import concurrent.futures
@@ -26,7 +29,8 @@ class Outcome:
     """What one suite did: numbers, failures as text, skips as (case, reason)."""
 
     def __init__(self, name):
-        self.name, self.passed, self.failed, self.seconds = name, 0, 0, 0.0
+        self.name, self.passed, self.failed = name, 0, 0
+        self.seconds, self.computed = 0.0, 0.0  # on the wall, and of all processors together
         self.failures, self.skips, self.pardoned = [], [], False
 
 
@@ -91,21 +95,86 @@ def read_report(path, cases, outcome):
     return f' in "{unfinished}"' if unfinished else ""
 
 
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+STATE, PARENT, SESSION, TIMES = 0, 1, 3, slice(11, 15)  # in /proc/PID/stat behind the name; times are of waited-for children, too
+
+
+def stat(path):
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
+
+
+def family(leader):
+    """{process: its fields} of the session that `leader` leads and of all that descends from it, in sessions of their own too."""
+    every = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            every[int(name)] = stat(f"/proc/{name}/stat")
+        except OSError:
+            pass  # it has just ended
+    found = {pid for pid, fields in every.items() if pid == leader or int(fields[SESSION]) == leader}
+    more = found
+    while more:
+        more = {pid for pid, fields in every.items() if int(fields[PARENT]) in found} - found
+        found |= more
+    return {pid: every[pid] for pid in found}
+
+
+def wants_processor(pid):
+    """Whether a thread runs, could run, or waits for a disk; else all of them sleep."""
+    try:
+        return any(stat(f"/proc/{pid}/task/{thread}/stat")[STATE] in "RD" for thread in os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return True  # it has just ended
+
+
+class Spent:
+    """The seconds that a suite has computed and slept so far, from looks at it now and then."""
+
+    def __init__(self, leader):
+        self.leader, self.computed, self.slept = leader, 0.0, 0.0
+        self.ticks, self.looked = 0, time.monotonic()
+
+    def look(self):
+        processes, now = family(self.leader), time.monotonic()
+        ticks = sum(int(ticks) for fields in processes.values() for ticks in fields[TIMES])
+        self.computed += max(0, ticks - self.ticks) / TICKS_A_SECOND  # less when an orphan has ended
+        self.ticks = ticks
+        if not any(wants_processor(pid) for pid in processes):
+            self.slept += now - self.looked
+        self.looked = now
+
+
 def launch(test, command, log, options):
-    """The exit status, negative for a signal, None for a timeout. Ends whatever the test started."""
+    """(exit status, negative for a signal; why it was ended, or ""; seconds of processors). Ends whatever the test started."""
     env = dict(os.environ, PATIENCE=str(options.patience), **test["env"])  # for tests that have limits of their own
+    limit = test["timeout"] * options.patience
     with open(log, "wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env,
                                    cwd=test["workdir"], start_new_session=True)
+        spent, why, pause = Spent(process.pid), "", 0.001
         try:
-            return process.wait(test["timeout"] * options.patience)
-        except subprocess.TimeoutExpired:
-            return None
+            while not why:
+                ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+                if ended:
+                    process.returncode = os.waitstatus_to_exitcode(status)
+                    return process.returncode, "", usage.ru_utime + usage.ru_stime
+                if time.monotonic() - spent.looked > 0.5:
+                    spent.look()
+                    if spent.computed > limit:
+                        why = f"computed for {spent.computed:.0f} s without an end, of the {limit:.0f} that it may"
+                    if spent.slept > limit:
+                        why = f"slept for {spent.slept:.0f} s without an end, of the {limit:.0f} that it may"
+                time.sleep(pause)
+                pause = min(2 * pause, 0.05)
+            return None, why, spent.computed
         finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            for pid in set(family(process.pid)) | {process.pid}:
+                try:
+                    if process.returncode is None or pid != process.pid:
+                        os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
             process.wait()
 
 
@@ -121,7 +190,7 @@ def run(test, options, reports):
     elif kind == "mpi":  # each rank writes a report of its own
         command[-1:] = ["sh", "-c", 'exec "$@".$OMPI_COMM_WORLD_RANK', "sh", command[-1], *flags, "-o", report]
     start = time.monotonic()
-    status = launch(test, command, log, options)
+    status, why, outcome.computed = launch(test, command, log, options)
     outcome.seconds = time.monotonic() - start
 
     where = ""
@@ -142,22 +211,28 @@ def run(test, options, reports):
         outcome.passed = int(clean)
     if not clean and outcome.failed == 0:
         outcome.failed = 1
-        outcome.failures.append(f"{ending(status, test, options)}{where}\n{last_lines}")
+        outcome.failures.append(f"{why or ending(status)}{where}\n{last_lines}")
     elif status is None or status < 0:
-        outcome.failures.append(f"{ending(status, test, options)}{where}\n{last_lines}")
+        outcome.failures.append(f"{why or ending(status)}{where}\n{last_lines}")
     return outcome
 
 
-def ending(status, test, options):
-    if status is None:
-        return f"did not end within {test['timeout'] * options.patience:.0f} s"
+def ending(status):
     if status < 0:
         return f"was ended by {signal.Signals(-status).name}"
     return f"ended with exit code {status}"
 
 
+def labels(test):
+    return [label.split(":")[-1] for label in test["suite"]]
+
+
 def kind_of(test):
-    return test["suite"][0].split(":")[-1]
+    return labels(test)[0]
+
+
+def is_long(test):
+    return "long" in labels(test)
 
 
 def show(outcome):
@@ -166,7 +241,7 @@ def show(outcome):
         counts += f", {outcome.failed} FAILED"
     if outcome.skips:
         counts += f", {len(outcome.skips)} skipped"
-    print(f"  {outcome.name:<24} {counts:<36} {outcome.seconds:6.1f} s", flush=True)
+    print(f"  {outcome.name:<24} {counts:<36} {outcome.seconds:6.1f} s, computed {outcome.computed:6.1f} s", flush=True)
     for failure in outcome.failures:
         print("    " + failure.replace("\n", "\n    "), flush=True)
 
@@ -178,10 +253,32 @@ def introspect(what, folder):
     return json.loads(found.stdout)
 
 
+def name_of(test):
+    return test["name"].split()[0]  # "comm_mpi -n 2" and "comm_mpi -n 4" are one name
+
+
+def chosen(options):
+    """The tests that are named; else all that are not long, or all. Ends with 2 where there is none of a name."""
+    tests = introspect("--tests", options.folder)
+    known = list(dict.fromkeys(name_of(test) for test in tests))
+    for name in options.names:
+        if name not in known:
+            print(f"suites: there is no suite '{name}'; there are: {', '.join(known)}", file=sys.stderr)
+            sys.exit(2)
+    tests = [test for test in tests if name_of(test) in options.names or
+             (not options.names and (options.all or not is_long(test)))]
+    if options.filter:
+        tests = [test for test in tests if kind_of(test) == "catch"]
+    for test in tests:
+        test["workdir"] = test["workdir"] or str(pathlib.Path(options.folder).absolute())
+    return tests
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", help="a configured build folder")
     parser.add_argument("names", nargs="*", help="only these suites")
+    parser.add_argument("--all", action="store_true", help="the long suites, too; what is named always runs")
     parser.add_argument("--list", action="store_true", help="print the names of the suites")
     parser.add_argument("--targets", action="store_true", help="print the ninja targets that the suites need")
     parser.add_argument("--filter", help="a Catch2 filter, such as '[threads]'; suites of other kinds are left out")
@@ -189,24 +286,14 @@ def main():
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="suites at a time")
     options = parser.parse_intermixed_args()
 
-    tests = introspect("--tests", options.folder)
-    known = [test["name"].split()[0] for test in tests]  # "comm_mpi -n 2" and "comm_mpi -n 4" are one name
-    for name in options.names:
-        if name not in known:
-            print(f"suites: there is no suite '{name}'; there are: {', '.join(dict.fromkeys(known))}", file=sys.stderr)
-            return 2
-    if options.names:
-        tests = [test for test, name in zip(tests, known) if name in options.names]
-    if options.filter:
-        tests = [test for test in tests if kind_of(test) == "catch"]
-    folder = pathlib.Path(options.folder).absolute()
-    for test in tests:
-        test["workdir"] = test["workdir"] or str(folder)
     if options.list:
-        print("\n".join(dict.fromkeys(known)))
+        tests = introspect("--tests", options.folder)
+        print("\n".join(dict.fromkeys(name_of(test) + (" (long)" if is_long(test) else "") for test in tests)))
         return 0
-    if options.targets:  # an empty line, which is everything, when no suite is named
-        needed = {target for test in tests for target in test["depends"] if options.names}
+    tests = chosen(options)
+    folder = pathlib.Path(options.folder).absolute()
+    if options.targets:
+        needed = {target for test in tests for target in test["depends"]}
         files = [file for target in introspect("--targets", options.folder) if target["id"] in needed
                  for file in target["filename"]]
         print(" ".join(os.path.relpath(file, folder) for file in files))

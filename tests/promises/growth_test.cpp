@@ -113,7 +113,7 @@ TEST_CASE("neither a slow host nor slow kernels nor a slow wire changes a byte o
     }
 }
 
-TEST_CASE("nothing grows over 2,000 steps", "[promises]") {
+TEST_CASE("nothing grows over 2,000 steps", "[promises][steady]") {
   constexpr int kEarly = 10;
   const Cell other{.recomputes = true, .micro_batches = 3, .param = bf16};
   const auto [cell, last] =
@@ -155,7 +155,7 @@ TEST_CASE("nothing grows over 2,000 steps", "[promises]") {
 // the program. Where sanitizers own the heap nothing is counted and all counts are 0. Not under the
 // race checker, whose books are on the same heap.
 TEST_CASE("the heap does not grow over 2,000 steps, and steady steps ask it for the same",
-          "[promises]") {
+          "[promises][steady]") {
   const World world = World::emulated(0, 2, {.executor = ExecutorKind::inlined, .threads = 1});
   Trainee trainee(world, {}, 5);
   struct {

@@ -28,7 +28,7 @@ TEST_CASE("a failed step and its reset leave no object behind", "[promises]") {
   int tried = 0;
   for (const Trap trap : {Trap::launch, Trap::body, Trap::allocation}) {
     const std::uint64_t places = subject.count(trap);
-    for (std::uint64_t k = 1; k <= places; k += 5 * kStride, ++tried) {
+    for (std::uint64_t k = first_place(places); k <= places; k += 5 * stride(), ++tried) {
       const auto after_failure = [&] {
         const bool is_same = subject.try_at(trap, k, true).is_same;
         const Allocations heap = allocations();
@@ -41,5 +41,5 @@ TEST_CASE("a failed step and its reset leave no object behind", "[promises]") {
     }
   }
   std::cout << tried << " failures twice\n";
-  CHECK(tried >= static_cast<int>(100 / kStride));
+  CHECK(tried >= static_cast<int>(at_least(100)));
 }

@@ -91,7 +91,7 @@ TEST_CASE("between steps a rank holds 12 bytes per element of its shards, and na
 }
 
 TEST_CASE("a steady step takes no memory from the system and waits for none in the pool",
-          "[promises][threads]") {
+          "[promises][steady][threads]") {
   struct Pooled {
     std::uint64_t gates_before, gates_after, segments_before, segments_after;
   };

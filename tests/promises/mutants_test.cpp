@@ -158,7 +158,8 @@ void judge(const Run& base, const Run& mutant, const Program& program, std::uint
 
 }  // namespace
 
-TEST_CASE("each edge of the engine that is removed is missed by the race checker", "[promises]") {
+TEST_CASE("each edge of the engine that is removed is missed by the race checker",
+          "[promises][mutants]") {
   constexpr Program kPrograms[] = {
       {Mutation::Kind::forget_wait, "forgotten waits"},
       {Mutation::Kind::drop_wait, "dropped waits"},
@@ -177,7 +178,7 @@ TEST_CASE("each edge of the engine that is removed is missed by the race checker
         INFO(base.first_race);
         CHECK(base.races == 0);
         CHECK(base.refusal.empty());
-        for (std::uint64_t at = 1; at <= base.edges; at += kStride) {
+        for (std::uint64_t at = first_place(base.edges); at <= base.edges; at += stride()) {
           INFO("number " << at);
           judge(base, run(cell, ranks - 1, ranks, program, at), program, at, tallies[program.what]);
         }
@@ -194,6 +195,6 @@ TEST_CASE("each edge of the engine that is removed is missed by the race checker
     redundant += tally.redundant;
   }
   std::printf("mutants=%d redundant=%d\n", mutants, redundant);
-  CHECK(mutants >= static_cast<int>(1000 / kStride));
-  CHECK((20 * redundant <= mutants || kStride > 1));  // a share is one of all
+  CHECK(mutants >= static_cast<int>(at_least(1000)));
+  CHECK((20 * redundant <= mutants || stride() > 1));  // a share is one of all
 }

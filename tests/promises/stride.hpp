@@ -1,27 +1,36 @@
-// How many of its places or steps a test tries: all, or a few under a sanitizer, which is about ten
-// times slower and looks for other faults than the test does.
+// How many of its places or steps a test tries: all under the long suites' names, a share in the
+// quick suites and under sanitizers, whose environment has TRY_ONE_IN=N.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define TESSERA_TEST_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define TESSERA_TEST_SANITIZED 1
-#endif
-#endif
+#include <cstdlib>
+#include <random>
 
 namespace tessera::testing {
 
 // One place in so many is tried.
-#ifdef TESSERA_TEST_SANITIZED
-inline constexpr std::uint64_t kStride = 37;
-#else
-inline constexpr std::uint64_t kStride = 1;
-#endif
+inline std::uint64_t stride() {
+  static const std::uint64_t stride = [] {
+    const char* const text = std::getenv("TRY_ONE_IN");
+    return text ? std::max<std::uint64_t>(1, std::strtoull(text, nullptr, 10)) : 1;
+  }();
+  return stride;
+}
+
+// The first of `places` that is tried: another one in each process, the same on all of its ranks.
+inline std::uint64_t first_place(std::uint64_t places) {
+  static const std::uint64_t draw = std::random_device{}();
+  return 1 + draw % std::clamp<std::uint64_t>(places, 1, stride());
+}
+
+// How many trials there are at least of `all`; a share rounds down in each of its plans, which
+// takes less than half of it.
+inline std::uint64_t at_least(std::uint64_t all) {
+  return stride() > 1 ? all / (2 * stride()) : all;
+}
 
 // The steps of a long run.
-constexpr int long_run(int steps) { return kStride > 1 ? steps / 10 : steps; }
+inline int long_run(int steps) { return stride() > 1 ? steps / 10 : steps; }
 
 }  // namespace tessera::testing
