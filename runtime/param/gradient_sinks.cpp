@@ -1,7 +1,5 @@
 #include "tessera/param/gradient_sinks.hpp"
 
-#include <algorithm>
-
 #include "runtime/tensor/launch.hpp"
 #include "tessera/param/parameter.hpp"
 
@@ -26,7 +24,7 @@ Tensor padding_table(const FlatGroup& group) {
 LocalGradient::LocalGradient(FlatGroup& group)
     : group_(group),
       padding_(padding_table(group)),
-      arrived_((group.entries.size() + 63) / 64),
+      arrived_(group.entries.size()),
       held_(group.entries.size()) {}
 
 autograd::GradientSink LocalGradient::sink(int entry) {
@@ -34,7 +32,7 @@ autograd::GradientSink LocalGradient::sink(int entry) {
     const OwnerGuard owner(group_.device, "gradients");
     group_.gradient = Tensor::empty({group_.numel + group_.counts_numel()}, f32, group_.device);
     fresh_ = true;
-    std::fill(held_.begin(), held_.end(), false);
+    held_.clear();
   }
   if (!completed_by_caller && !scheduled_) {
     // A pass that fails drops what was left for its end, and this with it.
@@ -50,23 +48,22 @@ autograd::GradientSink LocalGradient::sink(int entry) {
   }
   const auto i = static_cast<std::size_t>(entry);
   const std::shared_ptr<ParameterState> p = group_.entries[i].parameter.lock();
-  arrived_[i / 64] |= std::uint64_t{1} << (i % 64);
-  const bool accumulate = held_[i];
-  held_[i] = true;
+  arrived_.add(i);
+  const bool is_there = held_.add(i);
   return {group_.gradient.view(p->shape, p->shape.strides(), group_.entries[i].offset), 1,
-          accumulate};
+          is_there};
 }
 
 void LocalGradient::complete() {
   scheduled_ = false;
   if (!group_.gradient.defined()) return;
   const Tensor counts = group_.counts();
-  for (std::size_t word = 0; word < arrived_.size(); ++word) {
+  for (std::size_t word = 0; word < arrived_.words(); ++word) {
     kernels::CompleteArgs args{};
     args.base = group_.gradient.data();
     args.entries = reinterpret_cast<const kernels::PlaceEntry*>(padding_.data());
     args.counts = counts.data();
-    args.arrived = std::exchange(arrived_[word], 0);
+    args.arrived = arrived_.take_word(word);
     args.first = static_cast<std::int32_t>(word * 64);
     args.entry_count = static_cast<std::int32_t>(group_.entries.size());
     args.copies = 1;
@@ -76,15 +73,14 @@ void LocalGradient::complete() {
     detail::launch("complete_gradient", group_.device, detail::table(group_.device).flat.complete,
                    args, {detail::reads(padding_), {&group_.gradient, AccessMode::write, 0}});
   }
-  if (fresh_) std::fill(held_.begin(), held_.end(), true);
+  if (fresh_) held_.fill();
   fresh_ = false;
 }
 
 void LocalGradient::abandon() noexcept {
   scheduled_ = false;
-  if (std::all_of(arrived_.begin(), arrived_.end(), [](std::uint64_t word) { return word == 0; }))
-    return;
-  std::fill(arrived_.begin(), arrived_.end(), 0);
+  if (arrived_.empty()) return;
+  arrived_.clear();
   group_.gradient = {};
 }
 

@@ -5,7 +5,9 @@
 //                                                   └─ several:    the unit's gradient buffer
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "tessera/autograd/node.hpp"
@@ -20,6 +22,34 @@ class GradientSinks {
   virtual ~GradientSinks() = default;
   // The sink of one more contribution to the gradient of the group's entry.
   virtual autograd::GradientSink sink(int entry) = 0;
+};
+
+// A set of a group's entries, 64 to a word, as kernels::CompleteArgs takes it: those whose gradient
+// has arrived.
+class ArrivalMask {
+ public:
+  explicit ArrivalMask(std::size_t entries) : words_((entries + 63) / 64) {}
+
+  bool has(std::size_t entry) const { return (words_[entry / 64] >> (entry % 64) & 1) != 0; }
+  // Whether the entry was there before.
+  bool add(std::size_t entry) {
+    const bool before = has(entry);
+    words_[entry / 64] |= std::uint64_t{1} << (entry % 64);
+    return before;
+  }
+  bool empty() const {
+    return std::all_of(words_.begin(), words_.end(), [](std::uint64_t word) { return word == 0; });
+  }
+  void clear() { std::fill(words_.begin(), words_.end(), 0); }
+  void fill() { std::fill(words_.begin(), words_.end(), ~std::uint64_t{0}); }
+
+  std::size_t words() const noexcept { return words_.size(); }
+  std::uint64_t word(std::size_t i) const { return words_[i]; }
+  // The word, which is empty afterwards.
+  std::uint64_t take_word(std::size_t i) { return std::exchange(words_[i], 0); }
+
+ private:
+  std::vector<std::uint64_t> words_;
 };
 
 // The sinks of a group that no peer shares: gradients go straight into FlatGroup::gradient.
@@ -39,9 +69,9 @@ class LocalGradient final : public GradientSinks {
 
  private:
   FlatGroup& group_;
-  Tensor padding_;  // table of kernels::PlaceEntry
-  std::vector<std::uint64_t> arrived_;
-  std::vector<bool> held_;  // entries that hold a value in the current array
+  Tensor padding_;       // table of kernels::PlaceEntry
+  ArrivalMask arrived_;  // since the last completion
+  ArrivalMask held_;     // with a value in the gradient as it is, so that a sink adds to it
   bool fresh_ = false;
   bool scheduled_ = false;
 };
