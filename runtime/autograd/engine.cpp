@@ -218,7 +218,7 @@ class Engine {
     if (node.gradient.defined()) {
       if (region && !region->running_) {
         region->running_ = true;
-        region->backward_begins();
+        region->on_backward_begin();
       }
       const GradModeGuard no_grad(false);
       const RegionGuard guard(node.region);
@@ -230,7 +230,7 @@ class Engine {
     node.inputs.clear();
     if (region && --region->pending_ == 0 && region->running_) {
       region->running_ = false;
-      region->backward_ends();
+      region->on_backward_end();
     }
   }
 

@@ -77,7 +77,7 @@ void Optimizer::step() {
   } catch (...) {
     if (now() > before) {  // some groups are a step ahead of the others, if it comes to run
       log_->queued.push_back({before + 1, now(), true});
-      for (const GroupState& state : states_) state.group->whole = false;
+      for (const GroupState& state : states_) state.group->is_consistent = false;
     }
     throw;
   }

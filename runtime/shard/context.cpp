@@ -34,9 +34,9 @@ void Context::build(nn::Module& root) {
     if (!unit) continue;
     TESSERA_EXPECT(unit->context() == nullptr, "fully_shard: unit '", name,
                    "' has already run as a root of its own; call the outermost module first");
-    TESSERA_EXPECT(unit->is_materialized() || unit->layout().gather_bytes == 0, "unit '", name,
-                   "' has no memory yet; call materialize on the model first");
-    const World& world = unit->options().mesh.world();
+    TESSERA_EXPECT(unit->shards().is_materialized() || unit->shards().layout.gather_bytes == 0,
+                   "unit '", name, "' has no memory yet; call materialize on the model first");
+    const World& world = unit->shards().options.mesh.world();
     TESSERA_EXPECT(!context->world_ || context->world_ == &world, "fully_shard: unit '", name,
                    "' lies on another mesh than its root; give all units of a model one mesh");
     context->world_ = &world;
@@ -47,17 +47,13 @@ void Context::build(nn::Module& root) {
   for (const auto& [name, unit] : units)
     unit->join(context, name.empty() ? "(root)" : name, name.empty());
   try {
-    context->allocate(nesting_of(units));
-    context->begin_again();
+    context->size_slots(nesting_of(units));
+    context->allocate_slots();
+    context->resume();
   } catch (...) {
     context->dissolve();
     throw;
   }
-}
-
-void Context::dissolve() noexcept {
-  for (const auto& weak : units_)
-    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->leave();
 }
 
 // Queued collectives may still use the arena.
@@ -65,36 +61,37 @@ Context::~Context() {
   if (arena_) device_.context().keep(std::move(arena_));
 }
 
-// The root is open around all others, so it has slots of its own, as has a unit that stays open.
-void Context::allocate(int nesting) {
-  std::int64_t run_bytes_max = 0;
+// The one formula of the slots: as many as units are gathered ahead, or reduced, at a time, and one
+// for each unit that is open inside another. The root is open around all others, so it has slots of
+// its own, as has a unit that stays open.
+void Context::size_slots(int nesting) {
   int prefetch = 1, in_flight = 1;
   for (const auto& weak : units_) {
     const std::shared_ptr<Unit> unit = weak.lock();
-    prefetch = std::max(prefetch, unit->options().prefetch_depth);
-    in_flight = std::max(in_flight, unit->options().reductions_in_flight);
-    if (unit->needs_slot()) {
-      if (unit->has_own_slot())
-        resident_bytes_ += unit->layout().gather_bytes;
-      else
-        gather_slot_bytes_ = std::max(gather_slot_bytes_, unit->layout().gather_bytes);
-    }
-    if (unit->size() > 1) {
-      if (unit->is_root())
-        resident_bytes_ += unit->layout().run_bytes;
-      else
-        run_bytes_max = std::max(run_bytes_max, unit->layout().run_bytes);
-    }
+    const UnitShards& shards = unit->shards();
+    prefetch = std::max(prefetch, shards.options.prefetch_depth);
+    in_flight = std::max(in_flight, shards.options.reductions_in_flight);
+    const std::int64_t gather = shards.needs_slot() ? shards.layout.gather_bytes : 0,
+                       reduce = shards.size() > 1 ? shards.layout.gradient_buffer_bytes : 0;
+    if (unit->has_own_slot())
+      resident_bytes_ += gather;
+    else
+      gather_slot_bytes_ = std::max(gather_slot_bytes_, gather);
+    if (unit->is_root())
+      resident_bytes_ += reduce;
+    else
+      reduce_slot_bytes_ = std::max(reduce_slot_bytes_, reduce);
   }
-  reduce_slot_bytes_ = run_bytes_max;
   gather_slots_ = gather_slot_bytes_ > 0 ? prefetch + nesting : 0;
   reduce_slots_ = reduce_slot_bytes_ > 0 ? in_flight + nesting : 0;
   arena_bytes_ =
       checked_add(resident_bytes_, checked_add(checked_mul(gather_slot_bytes_, gather_slots_),
                                                checked_mul(reduce_slot_bytes_, reduce_slots_)));
+}
+
+void Context::allocate_slots() {
   if (arena_bytes_ == 0) return;
   arena_ = world_->allocate_symmetric(arena_bytes_);
-
   DeviceContext& device = this->device().context();
   std::byte* at = arena_->data();
   const auto ring = [&](std::int64_t bytes, int count, const char* owner) -> SlotRing* {
@@ -107,68 +104,69 @@ void Context::allocate(int nesting) {
   SlotRing* const reduce = ring(reduce_slot_bytes_, reduce_slots_, "gradient slots");
   for (const auto& weak : units_) {
     const std::shared_ptr<Unit> unit = weak.lock();
-    SlotRing* const own_gather = unit->needs_slot() && unit->has_own_slot()
-                                     ? ring(unit->layout().gather_bytes, 1, "gather slots")
+    const UnitShards& shards = unit->shards();
+    SlotRing* const own_gather = shards.needs_slot() && unit->has_own_slot()
+                                     ? ring(shards.layout.gather_bytes, 1, "gather slots")
                                      : gather;
-    SlotRing* const own_reduce = unit->size() > 1 && unit->is_root()
-                                     ? ring(unit->layout().run_bytes, 1, "gradient slots")
-                                     : reduce;
+    SlotRing* const own_reduce =
+        shards.size() > 1 && unit->is_root()
+            ? ring(shards.layout.gradient_buffer_bytes, 1, "gradient slots")
+            : reduce;
     unit->set_rings(own_gather, own_reduce);
   }
 }
 
-void Context::called(const std::shared_ptr<Call>& call) {
+ShardPlan Context::plan() const {
+  ShardPlan plan;
+  plan.ranks = world_->size();
+  for (const auto& weak : units_)
+    if (const auto unit = weak.lock()) plan.units.push_back(unit->describe());
+  plan.gather_slots = gather_slots_;
+  plan.reduce_slots = reduce_slots_;
+  plan.gather_slot_bytes = gather_slot_bytes_;
+  plan.reduce_slot_bytes = reduce_slot_bytes_;
+  plan.resident_bytes = resident_bytes_;
+  plan.arena_bytes = arena_bytes_;
+  return plan;
+}
+
+// --- the order of calls ---
+
+void Context::record_call(const std::shared_ptr<Call>& call) {
   std::erase_if(order_, [](const auto& other) { return other->forward.expired(); });
   order_.push_back(call);
 }
 
-// What a peer whose graph reaches the call does there, in its order: see `begins` and `ends`.
-void Context::skip(Call& call) {
-  call.begun = true;
-  const std::shared_ptr<Unit> unit = call.unit.lock();
-  if (!unit) return;
-  if (!unit->is_running()) {
-    unit->gather();
-    unit->close();
-  }
-  const auto found = std::find_if(order_.begin(), order_.end(),
-                                  [&](const auto& other) { return other.get() == &call; });
-  prefetch(static_cast<std::size_t>(found - order_.begin()), unit->options().prefetch_depth);
-  skip_inside(call);
-  unit->reduce();
-}
-
-// What ends before `call` does and has not begun.
-void Context::skip_inside(const Call& call) {
-  for (std::size_t i = order_.size(); i-- > 0;)
-    if (order_[i]->is_due() && order_[i]->ends_before(call)) skip(*order_[i]);
-}
-
-void Context::begins(UnitRegion& region) {
+void Context::enter(UnitRegion& region) {
   Unit& unit = region.unit();
-  unit.expect_epoch(region.forward().epoch);
+  Forward& forward = *region.forward();
+  unit.expect_no_recovery_since(forward.recovery_count);
   schedule_end();
-  if (!region.forward().in_pass) reached_.push_back(region.shared_forward());
-  region.forward().in_pass = true;
+  if (!forward.in_pass) reached_.push_back(region.forward());
+  forward.in_pass = true;
 
   Call& call = *region.call();
   const auto found = std::find(order_.begin(), order_.end(), region.call());
-  const bool is_first = !call.begun && found != order_.end();
+  const bool is_first = !call.entered && found != order_.end();
   if (is_first)
     for (std::size_t i = order_.size(); order_[--i].get() != &call;)
       if (order_[i]->is_due() && !call.is_inside(*order_[i])) skip(*order_[i]);
-  call.begun = true;
-  region.runs();
-  // The root's slot is in use until forward ends, and its gather would hold up those behind it.
-  if (unit.is_root()) prefetch(order_.size(), unit.options().prefetch_depth);
+  call.entered = true;
+  region.enter();
+  const int depth = unit.shards().options.prefetch_depth;
+  // The last blocks are prefetched before the root is gathered. The root's slot is in use until
+  // forward has ended, so its gather waits, and every gather queued behind it would wait as well.
+  if (unit.is_root()) prefetch(order_.size(), depth);
   unit.gather();
   unit.open();
-  if (is_first)
-    prefetch(static_cast<std::size_t>(found - order_.begin()), unit.options().prefetch_depth);
+  if (is_first) prefetch(static_cast<std::size_t>(found - order_.begin()), depth);
 }
 
-void Context::prefetch(std::size_t at, int depth) {
-  for (std::size_t i = at; i-- > 0 && depth > 0;) {
+void Context::leave(const UnitRegion& region) { skip_inside(*region.call()); }
+
+// Gathers the units of the `depth` calls that backward enters next, those before `position`.
+void Context::prefetch(std::size_t position, int depth) {
+  for (std::size_t i = position; i-- > 0 && depth > 0;) {
     const std::shared_ptr<Unit> unit = order_[i]->is_due() ? order_[i]->unit.lock() : nullptr;
     if (!unit || unit->keeps_open()) continue;
     unit->gather();
@@ -176,7 +174,35 @@ void Context::prefetch(std::size_t at, int depth) {
   }
 }
 
-void Context::ends(UnitRegion& region) { skip_inside(*region.call()); }
+// Issues what a peer whose graph reaches the call issues there, in its order: see `enter` and
+// `leave`.
+void Context::skip(Call& call) {
+  call.entered = true;
+  const std::shared_ptr<Unit> unit = call.unit.lock();
+  if (!unit) return;
+  if (!unit->is_in_backward()) {
+    unit->gather();
+    unit->close();
+  }
+  const auto found = std::find_if(order_.begin(), order_.end(),
+                                  [&](const auto& other) { return other.get() == &call; });
+  prefetch(static_cast<std::size_t>(found - order_.begin()), unit->shards().options.prefetch_depth);
+  skip_inside(call);
+  unit->reduce();
+}
+
+// What ends before `call` does and has not been entered.
+void Context::skip_inside(const Call& call) {
+  for (std::size_t i = order_.size(); i-- > 0;)
+    if (order_[i]->is_due() && order_[i]->ends_before(call)) skip(*order_[i]);
+}
+
+void Context::on_reduced(const Event& event) {
+  ++counters.reductions;
+  reduced_ = event;
+}
+
+// --- the pass ---
 
 void Context::schedule_end() {
   if (in_pass_) return;
@@ -195,7 +221,7 @@ void Context::end_of_backward() {
       if (const auto unit = weak.lock(); unit && unit->reduced_in() != pass_) unit->reduce();
     forward->in_pass = false;
   }
-  std::erase_if(order_, [](const auto& call) { return call->begun || call->forward.expired(); });
+  std::erase_if(order_, [](const auto& call) { return call->entered || call->forward.expired(); });
   reached_.clear();
   for (const auto& weak : units_) {
     const std::shared_ptr<Unit> unit = weak.lock();
@@ -205,6 +231,8 @@ void Context::end_of_backward() {
   }
   in_pass_ = false;
 }
+
+// --- after a failure ---
 
 // After a pass that failed: everything is closed, and the gradients that it had touched are gone.
 void Context::recover() noexcept {
@@ -227,18 +255,9 @@ void Context::reset() {
   for (const auto& ring : rings_) ring->restart();
 }
 
-ShardPlan Context::plan() const {
-  ShardPlan plan;
-  plan.ranks = world_->size();
+void Context::dissolve() noexcept {
   for (const auto& weak : units_)
-    if (const auto unit = weak.lock()) plan.units.push_back(unit->describe());
-  plan.gather_slots = gather_slots_;
-  plan.reduce_slots = reduce_slots_;
-  plan.gather_slot_bytes = gather_slot_bytes_;
-  plan.reduce_slot_bytes = reduce_slot_bytes_;
-  plan.resident_bytes = resident_bytes_;
-  plan.arena_bytes = arena_bytes_;
-  return plan;
+    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->detach();
 }
 
 }  // namespace tessera::shard

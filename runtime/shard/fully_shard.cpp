@@ -121,7 +121,7 @@ std::string ShardPlan::to_string() const {
     gathers += u.gathers_per_call;
     reductions += u.reductions_per_call;
     gathered += u.gathers_per_call * u.gather_bytes;
-    reduced += u.reductions_per_call * u.run_bytes;
+    reduced += u.reductions_per_call * u.gradient_buffer_bytes;
   }
   out += concat("  collectives of one forward and backward: ", gathers, " all-gathers of ",
                 with_commas(gathered), " bytes, ", reductions, " reduce-scatters of ",
@@ -161,8 +161,7 @@ void for_each_full_parameter(
       f(name, state.group->values.view(state.shape, state.shape.strides(), entry.offset));
       continue;
     }
-    auto storage = std::make_shared<Storage>(
-        Storage{device, {}, memory->data(), memory->bytes(), &use, 0, "", nullptr});
+    const auto storage = Storage::borrowed(device, memory->data(), memory->bytes(), use);
     const Tensor all = Tensor::wrap(storage, {state.spec.padded_numel()}, f32);
     if (entry.chunk > 0) {
       const Tensor own = all.view({entry.chunk}, {1}, state.spec.rank * entry.chunk);

@@ -29,12 +29,12 @@ Below below(nn::Module& tree) {
     auto* const unit = dynamic_cast<shard::Unit*>(module->hook().get());
     if (!unit) continue;
     out.units.push_back(unit);
-    if (unit->context() && unit->is_root()) out.contexts.push_back(unit->shared_context());
+    if (unit->context() && unit->is_root()) out.contexts.push_back(unit->context());
   }
   const auto has_root = [&](const shard::Unit* unit) {
     const auto& known = out.contexts;
     return !unit->context() ||
-           std::find(known.begin(), known.end(), unit->shared_context()) != known.end();
+           std::find(known.begin(), known.end(), unit->context()) != known.end();
   };
   TESSERA_EXPECT(
       !out.units.empty() && std::all_of(out.units.begin(), out.units.end(), has_root),
@@ -44,7 +44,7 @@ Below below(nn::Module& tree) {
     TESSERA_EXPECT(!autograd::in_backward() && !unit->is_in_call(),
                    "reset: a call or a backward pass is running; catch outside of the model");
     TESSERA_EXPECT(
-        &unit->options().mesh.world() == &out.units[0]->options().mesh.world(),
+        &unit->shards().options.mesh.world() == &out.units[0]->shards().options.mesh.world(),
         "reset: the units below the module lie in several worlds; reset those of each alone");
   }
   return out;
@@ -59,37 +59,38 @@ bool settle(const std::shared_ptr<UpdateLog>& log_of, const Lost& lost,
             const std::vector<FlatGroup*>& groups) {
   UpdateLog& log = *log_of;
   const Tick first = lost.first[StreamId::compute], failed = lost.failed[StreamId::compute];
-  bool is_whole = true;
+  bool is_consistent = true;
   for (const UpdateLog::Update& update : std::exchange(log.queued, {})) {
     const bool has_run = first == 0 || update.last < first;
     const bool has_begun = has_run || update.first < first || update.first == failed;
     if (!has_begun && update.is_cut)
-      for (FlatGroup* const group : groups) group->whole = group->whole || is_of(*group, log_of);
+      for (FlatGroup* const group : groups)
+        group->is_consistent = group->is_consistent || is_of(*group, log_of);
     else if (!has_begun)
       --log.steps;
     else if (!has_run || update.is_cut)
-      is_whole = false;
+      is_consistent = false;
   }
-  if (first == 0 || log.prepared < first) return is_whole;
+  if (first == 0 || log.prepared < first) return is_consistent;
   log.prepared = 0;  // made anew by the next step, or loaded
-  return is_whole && log.steps == 0;
+  return is_consistent && log.steps == 0;
 }
 
 }  // namespace
 
 ShardReset reset(nn::Module& tree, std::string_view cause) {
   const auto [units, contexts] = below(tree);
-  const World& world = units[0]->options().mesh.world();
+  const World& world = units[0]->shards().options.mesh.world();
   std::array<double, kAgreed> agreed{};
   for (const auto& context : contexts)
-    if (!context->is_current()) agreed[half_done] = 1;  // what became of its updates is forgotten
+    if (!context->is_valid()) agreed[half_done] = 1;  // what became of its updates is forgotten
   world.halt(cause);
 
   std::vector<FlatGroup*> groups;
   std::vector<std::shared_ptr<UpdateLog>> logs;
   for (const shard::Unit* const unit : units) {
-    if (!unit->trainable()) continue;
-    groups.push_back(unit->trainable().get());
+    if (!unit->shards().trainable) continue;
+    groups.push_back(unit->shards().trainable.get());
     for (const auto& log : groups.back()->updates)
       if (std::find(logs.begin(), logs.end(), log) == logs.end()) logs.push_back(log);
   }
@@ -98,7 +99,7 @@ ShardReset reset(nn::Module& tree, std::string_view cause) {
     agreed[steps] += static_cast<double>(log->steps);
   }
   for (const FlatGroup* const group : groups)
-    if (!group->whole) agreed[half_done] = 1;
+    if (!group->is_consistent) agreed[half_done] = 1;
   agreed[minus_steps] = -agreed[steps];
   agreed[draws] = static_cast<double>(autograd::random_state().draws);
   for (const auto& context : contexts) context->reset();
@@ -107,12 +108,12 @@ ShardReset reset(nn::Module& tree, std::string_view cause) {
 
   ShardReset done;
   done.cause = world.resume(agreed);
-  done.parameters_are_whole = agreed[half_done] == 0 && agreed[steps] == -agreed[minus_steps];
+  done.parameters_are_consistent = agreed[half_done] == 0 && agreed[steps] == -agreed[minus_steps];
   for (const auto& context : contexts) {
     if (agreed[no_context] == 1) context->dissolve();  // made anew by all
-    context->begin_again();
+    context->resume();
   }
-  for (shard::Unit* const unit : units) unit->set_whole(done.parameters_are_whole);
+  for (shard::Unit* const unit : units) unit->set_consistent(done.parameters_are_consistent);
   autograd::random_state().draws = static_cast<std::uint64_t>(agreed[draws]);
   return done;
 }

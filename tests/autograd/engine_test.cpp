@@ -35,8 +35,8 @@ Tensor logged(const Tensor& x, const char* name, Log& log) {
 
 struct LoggedRegion final : Region {
   LoggedRegion(std::string name, Log& log) : name(std::move(name)), log(log) {}
-  void backward_begins() override { log.push_back("begin " + name); }
-  void backward_ends() override { log.push_back("end " + name); }
+  void on_backward_begin() override { log.push_back("begin " + name); }
+  void on_backward_end() override { log.push_back("end " + name); }
   std::string name;
   Log& log;
 };

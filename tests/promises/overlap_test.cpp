@@ -139,7 +139,7 @@ struct Step {
                                   overlap(op.reads, operations[gather].writes);
                          });
   }
-  // When compute began to fill the run that `reduction` takes: after the run's memory was last
+  // When compute began to fill the gradient buffer of `reduction`: after its memory was last
   // reduced.
   double filled_from(std::size_t reduction) const {
     double from = operations[reduction].begin;
@@ -293,7 +293,7 @@ TEST_CASE("as many reductions are in flight, and gathers ahead, as the plan says
     const Step step = run_step(cell, machine(cell, 3));
     CHECK(step.plan.reduce_slots == count + 1);
     const auto reductions =
-        step.all(StreamId::reduce, ".layers.");  // the root's run has its own slot
+        step.all(StreamId::reduce, ".layers.");  // the root's buffer has its own slot
     std::ptrdiff_t most = 0;
     for (const std::size_t r : reductions) {
       const double from = step.filled_from(r);

@@ -71,7 +71,7 @@ class Subject {
       heard.is_typed = dynamic_cast<const Error*>(&error) || dynamic_cast<const Sprung*>(&error);
       const ShardReset reset = tessera::reset(model_);
       heard.cause = reset.cause;
-      heard.is_whole = reset.parameters_are_whole;
+      heard.is_whole = reset.parameters_are_consistent;
     }
     heard.has_updated = trapper_.has_updated();
     heard.leaked_bytes = ledger().live_bytes() - live_bytes;

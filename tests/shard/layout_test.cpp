@@ -112,34 +112,34 @@ TEST_CASE("a unit's layout places every byte once, at multiples of 256, on every
     const auto layout = shard::UnitLayout::make(specs, trainable, param, reduce);
     const auto same = shard::UnitLayout::make(other, trainable, param, reduce);
     CHECK(layout.gather_offset_bytes == same.gather_offset_bytes);
-    CHECK(layout.run_offset_bytes == same.run_offset_bytes);
+    CHECK(layout.gradient_offset_bytes == same.gradient_offset_bytes);
     CHECK(layout.gather_bytes == same.gather_bytes);
-    CHECK(layout.run_bytes == same.run_bytes);
+    CHECK(layout.gradient_buffer_bytes == same.gradient_buffer_bytes);
 
-    std::int64_t gather_end = 0, run_end = 0, trained = 0;
+    std::int64_t gather_end = 0, gradient_end = 0, trained = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const std::int64_t padded = specs[i].padded_numel();
       CHECK(layout.gather_offset_bytes[i] == gather_end);
       CHECK(gather_end % 256 == 0);
       gather_end += (padded * static_cast<std::int64_t>(size_bytes(param)) + 255) / 256 * 256;
       if (!trainable[i]) {
-        CHECK(layout.run_offset_bytes[i] == -1);
+        CHECK(layout.gradient_offset_bytes[i] == -1);
         continue;
       }
       ++trained;
-      CHECK(layout.run_offset_bytes[i] == run_end);
-      run_end += (padded * static_cast<std::int64_t>(size_bytes(reduce)) + 255) / 256 * 256;
+      CHECK(layout.gradient_offset_bytes[i] == gradient_end);
+      gradient_end += (padded * static_cast<std::int64_t>(size_bytes(reduce)) + 255) / 256 * 256;
     }
     CHECK(layout.gather_bytes == gather_end);
     if (trained == 0) {
-      CHECK(layout.run_bytes == 0);
+      CHECK(layout.gradient_buffer_bytes == 0);
       continue;
     }
     // Behind the gradients: an arrival count per parameter, one copy for each rank.
-    CHECK(layout.counts_offset_bytes == run_end);
+    CHECK(layout.counts_offset_bytes == gradient_end);
     CHECK(layout.counts_chunk_bytes >= trained * static_cast<std::int64_t>(size_bytes(reduce)));
-    CHECK(layout.run_bytes >= run_end + world * layout.counts_chunk_bytes);
-    CHECK(layout.run_bytes % 256 == 0);
+    CHECK(layout.gradient_buffer_bytes >= gradient_end + world * layout.counts_chunk_bytes);
+    CHECK(layout.gradient_buffer_bytes % 256 == 0);
   }
 }
 

@@ -76,7 +76,7 @@ TEST_CASE("an update that is cut on one rank makes the next step an error on all
       model.step();
       model.step();
     } catch (const std::exception&) {
-      out.was_whole = reset(model.stack).parameters_are_whole;
+      out.was_whole = reset(model.stack).parameters_are_consistent;
     }
     out.refusal = message_of([&] { model.step(); });
     reset(model.stack);
@@ -112,7 +112,7 @@ TEST_CASE("an update that every rank has queued and none has begun is taken back
       submitted = model.optimizer->steps();
       world.barrier();
     } catch (const std::exception&) {
-      if (!reset(model.stack).parameters_are_whole) return std::int64_t{-1};
+      if (!reset(model.stack).parameters_are_consistent) return std::int64_t{-1};
     }
     return submitted == 3 ? model.optimizer->steps() : -2;
   });
@@ -148,10 +148,10 @@ TEST_CASE("a root that was left out of a reset is an error until it is reset and
     Both both(a, b);
     a.step(), b.step();
     Seen out;
-    out.first_was_whole = reset(a.stack, "a test").parameters_are_whole;
+    out.first_was_whole = reset(a.stack, "a test").parameters_are_consistent;
     a.step();
     out.refusal = message_of([&] { b.step(); });
-    out.both_were_whole = reset(both).parameters_are_whole;
+    out.both_were_whole = reset(both).parameters_are_consistent;
     out.before_load = message_of([&] { b.step(); });
     reset(both);
     for (Model* model : {&a, &b}) {
@@ -188,7 +188,7 @@ TEST_CASE("reset is for the root, outside of its call", "[shard]") {
              }),
              Contains("catch outside of the model"));
   const ShardReset done = reset(model.stack, "a test");
-  CHECK(done.parameters_are_whole);
+  CHECK(done.parameters_are_consistent);
   CHECK(done.cause == "rank 0 failed: a test");
 }
 

@@ -40,14 +40,14 @@ class Leaf {
   virtual void clear() = 0;
 };
 
-// The nodes made during one call of a module, as backward sees them. The first that runs begins the
-// region, the last ends it; the sharding engine opens and closes its units here. Regions nest: a
-// node belongs to the innermost one.
+// The nodes that one call of a module has recorded, as backward sees them. The engine calls
+// on_backward_begin before the first of them runs, and on_backward_end after the last. The sharding
+// engine opens and closes its units there. Regions nest: a node belongs to the innermost one.
 class Region {
  public:
   virtual ~Region() = default;
-  virtual void backward_begins() = 0;
-  virtual void backward_ends() = 0;
+  virtual void on_backward_begin() = 0;
+  virtual void on_backward_end() = 0;
 
   // Nodes made in it so far.
   std::int64_t nodes() const noexcept { return nodes_; }

@@ -14,9 +14,10 @@ namespace tessera {
 
 namespace autograd {
 
-// The regions of the calls inside a recomputed function. Its first run records no node, yet each
-// call there has a place in backward: who makes regions keeps one for it, and takes it up again in
-// the second run, the same call's.
+// The regions of the calls inside a recomputed function, handed from its first run to its second.
+// The first run records no node, yet the sharding engine must know already where backward meets
+// each call. So it makes the call's region in the first run and keeps it here; in the second run
+// the same call takes that region, and its nodes get it.
 //
 //   forward    first run    keep(region of block 0)
 //   backward   second run   take(block 0's) ── its nodes ── the region ends

@@ -61,7 +61,7 @@ struct FlatGroup {
   std::uint64_t version = 0;  // counts writes of `values`
   // False when an update was left half done, or when ranks are at different updates: `values` and
   // what an optimizer keeps for them are to be loaded. See ShardReset.
-  bool whole = true;
+  bool is_consistent = true;
   bool trainable = true;  // of all its parameters: frozen ones lie in a group of their own
   std::vector<std::shared_ptr<UpdateLog>> updates;  // of the optimizers that write `values`
   // For sums over the ranks that hold the other shards; null for one rank.
@@ -82,7 +82,7 @@ struct FlatGroup {
   void mark_updated() {
     if (!device.is_meta()) updated = device.compute().record();
     ++version;
-    whole = true;
+    is_consistent = true;
   }
   // Lays out the entries of `parameters` by their specs and allocates `values`, uninitialised but
   // for the padding.

@@ -39,8 +39,9 @@ struct ShardOptions {
   DeviceMesh mesh;
   MixedPrecision precision = {};
   Reshard reshard_after_forward = Reshard::automatic;
-  int prefetch_depth = 1;        // units gathered ahead of the one that computes, 1 to 64
-  int reductions_in_flight = 1;  // runs on the wire beside the one being filled, 1 to 64
+  int prefetch_depth = 1;  // units gathered ahead of the one that computes, 1 to 64
+  // Gradient buffers that are being reduced beside the one that is being filled, 1 to 64.
+  int reductions_in_flight = 1;
 };
 
 // Makes `module` a unit. Call inner modules first; the outermost call makes the root, which sizes
@@ -56,7 +57,7 @@ struct ShardPlan {
     std::int64_t parameters = 0;   // tensors
     std::int64_t numel = 0;        // elements, without padding
     std::int64_t shard_numel = 0;  // this rank's, padding included
-    std::int64_t gather_bytes = 0, run_bytes = 0;
+    std::int64_t gather_bytes = 0, gradient_buffer_bytes = 0;
     DType param = f32, reduce = f32;
     bool reshard_after_forward = true;
     int gathers_per_call = 0, reductions_per_call = 0;  // collectives of one forward and backward
@@ -84,7 +85,7 @@ struct ShardReset {
   // Every rank has the parameters and optimizer state of the same update; Optimizer::steps() says
   // which. False when the step failed while they were updated: then they are to be loaded, and a
   // step before that is a ContractError on every rank.
-  bool parameters_are_whole = true;
+  bool parameters_are_consistent = true;
 };
 // After a step that failed, on any rank and anywhere in it: makes the next one possible, in this
 // process. Every rank calls it, outside of the modules, once it has caught what the step threw
@@ -92,7 +93,7 @@ struct ShardReset {
 //
 //   try { step(); }
 //   catch (const std::exception&) {
-//     if (!reset(model).parameters_are_whole) load(checkpoint);
+//     if (!reset(model).parameters_are_consistent) load(checkpoint);
 //   }
 //
 // Does World::recover with `cause`, closes all units below `tree`, and drops all their gradients,

@@ -1,13 +1,15 @@
 // Where a unit's bytes lie: pure arithmetic over shapes, equal on every rank.
 //
-//   gather slot  (param dtype)    │ p0: chunk 0, 1, ... N-1 │ p1: ... │
-//   run          (reduce dtype)   │ p0: chunk 0, 1, ... N-1 │ p1: ... │ N copies of the counts │
-//   flat group   (f32)            │ p0: own chunk │ p1 │ ... │ counts │
+//   gather slot      param dtype    │ p0: chunk 0, 1, ... N-1 │ p1: ... │
+//   gradient buffer  reduce dtype   │ p0: chunk 0, 1, ... N-1 │ p1: ... │ N times the counts │
+//   flat group       f32            │ p0: own chunk │ p1 │ ... │ counts │
 //
-// Every parameter starts at a multiple of 256 bytes; within it chunks are adjacent, so the whole is
-// one contiguous tensor followed by its padding. In-place all-gathers fill a gather slot, and it is
-// read where it lies. A run, which holds gradients and arrival counts, reduces by one grouped
-// reduce-scatter into the flat gradient; see param/parameter.hpp for the flat group.
+// Every parameter starts at a multiple of 256 bytes. Its chunks are adjacent, so all of them are
+// one contiguous tensor, with padding behind it. The gather slot holds the full parameters: each
+// rank casts its own chunks into it, in-place all-gathers bring the others, and kernels read the
+// parameters there. The gradient buffer holds the full gradients of one backward pass, and one
+// count of 0 or 1 for each parameter. One grouped reduce-scatter sums both over the ranks into this
+// rank's flat gradient; see param/flat_group.hpp.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +24,12 @@ namespace tessera::shard {
 struct UnitLayout {
   std::vector<std::int64_t> gather_offset_bytes;  // per parameter
   std::int64_t gather_bytes = 0;
-  std::vector<std::int64_t> run_offset_bytes;  // per parameter, -1 for frozen ones
+  std::vector<std::int64_t> gradient_offset_bytes;  // per parameter, -1 for frozen ones
   std::int64_t counts_offset_bytes = 0;
   std::int64_t counts_chunk_bytes = 0;
-  std::int64_t run_bytes = 0;  // 0 when nothing is trainable
+  std::int64_t gradient_buffer_bytes = 0;  // 0 when nothing is trainable
 
-  // `specs` of one world, `trainable` for each; dtypes of the slot and of the run.
+  // `specs` of one world, `trainable` for each; dtypes of the slot and of the buffer.
   // Throws: ContractError when sizes overflow.
   static UnitLayout make(const std::vector<ShardSpec>& specs, const std::vector<bool>& trainable,
                          DType param, DType reduce) {
@@ -42,15 +44,16 @@ struct UnitLayout {
     for (std::size_t i = 0; i < specs.size(); ++i) {
       layout.gather_offset_bytes.push_back(
           take(layout.gather_bytes, specs[i].padded_numel(), param));
-      layout.run_offset_bytes.push_back(
-          trainable[i] ? take(layout.run_bytes, specs[i].padded_numel(), reduce) : -1);
+      layout.gradient_offset_bytes.push_back(
+          trainable[i] ? take(layout.gradient_buffer_bytes, specs[i].padded_numel(), reduce) : -1);
       count += trainable[i] ? 1 : 0;
     }
     if (count > 0) {
-      layout.counts_offset_bytes = layout.run_bytes;
+      layout.counts_offset_bytes = layout.gradient_buffer_bytes;
       layout.counts_chunk_bytes =
           round_up(count, kFlatAlign) * static_cast<std::int64_t>(size_bytes(reduce));
-      layout.run_bytes += round_up(layout.counts_chunk_bytes * specs[0].world, kAlignmentBytes);
+      layout.gradient_buffer_bytes +=
+          round_up(layout.counts_chunk_bytes * specs[0].world, kAlignmentBytes);
     }
     return layout;
   }

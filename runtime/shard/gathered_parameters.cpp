@@ -1,0 +1,169 @@
+#include "runtime/shard/gathered_parameters.hpp"
+
+#include "runtime/tensor/launch.hpp"
+#include "tessera/comm/world.hpp"
+
+namespace tessera::shard {
+namespace {
+
+Access write_access(const Slot& slot) {
+  return {slot.use, slot.data, slot.data + slot.bytes, AccessMode::write};
+}
+
+}  // namespace
+
+const char* GatheredParameters::name(State state) noexcept {
+  return state == State::closed ? "closed" : state == State::gathering ? "gathering" : "open";
+}
+
+void GatheredParameters::advance(State from, State to) {
+  TESSERA_EXPECT(state_ == from, "unit '", shards_.name, "' is ", name(state_), "; ", name(to),
+                 " is reached from ", name(from), " only");
+  state_ = to;
+}
+
+void GatheredParameters::materialize() {
+  std::vector<std::int64_t> trainable, frozen;
+  const DType dtype = shards_.param_dtype();
+  const auto element = static_cast<std::int64_t>(size_bytes(dtype));
+  for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
+    ParameterState& p = *shards_.parameters[i];
+    p.window = Storage::window(shards_.device, p.shape.numel() * element, shards_.name);
+    p.window_offset_bytes = 0;  // not what it was in a module that had memory before
+    const FlatEntry& entry = p.group->entries[static_cast<std::size_t>(p.entry)];
+    const std::int64_t own_chunk = p.spec.rank * entry.chunk * element;
+    auto& rows = p.trainable ? trainable : frozen;
+    rows.insert(rows.end(),
+                {entry.offset, shards_.layout.gather_offset_bytes[i] + own_chunk, entry.chunk});
+  }
+  if (!shards_.needs_slot()) return;
+  if (shards_.trainable) pack_trainable_ = table_of(trainable, shards_.device);
+  if (shards_.frozen) pack_frozen_ = table_of(frozen, shards_.device);
+}
+
+std::uint64_t GatheredParameters::version() const noexcept {
+  return (shards_.trainable ? shards_.trainable->version : 0) +
+         (shards_.frozen ? shards_.frozen->version : 0);
+}
+bool GatheredParameters::is_stale() const noexcept {
+  return shards_.needs_slot() && gathered_version_ != version();
+}
+
+// --- gather ---
+
+bool GatheredParameters::gather() {
+  if (state_ != State::closed) return false;
+  TESSERA_EXPECT(!shards_.trainable || shards_.trainable->is_consistent, "unit '", shards_.name,
+                 "': an update of its parameters was left half done by a step that failed; load "
+                 "parameters and optimizer state on every rank before the next step");
+  // First, because it often covers the slot's last use as well.
+  if (shards_.needs_slot())
+    for (const auto& group : {shards_.trainable, shards_.frozen})
+      if (group) shards_.device.gather().wait(group->updated);
+  if (uses_slot()) slot_ = ring_->take(shards_.layout.gather_bytes, StreamId::gather);
+  advance(State::closed, State::gathering);
+  gathered_version_ = version();
+  if (!uses_slot()) return false;
+  try {
+    return fill_slot();
+  } catch (...) {
+    close_unchecked();
+    throw;
+  }
+}
+
+// Each parameter's own chunk is packed at its offset in the slot, so the all-gather is in place.
+bool GatheredParameters::fill_slot() {
+  if (shards_.trainable) pack(*shards_.trainable, pack_trainable_);
+  if (shards_.frozen) pack(*shards_.frozen, pack_frozen_);
+  if (shards_.size() > 1) {
+    CollectiveGroup& group = prepared_.next(shards_.gather_name);
+    const DType dtype = shards_.param_dtype();
+    const auto element = static_cast<std::int64_t>(size_bytes(dtype));
+    for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
+      const ShardSpec& spec = shards_.parameters[i]->spec;
+      std::byte* const full = slot_.data + shards_.layout.gather_offset_bytes[i];
+      group.items.push_back({.send = full + spec.rank * spec.chunk_numel() * element,
+                             .recv = full,
+                             .count = spec.chunk_numel(),
+                             .kind = CollectiveKind::all_gather,
+                             .dtype = dtype});
+    }
+    const Access accesses[] = {write_access(slot_)};
+    shards_.options.mesh.world().gather().submit(group, accesses);
+  }
+  gathered_ = shards_.device.gather().record();
+  return shards_.size() > 1;
+}
+
+void GatheredParameters::pack(const FlatGroup& group, const Tensor& table) {
+  const DType dtype = shards_.param_dtype();
+  const kernels::PackArgs args{slot_.data, reinterpret_cast<const float*>(group.values.data()),
+                               reinterpret_cast<const kernels::PackEntry*>(table.data()),
+                               static_cast<std::int32_t>(group.entries.size()), dtype};
+  const Access accesses[] = {group.values.access(AccessMode::read), table.access(AccessMode::read),
+                             write_access(slot_)};
+  const auto bytes =
+      static_cast<double>(group.numel) * (4.0 + static_cast<double>(size_bytes(dtype)));
+  shards_.device.gather().launch(
+      {.name = "pack_shard", .cost = {.bytes = bytes}, .accesses = accesses},
+      kernels::Call<kernels::PackArgs>{detail::table(shards_.device).flat.pack, args});
+}
+
+// --- open, close ---
+
+void GatheredParameters::open() {
+  if (state_ == State::open) return;
+  // In forward the wait is lazy: Parameter::value waits at a parameter's first use. The root uses
+  // its parameters after its inner units, whose waits cover the root's gather, so it seldom waits
+  // at all. In backward nobody calls value(): nodes read saved tensors. So the wait stands here.
+  if (uses_slot() && autograd::in_backward()) shards_.device.compute().wait(gathered_);
+  advance(State::gathering, State::open);
+  for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
+    ParameterState& p = *shards_.parameters[i];
+    p.ready = uses_slot() ? &gathered_ : nullptr;
+    if (shards_.needs_slot()) {
+      p.window->data = slot_.data + shards_.layout.gather_offset_bytes[i];
+      p.window->use = slot_.use;
+    } else {
+      const FlatGroup& group = *p.group;
+      p.window->data =
+          group.values.data() + group.entries[static_cast<std::size_t>(p.entry)].offset * 4;
+      p.window->use = group.values.storage()->use;
+    }
+  }
+}
+
+void GatheredParameters::close() {
+  const std::string escaped = state_ == State::open ? escape() : "";
+  close_unchecked();
+  TESSERA_EXPECT(escaped.empty(), escaped);
+}
+
+// Names the parameter that somebody outside still holds, empty for none.
+std::string GatheredParameters::escape() const {
+  for (const auto& p : shards_.parameters) {
+    const long others = p->window.use_count() - 1 - p->window->saved;
+    if (others > 0)
+      return concat("unit '", shards_.name, "' closes while parameter '", p->name,
+                    "' is still referenced outside its call (last used by '", p->window->last_op,
+                    "'); copy what leaves the module, or keep using it inside");
+  }
+  return {};
+}
+
+void GatheredParameters::close_unchecked() noexcept {
+  if (state_ == State::closed) return;
+  for (const auto& p : shards_.parameters) {
+    p->window->data = nullptr;
+    p->window->use = nullptr;
+    p->ready = nullptr;
+  }
+  // The slot's memory is made safe by its last use, not by what is known here: a gather that nobody
+  // waited for counts too.
+  if (uses_slot()) shards_.give_back(*ring_, slot_);
+  slot_ = {};
+  state_ = State::closed;
+}
+
+}  // namespace tessera::shard

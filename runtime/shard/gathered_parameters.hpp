@@ -1,0 +1,71 @@
+// The parameters of a unit as full tensors: gathered into a slot, read through windows, let go of.
+// A unit drives these steps; none of them blocks the host.
+//
+//   closed ──gather──▶ gathering ──open──▶ open ──close──▶ closed
+//              │ slot taken,        │ compute waits,   │ windows shut,
+//              │ all-gather queued  │ windows set      │ slot given back
+//
+//   gather    wait updated │ pack_shard │ all_gather │ record ┐
+//   compute                                                   └ wait │ kernels read the slot
+//
+// PyTorch FSDP2 calls the steps unshard, wait_for_unshard and reshard. There a copy brings what was
+// gathered into the parameters; here kernels read it where the all-gather has put it.
+#pragma once
+
+#include <string>
+
+#include "runtime/shard/unit_shards.hpp"
+
+namespace tessera::shard {
+
+class GatheredParameters {
+ public:
+  // `shards` outlives this.
+  explicit GatheredParameters(const UnitShards& shards)
+      : shards_(shards), prepared_(shards.device, StreamId::gather) {}
+  ~GatheredParameters() { close_unchecked(); }
+
+  // Gives the parameters their windows, once the shards have memory.
+  void materialize();
+  // The ring that slots are taken from; null where none is needed.
+  void set_ring(SlotRing* ring) noexcept { ring_ = ring; }
+
+  // --- the steps ---
+  // Casts this rank's shards into a slot and queues the all-gather around them, unless that is
+  // queued or done. Whether an all-gather was queued.
+  // Throws: ContractError while the shards are not consistent; see ShardReset.
+  bool gather();
+  // Makes the full tensors usable by later work on the compute stream.
+  void open();
+  // Throws, closed all the same: ContractError for a full tensor that somebody still holds.
+  void close();
+
+  // Whether the shards were written since they were gathered.
+  bool is_stale() const noexcept;
+  // For a step that failed: as `close`, and nobody hears of escapes.
+  void close_unchecked() noexcept;
+
+ private:
+  enum class State : std::uint8_t { closed, gathering, open };
+  static const char* name(State state) noexcept;
+
+  void advance(State from, State to);
+  bool uses_slot() const noexcept {
+    return shards_.needs_slot() && shards_.layout.gather_bytes > 0;
+  }
+  std::uint64_t version() const noexcept;
+  bool fill_slot();
+  void pack(const FlatGroup& group, const Tensor& table);
+  std::string escape() const;
+
+  const UnitShards& shards_;
+  PreparedGroups prepared_;
+  Tensor pack_trainable_, pack_frozen_;  // tables of kernels::PackEntry
+  State state_ = State::closed;
+  SlotRing* ring_ = nullptr;
+  Slot slot_;
+  Event gathered_;
+  std::uint64_t gathered_version_ = 0;
+};
+
+}  // namespace tessera::shard

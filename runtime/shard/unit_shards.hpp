@@ -1,0 +1,77 @@
+// What a unit keeps on this rank for good: the parameters that it has claimed, their shards, and
+// the arithmetic of where bytes lie. The two other parts of a unit read this record and come and go
+// with each call:
+//
+//   UnitShards ──gather──▶ GatheredParameters   full parameters, while the unit is open
+//              ◀──reduce── GradientBuffer       full gradients, of one pass of backward
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/communicator.hpp"
+#include "tessera/memory/slots.hpp"
+#include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/layout.hpp"
+
+namespace tessera::shard {
+
+struct UnitShards {
+  UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed, const ShardOptions& options);
+  UnitShards(const UnitShards&) = delete;  // parameters point to its name
+  UnitShards& operator=(const UnitShards&) = delete;
+
+  // Makes the flat groups: the shards, uninitialised but for their padding.
+  void materialize(const Device& on);
+  bool is_materialized() const noexcept { return trainable || frozen; }
+  // Names the unit, and with it groups and collectives.
+  void set_name(std::string to);
+
+  DType param_dtype() const noexcept { return options.precision.param.value_or(f32); }
+  DType reduce_dtype() const noexcept { return options.precision.reduce.value_or(f32); }
+  int size() const noexcept { return options.mesh.shard_size(); }
+  // Whether the full tensors need a slot: not where one rank computes in the shards' own dtype.
+  bool needs_slot() const noexcept { return size() > 1 || param_dtype() != f32; }
+
+  // Gives a slot back. A failure is logged under the unit's name: this also runs where an exception
+  // is on its way.
+  void give_back(SlotRing& ring, const Slot& slot) const noexcept;
+
+  ShardOptions options;
+  std::string name = "(not yet named)";
+  const char *gather_name = "", *reduce_name = "";  // of the unit's collectives
+  std::vector<std::shared_ptr<ParameterState>> parameters;
+  UnitLayout layout;
+  Device device = Device::meta();
+  std::shared_ptr<FlatGroup> trainable, frozen;  // null for none
+  std::vector<std::size_t> parameter_of;         // of the trainable group's entries
+};
+
+// A table of the device with three numbers a row, for the kernels of flat.hpp.
+Tensor table_of(const std::vector<std::int64_t>& rows, const Device& device);
+
+// The grouped collectives that one stream has been given, each reused once the host knows that it
+// has run: no memory is allocated for them in a steady step.
+class PreparedGroups {
+ public:
+  PreparedGroups(const Device& device, StreamId stream) : device_(device), stream_(stream) {}
+  // Queued collectives may still read what was prepared for them, so the device keeps it.
+  ~PreparedGroups();
+  PreparedGroups(const PreparedGroups&) = delete;
+  PreparedGroups& operator=(const PreparedGroups&) = delete;
+
+  // An empty group, for the stream's next launch.
+  CollectiveGroup& next(const char* name);
+
+ private:
+  struct Prepared {
+    CollectiveGroup group;
+    Tick tick = 0;
+  };
+  const Device& device_;
+  StreamId stream_;
+  std::vector<std::shared_ptr<Prepared>> prepared_;
+};
+
+}  // namespace tessera::shard
