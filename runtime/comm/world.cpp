@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
-#include <limits>
 #include <optional>
 #include <thread>
 
@@ -81,8 +80,8 @@ World::State::State(WorldKind k, int r, int n, const WorldOptions& options, int 
       threads(threads_each),
       device(make_device(options, r, threads_each, std::move(scheduler))),
       backend(std::move(b)),
-      scalars_memory(host_memory(device.context(), n * std::int64_t{sizeof(double)})),
-      scalars(reinterpret_cast<double*>(scalars_memory.get()), static_cast<std::size_t>(n)),
+      scalars_memory(host_memory(device.context(), std::int64_t{kAgreed * sizeof(double)})),
+      scalars(reinterpret_cast<double*>(scalars_memory.get()), kAgreed),
       exceptions(std::uncaught_exceptions()) {
   TESSERA_EXPECT(kind == WorldKind::mpi || options.transport == Transport::automatic,
                  "WorldOptions: a world of kind ", name(kind),
@@ -119,18 +118,25 @@ void World::State::end() noexcept {
   backend->leave();
 }
 
-void World::State::reduce_scalars(const char* name, int count) {
-  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(double);
+void World::State::reduce_scalars(const char* name, std::span<double> values, ReduceOp op) {
+  TESSERA_EXPECT(values.size() <= kAgreed, "World::", name, ": ", values.size(),
+                 " numbers; give at most ", kAgreed);
+  if (values.empty()) return;
+  const std::size_t bytes = values.size_bytes();
   device.context().host_writes(scalars.data(), bytes);
-  const Access access{&scalars_use, scalars.data(), scalars.data() + count, AccessMode::write};
+  std::ranges::copy(values, scalars.begin());
+  const Access access{&scalars_use, scalars.data(), scalars.data() + values.size(),
+                      AccessMode::write};
   control->submit({.send = scalars.data(),
                    .recv = scalars.data(),
-                   .count = count,
+                   .count = static_cast<std::int64_t>(values.size()),
                    .kind = CollectiveKind::all_reduce,
-                   .dtype = f64},
+                   .dtype = f64,
+                   .reduce = op},
                   name, {&access, 1});
   device.block(device.compute().record());
   device.context().host_reads(scalars.data(), bytes);
+  std::ranges::copy(scalars.first(values.size()), values.begin());
 }
 
 // ---- World
@@ -184,25 +190,24 @@ void World::barrier() const {
   state_->device.block(state_->device.compute().record());
 }
 
-double World::sum(double value) const {
-  State& s = *state_;
-  s.scalars[0] = value;
-  s.reduce_scalars("sum", 1);
-  return s.device.runs_bodies() ? s.scalars[0] : value * s.size;
+void World::sum(std::span<double> values) const {
+  state_->reduce_scalars("sum", values, ReduceOp::sum);
+  if (!state_->device.runs_bodies())
+    for (double& value : values) value *= state_->size;
 }
 
-// Each rank has an element of its own in the sum, so the sum holds every rank's value exactly.
+void World::max(std::span<double> values) const {
+  state_->reduce_scalars("max", values, ReduceOp::max);
+}
+
+double World::sum(double value) const {
+  sum({&value, 1});
+  return value;
+}
+
 double World::max(double value) const {
-  State& s = *state_;
-  const bool has_peers = s.kind != WorldKind::emulated && s.device.runs_bodies();
-  const int elements = has_peers ? s.size : 1;
-  std::fill_n(s.scalars.begin(), elements, 0.0);
-  s.scalars[static_cast<std::size_t>(has_peers ? s.rank : 0)] = value;
-  s.reduce_scalars("max", elements);
-  if (!has_peers) return value;
-  double largest = -std::numeric_limits<double>::infinity();
-  for (const double v : s.scalars) largest = std::isnan(v) || v > largest ? v : largest;
-  return largest;
+  max({&value, 1});
+  return value;
 }
 
 // ---- Recovery

@@ -22,8 +22,8 @@ struct World::State {
 
   // What ~World does.
   void end() noexcept;
-  // One all_reduce over the first `count` scalars; the host blocks.
-  void reduce_scalars(const char* name, int count);
+  // One all_reduce of `values` in place; the host blocks.
+  void reduce_scalars(const char* name, std::span<double> values, ReduceOp op);
 
   const WorldKind kind;
   const int rank, size, threads;
@@ -31,7 +31,7 @@ struct World::State {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Communicator> gather, reduce, control;
   std::shared_ptr<std::byte> scalars_memory;
-  std::span<double> scalars;  // one for each rank
+  std::span<double> scalars;  // kAgreed
   LastUse scalars_use;
   int exceptions;         // in flight when the world was made
   bool reported = false;  // a failure of this rank has been thrown to the program

@@ -1,6 +1,7 @@
 // The last 1,000 collectives of a rank, however many there were: who, what and when.
 #include "tessera/comm/flight_recorder.hpp"
 
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -75,6 +76,18 @@ TEST_CASE("the flight record is of the last 1,000 collectives, with who, what an
     CHECK(value(call, "started_ns") <= value(call, "done_ns"));
     CHECK(value(call, "done_ns") <= end);
   }
+}
+
+TEST_CASE("a name that the record cuts within a character leaves it JSON", "[comm]") {
+  const World world = World::single({.threads = 1});
+  // A record keeps 47 bytes of it.
+  const std::string name = std::string(46, 'a') + "\xe2\x82\xac";
+  world.control().submit({.kind = CollectiveKind::barrier}, world.device().context().intern(name),
+                         {});
+  world.device().synchronize();
+  const auto record = nlohmann::json::parse(world.flight_recorder().to_json(0, 1, "\xff"));
+  CHECK(record["failure"] == "\xef\xbf\xbd");
+  CHECK(record["entries"].back()["name"] == std::string(46, 'a') + "\xef\xbf\xbd");
 }
 
 TEST_CASE("a rank that shows no life is missed after 5 seconds where nobody says otherwise",

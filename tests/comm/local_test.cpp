@@ -92,7 +92,7 @@ TEST_CASE("local: sum and max are the same on every rank", "[comm][threads]") {
       INFO(ranks << " ranks, " << name(executor));
       std::mt19937_64 draw(seed);
       std::uniform_real_distribution<double> uniform(-1, 1);
-      std::vector<double> values, sums(4), maxima(4), lows(4), nans(4);
+      std::vector<double> values, sums(4), maxima(4), lows(4), nans(4), spreads(4), pairs(4);
       for (int r = 0; r < ranks; ++r) values.push_back(uniform(draw));
       run_checked(ranks, {.executor = executor}, [&](World& world) {
         const auto r = static_cast<std::size_t>(world.rank());
@@ -100,10 +100,19 @@ TEST_CASE("local: sum and max are the same on every rank", "[comm][threads]") {
         maxima[r] = world.max(values[r]);
         lows[r] = world.max(-std::numeric_limits<double>::infinity());
         nans[r] = world.max(r == 0 ? std::nan("") : 1.0);
+        double several[] = {values[r], -values[r]};
+        world.max(several);
+        spreads[r] = several[0] + several[1];
+        double pair[] = {values[r], 1};
+        world.sum(pair);
+        pairs[r] = pair[0] / pair[1];
       });
       double sum = 0;  // in rank order, as the communicator adds: equal to the bit
       for (const double v : values) sum += v;
+      const auto [least, most] = std::ranges::minmax(values);
       for (std::size_t r = 0; r < values.size(); ++r) {
+        CHECK(spreads[r] == most - least);
+        CHECK(pairs[r] == sum / ranks);
         CHECK(sums[r] == sum);
         CHECK(maxima[r] == *std::max_element(values.begin(), values.end()));
         CHECK(lows[r] == -std::numeric_limits<double>::infinity());

@@ -113,10 +113,14 @@ class World {
   std::shared_ptr<SymmetricMemory> allocate_symmetric(std::int64_t bytes) const;
   // The host sleeps until every rank is here.
   void barrier() const;
-  // The sum of `value` over all ranks, and the largest (NaN where any is NaN), on every rank; the
-  // host blocks. Collective. Where nothing runs (`virtual`) all ranks count as alike.
+  // Each of `values`, at most kAgreed, becomes its sum over all ranks, or the largest (NaN where
+  // any is NaN), on every rank; the host blocks. Collective. Where nothing runs (`virtual`) all
+  // ranks count as alike.
+  void sum(std::span<double> values) const;
+  void max(std::span<double> values) const;
   double sum(double value) const;
   double max(double value) const;
+  static constexpr std::size_t kAgreed = 8;
 
   // Ends a failure, so that the ranks can go on in this process. Every rank calls it once it has
   // caught what a step threw: its own exception, or the CommError that a peer's became here. What
@@ -136,7 +140,6 @@ class World {
   void halt(std::string_view cause = {}) const;
   // Each of `largest`, at most kAgreed numbers, becomes the largest of all ranks.
   std::string resume(std::span<double> largest = {}) const;
-  static constexpr std::size_t kAgreed = 8;
 
  private:
   friend void run_local(int, const WorldOptions&, const std::function<void(World&)>&);
