@@ -35,6 +35,4 @@ Tensor LanguageModel::loss(const Tensor& tokens_BT, const Tensor& targets_BT) {
   });
 }
 
-bool LanguageModel::saves_transposed(std::string_view) const { return false; }
-
 }  // namespace tessera::nn

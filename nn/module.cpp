@@ -42,18 +42,20 @@ std::vector<std::pair<std::string, Module*>> Module::named_modules() {
   return found;
 }
 
-std::vector<std::pair<std::string, Parameter>> Module::named_parameters() const {
+std::vector<std::pair<std::string, Parameter>> Module::named_parameters(Tied tied) const {
   std::vector<std::pair<std::string, Parameter>> found;
   for (const auto& [path, module] : const_cast<Module*>(this)->named_modules())
     for (const auto& [name, parameter] : module->parameters_) {
       const bool known = std::any_of(found.begin(), found.end(),
                                      [&p = parameter](const auto& f) { return f.second == p; });
-      if (known) continue;
+      if (known && tied == Tied::once) continue;
       found.emplace_back(path.empty() ? name : path + '.' + name, parameter);
-      parameter.state()->name = found.back().first;
+      if (!known) parameter.state()->name = found.back().first;
     }
   return found;
 }
+
+bool Module::saves_transposed(std::string_view) const { return false; }
 
 std::vector<Parameter> Module::parameters() const {
   std::vector<Parameter> out;

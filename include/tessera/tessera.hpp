@@ -15,6 +15,7 @@
 #include "tessera/base/philox.hpp"
 #include "tessera/base/text.hpp"
 #include "tessera/base/utf8.hpp"
+#include "tessera/checkpoint/model.hpp"
 #include "tessera/checkpoint/safetensors.hpp"
 #include "tessera/comm/communicator.hpp"
 #include "tessera/comm/flight_recorder.hpp"

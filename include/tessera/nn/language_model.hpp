@@ -2,7 +2,6 @@
 // one.
 #pragma once
 
-#include <string_view>
 #include <vector>
 
 #include "tessera/autograd/recompute.hpp"
@@ -34,8 +33,6 @@ class LanguageModel : public Module {
   // embedding, blocks, head; without embedding and head when these share their weight, which then
   // belongs to the whole model's unit.
   virtual std::vector<Module*> parts() = 0;
-  // Whether Hugging Face's files hold this parameter transposed, as [in, out].
-  virtual bool saves_transposed(std::string_view parameter) const;
 
   void set_recompute(Recompute recompute) noexcept { recompute_ = recompute; }
   // Elements of the logits that the loss keeps at most; but at least a row.

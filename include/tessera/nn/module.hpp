@@ -30,6 +30,9 @@ namespace tessera::nn {
 
 class Module;
 
+// How often named_parameters lists a parameter that several modules share.
+enum class Tied : std::uint8_t { once, every_name };
+
 // What acts around the calls of a module. One per module.
 class ModuleHook {
  public:
@@ -51,14 +54,18 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  // All parameters below this module with their dotted names, in order of registration, each once
-  // (a tied one under its first name). Also sets the parameters' names to these.
-  std::vector<std::pair<std::string, Parameter>> named_parameters() const;
+  // All parameters below this module with their dotted names, in order of registration; a tied one
+  // under its first name, or under every one. Also sets the parameters' names to the first.
+  std::vector<std::pair<std::string, Parameter>> named_parameters(Tied tied = Tied::once) const;
   std::vector<Parameter> parameters() const;
   // This module and all below it, parents first, with their dotted names ("" for this one).
   std::vector<std::pair<std::string, Module*>> named_modules();
   // Elements of all parameters, each counted once.
   std::int64_t numel() const;
+
+  // Whether files of weights hold this parameter, a matrix, transposed: as [in, out]. Asked of the
+  // module that is saved or loaded, with the name that it has there.
+  virtual bool saves_transposed(std::string_view parameter) const;
 
   // Gives every parameter memory on `device`: its unit's shards, or, without a unit, one flat
   // group. Values are zero until they are initialised or loaded.

@@ -1,0 +1,229 @@
+// Whole models in files: the same file from any number of ranks, the same values on any other, and
+// nothing taken from a file that does not fit.
+#include "tessera/checkpoint/model.hpp"
+
+#include <cstring>
+#include <optional>
+
+#include "tessera/nn/gpt2.hpp"
+#include "tessera/nn/llama.hpp"
+#include "tests/shard/support.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using checkpoint::SafetensorsEntry;
+using checkpoint::SafetensorsReader;
+using checkpoint::SafetensorsWriter;
+using testing::TemporaryFolder;
+
+namespace {
+
+using MakeModel = std::function<std::unique_ptr<nn::LanguageModel>()>;
+
+// Sizes that no number of ranks divides.
+MakeModel llama(bool tied) {
+  return [tied] {
+    return std::make_unique<nn::Llama>(nn::LlamaConfig{.dim = 6,
+                                                       .n_layers = 1,
+                                                       .n_heads = 1,
+                                                       .ffn_dim = 5,
+                                                       .vocab_size = 7,
+                                                       .tie_embeddings = tied});
+  };
+}
+std::unique_ptr<nn::LanguageModel> gpt2() {
+  return std::make_unique<nn::Gpt2>(
+      nn::Gpt2Config{.dim = 6, .n_layers = 1, .n_heads = 3, .vocab_size = 7, .max_seq_len = 3});
+}
+
+// The model on `world`, with values that belong to `seed`.
+std::unique_ptr<nn::LanguageModel> built(const MakeModel& make, const World& world,
+                                         std::uint64_t seed) {
+  auto model = make();
+  const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+  for (nn::Module* part : model->parts()) fully_shard(*part, options);
+  fully_shard(*model, options);
+  model->materialize(world.device());
+  nn::init(*model, {seed});
+  return model;
+}
+
+// Saves the values of `seed` from `ranks` ranks, and returns them.
+Values save(const std::string& path, const MakeModel& make, int ranks, std::uint64_t seed) {
+  return on_ranks(ranks, [&](World& world) {
+    const auto model = built(make, world, seed);
+    checkpoint::save_weights(path, *model, world);
+    return full_values(*model, world);
+  })[0];
+}
+
+// What a model of one rank says about a file; empty where it takes it.
+std::string refusal(const std::string& path, const MakeModel& make) {
+  const World world = World::single({.threads = 1});
+  const auto model = built(make, world, 1);
+  try {
+    checkpoint::load_weights(path, *model);
+  } catch (const DataError& error) {
+    CHECK(std::string(error.what()).find(path) != std::string::npos);
+    return error.what();
+  }
+  return "";
+}
+
+// Writes the entries of `file` to another one as `change` leaves them, and returns its path.
+using Change = std::function<void(std::vector<SafetensorsEntry>&)>;
+std::string rewritten(const TemporaryFolder& folder, const SafetensorsReader& file,
+                      const Change& change) {
+  auto entries = file.entries();
+  change(entries);
+  const std::string path = folder / "changed.safetensors";
+  SafetensorsWriter writer(path, entries);
+  const SafetensorsReader& source = file;
+  for (const SafetensorsEntry& entry : entries) {
+    std::size_t bytes = size_bytes(entry.dtype);
+    for (const std::int64_t extent : entry.shape) bytes *= static_cast<std::size_t>(extent);
+    std::vector<std::byte> data(bytes);
+    if (const SafetensorsEntry* own = source.find(entry.name)) {
+      const auto values = source.bytes(*own);
+      std::memcpy(data.data(), values.data(), std::min(values.size(), bytes));
+    }
+    writer.write(entry.name, data);
+  }
+  writer.commit();
+  return path;
+}
+
+SafetensorsEntry& entry_of(std::vector<SafetensorsEntry>& entries, std::string_view name) {
+  return *std::ranges::find(entries, name, &SafetensorsEntry::name);
+}
+
+bool has(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("a model is saved as one file from any number of ranks, and loaded on any other",
+          "[checkpoint]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const TemporaryFolder folder;
+  for (const MakeModel& make : {llama(false), llama(true), MakeModel(gpt2)}) {
+    std::optional<std::string> file;
+    for (const int ranks : {1, 2, 3}) {
+      const Values saved = save(folder / "model", make, ranks, seed);
+      CHECK(file.value_or(folder.read("model")) == folder.read("model"));
+      file = folder.read("model");
+      for (const int readers : {1, 2, 4}) {
+        INFO(ranks << " ranks write, " << readers << " read");
+        const auto loaded = on_ranks(readers, [&](World& world) {
+          const auto model = built(make, world, seed + 1);
+          checkpoint::load_weights(folder / "model", *model);
+          world.barrier();
+          return full_values(*model, world);
+        });
+        CHECK(same_bits(loaded[0], saved));
+      }
+    }
+  }
+}
+
+TEST_CASE("the file has every parameter once, and GPT-2's layers as [in, out]", "[checkpoint]") {
+  const TemporaryFolder folder;
+  const Values saved = save(folder / "model", gpt2, 2, 5);
+  const SafetensorsReader file(folder / "model");
+  CHECK(file.entries().size() == saved.size());
+  CHECK(file.metadata().at("format") == "pt");
+  CHECK(file.find("lm_head.weight") == nullptr);  // tied
+  const std::string name = "transformer.h.0.attn.c_attn.weight";
+  const SafetensorsEntry* const entry = file.find(name);
+  REQUIRE(entry != nullptr);
+  CHECK(entry->shape == std::vector<std::int64_t>{6, 18});
+  const auto bytes = file.bytes(*entry);
+  for (std::size_t i = 0; i < 6; ++i)
+    for (std::size_t j = 0; j < 18; ++j) {
+      float value;
+      std::memcpy(&value, bytes.data() + (i * 18 + j) * sizeof value, sizeof value);
+      CHECK(value == saved.at(name)[j * 6 + i]);
+    }
+}
+
+TEST_CASE("any floating dtype becomes f32", "[checkpoint]") {
+  const TemporaryFolder folder;
+  save(folder / "model", llama(false), 1, 5);
+  const SafetensorsReader file(folder / "model");
+  for (const DType dtype : {bf16, f16, f64}) {
+    const std::string path =
+        rewritten(folder, file, [&](auto& e) { entry_of(e, "model.norm.weight").dtype = dtype; });
+    const SafetensorsReader changed(path);
+    const World world = World::single({.threads = 1});
+    const auto model = built(llama(false), world, 1);
+    checkpoint::load_weights(changed, *model);
+    const auto bytes = changed.bytes(*changed.find("model.norm.weight"));
+    const std::vector<float> got = full_values(*model, world).at("model.norm.weight");
+    visit(dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        T value;
+        std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
+        const auto expected = static_cast<float>(value);
+        CHECK(std::memcmp(&got[i], &expected, sizeof(float)) == 0);
+      }
+    });
+  }
+}
+
+TEST_CASE("a file that does not fit is named, with the parameter", "[checkpoint]") {
+  const TemporaryFolder folder;
+  save(folder / "model", llama(false), 1, 5);
+  const SafetensorsReader file(folder / "model");
+  const auto verdict = [&](const Change& change) {
+    return refusal(rewritten(folder, file, change), llama(false));
+  };
+  CHECK(refusal(folder / "model", llama(false)).empty());
+  CHECK(has(refusal(folder / "model", gpt2), "has no tensor 'transformer.wte.weight'"));
+  CHECK(has(refusal(folder / "model", llama(true)), "holds 'lm_head.weight', which the model"));
+  CHECK(has(verdict([](auto& e) { e.erase(e.begin()); }), "has no tensor '"));
+  CHECK(has(verdict([](auto& e) { e.push_back({.name = "more"}); }), "holds 'more', which"));
+  CHECK(has(verdict([](auto& e) { entry_of(e, "model.norm.weight").shape = {2, 3}; }),
+            "is [2, 3] of f32, the model has [6]"));
+  CHECK(has(verdict([](auto& e) { entry_of(e, "model.norm.weight").dtype = i32; }),
+            "tensor 'model.norm.weight'"));
+}
+
+TEST_CASE("a tied parameter may stand under each of its names, with the same bytes",
+          "[checkpoint]") {
+  const TemporaryFolder folder;
+  save(folder / "model", llama(true), 1, 5);
+  const SafetensorsReader file(folder / "model");
+  const SafetensorsEntry& embedding = *file.find("model.embed_tokens.weight");
+  for (const bool same : {true, false}) {
+    auto entries = file.entries();
+    entries.push_back(embedding);
+    entries.back().name = "lm_head.weight";
+    SafetensorsWriter writer(folder / "both", entries);
+    for (const SafetensorsEntry& entry : file.entries())
+      writer.write(entry.name, file.bytes(entry));
+    const auto head = file.bytes(embedding);
+    std::vector<std::byte> copy(head.begin(), head.end());
+    if (!same) copy.back() ^= std::byte{1};
+    writer.write("lm_head.weight", copy);
+    writer.commit();
+    const std::string said = refusal(folder / "both", llama(true));
+    CHECK(said.empty() == same);
+    if (!same) CHECK(has(said, "'lm_head.weight'"));
+  }
+}
+
+TEST_CASE("a model without memory is neither saved nor loaded", "[checkpoint]") {
+  const TemporaryFolder folder;
+  save(folder / "model", gpt2, 1, 5);
+  const World world = World::single({.threads = 1});
+  const auto model = gpt2();
+  CHECK(has(contract_error([&] { checkpoint::load_weights(folder / "model", *model); }),
+            "call materialize on the model first"));
+  CHECK(has(contract_error([&] { checkpoint::save_weights(folder / "other", *model, world); }),
+            "call materialize on the model first"));
+  CHECK(folder.entries() == 1);
+}
