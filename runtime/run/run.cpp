@@ -35,25 +35,35 @@ int close(const RunOptions& options, int rank, int code) {
   return close_check(options.world.race_checker.get(), rank, code, line("error: "), line(""));
 }
 
-void run_job(const RunOptions& options, const LaunchEnvironment& environment,
-             const std::function<void(World&)>& body) {
-  const int ranks = job_size(environment, options.ranks);
+}  // namespace
+
+void run_ranks(const LaunchEnvironment& environment, std::optional<int> ranks,
+               const WorldOptions& options, const std::function<void(World&)>& body) {
+  const int threads = job_size(environment, ranks);
   if (environment.several_processes()) {
-    if (options.world.device.kind != DeviceKind::cpu)
+    if (options.device.kind != DeviceKind::cpu)
       throw DataError(
           "--device=cuda: several processes can't share their GPUs' memory yet; use --ranks N in "
           "one process on one GPU, or --device=cpu");
-    World world = World::mpi(options.world);
+    World world = World::mpi(options);
     if (environment.world_size > 1 && environment.world_size != world.size())
       throw CommError(concat("the launcher started ", environment.world_size,
                              " processes, MPI sees ", world.size(),
                              "; start them with the mpirun of the MPI that this build uses"));
     return body(world);
   }
-  run_local(ranks, options.world, body);
+  run_local(threads, options, body);
 }
 
-}  // namespace
+int exit_code(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const DataError&) {
+    return 2;
+  } catch (...) {
+    return 1;
+  }
+}
 
 int run(const RunOptions& given, const std::function<void(World&)>& body) {
   RunOptions options = given;
@@ -74,18 +84,19 @@ int run(const RunOptions& given, const std::function<void(World&)>& body) {
     if (const char* module = lookup("TESSERA_CUDA_MODULE");
         module && options.world.device.module.empty())
       options.world.device.module = module;
-    run_job(options, environment, body);
+    run_ranks(environment, options.ranks, options.world, body);
     return close(options, rank, 0);
-  } catch (const DataError& error) {
-    if (rank == 0) write_line(options.program, "error: ", error.what());
-    return 2;
-  } catch (const Error& error) {
-    const std::string where = error.rank() >= 0 ? concat("rank ", error.rank(), ": ") : "";
-    write_line(options.program, "error: ", where + error.what());
   } catch (const std::exception& error) {
-    write_line(options.program, "error: ", error.what());
+    const int code = exit_code();
+    if (code == 2) {
+      if (rank == 0) write_line(options.program, "error: ", error.what());
+      return code;
+    }
+    const auto* const ours = dynamic_cast<const Error*>(&error);
+    const std::string where = ours && ours->rank() >= 0 ? concat("rank ", ours->rank(), ": ") : "";
+    write_line(options.program, "error: ", where + error.what());
+    return close(options, rank, code);
   }
-  return close(options, rank, 1);
 }
 
 DeviceChoice parse_device(std::string_view name) {

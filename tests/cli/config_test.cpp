@@ -13,7 +13,7 @@
 
 using namespace tessera;
 using namespace tessera::train;
-using tessera::test::TemporaryFolder;
+using tessera::testing::TemporaryFolder;
 
 namespace {
 
@@ -71,7 +71,7 @@ TEST_CASE("the defaults are the documented ones") {
   CHECK(c.optimizer.eps == 1e-8);
   CHECK(c.optimizer.weight_decay == 0.1);
   CHECK(c.lr_scheduler.warmup_steps == 0);
-  CHECK(c.lr_scheduler.decay_type == DecayType::constant);
+  CHECK(c.lr_scheduler.decay_type == optim::DecayType::constant);
   CHECK(c.data.order == data::SampleOrder::shuffled);
   CHECK(c.data.heldout == 0);
   CHECK(c.metrics.log_freq == 1);
@@ -81,21 +81,38 @@ TEST_CASE("the defaults are the documented ones") {
 
 TEST_CASE("derived sizes follow their rules") {
   for (const std::int64_t dim : {1, 12, 13, 96, 128, 256, 288, 768, 4096}) {
-    Config c;
-    c.model.dim = dim;
-    const std::int64_t ffn = c.model.ffn();
+    const std::int64_t ffn = nn::LlamaConfig::default_ffn_dim(dim);  // as --help says
     INFO("dim " << dim << " ffn " << ffn);
     CHECK(ffn % 32 == 0);
     CHECK(3 * ffn >= 8 * dim);
     CHECK(3 * (ffn - 32) < 8 * dim);
-    c.model.name = ModelName::gpt2;
-    CHECK(c.model.ffn() == 4 * dim);
-    CHECK(c.model.tied());
   }
-  CHECK(parse({"--model.ffn_dim=100"}).model.ffn() == 100);
+  CHECK(parse({"--model.name=gpt2"}).model.tied());
   CHECK(parse({"--model.n_heads=4"}).model.kv_heads() == 4);
   CHECK(parse({"--model.n_kv_heads=2"}).model.kv_heads() == 2);
   CHECK(parse({"--model.tie_embeddings"}).model.tied());
+}
+
+TEST_CASE("a choice is the enumerator of the library that bears its name") {
+  const auto decay = [](const std::string& name) {
+    return parse({"--lr_scheduler.decay_type=" + name}).lr_scheduler.decay_type;
+  };
+  CHECK(decay("constant") == optim::DecayType::constant);
+  CHECK(decay("linear") == optim::DecayType::linear);
+  CHECK(decay("sqrt") == optim::DecayType::sqrt);
+  CHECK(decay("cosine") == optim::DecayType::cosine);
+  const auto reshard = [](const std::string& name) {
+    return parse({"--parallelism.fsdp_reshard_after_forward=" + name})
+        .parallelism.fsdp_reshard_after_forward;
+  };
+  CHECK(reshard("default") == Reshard::automatic);
+  CHECK(reshard("always") == Reshard::always);
+  CHECK(reshard("never") == Reshard::never);
+  const auto recompute = [](const std::string& name) {
+    return parse({"--activation_checkpoint.mode=" + name}).activation_checkpoint.mode;
+  };
+  CHECK(recompute("none") == nn::Recompute::none);
+  CHECK(recompute("full") == nn::Recompute::blocks);
 }
 
 TEST_CASE("values come with an equals sign or behind a space, and the later one wins") {

@@ -19,7 +19,7 @@
 
 using namespace tessera;
 using namespace tessera::train;
-using tessera::test::TemporaryFolder;
+using tessera::testing::TemporaryFolder;
 
 namespace {
 

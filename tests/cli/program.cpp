@@ -12,7 +12,7 @@
 
 #include "tests/support/temporary_folder.hpp"
 
-namespace tessera::test {
+namespace tessera::testing {
 namespace {
 
 // stdin, stdout and stderr of the child.
@@ -74,4 +74,4 @@ Outcome run_command(const std::string& command, const std::string& folder,
   return outcome;
 }
 
-}  // namespace tessera::test
+}  // namespace tessera::testing

@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-namespace tessera::test {
+namespace tessera::testing {
 
 struct Outcome {
   int exit_code = 0;  // 128 + signal where one ended it
@@ -20,4 +20,4 @@ struct Outcome {
 Outcome run_command(const std::string& command, const std::string& folder,
                     const std::map<std::string, std::string>& variables = {});
 
-}  // namespace tessera::test
+}  // namespace tessera::testing

@@ -7,7 +7,7 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-using namespace tessera::test;
+using namespace tessera::testing;
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-using namespace tessera::test;
+using namespace tessera::testing;
 using nlohmann::json;
 
 namespace {

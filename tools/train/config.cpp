@@ -161,12 +161,6 @@ void apply_option(Config& config, const std::vector<std::string>& arguments, std
 
 }  // namespace
 
-std::int64_t Config::Model::ffn() const {
-  if (ffn_dim) return *ffn_dim;
-  if (name == ModelName::gpt2) return 4 * dim;
-  return 32 * ((8 * dim + 95) / 96);
-}
-
 Config parse_arguments(const std::vector<std::string>& arguments) {
   Config config;
   std::string file;

@@ -12,14 +12,15 @@
 #include "tessera/base/dtype.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/data/token_file.hpp"
+#include "tessera/nn/gpt2.hpp"
+#include "tessera/nn/llama.hpp"
+#include "tessera/optim/schedule.hpp"
+#include "tessera/shard/fully_shard.hpp"
 
 namespace tessera::train {
 
 enum class ModelName : std::uint8_t { llama, gpt2 };
 enum class OptimizerName : std::uint8_t { adamw, sgd };
-enum class DecayType : std::uint8_t { constant, linear, cosine };
-enum class Reshard : std::uint8_t { default_, always, never };
-enum class Recompute : std::uint8_t { none, full };
 
 // An empty text and an empty optional mean "not set".
 struct Config {
@@ -42,17 +43,20 @@ struct Config {
     bool tf32 = false;   // f32 products round their operands
   } device;
 
+  static constexpr nn::LlamaConfig kModel{};  // whose defaults GPT-2 shares
   struct Model {
     ModelName name = ModelName::llama;
-    std::int64_t dim = 256, n_layers = 6, n_heads = 8, vocab_size = 256;
+    std::int64_t dim = kModel.dim, n_layers = kModel.n_layers, n_heads = kModel.n_heads,
+                 vocab_size = kModel.vocab_size;
     std::optional<std::int64_t> n_kv_heads, ffn_dim, max_seq_len;
-    double rope_theta = 10000, norm_eps = 1e-5, dropout = 0;
+    double rope_theta = kModel.rope_theta, norm_eps = kModel.norm_eps, dropout = 0;
     std::optional<bool> tie_embeddings;
 
     // The fields above with the values that stand in for unset ones.
     std::int64_t kv_heads() const { return n_kv_heads.value_or(n_heads); }
-    std::int64_t ffn() const;  // Llama: 8/3 of dim, rounded up to a multiple of 32; GPT-2: 4 dim
-    std::int64_t positions() const { return max_seq_len.value_or(1024); }  // GPT-2
+    std::int64_t positions() const {  // GPT-2
+      return max_seq_len.value_or(nn::Gpt2Config{}.max_seq_len);
+    }
     bool tied() const { return tie_embeddings.value_or(name == ModelName::gpt2); }
   } model;
 
@@ -74,21 +78,20 @@ struct Config {
     double lr = 8e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, momentum = 0;
   } optimizer;
 
-  // The rate is lr * (step + 1) / (warmup_steps + 1) while warming up, then lr, then, over the last
-  // decay_ratio of the steps (unset: all that follow the warm-up), falls to lr * min_lr_factor.
+  // See optim::lr_factor, which is the factor on lr.
   struct LrScheduler {
     std::int64_t warmup_steps = 0;
-    DecayType decay_type = DecayType::constant;
+    optim::DecayType decay_type = optim::DecayType::constant;
     std::optional<double> decay_ratio;
     double min_lr_factor = 0;
   } lr_scheduler;
 
   struct Parallelism {
-    Reshard fsdp_reshard_after_forward = Reshard::default_;
+    Reshard fsdp_reshard_after_forward = Reshard::automatic;
   } parallelism;
 
   struct ActivationCheckpoint {
-    Recompute mode = Recompute::none;
+    nn::Recompute mode = nn::Recompute::none;
   } activation_checkpoint;
 
   struct Debug {

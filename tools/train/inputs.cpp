@@ -7,19 +7,10 @@
 #include <vector>
 
 #include "tessera/base/error.hpp"
+#include "tessera/base/file.hpp"
 
 namespace tessera::train {
 namespace {
-
-// Runs f and puts the option's name before its complaint.
-template <class F>
-auto named(std::string_view option, F&& f) {
-  try {
-    return f();
-  } catch (const DataError& error) {
-    throw DataError(concat(option, ": ", error.what()), error.where());
-  }
-}
 
 // Writing over what is read would destroy it.
 void check_distinct(const Config& config, int records) {

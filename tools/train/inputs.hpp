@@ -4,7 +4,9 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
+#include "tessera/base/error.hpp"
 #include "tessera/checkpoint/safetensors.hpp"
 #include "tessera/data/token_file.hpp"
 #include "tools/train/config.hpp"
@@ -20,6 +22,16 @@ struct Inputs {
 
 // Which process this is: only one of a job writes.
 enum class Writes : std::uint8_t { no, yes };
+
+// Runs f and puts the option's name before its complaint.
+template <class F>
+auto named(std::string_view option, F&& f) {
+  try {
+    return f();
+  } catch (const DataError& error) {
+    throw DataError(concat(option, ": ", error.what()), error.where());
+  }
+}
 
 // Where a rank's flight record goes: its number before the extension of `path`.
 std::string flight_record_path(const std::string& path, int rank);

@@ -19,6 +19,7 @@
 #include "tessera/comm/lost_rank.hpp"
 #include "tessera/run/environment.hpp"
 #include "tessera/run/race_check.hpp"
+#include "tessera/run/run.hpp"
 #include "tessera/version.hpp"
 #include "tools/train/config.hpp"
 #include "tools/train/signals.hpp"
@@ -27,8 +28,6 @@
 namespace {
 
 using namespace tessera;
-
-constexpr int kFailure = 1, kBadInput = 2;
 
 void report(const std::string& message) {
   std::fprintf(stderr, "tessera-train: %s\n", printable(message).c_str());
@@ -119,13 +118,12 @@ int explain(std::string& message, Cause& cause) {
     cause = dynamic_cast<const LostRank*>(&error)    ? Cause::lost_rank
             : dynamic_cast<const CommError*>(&error) ? Cause::of_peer
                                                      : Cause::own;
-    return dynamic_cast<const DataError*>(&error) ? kBadInput : kFailure;
   } catch (const std::bad_alloc&) {
     message = "out of memory; use a smaller model, batch or sequence";
   } catch (const std::exception& error) {
     message = error.what();
   }
-  return kFailure;
+  return exit_code();
 }
 
 }  // namespace
@@ -135,7 +133,7 @@ int main(int argc, char** argv) {
   if (const std::string missing = missing_cpu_feature(kernel_arch()); !missing.empty()) {
     report(concat("this processor lacks ", missing, ", which the kernels of this build need (",
                   kernel_arch(), "); configure with -Dkernel_arch= and build again"));
-    return kFailure;
+    return 1;
   }
   LaunchEnvironment environment;
   try {

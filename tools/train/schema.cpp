@@ -1,11 +1,11 @@
 #include "tools/train/schema.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <type_traits>
 
 #include "tessera/base/error.hpp"
+#include "tessera/base/json.hpp"
 
 namespace tessera::train {
 namespace {
@@ -73,231 +73,29 @@ struct Extra {
   std::string_view only_if = {}, unset = {}, argument = {};
 };
 
+// The row of "section.name", or of a flag: "name".
 template <auto kSection, auto kField>
-Key key(std::string_view section, std::string_view name, std::string_view help, Extra extra = {}) {
+Key key(std::string_view full_name, std::string_view help, Extra extra = {}) {
   using Field = std::remove_cvref_t<decltype(std::declval<Config&>().*kSection.*kField)>;
-  Key row;
-  row.section = section;
-  row.name = name;
-  row.help = help;
-  row.type = type_of<typename Optional<Field>::Type>();
-  row.range = extra.range;
-  row.choices = std::move(extra.choices);
-  row.only_if = extra.only_if;
-  row.unset = extra.unset;
-  row.argument = extra.argument;
-  row.get = [](const Config& config) { return to_value(config.*kSection.*kField); };
-  row.set = [](Config& config, const Value& value) { from_value(config.*kSection.*kField, value); };
-  return row;
+  const std::size_t dot = full_name.rfind('.');
+  const bool flag = dot == std::string_view::npos;
+  return {.section = full_name.substr(0, flag ? 0 : dot),
+          .name = full_name.substr(flag ? 0 : dot + 1),
+          .help = help,
+          .type = type_of<typename Optional<Field>::Type>(),
+          .range = extra.range,
+          .choices = std::move(extra.choices),
+          .only_if = extra.only_if,
+          .unset = extra.unset,
+          .argument = extra.argument,
+          .get = [](const Config& c) { return to_value(c.*kSection.*kField); },
+          .set = [](Config& c, const Value& value) { from_value(c.*kSection.*kField, value); }};
 }
 
 constexpr std::string_view kLlama = "model.name=llama", kGpt2 = "model.name=gpt2",
                            kAdamw = "optimizer.name=AdamW", kSgd = "optimizer.name=SGD",
                            kDecays = "lr_scheduler.decay_type!=constant",
                            kShuffled = "debug.executor=shuffled", kGpu = "device!=cpu";
-
-void add_flags(std::vector<Key>& rows) {
-  using F = Config::Flags;
-  constexpr auto S = &Config::flags;
-  rows.push_back(key<S, &F::ranks>("", "ranks",
-                                   "ranks, as threads of this process (processes: mpirun -n N)",
-                                   {.range = between(1, 1 << 20), .unset = "1", .argument = "N"}));
-  rows.push_back(key<S, &F::emulate>(
-      "", "emulate",
-      "run the first rank of a world of N without its peers: its time and memory, no losses",
-      {.range = between(1, 1 << 20), .argument = "N"}));
-  rows.push_back(key<S, &F::threads>("", "threads", "threads per rank for the kernels",
-                                     {.range = between(1, 4096),
-                                      .unset = "cores in the affinity mask / ranks in it",
-                                      .argument = "N"}));
-  rows.push_back(key<S, &F::device>("", "device",
-                                    "where ranks compute: cpu, cuda, or cuda:1 for the second GPU; "
-                                    "all ranks of --ranks share one GPU",
-                                    {.argument = "DEVICE"}));
-  rows.push_back(key<S, &F::dry_run>(
-      "", "dry-run", "print units, shards, collectives and the planned peak; train nothing"));
-  rows.push_back(key<S, &F::load>("", "load",
-                                  "start from these weights (safetensors, Hugging Face's names)",
-                                  {.argument = "FILE"}));
-  rows.push_back(key<S, &F::save>("", "save", "write the weights at the end, in float32",
-                                  {.argument = "FILE"}));
-  rows.push_back(key<S, &F::trace>(
-      "", "trace", "write a timeline of the first 10 steps, run or planned", {.argument = "FILE"}));
-  rows.push_back(key<S, &F::sample>("", "sample", "at the end, let the model continue this text",
-                                    {.argument = "TEXT"}));
-  rows.push_back(key<S, &F::sample_tokens>("", "sample-tokens", "how many tokens --sample adds",
-                                           {.range = between(1, kMaxSize), .argument = "N"}));
-  rows.push_back(key<S, &F::print_config>("", "print-config",
-                                          "print the whole configuration as TOML and end"));
-  rows.push_back(key<S, &F::help>("", "help", "print this and end"));
-  rows.push_back(
-      key<S, &F::version>("", "version", "print version, commit, compiler and features, and end"));
-}
-
-void add_model(std::vector<Key>& rows) {
-  using M = Config::Model;
-  constexpr auto S = &Config::model;
-  constexpr std::string_view name = "model";
-  const Extra size{.range = between(1, kMaxSize)};
-  rows.push_back(
-      key<S, &M::name>(name, "name", "which architecture", {.choices = {"llama", "gpt2"}}));
-  rows.push_back(
-      key<S, &M::dim>(name, "dim", "width of the residual stream", {.range = between(1, 1 << 20)}));
-  rows.push_back(
-      key<S, &M::n_layers>(name, "n_layers", "number of blocks", {.range = between(1, 4096)}));
-  rows.push_back(key<S, &M::n_heads>(name, "n_heads", "heads of attention; must divide dim",
-                                     {.range = between(1, 1 << 16)}));
-  rows.push_back(key<S, &M::n_kv_heads>(
-      name, "n_kv_heads", "heads of keys and values; must divide n_heads",
-      {.range = between(1, 1 << 16), .only_if = kLlama, .unset = "n_heads"}));
-  rows.push_back(key<S, &M::ffn_dim>(
-      name, "ffn_dim", "width inside the MLP",
-      {.range = between(1, kMaxSize),
-       .unset = "llama: 8/3 of dim, rounded up to a multiple of 32; gpt2: 4 dim"}));
-  rows.push_back(
-      key<S, &M::vocab_size>(name, "vocab_size", "number of token ids; 256 for bytes", size));
-  rows.push_back(
-      key<S, &M::max_seq_len>(name, "max_seq_len", "number of learned positions",
-                              {.range = between(1, kMaxSize), .only_if = kGpt2, .unset = "1024"}));
-  rows.push_back(key<S, &M::rope_theta>(name, "rope_theta", "base of the rotary embedding",
-                                        {.range = above(0), .only_if = kLlama}));
-  rows.push_back(key<S, &M::norm_eps>(name, "norm_eps", "added to the variance in every norm",
-                                      {.range = above(0)}));
-  rows.push_back(key<S, &M::dropout>(name, "dropout", "probability of dropout",
-                                     {.range = fraction(), .only_if = kGpt2}));
-  rows.push_back(key<S, &M::tie_embeddings>(name, "tie_embeddings",
-                                            "one weight for embedding and head",
-                                            {.unset = "llama: false; gpt2: true"}));
-}
-
-void add_data_and_training(std::vector<Key>& rows) {
-  using D = Config::Data;
-  using T = Config::Training;
-  constexpr auto S = &Config::data;
-  constexpr auto U = &Config::training;
-  rows.push_back(key<S, &D::path>("data", "path",
-                                  "*.bin: 16-bit little-endian tokens; anything else: bytes",
-                                  {.argument = "FILE"}));
-  rows.push_back(key<S, &D::order>("data", "order",
-                                   "order of the samples; shuffled anew each epoch",
-                                   {.choices = {"shuffled", "sequential"}}));
-  rows.push_back(key<S, &D::heldout>(
-      "data", "heldout", "last fraction of the tokens, never trained on", {.range = fraction()}));
-  rows.push_back(
-      key<U, &T::steps>("training", "steps", "optimizer steps", {.range = between(0, kMaxCount)}));
-  rows.push_back(key<U, &T::seq_len>("training", "seq_len", "tokens in a sample",
-                                     {.range = between(1, kMaxSize)}));
-  rows.push_back(key<U, &T::global_batch_size>(
-      "training", "global_batch_size", "samples a step, over all ranks",
-      {.range = between(1, kMaxSize),
-       .unset = "local_batch_size * ranks, or 24 rounded up to a multiple of the ranks"}));
-  rows.push_back(key<U, &T::local_batch_size>(
-      "training", "local_batch_size",
-      "samples of one rank at a time; fewer than its part: gradients accumulate",
-      {.range = between(1, kMaxSize), .unset = "global_batch_size / ranks"}));
-  rows.push_back(key<U, &T::max_norm>("training", "max_norm",
-                                      "gradients are scaled down to this global norm",
-                                      {.range = above(0)}));
-  rows.push_back(key<U, &T::mixed_precision_param>("training", "mixed_precision_param",
-                                                   "type of gathered parameters and activations",
-                                                   {.choices = {"float32", "bfloat16"}}));
-  rows.push_back(key<U, &T::mixed_precision_reduce>("training", "mixed_precision_reduce",
-                                                    "type in which gradients are summed",
-                                                    {.choices = {"float32"}}));
-}
-
-void add_optimizer(std::vector<Key>& rows) {
-  using O = Config::Optimizer;
-  using L = Config::LrScheduler;
-  constexpr auto S = &Config::optimizer;
-  constexpr auto U = &Config::lr_scheduler;
-  rows.push_back(
-      key<S, &O::name>("optimizer", "name", "which optimizer", {.choices = {"AdamW", "SGD"}}));
-  rows.push_back(key<S, &O::lr>("optimizer", "lr", "peak learning rate", {.range = at_least(0)}));
-  rows.push_back(key<S, &O::beta1>("optimizer", "beta1", "decay of the first moment",
-                                   {.range = fraction(), .only_if = kAdamw}));
-  rows.push_back(key<S, &O::beta2>("optimizer", "beta2", "decay of the second moment",
-                                   {.range = fraction(), .only_if = kAdamw}));
-  rows.push_back(key<S, &O::eps>("optimizer", "eps", "added to the root of the second moment",
-                                 {.range = above(0), .only_if = kAdamw}));
-  rows.push_back(key<S, &O::weight_decay>("optimizer", "weight_decay", "decay of all parameters",
-                                          {.range = at_least(0)}));
-  rows.push_back(key<S, &O::momentum>("optimizer", "momentum", "momentum",
-                                      {.range = fraction(), .only_if = kSgd}));
-  rows.push_back(key<U, &L::warmup_steps>("lr_scheduler", "warmup_steps", "steps of linear warm-up",
-                                          {.range = between(0, kMaxCount)}));
-  rows.push_back(key<U, &L::decay_type>("lr_scheduler", "decay_type",
-                                        "how the rate falls after the warm-up",
-                                        {.choices = {"constant", "linear", "cosine"}}));
-  rows.push_back(key<U, &L::decay_ratio>(
-      "lr_scheduler", "decay_ratio", "the last fraction of the steps, in which the rate falls",
-      {.range = between(0, 1), .only_if = kDecays, .unset = "all steps after the warm-up"}));
-  rows.push_back(key<U, &L::min_lr_factor>("lr_scheduler", "min_lr_factor",
-                                           "the rate falls to this fraction of lr",
-                                           {.range = between(0, 1), .only_if = kDecays}));
-}
-
-void add_system(std::vector<Key>& rows) {
-  rows.push_back(key<&Config::device, &Config::DeviceSection::memory>(
-      "device", "memory",
-      "of a GPU. pieces: as the driver gives it; mapped: behind addresses set aside, so that it "
-      "grows in place",
-      {.choices = {"pieces", "mapped"}, .only_if = kGpu}));
-  rows.push_back(key<&Config::device, &Config::DeviceSection::tf32>(
-      "device", "tf32", "f32 products on a GPU may round their operands to 11 significant bits",
-      {.only_if = kGpu}));
-  rows.push_back(key<&Config::debug, &Config::Debug::delay_seed>(
-      "debug", "delay_seed", "a GPU's operations start late at random, as the seed has it; 0: none",
-      {.range = between(0, kMaxCount), .only_if = kGpu}));
-  rows.push_back(key<&Config::device, &Config::DeviceSection::module>(
-      "device", "module", "the driver module of a GPU",
-      {.only_if = kGpu, .unset = "libtessera-cuda.so near this program", .argument = "FILE"}));
-  rows.push_back(key<&Config::parallelism, &Config::Parallelism::fsdp_reshard_after_forward>(
-      "parallelism", "fsdp_reshard_after_forward",
-      "free a unit's parameters between forward and backward; default: all but the last unit",
-      {.choices = {"default", "always", "never"}}));
-  rows.push_back(key<&Config::activation_checkpoint, &Config::ActivationCheckpoint::mode>(
-      "activation_checkpoint", "mode", "full: keep a block's input only and compute the rest again",
-      {.choices = {"none", "full"}}));
-  rows.push_back(key<&Config::debug, &Config::Debug::seed>(
-      "debug", "seed", "of initial weights, shuffling, dropout and sampling",
-      {.range = between(0, kMaxSeed)}));
-  rows.push_back(key<&Config::debug, &Config::Debug::executor>(
-      "debug", "executor", "what runs the streams",
-      {.choices = {"threaded", "inline", "shuffled"}}));
-  rows.push_back(key<&Config::debug, &Config::Debug::schedule_seed>(
-      "debug", "schedule_seed", "of the shuffled schedule",
-      {.range = between(0, kMaxSeed), .only_if = kShuffled}));
-  rows.push_back(key<&Config::metrics, &Config::Metrics::log_freq>(
-      "metrics", "log_freq", "print every so many steps", {.range = between(1, kMaxCount)}));
-  rows.push_back(key<&Config::metrics, &Config::Metrics::jsonl>(
-      "metrics", "jsonl", "one JSON object a step goes here", {.argument = "FILE"}));
-  rows.push_back(key<&Config::metrics, &Config::Metrics::peak_tflops>(
-      "metrics", "peak_tflops", "of one rank; mfu needs it",
-      {.range = above(0), .unset = "no mfu"}));
-  rows.push_back(key<&Config::metrics, &Config::Metrics::nvtx>(
-      "metrics", "nvtx", "a GPU's operations are ranges in Nsight Systems", {.only_if = kGpu}));
-  rows.push_back(key<&Config::validation, &Config::Validation::freq>(
-      "validation", "freq", "held-out loss every so many steps; 0: at the end only",
-      {.range = between(0, kMaxCount)}));
-  rows.push_back(key<&Config::comm, &Config::Comm::train_timeout_seconds>(
-      "comm", "train_timeout_seconds", "a collective that takes longer is an error",
-      {.range = between(1, 1 << 20)}));
-  rows.push_back(key<&Config::comm, &Config::Comm::heartbeat_timeout_seconds>(
-      "comm", "heartbeat_timeout_seconds",
-      "a process of this host without life for so long ends the job; 0: never, for debuggers",
-      {.range = between(0, 1 << 20)}));
-  rows.push_back(key<&Config::comm, &Config::Comm::flight_record>(
-      "comm", "flight_record",
-      "the last collectives, on failure and on SIGUSR2; a file each rank, its number before the "
-      "dot",
-      {.argument = "FILE"}));
-}
-
-std::string number(double value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
 
 // Optimal string alignment distance. Source: Damerau 1964; the dynamic programme is Wagner and
 // Fischer's.
@@ -333,7 +131,8 @@ std::string Key::expected() const {
     return choices.size() == 1 ? all : concat("one of ", all);
   }
   const auto bound = [&](double value) {
-    return type == ValueType::integer ? concat(static_cast<std::int64_t>(value)) : number(value);
+    return type == ValueType::integer ? concat(static_cast<std::int64_t>(value))
+                                      : json::number(value);
   };
   std::string text = type == ValueType::integer ? "a whole number" : "a number";
   const bool has_high = range.high < std::numeric_limits<double>::infinity();
@@ -345,16 +144,181 @@ std::string Key::expected() const {
   return text;
 }
 
+// The choices of an enumeration stand in the order of its values.
 const std::vector<Key>& schema() {
-  static const std::vector<Key> rows = [] {
-    std::vector<Key> made;
-    add_flags(made);
-    add_model(made);
-    add_data_and_training(made);
-    add_optimizer(made);
-    add_system(made);
-    return made;
-  }();
+  using C = Config;
+  static const std::vector<Key> rows = {
+      key<&C::flags, &C::Flags::ranks>(
+          "ranks", "ranks, as threads of this process (processes: mpirun -n N)",
+          {.range = between(1, 1 << 20), .unset = "1", .argument = "N"}),
+      key<&C::flags, &C::Flags::emulate>(
+          "emulate",
+          "run the first rank of a world of N without its peers: its time and memory, no losses",
+          {.range = between(1, 1 << 20), .argument = "N"}),
+      key<&C::flags, &C::Flags::threads>("threads", "threads per rank for the kernels",
+                                         {.range = between(1, 4096),
+                                          .unset = "cores in the affinity mask / ranks in it",
+                                          .argument = "N"}),
+      key<&C::flags, &C::Flags::device>("device",
+                                        "where ranks compute: cpu, cuda, or cuda:1 for the second "
+                                        "GPU; all ranks of --ranks share one GPU",
+                                        {.argument = "DEVICE"}),
+      key<&C::flags, &C::Flags::dry_run>(
+          "dry-run", "print units, shards, collectives and the planned peak; train nothing"),
+      key<&C::flags, &C::Flags::load>(
+          "load", "start from these weights (safetensors, Hugging Face's names)",
+          {.argument = "FILE"}),
+      key<&C::flags, &C::Flags::save>("save", "write the weights at the end, in float32",
+                                      {.argument = "FILE"}),
+      key<&C::flags, &C::Flags::trace>(
+          "trace", "write a timeline of the first 10 steps, run or planned", {.argument = "FILE"}),
+      key<&C::flags, &C::Flags::sample>("sample", "at the end, let the model continue this text",
+                                        {.argument = "TEXT"}),
+      key<&C::flags, &C::Flags::sample_tokens>("sample-tokens", "how many tokens --sample adds",
+                                               {.range = between(1, kMaxSize), .argument = "N"}),
+      key<&C::flags, &C::Flags::print_config>("print-config",
+                                              "print the whole configuration as TOML and end"),
+      key<&C::flags, &C::Flags::help>("help", "print this and end"),
+      key<&C::flags, &C::Flags::version>("version",
+                                         "print version, commit, compiler and features, and end"),
+      key<&C::model, &C::Model::name>("model.name", "which architecture",
+                                      {.choices = {"llama", "gpt2"}}),
+      key<&C::model, &C::Model::dim>("model.dim", "width of the residual stream",
+                                     {.range = between(1, 1 << 20)}),
+      key<&C::model, &C::Model::n_layers>("model.n_layers", "number of blocks",
+                                          {.range = between(1, 4096)}),
+      key<&C::model, &C::Model::n_heads>("model.n_heads", "heads of attention; must divide dim",
+                                         {.range = between(1, 1 << 16)}),
+      key<&C::model, &C::Model::n_kv_heads>(
+          "model.n_kv_heads", "heads of keys and values; must divide n_heads",
+          {.range = between(1, 1 << 16), .only_if = kLlama, .unset = "n_heads"}),
+      key<&C::model, &C::Model::ffn_dim>(
+          "model.ffn_dim", "width inside the MLP",
+          {.range = between(1, kMaxSize),
+           .unset = "llama: 8/3 of dim, rounded up to a multiple of 32; gpt2: 4 dim"}),
+      key<&C::model, &C::Model::vocab_size>("model.vocab_size",
+                                            "number of token ids; 256 for bytes",
+                                            {.range = between(1, kMaxSize)}),
+      key<&C::model, &C::Model::max_seq_len>(
+          "model.max_seq_len", "number of learned positions",
+          {.range = between(1, kMaxSize), .only_if = kGpt2, .unset = "1024"}),
+      key<&C::model, &C::Model::rope_theta>("model.rope_theta", "base of the rotary embedding",
+                                            {.range = above(0), .only_if = kLlama}),
+      key<&C::model, &C::Model::norm_eps>("model.norm_eps", "added to the variance in every norm",
+                                          {.range = above(0)}),
+      key<&C::model, &C::Model::dropout>("model.dropout", "probability of dropout",
+                                         {.range = fraction(), .only_if = kGpt2}),
+      key<&C::model, &C::Model::tie_embeddings>("model.tie_embeddings",
+                                                "one weight for embedding and head",
+                                                {.unset = "llama: false; gpt2: true"}),
+      key<&C::data, &C::Data::path>("data.path",
+                                    "*.bin: 16-bit little-endian tokens; anything else: bytes",
+                                    {.argument = "FILE"}),
+      key<&C::data, &C::Data::order>("data.order", "order of the samples; shuffled anew each epoch",
+                                     {.choices = {"shuffled", "sequential"}}),
+      key<&C::data, &C::Data::heldout>(
+          "data.heldout", "last fraction of the tokens, never trained on", {.range = fraction()}),
+      key<&C::training, &C::Training::steps>("training.steps", "optimizer steps",
+                                             {.range = between(0, kMaxCount)}),
+      key<&C::training, &C::Training::seq_len>("training.seq_len", "tokens in a sample",
+                                               {.range = between(1, kMaxSize)}),
+      key<&C::training, &C::Training::global_batch_size>(
+          "training.global_batch_size", "samples a step, over all ranks",
+          {.range = between(1, kMaxSize),
+           .unset = "local_batch_size * ranks, or 24 rounded up to a multiple of the ranks"}),
+      key<&C::training, &C::Training::local_batch_size>(
+          "training.local_batch_size",
+          "samples of one rank at a time; fewer than its part: gradients accumulate",
+          {.range = between(1, kMaxSize), .unset = "global_batch_size / ranks"}),
+      key<&C::training, &C::Training::max_norm>("training.max_norm",
+                                                "gradients are scaled down to this global norm",
+                                                {.range = above(0)}),
+      key<&C::training, &C::Training::mixed_precision_param>(
+          "training.mixed_precision_param", "type of gathered parameters and activations",
+          {.choices = {"float32", "bfloat16"}}),
+      key<&C::training, &C::Training::mixed_precision_reduce>("training.mixed_precision_reduce",
+                                                              "type in which gradients are summed",
+                                                              {.choices = {"float32"}}),
+      key<&C::optimizer, &C::Optimizer::name>("optimizer.name", "which optimizer",
+                                              {.choices = {"AdamW", "SGD"}}),
+      key<&C::optimizer, &C::Optimizer::lr>("optimizer.lr", "peak learning rate",
+                                            {.range = at_least(0)}),
+      key<&C::optimizer, &C::Optimizer::beta1>("optimizer.beta1", "decay of the first moment",
+                                               {.range = fraction(), .only_if = kAdamw}),
+      key<&C::optimizer, &C::Optimizer::beta2>("optimizer.beta2", "decay of the second moment",
+                                               {.range = fraction(), .only_if = kAdamw}),
+      key<&C::optimizer, &C::Optimizer::eps>("optimizer.eps",
+                                             "added to the root of the second moment",
+                                             {.range = above(0), .only_if = kAdamw}),
+      key<&C::optimizer, &C::Optimizer::weight_decay>(
+          "optimizer.weight_decay", "decay of all parameters", {.range = at_least(0)}),
+      key<&C::optimizer, &C::Optimizer::momentum>("optimizer.momentum", "momentum",
+                                                  {.range = fraction(), .only_if = kSgd}),
+      key<&C::lr_scheduler, &C::LrScheduler::warmup_steps>(
+          "lr_scheduler.warmup_steps", "steps of linear warm-up", {.range = between(0, kMaxCount)}),
+      key<&C::lr_scheduler, &C::LrScheduler::decay_type>(
+          "lr_scheduler.decay_type", "how the rate falls after the warm-up",
+          {.choices = {"constant", "linear", "sqrt", "cosine"}}),
+      key<&C::lr_scheduler, &C::LrScheduler::decay_ratio>(
+          "lr_scheduler.decay_ratio", "the last fraction of the steps, in which the rate falls",
+          {.range = between(0, 1), .only_if = kDecays, .unset = "all steps after the warm-up"}),
+      key<&C::lr_scheduler, &C::LrScheduler::min_lr_factor>(
+          "lr_scheduler.min_lr_factor", "the rate falls to this fraction of lr",
+          {.range = between(0, 1), .only_if = kDecays}),
+      key<&C::device, &C::DeviceSection::memory>(
+          "device.memory",
+          "of a GPU. pieces: as the driver gives it; mapped: behind addresses set aside, so that "
+          "it grows in place",
+          {.choices = {"pieces", "mapped"}, .only_if = kGpu}),
+      key<&C::device, &C::DeviceSection::tf32>(
+          "device.tf32", "f32 products on a GPU may round their operands to 11 significant bits",
+          {.only_if = kGpu}),
+      key<&C::debug, &C::Debug::delay_seed>(
+          "debug.delay_seed",
+          "a GPU's operations start late at random, as the seed has it; 0: none",
+          {.range = between(0, kMaxCount), .only_if = kGpu}),
+      key<&C::device, &C::DeviceSection::module>(
+          "device.module", "the driver module of a GPU",
+          {.only_if = kGpu, .unset = "libtessera-cuda.so near this program", .argument = "FILE"}),
+      key<&C::parallelism, &C::Parallelism::fsdp_reshard_after_forward>(
+          "parallelism.fsdp_reshard_after_forward",
+          "free a unit's parameters between forward and backward; default: all but the last unit",
+          {.choices = {"default", "always", "never"}}),
+      key<&C::activation_checkpoint, &C::ActivationCheckpoint::mode>(
+          "activation_checkpoint.mode",
+          "full: keep a block's input only and compute the rest again",
+          {.choices = {"none", "full"}}),
+      key<&C::debug, &C::Debug::seed>("debug.seed",
+                                      "of initial weights, shuffling, dropout and sampling",
+                                      {.range = between(0, kMaxSeed)}),
+      key<&C::debug, &C::Debug::executor>("debug.executor", "what runs the streams",
+                                          {.choices = {"threaded", "inline", "shuffled"}}),
+      key<&C::debug, &C::Debug::schedule_seed>(
+          "debug.schedule_seed", "of the shuffled schedule",
+          {.range = between(0, kMaxSeed), .only_if = kShuffled}),
+      key<&C::metrics, &C::Metrics::log_freq>("metrics.log_freq", "print every so many steps",
+                                              {.range = between(1, kMaxCount)}),
+      key<&C::metrics, &C::Metrics::jsonl>("metrics.jsonl", "one JSON object a step goes here",
+                                           {.argument = "FILE"}),
+      key<&C::metrics, &C::Metrics::peak_tflops>("metrics.peak_tflops", "of one rank; mfu needs it",
+                                                 {.range = above(0), .unset = "no mfu"}),
+      key<&C::metrics, &C::Metrics::nvtx>(
+          "metrics.nvtx", "a GPU's operations are ranges in Nsight Systems", {.only_if = kGpu}),
+      key<&C::validation, &C::Validation::freq>(
+          "validation.freq", "held-out loss every so many steps; 0: at the end only",
+          {.range = between(0, kMaxCount)}),
+      key<&C::comm, &C::Comm::train_timeout_seconds>("comm.train_timeout_seconds",
+                                                     "a collective that takes longer is an error",
+                                                     {.range = between(1, 1 << 20)}),
+      key<&C::comm, &C::Comm::heartbeat_timeout_seconds>(
+          "comm.heartbeat_timeout_seconds",
+          "a process of this host without life for so long ends the job; 0: never, for debuggers",
+          {.range = between(0, 1 << 20)}),
+      key<&C::comm, &C::Comm::flight_record>("comm.flight_record",
+                                             "the last collectives, on failure and on SIGUSR2; a "
+                                             "file each rank, its number before the dot",
+                                             {.argument = "FILE"}),
+  };
   return rows;
 }
 
@@ -417,7 +381,7 @@ std::vector<std::string_view> sections() {
 
 std::string shown_value(const Key& key, const Value& value) {
   if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
-  if (const auto* real = std::get_if<double>(&value)) return number(*real);
+  if (const auto* real = std::get_if<double>(&value)) return json::number(*real);
   if (const auto* text = std::get_if<std::string>(&value)) return *text;
   if (const auto* integer = std::get_if<std::int64_t>(&value)) {
     return key.type == ValueType::choice

@@ -3,18 +3,19 @@
 #include "tools/train/train.hpp"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <map>
 #include <memory>
 
+#include "tessera/checkpoint/model.hpp"
 #include "tessera/nn/generate.hpp"
-#include "tessera/tensor/ops.hpp"
+#include "tessera/run/run.hpp"
 #include "tools/train/flight_record_file.hpp"
 #include "tools/train/inputs.hpp"
 #include "tools/train/signals.hpp"
 #include "tools/train/trainer.hpp"
-#include "tools/train/weights.hpp"
 
 namespace tessera::train {
 namespace {
@@ -24,6 +25,9 @@ std::string mebibytes(std::int64_t bytes) {
   std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
   return text;
 }
+
+// Byte counts travel as doubles, which hold them exactly.
+std::int64_t bytes_of(double count) { return static_cast<std::int64_t>(count); }
 
 WorldOptions world_options(const Config& config, const std::shared_ptr<RaceChecker>& checker) {
   return {.device = device_choice(config),
@@ -85,43 +89,6 @@ int dry_run(const Config& config, int ranks) {
   return 0;
 }
 
-// What ranks tell each other after a step, as the largest of each.
-struct Shared {
-  double exposed_seconds, host_seconds;
-  std::int64_t peak, planned, reserved;
-};
-Shared largest(const World& world, const Shared& own) {
-  if (world.kind() == WorldKind::emulated) return own;  // its sums count this rank for its peers
-  constexpr std::int64_t kFields = 5;
-  std::vector<double> table(static_cast<std::size_t>(kFields * world.size()), 0);
-  const std::size_t at = static_cast<std::size_t>(kFields * world.rank());
-  table[at] = own.exposed_seconds;
-  table[at + 1] = own.host_seconds;
-  table[at + 2] = static_cast<double>(own.peak);
-  table[at + 3] = static_cast<double>(own.planned);
-  table[at + 4] = static_cast<double>(own.reserved);
-  if (world.size() > 1) {
-    const Tensor send = Tensor::from(table, {kFields * world.size()}, world.device());
-    const Tensor recv = Tensor::empty(send.shape(), f64, world.device());
-    const Access accesses[] = {send.access(AccessMode::read), recv.access(AccessMode::write)};
-    world.control().submit(Collective{.send = send.data(),
-                                      .recv = recv.data(),
-                                      .count = send.numel(),
-                                      .kind = CollectiveKind::all_reduce,
-                                      .dtype = f64},
-                           "all_reduce_metrics", accesses);
-    table = recv.to_vector<double>();
-  }
-  const auto most = [&](std::size_t field) {
-    double m = table[field];
-    for (std::size_t r = 1; r < static_cast<std::size_t>(world.size()); ++r)
-      m = std::max(m, table[r * kFields + field]);
-    return m;
-  };
-  return {most(0), most(1), static_cast<std::int64_t>(most(2)), static_cast<std::int64_t>(most(3)),
-          static_cast<std::int64_t>(most(4))};
-}
-
 // The run of one rank.
 class Run {
  public:
@@ -138,7 +105,7 @@ class Run {
     trainer_ = std::make_unique<Trainer>(config_, world_);
     nn::LanguageModel& model = trainer_->model();
     nn::init(model, {static_cast<std::uint64_t>(config_.debug.seed)});
-    if (inputs_.load) load_weights(model, config_.flags.load);
+    if (inputs_.load) named("--load", [&] { checkpoint::load_weights(*inputs_.load, model); });
     world_.barrier();
     if (speaks_)
       console_ = std::make_unique<Console>(Terminal::detect(), config_.training.steps,
@@ -192,13 +159,16 @@ class Run {
       const PhaseMemory& planned = step == 0 ? plan_.first_step : plan_.steady_step;
       const PhaseMemory used{result.peak_bytes, trainer_->memory().reserved_bytes()};
       steps_as_planned_ &= used == planned;
-      const Shared shared =
-          largest(world_, {result.exposed_seconds, result.host_seconds, used.peak_bytes,
-                           planned.peak_bytes, used.reserved_bytes});
+      // The largest of all ranks; report() names the numbers. An emulated rank counts for its
+      // peers.
+      std::array<double, 5> largest = {
+          result.exposed_seconds, result.host_seconds, static_cast<double>(used.peak_bytes),
+          static_cast<double>(planned.peak_bytes), static_cast<double>(used.reserved_bytes)};
+      world_.max(largest);
       const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
       steps_done_ = step + 1;
-      peak_ = std::max(peak_, shared.peak);
-      if (speaks_) report(step, result, shared, tokens / wall.count(), flops);
+      peak_ = std::max(peak_, bytes_of(largest[2]));
+      if (speaks_) report(step, result, largest, tokens / wall.count(), flops);
       if (result.stop) return true;
       const std::int64_t freq = config_.validation.freq;
       if (freq > 0 && (step + 1) % freq == 0 && step + 1 < config_.training.steps)
@@ -208,7 +178,7 @@ class Run {
     return false;
   }
 
-  void report(std::int64_t step, const StepResult& result, const Shared& shared,
+  void report(std::int64_t step, const StepResult& result, const std::array<double, 5>& largest,
               double tokens_per_second, double flops) {
     StepMetrics m;
     m.step = step + 1;
@@ -219,11 +189,12 @@ class Run {
     m.tokens_per_second = tokens_per_second;
     m.tflops = tokens_per_second * flops / world_.size() * 1e-12;
     if (config_.metrics.peak_tflops) m.mfu = *m.tflops / *config_.metrics.peak_tflops;
-    if (shared.exposed_seconds >= 0) m.exposed_comm_ms = shared.exposed_seconds * 1e3;
-    if (shared.host_seconds >= 0) m.host_ms = shared.host_seconds * 1e3;
-    m.memory_peak_bytes = shared.peak;
-    m.memory_planned_bytes = shared.planned;
-    m.memory_reserved_bytes = shared.reserved;
+    const auto& [exposed_seconds, host_seconds, peak, planned, reserved] = largest;
+    if (exposed_seconds >= 0) m.exposed_comm_ms = exposed_seconds * 1e3;
+    if (host_seconds >= 0) m.host_ms = host_seconds * 1e3;
+    m.memory_peak_bytes = bytes_of(peak);
+    m.memory_planned_bytes = bytes_of(planned);
+    m.memory_reserved_bytes = bytes_of(reserved);
     if (inputs_.jsonl) inputs_.jsonl->write(m);
     console_->step(m);
   }
@@ -244,22 +215,22 @@ class Run {
 
   void save(nn::LanguageModel& model) {
     trainer_->memory().ledger().reset_peak();
-    save_weights(model, world_, config_.flags.save);
+    checkpoint::save_weights(config_.flags.save, model, world_);
     if (steps_done_ > 0) report_phase("the save", plan_.save, trainer_->phase_memory());
   }
 
   // Collective. Of the largest rank, and on how many each number is that of the rank's own plan.
   void report_phase(const char* phase, const PhaseMemory& planned, const PhaseMemory& used) {
-    const auto most = [&](std::int64_t bytes) {
-      return static_cast<std::int64_t>(world_.max(static_cast<double>(bytes)));
-    };
-    const PhaseMemory plan{most(planned.peak_bytes), most(planned.reserved_bytes)},
-        run{most(used.peak_bytes), most(used.reserved_bytes)};
+    double most[] = {static_cast<double>(planned.peak_bytes), static_cast<double>(used.peak_bytes),
+                     static_cast<double>(planned.reserved_bytes),
+                     static_cast<double>(used.reserved_bytes)};
+    world_.max(most);
     const std::string equal = equal_ranks(planned == used);
     if (!speaks_) return;
-    console_->line(concat("memory a rank in ", phase, ": planned peak ", plan.peak_bytes,
-                          " bytes, used ", run.peak_bytes, " bytes; planned reserve ",
-                          plan.reserved_bytes, " bytes, used ", run.reserved_bytes, " bytes; ",
+    const auto& [planned_peak, peak, planned_reserve, reserve] = most;
+    console_->line(concat("memory a rank in ", phase, ": planned peak ", bytes_of(planned_peak),
+                          " bytes, used ", bytes_of(peak), " bytes; planned reserve ",
+                          bytes_of(planned_reserve), " bytes, used ", bytes_of(reserve), " bytes; ",
                           equal));
   }
 
@@ -308,44 +279,37 @@ class Run {
 
 int train(const Config& config, const LaunchEnvironment& environment,
           const std::shared_ptr<RaceChecker>& race_checker) {
-  std::optional<int> threads_ranks;
-  if (config.flags.ranks) threads_ranks = static_cast<int>(*config.flags.ranks);
-  const int job_ranks = job_size(environment, threads_ranks);
-  const int ranks = config.world_size(job_ranks);
+  std::optional<int> threads;
+  if (config.flags.ranks) threads = static_cast<int>(*config.flags.ranks);
+  const int ranks = config.world_size(job_size(environment, threads));
+  const bool writes = environment.rank == 0;
   if (config.flags.dry_run) {
-    if (environment.rank != 0) return 0;
+    if (!writes) return 0;
     open_inputs(config, ranks, Writes::yes);
     return dry_run(config, ranks);
   }
+  if (config.flags.emulate && environment.several_processes())
+    throw DataError("--emulate: is one process without peers; leave the launcher out");
   std::optional<TraceFile> traces;  // of this process's ranks, where it writes
-  if (!config.flags.trace.empty() && environment.rank == 0) traces.emplace(config.flags.trace);
+  if (!config.flags.trace.empty() && writes) traces.emplace(config.flags.trace);
   const WorldOptions options = world_options(config, race_checker);
   FlightRecordFiles records(config.comm.flight_record);
+  std::optional<Inputs> inputs;  // one set serves all ranks of a process
+  if (!environment.several_processes()) inputs = open_inputs(config, ranks, Writes::yes);
   int code = 0;
-  if (environment.several_processes()) {
-    if (config.flags.emulate)
-      throw DataError("--emulate: is one process without peers; leave the launcher out");
-    World world = World::mpi(options);
-    validate(config, world.size());
-    Inputs inputs = open_inputs(config, world.size(), world.rank() == 0 ? Writes::yes : Writes::no);
-    const int code = records.during(
-        world, [&] { return Run(config, inputs, world, traces ? &*traces : nullptr)(); });
-    if (traces) traces->write();
-    return code;
-  }
-  Inputs inputs = open_inputs(config, ranks, Writes::yes);
-  if (config.flags.emulate) {
-    World world = World::emulated(0, ranks, options);
-    code = records.during(
-        world, [&] { return Run(config, inputs, world, traces ? &*traces : nullptr)(); });
-    if (traces) traces->write();
-    return code;
-  }
-  run_local(ranks, options, [&](World& world) {
+  const auto rank = [&](const World& world) {
+    if (!inputs) {  // under MPI, which alone knows the number of ranks
+      validate(config, world.size());
+      inputs = open_inputs(config, world.size(), world.rank() == 0 ? Writes::yes : Writes::no);
+    }
     const int own = records.during(
-        world, [&] { return Run(config, inputs, world, traces ? &*traces : nullptr)(); });
-    if (world.rank() == 0) code = own;
-  });
+        world, [&] { return Run(config, *inputs, world, traces ? &*traces : nullptr)(); });
+    if (environment.several_processes() || world.rank() == 0) code = own;
+  };
+  if (config.flags.emulate)
+    rank(World::emulated(0, ranks, options));
+  else
+    run_ranks(environment, threads, options, rank);
   if (traces) traces->write();
   return code;
 }

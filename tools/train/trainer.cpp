@@ -5,32 +5,20 @@
 #include "tessera/autograd/ops.hpp"
 #include "tessera/autograd/random.hpp"
 #include "tessera/base/philox.hpp"
-#include "tessera/nn/gpt2.hpp"
-#include "tessera/nn/llama.hpp"
+#include "tessera/checkpoint/model.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
-#include "tessera/optim/schedule.hpp"
 #include "tessera/optim/sgd.hpp"
-#include "tools/train/weights.hpp"
 
 namespace tessera::train {
 namespace {
 
-tessera::Reshard reshard_of(Reshard r) {
-  return r == Reshard::always  ? tessera::Reshard::always
-         : r == Reshard::never ? tessera::Reshard::never
-                               : tessera::Reshard::automatic;
-}
-
 double learning_rate(const Config& c, std::int64_t step) {
   const auto& s = c.lr_scheduler;
-  const auto decay = s.decay_type == DecayType::cosine   ? optim::DecayType::cosine
-                     : s.decay_type == DecayType::linear ? optim::DecayType::linear
-                                                         : optim::DecayType::constant;
   return c.optimizer.lr * optim::lr_factor({.steps = c.training.steps,
                                             .warmup_steps = s.warmup_steps,
                                             .decay_ratio = s.decay_ratio,
-                                            .decay_type = decay,
+                                            .decay_type = s.decay_type,
                                             .min_lr_factor = s.min_lr_factor},
                                            step);
 }
@@ -53,16 +41,14 @@ Tensor all_sum(const World& world, const Tensor& values) {
 
 std::unique_ptr<nn::LanguageModel> make_model(const Config& config) {
   const auto& m = config.model;
-  const auto recompute = config.activation_checkpoint.mode == Recompute::full
-                             ? nn::Recompute::blocks
-                             : nn::Recompute::none;
+  const nn::Recompute recompute = config.activation_checkpoint.mode;
   if (m.name == ModelName::llama)
     return std::make_unique<nn::Llama>(
         nn::LlamaConfig{.dim = m.dim,
                         .n_layers = m.n_layers,
                         .n_heads = m.n_heads,
                         .n_kv_heads = m.kv_heads(),
-                        .ffn_dim = m.ffn(),
+                        .ffn_dim = m.ffn_dim.value_or(0),
                         .vocab_size = m.vocab_size,
                         .max_seq_len = m.max_seq_len.value_or(config.training.seq_len),
                         .rope_theta = m.rope_theta,
@@ -72,7 +58,7 @@ std::unique_ptr<nn::LanguageModel> make_model(const Config& config) {
   return std::make_unique<nn::Gpt2>(nn::Gpt2Config{.dim = m.dim,
                                                    .n_layers = m.n_layers,
                                                    .n_heads = m.n_heads,
-                                                   .ffn_dim = m.ffn(),
+                                                   .ffn_dim = m.ffn_dim.value_or(0),
                                                    .vocab_size = m.vocab_size,
                                                    .max_seq_len = m.positions(),
                                                    .norm_eps = m.norm_eps,
@@ -96,7 +82,7 @@ Trainer::Trainer(const Config& config, const World& world)
       split_(split_batch(config, world.size())),
       model_(make_model(config)) {
   ShardOptions options{.mesh = DeviceMesh::flat(world)};
-  options.reshard_after_forward = reshard_of(config.parallelism.fsdp_reshard_after_forward);
+  options.reshard_after_forward = config.parallelism.fsdp_reshard_after_forward;
   if (config.training.mixed_precision_param != f32)
     options.precision.param = config.training.mixed_precision_param;
   if (config.training.mixed_precision_reduce != f32)
@@ -241,8 +227,8 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
                        [](std::int64_t, std::span<std::int32_t>, std::span<std::int32_t>) {});
   plan.evaluation = trainer.phase_memory();
   ledger.reset_peak();
-  for_each_saved_tensor(trainer.model(), world,
-                        [](const std::string&, const Tensor& full) { full.plan_to_bytes(); });
+  checkpoint::for_each_saved_tensor(
+      trainer.model(), world, [](const std::string&, const Tensor& full) { full.plan_to_bytes(); });
   plan.save = trainer.phase_memory();
   return plan;
 }

@@ -3,6 +3,7 @@
 // writes to stderr.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <optional>
 #include <string>
@@ -24,6 +25,17 @@ struct RunOptions {
 // TESSERA_CHECK=1 (see run/race_check.hpp), or with a checker in `world`, it closes with a line of
 // what the race checker found; a race makes a 0 a 1.
 int run(const RunOptions& options, const std::function<void(World&)>& body);
+
+// Its pieces, for programs that report in their own way.
+//
+// The ranks alone: this process's one of the launcher's job, or `ranks` threads; calls `body` once
+// for each that is here. What it throws comes out, nothing is printed.
+// Throws: DataError as job_size; CommError as World::mpi.
+void run_ranks(const LaunchEnvironment& environment, std::optional<int> ranks,
+               const WorldOptions& options, const std::function<void(World&)>& body);
+
+// What a program ends with that `error` ended: 2 for bad input (DataError), 1 for anything else.
+int exit_code(const std::exception_ptr& error = std::current_exception());
 
 // "cpu", "cuda", or "cuda:1" for the second GPU.  Throws: DataError for anything else.
 DeviceChoice parse_device(std::string_view name);
