@@ -14,7 +14,7 @@
 #include "tests/support/temporary_folder.hpp"
 
 using namespace tessera;
-using test::TemporaryFolder;
+using testing::TemporaryFolder;
 
 namespace {
 

@@ -16,7 +16,7 @@
 
 using namespace tessera;
 using namespace tessera::checkpoint;
-using tessera::test::TemporaryFolder;
+using tessera::testing::TemporaryFolder;
 
 namespace {
 

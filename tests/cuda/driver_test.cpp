@@ -62,7 +62,7 @@ TEST_CASE("a module whose libraries are missing is refused in one line that name
   const std::size_t at = bytes.find(linked);
   REQUIRE(at != std::string::npos);
   bytes.replace(at, missing.size(), missing);
-  const tessera::test::TemporaryFolder folder;
+  const tessera::testing::TemporaryFolder folder;
   const std::string line = refusal({.module = folder.write("libtessera-cuda.so", bytes)});
   CHECK_THAT(line, Catch::Contains("libcublasLt.99") && Catch::Contains("install what it names") &&
                        Catch::Contains("--device=cpu"));

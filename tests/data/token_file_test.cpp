@@ -15,7 +15,7 @@
 
 using namespace tessera;
 using namespace tessera::data;
-using tessera::test::TemporaryFolder;
+using tessera::testing::TemporaryFolder;
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-namespace tessera::test {
+namespace tessera::testing {
 
 class TemporaryFolder {
  public:
@@ -50,4 +50,4 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-}  // namespace tessera::test
+}  // namespace tessera::testing
