@@ -75,7 +75,7 @@ struct Extra {
 
 // The row of "section.name", or of a flag: "name".
 template <auto kSection, auto kField>
-Key key(std::string_view full_name, std::string_view help, Extra extra = {}) {
+Key key(std::string_view full_name, std::string_view help, const Extra& extra = {}) {
   using Field = std::remove_cvref_t<decltype(std::declval<Config&>().*kSection.*kField)>;
   const std::size_t dot = full_name.rfind('.');
   const bool flag = dot == std::string_view::npos;
@@ -84,7 +84,7 @@ Key key(std::string_view full_name, std::string_view help, Extra extra = {}) {
           .help = help,
           .type = type_of<typename Optional<Field>::Type>(),
           .range = extra.range,
-          .choices = std::move(extra.choices),
+          .choices = extra.choices,
           .only_if = extra.only_if,
           .unset = extra.unset,
           .argument = extra.argument,
