@@ -11,7 +11,10 @@
 //                                        2 5
 //
 // Work on tensors is queued on the device and done while the program goes on; only a call that
-// reads values waits for it.
+// reads values blocks until it is done.
+//
+// PyTorch: views, strides, broadcasting and the device `meta` are the same, and a GPU's work is
+// queued there, too. On the CPU, though, PyTorch ends each operation before the call returns.
 #include <iostream>
 
 #include "tessera/autograd/ops.hpp"
@@ -60,10 +63,11 @@ static void dtypes_round(const ts::Device& device) {
 
 static void values_are_read_late(const ts::Device& device) {
   ts::Tensor x = ts::Tensor::normal({64, 64}, 0, 1, /*key=*/7, ts::f32, device);
-  const std::uint64_t before = device.context().launches();
+  const auto given = [&] { return device.compute().clock()[ts::StreamId::compute]; };
+  const ts::Tick before = given();  // a stream counts what it has been given: lesson 20
   for (int i = 0; i < 10; ++i) x = tanh(matmul(x, x));
-  const std::uint64_t queued = device.context().launches() - before;
-  const double largest = max(reshape(x, {-1}), 0).item();  // the program sleeps here, not before
+  const ts::Tick queued = given() - before;
+  const double largest = max(reshape(x, {-1}), 0).item();  // the program blocks here, not before
   std::cout << "4. " << queued << " operations were queued; then their largest value, " << largest
             << ", was waited for\n";
   CHECK(queued == 20);

@@ -11,10 +11,15 @@
 //
 // These edges are the only order between streams. A clock in every stream counts what it comes
 // after.
+//
+// PyTorch: torch.cuda.Stream and Event are the same idea, with `wait_event` for `wait` and
+// `synchronize` for `block`. PyTorch keeps no clock, so a wait that is missing goes unnoticed until
+// a value is wrong, and one that is not needed is queued all the same.
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstdio>
+#include <iomanip>
+#include <iostream>
 #include <numeric>
 #include <thread>
 
@@ -24,9 +29,8 @@
 namespace ts = tessera;
 
 static void print(const char* what, const ts::Clock& clock) {
-  std::printf("  %-22s compute %llu, gather %llu\n", what,
-              static_cast<unsigned long long>(clock[ts::StreamId::compute]),
-              static_cast<unsigned long long>(clock[ts::StreamId::gather]));
+  std::cout << "   " << std::left << std::setw(26) << what << "compute "
+            << clock[ts::StreamId::compute] << ", gather " << clock[ts::StreamId::gather] << '\n';
 }
 
 // Two streams without an edge overlap: each body here ends only when it has seen the other begin.
@@ -40,8 +44,8 @@ static void streams_run_side_by_side() {
   // A launch returns at once; the body runs on a thread of its stream.
   device.compute().launch({.name = "meet"}, meet);
   device.gather().launch({.name = "meet"}, meet);
-  device.synchronize();  // the host sleeps until both are done
-  std::printf("1. Two streams met while both were running.\n");
+  device.synchronize();  // the host blocks until both are done
+  std::cout << "1. Two streams met while both were running.\n";
   CHECK(here == 2);
 }
 
@@ -60,8 +64,11 @@ static void events_order_streams() {
                  [s](ts::Exec&) { std::transform(s, s + 4, s, [](int x) { return 2 * x; }); });
   device.block(compute.record());
 
-  std::printf("2. source %d %d %d %d, copy %d %d %d %d\n", source[0], source[1], source[2],
-              source[3], copy[0], copy[1], copy[2], copy[3]);
+  std::cout << "2. source";
+  for (const int value : source) std::cout << ' ' << value;
+  std::cout << ", copy";
+  for (const int value : copy) std::cout << ' ' << value;
+  std::cout << '\n';
   CHECK((source == std::array{2, 4, 6, 8}));
   CHECK((copy == std::array{1, 2, 3, 4}));
 }
@@ -74,7 +81,7 @@ static void clocks_count_what_is_ordered() {
   for (int i = 0; i < 3; ++i) compute.launch({.name = "work"}, [](ts::Exec&) {});
   const ts::Event event = compute.record();
   gather.launch({.name = "work"}, [](ts::Exec&) {});
-  std::printf("3. Clocks: for each stream, the last operation that this one comes after.\n");
+  std::cout << "3. Clocks: for each stream, the last operation that this one comes after.\n";
   print("gather before the wait", gather.clock());
   CHECK(gather.clock()[ts::StreamId::compute] == 0);
   gather.wait(event);
@@ -84,7 +91,7 @@ static void clocks_count_what_is_ordered() {
 
   print("the host", device.context().host_clock());
   device.block(gather.record());
-  print("the host, having slept", device.context().host_clock());
+  print("the host, having blocked", device.context().host_clock());
   CHECK(device.context().host_clock()[ts::StreamId::compute] == 3);  // heard of through gather
 }
 
@@ -101,7 +108,7 @@ static void a_seed_finds_a_missing_edge() {
     device.synchronize();
     stale += seen == 0;
   }
-  std::printf("4. Without an edge, %d of 20 seeds read before the write.\n", stale);
+  std::cout << "4. Without an edge, " << stale << " of 20 seeds read before the write.\n";
   CHECK(stale > 0 && stale < 20);
 }
 

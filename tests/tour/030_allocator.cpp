@@ -5,14 +5,19 @@
 // new use apart. Only where another stream has touched the buffer does its next user wait, and it
 // waits on the device, for exactly that touch. That wait is called a gate.
 //
-//   compute   allocate A ── write A ─┬─ free A ── allocate B, in A's place ── wait ── write B
-//   gather                           └── read A (slow) ─────────────────────────┘
+//   compute   allocate A ── write A ─┬─ free A ── allocate B, where A lay ── wait ── write B
+//   gather                           └── read A (slow) ────────────────────────┘
 //
 // So which bytes are reused depends on the program alone, never on how fast it runs, and the peak
 // of memory is one number that can be planned.
+//
+// PyTorch: a program that uses a tensor on a second stream must call `record_stream`, and the freed
+// block then lies idle until the host finds, at some later allocation, that the second stream is
+// done, so the peak depends on timing. A gate needs no call, because every launch declares its
+// accesses, and the block is handed out at once, because the wait is on the device.
 #include <atomic>
 #include <chrono>
-#include <cstdio>
+#include <iostream>
 #include <thread>
 
 #include "tessera/base/error.hpp"
@@ -24,7 +29,10 @@ namespace ts = tessera;
 constexpr auto kCompute = ts::StreamId::compute, kGather = ts::StreamId::gather;
 constexpr std::int64_t kMiB = 1 << 20;
 
-// An operation that says what it touches, as every operation of the library does.
+// An operation that says what it touches, as every operation of the library does. An Access is a
+// range of bytes, read or written, and the LastUse of their allocation: for each stream, the last
+// tick at which it touched them. The launch writes its tick there, and a free reads it: streams
+// other than the buffer's own that are found there, and that it has not waited for, make the gate.
 template <class Body>
 static void use(const ts::Stream& stream, const ts::Buffer& buffer, const Body& body) {
   const ts::Access accesses[] = {
@@ -42,9 +50,8 @@ static void one_stream_reuses_at_once() {
     if (i == 0) first = buffer.data();
     CHECK(buffer.data() == first);
   }
-  std::printf("1. 1000 buffers of 1 MiB in turn: %lld MiB reserved, %llu gates\n",
-              static_cast<long long>(memory.reserved_bytes() / kMiB),
-              static_cast<unsigned long long>(memory.pool().gates_fired()));
+  std::cout << "1. 1000 buffers of 1 MiB in turn: " << memory.reserved_bytes() / kMiB
+            << " MiB reserved, " << memory.pool().gates_fired() << " gates\n";
   CHECK(memory.pool().segments_taken() == 1);
   CHECK(memory.pool().gates_fired() == 0);
 }
@@ -68,10 +75,10 @@ static void another_stream_makes_a_gate(bool known) {
   use(device.compute(), b, [p](ts::Exec&) { *p = std::byte{2}; });
   device.synchronize();
   const auto gates = memory.pool().gates_fired();
-  std::printf("%s: same place %s, gather read %d, gates %llu\n",
-              known ? "3. With a wait of the program's own before the free"
-                    : "2. Freed while another stream reads",
-              b.data() == p ? "yes" : "no", seen.load(), static_cast<unsigned long long>(gates));
+  std::cout << (known ? "3. With a wait of the program's own before the free"
+                      : "2. Freed while another stream reads")
+            << ": same address " << (b.data() == p ? "yes" : "no") << ", gather read " << seen
+            << ", gates " << gates << '\n';
   CHECK(b.data() == p);
   CHECK(seen == 1);  // not 2: the new write came after the old read
   CHECK(gates == (known ? 0 : 1));
@@ -91,7 +98,7 @@ static void the_ledger_knows_who() {
     const ts::OwnerGuard owner(device, "slots");
     const ts::Buffer slot = memory.allocate(500'000, kGather);
   }
-  std::printf("4. The ledger, sizes rounded to 256 bytes:\n%s\n", memory.ledger().table().c_str());
+  std::cout << "4. The ledger, sizes rounded to 256 bytes:\n" << memory.ledger().table() << '\n';
   CHECK(memory.ledger().live_bytes("weights") == 3'000'064);
   CHECK(memory.ledger().live_bytes("activations") == 0);
   CHECK(memory.ledger().peak_bytes() == 3'000'064 + 1'000'192 + 500'224);
@@ -101,7 +108,7 @@ static void the_ledger_knows_who() {
     const ts::Buffer more = memory.allocate(100 * kMiB, kCompute);
     CHECK(false);
   } catch (const ts::OutOfMemory& error) {
-    std::printf("5. Beyond a limit: %s\n", error.what());
+    std::cout << "5. Beyond a limit: " << error.what() << '\n';
   }
 }
 

@@ -8,8 +8,12 @@
 //   check    the derivative against finite differences
 //
 // The body may run later, on another thread. So it holds plain pointers and owns nothing: at most
-// 112 bytes, copied as they are. The accesses are what keeps the memory behind those pointers in
-// place: the allocator reads there who used a buffer last.
+// 112 bytes, copied as they are. The accesses are what keeps the memory behind those pointers
+// from being reused: the launch notes in them who used a buffer last, and the allocator reads it.
+//
+// PyTorch: the three steps are TORCH_LIBRARY for the kernel, torch.autograd.Function for the
+// derivative, and gradcheck. A kernel there does not declare what it touches, so one that runs on a
+// stream of its own must call `record_stream` for each of its tensors.
 #include <algorithm>
 #include <cmath>
 #include <iostream>

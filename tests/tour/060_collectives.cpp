@@ -11,61 +11,118 @@
 //                      rank 1  [a b c d]   ──▶  [Σb]          summed in rank order, always
 //                      ...                      ...
 //
+// A collective is work on a stream like any other. So it has an edge on each side:
+//
+//   compute   ── write shard ─┐ record                            ┌─ wait ── backward
+//   gather                    └─ wait (enter) ── all_gather ── record (leave)
+//
 // Peers read a rank's send side directly, so it lies in symmetric memory: the same offset on every
-// rank. A collective is work on a stream like any other, ordered by events. It begins when all
-// ranks' inputs are ready, and ends when nobody reads them any more.
+// rank. The collective begins when all ranks' inputs are ready, and ends when nobody reads them.
+//
+// PyTorch: all_gather_into_tensor and reduce_scatter_tensor, on a stream of NCCL; the call enters
+// by waiting for the current stream, and `Work.wait()` leaves. Ranks that disagree hang there until
+// a watchdog ends the job, unless TORCH_DISTRIBUTED_DEBUG=DETAIL compares every call.
 #include <array>
 #include <atomic>
-#include <cstdio>
+#include <iomanip>
+#include <iostream>
 
 #include "tessera/comm/world.hpp"
 #include "tests/tour/check.hpp"
 
 namespace ts = tessera;
+using ts::AccessMode;
 
 constexpr int kRanks = 4;
 constexpr std::int64_t kChunk = 2;  // elements of each rank's shard
+constexpr std::int64_t kAll = kRanks * kChunk;
 
-static std::array<std::array<float, kChunk>, kRanks> shard_gradients;  // for the host to print
+using Chunk = std::array<float, kChunk>;
 
-static void train_step(ts::World& world) {
-  const int rank = world.rank();
-  const auto memory = world.allocate_symmetric(2 * kRanks * kChunk * sizeof(float));
-  auto* const weights = reinterpret_cast<float*>(memory->data());  // [kRanks][kChunk]
-  float* const gradients = weights + kRanks * kChunk;              // [kRanks][kChunk]
-  auto& shard_gradient = shard_gradients[static_cast<std::size_t>(rank)];
+// What one rank works on, and the last use of each allocation, which every launch brings up to
+// date. An operation declares all bytes that it may touch.
+struct Memory {
+  explicit Memory(const ts::World& world)
+      : symmetric(world.allocate_symmetric(2 * kAll * sizeof(float))),
+        weights(reinterpret_cast<float*>(symmetric->data())),
+        gradients(weights + kAll) {}
+  ts::Access both() { return {&use, weights, gradients + kAll, AccessMode::write}; }
+  ts::Access shard() { return {&shard_use, sum.data(), sum.data() + kChunk, AccessMode::write}; }
+
+  std::shared_ptr<ts::SymmetricMemory> symmetric;
+  float* weights;    // [kRanks][kChunk]
+  float* gradients;  // [kRanks][kChunk]
+  Chunk sum{};       // this rank's chunk of the gradients, over all ranks
   ts::LastUse use, shard_use;
-  const ts::Access all[] = {{&use, weights, gradients + kRanks * kChunk, ts::AccessMode::write}};
-  const ts::Access both[] = {
-      all[0],
-      {&shard_use, shard_gradient.data(), shard_gradient.data() + kChunk, ts::AccessMode::write}};
-  const ts::Stream compute = world.device().compute(), gather = world.device().gather(),
-                   reduce = world.device().reduce();
+};
 
-  // Each rank writes its shard where the gathered weights will have it.
-  float* const mine = weights + rank * kChunk;
-  compute.launch({.name = "write shard", .accesses = all}, [mine, rank](ts::Exec&) {
+// Each rank writes its shard where the gathered weights will have it.
+static void write_shard(const ts::World& world, Memory& memory) {
+  const int rank = world.rank();
+  float* const mine = memory.weights + rank * kChunk;
+  const ts::Access all[] = {memory.both()};
+  world.device().compute().launch({.name = "write shard", .accesses = all}, [=](ts::Exec&) {
     for (std::int64_t i = 0; i < kChunk; ++i) mine[i] = static_cast<float>(10 * rank + i);
   });
-  gather.wait(compute.record());  // enter
-  world.gather().submit(
-      {.send = mine, .recv = weights, .count = kChunk, .kind = ts::CollectiveKind::all_gather},
-      "gather weights", all);
-  compute.wait(gather.record());  // leave
+}
 
-  // A backward of sorts: this rank's batch weighs every parameter with (rank + 1).
-  compute.launch({.name = "backward", .accesses = all}, [weights, gradients, rank](ts::Exec&) {
-    for (std::int64_t i = 0; i < kRanks * kChunk; ++i)
-      gradients[i] = weights[i] * static_cast<float>(rank + 1);
-  });
-  reduce.wait(compute.record());
-  world.reduce().submit({.send = gradients,
-                         .recv = shard_gradient.data(),
+// Enter: the gather stream must not read the shard before compute has written it. Leave: compute
+// must not read the weights before the peers' chunks are there, and must not overwrite its own
+// while a peer still reads it. Both edges are waits on the device; the host goes on at once.
+static void gather_weights(const ts::World& world, Memory& memory) {
+  const ts::Stream compute = world.device().compute(), gather = world.device().gather();
+  const ts::Access all[] = {memory.both()};
+  gather.wait(compute.record());  // enter
+  world.gather().submit({.send = memory.weights + world.rank() * kChunk,
+                         .recv = memory.weights,
+                         .count = kChunk,
+                         .kind = ts::CollectiveKind::all_gather},
+                        "gather weights", all);
+  compute.wait(gather.record());  // leave
+}
+
+// A backward of sorts: this rank's batch weighs every parameter with (rank + 1).
+static void backward(const ts::World& world, Memory& memory) {
+  const auto factor = static_cast<float>(world.rank() + 1);
+  const ts::Access all[] = {memory.both()};
+  world.device().compute().launch(
+      {.name = "backward", .accesses = all},
+      [=, weights = memory.weights, gradients = memory.gradients](ts::Exec&) {
+        for (std::int64_t i = 0; i < kAll; ++i) gradients[i] = weights[i] * factor;
+      });
+}
+
+// The same two edges. Here the host itself wants the result, so it blocks in place of a leave.
+static void reduce_gradients(const ts::World& world, Memory& memory) {
+  const ts::Stream compute = world.device().compute(), reduce = world.device().reduce();
+  const ts::Access all[] = {memory.both(), memory.shard()};
+  reduce.wait(compute.record());  // enter
+  world.reduce().submit({.send = memory.gradients,
+                         .recv = memory.sum.data(),
                          .count = kChunk,
                          .kind = ts::CollectiveKind::reduce_scatter},
-                        "reduce gradients", both);
-  world.device().block(reduce.record());  // the only place where the host sleeps
-  CHECK(world.gather().submitted() == 1 && world.reduce().submitted() == 1);
+                        "reduce gradients", all);
+  world.device().block(reduce.record());
+}
+
+static void one_step() {
+  std::array<Chunk, kRanks> sums{};  // for the host to print
+  ts::run_local(kRanks, {}, [&](ts::World& world) {
+    Memory memory(world);
+    write_shard(world, memory);
+    gather_weights(world, memory);
+    backward(world, memory);
+    reduce_gradients(world, memory);
+    CHECK(world.gather().submitted() == 1 && world.reduce().submitted() == 1);
+    sums[static_cast<std::size_t>(world.rank())] = memory.sum;
+  });
+  std::cout
+      << "1. Four ranks gathered weights 10 r + i, and summed gradients of 1 to 4 times that:\n";
+  for (std::size_t rank = 0; rank < kRanks; ++rank) {
+    std::cout << "   rank " << rank << " holds " << sums[rank][0] << ' ' << sums[rank][1] << '\n';
+    for (std::size_t i = 0; i < kChunk; ++i)  // small integers: exact in f32
+      CHECK(sums[rank][i] == 10 * static_cast<float>(10 * rank + i));
+  }
 }
 
 // Ranks that disagree do not hang and do not compute nonsense: every one gets the same error.
@@ -86,26 +143,23 @@ static void ranks_must_agree() {
       }
     });
   } catch (const ts::CommError& error) {
-    std::printf("2. Ranks that disagree are told:\n   %s\n", error.what());
+    std::cout << "2. Ranks that disagree are told:\n   " << error.what() << '\n';
   }
   CHECK(told == 2);
 }
 
-int main() {
-  ts::run_local(kRanks, {}, train_step);
-  std::printf(
-      "1. Four ranks gathered weights 10 r + i and summed gradients weighed 1 + 2 + 3 + 4:\n");
-  for (std::size_t rank = 0; rank < kRanks; ++rank) {
-    const auto& g = shard_gradients[rank];
-    std::printf("   rank %zu holds [%g %g]\n", rank, g[0], g[1]);
-    for (std::size_t i = 0; i < kChunk; ++i)
-      CHECK(g[i] == 10 * static_cast<float>(10 * rank + i));  // small integers: exact in f32
-  }
-  ranks_must_agree();
-
+// In rank order on every rank, so there is one answer, and it has the same bits everywhere.
+static void a_sum_has_one_value() {
   ts::run_local(3, {}, [](ts::World& world) {
-    const double sum = world.sum(0.1 * world.rank());  // the same bits on every rank
+    const double sum = world.sum(0.1 * world.rank());
     CHECK(sum == 0.0 + 0.1 * 1 + 0.1 * 2);
-    if (world.rank() == 0) std::printf("3. Three ranks agree that the sum is %.17g\n", sum);
+    if (world.rank() == 0)
+      std::cout << "3. Three ranks agree that the sum is " << std::setprecision(17) << sum << '\n';
   });
+}
+
+int main() {
+  one_step();
+  ranks_must_agree();
+  a_sum_has_one_value();
 }

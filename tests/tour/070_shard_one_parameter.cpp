@@ -6,7 +6,11 @@
 //
 //   rank 0   │ 0 1 2 │              │ 0 1 2 3 4 │             │ 0 1 2 │
 //   rank 1   │ 3 4 · │  ─ gather ▶  │ 0 1 2 3 4 │  ─ leave ▶  │ 3 4 · │
-#include <cstdio>
+//
+// PyTorch: FSDP2's `fully_shard` cuts along dimension 0 into the same chunks, and the parameter is
+// a DTensor between calls. There an operation on it outside of the call computes on the DTensor,
+// with communication of its own; here it is an error that names the parameter.
+#include <iostream>
 #include <string>
 
 #include "tessera/autograd/ops.hpp"
@@ -36,8 +40,7 @@ static void on_one_rank(ts::World& world) {
   // The handle is always the shard; its shape is always the global shape.
   const ts::Shape shard = project.W.shard().shape();
   if (speaks)
-    std::printf("1. W is %s; rank 0 keeps %s of it.\n", ts::concat(project.W.shape()).c_str(),
-                ts::concat(shard).c_str());
+    std::cout << "1. W is " << project.W.shape() << "; rank 0 keeps " << shard << " of it.\n";
   CHECK((project.W.shape() == ts::Shape{5, 2}));
   CHECK((shard == (world.rank() == 0 ? ts::Shape{3, 2} : ts::Shape{2, 2})));
 
@@ -57,15 +60,14 @@ static void on_one_rank(ts::World& world) {
   ts::sum(project(x)).backward();
   const ts::ShardCounters counters = ts::shard_counters(project);
   if (speaks)
-    std::printf("2. Forward and backward: %llu gathers, %llu reduction.\n",
-                static_cast<unsigned long long>(counters.gathers),
-                static_cast<unsigned long long>(counters.reductions));
+    std::cout << "2. Forward and backward: " << counters.gathers << " gathers, "
+              << counters.reductions << " reduction.\n";
   CHECK(counters.gathers == 2 && counters.reductions == 1);
 
   // d sum(x W^T) / dW is x in every row: (1 + 2) / 2 = 1.5 after averaging, and each rank holds its
   // rows of it.
   const ts::Tensor gradient = project.W.grad();
-  if (speaks) std::printf("3. Rank 0's rows of the gradient:\n%s\n", gradient.to_string().c_str());
+  if (speaks) std::cout << "3. Rank 0's rows of the gradient:\n" << gradient << '\n';
   for (const float g : gradient.to_vector<float>()) CHECK(g == 1.5f);
   CHECK(gradient.shape() == shard);
 }

@@ -10,8 +10,13 @@
 //
 // The lesson trains on one rank and on three and compares: sharding changes where numbers live, not
 // what they are.
+//
+// PyTorch: the same steps, with `torch.device("meta")`, `fully_shard`, `to_empty` and
+// `reset_parameters`. The optimizer there goes through a list of shards, one a parameter; here a
+// unit's shards are one flat array, which one kernel updates.
 #include <cmath>
-#include <cstdio>
+#include <iomanip>
+#include <iostream>
 #include <vector>
 
 #include "tessera/autograd/ops.hpp"
@@ -56,7 +61,7 @@ static std::vector<double> train(int ranks) {
     mlp.materialize(world.device());
     ts::nn::init(mlp, {.value = 7});
     ts::optim::AdamW optimizer(mlp.parameters(), {.lr = 1e-2, .weight_decay = 0});
-    if (world.rank() == 0 && ranks > 1) std::printf("%s", ts::shard_plan(mlp).to_string().c_str());
+    if (world.rank() == 0 && ranks > 1) std::cout << ts::shard_plan(mlp).to_string();
 
     const int share = 24 / world.size();
     std::vector<float> x, y;
@@ -79,7 +84,8 @@ static std::vector<double> train(int ranks) {
 int main() {
   const std::vector<double> one = train(1), three = train(3);
   for (const int step : {0, 100, 299})
-    std::printf("step %3d: loss %.6f on one rank, %.6f on three\n", step, one[step], three[step]);
+    std::cout << "step " << std::setw(3) << step << ": loss " << std::fixed << one[step]
+              << " on one rank, " << three[step] << " on three\n";
   CHECK(one.back() < 0.01 * one.front());
   // The ranks' sums round in another order: a few f32 rounding errors (6e-8) a step, carried
   // through the early steps.
