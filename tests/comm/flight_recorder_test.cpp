@@ -79,15 +79,15 @@ TEST_CASE("the flight record is of the last 1,000 collectives, with who, what an
 }
 
 TEST_CASE("a name that the record cuts within a character leaves it JSON", "[comm]") {
-  const World world = World::single({.threads = 1});
+  const World world = World::emulated(0, 2, {.threads = 1});  // one rank alone records nothing
   // A record keeps 47 bytes of it.
   const std::string name = std::string(46, 'a') + "\xe2\x82\xac";
   world.control().submit({.kind = CollectiveKind::barrier}, world.device().context().intern(name),
                          {});
   world.device().synchronize();
   const auto record = nlohmann::json::parse(world.flight_recorder().to_json(0, 1, "\xff"));
-  CHECK(record["failure"] == "\xef\xbf\xbd");
-  CHECK(record["entries"].back()["name"] == std::string(46, 'a') + "\xef\xbf\xbd");
+  CHECK(record.at("failure") == "\xef\xbf\xbd");
+  CHECK(record.at("entries").back().at("name") == std::string(46, 'a') + "\xef\xbf\xbd");
 }
 
 TEST_CASE("a rank that shows no life is missed after 5 seconds where nobody says otherwise",
