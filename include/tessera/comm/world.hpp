@@ -85,8 +85,9 @@ class World {
   // Executors: threaded and inline.  Throws: CommError when this build has no MPI, or MPI cannot
   // start. MPI is finalised with the last MPI world.
   static World mpi(const WorldOptions& options = {});
-  // No peers: gathered chunks of other ranks hold this rank's values scrambled, reductions this
-  // rank's chunk times the number of ranks. With ExecutorKind::virtual_ nothing runs at all.
+  // No peers (PyTorch: fake process group): gathered chunks of other ranks hold this rank's values
+  // scrambled, reductions this rank's chunk times the number of ranks. With ExecutorKind::virtual_
+  // nothing runs at all.
   static World emulated(int rank, int size, const WorldOptions& options = {});
 
   World(World&&) noexcept;
