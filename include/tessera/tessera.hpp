@@ -28,6 +28,7 @@
 #include "tessera/device/collective_barrier.hpp"
 #include "tessera/device/cost_model.hpp"
 #include "tessera/device/device.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/device/driver.hpp"
 #include "tessera/device/event.hpp"
 #include "tessera/device/executor.hpp"

@@ -10,6 +10,7 @@
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/flight_recorder.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera {
 namespace {

@@ -5,6 +5,7 @@
 #include "runtime/comm/plain_memory.hpp"
 #include "runtime/comm/pull.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/memory/memory.hpp"
 
 namespace tessera::comm {

@@ -4,6 +4,7 @@
 
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/memory/memory.hpp"
 
 namespace tessera::comm {

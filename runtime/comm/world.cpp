@@ -10,10 +10,13 @@
 #include <thread>
 
 #include "runtime/comm/local.hpp"
+#include "runtime/comm/testing.hpp"
 #include "runtime/comm/world_state.hpp"
+#include "runtime/device/testing.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/base/text.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/device/observe/profiler_ranges.hpp"
 #include "tessera/device/observe/race_checker.hpp"
 #include "tessera/memory/memory.hpp"
@@ -66,7 +69,6 @@ Device make_device(const WorldOptions& options, int rank, int threads,
                        .cost = options.cost,
                        .memory = choice.memory,
                        .tf32 = choice.tf32,
-                       .delay_seed = choice.delay_seed,
                        .module = choice.module});
 }
 
@@ -332,7 +334,7 @@ void run_local(int ranks, const WorldOptions& options, const std::function<void(
       failures.add(rank);
     }
   }
-  trace_of_last_run = scheduler ? scheduler->trace_hash() : 0;
+  trace_of_last_run = scheduler ? trace_hash(*scheduler) : 0;
   failures.rethrow();
 }
 

@@ -1,12 +1,11 @@
-#include "tessera/device/device.hpp"
+#include "tessera/device/device_context.hpp"
 
 #include <algorithm>
 #include <chrono>
 #include <exception>
 
-#include "runtime/device/cpu_check.hpp"
-#include "runtime/device/open_driver.hpp"
 #include "runtime/device/tell.hpp"
+#include "runtime/device/testing.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/base/text.hpp"
@@ -25,48 +24,12 @@ void Stream::submit(const Op& op, const Body& body, CollectiveBarrier* barrier) 
 
 // ---- Device
 
-Device Device::cpu(const CpuOptions& options) {
-  const std::string missing = missing_cpu_feature(kernel_arch());
-  if (!missing.empty())
-    throw DeviceError(
-        concat("Device::cpu: this processor lacks ", missing, ", and the kernels were built for ",
-               kernel_arch(),
-               "; rebuild with -Dkernel_arch=native on this machine, or with an empty "
-               "kernel_arch for any processor"));
-  return Device(std::make_shared<DeviceContext>(DeviceKind::cpu, options.rank,
-                                                ExecutorOptions{.kind = options.executor,
-                                                                .rank = options.rank,
-                                                                .threads = options.threads,
-                                                                .scheduler = options.scheduler,
-                                                                .seed = options.schedule_seed,
-                                                                .cost = options.cost,
-                                                                .run_bodies = options.run_bodies}));
-}
-
-Device Device::cuda(const CudaOptions& options) {
-  const bool plans = options.executor == ExecutorKind::virtual_;
-  TESSERA_EXPECT(plans || options.executor == ExecutorKind::cuda, "Device::cuda: the executor '",
-                 name(options.executor),
-                 "' runs on the CPU; leave it on 'cuda', or give 'virtual' "
-                 "for a plan");
-  TESSERA_EXPECT(options.index >= 0, "Device::cuda: index ", options.index,
-                 "; devices count from 0");
-  return Device(std::make_shared<DeviceContext>(
-      DeviceKind::cuda, options.rank,
-      ExecutorOptions{.kind = options.executor,
-                      .rank = options.rank,
-                      .cost = options.cost,
-                      .driver = plans ? nullptr : &open_driver(options.module, options.index),
-                      .device_index = options.index,
-                      .delay_seed = options.delay_seed},
-      options.memory, options.tf32));
-}
-
 DeviceKind Device::kind() const noexcept { return context_ ? context_->kind() : DeviceKind::meta; }
 int Device::rank() const noexcept { return context_ ? context_->rank() : 0; }
 bool Device::runs_bodies() const noexcept { return context_ && context_->executor().runs_bodies(); }
 
 Stream Device::stream(StreamId id) const { return Stream(context(), id); }
+const Clock& Device::clock() const { return context().host_clock(); }
 void Device::block(const Event& event) const { context().block(event); }
 void Device::synchronize() const { context().synchronize(); }
 
@@ -83,6 +46,9 @@ DeviceContext& Device::context() const {
 // ---- DeviceContext
 
 namespace {
+
+// Whether this is the edge that a test removes; `mutator` is null but in tests.
+bool is_mutated(Mutator* mutator, Mutation::Kind kind) { return mutator && mutator->hits(kind); }
 
 // The event that a record before the stream's last operation would have made.
 Event one_earlier(Event event) {
@@ -143,7 +109,7 @@ Event DeviceContext::mark(StreamId stream, bool by_program) {
               .clock = clock,
               .number = ++records_,
               .native = nullptr};
-  if (by_program && event.tick > 0 && is_mutated(Mutation::Kind::early_record))
+  if (by_program && event.tick > 0 && is_mutated(mutator_.get(), Mutation::Kind::early_record))
     event = one_earlier(event);
   executor_->record(event);
   last_events_[index(stream)] = event;
@@ -156,9 +122,9 @@ void DeviceContext::wait(StreamId stream, const Event& event) {
   Clock& clock = clocks_[index(stream)];
   // The whole clock, not the tick alone: between two events of one tick the stream may have waited
   // for more.
-  if (clock.covers(event.clock) || is_mutated(Mutation::Kind::forget_wait)) return;
+  if (clock.covers(event.clock) || is_mutated(mutator_.get(), Mutation::Kind::forget_wait)) return;
   tell_observers(observers_, [stream, &event](Observer& o) { o.waited(stream, event); });
-  if (!is_mutated(Mutation::Kind::drop_wait)) executor_->wait(stream, event);
+  if (!is_mutated(mutator_.get(), Mutation::Kind::drop_wait)) executor_->wait(stream, event);
   clock.merge(event.clock);
 }
 
@@ -169,10 +135,10 @@ void DeviceContext::block(const Event& event) {
       executor_->block(event);
       return rethrow_late();
     }
-    if (is_mutated(Mutation::Kind::forget_wait)) return;
+    if (is_mutated(mutator_.get(), Mutation::Kind::forget_wait)) return;
     tell_observers(observers_, [&event](Observer& o) { o.blocked(event); });
     const auto start = std::chrono::steady_clock::now();
-    if (!is_mutated(Mutation::Kind::drop_wait)) executor_->block(event);
+    if (!is_mutated(mutator_.get(), Mutation::Kind::drop_wait)) executor_->block(event);
     rethrow_late();
     blocked_seconds_ +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -234,7 +200,7 @@ const Event& DeviceContext::event_covering(StreamId stream, Tick tick) {
 }
 
 Event DeviceContext::event_of_free(StreamId stream, Tick tick) noexcept try {
-  if (!is_mutated(Mutation::Kind::early_free)) return event_covering(stream, tick);
+  if (!is_mutated(mutator_.get(), Mutation::Kind::early_free)) return event_covering(stream, tick);
   Event event = one_earlier({.stream = stream,
                              .tick = tick,
                              .clock = clock(stream),

@@ -28,8 +28,8 @@ std::filesystem::path own_folder() {
 // The file to load: a bare name is left to the dynamic linker.
 std::string find_module(std::string& looked) {
   const std::filesystem::path folder = own_folder();
-  for (const char* place : {".", "../lib", "kernels/cuda", "../kernels/cuda"}) {
-    const std::filesystem::path file = (folder / place / kModule).lexically_normal();
+  for (const char* sub : {".", "../lib", "kernels/cuda", "../kernels/cuda"}) {
+    const std::filesystem::path file = (folder / sub / kModule).lexically_normal();
     std::error_code ignored;
     if (std::filesystem::exists(file, ignored)) return file.string();
     looked += concat(looked.empty() ? "" : ", ", file.parent_path().string());

@@ -4,6 +4,7 @@
 
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/device/driver.hpp"
 #include "tessera/memory/memory.hpp"
 

@@ -1,11 +1,12 @@
 #include "tessera/memory/memory.hpp"
 
 #include "tessera/base/checked.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera {
 
 HostStaging::HostStaging(DeviceContext& context, Ledger& ledger)
-    : context_(context), ledger_(ledger), owner_(ledger.owner("batch")) {}
+    : context_(context), ledger_(ledger), owner_(ledger.owner("host staging")) {}
 
 HostStaging::Piece& HostStaging::take(std::int64_t bytes) {
   const std::int64_t rounded = round_up(bytes, kAlignmentBytes);
@@ -52,7 +53,8 @@ void HostStaging::give_back(Piece& piece) noexcept {
 
 namespace {
 
-std::unique_ptr<Upstream> upstream_of(const DeviceContext& context, bool counted) {
+std::unique_ptr<Upstream> upstream_of(DeviceContext& context) {
+  const bool counted = !context.executor().runs_bodies();
   if (context.kind() != DeviceKind::cuda) return counted ? counted_memory() : system_memory();
   return counted ? counted_memory(context.cuda_memory())
                  : device_memory(context, context.cuda_memory());
@@ -61,9 +63,7 @@ std::unique_ptr<Upstream> upstream_of(const DeviceContext& context, bool counted
 }  // namespace
 
 Memory::Memory(DeviceContext& context)
-    : counted_(!context.executor().runs_bodies()),
-      pool_(context, ledger_, upstream_of(context, counted_)),
-      staging_(context, ledger_) {
+    : pool_(context, ledger_, upstream_of(context)), staging_(context, ledger_) {
   if (context.kind() != DeviceKind::cuda) return;
   const OwnerId owner = ledger_.owner("workspace");
   workspace_ = Buffer(pool_, pool_.allocate(kWorkspaceBytes, StreamId::compute, owner));
@@ -72,8 +72,8 @@ Memory::Memory(DeviceContext& context)
 }
 
 Memory& Memory::of(DeviceContext& context) {
-  if (!context.memory) context.memory = std::make_unique<Memory>(context);
-  return static_cast<Memory&>(*context.memory);
+  if (!context.memory) context.memory = std::make_shared<Memory>(context);
+  return *static_cast<Memory*>(context.memory.get());
 }
 
 Memory& Memory::of(const Device& device) {

@@ -1,6 +1,7 @@
 #include "runtime/memory/poison.hpp"
 
 #include "runtime/device/queue.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 // its next taking, behind the gate that the taker passes anyway; and at the free as well, on a
 // stream that is ordered after every use so far, when there is one.
 //
-//   compute  ... last use of A ── free A: poison ............ take A in its place: poison ── use
+//   compute  ... last use of A ── free A: poison ............ take the same bytes: poison ── use
 //   gather   ......... a use of A that compute waits for ─┘
 #pragma once
 

@@ -7,6 +7,7 @@
 #include "runtime/base/assert.hpp"
 #include "runtime/memory/poison.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera {
 namespace {
@@ -21,8 +22,8 @@ bool touched_only_by(StreamId stream, const Clock& touched) {
   return sum == touched[stream];
 }
 
-// The last of a list in the order of places that lies before `block`; null for none.
-Block* place_before(const Block& block, Block* list) {
+// The last of a list in the order of addresses that lies before `block`; null for none.
+Block* last_before(const Block& block, Block* list) {
   const auto is_before = [&](const Block& b) {
     return b.segment == block.segment ? b.data < block.data
                                       : b.segment->number < block.segment->number;
@@ -71,7 +72,7 @@ std::uint32_t Pool::class_of(std::int64_t bytes) {
 }
 
 std::uint32_t Pool::class_in(const Segment& segment, std::int64_t bytes) {
-  return segment.is_large ? kPlaces : class_of(bytes);
+  return segment.is_large ? kLargeClass : class_of(bytes);
 }
 
 // Requires: `c` is the block's class.
@@ -79,7 +80,7 @@ void Pool::insert(Block* block, std::uint32_t c) {
   FreeLists& lists = *lists_[index(block->stream)];
   block->size_class = static_cast<std::uint16_t>(c);
   block->free = true;
-  block->previous = c == kPlaces ? place_before(*block, lists.heads[c]) : nullptr;
+  block->previous = c == kLargeClass ? last_before(*block, lists.heads[c]) : nullptr;
   Block*& here = block->previous ? block->previous->next : lists.heads[c];
   block->next = here;
   if (block->next) block->next->previous = block;
@@ -119,10 +120,10 @@ Block* Pool::find(const FreeLists& lists, std::int64_t bytes) {
   return lists.heads[word * 64 + static_cast<std::size_t>(std::countr_zero(bits))];
 }
 
-// See Note [Places of large blocks].
-Block* Pool::find_place(const FreeLists& lists, std::int64_t bytes, OwnerId owner) {
+// See Note [Address order of large blocks].
+Block* Pool::find_large(const FreeLists& lists, std::int64_t bytes, OwnerId owner) {
   Block* first = nullptr;
-  for (Block* b = lists.heads[kPlaces]; b; b = b->next) {
+  for (Block* b = lists.heads[kLargeClass]; b; b = b->next) {
     if (b->bytes < bytes) continue;
     if (owner == kActivations || is_of(owner, b->before) || is_of(owner, b->after)) return b;
     if (!first) first = b;
@@ -130,11 +131,11 @@ Block* Pool::find_place(const FreeLists& lists, std::int64_t bytes, OwnerId owne
   return first;
 }
 
-Block* Pool::record() {
+Block* Pool::new_block() {
   if (!spare_) {
     constexpr std::size_t kChunk = 256;
-    records_.push_back(std::make_unique<Block[]>(kChunk));
-    for (std::size_t i = 0; i < kChunk; ++i) retire(&records_.back()[i]);
+    chunks_.push_back(std::make_unique<Block[]>(kChunk));
+    for (std::size_t i = 0; i < kChunk; ++i) retire(&chunks_.back()[i]);
   }
   return std::exchange(spare_, spare_->next);
 }
@@ -147,7 +148,7 @@ void Pool::retire(Block* block) noexcept {
 
 // A block of its own for `bytes` at `data`, which are a part of `block`.
 Block* Pool::piece(const Block& block, std::byte* data, std::int64_t bytes) {
-  Block* const part = record();
+  Block* const part = new_block();
   part->data = data;
   part->bytes = bytes;
   part->segment = block.segment;
@@ -181,7 +182,7 @@ Block* Pool::cut_end(Block* block, std::int64_t bytes) {
 // A free block has another size: in its list it stays where it is as long as that is the right one.
 void Pool::resize(Block* block, std::int64_t bytes) {
   block->bytes = bytes;
-  if (block->size_class == kPlaces) return;
+  if (block->size_class == kLargeClass) return;
   const std::uint32_t c = class_of(bytes);
   if (c == block->size_class) return;
   remove(block);
@@ -204,11 +205,11 @@ void Pool::absorb(Block* block, Block* neighbour) {
 }
 
 [[gnu::noinline]] void Pool::make_gate(Block* block) {
-  const Clock &owner = context_.clock(block->stream), &host = context_.host_clock();
+  const Clock &home = context_.clock(block->stream), &host = context_.host_clock();
   for (std::size_t i = 0; i < kMaxStreams; ++i) {
     const auto s = static_cast<StreamId>(i);
     if (const Tick tick = block->use.touched[s];
-        s != block->stream && tick > owner[s] && tick > host[s])
+        s != block->stream && tick > home[s] && tick > host[s])
       block->gate.push_back(context_.event_of_free(s, tick));
   }
 }
@@ -231,7 +232,7 @@ Block* Pool::allocate(std::int64_t bytes, StreamId stream, OwnerId owner) {
   auto& lists = lists_[index(stream)];
   if (!lists) lists = std::make_unique<FreeLists>();
   const bool is_large = rounded >= kLargeBytes;
-  Block* block = is_large ? find_place(*lists, rounded, owner) : find(*lists, rounded);
+  Block* block = is_large ? find_large(*lists, rounded, owner) : find(*lists, rounded);
   if (!block) block = grow(rounded, stream);
   if (!block && release_cached() > 0) block = grow(rounded, stream);
   if (!block) fail(rounded, stream, owner);
@@ -253,8 +254,8 @@ Block* Pool::allocate(std::int64_t bytes, StreamId stream, OwnerId owner) {
   return block;
 }
 
-// Only where the owner is ordered after every use; else the next taker does it. See Note [Poison
-// adds no edge].
+// Only where the home stream is ordered after every use; else the next taker does it. See Note
+// [Poison adds no edge].
 void Pool::poison_free(Block* block) noexcept {
   try {
     if (follows(context_, block->stream, block->use))
@@ -307,25 +308,6 @@ void Pool::fail(std::int64_t bytes, StreamId stream, OwnerId owner) const {
              name(stream), ": ", ledger_.live_bytes(), " are in use, ", reserved_, " are reserved",
              limit_ ? concat(", the limit is ", limit_) : std::string(),
              "; make the batch or the model smaller, or use more ranks\n", ledger_.table()));
-}
-
-bool Pool::is_valid() const {
-  for (std::size_t s = 0; s < kMaxStreams; ++s) {
-    if (!lists_[s]) continue;
-    for (std::uint32_t c = 0; c < kClasses; ++c) {
-      const Block* head = lists_[s]->heads[c];
-      if ((head != nullptr) != ((lists_[s]->occupied[c / 64] >> (c % 64) & 1u) != 0)) return false;
-      for (const Block* b = head; b; b = b->next) {
-        if (!b->free || index(b->stream) != s || class_in(*b->segment, b->bytes) != c) return false;
-        if (b->next && c == kPlaces && place_before(*b->next, lists_[s]->heads[c]) != b)
-          return false;
-        if (b->next && b->next->previous != b) return false;
-        if (b->after && (b->after->before != b || b->after->free)) return false;
-        if (b->before && (b->before->after != b || b->before->free)) return false;
-      }
-    }
-  }
-  return true;
 }
 
 }  // namespace tessera

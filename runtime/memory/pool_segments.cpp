@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tessera/base/checked.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/memory/pool.hpp"
 
 namespace tessera {
@@ -45,7 +46,7 @@ Block* Pool::append(Segment& segment, StreamId stream, std::int64_t bytes) {
     resize(before, before->bytes + bytes);
     return before;
   }
-  Block* const block = record();
+  Block* const block = new_block();
   block->data = data;
   block->bytes = bytes;
   block->segment = &segment;
@@ -65,8 +66,8 @@ std::int64_t Pool::release_cached() {
     // Whole segment sizes; what a smaller rest would save is not worth a longer list of sizes.
     const std::int64_t kept = round_up(last->data - segment->data, kSegmentBytes);
     if (!last->free || kept == segment->bytes) continue;
-    // Everything that touched it must be over before the system gets it back, the owner's own work
-    // included.
+    // Everything that touched it must be over before the system gets it back, the home stream's
+    // work included.
     for (std::size_t i = 0; i < kMaxStreams; ++i) {
       const auto s = static_cast<StreamId>(i);
       const Tick tick = segment->touched[s];

@@ -4,6 +4,7 @@
 
 #include "runtime/memory/poison.hpp"
 #include "tessera/base/checked.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera {
 
@@ -76,13 +77,14 @@ void SlotRing::give_back(const Slot& slot) {
   Memory& memory = Memory::of(*context_);
   memory.ledger().remove(owner_, entry.booked);
   if (memory.poisons()) poison_returned(slot.number);
-  // Recorded here and not at the next take: by then the streams have more work queued, and the
-  // taker would wait for it.
+  // The events are recorded here, not at the next take: recorded later they would stand behind
+  // work that was queued in between, and the taker would wait for that too.
   // A stream that did not touch the slot this time keeps its event of an earlier life.
   std::erase_if(entry.last_use, [&](const Event& event) {
     return entry.use.touched[event.stream] != 0 || context_->host_clock().covers(event.clock);
   });
-  // Those that no other user follows come first; their events mostly know the others' use.
+  // A stream that no other user has waited for since gets its event first: it mostly comes last,
+  // and its event's clock covers the others' uses, which then need no event of their own.
   const Clock& used = entry.use.touched;
   const auto needs_event = [&](StreamId id) {
     return used[id] > context_->host_clock()[id] &&

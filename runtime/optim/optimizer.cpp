@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/tensor/launch.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera::optim {
 

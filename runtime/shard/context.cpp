@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/shard/unit.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera::shard {
 namespace {

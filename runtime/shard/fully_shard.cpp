@@ -6,6 +6,7 @@
 #include "runtime/shard/unit.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/base/text.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {

@@ -10,6 +10,7 @@
 
 #include "runtime/shard/unit.hpp"
 #include "tessera/autograd/random.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera {
 namespace {

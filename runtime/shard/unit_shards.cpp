@@ -4,6 +4,7 @@
 
 #include "tessera/base/log.hpp"
 #include "tessera/comm/world.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera::shard {
 

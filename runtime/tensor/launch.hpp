@@ -7,6 +7,7 @@
 #include <initializer_list>
 
 #include "kernels/table.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/tensor/tensor.hpp"
 
 namespace tessera::detail {

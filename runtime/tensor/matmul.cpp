@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "runtime/tensor/launch.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera::raw {

@@ -4,6 +4,7 @@
 
 #include "runtime/device/queue.hpp"
 #include "runtime/tensor/launch.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {

@@ -1,6 +1,7 @@
 // The backward pass: order, accumulation, regions, what is kept and what is freed.
 #include <stdexcept>
 
+#include "tessera/device/device_context.hpp"
 #include "tests/autograd/helpers.hpp"
 
 using namespace tessera;

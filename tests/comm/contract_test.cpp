@@ -4,6 +4,7 @@
 #include <random>
 
 #include "tessera/comm/world.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/race_check.hpp"
@@ -33,7 +34,7 @@ struct CostSeen final : Observer {
     name = op.name;
     accesses = op.accesses.size();
   }
-  StreamId stream = StreamId::user2;
+  StreamId stream = StreamId::transfer;
   Cost cost;
   std::string name;
   std::size_t accesses = 0;

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.hpp"
 #include "tessera/comm/world.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/support/catch.hpp"
 
 using namespace tessera;

@@ -6,8 +6,10 @@
 #include <random>
 #include <set>
 
+#include "runtime/comm/testing.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/comm/world.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/comm/battery.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/race_check.hpp"

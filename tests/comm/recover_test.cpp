@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "tessera/comm/world.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/race_check.hpp"
 

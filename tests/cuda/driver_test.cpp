@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/table.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/tensor/ops.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/support/catch.hpp"

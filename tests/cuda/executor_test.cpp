@@ -9,6 +9,7 @@
 
 #include "kernels/table.hpp"
 #include "runtime/device/queue.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/support/catch.hpp"
 

@@ -2,6 +2,7 @@
 #include <random>
 #include <vector>
 
+#include "tessera/device/device_context.hpp"
 #include "tessera/device/driver.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tessera/tensor/ops.hpp"

@@ -4,6 +4,7 @@
 
 #include "runtime/device/queue.hpp"
 #include "tessera/comm/world.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/tensor/ops.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/support/catch.hpp"

@@ -5,6 +5,7 @@
 // above the driver table.
 #include <stdexcept>
 
+#include "runtime/device/testing.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/promises/memory.hpp"
@@ -33,9 +34,11 @@ TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[t
       const Trained cpu = train(ranks, {.threads = 1}, cell, seed, 3);
       CHECK(cpu.losses.back() < cpu.losses.front());
       CHECK(same_bits(cpu, train(ranks, on_gpu(), cell, seed, 3)));
-      WorldOptions late = on_gpu();
-      late.device.delay_seed = seed | 1;
-      CHECK(same_bits(cpu, train(ranks, late, cell, seed, 3)));
+      const auto late = on_ranks(ranks, on_gpu(), [&](World& world) {
+        delay_operations(world.device().context(), seed | 1);
+        return train(world, cell, seed, 3);
+      });
+      for (const Trained& each : late) CHECK(same_bits(cpu, each));
       const Delays delays(seed, 60);
       CHECK(same_bits(cpu, train(ranks, on_gpu(), cell, seed, 3)));
     }

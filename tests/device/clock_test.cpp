@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tessera/base/error.hpp"
-#include "tessera/device/device.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/support/catch.hpp"
 
 using namespace tessera;
@@ -96,7 +96,8 @@ TEST_CASE("a wait for what the stream is ordered after already is free") {
   device.block(event);
   device.block(event);
   CHECK(notes.blocks == 1);
-  device.stream(StreamId::user0).wait(event);  // the host knows it, so whatever it submits is later
+  device.stream(StreamId::replicate)
+      .wait(event);  // the host knows it, so whatever it submits is later
   CHECK(notes.waits == 2);
   device.context().remove_observer(notes);
 }
@@ -116,7 +117,7 @@ TEST_CASE("a second event at the same tick carries what the stream has waited fo
   CHECK(device.reduce().clock()[StreamId::compute] == 1);
 }
 
-TEST_CASE("a launch stamps the use records of its accesses, per stream") {
+TEST_CASE("a launch stamps the last uses of its accesses, per stream") {
   const Device device = Device::cpu({.executor = any_kind()});
   LastUse read, written;
   const Access accesses[] = {{.use = &read, .mode = AccessMode::read},

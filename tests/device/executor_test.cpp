@@ -9,6 +9,7 @@
 #include "runtime/device/cpu_check.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/device/workers.hpp"
 #include "tests/device/ranks.hpp"
 #include "tests/support/catch.hpp"

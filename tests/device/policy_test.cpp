@@ -14,16 +14,16 @@ namespace {
 
 using Kind = SchedulePolicy::Kind;
 
-// Ready places of 2 ranks with a host and three streams each, a random part of them, never none.
-class Places {
+// Ready actors of 2 ranks with a host and three streams each, a random part of them, never none.
+class Actors {
  public:
-  explicit Places(std::uint64_t seed) : engine_(seed) {}
+  explicit Actors(std::uint64_t seed) : engine_(seed) {}
   const std::vector<Candidate>& next() {
     ready_.clear();
     while (ready_.empty())
       for (int rank = 0; rank < 2; ++rank)
-        for (int place = 0; place < 4; ++place)
-          if (engine_() % 2 == 0) ready_.push_back({rank, place});
+        for (int actor = 0; actor < 4; ++actor)
+          if (engine_() % 2 == 0) ready_.push_back({rank, actor});
     return ready_;
   }
 
@@ -32,7 +32,7 @@ class Places {
   std::vector<Candidate> ready_;
 };
 
-int id(const Candidate& c) { return c.rank * 4 + c.place; }
+int id(const Candidate& c) { return c.rank * 4 + c.actor; }
 
 // A seed of this kind, and its policy.
 std::uint64_t seed_of(Kind kind, std::uint64_t from) {
@@ -40,14 +40,14 @@ std::uint64_t seed_of(Kind kind, std::uint64_t from) {
   return from;
 }
 
-// For each pair of places: how often the first was taken while the second was ready too.
+// For each pair of actors: how often the first was taken while the second was ready too.
 using Preferred = std::array<std::array<int, 8>, 8>;
 Preferred preferences(std::uint64_t seed, int first, int count) {
   SchedulePolicy policy(seed);
-  Places places(seed);
+  Actors actors(seed);
   Preferred preferred{};
   for (int i = 0; i < first + count; ++i) {
-    const auto& ready = places.next();
+    const auto& ready = actors.next();
     const Candidate taken = ready[policy.choose(ready)];
     for (const Candidate& c : ready)
       if (i >= first && id(c) != id(taken)) ++preferred[id(taken)][id(c)];
@@ -72,12 +72,12 @@ TEST_CASE("seeds choose their way by the mix") {
   }
 }
 
-TEST_CASE("a starved place goes only when it is alone, a favoured one always") {
+TEST_CASE("a starved actor goes only when it is alone, a favoured one always") {
   const std::uint64_t from = std::random_device{}();
   for (const Kind kind : {Kind::starve, Kind::favour}) {
     const std::uint64_t seed = seed_of(kind, from);
     INFO("seed " << seed);
-    // All places have been met after 200 choices, but with a probability below 2^-150.
+    // All actors have been met after 200 choices, but with a probability below 2^-150.
     const Preferred p = preferences(seed, 200, 1000);
     int extremes = 0;
     for (std::size_t a = 0; a < 8; ++a) {
@@ -90,12 +90,12 @@ TEST_CASE("a starved place goes only when it is alone, a favoured one always") {
   }
 }
 
-TEST_CASE("between demotions the order of places is fixed, a demotion puts one last") {
+TEST_CASE("between demotions the order of actors is fixed, a demotion puts one last") {
   const std::uint64_t from = std::random_device{}();
   for (const Kind kind : {Kind::demote_once, Kind::demote_twice}) {
     const std::uint64_t seed = seed_of(kind, from);
     INFO("seed " << seed);
-    // In the span [1024, 2048) each pair keeps its order, but for the places that are demoted.
+    // In the span [1024, 2048) each pair keeps its order, but for the actors that are demoted.
     const Preferred p = preferences(seed, 1023, 1024);
     int turned = 0;
     for (std::size_t a = 0; a < 8; ++a)

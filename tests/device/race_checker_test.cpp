@@ -2,7 +2,8 @@
 #include <array>
 #include <vector>
 
-#include "tessera/device/device.hpp"
+#include "runtime/device/testing.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/device/observe/race_checker.hpp"
 #include "tests/device/ranks.hpp"
 #include "tests/support/catch.hpp"
@@ -228,7 +229,7 @@ TEST_CASE("the host's own reads and writes take part", "[races]") {
 
 TEST_CASE("a wait that the executor loses is seen, though the clocks believe in it", "[races]") {
   Watched w;
-  w.device.context().mutate({Mutation::Kind::drop_wait, 1});
+  Mutator::install(w.device.context(), {Mutation::Kind::drop_wait, 1});
   w.touch(w.device.compute(), "write", W);
   w.device.gather().wait(w.device.compute().record());
   CHECK(w.device.gather().clock()[StreamId::compute] == 1);

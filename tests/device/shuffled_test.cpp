@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/device/testing.hpp"
 #include "tessera/base/error.hpp"
 #include "tests/device/ranks.hpp"
 #include "tests/support/catch.hpp"
@@ -54,7 +55,7 @@ std::uint64_t trace_of_three_ranks(std::uint64_t seed) {
     }
   });
   for (const std::string& message : thrown) CHECK(message == "");
-  return ranks.scheduler->trace_hash();
+  return trace_hash(*ranks.scheduler);
 }
 
 }  // namespace

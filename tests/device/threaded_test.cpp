@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "runtime/device/executors/counter.hpp"
-#include "tessera/device/device.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/support/catch.hpp"
 
 using namespace tessera;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/base/error.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/device/observe/trace.hpp"
 #include "tests/support/catch.hpp"
 

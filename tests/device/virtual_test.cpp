@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tessera/base/error.hpp"
-#include "tessera/device/device.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/support/catch.hpp"
 
 using namespace tessera;

@@ -4,6 +4,7 @@
 #include <random>
 #include <thread>
 
+#include "tessera/device/device_context.hpp"
 #include "tests/memory/helpers.hpp"
 #include "tests/support/catch.hpp"
 
@@ -62,15 +63,15 @@ TEST_CASE("a block that another stream touched is handed out behind a wait for i
   CHECK(w.pool.gates_fired() == 1);  // once waited for, it is past
 }
 
-TEST_CASE("no gate fires where owner or host knows already that the other stream is done") {
+TEST_CASE("no gate fires where home stream or host knows already that the other stream is done") {
   World w;
-  SECTION("the owner waited before the free") {
+  SECTION("the home stream waited before the free") {
     Block* const block = w.pool.allocate(kHuge, kCompute, 0);
     touch(w.device, kGather, block->use);
     w.device.compute().wait(w.device.gather().record());
     w.pool.free(block);
   }
-  SECTION("the owner waited after the free") {
+  SECTION("the home stream waited after the free") {
     w.used_elsewhere(kGather);
     w.device.compute().wait(w.device.gather().record());
   }

@@ -1,5 +1,5 @@
 // Poisoned memory: what is read too late or too early is NaN, what is in order is untouched, and
-// the poison changes neither the place nor the order of anything.
+// the poison changes neither the address nor the order of anything.
 #include <bit>
 #include <cmath>
 #include <random>
@@ -8,6 +8,7 @@
 
 #include "runtime/memory/poison.hpp"
 #include "tessera/base/dtype.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/memory/slots.hpp"
 #include "tests/memory/helpers.hpp"
 #include "tests/support/catch.hpp"
@@ -32,7 +33,7 @@ void write(const Device& device, StreamId stream, LastUse& use, std::byte* data,
   device.stream(stream).launch({.name = "write", .accesses = accesses},
                                [data, value](Exec&) { *floats(data) = value; });
 }
-// Without a use record the read is one that the program forgot to declare.
+// Without a last use the read is one that the program forgot to declare.
 void read(const Device& device, StreamId stream, LastUse* use, std::byte* data, float& out) {
   const Access access{use, data, data + sizeof(float), AccessMode::read};
   float* const to = &out;
@@ -126,15 +127,15 @@ TEST_CASE("poison adds no edge and moves no block") {
     Memory& memory = Memory::of(device);
     if (poisons) memory.poison_freed();
     Buffer a = memory.allocate(64, kCompute), b = memory.allocate(64, kCompute);
-    std::vector<std::ptrdiff_t> places{b.data() - a.data()};
+    std::vector<std::ptrdiff_t> offsets{b.data() - a.data()};
     const std::byte* const base = a.data();
     write(device, kReduce, a.use(), a.data(), 1);  // compute never waits for it
     a = {};
     // One host program, so what compute knows of reduce is the same with and without.
     const Tick known_after_free = device.compute().clock()[kReduce];
     const Buffer c = memory.allocate(64, kCompute);
-    places.push_back(c.data() - base);
-    return std::tuple(places, known_after_free, device.compute().clock()[kReduce],
+    offsets.push_back(c.data() - base);
+    return std::tuple(offsets, known_after_free, device.compute().clock()[kReduce],
                       memory.pool().gates_fired());
   };
   CHECK(run(true) == run(false));

@@ -6,7 +6,9 @@
 #include <cstring>
 #include <random>
 
+#include "runtime/memory/testing.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/memory/helpers.hpp"
 #include "tests/support/catch.hpp"
 
@@ -75,7 +77,7 @@ TEST_CASE("random sequences keep every invariant of the pool") {
                 kind == ExecutorKind::inlined ? system_memory() : counted_memory(), segments));
   std::vector<Live> live;
   run_random(device, pool, rng, 3000, live, [&] {
-    REQUIRE(pool.is_valid());
+    REQUIRE(PoolTesting::is_valid(pool));
     std::int64_t reserved = 0, booked[2] = {};
     for (const auto& [data, bytes] : segments) reserved += bytes;
     REQUIRE(pool.reserved_bytes() == reserved);
@@ -97,7 +99,7 @@ TEST_CASE("random sequences keep every invariant of the pool") {
   }
   for (const Live& l : live) pool.free(l.block);
   CHECK(ledger.live_bytes() == 0);
-  CHECK(pool.is_valid());
+  CHECK(PoolTesting::is_valid(pool));
   CHECK(pool.release_cached() > 0);
   CHECK(pool.reserved_bytes() == 0);
   CHECK(segments.empty());
@@ -107,8 +109,8 @@ TEST_CASE("the same sequence gives the same addresses relative to the segments, 
           "[threads]") {
   const std::uint64_t seed = std::random_device{}();
   INFO("seed " << seed);
-  using Place = std::pair<std::size_t, std::ptrdiff_t>;  // segment in order of taking, offset
-  const auto places = [&](ExecutorKind kind) {
+  using Address = std::pair<std::size_t, std::ptrdiff_t>;  // segment in order of taking, offset
+  const auto addresses = [&](ExecutorKind kind) {
     std::mt19937_64 rng(seed);
     const Device device = Device::cpu({.executor = kind});
     Ledger ledger;
@@ -116,7 +118,7 @@ TEST_CASE("the same sequence gives the same addresses relative to the segments, 
     ListedMemory::Segments segments;
     Pool pool(device.context(), ledger, std::make_unique<ListedMemory>(counted_memory(), segments));
     std::vector<Live> live;
-    std::vector<Place> out;
+    std::vector<Address> out;
     // Marks are written by the host above only where memory is real; here it is counted.
     for (int i = 0; i < 1500; ++i) {
       const auto stream = static_cast<StreamId>(rng() % 3);
@@ -138,11 +140,11 @@ TEST_CASE("the same sequence gives the same addresses relative to the segments, 
     for (const Live& l : live) pool.free(l.block);
     return out;
   };
-  const std::vector<Place> expected = places(ExecutorKind::inlined);
+  const std::vector<Address> expected = addresses(ExecutorKind::inlined);
   CHECK(expected.size() > 500);
-  CHECK(places(ExecutorKind::threaded) == expected);
-  CHECK(places(ExecutorKind::shuffled) == expected);
-  CHECK(places(ExecutorKind::virtual_) == expected);
+  CHECK(addresses(ExecutorKind::threaded) == expected);
+  CHECK(addresses(ExecutorKind::shuffled) == expected);
+  CHECK(addresses(ExecutorKind::virtual_) == expected);
 }
 
 TEST_CASE("a freed block is the next one handed out for its size, and neighbours merge") {
@@ -167,7 +169,7 @@ TEST_CASE("a freed block is the next one handed out for its size, and neighbours
   pool.free(a);
 }
 
-TEST_CASE("a large block takes the first place beside its owner's, an activation any") {
+TEST_CASE("a large block takes the first room beside its owner's, an activation any") {
   const Device device = Device::cpu({.executor = ExecutorKind::virtual_});
   Ledger ledger;
   const OwnerId mine = ledger.owner("mine"), other = ledger.owner("other");
@@ -182,19 +184,20 @@ TEST_CASE("a large block takes the first place beside its owner's, an activation
                *const d = allocate(2, other), *const e = allocate(1, mine),
                *const f = allocate(3, other), *const g = allocate(1, kActivations);
   std::byte *const at_b = b->data, *const at_e = e->data, *const at_f = f->data;
-  for (Block* const block : {f, b, d}) pool.free(block);  // places are found in their order
+  for (Block* const block : {f, b, d})
+    pool.free(block);  // room is looked for in the order of addresses
   Block* const activation = allocate(1, kActivations);
   CHECK(activation->data == at_b);
   pool.free(activation);
   Block* const before = allocate(1, mine);
-  CHECK(before->data == at_e - kPart);  // at the end of d's place
+  CHECK(before->data == at_e - kPart);  // at the end of where d was
   Block* const too_large = allocate(3, mine);
   CHECK(too_large->data == at_f);  // beside e as well
   Block* const elsewhere = allocate(2, mine);
   CHECK(elsewhere->data == at_b);  // nothing fits beside a block of mine
   Block* const next = allocate(1, mine);
   CHECK(next->data == at_b + 2 * kPart);
-  CHECK(pool.is_valid());
+  CHECK(PoolTesting::is_valid(pool));
 
   // A small block that stays is no wall.
   Block* const small = pool.allocate(256, StreamId::compute, other);
@@ -205,7 +208,7 @@ TEST_CASE("a large block takes the first place beside its owner's, an activation
   CHECK(pool.reserved_bytes() == reserved + kPart);
   for (Block* const block : {a, c, e, before, too_large, elsewhere, next, small, longer})
     pool.free(block);
-  CHECK(pool.is_valid());
+  CHECK(PoolTesting::is_valid(pool));
 }
 
 TEST_CASE("a steady step takes no segment and fires no gate") {
@@ -276,7 +279,7 @@ TEST_CASE("beyond its limit the pool releases what it caches, then throws with t
   b = pool.allocate(1000, StreamId::gather, 0);
   CHECK(b->stream == StreamId::gather);
   CHECK(pool.reserved_bytes() == 2 * kSegmentBytes);
-  CHECK(pool.is_valid());
+  CHECK(PoolTesting::is_valid(pool));
   pool.free(a);
   pool.free(b);
 }

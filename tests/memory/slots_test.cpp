@@ -1,6 +1,7 @@
 #include "tessera/memory/slots.hpp"
 
 #include "tessera/base/error.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/memory/helpers.hpp"
 #include "tests/support/catch.hpp"
 

@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/device/testing.hpp"
 #include "tessera/device/observe/race_checker.hpp"
 #include "tessera/memory/slots.hpp"
 #include "tests/shard/support.hpp"
@@ -45,7 +46,9 @@ struct Rank {
     device.stream(later).wait(device.stream(earlier).record());
   }
   // Without the k-th wait of what follows.
-  void forget(std::uint64_t k) { device.context().mutate({Mutation::Kind::forget_wait, k}); }
+  void forget(std::uint64_t k) {
+    Mutator::install(device.context(), {Mutation::Kind::forget_wait, k});
+  }
   Memory& memory() const { return Memory::of(device); }
 
   // The only race, empty where there is none.
@@ -124,16 +127,16 @@ TEST_CASE("F4: the optimizer waits for the group that was expected to come last"
   if (!repaired) CHECK_THAT(r.race(), Contains("'reduce_scatter layers.0'"));
 }
 
-TEST_CASE("F5: a third stream has waited, the owner of the memory has not", "[promises]") {
+TEST_CASE("F5: a third stream has waited, the home stream of the memory has not", "[promises]") {
   const bool repaired = GENERATE(false, true);
   Rank r;
-  if (!repaired) r.forget(3);  // the owner's gate
+  if (!repaired) r.forget(3);  // the gate of the home stream
   {
     const Buffer stash = r.memory().allocate(256, compute);
     r.run(compute, "fill", stash, W);
     r.order(reduce, compute);
     r.run(reduce, "all_reduce", stash, W);
-    r.order(user0, reduce);  // whoever waits, it is not compute
+    r.order(replicate, reduce);  // whoever waits, it is not compute
   }
   const Buffer next = r.memory().allocate(256, compute);
   r.run(compute, "next tensor", next, W);

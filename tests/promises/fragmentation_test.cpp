@@ -3,6 +3,7 @@
 // that is counted and never touched.
 #include <algorithm>
 
+#include "tessera/device/device_context.hpp"
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/clip.hpp"

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/device/device_context.hpp"
 #include "tests/promises/allocations.hpp"
 #include "tests/promises/memory.hpp"
 #include "tests/promises/stride.hpp"

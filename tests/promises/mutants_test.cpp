@@ -21,6 +21,7 @@
 #include <cstdio>
 #include <map>
 
+#include "runtime/device/testing.hpp"
 #include "tests/promises/edges.hpp"
 #include "tests/promises/stride.hpp"
 #include "tests/promises/support.hpp"
@@ -57,14 +58,14 @@ Run run(const Cell& cell, int rank, int ranks, const Program& program, std::uint
     Trainee trainee(world, cell, kSeed);
     context.add_observer(trace);
     const bool all = program.host == Host::runs_ahead;
-    if (all) context.mutate({program.kind, at});
+    if (all) Mutator::install(context, {program.kind, at});
     try {
       for (std::uint64_t step = 0; step < 3; ++step) {
         const Trainee::Scalars scalars = trainee.step(static_cast<int>(step));
-        if (!all) context.mutate({program.kind, at == step + 1 ? 1U : 0U});
+        if (!all) Mutator::install(context, {program.kind, at == step + 1 ? 1U : 0U});
         if (program.host == Host::reads) scalars.norm.item(0.0);
         if (program.host == Host::sleeps) context.block(context.record(StreamId::compute));
-        if (step == 1 || (step == 0 && !all)) run.edges += context.edges_seen();
+        if (step == 1 || (step == 0 && !all)) run.edges += Mutator::edges_seen(context);
       }
     } catch (const ContractError& error) {
       run.refusal = error.what();

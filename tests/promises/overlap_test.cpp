@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/device/device_context.hpp"
 #include "tests/promises/support.hpp"
 
 using namespace tessera;

@@ -8,6 +8,8 @@
 #include <map>
 #include <set>
 
+#include "runtime/comm/testing.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/shard/support.hpp"
 
 using namespace tessera;

@@ -11,9 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "runtime/comm/testing.hpp"
+#include "runtime/device/testing.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/world.hpp"
-#include "tessera/device/mutation.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/adamw.hpp"
@@ -153,7 +154,7 @@ inline TinyRun train(const TinyConfig& config, const WorldOptions& options, std:
   run_local(config.ranks, options, [&](World& world) {
     if (options.executor == ExecutorKind::shuffled) Memory::of(world.device()).poison_freed();
     if (world.rank() == 0) {
-      world.device().context().mutate(mutation);
+      Mutator::install(world.device().context(), mutation);
       if (observer) world.device().context().add_observer(*observer);
     }
     run.bits[static_cast<std::size_t>(world.rank())] = TinyStep(world, config, data_seed).train();

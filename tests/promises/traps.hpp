@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "runtime/memory/testing.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/promises/stride.hpp"
 #include "tests/promises/support.hpp"
 
@@ -53,15 +55,15 @@ class Trapper final : public Observer {
     events_.fill(0);
     target_ = 0;
     has_updated_ = false;
-    allocations_ = pool_.allocations();
-    pool_.fail_at(trap == Trap::allocation ? allocations_ + k : 0);
+    allocations_ = PoolTesting::allocations(pool_);
+    PoolTesting::fail_at(pool_, trap == Trap::allocation ? allocations_ + k : 0);
     armed_ = true;
   }
   void disarm() {
     armed_ = false;
-    pool_.fail_at(0);
+    PoolTesting::fail_at(pool_, 0);
     trap_ = Trap::none;
-    allocations_ = pool_.allocations() - allocations_;
+    allocations_ = PoolTesting::allocations(pool_) - allocations_;
   }
   // Places since it was armed.
   std::uint64_t count(Trap trap) const {

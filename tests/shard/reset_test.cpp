@@ -1,6 +1,7 @@
 // What reset keeps, what it refuses, and what it says. That it works at every place of a step is
 // the matter of tests/promises/.
 #include "tessera/autograd/random.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/shard/support.hpp"
 
 using namespace tessera;

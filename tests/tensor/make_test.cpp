@@ -1,6 +1,7 @@
 // Making tensors and reading them back; joining them; what `meta` and planning give; refusals.
 #include <cmath>
 
+#include "tessera/device/device_context.hpp"
 #include "tests/tensor/host.hpp"
 
 using namespace tessera;
@@ -29,7 +30,7 @@ TEST_CASE("values on their way to the device are booked as batch until the copy 
   const Device device = any_device();
   Ledger& ledger = Memory::of(device).ledger();
   const Tensor x = Tensor::from(std::vector<float>(1000, 1), {1000}, device);
-  CHECK(ledger.live_bytes("batch") == 0);
+  CHECK(ledger.live_bytes("host staging") == 0);
   CHECK(ledger.live_bytes() == 4096);
   CHECK(ledger.peak_bytes() == 2 * 4096);
 }

@@ -89,10 +89,10 @@ static void clocks_count_what_is_ordered() {
   CHECK(gather.clock()[ts::StreamId::compute] == 3 && gather.clock()[ts::StreamId::gather] == 1);
   gather.wait(event);  // free: the clock covers it, so nothing is submitted
 
-  print("the host", device.context().host_clock());
+  print("the host", device.clock());
   device.block(gather.record());
-  print("the host, having blocked", device.context().host_clock());
-  CHECK(device.context().host_clock()[ts::StreamId::compute] == 3);  // heard of through gather
+  print("the host, having blocked", device.clock());
+  CHECK(device.clock()[ts::StreamId::compute] == 3);  // heard of through gather
 }
 
 // A forgotten wait shows only now and then. The `shuffled` executor tries orders, and a seed

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "tessera/device/device.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/device/observe/race_checker.hpp"
 #include "tests/tour/check.hpp"
 

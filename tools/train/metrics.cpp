@@ -175,11 +175,6 @@ void Console::line(const std::string& text) {
   if (last_step_ > 0 && last_step_ < steps_) draw_bar();
 }
 
-void Console::notice(const std::string& text) {
-  clear_bar();
-  std::fputs((text + "\n").c_str(), terminal_.err);
-}
-
 void Console::clear_bar() {
   if (!bar_shown_) return;
   std::fputs("\r\033[K", terminal_.err);

@@ -87,8 +87,6 @@ class Console {
   void validation(std::int64_t step, double loss);
   // A line of results, or a text with several lines.
   void line(const std::string& text);
-  // A line on stderr that is no error.
-  void notice(const std::string& text);
 
  private:
   void clear_bar();

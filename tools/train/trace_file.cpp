@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.hpp"
 #include "tessera/base/file.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/memory/memory.hpp"
 
 namespace tessera::train {

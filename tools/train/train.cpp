@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 
+#include "runtime/device/testing.hpp"
 #include "tessera/checkpoint/model.hpp"
 #include "tessera/nn/generate.hpp"
 #include "tessera/run/run.hpp"
@@ -101,6 +102,9 @@ class Run {
 
   // Returns 0, or 128 + signal.
   int operator()() {
+    DeviceContext& device = world_.device().context();
+    if (config_.debug.delay_seed != 0 && device.driver() != nullptr)
+      delay_operations(device, static_cast<std::uint64_t>(config_.debug.delay_seed));
     if (config_.training.steps > 0) plan_ = plan_memory(config_, world_.rank(), world_.size());
     trainer_ = std::make_unique<Trainer>(config_, world_);
     nn::LanguageModel& model = trainer_->model();

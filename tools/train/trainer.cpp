@@ -6,6 +6,7 @@
 #include "tessera/autograd/random.hpp"
 #include "tessera/base/philox.hpp"
 #include "tessera/checkpoint/model.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/sgd.hpp"
@@ -158,8 +159,7 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   result.peak_bytes = memory().ledger().peak_bytes();
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   // Only where bodies run on threads of their own is the host's time the time of submitting.
-  const ExecutorKind executor = context.executor().kind();
-  const bool tells = executor == ExecutorKind::threaded || executor == ExecutorKind::cuda;
+  const bool tells = context.executor().runs_ahead();
   result.host_seconds = tells ? wall.count() - (context.blocked_seconds() - blocked) : -1;
   const double now = context.executor().waited_seconds(StreamId::compute);
   result.exposed_seconds = now < 0 ? -1 : now - waited;

@@ -149,7 +149,6 @@ DeviceChoice device_choice(const Config& config) {
   choice.memory = config.device.memory;
   choice.module = config.device.module;
   choice.tf32 = config.device.tf32;
-  choice.delay_seed = static_cast<std::uint64_t>(config.debug.delay_seed);
   return choice;
 }
 

@@ -31,7 +31,6 @@ struct DeviceChoice {
   int index = 0;                      // of the GPU, for all ranks of this process
   CudaMemory memory = CudaMemory::pieces;
   bool tf32 = false;
-  std::uint64_t delay_seed = 0;
   std::string module{};  // see CudaOptions
 };
 
@@ -153,9 +152,5 @@ class World {
 // rank throws, its peers get a CommError that names it instead of waiting for ever; the first
 // exception is rethrown, with its rank.  Requires: ranks >= 1.
 void run_local(int ranks, const WorldOptions& options, const std::function<void(World&)>& body);
-
-// The last trace hash of a `shuffled` run_local on this thread, for tests of reproducibility; see
-// ShuffledScheduler.
-std::uint64_t last_trace_hash();
 
 }  // namespace tessera

@@ -15,21 +15,13 @@
 
 namespace tessera {
 
-// The streams of a rank. `compute` is the caller's; the sharding engine uses the next four.
-enum class StreamId : std::uint8_t {
-  compute,
-  gather,
-  reduce,
-  replicate,
-  transfer,
-  user0,
-  user1,
-  user2
-};
+// The streams of a rank. `compute` is the caller's, `gather` and `reduce` are the sharding
+// engine's; `replicate` is for sums over replicas, `transfer` for copies from and to the host.
+enum class StreamId : std::uint8_t { compute, gather, reduce, replicate, transfer };
 
-inline constexpr int kMaxStreams = 8;
-inline constexpr const char* kStreamNames[kMaxStreams] = {
-    "compute", "gather", "reduce", "replicate", "transfer", "user0", "user1", "user2"};
+inline constexpr int kMaxStreams = 5;
+inline constexpr const char* kStreamNames[kMaxStreams] = {"compute", "gather", "reduce",
+                                                          "replicate", "transfer"};
 
 constexpr std::size_t index(StreamId s) { return static_cast<std::size_t>(s); }
 constexpr const char* name(StreamId s) { return kStreamNames[index(s)]; }

@@ -7,9 +7,24 @@
 //   shuffled   all ranks' streams under one baton, the next operation chosen by a seed
 //   virtual    at once on a clock of its own, by a cost model; bodies run only on request: planning
 //   cuda       on streams of a device, behind the driver of a module
+//
+// Note [What an executor promises]
+// 1. Bodies of one stream run in the order of submission, one at a time.
+// 2. What is submitted to a stream after `wait` runs after everything in the event's clock. Every
+//    edge points back in the host program, so the order of that program is always right.
+// 3. `block` returns when everything that the event's clock covers has run. A body that threw is
+//    told of here, each time until `recover`; the bodies behind it are skipped, not run.
+// 4. `submit` copies the body: 112 bytes that own nothing. Op::name stays as long as the device;
+//    Op::accesses is gone when `submit` returns.
+// 5. The body of a collective runs twice, before and after CollectiveBarrier::enter; see
+//    device/collective_barrier.hpp.
+// 6. Observers hear of `executor_*` as each is done, in the order of the host program, and of
+//    `started` and `finished` around each body.
+// tests/tour/100_your_own_executor.cpp is one on public headers.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 
@@ -36,9 +51,10 @@ class Executor {
  public:
   virtual ~Executor() = default;
 
-  virtual ExecutorKind kind() const = 0;
   // False for planning: memory is counted and never touched.
   virtual bool runs_bodies() const { return true; }
+  // Whether bodies run while the host goes on: what it spends between two `block`s is submitting.
+  virtual bool runs_ahead() const { return false; }
 
   // Runs `body` on `stream` after everything submitted to it before; `barrier` is set for
   // collectives.
@@ -56,9 +72,9 @@ class Executor {
   // Requires: the host has blocked on everything submitted.
   virtual Lost recover() { return {}; }
 
-  // On a device whose work outruns its host: from here on observers hear of an operation's start
-  // and end when the host has blocked on it, with the times at which the device came there; or no
-  // longer. Elsewhere they always do.
+  // Of `cuda` only: turns the timing of operations on or off. While it is on, `started` and
+  // `finished` are told once the host has blocked on the operation, with the device's own times.
+  // Other executors tell them as bodies run, always.
   virtual void time_operations(bool /*times*/) {}
 
   // Seconds that `stream` has spent waiting for events of other streams since the start; negative
@@ -83,10 +99,12 @@ class ShuffledScheduler {
   // A rank's host thread brackets its life with these; `attach` sleeps until the seed chooses it.
   virtual void attach(int rank) = 0;
   virtual void detach(int rank) = 0;
-
-  // FNV-1a over (rank, stream, name) of all operations in the order in which they ran.
-  virtual std::uint64_t trace_hash() const = 0;
 };
+
+struct ExecutorOptions;
+// Makes the executor of a device. `observers` outlives it.
+using ExecutorMaker =
+    std::function<std::unique_ptr<Executor>(const ExecutorOptions&, const Observers&)>;
 
 struct ExecutorOptions {
   ExecutorKind kind = ExecutorKind::threaded;
@@ -98,10 +116,10 @@ struct ExecutorOptions {
   bool run_bodies = false;                         // on `virtual`; the others always do
   const Driver* driver = nullptr;                  // of `cuda`
   int device_index = 0;                            // of `cuda`
-  std::uint64_t delay_seed = 0;                    // of `cuda`; see CudaOptions
+  ExecutorMaker maker{};                           // another than these; `kind` says nothing then
 };
 
-// `observers` outlives the executor and is told of every body that starts and ends.
+// Throws: ContractError for options that do not fit each other.
 std::unique_ptr<Executor> make_executor(const ExecutorOptions& options, const Observers& observers);
 
 }  // namespace tessera

@@ -80,7 +80,7 @@ class HostStaging {
   std::vector<std::shared_ptr<std::byte>> storage_;
 };
 
-class Memory final : public DeviceExtension {
+class Memory {
  public:
   // The memory of a device.  Throws: ContractError for `meta`.
   static Memory& of(const Device& device);
@@ -95,7 +95,6 @@ class Memory final : public DeviceExtension {
   Ledger& ledger() noexcept { return ledger_; }
   Pool& pool() noexcept { return pool_; }
   HostStaging& staging() noexcept { return staging_; }
-  bool is_counted() const noexcept { return counted_; }
 
   // From now on freed memory, fresh memory and slots are filled with NaN before their next use, by
   // operations on the streams that they belong to: what is read too late or too early shows. For
@@ -107,11 +106,8 @@ class Memory final : public DeviceExtension {
   std::int64_t reserved_bytes() const noexcept { return pool_.reserved_bytes() + arena_bytes_; }
   void add_arena_bytes(std::int64_t bytes) noexcept { arena_bytes_ += bytes; }
 
-  OwnerId current_owner() const noexcept { return current_owner_; }
-
  private:
   friend class OwnerGuard;
-  bool counted_;
   Ledger ledger_;
   Pool pool_;
   HostStaging staging_;

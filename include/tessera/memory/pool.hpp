@@ -1,6 +1,6 @@
 // The caching, stream-ordered allocator: who may reuse a byte, and after what.
 //
-//   nobody else touched the block: the stream's own order does it
+//   nobody else touched the block: the home stream's own order does it
 //   compute  alloc A ── use A ── free A ── alloc B in the same block ── use B
 //
 //   another stream did: the next user is gated, ordered on the device
@@ -8,22 +8,24 @@
 //   gather        └── use A, tick 7 ───────────────────────────┘
 //
 // Note [Gates]
-// A block belongs to the stream that it was allocated on and goes back to it. At the free, each
-// other stream whose last touch neither the owner nor the host covers yet gets an event: these are
-// the block's gate. Merging blocks joins their gates. The next user is the owner again: it waits
-// for what its clock does not cover, and from then on is ordered after every use of the block, so
-// that neither the block nor what is split off it carries that gate on. Nothing is ever polled:
-// which block is reused depends on the host program alone, and peak memory is the same on every
-// run. The last ticks of all streams, the owner's included, are kept by the segment, for the day
-// when it goes back to the system.
+// A block has a home stream, the one that it was allocated on, and goes back to it when it is
+// freed. At the free, each other stream that touched the block gets an event, unless the home
+// stream or the host is ordered after that touch already: these events are the block's gate. When
+// free blocks merge, their gates are joined. The block's next user is on the home stream again. It
+// waits for the events that its clock does not cover yet. From then on the home stream's own order
+// protects every part of the block, so the gate is dropped, and what is split off needs none.
+// Nothing is ever polled: which block is reused depends on the host program alone, and peak memory
+// is the same on every run. A segment keeps the last ticks of all streams that touched it, for the
+// day when it goes back to the system.
 //
-// Note [Places of large blocks]
-// Blocks from kLargeBytes on have segments of their own: a small block that stays can't stand where
-// a large one has to grow. An activation takes the first place that fits, any other the first that
-// fits beside a block of its owner, if there is one. So what stays when activations go, the
-// gradients of the first of several micro-batches say, lies together, and activations keep the end
-// of the segment in one piece. Shards of gradients have a few MiB each and are made after the peak:
-// as large blocks they lie where activations were, as small ones they would add to it.
+// Note [Address order of large blocks]
+// Blocks from kLargeBytes on have segments of their own: a small block that stays must not stand
+// where a large one has to grow. The list of free large blocks is in the order of addresses. An
+// activation takes the first that fits. Other names in the ledger take the first that fits beside a
+// block of the same name, and without one the first that fits. So large blocks that outlive the
+// activations come to lie side by side, as the gradients of the first of several micro-batches, and
+// what activations free is one range. Shards of gradients have a few MiB each and are made after
+// the peak: as large blocks they lie where activations were, as small ones they would add to it.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +44,7 @@ namespace tessera {
 inline constexpr std::int64_t kAlignmentBytes = 256;
 // The smallest piece taken from the system, and what larger ones are multiples of.
 inline constexpr std::int64_t kSegmentBytes = 2ll << 20;
-// From here on a block is large; see Note [Places of large blocks].
+// From here on a block is large; see Note [Address order of large blocks].
 inline constexpr std::int64_t kLargeBytes = 3ll << 20;
 
 // What a freed block's next user has to wait for, one event a stream at most; see Note [Gates].
@@ -68,10 +70,10 @@ struct Block {
   Segment* segment = nullptr;
   Block* before = nullptr;  // neighbours in memory
   Block* after = nullptr;
-  Block* previous = nullptr;  // in the free list, or in the list of spare records
+  Block* previous = nullptr;  // in the free list, or in the list of spare blocks
   Block* next = nullptr;
-  Gate gate;  // while free
-  StreamId stream = StreamId::compute;
+  Gate gate;                            // while free
+  StreamId stream = StreamId::compute;  // its home
   bool free = false;
   OwnerId owner = 0;
   std::uint16_t size_class = 0;  // while free
@@ -120,12 +122,9 @@ class Pool {
   std::int64_t reserved_bytes() const noexcept { return reserved_; }
   // 0 means no limit. Counted against reserved_bytes().
   void set_limit_bytes(std::int64_t bytes) noexcept { limit_ = bytes; }
-  // `what` comes from the system and not from here, but is counted as a call of allocate.  Throws:
-  // OutOfMemory where that call is to fail.
+  // `what` comes from the system and not from here, but is counted as a call of allocate.
+  // Throws: OutOfMemory where a test makes that call fail.
   void count_outside(std::int64_t bytes, const char* what);
-  // Calls of allocate so far. For tests: call number `k` finds no memory, whatever there is.
-  std::uint64_t allocations() const noexcept { return allocations_; }
-  void fail_at(std::uint64_t k) noexcept { fail_at_ = k; }
   // Waits that reuse has cost so far; a steady step fires none.
   std::uint64_t gates_fired() const noexcept { return gates_fired_; }
   // How often memory has been taken from the system so far.
@@ -135,17 +134,16 @@ class Pool {
   void poison_freed() noexcept { poisons_ = true; }
   bool poisons() const noexcept { return poisons_; }
 
-  // Every invariant of the free lists and neighbours. For tests and assertions; walks everything.
-  bool is_valid() const;
-
  private:
+  friend struct PoolTesting;  // in runtime/memory/testing.hpp
+
   // A two-level segregated free list per stream: 2^k sizes cut in 16. Reuse is last in, first out
   // within a class, so the order never depends on addresses. Free blocks of large segments are in
-  // class 0, in the order of their places.
+  // class 0, in the order of their addresses.
   // Source: Masmano et al., "TLSF", ECRTS 2004.
   static constexpr std::uint32_t kSplitBits = 4;
   static constexpr std::uint32_t kClasses = 48 << kSplitBits;
-  static constexpr std::uint32_t kPlaces = 0;  // of no size that there is
+  static constexpr std::uint32_t kLargeClass = 0;  // of no size that there is
   struct FreeLists {
     std::array<Block*, kClasses> heads{};
     std::array<std::uint64_t, kClasses / 64> occupied{};
@@ -154,7 +152,7 @@ class Pool {
   static std::uint32_t class_of(std::int64_t bytes);
   static std::uint32_t class_in(const Segment& segment, std::int64_t bytes);
   static Block* find(const FreeLists& lists, std::int64_t bytes);
-  static Block* find_place(const FreeLists& lists, std::int64_t bytes, OwnerId owner);
+  static Block* find_large(const FreeLists& lists, std::int64_t bytes, OwnerId owner);
   void insert(Block* block, std::uint32_t c);
   void remove(Block* block);
   void resize(Block* block, std::int64_t bytes);
@@ -164,7 +162,7 @@ class Pool {
   void absorb(Block* block, Block* neighbour);
   Block* grow(std::int64_t bytes, StreamId stream);
   Block* append(Segment& segment, StreamId stream, std::int64_t bytes);
-  Block* record();
+  Block* new_block();
   void retire(Block* block) noexcept;
   void make_gate(Block* block);
   void pass_gate(Block* block);
@@ -177,11 +175,12 @@ class Pool {
   std::unique_ptr<Upstream> upstream_;
   std::array<std::unique_ptr<FreeLists>, kMaxStreams> lists_;
   std::vector<std::unique_ptr<Segment>> segments_;
-  std::vector<std::unique_ptr<Block[]>> records_;  // chunks of block records
+  std::vector<std::unique_ptr<Block[]>> chunks_;  // of blocks
   Block* spare_ = nullptr;
   std::int64_t reserved_ = 0;
   std::int64_t limit_ = 0;
-  std::uint64_t allocations_ = 0, fail_at_ = 0;
+  std::uint64_t allocations_ = 0;  // calls of allocate
+  std::uint64_t fail_at_ = 0;      // the call that finds no memory; 0 but in tests
   std::uint64_t gates_fired_ = 0;
   std::uint64_t segments_taken_ = 0;
   bool poisons_ = false;

@@ -1,16 +1,20 @@
 // Numbered slots: the memory of gathered parameters and unreduced gradients.
 //
 // Note [Why taking a slot waits]
-// A buffer that goes back to the pool and is handed out again at once would make its next user wait
-// for its last one, wherever in the step that happens: the schedule would follow from the
-// allocator. So the plan fixes how many units are open at a time, and each gets a slot. Taking slot
-// k makes the taker wait for the last use of slot k, and nothing else:
+// Suppose that these buffers came from the pool. What a unit frees, the next gather would get at
+// once, and would have to wait for the unit that has just computed: wherever an address happens to
+// repeat, communication would stop overlapping with compute. So the number of buffers is planned
+// instead, each is a slot, and the one that was given back longest ago is taken first. Taking a
+// slot makes the taker wait, on the device, for the last use of that slot and for nothing else:
 //
 //   gather   slot 0: unit 1 │ slot 1: unit 2 │ wait(unit 1 done) slot 0: unit 3 │
 //   compute        │ unit 1 ............done │ unit 2 ..................... done │ unit 3
 //
-// With prefetch depth d there are d + 1 slots, and the gather of unit i + d runs beside the compute
-// of unit i.
+// Note [How many slots]
+// depth + nesting. Nesting counts the units that are open inside one another, 1 where none is.
+// Depth is what runs beside them: the units gathered ahead (prefetch_depth), or the reductions that
+// are in flight. With prefetch depth d and no nesting there are d + 1 slots, and the gather of unit
+// i + d runs beside the compute of unit i.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +33,7 @@ struct Slot {
   int number = -1;
 };
 
-// `count` slots of equal capacity in memory that somebody else owns. Taken slots are booked in the
+// `count` slots of equal capacity in memory that somebody else keeps. Taken slots are booked in the
 // ledger.
 class SlotRing {
  public:

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Owned memory, or a window into memory that a sharding unit opens and closes.
+// Memory of its own, or a window into memory that a sharding unit opens and closes.
 //
 // Note [Windows]
 // The full tensor of a sharded parameter is one Storage for ever. While its unit is open, `data`

@@ -18,6 +18,7 @@
 #include "tessera/base/checked.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/comm/world.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera {
 namespace comm {

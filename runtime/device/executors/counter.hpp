@@ -1,5 +1,5 @@
 // A number that only grows and that threads sleep on: completed ticks, submitted and consumed
-// records. One thread advances it; any number wait. Advancing costs one store and one load while
+// items. One thread advances it; any number wait. Advancing costs one store and one load while
 // nobody sleeps below the new value, so a worker may advance it after every operation.
 #pragma once
 
@@ -24,27 +24,27 @@ class alignas(64) Counter {
       if (load() >= target) return;
     for (;;) {
       // See Note [Sleeping on a counter].
-      const std::uint32_t epoch = epoch_.load(std::memory_order_seq_cst);
+      const std::uint32_t seen = wakes_.load(std::memory_order_seq_cst);
       std::uint64_t wanted = wanted_.load(std::memory_order_seq_cst);
       while (target < wanted && !wanted_.compare_exchange_weak(wanted, target)) {
       }
       if (load() >= target) return;
-      epoch_.wait(epoch, std::memory_order_seq_cst);
+      wakes_.wait(seen, std::memory_order_seq_cst);
       if (load() >= target) return;
     }
   }
 
  private:
   // Note [Sleeping on a counter]
-  // A sleeper reads the epoch, lowers `wanted` to its target, looks at the value once more and
-  // sleeps on the epoch. The advancing thread stores the value, then reads `wanted`. All are
+  // A sleeper reads the count of wakes, lowers `wanted` to its target, looks at the value once more
+  // and sleeps on the count. The advancing thread stores the value, then reads `wanted`. All are
   // sequentially consistent, so either the sleeper sees the value or the other sees its wish. A
-  // wish that is cleared with somebody else's is not lost: the epoch moves after the clearing, so
+  // wish that is cleared with somebody else's is not lost: the count moves after the clearing, so
   // that sleeper wakes and wishes again.
   void wake() noexcept {
     wanted_.store(kNobody, std::memory_order_seq_cst);
-    epoch_.fetch_add(1, std::memory_order_seq_cst);
-    epoch_.notify_all();
+    wakes_.fetch_add(1, std::memory_order_seq_cst);
+    wakes_.notify_all();
   }
 
   static constexpr std::uint64_t kNobody = ~std::uint64_t{0};
@@ -53,7 +53,7 @@ class alignas(64) Counter {
 
   std::atomic<std::uint64_t> value_{0};
   std::atomic<std::uint64_t> wanted_{kNobody};  // the lowest target that somebody sleeps for
-  std::atomic<std::uint32_t> epoch_{0};
+  std::atomic<std::uint32_t> wakes_{0};
 };
 
 }  // namespace tessera

@@ -12,6 +12,7 @@
 
 #include "runtime/device/executors/executors.hpp"
 #include "runtime/device/executors/runner.hpp"
+#include "runtime/device/testing.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/philox.hpp"
 #include "tessera/device/driver.hpp"
@@ -88,7 +89,6 @@ class CudaExecutor final : public Executor {
       : driver_(*options.driver),
         index_(options.device_index),
         runner_(options, observers),
-        delay_seed_(options.delay_seed == 0 ? 0 : fnv1a(options.delay_seed, options.rank + 1u)),
         report_(observers),
         events_(driver_, driver_.make_event),
         timers_(driver_, driver_.make_timer) {}
@@ -98,7 +98,9 @@ class CudaExecutor final : public Executor {
       if (stream) driver_.end_stream(stream);
   }
 
-  ExecutorKind kind() const override { return ExecutorKind::cuda; }
+  bool runs_ahead() const override { return true; }
+  // See delay_operations in runtime/device/testing.hpp. 0: none.
+  void delay_by(std::uint64_t seed) { delay_seed_ = seed; }
   void set_workspace(StreamId stream, void* data, std::size_t bytes) override {
     runner_.exec_on(stream).workspace = data;
     runner_.exec_on(stream).workspace_bytes = bytes;
@@ -283,7 +285,7 @@ class CudaExecutor final : public Executor {
   const Driver& driver_;
   const int index_;
   Runner runner_;
-  const std::uint64_t delay_seed_;
+  std::uint64_t delay_seed_ = 0;  // 0 but in tests
   const Report report_;
   EventPool events_, timers_;
   std::array<void*, kMaxStreams> streams_{};
@@ -297,6 +299,12 @@ class CudaExecutor final : public Executor {
 };
 
 }  // namespace
+
+void delay_operations(DeviceContext& context, std::uint64_t seed) {
+  auto* const executor = dynamic_cast<CudaExecutor*>(&context.executor());
+  TESSERA_EXPECT(executor != nullptr, "delay_operations: only a GPU's operations can start late");
+  executor->delay_by(fnv1a(seed, static_cast<unsigned>(context.rank()) + 1u));
+}
 
 std::unique_ptr<Executor> make_cuda(const ExecutorOptions& options, const Observers& observers) {
   return std::make_unique<CudaExecutor>(options, observers);

@@ -32,6 +32,7 @@ std::unique_ptr<Executor> make_executor(const ExecutorOptions& options,
   TESSERA_EXPECT(options.rank >= 0, "make_executor: rank ", options.rank, " is negative");
   TESSERA_EXPECT(options.threads >= 1, "make_executor: ", options.threads,
                  " threads per rank; give at least 1");
+  if (options.maker) return options.maker(options, observers);
   TESSERA_EXPECT(options.kind == ExecutorKind::virtual_ ||
                      (options.cost == CostModel{} && !options.run_bodies),
                  "make_executor: a cost model or run_bodies for '", name(options.kind),

@@ -10,8 +10,6 @@ class InlineExecutor final : public Executor {
   InlineExecutor(const ExecutorOptions& options, const Observers& observers)
       : runner_(options, observers), report_(observers) {}
 
-  ExecutorKind kind() const override { return ExecutorKind::inlined; }
-
   void submit(StreamId stream, Tick tick, const Op& op, const Body& body,
               CollectiveBarrier* barrier) override {
     report_.launched(stream, tick, op, barrier);

@@ -11,10 +11,13 @@ namespace {
 
 using Kind = SchedulePolicy::Kind;
 
-constexpr std::size_t kPlaces = 1 + kMaxStreams;          // of a rank
+// Actors of a rank: its host and room for eight streams, so that a seed which is kept in a file
+// means the same schedule whatever the number of streams.
+constexpr std::size_t kActors = 9;
+static_assert(1 + kMaxStreams <= kActors);
 constexpr std::uint64_t kDrawn = std::uint64_t{1} << 32;  // priorities from here on are drawn
-// Streams of the generator: what is drawn from the seed alone, for places, and for spans.
-constexpr std::uint64_t kOfSeed = 1, kOfPlaces = 2, kOfSpans = 3;
+// Streams of the generator: what is drawn from the seed alone, for actors, and for spans.
+constexpr std::uint64_t kOfSeed = 1, kOfActors = 2, kOfSpans = 3;
 
 Kind kind_of(std::uint64_t seed) {
   constexpr Kind kMix[] = {Kind::even,         Kind::demote_once,  Kind::demote_once,
@@ -66,13 +69,13 @@ std::size_t SchedulePolicy::first_by_priority(std::span<const Candidate> ready) 
 
 std::uint64_t& SchedulePolicy::priority(const Candidate& c) {
   const std::size_t at =
-      static_cast<std::size_t>(c.rank) * kPlaces + static_cast<std::size_t>(c.place);
+      static_cast<std::size_t>(c.rank) * kActors + static_cast<std::size_t>(c.actor);
   if (at >= priorities_.size())
-    priorities_.resize((static_cast<std::size_t>(c.rank) + 1) * kPlaces);
+    priorities_.resize((static_cast<std::size_t>(c.rank) + 1) * kActors);
   std::uint64_t& priority = priorities_[at];
-  // The place in the low bits keeps two equal draws apart.
+  // The actor in the low bits keeps two equal draws apart.
   if (priority == 0)
-    priority = kDrawn + (std::uint64_t{philox(seed_, at, kOfPlaces)[0]} << 32) + at;
+    priority = kDrawn + (std::uint64_t{philox(seed_, at, kOfActors)[0]} << 32) + at;
   return priority;
 }
 

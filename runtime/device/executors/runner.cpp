@@ -74,7 +74,7 @@ void Runner::run(const Operation& operation) {
     if (operation.barrier == nullptr)
       call(operation, Exec::Phase::run);
     else
-      run_joint(operation);
+      run_collective(operation);
     tell_observers(observers_, [&operation](Observer& o) {
       o.finished(operation.stream, operation.tick, operation.name);
     });
@@ -84,7 +84,7 @@ void Runner::run(const Operation& operation) {
 }
 
 // One that throws hears of its peers' end all the same: they may still be reading its bytes.
-void Runner::run_joint(const Operation& operation) {
+void Runner::run_collective(const Operation& operation) {
   call(operation, Exec::Phase::publish);
   operation.barrier->enter();
   try {

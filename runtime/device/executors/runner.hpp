@@ -80,7 +80,7 @@ class Runner {
   int rank() const noexcept { return rank_; }
 
  private:
-  void run_joint(const Operation& operation);
+  void run_collective(const Operation& operation);
   void call(const Operation& operation, Exec::Phase phase, StreamFiber* fiber = nullptr);
 
   int rank_;

@@ -79,6 +79,10 @@ std::uint64_t Scheduler::trace_hash() const {
   return trace_;
 }
 
+std::uint64_t trace_hash(const ShuffledScheduler& scheduler) {
+  return dynamic_cast<const Scheduler&>(scheduler).trace_hash();
+}
+
 Scheduler::Rank& Scheduler::rank(int r) {
   TESSERA_EXPECT(r >= 0 && r < static_cast<int>(ranks_.size()), "ShuffledScheduler: rank ", r,
                  " of a schedule for ", ranks_.size(), " ranks");
@@ -105,7 +109,7 @@ void Scheduler::hand_over(Lock& lock) {
       return;
     }
     const Candidate chosen = ready[policy_.choose(ready)];
-    if (chosen.place != 0) {
+    if (chosen.actor != 0) {
       run(lock, chosen);
       continue;
     }
@@ -192,7 +196,7 @@ bool Scheduler::barrier_is_ready(const CollectiveBarrier& barrier) const {
 
 Program::Entry& Scheduler::head(const Candidate& c) const {
   return ranks_[static_cast<std::size_t>(c.rank)]
-      .program->queues[static_cast<std::size_t>(c.place - 1)]
+      .program->queues[static_cast<std::size_t>(c.actor - 1)]
       .front();
 }
 
@@ -219,7 +223,7 @@ void Scheduler::run(Lock& lock, const Candidate& chosen) {
   };
   const auto fiber = [&](const Candidate& c) -> StreamFiber& {
     return ranks_[static_cast<std::size_t>(c.rank)]
-        .program->fibers[static_cast<std::size_t>(c.place - 1)];
+        .program->fibers[static_cast<std::size_t>(c.actor - 1)];
   };
   const auto invoke = [&](Exec::Phase phase) {
     for (const Candidate& c : here) runner(c).invoke(head(c).operation, phase, &fiber(c));

@@ -12,24 +12,22 @@ class ShuffledExecutor final : public Executor {
       : program_(options, observers), report_(observers), alone_(options.scheduler == nullptr) {
     // Alone it is rank 0 of its own schedule, whatever its rank in the world, and this thread is
     // its host.
-    place_ = alone_ ? 0 : options.rank;
+    number_ = alone_ ? 0 : options.rank;
     scheduler_ = alone_ ? std::make_shared<Scheduler>(options.seed, 1)
                         : std::dynamic_pointer_cast<Scheduler>(options.scheduler);
     TESSERA_EXPECT(scheduler_ != nullptr,
                    "make_executor: make the scheduler with ShuffledScheduler::make");
-    scheduler_->enter(place_, program_);
-    if (alone_) scheduler_->attach(place_);
+    scheduler_->enter(number_, program_);
+    if (alone_) scheduler_->attach(number_);
   }
   ~ShuffledExecutor() override {
-    scheduler_->leave(place_);
-    if (alone_) scheduler_->detach(place_);
+    scheduler_->leave(number_);
+    if (alone_) scheduler_->detach(number_);
   }
-
-  ExecutorKind kind() const override { return ExecutorKind::shuffled; }
 
   void submit(StreamId stream, Tick tick, const Op& op, const Body& body,
               CollectiveBarrier* barrier) override {
-    scheduler_->expect_attached(place_);
+    scheduler_->expect_attached(number_);
     report_.launched(stream, tick, op, barrier);
     Program::Entry& entry = program_.queues[index(stream)].emplace_back();
     entry.body = body;
@@ -40,7 +38,7 @@ class ShuffledExecutor final : public Executor {
   void record(Event& event) override { report_.recorded(event); }
 
   void wait(StreamId stream, const Event& event) override {
-    scheduler_->expect_attached(place_);
+    scheduler_->expect_attached(number_);
     Program::Entry& entry = program_.queues[index(stream)].emplace_back();
     entry.event = event;
     entry.is_wait = true;
@@ -51,7 +49,7 @@ class ShuffledExecutor final : public Executor {
   // is no choice.
   void block(const Event& event) override {
     if (!known_.covers(event.clock)) {
-      scheduler_->block(place_, event);
+      scheduler_->block(number_, event);
       known_.merge(event.clock);
       report_.blocked(event);
       for (std::size_t i = 0; i < kMaxStreams; ++i)
@@ -65,7 +63,7 @@ class ShuffledExecutor final : public Executor {
   Program program_;
   Report report_;
   const bool alone_;
-  int place_ = 0;
+  int number_ = 0;
   std::shared_ptr<Scheduler> scheduler_;
   Clock known_;  // what the host has blocked on
 };

@@ -1,11 +1,11 @@
-// A queue and a worker thread for each stream. The host appends fixed-size records; nothing is
+// A queue and a worker thread for each stream. The host appends items of one size; nothing is
 // allocated and no lock is taken for a launch.
 //
-//   host  ── submit ── submit ── wait ──▶ ring of 1024 records ──▶ worker: run, run, sleep
-//                                                                    │
-//   other workers, the blocking host  ◀── completed[stream] ─────────┘  one counter per stream
+//   host  ── submit ── submit ── wait ──▶ ring of 1024 items ──▶ worker: run, run, sleep
+//                                                                  │
+//   other workers, the blocking host  ◀── completed[stream] ───────┘  one counter per stream
 //
-// A wait is a record that carries the event's clock: the worker sleeps until every stream has
+// A wait is an item that carries the event's clock: the worker sleeps until every stream has
 // completed what it names.
 #include <array>
 #include <atomic>
@@ -22,14 +22,14 @@ namespace {
 
 constexpr std::uint64_t kCapacity = 1024;
 
-enum class RecordKind : std::uint8_t { run, wait, stop };
+struct QueueItem {
+  enum class Kind : std::uint8_t { run, wait, stop };
 
-struct Record {
   Body body;  // of `wait`: the bytes of a Clock
   const char* name;
   CollectiveBarrier* barrier;
   Tick tick;
-  RecordKind kind;
+  Kind kind;
 };
 static_assert(sizeof(Clock) <= kBodyBytes);
 
@@ -53,17 +53,17 @@ struct Progress {
 class Worker {
  public:
   Worker(StreamId stream, Runner& runner, Progress& progress)
-      : stream_(stream), runner_(runner), progress_(progress), ring_(new Record[kCapacity]) {
+      : stream_(stream), runner_(runner), progress_(progress), ring_(new QueueItem[kCapacity]) {
     thread_ = std::thread([this] { drain(); });
   }
   ~Worker() {
-    push([](Record& r) { r.kind = RecordKind::stop; });
+    push([](QueueItem& item) { item.kind = QueueItem::Kind::stop; });
     thread_.join();
   }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // `fill` writes the next record. Sleeps while the ring is full, until half of it is free.
+  // `fill` writes the next item. Sleeps while the ring is full, until half of it is free.
   template <class Fill>
   void push(const Fill& fill) {
     if (pushed_ - consumed_seen_ == kCapacity) {
@@ -83,25 +83,25 @@ class Worker {
   void drain() {
     for (std::uint64_t i = 0;; ++i) {
       submitted_.wait_for(i + 1);
-      const Record& record = ring_[i % kCapacity];
-      switch (record.kind) {
-        case RecordKind::run:
-          runner_.run({record.name, record.tick, stream_, record.barrier, &record.body});
-          progress_.completed[index(stream_)].advance(record.tick);
+      const QueueItem& item = ring_[i % kCapacity];
+      switch (item.kind) {
+        case QueueItem::Kind::run:
+          runner_.run({item.name, item.tick, stream_, item.barrier, &item.body});
+          progress_.completed[index(stream_)].advance(item.tick);
           break;
-        case RecordKind::wait:
-          wait(record);
+        case QueueItem::Kind::wait:
+          wait(item);
           break;
-        case RecordKind::stop:
+        case QueueItem::Kind::stop:
           return;
       }
       consumed_.advance(i + 1);
     }
   }
 
-  void wait(const Record& record) {
+  void wait(const QueueItem& item) {
     Clock clock;
-    std::memcpy(&clock, record.body.bytes, sizeof(clock));
+    std::memcpy(&clock, item.body.bytes, sizeof(clock));
     if (progress_.covers(clock)) return;
     const auto start = std::chrono::steady_clock::now();
     progress_.wait_for(clock);
@@ -113,7 +113,7 @@ class Worker {
   const StreamId stream_;
   Runner& runner_;
   Progress& progress_;
-  const std::unique_ptr<Record[]> ring_;
+  const std::unique_ptr<QueueItem[]> ring_;
   std::uint64_t pushed_ = 0, consumed_seen_ = 0;  // the host's
   Counter submitted_;                             // advanced by the host
   Counter consumed_;                              // advanced by the worker
@@ -126,17 +126,17 @@ class ThreadedExecutor final : public Executor {
   ThreadedExecutor(const ExecutorOptions& options, const Observers& observers)
       : runner_(options, observers), report_(observers) {}
 
-  ExecutorKind kind() const override { return ExecutorKind::threaded; }
+  bool runs_ahead() const override { return true; }
 
   void submit(StreamId stream, Tick tick, const Op& op, const Body& body,
               CollectiveBarrier* barrier) override {
     report_.launched(stream, tick, op, barrier);
-    worker(stream).push([&](Record& r) {
-      r.body = body;
-      r.name = op.name;
-      r.barrier = barrier;
-      r.tick = tick;
-      r.kind = RecordKind::run;
+    worker(stream).push([&](QueueItem& item) {
+      item.body = body;
+      item.name = op.name;
+      item.barrier = barrier;
+      item.tick = tick;
+      item.kind = QueueItem::Kind::run;
     });
   }
 
@@ -144,9 +144,9 @@ class ThreadedExecutor final : public Executor {
   void record(Event& event) override { report_.recorded(event); }
 
   void wait(StreamId stream, const Event& event) override {
-    worker(stream).push([&](Record& r) {
-      std::memcpy(r.body.bytes, &event.clock, sizeof(event.clock));
-      r.kind = RecordKind::wait;
+    worker(stream).push([&](QueueItem& item) {
+      std::memcpy(item.body.bytes, &event.clock, sizeof(event.clock));
+      item.kind = QueueItem::Kind::wait;
     });
     report_.waited(stream, event);
   }

@@ -1,5 +1,5 @@
 // Time without a machine: every operation takes as long as the cost model says, on clocks that only
-// advance. What the host submits is placed in time at once, for a stream has no choice:
+// advance. What the host submits gets its time at once, for a stream has no choice:
 //
 //   host     ── launch ── launch ── wait ── launch ──▶            host_seconds each
 //   stream   ──────│ a         │ b      │╌╌╌╌╌╌│ c │             begins when the host has said so,
@@ -27,7 +27,6 @@ class VirtualExecutor final : public Executor {
         runner_({.rank = options.rank, .threads = options.run_bodies ? options.threads : 1},
                 observers) {}
 
-  ExecutorKind kind() const override { return ExecutorKind::virtual_; }
   bool runs_bodies() const override { return run_bodies_; }
 
   void submit(StreamId stream, Tick tick, const Op& op, const Body& body,

@@ -15,17 +15,17 @@
 
 #include "runtime/device/observe/race_watcher.hpp"
 #include "tessera/base/error.hpp"
-#include "tessera/device/device.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera {
 namespace {
 
 using shadow::Entry;
-using shadow::Epoch;
 using shadow::kHost;
 using shadow::kLanes;
 using shadow::LaneClock;
 using shadow::Memory;
+using shadow::Touch;
 using Frozen = std::shared_ptr<const LaneClock>;
 
 constexpr std::size_t kKeptRaces = 100;
@@ -65,7 +65,7 @@ class Checker final : public RaceChecker,
  private:
   void drain();
   bool is_ready(Rank& rank, Entry& entry);
-  void leave_joints(Rank& rank);
+  void leave_barriers(Rank& rank);
   void process_collective(const CollectiveBarrier* barrier);
   void process(Rank& rank, const Entry& entry);
   void enter(Rank& rank, const Entry& entry);
@@ -76,13 +76,13 @@ class Checker final : public RaceChecker,
   void release(Rank& rank, const Entry& entry);
   void hand_out(Rank& rank, const Entry& entry);
   void touch(Rank& rank, const Entry& entry, const shadow::Range& range, AccessMode mode);
-  bool is_ordered(const Rank& rank, const LaneClock& clock, const Epoch& earlier,
+  bool is_ordered(const Rank& rank, const LaneClock& clock, const Touch& earlier,
                   const shadow::Cell& cell) const;
-  void report(RaceKind kind, const Epoch& earlier, const Epoch& later, const shadow::Cell& cell,
+  void report(RaceKind kind, const Touch& earlier, const Touch& later, const shadow::Cell& cell,
               std::int64_t bytes);
-  RaceSide side(const Epoch& epoch) const;
-  std::string missing_edge(RaceKind kind, const Epoch& earlier, const Epoch& later) const;
-  Epoch epoch(const Rank& rank, const Entry& entry, AccessMode mode) const {
+  RaceSide side(const Touch& touch) const;
+  std::string missing_edge(RaceKind kind, const Touch& earlier, const Touch& later) const;
+  Touch touch_of(const Rank& rank, const Entry& entry, AccessMode mode) const {
     const std::size_t lane = rank.base + entry.lane;
     return {static_cast<std::uint32_t>(lane), mode, lanes_[lane][lane], entry.name, nullptr};
   }
@@ -122,7 +122,7 @@ void Checker::watch(DeviceContext& context) {
   rank->number = context.rank();
   rank->base = lanes_.size();
   rank->memory = &memory_;
-  if (context.executor().kind() == ExecutorKind::virtual_) {
+  if (!context.executor().runs_bodies()) {
     plans_.push_back(std::make_unique<Memory>());
     rank->memory = plans_.back().get();
   }
@@ -175,7 +175,7 @@ bool Checker::is_ready(Rank& rank, Entry& entry) {
 }
 
 // Collectives that a rank met nobody at did not happen.
-void Checker::leave_joints(Rank& rank) {
+void Checker::leave_barriers(Rank& rank) {
   for (Entry& entry : rank.backlog) {
     if (entry.arrived) std::erase(barriers_[entry.barrier], &rank);
     entry.barrier = nullptr;
@@ -184,14 +184,14 @@ void Checker::leave_joints(Rank& rank) {
 
 void Checker::reset(std::size_t number) {
   const std::lock_guard lock(mutex_);
-  leave_joints(*ranks_[number]);
+  leave_barriers(*ranks_[number]);
   drain();
 }
 
 void Checker::end(std::size_t number) {
   const std::lock_guard lock(mutex_);
   Rank& rank = *ranks_[number];
-  leave_joints(rank);
+  leave_barriers(rank);
   rank.backlog.clear();
   rank.events.clear();
 }
@@ -300,10 +300,10 @@ void Checker::change(Rank& rank, const Entry& entry) {
 
 void Checker::hand_out(Rank& rank, const Entry& entry) {
   const std::size_t lane = rank.base + entry.lane;
-  Epoch taken = epoch(rank, entry, AccessMode::write);
+  Touch taken = touch_of(rank, entry, AccessMode::write);
   taken.allocation = freeze(lane);
   rank.memory->visit(entry.range, entry.sequence, [&](shadow::Cell& cell, std::int64_t bytes) {
-    cell.each([&](const Epoch& earlier) {
+    cell.each([&](const Touch& earlier) {
       if (!is_ordered(rank, lanes_[lane], earlier, cell))
         report(RaceKind::reuse, earlier, taken, cell, bytes);
     });
@@ -313,10 +313,10 @@ void Checker::hand_out(Rank& rank, const Entry& entry) {
 
 void Checker::release(Rank& rank, const Entry& entry) {
   const std::size_t host = rank.base + kHost;
-  Epoch now{static_cast<std::uint32_t>(host), AccessMode::write, lanes_[host][host], "the host",
+  Touch now{static_cast<std::uint32_t>(host), AccessMode::write, lanes_[host][host], "the host",
             nullptr};
   rank.memory->visit(entry.range, entry.sequence, [&](shadow::Cell& cell, std::int64_t bytes) {
-    cell.each([&](const Epoch& earlier) {
+    cell.each([&](const Touch& earlier) {
       if (!is_ordered(rank, lanes_[host], earlier, cell))
         report(RaceKind::early_release, earlier, now, cell, bytes);
     });
@@ -327,10 +327,10 @@ void Checker::release(Rank& rank, const Entry& entry) {
 void Checker::touch(Rank& rank, const Entry& entry, const shadow::Range& range, AccessMode mode) {
   if (range.begin >= range.end) return;
   const LaneClock& clock = lanes_[rank.base + entry.lane];
-  const Epoch now = epoch(rank, entry, mode);
+  const Touch now = touch_of(rank, entry, mode);
   rank.memory->visit(range, entry.sequence, [&](shadow::Cell& cell, std::int64_t bytes) {
     if (cell.is_free) report(RaceKind::use_after_free, cell.last(), now, cell, bytes);
-    cell.each([&](const Epoch& earlier) {
+    cell.each([&](const Touch& earlier) {
       if (mode == AccessMode::read && earlier.mode == AccessMode::read) return;
       if (!is_ordered(rank, clock, earlier, cell))
         report(RaceKind::conflict, earlier, now, cell, bytes);
@@ -342,7 +342,7 @@ void Checker::touch(Rank& rank, const Entry& entry, const shadow::Range& range, 
 
 // Memory that nobody announced may have come from another rank through the system's allocator,
 // after that rank's host was done with it.
-bool Checker::is_ordered(const Rank& rank, const LaneClock& clock, const Epoch& earlier,
+bool Checker::is_ordered(const Rank& rank, const LaneClock& clock, const Touch& earlier,
                          const shadow::Cell& cell) const {
   if (earlier.allocation) return clock.covers(*earlier.allocation);
   if (clock[earlier.lane] >= earlier.tick) return true;
@@ -353,16 +353,16 @@ bool Checker::is_ordered(const Rank& rank, const LaneClock& clock, const Epoch& 
 
 // ---- Reports
 
-RaceSide Checker::side(const Epoch& epoch) const {
-  const std::size_t stream = epoch.lane % kLanes;
-  return {.operation = epoch.name,
-          .rank = ranks_[epoch.lane / kLanes]->number,
+RaceSide Checker::side(const Touch& touch) const {
+  const std::size_t stream = touch.lane % kLanes;
+  return {.operation = touch.name,
+          .rank = ranks_[touch.lane / kLanes]->number,
           .stream = stream == kHost ? "host" : kStreamNames[stream],
-          .tick = epoch.tick,
-          .mode = epoch.mode};
+          .tick = touch.tick,
+          .mode = touch.mode};
 }
 
-std::string Checker::missing_edge(RaceKind kind, const Epoch& earlier, const Epoch& later) const {
+std::string Checker::missing_edge(RaceKind kind, const Touch& earlier, const Touch& later) const {
   const RaceSide from = side(earlier), to = side(later);
   if (kind == RaceKind::use_after_free)
     return "give the bytes back after the last operation that uses them is submitted";
@@ -377,7 +377,7 @@ std::string Checker::missing_edge(RaceKind kind, const Epoch& earlier, const Epo
   return concat("make ", to.stream, " wait for ", point);
 }
 
-void Checker::report(RaceKind kind, const Epoch& earlier, const Epoch& later,
+void Checker::report(RaceKind kind, const Touch& earlier, const Touch& later,
                      const shadow::Cell& cell, std::int64_t bytes) {
   Race race{.kind = kind,
             .earlier = side(earlier),

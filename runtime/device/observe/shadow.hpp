@@ -52,7 +52,7 @@ struct Range {
 
 // A touch: tick `tick` of a lane. An allocation ticks no stream, so it stands for all that its
 // stream knew then.
-struct Epoch {
+struct Touch {
   std::uint32_t lane = 0;
   AccessMode mode = AccessMode::read;
   Tick tick = 0;
@@ -66,22 +66,22 @@ struct Cell {
   const std::string* owner = nullptr;  // null where nobody has announced the bytes
   std::uint64_t since = 0;             // when they came from the system
   bool is_free = false;
-  std::vector<Epoch> touches;  // the write, if any, comes first
+  std::vector<Touch> touches;  // the write, if any, comes first
 
   template <class F>
   void each(const F& f) const {
-    for (const Epoch& epoch : touches) f(epoch);
+    for (const Touch& touch : touches) f(touch);
   }
-  Epoch last() const { return touches.empty() ? Epoch{} : touches.back(); }
+  Touch last() const { return touches.empty() ? Touch{} : touches.back(); }
   // Requires: `now` was checked against the others. A write covers them all.
-  void add(const Epoch& now) {
+  void add(const Touch& now) {
     if (now.mode == AccessMode::write) {
       touches.assign(1, now);
       return;
     }
-    for (Epoch& epoch : touches)
-      if (epoch.lane == now.lane && epoch.mode == AccessMode::read) {
-        epoch = now;
+    for (Touch& touch : touches)
+      if (touch.lane == now.lane && touch.mode == AccessMode::read) {
+        touch = now;
         return;
       }
     touches.push_back(now);
@@ -116,14 +116,14 @@ class Memory {
     cell.since = sequence;
     replace(range, std::move(cell));
   }
-  void hand_out(const Range& range, const std::string* owner, const Epoch& epoch,
+  void hand_out(const Range& range, const std::string* owner, const Touch& touch,
                 std::uint64_t sequence) {
     const auto found = find(range.begin);
     if (found != cells_.end() && found->second.since > sequence) return;
     Cell cell;
     cell.owner = owner;
     cell.since = found != cells_.end() ? found->second.since : 0;
-    cell.touches.assign(1, epoch);
+    cell.touches.assign(1, touch);
     replace(range, std::move(cell));
   }
   void give_back(const Range& range, std::uint64_t sequence) {

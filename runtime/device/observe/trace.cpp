@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.hpp"
 #include "tessera/base/json.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera {
 namespace {
@@ -47,11 +48,11 @@ class Trace::Writer {
 
  private:
   void lanes() {
-    const auto label = [&](const char* kind, int tid, std::string_view text, int place) {
+    const auto label = [&](const char* kind, int tid, std::string_view text, int position) {
       event("M", concat(kind, "_name"), tid, "",
             concat("\"args\": {\"name\": ", json::quote(text), "}"));
       event("M", concat(kind, "_sort_index"), tid, "",
-            concat("\"args\": {\"sort_index\": ", place, "}"));
+            concat("\"args\": {\"sort_index\": ", position, "}"));
     };
     label("process", kHostLane, trace_.options_.process, trace_.options_.process_id);
     label("thread", kHostLane, "host", kHostLane);

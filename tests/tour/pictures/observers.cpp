@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.hpp"
 #include "tessera/device/device.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/tour/pictures/pictures.hpp"
 
 namespace tessera::pictures {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/base/error.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tessera/memory/slots.hpp"
 #include "tests/tour/pictures/pictures.hpp"

@@ -7,6 +7,7 @@
 
 #include "tessera/autograd/ops.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tests/tour/pictures/pictures.hpp"
 

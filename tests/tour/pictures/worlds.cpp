@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.hpp"
 #include "tessera/comm/world.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/tour/pictures/pictures.hpp"
 
 namespace tessera::pictures {

@@ -15,7 +15,7 @@
 // last touch of its former life must be ordered before. A collective joins the ranks of a process:
 // what follows it on any rank follows what led to it on all. The order of the host's calls alone
 // decides, so a report comes at any speed of the device, on any executor.
-// Source: vector clocks and last-access epochs as in Flanagan and Freund, "FastTrack", PLDI 2009.
+// Source: vector clocks and last accesses as in Flanagan and Freund, "FastTrack", PLDI 2009.
 #pragma once
 
 #include <cstdint>

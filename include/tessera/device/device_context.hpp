@@ -1,0 +1,147 @@
+// What stands behind a Device: the clocks of its streams and of the host, the executor, those who
+// watch, and what must outlive queued work. For the layers that own memory, the sharding engine,
+// and instruments; a program needs device.hpp only.
+//
+//   Stream::launch ──▶ submit ──▶ tick, stamp accesses, observers ──▶ Executor
+//   Stream::wait   ──▶ wait   ──▶ covered by the clock? nothing to do. Else Executor, then merge
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/device/device.hpp"
+
+namespace tessera {
+
+class Mutator;
+
+// One rank's device: streams' clocks, the host's clock, executor and observers. Lives as long as
+// its `Device` handles.
+class DeviceContext {
+ public:
+  DeviceContext(DeviceKind kind, int rank, const ExecutorOptions& options,
+                CudaMemory cuda_memory = CudaMemory::pieces, bool tf32 = false);
+  ~DeviceContext();
+  DeviceContext(const DeviceContext&) = delete;
+  DeviceContext& operator=(const DeviceContext&) = delete;
+
+  DeviceKind kind() const noexcept { return kind_; }
+  int rank() const noexcept { return rank_; }
+  Executor& executor() noexcept { return *executor_; }
+  // What `cuda` does its work through; null on the CPU, and in a plan.
+  const Driver* driver() const noexcept { return driver_; }
+  // The same for calls beside a body's: the device is the calling thread's from here on.
+  // Requires: driver() is not null.
+  const Driver& acting_driver() const noexcept;
+  CudaMemory cuda_memory() const noexcept { return cuda_memory_; }
+  bool tf32() const noexcept { return tf32_; }
+
+  void submit(StreamId stream, const Op& op, const Body& body, CollectiveBarrier* barrier);
+  Event record(StreamId stream);
+  void wait(StreamId stream, const Event& event);
+  void block(const Event& event);
+  void synchronize();
+
+  // Ends a failure: sleeps until everything submitted has run or was skipped, drops the exception,
+  // and lets bodies run again.  Requires: the barriers of what is queued are aborted, or all peers
+  // will come to them.
+  void recover();
+  // What the failure that `recover` ended last kept from running, and how many it has ended.
+  const Lost& lost() const { return lost_; }
+  std::uint64_t recoveries() const { return recoveries_; }
+
+  const Clock& clock(StreamId stream) const { return clocks_[index(stream)]; }
+  const Clock& host_clock() const { return host_; }
+
+  // An event of `stream` at or after `tick`: the last one recorded if it is late enough, else a new
+  // one.  Throws: ContractError for a tick that the stream has not reached.
+  const Event& event_covering(StreamId stream, Tick tick);
+  // The same for the gate of memory that is being freed, which can't fail: see `fail_late`.
+  Event event_of_free(StreamId stream, Tick tick) noexcept;
+  // Keeps the exception that is being handled, where none can be thrown, for the next blocking
+  // call.
+  void fail_late() noexcept;
+
+  // Seconds for which the host has slept in `block` since the start.
+  double blocked_seconds() const { return blocked_seconds_; }
+  // Operations submitted so far, over all streams.
+  std::uint64_t launches() const { return launches_; }
+
+  // Not owned; must outlive the device or be removed. Call while the device is idle.
+  void add_observer(Observer& observer) { observers_.push_back(&observer); }
+  // Stays until the device ends.
+  void add_observer(std::shared_ptr<Observer> observer);
+  void remove_observer(Observer& observer);
+  // For the layers that own memory and for the host's own reads and writes. Can't fail, because
+  // memory goes back in destructors: see `fail_late`. Costs a comparison where nobody watches.
+  void tell(const MemoryEvent& event) noexcept {
+    for (Observer* o : observers_) try {
+        o->memory(event);
+      } catch (...) {
+        fail_late();
+      }
+  }
+  bool is_observed() const noexcept { return !observers_.empty(); }
+  // The host itself reads or writes bytes that operations touch, too.
+  void host_reads(const void* data, std::size_t bytes) {
+    tell({.kind = MemoryEvent::Kind::host_reads,
+          .begin = data,
+          .end = static_cast<const std::byte*>(data) + bytes});
+  }
+  void host_writes(const void* data, std::size_t bytes) {
+    tell({.kind = MemoryEvent::Kind::host_writes,
+          .begin = data,
+          .end = static_cast<const std::byte*>(data) + bytes});
+  }
+  // Keeps `what` until the host knows that everything submitted so far has run: for what queued
+  // operations still use when whoever made it goes, by an exception say. Never blocks.
+  void keep(std::shared_ptr<void> what);
+  // Lets go of all that is kept. Requires: everything submitted has run, or was skipped.
+  void drop_kept() noexcept { kept_.clear(); }
+  // `text` as an operation's name: the same text at the same address, as long as the device lives.
+  const char* intern(std::string_view text) { return names_.emplace(text).first->c_str(); }
+
+  // What the memory layer keeps of this device, from first use on. It ends with the device.
+  std::shared_ptr<void> memory;
+
+ private:
+  friend class Mutator;  // of tests, in runtime/device/testing.hpp
+  struct Kept {
+    Clock until;
+    std::shared_ptr<void> what;
+  };
+  Event mark(StreamId stream, bool by_program);
+  void rethrow_late() const;
+  void expect_reached(const Event& event, const char* function) const;
+
+  DeviceKind kind_;
+  int rank_;
+  const Driver* driver_;
+  int device_index_;
+  CudaMemory cuda_memory_;
+  bool tf32_;
+  Observers observers_;
+  std::vector<std::shared_ptr<Observer>> owned_observers_;
+  std::array<Clock, kMaxStreams> clocks_{};
+  std::array<Event, kMaxStreams> last_events_{};
+  Clock host_;
+  double blocked_seconds_ = 0;
+  std::uint64_t launches_ = 0;
+  std::uint64_t records_ = 0;
+  std::unique_ptr<Mutator> mutator_;  // null but in tests
+  bool failure_told_ = false;         // a blocking call has thrown it
+  std::exception_ptr late_;           // of fail_late; thrown by every blocking call until `recover`
+  Lost lost_;
+  std::uint64_t recoveries_ = 0;
+  std::vector<Kept> kept_;
+  std::set<std::string> names_;         // nodes, whose addresses stay
+  std::unique_ptr<Executor> executor_;  // last: its workers end first
+};
+
+}  // namespace tessera
