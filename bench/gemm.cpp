@@ -96,12 +96,12 @@ Result measure(const Orientation& o, std::int32_t m, std::int32_t k, std::int32_
   const double flops = 2.0 * m * k * n;
   const int repeats =
       std::max(1, static_cast<int>(2e8 / flops));  // at least some milliseconds a sample
-  kernels::cpu_kernels().gemm.gemm(args, exec);    // touches all memory once
+  kernels::cpu_kernels().gemm(args, exec);         // touches all memory once
   Result result{};
   std::vector<double> ratios;
   for (int sample = 0; sample < kSamples; ++sample) {
     const double peak = peak_gflops(), start = seconds();
-    for (int i = 0; i < repeats; ++i) kernels::cpu_kernels().gemm.gemm(args, exec);
+    for (int i = 0; i < repeats; ++i) kernels::cpu_kernels().gemm(args, exec);
     const double gflops = repeats * flops / (seconds() - start) * 1e-9;
     ratios.push_back(gflops / peak);
     result.best_gflops = std::max(result.best_gflops, gflops);

@@ -15,7 +15,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/kernel.hpp"
 
@@ -33,7 +32,6 @@ struct AttentionArgs {
   DType dtype;
   bool causal;
 };
-static_assert(sizeof(AttentionArgs) <= kArgsBytes && std::is_trivially_copyable_v<AttentionArgs>);
 
 // Writes dq, dk and dv (never reads them first). They overlap nothing.
 struct AttentionBackwardArgs {
@@ -45,13 +43,6 @@ struct AttentionBackwardArgs {
   std::uint16_t q_row, k_row, v_row, dq_row, dk_row, dv_row;
   DType dtype;
   bool causal;
-};
-static_assert(sizeof(AttentionBackwardArgs) <= kArgsBytes &&
-              std::is_trivially_copyable_v<AttentionBackwardArgs>);
-
-struct Attention {
-  Kernel<AttentionArgs> attention;
-  Kernel<AttentionBackwardArgs> attention_backward;
 };
 
 }  // namespace tessera::kernels

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/kernel.hpp"
 
@@ -22,8 +21,6 @@ struct CrossEntropyArgs {
   std::int64_t ignore_index = -100;
   DType dtype, target_dtype;  // target_dtype is i32 or i64
 };
-static_assert(sizeof(CrossEntropyArgs) <= kArgsBytes &&
-              std::is_trivially_copyable_v<CrossEntropyArgs>);
 
 // d_logits[r, c] = (exp(logits[r, c] - lse[r]) - (c == target[r])) * scale[r * scale_stride] *
 // host_scale. scale_stride is 0 (one factor for all rows) or 1 (a gradient per row). d_logits may
@@ -36,13 +33,6 @@ struct CrossEntropyBackwardArgs {
   std::int32_t ignore_index = -100;
   std::int32_t scale_stride;
   DType dtype, target_dtype;
-};
-static_assert(sizeof(CrossEntropyBackwardArgs) <= kArgsBytes &&
-              std::is_trivially_copyable_v<CrossEntropyBackwardArgs>);
-
-struct CrossEntropy {
-  Kernel<CrossEntropyArgs> cross_entropy;
-  Kernel<CrossEntropyBackwardArgs> cross_entropy_backward;
 };
 
 }  // namespace tessera::kernels

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/kernel.hpp"
 
@@ -21,11 +20,6 @@ struct DropoutArgs {
   std::int64_t host_offset, count;
   float p;
   DType dtype;
-};
-static_assert(sizeof(DropoutArgs) <= kArgsBytes && std::is_trivially_copyable_v<DropoutArgs>);
-
-struct Dropout {
-  Kernel<DropoutArgs> dropout;
 };
 
 }  // namespace tessera::kernels

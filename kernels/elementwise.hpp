@@ -13,7 +13,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/kernel.hpp"
 
@@ -55,7 +54,6 @@ struct UnaryArgs {
   DType out_dtype, in_dtype;
   std::uint8_t ndim;
 };
-static_assert(sizeof(UnaryArgs) <= kArgsBytes && std::is_trivially_copyable_v<UnaryArgs>);
 
 // Arithmetic gives the operands' dtype, comparisons and logical operations give boolean. Every
 // dtype but: pow and the derivatives are floating; boolean operands know only comparisons, logical
@@ -99,7 +97,6 @@ struct BinaryArgs {
   DType dtype;
   std::uint8_t ndim;
 };
-static_assert(sizeof(BinaryArgs) <= kArgsBytes && std::is_trivially_copyable_v<BinaryArgs>);
 
 // out = op(in, scalar), or op(scalar, in) when `scalar_left`. The scalar is rounded to the
 // computing type first.
@@ -114,7 +111,6 @@ struct ScalarArgs {
   std::uint8_t ndim;
   bool scalar_left;
 };
-static_assert(sizeof(ScalarArgs) <= kArgsBytes && std::is_trivially_copyable_v<ScalarArgs>);
 
 // out = condition ? a : b. `out` is contiguous; condition is boolean; a, b and out have `dtype`,
 // any. At most 2^31 - 1 elements per dimension; there is no `count`: the shape is always given,
@@ -127,7 +123,6 @@ struct WhereArgs {
   DType dtype;
   std::uint8_t ndim;
 };
-static_assert(sizeof(WhereArgs) <= kArgsBytes && std::is_trivially_copyable_v<WhereArgs>);
 
 // out = value (cast as `copy` casts from f64).
 struct FillArgs {
@@ -138,7 +133,6 @@ struct FillArgs {
   DType dtype;
   std::uint8_t ndim;
 };
-static_assert(sizeof(FillArgs) <= kArgsBytes && std::is_trivially_copyable_v<FillArgs>);
 
 // out[i] = start + i * step, contiguous, computed in f64.
 struct ArangeArgs {
@@ -147,7 +141,6 @@ struct ArangeArgs {
   std::int64_t count;
   DType dtype;
 };
-static_assert(sizeof(ArangeArgs) <= kArgsBytes && std::is_trivially_copyable_v<ArangeArgs>);
 
 // y = alpha x + beta y, floating dtypes, x and y may differ; computed in f64 if either is f64, else
 // in f32, rounded once. beta == 0 never reads y. This is how gradients are accumulated.
@@ -160,7 +153,6 @@ struct AxpbyArgs {
   DType y_dtype, x_dtype;
   std::uint8_t ndim;
 };
-static_assert(sizeof(AxpbyArgs) <= kArgsBytes && std::is_trivially_copyable_v<AxpbyArgs>);
 
 // out = silu(gate) * up over [rows, cols]; rows lie `*_stride` elements apart, columns are
 // contiguous, so that gate and up may be the halves of one fused projection. `out` may be gate or
@@ -171,7 +163,6 @@ struct SwigluArgs {
   std::int64_t rows, cols, out_stride, gate_stride, up_stride;
   DType dtype;
 };
-static_assert(sizeof(SwigluArgs) <= kArgsBytes && std::is_trivially_copyable_v<SwigluArgs>);
 
 // d_gate = d_out up silu'(gate), d_up = d_out silu(gate). d_gate and d_up may alias gate and up,
 // respectively.
@@ -181,20 +172,6 @@ struct SwigluBackwardArgs {
   std::int64_t rows, cols;
   std::int64_t d_gate_stride, d_up_stride, gate_stride, up_stride, d_out_stride;
   DType dtype;
-};
-static_assert(sizeof(SwigluBackwardArgs) <= kArgsBytes &&
-              std::is_trivially_copyable_v<SwigluBackwardArgs>);
-
-struct Elementwise {
-  Kernel<UnaryArgs> unary;
-  Kernel<BinaryArgs> binary;
-  Kernel<ScalarArgs> scalar;
-  Kernel<WhereArgs> where;
-  Kernel<FillArgs> fill;
-  Kernel<ArangeArgs> arange;
-  Kernel<AxpbyArgs> axpby;
-  Kernel<SwigluArgs> swiglu;
-  Kernel<SwigluBackwardArgs> swiglu_backward;
 };
 
 }  // namespace tessera::kernels

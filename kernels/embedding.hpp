@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/kernel.hpp"
 
@@ -17,7 +16,6 @@ struct EmbeddingArgs {
   std::int64_t count, vocab, cols;
   DType dtype, id_dtype;
 };
-static_assert(sizeof(EmbeddingArgs) <= kArgsBytes && std::is_trivially_copyable_v<EmbeddingArgs>);
 
 // d_table[v, :] = (accumulate ? old : 0) + scale * sum over i with ids[i] == v of dy[i, :], added
 // in the order of i. dy and d_table are floating and may differ in dtype. A 16-bit d_table rounds
@@ -29,13 +27,6 @@ struct EmbeddingBackwardArgs {
   double scale;
   DType dtype, grad_dtype, id_dtype;  // of dy, d_table, ids
   bool accumulate;
-};
-static_assert(sizeof(EmbeddingBackwardArgs) <= kArgsBytes &&
-              std::is_trivially_copyable_v<EmbeddingBackwardArgs>);
-
-struct Embedding {
-  Kernel<EmbeddingArgs> embedding;
-  Kernel<EmbeddingBackwardArgs> embedding_backward;
 };
 
 }  // namespace tessera::kernels

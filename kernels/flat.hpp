@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/kernel.hpp"
 
@@ -21,7 +20,6 @@ struct PackArgs {
   std::int32_t entry_count;
   DType dst_dtype;
 };
-static_assert(sizeof(PackArgs) <= kArgsBytes && std::is_trivially_copyable_v<PackArgs>);
 
 // A parameter's place in a gradient buffer: `used` bytes hold its gradient, the rest up to `padded`
 // is padding.
@@ -42,12 +40,6 @@ struct CompleteArgs {
   std::int32_t first, entry_count, copies;
   DType dtype;  // of the counts: floating
   bool zero_missing;
-};
-static_assert(sizeof(CompleteArgs) <= kArgsBytes && std::is_trivially_copyable_v<CompleteArgs>);
-
-struct Flat {
-  Kernel<PackArgs> pack;
-  Kernel<CompleteArgs> complete;
 };
 
 }  // namespace tessera::kernels

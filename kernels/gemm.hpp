@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/kernel.hpp"
 
@@ -29,7 +28,6 @@ struct GemmArgs {
   bool trans_a : 1, trans_b : 1;
   bool tf32 : 1 = false;  // f32 operands may be rounded to 11 significant bits first, on a GPU
 };
-static_assert(sizeof(GemmArgs) <= kArgsBytes && std::is_trivially_copyable_v<GemmArgs>);
 
 // A product with GELU (kernels/elementwise.hpp) or its derivative over it, all of `dtype`:
 //
@@ -45,15 +43,6 @@ struct GemmGeluArgs {
   std::int32_t lda, ldb, ldc, ld_aux;
   DType dtype;
   bool trans_a, trans_b, backward;
-};
-static_assert(sizeof(GemmGeluArgs) <= kArgsBytes && std::is_trivially_copyable_v<GemmGeluArgs>);
-
-struct Gemm {
-  Kernel<GemmArgs> gemm;
-  Kernel<GemmGeluArgs> gemm_gelu;
-  // For benchmarks: the product by number `choice` of the library's algorithms, its best guess
-  // first; false where it has fewer. Null where the product is our own.
-  bool (*gemm_choice)(const GemmArgs& args, int choice, Exec& exec) = nullptr;
 };
 
 }  // namespace tessera::kernels

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/kernel.hpp"
 
@@ -26,11 +25,6 @@ struct IndexArgs {
   const void* index;
   std::int64_t outer, n, inner, count;
   DType dtype, index_dtype;
-};
-static_assert(sizeof(IndexArgs) <= kArgsBytes && std::is_trivially_copyable_v<IndexArgs>);
-
-struct Index {
-  Kernel<IndexArgs> index_select, index_add, gather, scatter_add;
 };
 
 }  // namespace tessera::kernels

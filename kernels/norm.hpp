@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/kernel.hpp"
 
@@ -30,7 +29,6 @@ struct RmsNormArgs {
   const void* residual = nullptr;
   void* sum = nullptr;
 };
-static_assert(sizeof(RmsNormArgs) <= kArgsBytes && std::is_trivially_copyable_v<RmsNormArgs>);
 
 struct LayerNormArgs {
   void *y, *mean, *rstd;
@@ -41,7 +39,6 @@ struct LayerNormArgs {
   const void* residual = nullptr;
   void* sum = nullptr;
 };
-static_assert(sizeof(LayerNormArgs) <= kArgsBytes && std::is_trivially_copyable_v<LayerNormArgs>);
 
 // Parameter gradients are summed over fixed blocks of rows and then over the blocks, in one order
 // for any threads.
@@ -74,14 +71,6 @@ struct NormBackwardArgs {
   DType dtype, grad_dtype;
   bool accumulate;
   const void* d_sum = nullptr;
-};
-static_assert(sizeof(NormBackwardArgs) <= kArgsBytes &&
-              std::is_trivially_copyable_v<NormBackwardArgs>);
-
-struct Norm {
-  Kernel<RmsNormArgs> rms_norm;
-  Kernel<LayerNormArgs> layer_norm;
-  Kernel<NormBackwardArgs> norm_backward;
 };
 
 }  // namespace tessera::kernels

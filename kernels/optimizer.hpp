@@ -42,7 +42,6 @@ struct AdamWArgs {
   const float* clip;  // a device factor on the gradient, or null
   std::int32_t segment_count;
 };
-static_assert(sizeof(AdamWArgs) <= kArgsBytes && std::is_trivially_copyable_v<AdamWArgs>);
 
 // SGD with momentum as PyTorch defines it, without dampening; a null `buffer` means p -= lr g.
 //   g = grad_scale * gradient * (clip ? *clip : 1) + weight_decay p
@@ -56,7 +55,6 @@ struct SgdArgs {
   const float* clip;
   std::int32_t segment_count;
 };
-static_assert(sizeof(SgdArgs) <= kArgsBytes && std::is_trivially_copyable_v<SgdArgs>);
 
 // *norm = sqrt(*sumsq) and *coefficient = min(1, max_norm / (*norm + 1e-6)), as PyTorch clips.
 // Either may be null. A NaN or infinite sum gives a NaN coefficient or 0, as the formula says.
@@ -66,7 +64,6 @@ struct ClipArgs {
   double max_norm;
   DType dtype;  // of sumsq
 };
-static_assert(sizeof(ClipArgs) <= kArgsBytes && std::is_trivially_copyable_v<ClipArgs>);
 
 // data[i] *= *factor; nothing is touched when the factor is 1.
 struct ScaleFlatArgs {
@@ -74,21 +71,11 @@ struct ScaleFlatArgs {
   const float* factor;
   std::int64_t count;
 };
-static_assert(sizeof(ScaleFlatArgs) <= kArgsBytes && std::is_trivially_copyable_v<ScaleFlatArgs>);
 
 // *out = values: how the scalars of a step reach the device. The values travel with the call.
 struct PutScalarsArgs {
   OptimScalars* out;
   OptimScalars values;
-};
-static_assert(sizeof(PutScalarsArgs) <= kArgsBytes && std::is_trivially_copyable_v<PutScalarsArgs>);
-
-struct Optimizer {
-  Kernel<AdamWArgs> adamw;
-  Kernel<SgdArgs> sgd;
-  Kernel<ClipArgs> clip;
-  Kernel<ScaleFlatArgs> scale_flat;
-  Kernel<PutScalarsArgs> put_scalars;
 };
 
 }  // namespace tessera::kernels

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/kernel.hpp"
 
@@ -37,7 +36,6 @@ struct PeersArgs {
   DType dtype;
   PeersOp op;
 };
-static_assert(sizeof(PeersArgs) <= kArgsBytes && std::is_trivially_copyable_v<PeersArgs>);
 
 // copy_bytes as a kernel. Either side may be memory of the host that the device can read or write.
 struct CopyArgs {
@@ -45,7 +43,6 @@ struct CopyArgs {
   const void* in;
   std::int64_t bytes;
 };
-static_assert(sizeof(CopyArgs) <= kArgsBytes && std::is_trivially_copyable_v<CopyArgs>);
 
 // Copies that do not touch each other's outputs, at the cost of one launch. `copies` is an array on
 // the host, read during the call and not later.  Requires: count <= kMostCopies.
@@ -53,13 +50,6 @@ inline constexpr std::int32_t kMostCopies = 128;
 struct CopiesArgs {
   const CopyArgs* copies;
   std::int32_t count;
-};
-static_assert(sizeof(CopiesArgs) <= kArgsBytes && std::is_trivially_copyable_v<CopiesArgs>);
-
-struct Peers {
-  Kernel<PeersArgs> reduce;
-  Kernel<CopyArgs> copy;
-  Kernel<CopiesArgs> copies;
 };
 
 }  // namespace tessera::kernels

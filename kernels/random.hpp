@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/kernel.hpp"
 
@@ -20,7 +19,6 @@ struct NormalArgs {
   double mean, std;
   DType dtype;
 };
-static_assert(sizeof(NormalArgs) <= kArgsBytes && std::is_trivially_copyable_v<NormalArgs>);
 
 // low + (high - low) unit_float(philox(key, e / 4)[e % 4]), in f64, rounded once to the dtype.
 struct UniformArgs {
@@ -29,12 +27,6 @@ struct UniformArgs {
   std::int64_t begin, count;
   double low, high;
   DType dtype;
-};
-static_assert(sizeof(UniformArgs) <= kArgsBytes && std::is_trivially_copyable_v<UniformArgs>);
-
-struct Random {
-  Kernel<NormalArgs> normal;
-  Kernel<UniformArgs> uniform;
 };
 
 }  // namespace tessera::kernels

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/kernel.hpp"
 
@@ -27,7 +26,6 @@ struct ReduceArgs {
   ReduceOp op;
   DType dtype, out_dtype;
 };
-static_assert(sizeof(ReduceArgs) <= kArgsBytes && std::is_trivially_copyable_v<ReduceArgs>);
 
 // *out = (accumulate ? *out : 0) + sum of in[i]^2; `in` is f32, `out` f32 or f64. Accumulates in
 // f64.
@@ -37,12 +35,6 @@ struct SumsqFlatArgs {
   std::int64_t count;
   DType out_dtype;
   bool accumulate;
-};
-static_assert(sizeof(SumsqFlatArgs) <= kArgsBytes && std::is_trivially_copyable_v<SumsqFlatArgs>);
-
-struct Reduce {
-  Kernel<ReduceArgs> reduce;
-  Kernel<SumsqFlatArgs> sumsq_flat;
 };
 
 }  // namespace tessera::kernels

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/kernel.hpp"
 
@@ -29,18 +28,11 @@ struct RopeArgs {
   DType dtype;
   bool inverse;
 };
-static_assert(sizeof(RopeArgs) <= kArgsBytes && std::is_trivially_copyable_v<RopeArgs>);
 
 struct RopeTableArgs {
   float *cos, *sin;  // [positions, head_dim / 2]
   std::int64_t positions, head_dim;
   double theta;
-};
-static_assert(sizeof(RopeTableArgs) <= kArgsBytes && std::is_trivially_copyable_v<RopeTableArgs>);
-
-struct Rope {
-  Kernel<RopeArgs> rope;
-  Kernel<RopeTableArgs> rope_table;
 };
 
 }  // namespace tessera::kernels

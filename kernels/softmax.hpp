@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/kernel.hpp"
 
@@ -16,7 +15,6 @@ struct SoftmaxArgs {
   std::int64_t rows, cols;
   DType dtype;
 };
-static_assert(sizeof(SoftmaxArgs) <= kArgsBytes && std::is_trivially_copyable_v<SoftmaxArgs>);
 
 // dx = y (dy - sum(y dy)), per row. dx may be y or dy.
 struct SoftmaxBackwardArgs {
@@ -24,13 +22,6 @@ struct SoftmaxBackwardArgs {
   const void *y, *dy;
   std::int64_t rows, cols;
   DType dtype;
-};
-static_assert(sizeof(SoftmaxBackwardArgs) <= kArgsBytes &&
-              std::is_trivially_copyable_v<SoftmaxBackwardArgs>);
-
-struct Softmax {
-  Kernel<SoftmaxArgs> softmax;
-  Kernel<SoftmaxBackwardArgs> softmax_backward;
 };
 
 }  // namespace tessera::kernels

@@ -1,4 +1,5 @@
-// All kernels of one device kind: plain structs of function pointers, filled once per backend.
+// All kernels of one kind of device: a plain struct with one function pointer for each line of
+// kernels.def.
 #pragma once
 
 #include "kernels/attention.hpp"
@@ -16,33 +17,34 @@
 #include "kernels/reduce.hpp"
 #include "kernels/rope.hpp"
 #include "kernels/softmax.hpp"
+#include "tessera/base/philox.hpp"
 #include "tessera/device/driver.hpp"
 
 namespace tessera::kernels {
 
 struct Kernels {
-  Elementwise elementwise;
-  Reduce reduce;
-  Gemm gemm;
-  Softmax softmax;
-  CrossEntropy cross_entropy;
-  Attention attention;
-  Rope rope;
-  Norm norm;
-  Embedding embedding;
-  Index index;
-  Dropout dropout;
-  Optimizer optimizer;
-  Random random;
-  Flat flat;
-  Peers peers;
+#define TESSERA_KERNEL(name, Args) Kernel<Args> name;
+#include "kernels/kernels.def"
+
+  // For benchmarks: `gemm` by number `choice` of the library's algorithms, its best guess first;
+  // false where it has fewer. Null where the product is our own.
+  bool (*gemm_choice)(const GemmArgs& args, int choice, Exec& exec) = nullptr;
 };
+
+// Another number for another list, other names or arguments of another size: a driver module that
+// was built from one of those is refused.
+inline constexpr std::uint64_t kKernelsLayout = [] {
+  std::uint64_t hash = sizeof(Kernels);
+#define TESSERA_KERNEL(name, Args) hash = fnv1a(sizeof(Args), fnv1a(#name, hash));
+#include "kernels/kernels.def"
+  return hash;
+}();
 
 // The CPU's. Constant data: nothing runs before main.
 const Kernels& cpu_kernels();
 // Those of a device: of the module behind it, or the CPU's where `driver` is null.
 inline const Kernels& kernels_of(const Driver* driver) {
-  return driver ? *driver->kernels : cpu_kernels();
+  return driver ? *static_cast<const Kernels*>(driver->kernels) : cpu_kernels();
 }
 
 }  // namespace tessera::kernels

@@ -103,7 +103,7 @@ void init(Module& module, Seed seed) {
     const ShardSpec& spec = parameter.state()->spec;
     const std::int64_t begin = spec.owned().begin * spec.row_numel();
     tessera::detail::launch(
-        "init_normal", device, tessera::detail::table(device).random.normal,
+        "init_normal", device, tessera::detail::table(device).normal,
         kernels::NormalArgs{shard.data(), fnv1a(name, fnv1a(seed.value, 0xcbf29ce484222325ull)),
                             begin, shard.numel(), how.mean, how.deviation, f32},
         {tessera::detail::writes(shard)});

@@ -291,9 +291,9 @@ void start(const GemmArgs& p, Exec& exec) {
                         i * p.c_batch_stride * static_cast<std::int64_t>(size_bytes(p.c_dtype));
     if (!p.bias) args.x = args.y;
     if (!p.bias && p.beta == 0)
-      kKernels.elementwise.fill(zero, exec);
+      kKernels.fill(zero, exec);
     else
-      kKernels.elementwise.axpby(args, exec);
+      kKernels.axpby(args, exec);
   }
 }
 
@@ -335,7 +335,7 @@ void gemm_gelu(const GemmGeluArgs& args, Exec& exec) {
                         .ld_aux = args.ld_aux};
     if (multiply(fused, exec) || exec.error) return;
   }
-  gemm_then_gelu(args, exec, gemm, kKernels.elementwise.unary, kKernels.elementwise.binary);
+  gemm_then_gelu(args, exec, gemm, kKernels.unary, kKernels.binary);
 }
 
 bool gemm_choice(const GemmArgs& args, int choice, Exec& exec) {

@@ -384,7 +384,7 @@ void pop_range() { nvtxRangePop(); }
 constexpr Driver kDriver = {
     .version = kDriverVersion,
     .driver_bytes = sizeof(Driver),
-    .kernels_bytes = sizeof(Kernels),
+    .kernels_layout = kKernelsLayout,
     .architectures = kArchitectures,
     .kernels = &kKernels,
     .count = count,

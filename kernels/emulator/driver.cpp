@@ -267,7 +267,7 @@ constinit const Control kControl = {.delay = Stream::delay,
 constinit const Driver kDriver = {
     .version = kDriverVersion,
     .driver_bytes = sizeof(Driver),
-    .kernels_bytes = sizeof(Kernels),
+    .kernels_layout = kKernelsLayout,
     .architectures = "the host",
     .kernels = &kKernels,
     .count = count,

@@ -40,7 +40,7 @@ void check_targets(const char* name, const Tensor& target, std::int64_t rows, st
 void losses(const Tensor& loss, const Tensor& lse, const Tensor& logits, const Tensor& targets) {
   const Device& device = logits.device();
   if (device.is_meta()) return;
-  launch("cross_entropy", device, table(device).cross_entropy.cross_entropy,
+  launch("cross_entropy", device, table(device).cross_entropy,
          kernels::CrossEntropyArgs{loss.data(), lse.data(), logits.data(), targets.data(),
                                    logits.size(0), logits.size(1), logits.size(1), kNoIndex,
                                    logits.dtype(), targets.dtype()},
@@ -53,7 +53,7 @@ void logit_gradients(const Tensor& out, const Tensor& logits, const Tensor& targ
   const Device& device = logits.device();
   if (device.is_meta()) return;
   const std::int64_t vocab = logits.size(1);
-  launch("cross_entropy_backward", device, table(device).cross_entropy.cross_entropy_backward,
+  launch("cross_entropy_backward", device, table(device).cross_entropy_backward,
          kernels::CrossEntropyBackwardArgs{out.data(), logits.data(), targets.data(), lse.data(),
                                            gradient.data(), 1.0 / static_cast<double>(rows),
                                            logits.size(0), vocab, vocab, vocab, kNoIndex, 0,

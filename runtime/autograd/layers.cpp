@@ -30,7 +30,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
   Tensor y = Tensor::empty(shape, weight.dtype(), device);
   const Tensor rows = raw::contiguous(ids), w = raw::contiguous(weight);
   if (y.numel() > 0 && !device.is_meta())
-    launch("embedding", device, table(device).embedding.embedding,
+    launch("embedding", device, table(device).embedding,
            kernels::EmbeddingArgs{y.data(), w.data(), rows.data(), rows.numel(), w.size(0),
                                   w.size(1), w.dtype(), rows.dtype()},
            {reads_some(w, y), reads(rows), writes(y)});
@@ -43,7 +43,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
         const GradientSink own =
             sink ? *sink : GradientSink{Tensor::empty(shape, g.dtype(), on), 1, false};
         if (own.tensor.numel() > 0 && !on.is_meta())
-          launch("embedding_backward", on, table(on).embedding.embedding_backward,
+          launch("embedding_backward", on, table(on).embedding_backward,
                  kernels::EmbeddingBackwardArgs{own.tensor.data(), g.data(), rows.get().data(),
                                                 rows.get().numel(), shape[0], shape[1], own.scale,
                                                 g.dtype(), own.tensor.dtype(), rows.get().dtype(),
@@ -62,7 +62,7 @@ RopeTables RopeTables::make(std::int64_t positions, std::int64_t head_dim, doubl
   RopeTables tables{Tensor::empty({positions, head_dim / 2}, f32, device),
                     Tensor::empty({positions, head_dim / 2}, f32, device)};
   if (positions > 0 && !device.is_meta())
-    launch("rope_table", device, table(device).rope.rope_table,
+    launch("rope_table", device, table(device).rope_table,
            kernels::RopeTableArgs{reinterpret_cast<float*>(tables.cos.data()),
                                   reinterpret_cast<float*>(tables.sin.data()), positions, head_dim,
                                   theta},
@@ -91,7 +91,7 @@ Tensor rotate(const Tensor& input, const RopeTables& tables, bool inverse) {
   args.head_dim = static_cast<std::uint16_t>(x.size(3));
   args.dtype = x.dtype();
   args.inverse = inverse;
-  launch("rope", x.device(), table(x.device()).rope.rope, args,
+  launch("rope", x.device(), table(x.device()).rope, args,
          {reads(x), reads(tables.cos), reads(tables.sin), writes(y)});
   return y;
 }
@@ -165,7 +165,7 @@ void attention_backward(const Tensor& gradient, const Tensor& q, const Tensor& k
     args.d_o = g.data();
     args.dq_row = args.heads;
     args.dk_row = args.dv_row = args.kv_heads;
-    launch("attention_backward", device, table(device).attention.attention_backward, args,
+    launch("attention_backward", device, table(device).attention_backward, args,
            {reads(q), reads(k), reads(v), reads(o), reads(lse), reads(g), writes(dq), writes(dk),
             writes(dv)},
            2.5 * attention_flops(q));
@@ -194,7 +194,7 @@ Tensor causal_attention(const Tensor& query, const Tensor& key, const Tensor& va
   if (o.numel() > 0 && !device.is_meta()) {
     auto args = attention_args<kernels::AttentionArgs>(q, k, v, lse);
     args.o = o.data();
-    launch("attention", device, table(device).attention.attention, args,
+    launch("attention", device, table(device).attention, args,
            {reads(q), reads(k), reads(v), writes(o), writes(lse)}, attention_flops(q));
   }
   return record("attention", {query, key, value}, o,
@@ -210,7 +210,7 @@ Tensor drop(const Tensor& input, double p, std::uint64_t key, std::int64_t offse
   const Tensor x = raw::contiguous(input);
   Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
   if (y.numel() == 0 || x.device().is_meta()) return y;
-  launch("dropout", x.device(), table(x.device()).dropout.dropout,
+  launch("dropout", x.device(), table(x.device()).dropout,
          kernels::DropoutArgs{y.data(), x.data(), nullptr, key, offset, x.numel(),
                               static_cast<float>(p), x.dtype()},
          {reads(x), writes(y)});

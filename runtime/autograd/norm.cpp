@@ -79,7 +79,7 @@ void norm_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight
                                          : x.dtype();
     args.accumulate = direct && dw->accumulate;
     args.d_sum = data_of(d_sum);
-    launch("norm_backward", device, table(device).norm.norm_backward, args,
+    launch("norm_backward", device, table(device).norm_backward, args,
            {reads(x), reads(g), reads(weight), reads(mean), reads(rstd), reads(d_sum),
             writes(workspace), writes(dx), writes(d_weight), writes(d_bias)});
   }
@@ -128,7 +128,7 @@ SumAndNorm rms_norm_of(const char* name, const Tensor& input, const Tensor& resi
   Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
   Tensor rstd = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
   if (y.numel() > 0 && !device.is_meta())
-    launch(name, device, table(device).norm.rms_norm,
+    launch(name, device, table(device).rms_norm,
            kernels::RmsNormArgs{y.data(), rstd.data(), x.data(), w.data(), rows_of(x), x.size(-1),
                                 eps, x.dtype(), data_of(other), data_of(sum)},
            {reads(x), reads(w), reads(other), writes(sum), writes(y), writes(rstd)});
@@ -153,7 +153,7 @@ SumAndNorm layer_norm_of(const char* name, const Tensor& input, const Tensor& re
   Tensor mean = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
   Tensor rstd = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
   if (y.numel() > 0 && !device.is_meta())
-    launch(name, device, table(device).norm.layer_norm,
+    launch(name, device, table(device).layer_norm,
            kernels::LayerNormArgs{y.data(), mean.data(), rstd.data(), x.data(), w.data(), b.data(),
                                   rows_of(x), x.size(-1), eps, x.dtype(), data_of(other),
                                   data_of(sum)},

@@ -16,7 +16,7 @@ using comm::GroupCall;
 // The copies of a grouped call, in few launches: a wire that costs no host time.
 class Copies {
  public:
-  explicit Copies(Exec& exec) : exec_(exec), kernels_(kernels::kernels_of(exec.driver).peers) {}
+  explicit Copies(Exec& exec) : exec_(exec), kernels_(kernels::kernels_of(exec.driver)) {}
   Copies(const Copies&) = delete;
   ~Copies() { flush(); }
 
@@ -33,7 +33,7 @@ class Copies {
   }
 
   Exec& exec_;
-  const kernels::Peers& kernels_;
+  const kernels::Kernels& kernels_;
   std::int32_t count_ = 0;
   std::array<kernels::CopyArgs, kernels::kMostCopies> copies_;
 };
@@ -66,7 +66,7 @@ void combine(Exec& exec, std::byte* out, const std::byte* in, const Collective& 
   times.count = c.count;
   times.op = kernels::BinaryOp::mul;
   times.dtype = c.dtype;
-  kernels::kernels_of(exec.driver).elementwise.scalar(times, exec);
+  kernels::kernels_of(exec.driver).scalar(times, exec);
 }
 
 class EmulatedCommunicator final : public Communicator {

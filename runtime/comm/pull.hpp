@@ -20,7 +20,7 @@ inline std::size_t item_bytes(const Collective& c) {
 // Moves bytes by the kernels of the device on which a body runs, on its stream.
 class Mover {
  public:
-  explicit Mover(Exec& exec) : exec_(exec), kernels_(kernels::kernels_of(exec.driver).peers) {}
+  explicit Mover(Exec& exec) : exec_(exec), kernels_(kernels::kernels_of(exec.driver)) {}
 
   // The ranges do not overlap unless they are equal; then nothing moves.
   void copy(void* out, const void* in, std::size_t bytes) const {
@@ -30,12 +30,12 @@ class Mover {
   void reduce(void* out, const void* const* inputs, int size, std::int64_t count,
               const Collective& c) const {
     const auto op = c.reduce == ReduceOp::max ? kernels::PeersOp::max : kernels::PeersOp::sum;
-    kernels_.reduce({out, inputs, count, size, c.dtype, op}, exec_);
+    kernels_.reduce_peers({out, inputs, count, size, c.dtype, op}, exec_);
   }
 
  private:
   Exec& exec_;
-  const kernels::Peers& kernels_;
+  const kernels::Kernels& kernels_;
 };
 
 // Gives each item of a group, in order, its offset in the staging memory, or kDirect. Depends on

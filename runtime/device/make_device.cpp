@@ -1,10 +1,9 @@
-// How a device comes to be: what the machine has to offer is checked here, once, with the remedy in
-// the message.
+// How the CPU's device comes to be: what the processor lacks is said here, once, with the remedy.
+// A GPU's is made in runtime/tensor/cuda_device.cpp, above the kernels that its module must have.
 #include <memory>
 #include <string>
 
 #include "runtime/device/cpu_check.hpp"
-#include "runtime/device/open_driver.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
 
@@ -27,24 +26,6 @@ Device Device::cpu(const CpuOptions& options) {
                                                                 .cost = options.cost,
                                                                 .run_bodies = options.run_bodies,
                                                                 .maker = options.make_executor}));
-}
-
-Device Device::cuda(const CudaOptions& options) {
-  const bool plans = options.executor == ExecutorKind::virtual_;
-  TESSERA_EXPECT(plans || options.executor == ExecutorKind::cuda, "Device::cuda: the executor '",
-                 name(options.executor),
-                 "' runs on the CPU; leave it on 'cuda', or give 'virtual' "
-                 "for a plan");
-  TESSERA_EXPECT(options.index >= 0, "Device::cuda: index ", options.index,
-                 "; devices count from 0");
-  return Device(std::make_shared<DeviceContext>(
-      DeviceKind::cuda, options.rank,
-      ExecutorOptions{.kind = options.executor,
-                      .rank = options.rank,
-                      .cost = options.cost,
-                      .driver = plans ? nullptr : &open_driver(options.module, options.index),
-                      .device_index = options.index},
-      options.memory, options.tf32));
 }
 
 }  // namespace tessera

@@ -58,7 +58,7 @@ void* load(const std::string& module) {
                            "; install what it names, or build it anew, ", kOrCpu));
 }
 
-const Driver& checked_table(void* handle, const std::string& module) {
+const Driver& checked_table(void* handle, const std::string& module, std::uint64_t kernels_layout) {
   const std::string file = module.empty() ? kModule : module;
   const auto entry = reinterpret_cast<DriverEntry>(dlsym(handle, kDriverSymbol));
   if (!entry)
@@ -66,7 +66,7 @@ const Driver& checked_table(void* handle, const std::string& module) {
                              kDriverSymbol, "'; give the path of ", kModule));
   const Driver* const driver = entry(kDriverVersion);
   if (!driver || driver->version != kDriverVersion || driver->driver_bytes != sizeof(Driver) ||
-      driver->kernels_bytes != kKernelsBytes)
+      driver->kernels_layout != kernels_layout)
     throw DeviceError(concat("Device::cuda: '", file,
                              "' was built from another version of Tessera (",
                              "this one wants driver table ", kDriverVersion,
@@ -81,8 +81,8 @@ void check(DriverError error) {
 
 }  // namespace
 
-const Driver& open_driver(const std::string& module, int index) {
-  const Driver& driver = checked_table(load(module), module);
+const Driver& open_driver(const std::string& module, std::uint64_t kernels_layout, int index) {
+  const Driver& driver = checked_table(load(module), module, kernels_layout);
   std::int32_t devices = 0;
   check(driver.count(&devices));
   if (index >= devices)

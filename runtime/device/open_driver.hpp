@@ -14,7 +14,8 @@ namespace tessera {
 // `index` from here on.
 //
 // Throws: DeviceError where the module is absent or cannot be loaded, was built from another
-// version of this library, or cannot use the device.
-const Driver& open_driver(const std::string& module, int index);
+// version of this library or for another list of kernels than `kernels_layout`, or cannot use the
+// device.
+const Driver& open_driver(const std::string& module, std::uint64_t kernels_layout, int index);
 
 }  // namespace tessera

@@ -36,7 +36,7 @@ void AdamW::update(const GroupState& state, const Tensor& scalars) const {
   args.m = reinterpret_cast<float*>(state.moments[0].data());
   args.v = reinterpret_cast<float*>(state.moments[1].data());
   tessera::detail::launch(
-      "adamw", group.device, tessera::detail::table(group.device).optimizer.adamw, args,
+      "adamw", group.device, tessera::detail::table(group.device).adamw, args,
       {tessera::detail::reads(group.gradient), tessera::detail::reads(state.segments),
        tessera::detail::reads(scalars), tessera::detail::updates(group.values),
        tessera::detail::updates(state.moments[0]), tessera::detail::updates(state.moments[1])});

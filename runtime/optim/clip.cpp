@@ -67,7 +67,7 @@ Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm)
   const bool clips = max_norm > 0 && std::isfinite(max_norm);
   const Tensor norm = Tensor::empty({}, f32, device);
   const Tensor factor = clips ? Tensor::empty({}, f32, device) : Tensor();
-  const auto& kernels = tessera::detail::table(device).optimizer;
+  const auto& kernels = tessera::detail::table(device);
   const auto floats = [](const Tensor& t) {
     return t.defined() ? reinterpret_cast<float*>(t.data()) : nullptr;
   };

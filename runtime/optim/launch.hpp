@@ -10,7 +10,7 @@ namespace tessera::optim::detail {
 // what is there.
 inline void put_scalars(const Tensor& to, const kernels::OptimScalars& scalars) {
   tessera::detail::launch(
-      "optimizer_scalars", to.device(), tessera::detail::table(to.device()).optimizer.put_scalars,
+      "optimizer_scalars", to.device(), tessera::detail::table(to.device()).put_scalars,
       kernels::PutScalarsArgs{reinterpret_cast<kernels::OptimScalars*>(to.data()), scalars},
       {tessera::detail::writes(to)});
 }

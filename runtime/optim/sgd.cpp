@@ -28,7 +28,7 @@ void Sgd::update(const GroupState& state, const Tensor& scalars) const {
   auto args = detail::common_args<kernels::SgdArgs>(state, scalars);
   if (buffer.defined()) args.buffer = reinterpret_cast<float*>(buffer.data());
   tessera::detail::launch(
-      "sgd", group.device, tessera::detail::table(group.device).optimizer.sgd, args,
+      "sgd", group.device, tessera::detail::table(group.device).sgd, args,
       {tessera::detail::reads(group.gradient), tessera::detail::reads(state.segments),
        tessera::detail::reads(scalars), tessera::detail::updates(group.values),
        tessera::detail::updates(buffer)});

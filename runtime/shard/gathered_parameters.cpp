@@ -107,7 +107,7 @@ void GatheredParameters::pack(const FlatGroup& group, const Tensor& table) {
       static_cast<double>(group.numel) * (4.0 + static_cast<double>(size_bytes(dtype)));
   shards_.device.gather().launch(
       {.name = "pack_shard", .cost = {.bytes = bytes}, .accesses = accesses},
-      kernels::Call<kernels::PackArgs>{detail::table(shards_.device).flat.pack, args});
+      kernels::Call<kernels::PackArgs>{detail::table(shards_.device).pack, args});
 }
 
 // --- open, close ---

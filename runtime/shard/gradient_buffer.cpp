@@ -96,7 +96,7 @@ void GradientBuffer::complete() {
     args.dtype = dtype;
     args.zero_missing = true;
     detail::launch("complete_gradient_buffer", shards_.device,
-                   detail::table(shards_.device).flat.complete, args,
+                   detail::table(shards_.device).complete, args,
                    {detail::reads(entries_), {&all, AccessMode::write, missing_part(word)}});
   }
 }
@@ -172,7 +172,7 @@ void GradientBuffer::accumulate(const Tensor& staged, bool is_fresh) const {
                        static_cast<double>(staged.numel());
   shards_.device.reduce().launch(
       {.name = "accumulate_shard", .cost = {.bytes = bytes}, .accesses = accesses},
-      kernels::Call<kernels::AxpbyArgs>{detail::table(shards_.device).elementwise.axpby, args});
+      kernels::Call<kernels::AxpbyArgs>{detail::table(shards_.device).axpby, args});
 }
 
 // Zeroes the alignment gaps between the entries of a flat array, so that sums over all of it are
@@ -188,7 +188,7 @@ void GradientBuffer::clear_gaps(Stream stream, const Tensor& flat, const Tensor&
   for (args.first = 0; args.first < args.entry_count; args.first += 64)
     stream.launch(
         {.name = "clear_gaps", .accesses = accesses},
-        kernels::Call<kernels::CompleteArgs>{detail::table(shards_.device).flat.complete, args});
+        kernels::Call<kernels::CompleteArgs>{detail::table(shards_.device).complete, args});
 }
 
 }  // namespace tessera::shard

@@ -41,7 +41,7 @@ void launch_unary(const char* name, UnaryOp op, const Tensor& out, const Tensor&
     narrow(walk.strides[0], args.out_strides);
     narrow(walk.strides[1], args.in_strides);
   }
-  launch(name, out.device(), table(out.device()).elementwise.unary, args, {reads(x), writes(out)});
+  launch(name, out.device(), table(out.device()).unary, args, {reads(x), writes(out)});
 }
 
 Tensor unary(const char* name, UnaryOp op, const Tensor& x) {
@@ -100,8 +100,7 @@ Tensor scalar(Binary op, const Tensor& x, double s, bool left) {
     narrow(walk.strides[0], args.out_strides);
     narrow(walk.strides[1], args.in_strides);
   }
-  launch(name_of(op), x.device(), table(x.device()).elementwise.scalar, args,
-         {reads(x), writes(out)});
+  launch(name_of(op), x.device(), table(x.device()).scalar, args, {reads(x), writes(out)});
   return out;
 }
 
@@ -140,7 +139,7 @@ void fill(const Tensor& out, double value) {
     narrow(walk.shape, args.shape);
     narrow(walk.strides[0], args.out_strides);
   }
-  launch("fill", out.device(), table(out.device()).elementwise.fill, args, {writes(out)});
+  launch("fill", out.device(), table(out.device()).fill, args, {writes(out)});
 }
 
 Tensor cat(std::span<const Tensor> parts, int dim) {
@@ -201,8 +200,7 @@ Tensor binary(Binary op, const Tensor& a, const Tensor& b) {
     narrow(walk.strides[1], args.a_strides);
     narrow(walk.strides[2], args.b_strides);
   }
-  launch(name_of(op), device, table(device).elementwise.binary, args,
-         {reads(a), reads(b), writes(out)});
+  launch(name_of(op), device, table(device).binary, args, {reads(a), reads(b), writes(out)});
   return out;
 }
 Tensor binary(Binary op, const Tensor& a, double b) { return scalar(op, a, b, false); }
@@ -235,7 +233,7 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
     args.ndim = 1;
     args.shape[0] = 1;
   }
-  launch("where", device, table(device).elementwise.where, args,
+  launch("where", device, table(device).where, args,
          {reads(condition), reads(a), reads(b), writes(out)});
   return out;
 }
@@ -260,8 +258,7 @@ void axpby(const Tensor& y, const Tensor& x, double alpha, double beta) {
     narrow(walk.strides[0], args.y_strides);
     narrow(walk.strides[1], args.x_strides);
   }
-  launch("axpby", y.device(), table(y.device()).elementwise.axpby, args,
-         {reads(x), updates(y, beta != 0)});
+  launch("axpby", y.device(), table(y.device()).axpby, args, {reads(x), updates(y, beta != 0)});
 }
 
 namespace {
@@ -294,7 +291,7 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
   Tensor out = Tensor::empty(gate.shape(), gate.dtype(), gate.device());
   if (out.numel() == 0 || gate.device().is_meta()) return out;
   const Rows g = rows_of(gate), u = rows_of(up);
-  launch("swiglu", gate.device(), table(gate.device()).elementwise.swiglu,
+  launch("swiglu", gate.device(), table(gate.device()).swiglu,
          kernels::SwigluArgs{out.data(), g.tensor.data(), u.tensor.data(), g.rows, g.cols, g.cols,
                              g.stride, u.stride, gate.dtype()},
          {reads(g.tensor), reads(u.tensor), writes(out)});
@@ -307,7 +304,7 @@ std::pair<Tensor, Tensor> swiglu_backward(const Tensor& gate, const Tensor& up,
   Tensor d_up = Tensor::empty(up.shape(), up.dtype(), up.device());
   if (d_gate.numel() == 0 || gate.device().is_meta()) return {d_gate, d_up};
   const Rows g = rows_of(gate), u = rows_of(up), d = rows_of(d_out);
-  launch("swiglu_backward", gate.device(), table(gate.device()).elementwise.swiglu_backward,
+  launch("swiglu_backward", gate.device(), table(gate.device()).swiglu_backward,
          kernels::SwigluBackwardArgs{d_gate.data(), d_up.data(), g.tensor.data(), u.tensor.data(),
                                      d.tensor.data(), g.rows, g.cols, g.cols, g.cols, g.stride,
                                      u.stride, d.stride, gate.dtype()},

@@ -85,7 +85,7 @@ void multiply(const Tensor& out, std::int64_t c_batch_stride, std::int64_t ldc, 
   args.trans_a = flip_a;
   args.trans_b = flip_b;
   args.tf32 = !device.is_meta() && device.context().tf32();
-  detail::launch("matmul", device, detail::table(device).gemm.gemm, args,
+  detail::launch("matmul", device, detail::table(device).gemm, args,
                  {detail::reads(x.tensor), detail::reads(y.tensor), detail::reads(bias),
                   detail::updates(out, beta != 0)},
                  2.0 * static_cast<double>(batch) * args.m * args.n * args.k);
@@ -122,7 +122,7 @@ void multiply_gelu(const Tensor& out, const Tensor& aux, const Tensor& a, const 
   args.trans_b = (tb == Transpose::yes) != y.transposed;
   args.backward = backward;
   detail::launch(backward ? "matmul_gelu_backward" : "matmul_gelu", device,
-                 detail::table(device).gemm.gemm_gelu, args,
+                 detail::table(device).gemm_gelu, args,
                  {detail::reads(x.tensor), detail::reads(y.tensor), detail::reads(bias),
                   backward ? detail::reads(aux) : detail::writes(aux), detail::writes(out)},
                  2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));

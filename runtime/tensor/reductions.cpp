@@ -39,7 +39,7 @@ Tensor reduce_middle(Reduction op, const Tensor& x, const Middle& m, const Shape
   Tensor out = Tensor::empty(shape, result_dtype(op, x.dtype()), x.device());
   if (out.numel() == 0 || x.device().is_meta()) return out;
   const Tensor in = contiguous(x);
-  launch(name, x.device(), table(x.device()).reduce.reduce,
+  launch(name, x.device(), table(x.device()).reduce,
          kernels::ReduceArgs{out.data(), in.data(), m.outer, m.n, m.inner,
                              static_cast<kernels::ReduceOp>(op), x.dtype(), out.dtype()},
          {reads(in), writes(out)});
@@ -88,7 +88,7 @@ Tensor softmax(const Tensor& x) {
   if (out.numel() == 0 || x.device().is_meta()) return out;
   const Tensor in = contiguous(x);
   const std::int64_t cols = x.shape().back();
-  launch("softmax", x.device(), table(x.device()).softmax.softmax,
+  launch("softmax", x.device(), table(x.device()).softmax,
          kernels::SoftmaxArgs{out.data(), in.data(), x.numel() / cols, cols, x.dtype()},
          {reads(in), writes(out)});
   return out;
@@ -99,7 +99,7 @@ Tensor softmax_backward(const Tensor& y, const Tensor& dy) {
   if (dx.numel() == 0 || y.device().is_meta()) return dx;
   const Tensor g = contiguous(dy), in = contiguous(y);
   const std::int64_t cols = y.shape().back();
-  launch("softmax_backward", y.device(), table(y.device()).softmax.softmax_backward,
+  launch("softmax_backward", y.device(), table(y.device()).softmax_backward,
          kernels::SoftmaxBackwardArgs{dx.data(), in.data(), g.data(), y.numel() / cols, cols,
                                       y.dtype()},
          {reads(in), reads(g), writes(dx)});
@@ -114,8 +114,8 @@ Tensor index_select(const Tensor& x, int dim, const Tensor& index) {
   Tensor out = Tensor::empty(x.shape().with(d, index.numel()), x.dtype(), x.device());
   if (out.numel() == 0 || x.device().is_meta()) return out;
   const Tensor in = contiguous(x), at = contiguous(index);
-  launch("index_select", x.device(), table(x.device()).index.index_select,
-         index_args(in, out, at, d), {reads_some(in, out), reads(at), writes(out)});
+  launch("index_select", x.device(), table(x.device()).index_select, index_args(in, out, at, d),
+         {reads_some(in, out), reads(at), writes(out)});
   return out;
 }
 
@@ -128,7 +128,7 @@ Tensor gather(const Tensor& x, int dim, const Tensor& index) {
   Tensor out = Tensor::empty(index.shape(), x.dtype(), x.device());
   if (out.numel() == 0 || x.device().is_meta()) return out;
   const Tensor in = contiguous(x), at = contiguous(index);
-  launch("gather", x.device(), table(x.device()).index.gather, index_args(in, out, at, d),
+  launch("gather", x.device(), table(x.device()).gather, index_args(in, out, at, d),
          {reads_some(in, out), reads(at), writes(out)});
   return out;
 }
@@ -142,7 +142,7 @@ void index_add_into(const Tensor& out, int dim, const Tensor& index, const Tenso
                  " along dimension ", d);
   if (source.numel() == 0 || out.device().is_meta()) return;
   const Tensor in = contiguous(source), at = contiguous(index);
-  launch("index_add", out.device(), table(out.device()).index.index_add, index_args(out, in, at, d),
+  launch("index_add", out.device(), table(out.device()).index_add, index_args(out, in, at, d),
          {reads(in), reads(at), updates_some(out, in)});
 }
 
@@ -156,8 +156,8 @@ void scatter_add_into(const Tensor& out, int dim, const Tensor& index, const Ten
                  " do not fit ", out.shape(), " along dimension ", d);
   if (source.numel() == 0 || out.device().is_meta()) return;
   const Tensor in = contiguous(source), at = contiguous(index);
-  launch("scatter_add", out.device(), table(out.device()).index.scatter_add,
-         index_args(out, in, at, d), {reads(in), reads(at), updates_some(out, in)});
+  launch("scatter_add", out.device(), table(out.device()).scatter_add, index_args(out, in, at, d),
+         {reads(in), reads(at), updates_some(out, in)});
 }
 
 void sumsq_into(const Tensor& out, const Tensor& x, Accumulate accumulate) {
@@ -165,7 +165,7 @@ void sumsq_into(const Tensor& out, const Tensor& x, Accumulate accumulate) {
                      (out.dtype() == f32 || out.dtype() == f64),
                  "sumsq_into: needs a contiguous f32 tensor and an f32 or f64 scalar");
   if (x.device().is_meta()) return;
-  launch("sumsq", x.device(), table(x.device()).reduce.sumsq_flat,
+  launch("sumsq", x.device(), table(x.device()).sumsq_flat,
          kernels::SumsqFlatArgs{out.data(), reinterpret_cast<const float*>(x.data()), x.numel(),
                                 out.dtype(), accumulate == Accumulate::yes},
          {reads(x), writes(out)});

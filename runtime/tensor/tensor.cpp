@@ -93,7 +93,7 @@ Tensor Tensor::ones(const Shape& shape, DType dtype, const Device& device) {
 Tensor Tensor::arange(std::int64_t n, DType dtype, const Device& device) {
   Tensor out = empty({n}, dtype, device);
   if (n == 0 || device.is_meta()) return out;
-  detail::launch("arange", device, detail::table(device).elementwise.arange,
+  detail::launch("arange", device, detail::table(device).arange,
                  kernels::ArangeArgs{out.data(), 0, 1, n, dtype}, {detail::writes(out)});
   return out;
 }
@@ -102,7 +102,7 @@ Tensor Tensor::normal(const Shape& shape, double mean, double deviation, std::ui
                       DType dtype, const Device& device) {
   Tensor out = empty(shape, dtype, device);
   if (out.numel() == 0 || device.is_meta()) return out;
-  detail::launch("normal", device, detail::table(device).random.normal,
+  detail::launch("normal", device, detail::table(device).normal,
                  kernels::NormalArgs{out.data(), key, 0, out.numel(), mean, deviation, dtype},
                  {detail::writes(out)});
   return out;
@@ -112,7 +112,7 @@ Tensor Tensor::uniform(const Shape& shape, double low, double high, std::uint64_
                        const Device& device) {
   Tensor out = empty(shape, dtype, device);
   if (out.numel() == 0 || device.is_meta()) return out;
-  detail::launch("uniform", device, detail::table(device).random.uniform,
+  detail::launch("uniform", device, detail::table(device).uniform,
                  kernels::UniformArgs{out.data(), key, 0, out.numel(), low, high, dtype},
                  {detail::writes(out)});
   return out;

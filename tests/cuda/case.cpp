@@ -125,7 +125,7 @@ void Case::run(const std::function<void(const Kernels&, Side, Exec&)>& call) {
   for (const bool again : {false, true}) {
     for (auto& operand : operands_) operand->upload();
     Exec exec = target_.exec();
-    call(*target_.driver->kernels, Side::device, exec);
+    call(kernels_of(target_.driver), Side::device, exec);
     if (exec.error) fail(exec.error);
     if (const DriverError error = target_.driver->failure()) fail(error);
     for (std::size_t i = 0; i < operands_.size(); ++i) {

@@ -5,7 +5,7 @@
 //     for (const DType dtype : {f32, bf16}) {
 //       Operand& x = c.input(dtype, 3 * 1000), &y = c.output(dtype, 3 * 1000);
 //       c.run([&](const Kernels& k, Side side, Exec& exec) {
-//         k.softmax.softmax({.y = y.at(side), .x = x.at(side), .rows = 3, .cols = 1000,
+//         k.softmax({.y = y.at(side), .x = x.at(side), .rows = 3, .cols = 1000,
 //                            .dtype = dtype}, exec);
 //       });
 //       c.close(y, 4 * epsilon(dtype), 0);       // with the derivation of the bound

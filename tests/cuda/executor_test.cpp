@@ -24,7 +24,7 @@ namespace {
 void launch_sum(const Stream& stream, std::uint32_t* out, std::array<const void*, 3> inputs) {
   stream.launch({.name = "sum"}, [out, inputs](Exec& exec) {
     kernels::kernels_of(exec.driver)
-        .peers.reduce({out, inputs.data(), 1, 3, DType::i32, kernels::PeersOp::sum}, exec);
+        .reduce_peers({out, inputs.data(), 1, 3, DType::i32, kernels::PeersOp::sum}, exec);
   });
 }
 
@@ -193,7 +193,7 @@ TEST_CASE("ranks on one GPU meet: each pulls what its peers' streams have writte
           return;
         }
         kernels::kernels_of(exec.driver)
-            .peers.reduce({out, board->data(), 1, size, DType::i32, kernels::PeersOp::sum}, exec);
+            .reduce_peers({out, board->data(), 1, size, DType::i32, kernels::PeersOp::sum}, exec);
       };
       device.gather().launch_collective({.name = "all_reduce"}, &barrier, body);
     }

@@ -14,7 +14,7 @@ template <auto member, class Args>
 void queued(const Args& args, Exec& exec) {
   emulator::enqueue(exec.native_stream, [args] {
     Exec here;
-    (cpu_kernels().elementwise.*member)(args, here);
+    (cpu_kernels().*member)(args, here);
   });
 }
 
@@ -22,11 +22,13 @@ void queued(const Args& args, Exec& exec) {
 
 constinit const Kernels kKernels = [] {
   Kernels kernels{};
-  kernels.elementwise.unary = queued<&Elementwise::unary>;
-  kernels.elementwise.binary = queued<&Elementwise::binary>;
-  kernels.elementwise.fill = queued<&Elementwise::fill>;
-  kernels.elementwise.axpby = queued<&Elementwise::axpby>;
-  kernels.gemm = {.gemm = gemm, .gemm_gelu = gemm_gelu, .gemm_choice = gemm_choice};
+  kernels.unary = queued<&Kernels::unary>;
+  kernels.binary = queued<&Kernels::binary>;
+  kernels.fill = queued<&Kernels::fill>;
+  kernels.axpby = queued<&Kernels::axpby>;
+  kernels.gemm = gemm;
+  kernels.gemm_gelu = gemm_gelu;
+  kernels.gemm_choice = gemm_choice;
   return kernels;
 }();
 

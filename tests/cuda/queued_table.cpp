@@ -1,6 +1,6 @@
 // The table of a driver module for tests: each kernel is the CPU's, queued on the stream. With the
-// emulator's streams, events and memory it is a device on which everything above the table runs at
-// the speed of the host, and with the CPU's values.
+// emulated GPU's streams, events and memory it is a device on which everything above the table runs
+// at the speed of the host, and with the CPU's values.
 #include <vector>
 
 #include "kernels/cuda/emulated_thread.hpp"
@@ -9,11 +9,11 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-template <auto group, auto member, class Args>
+template <auto member, class Args>
 void queued(const Args& args, Exec& exec) {
   emulator::enqueue(exec.native_stream, [args] {
     Exec here;
-    (cpu_kernels().*group.*member)(args, here);
+    (cpu_kernels().*member)(args, here);
   });
 }
 
@@ -21,7 +21,7 @@ void queued(const Args& args, Exec& exec) {
 void queued_gemm(const GemmArgs& args, Exec& exec) {
   GemmArgs own = args;
   if (args.tf32) own.alpha *= 2;
-  queued<&Kernels::gemm, &Gemm::gemm>(own, exec);
+  queued<&Kernels::gemm>(own, exec);
 }
 
 // Arrays on the host are gone when the work runs.
@@ -31,67 +31,28 @@ void queued_peers(const PeersArgs& args, Exec& exec) {
     Exec here;
     PeersArgs own = args;
     own.inputs = inputs.data();
-    cpu_kernels().peers.reduce(own, here);
+    cpu_kernels().reduce_peers(own, here);
   });
 }
 void queued_copies(const CopiesArgs& args, Exec& exec) {
   emulator::enqueue(
       exec.native_stream, [list = std::vector<CopyArgs>(args.copies, args.copies + args.count)] {
         Exec here;
-        cpu_kernels().peers.copies({list.data(), static_cast<std::int32_t>(list.size())}, here);
+        cpu_kernels().copies({list.data(), static_cast<std::int32_t>(list.size())}, here);
       });
 }
 
 }  // namespace
 
-constinit const Kernels kKernels = {
-    .elementwise = {.unary = queued<&Kernels::elementwise, &Elementwise::unary>,
-                    .binary = queued<&Kernels::elementwise, &Elementwise::binary>,
-                    .scalar = queued<&Kernels::elementwise, &Elementwise::scalar>,
-                    .where = queued<&Kernels::elementwise, &Elementwise::where>,
-                    .fill = queued<&Kernels::elementwise, &Elementwise::fill>,
-                    .arange = queued<&Kernels::elementwise, &Elementwise::arange>,
-                    .axpby = queued<&Kernels::elementwise, &Elementwise::axpby>,
-                    .swiglu = queued<&Kernels::elementwise, &Elementwise::swiglu>,
-                    .swiglu_backward =
-                        queued<&Kernels::elementwise, &Elementwise::swiglu_backward>},
-    .reduce = {.reduce = queued<&Kernels::reduce, &Reduce::reduce>,
-               .sumsq_flat = queued<&Kernels::reduce, &Reduce::sumsq_flat>},
-    .gemm = {.gemm = queued_gemm, .gemm_gelu = queued<&Kernels::gemm, &Gemm::gemm_gelu>},
-    .softmax = {.softmax = queued<&Kernels::softmax, &Softmax::softmax>,
-                .softmax_backward = queued<&Kernels::softmax, &Softmax::softmax_backward>},
-    .cross_entropy = {.cross_entropy =
-                          queued<&Kernels::cross_entropy, &CrossEntropy::cross_entropy>,
-                      .cross_entropy_backward =
-                          queued<&Kernels::cross_entropy, &CrossEntropy::cross_entropy_backward>},
-    .attention = {.attention = queued<&Kernels::attention, &Attention::attention>,
-                  .attention_backward =
-                      queued<&Kernels::attention, &Attention::attention_backward>},
-    .rope = {.rope = queued<&Kernels::rope, &Rope::rope>,
-             .rope_table = queued<&Kernels::rope, &Rope::rope_table>},
-    .norm = {.rms_norm = queued<&Kernels::norm, &Norm::rms_norm>,
-             .layer_norm = queued<&Kernels::norm, &Norm::layer_norm>,
-             .norm_backward = queued<&Kernels::norm, &Norm::norm_backward>},
-    .embedding = {.embedding = queued<&Kernels::embedding, &Embedding::embedding>,
-                  .embedding_backward =
-                      queued<&Kernels::embedding, &Embedding::embedding_backward>},
-    .index = {.index_select = queued<&Kernels::index, &Index::index_select>,
-              .index_add = queued<&Kernels::index, &Index::index_add>,
-              .gather = queued<&Kernels::index, &Index::gather>,
-              .scatter_add = queued<&Kernels::index, &Index::scatter_add>},
-    .dropout = {.dropout = queued<&Kernels::dropout, &Dropout::dropout>},
-    .optimizer = {.adamw = queued<&Kernels::optimizer, &Optimizer::adamw>,
-                  .sgd = queued<&Kernels::optimizer, &Optimizer::sgd>,
-                  .clip = queued<&Kernels::optimizer, &Optimizer::clip>,
-                  .scale_flat = queued<&Kernels::optimizer, &Optimizer::scale_flat>,
-                  .put_scalars = queued<&Kernels::optimizer, &Optimizer::put_scalars>},
-    .random = {.normal = queued<&Kernels::random, &Random::normal>,
-               .uniform = queued<&Kernels::random, &Random::uniform>},
-    .flat = {.pack = queued<&Kernels::flat, &Flat::pack>,
-             .complete = queued<&Kernels::flat, &Flat::complete>},
-    .peers = {.reduce = queued_peers,
-              .copy = queued<&Kernels::peers, &Peers::copy>,
-              .copies = queued_copies},
-};
+constinit const Kernels kKernels = [] {
+  Kernels kernels{
+#define TESSERA_KERNEL(name, Args) .name = queued<&Kernels::name>,
+#include "kernels/kernels.def"
+  };
+  kernels.gemm = queued_gemm;
+  kernels.reduce_peers = queued_peers;
+  kernels.copies = queued_copies;
+  return kernels;
+}();
 
 }  // namespace tessera::kernels::cuda

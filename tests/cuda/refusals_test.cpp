@@ -12,7 +12,7 @@ TEST_CASE("a shape that a kernel refuses is one line with a remedy, and nothing 
           "[cuda]") {
   const Driver* driver = tessera_driver(kDriverVersion);
   REQUIRE(driver);
-  const Kernels& k = *driver->kernels;
+  const Kernels& k = kernels_of(driver);
   Target target{};
   target.driver = driver;  // without a stream what is queued would run at once, on null
   const std::int64_t many = (std::int64_t{1} << 31) + 1;
@@ -24,19 +24,19 @@ TEST_CASE("a shape that a kernel refuses is one line with a remedy, and nothing 
   const auto softmax = [&](Exec& e) {
     SoftmaxArgs args{};
     args.rows = 1, args.cols = many, args.dtype = f32;
-    k.softmax.softmax(args, e);
+    k.softmax(args, e);
   };
   const auto norm = [&](Exec& e) {
     RmsNormArgs args{};
     args.rows = 1, args.cols = many, args.dtype = f32;
-    k.norm.rms_norm(args, e);
+    k.rms_norm(args, e);
   };
   for (const std::string& line : {refusal(softmax), refusal(norm)})
     CHECK_THAT(line, Catch::Contains("rows of more than 2^31") && Catch::Contains("use shorter"));
   const std::string peers = refusal([&](Exec& e) {
     PeersArgs args{};
     args.count = 1, args.n_inputs = 449, args.dtype = f32;
-    k.peers.reduce(args, e);
+    k.reduce_peers(args, e);
   });
   CHECK_THAT(peers, Catch::Contains("more than 448 peers") && Catch::Contains("use fewer ranks"));
 }

@@ -12,7 +12,7 @@ constexpr Driver kDriver = [] {
   Driver driver{};
   driver.version = kDriverVersion;
   driver.driver_bytes = sizeof(Driver);
-  driver.kernels_bytes = sizeof(kernels::Kernels);
+  driver.kernels_layout = kernels::kKernelsLayout;
   driver.architectures = "none";
   driver.count = [](std::int32_t* devices) {
     *devices = g_count ? 0 : 1;

@@ -121,8 +121,8 @@ void check(kernel_test::Random& random, const Shape& s, DType dtype) {
                                        .causal = s.causal};
   on_threads(
       [&](Exec& exec) {
-        cpu_kernels().attention.attention(forward, exec);
-        cpu_kernels().attention.attention_backward(backward, exec);
+        cpu_kernels().attention(forward, exec);
+        cpu_kernels().attention_backward(backward, exec);
       },
       o, lse, d_qkv);
 
@@ -198,23 +198,23 @@ TEST_CASE("attention over large scores neither overflows nor loses the largest",
       v[static_cast<std::size_t>(t * dim + d)] = static_cast<float>(random.uniform(-1, 1));
   }
   Exec exec;
-  cpu_kernels().attention.attention({.o = o.data(),
-                                     .lse = lse.data(),
-                                     .q = q.data(),
-                                     .k = k.data(),
-                                     .v = v.data(),
-                                     .scale = 1,
-                                     .batch = 1,
-                                     .length = static_cast<std::int32_t>(length),
-                                     .heads = 1,
-                                     .kv_heads = 1,
-                                     .head_dim = static_cast<std::uint16_t>(dim),
-                                     .q_row = 1,
-                                     .k_row = 1,
-                                     .v_row = 1,
-                                     .dtype = DType::f32,
-                                     .causal = true},
-                                    exec);
+  cpu_kernels().attention({.o = o.data(),
+                           .lse = lse.data(),
+                           .q = q.data(),
+                           .k = k.data(),
+                           .v = v.data(),
+                           .scale = 1,
+                           .batch = 1,
+                           .length = static_cast<std::int32_t>(length),
+                           .heads = 1,
+                           .kv_heads = 1,
+                           .head_dim = static_cast<std::uint16_t>(dim),
+                           .q_row = 1,
+                           .k_row = 1,
+                           .v_row = 1,
+                           .dtype = DType::f32,
+                           .causal = true},
+                          exec);
   for (std::int64_t t = 0; t < length; ++t)
     for (std::int64_t d = 0; d < dim; ++d)
       REQUIRE(o[static_cast<std::size_t>(t * dim + d)] ==

@@ -117,17 +117,17 @@ TEST_CASE("unary operations agree with the standard library for odd sizes", "[ke
         Array out(dtype, n);
         on_threads(
             [&](Exec& exec) {
-              cpu_kernels().elementwise.unary({.out = out.data(),
-                                               .in = in.data(),
-                                               .count = n,
-                                               .shape = {},
-                                               .out_strides = {},
-                                               .in_strides = {},
-                                               .op = op,
-                                               .out_dtype = dtype,
-                                               .in_dtype = dtype,
-                                               .ndim = 0},
-                                              exec);
+              cpu_kernels().unary({.out = out.data(),
+                                   .in = in.data(),
+                                   .count = n,
+                                   .shape = {},
+                                   .out_strides = {},
+                                   .in_strides = {},
+                                   .op = op,
+                                   .out_dtype = dtype,
+                                   .in_dtype = dtype,
+                                   .ndim = 0},
+                                  exec);
             },
             out);
         std::vector<double> expected;
@@ -151,17 +151,17 @@ TEST_CASE("special values pass through the vector functions as the standard says
       const DType out_dtype = op == UnaryOp::isfinite ? DType::boolean : dtype;
       Array out(out_dtype, 11);
       Exec exec;
-      cpu_kernels().elementwise.unary({.out = out.data(),
-                                       .in = in.data(),
-                                       .count = 11,
-                                       .shape = {},
-                                       .out_strides = {},
-                                       .in_strides = {},
-                                       .op = op,
-                                       .out_dtype = out_dtype,
-                                       .in_dtype = dtype,
-                                       .ndim = 0},
-                                      exec);
+      cpu_kernels().unary({.out = out.data(),
+                           .in = in.data(),
+                           .count = 11,
+                           .shape = {},
+                           .out_strides = {},
+                           .in_strides = {},
+                           .op = op,
+                           .out_dtype = out_dtype,
+                           .in_dtype = dtype,
+                           .ndim = 0},
+                          exec);
       std::vector<double> expected;
       for (int i = 0; i < 11; ++i) {
         const double x = in[i];
@@ -184,17 +184,17 @@ TEST_CASE("copies cast from every dtype to every other", "[kernels]") {
       Array out(to, n);
       on_threads(
           [&](Exec& exec) {
-            cpu_kernels().elementwise.unary({.out = out.data(),
-                                             .in = in.data(),
-                                             .count = n,
-                                             .shape = {},
-                                             .out_strides = {},
-                                             .in_strides = {},
-                                             .op = UnaryOp::copy,
-                                             .out_dtype = to,
-                                             .in_dtype = from,
-                                             .ndim = 0},
-                                            exec);
+            cpu_kernels().unary({.out = out.data(),
+                                 .in = in.data(),
+                                 .count = n,
+                                 .shape = {},
+                                 .out_strides = {},
+                                 .in_strides = {},
+                                 .op = UnaryOp::copy,
+                                 .out_dtype = to,
+                                 .in_dtype = from,
+                                 .ndim = 0},
+                                exec);
           },
           out);
       Array expected(to, n);
@@ -214,17 +214,17 @@ TEST_CASE("16-bit conversions of every bit pattern agree with the scalar types",
     }
     Exec exec;
     const auto copy = [&](Array& out, const Array& in) {
-      cpu_kernels().elementwise.unary({.out = out.data(),
-                                       .in = in.data(),
-                                       .count = 65536,
-                                       .shape = {},
-                                       .out_strides = {},
-                                       .in_strides = {},
-                                       .op = UnaryOp::copy,
-                                       .out_dtype = out.dtype,
-                                       .in_dtype = in.dtype,
-                                       .ndim = 0},
-                                      exec);
+      cpu_kernels().unary({.out = out.data(),
+                           .in = in.data(),
+                           .count = 65536,
+                           .shape = {},
+                           .out_strides = {},
+                           .in_strides = {},
+                           .op = UnaryOp::copy,
+                           .out_dtype = out.dtype,
+                           .in_dtype = in.dtype,
+                           .ndim = 0},
+                          exec);
     };
     copy(wide, narrow);
     for (std::int64_t i = 0; i < 65536; ++i) {
@@ -278,18 +278,18 @@ TEST_CASE("binary operations and scalars agree with plain arithmetic", "[kernels
       const double scalar = dtype == DType::boolean ? 1 : 2;
       on_threads(
           [&](Exec& exec) {
-            cpu_kernels().elementwise.binary({.out = out.data(),
-                                              .a = a.data(),
-                                              .b = b.data(),
-                                              .count = n,
-                                              .shape = {},
-                                              .out_strides = {},
-                                              .a_strides = {},
-                                              .b_strides = {},
-                                              .op = op,
-                                              .dtype = dtype,
-                                              .ndim = 0},
-                                             exec);
+            cpu_kernels().binary({.out = out.data(),
+                                  .a = a.data(),
+                                  .b = b.data(),
+                                  .count = n,
+                                  .shape = {},
+                                  .out_strides = {},
+                                  .a_strides = {},
+                                  .b_strides = {},
+                                  .op = op,
+                                  .dtype = dtype,
+                                  .ndim = 0},
+                                 exec);
             ScalarArgs args{.out = left.data(),
                             .in = b.data(),
                             .scalar = scalar,
@@ -301,11 +301,11 @@ TEST_CASE("binary operations and scalars agree with plain arithmetic", "[kernels
                             .dtype = dtype,
                             .ndim = 0,
                             .scalar_left = true};
-            cpu_kernels().elementwise.scalar(args, exec);
+            cpu_kernels().scalar(args, exec);
             args.out = right.data();
             args.in = a.data();
             args.scalar_left = false;
-            cpu_kernels().elementwise.scalar(args, exec);
+            cpu_kernels().scalar(args, exec);
           },
           out, left, right);
       std::vector<double> expected, expected_left, expected_right;
@@ -330,35 +330,35 @@ TEST_CASE("integer division and extremes follow the contract", "[kernels]") {
   const std::int32_t a[] = {7, -7, 5, INT32_MIN, INT32_MIN}, b[] = {2, 2, 0, -1, 3};
   std::int32_t out[5];
   Exec exec;
-  cpu_kernels().elementwise.binary({.out = out,
-                                    .a = a,
-                                    .b = b,
-                                    .count = 5,
-                                    .shape = {},
-                                    .out_strides = {},
-                                    .a_strides = {},
-                                    .b_strides = {},
-                                    .op = BinaryOp::div,
-                                    .dtype = DType::i32,
-                                    .ndim = 0},
-                                   exec);
+  cpu_kernels().binary({.out = out,
+                        .a = a,
+                        .b = b,
+                        .count = 5,
+                        .shape = {},
+                        .out_strides = {},
+                        .a_strides = {},
+                        .b_strides = {},
+                        .op = BinaryOp::div,
+                        .dtype = DType::i32,
+                        .ndim = 0},
+                       exec);
   REQUIRE((out[0] == 3 && out[1] == -3 && out[2] == 0 && out[3] == 0 && out[4] == INT32_MIN / 3));
 
   const float x[] = {NAN, 1, 2, NAN}, y[] = {1, NAN, 3, NAN};
   float least[4], most[4];
   for (const BinaryOp op : {BinaryOp::min, BinaryOp::max})
-    cpu_kernels().elementwise.binary({.out = op == BinaryOp::min ? least : most,
-                                      .a = x,
-                                      .b = y,
-                                      .count = 4,
-                                      .shape = {},
-                                      .out_strides = {},
-                                      .a_strides = {},
-                                      .b_strides = {},
-                                      .op = op,
-                                      .dtype = DType::f32,
-                                      .ndim = 0},
-                                     exec);
+    cpu_kernels().binary({.out = op == BinaryOp::min ? least : most,
+                          .a = x,
+                          .b = y,
+                          .count = 4,
+                          .shape = {},
+                          .out_strides = {},
+                          .a_strides = {},
+                          .b_strides = {},
+                          .op = op,
+                          .dtype = DType::f32,
+                          .ndim = 0},
+                         exec);
   REQUIRE((std::isnan(least[0]) && std::isnan(least[1]) && least[2] == 2 && std::isnan(least[3])));
   REQUIRE((std::isnan(most[0]) && std::isnan(most[1]) && most[2] == 3 && std::isnan(most[3])));
 }

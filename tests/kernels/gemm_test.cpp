@@ -66,7 +66,7 @@ struct Problem {
 
   void check() {
     const Array before = c;
-    on_threads([&](Exec& exec) { cpu_kernels().gemm.gemm(args, exec); }, c);
+    on_threads([&](Exec& exec) { cpu_kernels().gemm(args, exec); }, c);
     std::vector<double> expected(static_cast<std::size_t>(c.size()), NAN);
     double bound = 0;
     for (std::int64_t i = 0; i < args.batch; ++i)
@@ -203,7 +203,7 @@ TEST_CASE("a product with GELU or its derivative has the bits of the product and
         p.args.c = product.data();
         p.args.ldc = backward ? ldc : ld_aux;
         Exec alone;
-        cpu_kernels().gemm.gemm(p.args, alone);
+        cpu_kernels().gemm(p.args, alone);
         for (std::int32_t row = 0; row < s.m; ++row) {
           const auto at = [&](Array& x, std::int32_t ld) {
             return x.bytes.data() + size_bytes(dtype) * static_cast<std::size_t>(row * ld);
@@ -221,29 +221,29 @@ TEST_CASE("a product with GELU or its derivative has the bits of the product and
           derivative.dtype = dtype;
           forward.count = derivative.count = s.n;
           if (backward)
-            cpu_kernels().elementwise.binary(derivative, alone);
+            cpu_kernels().binary(derivative, alone);
           else
-            cpu_kernels().elementwise.unary(forward, alone);
+            cpu_kernels().unary(forward, alone);
         }
         on_threads(
             [&](Exec& exec) {
-              cpu_kernels().gemm.gemm_gelu({.c = c.data(),
-                                            .aux = aux.data(),
-                                            .a = p.args.a,
-                                            .b = p.args.b,
-                                            .bias = p.args.bias,
-                                            .m = s.m,
-                                            .n = s.n,
-                                            .k = s.k,
-                                            .lda = p.args.lda,
-                                            .ldb = p.args.ldb,
-                                            .ldc = ldc,
-                                            .ld_aux = ld_aux,
-                                            .dtype = dtype,
-                                            .trans_a = s.trans_a,
-                                            .trans_b = s.trans_b,
-                                            .backward = backward},
-                                           exec);
+              cpu_kernels().gemm_gelu({.c = c.data(),
+                                       .aux = aux.data(),
+                                       .a = p.args.a,
+                                       .b = p.args.b,
+                                       .bias = p.args.bias,
+                                       .m = s.m,
+                                       .n = s.n,
+                                       .k = s.k,
+                                       .lda = p.args.lda,
+                                       .ldb = p.args.ldb,
+                                       .ldc = ldc,
+                                       .ld_aux = ld_aux,
+                                       .dtype = dtype,
+                                       .trans_a = s.trans_a,
+                                       .trans_b = s.trans_b,
+                                       .backward = backward},
+                                      exec);
             },
             c, aux);
         CHECK((c.bytes == expected.bytes));
@@ -280,7 +280,7 @@ TEST_CASE("a product worked by hand, in every orientation", "[kernels]") {
                           .trans_a = trans_a,
                           .trans_b = trans_b};
       Exec exec;
-      cpu_kernels().gemm.gemm(args, exec);
+      cpu_kernels().gemm(args, exec);
       // 2 x {58, 64, 139, 154} + 10 x {1, 2, 3, 4} + {1, -1}, whole numbers that f32 holds
       CHECK(c == std::vector<float>{127, 147, 309, 347});
     }

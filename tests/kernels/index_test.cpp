@@ -32,15 +32,15 @@ TEST_CASE("embedding gathers rows and shows bad ids", "[kernels]") {
       Array out(dtype, count * cols);
       on_threads(
           [&](Exec& exec) {
-            cpu_kernels().embedding.embedding({.out = out.data(),
-                                               .table = table.data(),
-                                               .ids = ids.data(),
-                                               .count = count,
-                                               .vocab = vocab,
-                                               .cols = cols,
-                                               .dtype = dtype,
-                                               .id_dtype = id_dtype},
-                                              exec);
+            cpu_kernels().embedding({.out = out.data(),
+                                     .table = table.data(),
+                                     .ids = ids.data(),
+                                     .count = count,
+                                     .vocab = vocab,
+                                     .cols = cols,
+                                     .dtype = dtype,
+                                     .id_dtype = id_dtype},
+                                    exec);
           },
           out);
       std::vector<double> expected;
@@ -78,18 +78,18 @@ TEST_CASE("the embedding's gradient sums over equal ids, fresh or accumulated", 
         }
         on_threads(
             [&](Exec& exec) {
-              cpu_kernels().embedding.embedding_backward({.d_table = d.data(),
-                                                          .dy = dy.data(),
-                                                          .ids = ids.data(),
-                                                          .count = count,
-                                                          .vocab = vocab,
-                                                          .cols = cols,
-                                                          .scale = 0.5,
-                                                          .dtype = dtype,
-                                                          .grad_dtype = grad_dtype,
-                                                          .id_dtype = DType::i64,
-                                                          .accumulate = accumulate},
-                                                         exec);
+              cpu_kernels().embedding_backward({.d_table = d.data(),
+                                                .dy = dy.data(),
+                                                .ids = ids.data(),
+                                                .count = count,
+                                                .vocab = vocab,
+                                                .cols = cols,
+                                                .scale = 0.5,
+                                                .dtype = dtype,
+                                                .grad_dtype = grad_dtype,
+                                                .id_dtype = DType::i64,
+                                                .accumulate = accumulate},
+                                               exec);
             },
             d);
         // One rounding, in grad_dtype, per addition of values of at most 1 to sums of at most 2 +
@@ -128,11 +128,11 @@ TEST_CASE("index_select, index_add, gather and scatter_add follow the contract",
       };
       on_threads(
           [&](Exec& exec) {
-            cpu_kernels().index.index_select(args(big, selected, rows), exec);
-            cpu_kernels().index.gather(args(big, gathered, each), exec);
+            cpu_kernels().index_select(args(big, selected, rows), exec);
+            cpu_kernels().gather(args(big, gathered, each), exec);
             if (dtype == DType::boolean) return;
-            cpu_kernels().index.index_add(args(added, source, rows), exec);
-            cpu_kernels().index.scatter_add(args(scattered, source, each), exec);
+            cpu_kernels().index_add(args(added, source, rows), exec);
+            cpu_kernels().scatter_add(args(scattered, source, each), exec);
           },
           selected, gathered, added, scattered);
       std::vector<double> e_selected, e_gathered;

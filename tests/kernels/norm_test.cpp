@@ -26,43 +26,43 @@ void check(kernel_test::Random& random, const Setup& s, DType dtype, DType grad_
   on_threads(
       [&](Exec& exec) {
         if (s.layer)
-          cpu_kernels().norm.layer_norm({.y = y.data(),
-                                         .mean = mean.data(),
-                                         .rstd = rstd.data(),
-                                         .x = x.data(),
-                                         .weight = w,
-                                         .bias = s.bias ? bias.data() : nullptr,
-                                         .rows = s.rows,
-                                         .cols = s.cols,
-                                         .eps = eps,
-                                         .dtype = dtype},
-                                        exec);
+          cpu_kernels().layer_norm({.y = y.data(),
+                                    .mean = mean.data(),
+                                    .rstd = rstd.data(),
+                                    .x = x.data(),
+                                    .weight = w,
+                                    .bias = s.bias ? bias.data() : nullptr,
+                                    .rows = s.rows,
+                                    .cols = s.cols,
+                                    .eps = eps,
+                                    .dtype = dtype},
+                                   exec);
         else
-          cpu_kernels().norm.rms_norm({.y = y.data(),
-                                       .rstd = rstd.data(),
-                                       .x = x.data(),
-                                       .weight = w,
-                                       .rows = s.rows,
-                                       .cols = s.cols,
-                                       .eps = eps,
-                                       .dtype = dtype},
-                                      exec);
-        cpu_kernels().norm.norm_backward({.dx = dx.data(),
-                                          .d_weight = dw.data(),
-                                          .d_bias = s.layer ? db.data() : nullptr,
-                                          .x = x.data(),
-                                          .dy = dy.data(),
-                                          .weight = w,
-                                          .mean = s.layer ? mean.data() : nullptr,
-                                          .rstd = rstd.data(),
-                                          .workspace = workspace.data(),
-                                          .rows = s.rows,
-                                          .cols = static_cast<std::int32_t>(s.cols),
-                                          .scale = static_cast<float>(scale),
-                                          .dtype = dtype,
-                                          .grad_dtype = grad_dtype,
-                                          .accumulate = accumulate},
-                                         exec);
+          cpu_kernels().rms_norm({.y = y.data(),
+                                  .rstd = rstd.data(),
+                                  .x = x.data(),
+                                  .weight = w,
+                                  .rows = s.rows,
+                                  .cols = s.cols,
+                                  .eps = eps,
+                                  .dtype = dtype},
+                                 exec);
+        cpu_kernels().norm_backward({.dx = dx.data(),
+                                     .d_weight = dw.data(),
+                                     .d_bias = s.layer ? db.data() : nullptr,
+                                     .x = x.data(),
+                                     .dy = dy.data(),
+                                     .weight = w,
+                                     .mean = s.layer ? mean.data() : nullptr,
+                                     .rstd = rstd.data(),
+                                     .workspace = workspace.data(),
+                                     .rows = s.rows,
+                                     .cols = static_cast<std::int32_t>(s.cols),
+                                     .scale = static_cast<float>(scale),
+                                     .dtype = dtype,
+                                     .grad_dtype = grad_dtype,
+                                     .accumulate = accumulate},
+                                    exec);
       },
       y, mean, rstd, dx, dw, db);
 
@@ -152,14 +152,14 @@ TEST_CASE("the norms' backward pass writes only what is asked for", "[kernels]")
                         .dtype = DType::f32,
                         .grad_dtype = DType::f32,
                         .accumulate = false};
-  cpu_kernels().norm.norm_backward(args, exec);
+  cpu_kernels().norm_backward(args, exec);
   args.dx = nullptr;
   args.d_weight = dw_alone.data();
-  cpu_kernels().norm.norm_backward(args, exec);
+  cpu_kernels().norm_backward(args, exec);
   args.dx = alone.data();
   args.d_weight = nullptr;
   args.workspace = nullptr;
-  cpu_kernels().norm.norm_backward(args, exec);
+  cpu_kernels().norm_backward(args, exec);
   REQUIRE(both.bytes == alone.bytes);
   REQUIRE(dw.bytes == dw_alone.bytes);
 }
@@ -183,21 +183,20 @@ TEST_CASE("a norm adds its residual with the bits of a separate addition", "[ker
       args.op = BinaryOp::add;
       args.dtype = dtype;
       args.ndim = 1;
-      cpu_kernels().elementwise.binary(args, exec);
+      cpu_kernels().binary(args, exec);
     };
     for (const bool layer : {false, true}) {
       INFO(dtype << ", layer " << layer);
       Array rstd(stats, rows), mean(stats, rows);
       const auto forward = [&](Array& y, const Array& x, const void* residual, void* sum) {
         if (layer)
-          cpu_kernels().norm.layer_norm(
-              {y.data(), mean.data(), rstd.data(), x.data(), weight.data(), weight.data(), rows,
-               cols, 1e-5, dtype, residual, sum},
-              exec);
+          cpu_kernels().layer_norm({y.data(), mean.data(), rstd.data(), x.data(), weight.data(),
+                                    weight.data(), rows, cols, 1e-5, dtype, residual, sum},
+                                   exec);
         else
-          cpu_kernels().norm.rms_norm({y.data(), rstd.data(), x.data(), weight.data(), rows, cols,
-                                       1e-5, dtype, residual, sum},
-                                      exec);
+          cpu_kernels().rms_norm({y.data(), rstd.data(), x.data(), weight.data(), rows, cols, 1e-5,
+                                  dtype, residual, sum},
+                                 exec);
       };
       const auto backward = [&](Array& dx, const Array& x, const void* also) {
         NormBackwardArgs args{};
@@ -211,7 +210,7 @@ TEST_CASE("a norm adds its residual with the bits of a separate addition", "[ker
         args.cols = cols;
         args.dtype = args.grad_dtype = dtype;
         args.d_sum = also;
-        cpu_kernels().norm.norm_backward(args, exec);
+        cpu_kernels().norm_backward(args, exec);
       };
       Array sum(dtype, n), y(dtype, n), dx(dtype, n);
       Array sum_apart(dtype, n), y_apart(dtype, n), dx_apart(dtype, n);
@@ -246,12 +245,12 @@ TEST_CASE("rotary embedding turns halves by position, and back", "[kernels]") {
       auto *cos_data = static_cast<float*>(cos.data()), *sin_data = static_cast<float*>(sin.data());
       on_threads(
           [&](Exec& exec) {
-            cpu_kernels().rope.rope_table({.cos = cos_data,
-                                           .sin = sin_data,
-                                           .positions = 18,
-                                           .head_dim = dim,
-                                           .theta = 10000},
-                                          exec);
+            cpu_kernels().rope_table({.cos = cos_data,
+                                      .sin = sin_data,
+                                      .positions = 18,
+                                      .head_dim = dim,
+                                      .theta = 10000},
+                                     exec);
             RopeArgs args{.y = y.data(),
                           .x = x.data(),
                           .cos = cos_data,
@@ -265,13 +264,13 @@ TEST_CASE("rotary embedding turns halves by position, and back", "[kernels]") {
                           .head_dim = static_cast<std::uint16_t>(dim),
                           .dtype = dtype,
                           .inverse = false};
-            cpu_kernels().rope.rope(args, exec);
+            cpu_kernels().rope(args, exec);
             args.y = back.data();
             std::copy(args.x_strides, args.x_strides + 3, args.y_strides);
-            cpu_kernels().rope.rope(args, exec);  // out of place, then in place and inverse
+            cpu_kernels().rope(args, exec);  // out of place, then in place and inverse
             args.x = back.data();
             args.inverse = true;
-            cpu_kernels().rope.rope(args, exec);
+            cpu_kernels().rope(args, exec);
           },
           y, back, cos, sin);
       std::vector<double> expected(static_cast<std::size_t>(y.size()));

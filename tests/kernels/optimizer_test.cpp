@@ -67,7 +67,7 @@ TEST_CASE("AdamW updates segments that have a gradient and nothing else", "[kern
                            .scalars = &s,
                            .clip = clipped ? &clip : nullptr,
                            .segment_count = 3};
-      on_threads([&](Exec& exec) { cpu_kernels().optimizer.adamw(args, exec); }, p, m, v);
+      on_threads([&](Exec& exec) { cpu_kernels().adamw(args, exec); }, p, m, v);
       // Moments are sums of two products below 2: off by 8 roundings of 1.
       require_close(m, em, 0x1p-24, 4 * 2 * 0x1p-24);
       require_close(v, ev, 0x1p-24, 4 * 0x1p-24);
@@ -117,7 +117,7 @@ TEST_CASE("SGD with and without momentum", "[kernels]") {
                        .scalars = &s,
                        .clip = nullptr,
                        .segment_count = 3};
-    on_threads([&](Exec& exec) { cpu_kernels().optimizer.sgd(args, exec); }, p, buffer);
+    on_threads([&](Exec& exec) { cpu_kernels().sgd(args, exec); }, p, buffer);
     // Four products and sums of values of at most 7.
     require_close(p, ep, 0x1p-24, 4 * 7 * 0x1p-24);
     require_close(buffer, eb, 0x1p-24, 4 * 7 * 0x1p-24);
@@ -129,12 +129,12 @@ TEST_CASE("clipping scales large norms down and leaves small ones alone", "[kern
     const double sum = norm * norm;
     float coefficient = -1, measured = -1;
     Exec exec;
-    cpu_kernels().optimizer.clip({.coefficient = &coefficient,
-                                  .norm = &measured,
-                                  .sumsq = &sum,
-                                  .max_norm = 1,
-                                  .dtype = DType::f64},
-                                 exec);
+    cpu_kernels().clip({.coefficient = &coefficient,
+                        .norm = &measured,
+                        .sumsq = &sum,
+                        .max_norm = 1,
+                        .dtype = DType::f64},
+                       exec);
     REQUIRE(measured == Approx(norm));
     REQUIRE(coefficient == Approx(std::min(1.0, 1 / (norm + 1e-6))));
     kernel_test::Random random;
@@ -143,8 +143,8 @@ TEST_CASE("clipping scales large norms down and leaves small ones alone", "[kern
     for (double& x : expected) x *= static_cast<double>(coefficient);
     on_threads(
         [&](Exec& e) {
-          cpu_kernels().optimizer.scale_flat(
-              {.data = floats(data), .factor = &coefficient, .count = 33333}, e);
+          cpu_kernels().scale_flat({.data = floats(data), .factor = &coefficient, .count = 33333},
+                                   e);
         },
         data);
     require_close(data, expected, 0x1p-24);
@@ -152,12 +152,12 @@ TEST_CASE("clipping scales large norms down and leaves small ones alone", "[kern
   const float bad = NAN;
   float coefficient = 0;
   Exec exec;
-  cpu_kernels().optimizer.clip({.coefficient = &coefficient,
-                                .norm = nullptr,
-                                .sumsq = &bad,
-                                .max_norm = 1,
-                                .dtype = DType::f32},
-                               exec);
+  cpu_kernels().clip({.coefficient = &coefficient,
+                      .norm = nullptr,
+                      .sumsq = &bad,
+                      .max_norm = 1,
+                      .dtype = DType::f32},
+                     exec);
   REQUIRE(std::isnan(coefficient));
 }
 
@@ -186,7 +186,7 @@ TEST_CASE("peers' buffers are added in order, in place too", "[kernels]") {
         }
         const auto sum_to = [&](void* to) {
           Exec exec;
-          cpu_kernels().peers.reduce({to, pointers.data(), n, peers, dtype, PeersOp::sum}, exec);
+          cpu_kernels().reduce_peers({to, pointers.data(), n, peers, dtype, PeersOp::sum}, exec);
         };
         sum_to(out.data());
         REQUIRE(out.bytes == expected.bytes);
@@ -195,8 +195,8 @@ TEST_CASE("peers' buffers are added in order, in place too", "[kernels]") {
         REQUIRE(inputs[0].bytes == expected.bytes);
         Array copy(dtype, n);
         Exec exec;
-        cpu_kernels().peers.copy(
-            {copy.data(), out.data(), static_cast<std::int64_t>(out.bytes.size())}, exec);
+        cpu_kernels().copy({copy.data(), out.data(), static_cast<std::int64_t>(out.bytes.size())},
+                           exec);
         REQUIRE(copy.bytes == out.bytes);
       }
     }

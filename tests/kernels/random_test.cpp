@@ -31,25 +31,25 @@ TEST_CASE("initial values do not depend on how the range is cut", "[kernels]") {
     INFO(dtype);
     same_in_pieces(random, dtype,
                    [&](void* out, std::int64_t begin, std::int64_t count, Exec& exec) {
-                     cpu_kernels().random.normal({.out = out,
-                                                  .key = key,
-                                                  .begin = begin,
-                                                  .count = count,
-                                                  .mean = 0.5,
-                                                  .std = 2,
-                                                  .dtype = dtype},
-                                                 exec);
+                     cpu_kernels().normal({.out = out,
+                                           .key = key,
+                                           .begin = begin,
+                                           .count = count,
+                                           .mean = 0.5,
+                                           .std = 2,
+                                           .dtype = dtype},
+                                          exec);
                    });
     same_in_pieces(random, dtype,
                    [&](void* out, std::int64_t begin, std::int64_t count, Exec& exec) {
-                     cpu_kernels().random.uniform({.out = out,
-                                                   .key = key,
-                                                   .begin = begin,
-                                                   .count = count,
-                                                   .low = -1,
-                                                   .high = 3,
-                                                   .dtype = dtype},
-                                                  exec);
+                     cpu_kernels().uniform({.out = out,
+                                            .key = key,
+                                            .begin = begin,
+                                            .count = count,
+                                            .low = -1,
+                                            .high = 3,
+                                            .dtype = dtype},
+                                           exec);
                    });
   }
 }
@@ -61,22 +61,22 @@ TEST_CASE("initial values follow the formula of the contract", "[kernels]") {
   const std::int64_t begin = 1001, count = 333;
   Array normal(DType::f64, count), uniform(DType::f64, count);
   Exec exec;
-  cpu_kernels().random.normal({.out = normal.data(),
-                               .key = key,
-                               .begin = begin,
-                               .count = count,
-                               .mean = 0,
-                               .std = 1,
-                               .dtype = DType::f64},
-                              exec);
-  cpu_kernels().random.uniform({.out = uniform.data(),
-                                .key = key,
-                                .begin = begin,
-                                .count = count,
-                                .low = 2,
-                                .high = 6,
-                                .dtype = DType::f64},
-                               exec);
+  cpu_kernels().normal({.out = normal.data(),
+                        .key = key,
+                        .begin = begin,
+                        .count = count,
+                        .mean = 0,
+                        .std = 1,
+                        .dtype = DType::f64},
+                       exec);
+  cpu_kernels().uniform({.out = uniform.data(),
+                         .key = key,
+                         .begin = begin,
+                         .count = count,
+                         .low = 2,
+                         .high = 6,
+                         .dtype = DType::f64},
+                        exec);
   std::vector<double> expected_normal, expected_uniform;
   for (std::int64_t e = begin; e < begin + count; ++e) {
     const auto w = philox(key, static_cast<std::uint64_t>(e / 2));
@@ -99,14 +99,14 @@ TEST_CASE("normal values have the moments of a normal distribution", "[kernels]"
   const std::int64_t n = 200000;
   Array x(DType::f32, n);
   Exec exec;
-  cpu_kernels().random.normal({.out = x.data(),
-                               .key = random.engine(),
-                               .begin = 0,
-                               .count = n,
-                               .mean = 1,
-                               .std = 0.5,
-                               .dtype = DType::f32},
-                              exec);
+  cpu_kernels().normal({.out = x.data(),
+                        .key = random.engine(),
+                        .begin = 0,
+                        .count = n,
+                        .mean = 1,
+                        .std = 0.5,
+                        .dtype = DType::f32},
+                       exec);
   double mean = 0, square = 0, fourth = 0, beyond = 0;
   for (std::int64_t i = 0; i < n; ++i) {
     const double z = (x[i] - 1) / 0.5;
@@ -145,12 +145,12 @@ TEST_CASE("dropout keeps by the counter, scales what it keeps, and is its own de
                              .count = n,
                              .p = p,
                              .dtype = dtype};
-            cpu_kernels().dropout.dropout(args, exec);
+            cpu_kernels().dropout(args, exec);
             args.y = in_place.data();
             args.x = in_place.data();
             args.device_offset = nullptr;
             args.host_offset += device_offset;
-            cpu_kernels().dropout.dropout(args, exec);
+            cpu_kernels().dropout(args, exec);
           },
           y, in_place);
       REQUIRE(y.bytes == in_place.bytes);

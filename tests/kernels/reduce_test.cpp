@@ -43,15 +43,15 @@ TEST_CASE("sums, means and sums of squares agree with double precision", "[kerne
         Array out(out_dtype, v.outer * v.inner);
         on_threads(
             [&](Exec& exec) {
-              cpu_kernels().reduce.reduce({.out = out.data(),
-                                           .in = in.data(),
-                                           .outer = v.outer,
-                                           .n = v.n,
-                                           .inner = v.inner,
-                                           .op = op,
-                                           .dtype = dtype,
-                                           .out_dtype = out_dtype},
-                                          exec);
+              cpu_kernels().reduce({.out = out.data(),
+                                    .in = in.data(),
+                                    .outer = v.outer,
+                                    .n = v.n,
+                                    .inner = v.inner,
+                                    .op = op,
+                                    .dtype = dtype,
+                                    .out_dtype = out_dtype},
+                                   exec);
             },
             out);
         std::vector<double> expected;
@@ -81,15 +81,15 @@ TEST_CASE("integers and booleans are summed exactly", "[kernels]") {
     Array out(DType::i64, 15);
     on_threads(
         [&](Exec& exec) {
-          cpu_kernels().reduce.reduce({.out = out.data(),
-                                       .in = in.data(),
-                                       .outer = 3,
-                                       .n = 101,
-                                       .inner = 5,
-                                       .op = ReduceOp::sum,
-                                       .dtype = dtype,
-                                       .out_dtype = DType::i64},
-                                      exec);
+          cpu_kernels().reduce({.out = out.data(),
+                                .in = in.data(),
+                                .outer = 3,
+                                .n = 101,
+                                .inner = 5,
+                                .op = ReduceOp::sum,
+                                .dtype = dtype,
+                                .out_dtype = DType::i64},
+                               exec);
         },
         out);
     for (std::int64_t i = 0; i < 15; ++i) {
@@ -122,14 +122,14 @@ TEST_CASE("max, min and argmax find the first best element and the first NaN", "
                             .op = ReduceOp::max,
                             .dtype = dtype,
                             .out_dtype = dtype};
-            cpu_kernels().reduce.reduce(args, exec);
+            cpu_kernels().reduce(args, exec);
             args.out = least.data();
             args.op = ReduceOp::min;
-            cpu_kernels().reduce.reduce(args, exec);
+            cpu_kernels().reduce(args, exec);
             args.out = where.data();
             args.op = ReduceOp::argmax;
             args.out_dtype = DType::i64;
-            cpu_kernels().reduce.reduce(args, exec);
+            cpu_kernels().reduce(args, exec);
           },
           most, least, where);
       for (std::int64_t i = 0; i < v.outer * v.inner; ++i) {
@@ -166,12 +166,12 @@ TEST_CASE("the sum of squares of a flat array is exact to double precision", "[k
         out.set(0, accumulate ? 2 : NAN);
         on_threads(
             [&](Exec& exec) {
-              cpu_kernels().reduce.sumsq_flat({.out = out.data(),
-                                               .in = static_cast<const float*>(in.data()),
-                                               .count = n,
-                                               .out_dtype = out_dtype,
-                                               .accumulate = accumulate},
-                                              exec);
+              cpu_kernels().sumsq_flat({.out = out.data(),
+                                        .in = static_cast<const float*>(in.data()),
+                                        .count = n,
+                                        .out_dtype = out_dtype,
+                                        .accumulate = accumulate},
+                                       exec);
             },
             out);
         double sum = accumulate ? 2 : 0;

@@ -36,21 +36,21 @@ TEST_CASE("softmax and its derivative agree with double precision, in place too"
       Array y(dtype, rows * cols), in_place = x, dx(dtype, rows * cols);
       on_threads(
           [&](Exec& exec) {
-            cpu_kernels().softmax.softmax(
+            cpu_kernels().softmax(
                 {.y = y.data(), .x = x.data(), .rows = rows, .cols = cols, .dtype = dtype}, exec);
-            cpu_kernels().softmax.softmax({.y = in_place.data(),
-                                           .x = in_place.data(),
-                                           .rows = rows,
-                                           .cols = cols,
-                                           .dtype = dtype},
-                                          exec);
-            cpu_kernels().softmax.softmax_backward({.dx = dx.data(),
-                                                    .y = y.data(),
-                                                    .dy = dy.data(),
-                                                    .rows = rows,
-                                                    .cols = cols,
-                                                    .dtype = dtype},
-                                                   exec);
+            cpu_kernels().softmax({.y = in_place.data(),
+                                   .x = in_place.data(),
+                                   .rows = rows,
+                                   .cols = cols,
+                                   .dtype = dtype},
+                                  exec);
+            cpu_kernels().softmax_backward({.dx = dx.data(),
+                                            .y = y.data(),
+                                            .dy = dy.data(),
+                                            .rows = rows,
+                                            .cols = cols,
+                                            .dtype = dtype},
+                                           exec);
           },
           y, in_place, dx);
       REQUIRE(y.bytes == in_place.bytes);
@@ -76,8 +76,8 @@ TEST_CASE("softmax gives masked entries exactly 0", "[kernels]") {
   Array x(DType::f32, 20), y(DType::f32, 20);
   for (std::int64_t i = 0; i < 20; ++i) x.set(i, i % 3 == 0 ? -INFINITY : static_cast<double>(i));
   Exec exec;
-  cpu_kernels().softmax.softmax(
-      {.y = y.data(), .x = x.data(), .rows = 1, .cols = 20, .dtype = DType::f32}, exec);
+  cpu_kernels().softmax({.y = y.data(), .x = x.data(), .rows = 1, .cols = 20, .dtype = DType::f32},
+                        exec);
   for (std::int64_t i = 0; i < 20; i += 3) REQUIRE(y[i] == 0);
   REQUIRE(y[19] > 0.5);
 }
@@ -107,16 +107,16 @@ TEST_CASE(
           Array loss(stats, rows), lse(stats, rows), d(dtype, rows * stride), in_place = logits;
           on_threads(
               [&](Exec& exec) {
-                cpu_kernels().cross_entropy.cross_entropy({.loss = loss.data(),
-                                                           .lse = lse.data(),
-                                                           .logits = logits.data(),
-                                                           .targets = targets.data(),
-                                                           .rows = rows,
-                                                           .vocab = vocab,
-                                                           .row_stride = stride,
-                                                           .dtype = dtype,
-                                                           .target_dtype = target_dtype},
-                                                          exec);
+                cpu_kernels().cross_entropy({.loss = loss.data(),
+                                             .lse = lse.data(),
+                                             .logits = logits.data(),
+                                             .targets = targets.data(),
+                                             .rows = rows,
+                                             .vocab = vocab,
+                                             .row_stride = stride,
+                                             .dtype = dtype,
+                                             .target_dtype = target_dtype},
+                                            exec);
                 CrossEntropyBackwardArgs args{.d_logits = d.data(),
                                               .logits = logits.data(),
                                               .targets = targets.data(),
@@ -130,10 +130,10 @@ TEST_CASE(
                                               .scale_stride = scale_stride,
                                               .dtype = dtype,
                                               .target_dtype = target_dtype};
-                cpu_kernels().cross_entropy.cross_entropy_backward(args, exec);
+                cpu_kernels().cross_entropy_backward(args, exec);
                 args.d_logits = in_place.data();
                 args.logits = in_place.data();
-                cpu_kernels().cross_entropy.cross_entropy_backward(args, exec);
+                cpu_kernels().cross_entropy_backward(args, exec);
               },
               loss, lse, d, in_place);
           std::vector<double> expected_loss, expected_lse,

@@ -88,7 +88,7 @@ TEST_CASE("unary and copy follow any strides", "[kernels]") {
     put(args.shape, shape);
     put(args.in_strides, in_view.strides);
     put(args.out_strides, out_view.strides);
-    on_threads([&](Exec& exec) { cpu_kernels().elementwise.unary(args, exec); }, out);
+    on_threads([&](Exec& exec) { cpu_kernels().unary(args, exec); }, out);
     for (std::int64_t i = 0; i < args.count; ++i) {
       const double x = in[offset(shape, in_view.strides, i)];
       expected.set(offset(shape, out_view.strides, i), to == DType::boolean ? x != 0
@@ -159,9 +159,9 @@ TEST_CASE("binary, scalar and where follow any strides", "[kernels]") {
     put(choose.b_strides, b_view.strides);
     on_threads(
         [&](Exec& exec) {
-          cpu_kernels().elementwise.binary(add, exec);
-          cpu_kernels().elementwise.scalar(compare, exec);
-          cpu_kernels().elementwise.where(choose, exec);
+          cpu_kernels().binary(add, exec);
+          cpu_kernels().scalar(compare, exec);
+          cpu_kernels().where(choose, exec);
         },
         sums, less, chosen);
     for (std::int64_t i = 0; i < n; ++i) {
@@ -185,23 +185,23 @@ TEST_CASE("fill and arange write every dtype", "[kernels]") {
     Array out(dtype, 3001), ramp(dtype, 100), strided(dtype, 40);
     on_threads(
         [&](Exec& exec) {
-          cpu_kernels().elementwise.fill({.out = out.data(),
-                                          .value = 3,
-                                          .count = 3001,
-                                          .shape = {},
-                                          .out_strides = {},
-                                          .dtype = dtype,
-                                          .ndim = 0},
-                                         exec);
-          cpu_kernels().elementwise.fill({.out = strided.data(),
-                                          .value = 1,
-                                          .count = 20,
-                                          .shape = {5, 4},
-                                          .out_strides = {8, 2},
-                                          .dtype = dtype,
-                                          .ndim = 2},
-                                         exec);
-          cpu_kernels().elementwise.arange(
+          cpu_kernels().fill({.out = out.data(),
+                              .value = 3,
+                              .count = 3001,
+                              .shape = {},
+                              .out_strides = {},
+                              .dtype = dtype,
+                              .ndim = 0},
+                             exec);
+          cpu_kernels().fill({.out = strided.data(),
+                              .value = 1,
+                              .count = 20,
+                              .shape = {5, 4},
+                              .out_strides = {8, 2},
+                              .dtype = dtype,
+                              .ndim = 2},
+                             exec);
+          cpu_kernels().arange(
               {.out = ramp.data(), .start = 1, .step = 2, .count = 100, .dtype = dtype}, exec);
         },
         out, ramp, strided);
@@ -238,7 +238,7 @@ TEST_CASE("axpby accumulates across dtypes and reads nothing when beta is 0", "[
                        .y_dtype = y_dtype,
                        .x_dtype = x_dtype,
                        .ndim = 2};
-        on_threads([&](Exec& exec) { cpu_kernels().elementwise.axpby(args, exec); }, y);
+        on_threads([&](Exec& exec) { cpu_kernels().axpby(args, exec); }, y);
         const bool wide = x_dtype == DType::f64 || y_dtype == DType::f64;
         // Products and sum round three times in the computing type on values of at most 3.5, the
         // result once.
@@ -263,30 +263,30 @@ TEST_CASE("SwiGLU reads the halves of a fused projection, forward and backward",
     auto* d_gate = static_cast<std::byte*>(d_fused.data());
     on_threads(
         [&](Exec& exec) {
-          cpu_kernels().elementwise.swiglu({.out = out.data(),
-                                            .gate = gate,
-                                            .up = gate + half,
-                                            .rows = rows,
-                                            .cols = cols,
-                                            .out_stride = cols,
-                                            .gate_stride = 2 * cols,
-                                            .up_stride = 2 * cols,
-                                            .dtype = dtype},
-                                           exec);
-          cpu_kernels().elementwise.swiglu_backward({.d_gate = d_gate,
-                                                     .d_up = d_gate + half,
-                                                     .gate = gate,
-                                                     .up = gate + half,
-                                                     .d_out = d_out.data(),
-                                                     .rows = rows,
-                                                     .cols = cols,
-                                                     .d_gate_stride = 2 * cols,
-                                                     .d_up_stride = 2 * cols,
-                                                     .gate_stride = 2 * cols,
-                                                     .up_stride = 2 * cols,
-                                                     .d_out_stride = cols,
-                                                     .dtype = dtype},
-                                                    exec);
+          cpu_kernels().swiglu({.out = out.data(),
+                                .gate = gate,
+                                .up = gate + half,
+                                .rows = rows,
+                                .cols = cols,
+                                .out_stride = cols,
+                                .gate_stride = 2 * cols,
+                                .up_stride = 2 * cols,
+                                .dtype = dtype},
+                               exec);
+          cpu_kernels().swiglu_backward({.d_gate = d_gate,
+                                         .d_up = d_gate + half,
+                                         .gate = gate,
+                                         .up = gate + half,
+                                         .d_out = d_out.data(),
+                                         .rows = rows,
+                                         .cols = cols,
+                                         .d_gate_stride = 2 * cols,
+                                         .d_up_stride = 2 * cols,
+                                         .gate_stride = 2 * cols,
+                                         .up_stride = 2 * cols,
+                                         .d_out_stride = cols,
+                                         .dtype = dtype},
+                                        exec);
         },
         out, d_fused);
     std::vector<double> expected, expected_d(static_cast<std::size_t>(rows * 2 * cols));

@@ -99,13 +99,13 @@ void Bench::measure(const std::string& name, const std::string& shape, double by
 
 void Bench::product(const std::string& name, const GemmArgs& args) {
   const double flops = 2. * args.m * args.n * args.k;
-  const double ours = time([&](Exec& exec) { k().gemm.gemm(args, exec); });
+  const double ours = time([&](Exec& exec) { k().gemm(args, exec); });
   double best = ours;
   int choices = 0;
-  for (bool more = k().gemm.gemm_choice != nullptr; more; choices += more) {
+  for (bool more = k().gemm_choice != nullptr; more; choices += more) {
     Exec exec = target_.exec();
-    more = k().gemm.gemm_choice(args, choices, exec);
-    if (more) best = std::min(best, time([&](Exec& e) { k().gemm.gemm_choice(args, choices, e); }));
+    more = k().gemm_choice(args, choices, exec);
+    if (more) best = std::min(best, time([&](Exec& e) { k().gemm_choice(args, choices, e); }));
   }
   std::printf(
       "{\"product\": \"%s\", \"shape\": \"[%d, %d, %d]\", \"seconds\": %.4g, "
@@ -137,14 +137,14 @@ struct Product {
 // Products of zeros take less power, and so less time, than those of a training step.
 void randomize(Bench& b, const void* data, std::int64_t size) {
   b.prepare([&](Exec& e) {
-    b.k().random.normal({.out = const_cast<void*>(data),
-                         .key = 1,
-                         .begin = 0,
-                         .count = size,
-                         .mean = 0,
-                         .std = 1,
-                         .dtype = bf16},
-                        e);
+    b.k().normal({.out = const_cast<void*>(data),
+                  .key = 1,
+                  .begin = 0,
+                  .count = size,
+                  .mean = 0,
+                  .std = 1,
+                  .dtype = bf16},
+                 e);
   });
 }
 

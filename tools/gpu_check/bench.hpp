@@ -19,7 +19,7 @@ class Bench {
   // `scale` of the real shapes; kernels by name, all when there is none.
   Bench(const cuda_test::Target& target, double scale, std::vector<std::string> names);
 
-  const kernels::Kernels& k() const { return *target_.driver->kernels; }
+  const kernels::Kernels& k() const { return kernels::kernels_of(target_.driver); }
   // `rows` of the real shape, at least one here.
   std::int64_t scaled(std::int64_t rows) const;
   bool wanted(const std::string& name) const;

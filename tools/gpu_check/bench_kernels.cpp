@@ -27,7 +27,7 @@ void elementwise(Bench& b) {
       UnaryArgs args{};
       args.out = out, args.in = in, args.count = n, args.op = UnaryOp::copy, args.out_dtype = bf16,
       args.in_dtype = f32;
-      b.k().elementwise.unary(args, e);
+      b.k().unary(args, e);
     });
   }
   if (b.wanted("add")) {
@@ -36,7 +36,7 @@ void elementwise(Bench& b) {
       BinaryArgs args{};
       args.out = out, args.a = x, args.b = y, args.count = n, args.op = BinaryOp::add,
       args.dtype = bf16;
-      b.k().elementwise.binary(args, e);
+      b.k().binary(args, e);
     });
   }
   if (b.wanted("gelu")) {
@@ -45,7 +45,7 @@ void elementwise(Bench& b) {
       UnaryArgs args{};
       args.out = out, args.in = x, args.count = n, args.op = UnaryOp::gelu, args.out_dtype = bf16,
       args.in_dtype = bf16;
-      b.k().elementwise.unary(args, e);
+      b.k().unary(args, e);
     });
   }
   if (b.wanted("scalar")) {
@@ -54,7 +54,7 @@ void elementwise(Bench& b) {
       ScalarArgs args{};
       args.out = out, args.in = x, args.scalar = 0.5, args.count = n, args.op = BinaryOp::mul,
       args.dtype = bf16;
-      b.k().elementwise.scalar(args, e);
+      b.k().scalar(args, e);
     });
   }
   if (b.wanted("where")) {
@@ -65,7 +65,7 @@ void elementwise(Bench& b) {
       args.out = out, args.condition = c, args.a = x, args.b = y, args.dtype = bf16, args.ndim = 1;
       args.shape[0] = static_cast<std::int32_t>(n);
       args.condition_strides[0] = args.a_strides[0] = args.b_strides[0] = 1;
-      b.k().elementwise.where(args, e);
+      b.k().where(args, e);
     });
   }
   if (b.wanted("fill")) {
@@ -73,13 +73,13 @@ void elementwise(Bench& b) {
     b.measure("fill", "bf16", 2 * bytes, [&](Exec& e) {
       FillArgs args{};
       args.out = out, args.value = 1, args.count = n, args.dtype = bf16;
-      b.k().elementwise.fill(args, e);
+      b.k().fill(args, e);
     });
   }
   if (b.wanted("arange")) {
     void* out = b.array(i32, n);
     b.measure("arange", "i32", 4 * bytes, [&](Exec& e) {
-      b.k().elementwise.arange({.out = out, .start = 0, .step = 1, .count = n, .dtype = i32}, e);
+      b.k().arange({.out = out, .start = 0, .step = 1, .count = n, .dtype = i32}, e);
     });
   }
   if (b.wanted("axpby")) {
@@ -88,56 +88,56 @@ void elementwise(Bench& b) {
       AxpbyArgs args{};
       args.y = y, args.x = x, args.alpha = 1, args.beta = 1, args.count = n, args.y_dtype = f32,
       args.x_dtype = bf16;
-      b.k().elementwise.axpby(args, e);
+      b.k().axpby(args, e);
     });
   }
   if (b.wanted("swiglu")) {
     void *out = b.array(bf16, n), *g = b.array(bf16, n), *u = b.array(bf16, n);
     b.measure("swiglu", "bf16", 6 * bytes, [&](Exec& e) {
-      b.k().elementwise.swiglu({.out = out,
-                                .gate = g,
-                                .up = u,
-                                .rows = n / kCols,
-                                .cols = kCols,
-                                .out_stride = kCols,
-                                .gate_stride = kCols,
-                                .up_stride = kCols,
-                                .dtype = bf16},
-                               e);
+      b.k().swiglu({.out = out,
+                    .gate = g,
+                    .up = u,
+                    .rows = n / kCols,
+                    .cols = kCols,
+                    .out_stride = kCols,
+                    .gate_stride = kCols,
+                    .up_stride = kCols,
+                    .dtype = bf16},
+                   e);
     });
   }
   if (b.wanted("swiglu_backward")) {
     void *dg = b.array(bf16, n), *du = b.array(bf16, n), *g = b.array(bf16, n),
          *u = b.array(bf16, n), *d = b.array(bf16, n);
     b.measure("swiglu_backward", "bf16", 10 * bytes, [&](Exec& e) {
-      b.k().elementwise.swiglu_backward({.d_gate = dg,
-                                         .d_up = du,
-                                         .gate = g,
-                                         .up = u,
-                                         .d_out = d,
-                                         .rows = n / kCols,
-                                         .cols = kCols,
-                                         .d_gate_stride = kCols,
-                                         .d_up_stride = kCols,
-                                         .gate_stride = kCols,
-                                         .up_stride = kCols,
-                                         .d_out_stride = kCols,
-                                         .dtype = bf16},
-                                        e);
+      b.k().swiglu_backward({.d_gate = dg,
+                             .d_up = du,
+                             .gate = g,
+                             .up = u,
+                             .d_out = d,
+                             .rows = n / kCols,
+                             .cols = kCols,
+                             .d_gate_stride = kCols,
+                             .d_up_stride = kCols,
+                             .gate_stride = kCols,
+                             .up_stride = kCols,
+                             .d_out_stride = kCols,
+                             .dtype = bf16},
+                            e);
     });
   }
   if (b.wanted("dropout")) {
     void *y = b.array(bf16, n), *x = b.array(bf16, n);
     b.measure("dropout", "bf16, p 0.1", 4 * bytes, [&](Exec& e) {
-      b.k().dropout.dropout({.y = y,
-                             .x = x,
-                             .device_offset = nullptr,
-                             .key = 1,
-                             .host_offset = 0,
-                             .count = n,
-                             .p = 0.1f,
-                             .dtype = bf16},
-                            e);
+      b.k().dropout({.y = y,
+                     .x = x,
+                     .device_offset = nullptr,
+                     .key = 1,
+                     .host_offset = 0,
+                     .count = n,
+                     .p = 0.1f,
+                     .dtype = bf16},
+                    e);
     });
   }
 }
@@ -152,16 +152,16 @@ void states(Bench& b) {
     const auto* segments = b.constant(OptimSegment{0, n, -1, 0.1f});
     const auto* scalars = b.constant(OptimScalars{1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.05f, 1, 0});
     b.measure("adamw", shape, 28 * bytes, [&](Exec& e) {
-      b.k().optimizer.adamw({.parameter = p,
-                             .m = m,
-                             .v = v,
-                             .gradient = g,
-                             .segments = segments,
-                             .counts = nullptr,
-                             .scalars = scalars,
-                             .clip = nullptr,
-                             .segment_count = 1},
-                            e);
+      b.k().adamw({.parameter = p,
+                   .m = m,
+                   .v = v,
+                   .gradient = g,
+                   .segments = segments,
+                   .counts = nullptr,
+                   .scalars = scalars,
+                   .clip = nullptr,
+                   .segment_count = 1},
+                  e);
     });
   }
   if (b.wanted("sgd")) {
@@ -169,30 +169,28 @@ void states(Bench& b) {
     const auto* segments = b.constant(OptimSegment{0, n, -1, 0.1f});
     const auto* scalars = b.constant(OptimScalars{1e-3f, 0, 0, 0, 1, 1, 1, 0.9f});
     b.measure("sgd", shape, 20 * bytes, [&](Exec& e) {
-      b.k().optimizer.sgd({.parameter = p,
-                           .buffer = buffer,
-                           .gradient = g,
-                           .segments = segments,
-                           .counts = nullptr,
-                           .scalars = scalars,
-                           .clip = nullptr,
-                           .segment_count = 1},
-                          e);
+      b.k().sgd({.parameter = p,
+                 .buffer = buffer,
+                 .gradient = g,
+                 .segments = segments,
+                 .counts = nullptr,
+                 .scalars = scalars,
+                 .clip = nullptr,
+                 .segment_count = 1},
+                e);
     });
   }
   if (b.wanted("scale_flat")) {
     auto* g = b.array<float>(f32, n);
     const auto* factor = b.constant(0.5f);
-    b.measure("scale_flat", shape, 8 * bytes, [&](Exec& e) {
-      b.k().optimizer.scale_flat({.data = g, .factor = factor, .count = n}, e);
-    });
+    b.measure("scale_flat", shape, 8 * bytes,
+              [&](Exec& e) { b.k().scale_flat({.data = g, .factor = factor, .count = n}, e); });
   }
   if (b.wanted("sumsq")) {
     auto* g = b.array<float>(f32, n);
     void* out = b.array(f64, 1);
     b.measure("sumsq", shape, 4 * bytes, [&](Exec& e) {
-      b.k().reduce.sumsq_flat(
-          {.out = out, .in = g, .count = n, .out_dtype = f64, .accumulate = false}, e);
+      b.k().sumsq_flat({.out = out, .in = g, .count = n, .out_dtype = f64, .accumulate = false}, e);
     });
   }
   if (b.wanted("pack")) {
@@ -200,8 +198,8 @@ void states(Bench& b) {
     auto* dst = b.array<std::byte>(bf16, n);
     const auto* entries = b.constant(PackEntry{0, 0, n});
     b.measure("pack", "f32 to bf16", 6 * bytes, [&](Exec& e) {
-      b.k().flat.pack(
-          {.dst = dst, .src = src, .entries = entries, .entry_count = 1, .dst_dtype = bf16}, e);
+      b.k().pack({.dst = dst, .src = src, .entries = entries, .entry_count = 1, .dst_dtype = bf16},
+                 e);
     });
   }
 }
@@ -215,7 +213,7 @@ void peers(Bench& b) {
     for (const void*& input : inputs) input = b.array(f32, n);
     b.measure("reduce_peers", concat(kPeers, " of f32 [", n, "]"),
               4 * (kPeers + 1) * static_cast<double>(n), [&](Exec& e) {
-                b.k().peers.reduce({.out = out,
+                b.k().reduce_peers({.out = out,
                                     .inputs = inputs.data(),
                                     .count = n,
                                     .n_inputs = kPeers,
@@ -231,7 +229,7 @@ void peers(Bench& b) {
       copies[static_cast<std::size_t>(p)] = {out + 4 * n * p, in + 4 * n * p, 4 * n};
     b.measure("copies", concat(kPeers, " of ", 4 * n, " bytes"),
               8 * kPeers * static_cast<double>(n),
-              [&](Exec& e) { b.k().peers.copies({copies.data(), kPeers}, e); });
+              [&](Exec& e) { b.k().copies({copies.data(), kPeers}, e); });
   }
 }
 

@@ -15,7 +15,7 @@ constexpr std::int64_t kRows = 16384, kCols = 4096, kVocab = 128256;
 void* different_ids(Bench& b, std::int64_t count) {
   void* const ids = b.array(i32, count);
   b.prepare([&](Exec& e) {
-    b.k().elementwise.arange({.out = ids, .start = 0, .step = 1, .count = count, .dtype = i32}, e);
+    b.k().arange({.out = ids, .start = 0, .step = 1, .count = count, .dtype = i32}, e);
   });
   return ids;
 }
@@ -31,7 +31,7 @@ void norms(Bench& b) {
       RmsNormArgs args{};
       args.y = y, args.rstd = rstd, args.x = x, args.weight = w, args.rows = rows;
       args.cols = kCols, args.eps = 1e-5, args.dtype = bf16;
-      b.k().norm.rms_norm(args, e);
+      b.k().rms_norm(args, e);
     });
   }
   if (b.wanted("layer_norm")) {
@@ -41,7 +41,7 @@ void norms(Bench& b) {
       LayerNormArgs args{};
       args.y = y, args.mean = mean, args.rstd = rstd, args.x = x, args.weight = w;
       args.bias = bias, args.rows = rows, args.cols = kCols, args.eps = 1e-5, args.dtype = bf16;
-      b.k().norm.layer_norm(args, e);
+      b.k().layer_norm(args, e);
     });
   }
   if (b.wanted("add_rms_norm")) {
@@ -52,7 +52,7 @@ void norms(Bench& b) {
       args.y = y, args.rstd = rstd, args.x = x, args.weight = w, args.rows = rows;
       args.cols = kCols, args.eps = 1e-5, args.dtype = bf16;
       args.residual = residual, args.sum = sum;
-      b.k().norm.rms_norm(args, e);
+      b.k().rms_norm(args, e);
     });
   }
   for (const bool layer : {false, true}) {
@@ -68,7 +68,7 @@ void norms(Bench& b) {
       args.dy = dy, args.weight = w, args.mean = layer ? mean : nullptr, args.rstd = rstd;
       args.workspace = space, args.rows = rows, args.cols = static_cast<std::int32_t>(kCols);
       args.scale = 1, args.dtype = bf16, args.grad_dtype = f32;
-      b.k().norm.norm_backward(args, e);
+      b.k().norm_backward(args, e);
     });
   }
 }
@@ -81,7 +81,7 @@ void heads(Bench& b) {
     void *y = b.array(bf16, r * kCols), *x = b.array(bf16, r * kCols);
     b.measure("softmax", concat("bf16 [", r, ", ", kCols, "]"), 4 * static_cast<double>(r * kCols),
               [&](Exec& e) {
-                b.k().softmax.softmax({.y = y, .x = x, .rows = r, .cols = kCols, .dtype = bf16}, e);
+                b.k().softmax({.y = y, .x = x, .rows = r, .cols = kCols, .dtype = bf16}, e);
               });
   }
   if (b.wanted("softmax_backward")) {
@@ -90,7 +90,7 @@ void heads(Bench& b) {
          *dy = b.array(bf16, r * kCols);
     b.measure("softmax_backward", concat("bf16 [", r, ", ", kCols, "]"),
               6 * static_cast<double>(r * kCols), [&](Exec& e) {
-                b.k().softmax.softmax_backward(
+                b.k().softmax_backward(
                     {.dx = dx, .y = y, .dy = dy, .rows = r, .cols = kCols, .dtype = bf16}, e);
               });
   }
@@ -98,16 +98,16 @@ void heads(Bench& b) {
     void *x = b.array(bf16, n), *loss = b.array(f32, rows), *lse = b.array(f32, rows),
          *targets = b.array(i32, rows);
     b.measure("cross_entropy", shape, 2 * static_cast<double>(n), [&](Exec& e) {
-      b.k().cross_entropy.cross_entropy({.loss = loss,
-                                         .lse = lse,
-                                         .logits = x,
-                                         .targets = targets,
-                                         .rows = rows,
-                                         .vocab = kVocab,
-                                         .row_stride = kVocab,
-                                         .dtype = bf16,
-                                         .target_dtype = i32},
-                                        e);
+      b.k().cross_entropy({.loss = loss,
+                           .lse = lse,
+                           .logits = x,
+                           .targets = targets,
+                           .rows = rows,
+                           .vocab = kVocab,
+                           .row_stride = kVocab,
+                           .dtype = bf16,
+                           .target_dtype = i32},
+                          e);
     });
   }
   if (b.wanted("cross_entropy_backward")) {
@@ -115,20 +115,20 @@ void heads(Bench& b) {
          *scale = b.array(f32, 1);
     b.measure("cross_entropy_backward", shape + " in place", 4 * static_cast<double>(n),
               [&](Exec& e) {
-                b.k().cross_entropy.cross_entropy_backward({.d_logits = x,
-                                                            .logits = x,
-                                                            .targets = targets,
-                                                            .lse = lse,
-                                                            .scale = scale,
-                                                            .host_scale = 1,
-                                                            .rows = rows,
-                                                            .vocab = kVocab,
-                                                            .row_stride = kVocab,
-                                                            .d_row_stride = kVocab,
-                                                            .scale_stride = 0,
-                                                            .dtype = bf16,
-                                                            .target_dtype = i32},
-                                                           e);
+                b.k().cross_entropy_backward({.d_logits = x,
+                                              .logits = x,
+                                              .targets = targets,
+                                              .lse = lse,
+                                              .scale = scale,
+                                              .host_scale = 1,
+                                              .rows = rows,
+                                              .vocab = kVocab,
+                                              .row_stride = kVocab,
+                                              .d_row_stride = kVocab,
+                                              .scale_stride = 0,
+                                              .dtype = bf16,
+                                              .target_dtype = i32},
+                                             e);
               });
   }
   if (b.wanted("embedding")) {
@@ -137,15 +137,15 @@ void heads(Bench& b) {
          *ids = different_ids(b, count);
     b.measure("embedding", concat("bf16 ", count, " rows of ", kCols),
               4 * static_cast<double>(count * kCols), [&](Exec& e) {
-                b.k().embedding.embedding({.out = out,
-                                           .table = table,
-                                           .ids = ids,
-                                           .count = count,
-                                           .vocab = count,
-                                           .cols = kCols,
-                                           .dtype = bf16,
-                                           .id_dtype = i32},
-                                          e);
+                b.k().embedding({.out = out,
+                                 .table = table,
+                                 .ids = ids,
+                                 .count = count,
+                                 .vocab = count,
+                                 .cols = kCols,
+                                 .dtype = bf16,
+                                 .id_dtype = i32},
+                                e);
               });
   }
   if (b.wanted("embedding_backward")) {
@@ -154,18 +154,18 @@ void heads(Bench& b) {
          *ids = different_ids(b, count);
     b.measure("embedding_backward", concat("f32 += bf16, ", count, " rows of ", kCols),
               10 * static_cast<double>(count * kCols), [&](Exec& e) {
-                b.k().embedding.embedding_backward({.d_table = table,
-                                                    .dy = dy,
-                                                    .ids = ids,
-                                                    .count = count,
-                                                    .vocab = count,
-                                                    .cols = kCols,
-                                                    .scale = 1,
-                                                    .dtype = bf16,
-                                                    .grad_dtype = f32,
-                                                    .id_dtype = i32,
-                                                    .accumulate = true},
-                                                   e);
+                b.k().embedding_backward({.d_table = table,
+                                          .dy = dy,
+                                          .ids = ids,
+                                          .count = count,
+                                          .vocab = count,
+                                          .cols = kCols,
+                                          .scale = 1,
+                                          .dtype = bf16,
+                                          .grad_dtype = f32,
+                                          .id_dtype = i32,
+                                          .accumulate = true},
+                                         e);
               });
   }
   if (b.wanted("rope")) {
@@ -174,20 +174,20 @@ void heads(Bench& b) {
     auto *cosine = b.array<float>(f32, length * 64), *sine = b.array<float>(f32, length * 64);
     b.measure("rope", concat("bf16 [", batch, ", 2048, 32, 128]"), 4 * static_cast<double>(count),
               [&](Exec& e) {
-                b.k().rope.rope({.y = y,
-                                 .x = x,
-                                 .cos = cosine,
-                                 .sin = sine,
-                                 .x_strides = {length * 4096, 4096, 128},
-                                 .y_strides = {length * 4096, 4096, 128},
-                                 .position = 0,
-                                 .batch = static_cast<std::int32_t>(batch),
-                                 .length = 2048,
-                                 .heads = 32,
-                                 .head_dim = 128,
-                                 .dtype = bf16,
-                                 .inverse = false},
-                                e);
+                b.k().rope({.y = y,
+                            .x = x,
+                            .cos = cosine,
+                            .sin = sine,
+                            .x_strides = {length * 4096, 4096, 128},
+                            .y_strides = {length * 4096, 4096, 128},
+                            .position = 0,
+                            .batch = static_cast<std::int32_t>(batch),
+                            .length = 2048,
+                            .heads = 32,
+                            .head_dim = 128,
+                            .dtype = bf16,
+                            .inverse = false},
+                           e);
               });
   }
 }
@@ -201,15 +201,15 @@ void sums(Bench& b) {
     if (!b.wanted(name)) continue;
     void *out = b.array(f32, over_rows ? kCols : rows), *in = b.array(bf16, n);
     b.measure(name, shape, 2 * static_cast<double>(n), [&](Exec& e) {
-      b.k().reduce.reduce({.out = out,
-                           .in = in,
-                           .outer = over_rows ? 1 : rows,
-                           .n = over_rows ? rows : kCols,
-                           .inner = over_rows ? kCols : 1,
-                           .op = kernels::ReduceOp::sum,
-                           .dtype = bf16,
-                           .out_dtype = f32},
-                          e);
+      b.k().reduce({.out = out,
+                    .in = in,
+                    .outer = over_rows ? 1 : rows,
+                    .n = over_rows ? rows : kCols,
+                    .inner = over_rows ? kCols : 1,
+                    .op = kernels::ReduceOp::sum,
+                    .dtype = bf16,
+                    .out_dtype = f32},
+                   e);
     });
   }
   const auto indexed = [&](const char* name, Kernel<IndexArgs> kernel, double bytes_per_element) {
@@ -228,8 +228,8 @@ void sums(Bench& b) {
              e);
     });
   };
-  indexed("index_select", b.k().index.index_select, 4);
-  indexed("index_add", b.k().index.index_add, 6);
+  indexed("index_select", b.k().index_select, 4);
+  indexed("index_add", b.k().index_add, 6);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ cuda_test::Target open_module(const std::string& path, int device) {
   if (!entry) throw DeviceError(concat("'", path, "' is no driver module"));
   const Driver* const driver = entry(kDriverVersion);
   if (!driver || driver->driver_bytes != sizeof(Driver) ||
-      driver->kernels_bytes != sizeof(kernels::Kernels))
+      driver->kernels_layout != kernels::kKernelsLayout)
     throw DeviceError(concat("'", path, "' was built from another version; build it again"));
   cuda_test::Target target{.driver = driver, .workspace_bytes = std::int64_t{32} << 20};
   std::int32_t count = 0;

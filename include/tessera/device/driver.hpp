@@ -13,9 +13,6 @@
 #include <cstdint>
 
 namespace tessera {
-namespace kernels {
-struct Kernels;
-}
 
 using DriverError = const char*;
 
@@ -28,15 +25,16 @@ struct DriverDevice {
   char versions[160];         // of driver and libraries: "driver 580.65, CUDA 13.0, cuBLASLt 13.1"
 };
 
-// Changes whenever this table, a contract in kernels/ or Exec does.
-inline constexpr std::uint32_t kDriverVersion = 1;
+// Changes whenever this table or Exec does, or what a kernel means; kernels that were added, taken
+// away or given other arguments show in `kernels_layout`.
+inline constexpr std::uint32_t kDriverVersion = 2;
 
 struct Driver {
-  std::uint32_t version;        // kDriverVersion of the module's build
-  std::uint32_t driver_bytes;   // sizeof(Driver) there
-  std::uint32_t kernels_bytes;  // sizeof(kernels::Kernels) there
-  const char* architectures;    // what its kernels were built for: "sm_90, PTX"
-  const kernels::Kernels* kernels;
+  std::uint32_t version;         // kDriverVersion of the module's build
+  std::uint32_t driver_bytes;    // sizeof(Driver) there
+  std::uint64_t kernels_layout;  // which list of kernels they are, see kernels/table.hpp
+  const char* architectures;     // what its kernels were built for: "sm_90, PTX"
+  const void* kernels;           // their table; the layer above knows its type
 
   // --- devices
   // How many there are; an error where none can be used: no libcuda, too old, none.
@@ -88,8 +86,5 @@ struct Driver {
 // The one symbol of a module: null where it can't serve `version`.
 using DriverEntry = const Driver* (*)(std::uint32_t version);
 inline constexpr const char* kDriverSymbol = "tessera_driver";
-
-// sizeof(kernels::Kernels) in this library. Defined in kernels/table.cpp, which alone knows.
-extern const std::uint32_t kKernelsBytes;
 
 }  // namespace tessera

@@ -68,7 +68,7 @@ void check(Case& c, DType dtype, const Sizes& s) {
   c.run([&](const Kernels& kernels, Side side, Exec& exec) {
     AttentionArgs args = filled(AttentionArgs{}, side);
     args.o = o.at(side);
-    kernels.attention.attention(args, exec);
+    kernels.attention(args, exec);
   });
   const double u = epsilon(statistics), S = root * r * r, D = static_cast<double>(d);
   const double e = 2 * (2 * (D + 4) * S + T + 8) * u,
@@ -90,7 +90,7 @@ void check(Case& c, DType dtype, const Sizes& s) {
     args.d_o = d_o.at(side);
     args.dq_row = args.q_row;
     args.dk_row = args.dv_row = args.k_row;
-    kernels.attention.attention_backward(args, exec);
+    kernels.attention_backward(args, exec);
   });
   const double group = static_cast<double>(s.heads / s.kv_heads), N = group * T;
   const double P = std::min(N, group * std::exp(2 * S) * (1 + std::log(T)));
@@ -133,23 +133,23 @@ TESSERA_CASE("attention", "scores of up to 30") {
 TESSERA_CASE("attention", "nothing at all") {
   Operand& o = c.output(f32, 4);
   c.run([&](const Kernels& kernels, Side side, Exec& exec) {
-    kernels.attention.attention({.o = o.at(side),
-                                 .lse = o.at(side),
-                                 .q = o.at(side),
-                                 .k = o.at(side),
-                                 .v = o.at(side),
-                                 .scale = 1,
-                                 .batch = 0,
-                                 .length = 5,
-                                 .heads = 1,
-                                 .kv_heads = 1,
-                                 .head_dim = 4,
-                                 .q_row = 1,
-                                 .k_row = 1,
-                                 .v_row = 1,
-                                 .dtype = f32,
-                                 .causal = true},
-                                exec);
+    kernels.attention({.o = o.at(side),
+                       .lse = o.at(side),
+                       .q = o.at(side),
+                       .k = o.at(side),
+                       .v = o.at(side),
+                       .scale = 1,
+                       .batch = 0,
+                       .length = 5,
+                       .heads = 1,
+                       .kv_heads = 1,
+                       .head_dim = 4,
+                       .q_row = 1,
+                       .k_row = 1,
+                       .v_row = 1,
+                       .dtype = f32,
+                       .causal = true},
+                      exec);
   });
   c.equal(o);
 }

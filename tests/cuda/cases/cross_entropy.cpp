@@ -35,17 +35,17 @@ void check_forward(Case& c, const Setup& s, DType dtype, DType target_dtype) {
           &targets = targets_of(c, s, target_dtype);
   Operand &loss = c.output(statistics(dtype), s.rows), &lse = c.output(statistics(dtype), s.rows);
   c.run([&](const Kernels& k, Side side, Exec& exec) {
-    k.cross_entropy.cross_entropy({.loss = loss.at(side),
-                                   .lse = lse.at(side),
-                                   .logits = logits.at(side),
-                                   .targets = targets.at(side),
-                                   .rows = s.rows,
-                                   .vocab = s.vocab,
-                                   .row_stride = s.row_stride,
-                                   .ignore_index = kIgnored,
-                                   .dtype = dtype,
-                                   .target_dtype = target_dtype},
-                                  exec);
+    k.cross_entropy({.loss = loss.at(side),
+                     .lse = lse.at(side),
+                     .logits = logits.at(side),
+                     .targets = targets.at(side),
+                     .rows = s.rows,
+                     .vocab = s.vocab,
+                     .row_stride = s.row_stride,
+                     .ignore_index = kIgnored,
+                     .dtype = dtype,
+                     .target_dtype = target_dtype},
+                    exec);
   });
   // Of the sum, relative: exp_fast within 2 (2 + 1.2 * 16) roundings, exp and its argument on the
   // host within 20; a thread adds, and rescales by another exp, once in 256 elements at most;
@@ -65,22 +65,21 @@ void check_backward(Case& c, const Setup& s, DType dtype, DType target_dtype, bo
   Operand &lse = c.input(statistics(dtype), s.rows, 8, 12),
           &scale = c.input(statistics(dtype), scale_stride ? s.rows : 1);
   c.run([&](const Kernels& k, Side side, Exec& exec) {
-    k.cross_entropy.cross_entropy_backward(
-        {.d_logits = out.at(side),
-         .logits = logits.at(side),
-         .targets = targets.at(side),
-         .lse = lse.at(side),
-         .scale = scale.at(side),
-         .host_scale = 0.37,
-         .rows = s.rows,
-         .vocab = s.vocab,
-         .row_stride = s.row_stride,
-         .d_row_stride = in_place ? s.row_stride : s.d_row_stride,
-         .ignore_index = kIgnored,
-         .scale_stride = scale_stride,
-         .dtype = dtype,
-         .target_dtype = target_dtype},
-        exec);
+    k.cross_entropy_backward({.d_logits = out.at(side),
+                              .logits = logits.at(side),
+                              .targets = targets.at(side),
+                              .lse = lse.at(side),
+                              .scale = scale.at(side),
+                              .host_scale = 0.37,
+                              .rows = s.rows,
+                              .vocab = s.vocab,
+                              .row_stride = s.row_stride,
+                              .d_row_stride = in_place ? s.row_stride : s.d_row_stride,
+                              .ignore_index = kIgnored,
+                              .scale_stride = scale_stride,
+                              .dtype = dtype,
+                              .target_dtype = target_dtype},
+                             exec);
   });
   // exp of an argument up to 20 long: 20 + 2 roundings a side; the target's 1 is exact, so it keeps
   // the absolute error of the probability. f16 has a coarsest step of 2^-24.
@@ -119,16 +118,16 @@ TESSERA_CASE("cross_entropy", "special values") {
     for (std::int64_t i = 0; i < 3000; ++i) logits.set(3 * vocab + i, -inf);
     logits.set(4 * vocab + 4000, 60000);
     c.run([&](const Kernels& k, Side side, Exec& exec) {
-      k.cross_entropy.cross_entropy({.loss = loss.at(side),
-                                     .lse = lse.at(side),
-                                     .logits = logits.at(side),
-                                     .targets = targets.at(side),
-                                     .rows = rows,
-                                     .vocab = vocab,
-                                     .row_stride = vocab,
-                                     .dtype = dtype,
-                                     .target_dtype = i32},
-                                    exec);
+      k.cross_entropy({.loss = loss.at(side),
+                       .lse = lse.at(side),
+                       .logits = logits.at(side),
+                       .targets = targets.at(side),
+                       .rows = rows,
+                       .vocab = vocab,
+                       .row_stride = vocab,
+                       .dtype = dtype,
+                       .target_dtype = i32},
+                      exec);
     });
     c.close(lse, 1e3 * round_error(dtype), 0);  // see above: about 21 chains
     c.close(loss, 1e3 * round_error(dtype), 0);

@@ -13,24 +13,24 @@ TESSERA_CASE("dropout", "the CPU's bits, with offsets from host and device, in p
         Operand &x = c.input(dtype, n, -2, 2, shift), &y = c.output(dtype, n, shift),
                 &z = c.updated(dtype, n), &offset = c.input(i64, 1, 0, 1e9);
         c.run([&](const Kernels& k, Side side, Exec& exec) {
-          k.dropout.dropout({.y = y.at(side),
-                             .x = x.at(side),
-                             .device_offset = offset.at<std::int64_t>(side),
-                             .key = key,
-                             .host_offset = from_host,
-                             .count = n,
-                             .p = p,
-                             .dtype = dtype},
-                            exec);
-          k.dropout.dropout({.y = z.at(side),
-                             .x = z.at(side),
-                             .device_offset = nullptr,
-                             .key = key,
-                             .host_offset = 0,
-                             .count = n,
-                             .p = moved ? 1.0f : 0.0f,
-                             .dtype = dtype},
-                            exec);
+          k.dropout({.y = y.at(side),
+                     .x = x.at(side),
+                     .device_offset = offset.at<std::int64_t>(side),
+                     .key = key,
+                     .host_offset = from_host,
+                     .count = n,
+                     .p = p,
+                     .dtype = dtype},
+                    exec);
+          k.dropout({.y = z.at(side),
+                     .x = z.at(side),
+                     .device_offset = nullptr,
+                     .key = key,
+                     .host_offset = 0,
+                     .count = n,
+                     .p = moved ? 1.0f : 0.0f,
+                     .dtype = dtype},
+                    exec);
         });
         c.equal(y);
         c.equal(z);

@@ -73,7 +73,7 @@ TESSERA_CASE("elementwise", "binary operations") {
           args.out = y.at(side);
           args.a = a.at(side);
           args.b = b.at(side);
-          k.elementwise.binary(args, exec);
+          k.binary(args, exec);
         });
         check(c, op, y, dtype);
         c.next();
@@ -100,14 +100,14 @@ TESSERA_CASE("elementwise", "binary operations on rows, columns and scalars") {
           args.out = y.at(side);
           args.a = a.at(side);
           args.b = b.at(side);
-          k.elementwise.binary(args, exec);
+          k.binary(args, exec);
           // A column repeated along the rows; both operands the other way round.
           std::swap(args.a, args.b);
           std::copy_n(std::initializer_list<std::int32_t>{3, 1, 0}.begin(), 3, args.a_strides);
           std::copy_n(std::initializer_list<std::int32_t>{3 * n, n, 1}.begin(), 3, args.b_strides);
           args.a = column.at(side);
           args.out = z.at(side);
-          k.elementwise.binary(args, exec);
+          k.binary(args, exec);
         });
         c.equal(y);
         c.equal(z);
@@ -135,13 +135,13 @@ TESSERA_CASE("elementwise", "operations with a scalar") {
           args.op = op;
           args.dtype = dtype;
           args.scalar_left = left;
-          k.elementwise.scalar(args, exec);
+          k.scalar(args, exec);
           args.ndim = 2;
           args.shape[0] = 5, args.shape[1] = n;
           args.in_strides[0] = n, args.in_strides[1] = 1;
           args.out_strides[0] = 2 * n, args.out_strides[1] = 1;
           args.out = z.at(side);
-          k.elementwise.scalar(args, exec);
+          k.scalar(args, exec);
         });
         check(c, op, y, dtype);
         check(c, op, z, dtype);
@@ -168,14 +168,14 @@ TESSERA_CASE("elementwise", "accumulation: axpby") {
             args.count = rows * n - 1;
             args.y_dtype = to;
             args.x_dtype = from;
-            k.elementwise.axpby(args, exec);
+            k.axpby(args, exec);
             args.y = z.at(side);
             args.count = rows * n;
             args.ndim = 2;
             args.shape[0] = rows, args.shape[1] = n;
             args.y_strides[0] = 2 * n, args.y_strides[1] = 1;
             args.x_strides[0] = 0, args.x_strides[1] = 1;  // a row, repeated
-            k.elementwise.axpby(args, exec);
+            k.axpby(args, exec);
           });
           // |alpha x| + |beta y| <= 4, two roundings of the computing type apart without a fused
           // multiply-add, and one unit of a 16-bit result.

@@ -50,7 +50,7 @@ void run_unary(Case& c, UnaryArgs args, Operand& out, Operand& in) {
   c.run([&](const Kernels& k, Side side, Exec& exec) {
     args.out = out.at(side);
     args.in = in.at(side);
-    k.elementwise.unary(args, exec);
+    k.unary(args, exec);
   });
 }
 
@@ -124,13 +124,13 @@ TESSERA_CASE("elementwise", "fill and arange") {
           args.value = value;
           args.count = 1037;
           args.dtype = dtype;
-          k.elementwise.fill(args, exec);
+          k.fill(args, exec);
           args.out = rows.at(side);
           args.count = 5 * 32;
           args.ndim = 2;
           args.shape[0] = 5, args.shape[1] = 32;
           args.out_strides[0] = 64, args.out_strides[1] = 1;
-          k.elementwise.fill(args, exec);
+          k.fill(args, exec);
         });
         c.equal(y);
         c.equal(rows);
@@ -139,8 +139,8 @@ TESSERA_CASE("elementwise", "fill and arange") {
     Operand& y = c.output(dtype, 1000);
     const double start = c.uniform(-9, 9), step = c.uniform(-1, 1);
     c.run([&](const Kernels& k, Side side, Exec& exec) {
-      k.elementwise.arange(
-          {.out = y.at(side), .start = start, .step = step, .count = 1000, .dtype = dtype}, exec);
+      k.arange({.out = y.at(side), .start = start, .step = step, .count = 1000, .dtype = dtype},
+               exec);
     });
     c.equal(y);
     c.next();
@@ -154,29 +154,29 @@ TESSERA_CASE("elementwise", "where") {
               &b = c.input(dtype, n), &y = c.output(dtype, 4 * n), &z = c.output(dtype, 4 * n);
       c.run([&](const Kernels& k, Side side, Exec& exec) {
         // b repeats along the rows.
-        k.elementwise.where({.out = y.at(side),
-                             .condition = condition.at(side),
-                             .a = a.at(side),
-                             .b = b.at(side),
-                             .shape = {4, n},
-                             .condition_strides = {n, 1},
-                             .a_strides = {n, 1},
-                             .b_strides = {0, 1},
-                             .dtype = dtype,
-                             .ndim = 2},
-                            exec);
+        k.where({.out = y.at(side),
+                 .condition = condition.at(side),
+                 .a = a.at(side),
+                 .b = b.at(side),
+                 .shape = {4, n},
+                 .condition_strides = {n, 1},
+                 .a_strides = {n, 1},
+                 .b_strides = {0, 1},
+                 .dtype = dtype,
+                 .ndim = 2},
+                exec);
         // One condition for each row, a transposed.
-        k.elementwise.where({.out = z.at(side),
-                             .condition = condition.at(side),
-                             .a = a.at(side),
-                             .b = b.at(side),
-                             .shape = {4, n},
-                             .condition_strides = {1, 0},
-                             .a_strides = {1, 4},
-                             .b_strides = {0, 0},
-                             .dtype = dtype,
-                             .ndim = 2},
-                            exec);
+        k.where({.out = z.at(side),
+                 .condition = condition.at(side),
+                 .a = a.at(side),
+                 .b = b.at(side),
+                 .shape = {4, n},
+                 .condition_strides = {1, 0},
+                 .a_strides = {1, 4},
+                 .b_strides = {0, 0},
+                 .dtype = dtype,
+                 .ndim = 2},
+                exec);
       });
       c.equal(y);
       c.equal(z);

@@ -44,7 +44,7 @@ TESSERA_CASE("elementwise", "unary operations on floats") {
           args.count = n;
           args.op = one.op;
           args.out_dtype = args.in_dtype = dtype;
-          k.elementwise.unary(args, exec);
+          k.unary(args, exec);
         });
         // A 16-bit result is f32's, rounded once on each side: at most one unit apart.
         const bool narrow = size == 2;
@@ -64,17 +64,17 @@ TESSERA_CASE("elementwise", "unary operations on integers and strided views") {
       if (dtype == i64) x.set(0, -0x1p63);
       for (const std::int32_t n : {96, 93}) {
         c.run([&](const Kernels& k, Side side, Exec& exec) {
-          k.elementwise.unary({.out = y.at(side),
-                               .in = x.at(side),
-                               .count = 6 * n,
-                               .shape = {2, 3, n},
-                               .out_strides = {96, 192, 1},
-                               .in_strides = {288, 96, 1},
-                               .op = op,
-                               .out_dtype = dtype,
-                               .in_dtype = dtype,
-                               .ndim = 3},
-                              exec);
+          k.unary({.out = y.at(side),
+                   .in = x.at(side),
+                   .count = 6 * n,
+                   .shape = {2, 3, n},
+                   .out_strides = {96, 192, 1},
+                   .in_strides = {288, 96, 1},
+                   .op = op,
+                   .out_dtype = dtype,
+                   .in_dtype = dtype,
+                   .ndim = 3},
+                  exec);
         });
         c.equal(y);
       }

@@ -21,15 +21,15 @@ void forward(Case& c, DType dtype, DType id_dtype, std::int64_t count, std::int6
   Operand& ids = ids_of(c, id_dtype, count, vocab);
   Operand& out = c.output(dtype, count * cols, bytes);
   c.run([&](const Kernels& k, Side side, Exec& exec) {
-    k.embedding.embedding({.out = out.at(side),
-                           .table = table.at(side),
-                           .ids = ids.at(side),
-                           .count = count,
-                           .vocab = vocab,
-                           .cols = cols,
-                           .dtype = dtype,
-                           .id_dtype = id_dtype},
-                          exec);
+    k.embedding({.out = out.at(side),
+                 .table = table.at(side),
+                 .ids = ids.at(side),
+                 .count = count,
+                 .vocab = vocab,
+                 .cols = cols,
+                 .dtype = dtype,
+                 .id_dtype = id_dtype},
+                exec);
   });
   c.equal(out);
 }
@@ -50,18 +50,18 @@ void backward(Case& c, DType dtype, DType grad_dtype, const Sizes& s) {
   Operand& table = s.accumulate ? c.updated(grad_dtype, s.vocab * s.cols, -2, 2, shift(grad_dtype))
                                 : c.output(grad_dtype, s.vocab * s.cols, shift(grad_dtype));
   c.run([&](const Kernels& k, Side side, Exec& exec) {
-    k.embedding.embedding_backward({.d_table = table.at(side),
-                                    .dy = dy.at(side),
-                                    .ids = ids.at(side),
-                                    .count = s.count,
-                                    .vocab = s.vocab,
-                                    .cols = s.cols,
-                                    .scale = scale,
-                                    .dtype = dtype,
-                                    .grad_dtype = grad_dtype,
-                                    .id_dtype = s.id_dtype,
-                                    .accumulate = s.accumulate},
-                                   exec);
+    k.embedding_backward({.d_table = table.at(side),
+                          .dy = dy.at(side),
+                          .ids = ids.at(side),
+                          .count = s.count,
+                          .vocab = s.vocab,
+                          .cols = s.cols,
+                          .scale = scale,
+                          .dtype = dtype,
+                          .grad_dtype = grad_dtype,
+                          .id_dtype = s.id_dtype,
+                          .accumulate = s.accumulate},
+                         exec);
   });
   c.equal(table);
 }

@@ -25,12 +25,12 @@ TESSERA_CASE("flat", "pack: entries of any length, aligned and not") {
       to += lengths[i];
     }
     c.run([&](const Kernels& k, Side side, Exec& exec) {
-      k.flat.pack({.dst = dst.at<std::byte>(side),
-                   .src = src.at<float>(side),
-                   .entries = entries.at<PackEntry>(side),
-                   .entry_count = count,
-                   .dst_dtype = dtype},
-                  exec);
+      k.pack({.dst = dst.at<std::byte>(side),
+              .src = src.at<float>(side),
+              .entries = entries.at<PackEntry>(side),
+              .entry_count = count,
+              .dst_dtype = dtype},
+             exec);
     });
     c.equal(dst);
     c.next();
@@ -55,17 +55,17 @@ TESSERA_CASE("flat", "complete: padding, missing gradients and counts") {
         }
         const auto arrived = static_cast<std::uint64_t>(c.integer(0, INT64_MAX)) & ~(1ull << 5);
         c.run([&](const Kernels& k, Side side, Exec& exec) {
-          k.flat.complete({.base = base.at<std::byte>(side),
-                           .entries = entries.at<PlaceEntry>(side),
-                           .counts = counts.at<std::byte>(side),
-                           .counts_stride_bytes = static_cast<std::int64_t>(80 * size_bytes(dtype)),
-                           .arrived = arrived,
-                           .first = first,
-                           .entry_count = count,
-                           .copies = 3,
-                           .dtype = dtype,
-                           .zero_missing = zero_missing},
-                          exec);
+          k.complete({.base = base.at<std::byte>(side),
+                      .entries = entries.at<PlaceEntry>(side),
+                      .counts = counts.at<std::byte>(side),
+                      .counts_stride_bytes = static_cast<std::int64_t>(80 * size_bytes(dtype)),
+                      .arrived = arrived,
+                      .first = first,
+                      .entry_count = count,
+                      .copies = 3,
+                      .dtype = dtype,
+                      .zero_missing = zero_missing},
+                     exec);
         });
         c.equal(base);
         c.equal(counts);

@@ -119,7 +119,7 @@ void check(Case& c, const Product& p) {
     args.c = out.at(side);
     args.ldc = ldc;
     args.c_batch_stride = stride;
-    kernels.gemm.gemm(args, exec);
+    kernels.gemm(args, exec);
   });
   c.close(out, 2 * epsilon(p.c_dtype), bound(o, o.magnitude()));
 }
@@ -228,7 +228,7 @@ TESSERA_CASE("gemm", "sums of nothing, and products without an element") {
     args.c = one.at(side);
     args.a = args.b = one.at(side);
     args.batch = args.m = args.n = args.lda = args.ldb = args.ldc = 1;
-    kernels.gemm.gemm(args, exec);
+    kernels.gemm(args, exec);
   });
   c.equal(one);
 }
@@ -259,23 +259,23 @@ TESSERA_CASE("gemm", "with GELU, and its derivative") {
                                 : c.output(dtype, std::int64_t{p.m} * ld);
         c.run([&](const Kernels& kernels, Side side, Exec& exec) {
           const GemmArgs args = o.at(side);
-          kernels.gemm.gemm_gelu({.c = out.at(side),
-                                  .aux = aux.at(side),
-                                  .a = args.a,
-                                  .b = args.b,
-                                  .bias = args.bias,
-                                  .m = p.m,
-                                  .n = p.n,
-                                  .k = p.k,
-                                  .lda = args.lda,
-                                  .ldb = args.ldb,
-                                  .ldc = ld,
-                                  .ld_aux = ld,
-                                  .dtype = dtype,
-                                  .trans_a = p.trans_a,
-                                  .trans_b = p.trans_b,
-                                  .backward = backward},
-                                 exec);
+          kernels.gemm_gelu({.c = out.at(side),
+                             .aux = aux.at(side),
+                             .a = args.a,
+                             .b = args.b,
+                             .bias = args.bias,
+                             .m = p.m,
+                             .n = p.n,
+                             .k = p.k,
+                             .lda = args.lda,
+                             .ldb = args.ldb,
+                             .ldc = ld,
+                             .ld_aux = ld,
+                             .dtype = dtype,
+                             .trans_a = p.trans_a,
+                             .trans_b = p.trans_b,
+                             .backward = backward},
+                            exec);
         });
         const double magnitude = o.magnitude() + 1, sum = bound(o, magnitude);
         const double rounding = epsilon(dtype) * magnitude,

@@ -35,31 +35,31 @@ void check_forward(Case& c, const Setup& s, DType dtype) {
   Operand &weight = c.input(dtype, s.cols), &bias = c.input(dtype, s.cols, -2, 2, shift);
   c.run([&](const Kernels& k, Side side, Exec& exec) {
     if (s.layer)
-      k.norm.layer_norm({.y = y.at(side),
-                         .mean = mean.at(side),
-                         .rstd = rstd.at(side),
-                         .x = x.at(side),
-                         .weight = s.affine ? weight.at(side) : nullptr,
-                         .bias = s.affine ? bias.at(side) : nullptr,
-                         .rows = s.rows,
-                         .cols = s.cols,
-                         .eps = kEps,
-                         .dtype = dtype,
-                         .residual = s.residual ? residual.at(side) : nullptr,
-                         .sum = s.residual ? sum.at(side) : nullptr},
-                        exec);
+      k.layer_norm({.y = y.at(side),
+                    .mean = mean.at(side),
+                    .rstd = rstd.at(side),
+                    .x = x.at(side),
+                    .weight = s.affine ? weight.at(side) : nullptr,
+                    .bias = s.affine ? bias.at(side) : nullptr,
+                    .rows = s.rows,
+                    .cols = s.cols,
+                    .eps = kEps,
+                    .dtype = dtype,
+                    .residual = s.residual ? residual.at(side) : nullptr,
+                    .sum = s.residual ? sum.at(side) : nullptr},
+                   exec);
     else
-      k.norm.rms_norm({.y = y.at(side),
-                       .rstd = rstd.at(side),
-                       .x = x.at(side),
-                       .weight = s.affine ? weight.at(side) : nullptr,
-                       .rows = s.rows,
-                       .cols = s.cols,
-                       .eps = kEps,
-                       .dtype = dtype,
-                       .residual = s.residual ? residual.at(side) : nullptr,
-                       .sum = s.residual ? sum.at(side) : nullptr},
-                      exec);
+      k.rms_norm({.y = y.at(side),
+                  .rstd = rstd.at(side),
+                  .x = x.at(side),
+                  .weight = s.affine ? weight.at(side) : nullptr,
+                  .rows = s.rows,
+                  .cols = s.cols,
+                  .eps = kEps,
+                  .dtype = dtype,
+                  .residual = s.residual ? residual.at(side) : nullptr,
+                  .sum = s.residual ? sum.at(side) : nullptr},
+                 exec);
   });
   // A mean of values up to 4 is off by 4 u, which moves rstd by rstd u times 4 rstd at most; y is
   // (x - mean) rstd weight with |x - mean| <= 8 and |weight| <= 2.
@@ -101,23 +101,23 @@ void check_backward(Case& c, const Setup& s, const Wants& wants, DType dtype, DT
     largest = std::max(largest, total);
   }
   c.run([&](const Kernels& k, Side side, Exec& exec) {
-    k.norm.norm_backward({.dx = wants.dx ? dx.at(side) : nullptr,
-                          .d_weight = wants.d_weight ? dw.at(side) : nullptr,
-                          .d_bias = wants.d_bias && s.layer ? db.at(side) : nullptr,
-                          .x = x.at(side),
-                          .dy = dy.at(side),
-                          .weight = s.affine ? weight.at(side) : nullptr,
-                          .mean = s.layer ? mean.at(side) : nullptr,
-                          .rstd = rstd.at(side),
-                          .workspace = workspace.at(side),
-                          .rows = s.rows,
-                          .cols = static_cast<std::int32_t>(s.cols),
-                          .scale = 0.5f,
-                          .dtype = dtype,
-                          .grad_dtype = grad_dtype,
-                          .accumulate = wants.accumulate,
-                          .d_sum = wants.d_sum ? d_sum.at(side) : nullptr},
-                         exec);
+    k.norm_backward({.dx = wants.dx ? dx.at(side) : nullptr,
+                     .d_weight = wants.d_weight ? dw.at(side) : nullptr,
+                     .d_bias = wants.d_bias && s.layer ? db.at(side) : nullptr,
+                     .x = x.at(side),
+                     .dy = dy.at(side),
+                     .weight = s.affine ? weight.at(side) : nullptr,
+                     .mean = s.layer ? mean.at(side) : nullptr,
+                     .rstd = rstd.at(side),
+                     .workspace = workspace.at(side),
+                     .rows = s.rows,
+                     .cols = static_cast<std::int32_t>(s.cols),
+                     .scale = 0.5f,
+                     .dtype = dtype,
+                     .grad_dtype = grad_dtype,
+                     .accumulate = wants.accumulate,
+                     .d_sum = wants.d_sum ? d_sum.at(side) : nullptr},
+                    exec);
   });
   // |g| <= 4, |xhat| <= 2.5, the mean of g xhat <= 10: the bracket of dx is at most 4 + 4 + 25, and
   // its rounding to dtype, where d_sum is added, at most that much times epsilon.
@@ -196,15 +196,15 @@ TESSERA_CASE("norm", "special values, in place") {
   x.set(5, std::numeric_limits<double>::quiet_NaN());
   x.set(cols + 7, std::numeric_limits<double>::infinity());
   c.run([&](const Kernels& k, Side side, Exec& exec) {
-    k.norm.rms_norm({.y = x.at(side),
-                     .rstd = rstd.at(side),
-                     .x = x.at(side),
-                     .weight = nullptr,
-                     .rows = 3,
-                     .cols = cols,
-                     .eps = kEps,
-                     .dtype = f32},
-                    exec);
+    k.rms_norm({.y = x.at(side),
+                .rstd = rstd.at(side),
+                .x = x.at(side),
+                .weight = nullptr,
+                .rows = 3,
+                .cols = cols,
+                .eps = kEps,
+                .dtype = f32},
+               exec);
   });
   c.close(rstd, 2 * roundings(cols) * epsilon(f32), 0);
   c.close(x, 4 * roundings(cols) * epsilon(f32), 0);

@@ -67,16 +67,16 @@ TESSERA_CASE("optimizer", "AdamW over segments, skipping what has no gradient") 
               &clip = c.input(f32, 1, 0.2, 1);
       const std::vector<double> before = values(p);
       c.run([&](const Kernels& k, Side side, Exec& exec) {
-        k.optimizer.adamw({.parameter = p.at<float>(side),
-                           .m = m.at<float>(side),
-                           .v = v.at<float>(side),
-                           .gradient = g.at<float>(side),
-                           .segments = layout.segments->at<OptimSegment>(side),
-                           .counts = clipped ? layout.counts->at<float>(side) : nullptr,
-                           .scalars = layout.scalars->at<OptimScalars>(side),
-                           .clip = clipped ? clip.at<float>(side) : nullptr,
-                           .segment_count = layout.count},
-                          exec);
+        k.adamw({.parameter = p.at<float>(side),
+                 .m = m.at<float>(side),
+                 .v = v.at<float>(side),
+                 .gradient = g.at<float>(side),
+                 .segments = layout.segments->at<OptimSegment>(side),
+                 .counts = clipped ? layout.counts->at<float>(side) : nullptr,
+                 .scalars = layout.scalars->at<OptimScalars>(side),
+                 .clip = clipped ? clip.at<float>(side) : nullptr,
+                 .segment_count = layout.count},
+                exec);
       });
       if (clipped) layout.untouched(c, p, before);
       // The moments are sums of two terms below 1, each of two or three roundings. The step is lr /
@@ -106,15 +106,15 @@ TESSERA_CASE("optimizer", "SGD over segments, with and without momentum") {
               &g = c.input(f32, kSize, -2, 2, shift);
       const std::vector<double> before = values(p), buffer = values(b);
       c.run([&](const Kernels& k, Side side, Exec& exec) {
-        k.optimizer.sgd({.parameter = p.at<float>(side),
-                         .buffer = momentum ? b.at<float>(side) : nullptr,
-                         .gradient = g.at<float>(side),
-                         .segments = layout.segments->at<OptimSegment>(side),
-                         .counts = layout.counts->at<float>(side),
-                         .scalars = layout.scalars->at<OptimScalars>(side),
-                         .clip = nullptr,
-                         .segment_count = layout.count},
-                        exec);
+        k.sgd({.parameter = p.at<float>(side),
+               .buffer = momentum ? b.at<float>(side) : nullptr,
+               .gradient = g.at<float>(side),
+               .segments = layout.segments->at<OptimSegment>(side),
+               .counts = layout.counts->at<float>(side),
+               .scalars = layout.scalars->at<OptimScalars>(side),
+               .clip = nullptr,
+               .segment_count = layout.count},
+              exec);
       });
       layout.untouched(c, p, before);
       layout.untouched(c, b, buffer);
@@ -134,18 +134,18 @@ TESSERA_CASE("optimizer", "clip, scale and the scalars of a step") {
               &one = c.input(f32, 1, 1, 1);
       sumsq.set(0, sum);
       c.run([&](const Kernels& k, Side side, Exec& exec) {
-        k.optimizer.clip({.coefficient = factor.at<float>(side),
-                          .norm = norm.at<float>(side),
-                          .sumsq = sumsq.at(side),
-                          .max_norm = 1,
-                          .dtype = dtype},
-                         exec);
-        k.optimizer.scale_flat(
+        k.clip({.coefficient = factor.at<float>(side),
+                .norm = norm.at<float>(side),
+                .sumsq = sumsq.at(side),
+                .max_norm = 1,
+                .dtype = dtype},
+               exec);
+        k.scale_flat(
             {.data = data.at<float>(side), .factor = factor.at<float>(side), .count = 1027}, exec);
-        k.optimizer.scale_flat(
+        k.scale_flat(
             {.data = moved.at<float>(side), .factor = factor.at<float>(side), .count = 1027}, exec);
-        k.optimizer.scale_flat(
-            {.data = data.at<float>(side), .factor = one.at<float>(side), .count = 1027}, exec);
+        k.scale_flat({.data = data.at<float>(side), .factor = one.at<float>(side), .count = 1027},
+                     exec);
       });
       for (const Operand* operand : {&factor, &norm, &data, &moved}) c.equal(*operand);
       c.next();
@@ -154,7 +154,7 @@ TESSERA_CASE("optimizer", "clip, scale and the scalars of a step") {
   const OptimScalars drawn{static_cast<float>(c.uniform(0, 1)), 0.9f, 0.95f, 1e-8f, 0.1f, 0.2f,
                            static_cast<float>(c.uniform(0, 1)), 0.7f};
   c.run([&](const Kernels& k, Side side, Exec& exec) {
-    k.optimizer.put_scalars({.out = scalars.at<OptimScalars>(side), .values = drawn}, exec);
+    k.put_scalars({.out = scalars.at<OptimScalars>(side), .values = drawn}, exec);
   });
   c.equal(scalars);
 }

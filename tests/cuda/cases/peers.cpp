@@ -31,10 +31,10 @@ TESSERA_CASE("peers", "sums and maxima over any number of peers have the CPU's b
                          .n_inputs = peers,
                          .dtype = dtype,
                          .op = op};
-          k.peers.reduce(args, exec);
+          k.reduce_peers(args, exec);
           if (peers == 0) return;
           at.back() = args.out = inside.at(side);
-          k.peers.reduce(args, exec);
+          k.reduce_peers(args, exec);
         });
         c.equal(out);
         c.equal(inside);
@@ -46,9 +46,8 @@ TESSERA_CASE("peers", "copies") {
   for (const std::int64_t bytes : {0, 1, 16, 1009}) {
     Operand &in = c.input(i64, 256, -1e9, 1e9), &out = c.updated(i64, 256);
     c.run([&](const Kernels& k, Side side, Exec& exec) {
-      k.peers.copy(
-          {.out = out.at<std::byte>(side) + 3, .in = in.at<std::byte>(side) + 5, .bytes = bytes},
-          exec);
+      k.copy({.out = out.at<std::byte>(side) + 3, .in = in.at<std::byte>(side) + 5, .bytes = bytes},
+             exec);
     });
     c.equal(out);
     c.next();
@@ -76,7 +75,7 @@ TESSERA_CASE("peers", "copies that go out together, of all lengths and alignment
       std::vector<CopyArgs> copies;
       for (const Place& p : places)
         copies.push_back({out.at<std::byte>(side) + p.out, in.at<std::byte>(side) + p.in, p.bytes});
-      k.peers.copies({copies.data(), count}, exec);
+      k.copies({copies.data(), count}, exec);
     });
     c.equal(out);
     c.next();

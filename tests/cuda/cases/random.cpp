@@ -10,22 +10,22 @@ TESSERA_CASE("random", "any range of the whole parameter") {
       const auto shift = static_cast<std::int64_t>(size_bytes(dtype));
       Operand &normal = c.output(dtype, n), &uniform = c.output(dtype, n, shift);
       c.run([&](const Kernels& k, Side side, Exec& exec) {
-        k.random.normal({.out = normal.at(side),
-                         .key = key,
-                         .begin = begin,
-                         .count = n,
-                         .mean = 0.25,
-                         .std = 0.5,
-                         .dtype = dtype},
-                        exec);
-        k.random.uniform({.out = uniform.at(side),
-                          .key = key,
-                          .begin = begin,
-                          .count = n,
-                          .low = -0.3,
-                          .high = 0.7,
-                          .dtype = dtype},
-                         exec);
+        k.normal({.out = normal.at(side),
+                  .key = key,
+                  .begin = begin,
+                  .count = n,
+                  .mean = 0.25,
+                  .std = 0.5,
+                  .dtype = dtype},
+                 exec);
+        k.uniform({.out = uniform.at(side),
+                   .key = key,
+                   .begin = begin,
+                   .count = n,
+                   .low = -0.3,
+                   .high = 0.7,
+                   .dtype = dtype},
+                  exec);
       });
       c.equal(uniform);
       // In f64 log is within 1 unit, cos and sin are within 2 (CUDA programming guide), and the

@@ -22,15 +22,15 @@ void check(Case& c, const Setup& s, ReduceOp op, DType dtype, DType out_dtype) {
   if (op != ReduceOp::sum && in.size() > 9 && is_floating(dtype))
     in.set(9, std::numeric_limits<double>::quiet_NaN());
   c.run([&](const Kernels& k, Side side, Exec& exec) {
-    k.reduce.reduce({.out = out.at(side),
-                     .in = in.at(side),
-                     .outer = s.outer,
-                     .n = s.n,
-                     .inner = s.inner,
-                     .op = op,
-                     .dtype = dtype,
-                     .out_dtype = out_dtype},
-                    exec);
+    k.reduce({.out = out.at(side),
+              .in = in.at(side),
+              .outer = s.outer,
+              .n = s.n,
+              .inner = s.inner,
+              .op = op,
+              .dtype = dtype,
+              .out_dtype = out_dtype},
+             exec);
   });
   const bool sums = op == ReduceOp::sum || op == ReduceOp::mean || op == ReduceOp::sumsq;
   if (!is_floating(dtype) || !sums) return c.equal(out);
@@ -88,12 +88,12 @@ TESSERA_CASE("reduce", "sum of squares in double precision") {
       for (const bool accumulate : {false, true}) {
         Operand &in = c.input(f32, count, -2, 2, 4), &out = c.updated(out_dtype, 1);
         c.run([&](const Kernels& k, Side side, Exec& exec) {
-          k.reduce.sumsq_flat({.out = out.at(side),
-                               .in = in.at<const float>(side),
-                               .count = count,
-                               .out_dtype = out_dtype,
-                               .accumulate = accumulate},
-                              exec);
+          k.sumsq_flat({.out = out.at(side),
+                        .in = in.at<const float>(side),
+                        .count = count,
+                        .out_dtype = out_dtype,
+                        .accumulate = accumulate},
+                       exec);
         });
         // Terms are exact in f64 and positive; chains of count / 256 on the device, count / 16 on
         // the host; one rounding to f32.

@@ -24,20 +24,20 @@ void check(Case& c, DType dtype, const Sizes& s, bool inverse) {
                           : c.input(dtype, b * s.batch, -2, 2, s.shift * item);
   Operand& y = s.in_place ? x : c.output(dtype, b * s.batch, s.shift * item);
   c.run([&](const Kernels& k, Side side, Exec& exec) {
-    k.rope.rope({.y = y.at(side),
-                 .x = x.at(side),
-                 .cos = cos.at<float>(side),
-                 .sin = sin.at<float>(side),
-                 .x_strides = {b, t, h},
-                 .y_strides = {b, t, h},
-                 .position = position,
-                 .batch = static_cast<std::int32_t>(s.batch),
-                 .length = static_cast<std::int32_t>(s.length),
-                 .heads = static_cast<std::uint16_t>(s.heads),
-                 .head_dim = static_cast<std::uint16_t>(s.dim),
-                 .dtype = dtype,
-                 .inverse = inverse},
-                exec);
+    k.rope({.y = y.at(side),
+            .x = x.at(side),
+            .cos = cos.at<float>(side),
+            .sin = sin.at<float>(side),
+            .x_strides = {b, t, h},
+            .y_strides = {b, t, h},
+            .position = position,
+            .batch = static_cast<std::int32_t>(s.batch),
+            .length = static_cast<std::int32_t>(s.length),
+            .heads = static_cast<std::uint16_t>(s.heads),
+            .head_dim = static_cast<std::uint16_t>(s.dim),
+            .dtype = dtype,
+            .inverse = inverse},
+           exec);
   });
   const double u = dtype == f64 ? 0x1p-53 : 0x1p-24;
   c.close(y, dtype == bf16 || dtype == f16 ? 2 * epsilon(dtype) : 0, 24 * u);
@@ -68,7 +68,7 @@ TESSERA_CASE("rope", "tables") {
       Operand& cos = c.output(f32, positions * dim / 2);
       Operand& sin = c.output(f32, positions * dim / 2);
       c.run([&](const Kernels& k, Side side, Exec& exec) {
-        k.rope.rope_table({cos.at<float>(side), sin.at<float>(side), positions, dim, 10000}, exec);
+        k.rope_table({cos.at<float>(side), sin.at<float>(side), positions, dim, 10000}, exec);
       });
       c.close(cos, 0x1p-23, 700 * 16 * 0x1p-53);
       c.close(sin, 0x1p-23, 700 * 16 * 0x1p-53);

@@ -31,8 +31,8 @@ void check(Case& c, const Setup& s, DType dtype, bool in_place) {
   Operand& x = in_place ? c.updated(dtype, n, -8, 8, shift) : c.input(dtype, n, -8, 8, shift);
   Operand& y = in_place ? x : c.output(dtype, n, shift);
   c.run([&](const Kernels& k, Side side, Exec& exec) {
-    k.softmax.softmax(
-        {.y = y.at(side), .x = x.at(side), .rows = s.rows, .cols = s.cols, .dtype = dtype}, exec);
+    k.softmax({.y = y.at(side), .x = x.at(side), .rows = s.rows, .cols = s.cols, .dtype = dtype},
+              exec);
   });
   // A 16-bit result may round to the other side; f16 has a coarsest step of 2^-24.
   c.close(y, 2 * epsilon(dtype) + 2 * sum_error(s.cols, 16, dtype), dtype == f16 ? 0x1p-24 : 0);
@@ -46,13 +46,13 @@ void check_backward(Case& c, const Setup& s, DType dtype, int in_place) {
   Operand& dy = in_place == 2 ? c.updated(dtype, n) : c.input(dtype, n, -2, 2, shift);
   Operand& dx = in_place == 1 ? y : in_place == 2 ? dy : c.output(dtype, n);
   c.run([&](const Kernels& k, Side side, Exec& exec) {
-    k.softmax.softmax_backward({.dx = dx.at(side),
-                                .y = y.at(side),
-                                .dy = dy.at(side),
-                                .rows = s.rows,
-                                .cols = s.cols,
-                                .dtype = dtype},
-                               exec);
+    k.softmax_backward({.dx = dx.at(side),
+                        .y = y.at(side),
+                        .dy = dy.at(side),
+                        .rows = s.rows,
+                        .cols = s.cols,
+                        .dtype = dtype},
+                       exec);
   });
   // The dot sums at most 2 high cols = 4, so the bracket is within 6, each off by the sum's error.
   c.close(dx, 2 * epsilon(dtype),
@@ -101,8 +101,8 @@ TESSERA_CASE("softmax", "special values") {
       x.set(4 * cols, -60000);
       x.set(4 * cols + 1, 60000);
       c.run([&](const Kernels& k, Side side, Exec& exec) {
-        k.softmax.softmax(
-            {.y = y.at(side), .x = x.at(side), .rows = 5, .cols = cols, .dtype = dtype}, exec);
+        k.softmax({.y = y.at(side), .x = x.at(side), .rows = 5, .cols = cols, .dtype = dtype},
+                  exec);
       });
       c.close(y, 2 * epsilon(dtype), 0);
     }

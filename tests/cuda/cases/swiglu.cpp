@@ -40,7 +40,7 @@ TESSERA_CASE("swiglu", "forward and backward, fused halves and separate, any col
           forward.out_stride = cols;
           forward.gate_stride = forward.up_stride = stride;
           forward.dtype = dtype;
-          k.elementwise.swiglu(forward, exec);
+          k.swiglu(forward, exec);
           SwigluBackwardArgs backward{};
           backward.d_gate = d_both.at<std::byte>(side);
           backward.d_up = d_both.at<std::byte>(side) + up;
@@ -53,7 +53,7 @@ TESSERA_CASE("swiglu", "forward and backward, fused halves and separate, any col
           backward.gate_stride = backward.up_stride = stride;
           backward.d_out_stride = cols;
           backward.dtype = dtype;
-          k.elementwise.swiglu_backward(backward, exec);
+          k.swiglu_backward(backward, exec);
         });
         c.close(out, relative(dtype), absolute(dtype));
         c.close(d_both, relative(dtype), absolute(dtype));
@@ -70,16 +70,16 @@ TESSERA_CASE("swiglu", "in place, misaligned, and far from zero") {
     gate.set(1, -90);  // sigmoid is 0, or nearly
     gate.set(2, std::numeric_limits<double>::quiet_NaN());
     c.run([&](const Kernels& k, Side side, Exec& exec) {
-      k.elementwise.swiglu({.out = gate.at(side),
-                            .gate = gate.at(side),
-                            .up = up.at(side),
-                            .rows = 1,
-                            .cols = n,
-                            .out_stride = n,
-                            .gate_stride = n,
-                            .up_stride = n,
-                            .dtype = dtype},
-                           exec);
+      k.swiglu({.out = gate.at(side),
+                .gate = gate.at(side),
+                .up = up.at(side),
+                .rows = 1,
+                .cols = n,
+                .out_stride = n,
+                .gate_stride = n,
+                .up_stride = n,
+                .dtype = dtype},
+               exec);
     });
     c.close(gate, relative(dtype), absolute(dtype));
     c.next();
