@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "kernels/kernel.hpp"
+#include "tessera/kernels/ops.hpp"
 
 namespace tessera::kernels {
 
@@ -24,27 +25,7 @@ inline constexpr int kScalarDims = 5;
 inline constexpr int kWhereDims = 4;
 inline constexpr int kAxpbyDims = 5;
 
-// copy casts from any dtype to any other (floating to integer truncates, saturating; anything to
-// boolean is x != 0). abs, neg, copy take every dtype but boolean (copy: all); logical_not takes
-// any dtype and isfinite a floating one, both give boolean; the others are floating, input dtype =
-// output dtype. gelu is 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); silu is x sigmoid(x).
-enum class UnaryOp : std::uint8_t {
-  copy,
-  neg,
-  exp,
-  log,
-  sqrt,
-  rsqrt,
-  tanh,
-  relu,
-  gelu,
-  silu,
-  abs,
-  sigmoid,
-  logical_not,
-  isfinite
-};
-
+// out = op(in). What each operation computes, on which dtypes: tessera/kernels/ops.hpp.
 struct UnaryArgs {
   void* out;
   const void* in;
@@ -54,37 +35,6 @@ struct UnaryArgs {
   DType out_dtype, in_dtype;
   std::uint8_t ndim;
 };
-
-// Arithmetic gives the operands' dtype, comparisons and logical operations give boolean. Every
-// dtype but: pow and the derivatives are floating; boolean operands know only comparisons, logical
-// operations, min and max. max and min return NaN if either operand is NaN. Derivatives:
-// gelu_backward(x, g) = g gelu'(x), silu_backward(x, g) = g silu'(x), relu_backward(x, g) = x > 0 ?
-// g : 0, tanh_backward(y, g) = g (1 - y^2).
-enum class BinaryOp : std::uint8_t {
-  add,
-  sub,
-  mul,
-  div,
-  min,
-  max,
-  pow,
-  eq,
-  ne,
-  lt,
-  le,
-  gt,
-  ge,
-  logical_and,
-  logical_or,
-  gelu_backward,
-  silu_backward,
-  relu_backward,
-  tanh_backward
-};
-
-constexpr bool gives_boolean(BinaryOp op) {
-  return op >= BinaryOp::eq && op <= BinaryOp::logical_or;
-}
 
 // out = op(a, b). `dtype` is that of a and b.
 struct BinaryArgs {

@@ -28,87 +28,28 @@ struct ArithmeticOf<bool> {
 template <class T>
 using Arithmetic = typename ArithmeticOf<T>::type;
 
-// a[j] = f(a[j], b[j]).
-template <class C, int N, class F>
-TESSERA_DEVICE void each(C (&a)[N], const C (&b)[N], F f) {
-  for (int j = 0; j < N; ++j) a[j] = f(a[j], b[j]);
+// a[j] = op(a[j], b[j]), of the same type.
+template <class C, int N>
+TESSERA_DEVICE void apply(BinaryOp op, C (&a)[N], const C (&b)[N]) {
+  visit_formula(op, [&](auto formula) {
+    using F = decltype(formula);
+    if constexpr (gives_boolean(F::op)) {
+      return;
+    } else if constexpr (std::is_floating_point_v<C>) {
+      for (int j = 0; j < N; ++j) a[j] = F::floats(Value<C>(a[j]), Value<C>(b[j])).v;
+    } else if constexpr (has_integers<F, C>()) {
+      for (int j = 0; j < N; ++j) a[j] = static_cast<C>(F::integers(a[j], b[j]));
+    }
+  });
 }
 
 template <class C, int N>
-TESSERA_DEVICE void apply_floating(BinaryOp op, C (&a)[N], const C (&b)[N]) {
-  switch (op) {
-    case BinaryOp::add:
-      return each(a, b, [](C x, C y) { return x + y; });
-    case BinaryOp::sub:
-      return each(a, b, [](C x, C y) { return x - y; });
-    case BinaryOp::mul:
-      return each(a, b, [](C x, C y) { return x * y; });
-    case BinaryOp::div:
-      return each(a, b, [](C x, C y) { return x / y; });
-    case BinaryOp::min:
-      return each(a, b, [](C x, C y) { return x < y || x != x ? x : y; });
-    case BinaryOp::max:
-      return each(a, b, [](C x, C y) { return x > y || x != x ? x : y; });
-    case BinaryOp::pow:
-      return each(a, b, [](C x, C y) { return std::pow(x, y); });
-    case BinaryOp::gelu_backward:
-      return each(a, b, [](C x, C g) { return g * gelu_slope(x); });
-    case BinaryOp::silu_backward:
-      return each(a, b, [](C x, C g) { return g * silu_slope(x); });
-    case BinaryOp::relu_backward:
-      return each(a, b, [](C x, C g) { return x > C(0) ? g : C(0); });
-    case BinaryOp::tanh_backward:
-      return each(a, b, [](C y, C g) { return g * (C(1) - rounded_product(y, y)); });
-    default:
-      return;
-  }
-}
-
-// Sums and products wrap.
-template <class C, int N>
-TESSERA_DEVICE void apply_integer(BinaryOp op, C (&a)[N], const C (&b)[N]) {
-  using Bits = std::make_unsigned_t<C>;
-  switch (op) {
-    case BinaryOp::add:
-      return each(a, b, [](C x, C y) { return static_cast<C>(Bits(x) + Bits(y)); });
-    case BinaryOp::sub:
-      return each(a, b, [](C x, C y) { return static_cast<C>(Bits(x) - Bits(y)); });
-    case BinaryOp::mul:
-      return each(a, b, [](C x, C y) { return static_cast<C>(Bits(x) * Bits(y)); });
-    case BinaryOp::div:
-      return each(a, b, [](C x, C y) {
-        const bool undefined = y == 0 || (y == -1 && x == std::numeric_limits<C>::min());
-        return undefined ? C{0} : x / y;
-      });
-    case BinaryOp::min:
-      return each(a, b, [](C x, C y) { return y < x ? y : x; });
-    case BinaryOp::max:
-      return each(a, b, [](C x, C y) { return x < y ? y : x; });
-    default:
-      return;
-  }
-}
-
-template <class C>
-TESSERA_DEVICE bool compare(BinaryOp op, C x, C y) {
-  switch (op) {
-    case BinaryOp::eq:
-      return x == y;
-    case BinaryOp::ne:
-      return x != y;
-    case BinaryOp::lt:
-      return x < y;
-    case BinaryOp::le:
-      return x <= y;
-    case BinaryOp::gt:
-      return x > y;
-    case BinaryOp::ge:
-      return x >= y;
-    case BinaryOp::logical_and:
-      return x != C(0) && y != C(0);
-    default:
-      return x != C(0) || y != C(0);
-  }
+TESSERA_DEVICE void compare(BinaryOp op, const C (&a)[N], const C (&b)[N], bool (&answers)[N]) {
+  visit_formula(op, [&](auto formula) {
+    using F = decltype(formula);
+    if constexpr (gives_boolean(F::op))
+      for (int j = 0; j < N; ++j) answers[j] = static_cast<bool>(F::integers(a[j], b[j]));
+  });
 }
 
 // out = op(a, b); a null operand is the scalar.
@@ -144,16 +85,16 @@ struct Binary {
     }
     if (gives_boolean(op)) {
       Pack<bool, N> answers;
-      for (int j = 0; j < N; ++j) answers.at[j] = compare(op, x[j], y[j]);
+      compare(op, x, y, answers.at);
       return store_most(static_cast<bool*>(out) + item.to, answers, n);
     }
     Pack<T, N> results;
-    if constexpr (std::is_floating_point_v<C>) {
-      apply_floating(op, x, y);
-      for (int j = 0; j < N; ++j) results.at[j] = rounded<T>(x[j]);
-    } else {
-      apply_integer(op, x, y);
-      for (int j = 0; j < N; ++j) results.at[j] = static_cast<T>(x[j]);
+    apply(op, x, y);
+    for (int j = 0; j < N; ++j) {
+      if constexpr (std::is_floating_point_v<C>)
+        results.at[j] = rounded<T>(x[j]);
+      else
+        results.at[j] = static_cast<T>(x[j]);
     }
     store_most(static_cast<T*>(out) + item.to, results, n);
   }

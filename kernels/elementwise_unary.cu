@@ -9,40 +9,13 @@ namespace tessera::kernels::cuda {
 
 namespace {
 
-// x[j] = f(x[j]).
-template <class C, int N, class F>
-TESSERA_DEVICE void each(C (&x)[N], F f) {
-  for (C& value : x) value = f(value);
-}
-
 template <class C, int N>
 TESSERA_DEVICE void apply(UnaryOp op, C (&x)[N]) {
-  switch (op) {
-    case UnaryOp::neg:
-      return each(x, [](C v) { return -v; });
-    case UnaryOp::exp:
-      return each(x, [](C v) { return std::exp(v); });
-    case UnaryOp::log:
-      return each(x, [](C v) { return std::log(v); });
-    case UnaryOp::sqrt:
-      return each(x, [](C v) { return std::sqrt(v); });
-    case UnaryOp::rsqrt:
-      return each(x, [](C v) { return C(1) / std::sqrt(v); });
-    case UnaryOp::tanh:
-      return each(x, [](C v) { return std::tanh(v); });
-    case UnaryOp::relu:
-      return each(x, [](C v) { return v < C(0) ? C(0) : v; });
-    case UnaryOp::gelu:
-      return each(x, [](C v) { return gelu(v); });
-    case UnaryOp::silu:
-      return each(x, [](C v) { return silu(v); });
-    case UnaryOp::abs:
-      return each(x, [](C v) { return std::abs(v); });
-    case UnaryOp::sigmoid:
-      return each(x, [](C v) { return sigmoid(v); });
-    default:
-      return;
-  }
+  visit_formula(op, [&](auto formula) {
+    using F = decltype(formula);
+    if constexpr (has_floats<F, Value<C>>())
+      for (C& value : x) value = F::floats(Value<C>(value)).v;
+  });
 }
 
 template <class T, int N>

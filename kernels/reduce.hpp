@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/kernel.hpp"
+#include "tessera/kernels/ops.hpp"
 
 namespace tessera::kernels {
 
@@ -16,8 +17,7 @@ namespace tessera::kernels {
 // boolean (sum only). max, min: the input's dtype; NaN wins. argmax: i64, the first of equal ones;
 // the first NaN wins. n == 0 gives 0 for sum and sumsq, NaN for mean, the lowest (highest) value
 // for max (min) and 0 for argmax.
-enum class ReduceOp : std::uint8_t { sum, mean, max, min, argmax, sumsq };
-
+//
 // out[o, i] = op over j of in[o, j, i]. `out` does not overlap `in`.
 struct ReduceArgs {
   void* out;

@@ -1,8 +1,9 @@
 // SwiGLU, the fused part of kernels/elementwise.hpp: one pass over gate and up instead of three.
 #include "kernels/host/cpu.hpp"
-#include "kernels/host/math.hpp"
 #include "kernels/host/ranges.hpp"
 #include "kernels/host/rows.hpp"
+
+#include "kernels/formulas.hpp"
 
 namespace tessera::kernels::cpu {
 

@@ -46,7 +46,8 @@ struct Swiglu {
     rows.template locate<N>(pack, r, c);
     Pack<T, N> y;
     for (int j = 0; j < N; ++j)
-      y.at[j] = rounded<T>(silu(load_as_compute(item.gate.at[j])) * load_as_compute(item.up.at[j]));
+      y.at[j] = rounded<T>(silu(Value(load_as_compute(item.gate.at[j]))).v *
+                           load_as_compute(item.up.at[j]));
     store_most(out + r * out_stride + c, y, N);
   }
 };

@@ -1,10 +1,10 @@
-// The activation functions and their derivatives, for f32 and f64; the formulas of
-// kernels/host/math.hpp.
+// What kernels/formulas.hpp is written over, for one value of a thread: f32 or f64.
 #pragma once
 
 #include <cmath>
 
 #include "kernels/cuda/gpu.hpp"
+#include "kernels/formulas.hpp"
 
 namespace tessera::kernels::cuda {
 
@@ -15,33 +15,36 @@ TESSERA_DEVICE C sigmoid(C x) {
 }
 
 template <class C>
-TESSERA_DEVICE C silu(C x) {
-  return x * sigmoid(x);
-}
+struct Value {
+  C v;
 
-// silu'(x) = s (1 + x (1 - s)) with s = sigmoid(x).
-template <class C>
-TESSERA_DEVICE C silu_slope(C x) {
-  const C s = sigmoid(x);
-  return s * std::fma(x, 1 - s, C(1));
-}
+  Value() = default;
+  TESSERA_DEVICE explicit Value(C x) : v(x) {}
 
-inline constexpr double kGeluScale = 0.7978845608028654;  // sqrt(2 / pi)
-inline constexpr double kGeluCubic = 0.044715;
+  friend TESSERA_DEVICE Value operator+(Value a, Value b) { return Value(a.v + b.v); }
+  friend TESSERA_DEVICE Value operator-(Value a, Value b) { return Value(a.v - b.v); }
+  friend TESSERA_DEVICE Value operator*(Value a, Value b) { return Value(a.v * b.v); }
+  friend TESSERA_DEVICE Value operator/(Value a, Value b) { return Value(a.v / b.v); }
+  friend TESSERA_DEVICE Value operator-(Value a) { return Value(-a.v); }
 
-// 0.5 x (1 + tanh(u)) = x sigmoid(2u), which keeps its relative accuracy for negative x.
-template <class C>
-TESSERA_DEVICE C gelu(C x) {
-  constexpr C cubic = C(2 * kGeluScale * kGeluCubic), linear = C(2 * kGeluScale);
-  return x * sigmoid(x * std::fma(cubic, x * x, linear));
-}
-
-// d/dx x sigmoid(w(x)) = s (1 + x (1 - s) w'(x)).
-template <class C>
-TESSERA_DEVICE C gelu_slope(C x) {
-  constexpr C cubic = C(2 * kGeluScale * kGeluCubic), linear = C(2 * kGeluScale);
-  const C square = x * x, s = sigmoid(x * std::fma(cubic, square, linear));
-  return s * std::fma(x * (1 - s), std::fma(3 * cubic, square, linear), C(1));
-}
+  friend TESSERA_DEVICE Value fma(Value a, Value b, Value c) {
+    return Value(std::fma(a.v, b.v, c.v));
+  }
+  friend TESSERA_DEVICE Value rounded_product(Value a, Value b) {
+    return Value(cuda::rounded_product(a.v, b.v));
+  }
+  friend TESSERA_DEVICE bool less(Value a, Value b) { return a.v < b.v; }
+  friend TESSERA_DEVICE Value select(bool mask, Value a, Value b) { return mask ? a : b; }
+  // NaN if either is NaN.
+  friend TESSERA_DEVICE Value min(Value a, Value b) { return a.v < b.v || a.v != a.v ? a : b; }
+  friend TESSERA_DEVICE Value max(Value a, Value b) { return a.v > b.v || a.v != a.v ? a : b; }
+  friend TESSERA_DEVICE Value abs(Value x) { return Value(std::abs(x.v)); }
+  friend TESSERA_DEVICE Value sqrt(Value x) { return Value(std::sqrt(x.v)); }
+  friend TESSERA_DEVICE Value exp(Value x) { return Value(std::exp(x.v)); }
+  friend TESSERA_DEVICE Value log(Value x) { return Value(std::log(x.v)); }
+  friend TESSERA_DEVICE Value tanh(Value x) { return Value(std::tanh(x.v)); }
+  friend TESSERA_DEVICE Value pow(Value a, Value b) { return Value(std::pow(a.v, b.v)); }
+  friend TESSERA_DEVICE Value sigmoid(Value x) { return Value(cuda::sigmoid(x.v)); }
+};
 
 }  // namespace tessera::kernels::cuda

@@ -243,6 +243,20 @@ inline Vec<C> tanh(Vec<C> x) {
     return lanewise(x, [](C lane) { return std::tanh(lane); });
   }
 }
+// Of each lane alone.
+template <class C>
+inline Vec<C> pow(Vec<C> a, Vec<C> b) {
+  alignas(64) C lanes[kLanes<C>], powers[kLanes<C>];
+  store(lanes, a);
+  store(powers, b);
+  for (int lane = 0; lane < kLanes<C>; ++lane) lanes[lane] = std::pow(lanes[lane], powers[lane]);
+  return load(lanes);
+}
+// Kernels are compiled without the contraction of a b + c; a GPU's compiler has it.
+template <class C>
+inline Vec<C> rounded_product(Vec<C> a, Vec<C> b) {
+  return a * b;
+}
 template <class C>
 inline Vec<C> sigmoid(Vec<C> x) {
   return Vec<C>(C(1)) / (Vec<C>(C(1)) + exp(-x));

@@ -13,7 +13,6 @@ using detail::reads;
 using detail::table;
 using detail::updates;
 using detail::writes;
-using kernels::BinaryOp;
 using kernels::UnaryOp;
 
 template <std::size_t N>
@@ -44,45 +43,18 @@ void launch_unary(const char* name, UnaryOp op, const Tensor& out, const Tensor&
   launch(name, out.device(), table(out.device()).unary, args, {reads(x), writes(out)});
 }
 
-Tensor unary(const char* name, UnaryOp op, const Tensor& x) {
-  const bool boolean_out = op == UnaryOp::logical_not || op == UnaryOp::isfinite;
+Tensor unary(UnaryOp op, const Tensor& x) {
   TESSERA_EXPECT(op == UnaryOp::neg || op == UnaryOp::abs || op == UnaryOp::logical_not ||
                      is_floating(x.dtype()),
-                 name, ": the tensor is ", x.dtype(), ", expected a floating dtype; cast it first");
-  Tensor out = Tensor::empty(x.shape(), boolean_out ? boolean : x.dtype(), x.device());
-  launch_unary(name, op, out, x);
+                 name(op), ": the tensor is ", x.dtype(),
+                 ", expected a floating dtype; cast it first");
+  Tensor out = Tensor::empty(x.shape(), gives_boolean(op) ? boolean : x.dtype(), x.device());
+  launch_unary(name(op), op, out, x);
   return out;
 }
 
-constexpr const char* kBinaryNames[] = {"add",
-                                        "sub",
-                                        "mul",
-                                        "div",
-                                        "min",
-                                        "max",
-                                        "pow",
-                                        "eq",
-                                        "ne",
-                                        "lt",
-                                        "le",
-                                        "gt",
-                                        "ge",
-                                        "logical_and",
-                                        "logical_or",
-                                        "gelu_backward",
-                                        "silu_backward",
-                                        "relu_backward",
-                                        "tanh_backward"};
-static_assert(static_cast<int>(Binary::tanh_backward) ==
-                  static_cast<int>(BinaryOp::tanh_backward) &&
-              static_cast<int>(Binary::pow) == static_cast<int>(BinaryOp::pow));
-
-constexpr const char* name_of(Binary op) { return kBinaryNames[static_cast<int>(op)]; }
-constexpr BinaryOp kernel_op(Binary op) { return static_cast<BinaryOp>(op); }
-
 Tensor scalar(Binary op, const Tensor& x, double s, bool left) {
-  Tensor out =
-      Tensor::empty(x.shape(), gives_boolean(kernel_op(op)) ? boolean : x.dtype(), x.device());
+  Tensor out = Tensor::empty(x.shape(), gives_boolean(op) ? boolean : x.dtype(), x.device());
   if (out.numel() == 0 || x.device().is_meta()) return out;
   const auto walk = detail::merge_dims<2>(out.shape(), {&out, &x});
   if (walk.shape.ndim() > kernels::kScalarDims) return scalar(op, contiguous(x), s, left);
@@ -91,7 +63,7 @@ Tensor scalar(Binary op, const Tensor& x, double s, bool left) {
   args.in = x.data();
   args.scalar = s;
   args.count = out.numel();
-  args.op = kernel_op(op);
+  args.op = op;
   args.dtype = x.dtype();
   args.scalar_left = left;
   if (!detail::is_flat(walk)) {
@@ -100,7 +72,7 @@ Tensor scalar(Binary op, const Tensor& x, double s, bool left) {
     narrow(walk.strides[0], args.out_strides);
     narrow(walk.strides[1], args.in_strides);
   }
-  launch(name_of(op), x.device(), table(x.device()).scalar, args, {reads(x), writes(out)});
+  launch(name(op), x.device(), table(x.device()).scalar, args, {reads(x), writes(out)});
   return out;
 }
 
@@ -162,26 +134,26 @@ Tensor cat(std::span<const Tensor> parts, int dim) {
   return out;
 }
 
-Tensor neg(const Tensor& x) { return unary("neg", UnaryOp::neg, x); }
-Tensor exp(const Tensor& x) { return unary("exp", UnaryOp::exp, x); }
-Tensor log(const Tensor& x) { return unary("log", UnaryOp::log, x); }
-Tensor sqrt(const Tensor& x) { return unary("sqrt", UnaryOp::sqrt, x); }
-Tensor rsqrt(const Tensor& x) { return unary("rsqrt", UnaryOp::rsqrt, x); }
-Tensor tanh(const Tensor& x) { return unary("tanh", UnaryOp::tanh, x); }
-Tensor relu(const Tensor& x) { return unary("relu", UnaryOp::relu, x); }
-Tensor gelu(const Tensor& x) { return unary("gelu", UnaryOp::gelu, x); }
-Tensor silu(const Tensor& x) { return unary("silu", UnaryOp::silu, x); }
-Tensor sigmoid(const Tensor& x) { return unary("sigmoid", UnaryOp::sigmoid, x); }
-Tensor abs(const Tensor& x) { return unary("abs", UnaryOp::abs, x); }
-Tensor logical_not(const Tensor& x) { return unary("logical_not", UnaryOp::logical_not, x); }
-Tensor isfinite(const Tensor& x) { return unary("isfinite", UnaryOp::isfinite, x); }
+Tensor neg(const Tensor& x) { return unary(UnaryOp::neg, x); }
+Tensor exp(const Tensor& x) { return unary(UnaryOp::exp, x); }
+Tensor log(const Tensor& x) { return unary(UnaryOp::log, x); }
+Tensor sqrt(const Tensor& x) { return unary(UnaryOp::sqrt, x); }
+Tensor rsqrt(const Tensor& x) { return unary(UnaryOp::rsqrt, x); }
+Tensor tanh(const Tensor& x) { return unary(UnaryOp::tanh, x); }
+Tensor relu(const Tensor& x) { return unary(UnaryOp::relu, x); }
+Tensor gelu(const Tensor& x) { return unary(UnaryOp::gelu, x); }
+Tensor silu(const Tensor& x) { return unary(UnaryOp::silu, x); }
+Tensor sigmoid(const Tensor& x) { return unary(UnaryOp::sigmoid, x); }
+Tensor abs(const Tensor& x) { return unary(UnaryOp::abs, x); }
+Tensor logical_not(const Tensor& x) { return unary(UnaryOp::logical_not, x); }
+Tensor isfinite(const Tensor& x) { return unary(UnaryOp::isfinite, x); }
 
 Tensor binary(Binary op, const Tensor& a, const Tensor& b) {
-  const Device& device = detail::common_device(name_of(op), a, b);
-  TESSERA_EXPECT(a.dtype() == b.dtype(), name_of(op), ": operands are ", a.dtype(), " and ",
-                 b.dtype(), "; cast one of them");
+  const Device& device = detail::common_device(name(op), a, b);
+  TESSERA_EXPECT(a.dtype() == b.dtype(), name(op), ": operands are ", a.dtype(), " and ", b.dtype(),
+                 "; cast one of them");
   Tensor out = Tensor::empty(broadcast(a.shape(), b.shape()),
-                             gives_boolean(kernel_op(op)) ? boolean : a.dtype(), device);
+                             gives_boolean(op) ? boolean : a.dtype(), device);
   if (out.numel() == 0 || device.is_meta()) return out;
   const auto walk = detail::merge_dims<3>(out.shape(), {&out, &a, &b});
   if (walk.shape.ndim() > kernels::kBinaryDims)
@@ -191,7 +163,7 @@ Tensor binary(Binary op, const Tensor& a, const Tensor& b) {
   args.a = a.data();
   args.b = b.data();
   args.count = out.numel();
-  args.op = kernel_op(op);
+  args.op = op;
   args.dtype = a.dtype();
   if (!detail::is_flat(walk)) {
     args.ndim = static_cast<std::uint8_t>(walk.shape.ndim());
@@ -200,7 +172,7 @@ Tensor binary(Binary op, const Tensor& a, const Tensor& b) {
     narrow(walk.strides[1], args.a_strides);
     narrow(walk.strides[2], args.b_strides);
   }
-  launch(name_of(op), device, table(device).binary, args, {reads(a), reads(b), writes(out)});
+  launch(name(op), device, table(device).binary, args, {reads(a), reads(b), writes(out)});
   return out;
 }
 Tensor binary(Binary op, const Tensor& a, double b) { return scalar(op, a, b, false); }

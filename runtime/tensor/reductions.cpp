@@ -23,8 +23,6 @@ Middle middle_of(const Shape& shape, int dim) {
   return m;
 }
 
-constexpr const char* kReductionNames[] = {"sum", "mean", "max", "min", "argmax", "sumsq"};
-
 DType result_dtype(Reduction op, DType dtype) {
   if (op == Reduction::argmax) return i64;
   if (op == Reduction::sum && !is_floating(dtype)) return i64;
@@ -32,17 +30,17 @@ DType result_dtype(Reduction op, DType dtype) {
 }
 
 Tensor reduce_middle(Reduction op, const Tensor& x, const Middle& m, const Shape& shape) {
-  const char* name = kReductionNames[static_cast<int>(op)];
+  const char* name = kernels::name(op);
   TESSERA_EXPECT(op == Reduction::sum || op == Reduction::max || op == Reduction::min ||
                      op == Reduction::argmax || is_floating(x.dtype()),
                  name, ": the tensor is ", x.dtype(), ", expected a floating dtype");
   Tensor out = Tensor::empty(shape, result_dtype(op, x.dtype()), x.device());
   if (out.numel() == 0 || x.device().is_meta()) return out;
   const Tensor in = contiguous(x);
-  launch(name, x.device(), table(x.device()).reduce,
-         kernels::ReduceArgs{out.data(), in.data(), m.outer, m.n, m.inner,
-                             static_cast<kernels::ReduceOp>(op), x.dtype(), out.dtype()},
-         {reads(in), writes(out)});
+  launch(
+      name, x.device(), table(x.device()).reduce,
+      kernels::ReduceArgs{out.data(), in.data(), m.outer, m.n, m.inner, op, x.dtype(), out.dtype()},
+      {reads(in), writes(out)});
   return out;
 }
 

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "tessera/kernels/ops.hpp"
 #include "tessera/tensor/tensor.hpp"
 
 namespace tessera::raw {
@@ -46,29 +47,9 @@ Tensor abs(const Tensor& x);
 Tensor logical_not(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 
-// eq to logical_or give boolean, the others the operands' dtype. The derivatives take
-// (x, gradient), tanh_backward (y, gradient); kernels/elementwise.hpp has formulas and dtypes.
-enum class Binary {
-  add,
-  sub,
-  mul,
-  div,
-  min,
-  max,
-  pow,
-  eq,
-  ne,
-  lt,
-  le,
-  gt,
-  ge,
-  logical_and,
-  logical_or,
-  gelu_backward,
-  silu_backward,
-  relu_backward,
-  tanh_backward
-};
+// Comparisons and logical operations give boolean, the others the operands' dtype. The derivatives
+// take (x, gradient), tanh_backward (y, gradient); kernels/ops.hpp has them all, with their dtypes.
+using Binary = kernels::BinaryOp;
 Tensor binary(Binary op, const Tensor& a, const Tensor& b);
 Tensor binary(Binary op, const Tensor& a, double b);
 Tensor binary(Binary op, double a, const Tensor& b);
@@ -88,7 +69,7 @@ std::pair<Tensor, Tensor> swiglu_backward(const Tensor& gate, const Tensor& up,
 // --- reductions over one dimension (kept as size 1 with `keep`) ---
 // argmax gives i64, the first of equal ones; a sum of integers or booleans i64; all others x's
 // dtype. mean and sumsq are floating. NaN wins in max, min and argmax.
-enum class Reduction { sum, mean, max, min, argmax, sumsq };
+using Reduction = kernels::ReduceOp;
 enum class KeepDim { no, yes };
 Tensor reduce(Reduction op, const Tensor& x, int dim, KeepDim keep = KeepDim::no);
 Tensor reduce_all(Reduction op, const Tensor& x);  // to a tensor of shape []

@@ -1,0 +1,74 @@
+// The elementwise operations and reductions by name: one list for the kernels, for the tensor
+// operations over them and for their names in messages and traces.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::kernels {
+
+// What an operation's result is: of its operands' dtype, or boolean.
+enum class OpResult : std::uint8_t { same, boolean };
+
+// copy casts from any dtype to any other (floating to integer truncates, saturating; anything to
+// boolean is x != 0). abs, neg, copy take every dtype but boolean (copy: all); logical_not takes
+// any dtype and isfinite a floating one, both give boolean; the others are floating, input dtype =
+// output dtype. gelu is 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); silu is x sigmoid(x).
+enum class UnaryOp : std::uint8_t {
+#define TESSERA_OP(name, ...) name,
+#include "tessera/kernels/unary.def"
+};
+
+// Arithmetic gives the operands' dtype, comparisons and logical operations give boolean. Every
+// dtype but: pow and the derivatives are floating; boolean operands know only comparisons, logical
+// operations, min and max. max and min return NaN if either operand is NaN. Derivatives:
+// gelu_backward(x, g) = g gelu'(x), silu_backward(x, g) = g silu'(x), relu_backward(x, g) = x > 0 ?
+// g : 0, tanh_backward(y, g) = g (1 - y^2).
+enum class BinaryOp : std::uint8_t {
+#define TESSERA_OP(name, ...) name,
+#include "tessera/kernels/binary.def"
+};
+
+// A bit for each operation that gives boolean; numbers, so that a GPU knows them, too.
+inline constexpr std::uint32_t kBooleanUnary = 0
+#define TESSERA_OP(name, result, ...) \
+  | std::uint32_t{OpResult::result == OpResult::boolean} << static_cast<int>(UnaryOp::name)
+#include "tessera/kernels/unary.def"
+    ;
+inline constexpr std::uint32_t kBooleanBinary = 0
+#define TESSERA_OP(name, result, ...) \
+  | std::uint32_t{OpResult::result == OpResult::boolean} << static_cast<int>(BinaryOp::name)
+#include "tessera/kernels/binary.def"
+    ;
+constexpr bool gives_boolean(UnaryOp op) {
+  return (kBooleanUnary >> static_cast<int>(op) & 1u) != 0;
+}
+constexpr bool gives_boolean(BinaryOp op) {
+  return (kBooleanBinary >> static_cast<int>(op) & 1u) != 0;
+}
+
+constexpr const char* name(UnaryOp op) {
+  constexpr const char* names[] = {
+#define TESSERA_OP(name, ...) #name,
+#include "tessera/kernels/unary.def"
+  };
+  return names[static_cast<int>(op)];
+}
+constexpr const char* name(BinaryOp op) {
+  constexpr const char* names[] = {
+#define TESSERA_OP(name, ...) #name,
+#include "tessera/kernels/binary.def"
+  };
+  return names[static_cast<int>(op)];
+}
+
+// sum, sumsq and mean of 16-bit inputs are f32 or the input's dtype, as the caller asks; a sum of
+// integers or booleans is i64. max, min: the input's dtype, NaN wins. argmax: i64, the first of
+// equal ones, the first NaN wins.
+enum class ReduceOp : std::uint8_t { sum, mean, max, min, argmax, sumsq };
+
+constexpr const char* name(ReduceOp op) {
+  constexpr const char* names[] = {"sum", "mean", "max", "min", "argmax", "sumsq"};
+  return names[static_cast<int>(op)];
+}
+
+}  // namespace tessera::kernels
