@@ -5,6 +5,8 @@
 #include "kernels/cuda/chunks.hpp"
 #include "kernels/cuda/elements.hpp"
 #include "kernels/cuda/kernels.hpp"
+#include "kernels/cuda/math.hpp"
+#include "kernels/updates.hpp"
 
 namespace tessera::kernels::cuda {
 
@@ -14,101 +16,55 @@ namespace {
 // flat array, so the first and the last of a segment may be partly its neighbours'.
 constexpr std::int64_t kChunk = 4 * kChunkThreads;
 
+static_assert(kMostScalarBytes / 4 <= kWarp);  // a word for each thread of PutScalars
+
 using Four = Pack<float, 4>;
 
-// Step: `Step step(segment)` made of the arguments once for a chunk, then `step.four(i)` and
-// `step.one(i)`.
-template <class Args, class Step>
+template <class Tag>
 struct Segments {
-  Args a;
+  using V = Value<float>;
+  UpdateArgs a;
   bool aligned;
 
   TESSERA_DEVICE void operator()(Thread& t) const {
     const auto chunks = [this](int s) {
-      const OptimSegment segment = a.segments[s];
+      const FlatSegment segment = a.segments[s];
       const bool none =
           a.counts != nullptr && segment.count_index >= 0 && a.counts[segment.count_index] == 0;
       if (none || segment.end <= segment.begin) return std::int64_t{0};
       return (segment.end - segment.begin / 4 * 4 + kChunk - 1) / kChunk;
     };
     for_chunks(t, a.segment_count, chunks, [&](int s, std::int64_t chunk) {
-      const OptimSegment segment = a.segments[s];
-      const Step step(a, segment);
+      const FlatSegment segment = a.segments[s];
+      const UpdateScalars scalars = *a.scalars;
+      const Update<Tag::op, V> update(scalars, segment.weight_decay);
+      const float factor = scalars.grad_scale * (a.clip == nullptr ? 1.0f : *a.clip);
       const std::int64_t begin = segment.begin / 4 * 4 + chunk * kChunk, end = begin + kChunk;
       for_fours(
           t, begin < segment.begin ? segment.begin : begin, end < segment.end ? end : segment.end,
-          aligned, [&](std::int64_t i) { step.four(i); }, [&](std::int64_t i) { step.one(i); });
+          aligned, [&](std::int64_t i) { elements<4>(update, factor, i); },
+          [&](std::int64_t i) { elements<1>(update, factor, i); });
     });
   }
-};
 
-TESSERA_DEVICE float gradient_factor(const OptimScalars& s, const float* clip) {
-  return s.grad_scale * (clip == nullptr ? 1.0f : *clip);
-}
-
-struct AdamWStep {
-  const AdamWArgs& a;
-  float beta1, beta2, rest1, rest2, eps, factor, rate, root, decay;
-
-  TESSERA_DEVICE AdamWStep(const AdamWArgs& args, const OptimSegment& segment) : a(args) {
-    const OptimScalars s = *a.scalars;
-    beta1 = s.beta1;
-    beta2 = s.beta2;
-    rest1 = 1 - s.beta1;
-    rest2 = 1 - s.beta2;
-    eps = s.eps;
-    factor = gradient_factor(s, a.clip);
-    rate = s.lr / s.bias_correction1;
-    root = 1 / std::sqrt(s.bias_correction2);
-    decay = 1 - s.lr * segment.weight_decay;
-  }
-  TESSERA_DEVICE void update(float gradient, float& p, float& m, float& v) const {
-    const float g = gradient * factor;
-    m = std::fma(beta1, m, rest1 * g);
-    v = std::fma(beta2, v, rest2 * g * g);
-    p = p * decay - rate * m / std::fma(std::sqrt(v), root, eps);
-  }
-  TESSERA_DEVICE void four(std::int64_t i) const {
-    const Four g = load<4>(a.gradient + i);
-    Four p = load<4>(a.parameter + i), m = load<4>(a.m + i), v = load<4>(a.v + i);
-    for (int j = 0; j < 4; ++j) update(g.at[j], p.at[j], m.at[j], v.at[j]);
-    store(a.m + i, m);
-    store(a.v + i, v);
-    store(a.parameter + i, p);
-  }
-  TESSERA_DEVICE void one(std::int64_t i) const {
-    update(a.gradient[i], a.parameter[i], a.m[i], a.v[i]);
-  }
-};
-
-struct SgdStep {
-  const SgdArgs& a;
-  float factor, rate, momentum, decay;
-
-  TESSERA_DEVICE SgdStep(const SgdArgs& args, const OptimSegment& segment)
-      : a(args), decay(segment.weight_decay) {
-    const OptimScalars s = *a.scalars;
-    factor = gradient_factor(s, a.clip);
-    rate = s.lr;
-    momentum = s.momentum;
-  }
-  // A null buffer is a buffer of zeros that is not kept.
-  TESSERA_DEVICE void update(float gradient, float& p, float& buffer) const {
-    buffer = std::fma(momentum, buffer, std::fma(decay, p, rounded_product(gradient, factor)));
-    p = p - rounded_product(rate, buffer);
-  }
-  TESSERA_DEVICE void four(std::int64_t i) const {
-    const Four g = load<4>(a.gradient + i);
-    Four p = load<4>(a.parameter + i), buffer{};
-    if (a.buffer != nullptr) buffer = load<4>(a.buffer + i);
-    for (int j = 0; j < 4; ++j) update(g.at[j], p.at[j], buffer.at[j]);
-    if (a.buffer != nullptr) store(a.buffer + i, buffer);
-    store(a.parameter + i, p);
-  }
-  TESSERA_DEVICE void one(std::int64_t i) const {
-    float buffer = a.buffer != nullptr ? a.buffer[i] : 0;
-    update(a.gradient[i], a.parameter[i], buffer);
-    if (a.buffer != nullptr) a.buffer[i] = buffer;
+ private:
+  template <int N>
+  TESSERA_DEVICE void elements(const Update<Tag::op, V>& update, float factor,
+                               std::int64_t i) const {
+    const bool keeps = a.moments[0] != nullptr;
+    const Pack<float, N> g = load<N>(a.gradient + i);
+    Pack<float, N> p = load<N>(a.values + i), kept[Tag::moments];
+    for (int k = 0; keeps && k < Tag::moments; ++k) kept[k] = load<N>(a.moments[k] + i);
+    for (int j = 0; j < N; ++j) {
+      V moments[Tag::moments];
+      for (int k = 0; keeps && k < Tag::moments; ++k) moments[k] = V(kept[k].at[j]);
+      p.at[j] =
+          update(V(p.at[j]), V(cuda::rounded_product(g.at[j], factor)), keeps ? moments : nullptr)
+              .v;
+      for (int k = 0; keeps && k < Tag::moments; ++k) kept[k].at[j] = moments[k].v;
+    }
+    for (int k = 0; keeps && k < Tag::moments; ++k) store(a.moments[k] + i, kept[k]);
+    store(a.values + i, p);
   }
 };
 
@@ -157,23 +113,19 @@ struct PutScalars {
   PutScalarsArgs a;
 
   TESSERA_DEVICE void operator()(Thread& t) const {
-    if (t.index() == 0) *a.out = a.values;
+    if (t.index() < a.count) static_cast<std::uint32_t*>(a.out)[t.index()] = a.values[t.index()];
   }
 };
 
 }  // namespace
 
-void adamw(const AdamWArgs& a, Exec& exec) {
-  launch<kChunkThreads>(
-      exec, chunk_grid(a.segment_count), kChunkShared,
-      Segments<AdamWArgs, AdamWStep>{a, are_aligned(a.parameter, a.m, a.v, a.gradient)});
-}
-
-void sgd(const SgdArgs& a, Exec& exec) {
-  // A null buffer is aligned.
-  launch<kChunkThreads>(
-      exec, chunk_grid(a.segment_count), kChunkShared,
-      Segments<SgdArgs, SgdStep>{a, are_aligned(a.parameter, a.buffer, a.gradient)});
+void update(const UpdateArgs& a, Exec& exec) {
+  // Moments that are null are aligned.
+  visit_update(a.op, [&](auto tag) {
+    launch<kChunkThreads>(exec, chunk_grid(a.segment_count), kChunkShared,
+                          Segments<decltype(tag)>{a, are_aligned(a.values, a.gradient, a.moments[0],
+                                                                 a.moments[1], a.moments[2])});
+  });
 }
 
 void clip(const ClipArgs& a, Exec& exec) { launch<kWarp>(exec, Grid{1}, 0, Clip{a}); }

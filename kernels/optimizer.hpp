@@ -1,59 +1,30 @@
-// Optimizer steps over one flat f32 array per unit, cut into segments (one per parameter shard),
-// and gradient clipping.
+// Fused updates of one flat f32 array per unit, cut into segments (one per parameter shard), and
+// gradient clipping.
 //
-// What changes every step lies on the device: `OptimScalars`, updated before the step, and arrival
-// counts, which say whether a parameter has a gradient at all. A segment whose count is 0 is
-// skipped: parameter and moments stay. Elements that no segment covers (padding) are never touched.
+// What changes every step lies on the device: `UpdateScalars`, written before the update, and
+// arrival counts, which say whether a parameter has a gradient at all. A segment whose count is 0
+// is skipped: parameter and moments stay. Elements that no segment covers (padding) are never
+// touched.
 #pragma once
 
-#include <cstdint>
-#include <type_traits>
-
 #include "kernels/kernel.hpp"
+#include "tessera/kernels/updates.hpp"
 
 namespace tessera::kernels {
 
-// Per-step scalars. bias_correction_i = 1 - beta_i^step.
-struct OptimScalars {
-  float lr, beta1, beta2, eps, bias_correction1, bias_correction2, grad_scale, momentum;
-};
-static_assert(sizeof(OptimScalars) == 32 && std::is_trivially_copyable_v<OptimScalars>);
-
-// Elements [begin, end) of the flat array; skipped where counts[count_index] is 0. A negative
-// count_index is never skipped.
-struct OptimSegment {
-  std::int64_t begin, end;
-  std::int32_t count_index;
-  float weight_decay;
-};
-static_assert(sizeof(OptimSegment) == 24 && std::is_trivially_copyable_v<OptimSegment>);
-
-// AdamW as PyTorch defines it (Loshchilov and Hutter, "Decoupled weight decay regularization",
-// 2019), in one pass:
-//   g = grad_scale * gradient * (clip ? *clip : 1);   p *= 1 - lr weight_decay
-//   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
-//   p -= lr / bias_correction1 * m / (sqrt(v) / sqrt(bias_correction2) + eps)
-struct AdamWArgs {
-  float *parameter, *m, *v;
+// values, moments = op(values, g, moments) in one pass, with
+//   g = grad_scale * gradient * (clip ? *clip : 1)
+// Formulas: kernels/updates.hpp. Null moments: nothing is kept (sgd without momentum).
+struct UpdateArgs {
+  float* values;
+  float* moments[kMostMoments];
   const float* gradient;
-  const OptimSegment* segments;  // device memory, sorted, disjoint
-  const float* counts;           // null: every segment has its gradient
-  const OptimScalars* scalars;
+  const FlatSegment* segments;  // device memory, sorted, disjoint
+  const float* counts;          // null: every segment has its gradient
+  const UpdateScalars* scalars;
   const float* clip;  // a device factor on the gradient, or null
   std::int32_t segment_count;
-};
-
-// SGD with momentum as PyTorch defines it, without dampening; a null `buffer` means p -= lr g.
-//   g = grad_scale * gradient * (clip ? *clip : 1) + weight_decay p
-//   buffer = momentum buffer + g;   p -= lr buffer
-struct SgdArgs {
-  float *parameter, *buffer;
-  const float* gradient;
-  const OptimSegment* segments;
-  const float* counts;
-  const OptimScalars* scalars;
-  const float* clip;
-  std::int32_t segment_count;
+  UpdateOp op;
 };
 
 // *norm = sqrt(*sumsq) and *coefficient = min(1, max_norm / (*norm + 1e-6)), as PyTorch clips.
@@ -72,10 +43,12 @@ struct ScaleFlatArgs {
   std::int64_t count;
 };
 
-// *out = values: how the scalars of a step reach the device. The values travel with the call.
+// out[i] = values[i], 32-bit words: how the scalars of a step reach the device. They travel with
+// the call.
 struct PutScalarsArgs {
-  OptimScalars* out;
-  OptimScalars values;
+  void* out;
+  std::int32_t count;
+  std::uint32_t values[kMostScalarBytes / 4];
 };
 
 }  // namespace tessera::kernels

@@ -1,20 +1,87 @@
 #include "tessera/optim/optimizer.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "runtime/tensor/launch.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera::optim {
 
-Optimizer::Optimizer(std::vector<Parameter> parameters, double lr, double weight_decay, int moments)
-    : parameters_(std::move(parameters)), lr_(lr), weight_decay_(weight_decay), moments_(moments) {
+Optimizer::Optimizer(std::vector<Parameter> parameters, double lr, double weight_decay,
+                     const Needs& needs)
+    : parameters_(std::move(parameters)), lr_(lr), weight_decay_(weight_decay), needs_(needs) {
   TESSERA_EXPECT(!parameters_.empty(), "optimizer: no parameters given");
+  TESSERA_EXPECT(needs.moments >= 0 && needs.moments <= kernels::kMostMoments,
+                 "optimizer: an update has 0 to ", kernels::kMostMoments, " arrays of state, not ",
+                 needs.moments);
+  TESSERA_EXPECT(needs.scalar_bytes > 0 && needs.scalar_bytes % 4 == 0 &&
+                     needs.scalar_bytes <= kernels::kMostScalarBytes,
+                 "optimizer: the scalars of a step are 4 to ", kernels::kMostScalarBytes,
+                 " bytes, whole words, not ", needs.scalar_bytes);
+}
+
+// By a kernel whose arguments hold the values.
+void Optimizer::put(const Tensor& to, const void* scalars, std::size_t bytes) {
+  TESSERA_EXPECT(to.numel() * 4 == static_cast<std::int64_t>(bytes), "put_scalars: ", bytes,
+                 " bytes for scalars of ", to.numel() * 4, "; is Needs::scalar_bytes their size?");
+  kernels::PutScalarsArgs args{};
+  args.out = to.data();
+  args.count = static_cast<std::int32_t>(bytes / 4);
+  std::memcpy(args.values, scalars, bytes);
+  tessera::detail::launch("optimizer_scalars", to.device(),
+                          tessera::detail::table(to.device()).put_scalars, args,
+                          {tessera::detail::writes(to)});
+}
+
+FlatUpdate Optimizer::pointers(const GroupState& state, const Tensor& scalars) {
+  const FlatGroup& group = *state.group;
+  FlatUpdate update{};
+  update.values = reinterpret_cast<float*>(group.values.data());
+  update.gradient = reinterpret_cast<const float*>(group.gradient.data());
+  for (std::size_t k = 0; k < state.moments.size(); ++k)
+    update.moments[k] = reinterpret_cast<float*>(state.moments[k].data());
+  update.segments = reinterpret_cast<const FlatSegment*>(state.segments.data());
+  update.counts = reinterpret_cast<const float*>(group.counts().data());
+  update.scalars = scalars.data();
+  update.segment_count = state.segment_count;
+  return update;
+}
+
+void Optimizer::submit(const char* name, const GroupState& state, const Tensor& scalars,
+                       const Body& body) {
+  const FlatGroup& group = *state.group;
+  const Tensor none;
+  const auto moment = [&](std::size_t k) -> const Tensor& {
+    return k < state.moments.size() ? state.moments[k] : none;
+  };
+  tessera::detail::launch_body(
+      name, group.device, body,
+      {tessera::detail::reads(group.gradient), tessera::detail::reads(state.segments),
+       tessera::detail::reads(scalars), tessera::detail::updates(group.values),
+       tessera::detail::updates(moment(0)), tessera::detail::updates(moment(1)),
+       tessera::detail::updates(moment(2))});
+}
+
+void Optimizer::launch_update(kernels::UpdateOp op, const GroupState& state,
+                              const Tensor& scalars) {
+  const FlatUpdate update = pointers(state, scalars);
+  kernels::UpdateArgs args{};
+  args.values = update.values;
+  std::copy_n(update.moments, kernels::kMostMoments, args.moments);
+  args.gradient = update.gradient;
+  args.segments = update.segments;
+  args.counts = update.counts;
+  args.scalars = static_cast<const kernels::UpdateScalars*>(update.scalars);
+  args.segment_count = update.segment_count;
+  args.op = op;
+  const auto kernel = tessera::detail::table(state.group->device).update;
+  submit(name(op), state, scalars, Body(kernels::Call<kernels::UpdateArgs>{kernel, args}));
 }
 
 Optimizer::GroupState Optimizer::make_state(const std::shared_ptr<FlatGroup>& group) const {
   GroupState state{group, {}, {}, 0};
-  std::vector<kernels::OptimSegment> segments;
+  std::vector<FlatSegment> segments;
   for (std::size_t i = 0; i < group->entries.size(); ++i) {
     const FlatEntry& entry = group->entries[i];
     const auto is_ours = [&](const Parameter& p) {
@@ -36,7 +103,7 @@ Optimizer::GroupState Optimizer::make_state(const std::shared_ptr<FlatGroup>& gr
                                         group->device);
   }
   const OwnerGuard owner(group->device, "moments");
-  for (int k = 0; k < moments_; ++k)
+  for (int k = 0; k < needs_.moments; ++k)
     state.moments.push_back(Tensor::zeros({group->numel}, f32, group->device));
   return state;
 }
@@ -54,8 +121,7 @@ void Optimizer::prepare() {
   }
   const Device& device = groups[0]->device;
   const OwnerGuard owner(device, "scalars");
-  scalars_ =
-      Tensor::empty({static_cast<std::int64_t>(sizeof(kernels::OptimScalars)) / 4}, f32, device);
+  scalars_ = Tensor::empty({static_cast<std::int64_t>(needs_.scalar_bytes) / 4}, f32, device);
   log_->prepared = std::max<Tick>(1, device.compute().clock()[StreamId::compute]);
 }
 

@@ -39,11 +39,11 @@ inline Use updates_some(const Tensor& t, const Tensor& of) {
   return {&t, AccessMode::write, 2 * reads_some(t, of).passes};
 }
 
-// Launches `kernel(args)` on the compute stream, declaring `uses` (undefined tensors are skipped).
-// Nothing on meta. The cost in bytes is what the uses pass over.
-template <class Args>
-void launch(const char* name, const Device& device, kernels::Kernel<Args> kernel, const Args& args,
-            std::initializer_list<Use> uses, double flops = 0) {
+// Launches `body` on the compute stream, declaring `uses` (undefined tensors are skipped). Nothing
+// on meta. The cost in bytes is what the uses pass over.
+template <class F>
+void launch_body(const char* name, const Device& device, const F& body,
+                 std::initializer_list<Use> uses, double flops = 0) {
   if (device.is_meta()) return;
   std::array<Access, 12> accesses;
   std::size_t count = 0;
@@ -58,8 +58,13 @@ void launch(const char* name, const Device& device, kernels::Kernel<Args> kernel
                   static_cast<double>(size_bytes(use.tensor->dtype()));
     ++count;
   }
-  device.compute().launch({.name = name, .cost = cost, .accesses = {accesses.data(), count}},
-                          kernels::Call<Args>{kernel, args});
+  device.compute().launch({.name = name, .cost = cost, .accesses = {accesses.data(), count}}, body);
+}
+// The same with the body `kernel(args)`.
+template <kernels::KernelArgs Args>
+void launch(const char* name, const Device& device, kernels::Kernel<Args> kernel, const Args& args,
+            std::initializer_list<Use> uses, double flops = 0) {
+  launch_body(name, device, kernels::Call<Args>{kernel, args}, uses, flops);
 }
 
 // The common device of operands.  Throws: ContractError when they differ.

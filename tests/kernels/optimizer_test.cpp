@@ -6,7 +6,7 @@ using namespace kernel_test;
 namespace {
 
 // Three segments with gaps; the second has no gradient.
-const std::vector<OptimSegment> kSegments = {
+const std::vector<FlatSegment> kSegments = {
     {3, 20000, 0, 0.1f}, {20001, 20100, 1, 0.0f}, {20128, 40003, 2, 0.5f}};
 const std::vector<float> kCounts = {1, 0, 2};
 constexpr std::int64_t kSize = 40010;
@@ -17,7 +17,7 @@ const float* floats(const Array& a) { return static_cast<const float*>(a.data())
 // Calls f(i, weight_decay) for each element that an optimizer must update.
 template <class F>
 void for_updated(bool with_counts, F f) {
-  for (const OptimSegment& s : kSegments)
+  for (const FlatSegment& s : kSegments)
     if (!with_counts || kCounts[static_cast<std::size_t>(s.count_index)] != 0)
       for (std::int64_t i = s.begin; i < s.end; ++i) f(i, static_cast<double>(s.weight_decay));
 }
@@ -34,14 +34,14 @@ TEST_CASE("AdamW updates segments that have a gradient and nothing else", "[kern
   kernel_test::Random random;
   INFO("seed " << random.seed);
   const float clip = 0.7f;
-  const OptimScalars s{.lr = 0.01f,
-                       .beta1 = 0.9f,
-                       .beta2 = 0.95f,
-                       .eps = 1e-8f,
-                       .bias_correction1 = 0.271f,
-                       .bias_correction2 = 0.142625f,
-                       .grad_scale = 0.5f,
-                       .momentum = 0};
+  const UpdateScalars s{.lr = 0.01f,
+                        .beta1 = 0.9f,
+                        .beta2 = 0.95f,
+                        .eps = 1e-8f,
+                        .bias_correction1 = 0.271f,
+                        .bias_correction2 = 0.142625f,
+                        .grad_scale = 0.5f,
+                        .momentum = 0};
   for (const bool with_counts : {true, false}) {
     for (const bool clipped : {true, false}) {
       Array p = random.array(DType::f32, kSize), m = random.array(DType::f32, kSize),
@@ -58,16 +58,16 @@ TEST_CASE("AdamW updates segments that have a gradient and nothing else", "[kern
                  (std::sqrt(ev[i]) / std::sqrt(static_cast<double>(s.bias_correction2)) +
                   static_cast<double>(s.eps));
       });
-      const AdamWArgs args{.parameter = floats(p),
-                           .m = floats(m),
-                           .v = floats(v),
-                           .gradient = floats(g),
-                           .segments = kSegments.data(),
-                           .counts = with_counts ? kCounts.data() : nullptr,
-                           .scalars = &s,
-                           .clip = clipped ? &clip : nullptr,
-                           .segment_count = 3};
-      on_threads([&](Exec& exec) { cpu_kernels().adamw(args, exec); }, p, m, v);
+      const UpdateArgs args{.values = floats(p),
+                            .moments = {floats(m), floats(v)},
+                            .gradient = floats(g),
+                            .segments = kSegments.data(),
+                            .counts = with_counts ? kCounts.data() : nullptr,
+                            .scalars = &s,
+                            .clip = clipped ? &clip : nullptr,
+                            .segment_count = 3,
+                            .op = UpdateOp::adamw};
+      on_threads([&](Exec& exec) { cpu_kernels().update(args, exec); }, p, m, v);
       // Moments are sums of two products below 2: off by 8 roundings of 1.
       require_close(m, em, 0x1p-24, 4 * 2 * 0x1p-24);
       require_close(v, ev, 0x1p-24, 4 * 0x1p-24);
@@ -91,14 +91,14 @@ TEST_CASE("AdamW updates segments that have a gradient and nothing else", "[kern
 TEST_CASE("SGD with and without momentum", "[kernels]") {
   kernel_test::Random random;
   INFO("seed " << random.seed);
-  const OptimScalars s{.lr = 0.1f,
-                       .beta1 = 0,
-                       .beta2 = 0,
-                       .eps = 0,
-                       .bias_correction1 = 1,
-                       .bias_correction2 = 1,
-                       .grad_scale = 2,
-                       .momentum = 0.9f};
+  const UpdateScalars s{.lr = 0.1f,
+                        .beta1 = 0,
+                        .beta2 = 0,
+                        .eps = 0,
+                        .bias_correction1 = 1,
+                        .bias_correction2 = 1,
+                        .grad_scale = 2,
+                        .momentum = 0.9f};
   for (const bool with_momentum : {true, false}) {
     Array p = random.array(DType::f32, kSize), buffer = random.array(DType::f32, kSize);
     const Array g = random.array(DType::f32, kSize);
@@ -109,15 +109,16 @@ TEST_CASE("SGD with and without momentum", "[kernels]") {
       if (with_momentum) d = eb[i] = static_cast<double>(s.momentum) * eb[i] + d;
       ep[i] -= static_cast<double>(s.lr) * d;
     });
-    const SgdArgs args{.parameter = floats(p),
-                       .buffer = with_momentum ? floats(buffer) : nullptr,
-                       .gradient = floats(g),
-                       .segments = kSegments.data(),
-                       .counts = kCounts.data(),
-                       .scalars = &s,
-                       .clip = nullptr,
-                       .segment_count = 3};
-    on_threads([&](Exec& exec) { cpu_kernels().sgd(args, exec); }, p, buffer);
+    const UpdateArgs args{.values = floats(p),
+                          .moments = {with_momentum ? floats(buffer) : nullptr},
+                          .gradient = floats(g),
+                          .segments = kSegments.data(),
+                          .counts = kCounts.data(),
+                          .scalars = &s,
+                          .clip = nullptr,
+                          .segment_count = 3,
+                          .op = UpdateOp::sgd};
+    on_threads([&](Exec& exec) { cpu_kernels().update(args, exec); }, p, buffer);
     // Four products and sums of values of at most 7.
     require_close(p, ep, 0x1p-24, 4 * 7 * 0x1p-24);
     require_close(buffer, eb, 0x1p-24, 4 * 7 * 0x1p-24);

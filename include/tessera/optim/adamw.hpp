@@ -8,6 +8,9 @@
 // there.
 #pragma once
 
+#include <cmath>
+
+#include "tessera/base/error.hpp"
 #include "tessera/optim/optimizer.hpp"
 
 namespace tessera::optim {
@@ -22,11 +25,35 @@ struct AdamWOptions {
 class AdamW final : public Optimizer {
  public:
   // Throws: ContractError for a value out of range.
-  explicit AdamW(std::vector<Parameter> parameters, const AdamWOptions& options = {});
+  explicit AdamW(std::vector<Parameter> parameters, const AdamWOptions& options = {})
+      : Optimizer(std::move(parameters), options.lr, options.weight_decay, {.moments = 2}),
+        options_(options) {
+    TESSERA_EXPECT(options.lr >= 0 && options.beta1 >= 0 && options.beta1 < 1 &&
+                       options.beta2 >= 0 && options.beta2 < 1 && options.eps >= 0 &&
+                       options.weight_decay >= 0,
+                   "AdamW: lr ", options.lr, ", betas ", options.beta1, " and ", options.beta2,
+                   ", eps ", options.eps, ", weight_decay ", options.weight_decay,
+                   "; none may be negative, betas are less than 1");
+  }
 
  private:
-  void write_scalars(const Tensor& scalars, std::int64_t step) const override;
-  void update(const GroupState& state, const Tensor& scalars) const override;
+  void write_scalars(const Tensor& scalars, std::int64_t step) const override {
+    const auto t = static_cast<double>(step);
+    kernels::UpdateScalars s{};
+    s.lr = static_cast<float>(lr());
+    s.beta1 = static_cast<float>(options_.beta1);
+    s.beta2 = static_cast<float>(options_.beta2);
+    s.eps = static_cast<float>(options_.eps);
+    // Of the betas that the kernel uses: it computes 1 - beta in f32, which for beta2 = 0.999 is
+    // 1e-5 away from the exact difference, and the two cancel.
+    s.bias_correction1 = static_cast<float>(1 - std::pow(static_cast<double>(s.beta1), t));
+    s.bias_correction2 = static_cast<float>(1 - std::pow(static_cast<double>(s.beta2), t));
+    s.grad_scale = 1;
+    put_scalars(scalars, s);
+  }
+  void update(const GroupState& state, const Tensor& scalars) const override {
+    launch_update(kernels::UpdateOp::adamw, state, scalars);
+  }
 
   AdamWOptions options_;  // but lr, which changes
 };

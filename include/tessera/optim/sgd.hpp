@@ -4,6 +4,7 @@
 //   g' = g + weight_decay p    b = momentum b + g'    p = p - lr b
 #pragma once
 
+#include "tessera/base/error.hpp"
 #include "tessera/optim/optimizer.hpp"
 
 namespace tessera::optim {
@@ -17,11 +18,27 @@ struct SgdOptions {
 class Sgd final : public Optimizer {
  public:
   // Throws: ContractError for a value out of range.
-  explicit Sgd(std::vector<Parameter> parameters, const SgdOptions& options = {});
+  explicit Sgd(std::vector<Parameter> parameters, const SgdOptions& options = {})
+      : Optimizer(std::move(parameters), options.lr, options.weight_decay,
+                  {.moments = options.momentum > 0 ? 1 : 0}),
+        options_(options) {
+    TESSERA_EXPECT(options.lr >= 0 && options.momentum >= 0 && options.momentum < 1 &&
+                       options.weight_decay >= 0,
+                   "Sgd: lr ", options.lr, ", momentum ", options.momentum, ", weight_decay ",
+                   options.weight_decay, "; none may be negative, momentum is less than 1");
+  }
 
  private:
-  void write_scalars(const Tensor& scalars, std::int64_t step) const override;
-  void update(const GroupState& state, const Tensor& scalars) const override;
+  void write_scalars(const Tensor& scalars, std::int64_t) const override {
+    kernels::UpdateScalars s{};
+    s.lr = static_cast<float>(lr());
+    s.momentum = static_cast<float>(options_.momentum);
+    s.grad_scale = 1;
+    put_scalars(scalars, s);
+  }
+  void update(const GroupState& state, const Tensor& scalars) const override {
+    launch_update(kernels::UpdateOp::sgd, state, scalars);
+  }
 
   SgdOptions options_;  // but lr, which changes
 };

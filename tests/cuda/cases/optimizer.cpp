@@ -29,8 +29,8 @@ struct Layout {
     std::int64_t begin = c.integer(0, 5);
     for (std::int32_t s = 0; s < count; ++s) {
       const std::int64_t length = s == 3 ? 1500 : c.integer(0, 6);
-      const OptimSegment segment{begin, begin + length, static_cast<std::int32_t>(s % 9) - 1,
-                                 s % 3 == 0 ? 0.1f : 0.0f};
+      const FlatSegment segment{begin, begin + length, static_cast<std::int32_t>(s % 9) - 1,
+                                s % 3 == 0 ? 0.1f : 0.0f};
       put(*segments, s, segment);
       const bool skipped = s % 9 > 0 && (s % 9 - 1) % 2 == 0;
       for (std::int64_t i = begin; i < begin + length; ++i)
@@ -38,7 +38,7 @@ struct Layout {
       begin += length + (s % 4 == 0 ? c.integer(0, 3) : 0);
     }
     if (begin > kSize) throw CaseFailure("the layout is longer than its array");
-    put(*scalars, 0, OptimScalars{1e-2f, 0.9f, 0.99f, 1e-6f, 0.271f, 0.0297f, 0.5f, 0.9f});
+    put(*scalars, 0, UpdateScalars{1e-2f, 0.9f, 0.99f, 1e-6f, 0.271f, 0.0297f, 0.5f, 0.9f});
   }
 
   // Elements that no step may touch.
@@ -67,16 +67,16 @@ TESSERA_CASE("optimizer", "AdamW over segments, skipping what has no gradient") 
               &clip = c.input(f32, 1, 0.2, 1);
       const std::vector<double> before = values(p);
       c.run([&](const Kernels& k, Side side, Exec& exec) {
-        k.adamw({.parameter = p.at<float>(side),
-                 .m = m.at<float>(side),
-                 .v = v.at<float>(side),
-                 .gradient = g.at<float>(side),
-                 .segments = layout.segments->at<OptimSegment>(side),
-                 .counts = clipped ? layout.counts->at<float>(side) : nullptr,
-                 .scalars = layout.scalars->at<OptimScalars>(side),
-                 .clip = clipped ? clip.at<float>(side) : nullptr,
-                 .segment_count = layout.count},
-                exec);
+        k.update({.values = p.at<float>(side),
+                  .moments = {m.at<float>(side), v.at<float>(side)},
+                  .gradient = g.at<float>(side),
+                  .segments = layout.segments->at<FlatSegment>(side),
+                  .counts = clipped ? layout.counts->at<float>(side) : nullptr,
+                  .scalars = layout.scalars->at<UpdateScalars>(side),
+                  .clip = clipped ? clip.at<float>(side) : nullptr,
+                  .segment_count = layout.count,
+                  .op = UpdateOp::adamw},
+                 exec);
       });
       if (clipped) layout.untouched(c, p, before);
       // The moments are sums of two terms below 1, each of two or three roundings. The step is lr /
@@ -106,15 +106,16 @@ TESSERA_CASE("optimizer", "SGD over segments, with and without momentum") {
               &g = c.input(f32, kSize, -2, 2, shift);
       const std::vector<double> before = values(p), buffer = values(b);
       c.run([&](const Kernels& k, Side side, Exec& exec) {
-        k.sgd({.parameter = p.at<float>(side),
-               .buffer = momentum ? b.at<float>(side) : nullptr,
-               .gradient = g.at<float>(side),
-               .segments = layout.segments->at<OptimSegment>(side),
-               .counts = layout.counts->at<float>(side),
-               .scalars = layout.scalars->at<OptimScalars>(side),
-               .clip = nullptr,
-               .segment_count = layout.count},
-              exec);
+        k.update({.values = p.at<float>(side),
+                  .moments = {momentum ? b.at<float>(side) : nullptr},
+                  .gradient = g.at<float>(side),
+                  .segments = layout.segments->at<FlatSegment>(side),
+                  .counts = layout.counts->at<float>(side),
+                  .scalars = layout.scalars->at<UpdateScalars>(side),
+                  .clip = nullptr,
+                  .segment_count = layout.count,
+                  .op = UpdateOp::sgd},
+                 exec);
       });
       layout.untouched(c, p, before);
       layout.untouched(c, b, buffer);
@@ -151,10 +152,12 @@ TESSERA_CASE("optimizer", "clip, scale and the scalars of a step") {
       c.next();
     }
   Operand& scalars = c.output(i64, 4);
-  const OptimScalars drawn{static_cast<float>(c.uniform(0, 1)), 0.9f, 0.95f, 1e-8f, 0.1f, 0.2f,
-                           static_cast<float>(c.uniform(0, 1)), 0.7f};
+  const UpdateScalars drawn{static_cast<float>(c.uniform(0, 1)), 0.9f, 0.95f, 1e-8f, 0.1f, 0.2f,
+                            static_cast<float>(c.uniform(0, 1)), 0.7f};
   c.run([&](const Kernels& k, Side side, Exec& exec) {
-    k.put_scalars({.out = scalars.at<OptimScalars>(side), .values = drawn}, exec);
+    PutScalarsArgs args{.out = scalars.at(side), .count = sizeof drawn / 4, .values = {}};
+    std::memcpy(args.values, &drawn, sizeof drawn);
+    k.put_scalars(args, exec);
   });
   c.equal(scalars);
 }

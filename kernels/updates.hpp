@@ -1,0 +1,78 @@
+// The formulas of updates.def as code, once for the host's vectors and for a GPU: V is
+// host::Vec<float> or cuda::Value<float>, see formulas.hpp.
+//
+// An Update is made from the step's scalars once for a segment, and then called with an element's
+// value p, gradient g and moments, which it changes; it returns the new p. `moments` is null where
+// nothing is kept. To be included behind host/simd.hpp or cuda/math.hpp.
+#pragma once
+
+#include <cmath>
+#include <type_traits>
+
+#include "kernels/formulas.hpp"
+#include "tessera/kernels/updates.hpp"
+
+namespace tessera::kernels {
+
+template <UpdateOp op, class V>
+struct Update;
+
+// AdamW as PyTorch defines it.
+// Source: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019.
+//   p *= 1 - lr weight_decay;   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
+//   p -= lr / bias_correction1 * m / (sqrt(v) / sqrt(bias_correction2) + eps)
+template <class V>
+struct Update<UpdateOp::adamw, V> {
+  V beta1, beta2, rest1, rest2, eps, rate, root, decay;
+
+  TESSERA_DEVICE Update(const UpdateScalars& s, float weight_decay)
+      : beta1(s.beta1),
+        beta2(s.beta2),
+        rest1(1 - s.beta1),
+        rest2(1 - s.beta2),
+        eps(s.eps),
+        rate(s.lr / s.bias_correction1),
+        root(1 / std::sqrt(s.bias_correction2)),
+        decay(1 - s.lr * weight_decay) {}
+  TESSERA_DEVICE V operator()(V p, V g, V* moments) const {
+    const V m = fma(beta1, moments[0], rest1 * g);
+    const V v = fma(beta2, moments[1], rest2 * g * g);
+    moments[0] = m;
+    moments[1] = v;
+    return p * decay - rate * m / fma(sqrt(v), root, eps);
+  }
+};
+
+// SGD with momentum as PyTorch defines it, without dampening.
+//   b = momentum b + g + weight_decay p;   p -= lr b
+template <class V>
+struct Update<UpdateOp::sgd, V> {
+  V rate, momentum, decay;
+
+  TESSERA_DEVICE Update(const UpdateScalars& s, float weight_decay)
+      : rate(s.lr), momentum(s.momentum), decay(weight_decay) {}
+  TESSERA_DEVICE V operator()(V p, V g, V* moments) const {
+    V b = fma(decay, p, g);
+    if (moments != nullptr) b = moments[0] = fma(momentum, moments[0], b);
+    return p - rounded_product(rate, b);
+  }
+};
+
+template <UpdateOp op_, int moments_>
+struct UpdateTag {
+  static constexpr UpdateOp op = op_;
+  static constexpr int moments = moments_;
+};
+
+// f(UpdateTag<op, number of moments>{}).
+template <class F>
+void visit_update(UpdateOp op, F f) {
+  switch (op) {
+#define TESSERA_OP(name, moments) \
+  case UpdateOp::name:            \
+    return f(UpdateTag<UpdateOp::name, moments>{});
+#include "tessera/kernels/updates.def"
+  }
+}
+
+}  // namespace tessera::kernels
