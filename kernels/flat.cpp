@@ -37,7 +37,7 @@ void write_count(const CompleteArgs& args, std::int32_t i, float value) {
 void cpu::complete(const CompleteArgs& args, Exec&) {
   const std::int32_t end = std::min(args.first + 64, args.entry_count);
   for (std::int32_t i = args.first; i < end; ++i) {
-    const PlaceEntry& e = args.entries[i];
+    const FlatSpan& e = args.entries[i];
     const bool arrived = (args.arrived >> (i - args.first) & 1u) != 0;
     const std::int64_t from = arrived || !args.zero_missing ? e.used_bytes : 0;
     std::memset(args.base + e.offset_bytes + from, 0,

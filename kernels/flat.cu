@@ -1,4 +1,4 @@
-// The flat arrays of sharding: casting shards into their place in one launch, and completing
+// The flat arrays of sharding: casting all shards of a unit in one launch, and completing
 // gradients.
 #include "kernels/cuda/chunks.hpp"
 #include "kernels/cuda/elements.hpp"
@@ -59,10 +59,10 @@ struct Complete {
 
   TESSERA_DEVICE void operator()(Thread& t) const {
     const int i = a.first + t.block_y();
-    const PlaceEntry e = a.entries[i];
+    const FlatSpan e = a.entries[i];
     const bool arrived = (a.arrived >> t.block_y() & 1u) != 0;
-    std::byte* const place = a.base + e.offset_bytes;
-    zero(t, place + (arrived || !a.zero_missing ? e.used_bytes : 0), place + e.padded_bytes);
+    std::byte* const span = a.base + e.offset_bytes;
+    zero(t, span + (arrived || !a.zero_missing ? e.used_bytes : 0), span + e.padded_bytes);
     if (t.block() != 0 || (!arrived && !a.zero_missing)) return;
     for (int copy = t.index(); copy < a.copies; copy += t.threads())
       store_number(a.dtype, a.counts + copy * a.counts_stride_bytes, i, {arrived ? 1.0 : 0.0});

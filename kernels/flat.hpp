@@ -1,5 +1,5 @@
-// The flat arrays of the sharding engine: casting shards into their place, and completing gradients
-// before they are reduced.
+// The flat arrays of sharding: casting a rank's shards to where its peers gather them, and
+// completing gradients before they are reduced.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +21,19 @@ struct PackArgs {
   DType dst_dtype;
 };
 
-// A parameter's place in a gradient buffer: `used` bytes hold its gradient, the rest up to `padded`
-// is padding.
-struct PlaceEntry {
+// One parameter's part of a gradient buffer: `used` bytes hold its gradient, the rest up to
+// `padded` is padding.
+struct FlatSpan {
   std::int64_t offset_bytes, used_bytes, padded_bytes;
 };
 
 // Completes the gradients of entries [first, first + 64): padding becomes 0; where bit i - first of
-// `arrived` is not set and `zero_missing`, the whole place becomes 0. Entry i's arrival count is
+// `arrived` is not set and `zero_missing`, the whole span becomes 0. Entry i's arrival count is
 // written to counts[i] of every one of `copies` arrays `counts_stride_bytes` apart: 1 where it
 // arrived, else 0 (or left alone without `zero_missing`).
 struct CompleteArgs {
   std::byte* base;
-  const PlaceEntry* entries;  // device memory
+  const FlatSpan* entries;  // device memory
   std::byte* counts;
   std::int64_t counts_stride_bytes;
   std::uint64_t arrived;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 
-#include "runtime/tensor/launch.hpp"
 #include "tessera/base/philox.hpp"
 #include "tessera/tensor/ops.hpp"
 
@@ -94,7 +93,6 @@ void init(Module& module, Seed seed) {
   for (const auto& [name, parameter] : parameters) {
     const Tensor shard = parameter.shard();
     const Initializer& how = parameter.state()->initializer;
-    const Device& device = shard.device();
     if (shard.numel() == 0) continue;
     if (how.kind == Initializer::Kind::constant) {
       raw::fill(shard, how.mean);
@@ -102,11 +100,8 @@ void init(Module& module, Seed seed) {
     }
     const ShardSpec& spec = parameter.state()->spec;
     const std::int64_t begin = spec.owned().begin * spec.row_numel();
-    tessera::detail::launch(
-        "init_normal", device, tessera::detail::table(device).normal,
-        kernels::NormalArgs{shard.data(), fnv1a(name, fnv1a(seed.value, 0xcbf29ce484222325ull)),
-                            begin, shard.numel(), how.mean, how.deviation, f32},
-        {tessera::detail::writes(shard)});
+    raw::normal_into(shard, how.mean, how.deviation,
+                     fnv1a(name, fnv1a(seed.value, 0xcbf29ce484222325ull)), begin);
   }
   for (const auto& group : groups_of(module.parameters())) group->mark_updated();
 }

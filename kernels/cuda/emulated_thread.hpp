@@ -1,4 +1,4 @@
-// A thread of the emulator; see kernels/cuda/gpu.hpp. For every compiler but nvcc.
+// A thread of the emulated GPU; see kernels/cuda/gpu.hpp. For every compiler but nvcc.
 //
 // The threads of a block are fibers of one host thread and take turns; a turn ends at a barrier or
 // a shuffle, and a barrier is passed when all live threads have come. Turns go forward and backward

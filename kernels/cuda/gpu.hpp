@@ -10,10 +10,10 @@
 //   };
 //   launch<256>(exec, Grid{(count + 255) / 256}, 0, Scale{y, x, 2, count});     queues it
 //
-// `Thread` is one thread of a block: its place in block and grid, barriers, shared memory, shuffles
-// within its warp. Every thread of a block, or of a warp, that has not returned takes part in the
-// block's barriers, or the warp's shuffles. nvcc compiles bodies for the hardware; another compiler
-// for the emulator, in which threads are fibers and a barrier ends a fiber's turn.
+// `Thread` is one thread of a block: its number in block and grid, barriers, shared memory,
+// shuffles within its warp. Every thread of a block, or of a warp, that has not returned takes part
+// in the block's barriers, or the warp's shuffles. nvcc compiles bodies for the hardware; another
+// compiler for the emulated GPU, in which threads are fibers and a barrier ends a fiber's turn.
 #pragma once
 
 #ifdef __CUDACC__

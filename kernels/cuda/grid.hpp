@@ -1,4 +1,5 @@
-// The sizes of a launch on a GPU, on the hardware and in the emulator; see kernels/cuda/gpu.hpp.
+// The sizes of a launch on a GPU, on the hardware and on the emulated one; see
+// kernels/cuda/gpu.hpp.
 #pragma once
 
 #include <cstddef>

@@ -61,7 +61,7 @@ void LocalGradient::complete() {
   for (std::size_t word = 0; word < arrived_.words(); ++word) {
     kernels::CompleteArgs args{};
     args.base = group_.gradient.data();
-    args.entries = reinterpret_cast<const kernels::PlaceEntry*>(padding_.data());
+    args.entries = reinterpret_cast<const kernels::FlatSpan*>(padding_.data());
     args.counts = counts.data();
     args.arrived = arrived_.take_word(word);
     args.first = static_cast<std::int32_t>(word * 64);
@@ -70,8 +70,8 @@ void LocalGradient::complete() {
     args.dtype = f32;
     args.zero_missing = fresh_;
     // Gaps and counts: next to nothing, unless gradients are missing.
-    detail::launch("complete_gradient", group_.device, detail::table(group_.device).complete,
-                   args, {detail::reads(padding_), {&group_.gradient, AccessMode::write, 0}});
+    detail::launch("complete_gradient", group_.device, detail::table(group_.device).complete, args,
+                   {detail::reads(padding_), {&group_.gradient, AccessMode::write, 0}});
   }
   if (fresh_) held_.fill();
   fresh_ = false;

@@ -86,7 +86,7 @@ void GradientBuffer::complete() {
   for (std::size_t word = 0; word < arrived_.words(); ++word) {
     kernels::CompleteArgs args{};
     args.base = buffer_->data;
-    args.entries = reinterpret_cast<const kernels::PlaceEntry*>(entries_.data());
+    args.entries = reinterpret_cast<const kernels::FlatSpan*>(entries_.data());
     args.counts = buffer_->data + shards_.layout.counts_offset_bytes;
     args.counts_stride_bytes = shards_.layout.counts_chunk_bytes;
     args.arrived = arrived_.word(word);
@@ -180,7 +180,7 @@ void GradientBuffer::accumulate(const Tensor& staged, bool is_fresh) const {
 void GradientBuffer::clear_gaps(Stream stream, const Tensor& flat, const Tensor& table) const {
   kernels::CompleteArgs args{};
   args.base = flat.data();
-  args.entries = reinterpret_cast<const kernels::PlaceEntry*>(table.data());
+  args.entries = reinterpret_cast<const kernels::FlatSpan*>(table.data());
   args.arrived = ~std::uint64_t{0};
   args.entry_count = static_cast<std::int32_t>(shards_.trainable->entries.size());
   args.dtype = shards_.reduce_dtype();

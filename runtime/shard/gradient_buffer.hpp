@@ -49,7 +49,7 @@ class GradientBuffer {
 
   const UnitShards& shards_;
   PreparedGroups prepared_;
-  Tensor entries_, gaps_f32_, gaps_reduce_;  // tables of kernels::PlaceEntry
+  Tensor entries_, gaps_f32_, gaps_reduce_;  // tables of kernels::FlatSpan
   SlotRing* ring_ = nullptr;
   std::shared_ptr<Storage> buffer_;  // null while it is empty
   Slot slot_;

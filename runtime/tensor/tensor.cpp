@@ -101,11 +101,20 @@ Tensor Tensor::arange(std::int64_t n, DType dtype, const Device& device) {
 Tensor Tensor::normal(const Shape& shape, double mean, double deviation, std::uint64_t key,
                       DType dtype, const Device& device) {
   Tensor out = empty(shape, dtype, device);
-  if (out.numel() == 0 || device.is_meta()) return out;
-  detail::launch("normal", device, detail::table(device).normal,
-                 kernels::NormalArgs{out.data(), key, 0, out.numel(), mean, deviation, dtype},
-                 {detail::writes(out)});
+  raw::normal_into(out, mean, deviation, key, 0);
   return out;
+}
+
+void raw::normal_into(const Tensor& out, double mean, double deviation, std::uint64_t key,
+                      std::int64_t first) {
+  TESSERA_EXPECT(out.is_contiguous() && is_floating(out.dtype()), "normal_into: the tensor is ",
+                 out.dtype(), out.is_contiguous() ? "" : ", strided",
+                 "; expected a contiguous floating one");
+  if (out.numel() == 0 || out.device().is_meta()) return;
+  detail::launch(
+      "normal", out.device(), detail::table(out.device()).normal,
+      kernels::NormalArgs{out.data(), key, first, out.numel(), mean, deviation, out.dtype()},
+      {detail::writes(out)});
 }
 
 Tensor Tensor::uniform(const Shape& shape, double low, double high, std::uint64_t key, DType dtype,

@@ -1,4 +1,4 @@
-// Every case of the CUDA kernels over the emulator.
+// Every case of the CUDA kernels on the emulated GPU.
 #include "tests/cuda/case.hpp"
 #include "tests/support/catch.hpp"
 

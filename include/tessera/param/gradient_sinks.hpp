@@ -69,7 +69,7 @@ class LocalGradient final : public GradientSinks {
 
  private:
   FlatGroup& group_;
-  Tensor padding_;       // table of kernels::PlaceEntry
+  Tensor padding_;       // table of kernels::FlatSpan
   ArrivalMask arrived_;  // since the last completion
   ArrivalMask held_;     // with a value in the gradient as it is, so that a sink adds to it
   bool fresh_ = false;

@@ -49,14 +49,14 @@ TESSERA_CASE("flat", "complete: padding, missing gradients and counts") {
         for (std::int64_t i = 0; i < count; ++i) {
           const std::int64_t used = i == 5 ? 170000 : 2 * c.integer(0, 300),
                              padded = i % 3 == 0 ? used : used + 2 * c.integer(0, 300);
-          const PlaceEntry entry{offset, used, padded};
-          std::memcpy(entries.at<PlaceEntry>(Side::reference) + i, &entry, sizeof entry);
+          const FlatSpan entry{offset, used, padded};
+          std::memcpy(entries.at<FlatSpan>(Side::reference) + i, &entry, sizeof entry);
           offset += padded + 2 * c.integer(0, 9);
         }
         const auto arrived = static_cast<std::uint64_t>(c.integer(0, INT64_MAX)) & ~(1ull << 5);
         c.run([&](const Kernels& k, Side side, Exec& exec) {
           k.complete({.base = base.at<std::byte>(side),
-                      .entries = entries.at<PlaceEntry>(side),
+                      .entries = entries.at<FlatSpan>(side),
                       .counts = counts.at<std::byte>(side),
                       .counts_stride_bytes = static_cast<std::int64_t>(80 * size_bytes(dtype)),
                       .arrived = arrived,
