@@ -58,19 +58,20 @@ struct Update<UpdateOp::sgd, V> {
   }
 };
 
-template <UpdateOp op_, int moments_>
+// `moments`: the most that it has; where `fewest` is 0, none may be kept.
+template <UpdateOp op_, int fewest_, int moments_>
 struct UpdateTag {
   static constexpr UpdateOp op = op_;
-  static constexpr int moments = moments_;
+  static constexpr int fewest = fewest_, moments = moments_;
 };
 
-// f(UpdateTag<op, number of moments>{}).
+// f(UpdateTag of op).
 template <class F>
 void visit_update(UpdateOp op, F f) {
   switch (op) {
-#define TESSERA_OP(name, moments) \
-  case UpdateOp::name:            \
-    return f(UpdateTag<UpdateOp::name, moments>{});
+#define TESSERA_OP(name, fewest, most) \
+  case UpdateOp::name:                 \
+    return f(UpdateTag<UpdateOp::name, fewest, most>{});
 #include "tessera/kernels/updates.def"
   }
 }

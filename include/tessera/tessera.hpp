@@ -39,6 +39,8 @@
 #include "tessera/device/observer.hpp"
 #include "tessera/device/op.hpp"
 #include "tessera/device/workers.hpp"
+#include "tessera/kernels/ops.hpp"
+#include "tessera/kernels/updates.hpp"
 #include "tessera/memory/ledger.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tessera/memory/pool.hpp"

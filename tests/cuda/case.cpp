@@ -30,13 +30,13 @@ Operand::Operand(const Target& target, DType dtype, std::int64_t size, std::int6
   start += (16 - start % 16) % 16;
   host_ = reinterpret_cast<std::byte*>(start) + shift_bytes;
   void* data = nullptr;
-  expect(target.driver->allocate(whole, &data));
+  expect(target.allocate(whole, &data));
   if (!data) throw CaseFailure(concat("the device has no ", whole, " bytes for an operand"));
   device_memory_ = static_cast<std::byte*>(data);
   device_ = device_memory_ + kGuardBytes + shift_bytes;
 }
 
-Operand::~Operand() { target_.driver->release(device_memory_); }
+Operand::~Operand() { target_.release(device_memory_); }
 
 double Operand::get(const std::byte* from, std::int64_t i) const {
   return visit(dtype_, [&](auto tag) {
@@ -59,21 +59,17 @@ void Operand::set(std::int64_t i, double value) {
 }
 
 void Operand::upload() {
-  const Driver& driver = *target_.driver;
   const auto shift = device_ - device_memory_;
   const auto tail = static_cast<std::int64_t>(bytes()) + kGuardBytes;
-  expect(driver.fill(device_memory_, std::to_integer<std::uint8_t>(kGuard), shift + tail,
-                     target_.stream));
+  expect(target_.fill(device_memory_, std::to_integer<std::uint8_t>(kGuard), shift + tail));
   if (!before_.empty())
-    expect(driver.copy(device_, before_.data(), static_cast<std::int64_t>(before_.size()),
-                       target_.stream));
+    expect(target_.copy(device_, before_.data(), static_cast<std::int64_t>(before_.size())));
 }
 
 std::vector<std::byte> Operand::download() const {
   const auto shift = static_cast<std::size_t>(device_ - device_memory_);
   std::vector<std::byte> all(shift + bytes() + kGuardBytes);
-  expect(target_.driver->copy(all.data(), device_memory_, static_cast<std::int64_t>(all.size()),
-                              target_.stream));
+  expect(target_.copy(all.data(), device_memory_, static_cast<std::int64_t>(all.size())));
   expect(target_.drain());
   for (std::size_t i = 0; i < all.size(); ++i)
     if ((i < shift || i >= shift + bytes()) && all[i] != kGuard)
@@ -117,17 +113,33 @@ Operand& Case::output(DType dtype, std::int64_t size, std::int64_t shift_bytes) 
   return operand;
 }
 
-void Case::run(const std::function<void(const Kernels&, Side, Exec&)>& call) {
+void Case::keep_contents() {
   for (auto& operand : operands_)
     operand->before_.assign(operand->host_, operand->host_ + operand->bytes());
+}
+
+void Case::run(const Call& call) {
+  if (!target_.driver) fail("this case holds a device to the CPU, which is what it runs on");
+  keep_contents();
   Exec host;
   call(cpu_kernels(), Side::reference, host);
+  run_on_device(call);
+}
+
+void Case::compute(const Call& call) {
+  keep_contents();
+  run_on_device(call);
+}
+
+void Case::run_on_device(const Call& call) {
   for (const bool again : {false, true}) {
     for (auto& operand : operands_) operand->upload();
     Exec exec = target_.exec();
+    if (again) exec.workers = target_.workers;
     call(kernels_of(target_.driver), Side::device, exec);
     if (exec.error) fail(exec.error);
-    if (const DriverError error = target_.driver->failure()) fail(error);
+    if (target_.driver)
+      if (const DriverError error = target_.driver->failure()) fail(error);
     for (std::size_t i = 0; i < operands_.size(); ++i) {
       Operand& operand = *operands_[i];
       std::vector<std::byte> after = operand.download();
@@ -141,20 +153,22 @@ void Case::run(const std::function<void(const Kernels&, Side, Exec&)>& call) {
 }
 
 void Case::close(const Operand& operand, double relative, double absolute) {
-  for (std::int64_t i = 0; i < operand.size(); ++i) {
-    const double expected = operand.get(i), actual = on_device(operand, i);
-    const double bound = absolute + relative * std::abs(expected);
-    const bool agree = std::isnan(expected)   ? std::isnan(actual)
-                       : std::isinf(expected) ? actual == expected
-                                              : std::abs(actual - expected) <= bound;
-    if (!agree)
-      fail(concat("element ", i, " of ", operand.size(), " (", operand.dtype(), ") is ", actual,
-                  " instead of ", expected, "; off by ", std::abs(actual - expected),
-                  " where the bound is ", bound));
-    if (std::isfinite(expected) && bound > 0)
-      worst_ = std::max(worst_, std::abs(actual - expected) / bound);
-    ++compared_;
-  }
+  for (std::int64_t i = 0; i < operand.size(); ++i)
+    near(operand, i, operand.get(i), absolute + relative * std::abs(operand.get(i)));
+}
+
+void Case::near(const Operand& operand, std::int64_t i, double expected, double bound) {
+  const double actual = on_device(operand, i);
+  const bool agree = std::isnan(expected)   ? std::isnan(actual)
+                     : std::isinf(expected) ? actual == expected
+                                            : std::abs(actual - expected) <= bound;
+  if (!agree)
+    fail(concat("element ", i, " of ", operand.size(), " (", operand.dtype(), ") is ", actual,
+                " instead of ", expected, "; off by ", std::abs(actual - expected),
+                " where the bound is ", bound));
+  if (std::isfinite(expected) && bound > 0)
+    worst_ = std::max(worst_, std::abs(actual - expected) / bound);
+  ++compared_;
 }
 
 void Case::equal(const Operand& operand) {

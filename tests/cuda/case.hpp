@@ -1,5 +1,8 @@
-// Cases of the CUDA kernels: the same call on the CPU's table and on a driver module's, from the
-// same fresh random inputs, and what may lie between the results.
+// Cases of kernels, which run on any table of them: the CPU's, the emulated GPU's, a GPU's.
+//
+// Those of tests/kernels/cases hold each table to double precision (`compute`, then `near`). Those
+// of tests/cuda/cases hold a GPU's to the CPU's: the same call on both, from the same fresh random
+// inputs, and what may lie between the results (`run`, then `close` or `equal`).
 //
 //   TESSERA_CASE("softmax", "rows of any length") {
 //     for (const DType dtype : {f32, bf16}) {
@@ -12,10 +15,10 @@
 //     }
 //   }
 //
-// Outputs start as NaN. Every operand on the device lies between guard bytes, which `run` checks;
-// it also requires that inputs stay, and that a second run from the same contents gives the same
-// bits. `Operand::shifted` moves it off 16-byte boundaries. No test framework: tools/gpu-check runs
-// the cases where there is none.
+// Outputs start as NaN. Every operand on the device lies between guard bytes, which both calls
+// check; they also require that inputs stay, and that a second run from the same contents gives the
+// same bits, on the CPU with three threads. `Operand::shifted` moves it off 16-byte boundaries. No
+// test framework: tools/gpu-check runs the cases where there is none.
 #pragma once
 
 #include <cstdint>
@@ -104,12 +107,17 @@ class Case {
     return std::uniform_int_distribution<std::int64_t>(low, high)(engine_);
   }
 
+  using Call = std::function<void(const Kernels&, Side, Exec&)>;
   // `call` on the reference, then twice on the device.  Throws: CaseFailure.
-  void run(const std::function<void(const Kernels&, Side, Exec&)>& call);
+  void run(const Call& call);
+  // `call` twice on the device alone; operands keep what they held before for `get`.
+  void compute(const Call& call);
 
   // Lets go of all operands so far: a case of many parts calls it between them.
   void next() { operands_.clear(); }
 
+  // The device's element i is within `bound` of `expected`; NaN and infinities agree.
+  void near(const Operand& operand, std::int64_t i, double expected, double bound);
   // |device - reference| <= absolute + relative |reference|; NaN and infinities agree.
   void close(const Operand& operand, double relative, double absolute);
   // The same bits.
@@ -126,6 +134,8 @@ class Case {
  private:
   Operand& add(DType dtype, std::int64_t size, std::int64_t shift_bytes);
   void draw(Operand& operand, double low, double high);
+  void keep_contents();
+  void run_on_device(const Call& call);
 
   const Target& target_;
   std::uint64_t seed_;

@@ -1,4 +1,4 @@
-// Runs the cases of tests/cuda/cases/ over a driver module:
+// Runs the cases of tests/kernels/cases/ and tests/cuda/cases/ over a driver module:
 //
 //   gpu-check-cases MODULE [--device N] [--seed S] [--first COUNT] [OP...]
 //   gpu-check-cases --list

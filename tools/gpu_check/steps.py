@@ -14,7 +14,7 @@ import traceback
 
 from processes import run_group
 
-SOURCES = ("bench", "include", "kernels", "nn", "runtime", "tests/cuda", "tools")
+SOURCES = ("bench", "include", "kernels", "nn", "runtime", "tests/cuda", "tests/kernels", "tools")
 
 
 def say(*words):

@@ -43,6 +43,10 @@ enum class UpdateOp : std::uint8_t {
 #define TESSERA_OP(name, ...) name,
 #include "tessera/kernels/updates.def"
 };
+inline constexpr UpdateOp kUpdates[] = {
+#define TESSERA_OP(name, ...) UpdateOp::name,
+#include "tessera/kernels/updates.def"
+};
 constexpr const char* name(UpdateOp op) {
   constexpr const char* names[] = {
 #define TESSERA_OP(name, ...) #name,

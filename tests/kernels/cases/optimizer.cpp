@@ -1,0 +1,218 @@
+// Every update of an optimizer over segments, and clipping.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/updates.hpp"
+#include "tests/cuda/case.hpp"
+
+namespace cuda_test {
+namespace {
+
+// A number in double precision and how far f32 may be from it, by the standard model of rounding:
+// each result is off by at most 2^-24 of itself, or by 2^-126 where it is that small. A formula
+// over it is its own derivation of its bound. An fma counts as a product and a sum, since either
+// may be what a device makes of a b + c.
+struct Bounded {
+  static constexpr double kUnit = 0x1p-24, kTiny = 0x1p-126;
+  double v = 0, error = 0;
+
+  Bounded() = default;
+  // A constant of the step: the device may have contracted what makes it.
+  explicit Bounded(float x) : v(static_cast<double>(x)), error(2 * kUnit * std::abs(v)) {}
+  Bounded(double exact, double carried)
+      : v(exact), error(carried + kUnit * (std::abs(exact) + carried) + kTiny) {}
+  static Bounded given(double x) {
+    Bounded b;
+    b.v = x;
+    return b;
+  }
+
+  friend Bounded operator+(Bounded a, Bounded b) { return {a.v + b.v, a.error + b.error}; }
+  friend Bounded operator-(Bounded a, Bounded b) { return {a.v - b.v, a.error + b.error}; }
+  friend Bounded operator*(Bounded a, Bounded b) {
+    return {a.v * b.v, std::abs(a.v) * b.error + std::abs(b.v) * a.error + a.error * b.error};
+  }
+  friend Bounded operator/(Bounded a, Bounded b) {
+    const double least = std::abs(b.v) - b.error, q = a.v / b.v;
+    return {q, least > 0 ? (a.error + std::abs(q) * b.error) / least
+                         : std::numeric_limits<double>::infinity()};
+  }
+  friend Bounded sqrt(Bounded a) {
+    const double least = std::sqrt(std::max(a.v - a.error, 0.0)), root = std::sqrt(a.v);
+    return {root, least + root > 0 ? a.error / (least + root) : std::sqrt(a.error)};
+  }
+  friend Bounded fma(Bounded a, Bounded b, Bounded c) { return a * b + c; }
+  friend Bounded rounded_product(Bounded a, Bounded b) { return a * b; }
+};
+
+// Structs live in operands of i64, so that both sides have them.
+template <class T>
+void put(Operand& where, std::int64_t i, const T& value) {
+  std::memcpy(where.at<T>(Side::reference) + i, &value, sizeof value);
+}
+
+// Segments that share groups of four, that are empty, that leave padding between them, that are
+// longer than a chunk of a block and than a task of a thread, that are skipped.
+struct Layout {
+  Operand *segments, *counts, *scalars;
+  std::int32_t count;
+  std::int64_t size = 0;
+  std::vector<FlatSegment> table;
+
+  Layout(Case& c, std::int32_t segment_count, std::int64_t longest) : count(segment_count) {
+    segments = &c.input(i64, 3 * count);
+    counts = &c.input(f32, 8);
+    scalars = &c.input(i64, 4);
+    for (std::int64_t i = 0; i < 8; ++i) counts->set(i, static_cast<double>(i % 2));
+    size = c.integer(0, 5);
+    for (std::int32_t s = 0; s < count; ++s) {
+      const std::int64_t length = s == 2 ? longest : c.integer(0, 6);
+      table.push_back(
+          {size, size + length, static_cast<std::int32_t>(s % 9) - 1, s % 3 == 0 ? 0.1f : 0.0f});
+      put(*segments, s, table.back());
+      size += length + (s % 4 == 0 ? c.integer(0, 3) : 0);
+    }
+    put(*scalars, 0, UpdateScalars{1e-2f, 0.9f, 0.99f, 1e-6f, 0.271f, 0.0297f, 0.5f, 0.9f});
+  }
+  // Whether an update touches segment s.
+  bool is_updated(std::size_t s, bool with_counts) const {
+    return !with_counts || table[s].count_index < 0 || counts->get(table[s].count_index) != 0;
+  }
+};
+
+template <class Tag>
+void check(Case& c, const Layout& layout, bool keeps, bool with_counts, bool clipped,
+           std::int64_t shift) {
+  Operand &p = c.updated(f32, layout.size, -1, 1, shift),
+          &g = c.input(f32, layout.size, -2, 2, shift), &clip = c.input(f32, 1, 0.2, 1);
+  Operand* moments[kMostMoments] = {};
+  for (int k = 0; k < (keeps ? Tag::moments : 0); ++k)
+    moments[k] = &c.updated(f32, layout.size, k == 0 ? -1 : 0, 1, shift);
+  c.compute([&](const Kernels& kernels, Side side, Exec& exec) {
+    UpdateArgs args{};
+    args.values = p.at<float>(side);
+    for (int k = 0; k < kMostMoments; ++k)
+      args.moments[k] = moments[k] ? moments[k]->at<float>(side) : nullptr;
+    args.gradient = g.at<float>(side);
+    args.segments = layout.segments->at<FlatSegment>(side);
+    args.counts = with_counts ? layout.counts->at<float>(side) : nullptr;
+    args.scalars = layout.scalars->at<UpdateScalars>(side);
+    args.clip = clipped ? clip.at<float>(side) : nullptr;
+    args.segment_count = layout.count;
+    args.op = Tag::op;
+    kernels.update(args, exec);
+  });
+
+  const UpdateScalars& s = *layout.scalars->at<UpdateScalars>(Side::reference);
+  const Bounded factor =
+      clipped ? Bounded::given(static_cast<double>(s.grad_scale)) * Bounded::given(clip.get(0))
+              : Bounded::given(static_cast<double>(s.grad_scale));
+  const auto untouched = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      c.near(p, i, p.get(i), 0);
+      for (int k = 0; k < (keeps ? Tag::moments : 0); ++k)
+        c.near(*moments[k], i, moments[k]->get(i), 0);
+    }
+  };
+  std::int64_t end = 0;
+  for (std::size_t n = 0; n < layout.table.size(); ++n) {
+    const FlatSegment& segment = layout.table[n];
+    untouched(end, segment.begin);
+    end = segment.end;
+    if (!layout.is_updated(n, with_counts)) {
+      untouched(segment.begin, segment.end);
+      continue;
+    }
+    const Update<Tag::op, Bounded> update(s, segment.weight_decay);
+    for (std::int64_t i = segment.begin; i < segment.end; ++i) {
+      Bounded kept[Tag::moments];
+      for (int k = 0; k < (keeps ? Tag::moments : 0); ++k)
+        kept[k] = Bounded::given(moments[k]->get(i));
+      const Bounded after = update(Bounded::given(p.get(i)), Bounded::given(g.get(i)) * factor,
+                                   keeps ? kept : nullptr);
+      c.near(p, i, after.v, after.error);
+      for (int k = 0; k < (keeps ? Tag::moments : 0); ++k)
+        c.near(*moments[k], i, kept[k].v, kept[k].error);
+    }
+  }
+  untouched(end, layout.size);
+}
+
+}  // namespace
+
+TESSERA_CASE("optimizer", "every update over segments, skipping what has no gradient") {
+  for (const UpdateOp op : kUpdates)
+    visit_update(op, [&](auto tag) {
+      using Tag = decltype(tag);
+      for (const bool keeps : {true, false})
+        for (const std::int64_t shift : {0, 4})
+          for (const bool clipped : {false, true}) {
+            if (!keeps && Tag::fewest > 0) continue;
+            // A block has 256 threads, each of which looks at a segment first.
+            const Layout layout(c, clipped && shift == 0 ? 300 : 20, clipped ? 1500 : 40000);
+            check<Tag>(c, layout, keeps, clipped || shift == 0, clipped, shift);
+            c.next();
+          }
+    });
+}
+
+TESSERA_CASE("optimizer", "clip: the norm, and a coefficient of at most 1") {
+  const double inf = std::numeric_limits<double>::infinity();
+  for (const DType dtype : {f32, f64})
+    for (const double sum : {c.uniform(0, 1), c.uniform(2, 100), 0.0, 1.0, 1600.0, inf, inf - inf})
+      for (const int wanted : {1, 2, 3}) {
+        Operand &sumsq = c.input(dtype, 1), &factor = c.output(f32, 1), &norm = c.output(f32, 1);
+        sumsq.set(0, sum);
+        c.compute([&](const Kernels& k, Side side, Exec& exec) {
+          k.clip({.coefficient = (wanted & 1) != 0 ? factor.at<float>(side) : nullptr,
+                  .norm = (wanted & 2) != 0 ? norm.at<float>(side) : nullptr,
+                  .sumsq = sumsq.at(side),
+                  .max_norm = 1,
+                  .dtype = dtype},
+                 exec);
+        });
+        // In double precision, rounded to f32 once.
+        const double root = std::sqrt(sumsq.get(0)), ratio = 1 / (root + 1e-6);
+        const double coefficient = ratio > 1 ? 1 : ratio;
+        if ((wanted & 1) != 0) c.near(factor, 0, coefficient, 1.001 * 0x1p-24 * coefficient);
+        if ((wanted & 2) != 0) c.near(norm, 0, root, 1.001 * 0x1p-24 * root);
+        c.next();
+      }
+}
+
+TESSERA_CASE("optimizer", "scale: every element, on and off 16-byte boundaries; a factor of 1") {
+  for (const std::int64_t size : {1027, 33333})
+    for (const std::int64_t shift : {0, 4})
+      for (const double by : {1.0, c.uniform(0, 1), std::numeric_limits<double>::quiet_NaN()}) {
+        Operand &data = c.updated(f32, size, -2, 2, shift), &factor = c.input(f32, 1);
+        factor.set(0, by);
+        c.compute([&](const Kernels& k, Side side, Exec& exec) {
+          k.scale_flat(
+              {.data = data.at<float>(side), .factor = factor.at<float>(side), .count = size},
+              exec);
+        });
+        for (std::int64_t i = 0; i < size; ++i) {
+          const double product = data.get(i) * factor.get(0);
+          c.near(data, i, product, 0x1p-24 * std::abs(product));
+        }
+        c.next();
+      }
+}
+
+TESSERA_CASE("optimizer", "the scalars of a step reach the device") {
+  for (const std::int32_t count : {1, 3, 8, kMostScalarBytes / 4}) {
+    Operand &drawn = c.input(f32, kMostScalarBytes / 4), &out = c.updated(f32, drawn.size());
+    c.compute([&](const Kernels& k, Side side, Exec& exec) {
+      PutScalarsArgs args{.out = out.at(side), .count = count, .values = {}};
+      std::memcpy(args.values, drawn.at(Side::reference), sizeof args.values);
+      k.put_scalars(args, exec);
+    });
+    for (std::int32_t i = 0; i < out.size(); ++i)
+      c.near(out, i, i < count ? drawn.get(i) : out.get(i), 0);
+    c.next();
+  }
+}
+
+}  // namespace cuda_test
