@@ -45,6 +45,17 @@ constexpr double epsilon(DType dtype) {
   return dtype == bf16 ? 0x1p-8 : dtype == f16 ? 0x1p-11 : dtype == f64 ? 0x1p-53 : 0x1p-24;
 }
 
+// `value` as an element of `dtype` holds it.
+inline double rounded_to(DType dtype, double value) {
+  return visit(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (std::is_class_v<T>)
+      return static_cast<double>(static_cast<float>(T(static_cast<float>(value))));
+    else
+      return static_cast<double>(static_cast<T>(value));
+  });
+}
+
 // A case has found a difference, a touched guard or a refusal.
 struct CaseFailure : std::runtime_error {
   using std::runtime_error::runtime_error;

@@ -11,16 +11,6 @@
 namespace cuda_test {
 namespace {
 
-double rounded_to(DType dtype, double value) {
-  return visit(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    if constexpr (std::is_class_v<T>)
-      return static_cast<double>(static_cast<float>(T(static_cast<float>(value))));
-    else
-      return static_cast<double>(static_cast<T>(value));
-  });
-}
-
 // In the order of the inputs: in f32 for 16-bit floats, each addition rounded, and the end once.
 double combined(PeersOp op, DType dtype, const std::vector<double>& inputs) {
   if (inputs.empty()) return 0;
