@@ -1,4 +1,4 @@
-// Softmax and the fused cross-entropy, forward and backward, against double precision.
+// The fused cross-entropy, forward and backward, against double precision.
 #include "tests/kernels/support.hpp"
 
 using namespace kernel_test;
@@ -19,68 +19,6 @@ std::vector<double> softmax_of(const Array& x, std::int64_t row, std::int64_t n)
 }
 
 }  // namespace
-
-TEST_CASE("softmax and its derivative agree with double precision, in place too", "[kernels]") {
-  kernel_test::Random random;
-  INFO("seed " << random.seed);
-  for (const DType dtype : kFloats) {
-    for (const auto& [rows, cols] : {std::pair<std::int64_t, std::int64_t>{1, 1},
-                                     {3, 7},
-                                     {5, 8},
-                                     {300, 65},
-                                     {2, 5000},
-                                     {0, 4}}) {
-      INFO(dtype << ": " << rows << " x " << cols);
-      const Array x = random.array(dtype, rows * cols, -10, 10),
-                  dy = random.array(dtype, rows * cols);
-      Array y(dtype, rows * cols), in_place = x, dx(dtype, rows * cols);
-      on_threads(
-          [&](Exec& exec) {
-            cpu_kernels().softmax(
-                {.y = y.data(), .x = x.data(), .rows = rows, .cols = cols, .dtype = dtype}, exec);
-            cpu_kernels().softmax({.y = in_place.data(),
-                                   .x = in_place.data(),
-                                   .rows = rows,
-                                   .cols = cols,
-                                   .dtype = dtype},
-                                  exec);
-            cpu_kernels().softmax_backward({.dx = dx.data(),
-                                            .y = y.data(),
-                                            .dy = dy.data(),
-                                            .rows = rows,
-                                            .cols = cols,
-                                            .dtype = dtype},
-                                           exec);
-          },
-          y, in_place, dx);
-      REQUIRE(y.bytes == in_place.bytes);
-      std::vector<double> expected, expected_dx;
-      for (std::int64_t r = 0; r < rows; ++r) {
-        const auto p = softmax_of(x, r * cols, cols);
-        double dot = 0;
-        for (std::int64_t c = 0; c < cols; ++c) dot += y[r * cols + c] * dy[r * cols + c];
-        for (std::int64_t c = 0; c < cols; ++c) {
-          expected.push_back(p[static_cast<std::size_t>(c)]);
-          expected_dx.push_back(y[r * cols + c] * (dy[r * cols + c] - dot));
-        }
-      }
-      const double eps = compute_epsilon(dtype);
-      // exp(x - max) inherits the rounding of x - max, at most 20 in magnitude.
-      require_close(y, expected, epsilon(dtype) + (20 + roundings(cols)) * eps, smallest(dtype));
-      require_close(dx, expected_dx, epsilon(dtype), roundings(cols) * eps * 4 + smallest(dtype));
-    }
-  }
-}
-
-TEST_CASE("softmax gives masked entries exactly 0", "[kernels]") {
-  Array x(DType::f32, 20), y(DType::f32, 20);
-  for (std::int64_t i = 0; i < 20; ++i) x.set(i, i % 3 == 0 ? -INFINITY : static_cast<double>(i));
-  Exec exec;
-  cpu_kernels().softmax({.y = y.data(), .x = x.data(), .rows = 1, .cols = 20, .dtype = DType::f32},
-                        exec);
-  for (std::int64_t i = 0; i < 20; i += 3) REQUIRE(y[i] == 0);
-  REQUIRE(y[19] > 0.5);
-}
 
 TEST_CASE(
     "cross-entropy and its gradient agree with double precision; ignored and bad targets are seen",
