@@ -1,4 +1,4 @@
-// RMSNorm, LayerNorm and rotary embedding, forward and backward, against double precision.
+// RMSNorm and LayerNorm, forward and backward, against double precision.
 #include "tests/kernels/support.hpp"
 
 using namespace kernel_test;
@@ -226,72 +226,6 @@ TEST_CASE("a norm adds its residual with the bits of a separate addition", "[ker
       Array taken = d_sum;  // dx may be d_sum
       backward(taken, sum, taken.data());
       REQUIRE(taken.bytes == dx.bytes);
-    }
-  }
-}
-
-TEST_CASE("rotary embedding turns halves by position, and back", "[kernels]") {
-  kernel_test::Random random;
-  INFO("seed " << random.seed);
-  const std::int64_t batch = 2, length = 13, heads = 3;
-  const std::int32_t position = 5;
-  for (const DType dtype : kFloats) {
-    for (const std::int64_t dim : {2, 6, 16, 34}) {
-      INFO(dtype << ", D " << dim);
-      const std::int64_t half = dim / 2, row = (heads + 2) * dim;
-      const Array x = random.array(dtype, batch * length * row);
-      Array y(dtype, batch * heads * length * dim), back = x, cos(DType::f32, 18 * half),
-                                                    sin(DType::f32, 18 * half);
-      auto *cos_data = static_cast<float*>(cos.data()), *sin_data = static_cast<float*>(sin.data());
-      on_threads(
-          [&](Exec& exec) {
-            cpu_kernels().rope_table({.cos = cos_data,
-                                      .sin = sin_data,
-                                      .positions = 18,
-                                      .head_dim = dim,
-                                      .theta = 10000},
-                                     exec);
-            RopeArgs args{.y = y.data(),
-                          .x = x.data(),
-                          .cos = cos_data,
-                          .sin = sin_data,
-                          .x_strides = {length * row, row, dim},
-                          .y_strides = {heads * length * dim, dim, length * dim},
-                          .position = position,
-                          .batch = 2,
-                          .length = 13,
-                          .heads = 3,
-                          .head_dim = static_cast<std::uint16_t>(dim),
-                          .dtype = dtype,
-                          .inverse = false};
-            cpu_kernels().rope(args, exec);
-            args.y = back.data();
-            std::copy(args.x_strides, args.x_strides + 3, args.y_strides);
-            cpu_kernels().rope(args, exec);  // out of place, then in place and inverse
-            args.x = back.data();
-            args.inverse = true;
-            cpu_kernels().rope(args, exec);
-          },
-          y, back, cos, sin);
-      std::vector<double> expected(static_cast<std::size_t>(y.size()));
-      for (std::int64_t i = 0; i < batch * length * heads * half; ++i) {
-        const std::int64_t c = i % half, h = i / half % heads, t = i / half / heads % length,
-                           b = i / half / heads / length;
-        const double angle =
-            static_cast<double>(t + position) *
-            std::pow(10000, -2.0 * static_cast<double>(c) / static_cast<double>(dim));
-        const std::int64_t from = (b * length + t) * row + h * dim + c;
-        const auto to = static_cast<std::size_t>(((b * heads + h) * length + t) * dim + c);
-        expected[to] = x[from] * std::cos(angle) - x[from + half] * std::sin(angle);
-        expected[to + static_cast<std::size_t>(half)] =
-            x[from + half] * std::cos(angle) + x[from] * std::sin(angle);
-      }
-      // Table entries are f32 whatever the dtype; two products of values up to 2 and a sum.
-      require_close(y, expected, epsilon(dtype), 4 * 4 * 0x1p-24);
-      std::vector<double> original;
-      for (std::int64_t i = 0; i < x.size(); ++i) original.push_back(x[i]);
-      require_close(back, original, epsilon(dtype),
-                    8 * 4 * 0x1p-24 + 4 * 2.9 * epsilon(dtype));  // rounded to the dtype in between
     }
   }
 }
