@@ -84,7 +84,7 @@ struct Binary {
       y[j] = b == nullptr ? scalar : widened(item.b.at[j]);
     }
     if (gives_boolean(op)) {
-      Pack<bool, N> answers;
+      Pack<bool, N> answers{};
       compare(op, x, y, answers.at);
       return store_most(static_cast<bool*>(out) + item.to, answers, n);
     }
