@@ -83,6 +83,7 @@ void Context::size_slots(int nesting) {
     else
       reduce_slot_bytes_ = std::max(reduce_slot_bytes_, reduce);
   }
+  // See Note [How many slots].
   gather_slots_ = gather_slot_bytes_ > 0 ? prefetch + nesting : 0;
   reduce_slots_ = reduce_slot_bytes_ > 0 ? in_flight + nesting : 0;
   arena_bytes_ =
