@@ -1,5 +1,5 @@
 // Sums in two passes where a row is long: parts of fixed lengths, then the parts. Maxima and their
-// places in one.
+// indices in one.
 #include "kernels/reduce.hpp"
 
 #include <algorithm>
@@ -181,7 +181,7 @@ void sums(const Sums& s, const Result& result, Exec& exec) {
 
 // ---- maxima and minima
 
-// Threads with a place of none have seen nothing.
+// Threads with an index of none have seen nothing.
 template <class A>
 struct Choice {
   A value;
@@ -207,7 +207,7 @@ struct Choose {
   void* out;
   const T* in;
   std::int64_t outer, n, inner;
-  bool largest, wants_place;
+  bool largest, wants_index;
 
   TESSERA_DEVICE void operator()(Thread& t) const {
     Choice<A> best{A(0), kNone};
@@ -222,14 +222,14 @@ struct Choose {
       best = better(best, Choice<A>{t.shuffle_xor(best.value, mask), t.shuffle_xor(best.at, mask)},
                     largest);
     A* values = t.shared<A>();
-    auto* places = t.shared<std::int64_t>(kWarps * sizeof(std::int64_t));
+    auto* indices = t.shared<std::int64_t>(kWarps * sizeof(std::int64_t));
     if (t.lane() == 0) {
       values[t.warp()] = best.value;
-      places[t.warp()] = best.at;
+      indices[t.warp()] = best.at;
     }
     t.sync();
     if (t.index() != 0) return;
-    for (int w = 1; w < kWarps; ++w) best = better(best, Choice<A>{values[w], places[w]}, largest);
+    for (int w = 1; w < kWarps; ++w) best = better(best, Choice<A>{values[w], indices[w]}, largest);
     write(t.block(), best);
   }
   TESSERA_DEVICE void look(std::int64_t from, std::int64_t first, int step, Choice<A>& best) const {
@@ -238,7 +238,7 @@ struct Choose {
   }
   TESSERA_DEVICE void write(std::int64_t i, const Choice<A>& best) const {
     const bool none = best.at == kNone;
-    if (wants_place) {
+    if (wants_index) {
       static_cast<std::int64_t*>(out)[i] = none ? 0 : best.at;
     } else if constexpr (std::is_integral_v<T>) {
       constexpr T low = std::numeric_limits<T>::lowest(), high = std::numeric_limits<T>::max();

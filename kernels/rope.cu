@@ -1,5 +1,6 @@
 // Rotary positions: a thread turns one pack of a head's lower half and the pack of the upper half
-// that belongs to it. A block takes whole tokens, so that places are found with 32-bit arithmetic.
+// that belongs to it. A block takes whole tokens, so that positions are found with 32-bit
+// arithmetic.
 #include "kernels/rope.hpp"
 
 #include <algorithm>
@@ -51,8 +52,8 @@ struct Rotate {
                    h * a.x_strides[2] + i;
       T* y =
           static_cast<T*>(a.y) + b * a.y_strides[0] + at * a.y_strides[1] + h * a.y_strides[2] + i;
-      const std::int64_t place = (at + a.position) * half + i;
-      const auto cos = table_pack<N>(a.cos + place), sin = table_pack<N>(a.sin + place);
+      const std::int64_t angle = (at + a.position) * half + i;
+      const auto cos = table_pack<N>(a.cos + angle), sin = table_pack<N>(a.sin + angle);
       auto low = load<N>(x), high = load<N>(x + half);
       for (int k = 0; k < N; ++k) {
         const C c = cos.at[k], s = a.inverse ? -sin.at[k] : sin.at[k];

@@ -32,7 +32,6 @@
 #include "tessera/device/driver.hpp"
 #include "tessera/device/event.hpp"
 #include "tessera/device/executor.hpp"
-#include "tessera/device/mutation.hpp"
 #include "tessera/device/observe/profiler_ranges.hpp"
 #include "tessera/device/observe/race_checker.hpp"
 #include "tessera/device/observe/trace.hpp"

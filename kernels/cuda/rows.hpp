@@ -63,7 +63,7 @@ void visit_rows(DType dtype, std::int64_t cols, bool aligned, Exec& exec, F f) {
   });
 }
 
-// A thread's place among the groups of its block.
+// A thread's position among the groups of its block.
 struct Group {
   int size, index, lane;  // threads; which of the block's groups; the thread's number within
   TESSERA_DEVICE Group(Thread& t, int threads)

@@ -35,8 +35,8 @@ class EmulatedBlock {
   EmulatedBlock(const EmulatedBlock&) = delete;
   EmulatedBlock& operator=(const EmulatedBlock&) = delete;
 
-  void run(const Grid& place) {
-    place_ = place;
+  void run(const Grid& cell) {
+    cell_ = cell;
     std::memset(shared_, 0xff, launch_.shared_bytes);
     auto& all = fibers(launch_.threads);
     for (std::size_t i = 0; i < threads_.size(); ++i) {
@@ -88,7 +88,7 @@ class EmulatedBlock {
   }
 
   const emulator::Launch& launch() const { return launch_; }
-  const Grid& place() const { return place_; }
+  const Grid& cell() const { return cell_; }
   std::byte* shared() { return shared_; }
 
  private:
@@ -116,7 +116,7 @@ class EmulatedBlock {
     std::fprintf(stderr,
                  "emulator: block %lld hangs: %zu threads wait at the block's barrier, %zu at "
                  "their warp's\n",
-                 static_cast<long long>(place_.x), count(At::block_barrier, 0, at_.size()),
+                 static_cast<long long>(cell_.x), count(At::block_barrier, 0, at_.size()),
                  count(At::warp_barrier, 0, at_.size()));
     __builtin_trap();
   }
@@ -124,7 +124,7 @@ class EmulatedBlock {
   const emulator::Launch& launch_;
   const void* body_;
   std::byte* shared_;
-  Grid place_;
+  Grid cell_;
   std::vector<Thread> threads_;
   std::vector<At> at_;
   std::vector<unsigned> round_;
@@ -133,9 +133,9 @@ class EmulatedBlock {
 
 void Thread::run() { block_->invoke(*this); }
 int Thread::threads() const { return block_->launch().threads; }
-std::int64_t Thread::block() const { return block_->place().x; }
-int Thread::block_y() const { return static_cast<int>(block_->place().y); }
-int Thread::block_z() const { return static_cast<int>(block_->place().z); }
+std::int64_t Thread::block() const { return block_->cell().x; }
+int Thread::block_y() const { return static_cast<int>(block_->cell().y); }
+int Thread::block_z() const { return static_cast<int>(block_->cell().z); }
 std::int64_t Thread::blocks() const { return block_->launch().grid.x; }
 void Thread::sync() { block_->pause(index_, At::block_barrier); }
 void Thread::sync_warp() { block_->pause(index_, At::warp_barrier); }

@@ -21,7 +21,7 @@ void convert(BFloat16* out, const float* in, std::int64_t n);
 void convert(Float16* out, const float* in, std::int64_t n);
 void convert(double* out, const double* in, std::int64_t n);
 
-// n elements of `size` bytes (1, 2, 4, 8) between a strided place and a contiguous one; strides
+// n elements of `size` bytes (1, 2, 4, 8) between a strided array and a contiguous one; strides
 // count elements.
 void gather_strided(void* out, const void* in, std::int64_t stride, std::int64_t n,
                     std::size_t size);

@@ -28,8 +28,8 @@ struct Extent {
 // Calls f(offset, done, run) for the runs along the last dimension that make up elements [position,
 // position + n).
 template <class F>
-inline void for_runs(const Extent& extent, const std::int32_t* strides, std::int64_t position,
-                     std::int64_t n, F f) {
+inline void for_stretches(const Extent& extent, const std::int32_t* strides, std::int64_t position,
+                          std::int64_t n, F f) {
   std::int64_t index[8];
   std::int64_t offset = 0, rest = position;
   for (int d = extent.ndim - 1; d >= 0; --d) {
@@ -75,26 +75,27 @@ struct Operand {
   }
 
   // Where elements [position, position + n) lie contiguous in memory, or null where they do not.
-  std::byte* place(const Extent& extent, std::int64_t position, std::int64_t n) const {
+  std::byte* locate(const Extent& extent, std::int64_t position, std::int64_t n) const {
     if (extent.ndim == 0) return base + position * static_cast<std::int64_t>(size);
     if (!extent.by_rows() || strides[extent.ndim - 1] != 1) return nullptr;
     std::byte* at = nullptr;
-    for_runs(extent, strides, position, n, [&](std::int64_t offset, std::int64_t, std::int64_t) {
-      at = base + offset * static_cast<std::int64_t>(size);
-    });
+    for_stretches(extent, strides, position, n,
+                  [&](std::int64_t offset, std::int64_t, std::int64_t) {
+                    at = base + offset * static_cast<std::int64_t>(size);
+                  });
     return at;
   }
 
   const void* read(const Extent& extent, std::int64_t position, std::int64_t n,
                    Buffer& buffer) const {
-    const void* from = place(extent, position, n);
+    const void* from = locate(extent, position, n);
     if (from == nullptr) {
-      for_runs(extent, strides, position, n,
-               [&](std::int64_t offset, std::int64_t done, std::int64_t run) {
-                 gather_strided(buffer.raw + done * static_cast<std::int64_t>(size),
-                                base + offset * static_cast<std::int64_t>(size),
-                                strides[extent.ndim - 1], run, size);
-               });
+      for_stretches(extent, strides, position, n,
+                    [&](std::int64_t offset, std::int64_t done, std::int64_t run) {
+                      gather_strided(buffer.raw + done * static_cast<std::int64_t>(size),
+                                     base + offset * static_cast<std::int64_t>(size),
+                                     strides[extent.ndim - 1], run, size);
+                    });
       from = buffer.raw;
     }
     if (conversion == nullptr) return from;
@@ -114,13 +115,14 @@ struct Operand {
       from = buffer.raw;
     }
     if (at != nullptr) return;
-    for_runs(extent, strides, position, n,
-             [&](std::int64_t offset, std::int64_t done, std::int64_t run) {
-               scatter_strided(
-                   base + offset * static_cast<std::int64_t>(size), strides[extent.ndim - 1],
-                   static_cast<const std::byte*>(from) + done * static_cast<std::int64_t>(size),
-                   run, size);
-             });
+    for_stretches(extent, strides, position, n,
+                  [&](std::int64_t offset, std::int64_t done, std::int64_t run) {
+                    scatter_strided(base + offset * static_cast<std::int64_t>(size),
+                                    strides[extent.ndim - 1],
+                                    static_cast<const std::byte*>(from) +
+                                        done * static_cast<std::int64_t>(size),
+                                    run, size);
+                  });
   }
 };
 
@@ -135,7 +137,7 @@ inline void for_blocks(Exec& exec, const Extent& extent, const Operand& out, boo
     for (std::int64_t p = begin; p < end;) {
       std::int64_t n = std::min(limit, end - p);
       if (extent.by_rows()) n = std::min(n, extent.row() - p % extent.row());
-      std::byte* at = out.place(extent, p, n);
+      std::byte* at = out.locate(extent, p, n);
       void* to = out.target(at, buffer);
       f(to, p, n);
       if (to != at) out.finish(extent, p, n, at, buffer);
