@@ -188,7 +188,7 @@ def run(test, options, reports):
     if kind == "catch":
         command += flags + ["-o", report] + ([options.filter] if options.filter else [])
     elif kind == "mpi":  # each rank writes a report of its own
-        command[-1:] = ["sh", "-c", 'exec "$@".$OMPI_COMM_WORLD_RANK', "sh", command[-1], *flags, "-o", report]
+        command[3:] = ["sh", "-c", 'exec "$@".$OMPI_COMM_WORLD_RANK', "sh", *command[3:], *flags, "-o", report]  # mpirun -n N
     start = time.monotonic()
     status, why, outcome.computed = launch(test, command, log, options)
     outcome.seconds = time.monotonic() - start
@@ -203,6 +203,8 @@ def run(test, options, reports):
         outcome.passed = sum(state == "passed" for state in cases.values())
         outcome.failed = sum(state == "failed" for state in cases.values())
         clean = status == 0 or (outcome.pardoned and status is not None and status > 0 and not where)
+        if clean and not cases and not outcome.skips and not options.filter:
+            clean, why = False, "ran no case"
     elif status == 77:
         outcome.skips.append((test["name"], output.splitlines()[-1] if output else "no reason given"))
         clean = True
