@@ -1,4 +1,4 @@
-// The version of the library. meson.build reads it from here, so this file is its only place.
+// The version of the library. meson.build reads it from here, and it stands nowhere else.
 #pragma once
 
 #define TESSERA_VERSION "0.1.0"

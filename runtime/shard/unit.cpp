@@ -10,7 +10,7 @@ void Unit::materialize(const Device& device) {
   shards_.materialize(device);
   if (shards_.trainable) {
     for (const auto& p : shards_.parameters)
-      if (p->trainable) p->sinks = {std::shared_ptr<void>(), this};  // which owns them
+      if (p->trainable) p->sinks = {std::shared_ptr<void>(), this};  // owns nothing: the unit has p
     if (shards_.size() == 1) {
       local_ = std::make_unique<LocalGradient>(*shards_.trainable);
       local_->completed_by_caller = true;

@@ -1,19 +1,22 @@
-// How many of its places or steps a test tries: all under the long suites' names, a share in the
-// quick suites and under sanitizers, whose environment has TRY_ONE_IN=N.
+// How many of its places or steps a test tries: the share that TRY_ONE_IN=N in the environment of
+// its suite says (tests/meson.build), all of them with SOAK=1.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <random>
+#include <string_view>
 
 namespace tessera::testing {
 
 // One place in so many is tried.
 inline std::uint64_t stride() {
   static const std::uint64_t stride = [] {
+    const char* const soak = std::getenv("SOAK");
     const char* const text = std::getenv("TRY_ONE_IN");
-    return text ? std::max<std::uint64_t>(1, std::strtoull(text, nullptr, 10)) : 1;
+    if (!text || (soak && std::string_view(soak) == "1")) return std::uint64_t{1};
+    return std::max<std::uint64_t>(1, std::strtoull(text, nullptr, 10));
   }();
   return stride;
 }

@@ -1,5 +1,5 @@
 // JSON as text: strings and numbers, for whoever writes a file or a line that other programs read.
-// A reader stands here for nothing: what is read from outside has its own parser beside its checks.
+// There is no reader here: what comes from outside has its own parser, beside its checks.
 // Source: RFC 8259.
 #pragma once
 

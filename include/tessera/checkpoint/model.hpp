@@ -16,7 +16,7 @@ namespace tessera::checkpoint {
 
 // Writes every parameter below `model`, a tied one under its first name, in its own shape [d0,
 // ...], or [d1, d0] where Module::saves_transposed says so. Rank 0 writes, the others send their
-// shards; on return the file is whole, and its place is taken in one step (see WholeFile).
+// shards; on return the file is whole, and has replaced an older one in one step (see WholeFile).
 // Collective. Memory: the largest parameter in f32 on each rank, twice where it is transposed.
 // Throws: on rank 0 DataError if `path` cannot be written (see check_writable) and DeviceError if
 // the system refuses; ContractError for a parameter without memory.

@@ -104,7 +104,7 @@ Tensor softmax(const Tensor& x);  // over the last dimension
 Tensor softmax_backward(const Tensor& y, const Tensor& dy);
 // Rows `index` [count] of dim, in its order.
 Tensor index_select(const Tensor& x, int dim, const Tensor& index);
-// For each place of `index`, x there with the index along dim; index has x's other sizes.
+// out[..., j, ...] = x[..., index[..., j, ...], ...], j along dim; index has x's other sizes.
 Tensor gather(const Tensor& x, int dim, const Tensor& index);
 // The adjoints: out += source at index along dim; out is contiguous and changed.
 void index_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source);

@@ -117,7 +117,7 @@ class ShmWorld {
   // `clear` runs on every rank while no rank is in a collective.
   void rejoin(std::span<double> largest, const std::function<void()>& clear);
   // For transports whose peers may need this rank to finish what they can't give up: called all the
-  // while a rank waits at the last two places.
+  // while a rank waits in the last two states.
   void set_progress(std::function<void()> progress) { progress_ = std::move(progress); }
   // Throws: CommError with the reason once the world is aborted.
   void expect_fine() const {
