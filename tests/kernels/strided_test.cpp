@@ -1,4 +1,4 @@
-// Strided and broadcast operands, where, fill, arange, accumulation and SwiGLU.
+// Strided and broadcast operands, where, fill, arange and accumulation.
 #include "tests/kernels/support.hpp"
 
 using namespace kernel_test;
@@ -246,64 +246,5 @@ TEST_CASE("axpby accumulates across dtypes and reads nothing when beta is 0", "[
                       3 * 3.5 * (wide ? 0x1p-53 : 0x1p-24) + smallest(y_dtype));
       }
     }
-  }
-}
-
-TEST_CASE("SwiGLU reads the halves of a fused projection, forward and backward", "[kernels]") {
-  kernel_test::Random random;
-  INFO("seed " << random.seed);
-  for (const DType dtype : kFloats) {
-    INFO(dtype);
-    const std::int64_t rows = 9, cols = 53;
-    const Array fused = random.array(dtype, rows * 2 * cols, -6, 6),
-                d_out = random.array(dtype, rows * cols);
-    Array out(dtype, rows * cols), d_fused(dtype, rows * 2 * cols);
-    const auto half = static_cast<std::int64_t>(size_bytes(dtype)) * cols;
-    const auto* gate = static_cast<const std::byte*>(fused.data());
-    auto* d_gate = static_cast<std::byte*>(d_fused.data());
-    on_threads(
-        [&](Exec& exec) {
-          cpu_kernels().swiglu({.out = out.data(),
-                                .gate = gate,
-                                .up = gate + half,
-                                .rows = rows,
-                                .cols = cols,
-                                .out_stride = cols,
-                                .gate_stride = 2 * cols,
-                                .up_stride = 2 * cols,
-                                .dtype = dtype},
-                               exec);
-          cpu_kernels().swiglu_backward({.d_gate = d_gate,
-                                         .d_up = d_gate + half,
-                                         .gate = gate,
-                                         .up = gate + half,
-                                         .d_out = d_out.data(),
-                                         .rows = rows,
-                                         .cols = cols,
-                                         .d_gate_stride = 2 * cols,
-                                         .d_up_stride = 2 * cols,
-                                         .gate_stride = 2 * cols,
-                                         .up_stride = 2 * cols,
-                                         .d_out_stride = cols,
-                                         .dtype = dtype},
-                                        exec);
-        },
-        out, d_fused);
-    std::vector<double> expected, expected_d(static_cast<std::size_t>(rows * 2 * cols));
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t c = 0; c < cols; ++c) {
-        const double g = fused[r * 2 * cols + c], u = fused[r * 2 * cols + cols + c],
-                     d = d_out[r * cols + c];
-        const double s = 1 / (1 + std::exp(-g));
-        expected.push_back(g * s * u);
-        expected_d[static_cast<std::size_t>(r * 2 * cols + c)] = d * u * (s + g * s * (1 - s));
-        expected_d[static_cast<std::size_t>(r * 2 * cols + cols + c)] = d * g * s;
-      }
-    }
-    // A sigmoid and a handful of products: 16 roundings, on intermediate values of at most 2 * 6
-    // * 6.
-    const double absolute = 16 * 72 * compute_epsilon(dtype) + smallest(dtype);
-    require_close(out, expected, epsilon(dtype), absolute);
-    require_close(d_fused, expected_d, epsilon(dtype), absolute);
   }
 }

@@ -5,47 +5,13 @@
 #include <limits>
 
 #include "kernels/updates.hpp"
-#include "tests/cuda/case.hpp"
+#include "tests/kernels/bounded.hpp"
 
 namespace cuda_test {
 namespace {
 
-// A number in double precision and how far f32 may be from it, by the standard model of rounding:
-// each result is off by at most 2^-24 of itself, or by 2^-126 where it is that small. A formula
-// over it is its own derivation of its bound. An fma counts as a product and a sum, since either
-// may be what a device makes of a b + c.
-struct Bounded {
-  static constexpr double kUnit = 0x1p-24, kTiny = 0x1p-126;
-  double v = 0, error = 0;
-
-  Bounded() = default;
-  // A constant of the step: the device may have contracted what makes it.
-  explicit Bounded(float x) : v(static_cast<double>(x)), error(2 * kUnit * std::abs(v)) {}
-  Bounded(double exact, double carried)
-      : v(exact), error(carried + kUnit * (std::abs(exact) + carried) + kTiny) {}
-  static Bounded given(double x) {
-    Bounded b;
-    b.v = x;
-    return b;
-  }
-
-  friend Bounded operator+(Bounded a, Bounded b) { return {a.v + b.v, a.error + b.error}; }
-  friend Bounded operator-(Bounded a, Bounded b) { return {a.v - b.v, a.error + b.error}; }
-  friend Bounded operator*(Bounded a, Bounded b) {
-    return {a.v * b.v, std::abs(a.v) * b.error + std::abs(b.v) * a.error + a.error * b.error};
-  }
-  friend Bounded operator/(Bounded a, Bounded b) {
-    const double least = std::abs(b.v) - b.error, q = a.v / b.v;
-    return {q, least > 0 ? (a.error + std::abs(q) * b.error) / least
-                         : std::numeric_limits<double>::infinity()};
-  }
-  friend Bounded sqrt(Bounded a) {
-    const double least = std::sqrt(std::max(a.v - a.error, 0.0)), root = std::sqrt(a.v);
-    return {root, least + root > 0 ? a.error / (least + root) : std::sqrt(a.error)};
-  }
-  friend Bounded fma(Bounded a, Bounded b, Bounded c) { return a * b + c; }
-  friend Bounded rounded_product(Bounded a, Bounded b) { return a * b; }
-};
+// Updates compute in f32.
+using Number = Bounded<float>;
 
 // Structs live in operands of i64, so that both sides have them.
 template <class T>
@@ -106,9 +72,9 @@ void check(Case& c, const Layout& layout, bool keeps, bool with_counts, bool cli
   });
 
   const UpdateScalars& s = *layout.scalars->at<UpdateScalars>(Side::reference);
-  const Bounded factor =
-      clipped ? Bounded::given(static_cast<double>(s.grad_scale)) * Bounded::given(clip.get(0))
-              : Bounded::given(static_cast<double>(s.grad_scale));
+  const Number factor =
+      clipped ? Number::given(static_cast<double>(s.grad_scale)) * Number::given(clip.get(0))
+              : Number::given(static_cast<double>(s.grad_scale));
   const auto untouched = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       c.near(p, i, p.get(i), 0);
@@ -125,13 +91,13 @@ void check(Case& c, const Layout& layout, bool keeps, bool with_counts, bool cli
       untouched(segment.begin, segment.end);
       continue;
     }
-    const Update<Tag::op, Bounded> update(s, segment.weight_decay);
+    const Update<Tag::op, Number> update(s, segment.weight_decay);
     for (std::int64_t i = segment.begin; i < segment.end; ++i) {
-      Bounded kept[Tag::moments];
+      Number kept[Tag::moments];
       for (int k = 0; k < (keeps ? Tag::moments : 0); ++k)
-        kept[k] = Bounded::given(moments[k]->get(i));
-      const Bounded after = update(Bounded::given(p.get(i)), Bounded::given(g.get(i)) * factor,
-                                   keeps ? kept : nullptr);
+        kept[k] = Number::given(moments[k]->get(i));
+      const Number after =
+          update(Number::given(p.get(i)), Number::given(g.get(i)) * factor, keeps ? kept : nullptr);
       c.near(p, i, after.v, after.error);
       for (int k = 0; k < (keeps ? Tag::moments : 0); ++k)
         c.near(*moments[k], i, kept[k].v, kept[k].error);

@@ -4,13 +4,12 @@
 #include <cmath>
 #include <limits>
 
-#include "tests/cuda/case.hpp"
+#include "tests/kernels/bounded.hpp"
 
 using namespace cuda_test;
 
 namespace {
 
-constexpr DType kFloats[] = {f32, bf16, f16, f64};
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 double round_error(DType dtype) { return epsilon(dtype == f64 ? f64 : f32); }
@@ -21,9 +20,6 @@ double round_error(DType dtype) { return epsilon(dtype == f64 ? f64 : f32); }
 double sum_error(std::int64_t cols, double reach, DType dtype) {
   return (3 + reach + 32 + static_cast<double>(cols) / 256 + 13 + 60) * round_error(dtype);
 }
-
-// Half the distance between the smallest numbers; f32 below 2^-126 may become 0.
-double smallest(DType dtype) { return dtype == f16 ? 0x1p-25 : dtype == f64 ? 0 : 0x1p-126; }
 
 struct Setup {
   std::int64_t rows, cols;

@@ -1,0 +1,131 @@
+// Rows of a table by id, and the gradient of the table.
+#include <limits>
+
+#include "tests/kernels/bounded.hpp"
+
+namespace cuda_test {
+namespace {
+
+struct Ids {
+  Operand& operand;
+  std::int64_t vocab;
+
+  // Of [0, vocab), some outside.
+  Ids(Case& c, DType dtype, std::int64_t count, std::int64_t rows)
+      : operand(c.input(dtype, count, 0, static_cast<double>(rows - 1))), vocab(rows) {
+    if (count <= 4) return;
+    operand.set(1, -1);
+    operand.set(3, static_cast<double>(vocab));
+  }
+  // -1 where the table has no such row.
+  std::int64_t at(std::int64_t i) const {
+    const auto id = static_cast<std::int64_t>(operand.get(i));
+    return id >= 0 && id < vocab ? id : -1;
+  }
+};
+
+void check_embedding(Case& c, DType dtype, DType id_dtype, std::int64_t count, std::int64_t vocab,
+                     std::int64_t cols, bool shifted = false) {
+  Operand& table = c.input(dtype, vocab * cols, -100, 100, shift_of(dtype, shifted));
+  const Ids ids(c, id_dtype, count, vocab);
+  Operand& out = c.output(dtype, count * cols, shift_of(dtype, shifted));
+  c.compute([&](const Kernels& k, Side side, Exec& exec) {
+    k.embedding({.out = out.at(side),
+                 .table = table.at(side),
+                 .ids = ids.operand.at(side),
+                 .count = count,
+                 .vocab = vocab,
+                 .cols = cols,
+                 .dtype = dtype,
+                 .id_dtype = id_dtype},
+                exec);
+  });
+  const double missing = is_floating(dtype) ? std::numeric_limits<double>::quiet_NaN() : 0;
+  for (std::int64_t i = 0; i < out.size(); ++i) {
+    const std::int64_t id = ids.at(i / cols);
+    c.near(out, i, id < 0 ? missing : table.get(id * cols + i % cols), 0);
+  }
+  c.next();
+}
+
+struct TableSizes {
+  std::int64_t count, vocab, cols;
+  bool accumulate = false, shifted = false;
+  DType id_dtype = i64;
+};
+
+void check_embedding_backward(Case& c, DType dtype, DType grad_dtype, const TableSizes& s) {
+  constexpr double scale = 0.5;
+  const std::int64_t size = s.vocab * s.cols, shift = shift_of(grad_dtype, s.shifted);
+  Operand& dy = c.input(dtype, s.count * s.cols, -2, 2, shift_of(dtype, s.shifted));
+  const Ids ids(c, s.id_dtype, s.count, s.vocab);
+  Operand& table =
+      s.accumulate ? c.updated(grad_dtype, size, -2, 2, shift) : c.output(grad_dtype, size, shift);
+  c.compute([&](const Kernels& k, Side side, Exec& exec) {
+    k.embedding_backward({.d_table = table.at(side),
+                          .dy = dy.at(side),
+                          .ids = ids.operand.at(side),
+                          .count = s.count,
+                          .vocab = s.vocab,
+                          .cols = s.cols,
+                          .scale = scale,
+                          .dtype = dtype,
+                          .grad_dtype = grad_dtype,
+                          .id_dtype = s.id_dtype,
+                          .accumulate = s.accumulate},
+                         exec);
+  });
+  // Added in the order of the ids, in f64 where either is f64 and else in f32, rounded to the
+  // table's dtype at each addition. A scale of a power of two makes products exact, fused into the
+  // sum or not: exact.
+  const bool wide = dtype == f64 || grad_dtype == f64;
+  std::vector<double> sums(static_cast<std::size_t>(size));
+  for (std::int64_t i = 0; s.accumulate && i < size; ++i)
+    sums[static_cast<std::size_t>(i)] = table.get(i);
+  for (std::int64_t i = 0; i < dy.size(); ++i) {
+    const std::int64_t id = ids.at(i / s.cols);
+    if (id < 0) continue;
+    double& sum = sums[static_cast<std::size_t>(id * s.cols + i % s.cols)];
+    const double added = sum + scale * dy.get(i);
+    sum = rounded_to(grad_dtype, wide ? added : rounded_to(f32, added));
+  }
+  for (std::int64_t i = 0; i < size; ++i) c.near(table, i, sums[static_cast<std::size_t>(i)], 0);
+  c.next();
+}
+
+}  // namespace
+
+TESSERA_CASE("embedding", "rows by id, outside ones are NaN or 0") {
+  for (const DType dtype : kAll)
+    for (const DType id_dtype : {i32, i64})
+      for (const std::int64_t cols : {1, 3, 8, 64, 1000})
+        check_embedding(c, dtype, id_dtype, cols == 1000 ? 5 : 37, 11, cols);
+  for (const DType dtype : {f32, bf16, boolean}) check_embedding(c, dtype, i32, 9, 5, 64, true);
+  check_embedding(c, bf16, i64, 403, 11, 37);
+  check_embedding(c, f32, i64, 3, 2, 5000);
+  check_embedding(c, f32, i64, 0, 2, 4);
+  check_embedding(c, f32, i64, 4, 2, 0);
+}
+
+TESSERA_CASE("embedding", "gradient of the table, in the order of the ids") {
+  for (const DType dtype : kFloats)
+    for (const DType grad_dtype : kFloats)
+      for (const bool accumulate : {false, true}) {
+        check_embedding_backward(c, dtype, grad_dtype, {20, 7, 12, accumulate});
+        check_embedding_backward(c, dtype, grad_dtype, {20, 7, 5, accumulate, false, i32});
+      }
+  for (const bool accumulate : {false, true}) {
+    check_embedding_backward(c, bf16, f32, {9, 5, 64, accumulate, true});
+    check_embedding_backward(c, f16, f16, {210, 70, 300, accumulate});  // three tasks of columns
+    check_embedding_backward(c, f32, f32, {0, 3, 4, accumulate});
+    check_embedding_backward(c, f32, f32, {3, 1, 4100, accumulate});  // two blocks of columns
+  }
+  check_embedding_backward(c, f32, f32, {70, 1, 3});  // one row gets all
+}
+
+TESSERA_CASE("embedding", "more ids than a block reads between barriers") {
+  check_embedding_backward(c, bf16, f32, {2048 + 5, 500, 4});
+  check_embedding_backward(c, f32, f32, {2048, 999, 1});
+}
+
+}  // namespace cuda_test
