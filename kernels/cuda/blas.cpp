@@ -69,12 +69,12 @@ Cache& cache() {
   return *kept;
 }
 
-thread_local char g_line[256];
+thread_local char g_refusal[256];
 
 void refuse(Exec& exec, const GemmArgs& p, const char* what) {
-  std::snprintf(g_line, sizeof g_line, "matmul: [%d, %d] by [%d, %d] of %s, batch %d: %s", p.m, p.k,
-                p.k, p.n, name(p.dtype).data(), p.batch, what);
-  exec.error = g_line;
+  std::snprintf(g_refusal, sizeof g_refusal, "matmul: [%d, %d] by [%d, %d] of %s, batch %d: %s",
+                p.m, p.k, p.k, p.n, name(p.dtype).data(), p.batch, what);
+  exec.error = g_refusal;
 }
 
 cudaDataType_t type_of(DType dtype) {

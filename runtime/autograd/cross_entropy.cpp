@@ -177,7 +177,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
                  "linear_cross_entropy: x is ", x.shape(), " of ", x.dtype(), ", weight is ",
                  weight.shape(), " of ", weight.dtype(),
                  "; expected [..., in] and [V, in] of one dtype");
-  TESSERA_EXPECT(!bias.defined() || bias.shape() == Shape{weight.size(0)},
+  TESSERA_EXPECT(!bias.defined() || (bias.ndim() == 1 && bias.size(0) == weight.size(0)),
                  "linear_cross_entropy: bias is ", bias.shape(), ", expected [", weight.size(0),
                  "]");
   TESSERA_EXPECT(chunk_rows > 0, "linear_cross_entropy: chunks of ", chunk_rows,

@@ -11,13 +11,9 @@ using autograd::Region;
 using autograd::RegionGuard;
 using autograd::Saved;
 using Log = std::vector<std::string>;
+using tessera::testing::any_device;
 
 namespace {
-
-Device any_device() {
-  return Device::cpu({.executor = GENERATE(ExecutorKind::threaded, ExecutorKind::inlined,
-                                           ExecutorKind::shuffled)});
-}
 
 Tensor leaf(const std::vector<float>& values, const Device& device) {
   Tensor x = Tensor::from(values, {static_cast<std::int64_t>(values.size())}, device);

@@ -10,6 +10,7 @@
 #include "tessera/autograd/gradcheck.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/executors.hpp"
 
 namespace tessera::testing {
 
@@ -50,6 +51,10 @@ struct Draw {
   std::uint64_t key() { return seed + 1000003 * ++calls_; }
   std::uint64_t calls_ = 0;
 };
+
+inline Device any_device() { return Device::cpu({.executor = any_kind()}); }
+
+inline Tensor behind(const Tensor& x) { return x * 1.0; }
 
 using Function = std::function<Tensor(const std::vector<Tensor>&)>;
 

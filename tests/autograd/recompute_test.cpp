@@ -7,15 +7,11 @@
 #include "tests/autograd/helpers.hpp"
 
 using namespace tessera;
+using tessera::testing::any_device;
 using tessera::testing::check_gradients;
 using tessera::testing::Draw;
 
 namespace {
-
-Device any_device() {
-  return Device::cpu({.executor = GENERATE(ExecutorKind::threaded, ExecutorKind::inlined,
-                                           ExecutorKind::shuffled)});
-}
 
 // A small block with parameters, dropout and several uses of its input.
 struct Mixer {

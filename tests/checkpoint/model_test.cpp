@@ -9,6 +9,7 @@
 #include "tessera/nn/llama.hpp"
 #include "tests/shard/support.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "tests/support/text.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -96,10 +97,6 @@ std::string rewritten(const TemporaryFolder& folder, const SafetensorsReader& fi
 
 SafetensorsEntry& entry_of(std::vector<SafetensorsEntry>& entries, std::string_view name) {
   return *std::ranges::find(entries, name, &SafetensorsEntry::name);
-}
-
-bool has(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace

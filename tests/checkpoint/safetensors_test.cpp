@@ -13,9 +13,11 @@
 #include "tessera/base/error.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "tests/support/text.hpp"
 
 using namespace tessera;
 using namespace tessera::checkpoint;
+using tessera::testing::has;
 using tessera::testing::TemporaryFolder;
 
 namespace {
@@ -53,10 +55,6 @@ std::string fault_of(const std::function<void()>& f) {
   }
   return "no error";
 }
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 std::vector<std::byte> random_bytes(std::mt19937& random, std::int64_t count) {
   std::vector<std::byte> bytes(static_cast<std::size_t>(count));
   for (std::byte& b : bytes) b = static_cast<std::byte>(random() & 0xffu);

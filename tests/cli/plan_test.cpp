@@ -15,11 +15,11 @@ using namespace tessera::testing;
 namespace {
 
 // The largest rank's bytes: first step, later ones, evaluation, save.
-struct Memory {
+struct Phases {
   std::array<std::int64_t, 4> peaks{}, reserved{};
-  bool operator==(const Memory&) const = default;
+  bool operator==(const Phases&) const = default;
 };
-std::ostream& operator<<(std::ostream& out, const Memory& m) {
+std::ostream& operator<<(std::ostream& out, const Phases& m) {
   for (std::size_t i = 0; i < m.peaks.size(); ++i)
     out << "peak " << m.peaks[i] << ", reserved " << m.reserved[i] << "; ";
   return out;
@@ -36,8 +36,8 @@ std::vector<std::vector<std::int64_t>> numbers(const std::string& text, const ch
   return out;
 }
 
-Memory planned(const std::string& out) {
-  Memory m;
+Phases planned(const std::string& out) {
+  Phases m;
   const auto steps = numbers(
       out, R"(planned peak (\d+) bytes .* in step 1, (\d+) bytes .*, reserved (\d+) bytes)");
   const auto phases =
@@ -47,7 +47,7 @@ Memory planned(const std::string& out) {
   REQUIRE(steps.size() == phases.size());
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const auto &s = steps[i], &p = phases[i];
-    const Memory kind{{s[0], s[1], p[0], p[1]}, {p[2], s[2], p[3], p[4]}};
+    const Phases kind{{s[0], s[1], p[0], p[1]}, {p[2], s[2], p[3], p[4]}};
     for (std::size_t k = 0; k < m.peaks.size(); ++k) {
       m.peaks[k] = std::max(m.peaks[k], kind.peaks[k]);
       m.reserved[k] = std::max(m.reserved[k], kind.reserved[k]);
@@ -56,7 +56,7 @@ Memory planned(const std::string& out) {
   return m;
 }
 
-Memory used(const std::string& jsonl, const std::string& out, int ranks) {
+Phases used(const std::string& jsonl, const std::string& out, int ranks) {
   const auto steps =
       numbers(jsonl, R"("memory_peak_bytes": (\d+).*"memory_reserved_bytes": (\d+))");
   const auto phases = numbers(
@@ -98,7 +98,7 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
   INFO(plan.err << run.err);
   REQUIRE(plan.exit_code == 0);
   REQUIRE(run.exit_code == 0);
-  const Memory expected = planned(plan.out), found = used(folder.read("out.jsonl"), run.out, ranks);
+  const Phases expected = planned(plan.out), found = used(folder.read("out.jsonl"), run.out, ranks);
   CHECK(found == expected);
   CHECK(expected.peaks[3] > 0);
 }

@@ -6,16 +6,9 @@
 #include "tests/cli/program.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "tests/support/text.hpp"
 
 using namespace tessera::testing;
-
-namespace {
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-}  // namespace
 
 TEST_CASE(
     "--help and --version answer on stdout, whatever stands behind them and in the environment") {

@@ -9,6 +9,7 @@
 #include "tests/cli/program.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "tests/support/text.hpp"
 
 using namespace tessera::testing;
 
@@ -17,10 +18,6 @@ namespace {
 const std::string kTiny =
     "tessera-train --model.dim=16 --model.n_layers=1 --model.n_heads=2 --training.seq_len=16 "
     "--training.global_batch_size=4 --data.path=book.txt --metrics.jsonl=out.jsonl ";
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // A folder with 6,000 bytes of text that a tiny model can learn.
 class BookFolder : public TemporaryFolder {

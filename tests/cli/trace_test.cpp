@@ -14,7 +14,7 @@ using nlohmann::json;
 
 namespace {
 
-const std::string kTiny =
+const std::string kTraced =
     "tessera-train --model.dim=16 --model.n_layers=2 --model.n_heads=2 --training.seq_len=16 "
     "--training.global_batch_size=6 --training.steps=2 ";
 
@@ -95,7 +95,7 @@ void check_arrows(const std::vector<json>& events) {
 
 TEST_CASE("a run and its plan leave the same timeline, and its peak is the planned one") {
   Traces folder;
-  const std::string ranks = kTiny + "--ranks 2 --activation_checkpoint.mode=full ";
+  const std::string ranks = kTraced + "--ranks 2 --activation_checkpoint.mode=full ";
   const json run_file = folder.trace(ranks + "--data.path=book.txt");
   const json plan_file = folder.trace(ranks + "--dry-run");
   const auto run = of(run_file, "rank 0"), plan = of(plan_file, "rank 0, planned");
@@ -120,7 +120,7 @@ TEST_CASE("a run and its plan leave the same timeline, and its peak is the plann
 TEST_CASE("a timeline holds the first ten steps, and replaces a file whole") {
   Traces folder;
   folder.write("trace.json", "old");
-  const json events = folder.trace(kTiny + "--training.steps=12 --data.path=book.txt");
+  const json events = folder.trace(kTraced + "--training.steps=12 --data.path=book.txt");
   std::vector<std::string> steps;
   for (const json& e : events)
     if (e["ph"] == "X" && e["name"].get<std::string>().starts_with("step "))

@@ -8,16 +8,15 @@
 
 #include "tessera/comm/world.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/executors.hpp"
 #include "tests/support/race_check.hpp"
 
 using namespace tessera;
 using Catch::Matchers::Contains;
+using tessera::testing::kExecutors;
 using tessera::testing::run_checked;
 
 namespace {
-
-const ExecutorKind kExecutors[] = {ExecutorKind::threaded, ExecutorKind::inlined,
-                                   ExecutorKind::shuffled};
 
 // What each rank caught as CommError (or else "type: message"), and what run_local rethrew.
 struct Outcome {

@@ -12,9 +12,11 @@
 #include "tessera/device/device_context.hpp"
 #include "tests/comm/battery.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/executors.hpp"
 #include "tests/support/race_check.hpp"
 
 using namespace tessera;
+using tessera::testing::kExecutors;
 using tessera::testing::run_checked;
 
 namespace {
@@ -27,9 +29,6 @@ std::vector<battery::Result> run_battery(int ranks, const WorldOptions& options,
   });
   return results;
 }
-
-const ExecutorKind kExecutors[] = {ExecutorKind::threaded, ExecutorKind::inlined,
-                                   ExecutorKind::shuffled};
 
 }  // namespace
 

@@ -6,17 +6,16 @@
 #include "tessera/comm/world.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/executors.hpp"
 #include "tests/support/race_check.hpp"
 
 using namespace tessera;
 using Catch::Matchers::Contains;
+using tessera::testing::kExecutors;
 using tessera::testing::RaceCheck;
 using tessera::testing::run_checked;
 
 namespace {
-
-constexpr ExecutorKind kExecutors[] = {ExecutorKind::threaded, ExecutorKind::inlined,
-                                       ExecutorKind::shuffled};
 
 // Assertions belong outside of rank threads.
 void expect(bool condition, const char* what) {

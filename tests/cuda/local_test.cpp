@@ -12,10 +12,6 @@ using namespace tessera::testing;
 
 namespace {
 
-WorldOptions on_gpu() {
-  return {.device = {.kind = DeviceKind::cuda, .module = TESSERA_QUEUED_MODULE}, .threads = 1};
-}
-
 // The rank's tensor of whole numbers, so that sums are exact.
 std::vector<float> values(int rank, std::int64_t count, std::uint64_t seed) {
   std::mt19937_64 engine(seed + static_cast<std::uint64_t>(rank));

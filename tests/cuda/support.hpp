@@ -9,6 +9,7 @@
 
 #include "kernels/emulator/control.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/world.hpp"
 #include "tessera/device/device.hpp"
 
 namespace tessera::testing {
@@ -41,6 +42,10 @@ struct Delays {
 
 inline Device queued_gpu(int rank = 0, CudaMemory memory = CudaMemory::pieces) {
   return Device::cuda({.rank = rank, .memory = memory, .module = TESSERA_QUEUED_MODULE});
+}
+inline WorldOptions on_gpu(CudaMemory memory = CudaMemory::pieces) {
+  return {.device = {.kind = DeviceKind::cuda, .memory = memory, .module = TESSERA_QUEUED_MODULE},
+          .threads = 1};
 }
 
 }  // namespace tessera::testing

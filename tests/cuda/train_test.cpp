@@ -13,15 +13,6 @@
 using namespace tessera;
 using namespace tessera::testing;
 
-namespace {
-
-WorldOptions on_gpu(CudaMemory memory = CudaMemory::pieces) {
-  return {.device = {.kind = DeviceKind::cuda, .memory = memory, .module = TESSERA_QUEUED_MODULE},
-          .threads = 1};
-}
-
-}  // namespace
-
 TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[threads]") {
   const std::uint64_t seed = fresh_seed();
   const std::vector<Cell> tried = {{},

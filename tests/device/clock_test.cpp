@@ -27,7 +27,7 @@ void nothing(const Stream& stream) {
   stream.launch({.name = "nothing"}, [](Exec&) {});
 }
 
-ExecutorKind any_kind() {
+ExecutorKind any_or_virtual() {
   return GENERATE(ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled,
                   ExecutorKind::virtual_);
 }
@@ -49,7 +49,7 @@ TEST_CASE("a clock merges to the later tick of each stream and covers what is no
 }
 
 TEST_CASE("launch ticks, record snapshots, wait merges, block teaches the host") {
-  const Device device = Device::cpu({.executor = any_kind()});
+  const Device device = Device::cpu({.executor = any_or_virtual()});
   for (int i = 0; i < 3; ++i) nothing(device.compute());
   nothing(device.gather());
   CHECK(device.compute().clock()[StreamId::compute] == 3);
@@ -77,7 +77,7 @@ TEST_CASE("launch ticks, record snapshots, wait merges, block teaches the host")
 
 TEST_CASE("a wait for what the stream is ordered after already is free") {
   Notes notes;
-  const Device device = Device::cpu({.executor = any_kind()});
+  const Device device = Device::cpu({.executor = any_or_virtual()});
   device.context().add_observer(notes);
   nothing(device.compute());
   const Event event = device.compute().record();
@@ -103,7 +103,7 @@ TEST_CASE("a wait for what the stream is ordered after already is free") {
 }
 
 TEST_CASE("a second event at the same tick carries what the stream has waited for in between") {
-  const Device device = Device::cpu({.executor = any_kind()});
+  const Device device = Device::cpu({.executor = any_or_virtual()});
   nothing(device.gather());
   const Event before = device.gather().record();
   nothing(device.compute());
@@ -118,7 +118,7 @@ TEST_CASE("a second event at the same tick carries what the stream has waited fo
 }
 
 TEST_CASE("a launch stamps the last uses of its accesses, per stream") {
-  const Device device = Device::cpu({.executor = any_kind()});
+  const Device device = Device::cpu({.executor = any_or_virtual()});
   LastUse read, written;
   const Access accesses[] = {{.use = &read, .mode = AccessMode::read},
                              {.use = &written, .mode = AccessMode::write}};
@@ -133,7 +133,7 @@ TEST_CASE("a launch stamps the last uses of its accesses, per stream") {
 
 TEST_CASE("event_covering returns the last event when it is late enough, else records one") {
   Notes notes;
-  const Device device = Device::cpu({.executor = any_kind()});
+  const Device device = Device::cpu({.executor = any_or_virtual()});
   device.context().add_observer(notes);
   for (int i = 0; i < 2; ++i) nothing(device.gather());
   device.gather().record();
@@ -151,7 +151,7 @@ TEST_CASE("event_covering returns the last event when it is late enough, else re
 }
 
 TEST_CASE("observers hear of the host program and of every body that runs") {
-  const ExecutorKind kind = any_kind();
+  const ExecutorKind kind = any_or_virtual();
   Notes notes;
   {
     const Device device = Device::cpu({.executor = kind});
@@ -170,7 +170,7 @@ TEST_CASE("observers hear of the host program and of every body that runs") {
 }
 
 TEST_CASE("synchronize leaves nothing that the host does not know") {
-  const Device device = Device::cpu({.executor = any_kind()});
+  const Device device = Device::cpu({.executor = any_or_virtual()});
   for (int s = 0; s < kMaxStreams; ++s) nothing(device.stream(static_cast<StreamId>(s)));
   device.synchronize();
   for (int s = 0; s < kMaxStreams; ++s)

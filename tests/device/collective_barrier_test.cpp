@@ -11,15 +11,13 @@
 #include "tessera/base/error.hpp"
 #include "tests/device/ranks.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/executors.hpp"
 
 using namespace tessera;
+using tessera::testing::any_kind;
 using tessera::testing::Ranks;
 
 namespace {
-
-ExecutorKind any_kind() {
-  return GENERATE(ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled);
-}
 
 constexpr int kMaxRanks = 4;
 

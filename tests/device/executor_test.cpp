@@ -13,14 +13,12 @@
 #include "tessera/device/workers.hpp"
 #include "tests/device/ranks.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/executors.hpp"
 
 using namespace tessera;
+using tessera::testing::any_kind;
 
 namespace {
-
-ExecutorKind any_kind() {
-  return GENERATE(ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled);
-}
 
 // A random program over a few cells and streams. Each operation mixes some cells into another;
 // before it the stream waits for the last writers and readers that it must not overtake. So any

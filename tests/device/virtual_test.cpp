@@ -15,11 +15,11 @@ namespace {
 
 // Powers of two and small whole numbers: sums of doubles are exact, so all times are compared with
 // ==.
-constexpr CostModel kMachine{.flops_per_second = 1024,
-                             .bytes_per_second = 256,
-                             .launch_seconds = 0.25,
-                             .wire_latency_seconds = 2,
-                             .wire_bytes_per_second = 64};
+constexpr CostModel kExactMachine{.flops_per_second = 1024,
+                                  .bytes_per_second = 256,
+                                  .launch_seconds = 0.25,
+                                  .wire_latency_seconds = 2,
+                                  .wire_bytes_per_second = 64};
 
 Device machine(const CostModel& cost, bool run_bodies = false) {
   return Device::cpu({.executor = ExecutorKind::virtual_, .cost = cost, .run_bodies = run_bodies});
@@ -46,15 +46,15 @@ struct Times final : Observer {
 }  // namespace
 
 TEST_CASE("an operation takes what the cost model says") {
-  CHECK(kMachine.seconds({.flops = 2048, .bytes = 64}) == 2.25);
-  CHECK(kMachine.seconds({.flops = 1024, .bytes = 512}) == 2.25);
-  CHECK(kMachine.seconds({}) == 0.25);
-  CHECK(kMachine.seconds({.bytes = 1e9, .wire_bytes = 128}) == 4);
+  CHECK(kExactMachine.seconds({.flops = 2048, .bytes = 64}) == 2.25);
+  CHECK(kExactMachine.seconds({.flops = 1024, .bytes = 512}) == 2.25);
+  CHECK(kExactMachine.seconds({}) == 0.25);
+  CHECK(kExactMachine.seconds({.bytes = 1e9, .wire_bytes = 128}) == 4);
   CHECK(CostModel{}.seconds({.flops = 1e30, .bytes = 1e30, .wire_bytes = 1e30}) == 0);
 }
 
 TEST_CASE("streams run beside each other, and a wait costs what is left of the event") {
-  const Device device = machine(kMachine);
+  const Device device = machine(kExactMachine);
   const Times times(device);
   launch(device.gather(), {.wire_bytes = 256});  // 0 to 6
   launch(device.compute(), {.flops = 1792});     // 0 to 2
@@ -76,7 +76,7 @@ TEST_CASE("streams run beside each other, and a wait costs what is left of the e
 }
 
 TEST_CASE("a slow host is waited for, and that is no waiting for events") {
-  CostModel slow = kMachine;
+  CostModel slow = kExactMachine;
   slow.host_seconds = 3;
   const Device device = machine(slow);
   const Times times(device);
@@ -93,7 +93,7 @@ TEST_CASE("a slow host is waited for, and that is no waiting for events") {
 
 TEST_CASE("bodies run on request, and change no time") {
   for (const bool run : {false, true}) {
-    const Device device = machine(kMachine, run);
+    const Device device = machine(kExactMachine, run);
     CHECK(device.runs_bodies() == run);
     int value = 0;
     int* const p = &value;
@@ -107,14 +107,14 @@ TEST_CASE("bodies run on request, and change no time") {
 }
 
 TEST_CASE("a body that throws on the virtual clock fails the device") {
-  const Device device = machine(kMachine, true);
+  const Device device = machine(kExactMachine, true);
   device.compute().launch({.name = "bad"}, [](Exec&) { throw DeviceError("told so"); });
   CHECK_THROWS_AS(device.synchronize(), DeviceError);
 }
 
 TEST_CASE(
     "a cost model or bodies where nothing is virtual, and bodies of collectives, are refused") {
-  CHECK_THROWS_AS(Device::cpu({.cost = kMachine}), ContractError);
+  CHECK_THROWS_AS(Device::cpu({.cost = kExactMachine}), ContractError);
   CHECK_THROWS_AS(Device::cpu({.executor = ExecutorKind::inlined, .run_bodies = true}),
                   ContractError);
   AbortSignal abort_signal;
@@ -133,7 +133,7 @@ TEST_CASE("any program ends at the end of its longest path") {
   INFO("seed " << seed);
   std::mt19937_64 rng(seed);
   for (int round = 0; round < 50; ++round) {
-    const Device device = machine(kMachine);
+    const Device device = machine(kExactMachine);
     const Times times(device);
     std::vector<double> ends;                               // of each node
     std::array<std::vector<std::size_t>, kMaxStreams> due;  // nodes that the next one follows
@@ -151,7 +151,7 @@ TEST_CASE("any program ends at the end of its longest path") {
       if (dice < 10) {
         const Cost cost{.flops = static_cast<double>(rng() % 4096),
                         .wire_bytes = static_cast<double>(rng() % 2 * 64)};
-        ends.push_back(latest(due[s]) + kMachine.seconds(cost));
+        ends.push_back(latest(due[s]) + kExactMachine.seconds(cost));
         due[s] = {ends.size() - 1};
         launch(stream, cost);
         REQUIRE(times.ends.back() == ends.back());

@@ -3,19 +3,17 @@
 #include "tests/cuda/case.hpp"
 #include "tests/support/catch.hpp"
 
-using namespace cuda_test;
-
 TEST_CASE("the CPU's kernels are within rounding of double precision", "[kernels]") {
-  WorkerPool workers(3);
-  const Target cpu{.driver = nullptr, .workers = &workers};
+  tessera::WorkerPool workers(3);
+  const cuda_test::Target cpu{.driver = nullptr, .workers = &workers};
   const unsigned seed = std::random_device{}();
-  for (const NamedCase& named : all_cases()) {
+  for (const cuda_test::NamedCase& named : cuda_test::all_cases()) {
     DYNAMIC_SECTION(named.op << ": " << named.name) {
-      Case c(cpu, seed);
+      cuda_test::Case c(cpu, seed);
       std::string failure;
       try {
         named.body(c);
-      } catch (const CaseFailure& e) {
+      } catch (const cuda_test::CaseFailure& e) {
         failure = e.what();
       }
       INFO(failure);

@@ -9,12 +9,10 @@
 #include "tests/support/catch.hpp"
 
 using namespace tessera;
-using tessera::testing::touch;
+using namespace tessera::testing;
 
 namespace {
 
-constexpr StreamId kCompute = StreamId::compute, kGather = StreamId::gather,
-                   kReduce = StreamId::reduce;
 constexpr std::int64_t kHuge =
     kSegmentBytes;  // a block that fills a segment, so it has no neighbours
 

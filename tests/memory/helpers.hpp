@@ -10,6 +10,9 @@
 
 namespace tessera::testing {
 
+inline constexpr StreamId kCompute = StreamId::compute, kGather = StreamId::gather,
+                          kReduce = StreamId::reduce;
+
 // An operation of `stream` that writes all of `use`'s allocation and does nothing.
 inline void touch(const Device& device, StreamId stream, LastUse& use) {
   const Access accesses[] = {{&use, nullptr, nullptr, AccessMode::write}};

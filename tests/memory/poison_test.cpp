@@ -14,11 +14,9 @@
 #include "tests/support/catch.hpp"
 
 using namespace tessera;
+using namespace tessera::testing;
 
 namespace {
-
-constexpr StreamId kCompute = StreamId::compute, kGather = StreamId::gather,
-                   kReduce = StreamId::reduce;
 
 Device poisoned(const CpuOptions& options) {
   const Device device = Device::cpu(options);

@@ -6,12 +6,9 @@
 #include "tests/support/catch.hpp"
 
 using namespace tessera;
-using tessera::testing::touch;
+using namespace tessera::testing;
 
 namespace {
-
-constexpr StreamId kCompute = StreamId::compute, kGather = StreamId::gather,
-                   kReduce = StreamId::reduce;
 
 struct Ring {
   Device device = Device::cpu({.executor = ExecutorKind::inlined});

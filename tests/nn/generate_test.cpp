@@ -11,7 +11,7 @@ using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-nn::LlamaConfig small_llama() {
+nn::LlamaConfig one_layer_llama() {
   return {.dim = 16, .n_layers = 1, .n_heads = 2, .vocab_size = 7, .max_seq_len = 8};
 }
 }  // namespace
@@ -19,7 +19,7 @@ nn::LlamaConfig small_llama() {
 TEST_CASE("the same seed draws the same tokens, another one others", "[nn]") {
   Draw draw;
   INFO("seed " << draw.seed);
-  nn::Llama model(small_llama(), draw.device);
+  nn::Llama model(one_layer_llama(), draw.device);
   randomize(model, draw);
   const std::vector<std::int32_t> prompt = draw.ids(3, 7);
   const nn::SampleOptions options{.seed = draw.seed};
@@ -40,7 +40,7 @@ TEST_CASE("the same seed draws the same tokens, another one others", "[nn]") {
 TEST_CASE("temperature 0 and top_k 1 take the likeliest token", "[nn]") {
   Draw draw;
   INFO("seed " << draw.seed);
-  nn::Llama model(small_llama(), draw.device);
+  nn::Llama model(one_layer_llama(), draw.device);
   randomize(model, draw);
   std::vector<std::int32_t> tokens = draw.ids(2, 7);
   const auto greedy = nn::generate(model, tokens, 6, {.temperature = 0, .seed = draw.seed});
@@ -57,7 +57,7 @@ TEST_CASE("temperature 0 and top_k 1 take the likeliest token", "[nn]") {
 TEST_CASE("tokens are drawn with the probabilities of softmax(logits / temperature)", "[nn]") {
   Draw draw;
   INFO("seed " << draw.seed);
-  nn::Llama model(small_llama(), draw.device);
+  nn::Llama model(one_layer_llama(), draw.device);
   randomize(model, draw);
   const std::vector<std::int32_t> prompt = draw.ids(4, 7);
   const auto logits = model(Tensor::from(prompt, {1, 4}, draw.device)).to_vector<float>();
@@ -85,7 +85,7 @@ TEST_CASE("tokens are drawn with the probabilities of softmax(logits / temperatu
 TEST_CASE("a model that has learnt a cycle continues it", "[nn]") {
   Draw draw;
   INFO("seed " << draw.seed);
-  nn::Llama model(small_llama(), draw.device);
+  nn::Llama model(one_layer_llama(), draw.device);
   nn::init(model, {draw.seed});
   const std::vector<std::int32_t> cycle{3, 1, 4, 0, 5, 2, 6};  // each token has one successor
   std::vector<std::int32_t> tokens, targets;
@@ -111,7 +111,7 @@ TEST_CASE("a model that has learnt a cycle continues it", "[nn]") {
 
 TEST_CASE("generate refuses what it cannot continue", "[nn]") {
   Draw draw;
-  nn::Llama model(small_llama(), draw.device);
+  nn::Llama model(one_layer_llama(), draw.device);
   nn::init(model, {1});
   const std::vector<std::int32_t> none, prompt{1}, outside{7};
   CHECK_THROWS_AS(nn::generate(model, none, 1), ContractError);

@@ -11,12 +11,12 @@ using namespace tessera::testing;
 
 namespace {
 
-const std::vector<Shape> kShapes{{50, 7}, {3}, {300}};
+const std::vector<Shape> kClippedShapes{{50, 7}, {3}, {300}};
 
 std::map<std::size_t, Values> random_gradients(Draw& draw, float low, float high) {
   std::map<std::size_t, Values> out;
-  for (std::size_t i = 0; i < kShapes.size(); ++i)
-    out[i] = draw.values(kShapes[i].numel(), low, high);
+  for (std::size_t i = 0; i < kClippedShapes.size(); ++i)
+    out[i] = draw.values(kClippedShapes[i].numel(), low, high);
   return out;
 }
 double sum_of_squares(const std::map<std::size_t, Values>& gradients) {
@@ -32,7 +32,7 @@ TEST_CASE("gradients are scaled to the maximum norm, and the norm before is retu
   Draw draw;
   INFO("seed " << draw.seed);
   const Device device = Device::cpu();
-  Bag bag(kShapes);
+  Bag bag(kClippedShapes);
   bag.materialize(device);
   const auto gradients = random_gradients(draw, 0.1f, 3);
   give_gradients(bag, gradients);
@@ -41,7 +41,7 @@ TEST_CASE("gradients are scaled to the maximum norm, and the norm before is retu
   CHECK(returned.shape() == Shape{});
   CHECK(returned.dtype() == f32);
   CHECK(std::abs(returned.item() / norm - 1) <= 0x1p-23);  // summed in f64, rounded to f32 once
-  for (std::size_t i = 0; i < kShapes.size(); ++i) {
+  for (std::size_t i = 0; i < kClippedShapes.size(); ++i) {
     const Values got = bag.items[i].grad().to_vector<float>();
     for (std::size_t k = 0; k < got.size(); ++k) {
       const double expected = gradients.at(i)[k] * (1.5 / (norm + 1e-6));
@@ -57,14 +57,14 @@ TEST_CASE("small gradients, a maximum of 0 and one of infinity leave every bit",
   Draw draw;
   INFO("seed " << draw.seed);
   const Device device = Device::cpu();
-  Bag bag(kShapes);
+  Bag bag(kClippedShapes);
   bag.materialize(device);
   const auto gradients = random_gradients(draw, 0.1f, 3);
   give_gradients(bag, gradients);
   const double norm = std::sqrt(sum_of_squares(gradients));
   for (const double limit : {norm * 2, 0.0, -1.0, static_cast<double>(INFINITY)}) {
     CHECK(std::abs(optim::clip_grad_norm(bag.parameters(), limit).item() / norm - 1) <= 0x1p-23);
-    for (std::size_t i = 0; i < kShapes.size(); ++i)
+    for (std::size_t i = 0; i < kClippedShapes.size(); ++i)
       CHECK(bag.items[i].grad().to_vector<float>() == gradients.at(i));
   }
   CHECK_THROWS_AS(optim::clip_grad_norm(bag.parameters(), NAN), ContractError);
@@ -75,7 +75,7 @@ TEST_CASE("the norm ignores missing gradients, and is 0 without any", "[optim]")
   Draw draw;
   INFO("seed " << draw.seed);
   const Device device = Device::cpu();
-  Bag bag(kShapes);
+  Bag bag(kClippedShapes);
   bag.materialize(device);
   CHECK(optim::clip_grad_norm(bag.parameters(), 1).item() == 0);
   auto gradients = random_gradients(draw, 0.1f, 3);
@@ -88,7 +88,7 @@ TEST_CASE("the norm ignores missing gradients, and is 0 without any", "[optim]")
 TEST_CASE("a norm that is no number is returned and reaches the gradients", "[optim]") {
   Draw draw;
   const Device device = Device::cpu();
-  Bag bag(kShapes);
+  Bag bag(kClippedShapes);
   bag.materialize(device);
   auto gradients = random_gradients(draw, 0.1f, 3);
   gradients[2][5] = NAN;
@@ -113,7 +113,7 @@ TEST_CASE("ranks with different shards find one norm and one factor", "[optim][t
   std::vector<Values> scaled(ranks);
   run_checked(ranks, {}, [&](World& world) {
     const auto r = static_cast<std::size_t>(world.rank());
-    Bag bag(kShapes);  // stands for this rank's shards
+    Bag bag(kClippedShapes);  // stands for this rank's shards
     bag.materialize(world.device());
     bag.items[0].state()->group->sums = &world.control();
     give_gradients(bag, all[r]);

@@ -10,7 +10,7 @@
 
 namespace tessera::testing {
 
-inline constexpr int kSteps = 4;
+inline constexpr int kMeasuredSteps = 4;
 
 // What a rank's memory says of a phase: a step, the evaluation or the save.
 struct Phase {
@@ -24,7 +24,7 @@ inline std::ostream& operator<<(std::ostream& out, const Phase& p) {
   return out;
 }
 struct Phases {
-  std::vector<Phase> steps;  // kSteps
+  std::vector<Phase> steps;  // kMeasuredSteps
   Phase evaluation, save;
   bool operator==(const Phases&) const = default;
 };
@@ -46,8 +46,8 @@ inline Phases measure(const World& world, const Cell& cell) {
     return out;
   };
   Phases out;
-  for (int k = 0; k < kSteps; ++k) out.steps.push_back(phase([&] { trainee.step(k); }));
-  out.evaluation = phase([&] { trainee.evaluate(kSteps); });
+  for (int k = 0; k < kMeasuredSteps; ++k) out.steps.push_back(phase([&] { trainee.step(k); }));
+  out.evaluation = phase([&] { trainee.evaluate(kMeasuredSteps); });
   out.save = phase([&] { trainee.save(); });
   return out;
 }

@@ -35,7 +35,7 @@ TEST_CASE("planned memory is measured memory, on every rank and in every phase",
         CHECK(planned == measured[static_cast<std::size_t>(rank)]);
         for (const Phase& phase : {planned.steps[0], planned.evaluation})
           CHECK(phase.peak > phase.live);
-        for (int k = 2; k < kSteps; ++k) CHECK(planned.steps[1] == planned.steps[k]);
+        for (int k = 2; k < kMeasuredSteps; ++k) CHECK(planned.steps[1] == planned.steps[k]);
       }
     }
 }

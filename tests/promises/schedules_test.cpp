@@ -17,7 +17,7 @@ using namespace tessera::testing;
 
 namespace {
 
-constexpr int kSeeds = 240, kLayers = 4, kSteps = 2;
+constexpr int kSeeds = 240, kLayers = 4, kScheduledSteps = 2;
 
 // The order in which the bodies of one rank ran, and where in it the interesting ones are. The
 // `shuffled` executor runs one thread at a time, so the lists need no lock.
@@ -45,7 +45,7 @@ class Trace final : public Observer {
   // whether the reduction of unit i + 1 ran before unit i's first kernel in backward.
   void add_to(std::set<std::pair<int, bool>>& gathers, std::set<std::pair<int, bool>>& reductions) {
     for (int i = 0; i + 1 < kLayers; ++i)
-      for (std::size_t step = 0; step < kSteps; ++step) {
+      for (std::size_t step = 0; step < kScheduledSteps; ++step) {
         const std::string next = concat("layers.", i + 1);
         gathers.emplace(
             i, at(gathers_.at("all_gather " + next).at(2 * step)) < at(forward_.at(i).at(step)));
@@ -118,7 +118,7 @@ std::vector<Result> train(int ranks, const WorldOptions& options, std::uint64_t 
     world.device().synchronize();
     std::unique_ptr<Trace> trace;
     if (traces) trace = std::make_unique<Trace>(world.device().context());
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kScheduledSteps; ++step) {
       const Tensor x = rows_of(seed, step * 8 + world.rank() * 2, 2, 3, world.device());
       const Tensor loss = mean_square(model(x, trace.get()));
       loss.backward();

@@ -53,9 +53,9 @@ void backward(const Tensor& y) { mean_square(y).backward(); }
 
 // Rows that do not divide: 7 = 2 + 2 + 2 + 1 over four ranks, 1 = 1 + 0 + 0 + 0. No 0-dim
 // parameter: of these every rank shows the same element.
-class Plain : public Stack {
+class Uneven : public Stack {
  public:
-  Plain() : Stack({5, 7, 1, 3}) { make_positive(*this); }
+  Uneven() : Stack({5, 7, 1, 3}) { make_positive(*this); }
 };
 
 }  // namespace
@@ -87,7 +87,7 @@ TEST_CASE("a parameter of no dimension is one element on every rank", "[threads]
   INFO("seed " << seed);
   const auto train = [&](int ranks) {
     return on_ranks(ranks, [&](World& world) {
-      Plain model;
+      Uneven model;
       model.shard({.mesh = DeviceMesh::flat(world)});
       model.materialize(world.device());
       nn::init(model, {seed});

@@ -11,6 +11,7 @@
 
 #include "tessera/tensor/ops.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/executors.hpp"
 
 namespace tessera::testing {
 
@@ -209,10 +210,6 @@ inline void check_values(const Tensor& got, DType dtype, const Host& expected,
   CHECK(wrong == 0);
 }
 
-inline Device any_device() {
-  return Device::cpu(
-      {.executor = GENERATE(ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled),
-       .threads = 2});
-}
+inline Device any_device() { return Device::cpu({.executor = any_kind(), .threads = 2}); }
 
 }  // namespace tessera::testing

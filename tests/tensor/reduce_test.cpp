@@ -63,10 +63,10 @@ std::function<double(double)> summed(Reduction op, DType dtype, std::int64_t n) 
   return [=](double v) { return 1.01 * unit_roundoff(dtype) * std::abs(v) + inner; };
 }
 
-constexpr Reduction kFloating[] = {Reduction::sum, Reduction::mean,   Reduction::max,
-                                   Reduction::min, Reduction::argmax, Reduction::sumsq};
-constexpr Reduction kInteger[] = {Reduction::sum, Reduction::max, Reduction::min,
-                                  Reduction::argmax};
+constexpr Reduction kOfFloating[] = {Reduction::sum, Reduction::mean,   Reduction::max,
+                                     Reduction::min, Reduction::argmax, Reduction::sumsq};
+constexpr Reduction kOfInteger[] = {Reduction::sum, Reduction::max, Reduction::min,
+                                    Reduction::argmax};
 
 DType result(Reduction op, DType dtype) {
   return op == Reduction::argmax || (op == Reduction::sum && !is_floating(dtype)) ? i64 : dtype;
@@ -92,9 +92,9 @@ TEST_CASE("reductions over each dimension of any layout") {
                          reduced(op, x.host, d, keep), summed(op, dtype, x.host.shape[d]));
           };
           if (is_floating(dtype))
-            for (const Reduction op : kFloating) check(op);
+            for (const Reduction op : kOfFloating) check(op);
           else
-            for (const Reduction op : kInteger) check(op);
+            for (const Reduction op : kOfInteger) check(op);
         }
     }
 }

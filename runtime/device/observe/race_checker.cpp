@@ -24,7 +24,7 @@ using shadow::Entry;
 using shadow::kHost;
 using shadow::kLanes;
 using shadow::LaneClock;
-using shadow::Memory;
+using shadow::ShadowMemory;
 using shadow::Touch;
 using Frozen = std::shared_ptr<const LaneClock>;
 
@@ -34,7 +34,7 @@ constexpr std::size_t kSweepEvents = 4096;
 struct Rank {
   int number = 0;        // in its world
   std::size_t base = 0;  // its first lane
-  Memory* memory = nullptr;
+  ShadowMemory* memory = nullptr;
   std::map<std::uint64_t, Frozen> events;  // by number; without those that the host covers
   std::deque<Entry> backlog;
 };
@@ -105,8 +105,9 @@ class Checker final : public RaceChecker,
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<LaneClock> lanes_;
   std::vector<Frozen> frozen_;
-  Memory memory_;                               // of this process
-  std::vector<std::unique_ptr<Memory>> plans_;  // of ranks that run nothing: addresses are counted
+  ShadowMemory memory_;  // of this process
+  // Of ranks that run nothing: addresses are counted.
+  std::vector<std::unique_ptr<ShadowMemory>> plans_;
   std::map<const CollectiveBarrier*, std::vector<Rank*>> barriers_;  // never walked
   std::set<std::string, std::less<>> names_;
   std::set<std::string> seen_;
@@ -123,7 +124,7 @@ void Checker::watch(DeviceContext& context) {
   rank->base = lanes_.size();
   rank->memory = &memory_;
   if (!context.executor().runs_bodies()) {
-    plans_.push_back(std::make_unique<Memory>());
+    plans_.push_back(std::make_unique<ShadowMemory>());
     rank->memory = plans_.back().get();
   }
   lanes_.resize(rank->base + kLanes);

@@ -88,7 +88,7 @@ struct Cell {
   }
 };
 
-class Memory {
+class ShadowMemory {
  public:
   // f(cell, bytes) for all cells in `range`, made where there are none and cut at its ends. What
   // came from the system later than `sequence` is passed over: the range's former life is over.
