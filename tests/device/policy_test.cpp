@@ -91,17 +91,25 @@ TEST_CASE("a starved actor goes only when it is alone, a favoured one always") {
 }
 
 TEST_CASE("between demotions the order of actors is fixed, a demotion puts one last") {
-  const std::uint64_t from = std::random_device{}();
+  std::uint64_t from = std::random_device{}();
+  INFO("seeds from " << from);
   for (const Kind kind : {Kind::demote_once, Kind::demote_twice}) {
-    const std::uint64_t seed = seed_of(kind, from);
-    INFO("seed " << seed);
-    // In the span [1024, 2048) each pair keeps its order, but for the actors that are demoted.
-    const Preferred p = preferences(seed, 1023, 1024);
-    int turned = 0;
-    for (std::size_t a = 0; a < 8; ++a)
-      for (std::size_t b = 0; b < a; ++b) turned += p[a][b] > 0 && p[b][a] > 0;
-    CHECK(turned <= (kind == Kind::demote_once ? 7 : 14));
-    CHECK(turned >= 1);
+    // Nothing turns for a seed whose demotion comes among the first or last few choices of the
+    // span, or finds alone the actor that is last already: for 1 or 2 % of seeds, never for 8 in a
+    // row.
+    int turning = 0;
+    for (int round = 0; round < 8; ++round) {
+      const std::uint64_t seed = seed_of(kind, from);
+      from = seed + 1;
+      // In the span [1024, 2048) each pair keeps its order, but for the actors that are demoted.
+      const Preferred p = preferences(seed, 1023, 1024);
+      int turned = 0;
+      for (std::size_t a = 0; a < 8; ++a)
+        for (std::size_t b = 0; b < a; ++b) turned += p[a][b] > 0 && p[b][a] > 0;
+      CHECK(turned <= (kind == Kind::demote_once ? 7 : 14));
+      turning += turned > 0;
+    }
+    CHECK(turning > 0);
   }
 }
 

@@ -82,14 +82,15 @@ TEST_CASE("same program and seed, same trace; other seeds, other traces", "[thre
   const std::uint64_t base = std::random_device{}();
   INFO("first seed " << base);
   std::set<std::uint64_t> traces;
-  for (std::uint64_t seed = base; seed < base + 16; ++seed) {
+  for (std::uint64_t seed = base; seed < base + 64; ++seed) {
     const std::uint64_t trace = trace_of_three_ranks(seed);
-    for (int again = 0; again < 3; ++again) REQUIRE(trace_of_three_ranks(seed) == trace);
+    REQUIRE(trace_of_three_ranks(seed) == trace);
     traces.insert(trace);
   }
-  // Each program has dozens of choices, so seeds all but never agree; the bound leaves room for one
-  // that does.
-  CHECK(traces.size() >= 15);
+  // Three in ten seeds draw anew at dozens of choices (see Note [A mix of schedules]), and no two
+  // of those agree; the others keep priorities and may. Fewer than 4 of the former among 64: (1 +
+  // 27 + 370 + 3278) 0.7^64, one run in two million.
+  CHECK(traces.size() >= 4);
 }
 
 TEST_CASE("some seed lets a stream run far behind, some far ahead") {
