@@ -248,7 +248,10 @@ TEST_CASE("a step takes at most 1.01 of the computed minimum", "[promises]") {
       const Step step = run_step(cell, machine(cell, ratio));
       INFO(cell << ", ratio " << ratio << ": " << step.seconds << " s, minimum " << step.minimum
                 << " s, compute " << step.compute << " s, wire " << step.wire << " s");
-      CHECK(step.wire / step.compute == Approx(ratio).epsilon(0.02));
+      // All times are the cost model's, the same in every run. The wire's have a part that does not
+      // depend on its speed, the casts in front of gathers: less than 1 %.
+      CHECK(step.wire / step.compute == Approx(ratio).epsilon(0.01));
+      // The same times, some thousand, summed in another order.
       CHECK(step.seconds >= step.minimum * (1 - 1e-9));
       CHECK(step.seconds <= 1.01 * step.minimum);
     }
@@ -276,7 +279,7 @@ TEST_CASE(
       const double first = step.first_reader(gathers[2]).begin,
                    last = step.operations[last_block[0]].begin;
       CHECK(first == Approx(step.operations[gathers[2]].end));
-      CHECK(step.idle(first, last) <= 1e-3 * (last - first));
+      CHECK(step.idle(first, last) == 0);  // an operation begins at the very time another ends
       // Run ahead: the gather of a unit begins before compute gets to the unit before it.
       for (std::size_t k = 2; k + 1 < gathers.size(); ++k)
         CHECK(step.begin_of_gather(gathers[k + 1]) <= step.first_reader(gathers[k]).begin);

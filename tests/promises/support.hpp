@@ -89,8 +89,9 @@ class Trainee {
     fully_shard(model_, options);
     model_.materialize(world.device());
     nn::init(model_, {seed});
-    optimizer_ =
-        std::make_unique<optim::AdamW>(model_.parameters(), optim::AdamWOptions{.lr = 1e-2});
+    // As large as lr: an update follows its gradient smoothly, also where that is all rounding.
+    const optim::AdamWOptions adamw{.lr = 1e-2, .eps = 1e-2};
+    optimizer_ = std::make_unique<optim::AdamW>(model_.parameters(), adamw);
     optimizer_->prepare();
     shard_plan(model_);
   }
