@@ -262,16 +262,18 @@ void launch_backward(const NormBackwardArgs& a, Exec& exec, int group, std::int6
                                            a.cols,
                                            group};
   launch<kBlock>(exec, {parts.count}, shared * sizeof(C), body);
-  const bool both = w_parts != nullptr && b_parts != nullptr;
-  if (w_parts == nullptr && b_parts == nullptr) return;
-  const FoldParts<T> fold{{w_parts != nullptr ? a.d_weight : a.d_bias, a.d_bias},
-                          {w_parts != nullptr ? w_parts : b_parts, b_parts},
+  // Without rows there are no parts, so that their address may be null: sums are 0.
+  const bool wants_w = a.d_weight != nullptr, wants_b = a.d_bias != nullptr;
+  if (!wants_w && !wants_b) return;
+  const FoldParts<T> fold{{wants_w ? a.d_weight : a.d_bias, a.d_bias},
+                          {wants_w ? w_parts : b_parts, b_parts},
                           parts.count,
                           a.cols,
                           static_cast<C>(a.scale),
                           a.grad_dtype != a.dtype,
                           a.accumulate};
-  launch<kThreads>(exec, {blocks_for(a.cols, kWarp), both ? 2 : 1}, kThreads * sizeof(C), fold);
+  launch<kThreads>(exec, {blocks_for(a.cols, kWarp), wants_w && wants_b ? 2 : 1},
+                   kThreads * sizeof(C), fold);
 }
 
 // kBlocks: two or three a multiprocessor of 132.
