@@ -1,12 +1,12 @@
-// Every case of the CUDA kernels on the emulated GPU.
-#include "tests/cuda/case.hpp"
+// Every case that holds kernels to double precision, on the emulated GPU's.
+#include "tests/kernels/case.hpp"
 #include "tests/support/catch.hpp"
 
 extern "C" const tessera::Driver* tessera_driver(std::uint32_t version);
 
 using namespace cuda_test;
 
-TEST_CASE("the CUDA kernels agree with the CPU's, emulated", "[cuda]") {
+TEST_CASE("the CUDA kernels, emulated, are within rounding of double precision", "[cuda]") {
   const Driver* driver = tessera_driver(kDriverVersion);
   REQUIRE(driver);
   Target target{.driver = driver};

@@ -64,7 +64,7 @@ void put(void* data, DType dtype, std::uint64_t i, double value) {
   });
 }
 
-struct Call {
+struct Matmul {
   Operation op;
   Layout a, b, c;
   const void *a_data, *b_data;
@@ -138,7 +138,7 @@ struct Call {
   }
 };
 
-std::uint64_t kind_of(const Call& call) {  // what an algorithm serves
+std::uint64_t kind_of(const Matmul& call) {  // what an algorithm serves
   std::uint64_t out = call.epilogue();
   for (const Layout* x : {&call.a, &call.b, &call.c})
     for (const std::uint64_t word : {x->type, x->rows, x->cols, x->ld, x->batch, x->stride})
@@ -234,7 +234,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               int* count) {
   ++g_asked;
   *count = 0;
-  const Call call{
+  const Matmul call{
       read<Operation>(op), read<Layout>(a), read<Layout>(b), read<Layout>(c), {}, {}, {}, {}, {}};
   if (!call.is_valid()) return CUBLAS_STATUS_INVALID_VALUE;
   if (!call.is_offered()) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -262,15 +262,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const v
   const auto factor = [&](const void* x) {
     return wide ? *static_cast<const double*>(x) : *static_cast<const float*>(x);
   };
-  const Call call{read<Operation>(op),
-                  read<Layout>(a_layout),
-                  read<Layout>(b_layout),
-                  read<Layout>(c_layout),
-                  a,
-                  b,
-                  d,
-                  factor(alpha),
-                  factor(beta)};
+  const Matmul call{read<Operation>(op),
+                    read<Layout>(a_layout),
+                    read<Layout>(b_layout),
+                    read<Layout>(c_layout),
+                    a,
+                    b,
+                    d,
+                    factor(alpha),
+                    factor(beta)};
   const auto chosen = read<Algorithm>(algorithm);
   if (c != d || chosen.operation != kind_of(call) || chosen.workspace_bytes > workspace_bytes ||
       !is_aligned(a, chosen.align_a) || !is_aligned(b, chosen.align_b) ||

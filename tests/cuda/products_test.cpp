@@ -1,5 +1,5 @@
-// What kernels/cuda/blas.cpp asks of cuBLASLt, and how often. The cases of the other file run over
-// the same table.
+// What kernels/cuda/blas.cpp asks of cuBLASLt, and how often. tests/kernels/cases/gemm.cpp runs
+// over the same table.
 #include <vector>
 
 #include "kernels/cuda/emulated_thread.hpp"

@@ -1,7 +1,7 @@
 // What the CUDA kernels refuse before anything is queued.
 #include <string>
 
-#include "tests/cuda/case.hpp"
+#include "tests/kernels/case.hpp"
 #include "tests/support/catch.hpp"
 
 extern "C" const tessera::Driver* tessera_driver(std::uint32_t version);

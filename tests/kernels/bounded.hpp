@@ -14,7 +14,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "tests/cuda/case.hpp"
+#include "tests/kernels/case.hpp"
 
 namespace cuda_test {
 
@@ -29,6 +29,20 @@ constexpr double smallest(DType dtype) {
 // The type of results that are computed in f32, or in f64 when `dtype` is that.
 constexpr DType computed_in(DType dtype) { return dtype == f64 ? f64 : f32; }
 
+// a + b in the computing type, rounded to `dtype`.
+inline double rounded_sum(DType dtype, double a, double b) {
+  if (dtype == f64 || !is_floating(dtype)) return a + b;
+  return rounded_to(dtype, rounded_to(f32, a + b));
+}
+
+// Of an operand, before a run.
+inline std::vector<double> contents(const Operand& x) {
+  std::vector<double> out;
+  for (std::int64_t i = 0; i < x.size(); ++i) out.push_back(x.get(i));
+  return out;
+}
+
+// What moves an array off 16-byte boundaries.
 constexpr std::int64_t shift_of(DType dtype, bool shifted) {
   return shifted ? static_cast<std::int64_t>(size_bytes(dtype)) : 0;
 }

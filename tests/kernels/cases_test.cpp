@@ -1,6 +1,6 @@
 // Every case that holds kernels to double precision, on the CPU's: on one thread and on three, with
 // the same bits.
-#include "tests/cuda/case.hpp"
+#include "tests/kernels/case.hpp"
 #include "tests/support/catch.hpp"
 
 TEST_CASE("the CPU's kernels are within rounding of double precision", "[kernels]") {

@@ -1,4 +1,4 @@
-// Strided and broadcast operands, where, fill, arange and accumulation.
+// Strided and broadcast operands, of any shape, on the CPU.
 #include "tests/kernels/support.hpp"
 
 using namespace kernel_test;
@@ -176,75 +176,5 @@ TEST_CASE("binary, scalar and where follow any strides", "[kernels]") {
     REQUIRE(sums.bytes == expected_sums.bytes);
     REQUIRE(less.bytes == expected_less.bytes);
     REQUIRE(chosen.bytes == expected_chosen.bytes);
-  }
-}
-
-TEST_CASE("fill and arange write every dtype", "[kernels]") {
-  for (const DType dtype : kAll) {
-    INFO(dtype);
-    Array out(dtype, 3001), ramp(dtype, 100), strided(dtype, 40);
-    on_threads(
-        [&](Exec& exec) {
-          cpu_kernels().fill({.out = out.data(),
-                              .value = 3,
-                              .count = 3001,
-                              .shape = {},
-                              .out_strides = {},
-                              .dtype = dtype,
-                              .ndim = 0},
-                             exec);
-          cpu_kernels().fill({.out = strided.data(),
-                              .value = 1,
-                              .count = 20,
-                              .shape = {5, 4},
-                              .out_strides = {8, 2},
-                              .dtype = dtype,
-                              .ndim = 2},
-                             exec);
-          cpu_kernels().arange(
-              {.out = ramp.data(), .start = 1, .step = 2, .count = 100, .dtype = dtype}, exec);
-        },
-        out, ramp, strided);
-    for (std::int64_t i = 0; i < 3001; ++i) REQUIRE(out[i] == (dtype == DType::boolean ? 1 : 3));
-    for (std::int64_t i = 0; i < 40; ++i) REQUIRE(strided[i] == (i % 2 == 0));
-    for (std::int64_t i = 0; i < 100; ++i)
-      REQUIRE(ramp[i] == (dtype == DType::boolean ? 1 : 1 + 2 * static_cast<double>(i)));
-  }
-}
-
-TEST_CASE("axpby accumulates across dtypes and reads nothing when beta is 0", "[kernels]") {
-  kernel_test::Random random;
-  INFO("seed " << random.seed);
-  for (const DType x_dtype : kFloats) {
-    for (const DType y_dtype : kFloats) {
-      for (const double beta : {0.0, 1.0, -0.5}) {
-        INFO(x_dtype << " to " << y_dtype << ", beta " << beta);
-        const std::int64_t rows = 37, cols = 70;
-        const Array x = random.array(x_dtype, cols * (rows + 1));  // read transposed
-        Array y = random.array(y_dtype, rows * cols);
-        if (beta == 0) y.fill(NAN);
-        std::vector<double> expected;
-        for (std::int64_t i = 0; i < rows * cols; ++i)
-          expected.push_back(0.75 * x[i % cols * (rows + 1) + i / cols] +
-                             (beta == 0 ? 0 : beta * y[i]));
-        AxpbyArgs args{.y = y.data(),
-                       .x = x.data(),
-                       .alpha = 0.75,
-                       .beta = beta,
-                       .count = rows * cols,
-                       .shape = {37, 70},
-                       .y_strides = {70, 1},
-                       .x_strides = {1, 38},
-                       .y_dtype = y_dtype,
-                       .x_dtype = x_dtype,
-                       .ndim = 2};
-        on_threads([&](Exec& exec) { cpu_kernels().axpby(args, exec); }, y);
-        const bool wide = x_dtype == DType::f64 || y_dtype == DType::f64;
-        // Products and sum round three times in the computing type on values of at most 3.5, the
-        // result once.
-        require_close(y, expected, epsilon(y_dtype),
-                      3 * 3.5 * (wide ? 0x1p-53 : 0x1p-24) + smallest(y_dtype));
-      }
-    }
   }
 }

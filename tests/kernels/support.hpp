@@ -1,5 +1,5 @@
-// What kernel tests share: arrays of any dtype seen as doubles, fresh random values, and the
-// comparison of one thread with three.
+// What tests of the CPU's kernels alone share: arrays of any dtype seen as doubles, fresh random
+// values, and the comparison of one thread with three.
 #pragma once
 
 #include <cmath>
@@ -10,6 +10,7 @@
 #include "kernels/peers.hpp"
 #include "kernels/table.hpp"
 #include "tessera/device/workers.hpp"
+#include "tests/kernels/bounded.hpp"
 #include "tests/support/catch.hpp"
 
 namespace kernel_test {
@@ -17,29 +18,8 @@ namespace kernel_test {
 using namespace tessera;
 using namespace tessera::kernels;
 
-inline const DType kFloats[] = {DType::f32, DType::bf16, DType::f16, DType::f64};
-inline const DType kAll[] = {DType::f32, DType::bf16, DType::f16,    DType::f64,
-                             DType::i32, DType::i64,  DType::boolean};
-
-// Half the distance between 1 and the next number: the largest relative error of one rounding.
-inline double epsilon(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return 0x1p-8;
-    case DType::f16:
-      return 0x1p-11;
-    case DType::f64:
-      return 0x1p-53;
-    default:
-      return 0x1p-24;
-  }
-}
-// ... of the type in which `dtype` is computed.
-inline double compute_epsilon(DType dtype) { return dtype == DType::f64 ? 0x1p-53 : 0x1p-24; }
-
-// Half the spacing of the smallest numbers of `dtype`; f32 results of the vector functions below
-// 2^-126 become 0.
-inline double smallest(DType dtype) { return dtype == DType::f16 ? 0x1p-25 : 0x1p-126; }
+using cuda_test::kAll;
+using cuda_test::kFloats;
 
 // `size` elements of `dtype` that tests read and write as doubles.
 struct Array {
@@ -113,24 +93,6 @@ void on_threads(Run run, Outputs&... outputs) {
   run(shared);
   const bool same_bits = std::make_tuple(outputs.bytes...) == after;
   REQUIRE(same_bits);
-}
-
-// |actual - expected| <= absolute + relative |expected|, and NaN and infinity agree; names the
-// worst element.
-template <class Expected>
-void require_close(const Array& actual, const Expected& expected, double relative,
-                   double absolute = 0) {
-  REQUIRE(actual.size() == static_cast<std::int64_t>(expected.size()));
-  for (std::int64_t i = 0; i < actual.size(); ++i) {
-    const double x = actual[i], y = expected[static_cast<std::size_t>(i)];
-    const bool close = std::isnan(x)   ? std::isnan(y)
-                       : std::isinf(x) ? x == y
-                                       : std::abs(x - y) <= absolute + relative * std::abs(y);
-    if (close) continue;
-    INFO("element " << i << ": " << x << " instead of " << y << ", off by " << std::abs(x - y));
-    REQUIRE(close);
-  }
-  SUCCEED();
 }
 
 }  // namespace kernel_test

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/table.hpp"
-#include "tests/cuda/target.hpp"
+#include "tests/kernels/target.hpp"
 #include "tools/gpu_check/module.hpp"
 
 namespace tessera::gpu_check {

@@ -1,4 +1,4 @@
-// Runs the cases of tests/kernels/cases/ and tests/cuda/cases/ over a driver module:
+// Runs the cases of tests/kernels/cases/ over a driver module:
 //
 //   gpu-check-cases MODULE [--device N] [--seed S] [--first COUNT] [OP...]
 //   gpu-check-cases --list
@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "tessera/base/json.hpp"
-#include "tests/cuda/case.hpp"
+#include "tests/kernels/case.hpp"
 #include "tools/gpu_check/module.hpp"
 
 namespace {

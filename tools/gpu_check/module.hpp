@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "tests/cuda/target.hpp"
+#include "tests/kernels/target.hpp"
 
 namespace tessera::gpu_check {
 

@@ -1,7 +1,7 @@
 // The flat arrays of sharding: packing shards, completing gradients.
 #include <cstring>
 
-#include "tests/cuda/case.hpp"
+#include "tests/kernels/case.hpp"
 
 namespace cuda_test {
 

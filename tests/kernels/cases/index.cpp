@@ -13,12 +13,6 @@ struct IndexSizes {
 
 using IndexKernel = Kernel<IndexArgs> Kernels::*;
 
-// a + b in the computing type, rounded to `dtype`.
-double rounded_sum(DType dtype, double a, double b) {
-  if (dtype == f64 || !is_floating(dtype)) return a + b;
-  return rounded_to(dtype, static_cast<double>(static_cast<float>(a) + static_cast<float>(b)));
-}
-
 void check_index(Case& c, IndexKernel which, DType dtype, const IndexSizes& s) {
   const bool adds = which == &Kernels::index_add || which == &Kernels::scatter_add,
              has_rows = which == &Kernels::index_select || which == &Kernels::index_add;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/peers.hpp"
-#include "tests/cuda/case.hpp"
+#include "tests/kernels/case.hpp"
 
 namespace cuda_test {
 namespace {

@@ -3,13 +3,11 @@
 #include <numbers>
 
 #include "tessera/base/philox.hpp"
-#include "tests/cuda/case.hpp"
+#include "tests/kernels/bounded.hpp"
 
 using namespace cuda_test;
 
 namespace {
-
-constexpr DType kFloats[] = {f32, bf16, f16, f64};
 
 // Of the standard normal distribution, by the contract.
 double normal_at(std::uint64_t key, std::int64_t e) {
@@ -133,13 +131,13 @@ TESSERA_CASE("dropout", "keeps by the counter, scales what it keeps; in place, m
         });
         // 1 - p, its reciprocal or a quotient, a product; then one rounding to the dtype.
         const double relative = epsilon(dtype) + 4 * epsilon(dtype == f64 ? f64 : f32),
-                     smallest = dtype == f16 ? 0x1p-25 : 0;
+                     tiny = dtype == f16 ? 0x1p-25 : 0;
         double kept = 0;
         const auto check = [&](const Operand& in, const Operand& out, std::int64_t from) {
           for (std::int64_t e = 0; e < n; ++e) {
             const bool keeps = uniform_at(key, e + 4 * from) >= p;
             const double expected = keeps ? in.get(e) / (1 - static_cast<double>(p)) : 0;
-            c.near(out, e, expected, keeps ? relative * std::abs(expected) + smallest : 0);
+            c.near(out, e, expected, keeps ? relative * std::abs(expected) + tiny : 0);
             kept += keeps;
           }
         };

@@ -1,7 +1,7 @@
 // Rotary embedding and its tables.
 #include <cmath>
 
-#include "tests/cuda/case.hpp"
+#include "tests/kernels/case.hpp"
 
 using namespace cuda_test;
 

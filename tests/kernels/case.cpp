@@ -1,4 +1,4 @@
-#include "tests/cuda/case.hpp"
+#include "tests/kernels/case.hpp"
 
 #include <cmath>
 #include <cstring>
@@ -113,25 +113,9 @@ Operand& Case::output(DType dtype, std::int64_t size, std::int64_t shift_bytes) 
   return operand;
 }
 
-void Case::keep_contents() {
+void Case::compute(const Call& call) {
   for (auto& operand : operands_)
     operand->before_.assign(operand->host_, operand->host_ + operand->bytes());
-}
-
-void Case::run(const Call& call) {
-  if (!target_.driver) fail("this case holds a device to the CPU, which is what it runs on");
-  keep_contents();
-  Exec host;
-  call(cpu_kernels(), Side::reference, host);
-  run_on_device(call);
-}
-
-void Case::compute(const Call& call) {
-  keep_contents();
-  run_on_device(call);
-}
-
-void Case::run_on_device(const Call& call) {
   for (const bool again : {false, true}) {
     for (auto& operand : operands_) operand->upload();
     Exec exec = target_.exec();
@@ -152,11 +136,6 @@ void Case::run_on_device(const Call& call) {
   }
 }
 
-void Case::close(const Operand& operand, double relative, double absolute) {
-  for (std::int64_t i = 0; i < operand.size(); ++i)
-    near(operand, i, operand.get(i), absolute + relative * std::abs(operand.get(i)));
-}
-
 void Case::near(const Operand& operand, std::int64_t i, double expected, double bound) {
   const double actual = on_device(operand, i);
   const bool agree = std::isnan(expected)   ? std::isnan(actual)
@@ -169,13 +148,6 @@ void Case::near(const Operand& operand, std::int64_t i, double expected, double 
   if (std::isfinite(expected) && bound > 0)
     worst_ = std::max(worst_, std::abs(actual - expected) / bound);
   ++compared_;
-}
-
-void Case::equal(const Operand& operand) {
-  if (operand.size() == 0) return;
-  // Where `close` finds nothing, other bits are those of a zero or a NaN.
-  if (std::memcmp(operand.host_, operand.after_.data(), operand.bytes()) != 0) close(operand, 0, 0);
-  compared_ += operand.size();
 }
 
 double Case::on_device(const Operand& operand, std::int64_t i) const {

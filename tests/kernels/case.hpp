@@ -1,27 +1,27 @@
-// Cases of kernels, which run on any table of them: the CPU's, the emulated GPU's, a GPU's.
-//
-// Those of tests/kernels/cases hold each table to double precision (`compute`, then `near`). Those
-// of tests/cuda/cases hold a GPU's to the CPU's: the same call on both, from the same fresh random
-// inputs, and what may lie between the results (`run`, then `close` or `equal`).
+// Cases of kernels, which run on any table of them, and hold it to double precision: the CPU's, the
+// emulated GPU's, a GPU's.
 //
 //   TESSERA_CASE("softmax", "rows of any length") {
 //     for (const DType dtype : {f32, bf16}) {
 //       Operand& x = c.input(dtype, 3 * 1000), &y = c.output(dtype, 3 * 1000);
-//       c.run([&](const Kernels& k, Side side, Exec& exec) {
+//       c.compute([&](const Kernels& k, Side side, Exec& exec) {
 //         k.softmax({.y = y.at(side), .x = x.at(side), .rows = 3, .cols = 1000,
 //                            .dtype = dtype}, exec);
 //       });
-//       c.close(y, 4 * epsilon(dtype), 0);       // with the derivation of the bound
+//       for (std::int64_t i = 0; i < y.size(); ++i)
+//         c.near(y, i, softmax_of(x, i), ...);   // with the derivation of the bound: bounded.hpp
+//       c.next();
 //     }
 //   }
 //
-// Outputs start as NaN. Every operand on the device lies between guard bytes, which both calls
-// check; they also require that inputs stay, and that a second run from the same contents gives the
+// Outputs start as NaN. Every operand on the device lies between guard bytes, which `compute`
+// checks; it also requires that inputs stay, and that a second run from the same contents gives the
 // same bits, on the CPU with three threads. `Operand::shifted` moves it off 16-byte boundaries. No
 // test framework: tools/gpu-check runs the cases where there is none.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
@@ -31,7 +31,7 @@
 
 #include "kernels/table.hpp"
 #include "tessera/base/error.hpp"
-#include "tests/cuda/target.hpp"
+#include "tests/kernels/target.hpp"
 
 namespace cuda_test {
 
@@ -61,7 +61,8 @@ struct CaseFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// An array that exists twice. Its elements are seen as doubles.
+// An array that exists twice: for the reference and on the device. Its elements are seen as
+// doubles.
 class Operand {
  public:
   // `shift_bytes`: off the 16-byte boundary, on both sides.
@@ -119,9 +120,8 @@ class Case {
   }
 
   using Call = std::function<void(const Kernels&, Side, Exec&)>;
-  // `call` on the reference, then twice on the device.  Throws: CaseFailure.
-  void run(const Call& call);
-  // `call` twice on the device alone; operands keep what they held before for `get`.
+  // `call` twice on the device; operands keep what they held before for `get`.  Throws:
+  // CaseFailure.
   void compute(const Call& call);
 
   // Lets go of all operands so far: a case of many parts calls it between them.
@@ -129,12 +129,14 @@ class Case {
 
   // The device's element i is within `bound` of `expected`; NaN and infinities agree.
   void near(const Operand& operand, std::int64_t i, double expected, double bound);
-  // |device - reference| <= absolute + relative |reference|; NaN and infinities agree.
-  void close(const Operand& operand, double relative, double absolute);
-  // The same bits.
-  void equal(const Operand& operand);
-  // For bounds that `close` can't say: the device's element after the run.
+  // The device's element after the run.
   double on_device(const Operand& operand, std::int64_t i) const;
+  template <class T>
+  T bits(const Operand& operand, std::int64_t i) const {
+    T x;
+    std::memcpy(&x, operand.after_.data() + static_cast<std::size_t>(i) * sizeof x, sizeof x);
+    return x;
+  }
   [[noreturn]] void fail(const std::string& what) const;
 
   const Target& target() const noexcept { return target_; }
@@ -145,8 +147,6 @@ class Case {
  private:
   Operand& add(DType dtype, std::int64_t size, std::int64_t shift_bytes);
   void draw(Operand& operand, double low, double high);
-  void keep_contents();
-  void run_on_device(const Call& call);
 
   const Target& target_;
   std::uint64_t seed_;
@@ -172,12 +172,10 @@ struct RegisterCase {
 
 }  // namespace cuda_test
 
-#define TESSERA_CASE_NAME2(line) case_##line
-#define TESSERA_CASE_NAME(line) TESSERA_CASE_NAME2(line)
-#define TESSERA_CASE_OF2(line) register_case_##line
-#define TESSERA_CASE_OF(line) TESSERA_CASE_OF2(line)
-#define TESSERA_CASE(op, name)                                                                 \
-  static void TESSERA_CASE_NAME(__LINE__)(cuda_test::Case&);                                   \
-  static const cuda_test::RegisterCase TESSERA_CASE_OF(__LINE__)(op, name,                     \
-                                                                 TESSERA_CASE_NAME(__LINE__)); \
-  static void TESSERA_CASE_NAME(__LINE__)([[maybe_unused]] cuda_test::Case & c)
+// Numbered, so that files which are compiled as one have names of their own.
+#define TESSERA_CASE_BODY(number, op, name)                                             \
+  static void case_##number(cuda_test::Case&);                                          \
+  static const cuda_test::RegisterCase register_case_##number(op, name, case_##number); \
+  static void case_##number([[maybe_unused]] cuda_test::Case& c)
+#define TESSERA_CASE_NUMBERED(number, op, name) TESSERA_CASE_BODY(number, op, name)
+#define TESSERA_CASE(op, name) TESSERA_CASE_NUMBERED(__COUNTER__, op, name)

@@ -1,0 +1,168 @@
+// Cross-entropy and its derivative: rows that start anywhere, targets of both types, ignored and
+// out of range.
+#include <limits>
+
+#include "tests/kernels/bounded.hpp"
+
+namespace cuda_test {
+namespace {
+
+constexpr int kIgnored = -7;
+
+struct LogitsShape {
+  std::int64_t rows, vocab, row_stride, d_row_stride;
+};
+
+// Targets inside the vocabulary, but for an ignored one and two beyond its ends.
+Operand& targets_of(Case& c, const LogitsShape& s, DType dtype) {
+  Operand& targets = c.input(dtype, s.rows, 0, static_cast<double>(s.vocab - 1));
+  if (s.rows > 3) {
+    targets.set(1, kIgnored);
+    targets.set(2, static_cast<double>(s.vocab));
+    targets.set(3, -1);
+  }
+  return targets;
+}
+
+// What the target of a row leaves of a value.
+template <class C>
+Bounded<C> unless_special(double target, std::int64_t vocab, Bounded<C> value) {
+  if (target == kIgnored) return Bounded<C>(0);
+  if (target >= 0 && target < static_cast<double>(vocab)) return value;
+  return Bounded<C>::given(std::numeric_limits<double>::quiet_NaN());
+}
+
+// log(sum(exp(x))) of a row. A GPU's thread keeps the sum for its largest value so far, and
+// multiplies it by another exponential where that one grows, once a pack of its 256th of the row at
+// most, and once in the end. Each of these exponentials is within 2 + 1.173 |argument| units (CUDA
+// C++ Programming Guide, __expf), its product rounds once, and its argument, which may be off by a
+// rounding of itself, too; the arguments of a term add up to its distance from the maximum.
+template <class C>
+Bounded<C> lse_of(const Operand& logits, std::int64_t begin, std::int64_t vocab) {
+  double top = -std::numeric_limits<double>::infinity();
+  for (std::int64_t i = begin; i < begin + vocab; ++i)
+    if (std::isnan(logits.get(i)) || logits.get(i) > top) top = logits.get(i);
+  const double factors = static_cast<double>(vocab) / 256 + 3;
+  BoundedSum<C> total;
+  for (std::int64_t i = begin; i < begin + vocab; ++i) {
+    const double term = std::exp(logits.get(i) - top);
+    const double roundings = 5 * factors + (2 * 1.173 + 1) * (top - logits.get(i));
+    total.add(term == 0 ? Bounded<C>(0) : Bounded<C>(term, 0, roundings));
+  }
+  return Bounded<C>::given(top) + log(total.get());
+}
+
+void check_cross_entropy(Case& c, const LogitsShape& s, const Operand& logits,
+                         const Operand& targets) {
+  const DType dtype = logits.dtype();
+  Operand &loss = c.output(computed_in(dtype), s.rows), &lse = c.output(computed_in(dtype), s.rows);
+  c.compute([&](const Kernels& k, Side side, Exec& exec) {
+    k.cross_entropy({.loss = loss.at(side),
+                     .lse = lse.at(side),
+                     .logits = logits.at(side),
+                     .targets = targets.at(side),
+                     .rows = s.rows,
+                     .vocab = s.vocab,
+                     .row_stride = s.row_stride,
+                     .ignore_index = kIgnored,
+                     .dtype = dtype,
+                     .target_dtype = targets.dtype()},
+                    exec);
+  });
+  in_compute_type(dtype, [&]<class C>(C) {
+    for (std::int64_t r = 0; r < s.rows; ++r) {
+      const Bounded<C> value = lse_of<C>(logits, r * s.row_stride, s.vocab);
+      near(c, lse, r, value);
+      const double target = targets.get(r);
+      const bool exists = target >= 0 && target < static_cast<double>(s.vocab);
+      const double x =
+          exists ? logits.get(r * s.row_stride + static_cast<std::int64_t>(target)) : 0;
+      near(c, loss, r, unless_special(target, s.vocab, value - Bounded<C>::given(x)));
+    }
+  });
+  c.next();
+}
+
+void check_cross_entropy_backward(Case& c, const LogitsShape& s, DType dtype, DType target_dtype,
+                                  bool in_place, int scale_stride) {
+  const std::int64_t n = s.rows * s.row_stride,
+                     out_stride = in_place ? s.row_stride : s.d_row_stride;
+  Operand& logits = in_place ? c.updated(dtype, n, -8, 8) : c.input(dtype, n, -8, 8);
+  Operand& out = in_place ? logits : c.output(dtype, s.rows * s.d_row_stride);
+  Operand& targets = targets_of(c, s, target_dtype);
+  Operand &lse = c.input(computed_in(dtype), s.rows, 8, 12),
+          &scale = c.input(computed_in(dtype), scale_stride ? s.rows : 1);
+  c.compute([&](const Kernels& k, Side side, Exec& exec) {
+    k.cross_entropy_backward({.d_logits = out.at(side),
+                              .logits = logits.at(side),
+                              .targets = targets.at(side),
+                              .lse = lse.at(side),
+                              .scale = scale.at(side),
+                              .host_scale = 0.37,
+                              .rows = s.rows,
+                              .vocab = s.vocab,
+                              .row_stride = s.row_stride,
+                              .d_row_stride = out_stride,
+                              .ignore_index = kIgnored,
+                              .scale_stride = scale_stride,
+                              .dtype = dtype,
+                              .target_dtype = target_dtype},
+                             exec);
+  });
+  in_compute_type(dtype, [&]<class C>(C) {
+    using B = Bounded<C>;
+    for (std::int64_t r = 0; r < s.rows; ++r) {
+      const double target = targets.get(r);
+      const B factor = B::given(scale.get(r * scale_stride)) * B(0.37);
+      for (std::int64_t i = 0; i < s.vocab; ++i) {
+        B p = exp(B::given(logits.get(r * s.row_stride + i)) - B::given(lse.get(r)));
+        if (static_cast<double>(i) == target) p = p - B(1);
+        near(c, out, r * out_stride + i, unless_special(target, s.vocab, p * factor));
+      }
+      for (std::int64_t i = s.vocab; i < out_stride; ++i)  // between rows nothing is written
+        c.near(out, r * out_stride + i, out.get(r * out_stride + i), 0);
+    }
+  });
+  c.next();
+}
+
+}  // namespace
+
+TESSERA_CASE("cross_entropy", "vocabularies of any size") {
+  for (const DType dtype : kFloats)
+    for (const LogitsShape& s : {LogitsShape{1, 1, 1, 1},
+                                 {7, 7, 7, 7},
+                                 {9, 13, 16, 16},
+                                 {5, 64, 64, 64},
+                                 {50, 256, 259, 259},
+                                 {6, 257, 257, 257},
+                                 {6, 1021, 1024, 1025},
+                                 {9, 2500, 2501, 2501},
+                                 {5, 9001, 9001, 9001}})
+      for (const DType target_dtype : {i32, i64}) {
+        if (s.vocab > 1000 && (target_dtype == i32) != (s.vocab % 2 == 0)) continue;
+        const Operand &logits = c.input(dtype, s.rows * s.row_stride, -8, 8),
+                      &targets = targets_of(c, s, target_dtype);
+        check_cross_entropy(c, s, logits, targets);
+        check_cross_entropy_backward(c, s, dtype, target_dtype, false, s.rows % 2 == 1);
+        check_cross_entropy_backward(c, s, dtype, target_dtype, true, target_dtype == i32);
+      }
+}
+
+// A NaN or +inf makes the row NaN, as does nothing but -inf; -inf alone counts nothing, also as the
+// first value that a thread sees.
+TESSERA_CASE("cross_entropy", "special values") {
+  constexpr double inf = std::numeric_limits<double>::infinity();
+  for (const DType dtype : kFloats) {
+    const std::int64_t vocab = 5003, rows = 5;
+    Operand &logits = c.input(dtype, rows * vocab, -8, 8), &targets = c.input(i32, rows, 5, 5);
+    logits.set(17, std::numeric_limits<double>::quiet_NaN());
+    logits.set(vocab + 4999, inf);
+    for (std::int64_t i = 0; i < vocab; ++i) logits.set(2 * vocab + i, -inf);
+    for (std::int64_t i = 0; i < 3000; ++i) logits.set(3 * vocab + i, -inf);
+    logits.set(4 * vocab + 4000, 60000);
+    check_cross_entropy(c, {rows, vocab, vocab, vocab}, logits, targets);
+  }
+}
+
+}  // namespace cuda_test
