@@ -244,6 +244,7 @@ TESSERA_CASE("attention", "head sizes") {
     check_attention(c, f32, {1, 67, 1, 1, dim});
   for (const std::int64_t dim : {7, 24, 96, 256}) check_attention(c, bf16, {1, 66, 1, 1, dim});
   check_attention(c, f64, {1, 34, 1, 1, 256});
+  check_attention(c, f16, {1, 129, 1, 1, 256, false});
 }
 
 TESSERA_CASE("attention", "grouped queries, batches, no mask, a fused projection, misaligned") {

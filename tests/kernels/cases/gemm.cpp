@@ -163,8 +163,12 @@ void check_product(Case& c, const Product& p) {
 TESSERA_CASE("gemm", "every orientation and dtype, sizes that are multiples of nothing") {
   for (const DType dtype : kFloats)
     for (int orientation = 0; orientation < 4; ++orientation)
-      for (const auto& [m, n, k] :
-           {std::array{1, 1, 1}, {1, 37, 19}, {23, 1, 65}, {5, 3, 2}, {67, 45, 33}, {130, 70, 300}})
+      for (const auto& [m, n, k] : {std::array{1, 1, 1},
+                                    {1, 37, 19},
+                                    {23, 1, 65},
+                                    {5, 3, 2},
+                                    {67, 45, 33},
+                                    {130, 270, 300}})
         check_product(
             c, {.dtype = dtype,
                 .c_dtype = size_bytes(dtype) == 2 && c.integer(0, 1) == 1 ? f32 : dtype,

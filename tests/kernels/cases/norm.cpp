@@ -122,25 +122,37 @@ void check_norm_backward(Case& c, const NormShape& s, const NormWants& wants, DT
   const std::int64_t parts = norm_workspace_bytes(s.rows, s.cols, dtype, wants.d_weight, d_bias) /
                              static_cast<std::int64_t>(size_bytes(statistics));
   Operand& workspace = c.output(statistics, parts);
-  c.compute([&](const Kernels& k, Side side, Exec& exec) {
-    k.norm_backward({.dx = wants.dx ? dx.at(side) : nullptr,
-                     .d_weight = wants.d_weight ? dw.at(side) : nullptr,
-                     .d_bias = d_bias ? db.at(side) : nullptr,
-                     .x = x.at(side),
-                     .dy = dy.at(side),
-                     .weight = s.affine ? weight.at(side) : nullptr,
-                     .mean = s.layer ? mean.at(side) : nullptr,
-                     .rstd = rstd.at(side),
-                     .workspace = parts > 0 ? workspace.at(side) : nullptr,
-                     .rows = s.rows,
-                     .cols = static_cast<std::int32_t>(s.cols),
-                     .scale = 0.5f,
-                     .dtype = dtype,
-                     .grad_dtype = grad_dtype,
-                     .accumulate = wants.accumulate,
-                     .d_sum = wants.d_sum ? d_sum.at(side) : nullptr},
-                    exec);
-  });
+  const auto run = [&](const Operand& to, bool adds) {
+    c.compute([&](const Kernels& k, Side side, Exec& exec) {
+      k.norm_backward({.dx = wants.dx ? to.at(side) : nullptr,
+                       .d_weight = wants.d_weight ? dw.at(side) : nullptr,
+                       .d_bias = d_bias ? db.at(side) : nullptr,
+                       .x = x.at(side),
+                       .dy = dy.at(side),
+                       .weight = s.affine ? weight.at(side) : nullptr,
+                       .mean = s.layer ? mean.at(side) : nullptr,
+                       .rstd = rstd.at(side),
+                       .workspace = parts > 0 ? workspace.at(side) : nullptr,
+                       .rows = s.rows,
+                       .cols = static_cast<std::int32_t>(s.cols),
+                       .scale = 0.5f,
+                       .dtype = dtype,
+                       .grad_dtype = grad_dtype,
+                       .accumulate = wants.accumulate,
+                       .d_sum = adds ? d_sum.at(side) : nullptr},
+                      exec);
+    });
+  };
+  std::vector<double> apart;  // the norm's part of dx, and a separate addition
+  if (wants.d_sum) {
+    const Operand& own = c.output(dtype, n);
+    run(own, false);
+    for (std::int64_t i = 0; i < n; ++i)
+      apart.push_back(rounded_sum(dtype, c.on_device(own, i), d_sum.get(i)));
+  }
+  run(dx, wants.d_sum);
+  for (std::int64_t i = 0; i < std::ssize(apart); ++i)
+    c.near(dx, i, apart[static_cast<std::size_t>(i)], 0);
   in_compute_type(dtype, [&]<class C>(C) {
     using B = Bounded<C>;
     std::vector<BoundedSum<C>> weights(static_cast<std::size_t>(s.cols)), biases(weights);

@@ -135,7 +135,7 @@ TESSERA_CASE("reduce", "maxima, minima and their places") {
 
 TESSERA_CASE("reduce", "sum of squares in double precision") {
   for (const DType out_dtype : {f32, f64})
-    for (const std::int64_t count : {0, 1, 15, 16, 17, 1000, 16384, 65537})
+    for (const std::int64_t count : {0, 1, 15, 16, 17, 1000, 16384, 65537, 300001})
       for (const bool accumulate : {false, true}) {
         Operand &in = c.input(f32, count, -2, 2, 4),
                 &out = accumulate ? c.updated(out_dtype, 1) : c.output(out_dtype, 1);
