@@ -13,7 +13,7 @@ namespace {
 enum Tag : int { kData, kLast };  // kLast: this rank sends no more before the others have drained
 
 // Then a waiting thread gives its core away for longer than a time slice takes to come round.
-constexpr int kYields = 1000;
+constexpr int kPolls = 1000;
 
 // A cancelled receive that has begun ends as soon as its sender looks after MPI again, which it
 // does on its way out.
@@ -21,7 +21,7 @@ constexpr std::chrono::seconds kCancelPatience{10};
 constexpr std::chrono::seconds kDrainPatience{30};  // all ranks are there already
 
 void pause_after(int look) {
-  if (look < kYields)
+  if (look < kPolls)
     sched_yield();
   else
     std::this_thread::sleep_for(std::chrono::microseconds(50));
