@@ -65,7 +65,8 @@ class FlightRecorder {
   void started(std::uint64_t seq, StreamId stream) noexcept;
   void done(std::uint64_t seq, StreamId stream) noexcept;
 
-  // Any thread, any process. The `seq` of a call; 0: none yet.
+  // Any thread, any process. The `seq` of the call that did so last; 0: none yet. Streams start
+  // calls in any order, so that `last_started` may be below `last_done` while a call runs.
   std::uint64_t last_submitted() const noexcept { return last_.load(std::memory_order_acquire); }
   std::uint64_t last_started() const noexcept { return started_.load(std::memory_order_acquire); }
   std::uint64_t last_done() const noexcept { return done_.load(std::memory_order_acquire); }
