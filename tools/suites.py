@@ -271,6 +271,7 @@ def chosen(options):
              (not options.names and (options.all or not is_long(test)))]
     if options.filter:
         tests = [test for test in tests if kind_of(test) == "catch"]
+    tests.sort(key=lambda test: -test["priority"])
     for test in tests:
         test["workdir"] = test["workdir"] or str(pathlib.Path(options.folder).absolute())
     return tests
