@@ -5,8 +5,12 @@
 // the layer before it goes backward:
 //
 //   gather   │ up │ down │ down │ up │
-//   compute       │ up   │ down │ loss │ down │ up │ step
+//   compute       │ up   │ down │ loss │ down │ up │      │ step
 //   reduce                                    │ down │ up │
+//
+// The root, made last, has no parameters left to claim. It still gives the layers common slots and
+// one order of calls; without it each layer would be a root of its own, gathered once and kept open
+// until its backward ends.
 //
 // The lesson trains on one rank and on three and compares: sharding changes where numbers live, not
 // what they are.
@@ -17,6 +21,7 @@
 #include <cmath>
 #include <iomanip>
 #include <iostream>
+#include <string>
 #include <vector>
 
 #include "tessera/autograd/ops.hpp"
@@ -61,7 +66,8 @@ static std::vector<double> train(int ranks) {
     mlp.materialize(world.device());
     ts::nn::init(mlp, {.value = 7});
     ts::optim::AdamW optimizer(mlp.parameters(), {.lr = 1e-2, .weight_decay = 0});
-    if (world.rank() == 0 && ranks > 1) std::cout << ts::shard_plan(mlp).to_string();
+    const std::string plan = ts::shard_plan(mlp).to_string();  // collective: every rank asks
+    if (world.rank() == 0 && ranks > 1) std::cout << plan;
 
     const int share = 24 / world.size();
     std::vector<float> x, y;

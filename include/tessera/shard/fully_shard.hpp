@@ -4,11 +4,11 @@
 //   fully_shard(model, {.mesh = mesh});                       // claims what the blocks did not
 //
 // Each call makes a unit: the parameters below the module that no inner call has claimed. Each rank
-// keeps its rows of each; calling the module gathers the rest, and leaving it frees them again, so
+// keeps its rows of each; a call of the module gathers the rest, and its end frees them again, so
 // backward gathers once more. One step of two blocks on three streams:
 //
-//   gather   │ g0 │ g1 │ g1 │ g0 │                      each as soon as its slot is free
-//   compute       │ f0 │ f1 │ loss │ b1     │ b0     │ optimizer
+//   gather   │ g0 │ g1 │ g1 │ g0 │                       each as soon as its slot is free
+//   compute       │ f0 │ f1 │ loss │ b1     │ b0     │    │ optimizer
 //   reduce                                  │ r1     │ r0 │
 #pragma once
 
@@ -39,7 +39,9 @@ struct ShardOptions {
   DeviceMesh mesh;
   MixedPrecision precision = {};
   Reshard reshard_after_forward = Reshard::automatic;
-  int prefetch_depth = 1;  // units gathered ahead of the one that computes, 1 to 64
+  // How many gathers backward queues ahead of the unit that it enters, 1 to 64; in forward it only
+  // sizes the slots, and so limits how far gathers run ahead.
+  int prefetch_depth = 1;
   // Gradient buffers that are being reduced beside the one that is being filled, 1 to 64.
   int reductions_in_flight = 1;
 };
@@ -63,13 +65,15 @@ struct ShardPlan {
     int gathers_per_call = 0, reductions_per_call = 0;  // collectives of one forward and backward
   };
   std::vector<Unit> units;
-  int ranks = 1;
-  int gather_slots = 0, reduce_slots = 0;
-  std::int64_t gather_slot_bytes = 0, reduce_slot_bytes = 0, resident_bytes = 0, arena_bytes = 0;
+  int ranks = 1, gather_slots = 0, reduce_slots = 0;
+  std::int64_t gather_slot_bytes = 0, reduce_slot_bytes = 0;
+  std::int64_t resident_bytes = 0;  // slots that the root and units that stay open have alone
+  std::int64_t arena_bytes = 0;     // all slots, these too: one allocation in symmetric memory
 
   std::string to_string() const;
 };
-// The plan of a root, made now if no step has made it. Collective at its first call.
+// The plan of a root, made now if no step has made it. Every rank calls it, though one may print:
+// the first call allocates the slots, which is collective.
 // Throws: ContractError for a module that is no unit or not materialized.
 ShardPlan shard_plan(nn::Module& root);
 
