@@ -22,16 +22,21 @@ struct GradcheckReport {
   std::string message;
 };
 
-// Compares, for every element of every f64 input, what backward gives with central differences
-// D(h) = (L(x + h) - L(x - h)) / 2h of L = sum(p y), y = f(inputs), p random. Inputs of other
-// dtypes are handed on as they are. A second backward pass must add the same once more.
+// Note [What gradcheck allows]
+// Let L = sum(p y), y = f(inputs), p random, and D(h) = (L(x + h) - L(x - h)) / 2h. The slope is
+// taken as D(h) + (D(h) - D(2h)) / 3 with h = eps^(1/3) max(1, |x|), and may differ from backward's
+// by 100 eps^(2/3) (S + |gradient|), where S = 1 + sum|p y| + sum|x dL/dx|. It differs for two
+// reasons.
 //
-// D(h) = L' + a h^2 + b h^4 + ..., and D(h) + (D(h) - D(2h)) / 3 is rid of a: what curvature is
-// left is 4 b h^4. With h = eps^(1/3) max(1, |x|), and L at most M within r of x, b is at most M /
-// r^5 (Cauchy), so that the rest is below eps^(2/3) M for every x that is 0.006 max(1, |x|) away
-// from a pole. Rounding: y is off by some eps, and so are the inputs of which it is the value; L by
-// n eps S then, S = 1 + sum|p y| + sum|x dL/dx|, and the difference by 1.5 n eps S / h. Allowed are
-// 100 eps^(2/3) (S + |gradient|): n of 66 roundings.
+// Curvature: D(h) = L' + a h^2 + b h^4 + ...; the slope is rid of a, and 4 b h^4 is left. If L is
+// at most M within r of x, b is at most M / r^5 (Cauchy). So the rest is below eps^(2/3) M for
+// every x that is 0.006 max(1, |x|) away from a pole.
+//
+// Rounding: y is off by some eps, and so are the inputs of which it is the value. Then L is off by
+// n eps S, and the slope by 1.5 n eps S / h. The factor 100 leaves room for n = 66 roundings.
+//
+// Compares, for every element of every f64 input, what backward gives with that slope. Inputs of
+// other dtypes are handed on as they are. A second backward pass must add the same once more.
 //
 // Requires: a device that runs bodies; y is f64 and the same each time; no kink of f within
 // 2h of the inputs. Each input becomes a contiguous leaf: take views inside f. Throws:

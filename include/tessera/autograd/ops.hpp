@@ -146,8 +146,8 @@ Tensor rope(const Tensor& x, const RopeTables& tables);
 // Causal softmax(q k^T / sqrt(D)) v:
 // q [B, T, H, D], k and v [B, T, Hkv, D], Hkv divides H -> [B, T, H, D].
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v);
-// Each element kept with probability 1 - p and scaled by 1 / (1 - p), 0 <= p <= 1; the mask depends
-// on (key, offset + index / 4, index mod 4) only.
+// Each element kept with probability 1 - p and scaled by 1 / (1 - p), 0 <= p <= 1, where 1 keeps
+// none; the mask depends on (key, offset + index / 4, index mod 4) only.
 Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset);
 // The mean over rows of -log softmax(logits)[target], in nats: logits [N, V], targets [N] i32 or
 // i64 -> f32 [] (f64 for f64). A target outside [0, V) makes it NaN.

@@ -1,5 +1,6 @@
 // The five exceptions of the library and the check that throws the commonest of them.
-// Every layer throws through here; nothing below `ts::run` catches, prints or ends the process.
+// Every layer throws through here. Below `ts::run` nothing prints or ends the process; what has to
+// be caught, on a worker's thread say, is thrown again by the next call that may throw.
 #pragma once
 
 #include <source_location>
@@ -39,7 +40,7 @@ class DeviceError : public Error {
 class OutOfMemory : public Error {
   using Error::Error;
 };
-// A peer is missing, late or disagrees.
+// A peer is missing, late or disagrees. comm/lost_rank.hpp has a kind of it.
 class CommError : public Error {
   using Error::Error;
 };

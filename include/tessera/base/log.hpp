@@ -1,5 +1,5 @@
-// Where the library's messages go. The library itself writes nowhere: it calls the sink that the
-// program set, and without one says nothing. Threads: `set_log_sink` before any other call.
+// Where the messages of the library below `ts::run` go. It writes nowhere itself: it calls the sink
+// that the program set, and without one says nothing. Threads: `set_log_sink` before other calls.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
-// The safetensors format, on raw bytes: what other programs read and write weights in. Called by
-// tools/; knows nothing of tensors, ranks or models.
+// The safetensors format, on raw bytes: what other programs read and write weights in. Under
+// checkpoint/model.hpp; knows nothing of tensors, ranks or models.
 //
 //   N: u64, little-endian │ N bytes of JSON │ data
 //

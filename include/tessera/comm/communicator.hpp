@@ -1,9 +1,9 @@
 // Collectives between the ranks of a world: what is sent, on which stream, and who implements it.
 //
 // A communicator is a set of ranks with a role and a stream; the sharding engine has one for
-// gathers and one for reductions, so that neither waits behind the other. All collectives of a rank
-// are issued in one order, the same on every rank, and none is in two communicators at once, so no
-// cycle of waits exists.
+// gathers and one for reductions, so that neither waits behind the other. All ranks issue their
+// collectives in one order, over all communicators. The first in that order which is not done waits
+// for none behind it, so it ends, and ranks never wait for each other crosswise.
 //
 //   compute  ... grads of unit 3 ──┐ record                           ┌─ wait ── optimizer
 //   reduce                         └─ wait ── reduce_scatter ── record┘

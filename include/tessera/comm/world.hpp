@@ -21,8 +21,8 @@ namespace tessera {
 
 class RaceChecker;
 
-// How MPI ranks of one host exchange: through memory that all of them see, or by MPI's messages,
-// which ranks of several hosts use anyway. For tests, and where /dev/shm is too small.
+// How MPI ranks of one machine exchange: through memory that all of them see, or by MPI's messages,
+// which ranks of several machines use anyway. For tests, and where /dev/shm is too small.
 enum class Transport : std::uint8_t { automatic, messages };
 
 // Where the ranks of a world compute.
@@ -48,8 +48,8 @@ struct WorldOptions {
   // A collective in which a rank waits for its peers for longer fails on all ranks, and says who is
   // missing. Not under `shuffled`, which sees at once that nobody can go on.
   double timeout_seconds = 100;
-  // MPI worlds: a process of this host that shows no life for so long fails the world. 0: never, so
-  // that debuggers may stop ranks.
+  // MPI worlds: a process of this machine that shows no life for so long fails the world. 0: never,
+  // so that debuggers may stop ranks.
   double heartbeat_timeout_seconds = 5;
 };
 
@@ -108,8 +108,8 @@ class World {
   // The calls of all communicators of this rank.
   const FlightRecorder& flight_recorder() const noexcept;
 
-  // Memory that peers can read, booked as reserved, not as live. Collective: every rank calls with
-  // the same size.
+  // Memory that peers can read: reserved, but not booked in the ledger. Collective: every rank
+  // calls with the same size.
   std::shared_ptr<SymmetricMemory> allocate_symmetric(std::int64_t bytes) const;
   // The host sleeps until every rank is here.
   void barrier() const;
@@ -132,8 +132,8 @@ class World {
   //   rank 0   ── throws ─ recover ─┐ drop what  ┌ all here ┌── collective 1
   //   rank 1   ── waits ────────────┘ is queued ─┴──────────┴── collective 1
   //
-  // Throws: CommError when a rank has ended, and when ranks are on several hosts, which do not hear
-  // of each other's failures; the world is then lost.
+  // Throws: CommError when a rank has ended, and when ranks are on several machines, which do not
+  // hear of each other's failures; the world is then lost.
   std::string recover(std::string_view cause = {}) const;
   // Its halves. From `halt` on nobody waits in this world, here or on peers; on return nothing of
   // this rank is queued.

@@ -15,8 +15,8 @@
 
 namespace tessera {
 
-// The streams of a rank. `compute` is the caller's, `gather` and `reduce` are the sharding
-// engine's; `replicate` is for sums over replicas, `transfer` for copies from and to the host.
+// The streams of a rank. `compute` is the caller's, copies from and to the host included; `gather`
+// and `reduce` are the sharding engine's; the library uses neither `replicate` nor `transfer` yet.
 enum class StreamId : std::uint8_t { compute, gather, reduce, replicate, transfer };
 
 inline constexpr int kMaxStreams = 5;
@@ -28,7 +28,7 @@ constexpr const char* name(StreamId s) { return kStreamNames[index(s)]; }
 
 using Tick = std::uint64_t;
 
-// For each stream the last tick that its holder knows to be ordered before itself.
+// For each stream the tick of its newest operation that is ordered before whoever has the clock.
 struct Clock {
   std::array<Tick, kMaxStreams> ticks{};
 

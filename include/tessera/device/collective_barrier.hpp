@@ -32,7 +32,7 @@ class AbortSignal {
   // Every `enter` and `leave`, present and future until `rearm`, throws CommError with `reason`.
   // The first reason wins.
   void abort(const std::string& reason);
-  // Barriers work again.  Requires: nobody is at one; each has been told as well.
+  // Barriers work again.  Requires: no thread is at one; CollectiveBarrier::rearm is done on each.
   void rearm();
   bool aborted() const;
   std::string reason() const;

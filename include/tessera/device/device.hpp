@@ -124,8 +124,8 @@ class Device {
   void block(const Event& event) const;
   // ... until everything submitted to any stream of this device is done.
   void synchronize() const;
-  // Failures that were ended so far. Who keeps what a queued operation makes, a table say, makes it
-  // anew when the number has changed. 0 on meta.
+  // Failures that were ended so far, 0 on meta. Results of queued work that a program keeps, such
+  // as a table, are to be made anew when this number has changed.
   std::uint64_t recoveries() const noexcept;
 
   // Everything else about the device: see device_context.hpp.

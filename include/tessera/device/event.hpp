@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Made by Stream::record. A value: on the CPU it is (stream, tick), on CUDA `native` keeps a pooled
-// cudaEvent alive.
+// Made by Stream::record. A value: on CUDA `native` keeps a pooled cudaEvent alive, on the CPU it
+// is null.
 struct Event {
   StreamId stream = StreamId::compute;
   Tick tick = 0;             // every operation of `stream` up to this one

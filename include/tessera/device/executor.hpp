@@ -4,7 +4,7 @@
 //
 //   threaded   a queue and a worker thread per stream: real overlap on the CPU
 //   inline     at once, on the host thread
-//   shuffled   all ranks' streams under one baton, the next operation chosen by a seed
+//   shuffled   one operation of all ranks' streams at a time, the next chosen by a seed
 //   virtual    at once on a clock of its own, by a cost model; bodies run only on request: planning
 //   cuda       on streams of a device, behind the driver of a module
 //

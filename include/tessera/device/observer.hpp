@@ -40,8 +40,8 @@ class Observer {
  public:
   virtual ~Observer() = default;
 
-  // The host program: called on the rank's host thread, in its order. What `memory` throws comes
-  // out of the next blocking call, because it is told of what has happened; the others refuse.
+  // The host program: called on the rank's host thread, in its order. An exception ends the call
+  // that it came from; one from `memory`, which tells of the past, ends the next blocking call.
   virtual void launched(StreamId, Tick, const Op&) {}
   virtual void recorded(const Event&) {}
   virtual void waited(StreamId, const Event&) {}

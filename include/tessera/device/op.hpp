@@ -1,5 +1,5 @@
-// What is handed through the one door: the description of an operation, its body, and what the body
-// sees when it runs.
+// What Stream::launch is given, through which all device work goes: the description of an operation
+// and its body; and what the body sees when it runs.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,7 @@
-// Who holds how many bytes. Every byte that a rank's resources hand out is booked under a named
-// owner, so that a peak can be explained and a plan compared with a run, number by number.
+// Who holds how many bytes. What the pool hands out, slots that are taken and host staging are
+// booked under a named owner, so that a peak can be explained and a plan compared with a run,
+// number by number. Not booked are free slots, which count as reserved, and the 64 KiB that a
+// communicator may stage.
 #pragma once
 
 #include <cstdint>

@@ -40,7 +40,7 @@ class Buffer {
   Block* block_ = nullptr;
 };
 
-// Memory outside the ledger, for as long as the device lives: of the host, which the device reads
+// Memory that no ledger books, for as long as the device lives: of the host, which the device reads
 // and writes too (pinned on CUDA), or of the device itself. Requires: queued work that uses it ends
 // before the last handle goes.  Throws: OutOfMemory.
 std::shared_ptr<std::byte> host_memory(const DeviceContext& context, std::int64_t bytes);
@@ -102,7 +102,7 @@ class Memory {
   void poison_freed() noexcept { pool_.poison_freed(); }
   bool poisons() const noexcept { return pool_.poisons(); }
 
-  // Bytes taken from the system: the pool's and, once made, the arenas'.
+  // Bytes taken from the system: the pool's and, once made, those of symmetric memory.
   std::int64_t reserved_bytes() const noexcept { return pool_.reserved_bytes() + arena_bytes_; }
   void add_arena_bytes(std::int64_t bytes) noexcept { arena_bytes_ += bytes; }
 

@@ -24,8 +24,8 @@
 // activation takes the first that fits. Other names in the ledger take the first that fits beside a
 // block of the same name, and without one the first that fits. So large blocks that outlive the
 // activations come to lie side by side, as the gradients of the first of several micro-batches, and
-// what activations free is one range. Shards of gradients have a few MiB each and are made after
-// the peak: as large blocks they lie where activations were, as small ones they would add to it.
+// what activations free is one range. A unit's gradient shards have a few MiB and come after the
+// peak: as large blocks they reuse what activations freed, as small ones they would add segments.
 #pragma once
 
 #include <algorithm>
@@ -119,7 +119,7 @@ class Pool {
   // touched the segment. Returns the bytes given back.
   std::int64_t release_cached();
 
-  std::int64_t reserved_bytes() const noexcept { return reserved_; }
+  std::int64_t reserved_bytes() const noexcept { return reserved_; }  // a part of Memory's
   // 0 means no limit. Counted against reserved_bytes().
   void set_limit_bytes(std::int64_t bytes) noexcept { limit_ = bytes; }
   // `what` comes from the system and not from here, but is counted as a call of allocate.

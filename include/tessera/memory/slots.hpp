@@ -11,10 +11,10 @@
 //   compute        │ unit 1 ............done │ unit 2 ..................... done │ unit 3
 //
 // Note [How many slots]
-// depth + nesting. Nesting counts the units that are open inside one another, 1 where none is.
-// Depth is what runs beside them: the units gathered ahead (prefetch_depth), or the reductions that
-// are in flight. With prefetch depth d and no nesting there are d + 1 slots, and the gather of unit
-// i + d runs beside the compute of unit i.
+// depth + nesting. Nesting is the longest chain of units open inside one another, the root apart: 1
+// for plain blocks. Depth is what runs beside them: the units gathered ahead (prefetch_depth), or
+// the reductions in flight. For plain blocks and depth d there are d + 1 slots, and the gather of
+// unit i + d runs beside the compute of unit i.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,7 @@ namespace tessera::nn {
 
 class Dropout : public Module {
  public:
-  // Requires: 0 <= p < 1.
+  // Requires: 0 <= p < 1, for a layer that drops all learns nothing.
   explicit Dropout(double p);
 
   // In training each element is kept with probability 1 - p and scaled by 1 / (1 - p); in

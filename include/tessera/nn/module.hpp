@@ -8,7 +8,7 @@
 //       register_module("down", down);
 //     }
 //     Tensor operator()(const Tensor& x) {
-//       return call([&] { return down(gelu(up(x))); });  // the scope: parameters are whole inside
+//       return call([&] { return down(gelu(up(x))); });  // inside, parameters are unsharded
 //     }
 //     nn::Linear up, down;
 //   };

@@ -1,4 +1,5 @@
-// AdamW: Adam with decoupled weight decay, as PyTorch defines it. Moments: m, v.
+// AdamW: Adam with decoupled weight decay, by PyTorch's formula. Moments: m, v. The defaults are
+// those of language models, beta2 0.95 and weight_decay 0.1; PyTorch's are 0.999 and 0.01.
 //
 //   m = beta1 m + (1 - beta1) g    v = beta2 v + (1 - beta2) g^2              t: steps so far
 //   p = p (1 - lr weight_decay) - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)

@@ -85,7 +85,7 @@ class Optimizer {
   virtual void update(const GroupState& state, const Tensor& scalars) const = 0;
 
   // Writes a plain struct of at most 88 bytes where the device reads it. The values travel with the
-  // launch: no staging, and a replayed step reads what is there.
+  // launch, without staging.
   template <class Scalars>
   static void put_scalars(const Tensor& to, const Scalars& scalars) {
     static_assert(std::is_trivially_copyable_v<Scalars> && sizeof(Scalars) % 4 == 0 &&

@@ -1,5 +1,5 @@
 // The flat f32 arrays of one rank's shards of a unit: what optimizers, clipping and scalers work
-// on. Plain records; the sharding engine fills them.
+// on. Plain structs; the sharding engine fills them.
 //
 //   FlatGroup of a unit, f32       │ wq: 12 rows │ wk: 6 rows │ norm: 32 │
 //     values                       ├─────────────┼────────────┼──────────┤
@@ -33,19 +33,17 @@ struct FlatEntry {
 inline constexpr std::int64_t kFlatAlign = kAlignmentBytes / 4;  // elements of f32
 
 // The updates that one optimizer has submitted, shared with its groups so that a reset can tell
-// which have run. A plain record.
+// which have run.
 struct UpdateLog {
   struct Update {
     Tick first = 0, last = 0;  // of its launches that write values, on the compute stream
-    bool is_cut = false;       // by an exception on the host: no step
+    bool is_cut = false;       // an exception interrupted submitting it: counts as no step
   };
   std::int64_t steps = 0;        // submitted, without those that never began
-  std::vector<Update> queued{};  // of them, those that the host does not know to have run
+  std::vector<Update> queued{};  // of them, those that may still be running
   Tick prepared = 0;  // the last launch that made the optimizer's state; 0: none is there
 };
 
-// The flat f32 arrays of one rank's shards of a unit: what optimizers, clipping and scalers work
-// on. A plain record.
 struct FlatGroup {
   std::string name;
   Device device = Device::meta();

@@ -35,8 +35,8 @@ struct LaunchEnvironment {
   Launcher launcher = Launcher::none;
   int rank = 0;
   int world_size = 1;  // 0 under bare PMIx: MPI_Init knows it
-  int local_rank = 0;  // among the ranks of this host
-  int local_size = 1;  // ranks on this host, 0 where unknown
+  int local_rank = 0;  // among the ranks of this machine
+  int local_size = 1;  // ranks on this machine, 0 where unknown
   std::string notice;  // a line for the user, empty if there is nothing to say
 
   // True where peers exist or may exist in other processes.

@@ -1,5 +1,5 @@
-// The race checker as a switch for users: TESSERA_CHECK=1 watches every rank of this process. See
-// device/race_checker.hpp for what it finds. Called by `ts::run` and by the mains of tools/.
+// The race checker as a switch for users: TESSERA_CHECK=1 watches every rank of this process. What
+// it finds: device/observe/race_checker.hpp. Called by `ts::run` and by the mains of tools/.
 #pragma once
 
 #include <functional>

@@ -14,9 +14,9 @@ namespace tessera {
 // Note [Windows]
 // The full tensor of a sharded parameter is one Storage for ever. While its unit is open, `data`
 // points into the unit's slot; while it is closed, `data` is null and any use throws, naming the
-// unit. A tensor saved for backward holds storage and geometry, that is (parameter, view), and is
-// whole again when its unit opens for backward. `saved` counts these holders, so that the unit can
-// tell them from a tensor that escaped its scope.
+// unit. A tensor saved for backward holds the Storage with shape and strides, not the bytes, and
+// has bytes again when its unit opens for backward. `saved` counts these holders, so that the unit
+// can tell them from a tensor that escaped its scope.
 struct Storage {
   // Bytes of its own: from the pool, for `stream`, booked under the current owner. On meta none.
   // Throws: OutOfMemory.

@@ -22,7 +22,7 @@ namespace tessera {
 struct GradMeta;  // autograd's part, see autograd/node.hpp
 
 // A handle; copies share the same tensor, gradient included. Values never change after the
-// operation that made them.
+// operation that made them, but by raw::fill, axpby and ..._into, for parameters and gradients.
 class Tensor {
  public:
   Tensor() = default;  // undefined
