@@ -11,17 +11,19 @@
 //                      rank 1  [a b c d]   ──▶  [Σb]          summed in rank order, always
 //                      ...                      ...
 //
-// A collective is work on a stream like any other. So it has an edge on each side:
+// A collective is work on a stream like any other. So it has an edge on each side, one before it
+// and one behind it:
 //
-//   compute   ── write shard ─┐ record                            ┌─ wait ── backward
-//   gather                    └─ wait (enter) ── all_gather ── record (leave)
+//   compute   ── write shard ── record ┐                              ┌ wait ── backward
+//   gather                             └ wait ── all_gather ── record ┘
 //
 // Peers read a rank's send side directly, so it lies in symmetric memory: the same offset on every
 // rank. The collective begins when all ranks' inputs are ready, and ends when nobody reads them.
 //
-// PyTorch: all_gather_into_tensor and reduce_scatter_tensor, on a stream of NCCL; the call enters
-// by waiting for the current stream, and `Work.wait()` leaves. Ranks that disagree hang there until
-// a watchdog ends the job, unless TORCH_DISTRIBUTED_DEBUG=DETAIL compares every call.
+// PyTorch: all_gather_into_tensor and reduce_scatter_tensor, on a stream of NCCL; the call makes
+// the edge before, from the current stream, and `Work.wait()` the one behind. Ranks that disagree
+// hang there until a watchdog ends the job, unless TORCH_DISTRIBUTED_DEBUG=DETAIL compares every
+// call.
 #include <array>
 #include <atomic>
 #include <iomanip>
@@ -66,19 +68,20 @@ static void write_shard(const ts::World& world, Memory& memory) {
   });
 }
 
-// Enter: the gather stream must not read the shard before compute has written it. Leave: compute
-// must not read the weights before the peers' chunks are there, and must not overwrite its own
-// while a peer still reads it. Both edges are waits on the device; the host goes on at once.
+// The edge before: the gather stream must not read the shard before compute has written it. The
+// edge behind: compute must not read the weights before the peers' chunks are there, and must not
+// overwrite its own while a peer still reads it. Both are waits on the device; the host goes on at
+// once.
 static void gather_weights(const ts::World& world, Memory& memory) {
   const ts::Stream compute = world.device().compute(), gather = world.device().gather();
   const ts::Access all[] = {memory.both()};
-  gather.wait(compute.record());  // enter
+  gather.wait(compute.record());  // before
   world.gather().submit({.send = memory.weights + world.rank() * kChunk,
                          .recv = memory.weights,
                          .count = kChunk,
                          .kind = ts::CollectiveKind::all_gather},
                         "gather weights", all);
-  compute.wait(gather.record());  // leave
+  compute.wait(gather.record());  // behind
 }
 
 // A backward of sorts: this rank's batch weighs every parameter with (rank + 1).
@@ -92,11 +95,11 @@ static void backward(const ts::World& world, Memory& memory) {
       });
 }
 
-// The same two edges. Here the host itself wants the result, so it blocks in place of a leave.
+// The same edge before. Behind, the host itself wants the result, so it blocks and no stream waits.
 static void reduce_gradients(const ts::World& world, Memory& memory) {
   const ts::Stream compute = world.device().compute(), reduce = world.device().reduce();
   const ts::Access all[] = {memory.both(), memory.shard()};
-  reduce.wait(compute.record());  // enter
+  reduce.wait(compute.record());  // before
   world.reduce().submit({.send = memory.gradients,
                          .recv = memory.sum.data(),
                          .count = kChunk,

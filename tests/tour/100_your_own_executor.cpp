@@ -6,10 +6,11 @@
 //   host      launch a ── launch b ── wait ── launch c ── block ───────────────── goes on
 //   executor  keep a      keep b        -     keep c      run a, run b, run c
 //
-// Nothing else changes: tensors, autograd and sharding are written against Stream, and no layer
-// above knows which executor is at work. PyTorch has nothing to compare: a dispatch mode sees
-// operators by name, torch.fx records a graph of them, a CUDA graph captures streams; what a stream
-// is and when it waits belongs to CUDA.
+// Nothing else changes: tensors and autograd are written against Stream, and no layer above knows
+// which executor is at work. It serves one rank without fully_shard: a world makes the devices of
+// its ranks itself, with the library's executors. PyTorch has nothing to compare: a dispatch mode
+// sees operators by name, torch.fx records a graph of them, a CUDA graph captures streams; what a
+// stream is and when it waits belongs to CUDA.
 #include <exception>
 #include <iostream>
 #include <stdexcept>
