@@ -21,57 +21,57 @@ Tensor padding_table(const FlatGroup& group) {
 
 }  // namespace
 
-LocalGradient::LocalGradient(FlatGroup& group)
-    : group_(group),
-      padding_(padding_table(group)),
-      arrived_(group.entries.size()),
-      held_(group.entries.size()) {}
+LocalGradient::LocalGradient(std::shared_ptr<FlatGroup> group)
+    : group_(std::move(group)),
+      padding_(padding_table(*group_)),
+      arrived_(group_->entries.size()),
+      held_(group_->entries.size()) {}
 
 autograd::GradientSink LocalGradient::sink(int entry) {
-  if (!group_.gradient.defined()) {
-    const OwnerGuard owner(group_.device, "gradients");
-    group_.gradient = Tensor::empty({group_.numel + group_.counts_numel()}, f32, group_.device);
+  if (!group_->gradient.defined()) {
+    const OwnerGuard owner(group_->device, "gradients");
+    group_->gradient = Tensor::empty({group_->numel + group_->counts_numel()}, f32, group_->device);
     fresh_ = true;
     held_.clear();
   }
   if (!completed_by_caller && !scheduled_) {
     // A pass that fails drops what was left for its end, and this with it.
     struct Pass {
-      LocalGradient* gradient;
+      std::shared_ptr<LocalGradient> gradient;  // its module may go before the pass ends
       ~Pass() {
         if (gradient->scheduled_) gradient->abandon();
       }
     };
     autograd::at_end_of_backward(
-        [pass = std::make_shared<Pass>(this)] { pass->gradient->complete(); });
+        [pass = std::make_shared<Pass>(shared_from_this())] { pass->gradient->complete(); });
     scheduled_ = true;
   }
   const auto i = static_cast<std::size_t>(entry);
-  const std::shared_ptr<ParameterState> p = group_.entries[i].parameter.lock();
+  const std::shared_ptr<ParameterState> p = group_->entries[i].parameter.lock();
   arrived_.add(i);
   const bool is_there = held_.add(i);
-  return {group_.gradient.view(p->shape, p->shape.strides(), group_.entries[i].offset), 1,
+  return {group_->gradient.view(p->shape, p->shape.strides(), group_->entries[i].offset), 1,
           is_there};
 }
 
 void LocalGradient::complete() {
   scheduled_ = false;
-  if (!group_.gradient.defined()) return;
-  const Tensor counts = group_.counts();
+  if (!group_->gradient.defined()) return;
+  const Tensor counts = group_->counts();
   for (std::size_t word = 0; word < arrived_.words(); ++word) {
     kernels::CompleteArgs args{};
-    args.base = group_.gradient.data();
+    args.base = group_->gradient.data();
     args.entries = reinterpret_cast<const kernels::FlatSpan*>(padding_.data());
     args.counts = counts.data();
     args.arrived = arrived_.take_word(word);
     args.first = static_cast<std::int32_t>(word * 64);
-    args.entry_count = static_cast<std::int32_t>(group_.entries.size());
+    args.entry_count = static_cast<std::int32_t>(group_->entries.size());
     args.copies = 1;
     args.dtype = f32;
     args.zero_missing = fresh_;
     // Gaps and counts: next to nothing, unless gradients are missing.
-    detail::launch("complete_gradient", group_.device, detail::table(group_.device).complete, args,
-                   {detail::reads(padding_), {&group_.gradient, AccessMode::write, 0}});
+    detail::launch("complete_gradient", group_->device, detail::table(group_->device).complete, args,
+                   {detail::reads(padding_), {&group_->gradient, AccessMode::write, 0}});
   }
   if (fresh_) held_.fill();
   fresh_ = false;
@@ -81,7 +81,7 @@ void LocalGradient::abandon() noexcept {
   scheduled_ = false;
   if (arrived_.empty()) return;
   arrived_.clear();
-  group_.gradient = {};
+  group_->gradient = {};
 }
 
 }  // namespace tessera

@@ -1,27 +1,38 @@
 #include "tessera/param/parameter.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera {
 namespace {
 
+// This rank's rows of the gradient.
+Tensor gradient_of(const ParameterState& state) {
+  if (!state.group || !state.group->gradient.defined()) return {};
+  const FlatEntry& entry = state.group->entries[static_cast<std::size_t>(state.entry)];
+  const Shape local = state.spec.local_shape();
+  return state.group->await_gradient().view(local, local.strides(), entry.offset);
+}
+
+// Keeps the parameter: a graph may outlive its module.
 class ParameterLeaf final : public autograd::Leaf {
  public:
-  explicit ParameterLeaf(ParameterState& state) : state_(state) {}
-  autograd::GradientSink sink() override { return state_.sinks->sink(state_.entry); }
-  Tensor gradient() const override {
-    const FlatGroup& group = *state_.group;
-    if (!group.gradient.defined()) return {};
-    const FlatEntry& entry = group.entries[static_cast<std::size_t>(state_.entry)];
-    const Shape local = state_.spec.local_shape();
-    return group.await_gradient().view(local, local.strides(), entry.offset);
-  }
+  explicit ParameterLeaf(std::shared_ptr<ParameterState> state) : state_(std::move(state)) {}
+  autograd::GradientSink sink() override { return state_->sinks->sink(state_->entry); }
+  Tensor gradient() const override { return gradient_of(*state_); }
   // A group's gradient is cleared as a whole, by zero_grad of an optimizer.
   void clear() override {}
 
  private:
-  ParameterState& state_;
+  std::shared_ptr<ParameterState> state_;
 };
+
+// The one that graphs hold, or the first.
+std::shared_ptr<autograd::Leaf> leaf_of(const std::shared_ptr<ParameterState>& state) {
+  std::shared_ptr<autograd::Leaf> leaf = state->leaf.lock();
+  if (!leaf) state->leaf = leaf = std::make_shared<ParameterLeaf>(state);
+  return leaf;
+}
 
 }  // namespace
 
@@ -31,7 +42,6 @@ Parameter::Parameter(const Shape& shape, Initializer initializer)
   state_->shape = shape;
   state_->initializer = initializer;
   state_->spec = {shape, 1, 0};
-  state_->leaf = std::make_shared<ParameterLeaf>(*state_);
 }
 
 Tensor Parameter::value() const {
@@ -45,7 +55,7 @@ Tensor Parameter::value() const {
   Tensor out = Tensor::wrap(state_->window, state_->shape, state_->compute_dtype,
                             state_->window_offset_bytes);
   if (state_->trainable)
-    out.grad_meta() = std::make_shared<GradMeta>(GradMeta{nullptr, state_->leaf});
+    out.grad_meta() = std::make_shared<GradMeta>(GradMeta{nullptr, leaf_of(state_)});
   return out;
 }
 
@@ -57,7 +67,7 @@ Tensor Parameter::shard() const {
   return state_->group->values.view(local, local.strides(), entry.offset);
 }
 
-Tensor Parameter::grad() const { return state_->group ? state_->leaf->gradient() : Tensor(); }
+Tensor Parameter::grad() const { return gradient_of(*state_); }
 
 void materialize_whole(const std::string& name, const std::vector<Parameter>& parameters,
                        const Device& device) {
@@ -70,7 +80,7 @@ void materialize_whole(const std::string& name, const std::vector<Parameter>& pa
     }
     if (states.empty()) continue;
     const auto group = FlatGroup::make(name, states, device);
-    const auto sinks = trainable ? std::make_shared<LocalGradient>(*group) : nullptr;
+    const auto sinks = trainable ? std::make_shared<LocalGradient>(group) : nullptr;
     for (const auto& state : states) {
       state->sinks = sinks;
       state->window = group->values.storage();

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -53,9 +54,10 @@ class ArrivalMask {
 };
 
 // The sinks of a group that no peer shares: gradients go straight into FlatGroup::gradient.
-class LocalGradient final : public GradientSinks {
+class LocalGradient final : public GradientSinks,
+                            public std::enable_shared_from_this<LocalGradient> {
  public:
-  explicit LocalGradient(FlatGroup& group);
+  explicit LocalGradient(std::shared_ptr<FlatGroup> group);
   autograd::GradientSink sink(int entry) override;
   // Completes what arrived since the last call: missing gradients of a fresh array become zeros,
   // counts are written.
@@ -68,7 +70,7 @@ class LocalGradient final : public GradientSinks {
   bool completed_by_caller = false;
 
  private:
-  FlatGroup& group_;
+  std::shared_ptr<FlatGroup> group_;
   Tensor padding_;       // table of kernels::FlatSpan
   ArrivalMask arrived_;  // since the last completion
   ArrivalMask held_;     // with a value in the gradient as it is, so that a sink adds to it
