@@ -1,15 +1,24 @@
 #include <algorithm>
 #include <exception>
 
+#include "runtime/autograd/call_tree.hpp"
 #include "runtime/autograd/gradient_sink.hpp"
+#include "runtime/autograd/recomputed_scope.hpp"
 
 namespace tessera {
 namespace autograd {
 namespace {
 
+class Walk;
+
 struct ThreadState {
   bool grad_enabled = true;
-  std::shared_ptr<Region> region;
+  bool history_is_wanted = true;
+  // Of the forward that records, in backward of the node that runs; null outside of calls.
+  std::shared_ptr<CallGraph> calls;
+  // Forwards that no pass has covered; the way back of the running one.
+  std::vector<std::shared_ptr<CallTree>> waiting;
+  Walk* walk = nullptr;
   std::uint64_t sequence = 0;
   std::uint64_t pass = 0;
   std::uint64_t outermost = 0;  // the pass that the running ones are nested in, while depth > 0
@@ -110,14 +119,66 @@ Saved::~Saved() {
 }
 
 bool grad_enabled() noexcept { return state().grad_enabled; }
+bool history_is_wanted() noexcept { return state().history_is_wanted; }
 GradModeGuard::GradModeGuard(bool enabled) noexcept
-    : before_(std::exchange(state().grad_enabled, enabled)) {}
-GradModeGuard::~GradModeGuard() { state().grad_enabled = before_; }
+    : before_(std::exchange(state().grad_enabled, enabled)),
+      wanted_before_(std::exchange(state().history_is_wanted, enabled)) {}
+GradModeGuard::~GradModeGuard() {
+  state().grad_enabled = before_;
+  state().history_is_wanted = wanted_before_;
+}
+FirstRunGuard::FirstRunGuard() noexcept : before_(std::exchange(state().grad_enabled, false)) {}
+FirstRunGuard::~FirstRunGuard() { state().grad_enabled = before_; }
 
-RegionGuard::RegionGuard(std::shared_ptr<Region> region) noexcept
-    : before_(std::exchange(state().region, std::move(region))) {}
-RegionGuard::~RegionGuard() { state().region = std::move(before_); }
-const std::shared_ptr<Region>& current_region() noexcept { return state().region; }
+// --- the call tree, in forward ---
+
+namespace {
+
+// The tree of this thread's forward; begins one, and says so, where there is none.
+CallTree& tree_of(ThreadState& s, bool& is_new) {
+  is_new = !s.calls;
+  if (is_new) {
+    s.calls = std::make_shared<CallGraph>();
+    s.calls->tree = std::make_shared<CallTree>();
+    s.calls->tree->graph = s.calls;
+  }
+  return *s.calls->tree;
+}
+
+void end_forward(ThreadState& s) noexcept {
+  const std::shared_ptr<CallGraph> calls = std::exchange(s.calls, nullptr);
+  if (calls->tree->has([](Region&) { return true; })) s.waiting.push_back(calls->tree);
+}
+
+}  // namespace
+
+RegionGuard::RegionGuard(std::shared_ptr<Region> region, std::shared_ptr<const void> owner) {
+  ThreadState& s = state();
+  if (s.depth > 0) return;
+  region_ = std::move(region);
+  tree_of(s, is_outermost_).begin(region_, ++s.sequence);
+  if (owner) s.calls->owners.push_back(std::move(owner));
+}
+RegionGuard::~RegionGuard() {
+  if (!region_) return;
+  ThreadState& s = state();
+  s.calls->tree->end(std::move(region_), ++s.sequence);
+  if (is_outermost_) end_forward(s);
+}
+
+RecomputedScope::RecomputedScope() {
+  ThreadState& s = state();
+  is_entry_ = s.depth == 0;
+  if (is_entry_) tree_of(s, is_outermost_).begin_recomputed(++s.sequence);
+}
+RecomputedScope::~RecomputedScope() {
+  if (!is_entry_) return;
+  ThreadState& s = state();
+  s.calls->tree->end_recomputed(++s.sequence);
+  if (is_outermost_) end_forward(s);
+}
+
+void forget_forwards() noexcept { state().waiting.clear(); }
 
 bool in_backward() noexcept { return state().depth > 0; }
 void at_end_of_backward(std::function<void()> f) {
@@ -141,8 +202,7 @@ Tensor record_if(bool always, const char* name, std::span<const Tensor> inputs, 
   node->name = name;
   node->sequence = ++s.sequence;
   node->backward = std::move(backward);
-  node->region = s.region;
-  if (s.region) s.region->add_node();
+  node->calls = s.calls;
   out.grad_meta() = std::make_shared<GradMeta>(GradMeta{std::move(node), nullptr});
   return out;
 }
@@ -156,11 +216,70 @@ Tensor record(const char* name, std::initializer_list<Tensor> inputs, Tensor out
   return record_if(false, name, {inputs.begin(), inputs.size()}, std::move(out),
                    std::move(backward));
 }
-Tensor record_always(const char* name, std::initializer_list<Tensor> inputs, Tensor out,
+Tensor record_always(const char* name, std::span<const Tensor> inputs, Tensor out,
                      Backward backward) {
-  return record_if(true, name, {inputs.begin(), inputs.size()}, std::move(out),
-                   std::move(backward));
+  return record_if(true, name, inputs, std::move(out), std::move(backward));
 }
+
+namespace {
+
+// The way back along the forwards that a pass covers.
+class Walk {
+ public:
+  explicit Walk(ThreadState& s) : s_(s), before_(s.walk) { s.walk = this; }
+  ~Walk() {
+    for (const auto& tree : trees_) tree->finish();
+    s_.walk = before_;
+  }
+  Walk(const Walk&) = delete;
+  Walk& operator=(const Walk&) = delete;
+
+  void add(const std::vector<std::shared_ptr<Node>>& reached) {
+    for (const auto& node : reached)
+      if (node->calls) add(node->calls->tree);
+  }
+  void add(const std::shared_ptr<CallTree>& tree) {
+    if (std::exchange(tree->is_walked, true)) return;  // by a pass around this one, too
+    tree->rewind();
+    trees_.push_back(tree);
+    std::erase(s_.waiting, tree);
+  }
+  // Those whose graphs are gone: peers may reach them.
+  void add_gone() {
+    for (const auto& tree : std::vector(s_.waiting))
+      if (tree->graph.expired()) add(tree);
+  }
+  void add_if(const std::function<bool(Region&)>& is_mine) {
+    for (const auto& tree : std::vector(s_.waiting))
+      if (tree->has(is_mine)) add(tree);
+  }
+  // Takes all steps that come before the node of this number; 0 for the end of the pass.
+  void go_back_to(std::uint64_t number) {
+    for (;;) {
+      latest_ = nullptr;
+      for (const auto& tree : trees_)
+        if (!latest_ || tree->next() > latest_->next()) latest_ = tree.get();
+      if (!latest_ || latest_->next() <= number) return;
+      latest_->step();
+    }
+  }
+  const CallTree* latest() const noexcept { return latest_; }
+
+ private:
+  ThreadState& s_;
+  Walk* const before_;
+  std::vector<std::shared_ptr<CallTree>> trees_;
+  CallTree* latest_ = nullptr;
+};
+
+}  // namespace
+
+void for_each_upcoming_region(const std::function<bool(Region&)>& f) {
+  const Walk* const walk = state().walk;
+  if (walk && walk->latest()) walk->latest()->for_each_upcoming(f);
+}
+
+namespace {
 
 // One backward pass. Passes nest: recomputation runs one inside a node of another.
 class Engine {
@@ -169,22 +288,37 @@ class Engine {
     ThreadState& s = state();
     std::vector<std::shared_ptr<Node>> order = reachable(root, s);
     root->gradient = std::move(gradient);
-    for (const auto& node : order)
-      if (node->region) ++node->region->pending_;
-    ++s.depth;
     std::size_t done = 0;
     try {
-      for (; done < order.size(); ++done) {
-        step(*order[done]);
-        order[done].reset();
-      }
-      if (s.depth == 1) finish(s);
-      --s.depth;
+      pass(s, [&](Walk& walk) {
+        walk.add(order);
+        if (s.depth == 1) walk.add_gone();
+        for (; done < order.size(); ++done) {
+          walk.go_back_to(order[done]->sequence);
+          step(*order[done], s);
+          order[done].reset();
+        }
+      });
     } catch (...) {
-      abandon(order, done);
-      if (--s.depth == 0) s.at_end.clear();
+      for (; done < order.size(); ++done) order[done]->gradient = {};
       throw;
     }
+  }
+
+  // A pass without nodes.
+  // A pass that runs none of the nodes behind `root`.
+  static void skip(const std::shared_ptr<Node>& root) {
+    ThreadState& s = state();
+    const auto order = reachable(root, s);
+    skip([&](Walk& walk) { walk.add(order); });
+  }
+  template <class F>
+  static void skip(const F& add) {
+    TESSERA_EXPECT(!in_backward(), "skip_backward: a backward pass is running");
+    pass(state(), [&](Walk& walk) {
+      add(walk);
+      walk.add_gone();
+    });
   }
 
  private:
@@ -213,25 +347,37 @@ class Engine {
     return found;
   }
 
-  static void step(Node& node) {
-    Region* const region = node.region.get();
+  template <class F>
+  static void pass(ThreadState& s, const F& f) {
+    ++s.depth;
+    try {
+      Walk walk(s);
+      f(walk);
+      walk.go_back_to(0);
+      if (s.depth == 1) finish(s);
+      --s.depth;
+    } catch (...) {
+      if (--s.depth == 0) s.at_end.clear();
+      throw;
+    }
+  }
+
+  static void step(Node& node, ThreadState& s) {
     if (node.gradient.defined()) {
-      if (region && !region->running_) {
-        region->running_ = true;
-        region->on_backward_begin();
-      }
       const GradModeGuard no_grad(false);
-      const RegionGuard guard(node.region);
       Gradients gradients(node.inputs);
       const Tensor gradient = std::exchange(node.gradient, {});
-      node.backward(gradient, gradients);
+      const auto around = std::exchange(s.calls, node.calls);
+      try {
+        node.backward(gradient, gradients);
+      } catch (...) {
+        s.calls = around;
+        throw;
+      }
+      s.calls = around;
     }
     node.backward = nullptr;  // what it saved is freed here, in program order
     node.inputs.clear();
-    if (region && --region->pending_ == 0 && region->running_) {
-      region->running_ = false;
-      region->on_backward_end();
-    }
   }
 
   static void finish(ThreadState& s) {
@@ -241,16 +387,18 @@ class Engine {
     }
     s.at_end.clear();
   }
-
-  static void abandon(const std::vector<std::shared_ptr<Node>>& order, std::size_t from) {
-    for (std::size_t i = from; i < order.size(); ++i) {
-      order[i]->gradient = {};
-      if (!order[i]->region) continue;
-      order[i]->region->pending_ = 0;
-      order[i]->region->running_ = false;
-    }
-  }
 };
+
+}  // namespace
+
+void skip_backward(const Tensor& loss) {
+  TESSERA_EXPECT(loss.grad_meta() && loss.grad_meta()->node,
+                 "skip_backward: the tensor has no history; give the model instead");
+  Engine::skip(loss.grad_meta()->node);
+}
+void skip_backward(const std::function<bool(Region&)>& is_mine) {
+  Engine::skip([&](Walk& walk) { walk.add_if(is_mine); });
+}
 
 }  // namespace autograd
 

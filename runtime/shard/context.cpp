@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/shard/unit.hpp"
+#include "runtime/shard/unit_region.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera::shard {
@@ -132,71 +133,37 @@ ShardPlan Context::plan() const {
   return plan;
 }
 
-// --- the order of calls ---
+// --- backward ---
 
-void Context::record_call(const std::shared_ptr<Call>& call) {
-  std::erase_if(order_, [](const auto& other) { return other->forward.expired(); });
-  order_.push_back(call);
-}
-
-void Context::enter(UnitRegion& region) {
-  Unit& unit = region.unit();
-  Forward& forward = *region.forward();
-  unit.expect_no_recovery_since(forward.recovery_count);
+void Context::enter(Unit& unit) {
   schedule_end();
-  if (!forward.in_pass) reached_.push_back(region.forward());
-  forward.in_pass = true;
-
-  Call& call = *region.call();
-  const auto found = std::find(order_.begin(), order_.end(), region.call());
-  const bool is_first = !call.entered && found != order_.end();
-  if (is_first)
-    for (std::size_t i = order_.size(); order_[--i].get() != &call;)
-      if (order_[i]->is_due() && !call.is_inside(*order_[i])) skip(*order_[i]);
-  call.entered = true;
-  region.enter();
+  unit.enter_call();
   const int depth = unit.shards().options.prefetch_depth;
   // The last blocks are prefetched before the root is gathered. The root's slot is in use until
   // forward has ended, so its gather waits, and every gather queued behind it would wait as well.
-  if (unit.is_root()) prefetch(order_.size(), depth);
+  if (unit.is_root()) prefetch(depth);
   unit.gather();
   unit.open();
-  if (is_first) prefetch(static_cast<std::size_t>(found - order_.begin()), depth);
+  if (!unit.is_root()) prefetch(depth);
 }
 
-void Context::leave(const UnitRegion& region) { skip_inside(*region.call()); }
+void Context::leave(Unit& unit) {
+  unit.leave_call();
+  if (unit.is_in_backward()) return;
+  unit.close();
+  unit.reduce();
+}
 
-// Gathers the units of the `depth` calls that backward enters next, those before `position`.
-void Context::prefetch(std::size_t position, int depth) {
-  for (std::size_t i = position; i-- > 0 && depth > 0;) {
-    const std::shared_ptr<Unit> unit = order_[i]->is_due() ? order_[i]->unit.lock() : nullptr;
-    if (!unit || unit->keeps_open()) continue;
+// Gathers the units of the `depth` calls that backward enters next.
+void Context::prefetch(int depth) {
+  if (depth == 0) return;
+  autograd::for_each_upcoming_region([&](autograd::Region& region) {
+    const auto* const call = dynamic_cast<UnitRegion*>(&region);
+    const std::shared_ptr<Unit> unit = call ? call->unit() : nullptr;
+    if (!unit || unit->context().get() != this || unit->keeps_open()) return true;
     unit->gather();
-    --depth;
-  }
-}
-
-// Issues what a peer whose graph reaches the call issues there, in its order: see `enter` and
-// `leave`.
-void Context::skip(Call& call) {
-  call.entered = true;
-  const std::shared_ptr<Unit> unit = call.unit.lock();
-  if (!unit) return;
-  if (!unit->is_in_backward()) {
-    unit->gather();
-    unit->close();
-  }
-  const auto found = std::find_if(order_.begin(), order_.end(),
-                                  [&](const auto& other) { return other.get() == &call; });
-  prefetch(static_cast<std::size_t>(found - order_.begin()), unit->shards().options.prefetch_depth);
-  skip_inside(call);
-  unit->reduce();
-}
-
-// What ends before `call` does and has not been entered.
-void Context::skip_inside(const Call& call) {
-  for (std::size_t i = order_.size(); i-- > 0;)
-    if (order_[i]->is_due() && order_[i]->ends_before(call)) skip(*order_[i]);
+    return --depth > 0;
+  });
 }
 
 void Context::on_reduced(const Event& event) {
@@ -215,16 +182,8 @@ void Context::schedule_end() {
   in_pass_ = true;
 }
 
+// What is written to a unit outside of its calls, as to one that stays open, is reduced here.
 void Context::end_of_backward() {
-  for (std::size_t i = order_.size(); i-- > 0;)
-    if (order_[i]->is_due()) skip(*order_[i]);
-  for (const auto& forward : reached_) {
-    for (const auto& weak : std::exchange(forward->opened, {}))
-      if (const auto unit = weak.lock(); unit && unit->reduced_in() != pass_) unit->reduce();
-    forward->in_pass = false;
-  }
-  std::erase_if(order_, [](const auto& call) { return call->entered || call->forward.expired(); });
-  reached_.clear();
   for (const auto& weak : units_) {
     const std::shared_ptr<Unit> unit = weak.lock();
     if (!unit) continue;
@@ -239,8 +198,6 @@ void Context::end_of_backward() {
 // After a pass that failed: everything is closed, and the gradients that it had touched are gone.
 void Context::recover() noexcept {
   in_pass_ = false;
-  for (const auto& forward : reached_) forward->in_pass = false;
-  reached_.clear();  // of what is left in order_, nothing is due any more
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock()) unit->abandon_backward();
   try {
@@ -251,6 +208,7 @@ void Context::recover() noexcept {
 }
 
 void Context::reset() {
+  autograd::forget_forwards();
   recover();
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock()) unit->reset();

@@ -1,39 +1,37 @@
-// What the units under one root share: the arena and its slots, the order of calls, and the end of
-// a backward pass.
+// What the units under one root share: the arena and its slots, what happens to a unit in backward,
+// and the end of a pass.
 //
 // Note [One order on every rank]
-// All ranks call the same units in the same order in forward. Each call for training is written to
-// `order_` when it ends, so inner calls stand before the one around them. Backward goes through
-// `order_` from the back:
+// All ranks call the same units in the same order in forward, and backward goes back along these
+// calls (autograd/node.hpp, Region): it enters and leaves them in mirrored order, and to enter one
+// is to gather, to leave it to reduce. So all ranks issue the same collectives in the same order,
+// whatever their graphs have reached. A branch that one rank does not use, prefetch depth 1:
 //
-//   forward    call a │ call b ( call c ) │        order_: a, c, b
-//   backward   enter b ─ enter c ─ leave c ─ leave b ─ enter a ─ leave a
+//   forward, both    root( a( ) b( ) )          rank 1: loss = f(x), b's result is not in it
 //
-// All ranks must issue the same collectives in the same order, also where one rank's graph does not
-// reach a call (an unused branch). To skip a call is to issue what a peer issues there: gather, and
-// reduce zeros. Three rules say when:
-//   Before backward enters a call, it skips every later call that it has not entered.
-//   Before it leaves a call, it skips the calls inside that its peers finish first.
-//   At the end of the pass it skips what is left.
+//   rank 0                                      rank 1
+//   node of the loss is due  enter root         the same
+//                            gather b
+//   nodes of b are due       enter b, gather a  node of f is due: all steps before it
+//   nodes of f are due       leave b, reduce b    enter b, gather a, leave b, reduce b (zeros)
+//   nodes of a are due       enter a            nodes of a are due: enter a
+//   the pass ends            leave a, reduce a  the same
+//                            leave root
 //
-// Two ranks, blocks 1 and 2, prefetch depth 1; the loss of rank 1 does not use block 2:
-//
-//   rank 0                               rank 1
-//   enter root: gather 2                 enter root: gather 2
-//   enter 2:    gather 1                 enter 1, skips 2: gather 1,
-//   leave 2:    reduce 2                                   reduce 2 (zeros)
-//   enter 1, leave 1: reduce 1           leave 1: reduce 1
+// Which forwards a pass goes back along is the program's: those that it reaches, and those whose
+// graphs are gone. A rank that leaves one out while its graph is there says skip_backward.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "runtime/shard/call.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/memory/slots.hpp"
 #include "tessera/shard/fully_shard.hpp"
 
 namespace tessera::shard {
+
+class Unit;
 
 class Context : public std::enable_shared_from_this<Context> {
  public:
@@ -47,14 +45,12 @@ class Context : public std::enable_shared_from_this<Context> {
   ShardPlan plan() const;
   ShardCounters counters;
 
-  // --- the order of calls ---
-  // A call for training has ended, in forward.
-  void record_call(const std::shared_ptr<Call>& call);
-  // The call's part of backward begins: its unit is open on return, and the gathers of those that
-  // backward enters next are queued.
-  void enter(UnitRegion& region);
-  // The call's part of backward has ended; the caller closes and reduces its unit.
-  void leave(const UnitRegion& region);
+  // --- backward ---
+  // A call of the unit: it is open on return, and the gathers of those that backward enters next
+  // are queued.
+  void enter(Unit& unit);
+  // Closes and reduces the unit, unless it is entered by a call around this one.
+  void leave(Unit& unit);
   // After each reduce-scatter, which has ended when `event` has.
   void on_reduced(const Event& event);
 
@@ -78,9 +74,7 @@ class Context : public std::enable_shared_from_this<Context> {
   Context() = default;
   void size_slots(int nesting);
   void allocate_slots();
-  void skip(Call& call);
-  void skip_inside(const Call& call);
-  void prefetch(std::size_t position, int depth);
+  void prefetch(int depth);
   void end_of_backward();
   void recover() noexcept;
 
@@ -102,8 +96,6 @@ class Context : public std::enable_shared_from_this<Context> {
   std::int64_t gather_slot_bytes_ = 0, reduce_slot_bytes_ = 0, resident_bytes_ = 0,
                arena_bytes_ = 0;
 
-  std::vector<std::shared_ptr<Call>> order_;
-  std::vector<std::shared_ptr<Forward>> reached_;  // by the running pass
   std::uint64_t pass_ = 0;
   bool in_pass_ = false;
   Event reduced_;  // of the last reduction

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "runtime/shard/unit.hpp"
+#include "runtime/shard/unit_region.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/base/text.hpp"
 #include "tessera/device/device_context.hpp"
@@ -133,6 +134,18 @@ std::string ShardPlan::to_string() const {
                 with_commas(arena_bytes), " bytes\n");
   return out;
 }
+
+void skip_backward(nn::Module& root) {
+  const auto* const unit = dynamic_cast<shard::Unit*>(root.hook().get());
+  TESSERA_EXPECT(unit && (!unit->context() || unit->is_root()),
+                 "skip_backward: the module is no root; give the one of the outermost fully_shard");
+  autograd::skip_backward([&](autograd::Region& region) {
+    const auto* const call = dynamic_cast<shard::UnitRegion*>(&region);
+    const auto called = call ? call->unit() : nullptr;
+    return called && called->context() == unit->context();
+  });
+}
+void skip_backward(const Tensor& loss) { autograd::skip_backward(loss); }
 
 void for_each_full_parameter(
     nn::Module& module, const World& world,

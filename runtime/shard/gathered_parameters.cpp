@@ -134,7 +134,9 @@ void GatheredParameters::open() {
   }
 }
 
+// Nobody may have waited for the gather. Whoever writes the shards next comes after it all the same.
 void GatheredParameters::close() {
+  if (state_ != State::closed && uses_slot()) shards_.device.compute().wait(gathered_);
   const std::string escaped = state_ == State::open ? escape() : "";
   close_unchecked();
   TESSERA_EXPECT(escaped.empty(), escaped);

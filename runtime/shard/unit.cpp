@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "tessera/autograd/recompute.hpp"
+#include "runtime/shard/unit_region.hpp"
 
 namespace tessera::shard {
 
@@ -12,7 +12,7 @@ void Unit::materialize(const Device& device) {
     for (const auto& p : shards_.parameters)
       if (p->trainable) p->sinks = {std::shared_ptr<void>(), this};  // owns nothing: the unit has p
     if (shards_.size() == 1) {
-      local_ = std::make_unique<LocalGradient>(*shards_.trainable);
+      local_ = std::make_shared<LocalGradient>(shards_.trainable);
       local_->completed_by_caller = true;
     }
   }
@@ -31,33 +31,22 @@ void Unit::before_call(nn::Module& module) {
     ++call_depth_;
     return;
   }
-  std::shared_ptr<UnitRegion> region = UnitRegion::of_call(shared_from_this());
-  if (region && autograd::in_backward()) {
-    context_->enter(*region);
-  } else {
+  if (!is_in_backward()) {  // else it is open: a recomputed function runs again
     if (parameters_.is_stale() && !autograd::in_backward()) close();
     gather();
     open();
   }
-  if (region) guard_.emplace(region);
-  region_ = std::move(region);
+  if (autograd::history_is_wanted() && !autograd::in_backward())
+    guard_.emplace(std::make_shared<UnitRegion>(shared_from_this()), shared_from_this());
   ++call_depth_;
 }
 
 void Unit::after_call(nn::Module&) {
   if (--call_depth_ > 0) return;
+  const bool is_training = guard_.has_value();
   guard_.reset();
-  const auto region = std::exchange(region_, nullptr);
-  const auto* const recomputed = autograd::RecomputedRegions::current();
-  const bool has_nodes_later = recomputed && recomputed->is_first_run();
-  const bool is_empty = !region || (region->nodes() == 0 && !has_nodes_later);
-  if (autograd::in_backward()) {  // recomputed: open until the region ends
-    if (region && is_empty) region->leave();
-    if (is_empty && !is_in_backward()) close();
-    return;
-  }
-  if (!is_empty && !is_root_) context_->record_call(region->call());
-  if (!keeps_open_ || !region) close();
+  if (is_in_backward()) return;  // until its part of backward ends
+  if (!keeps_open_ || !is_training) close();
 }
 
 autograd::GradientSink Unit::sink(int entry) {
@@ -120,7 +109,6 @@ ShardPlan::Unit Unit::describe() const {
 void Unit::abandon_call(nn::Module&) noexcept {
   if (--call_depth_ > 0) return;
   guard_.reset();
-  region_.reset();
   parameters_.close_unchecked();
 }
 
@@ -137,7 +125,6 @@ void Unit::abandon_backward() noexcept {
 void Unit::reset() noexcept {
   abandon_backward();
   if (shards_.trainable) shards_.trainable->gradient = {};
-  region_ = nullptr;
 }
 
 void Unit::detach() noexcept {

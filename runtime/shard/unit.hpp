@@ -2,7 +2,7 @@
 // drives the two that come and go with a call, and issues no collective itself.
 //
 //   forward    before_call: gather, open │ the module runs       │ after_call: close
-//   backward   Context::enter: the same  │ nodes run, fill sinks │ Context::leave, close, reduce
+//   backward   Context::enter: the same  │ nodes run, fill sinks │ Context::leave: close, reduce
 //
 //                        ┌─▶ GatheredParameters   gather, open, close
 //   nn::Module ──▶ Unit ─┤
@@ -16,7 +16,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/shard/call.hpp"
 #include "runtime/shard/context.hpp"
 #include "runtime/shard/gathered_parameters.hpp"
 #include "runtime/shard/gradient_buffer.hpp"
@@ -90,12 +89,11 @@ class Unit final : public nn::ModuleHook,
   bool keeps_open_ = false;
 
   std::unique_ptr<GradientBuffer> buffer_;  // several ranks, with something to train
-  std::unique_ptr<LocalGradient> local_;    // one rank, with something to train
+  std::shared_ptr<LocalGradient> local_;    // one rank, with something to train
   GatheredParameters parameters_{shards_};
 
-  int call_depth_ = 0;                  // a module may call itself
-  std::shared_ptr<UnitRegion> region_;  // of the call that runs, null without training
-  std::optional<autograd::RegionGuard> guard_;
+  int call_depth_ = 0;                          // a module may call itself
+  std::optional<autograd::RegionGuard> guard_;  // of the call that runs, for training
 
   int entered_calls_ = 0;
   bool owes_reduction_ = false;

@@ -134,20 +134,18 @@ TEST_CASE("regions begin once and end once, also when they nest and interleave")
     y = logged(x, "o1", log);
     {
       const RegionGuard in_inner(inner);
-      CHECK(autograd::current_region() == inner);
       y = logged(logged(y, "i1", log), "i2", log);
     }
     y = logged(y, "o2", log);
     const RegionGuard in_idle(idle);
     logged(y, "unreached", log);
   }
-  CHECK(autograd::current_region() == nullptr);
   logged(y, "after", log).backward();
-  CHECK(log == Log{"after", "begin outer", "o2", "begin inner", "i2", "i1", "end inner", "o1",
-                   "end outer"});
+  CHECK(log == Log{"after", "begin outer", "begin idle", "end idle", "o2", "begin inner", "i2",
+                   "i1", "end inner", "o1", "end outer"});
 }
 
-TEST_CASE("a region that no gradient reaches neither begins nor ends") {
+TEST_CASE("a region that no gradient reaches begins and ends in its turn") {
   const Device device = any_device();
   Log log;
   const Tensor x = leaf({1}, device);
@@ -159,7 +157,7 @@ TEST_CASE("a region that no gradient reaches neither begins nor ends") {
   const Tensor stop = record("stop", {x, cut}, raw::mul(x, 1),
                              [](const Tensor& g, Gradients& out) { out.set(0, g); });
   stop.backward();
-  CHECK(log.empty());
+  CHECK(log == Log{"begin cut", "end cut"});
   CHECK(values(x.grad()) == std::vector<float>{1});
 }
 
@@ -174,7 +172,6 @@ TEST_CASE("a region stays open over a pass nested in one of its nodes") {
     y = logged(x, "first", log);
     y = record("nests", {y}, raw::mul(y, 1), [&](const Tensor& g, Gradients& out) {
       CHECK(autograd::in_backward());
-      CHECK(autograd::current_region() == region);
       CHECK_FALSE(autograd::grad_enabled());
       const Tensor inner = leaf({1}, device);
       {
@@ -308,7 +305,6 @@ TEST_CASE("an exception in a backward function leaves engine and regions usable"
   CHECK(log == Log{"begin r", "last"});
   CHECK_FALSE(autograd::in_backward());
   CHECK(autograd::grad_enabled());
-  CHECK(autograd::current_region() == nullptr);
   CHECK_FALSE(x.grad().defined());
   CHECK_THROWS_AS(y.backward(), ContractError);  // half of it is gone
 

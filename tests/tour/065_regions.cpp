@@ -1,16 +1,16 @@
 // Lesson 65: regions, or what happens around a module's call.
 //
 // A module's call goes through its hook: `before_call`, the computation, `after_call`. Backward
-// comes later and knows nothing of modules, only of nodes. So the hook opens a region: the set of
-// nodes that this one call makes. The first of them that runs in backward begins the region, the
-// last one ends it:
+// comes later and knows nothing of modules, only of nodes. So the hook opens a region: what
+// backward meets of this one call. Backward goes back along the calls in mirrored order, and a
+// region is begun before the first node of its call, or of a call inside it, is due:
 //
-//   forward    mlp( up( matmul ) up  tanh  down( matmul ) down )mlp  sum
-//   backward   sum  down{ matmul }down  mlp{ tanh }mlp  up{ matmul }up
+//   forward    mlp( up( matmul ) tanh  down( matmul ) ) sum
+//   backward   sum  mlp{ down{ matmul } tanh  up{ matmul } }
 //
-// A node belongs to the innermost region, so the region of `mlp` holds `tanh` alone. These four
-// moments are all that sharding needs: `fully_shard` sets a hook that gathers before the call and
-// frees after it, gathers again when the region begins, and reduces gradients when it ends.
+// Whether a call has nodes at all changes nothing, so the order is the same on every rank. These
+// four moments are all that sharding needs: `fully_shard` sets a hook that gathers before the call
+// and frees after it, gathers again when the region begins, and reduces gradients when it ends.
 //
 // PyTorch: forward pre-hooks and forward hooks are `before_call` and `after_call`. For backward,
 // FSDP2 hooks the tensors that a module returns and wraps those that it is given; where no input
@@ -45,18 +45,18 @@ class Narrator : public ts::nn::ModuleHook {
   explicit Narrator(const std::string& module) : name_(module) {}
   void before_call(ts::nn::Module&) override {
     say("before " + name_);
-    nodes_.emplace(std::make_shared<CallRegion>(name_));  // from here on nodes are the region's
+    call_.emplace(std::make_shared<CallRegion>(name_));  // until it is reset
   }
   void after_call(ts::nn::Module&) override {
-    nodes_.reset();
+    call_.reset();
     say("after " + name_);
   }
-  void abandon_call(ts::nn::Module&) noexcept override { nodes_.reset(); }  // the call threw
+  void abandon_call(ts::nn::Module&) noexcept override { call_.reset(); }  // the call threw
   void materialize(const ts::Device&) override {}  // it claims no parameters
 
  private:
   std::string name_;
-  std::optional<ts::autograd::RegionGuard> nodes_;
+  std::optional<ts::autograd::RegionGuard> call_;
 };
 
 class Mlp : public ts::nn::Module {
@@ -86,9 +86,9 @@ static void around_a_call(Mlp& mlp, const ts::Tensor& x) {
   said.clear();
   std::cout << "2. Its backward, in reverse:\n";
   loss.backward();
-  CHECK((said == std::vector<std::string>{"backward of down begins", "backward of down ends",
-                                          "backward of mlp begins", "backward of mlp ends",
-                                          "backward of up begins", "backward of up ends"}));
+  CHECK((said == std::vector<std::string>{"backward of mlp begins", "backward of down begins",
+                                          "backward of down ends", "backward of up begins",
+                                          "backward of up ends", "backward of mlp ends"}));
 }
 
 // A region is of one call, not of a module: two calls make two, and backward meets the later first.

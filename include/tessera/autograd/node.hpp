@@ -40,27 +40,25 @@ class Leaf {
   virtual void clear() = 0;
 };
 
-// The nodes that one call of a module has recorded, as backward sees them. The engine calls
-// on_backward_begin before the first of them runs, and on_backward_end after the last. The sharding
-// engine opens and closes its units there. Regions nest: a node belongs to the innermost one.
+// One call of a module, as backward meets it. The sharding engine opens and closes its units there.
+//
+//   forward    root( a( ) b( c( ) ) )
+//   backward   root( b( c( ) ) a( ) )      the mirror of the calls, and of nothing else
+//
+// A region begins before backward runs the first node made in it, or in a region inside it, and
+// ends when those have run. All regions of a forward begin and end in their turn, also where this
+// graph has no node for them: another rank's may. Those inside a recomputed function begin
+// together, in the order of their calls, before it runs again, and end together when its backward
+// has run.
 class Region {
  public:
   virtual ~Region() = default;
   virtual void on_backward_begin() = 0;
   virtual void on_backward_end() = 0;
-
-  // Nodes made in it so far.
-  std::int64_t nodes() const noexcept { return nodes_; }
-  void add_node() noexcept { ++nodes_; }
-
- private:
-  friend class Engine;
-  std::int64_t nodes_ = 0;
-  std::int64_t pending_ = 0;  // nodes that this backward will still reach
-  bool running_ = false;
 };
 
 struct Node;
+struct CallGraph;  // what the nodes of one forward hold
 
 // An input of a node: another node, a leaf, or neither when it needs no gradient.
 struct Edge {
@@ -95,7 +93,7 @@ struct Node {
   std::uint64_t sequence = 0;
   std::vector<Edge> inputs;
   Backward backward;  // empty once it has run
-  std::shared_ptr<Region> region;
+  std::shared_ptr<CallGraph> calls;
   Tensor gradient;         // of the output, during a pass
   std::uint64_t pass = 0;  // the last pass that visited it
 
@@ -130,11 +128,13 @@ Tensor record(const char* name, std::initializer_list<Tensor> inputs, Tensor out
 Tensor record(const char* name, std::span<const Tensor> inputs, Tensor out, Backward backward);
 // Records the node even if no input requires a gradient, because the function has parameters of its
 // own (recomputation). Without gradients enabled it records nothing, like `record`.
-Tensor record_always(const char* name, std::initializer_list<Tensor> inputs, Tensor out,
+Tensor record_always(const char* name, std::span<const Tensor> inputs, Tensor out,
                      Backward backward);
 
 // Whether operations record history on this thread.
 bool grad_enabled() noexcept;
+// The same, or the first run of a recomputed function, of which the second run will.
+bool history_is_wanted() noexcept;
 class GradModeGuard {
  public:
   explicit GradModeGuard(bool enabled) noexcept;
@@ -143,21 +143,35 @@ class GradModeGuard {
   GradModeGuard& operator=(const GradModeGuard&) = delete;
 
  private:
-  bool before_;
+  bool before_, wanted_before_;
 };
 
-// Nodes recorded in this scope belong to `region`.
+// A call runs in this scope, and `region` is what backward will meet of it. The outermost scope is
+// a forward. A backward pass goes back along every forward that it reaches, and along those before
+// it that no backward can reach any more, because their graphs are gone. `owner` lives as long as
+// the graph. In backward the scope does nothing: a recomputed function has its regions from its
+// first run.
 class RegionGuard {
  public:
-  explicit RegionGuard(std::shared_ptr<Region> region) noexcept;
+  explicit RegionGuard(std::shared_ptr<Region> region, std::shared_ptr<const void> owner = {});
   ~RegionGuard();
   RegionGuard(const RegionGuard&) = delete;
   RegionGuard& operator=(const RegionGuard&) = delete;
 
  private:
-  std::shared_ptr<Region> before_;
+  std::shared_ptr<Region> region_;  // null in backward
+  bool is_outermost_ = false;
 };
-const std::shared_ptr<Region>& current_region() noexcept;
+// In Region::on_backward_begin: the regions that begin next in the same forward, until f says
+// false.
+void for_each_upcoming_region(const std::function<bool(Region&)>& f);
+// A pass that runs no node: along the forwards that a backward of `loss` would reach, or along
+// those that no pass has covered and of which one region is_mine; and along those whose graphs are
+// gone.
+void skip_backward(const Tensor& loss);
+void skip_backward(const std::function<bool(Region&)>& is_mine);
+// Drops the forwards that no pass has covered.
+void forget_forwards() noexcept;
 
 // Whether a backward pass is running on this thread (recomputation included).
 bool in_backward() noexcept;

@@ -109,6 +109,15 @@ struct ShardReset {
 // or a part of one, or units of several worlds, and inside of a call; CommError as World::recover.
 ShardReset reset(nn::Module& tree, std::string_view cause = {});
 
+// In the place of a backward that peers run and this rank leaves out, because its loss is no number
+// or does not reach the model: issues what theirs does, with gradients of zero. Before anything
+// else of the model. Of all forwards that no backward of this rank has covered, or of those that a
+// backward of `loss` would reach. A forward whose graph is gone needs none: the next pass covers
+// it. Throws: ContractError for a module that is no root, for a tensor without history, and inside
+// of a backward pass; CommError when a peer does something else.
+void skip_backward(nn::Module& root);
+void skip_backward(const Tensor& loss);
+
 // Calls f(name, full tensor f32) for every parameter below `module`, gathered one at a time from
 // the f32 shards, in the same order on every rank. The tensor is valid during the call. Collective.
 // Throws: ContractError for a parameter without memory.

@@ -1,0 +1,375 @@
+// Random programs on several ranks against the same program on one, without units, under the race
+// checker: trees of modules, units at random, calls whose results some ranks do not use, calls
+// without gradients, recomputed calls, several forwards, and backwards in any order that some ranks
+// leave out.
+//
+//   programs --count 10000 [--first N]     seeds N..
+//   programs --seed 7                      one of them, and what it is: what a failure prints
+//
+// Exit code 0: every program ran to its end on every rank, without a race, and left the parameters
+// that one rank has.
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <map>
+#include <random>
+
+#include "tessera/autograd/ops.hpp"
+#include "tessera/autograd/recompute.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/device/observe/race_checker.hpp"
+#include "tessera/nn/module.hpp"
+#include "tessera/optim/sgd.hpp"
+#include "tessera/shard/fully_shard.hpp"
+
+using namespace tessera;
+
+namespace {
+
+constexpr int kWidth = 3, kMostRanks = 3, kSteps = 2;
+constexpr double kRate = 0.25;
+
+class Dice {
+ public:
+  explicit Dice(std::uint64_t seed) : engine_(seed) {}
+  int below(int n) { return static_cast<int>(engine_() % static_cast<std::uint64_t>(n)); }
+  bool once_in(int n) { return below(n) == 0; }
+  // A set of ranks: most often all.
+  unsigned ranks() { return once_in(3) ? static_cast<unsigned>(below(1 << kMostRanks)) : ~0U; }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+bool has(unsigned ranks, int rank) { return ((ranks >> rank) & 1U) != 0; }
+
+// --- what a program is ---
+
+struct Statement {
+  enum Kind {
+    own,
+    outer,
+    call
+  } kind = own;  // h changes by this module's weight, by the outer
+                 // one's, by a call
+  int child = 0;
+  bool recomputed = false, without_gradient = false;
+  unsigned used = ~0U;  // the ranks that use the result
+};
+
+struct PartPlan {
+  std::vector<PartPlan> children;
+  std::vector<Statement> body;
+  bool is_unit = false;
+  Reshard reshard = Reshard::automatic;
+  int prefetch = 1;
+};
+
+struct Step {
+  struct Forward {
+    bool is_evaluation = false, is_dropped = false;
+    unsigned in_loss = ~0U;  // the ranks whose loss it is in, if it is not dropped
+  };
+  // A backward of the sum of some forwards; the ranks that leave it out skip it.
+  struct Backward {
+    std::vector<int> forwards;
+    unsigned runs = ~0U;
+  };
+  std::vector<Forward> forwards;
+  std::vector<Backward> backwards;
+};
+
+struct Program {
+  int ranks = 2;
+  PartPlan root;
+  std::vector<Step> steps;
+  std::uint64_t seed = 0;
+};
+
+PartPlan make_part(Dice& dice, int depth) {
+  PartPlan part;
+  const int children = depth == 0                     ? 1 + dice.below(3)
+                       : depth < 3 && dice.once_in(2) ? 1 + dice.below(2)
+                                                      : 0;
+  for (int i = 0; i < children; ++i) part.children.push_back(make_part(dice, depth + 1));
+  part.is_unit = depth == 0 || !dice.once_in(4);
+  part.reshard = std::array{Reshard::automatic, Reshard::always,
+                            Reshard::never}[static_cast<std::size_t>(dice.below(3))];
+  part.prefetch = dice.below(3) + 1;
+  const int statements = 1 + dice.below(3) + children;
+  for (int i = 0; i < statements; ++i) {
+    Statement s;
+    s.kind = children > 0 && dice.below(3) > 0 ? Statement::call
+             : depth > 0 && dice.once_in(4)    ? Statement::outer
+                                               : Statement::own;
+    if (s.kind == Statement::call) {
+      s.child = dice.below(children);
+      s.without_gradient = dice.once_in(8);
+      s.used = dice.ranks();
+      // Units inside a recomputed function are open at the same time, and there are slots for those
+      // that are open inside one another.
+      const PartPlan& callee = part.children[static_cast<std::size_t>(s.child)];
+      s.recomputed = callee.children.empty() && dice.once_in(3);
+    }
+    part.body.push_back(s);
+  }
+  if (depth == 0) part.body.insert(part.body.begin(), Statement());  // every rank has a graph
+  return part;
+}
+
+Program make_program(std::uint64_t seed) {
+  Dice dice(seed);
+  Program program;
+  program.seed = seed;
+  program.ranks = 1 + dice.below(kMostRanks);
+  program.root = make_part(dice, 0);
+  for (int k = 0; k < kSteps; ++k) {
+    Step step;
+    const int forwards = 1 + dice.below(3);
+    std::vector<int> open;
+    for (int i = 0; i < forwards; ++i) {
+      Step::Forward f;
+      f.is_evaluation = dice.once_in(6);
+      f.is_dropped = !f.is_evaluation && dice.once_in(6);
+      f.in_loss = dice.ranks();
+      step.forwards.push_back(f);
+      if (!f.is_evaluation && !f.is_dropped) open.push_back(i);
+    }
+    while (!open.empty()) {
+      Step::Backward b;
+      b.runs = dice.ranks();
+      do {
+        const int at = dice.below(static_cast<int>(open.size()));
+        b.forwards.push_back(open[static_cast<std::size_t>(at)]);
+        open.erase(open.begin() + at);
+      } while (!open.empty() && dice.once_in(3));
+      step.backwards.push_back(b);
+    }
+    program.steps.push_back(step);
+  }
+  return program;
+}
+
+// --- what runs it ---
+
+class Part final : public nn::Module {
+ public:
+  Part(const PartPlan& plan, Part* outer, int& number)
+      : plan_(plan), outer_(outer), w_({kWidth}, Initializer::normal(0, 0.5)) {
+    register_parameter("w" + std::to_string(number++), w_);
+    for (std::size_t i = 0; i < plan.children.size(); ++i) {
+      children_.push_back(std::make_unique<Part>(plan.children[i], this, number));
+      register_module(std::to_string(i), *children_.back());
+    }
+  }
+
+  Tensor operator()(const Tensor& x, int rank) {
+    return call([&] {
+      Tensor h = x;
+      for (const Statement& s : plan_.body) h = tanh(run(s, h, rank) + 0.125);
+      return h;
+    });
+  }
+
+  void shard(const World& world) {
+    for (const auto& child : children_) child->shard(world);
+    if (plan_.is_unit)
+      fully_shard(*this, {.mesh = DeviceMesh::flat(world),
+                          .reshard_after_forward = plan_.reshard,
+                          .prefetch_depth = plan_.prefetch});
+  }
+
+ private:
+  Tensor run(const Statement& s, const Tensor& h, int rank) {
+    if (s.kind == Statement::own) return h * w_.value();
+    if (s.kind == Statement::outer) return h * outer_->w_.value();
+    Part& child = *children_[static_cast<std::size_t>(s.child)];
+    Tensor y;
+    if (s.without_gradient) {
+      const NoGradGuard no_gradient;
+      y = child(h.detach(), rank);
+    } else if (s.recomputed) {
+      y = recompute([&child, rank](const Tensor& in) { return child(in, rank); }, h);
+    } else {
+      y = child(h, rank);
+    }
+    return has(s.used, rank) ? h + y : h;
+  }
+
+  const PartPlan& plan_;
+  Part* const outer_;
+  Parameter w_;
+  std::vector<std::unique_ptr<Part>> children_;
+};
+
+Tensor input_of(const Program& program, int step, int forward, int rank, const Device& device) {
+  std::mt19937_64 engine(program.seed * 131 +
+                         static_cast<std::uint64_t>(step * 17 + forward * 5 + rank));
+  std::vector<float> values(2 * kWidth);
+  for (float& v : values) v = static_cast<float>(engine() % 2001) / 1000.f - 1.f;
+  return Tensor::from(values, {2, kWidth}, device);
+}
+
+// One rank's part of a step. Where peers may run what it leaves out, it says so.
+void run_step(const Program& program, int k, Part& model, int rank, double scale,
+              const Device& device, bool has_peers) {
+  const Step& step = program.steps[static_cast<std::size_t>(k)];
+  std::vector<Tensor> outputs(step.forwards.size());
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const Step::Forward& f = step.forwards[i];
+    const Tensor x = input_of(program, k, static_cast<int>(i), rank, device);
+    if (f.is_evaluation) {
+      const NoGradGuard no_gradient;
+      model(x, rank);
+    } else if (f.is_dropped) {
+      model(x, rank);
+    } else {
+      outputs[i] = model(x, rank);
+    }
+  }
+  for (const Step::Backward& b : step.backwards) {
+    Tensor loss;
+    for (const int i : b.forwards) {
+      const Tensor y = std::exchange(outputs[static_cast<std::size_t>(i)], {});
+      const bool is_first = !loss.defined();
+      if (!is_first && !has(step.forwards[static_cast<std::size_t>(i)].in_loss, rank)) continue;
+      const Tensor term = sum(y * y) * scale;
+      loss = is_first ? term : loss + term;
+    }
+    if (has(b.runs, rank))
+      loss.backward();
+    else if (has_peers)
+      skip_backward(loss);
+  }
+}
+
+using Values = std::map<std::string, std::vector<float>>;
+
+// The parameters after all steps: of one rank that does every rank's part itself.
+Values reference(const Program& program) {
+  const Device device = Device::cpu({.threads = 1});
+  int number = 0;
+  Part model(program.root, nullptr, number);
+  model.materialize(device);
+  nn::init(model, {program.seed});
+  optim::Sgd optimizer(model.parameters(), {.lr = kRate});
+  for (int k = 0; k < kSteps; ++k) {
+    for (int rank = 0; rank < program.ranks; ++rank)
+      run_step(program, k, model, rank, 1.0 / program.ranks, device, false);
+    autograd::forget_forwards();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  Values values;
+  for (const auto& [name, p] : model.named_parameters())
+    values[name] = p.shard().to_vector<float>();
+  return values;
+}
+
+Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& checker) {
+  Values values;
+  run_local(program.ranks, {.threads = 1, .race_checker = checker}, [&](World& world) {
+    int number = 0;
+    Part model(program.root, nullptr, number);
+    model.shard(world);
+    model.materialize(world.device());
+    nn::init(model, {program.seed});
+    optim::Sgd optimizer(model.parameters(), {.lr = kRate});
+    for (int k = 0; k < kSteps; ++k) {
+      run_step(program, k, model, world.rank(), 1, world.device(), true);
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    for_each_full_parameter(model, world, [&](const std::string& name, const Tensor& full) {
+      const std::vector<float> whole = full.to_vector<float>();
+      if (world.rank() == 0) values[name] = whole;
+    });
+  });
+  return values;
+}
+
+// Empty where all is well.
+std::string complaint(const Program& program) {
+  const auto checker = RaceChecker::make();
+  Values expected, found;
+  try {
+    expected = reference(program);
+    found = on_ranks(program, checker);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  if (checker->race_count() > 0) return checker->races()[0].to_string();
+  for (const auto& [name, values] : expected)
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (!(std::abs(found[name][i] - values[i]) <= 1e-5F))
+        return concat("parameter '", name, "' [", i, "] is ", found[name][i], ", not ", values[i]);
+  return "";
+}
+
+// --- what a failure prints ---
+
+void print(std::ostream& out, const PartPlan& part, int depth) {
+  out << std::string(static_cast<std::size_t>(2 * depth), ' ')
+      << (part.is_unit ? concat("unit, reshard ", static_cast<int>(part.reshard), ", prefetch ",
+                                part.prefetch)
+                       : "part")
+      << ":";
+  for (const Statement& s : part.body) {
+    if (s.kind == Statement::own) out << " own";
+    if (s.kind == Statement::outer) out << " outer";
+    if (s.kind == Statement::call)
+      out << " " << s.child << (s.recomputed ? " recomputed" : "")
+          << (s.without_gradient ? " no_grad" : "") << " used " << (s.used & 7);
+    out << ",";
+  }
+  out << "\n";
+  for (const PartPlan& child : part.children) print(out, child, depth + 1);
+}
+
+void print(std::ostream& out, const Program& program) {
+  out << "seed " << program.seed << ", " << program.ranks << " ranks\n";
+  print(out, program.root, 0);
+  for (const Step& step : program.steps) {
+    out << "step:";
+    for (const auto& f : step.forwards)
+      out << (f.is_evaluation ? " evaluation"
+              : f.is_dropped  ? " dropped"
+                              : " forward")
+          << " in " << (f.in_loss & 7) << ",";
+    for (const auto& b : step.backwards) {
+      out << " backward of";
+      for (const int i : b.forwards) out << " " << i;
+      out << " on " << (b.runs & 7) << ",";
+    }
+    out << "\n";
+  }
+}
+
+std::uint64_t number_after(const std::vector<std::string>& words, const std::string& option,
+                           std::uint64_t otherwise) {
+  const auto at = std::find(words.begin(), words.end(), option);
+  return at == words.end() || at + 1 == words.end() ? otherwise : std::stoull(*(at + 1));
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::vector<std::string> words(arguments + 1, arguments + count);
+  const bool is_one = std::find(words.begin(), words.end(), "--seed") != words.end();
+  const std::uint64_t first = is_one ? number_after(words, "--seed", 0)
+                                     : number_after(words, "--first", std::random_device{}());
+  const std::uint64_t programs = is_one ? 1 : number_after(words, "--count", 1000);
+  std::uint64_t failures = 0;
+  for (std::uint64_t seed = first; seed < first + programs; ++seed) {
+    const Program program = make_program(seed);
+    if (is_one) print(std::cout, program);
+    const std::string what = complaint(program);
+    if (what.empty()) continue;
+    ++failures;
+    std::cout << "seed " << seed << ": " << what.substr(0, 400) << std::endl;
+    if (failures == 20) break;
+  }
+  std::cout << "programs: " << programs << " from seed " << first << ", " << failures
+            << " failed\n";
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,211 @@
+// One order of collectives on every rank, whatever a rank's graph reaches: branches, calls and
+// forwards that some ranks do not use, and programs that make calls where there were none.
+#include <functional>
+#include <limits>
+
+#include "tessera/autograd/recompute.hpp"
+#include "tests/shard/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+constexpr Reshard kPolicies[] = {Reshard::automatic, Reshard::always, Reshard::never};
+
+// A root with a parameter of its own and two layers, each a unit, and a body of the test's.
+class Pair final : public nn::Module {
+ public:
+  using Body = std::function<Tensor(Pair&, const Tensor&)>;
+  explicit Pair(Body f)
+      : a(4, 4), b(4, 4), scale({4}, Initializer::normal(0, 0)), body(std::move(f)) {
+    register_module("a", a);
+    register_module("b", b);
+    register_parameter("scale", scale);
+    make_positive(*this);
+  }
+  Tensor operator()(const Tensor& x) {
+    return call([&] { return body(*this, x); });
+  }
+  nn::Linear a, b;
+  Parameter scale;
+  Body body;
+};
+
+struct Result {
+  Values gradients;
+  ShardCounters counters;
+};
+
+// `program` on 2 ranks, against the mean of what each rank's graph has alone on one.
+void check(const std::function<Pair::Body(int rank)>& body, Reshard reshard,
+           const std::function<void(Pair&, const Tensor&, int rank)>& step) {
+  const auto run = [&](int ranks, int as_rank) {
+    return on_ranks(ranks, [&](World& world) {
+      const int rank = ranks == 1 ? as_rank : world.rank();
+      Pair model(body(rank));
+      const ShardOptions options{.mesh = DeviceMesh::flat(world), .reshard_after_forward = reshard};
+      fully_shard(model.a, options);
+      fully_shard(model.b, options);
+      fully_shard(model, options);
+      model.materialize(world.device());
+      nn::init(model, {5});
+      step(model, positive_rows(11, rank * 3, 3, 4, world.device()), rank);
+      return Result{shard_gradients(model), shard_counters(model)};
+    });
+  };
+  const std::vector<Result> both = run(2, 0);
+  CHECK(both[0].counters.gathers == both[1].counters.gathers);
+  CHECK(both[0].counters.reductions == both[1].counters.reductions);
+  const Values whole = assemble({both[0].gradients, both[1].gradients});
+  const Values one = run(1, 0)[0].gradients, other = run(1, 1)[0].gradients;
+  Values expected;
+  for (const auto& [name, values] : whole) {
+    auto& mean = expected[name];
+    mean.resize(values.size());
+    for (const Values& alone : {one, other})
+      if (const auto found = alone.find(name); found != alone.end())
+        for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += 0.5f * found->second[i];
+  }
+  CHECK(distance(expected, whole) < kRounding);
+}
+
+void backward(Pair& model, const Tensor& x, int = 0) { mean_square(model(x)).backward(); }
+
+}  // namespace
+
+TEST_CASE("a branch that one rank does not use, beside a parameter of the root", "[threads]") {
+  for (const Reshard reshard : kPolicies)
+    check(
+        [](int rank) -> Pair::Body {
+          return [rank](Pair& m, const Tensor& x) {
+            const Tensor y = m.a(x), h = rank == 0 ? x + y : x;
+            return m.b(h) * m.scale.value();
+          };
+        },
+        reshard, backward);
+}
+
+TEST_CASE("a unit that is called twice, its second result unused on one rank", "[threads]") {
+  for (const Reshard reshard : kPolicies)
+    check(
+        [](int rank) -> Pair::Body {
+          return [rank](Pair& m, const Tensor& x) {
+            const Tensor y = m.a(x), z = m.b(y), again = m.a(z);
+            return rank == 0 ? z + again : z;
+          };
+        },
+        reshard, backward);
+}
+
+TEST_CASE("a parameter of an outer unit that only an inner call uses", "[threads]") {
+  for (const Reshard reshard : kPolicies)
+    check(
+        [](int) -> Pair::Body {
+          return [](Pair& m, const Tensor& x) {
+            return m.b.call([&] { return linear(x * m.scale.value(), m.b.weight, m.b.bias); });
+          };
+        },
+        reshard, backward);
+}
+
+TEST_CASE("a branch that is called first and that no loss uses races with no update", "[threads]") {
+  for (const Reshard reshard : kPolicies)
+    check(
+        [](int) -> Pair::Body {
+          return [](Pair& m, const Tensor& x) {
+            m.a(x);
+            return m.b(x);
+          };
+        },
+        reshard,
+        [](Pair& model, const Tensor& x, int) {
+          optim::Sgd optimizer(model.parameters(), {.lr = 0});
+          for (int k = 0; k < 3; ++k) {
+            optimizer.zero_grad();
+            backward(model, x);
+            optimizer.step();
+          }
+        });
+}
+
+TEST_CASE("blocks that share a trainable condition are recomputed", "[threads]") {
+  for (const Reshard reshard : kPolicies)
+    check(
+        [](int) -> Pair::Body {
+          return [](Pair& m, const Tensor& x) {
+            const Tensor condition = tanh(x * m.scale.value());
+            Tensor h = x;
+            for (nn::Linear* layer : {&m.a, &m.b})
+              h = recompute([layer](std::span<const Tensor> in) { return (*layer)(in[0]) * in[1]; },
+                            std::vector<Tensor>{h, condition});
+            return h;
+          };
+        },
+        reshard, backward);
+}
+
+TEST_CASE("a call without gradients inside a recomputed function is gathered and not reduced",
+          "[threads]") {
+  const auto results = on_ranks(2, [&](World& world) {
+    Pair model([](Pair& m, const Tensor& x) {
+      return recompute(
+          [&m](const Tensor& in) {
+            const Tensor weight = [&] {
+              const NoGradGuard no_gradient;
+              return m.a(in);
+            }();
+            return in * m.scale.value() * weight;
+          },
+          x);
+    });
+    const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+    fully_shard(model.a, options);
+    fully_shard(model.b, options);
+    fully_shard(model, options);
+    model.materialize(world.device());
+    nn::init(model, {5});
+    backward(model, positive_rows(11, world.rank() * 3, 3, 4, world.device()));
+    return shard_counters(model);
+  });
+  for (const ShardCounters& counters : results) CHECK(counters.reductions == 1);  // the root's
+}
+
+TEST_CASE("a rank that leaves a backward out says so in its place", "[threads]") {
+  const auto bodies = [](int) -> Pair::Body {
+    return [](Pair& m, const Tensor& x) { return m.b(tanh(m.a(x))) * m.scale.value(); };
+  };
+  for (const Reshard reshard : kPolicies) {
+    check(bodies, reshard, [](Pair& model, const Tensor& x, int rank) {
+      const Tensor loss = mean_square(model(x));
+      rank == 1 ? skip_backward(loss) : loss.backward();
+    });
+  }
+}
+
+TEST_CASE("skip_backward refuses what has no forward", "[threads]") {
+  const auto said = on_ranks(1, [&](World& world) {
+    Pair model([](Pair& m, const Tensor& x) { return m.b(m.a(x)); });
+    const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+    fully_shard(model.a, options);
+    fully_shard(model, options);
+    model.materialize(world.device());
+    return std::pair(contract_error([&] { skip_backward(Tensor::ones({1}, f32, world.device())); }),
+                     contract_error([&] { skip_backward(model.b); }));
+  })[0];
+  CHECK_THAT(said.first, Contains("has no history"));
+  CHECK_THAT(said.second, Contains("is no root"));
+}
+
+TEST_CASE("a model may die before its backward") {
+  const Device device = Device::cpu();
+  const auto loss_of_nobody = [&] {
+    nn::Linear layer(4, 4, device);
+    nn::init(layer, {3});
+    return mean_square(layer(Tensor::ones({2, 4}, f32, device)));
+  };
+  const Tensor loss = loss_of_nobody();
+  loss.backward();
+  CHECK(loss.item() >= 0);
+}
