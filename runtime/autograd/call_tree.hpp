@@ -19,6 +19,11 @@ namespace tessera::autograd {
 
 class CallTree {
  public:
+  explicit CallTree(std::uint64_t forward) : forward_(forward) {}
+
+  // Of this thread's forwards the number, from 1: the same on all ranks.
+  std::uint64_t forward() const noexcept { return forward_; }
+
   // --- forward ---
   // Around a call, and around a recomputed function, its first run and its node.
   void begin(std::shared_ptr<Region> region, std::uint64_t number) {
@@ -51,6 +56,7 @@ class CallTree {
   bool is_walked = false;          // by the running backward
 
  private:
+  const std::uint64_t forward_;
   struct Mark {
     std::shared_ptr<Region> region;
     std::uint64_t number;

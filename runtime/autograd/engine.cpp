@@ -16,10 +16,11 @@ struct ThreadState {
   bool history_is_wanted = true;
   // Of the forward that records, in backward of the node that runs; null outside of calls.
   std::shared_ptr<CallGraph> calls;
-  // Forwards that no pass has covered; the way back of the running one.
+  // Forwards that no pass has covered for good; the way back of the running one.
   std::vector<std::shared_ptr<CallTree>> waiting;
   Walk* walk = nullptr;
   std::uint64_t sequence = 0;
+  std::uint64_t forwards = 0;
   std::uint64_t pass = 0;
   std::uint64_t outermost = 0;  // the pass that the running ones are nested in, while depth > 0
   int depth = 0;
@@ -139,7 +140,7 @@ CallTree& tree_of(ThreadState& s, bool& is_new) {
   is_new = !s.calls;
   if (is_new) {
     s.calls = std::make_shared<CallGraph>();
-    s.calls->tree = std::make_shared<CallTree>();
+    s.calls->tree = std::make_shared<CallTree>(++s.forwards);
     s.calls->tree->graph = s.calls;
   }
   return *s.calls->tree;
@@ -226,7 +227,9 @@ namespace {
 // The way back along the forwards that a pass covers.
 class Walk {
  public:
-  explicit Walk(ThreadState& s) : s_(s), before_(s.walk) { s.walk = this; }
+  Walk(ThreadState& s, bool retain_graph) : s_(s), retain_graph_(retain_graph), before_(s.walk) {
+    s.walk = this;
+  }
   ~Walk() {
     for (const auto& tree : trees_) tree->finish();
     s_.walk = before_;
@@ -242,7 +245,7 @@ class Walk {
     if (std::exchange(tree->is_walked, true)) return;  // by a pass around this one, too
     tree->rewind();
     trees_.push_back(tree);
-    std::erase(s_.waiting, tree);
+    if (!retain_graph_ || tree->graph.expired()) std::erase(s_.waiting, tree);
   }
   // Those whose graphs are gone: peers may reach them.
   void add_gone() {
@@ -267,6 +270,7 @@ class Walk {
 
  private:
   ThreadState& s_;
+  const bool retain_graph_;
   Walk* const before_;
   std::vector<std::shared_ptr<CallTree>> trees_;
   CallTree* latest_ = nullptr;
@@ -274,6 +278,10 @@ class Walk {
 
 }  // namespace
 
+std::uint64_t forward_of_step() noexcept {
+  const Walk* const walk = state().walk;
+  return walk && walk->latest() ? walk->latest()->forward() : 0;
+}
 void for_each_upcoming_region(const std::function<bool(Region&)>& f) {
   const Walk* const walk = state().walk;
   if (walk && walk->latest()) walk->latest()->for_each_upcoming(f);
@@ -284,18 +292,18 @@ namespace {
 // One backward pass. Passes nest: recomputation runs one inside a node of another.
 class Engine {
  public:
-  static void run(const std::shared_ptr<Node>& root, Tensor gradient) {
+  static void run(const std::shared_ptr<Node>& root, Tensor gradient, bool retain_graph) {
     ThreadState& s = state();
     std::vector<std::shared_ptr<Node>> order = reachable(root, s);
     root->gradient = std::move(gradient);
     std::size_t done = 0;
     try {
-      pass(s, [&](Walk& walk) {
+      pass(s, retain_graph, [&](Walk& walk) {
         walk.add(order);
         if (s.depth == 1) walk.add_gone();
         for (; done < order.size(); ++done) {
           walk.go_back_to(order[done]->sequence);
-          step(*order[done], s);
+          step(*order[done], s, retain_graph);
           order[done].reset();
         }
       });
@@ -305,17 +313,16 @@ class Engine {
     }
   }
 
-  // A pass without nodes.
   // A pass that runs none of the nodes behind `root`.
-  static void skip(const std::shared_ptr<Node>& root) {
+  static void skip(const std::shared_ptr<Node>& root, bool retain_graph) {
     ThreadState& s = state();
     const auto order = reachable(root, s);
-    skip([&](Walk& walk) { walk.add(order); });
+    skip(retain_graph, [&](Walk& walk) { walk.add(order); });
   }
   template <class F>
-  static void skip(const F& add) {
+  static void skip(bool retain_graph, const F& add) {
     TESSERA_EXPECT(!in_backward(), "skip_backward: a backward pass is running");
-    pass(state(), [&](Walk& walk) {
+    pass(state(), retain_graph, [&](Walk& walk) {
       add(walk);
       walk.add_gone();
     });
@@ -329,8 +336,10 @@ class Engine {
     std::vector<std::shared_ptr<Node>> found;
     const auto visit = [&](const std::shared_ptr<Node>& node) {
       if (!node || node->pass == pass) return;
-      TESSERA_EXPECT(node->backward != nullptr, "backward: the graph behind '", node->name,
-                     "' has already run and was freed; call backward once per forward");
+      TESSERA_EXPECT(
+          node->backward != nullptr, "backward: the graph behind '", node->name,
+          "' has already run and was freed; call backward once per forward, or retain the "
+          "graph in all backwards but the last");
       TESSERA_EXPECT(node->pass < s.outermost, "backward: '", node->name,
                      "' belongs to a pass that is running; a recomputed function may use its "
                      "argument and parameters, not other tensors with history");
@@ -348,10 +357,10 @@ class Engine {
   }
 
   template <class F>
-  static void pass(ThreadState& s, const F& f) {
+  static void pass(ThreadState& s, bool retain_graph, const F& f) {
     ++s.depth;
     try {
-      Walk walk(s);
+      Walk walk(s, retain_graph);
       f(walk);
       walk.go_back_to(0);
       if (s.depth == 1) finish(s);
@@ -362,7 +371,7 @@ class Engine {
     }
   }
 
-  static void step(Node& node, ThreadState& s) {
+  static void step(Node& node, ThreadState& s, bool retain_graph) {
     if (node.gradient.defined()) {
       const GradModeGuard no_grad(false);
       Gradients gradients(node.inputs);
@@ -376,6 +385,7 @@ class Engine {
       }
       s.calls = around;
     }
+    if (retain_graph) return;
     node.backward = nullptr;  // what it saved is freed here, in program order
     node.inputs.clear();
   }
@@ -391,13 +401,13 @@ class Engine {
 
 }  // namespace
 
-void skip_backward(const Tensor& loss) {
+void skip_backward(const Tensor& loss, bool retain_graph) {
   TESSERA_EXPECT(loss.grad_meta() && loss.grad_meta()->node,
                  "skip_backward: the tensor has no history; give the model instead");
-  Engine::skip(loss.grad_meta()->node);
+  Engine::skip(loss.grad_meta()->node, retain_graph);
 }
 void skip_backward(const std::function<bool(Region&)>& is_mine) {
-  Engine::skip([&](Walk& walk) { walk.add_if(is_mine); });
+  Engine::skip(false, [&](Walk& walk) { walk.add_if(is_mine); });
 }
 
 }  // namespace autograd
@@ -425,7 +435,7 @@ void Tensor::zero_grad() {
 
 Tensor Tensor::detach() const { return view(shape(), strides(), 0); }
 
-void Tensor::backward(const Tensor& gradient) const {
+void Tensor::backward(const Tensor& gradient, bool retain_graph) const {
   TESSERA_EXPECT(requires_grad(),
                  "backward: the tensor has no history; was it made without gradients?");
   TESSERA_EXPECT(gradient.defined() || numel() == 1, "backward: the tensor has shape ", shape(),
@@ -438,7 +448,7 @@ void Tensor::backward(const Tensor& gradient) const {
     write(grad_meta()->leaf->sink(), first);
     return;
   }
-  autograd::Engine::run(grad_meta()->node, first);
+  autograd::Engine::run(grad_meta()->node, first, retain_graph);
 }
 
 }  // namespace tessera

@@ -24,6 +24,7 @@ std::string describe(const Published& p, int item) {
     if (i.kind == CollectiveKind::broadcast) text += concat(" from rank ", i.root);
     if (i.reduce != ReduceOp::sum) text += concat(", ", name(i.reduce));
   }
+  if (p.backward_of > 0) text += concat("; in the backward of forward ", p.backward_of);
   return text + ")";
 }
 
@@ -36,10 +37,17 @@ int first_difference(const Published& a, const Published& b) {
 
 }  // namespace
 
+std::string backward_remedy(std::uint64_t backward_of, std::uint64_t other) {
+  if (backward_of == other) return "";
+  return concat("; a rank that leaves out the backward of forward ", std::max(backward_of, other),
+                " says skip_backward(model), or skip_backward(loss), in its place");
+}
+
 void publish(Published& out, const GroupCall& call, std::uint64_t send_layout_hash) {
   out.seq = call.seq;
   out.fingerprint = call.fingerprint;
   out.previous = call.previous;
+  out.backward_of = call.backward_of;
   out.send_layout_hash = send_layout_hash;
   out.n_items = static_cast<std::int32_t>(call.n_items);
   const std::size_t length = std::min(std::strlen(call.name), sizeof(out.name) - 1);
@@ -58,7 +66,8 @@ std::string describe_difference(const FlightRecorder& a, int rank_a, const Fligh
   FlightEntry in_a, in_b;
   if (!first_difference(a, b, in_a, in_b)) return "";
   return concat("call ", in_a.seq, ": rank ", rank_a, " submitted ", in_a.to_string(),
-                ", but rank ", rank_b, " submitted ", in_b.to_string(), kRemedy);
+                ", but rank ", rank_b, " submitted ", in_b.to_string(), kRemedy,
+                backward_remedy(in_a.backward_of, in_b.backward_of));
 }
 
 void check_agreement(std::span<const Published* const> ranks, const std::string& role,
@@ -75,7 +84,8 @@ void check_agreement(std::span<const Published* const> ranks, const std::string&
       const std::string second = other.seq == first.seq ? "" : concat(" as its call ", other.seq);
       throw CommError(concat("communicator '", role, "', call ", first.seq, ": rank 0 submitted ",
                              describe(first, item), ", but rank ", r, " submitted ",
-                             describe(other, item), second, kRemedy));
+                             describe(other, item), second, kRemedy,
+                             backward_remedy(first.backward_of, other.backward_of)));
     }
     if (other.send_layout_hash != first.send_layout_hash)
       throw CommError(concat("communicator '", role, "', call ", first.seq, ": ",
@@ -125,7 +135,8 @@ std::string describe_ended(const Recorders& recorders, int own, int ended,
     return concat("rank ", names[static_cast<std::size_t>(ended)], " has ended after ",
                   theirs.last_submitted(), " calls, but rank ",
                   names[static_cast<std::size_t>(own)], " waits in call ", call.seq, ", ",
-                  call.to_string(), "; every rank must submit the same collectives");
+                  call.to_string(), "; every rank must submit the same collectives",
+                  backward_remedy(call.backward_of));
   }
   return "";
 }

@@ -31,6 +31,7 @@ struct Published {
   std::uint64_t fingerprint = 0;       // over all calls up to this one
   std::uint64_t previous = 0;          // over all calls before it
   std::uint64_t send_layout_hash = 0;  // where they must be equal
+  std::uint64_t backward_of = 0;       // CollectiveGroup's
   std::int32_t n_items = 0;
   char name[68] = {};  // cut where it is longer
   Item items[kShownItems];
@@ -40,7 +41,7 @@ static_assert(std::is_trivially_copyable_v<Published>);
 // A group as the body of its operation carries it.
 struct GroupCall {
   const char* name = "";
-  std::uint64_t seq = 0, fingerprint = 0, previous = 0;
+  std::uint64_t seq = 0, fingerprint = 0, previous = 0, backward_of = 0;
   const Collective* prepared = nullptr;  // null: `single` is the only item
   std::int64_t n_items = 1;
   Collective single;
@@ -52,6 +53,7 @@ struct GroupCall {
         seq(entry.seq),
         fingerprint(entry.fingerprint),
         previous(fingerprint_before),
+        backward_of(entry.backward_of),
         prepared(is_prepared ? group.data() : nullptr),
         n_items(static_cast<std::int64_t>(group.size())) {
     if (!is_prepared) single = group[0];
@@ -72,6 +74,10 @@ void publish(Published& out, const GroupCall& call, std::uint64_t send_layout_ha
 // call.
 void check_agreement(std::span<const Published* const> ranks, const std::string& role,
                      std::span<const FlightRecorder* const> recorders);
+
+// Of ranks that parted in these calls, in the backward of a forward or not (0): what one of them
+// forgot to say. Empty where no backward tells them apart.
+std::string backward_remedy(std::uint64_t backward_of, std::uint64_t other = 0);
 
 // "call 7: rank 0 submitted ..., but rank 2 submitted ..." for the first call in which two
 // recorders differ; empty where there is none.

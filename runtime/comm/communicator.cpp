@@ -184,16 +184,17 @@ Communicator::Communicator(DeviceContext& context, FlightRecorder& recorder, std
 }
 
 void Communicator::submit(const CollectiveGroup& group, std::span<const Access> accesses) {
-  check_and_launch(group.items, group.name, accesses, true);
+  check_and_launch(group.items, group.name, accesses, true, group.backward_of);
 }
 
 void Communicator::submit(const Collective& collective, const char* op,
                           std::span<const Access> accesses) {
-  check_and_launch({&collective, 1}, op, accesses, false);
+  check_and_launch({&collective, 1}, op, accesses, false, 0);
 }
 
 void Communicator::check_and_launch(std::span<const Collective> items, const char* group,
-                                    std::span<const Access> accesses, bool prepared) {
+                                    std::span<const Access> accesses, bool prepared,
+                                    std::uint64_t backward_of) {
   TESSERA_EXPECT(group != nullptr && !items.empty(), "Communicator::submit: the group '",
                  group ? group : "", "' has no name or no item");
   Op op{.name = group, .cost = {}, .accesses = accesses};
@@ -218,6 +219,7 @@ void Communicator::check_and_launch(std::span<const Collective> items, const cha
   }
   check_transport(group, items);
   const Collective& first = items.front();
+  call.backward_of = backward_of;
   call.count = first.count;
   call.n_items = static_cast<std::int32_t>(items.size());
   call.root = first.root;

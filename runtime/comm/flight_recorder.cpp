@@ -35,10 +35,10 @@ std::string json_object(const FlightEntry& c) {
                 ", \"name\": ", json::quote(c.name), ", \"operation\": \"", name(c.kind),
                 "\", \"items\": ", c.n_items, ", \"count\": ", c.count, ", \"dtype\": \"", c.dtype,
                 "\", \"reduce\": \"", name(c.reduce), "\", \"root\": ", c.root,
-                ", \"bytes\": ", c.bytes, ", \"stream\": \"", name(c.stream), "\", \"state\": \"",
-                state_of(c), "\", \"submitted_ns\": ", c.submitted_ns,
-                ", \"started_ns\": ", c.started_ns, ", \"done_ns\": ", c.done_ns,
-                ", \"fingerprint\": ", fingerprint, "}");
+                ", \"bytes\": ", c.bytes, ", \"backward_of\": ", c.backward_of, ", \"stream\": \"",
+                name(c.stream), "\", \"state\": \"", state_of(c),
+                "\", \"submitted_ns\": ", c.submitted_ns, ", \"started_ns\": ", c.started_ns,
+                ", \"done_ns\": ", c.done_ns, ", \"fingerprint\": ", fingerprint, "}");
 }
 
 }  // namespace
@@ -55,6 +55,7 @@ std::string FlightEntry::to_string() const {
   if (kind == CollectiveKind::broadcast) text += concat(" from rank ", root);
   if (reduce != ReduceOp::sum) text += concat(", ", tessera::name(reduce));
   if (n_items > 1) text += concat(", the first of ", n_items, " items");
+  if (backward_of > 0) text += concat("; in the backward of forward ", backward_of);
   return text + ")";
 }
 

@@ -53,7 +53,7 @@ class LocalCommunicator final : public Communicator {
   };
 
   void launch(const Op& op, const GroupCall& call) override {
-    world_.submitting(shared_, rank(), submitted(), op.name);
+    world_.submitting(shared_, rank(), submitted());
     Stream(context_, stream()).launch_collective(op, &shared_.barrier, Part{this, call});
   }
 
@@ -150,7 +150,7 @@ LocalRole& LocalWorld::role(const std::string& name) {
   return *role;
 }
 
-void LocalWorld::submitting(LocalRole& role, int rank, std::uint64_t number, const char* name) {
+void LocalWorld::submitting(LocalRole& role, int rank, std::uint64_t number) {
   const FlightRecorder& own = recorder(rank);
   const std::uint64_t call = own.last_submitted();
   const std::lock_guard lock(mutex_);
@@ -160,12 +160,20 @@ void LocalWorld::submitting(LocalRole& role, int rank, std::uint64_t number, con
     if (theirs != 0 && theirs != own.fingerprint()) expect_same_group(rank, peer);
     if (!left_[static_cast<std::size_t>(peer)]) continue;
     const std::uint64_t met = role.cells[static_cast<std::size_t>(peer)].submitted;
-    if (met < number)
-      abort_signal_.abort(concat("rank ", peer, " has ended after ", met,
-                                 " calls on communicator '", role.name, "', but rank ", rank,
-                                 " submitted call ", number, " ('", name,
-                                 "'); every rank must submit the same collectives"));
+    if (met < number) abort_for_ended(role, peer, rank);
   }
+}
+
+// Of a rank that submits no more, and a peer that has submitted more on this communicator.
+void LocalWorld::abort_for_ended(const LocalRole& role, int ended, int peer) {
+  FlightEntry missed;
+  recorder(peer).find(recorder(ended).last_submitted() + 1, missed);
+  abort_signal_.abort(concat(
+      "rank ", ended, " has ended after ", role.cells[static_cast<std::size_t>(ended)].submitted,
+      " calls on communicator '", role.name, "', but rank ", peer, " submitted call ",
+      role.cells[static_cast<std::size_t>(peer)].submitted, " there, and first ",
+      missed.to_string(), "; every rank must submit the same collectives",
+      backward_remedy(missed.backward_of)));
 }
 
 // Ranks that disagree on one communicator meet there and hear more; on two they never would.
@@ -218,11 +226,7 @@ void LocalWorld::leave(int rank) {
     const std::uint64_t mine = role->cells[static_cast<std::size_t>(rank)].submitted;
     for (int peer = 0; peer < size_; ++peer) {
       const std::uint64_t theirs = role->cells[static_cast<std::size_t>(peer)].submitted;
-      if (theirs > mine)
-        abort_signal_.abort(concat("rank ", rank, " has ended after ", mine,
-                                   " calls on communicator '", name, "', but rank ", peer,
-                                   " submitted call ", theirs,
-                                   "; every rank must submit the same collectives"));
+      if (theirs > mine) abort_for_ended(*role, rank, peer);
     }
   }
 }

@@ -55,7 +55,7 @@ class LocalWorld {
   // Call `count` of `role`, the last that the rank has recorded, can't be met by a rank that has
   // left or that has put this number on another communicator, and a rank that leaves can't meet
   // what others have submitted. Each aborts the world, naming both.
-  void submitting(LocalRole& role, int rank, std::uint64_t count, const char* name);
+  void submitting(LocalRole& role, int rank, std::uint64_t number);
   void leave(int rank);
 
   // A recovery, at a barrier of its own: before it each rank contributes numbers. In it each number
@@ -70,6 +70,7 @@ class LocalWorld {
 
  private:
   void expect_same_group(int rank, int peer);
+  void abort_for_ended(const LocalRole& role, int ended, int peer);
   void look_for_late_calls();
 
   const int size_;

@@ -145,7 +145,9 @@ void skip_backward(nn::Module& root) {
     return called && called->context() == unit->context();
   });
 }
-void skip_backward(const Tensor& loss) { autograd::skip_backward(loss); }
+void skip_backward(const Tensor& loss, bool retain_graph) {
+  autograd::skip_backward(loss, retain_graph);
+}
 
 void for_each_full_parameter(
     nn::Module& module, const World& world,

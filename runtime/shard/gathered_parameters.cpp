@@ -78,6 +78,7 @@ bool GatheredParameters::fill_slot() {
   if (shards_.frozen) pack(*shards_.frozen, pack_frozen_);
   if (shards_.size() > 1) {
     CollectiveGroup& group = prepared_.next(shards_.gather_name);
+    group.backward_of = autograd::forward_of_step();
     const DType dtype = shards_.param_dtype();
     const auto element = static_cast<std::int64_t>(size_bytes(dtype));
     for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
@@ -134,7 +135,8 @@ void GatheredParameters::open() {
   }
 }
 
-// Nobody may have waited for the gather. Whoever writes the shards next comes after it all the same.
+// Nobody may have waited for the gather. Whoever writes the shards next comes after it all the
+// same.
 void GatheredParameters::close() {
   if (state_ != State::closed && uses_slot()) shards_.device.compute().wait(gathered_);
   const std::string escaped = state_ == State::open ? escape() : "";

@@ -139,6 +139,7 @@ void GradientBuffer::scatter(const Tensor& into) {
   const DType wire = shards_.reduce_dtype();
   const auto element = static_cast<std::int64_t>(size_bytes(wire));
   CollectiveGroup& group = prepared_.next(shards_.reduce_name);
+  group.backward_of = autograd::forward_of_step();
   const auto add = [&](std::int64_t from_bytes, std::int64_t to, std::int64_t count) {
     group.items.push_back({.send = buffer_->data + from_bytes,
                            .recv = into.data() + to * element,

@@ -211,6 +211,22 @@ TEST_CASE("what is left for the end of backward runs once, after the last node")
                     Catch::Contains("no backward pass is running"));
 }
 
+TEST_CASE("a graph that is retained runs again, with what it saved, until it is freed") {
+  const Device device = any_device();
+  const Tensor x = leaf({1, 2}, device);
+  Log log;
+  const Tensor trunk = logged(x * x, "trunk", log);
+  const Tensor a = sum(logged(trunk, "a", log)), b = sum(logged(trunk * 3.0, "b", log));
+  a.backward({}, true);
+  CHECK(values(x.grad()) == std::vector<float>{2, 4});
+  a.backward({}, true);
+  CHECK(values(x.grad()) == std::vector<float>{4, 8});
+  b.backward();
+  CHECK(values(x.grad()) == std::vector<float>{10, 20});
+  CHECK(log == Log{"a", "trunk", "a", "trunk", "b", "trunk"});
+  CHECK_THROWS_WITH(a.backward(), Catch::Contains("'trunk' has already run and was freed"));
+}
+
 TEST_CASE("a graph runs once, and a second pass over it is refused by name") {
   const Device device = any_device();
   const Tensor x = leaf({1, 2}, device);

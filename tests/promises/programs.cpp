@@ -1,7 +1,7 @@
 // Random programs on several ranks against the same program on one, without units, under the race
 // checker: trees of modules, units at random, calls whose results some ranks do not use, calls
 // without gradients, recomputed calls, several forwards, and backwards in any order that some ranks
-// leave out.
+// leave out and that may retain their graphs.
 //
 //   programs --count 10000 [--first N]     seeds N..
 //   programs --seed 7                      one of them, and what it is: what a failure prints
@@ -70,10 +70,12 @@ struct Step {
     bool is_evaluation = false, is_dropped = false;
     unsigned in_loss = ~0U;  // the ranks whose loss it is in, if it is not dropped
   };
-  // A backward of the sum of some forwards; the ranks that leave it out skip it.
+  // A backward of the sum of some forwards; the ranks that leave it out skip it. Where the graph is
+  // retained, more backwards of the same forwards follow.
   struct Backward {
     std::vector<int> forwards;
     unsigned runs = ~0U;
+    bool retains = false;
   };
   std::vector<Forward> forwards;
   std::vector<Backward> backwards;
@@ -138,11 +140,14 @@ Program make_program(std::uint64_t seed) {
     while (!open.empty()) {
       Step::Backward b;
       b.runs = dice.ranks();
+      b.retains = dice.once_in(6);
+      std::vector<int> left = open;
       do {
-        const int at = dice.below(static_cast<int>(open.size()));
-        b.forwards.push_back(open[static_cast<std::size_t>(at)]);
-        open.erase(open.begin() + at);
-      } while (!open.empty() && dice.once_in(3));
+        const int at = dice.below(static_cast<int>(left.size()));
+        b.forwards.push_back(left[static_cast<std::size_t>(at)]);
+        left.erase(left.begin() + at);
+      } while (!left.empty() && dice.once_in(3));
+      if (!b.retains) open = left;
       step.backwards.push_back(b);
     }
     program.steps.push_back(step);
@@ -230,16 +235,19 @@ void run_step(const Program& program, int k, Part& model, int rank, double scale
   for (const Step::Backward& b : step.backwards) {
     Tensor loss;
     for (const int i : b.forwards) {
-      const Tensor y = std::exchange(outputs[static_cast<std::size_t>(i)], {});
+      Tensor& output = outputs[static_cast<std::size_t>(i)];
+      const Tensor y = b.retains ? output : std::exchange(output, {});
       const bool is_first = !loss.defined();
-      if (!is_first && !has(step.forwards[static_cast<std::size_t>(i)].in_loss, rank)) continue;
+      // A rank that keeps a forward that it leaves out would have to say so.
+      if (!is_first && !b.retains && !has(step.forwards[static_cast<std::size_t>(i)].in_loss, rank))
+        continue;
       const Tensor term = sum(y * y) * scale;
       loss = is_first ? term : loss + term;
     }
     if (has(b.runs, rank))
-      loss.backward();
+      loss.backward({}, b.retains);
     else if (has_peers)
-      skip_backward(loss);
+      skip_backward(loss, b.retains);
   }
 }
 
@@ -339,7 +347,7 @@ void print(std::ostream& out, const Program& program) {
     for (const auto& b : step.backwards) {
       out << " backward of";
       for (const int i : b.forwards) out << " " << i;
-      out << " on " << (b.runs & 7) << ",";
+      out << " on " << (b.runs & 7) << (b.retains ? ", retained," : ",");
     }
     out << "\n";
   }

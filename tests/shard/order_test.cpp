@@ -184,6 +184,56 @@ TEST_CASE("a rank that leaves a backward out says so in its place", "[threads]")
   }
 }
 
+TEST_CASE("losses over one trunk go backward one by one, where the graph is retained",
+          "[threads]") {
+  const auto bodies = [](int) -> Pair::Body {
+    return [](Pair& m, const Tensor& x) {
+      const Tensor trunk = tanh(m.a(x));
+      return recompute([&m](const Tensor& in) { return m.b(in); }, trunk) + trunk * m.scale.value();
+    };
+  };
+  for (const Reshard reshard : kPolicies)
+    check(bodies, reshard, [](Pair& model, const Tensor& x, int rank) {
+      const Tensor y = model(x);
+      const Tensor first = mean_square(y), second = mean_square(y * 2);
+      first.backward({}, true);
+      rank == 1 ? skip_backward(second) : second.backward();
+    });
+}
+
+TEST_CASE("ranks of which one leaves out a backward without a word hear which, and what to say",
+          "[threads]") {
+  for (const bool goes_on : {false, true}) {
+    INFO(goes_on);
+    std::vector<std::string> heard(2);
+    CHECK_THROWS_AS(run_local(2, {.threads = 1},
+                              [&](World& world) {
+                                Pair model([](Pair& m, const Tensor& x) { return m.b(m.a(x)); });
+                                const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+                                fully_shard(model.a, options);
+                                fully_shard(model, options);
+                                model.materialize(world.device());
+                                nn::init(model, {5});
+                                const Tensor x = positive_rows(11, 0, 3, 4, world.device());
+                                std::string& mine = heard[static_cast<std::size_t>(world.rank())];
+                                try {
+                                  backward(model, x);
+                                  const Tensor loss = mean_square(model(x));  // forward 2
+                                  if (world.rank() == 0) loss.backward();
+                                  if (goes_on) backward(model, x);
+                                  world.device().synchronize();
+                                } catch (const CommError& error) {
+                                  mine = error.what();
+                                  throw;
+                                }
+                              }),
+                    CommError);
+    for (std::size_t rank = 0; rank < (goes_on ? 2 : 1); ++rank)
+      CHECK_THAT(heard[rank],
+                 Contains("in the backward of forward 2") && Contains("skip_backward(model)"));
+  }
+}
+
 TEST_CASE("skip_backward refuses what has no forward", "[threads]") {
   const auto said = on_ranks(1, [&](World& world) {
     Pair model([](Pair& m, const Tensor& x) { return m.b(m.a(x)); });

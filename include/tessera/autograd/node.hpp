@@ -92,7 +92,7 @@ struct Node {
   const char* name = "";
   std::uint64_t sequence = 0;
   std::vector<Edge> inputs;
-  Backward backward;  // empty once it has run
+  Backward backward;  // empty once it has run and the graph was not retained
   std::shared_ptr<CallGraph> calls;
   Tensor gradient;         // of the output, during a pass
   std::uint64_t pass = 0;  // the last pass that visited it
@@ -148,7 +148,8 @@ class GradModeGuard {
 
 // A call runs in this scope, and `region` is what backward will meet of it. The outermost scope is
 // a forward. A backward pass goes back along every forward that it reaches, and along those before
-// it that no backward can reach any more, because their graphs are gone. `owner` lives as long as
+// it that no backward can reach any more, because their graphs are gone: those that none has covered
+// yet, or only with retain_graph. `owner` lives as long as
 // the graph. In backward the scope does nothing: a recomputed function has its regions from its
 // first run.
 class RegionGuard {
@@ -162,13 +163,15 @@ class RegionGuard {
   std::shared_ptr<Region> region_;  // null in backward
   bool is_outermost_ = false;
 };
+// In the two calls of a Region: the number of their forward on this thread, from 1. Else 0.
+std::uint64_t forward_of_step() noexcept;
 // In Region::on_backward_begin: the regions that begin next in the same forward, until f says
 // false.
 void for_each_upcoming_region(const std::function<bool(Region&)>& f);
 // A pass that runs no node: along the forwards that a backward of `loss` would reach, or along
 // those that no pass has covered and of which one region is_mine; and along those whose graphs are
 // gone.
-void skip_backward(const Tensor& loss);
+void skip_backward(const Tensor& loss, bool retain_graph = false);
 void skip_backward(const std::function<bool(Region&)>& is_mine);
 // Drops the forwards that no pass has covered.
 void forget_forwards() noexcept;

@@ -65,6 +65,8 @@ struct Collective {
 struct CollectiveGroup {
   const char* name = "";
   std::vector<Collective> items;
+  // For messages: the number of the forward in whose backward it is submitted, 0 for none.
+  std::uint64_t backward_of = 0;
 };
 
 // The all_reduce and broadcast items of a group whose buffers need not be symmetric: those that
@@ -125,7 +127,7 @@ class Communicator {
 
  private:
   void check_and_launch(std::span<const Collective> items, const char* name,
-                        std::span<const Access> accesses, bool prepared);
+                        std::span<const Access> accesses, bool prepared, std::uint64_t backward_of);
   void check_order(const char* name, std::span<const Access> accesses) const;
 
   std::string role_;

@@ -27,7 +27,8 @@ struct FlightEntry {
   std::uint64_t fingerprint = 0;  // over all calls up to this one
   std::int64_t submitted_ns = 0;
   std::int64_t count = 0;
-  std::int64_t bytes = 0;  // of the items of this rank
+  std::int64_t bytes = 0;         // of the items of this rank
+  std::uint64_t backward_of = 0;  // CollectiveGroup's
   std::int32_t n_items = 0;
   std::int32_t root = 0;
   CollectiveKind kind = CollectiveKind::barrier;

@@ -113,10 +113,11 @@ ShardReset reset(nn::Module& tree, std::string_view cause = {});
 // or does not reach the model: issues what theirs does, with gradients of zero. Before anything
 // else of the model. Of all forwards that no backward of this rank has covered, or of those that a
 // backward of `loss` would reach. A forward whose graph is gone needs none: the next pass covers
-// it. Throws: ContractError for a module that is no root, for a tensor without history, and inside
+// it. Where peers retain the graph of `loss`, so does this rank, for the backward that follows.
+// Throws: ContractError for a module that is no root, for a tensor without history, and inside
 // of a backward pass; CommError when a peer does something else.
 void skip_backward(nn::Module& root);
-void skip_backward(const Tensor& loss);
+void skip_backward(const Tensor& loss, bool retain_graph = false);
 
 // Calls f(name, full tensor f32) for every parameter below `module`, gathered one at a time from
 // the f32 shards, in the same order on every rank. The tensor is valid during the call. Collective.
