@@ -3,12 +3,13 @@
 // without gradients, recomputed calls, several forwards, and backwards in any order that some ranks
 // leave out and that may retain their graphs.
 //
-//   programs --count 10000 [--first N]     seeds N..
+//   programs --count 10000 [--first N]     seeds N.., in two processes
 //   programs --seed 7                      one of them, and what it is: what a failure prints
 //
-// Exit code 0: every program ran to its end on every rank, without a race, and left the parameters
-// that one rank has.
+// `tools/programs` calls it for CI and for the soak. Exit code 0: every program ran to its end on
+// every rank, without a race, and left the parameters that one rank has.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <iostream>
 #include <map>
@@ -21,13 +22,16 @@
 #include "tessera/nn/module.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tests/promises/seeds.hpp"
 
 using namespace tessera;
+using namespace tessera::testing;
 
 namespace {
 
 constexpr int kWidth = 3, kMostRanks = 3, kSteps = 2;
 constexpr double kRate = 0.25;
+constexpr int kMostFailures = 10;  // of a process, after which it stops
 
 class Dice {
  public:
@@ -353,31 +357,68 @@ void print(std::ostream& out, const Program& program) {
   }
 }
 
-std::uint64_t number_after(const std::vector<std::string>& words, const std::string& option,
-                           std::uint64_t otherwise) {
-  const auto at = std::find(words.begin(), words.end(), option);
-  return at == words.end() || at + 1 == words.end() ? otherwise : std::stoull(*(at + 1));
+// ---- What is asked
+
+constexpr const char* kUsage =
+    "usage: programs [--first N] --count N [--jobs N]\n"
+    "       programs --seed N\n";
+
+struct Request {
+  std::uint64_t first = 0, count = 0;
+  int jobs = 2;
+  bool is_one = false;
+};
+
+Request parse(const std::vector<std::string>& words) {
+  Request request;
+  for (std::size_t i = 1; i < words.size(); i += 2) {
+    std::size_t end = 0;
+    std::uint64_t value = 0;
+    try {
+      value = std::stoull(words.at(i + 1), &end);
+    } catch (const std::logic_error&) {
+      end = 0;
+    }
+    TESSERA_EXPECT(end > 0 && end == words[i + 1].size(), words[i], " needs a number");
+    if (words[i] == "--first")
+      request.first = value;
+    else if (words[i] == "--count")
+      request.count = value;
+    else if (words[i] == "--jobs")
+      request.jobs = static_cast<int>(std::clamp<std::uint64_t>(value, 1, kMostProcesses));
+    else if (words[i] == "--seed")
+      request = {.first = value, .count = 1, .jobs = 1, .is_one = true};
+    else
+      TESSERA_EXPECT(false, "there is no option ", words[i]);
+  }
+  TESSERA_EXPECT(request.count > 0, "how many seeds?");
+  return request;
 }
 
 }  // namespace
 
 int main(int count, char** arguments) {
-  const std::vector<std::string> words(arguments + 1, arguments + count);
-  const bool is_one = std::find(words.begin(), words.end(), "--seed") != words.end();
-  const std::uint64_t first = is_one ? number_after(words, "--seed", 0)
-                                     : number_after(words, "--first", std::random_device{}());
-  const std::uint64_t programs = is_one ? 1 : number_after(words, "--count", 1000);
-  std::uint64_t failures = 0;
-  for (std::uint64_t seed = first; seed < first + programs; ++seed) {
-    const Program program = make_program(seed);
-    if (is_one) print(std::cout, program);
-    const std::string what = complaint(program);
-    if (what.empty()) continue;
-    ++failures;
-    std::cout << "seed " << seed << ": " << what.substr(0, 400) << std::endl;
-    if (failures == 20) break;
+  try {
+    const std::vector<std::string> words(arguments, arguments + count);
+    const Request request = parse(words);
+    if (request.is_one) print(std::cout, make_program(request.first));
+    const auto start = std::chrono::steady_clock::now();
+    const SeedBoard& board = try_seeds(
+        request.count, request.jobs, kMostFailures,
+        [&](std::uint64_t i) { return complaint(make_program(request.first + i)); },
+        [&](std::uint64_t i, const std::string& what) {
+          std::cout << concat("FAILED seed ", request.first + i, ": ", what,
+                              "\n  again: ", words[0], " --seed ", request.first + i, '\n')
+                    << std::flush;
+        },
+        [](SeedBoard&) {});
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    const std::uint64_t tried = std::min<std::uint64_t>(board.next, request.count);
+    std::cout << "programs: seeds=" << tried << " failures=" << board.failures
+              << " first=" << request.first << " seconds=" << taken.count() << '\n';
+    return board.failures == 0 && tried == request.count ? 0 : 1;
+  } catch (const ContractError& error) {
+    std::cerr << "programs: " << error.what() << '\n' << kUsage;
+    return 2;
   }
-  std::cout << "programs: " << programs << " from seed " << first << ", " << failures
-            << " failed\n";
-  return failures == 0 ? 0 : 1;
 }

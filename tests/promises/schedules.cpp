@@ -13,13 +13,7 @@
 //
 // `tools/schedules` calls it for CI and for the soak. A seed that fails is appended to the file of
 // kept seeds, which is replayed first. Exit code 0: all bits equal.
-#include <sched.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <fstream>
 #include <iostream>
@@ -31,6 +25,7 @@
 #include "tessera/base/philox.hpp"
 #include "tessera/device/observe/race_checker.hpp"
 #include "tests/promises/edges.hpp"
+#include "tests/promises/seeds.hpp"
 #include "tests/promises/tiny_step.hpp"
 
 using namespace tessera;
@@ -39,8 +34,7 @@ using namespace tessera::testing;
 namespace {
 
 constexpr std::uint64_t kSeedsPerModel = 4096;  // seeds with the same initial values and data
-constexpr int kMostJobs = 64;
-constexpr int kMostFailures = 10;  // of a process, after which it stops
+constexpr int kMostFailures = 10;               // of a process, after which it stops
 
 // The training in program order, once for each configuration and model, under the race checker: the
 // order of the host's calls alone decides what that reports, and it is the same for every seed.
@@ -194,8 +188,9 @@ Request parse(int argc, char** argv) {
   }
   if (!request.asks.empty() && request.config == nullptr) refuse("which configuration?");
   if (request.asks == "path" && request.mutation.at == 0) refuse("the path around which wait?");
-  request.jobs = std::clamp(
-      request.jobs, 1, static_cast<int>(std::clamp<std::uint64_t>(request.size(), 1, kMostJobs)));
+  request.jobs =
+      std::clamp(request.jobs, 1,
+                 static_cast<int>(std::clamp<std::uint64_t>(request.size(), 1, kMostProcesses)));
   return request;
 }
 
@@ -238,14 +233,6 @@ int ask_path(const Request& request) {
   return way ? 0 : 1;
 }
 
-// ---- Processes
-
-// What the processes share.
-struct Board {
-  std::atomic<std::uint64_t> next, failures, traces;
-  std::atomic<std::uint64_t> at[kMostJobs];  // by process: 1 + the index of its case, 0 for none
-};
-
 void report(const Request& request, const Case& c, const std::string& what) {
   std::ostringstream text;
   text << "FAILED " << c.config->name << " seed " << c.seed << ": " << what
@@ -260,57 +247,6 @@ void report(const Request& request, const Case& c, const std::string& what) {
   std::cout << text.str() << std::flush;
 }
 
-// One process stays on one core: its threads run one at a time, and hand over faster there.
-void stay_on_core(int job) {
-  cpu_set_t mine, mask;
-  if (sched_getaffinity(0, sizeof(mask), &mask) != 0) return;
-  int skip = job % CPU_COUNT(&mask);
-  CPU_ZERO(&mine);
-  for (int core = 0; core < CPU_SETSIZE; ++core)
-    if (CPU_ISSET(core, &mask) && skip-- == 0) CPU_SET(core, &mine);
-  sched_setaffinity(0, sizeof(mine), &mine);
-}
-
-void work(const Request& request, Board& board, int job) {
-  constexpr unsigned kSecondsPerSeed = 120;  // far more than the slowest sanitizer takes
-  stay_on_core(job);
-  References references;
-  std::set<std::uint64_t> traces;
-  const int most = request.mutation.at > 0 ? 1 : kMostFailures;
-  for (int failures = 0; failures < most;) {
-    const std::uint64_t i = board.next.fetch_add(1);
-    if (i >= request.size()) break;
-    board.at[job] = i + 1;
-    alarm(kSecondsPerSeed);
-    const Case c = request.at(i);
-    if (const std::string what = fault_of(*c.config, c.seed, request.mutation, references, traces);
-        !what.empty()) {
-      ++failures;
-      ++board.failures;
-      report(request, c, what);
-    }
-  }
-  board.at[job] = 0;
-  board.traces += traces.size();
-}
-
-// Waits for the processes. One that ends in the midst of a seed has failed with it.
-void finish(const Request& request, Board& board, const std::vector<pid_t>& children) {
-  for (std::size_t job = 0; job < children.size(); ++job) {
-    int status = 0;
-    waitpid(children[job], &status, 0);
-    const std::uint64_t at = board.at[job];
-    if (at == 0 && status == 0) continue;
-    ++board.failures;
-    const std::string what = WIFSIGNALED(status) ? concat("ended by signal ", WTERMSIG(status))
-                                                 : concat("exit code ", WEXITSTATUS(status));
-    if (at > 0)
-      report(request, request.at(at - 1), what);
-    else
-      std::cout << "FAILED at the end of a process: " << what << '\n';
-  }
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -318,26 +254,21 @@ int main(int argc, char** argv) {
     const Request request = parse(argc, argv);
     if (request.asks == "checker") return ask_checker(request);
     if (request.asks == "path") return ask_path(request);
-    void* const shared =
-        mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED) refuse("the system has no memory");
-    Board& board = *new (shared) Board{};
     const auto start = std::chrono::steady_clock::now();
-    std::vector<pid_t> children;
-    for (int job = 0; job < request.jobs; ++job) {
-      const pid_t child = fork();
-      if (child < 0) refuse("the system has no process");
-      if (child == 0) {
-        work(request, board, job);
-        return 0;
-      }
-      children.push_back(child);
-    }
-    finish(request, board, children);
+    References references;
+    std::set<std::uint64_t> traces;
+    const SeedBoard& board = try_seeds(
+        request.size(), request.jobs, request.mutation.at > 0 ? 1 : kMostFailures,
+        [&](std::uint64_t i) {
+          const Case c = request.at(i);
+          return fault_of(*c.config, c.seed, request.mutation, references, traces);
+        },
+        [&](std::uint64_t i, const std::string& what) { report(request, request.at(i), what); },
+        [&](SeedBoard& b) { b.seen += traces.size(); });
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
     const std::uint64_t tried = std::min<std::uint64_t>(board.next, request.size());
     std::cout << "schedules: seeds=" << tried << " configurations=" << std::size(kTinyConfigs)
-              << " traces=" << board.traces << " failures=" << board.failures;
+              << " traces=" << board.seen << " failures=" << board.failures;
     if (request.cases.empty()) std::cout << " first=" << request.first;
     std::cout << " seconds=" << taken.count() << '\n';
     return board.failures == 0 && tried == request.size() ? 0 : 1;
