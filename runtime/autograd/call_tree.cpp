@@ -14,6 +14,7 @@ bool CallTree::has(const std::function<bool(Region&)>& f) const {
 void CallTree::rewind() {
   at_ = 0;
   steps_.clear();
+  steps_.reserve(marks_.size());
   std::vector<const Region*> around;  // of the calls that have ended
   for (std::size_t i = marks_.size(); i-- > 0;) {
     const Mark& mark = marks_[i];
@@ -52,7 +53,6 @@ void CallTree::for_each_upcoming(const std::function<bool(Region&)>& f) const {
 
 void CallTree::finish() {
   is_walked = false;
-  std::vector<const Region*> running;
   std::vector<Mark> left;
   for (const Mark& mark : marks_) {
     if (mark.kind == Mark::begin) left.push_back(mark);

@@ -19,7 +19,7 @@ namespace tessera::autograd {
 
 class CallTree {
  public:
-  explicit CallTree(std::uint64_t forward) : forward_(forward) {}
+  explicit CallTree(std::uint64_t forward) : forward_(forward) { marks_.reserve(64); }
 
   // Of this thread's forwards the number, from 1: the same on all ranks.
   std::uint64_t forward() const noexcept { return forward_; }

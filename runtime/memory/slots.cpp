@@ -62,6 +62,13 @@ void SlotRing::tell(MemoryEvent::Kind kind, int number, StreamId stream) const {
                   .stream = stream});
 }
 
+const Event* SlotRing::Entry::noted_at(StreamId stream, Tick used) const {
+  const auto found = std::find_if(noted.begin(), noted.end(), [&](const Event& event) {
+    return event.stream == stream && event.tick >= used;
+  });
+  return found == noted.end() ? nullptr : &*found;
+}
+
 void SlotRing::restart() {
   TESSERA_EXPECT(taken_ == 0, "SlotRing::restart: ", taken_, " slots are taken");
   for (Entry& entry : entries_) {
@@ -69,6 +76,17 @@ void SlotRing::restart() {
     entry.returned = 0;
   }
   returns_ = 0;
+}
+
+void SlotRing::note_uses(const Slot& slot) {
+  Entry& entry = entries_.at(static_cast<std::size_t>(slot.number));
+  for (std::size_t s = 0; s < kMaxStreams; ++s) {
+    const auto id = static_cast<StreamId>(s);
+    const Tick used = entry.use.touched[id];
+    if (used <= context_->host_clock()[id] || entry.noted_at(id, used)) continue;
+    std::erase_if(entry.noted, [&](const Event& event) { return event.stream == id; });
+    entry.noted.push_back(context_->event_of_free(id, used));
+  }
 }
 
 void SlotRing::give_back(const Slot& slot) {
@@ -101,7 +119,10 @@ void SlotRing::give_back(const Slot& slot) {
   for (const bool followed : {false, true})
     for (std::size_t s = 0; s < kMaxStreams; ++s)
       if (const auto id = static_cast<StreamId>(s); needs_event(id) && is_followed(id) == followed)
-        entry.last_use.push_back(context_->event_of_free(id, used[id]));
+        entry.last_use.push_back(entry.noted_at(id, used[id])
+                                     ? *entry.noted_at(id, used[id])
+                                     : context_->event_of_free(id, used[id]));
+  entry.noted.clear();
   tell(MemoryEvent::Kind::given_back, slot.number, StreamId::compute);
   entry.booked = 0;
   entry.returned = ++returns_;

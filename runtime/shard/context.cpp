@@ -119,25 +119,12 @@ void Context::allocate_slots() {
   }
 }
 
-ShardPlan Context::plan() const {
-  ShardPlan plan;
-  plan.ranks = world_->size();
-  for (const auto& weak : units_)
-    if (const auto unit = weak.lock()) plan.units.push_back(unit->describe());
-  plan.gather_slots = gather_slots_;
-  plan.reduce_slots = reduce_slots_;
-  plan.gather_slot_bytes = gather_slot_bytes_;
-  plan.reduce_slot_bytes = reduce_slot_bytes_;
-  plan.resident_bytes = resident_bytes_;
-  plan.arena_bytes = arena_bytes_;
-  return plan;
-}
-
 // --- backward ---
 
 void Context::enter(Unit& unit) {
   schedule_end();
   unit.enter_call();
+  entered_.push_back(&unit);
   const int depth = unit.shards().options.prefetch_depth;
   // The last blocks are prefetched before the root is gathered. The root's slot is in use until
   // forward has ended, so its gather waits, and every gather queued behind it would wait as well.
@@ -149,9 +136,12 @@ void Context::enter(Unit& unit) {
 
 void Context::leave(Unit& unit) {
   unit.leave_call();
+  entered_.pop_back();
   if (unit.is_in_backward()) return;
   unit.close();
   unit.reduce();
+  // Most units use their parameters once, and stay entered until the calls inside have ended.
+  for (Unit* const outer : entered_) outer->note_uses();
 }
 
 // Gathers the units of the `depth` calls that backward enters next.
@@ -191,33 +181,6 @@ void Context::end_of_backward() {
     unit->close();
   }
   in_pass_ = false;
-}
-
-// --- after a failure ---
-
-// After a pass that failed: everything is closed, and the gradients that it had touched are gone.
-void Context::recover() noexcept {
-  in_pass_ = false;
-  for (const auto& weak : units_)
-    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->abandon_backward();
-  try {
-    if (reduced_.tick > 0) device().compute().wait(reduced_);
-  } catch (...) {
-    device().context().fail_late();
-  }
-}
-
-void Context::reset() {
-  autograd::forget_forwards();
-  recover();
-  for (const auto& weak : units_)
-    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->reset();
-  for (const auto& ring : rings_) ring->restart();
-}
-
-void Context::dissolve() noexcept {
-  for (const auto& weak : units_)
-    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->detach();
 }
 
 }  // namespace tessera::shard

@@ -96,6 +96,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::int64_t gather_slot_bytes_ = 0, reduce_slot_bytes_ = 0, resident_bytes_ = 0,
                arena_bytes_ = 0;
 
+  std::vector<Unit*> entered_;  // from the outermost
   std::uint64_t pass_ = 0;
   bool in_pass_ = false;
   Event reduced_;  // of the last reduction

@@ -6,7 +6,6 @@
 #include "runtime/shard/unit.hpp"
 #include "runtime/shard/unit_region.hpp"
 #include "runtime/tensor/launch.hpp"
-#include "tessera/base/text.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/tensor/ops.hpp"
 
@@ -38,8 +37,6 @@ std::shared_ptr<shard::Unit> root_unit(const char* function, nn::Module& root) {
   if (!unit->context()) shard::Context::build(root);
   return unit;
 }
-
-std::string with_commas(std::int64_t n) { return tessera::with_commas(std::to_string(n)); }
 
 }  // namespace
 
@@ -101,38 +98,6 @@ ShardPlan shard_plan(nn::Module& root) { return root_unit("shard_plan", root)->c
 
 ShardCounters shard_counters(nn::Module& root) {
   return root_unit("shard_counters", root)->context()->counters;
-}
-
-std::string ShardPlan::to_string() const {
-  std::string out = concat("plan for ", ranks, ranks == 1 ? " rank\n" : " ranks\n");
-  char line[256];
-  std::snprintf(line, sizeof line, "  %-28s %7s %15s %15s %5s %6s %8s %8s %9s\n", "unit", "tensors",
-                "elements", "shard elements", "param", "reduce", "reshard", "gathers", "reduces");
-  out += line;
-  for (const Unit& u : units) {
-    std::snprintf(
-        line, sizeof line, "  %-28s %7lld %15s %15s %5s %6s %8s %8d %9d\n", u.name.c_str(),
-        static_cast<long long>(u.parameters), with_commas(u.numel).c_str(),
-        with_commas(u.shard_numel).c_str(), std::string(tessera::name(u.param)).c_str(),
-        std::string(tessera::name(u.reduce)).c_str(), u.reshard_after_forward ? "yes" : "no",
-        u.gathers_per_call, u.reductions_per_call);
-    out += line;
-  }
-  std::int64_t gathers = 0, reductions = 0, gathered = 0, reduced = 0;
-  for (const Unit& u : units) {
-    gathers += u.gathers_per_call;
-    reductions += u.reductions_per_call;
-    gathered += u.gathers_per_call * u.gather_bytes;
-    reduced += u.reductions_per_call * u.gradient_buffer_bytes;
-  }
-  out += concat("  collectives of one forward and backward: ", gathers, " all-gathers of ",
-                with_commas(gathered), " bytes, ", reductions, " reduce-scatters of ",
-                with_commas(reduced), " bytes\n");
-  out += concat("  gather slots ", gather_slots, " x ", with_commas(gather_slot_bytes),
-                " bytes, gradient slots ", reduce_slots, " x ", with_commas(reduce_slot_bytes),
-                " bytes, resident ", with_commas(resident_bytes), " bytes, arena ",
-                with_commas(arena_bytes), " bytes\n");
-  return out;
 }
 
 void skip_backward(nn::Module& root) {

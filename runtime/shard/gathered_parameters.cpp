@@ -39,6 +39,9 @@ void GatheredParameters::materialize() {
   if (!shards_.needs_slot()) return;
   if (shards_.trainable) pack_trainable_ = table_of(trainable, shards_.device);
   if (shards_.frozen) pack_frozen_ = table_of(frozen, shards_.device);
+  // A gather waits for `updated` and no more, so that the tables come before it, too.
+  for (const auto& group : {shards_.trainable, shards_.frozen})
+    if (group) group->mark_updated();
 }
 
 std::uint64_t GatheredParameters::version() const noexcept {

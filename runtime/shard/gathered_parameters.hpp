@@ -44,6 +44,10 @@ class GatheredParameters {
   bool is_stale() const noexcept;
   // For a step that failed: as `close`, and nobody hears of escapes.
   void close_unchecked() noexcept;
+  // See SlotRing::note_uses.
+  void note_uses() {
+    if (state_ != State::closed && uses_slot()) ring_->note_uses(slot_);
+  }
 
  private:
   enum class State : std::uint8_t { closed, gathering, open };

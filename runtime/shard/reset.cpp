@@ -12,6 +12,75 @@
 #include "tessera/autograd/random.hpp"
 #include "tessera/device/device_context.hpp"
 
+namespace tessera::shard {
+
+// --- units and their context ---
+
+void Unit::abandon_call(nn::Module&) noexcept {
+  if (--call_depth_ > 0) return;
+  guard_.reset();
+  parameters_.close_unchecked();
+}
+
+void Unit::abandon_backward() noexcept {
+  const bool was_touched = owes_reduction_ || (context_ && reduced_in_ == context_->pass());
+  if (shards_.trainable && was_touched) shards_.trainable->gradient = {};
+  if (local_) local_->abandon();
+  entered_calls_ = 0;
+  owes_reduction_ = false;
+  parameters_.close_unchecked();
+  if (buffer_) buffer_->drop();
+}
+
+void Unit::reset() noexcept {
+  abandon_backward();
+  if (shards_.trainable) shards_.trainable->gradient = {};
+}
+
+void Unit::detach() noexcept {
+  reset();
+  set_rings(nullptr, nullptr);
+  context_ = nullptr;
+}
+
+void Unit::expect_no_recovery_since(std::uint64_t recovery_count) const {
+  TESSERA_EXPECT(context_ && recovery_count == context_->device().recoveries(),
+                 "backward: the graph of unit '", name(),
+                 "' belongs to a step that failed and was reset; run forward again");
+}
+
+void Unit::set_consistent(bool is_consistent) noexcept {
+  if (shards_.trainable) shards_.trainable->is_consistent = is_consistent;
+}
+
+// After a pass that failed: everything is closed, and the gradients that it had touched are gone.
+void Context::recover() noexcept {
+  in_pass_ = false;
+  entered_.clear();
+  for (const auto& weak : units_)
+    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->abandon_backward();
+  try {
+    if (reduced_.tick > 0) device().compute().wait(reduced_);
+  } catch (...) {
+    device().context().fail_late();
+  }
+}
+
+void Context::reset() {
+  autograd::forget_forwards();
+  recover();
+  for (const auto& weak : units_)
+    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->reset();
+  for (const auto& ring : rings_) ring->restart();
+}
+
+void Context::dissolve() noexcept {
+  for (const auto& weak : units_)
+    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->detach();
+}
+
+}  // namespace tessera::shard
+
 namespace tessera {
 namespace {
 

@@ -41,6 +41,7 @@ class Unit final : public nn::ModuleHook,
   void gather();
   void open() { parameters_.open(); }
   void close() { parameters_.close(); }
+  void note_uses() { parameters_.note_uses(); }
   void reduce();
 
   // --- its part of backward ---

@@ -82,6 +82,18 @@ TEST_CASE("uneven and empty shards have the gradients of one rank", "[threads]")
   check_as_one_rank<Rows>(6, [](Rows& model, const Tensor& x) { backward(model(x)); });
 }
 
+TEST_CASE("a model that nobody has initialised is zero, on any number of ranks", "[threads]") {
+  for (const int ranks : {1, 2, 3}) {
+    const auto sums = on_ranks(ranks, [](World& world) {
+      nn::Linear layer(4, 6);
+      fully_shard(layer, {.mesh = DeviceMesh::flat(world)});
+      layer.materialize(world.device());
+      return sum(layer(Tensor::ones({3, 4}, f32, world.device()))).item();
+    });
+    CHECK(sums == std::vector<double>(static_cast<std::size_t>(ranks), 0));
+  }
+}
+
 TEST_CASE("a parameter of no dimension is one element on every rank", "[threads]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);

@@ -46,6 +46,9 @@ class SlotRing {
   // use.
   // Throws: ContractError when every slot is taken, or `bytes` is not in [1, capacity_bytes()].
   Slot take(std::int64_t bytes, StreamId stream);
+  // Whoever takes the slot next waits for the uses up to here, where no others follow. For a slot
+  // that is given back long after its last use, since events can't be recorded for the past.
+  void note_uses(const Slot& slot);
   // Work already submitted may still use it.  Throws: ContractError for a slot that is not taken.
   void give_back(const Slot& slot);
   // Slots are taken in the order of a new ring, so that ranks which had taken different numbers of
@@ -60,8 +63,10 @@ class SlotRing {
   struct Entry {
     LastUse use;
     std::vector<Event> last_use;  // of every stream that used it, recorded when it was given back
+    std::vector<Event> noted;     // the same, recorded earlier
     std::uint64_t returned = 0;   // when, counted in give_backs
     std::int64_t booked = 0;      // 0 while free
+    const Event* noted_at(StreamId stream, Tick used) const;
   };
   void poison_returned(int number);
   void tell(MemoryEvent::Kind kind, int number, StreamId stream) const;

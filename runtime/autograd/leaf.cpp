@@ -1,0 +1,54 @@
+// Ordinary tensors that have gradients.
+#include "runtime/autograd/gradient_sink.hpp"
+#include "tessera/autograd/node.hpp"
+
+namespace tessera {
+namespace {
+
+// The gradient of an ordinary leaf tensor.
+class TensorLeaf final : public autograd::Leaf {
+ public:
+  explicit TensorLeaf(const Tensor& t)
+      : shape_(t.shape()), dtype_(t.dtype()), device_(t.device()) {}
+
+  autograd::GradientSink sink() override {
+    const bool first = !gradient_.defined();
+    if (first) gradient_ = Tensor::empty(shape_, dtype_, device_);
+    return {gradient_, 1, !first};
+  }
+  Tensor gradient() const override { return gradient_; }
+  void clear() override { gradient_ = {}; }
+
+ private:
+  Shape shape_;
+  DType dtype_;
+  Device device_;
+  Tensor gradient_;
+};
+
+}  // namespace
+
+Tensor& Tensor::require_grad() {
+  TESSERA_EXPECT(is_floating(dtype()), "require_grad: the tensor is ", dtype(),
+                 "; only floating tensors have gradients");
+  TESSERA_EXPECT(!grad_meta() || grad_meta()->leaf,
+                 "require_grad: the tensor has a history; detach it first");
+  if (!grad_meta())
+    grad_meta() =
+        std::make_shared<GradMeta>(GradMeta{nullptr, std::make_shared<TensorLeaf>(*this)});
+  return *this;
+}
+
+bool Tensor::requires_grad() const { return defined() && grad_meta() != nullptr; }
+
+Tensor Tensor::grad() const {
+  return grad_meta() && grad_meta()->leaf ? grad_meta()->leaf->gradient() : Tensor();
+}
+
+void Tensor::zero_grad() {
+  if (grad_meta() && grad_meta()->leaf) grad_meta()->leaf->clear();
+}
+
+Tensor Tensor::detach() const { return view(shape(), strides(), 0); }
+
+}  // namespace tessera

@@ -1,0 +1,84 @@
+// What a sharded model will do, as numbers and as a table.
+#include <cstdio>
+
+#include "runtime/shard/unit.hpp"
+#include "tessera/base/text.hpp"
+
+namespace tessera::shard {
+
+ShardPlan Context::plan() const {
+  ShardPlan plan;
+  plan.ranks = world_->size();
+  for (const auto& weak : units_)
+    if (const auto unit = weak.lock()) plan.units.push_back(unit->describe());
+  plan.gather_slots = gather_slots_;
+  plan.reduce_slots = reduce_slots_;
+  plan.gather_slot_bytes = gather_slot_bytes_;
+  plan.reduce_slot_bytes = reduce_slot_bytes_;
+  plan.resident_bytes = resident_bytes_;
+  plan.arena_bytes = arena_bytes_;
+  return plan;
+}
+
+ShardPlan::Unit Unit::describe() const {
+  const bool is_shared = shards_.size() > 1;
+  ShardPlan::Unit out;
+  out.name = name();
+  out.parameters = static_cast<std::int64_t>(shards_.parameters.size());
+  for (const auto& p : shards_.parameters) {
+    out.numel += p->shape.numel();
+    out.shard_numel += round_up(p->spec.chunk_numel(), kFlatAlign);
+  }
+  out.gather_bytes = shards_.needs_slot() ? shards_.layout.gather_bytes : 0;
+  out.gradient_buffer_bytes = is_shared ? shards_.layout.gradient_buffer_bytes : 0;
+  out.param = shards_.param_dtype();
+  out.reduce = shards_.reduce_dtype();
+  out.reshard_after_forward = !keeps_open_;
+  if (is_shared && !shards_.parameters.empty()) out.gathers_per_call = keeps_open_ ? 1 : 2;
+  if (out.gradient_buffer_bytes > 0) out.reductions_per_call = 1;
+  return out;
+}
+
+}  // namespace tessera::shard
+
+namespace tessera {
+
+namespace {
+
+std::string with_commas(std::int64_t n) { return tessera::with_commas(std::to_string(n)); }
+
+}  // namespace
+
+std::string ShardPlan::to_string() const {
+  std::string out = concat("plan for ", ranks, ranks == 1 ? " rank\n" : " ranks\n");
+  char line[256];
+  std::snprintf(line, sizeof line, "  %-28s %7s %15s %15s %5s %6s %8s %8s %9s\n", "unit", "tensors",
+                "elements", "shard elements", "param", "reduce", "reshard", "gathers", "reduces");
+  out += line;
+  for (const Unit& u : units) {
+    std::snprintf(
+        line, sizeof line, "  %-28s %7lld %15s %15s %5s %6s %8s %8d %9d\n", u.name.c_str(),
+        static_cast<long long>(u.parameters), with_commas(u.numel).c_str(),
+        with_commas(u.shard_numel).c_str(), std::string(tessera::name(u.param)).c_str(),
+        std::string(tessera::name(u.reduce)).c_str(), u.reshard_after_forward ? "yes" : "no",
+        u.gathers_per_call, u.reductions_per_call);
+    out += line;
+  }
+  std::int64_t gathers = 0, reductions = 0, gathered = 0, reduced = 0;
+  for (const Unit& u : units) {
+    gathers += u.gathers_per_call;
+    reductions += u.reductions_per_call;
+    gathered += u.gathers_per_call * u.gather_bytes;
+    reduced += u.reductions_per_call * u.gradient_buffer_bytes;
+  }
+  out += concat("  collectives of one forward and backward: ", gathers, " all-gathers of ",
+                with_commas(gathered), " bytes, ", reductions, " reduce-scatters of ",
+                with_commas(reduced), " bytes\n");
+  out += concat("  gather slots ", gather_slots, " x ", with_commas(gather_slot_bytes),
+                " bytes, gradient slots ", reduce_slots, " x ", with_commas(reduce_slot_bytes),
+                " bytes, resident ", with_commas(resident_bytes), " bytes, arena ",
+                with_commas(arena_bytes), " bytes\n");
+  return out;
+}
+
+}  // namespace tessera
