@@ -70,8 +70,8 @@ void LocalGradient::complete() {
     args.dtype = f32;
     args.zero_missing = fresh_;
     // Gaps and counts: next to nothing, unless gradients are missing.
-    detail::launch("complete_gradient", group_->device, detail::table(group_->device).complete, args,
-                   {detail::reads(padding_), {&group_->gradient, AccessMode::write, 0}});
+    detail::launch("complete_gradient", group_->device, detail::table(group_->device).complete,
+                   args, {detail::reads(padding_), {&group_->gradient, AccessMode::write, 0}});
   }
   if (fresh_) held_.fill();
   fresh_ = false;

@@ -71,7 +71,8 @@ const SeedBoard& try_seeds(std::uint64_t count, int processes, int most_failures
     }
     board.at[process] = 0;
     at_end(board);
-    std::exit(0);
+    std::cout.flush();
+    _exit(0);  // a forked process ends without what ends its parent
   }
   for (std::size_t process = 0; process < children.size(); ++process) {
     int status = 0;

@@ -148,10 +148,9 @@ class GradModeGuard {
 
 // A call runs in this scope, and `region` is what backward will meet of it. The outermost scope is
 // a forward. A backward pass goes back along every forward that it reaches, and along those before
-// it that no backward can reach any more, because their graphs are gone: those that none has covered
-// yet, or only with retain_graph. `owner` lives as long as
-// the graph. In backward the scope does nothing: a recomputed function has its regions from its
-// first run.
+// it that no backward can reach any more, because their graphs are gone: those that none has
+// covered yet, or only with retain_graph. `owner` lives as long as the graph. In backward the scope
+// does nothing: a recomputed function has its regions from its first run.
 class RegionGuard {
  public:
   explicit RegionGuard(std::shared_ptr<Region> region, std::shared_ptr<const void> owner = {});

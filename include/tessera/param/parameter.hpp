@@ -41,7 +41,7 @@ struct ParameterState {
   DType compute_dtype = DType::f32;  // of the full tensor
   std::shared_ptr<Storage> window;   // of the full tensor; see Note [Windows]
   std::int64_t window_offset_bytes = 0;
-  const Event* ready = nullptr;  // compute waits for it before value(); null where it has
+  const Event* ready = nullptr;        // compute waits for it before value(); null where it has
   std::weak_ptr<autograd::Leaf> leaf;  // of the graphs that use it
   std::shared_ptr<GradientSinks> sinks;
   const std::string* unit = nullptr;  // the name of the unit that claimed it

@@ -101,9 +101,9 @@ class Tensor {
   Tensor grad() const;
   void zero_grad();
   // Runs the graph behind this tensor backwards and frees it, unless it is retained for another
-  // backward through a part of it. `gradient` has this shape; for a single element it defaults to 1.
-  // Throws: ContractError without history, for a graph that has run already, and without a gradient
-  // where there are several elements; also what a backward function throws.
+  // backward through a part of it. `gradient` has this shape; for a single element it defaults
+  // to 1. Throws: ContractError without history, for a graph that has run already, and without a
+  // gradient where there are several elements; also what a backward function throws.
   void backward(const Tensor& gradient = {}, bool retain_graph = false) const;
   // The same values without history.
   Tensor detach() const;
