@@ -403,7 +403,7 @@ int main(int count, char** arguments) {
     const Request request = parse(words);
     if (request.is_one) print(std::cout, make_program(request.first));
     const auto start = std::chrono::steady_clock::now();
-    const SeedBoard& board = try_seeds(
+    const SeedBoard* const board = try_seeds(
         request.count, request.jobs, kMostFailures,
         [&](std::uint64_t i) { return complaint(make_program(request.first + i)); },
         [&](std::uint64_t i, const std::string& what) {
@@ -412,11 +412,12 @@ int main(int count, char** arguments) {
                     << std::flush;
         },
         [](SeedBoard&) {});
+    if (!board) return 0;
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-    const std::uint64_t tried = std::min<std::uint64_t>(board.next, request.count);
-    std::cout << "programs: seeds=" << tried << " failures=" << board.failures
+    const std::uint64_t tried = std::min<std::uint64_t>(board->next, request.count);
+    std::cout << "programs: seeds=" << tried << " failures=" << board->failures
               << " first=" << request.first << " seconds=" << taken.count() << '\n';
-    return board.failures == 0 && tried == request.count ? 0 : 1;
+    return board->failures == 0 && tried == request.count ? 0 : 1;
   } catch (const ContractError& error) {
     std::cerr << "programs: " << error.what() << '\n' << kUsage;
     return 2;

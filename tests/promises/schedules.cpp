@@ -257,7 +257,7 @@ int main(int argc, char** argv) {
     const auto start = std::chrono::steady_clock::now();
     References references;
     std::set<std::uint64_t> traces;
-    const SeedBoard& board = try_seeds(
+    const SeedBoard* const board = try_seeds(
         request.size(), request.jobs, request.mutation.at > 0 ? 1 : kMostFailures,
         [&](std::uint64_t i) {
           const Case c = request.at(i);
@@ -265,13 +265,14 @@ int main(int argc, char** argv) {
         },
         [&](std::uint64_t i, const std::string& what) { report(request, request.at(i), what); },
         [&](SeedBoard& b) { b.seen += traces.size(); });
+    if (!board) return 0;
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-    const std::uint64_t tried = std::min<std::uint64_t>(board.next, request.size());
+    const std::uint64_t tried = std::min<std::uint64_t>(board->next, request.size());
     std::cout << "schedules: seeds=" << tried << " configurations=" << std::size(kTinyConfigs)
-              << " traces=" << board.seen << " failures=" << board.failures;
+              << " traces=" << board->seen << " failures=" << board->failures;
     if (request.cases.empty()) std::cout << " first=" << request.first;
     std::cout << " seconds=" << taken.count() << '\n';
-    return board.failures == 0 && tried == request.size() ? 0 : 1;
+    return board->failures == 0 && tried == request.size() ? 0 : 1;
   } catch (const ContractError& error) {
     std::cerr << "schedules: " << error.what() << '\n' << kUsage;
     return 2;
