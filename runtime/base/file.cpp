@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "tessera/base/error.hpp"
@@ -21,45 +22,94 @@ namespace {
   throw DataError(concat(what, " '", path, "' ", reason));
 }
 
-// Closes a descriptor at the end of the scope; the mapping outlives it.
-class DescriptorGuard {
- public:
-  explicit DescriptorGuard(int descriptor) : descriptor_(descriptor) {}
-  DescriptorGuard(const DescriptorGuard&) = delete;
-  DescriptorGuard& operator=(const DescriptorGuard&) = delete;
-  ~DescriptorGuard() { ::close(descriptor_); }
-
- private:
-  int descriptor_;
-};
-
 std::string folder_of(const std::string& path) {
   const std::size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+// What a write to `path` creates or replaces: the end of its symbolic links, also of one whose file
+// is not there yet, in a folder that is spelt in one way only.
+std::string target_of(const std::string& path) {
+  constexpr int kMaxLinks = 40;  // Linux gives up there too
+  std::error_code ignored;       // what cannot be resolved stays as it was given
+  std::filesystem::path file = path;
+  for (int i = 0; i < kMaxLinks && std::filesystem::is_symlink(file, ignored); ++i)
+    file = file.parent_path() / std::filesystem::read_symlink(file, ignored);
+  const std::filesystem::path folder = std::filesystem::weakly_canonical(
+      std::filesystem::absolute(folder_of(file.string()), ignored), ignored);
+  return folder.empty() ? file.string() : (folder / file.filename()).string();
+}
+
 }  // namespace
 
-MappedFile::MappedFile(std::string path, const char* what) : path_(std::move(path)) {
+OpenFile::OpenFile(std::string path, const char* what, int descriptor)
+    : path_(std::move(path)), what_(what), descriptor_(descriptor) {}
+
+// The object is whole when the body begins, so that what is thrown there closes the file.
+OpenFile::OpenFile(std::string path, const char* what) : OpenFile(std::move(path), what, -1) {
   // Without O_NONBLOCK the open of a named pipe would wait for a writer for ever.
-  const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) {
+  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor_ < 0) {
     if (errno == ENOENT) fail(what, path_, "does not exist; check the path");
     fail(what, path_, concat("cannot be opened: ", std::strerror(errno)));
   }
-  const DescriptorGuard guard(descriptor);
   struct stat status{};
-  if (::fstat(descriptor, &status) != 0) {
+  if (::fstat(descriptor_, &status) != 0) {
     fail(what, path_, concat("cannot be examined: ", std::strerror(errno)));
   }
   if (S_ISDIR(status.st_mode)) fail(what, path_, "is a folder; name a file in it");
   if (!S_ISREG(status.st_mode))
     fail(what, path_, "is not a regular file; copy its contents into one");
-  if (status.st_size == 0) return;  // the kernel maps no empty file
+  size_bytes_ = status.st_size;
+}
 
-  const auto size = static_cast<std::size_t>(status.st_size);
-  void* address = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
+OpenFile::OpenFile(OpenFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      what_(other.what_),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      size_bytes_(other.size_bytes_) {}
+
+OpenFile& OpenFile::operator=(OpenFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(what_, other.what_);
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(size_bytes_, other.size_bytes_);
+  return *this;
+}
+
+OpenFile::~OpenFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+std::size_t OpenFile::read_some(std::int64_t offset, std::span<std::byte> into) const {
+  std::size_t done = 0;
+  while (done < into.size()) {
+    const ssize_t count = ::pread(descriptor_, into.data() + done, into.size() - done,
+                                  offset + static_cast<std::int64_t>(done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0)
+      throw DeviceError(concat(what_, " '", path_, "' cannot be read: ", std::strerror(errno)));
+    if (count == 0) break;
+    done += static_cast<std::size_t>(count);
+  }
+  return done;
+}
+
+void OpenFile::read(std::int64_t offset, std::span<std::byte> into) const {
+  const std::size_t done = read_some(offset, into);
+  if (done == into.size()) return;
+  throw DeviceError(concat(what_, " '", path_, "' shrank while it was read: it had ", size_bytes_,
+                           " bytes, and ends before byte ", offset + std::int64_t(into.size()),
+                           "; leave it alone while it is in use"));
+}
+
+MappedFile::MappedFile(std::string path, const char* what) : path_(std::move(path)) {
+  const OpenFile file(path_, what);    // the mapping outlives the descriptor
+  if (file.size_bytes() == 0) return;  // the kernel maps no empty file
+
+  const auto size = static_cast<std::size_t>(file.size_bytes());
+  void* address = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.descriptor(), 0);
   if (address == MAP_FAILED) {
     fail(what, path_, concat("cannot be mapped (", size, " bytes): ", std::strerror(errno)));
   }
@@ -83,13 +133,19 @@ MappedFile::~MappedFile() {
 }
 
 WholeFile::WholeFile(std::string path, WholeFileOptions options)
-    : path_(std::move(path)), options_(options) {
+    : path_(std::move(path)), target_(target_of(path_)), options_(options) {
   static std::atomic<unsigned> counter{0};
+  struct stat replaced{};
+  const bool replaces = ::stat(target_.c_str(), &replaced) == 0;
+  const unsigned mode = replaces ? options.mode & replaced.st_mode : options.mode;
   do {  // a process of the same number that was killed may have left such a file
-    temporary_ = concat(path_, ".tmp-", ::getpid(), "-", counter.fetch_add(1));
-    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, options.mode);
+    temporary_ = concat(target_, ".tmp-", ::getpid(), "-", counter.fetch_add(1));
+    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
   } while (descriptor_ < 0 && errno == EEXIST);
   if (descriptor_ < 0) fail(errno);
+  // The process's mask may have taken rights that the replaced file gives. A file system without
+  // rights refuses, and nobody loses any.
+  if (replaces && ::fchmod(descriptor_, mode) != 0) errno = 0;
 }
 
 WholeFile::~WholeFile() {
@@ -117,12 +173,12 @@ void WholeFile::commit() {
   TESSERA_EXPECT(!is_committed(), "WholeFile::commit: '", path_, "' is committed already");
   if (options_.flush && ::fsync(descriptor_) != 0) fail(errno);
   if (::close(std::exchange(descriptor_, -1)) != 0) fail(errno);
-  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail(errno);
+  if (std::rename(temporary_.c_str(), target_.c_str()) != 0) fail(errno);
   temporary_.clear();
   if (!options_.flush) return;
   // The new name is on the disk only when its folder is. A folder that cannot be opened leaves a
   // whole file all the same.
-  const int folder = ::open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int folder = ::open(folder_of(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return;
   ::fsync(folder);
   ::close(folder);
@@ -144,6 +200,9 @@ void check_writable(const std::string& path) {
   if (exists && !S_ISREG(status.st_mode)) {
     throw DataError(concat("'", path, "' is not a regular file; name another one"));
   }
+  if (exists && ::faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) != 0) {
+    throw DataError(concat("'", path, "' cannot be replaced: ", std::strerror(errno)));
+  }
   const std::string folder = folder_of(path);
   if (::stat(folder.c_str(), &status) != 0) {
     throw DataError(concat("'", path, "' cannot be written: the folder '", folder,
@@ -152,10 +211,18 @@ void check_writable(const std::string& path) {
   if (!S_ISDIR(status.st_mode)) {
     throw DataError(concat("'", path, "' cannot be written: '", folder, "' is not a folder"));
   }
-  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
-    throw DataError(concat("'", path, "' cannot be written in the folder '", folder,
-                           "': ", std::strerror(errno)));
+  try {
+    const WholeFile trial(path);
+  } catch (const DeviceError& error) {
+    throw DataError(error.what(), error.where());
   }
+}
+
+bool is_same_file(const std::string& a, const std::string& b) {
+  struct stat of_a{}, of_b{};
+  if (::stat(a.c_str(), &of_a) == 0 && ::stat(b.c_str(), &of_b) == 0)
+    return of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
+  return target_of(a) == target_of(b);
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #include "tessera/data/token_file.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -14,13 +15,7 @@ namespace {
 // Four make a strong permutation (Luby, Rackoff); two more for tiny sizes.
 constexpr int kFeistelRounds = 6;
 
-bool is_wide(const std::string& path) { return path.ends_with(".bin"); }
-
-std::int32_t token_at(const std::byte* bytes, bool wide, std::int64_t i) {
-  if (!wide) return std::to_integer<std::int32_t>(bytes[i]);
-  return std::to_integer<std::int32_t>(bytes[2 * i]) |
-         std::to_integer<std::int32_t>(bytes[2 * i + 1]) << 8;
-}
+constexpr std::size_t kPartTokens = 4096;  // read at once: a part fits the first cache
 
 std::string plural(std::int64_t count, const char* noun) {
   return concat(count, " ", noun, count == 1 ? "" : "s");
@@ -29,31 +24,41 @@ std::string plural(std::int64_t count, const char* noun) {
 }  // namespace
 
 TokenFile::TokenFile(std::string path, std::int64_t vocab_size)
-    : file_(std::move(path), "token file"), wide_(is_wide(file_.path())) {
+    : file_(std::move(path), "token file"),
+      vocab_size_(vocab_size),
+      token_bytes_(file_.path().ends_with(".bin") ? 2 : 1),
+      size_(file_.size_bytes() / token_bytes_) {
   TESSERA_EXPECT(vocab_size > 0, "TokenFile: vocab_size=", vocab_size, " must be positive");
-  const std::span<const std::byte> bytes = file_.bytes();
-  if (wide_ && bytes.size() % 2 != 0) {
-    throw DataError(concat("token file '", file_.path(), "' has ", bytes.size(),
+  if (file_.size_bytes() % token_bytes_ != 0) {
+    throw DataError(concat("token file '", file_.path(), "' has ", file_.size_bytes(),
                            " bytes, an odd number; a *.bin file is 16-bit tokens"));
   }
-  size_ = static_cast<std::int64_t>(bytes.size()) / (wide_ ? 2 : 1);
-  if (vocab_size > (wide_ ? 0xffff : 0xff)) return;  // no token can be out of range
-  for (std::int64_t i = 0; i < size_; ++i) {
-    const std::int32_t token = token_at(bytes.data(), wide_, i);
-    if (token < vocab_size) continue;
-    throw DataError(concat("token file '", file_.path(), "' has id ", token, " at position ", i,
-                           ", beyond the vocabulary of ", vocab_size,
-                           "; raise model.vocab_size or tokenize again"));
-  }
+  if (vocab_size >> (8 * token_bytes_) > 0) return;  // no token can be out of range
+  std::array<std::int32_t, kPartTokens> tokens;
+  for (std::int64_t i = 0; i < size_; i += kPartTokens)
+    read(i, std::span(tokens).first(std::min(kPartTokens, static_cast<std::size_t>(size_ - i))));
 }
 
 void TokenFile::read(std::int64_t first, std::span<std::int32_t> tokens) const {
   const auto count = static_cast<std::int64_t>(tokens.size());
   TESSERA_EXPECT(first >= 0 && first <= size_ && count <= size_ - first, "TokenFile::read: ", count,
                  " tokens from ", first, " do not lie in the ", size_, " of '", path(), "'");
-  const std::byte* bytes = file_.bytes().data();
-  for (std::int64_t i = 0; i < count; ++i) {
-    tokens[static_cast<std::size_t>(i)] = token_at(bytes, wide_, first + i);
+  const auto width = static_cast<std::size_t>(token_bytes_);
+  std::array<std::byte, 2 * kPartTokens> bytes;
+  for (std::int64_t i = 0; i < count; i += kPartTokens) {
+    const std::span<std::int32_t> part = tokens.subspan(
+        static_cast<std::size_t>(i), std::min(kPartTokens, static_cast<std::size_t>(count - i)));
+    file_.read((first + i) * token_bytes_, std::span(bytes).first(part.size() * width));
+    for (std::size_t k = 0; k < part.size(); ++k) {
+      part[k] = std::to_integer<std::int32_t>(bytes[k * width]);
+      if (width == 2) part[k] |= std::to_integer<std::int32_t>(bytes[2 * k + 1]) << 8;
+    }
+    // Also of a file that was good when it was opened: a training on other ids ends in NaN.
+    const auto bad = std::ranges::find_if(part, [&](std::int32_t id) { return id >= vocab_size_; });
+    if (bad == part.end()) continue;
+    throw DataError(concat("token file '", path(), "' has id ", *bad, " at position ",
+                           first + i + (bad - part.begin()), ", beyond the vocabulary of ",
+                           vocab_size_, "; raise model.vocab_size or tokenize again"));
   }
 }
 

@@ -3,8 +3,10 @@
 
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,6 +28,15 @@ unsigned mode_of(const std::string& path) {
 
 std::string_view text_of(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+std::string refusal(const std::string& path) {
+  try {
+    check_writable(path);
+  } catch (const DataError& error) {
+    return error.what();
+  }
+  return "none";
 }
 
 // Fails writes beyond `bytes` for the length of the scope, as a full disk does.
@@ -97,6 +108,82 @@ TEST_CASE("writers of one file do not meet, and one of them is the last") {
   CHECK(folder.entries() == 1);
 }
 
+TEST_CASE("a file that shrinks while it is read is named") {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("file", "0123456789");
+  const OpenFile file(path, "file");
+  REQUIRE(file.size_bytes() == 10);
+  std::vector<std::byte> bytes(4);
+  file.read(6, bytes);
+  CHECK(bytes.back() == std::byte{'9'});
+  REQUIRE(::truncate(path.c_str(), 8) == 0);
+  CHECK(file.read_some(6, bytes) == 2);
+  std::string fault;
+  try {
+    file.read(6, bytes);
+  } catch (const DeviceError& error) {
+    fault = error.what();
+  }
+  CHECK(fault == "file '" + path +
+                     "' shrank while it was read: it had 10 bytes, and ends before byte 10; leave "
+                     "it alone while it is in use");
+}
+
+TEST_CASE("a link to a file stays, and what it names is replaced or made") {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "other");
+  folder.write("other/file", "old");
+  std::filesystem::create_symlink("other/file", folder / "link");
+  std::filesystem::create_symlink("other/new", folder / "ahead");
+  std::filesystem::create_symlink("ahead", folder / "chain");
+  for (const char* name : {"link", "chain"}) {
+    check_writable(folder / name);
+    write_whole(folder / name, name);
+    CHECK(std::filesystem::is_symlink(folder / name));
+  }
+  CHECK(folder.read("other/file") == "link");
+  CHECK(folder.read("other/new") == "chain");
+  CHECK(folder.entries() == 4);
+}
+
+TEST_CASE("a file that is replaced keeps its mode") {
+  const TemporaryFolder folder;
+  for (const unsigned mode : {0600u, 0664u, 0444u}) {
+    const std::string path = folder.write("file", "old");
+    REQUIRE(::chmod(path.c_str(), mode) == 0);
+    write_whole(path, "new");
+    CHECK(mode_of(path) == mode);
+    std::filesystem::remove(path);
+  }
+  folder.write("open", "old");
+  REQUIRE(::chmod((folder / "open").c_str(), 0644) == 0);
+  write_whole(folder / "open", "private", {.mode = 0600});
+  CHECK(mode_of(folder / "open") == 0600u);
+}
+
+TEST_CASE("one file is recognised under all its names") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path().string();
+  std::filesystem::create_directory(folder / "real");
+  std::filesystem::create_directory_symlink("real", folder / "folder");
+  folder.write("there", "");
+  std::filesystem::create_hard_link(folder / "there", folder / "hard");
+  std::filesystem::create_symlink("real/new", folder / "ahead");
+  const auto same = [&](const char* a, const char* b) {
+    return is_same_file(folder / a, folder / b);
+  };
+  CHECK(same("there", "./real/../there"));
+  CHECK(same("there", "hard"));
+  CHECK(same("real/new", "folder/new"));
+  CHECK(same("real/new", "ahead"));
+  CHECK(same("new", "./folder/../new"));
+  CHECK(same("none/new", "./none/new"));
+  CHECK_FALSE(same("there", "new"));
+  CHECK_FALSE(same("real/new", "new"));
+  CHECK(is_same_file("a", "./a"));
+  CHECK(is_same_file("a", (std::filesystem::current_path() / "a").string()));
+}
+
 TEST_CASE("a file can be kept from others") {
   const TemporaryFolder folder;
   write_whole(folder / "private", "x", {.mode = 0600});
@@ -123,14 +210,6 @@ TEST_CASE("a disk that fills up is a device error, leaves nothing and keeps what
 TEST_CASE("what cannot be written is refused before anything is") {
   const TemporaryFolder folder;
   folder.write("file", "");
-  const auto refusal = [](const std::string& path) -> std::string {
-    try {
-      check_writable(path);
-    } catch (const DataError& error) {
-      return error.what();
-    }
-    return "none";
-  };
   const auto has = [](const std::string& text, const char* part) {
     return text.find(part) != std::string::npos;
   };
@@ -140,7 +219,22 @@ TEST_CASE("what cannot be written is refused before anything is") {
   CHECK(has(refusal(folder / "none/"), "is a folder"));
   CHECK(has(refusal(""), "is a folder"));
   CHECK(has(refusal("/dev/null"), "is not a regular file"));
+  // The temporary name is longer than the file's, which alone fits the system's 255 bytes.
+  CHECK(has(refusal(folder / std::string(250, 'x')), "File name too long"));
+  CHECK(has(refusal("/proc/x"), "could not be written"));
   CHECK(refusal(folder / "file") == "none");
   CHECK(refusal(folder / "new") == "none");
   CHECK_THROWS_AS(WholeFile(folder / "none/m"), DeviceError);
+}
+
+TEST_CASE("a file that its owner may not write is not replaced") {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("file", "old");
+  REQUIRE(::chmod(path.c_str(), 0444) == 0);
+  REQUIRE(::chmod(folder.path().c_str(), 0777) == 0);
+  const uid_t nobody = 65534, self = ::geteuid();
+  if (self == 0) REQUIRE(::seteuid(nobody) == 0);  // root may write everything
+  const std::string fault = refusal(path);
+  REQUIRE(::seteuid(self) == 0);
+  CHECK(fault == "'" + path + "' cannot be replaced: Permission denied");
 }

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <numeric>
 #include <random>
 #include <set>
@@ -98,6 +99,21 @@ TEST_CASE("a bad token file is named with its fault") {
   const std::string pipe = folder / "pipe";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   CHECK(fault(pipe, 256).find("is not a regular file") != std::string::npos);
+}
+
+TEST_CASE("a token file that changes while it is open is named with its fault") {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("a.txt", std::string(100, 'a'));
+  const TokenFile file(path, 'a' + 1);
+  std::vector<std::int32_t> tokens(20);
+  const auto read = [&](std::int64_t first) { file.read(first, tokens); };
+  CHECK(data_error([&] { read(80); }) == "no error");
+  folder.write("a.txt", std::string(90, 'a') + std::string(10, 'b'));  // in place
+  CHECK(data_error([&] { read(75); }).find("has id 98 at position 90, beyond the vocabulary of") !=
+        std::string::npos);
+  std::filesystem::resize_file(path, 95);
+  CHECK(data_error([&] { read(0); }) == "no error");
+  CHECK_THROWS_AS(read(80), DeviceError);
 }
 
 TEST_CASE("a permutation visits every index once, and differs between seeds and epochs") {

@@ -3,20 +3,49 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 
 namespace tessera {
 
+// A regular file that is read part by part. Who reads a mapping dies where the file has shrunk;
+// here that is an exception. Owns: the descriptor.  Threads: reading is free for all.
+class OpenFile {
+ public:
+  // `what` opens every error message, e.g. "token file".
+  // Throws: DataError if the path is missing, a folder or otherwise no regular file, or cannot be
+  // read.
+  OpenFile(std::string path, const char* what);
+  OpenFile(OpenFile&& other) noexcept;
+  OpenFile& operator=(OpenFile&& other) noexcept;
+  ~OpenFile();
+
+  const std::string& path() const noexcept { return path_; }
+  int descriptor() const noexcept { return descriptor_; }
+  std::int64_t size_bytes() const noexcept { return size_bytes_; }  // when it was opened
+  // As many bytes as there are from `offset` on, `into.size()` at most; returns how many.
+  // Throws: DeviceError if the system refuses.
+  std::size_t read_some(std::int64_t offset, std::span<std::byte> into) const;
+  // All of them.  Throws: DeviceError likewise, and if the file has become too short.
+  void read(std::int64_t offset, std::span<std::byte> into) const;
+
+ private:
+  OpenFile(std::string path, const char* what, int descriptor);
+
+  std::string path_;
+  const char* what_;
+  int descriptor_ = -1;
+  std::int64_t size_bytes_ = 0;
+};
+
 // A regular file mapped read-only into memory.
 // Owns: the mapping.  Threads: reading is free for all.  The file must not shrink while it is
 // mapped: reading past its new end is a SIGBUS, which no library can turn into an exception.
 class MappedFile {
  public:
-  // `what` opens every error message, e.g. "token file".
-  // Throws: DataError if the path is missing, a folder or otherwise no regular file, or cannot be
-  // read.
+  // Throws: DataError as OpenFile, and if the system has no room for the mapping.
   MappedFile(std::string path, const char* what);
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
@@ -31,14 +60,15 @@ class MappedFile {
 };
 
 struct WholeFileOptions {
-  unsigned mode = 0666;  // who may read and write it, less the process's mask
+  unsigned mode = 0666;  // who may read and write it, less the process's mask; see WholeFile
   bool flush = true;     // whole after a loss of power too, which costs a wait for the disk
 };
 
 // A file that appears whole or not at all: filled under a temporary name in the same folder, which
 // `commit` turns into its own in one step. Without `commit` the temporary file is removed, and a
-// file of that name stays as it was. Two writers, of one process or several, never share a
-// temporary file; the last one to commit wins.
+// file of that name stays as it was. A file that is replaced leaves its mode behind, as far as
+// `options.mode` goes, and a symbolic link stays: the file that it names is replaced. Two writers,
+// of one process or several, never share a temporary file; the last one to commit wins.
 class WholeFile {
  public:
   // Throws: DeviceError if the file cannot be created; see check_writable.
@@ -58,7 +88,7 @@ class WholeFile {
  private:
   [[noreturn]] void fail(int error) const;
 
-  std::string path_, temporary_;
+  std::string path_, target_, temporary_;
   WholeFileOptions options_;
   int descriptor_ = -1;
 };
@@ -66,8 +96,11 @@ class WholeFile {
 // Writes `text` as the whole of `path`.  Throws: DeviceError if the system refuses.
 void write_whole(const std::string& path, std::string_view text, WholeFileOptions options = {});
 
-// Throws DataError unless `path` can be written: its folder exists and lets files be made, and it
-// is no folder itself. For a check before hours of training; writes nothing.
+// Throws DataError unless `path` can be written, which is tried: a WholeFile begins and is given
+// up. For a check before hours of training; leaves nothing.
 void check_writable(const std::string& path);
+
+// Whether both names lead to one file, or will once it is there.
+bool is_same_file(const std::string& a, const std::string& b);
 
 }  // namespace tessera

@@ -21,10 +21,9 @@ namespace tessera::data {
 // A file of tokens: `*.bin` is headerless little-endian uint16, anything else is bytes.
 class TokenFile {
  public:
-  // Maps the file and looks at every token once, so that a bad id is reported before training and
-  // not in it.
+  // Looks at every token once, so that a bad id is reported before training and not in it.
   //
-  // Throws: DataError if the file cannot be read (see MappedFile), a `*.bin` has an odd number of
+  // Throws: DataError if the file cannot be read (see OpenFile), a `*.bin` has an odd number of
   // bytes, or an id is not below `vocab_size`; the message names the position of the first.
   // ContractError if `vocab_size` is not positive.
   TokenFile(std::string path, std::int64_t vocab_size);
@@ -32,12 +31,14 @@ class TokenFile {
   const std::string& path() const noexcept { return file_.path(); }
   // The number of tokens.
   std::int64_t size() const noexcept { return size_; }
-  // The tokens from `first` on.  Throws: ContractError if they are not all in the file.
+  // The tokens from `first` on.  Throws: ContractError if they were not all in the file; where it
+  // has changed since, DeviceError if they are no longer there and DataError if an id is too high.
   void read(std::int64_t first, std::span<std::int32_t> tokens) const;
 
  private:
-  MappedFile file_;
-  bool wide_;  // two bytes a token
+  OpenFile file_;
+  std::int64_t vocab_size_;
+  std::int64_t token_bytes_;
   std::int64_t size_;
 };
 
