@@ -113,7 +113,14 @@ void load_weights(const std::string& path, nn::Module& model) {
   load_weights(SafetensorsReader(path), model);
 }
 
+void check_weights(const SafetensorsReader& file, const nn::Module& model) {
+  for (const auto& [name, parameter] : model.named_parameters())
+    entry_of(file, name, file_shape(model, name, parameter.shape()));
+  check_left_over(file, model);
+}
+
 void load_weights(const SafetensorsReader& file, nn::Module& model) {
+  check_weights(file, model);
   for (const auto& [name, parameter] : model.named_parameters()) {
     TESSERA_EXPECT(parameter.state()->group != nullptr, "load_weights: parameter '", name,
                    "' has no memory yet; call materialize on the model first");
@@ -128,7 +135,6 @@ void load_weights(const SafetensorsReader& file, nn::Module& model) {
                                      static_cast<std::size_t>(shard.numel()));
     raw::copy_into(shard, Tensor::from(own, shard.shape(), shard.device()));
   }
-  check_left_over(file, model);
   for (const auto& group : groups_of(model.parameters())) group->mark_updated();
 }
 

@@ -2,6 +2,7 @@
 // bad_input.txt.
 #include "tools/train/config.hpp"
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
@@ -186,6 +187,12 @@ TEST_CASE("help names every option with its default") {
        {"[8e-04]", "[n_heads]", "tessera-train --dry-run", "128 + signal", "llama|gpt2"}) {
     CHECK(help.find(part) != std::string::npos);
   }
+}
+
+TEST_CASE("each section stands once, as TOML demands") {
+  std::vector<std::string_view> names = sections();
+  std::sort(names.begin(), names.end());
+  CHECK(std::adjacent_find(names.begin(), names.end()) == names.end());
 }
 
 TEST_CASE("every doubled letter leads back to its key") {

@@ -123,7 +123,10 @@ TEST_CASE("a step line has torchtitan's fields in its order") {
   m.tokens_per_second = 1000;
   CHECK(step_line(m, 0, false).find("tps: 1,000  ") != std::string::npos);
   m.loss = std::numeric_limits<double>::quiet_NaN();
-  CHECK(step_line(m, 0, false).find("nan") != std::string::npos);
+  const std::string lost = step_line(m, 0, false);
+  CHECK(lost.find("nan") != std::string::npos);
+  m.loss = -m.loss;
+  CHECK(step_line(m, 0, false) == lost);
 
   const std::string coloured = step_line(m, 0, true);
   CHECK(std::regex_replace(coloured, std::regex("\033\\[[0-9;]*m"), "") == step_line(m, 0, false));
@@ -143,11 +146,14 @@ TEST_CASE("a progress bar fills up and never exceeds its width") {
   }
 }
 
-TEST_CASE("the JSON file is truncated, and each line is there as soon as it is written") {
+TEST_CASE("the first line truncates the JSON file, and each is there as soon as it is written") {
   const TemporaryFolder folder;
   const std::string path = folder.write("out.jsonl", "old\nold\n");
-  JsonlWriter writer(path);
-  CHECK(folder.read("out.jsonl").empty());
+  JsonlWriter writer(path), fresh(folder / "fresh.jsonl");
+  CHECK(folder.read("out.jsonl") == "old\nold\n");
+  CHECK(folder.entries() == 1);
+  fresh.write(example());
+  CHECK(folder.read("fresh.jsonl") == json_line(example()) + "\n");
   writer.write(example());
   CHECK(folder.read("out.jsonl") == json_line(example()) + "\n");
   writer.write(example());

@@ -49,7 +49,7 @@ TEST_CASE("a Slurm allocation without a step gives one notice and runs alone") {
   folder.write("book.txt", std::string(300, 'a'));
   const Outcome outcome = run_command(
       "SLURM_JOB_ID=7 tessera-train --dry-run --model.n_layers=1 --model.dim=32 "
-      "--data.path=book.txt --metrics.jsonl=out.jsonl",
+      "--data.path=book.txt",
       folder.path().string());
   CHECK(outcome.exit_code == 0);
   CHECK(outcome.err ==
@@ -61,7 +61,12 @@ TEST_CASE("a Slurm allocation without a step gives one notice and runs alone") {
 
 TEST_CASE("a full stdout is a failure, not a silence") {
   const TemporaryFolder folder;
-  const Outcome outcome = run_command("tessera-train --help > /dev/full", folder.path().string());
-  CHECK(outcome.exit_code == 1);
-  CHECK(outcome.err == "tessera-train: writing to stdout failed\n");
+  for (const char* command :
+       {"tessera-train --help > /dev/full", "tessera-train --dry-run > /dev/full",
+        "tessera-train --dry-run >&-"}) {
+    const Outcome outcome = run_command(command, folder.path().string());
+    INFO(command);
+    CHECK(outcome.exit_code == 1);
+    CHECK(outcome.err == "tessera-train: writing to stdout failed\n");
+  }
 }

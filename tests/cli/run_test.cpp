@@ -116,6 +116,8 @@ TEST_CASE(
     CHECK(outcome.exit_code == 128 + signal);
     CHECK(outcome.err.empty());
     CHECK(whole_lines(folder) >= 1);
+    CHECK(has(folder.read("log"), std::string("stopped by ") +
+                                      (signal == SIGINT ? "SIGINT" : "SIGTERM") + " after step "));
     CHECK(folder.entries() == 4);  // book, log, metrics, weights: nothing temporary is left
   }
 }
@@ -185,4 +187,111 @@ TEST_CASE("under TESSERA_CHECK=1 a run closes with what the race checker saw") {
   const Outcome wrong = run_command(kTiny + "--training.steps=1", where, {{"TESSERA_CHECK", "on"}});
   CHECK(wrong.exit_code == 2);
   CHECK(has(wrong.err, "TESSERA_CHECK='on' is neither 0 nor 1"));
+}
+
+TEST_CASE("data that changes while it is trained on ends the run with one line that names it") {
+  struct {
+    const char *change, *says;
+    int exit_code;
+  } const changes[] = {
+      {"truncate -s 0 book.txt", "token file 'book.txt' shrank while it was read", 1},
+      {"head -c 6000 /dev/zero | tr '\\0' '~' | dd of=book.txt conv=notrunc status=none",
+       "has id 126 at position ", 2}};
+  for (const auto& [change, says, exit_code] : changes) {
+    const BookFolder folder;
+    const Outcome outcome =
+        run_command(kTiny +
+                        "--model.vocab_size=126 --training.steps=1000000 > log & run=$!; "
+                        "until [ -s out.jsonl ]; do sleep 0.05; done; " +
+                        change + "; wait $run",
+                    folder.path().string());
+    INFO(outcome.err);
+    CHECK(outcome.exit_code == exit_code);
+    CHECK(has(outcome.err, says));
+    CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+    CHECK_FALSE(has(folder.read("log"), "nan"));
+  }
+}
+
+TEST_CASE("weights are saved where what the run says can no longer be written") {
+  const std::string run = kTiny + "--ranks 2 --training.steps=1000000 --save=a.safetensors ";
+  for (const std::string& command :
+       {run + "--metrics.jsonl=/dev/full > log",
+        "{ " + run + "; echo $? > code; } | head -1 > log; exit $(cat code)"}) {
+    const BookFolder folder;
+    const Outcome outcome = run_command(command, folder.path().string());
+    INFO(command << ": " << outcome.err);
+    CHECK(outcome.exit_code == 1);
+    CHECK(has(outcome.err, " failed: "));
+    CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+    CHECK(has(folder.read("a.safetensors"), "lm_head.weight"));
+  }
+}
+
+TEST_CASE("a small limit on the stack ends neither a run nor a plan") {
+  const BookFolder folder;
+  for (const char* options : {"--ranks 2 --training.steps=2", "--training.steps=2"}) {
+    const Outcome outcome =
+        run_command("ulimit -S -s 256; timeout 60 " + kTiny + options, folder.path().string());
+    INFO(options << outcome.err);
+    CHECK(outcome.exit_code == 0);
+  }
+}
+
+TEST_CASE("a limit on the size of files is a line, and leaves no part of a file") {
+  const BookFolder folder;
+  const Outcome outcome = run_command(
+      "ulimit -f 8; " + kTiny + "--training.steps=1 --save=a.safetensors", folder.path().string());
+  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.err == "tessera-train: 'a.safetensors' could not be written: File too large\n");
+  CHECK_FALSE(std::filesystem::exists(folder / "a.safetensors"));
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+    CHECK_FALSE(has(entry.path().string(), ".tmp-"));
+}
+
+TEST_CASE("a run without a step leaves an older metrics file alone") {
+  const BookFolder folder;
+  folder.write("out.jsonl", "old\n");
+  const Outcome outcome = run_command(kTiny + "--training.steps=0", folder.path().string());
+  INFO(outcome.err);
+  CHECK(outcome.exit_code == 0);
+  CHECK(folder.read("out.jsonl") == "old\n");
+}
+
+TEST_CASE("a model that this machine cannot hold is refused before it takes any memory") {
+  const BookFolder folder;
+  for (const char* steps : {"0", "1"}) {
+    const Outcome outcome =
+        run_command(kTiny +
+                        "--model.dim=65536 --model.n_heads=512 --model.n_layers=64 "
+                        "--training.steps=" +
+                        steps,
+                    folder.path().string());
+    CHECK(outcome.exit_code == 1);
+    CHECK(has(outcome.err, "and this machine has "));
+    CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+    CHECK(outcome.computed_seconds <= 1);
+  }
+}
+
+TEST_CASE("one signal ends sampling and planning at once") {
+  const BookFolder folder;
+  const std::string model = "tessera-train --model.dim=16 --model.n_layers=1 --model.n_heads=2 ",
+                    stop = "kill -INT $run; wait $run";
+  const Outcome sampling = run_command(
+      model +
+          "--training.steps=0 --save=saved --sample x --sample-tokens=16777216 > log & run=$!; "
+          "until [ -s saved ]; do sleep 0.05; done; " +
+          stop,
+      folder.path().string());
+  CHECK(sampling.exit_code == 128 + SIGINT);
+  CHECK(sampling.err.empty());
+  const Outcome planning = run_command(
+      model +
+          "--dry-run --training.global_batch_size=16777216 --training.local_batch_size=1 > log "
+          "& run=$!; until [ -s log ]; do sleep 0.05; done; " +
+          stop,
+      folder.path().string());
+  CHECK(planning.exit_code == 128 + SIGINT);
+  CHECK(planning.err.empty());
 }

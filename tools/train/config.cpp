@@ -52,8 +52,10 @@ void assign(Config& config, const Key& key, Value value, const Origin& origin) {
   if (const auto* text = std::get_if<std::string>(&value)) {
     if (key.type == ValueType::choice)
       value = choice_of(key, *text, origin);
-    else if (text->empty() || text->find('\0') != std::string::npos)
+    else if (text->empty())
       origin.fail(concat("expected ", key.expected()));
+    else if (text->find('\0') != std::string::npos)
+      origin.fail("holds a zero byte; leave it out");
   } else if (const auto* integer = std::get_if<std::int64_t>(&value)) {
     check_range(key, static_cast<double>(*integer), origin);
   } else if (const auto* real = std::get_if<double>(&value)) {
@@ -105,15 +107,20 @@ Value convert(const Key& key, const Value& value, const Origin& origin) {
 
 void apply_file(Config& config, const std::string& path) {
   for (const TomlItem& item : read_toml(path)) {
-    const std::string name =
-        item.section.empty() ? item.name : concat(item.section, ".", item.name);
+    const std::string last = item.name.empty() ? "\"\"" : item.name;
+    const std::string name = item.section.empty() ? last : concat(item.section, ".", last);
     const std::string where = concat(path, ":", item.line, ": ");
-    if (item.name.empty()) {
-      const std::vector<std::string_view> known = sections();
-      if (std::find(known.begin(), known.end(), item.section) != known.end()) continue;
+    const std::vector<std::string_view> known = sections();
+    const auto is_section = [&](const std::string& text) {
+      return std::find(known.begin(), known.end(), text) != known.end();
+    };
+    if (item.is_empty_section) {
+      if (is_section(item.section)) continue;
       throw DataError(concat(where, "unknown section [", cut(item.section), "]; the nearest is [",
                              nearest(item.section, known), "]"));
     }
+    if (item.section.empty() && is_section(name))
+      throw DataError(concat(where, name, " is a section; write [", name, "] above its keys"));
     const Key* key = find_key(name);
     if (key && key->section.empty()) {
       throw DataError(concat(where, cut(name), " does not belong into a file; give --", name,
@@ -132,8 +139,10 @@ void apply_option(Config& config, const std::vector<std::string>& arguments, std
   const std::string& argument = arguments[at];
   const std::size_t equals = argument.find('=');
   const bool attached = equals != std::string::npos;
-  const std::string name = argument.substr(2, attached ? equals - 2 : std::string::npos);
-  const Key* key = argument.starts_with("--") ? find_key(name) : nullptr;
+  const bool is_long = argument.starts_with("--");
+  const std::string name =
+      is_long ? argument.substr(2, attached ? equals - 2 : std::string::npos) : "";
+  const Key* key = is_long ? find_key(name) : nullptr;
   if (!key) {
     const std::size_t first = argument.find_first_not_of('-');
     const std::string bare =
@@ -157,13 +166,14 @@ void apply_option(Config& config, const std::vector<std::string>& arguments, std
   }
   const Origin origin(concat("--", name, "=", text));
   assign(config, *key, parse_text(*key, text, origin), origin);
+  config.typed.insert(key->full_name());
 }
 
 }  // namespace
 
 Config parse_arguments(const std::vector<std::string>& arguments) {
   Config config;
-  std::string file;
+  std::string& file = config.file;
   for (std::size_t at = 0; at < arguments.size(); ++at) {
     const std::string& argument = arguments[at];
     if (argument == "-h") {

@@ -123,7 +123,9 @@ struct Config {
     return flags.emulate ? static_cast<int>(*flags.emulate) : job_ranks;
   }
 
+  std::string file;             // the configuration file, empty without one
   std::set<std::string> given;  // the full names of what was set, by file or command line
+  std::set<std::string> typed;  // those of the command line
 };
 
 // Reads `[FILE.toml] [--key=value | --key value ...]` in order, later wins; stops at --help or

@@ -16,7 +16,7 @@ namespace tessera::train {
 // Ranks are added and removed by their own threads.
 class FlightRecordFiles {
  public:
-  // `path` as the user named it; see flight_record_path.  Requires: install_signal_handlers has
+  // `path` as the user named it; see flight_record_path.  Requires: hold_record_signal has
   // been called, so that SIGUSR2 waits for the thread that starts here.
   explicit FlightRecordFiles(std::string path);
   ~FlightRecordFiles();

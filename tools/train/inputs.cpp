@@ -20,23 +20,22 @@ void check_distinct(const Config& config, int records) {
       {"metrics.jsonl", config.metrics.jsonl}};
   for (int r = 0; r < records; ++r)
     outputs.emplace_back("comm.flight_record", flight_record_path(config.comm.flight_record, r));
-  const std::pair<std::string_view, const std::string&> inputs[] = {{"data.path", config.data.path},
-                                                                    {"--load", config.flags.load}};
+  const std::pair<std::string_view, const std::string&> inputs[] = {
+      {"data.path", config.data.path},
+      {"--load", config.flags.load},
+      {"the configuration file", config.file}};
   for (const auto& [output, written] : outputs) {
     for (const auto& [input, read] : inputs) {
-      std::error_code absent;  // a file that does not exist yet is nobody's input
       const bool resaved =
           output == "--save" && input == "--load";  // replaced by a whole file, as the user said
-      if (written.empty() || read.empty() || resaved ||
-          !std::filesystem::equivalent(written, read, absent))
-        continue;
+      if (written.empty() || read.empty() || resaved || !is_same_file(written, read)) continue;
       throw DataError(
           concat(output, ": '", written, "' would overwrite ", input, "; name another file"));
     }
   }
   for (const auto& a : std::span(outputs).first(3))
     for (const auto& b : outputs)
-      if (&a < &b && !a.second.empty() && a.second == b.second)
+      if (&a < &b && !a.second.empty() && !b.second.empty() && is_same_file(a.second, b.second))
         throw DataError(
             concat(a.first, ": '", a.second, "' is ", b.first, " too; name another file"));
 }

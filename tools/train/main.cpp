@@ -1,5 +1,11 @@
 // tessera-train: reads what it is told, and turns every outcome into an exit code and at most one
 // line on stderr.
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -8,6 +14,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -101,12 +108,36 @@ int run(const std::vector<std::string>& arguments, LaunchEnvironment& environmen
     return 0;
   }
   if (!environment.notice.empty()) report("notice: " + environment.notice);
-  train::install_signal_handlers();
+  train::restore_signal_handlers();  // a shell may have started this with SIGINT ignored
+  train::hold_record_signal();
   const auto checker = race_checker_from(std::getenv);
   const int code = train::train(config, environment, checker);
   if (config.flags.dry_run) return code;
   return close_check(checker.get(), environment.rank, code, report,
                      [](const std::string& summary) { print(summary + "\n"); });
+}
+
+// What a shell may have taken away, and the signals whose cause is reported where it is met.
+void prepare_process() {
+  // Else the next file that is opened would be taken for a closed stream. Writing to this one
+  // fails.
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(stream, F_GETFD) < 0) ::open("/dev/null", O_RDONLY);
+  // A thread's stack is as large as the shell allows the first one's to be, and kernels need more
+  // than some allow. Where the system refuses, what is there may do.
+  constexpr std::size_t kStackBytes = 8 << 20;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < kStackBytes) {
+    limit = {.rlim_cur = kStackBytes, .rlim_max = std::max<rlim_t>(limit.rlim_max, kStackBytes)};
+    ::setrlimit(RLIMIT_STACK, &limit);
+    pthread_attr_t threads;
+    ::pthread_getattr_default_np(&threads);
+    ::pthread_attr_setstacksize(&threads, kStackBytes);
+    ::pthread_setattr_default_np(&threads);
+    ::pthread_attr_destroy(&threads);
+  }
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 // The exit code of the exception that is being handled, with its message.
@@ -115,9 +146,14 @@ int explain(std::string& message, Cause& cause) {
     throw;
   } catch (const Error& error) {
     message = error.rank() > 0 ? concat("rank ", error.rank(), ": ", error.what()) : error.what();
+    // The table that follows in a message about memory is --dry-run's.
+    if (dynamic_cast<const OutOfMemory*>(&error)) message = message.substr(0, message.find('\n'));
     cause = dynamic_cast<const LostRank*>(&error)    ? Cause::lost_rank
             : dynamic_cast<const CommError*>(&error) ? Cause::of_peer
                                                      : Cause::own;
+  } catch (const std::system_error& error) {
+    message = concat("the system refused: ", error.what(),
+                     "; use fewer --ranks or --threads, or raise the limit");
   } catch (const std::bad_alloc&) {
     message = "out of memory; use a smaller model, batch or sequence";
   } catch (const std::exception& error) {
@@ -135,6 +171,7 @@ int main(int argc, char** argv) {
                   kernel_arch(), "); configure with -Dkernel_arch= and build again"));
     return 1;
   }
+  prepare_process();
   LaunchEnvironment environment;
   try {
     set_log_sink([](LogLevel, const std::string& message) { report(message); });

@@ -2,15 +2,19 @@
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <string_view>
+#include <utility>
 
 #include "tessera/base/error.hpp"
+#include "tessera/base/file.hpp"
 #include "tessera/base/json.hpp"
 #include "tessera/base/text.hpp"
 
@@ -24,6 +28,11 @@ std::string format(const char* pattern, Arguments... arguments) {
   char text[400];  // the widest number, -DBL_MAX in fixed notation, has 310 characters
   std::snprintf(text, sizeof text, pattern, arguments...);
   return text;
+}
+
+// "nan" whatever its sign, which says nothing and differs between processors.
+double plain(double value) {
+  return value != value ? std::numeric_limits<double>::quiet_NaN() : value;
 }
 
 // torchtitan's colours, in its order.
@@ -73,8 +82,8 @@ std::string step_line(const StepMetrics& m, std::int64_t capacity_bytes, bool co
   const std::string tflops = m.tflops ? with_commas(format("%.2f", *m.tflops)) : "N/A";
   const std::string mfu = m.mfu ? format("%.2f%%", 100 * *m.mfu) : "N/A";
   return concat(paint(kRed), format("step: %2lld  ", static_cast<long long>(m.step)), paint(kGreen),
-                format("loss: %8.5f  ", m.loss), paint(kOrange),
-                format("grad_norm: %7.4f  ", m.grad_norm), paint(kTurquoise),
+                format("loss: %8.5f  ", plain(m.loss)), paint(kOrange),
+                format("grad_norm: %7.4f  ", plain(m.grad_norm)), paint(kTurquoise),
                 "memory: ", memory_field(m, capacity_bytes), "  ", paint(kBlue),
                 "tps: ", with_commas(format("%.0f", m.tokens_per_second)), "  ", paint(kCyan),
                 "tflops: ", tflops, "  ", paint(kMagenta), "mfu: ", mfu, paint(kReset));
@@ -83,7 +92,7 @@ std::string step_line(const StepMetrics& m, std::int64_t capacity_bytes, bool co
 std::string validation_line(std::int64_t step, double loss, bool colour) {
   const Painter paint(colour);
   return concat(paint(kYellow), format("validate step: %2lld  ", static_cast<long long>(step)),
-                paint(kGreen), format("loss: %8.5f", loss), paint(kReset));
+                paint(kGreen), format("loss: %8.5f", plain(loss)), paint(kReset));
 }
 
 std::string progress_bar(std::int64_t step, std::int64_t steps, double loss, double seconds_left,
@@ -93,7 +102,7 @@ std::string progress_bar(std::int64_t step, std::int64_t steps, double loss, dou
                                                     seconds / 60 % 60, seconds % 60)
                                            : format("%lld:%02lld", seconds / 60, seconds % 60);
   const std::string text =
-      concat(" ", step, "/", steps, "  loss ", format("%.4f", loss), "  ", left, " left");
+      concat(" ", step, "/", steps, "  loss ", format("%.4f", plain(loss)), "  ", left, " left");
   const int cells = std::min(40, width - static_cast<int>(text.size()) - 2);
   if (cells < 4) return text.substr(1, static_cast<std::size_t>(std::max(width, 0)));
   const double done = steps > 0 ? static_cast<double>(step) / static_cast<double>(steps) : 1;
@@ -104,24 +113,39 @@ std::string progress_bar(std::int64_t step, std::int64_t steps, double loss, dou
   return concat("[", bar, "]", text);
 }
 
-JsonlWriter::JsonlWriter(const std::string& path) : path_(path) {
+void JsonlWriter::open(int flags) {
   // Without O_NONBLOCK a named pipe that nobody reads would stop the run here for ever.
-  const int descriptor =
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0666);
+  const int descriptor = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | flags, 0666);
   if (descriptor >= 0) ::fcntl(descriptor, F_SETFL, 0);
   if (descriptor >= 0) file_.reset(::fdopen(descriptor, "w"));
-  if (!file_)
+}
+
+JsonlWriter::JsonlWriter(const std::string& path) : path_(path) {
+  open(0);
+  if (!file_ && errno == ENOENT)
+    check_writable(path);
+  else if (!file_)
     throw DataError(
         concat("'", path, "' cannot be written: ", std::strerror(errno), "; check the path"));
 }
 
 void JsonlWriter::write(const StepMetrics& metrics) {
-  const std::string line = json_line(metrics) + "\n";
-  if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size() ||
-      std::fflush(file_.get()) != 0) {
+  const auto fail = [&] {
     throw DeviceError(
         concat("metrics.jsonl: writing '", path_, "' failed: ", std::strerror(errno)));
+  };
+  if (!std::exchange(begun_, true)) {
+    if (!file_) open(O_CREAT);
+    if (!file_) fail();
+    struct stat status{};
+    const int descriptor = ::fileno(file_.get());
+    const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
+    if (regular && ::ftruncate(descriptor, 0) != 0) fail();
   }
+  const std::string line = json_line(metrics) + "\n";
+  if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size() ||
+      std::fflush(file_.get()) != 0)
+    fail();
 }
 
 Terminal Terminal::detect() {

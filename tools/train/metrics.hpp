@@ -45,19 +45,23 @@ std::string validation_line(std::int64_t step, double loss, bool colour);
 std::string progress_bar(std::int64_t step, std::int64_t steps, double loss, double seconds_left,
                          int width);
 
-// The file behind metrics.jsonl: truncated when it is opened, one flushed line a step.
+// The file behind metrics.jsonl: made or truncated by the first line, so that a run without a step
+// leaves an older file alone; one flushed line a step.
 class JsonlWriter {
  public:
   // Throws: DataError if the path cannot be written.
   explicit JsonlWriter(const std::string& path);
-  // Throws: DeviceError if the disk is full.
+  // Throws: DeviceError if the system refuses.
   void write(const StepMetrics& metrics);
 
  private:
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }  // every line is flushed already
   };
+  void open(int flags);
+
   std::string path_;
+  bool begun_ = false;
   std::unique_ptr<std::FILE, Close> file_;
 };
 

@@ -163,8 +163,10 @@ const std::vector<Key>& schema() {
                                         "where ranks compute: cpu, cuda, or cuda:1 for the second "
                                         "GPU; all ranks of --ranks share one GPU",
                                         {.argument = "DEVICE"}),
-      key<&C::flags, &C::Flags::dry_run>(
-          "dry-run", "print units, shards, collectives and the planned peak; train nothing"),
+      key<&C::flags, &C::Flags::dry_run>("dry-run",
+                                         "print units, shards, collectives and the planned peak; "
+                                         "train nothing, open no data, write "
+                                         "no metrics"),
       key<&C::flags, &C::Flags::load>(
           "load", "start from these weights (safetensors, Hugging Face's names)",
           {.argument = "FILE"}),
@@ -273,10 +275,6 @@ const std::vector<Key>& schema() {
       key<&C::device, &C::DeviceSection::tf32>(
           "device.tf32", "f32 products on a GPU may round their operands to 11 significant bits",
           {.only_if = kGpu}),
-      key<&C::debug, &C::Debug::delay_seed>(
-          "debug.delay_seed",
-          "a GPU's operations start late at random, as the seed has it; 0: none",
-          {.range = between(0, kMaxCount), .only_if = kGpu}),
       key<&C::device, &C::DeviceSection::module>(
           "device.module", "the driver module of a GPU",
           {.only_if = kGpu, .unset = "libtessera-cuda.so near this program", .argument = "FILE"}),
@@ -296,6 +294,10 @@ const std::vector<Key>& schema() {
       key<&C::debug, &C::Debug::schedule_seed>(
           "debug.schedule_seed", "of the shuffled schedule",
           {.range = between(0, kMaxSeed), .only_if = kShuffled}),
+      key<&C::debug, &C::Debug::delay_seed>(
+          "debug.delay_seed",
+          "a GPU's operations start late at random, as the seed has it; 0: none",
+          {.range = between(0, kMaxCount), .only_if = kGpu}),
       key<&C::metrics, &C::Metrics::log_freq>("metrics.log_freq", "print every so many steps",
                                               {.range = between(1, kMaxCount)}),
       key<&C::metrics, &C::Metrics::jsonl>("metrics.jsonl", "one JSON object a step goes here",

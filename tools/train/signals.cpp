@@ -27,14 +27,14 @@ void set_handler(void (*handler)(int)) {
 
 }  // namespace
 
-void install_signal_handlers() {
-  g_requested = 0;
-  set_handler(handle);
+void hold_record_signal() {
   sigset_t record;
   ::sigemptyset(&record);
   ::sigaddset(&record, kRecordSignal);
   ::pthread_sigmask(SIG_BLOCK, &record, nullptr);
 }
+
+void install_signal_handlers() { set_handler(handle); }
 
 void restore_signal_handlers() { set_handler(SIG_DFL); }
 

@@ -9,8 +9,11 @@ namespace tessera::train {
 
 inline constexpr int kRecordSignal = SIGUSR2;
 
+// From here on kRecordSignal waits for who asks for it, in this thread and those it starts.
+void hold_record_signal();
+
 // From here on the first SIGINT or SIGTERM is only remembered, a further one ends the process with
-// 128 + its number; kRecordSignal waits for who asks for it, in this thread and those it starts.
+// 128 + its number. Threads: several may ask for it.
 void install_signal_handlers();
 
 // From here on either ends the process, as before.

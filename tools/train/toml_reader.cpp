@@ -3,6 +3,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <span>
 #include <string_view>
 
 #include "tessera/base/error.hpp"
@@ -16,7 +17,8 @@ TomlItem item_of(std::string section, std::string name, const toml::node& node) 
                 .name = std::move(name),
                 .value = {},
                 .shown = {},
-                .line = node.source().begin.line};
+                .line = node.source().begin.line,
+                .is_empty_section = false};
   if (const auto* text = node.as_string()) {
     item.value = text->get();
     item.shown = concat('"', text->get(), '"');
@@ -42,21 +44,32 @@ void append_section(std::vector<TomlItem>& items, const std::string& section,
                      .name = {},
                      .value = {},
                      .shown = {},
-                     .line = table.source().begin.line});
+                     .line = table.source().begin.line,
+                     .is_empty_section = true});
   }
   for (const auto& [key, node] : table)
     items.push_back(item_of(section, std::string(key.str()), node));
 }
 
+// Read to its end: the system's own files, such as those in /proc, do not tell their size.
+std::string contents_of(const std::string& path) {
+  constexpr std::size_t kMost = 1 << 24;
+  const OpenFile file(path, "configuration file");
+  std::string text(kMost, '\0');
+  text.resize(file.read_some(0, std::as_writable_bytes(std::span(text))));
+  if (text.size() == kMost)
+    throw DataError(concat("configuration file '", path, "' has ", kMost,
+                           " bytes or more; is it the right file?"));
+  return text;
+}
+
 }  // namespace
 
 std::vector<TomlItem> read_toml(const std::string& path) {
-  const MappedFile file(path, "configuration file");
-  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
-                              file.bytes().size());
+  const std::string text = contents_of(path);
   std::vector<TomlItem> items;
   try {
-    const toml::table root = toml::parse(text, path);
+    const toml::table root = toml::parse(std::string_view(text), path);
     for (const auto& [key, node] : root) {
       const std::string name(key.str());
       if (const toml::table* table = node.as_table())

@@ -12,10 +12,11 @@ namespace tessera::train {
 
 struct TomlItem {
   std::string section;  // empty for a key above the first [section]
-  std::string name;     // empty for a section without keys
+  std::string name;
   Value value;        // monostate for what is no plain value: an array, a date, a table in a table
   std::string shown;  // the value for an error message
   std::size_t line = 0;
+  bool is_empty_section = false;  // without keys, and so without a name and a value
 };
 
 // Throws: DataError if the file cannot be read ("configuration file ...") or is no TOML

@@ -6,6 +6,8 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <csignal>
+#include <exception>
 #include <map>
 #include <memory>
 
@@ -63,6 +65,7 @@ int dry_run(const Config& config, int ranks) {
   const auto model = make_model(config);
   std::printf("model %lld parameters, %s of f32\n", static_cast<long long>(model->numel()),
               mebibytes(4 * model->numel()).c_str());
+  std::fflush(stdout);  // the plan may take its time
   bool first = true;
   for (const auto& [rank, count] : distinct_layouts(config, ranks)) {
     const MemoryPlan plan = plan_memory(config, rank, ranks, traces ? &*traces : nullptr);
@@ -87,6 +90,8 @@ int dry_run(const Config& config, int ranks) {
     std::printf("%s\n", plan.ledger.c_str());
   }
   if (traces) traces->write();
+  if (std::fflush(stdout) != 0 || std::ferror(stdout))
+    throw DeviceError("writing to stdout failed");
   return 0;
 }
 
@@ -105,7 +110,12 @@ class Run {
     DeviceContext& device = world_.device().context();
     if (config_.debug.delay_seed != 0 && device.driver() != nullptr)
       delay_operations(device, static_cast<std::uint64_t>(config_.debug.delay_seed));
-    if (config_.training.steps > 0) plan_ = plan_memory(config_, world_.rank(), world_.size());
+    {
+      const auto model = make_model(config_);
+      if (inputs_.load) named("--load", [&] { checkpoint::check_weights(*inputs_.load, *model); });
+      if (config_.training.steps > 0) plan_ = plan_memory(config_, world_.rank(), world_.size());
+      check_memory(4 * model->numel());
+    }
     trainer_ = std::make_unique<Trainer>(config_, world_);
     nn::LanguageModel& model = trainer_->model();
     nn::init(model, {static_cast<std::uint64_t>(config_.debug.seed)});
@@ -114,16 +124,54 @@ class Run {
     if (speaks_)
       console_ = std::make_unique<Console>(Terminal::detect(), config_.training.steps,
                                            config_.metrics.log_freq, physical_memory_bytes());
-    if (speaks_ && config_.training.steps > 0) describe(model);
+    if (config_.training.steps > 0) say([&] { describe(model); });
+    install_signal_handlers();  // until now there was nothing to end in order
     const bool stopped = train();
+    if (stopped && requested_signal() != 0)
+      say([&] {
+        console_->line(concat("stopped by ", requested_signal() == SIGINT ? "SIGINT" : "SIGTERM",
+                              " after step ", steps_done_));
+      });
     if (steps_done_ > 0) report_memory();
     if (evaluation_.peak_bytes > 0) report_phase("evaluation", plan_.evaluation, evaluation_);
     if (!config_.flags.save.empty()) save(model);
-    if (!stopped && !config_.flags.sample.empty()) sample(model);
-    return stopped && requested_signal() != 0 ? 128 + requested_signal() : stopped ? 128 + 15 : 0;
+    if (output_failure_) std::rethrow_exception(output_failure_);
+    world_.barrier();
+    if (speaks_ && traces_) traces_->write();
+    restore_signal_handlers();  // nothing is left to save
+    const bool signalled = world_.sum(requested_signal() != 0) > 0;
+    if (!stopped && !signalled && !config_.flags.sample.empty()) sample(model);
+    return requested_signal() != 0 ? 128 + requested_signal() : stopped ? 128 + SIGTERM : 0;
   }
 
  private:
+  // A system without that much would kill the process without a line. A GPU's driver says it.
+  void check_memory(std::int64_t weight_bytes) {
+    if (world_.device().kind() != DeviceKind::cpu) return;
+    const std::int64_t size = world_.size(), here = world_.kind() == WorldKind::local ? size : 1,
+                       have = physical_memory_bytes(),
+                       rank = std::max({weight_bytes / size, plan_.first_step.reserved_bytes,
+                                        plan_.steady_step.reserved_bytes});
+    if (have == 0 || rank <= have / here) return;
+    throw OutOfMemory(concat("memory planned: ", mebibytes(rank), " a rank for ", here,
+                             here == 1 ? " rank" : " ranks", ", and this machine has ",
+                             mebibytes(have),
+                             "; make the model or the batch smaller, or use more "
+                             "machines"));
+  }
+
+  // What rank 0 writes for people. Where that fails the run ends in order, so that the weights are
+  // saved before the failure is thrown.
+  template <class F>
+  void say(const F& f) {
+    if (!speaks_ || output_failure_) return;
+    try {
+      f();
+    } catch (const DeviceError&) {
+      output_failure_ = std::current_exception();
+    }
+  }
+
   void describe(nn::LanguageModel& model) {
     console_->line(concat("model ", config_.model.name == ModelName::llama ? "llama" : "gpt2",
                           " with ", model.numel(), " parameters on ", world_.size(),
@@ -156,8 +204,9 @@ class Run {
     StepTrace trace(traces_, world_, StepTrace::Of::run);
     for (std::int64_t step = 0; step < config_.training.steps; ++step) {
       const auto begin = std::chrono::steady_clock::now();
-      const StepResult result =
-          trace.during(step, [&] { return trainer_->step(step, fill, requested_signal() != 0); });
+      const StepResult result = trace.during(step, [&] {
+        return trainer_->step(step, fill, requested_signal() != 0 || output_failure_);
+      });
       if (step + 1 == std::min(config_.training.steps, StepTrace::kSteps) || result.stop)
         trace.finish();
       const PhaseMemory& planned = step == 0 ? plan_.first_step : plan_.steady_step;
@@ -172,7 +221,7 @@ class Run {
       const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
       steps_done_ = step + 1;
       peak_ = std::max(peak_, bytes_of(largest[2]));
-      if (speaks_) report(step, result, largest, tokens / wall.count(), flops);
+      say([&] { report(step, result, largest, tokens / wall.count(), flops); });
       if (result.stop) return true;
       const std::int64_t freq = config_.validation.freq;
       if (freq > 0 && (step + 1) % freq == 0 && step + 1 < config_.training.steps)
@@ -212,7 +261,7 @@ class Run {
         [&](std::int64_t first, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
           inputs_.loader->heldout(first, inputs, targets);
         });
-    if (speaks_) console_->validation(step, loss);
+    say([&] { console_->validation(step, loss); });
     const PhaseMemory now = trainer_->phase_memory();
     evaluation_ = {std::max(evaluation_.peak_bytes, now.peak_bytes), now.reserved_bytes};
   }
@@ -230,23 +279,24 @@ class Run {
                      static_cast<double>(used.reserved_bytes)};
     world_.max(most);
     const std::string equal = equal_ranks(planned == used);
-    if (!speaks_) return;
-    const auto& [planned_peak, peak, planned_reserve, reserve] = most;
-    console_->line(concat("memory a rank in ", phase, ": planned peak ", bytes_of(planned_peak),
-                          " bytes, used ", bytes_of(peak), " bytes; planned reserve ",
-                          bytes_of(planned_reserve), " bytes, used ", bytes_of(reserve), " bytes; ",
-                          equal));
+    say([&] {
+      console_->line(concat("memory a rank in ", phase, ": planned peak ", bytes_of(most[0]),
+                            " bytes, used ", bytes_of(most[1]), " bytes; planned reserve ",
+                            bytes_of(most[2]), " bytes, used ", bytes_of(most[3]), " bytes; ",
+                            equal));
+    });
   }
 
   // Collective.
   void report_memory() {
     const std::string equal = equal_ranks(steps_as_planned_);
-    if (!speaks_) return;
     const std::int64_t first = plan_.first_step.peak_bytes, later = plan_.steady_step.peak_bytes,
                        planned = steps_done_ > 1 ? std::max(first, later) : first;
-    console_->line(concat("memory a rank: planned peak ", planned, " bytes, used ", peak_,
-                          " bytes (", mebibytes(peak_), ")",
-                          planned == peak_ ? ", as planned; " : "; ", equal));
+    say([&] {
+      console_->line(concat("memory a rank: planned peak ", planned, " bytes, used ", peak_,
+                            " bytes (", mebibytes(peak_), ")",
+                            planned == peak_ ? ", as planned; " : "; ", equal));
+    });
   }
   std::string equal_ranks(bool is_mine_equal) {
     return concat(static_cast<std::int64_t>(world_.sum(is_mine_equal)), " of ", world_.size(),
@@ -273,6 +323,7 @@ class Run {
   MemoryPlan plan_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Console> console_;
+  std::exception_ptr output_failure_;  // on rank 0
   std::int64_t steps_done_ = 0;
   std::int64_t peak_ = 0;
   bool steps_as_planned_ = true;  // live and reserved, on this rank
@@ -314,7 +365,6 @@ int train(const Config& config, const LaunchEnvironment& environment,
     rank(World::emulated(0, ranks, options));
   else
     run_ranks(environment, threads, options, rank);
-  if (traces) traces->write();
   return code;
 }
 

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "kernels/attention.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/run/run.hpp"
@@ -32,6 +33,14 @@ void check_given(const Config& config) {
          shown_value(*condition, condition->get(config)), "; leave it out, or set ", other,
          negated ? " to something else than " : "=", key->only_if.substr(equals + 1));
   }
+  for (const char* const name : {"load", "save", "sample", "metrics.jsonl"}) {
+    if (!config.flags.dry_run || !config.typed.contains(name)) continue;
+    const Key* key = find_key(name);
+    fail(
+        "--", name, "=", shown_value(*key, key->get(config)),
+        ": --dry-run reads no weights, trains nothing and writes nothing but --trace; leave one of "
+        "them out");
+  }
   if (config.given.contains("sample-tokens") && config.flags.sample.empty()) {
     fail("--sample-tokens=", config.flags.sample_tokens, ": nothing is sampled; add --sample TEXT");
   }
@@ -48,6 +57,11 @@ void check_model(const Config& config) {
          "; choose a divisor of it");
   }
   const std::int64_t head_dim = model.dim / model.n_heads;
+  if (head_dim > kernels::kAttentionMaxHeadDim) {
+    fail("model.n_heads=", model.n_heads, ": leaves heads of ", head_dim,
+         " channels, and attention takes ", kernels::kAttentionMaxHeadDim,
+         " at most; choose more heads");
+  }
   if (model.name == ModelName::llama && head_dim % 2 != 0) {
     fail("model.n_heads=", model.n_heads, ": leaves heads of ", head_dim,
          " channels, and the rotary embedding turns pairs; choose model.dim / model.n_heads even");

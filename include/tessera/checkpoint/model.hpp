@@ -26,10 +26,14 @@ void save_weights(const std::string& path, nn::Module& model, const World& world
 // A tied parameter may stand under its other names too, as long as its bytes are the same. Not
 // collective; ranks use the values in collectives only after all have returned (World::barrier).
 // Throws: DataError naming the file and the parameter when one is missing, left over, of another
-// shape or of no floating dtype; then some parameters hold the file's values already. ContractError
-// for a parameter without memory.
+// shape or of no floating dtype; no parameter has changed then. ContractError for a parameter
+// without memory.
 void load_weights(const std::string& path, nn::Module& model);
 void load_weights(const SafetensorsReader& file, nn::Module& model);
+
+// Whether the file's parameters are the model's, which needs no memory yet.  Throws: DataError as
+// load_weights.
+void check_weights(const SafetensorsReader& file, const nn::Module& model);
 
 // What save_weights does but for the file, so that it can be planned: calls f(name, full tensor f32
 // as the file has it) on rank 0 for every parameter, in the file's order. The tensor is valid
