@@ -53,7 +53,7 @@ void append_section(std::vector<TomlItem>& items, const std::string& section,
 
 // Read to its end: the system's own files, such as those in /proc, do not tell their size.
 std::string contents_of(const std::string& path) {
-  constexpr std::size_t kMost = 1 << 24;
+  constexpr std::size_t kMost = 1 << 20;
   const OpenFile file(path, "configuration file");
   std::string text(kMost, '\0');
   text.resize(file.read_some(0, std::as_writable_bytes(std::span(text))));

@@ -138,9 +138,10 @@ class Run {
     if (output_failure_) std::rethrow_exception(output_failure_);
     world_.barrier();
     if (speaks_ && traces_) traces_->write();
-    restore_signal_handlers();  // nothing is left to save
-    const bool signalled = world_.sum(requested_signal() != 0) > 0;
-    if (!stopped && !signalled && !config_.flags.sample.empty()) sample(model);
+    if (!stopped && !config_.flags.sample.empty()) {
+      restore_signal_handlers();  // nothing is left to save
+      if (world_.sum(requested_signal() != 0) == 0) sample(model);
+    }
     return requested_signal() != 0 ? 128 + requested_signal() : stopped ? 128 + SIGTERM : 0;
   }
 
