@@ -160,9 +160,9 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target) {
                 [logits = Saved(logits), targets = Saved(targets), lse = Saved(lse)](
                     const Tensor& g, Gradients& out) {
                   const Tensor& x = logits.get();
-                  // The logits are not needed again: their gradient overwrites them unless
-                  // somebody else holds them.
-                  Tensor dx = x.storage().use_count() == 1
+                  // Their gradient overwrites the logits unless somebody else holds them, or they
+                  // are needed again.
+                  Tensor dx = x.storage().use_count() == 1 && !out.graph_is_retained()
                                   ? x
                                   : Tensor::empty(x.shape(), x.dtype(), x.device());
                   logit_gradients(dx, x, targets.get(), lse.get(), g, x.size(0));
@@ -188,13 +188,13 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   const Device& device = detail::common_device("linear_cross_entropy", weight, target);
   const DType dtype = statistics_dtype(x.dtype());
   Tensor loss = Tensor::empty({rows}, dtype, device), lse = Tensor::empty({rows}, dtype, device);
-  const Chunked chunks{Saved(raw::contiguous(raw::reshape(x, {rows, weight.size(1)}))),
-                       Saved(weight),
-                       Saved(bias),
-                       Saved(raw::contiguous(target)),
-                       Saved(lse),
-                       x.shape(),
-                       chunk_rows};
+  Chunked chunks{Saved(raw::contiguous(raw::reshape(x, {rows, weight.size(1)}))),
+                 Saved(weight),
+                 Saved(bias),
+                 Saved(raw::contiguous(target)),
+                 {},
+                 x.shape(),
+                 chunk_rows};
   {
     const Tensor chunk = chunks.buffer();
     chunks.for_each(chunk, [&](std::int64_t begin, std::int64_t end, const Tensor& logits) {
@@ -202,6 +202,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
              raw::slice(chunks.targets.get(), 0, begin, end));
     });
   }
+  chunks.lse = Saved(lse);
   return record("linear_cross_entropy", {x, weight, bias},
                 raw::reduce_all(raw::Reduction::mean, loss),
                 [chunks](const Tensor& g, Gradients& out) { chunks.backward(g, out); });

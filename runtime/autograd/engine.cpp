@@ -86,18 +86,6 @@ std::optional<GradientSink> Gradients::sink(int i) {
   return edge.leaf ? std::optional(edge.leaf->sink()) : std::nullopt;
 }
 
-Saved::Saved(const Tensor& tensor) {
-  if (!tensor.defined()) return;
-  tensor_ = tensor.view(tensor.shape(), tensor.strides(), 0);
-  ++tensor_.storage()->saved;
-}
-Saved::Saved(const Saved& other) : tensor_(other.tensor_) {
-  if (tensor_.defined()) ++tensor_.storage()->saved;
-}
-Saved::~Saved() {
-  if (tensor_.defined()) --tensor_.storage()->saved;
-}
-
 bool grad_enabled() noexcept { return state().grad_enabled; }
 bool history_is_wanted() noexcept { return state().history_is_wanted; }
 GradModeGuard::GradModeGuard(bool enabled) noexcept
@@ -353,7 +341,7 @@ class Engine {
   static void step(Node& node, ThreadState& s, bool retain_graph) {
     if (node.gradient.defined()) {
       const GradModeGuard no_grad(false);
-      Gradients gradients(node.inputs);
+      Gradients gradients(node.inputs, retain_graph);
       const Tensor gradient = std::exchange(node.gradient, {});
       const auto around = std::exchange(s.calls, node.calls);
       try {

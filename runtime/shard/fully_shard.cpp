@@ -1,7 +1,6 @@
 #include "tessera/shard/fully_shard.hpp"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "runtime/shard/unit.hpp"
 #include "runtime/shard/unit_region.hpp"
@@ -112,52 +111,6 @@ void skip_backward(nn::Module& root) {
 }
 void skip_backward(const Tensor& loss, bool retain_graph) {
   autograd::skip_backward(loss, retain_graph);
-}
-
-void for_each_full_parameter(
-    nn::Module& module, const World& world,
-    const std::function<void(const std::string& name, const Tensor& full)>& f) {
-  const auto parameters = module.named_parameters();
-  std::int64_t largest = 0;
-  for (const auto& [name, p] : parameters)
-    largest = std::max(largest, checked_mul(p.state()->spec.padded_numel(), 4));
-  const std::shared_ptr<SymmetricMemory> memory =
-      world.size() > 1 ? world.allocate_symmetric(std::max<std::int64_t>(largest, 4)) : nullptr;
-  const Device& device = world.device();
-  // Queued gathers outlive an exception of f.
-  struct Keep {
-    const std::shared_ptr<SymmetricMemory>& memory;
-    DeviceContext& context;
-    ~Keep() {
-      if (memory) context.keep(memory);
-    }
-  } keep{memory, device.context()};
-  LastUse use;
-  for (const auto& [name, p] : parameters) {
-    const ParameterState& state = *p.state();
-    TESSERA_EXPECT(state.group != nullptr, "parameter '", name,
-                   "' has no memory yet; call materialize on the model first");
-    const FlatEntry& entry = state.group->entries[static_cast<std::size_t>(state.entry)];
-    if (state.spec.world == 1) {
-      f(name, state.group->values.view(state.shape, state.shape.strides(), entry.offset));
-      continue;
-    }
-    const auto storage = Storage::borrowed(device, memory->data(), memory->bytes(), use);
-    const Tensor all = Tensor::wrap(storage, {state.spec.padded_numel()}, f32);
-    if (entry.chunk > 0) {
-      const Tensor own = all.view({entry.chunk}, {1}, state.spec.rank * entry.chunk);
-      raw::copy_into(own, state.group->values.view({entry.chunk}, {1}, entry.offset));
-      const Access accesses[] = {all.access(AccessMode::write)};
-      world.control().submit(Collective{.send = own.data(),
-                                        .recv = all.data(),
-                                        .count = entry.chunk,
-                                        .kind = CollectiveKind::all_gather,
-                                        .dtype = f32},
-                             "all_gather_parameter", accesses);
-    }
-    f(name, all.view(state.shape, state.shape.strides(), 0));
-  }
-  device.synchronize();
 }
 
 }  // namespace tessera

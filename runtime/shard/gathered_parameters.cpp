@@ -126,6 +126,7 @@ void GatheredParameters::open() {
   for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
     ParameterState& p = *shards_.parameters[i];
     p.ready = uses_slot() ? &gathered_ : nullptr;
+    p.window->version = p.group->version;
     if (shards_.needs_slot()) {
       p.window->data = slot_.data + shards_.layout.gather_offset_bytes[i];
       p.window->use = slot_.use;

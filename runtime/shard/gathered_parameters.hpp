@@ -40,7 +40,8 @@ class GatheredParameters {
   // Throws, closed all the same: ContractError for a full tensor that somebody still holds.
   void close();
 
-  // Whether the shards were written since they were gathered.
+  // How often the shards were written; whether since they were gathered.
+  std::uint64_t version() const noexcept;
   bool is_stale() const noexcept;
   // For a step that failed: as `close`, and nobody hears of escapes.
   void close_unchecked() noexcept;
@@ -57,7 +58,6 @@ class GatheredParameters {
   bool uses_slot() const noexcept {
     return shards_.needs_slot() && shards_.layout.gather_bytes > 0;
   }
-  std::uint64_t version() const noexcept;
   bool fill_slot();
   void pack(const FlatGroup& group, const Tensor& table);
   std::string escape() const;

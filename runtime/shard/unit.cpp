@@ -31,7 +31,11 @@ void Unit::before_call(nn::Module& module) {
     ++call_depth_;
     return;
   }
-  if (!is_in_backward()) {  // else it is open: a recomputed function runs again
+  if (is_in_backward()) {  // open: a recomputed function runs again
+    TESSERA_EXPECT(version() == forward_version_, "backward: unit '", name(),
+                   "' had its parameters updated after the forward that is recomputed; go backward "
+                   "first");
+  } else {
     if (parameters_.is_stale() && !autograd::in_backward()) close();
     gather();
     open();

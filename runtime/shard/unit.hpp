@@ -49,6 +49,9 @@ class Unit final : public nn::ModuleHook,
   void enter_call() noexcept { ++entered_calls_; }
   void leave_call() noexcept { --entered_calls_; }
   bool is_in_backward() const noexcept { return entered_calls_ > 0; }
+  // Counts updates of its parameters; a recomputed call must find them as they were in forward.
+  std::uint64_t version() const noexcept { return parameters_.version(); }
+  void recompute_only(std::uint64_t version) noexcept { forward_version_ = version; }
   // Whether a gradient came since the last reduction.
   bool owes_reduction() const noexcept { return owes_reduction_; }
   // The backward pass of the last reduction.
@@ -97,6 +100,7 @@ class Unit final : public nn::ModuleHook,
   std::optional<autograd::RegionGuard> guard_;  // of the call that runs, for training
 
   int entered_calls_ = 0;
+  std::uint64_t forward_version_ = 0;  // of the call entered last
   bool owes_reduction_ = false;
   std::uint64_t reduced_in_ = 0;
 };

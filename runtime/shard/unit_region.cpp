@@ -5,13 +5,16 @@
 namespace tessera::shard {
 
 UnitRegion::UnitRegion(const std::shared_ptr<Unit>& unit)
-    : unit_(unit), recovery_count_(unit->context()->device().recoveries()) {}
+    : unit_(unit),
+      recovery_count_(unit->context()->device().recoveries()),
+      version_(unit->version()) {}
 
 void UnitRegion::on_backward_begin() {
   const std::shared_ptr<Unit> unit = unit_.lock();
   if (!unit) return;
   unit->expect_no_recovery_since(recovery_count_);
   unit->context()->enter(*unit);
+  unit->recompute_only(version_);
 }
 
 void UnitRegion::on_backward_end() {

@@ -24,6 +24,7 @@ class UnitRegion final : public autograd::Region {
  private:
   std::weak_ptr<Unit> unit_;
   std::uint64_t recovery_count_;  // Device::recoveries() when forward ran
+  std::uint64_t version_;         // of the unit's parameters then
 };
 
 }  // namespace tessera::shard

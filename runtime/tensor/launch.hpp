@@ -52,8 +52,9 @@ void launch_body(const char* name, const Device& device, const F& body,
     if (!use.tensor->defined() || use.tensor->numel() == 0) continue;
     TESSERA_EXPECT(use.tensor->device() == device, name,
                    ": operands lie on different devices; move them to one");
-    if (use.mode == AccessMode::read) use.tensor->storage()->last_op = name;
     accesses[count] = use.tensor->access(use.mode);
+    Storage& storage = *use.tensor->storage();
+    (use.mode == AccessMode::read ? storage.last_op : storage.last_writer) = name;
     cost.bytes += use.passes * static_cast<double>(use.tensor->numel()) *
                   static_cast<double>(size_bytes(use.tensor->dtype()));
     ++count;

@@ -179,6 +179,12 @@ Access Tensor::access(AccessMode mode) const {
   std::int64_t last = 0;
   for (int d = 0; d < ndim(); ++d) last += (shape()[d] - 1) * strides()[d];
   std::byte* const begin = data();
+  if (mode == AccessMode::write) {
+    Storage& storage = *body().storage;
+    TESSERA_EXPECT(storage.unit == nullptr, "a full parameter of unit '", *storage.unit,
+                   "' is written, which would be lost when the unit closes; write to its shard");
+    ++storage.version;
+  }
   return {body().storage->use, begin,
           begin + (last + 1) * static_cast<std::int64_t>(size_bytes(dtype())), mode};
 }

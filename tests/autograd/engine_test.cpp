@@ -211,6 +211,18 @@ TEST_CASE("what is left for the end of backward runs once, after the last node")
                     Catch::Contains("no backward pass is running"));
 }
 
+TEST_CASE(
+    "a tensor that backward needs and somebody has written is an error that names the writer") {
+  const Device device = any_device();
+  const Tensor x = leaf({1, 2}, device), y = x * 3.0, loss = sum(y * y);
+  raw::fill(y.detach(), 5);
+  CHECK_THROWS_WITH(loss.backward(), Catch::Contains("written by 'fill'"));
+  const Tensor again = x * 3.0;
+  raw::fill(again.detach(), 5);  // before it is saved
+  sum(again * again).backward();
+  CHECK(values(x.grad()) == std::vector<float>{30, 30});
+}
+
 TEST_CASE("a graph that is retained runs again, with what it saved, until it is freed") {
   const Device device = any_device();
   const Tensor x = leaf({1, 2}, device);
@@ -225,6 +237,17 @@ TEST_CASE("a graph that is retained runs again, with what it saved, until it is 
   CHECK(values(x.grad()) == std::vector<float>{10, 20});
   CHECK(log == Log{"a", "trunk", "a", "trunk", "b", "trunk"});
   CHECK_THROWS_WITH(a.backward(), Catch::Contains("'trunk' has already run and was freed"));
+}
+
+TEST_CASE("what operations save outlives a backward that retains the graph") {
+  const Device device = any_device();
+  const Tensor x = leaf({1, 2, 3, 4, 5, 6}, device);
+  const Tensor targets = Tensor::from(std::vector<std::int32_t>{2, 0}, {2}, device);
+  const Tensor loss = cross_entropy(reshape(x * 1.0, {2, 3}), targets);
+  loss.backward({}, true);
+  const std::vector<float> once = values(x.grad());
+  loss.backward();
+  for (std::size_t i = 0; i < once.size(); ++i) CHECK(values(x.grad())[i] == 2 * once[i]);
 }
 
 TEST_CASE("a graph runs once, and a second pass over it is refused by name") {

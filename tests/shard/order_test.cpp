@@ -234,6 +234,48 @@ TEST_CASE("ranks of which one leaves out a backward without a word hear which, a
   }
 }
 
+TEST_CASE("a backward whose parameters were updated since its forward is an error, not wrong") {
+  for (const int ranks : {1, 2})
+    for (const bool recomputed : {false, true})
+      for (const Reshard reshard : kPolicies) {
+        INFO(ranks << " ranks, recomputed " << recomputed);
+        const auto said = on_ranks(ranks, [&](World& world) {
+          Pair model([recomputed](Pair& m, const Tensor& x) {
+            const auto both = [&m](const Tensor& in) { return m.b(tanh(m.a(in))); };
+            return recomputed ? recompute(both, x) : both(x);
+          });
+          const ShardOptions options{.mesh = DeviceMesh::flat(world),
+                                     .reshard_after_forward = reshard};
+          fully_shard(model.a, options);
+          fully_shard(model.b, options);
+          fully_shard(model, options);
+          model.materialize(world.device());
+          nn::init(model, {5});
+          optim::Sgd optimizer(model.parameters(), {.lr = 0.5});
+          const Tensor x = positive_rows(11, 0, 3, 4, world.device());
+          const Tensor first = mean_square(model(x)), second = mean_square(model(x));
+          second.backward();
+          optimizer.step();
+          const std::string what = contract_error([&] { first.backward(); });
+          reset(model);
+          backward(model, x);  // goes on
+          return what;
+        });
+        for (const std::string& what : said) CHECK_THAT(what, Contains("parameters updated"));
+      }
+}
+
+TEST_CASE("a full parameter can't be written inside its call") {
+  const auto said = on_ranks(2, [](World& world) {
+    nn::Linear layer(4, 4);
+    fully_shard(layer, {.mesh = DeviceMesh::flat(world)});
+    layer.materialize(world.device());
+    return contract_error(
+        [&] { layer.call([&] { return raw::fill(layer.weight.value(), 1), Tensor(); }); });
+  });
+  for (const std::string& what : said) CHECK_THAT(what, Contains("write to its shard"));
+}
+
 TEST_CASE("skip_backward refuses what has no forward", "[threads]") {
   const auto said = on_ranks(1, [&](World& world) {
     Pair model([](Pair& m, const Tensor& x) { return m.b(m.a(x)); });

@@ -70,7 +70,8 @@ struct Edge {
 // What a backward function hands its results to; `i` numbers the inputs given to `record`.
 class Gradients {
  public:
-  explicit Gradients(const std::vector<Edge>& inputs) : inputs_(inputs) {}
+  explicit Gradients(const std::vector<Edge>& inputs, bool retain_graph = false)
+      : inputs_(inputs), graph_is_retained_(retain_graph) {}
 
   // Whether input i needs a gradient. Computing one that nobody wants is allowed, and wasted.
   bool wants(int i) const { return static_cast<bool>(inputs_[static_cast<std::size_t>(i)]); }
@@ -81,9 +82,12 @@ class Gradients {
   Tensor extract(int i);
   // When input i is a leaf: where to write its gradient directly, instead of calling `set`.
   std::optional<GradientSink> sink(int i);
+  // Whether the function may be called again, so that what it has saved stays as it is.
+  bool graph_is_retained() const { return graph_is_retained_; }
 
  private:
   const std::vector<Edge>& inputs_;
+  const bool graph_is_retained_;
 };
 
 using Backward = std::function<void(const Tensor& gradient, Gradients& out)>;
@@ -100,24 +104,29 @@ struct Node {
   ~Node();
 };
 
-// A tensor kept for backward. Of a sharded parameter it keeps the view only; see Note [Windows].
+// A tensor kept for backward, which nobody may write in between. Of a sharded parameter it keeps
+// the view only; see Note [Windows].
 class Saved {
  public:
   Saved() = default;
   explicit Saved(const Tensor& tensor);
   Saved(const Saved& other);
-  Saved(Saved&& other) noexcept : tensor_(std::exchange(other.tensor_, {})) {}
+  Saved(Saved&& other) noexcept
+      : tensor_(std::exchange(other.tensor_, {})), version_(other.version_) {}
   Saved& operator=(Saved other) noexcept {
     std::swap(tensor_, other.tensor_);
+    std::swap(version_, other.version_);
     return *this;
   }
   ~Saved();
 
   // The tensor without history.
-  const Tensor& get() const noexcept { return tensor_; }
+  // Throws: ContractError where an operation has written it since, as an optimizer does.
+  const Tensor& get() const;
 
  private:
   Tensor tensor_;
+  std::uint64_t version_ = 0;
 };
 
 // Gives `out` its history. Without gradients enabled, or when no input requires one, `out` is

@@ -35,8 +35,11 @@ struct Storage {
   std::int64_t bytes = 0;
   LastUse* use = nullptr;
   int saved = 0;  // holders of kind autograd::Saved
-  // The last operation that took it as an input: names the culprit of an escape.
+  // Operations that were submitted to write it; of a window, FlatGroup::version when it was opened.
+  std::uint64_t version = 0;
+  // The last operation that took it as an input, and the last that wrote it: culprits of errors.
   const char* last_op = "";
+  const char* last_writer = "";
   const std::string* unit = nullptr;  // set for a window: the unit's name
 
   bool is_closed() const noexcept { return unit != nullptr && data == nullptr && bytes != 0; }

@@ -1,0 +1,35 @@
+// Tensors kept for backward.
+#include "tessera/autograd/node.hpp"
+#include "tessera/base/error.hpp"
+
+namespace tessera::autograd {
+
+Saved::Saved(const Tensor& tensor) {
+  if (!tensor.defined()) return;
+  tensor_ = tensor.view(tensor.shape(), tensor.strides(), 0);
+  version_ = tensor_.storage()->version;
+  ++tensor_.storage()->saved;
+}
+Saved::Saved(const Saved& other) : tensor_(other.tensor_), version_(other.version_) {
+  if (tensor_.defined()) ++tensor_.storage()->saved;
+}
+Saved::~Saved() {
+  if (tensor_.defined()) --tensor_.storage()->saved;
+}
+
+const Tensor& Saved::get() const {
+  if (!tensor_.defined() || tensor_.storage()->version == version_) return tensor_;
+  const Storage& storage = *tensor_.storage();
+  if (storage.unit)
+    throw ContractError(concat("backward: unit '", *storage.unit,
+                               "' had its parameters updated after "
+                               "the forward that this is the backward of; go backward first"));
+  throw ContractError(concat("backward: a tensor of shape ", tensor_.shape(),
+                             " that it needs was "
+                             "written by '",
+                             storage.last_writer,
+                             "' after forward; go backward "
+                             "first, or write to a copy"));
+}
+
+}  // namespace tessera::autograd
