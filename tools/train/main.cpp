@@ -2,7 +2,6 @@
 // line on stderr.
 #include <fcntl.h>
 #include <pthread.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -123,16 +122,14 @@ void prepare_process() {
   // fails.
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(stream, F_GETFD) < 0) ::open("/dev/null", O_RDONLY);
-  // A thread's stack is as large as the shell allows the first one's to be, and kernels need more
-  // than some allow. Where the system refuses, what is there may do.
+  // A thread's stack is as large as the shell lets the first one's be, and kernels need more than
+  // some shells do.
   constexpr std::size_t kStackBytes = 8 << 20;
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < kStackBytes) {
-    limit = {.rlim_cur = kStackBytes, .rlim_max = std::max<rlim_t>(limit.rlim_max, kStackBytes)};
-    ::setrlimit(RLIMIT_STACK, &limit);
-    pthread_attr_t threads;
-    ::pthread_getattr_default_np(&threads);
-    ::pthread_attr_setstacksize(&threads, kStackBytes);
+  pthread_attr_t threads;
+  std::size_t bytes = 0;
+  if (::pthread_getattr_default_np(&threads) == 0) {
+    ::pthread_attr_getstacksize(&threads, &bytes);
+    ::pthread_attr_setstacksize(&threads, std::max(bytes, kStackBytes));
     ::pthread_setattr_default_np(&threads);
     ::pthread_attr_destroy(&threads);
   }
