@@ -1,7 +1,6 @@
-// Dropout whose mask is computed, never stored: the same for any number of ranks, and again in a
-// recomputation.
-// Source: Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting",
-// JMLR 2014.
+// Dropout whose mask is computed, never stored: the same for any number of ranks, each of which
+// sets autograd::random_state().first_row, and again in a recomputation. Source: Srivastava et al.,
+// "Dropout: a simple way to prevent neural networks from overfitting", JMLR 2014.
 #pragma once
 
 #include "tessera/nn/module.hpp"

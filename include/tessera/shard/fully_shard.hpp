@@ -10,6 +10,9 @@
 //   gather   │ g0 │ g1 │ g1 │ g0 │                       each as soon as its slot is free
 //   compute       │ f0 │ f1 │ loss │ b1     │ b0     │    │ optimizer
 //   reduce                                  │ r1     │ r0 │
+//
+// Every rank calls the same units in the same order, whatever it then does with their results. What
+// only some ranks call, as an expert of their own, stays in a unit that all of them call.
 #pragma once
 
 #include <functional>
