@@ -49,13 +49,11 @@ class Unit final : public nn::ModuleHook,
   void enter_call() noexcept { ++entered_calls_; }
   void leave_call() noexcept { --entered_calls_; }
   bool is_in_backward() const noexcept { return entered_calls_ > 0; }
-  // Counts updates of its parameters; a recomputed call must find them as they were in forward.
+  // Counts updates of its parameters. A recomputed call of it must find this version, forward's.
   std::uint64_t version() const noexcept { return parameters_.version(); }
-  void recompute_only(std::uint64_t version) noexcept { forward_version_ = version; }
+  void expect_version(std::uint64_t version) noexcept { forward_version_ = version; }
   // Whether a gradient came since the last reduction.
   bool owes_reduction() const noexcept { return owes_reduction_; }
-  // The backward pass of the last reduction.
-  std::uint64_t reduced_in() const noexcept { return reduced_in_; }
 
   // --- what it is ---
   const UnitShards& shards() const noexcept { return shards_; }
@@ -102,7 +100,7 @@ class Unit final : public nn::ModuleHook,
   int entered_calls_ = 0;
   std::uint64_t forward_version_ = 0;  // of the call entered last
   bool owes_reduction_ = false;
-  std::uint64_t reduced_in_ = 0;
+  std::uint64_t reduced_in_ = 0;  // the backward pass of the last reduction
 };
 
 }  // namespace tessera::shard

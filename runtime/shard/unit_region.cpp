@@ -14,7 +14,7 @@ void UnitRegion::on_backward_begin() {
   if (!unit) return;
   unit->expect_no_recovery_since(recovery_count_);
   unit->context()->enter(*unit);
-  unit->recompute_only(version_);
+  unit->expect_version(version_);
 }
 
 void UnitRegion::on_backward_end() {

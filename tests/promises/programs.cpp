@@ -25,6 +25,7 @@
 #include "tessera/nn/module.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tests/promises/random_program.hpp"
 #include "tests/promises/seeds.hpp"
 
 using namespace tessera;
@@ -32,135 +33,9 @@ using namespace tessera::testing;
 
 namespace {
 
-constexpr int kWidth = 3, kMostRanks = 4, kSteps = 2;
+constexpr int kWidth = 3;
 constexpr double kRate = 0.25;
 constexpr int kMostFailures = 10;  // of a process, after which it stops
-
-class Dice {
- public:
-  explicit Dice(std::uint64_t seed) : engine_(seed) {}
-  int below(int n) { return static_cast<int>(engine_() % static_cast<std::uint64_t>(n)); }
-  bool once_in(int n) { return below(n) == 0; }
-  // A set of ranks: most often all.
-  unsigned ranks() { return once_in(3) ? static_cast<unsigned>(below(1 << kMostRanks)) : ~0U; }
-
- private:
-  std::mt19937_64 engine_;
-};
-
-bool has(unsigned ranks, int rank) { return ((ranks >> rank) & 1U) != 0; }
-
-// --- what a program is ---
-
-struct Statement {
-  enum Kind {
-    own,
-    outer,
-    call
-  } kind = own;  // h changes by this module's weight, by the outer
-                 // one's, by a call
-  int child = 0;
-  bool recomputed = false, without_gradient = false;
-  unsigned used = ~0U;  // the ranks that use the result
-};
-
-struct PartPlan {
-  std::vector<PartPlan> children;
-  std::vector<Statement> body;
-  bool is_unit = false;
-  Reshard reshard = Reshard::automatic;
-  int prefetch = 1;
-};
-
-struct Step {
-  struct Forward {
-    bool is_evaluation = false, is_dropped = false;
-    unsigned in_loss = ~0U;  // the ranks whose loss it is in, if it is not dropped
-  };
-  // A backward of the sum of some forwards; the ranks that leave it out skip it. Where the graph is
-  // retained, more backwards of the same forwards follow.
-  struct Backward {
-    std::vector<int> forwards;
-    unsigned runs = ~0U;
-    bool retains = false;
-  };
-  std::vector<Forward> forwards;
-  std::vector<Backward> backwards;
-};
-
-struct Program {
-  int ranks = 2;
-  PartPlan root;
-  std::vector<Step> steps;
-  std::uint64_t seed = 0;
-};
-
-PartPlan make_part(Dice& dice, int depth) {
-  PartPlan part;
-  const int children = depth == 0                     ? 1 + dice.below(3)
-                       : depth < 3 && dice.once_in(2) ? 1 + dice.below(2)
-                                                      : 0;
-  for (int i = 0; i < children; ++i) part.children.push_back(make_part(dice, depth + 1));
-  part.is_unit = depth == 0 || !dice.once_in(4);
-  part.reshard = std::array{Reshard::automatic, Reshard::always,
-                            Reshard::never}[static_cast<std::size_t>(dice.below(3))];
-  part.prefetch = dice.below(3) + 1;
-  const int statements = 1 + dice.below(3) + children;
-  for (int i = 0; i < statements; ++i) {
-    Statement s;
-    s.kind = children > 0 && dice.below(3) > 0 ? Statement::call
-             : depth > 0 && dice.once_in(4)    ? Statement::outer
-                                               : Statement::own;
-    if (s.kind == Statement::call) {
-      s.child = dice.below(children);
-      s.without_gradient = dice.once_in(8);
-      s.used = dice.ranks();
-      // Units inside a recomputed function are open at the same time, and there are slots for those
-      // that are open inside one another.
-      const PartPlan& callee = part.children[static_cast<std::size_t>(s.child)];
-      s.recomputed = callee.children.empty() && dice.once_in(3);
-    }
-    part.body.push_back(s);
-  }
-  if (depth == 0) part.body.insert(part.body.begin(), Statement());  // every rank has a graph
-  return part;
-}
-
-Program make_program(std::uint64_t seed) {
-  Dice dice(seed);
-  Program program;
-  program.seed = seed;
-  program.ranks = 1 << dice.below(3);
-  program.root = make_part(dice, 0);
-  for (int k = 0; k < kSteps; ++k) {
-    Step step;
-    const int forwards = 1 + dice.below(3);
-    std::vector<int> open;
-    for (int i = 0; i < forwards; ++i) {
-      Step::Forward f;
-      f.is_evaluation = dice.once_in(6);
-      f.is_dropped = !f.is_evaluation && dice.once_in(6);
-      f.in_loss = dice.ranks();
-      step.forwards.push_back(f);
-      if (!f.is_evaluation && !f.is_dropped) open.push_back(i);
-    }
-    while (!open.empty()) {
-      Step::Backward b;
-      b.runs = dice.ranks();
-      b.retains = dice.once_in(6);
-      std::vector<int> left = open;
-      do {
-        const int at = dice.below(static_cast<int>(left.size()));
-        b.forwards.push_back(left[static_cast<std::size_t>(at)]);
-        left.erase(left.begin() + at);
-      } while (!left.empty() && dice.once_in(3));
-      if (!b.retains) open = left;
-      step.backwards.push_back(b);
-    }
-    program.steps.push_back(step);
-  }
-  return program;
-}
 
 // --- what runs it ---
 
@@ -244,22 +119,23 @@ class Part final : public nn::Module {
   std::vector<std::unique_ptr<Part>> children_;
 };
 
-Tensor input_of(const Program& program, int step, int forward, int rank, const Device& device) {
-  std::mt19937_64 engine(program.seed * 131 +
-                         static_cast<std::uint64_t>(step * 17 + forward * 5 + rank));
+Tensor input_of(const Program& program, std::size_t step, std::size_t forward, int rank,
+                const Device& device) {
+  std::mt19937_64 engine(program.seed * 131 + step * 17 + forward * 5 +
+                         static_cast<std::uint64_t>(rank));
   std::vector<float> values(2 * kWidth);
   for (float& v : values) v = static_cast<float>(engine() % 2001) / 1000.f - 1.f;
   return Tensor::from(values, {2, kWidth}, device);
 }
 
 // One rank's part of a step. Where peers may run what it leaves out, it says so.
-void run_step(const Program& program, int k, Part& model, int rank, const Device& device,
+void run_step(const Program& program, std::size_t k, Part& model, int rank, const Device& device,
               bool has_peers) {
-  const Step& step = program.steps[static_cast<std::size_t>(k)];
+  const Step& step = program.steps[k];
   std::vector<Tensor> outputs(step.forwards.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const Step::Forward& f = step.forwards[i];
-    const Tensor x = input_of(program, k, static_cast<int>(i), rank, device);
+    const Tensor x = input_of(program, k, i, rank, device);
     if (f.is_evaluation) {
       const NoGradGuard no_gradient;
       model(x, rank);
@@ -299,7 +175,7 @@ Values reference(const Program& program) {
   model.materialize(device);
   nn::init(model, {program.seed});
   optim::Sgd optimizer(model.parameters(), {.lr = kRate / program.ranks});
-  for (int k = 0; k < kSteps; ++k) {
+  for (std::size_t k = 0; k < program.steps.size(); ++k) {
     for (int rank = 0; rank < program.ranks; ++rank)
       run_step(program, k, model, rank, device, false);
     autograd::forget_forwards();
@@ -322,7 +198,7 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
     model.materialize(world.device());
     nn::init(model, {program.seed});
     optim::Sgd optimizer(model.parameters(), {.lr = kRate});
-    for (int k = 0; k < kSteps; ++k) {
+    for (std::size_t k = 0; k < program.steps.size(); ++k) {
       run_step(program, k, model, world.rank(), world.device(), true);
       optimizer.step();
       optimizer.zero_grad();
@@ -351,45 +227,6 @@ std::string complaint(const Program& program) {
       if (std::bit_cast<std::uint32_t>(found[name][i]) != std::bit_cast<std::uint32_t>(values[i]))
         return concat("parameter '", name, "' [", i, "] is ", found[name][i], ", not ", values[i]);
   return "";
-}
-
-// --- what a failure prints ---
-
-void print(std::ostream& out, const PartPlan& part, int depth) {
-  out << std::string(static_cast<std::size_t>(2 * depth), ' ')
-      << (part.is_unit ? concat("unit, reshard ", static_cast<int>(part.reshard), ", prefetch ",
-                                part.prefetch)
-                       : "part")
-      << ":";
-  for (const Statement& s : part.body) {
-    if (s.kind == Statement::own) out << " own";
-    if (s.kind == Statement::outer) out << " outer";
-    if (s.kind == Statement::call)
-      out << " " << s.child << (s.recomputed ? " recomputed" : "")
-          << (s.without_gradient ? " no_grad" : "") << " used " << (s.used & 15);
-    out << ",";
-  }
-  out << "\n";
-  for (const PartPlan& child : part.children) print(out, child, depth + 1);
-}
-
-void print(std::ostream& out, const Program& program) {
-  out << "seed " << program.seed << ", " << program.ranks << " ranks\n";
-  print(out, program.root, 0);
-  for (const Step& step : program.steps) {
-    out << "step:";
-    for (const auto& f : step.forwards)
-      out << (f.is_evaluation ? " evaluation"
-              : f.is_dropped  ? " dropped"
-                              : " forward")
-          << " in " << (f.in_loss & 15) << ",";
-    for (const auto& b : step.backwards) {
-      out << " backward of";
-      for (const int i : b.forwards) out << " " << i;
-      out << " on " << (b.runs & 15) << (b.retains ? ", retained," : ",");
-    }
-    out << "\n";
-  }
 }
 
 // ---- What is asked

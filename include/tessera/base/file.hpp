@@ -66,9 +66,9 @@ struct WholeFileOptions {
 
 // A file that appears whole or not at all: filled under a temporary name in the same folder, which
 // `commit` turns into its own in one step. Without `commit` the temporary file is removed, and a
-// file of that name stays as it was. A file that is replaced leaves its mode behind, as far as
-// `options.mode` goes, and a symbolic link stays: the file that it names is replaced. Two writers,
-// of one process or several, never share a temporary file; the last one to commit wins.
+// file of that name stays as it was. The new file has the mode of the one that it replaces, as far
+// as `options.mode` goes, and a symbolic link stays: the file that it names is replaced. Two
+// writers, of one process or several, never share a temporary file; the last one to commit wins.
 class WholeFile {
  public:
   // Throws: DeviceError if the file cannot be created; see check_writable.

@@ -1,0 +1,133 @@
+#include "tests/promises/random_program.hpp"
+
+#include <array>
+#include <ostream>
+#include <random>
+#include <string>
+
+#include "tessera/base/error.hpp"
+
+namespace tessera::testing {
+namespace {
+
+constexpr int kSteps = 2;
+
+class Dice {
+ public:
+  explicit Dice(std::uint64_t seed) : engine_(seed) {}
+  int below(int n) { return static_cast<int>(engine_() % static_cast<std::uint64_t>(n)); }
+  bool once_in(int n) { return below(n) == 0; }
+  // A set of ranks: most often all.
+  Ranks ranks() { return once_in(3) ? static_cast<Ranks>(below(1 << kMostRanks)) : kAllRanks; }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+PartPlan make_part(Dice& dice, int depth) {
+  PartPlan part;
+  const int children = depth == 0                     ? 1 + dice.below(3)
+                       : depth < 3 && dice.once_in(2) ? 1 + dice.below(2)
+                                                      : 0;
+  for (int i = 0; i < children; ++i) part.children.push_back(make_part(dice, depth + 1));
+  part.is_unit = depth == 0 || !dice.once_in(4);
+  part.reshard = std::array{Reshard::automatic, Reshard::always,
+                            Reshard::never}[static_cast<std::size_t>(dice.below(3))];
+  part.prefetch = dice.below(3) + 1;
+  const int statements = 1 + dice.below(3) + children;
+  for (int i = 0; i < statements; ++i) {
+    Statement s;
+    s.kind = children > 0 && dice.below(3) > 0 ? Statement::call
+             : depth > 0 && dice.once_in(4)    ? Statement::outer
+                                               : Statement::own;
+    if (s.kind == Statement::call) {
+      s.child = dice.below(children);
+      s.without_gradient = dice.once_in(8);
+      s.used = dice.ranks();
+      // Units inside a recomputed function are open at the same time, and there are slots for those
+      // that are open inside one another.
+      const PartPlan& callee = part.children[static_cast<std::size_t>(s.child)];
+      s.recomputed = callee.children.empty() && dice.once_in(3);
+    }
+    part.body.push_back(s);
+  }
+  if (depth == 0) part.body.insert(part.body.begin(), Statement());  // every rank has a graph
+  return part;
+}
+
+void print(std::ostream& out, const PartPlan& part, int depth) {
+  out << std::string(static_cast<std::size_t>(2 * depth), ' ')
+      << (part.is_unit ? concat("unit, reshard ", static_cast<int>(part.reshard), ", prefetch ",
+                                part.prefetch)
+                       : "part")
+      << ":";
+  for (const Statement& s : part.body) {
+    if (s.kind == Statement::own) out << " own";
+    if (s.kind == Statement::outer) out << " outer";
+    if (s.kind == Statement::call)
+      out << " " << s.child << (s.recomputed ? " recomputed" : "")
+          << (s.without_gradient ? " no_grad" : "") << " used " << (s.used);
+    out << ",";
+  }
+  out << "\n";
+  for (const PartPlan& child : part.children) print(out, child, depth + 1);
+}
+
+}  // namespace
+
+Program make_program(std::uint64_t seed) {
+  Dice dice(seed);
+  Program program;
+  program.seed = seed;
+  program.ranks = 1 << dice.below(3);
+  program.root = make_part(dice, 0);
+  for (int k = 0; k < kSteps; ++k) {
+    Step step;
+    const int forwards = 1 + dice.below(3);
+    std::vector<int> open;
+    for (int i = 0; i < forwards; ++i) {
+      Step::Forward f;
+      f.is_evaluation = dice.once_in(6);
+      f.is_dropped = !f.is_evaluation && dice.once_in(6);
+      f.in_loss = dice.ranks();
+      step.forwards.push_back(f);
+      if (!f.is_evaluation && !f.is_dropped) open.push_back(i);
+    }
+    while (!open.empty()) {
+      Step::Backward b;
+      b.runs = dice.ranks();
+      b.retains = dice.once_in(6);
+      std::vector<int> left = open;
+      do {
+        const int at = dice.below(static_cast<int>(left.size()));
+        b.forwards.push_back(left[static_cast<std::size_t>(at)]);
+        left.erase(left.begin() + at);
+      } while (!left.empty() && dice.once_in(3));
+      if (!b.retains) open = left;
+      step.backwards.push_back(b);
+    }
+    program.steps.push_back(step);
+  }
+  return program;
+}
+
+void print(std::ostream& out, const Program& program) {
+  out << "seed " << program.seed << ", " << program.ranks << " ranks\n";
+  print(out, program.root, 0);
+  for (const Step& step : program.steps) {
+    out << "step:";
+    for (const auto& f : step.forwards)
+      out << (f.is_evaluation ? " evaluation"
+              : f.is_dropped  ? " dropped"
+                              : " forward")
+          << " in " << (f.in_loss) << ",";
+    for (const auto& b : step.backwards) {
+      out << " backward of";
+      for (const int i : b.forwards) out << " " << i;
+      out << " on " << (b.runs) << (b.retains ? ", retained," : ",");
+    }
+    out << "\n";
+  }
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,62 @@
+// A random program of tools/programs: what its modules do and what its steps do, drawn from a seed.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <vector>
+
+#include "tessera/shard/fully_shard.hpp"
+
+namespace tessera::testing {
+
+// A set of ranks, a bit each.
+using Ranks = unsigned;
+constexpr int kMostRanks = 4;
+constexpr Ranks kAllRanks = (1U << kMostRanks) - 1;
+constexpr bool has(Ranks ranks, int rank) { return ((ranks >> rank) & 1U) != 0; }
+
+struct Statement {
+  // h changes by this module's weight, by the outer one's, or by a call.
+  enum Kind { own, outer, call };
+  Kind kind = own;
+  int child = 0;
+  bool recomputed = false, without_gradient = false;
+  Ranks used = kAllRanks;  // the ranks that use the result
+};
+
+struct PartPlan {
+  std::vector<PartPlan> children;
+  std::vector<Statement> body;
+  bool is_unit = false;
+  Reshard reshard = Reshard::automatic;
+  int prefetch = 1;
+};
+
+struct Step {
+  struct Forward {
+    bool is_evaluation = false, is_dropped = false;
+    Ranks in_loss = kAllRanks;  // the ranks whose loss it is in, if it is not dropped
+  };
+  // A backward of the sum of some forwards; the ranks that leave it out skip it. Where the graph is
+  // retained, more backwards of the same forwards follow.
+  struct Backward {
+    std::vector<int> forwards;
+    Ranks runs = kAllRanks;
+    bool retains = false;
+  };
+  std::vector<Forward> forwards;
+  std::vector<Backward> backwards;
+};
+
+struct Program {
+  int ranks = 2;  // 1, 2 or 4
+  PartPlan root;
+  std::vector<Step> steps;
+  std::uint64_t seed = 0;
+};
+
+Program make_program(std::uint64_t seed);
+// What a failure prints.
+void print(std::ostream& out, const Program& program);
+
+}  // namespace tessera::testing
