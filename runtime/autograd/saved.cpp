@@ -22,14 +22,10 @@ const Tensor& Saved::get() const {
   const Storage& storage = *tensor_.storage();
   if (storage.unit)
     throw ContractError(concat("backward: unit '", *storage.unit,
-                               "' had its parameters updated after "
-                               "the forward that this is the backward of; go backward first"));
-  throw ContractError(concat("backward: a tensor of shape ", tensor_.shape(),
-                             " that it needs was "
-                             "written by '",
+                               "' had its parameters updated since forward; go backward first"));
+  throw ContractError(concat("backward: a tensor of shape ", tensor_.shape(), " was written by '",
                              storage.last_writer,
-                             "' after forward; go backward "
-                             "first, or write to a copy"));
+                             "' since forward; go backward first, or write to a copy"));
 }
 
 }  // namespace tessera::autograd
