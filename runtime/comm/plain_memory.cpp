@@ -10,8 +10,6 @@
 namespace tessera::comm {
 namespace {
 
-constexpr std::int64_t kPageBytes = 4096;
-
 class MappedMemory final : public SymmetricMemory {
  public:
   explicit MappedMemory(std::int64_t bytes) {

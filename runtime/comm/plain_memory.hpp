@@ -9,6 +9,8 @@
 
 namespace tessera::comm {
 
+inline constexpr std::int64_t kPageBytes = 4096;
+
 // Whole pages from the system, at no address that the pool has. On a device that runs no bodies the
 // addresses are counted and never touched. One per rank. Throws: OutOfMemory.
 class PlainArena {

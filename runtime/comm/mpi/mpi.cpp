@@ -80,8 +80,6 @@ class Session {
 
 // ---- Memory that all ranks see
 
-constexpr std::int64_t kPageBytes = 4096;
-
 // Memory of all ranks of `comm`, `bytes` each on pages of its own, seen by all. Made and freed
 // collectively. MPI aligns to whatever its own header leaves, so a page more is asked for; mappings
 // start at pages, so every process comes to the same address.
