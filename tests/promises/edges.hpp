@@ -22,19 +22,21 @@ struct TraceEntry {
   Event event;
   MemoryEvent::Kind memory = MemoryEvent::Kind::acquired;
   std::vector<Access> accesses;  // of a launch; hand-outs write
+  bool is_collective = false;
 };
 
 class ExecutorTrace final : public Observer {
  public:
   using Kind = TraceEntry::Kind;
   void executor_launched(StreamId stream, Tick tick, const Op& op,
-                         const CollectiveBarrier*) noexcept override {
+                         const CollectiveBarrier* barrier) noexcept override {
     entries.push_back({.kind = Kind::launch,
                        .stream = stream,
                        .tick = tick,
                        .name = op.name,
                        .event = {},
-                       .accesses = {op.accesses.begin(), op.accesses.end()}});
+                       .accesses = {op.accesses.begin(), op.accesses.end()},
+                       .is_collective = barrier != nullptr});
   }
   void executor_recorded(const Event& event) noexcept override {
     add(Kind::record, event.stream, event);
@@ -79,14 +81,25 @@ inline bool conflicts(const TraceEntry& a, const TraceEntry& b) {
   return false;
 }
 
+inline std::size_t find_launch(const std::vector<TraceEntry>& entries, StreamId stream, Tick tick) {
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    if (entries[i].kind == TraceEntry::Kind::launch && entries[i].stream == stream &&
+        entries[i].tick == tick)
+      return i;
+  return entries.size();
+}
+
 // The edges that lead from the operation entries[from] to entries[to], in words; nothing where none
-// do. A plain walk: a stream is reached when an event that follows the start has been waited for.
+// do. A plain walk: a stream is reached when an event that follows the start has been waited for,
+// or by a collective that no peer begins before it has ended one that follows the start. `peer` is
+// what peers do, whose edges are all there; null for none.
 inline std::optional<std::string> path(const std::vector<TraceEntry>& entries, std::size_t from,
-                                       std::size_t to) {
+                                       std::size_t to, const std::vector<TraceEntry>* peer) {
   using Kind = TraceEntry::Kind;
   const TraceEntry& start = entries[from];
   std::array<std::optional<std::string>, kMaxStreams> reached;
   std::map<std::uint64_t, std::string> events;
+  const TraceEntry* meeting = start.is_collective ? &start : nullptr;  // the first one there
   reached[index(start.stream)] =
       concat("'", start.name, "' on ", name(start.stream), "@", start.tick);
   for (std::size_t i = from + 1; i < to; ++i) {
@@ -94,8 +107,13 @@ inline std::optional<std::string> path(const std::vector<TraceEntry>& entries, s
     const auto& here = reached[index(e.event.stream)];
     if (e.kind == Kind::record && here && (e.stream != start.stream || e.event.tick >= start.tick))
       events[e.event.number] = concat(*here, " -> event ", name(e.stream), "@", e.event.tick);
+    if (e.is_collective && !meeting && e.stream == start.stream) meeting = &e;
+    if (e.is_collective && meeting && peer && !reached[index(e.stream)])
+      if (const auto way = path(*peer, find_launch(*peer, meeting->stream, meeting->tick),
+                                find_launch(*peer, e.stream, e.tick), nullptr))
+        reached[index(e.stream)] = concat("on a peer: ", *way);
     const auto found = events.find(e.event.number);
-    if (found == events.end()) continue;
+    if (e.kind == Kind::launch || found == events.end()) continue;
     if (e.kind == Kind::wait && !reached[index(e.stream)])
       reached[index(e.stream)] = concat(found->second, " -> ", name(e.stream));
     if (e.kind == Kind::block)
@@ -107,17 +125,9 @@ inline std::optional<std::string> path(const std::vector<TraceEntry>& entries, s
   return concat(*end, " -> '", entries[to].name, "'");
 }
 
-inline std::size_t find_launch(const std::vector<TraceEntry>& entries, StreamId stream, Tick tick) {
-  for (std::size_t i = 0; i < entries.size(); ++i)
-    if (entries[i].kind == TraceEntry::Kind::launch && entries[i].stream == stream &&
-        entries[i].tick == tick)
-      return i;
-  return entries.size();
-}
-
 // The wait entries[edge] of the run without mutation: the operation before it that is last, of
 // those that conflict with one behind it, and the first of these; then what orders them in
-// `mutant`. Nothing where no such pair, or no path, is found.
+// `mutant`, which is of one rank of several. Nothing where no such pair, or no path, is found.
 inline std::optional<std::string> implied(const std::vector<TraceEntry>& entries, std::size_t edge,
                                           const std::vector<TraceEntry>& mutant) {
   const TraceEntry& wait = entries[edge];
@@ -131,7 +141,7 @@ inline std::optional<std::string> implied(const std::vector<TraceEntry>& entries
           !conflicts(entries[from], user))
         continue;
       return path(mutant, find_launch(mutant, wait.event.stream, tick),
-                  find_launch(mutant, user.stream, user.tick));
+                  find_launch(mutant, user.stream, user.tick), &entries);
     }
   }
   return std::nullopt;
