@@ -14,6 +14,7 @@ class Walk;
 struct ThreadState {
   bool grad_enabled = true;
   bool history_is_wanted = true;
+  int first_runs = 0;  // of recomputed functions
   // Of the forward that records, in backward of the node that runs; null outside of calls.
   std::shared_ptr<CallGraph> calls;
   // Forwards that no pass has covered for good; the way back of the running one.
@@ -88,6 +89,7 @@ std::optional<GradientSink> Gradients::sink(int i) {
 
 bool grad_enabled() noexcept { return state().grad_enabled; }
 bool history_is_wanted() noexcept { return state().history_is_wanted; }
+bool runs_again() noexcept { return state().first_runs > 0; }
 GradModeGuard::GradModeGuard(bool enabled) noexcept
     : before_(std::exchange(state().grad_enabled, enabled)),
       wanted_before_(std::exchange(state().history_is_wanted, enabled)) {}
@@ -95,8 +97,13 @@ GradModeGuard::~GradModeGuard() {
   state().grad_enabled = before_;
   state().history_is_wanted = wanted_before_;
 }
-FirstRunGuard::FirstRunGuard() noexcept : before_(std::exchange(state().grad_enabled, false)) {}
-FirstRunGuard::~FirstRunGuard() { state().grad_enabled = before_; }
+FirstRunGuard::FirstRunGuard() noexcept : before_(std::exchange(state().grad_enabled, false)) {
+  ++state().first_runs;
+}
+FirstRunGuard::~FirstRunGuard() {
+  state().grad_enabled = before_;
+  --state().first_runs;
+}
 
 // --- the call tree, in forward ---
 

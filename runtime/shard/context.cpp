@@ -13,16 +13,13 @@ std::shared_ptr<Unit> unit_of(nn::Module& module) {
   return std::dynamic_pointer_cast<Unit>(module.hook());
 }
 
-// The largest number of units that have slots of the common rings and are open inside one another.
-int nesting_of(const std::vector<std::pair<std::string, Unit*>>& units) {
-  int deepest = 1;
-  for (const auto& [name, unit] : units) {
-    int depth = 0;
-    for (const auto& [outer, other] : units)
-      if (!other->is_root() && (outer == name || name.starts_with(outer + '.'))) ++depth;
-    deepest = std::max(deepest, depth);
-  }
-  return deepest;
+// The number of the innermost unit around `name`; -1 for none.
+int parent_of(const std::string& name, const std::vector<std::pair<std::string, Unit*>>& units) {
+  int parent = -1;
+  for (std::size_t i = 0; i < units.size() && units[i].first != name; ++i)
+    if (units[i].first.empty() || name.starts_with(units[i].first + '.'))
+      parent = static_cast<int>(i);
+  return parent;
 }
 
 }  // namespace
@@ -46,11 +43,13 @@ void Context::build(nn::Module& root) {
     units.emplace_back(name, unit.get());
     context->units_.push_back(unit);
   }
-  for (const auto& [name, unit] : units)
-    unit->join(context, name.empty() ? "(root)" : name, name.empty());
+  for (std::size_t i = 0; i < units.size(); ++i)
+    units[i].second->join(context, i == 0 ? "(root)" : units[i].first, static_cast<int>(i));
   try {
-    context->size_slots(nesting_of(units));
-    context->allocate_slots();
+    std::vector<UnitNeeds> needs;
+    for (const auto& [name, unit] : units) needs.push_back(unit->needs(parent_of(name, units)));
+    context->slots_ = std::make_unique<Slots>(*context->world_, std::move(needs));
+    for (const auto& [name, unit] : units) unit->set_slots(context->slots_.get());
     context->resume();
   } catch (...) {
     context->dissolve();
@@ -58,72 +57,11 @@ void Context::build(nn::Module& root) {
   }
 }
 
-// Queued collectives may still use the arena.
-Context::~Context() {
-  if (arena_) device_.context().keep(std::move(arena_));
-}
-
-// The one formula of the slots: as many as units are gathered ahead, or reduced, at a time, and one
-// for each unit that is open inside another. The root is open around all others, so it has slots of
-// its own, as has a unit that stays open.
-void Context::size_slots(int nesting) {
-  int prefetch = 1, in_flight = 1;
-  for (const auto& weak : units_) {
-    const std::shared_ptr<Unit> unit = weak.lock();
-    const UnitShards& shards = unit->shards();
-    prefetch = std::max(prefetch, shards.options.prefetch_depth);
-    in_flight = std::max(in_flight, shards.options.reductions_in_flight);
-    const std::int64_t gather = shards.needs_slot() ? shards.layout.gather_bytes : 0,
-                       reduce = shards.size() > 1 ? shards.layout.gradient_buffer_bytes : 0;
-    if (unit->has_own_slot())
-      resident_bytes_ += gather;
-    else
-      gather_slot_bytes_ = std::max(gather_slot_bytes_, gather);
-    if (unit->is_root())
-      resident_bytes_ += reduce;
-    else
-      reduce_slot_bytes_ = std::max(reduce_slot_bytes_, reduce);
-  }
-  // See Note [How many slots].
-  gather_slots_ = gather_slot_bytes_ > 0 ? prefetch + nesting : 0;
-  reduce_slots_ = reduce_slot_bytes_ > 0 ? in_flight + nesting : 0;
-  arena_bytes_ =
-      checked_add(resident_bytes_, checked_add(checked_mul(gather_slot_bytes_, gather_slots_),
-                                               checked_mul(reduce_slot_bytes_, reduce_slots_)));
-}
-
-void Context::allocate_slots() {
-  if (arena_bytes_ == 0) return;
-  arena_ = world_->allocate_symmetric(arena_bytes_);
-  DeviceContext& device = this->device().context();
-  std::byte* at = arena_->data();
-  const auto ring = [&](std::int64_t bytes, int count, const char* owner) -> SlotRing* {
-    if (bytes == 0 || count == 0) return nullptr;
-    rings_.push_back(std::make_unique<SlotRing>(device, at, bytes, count, owner));
-    at += bytes * count;
-    return rings_.back().get();
-  };
-  SlotRing* const gather = ring(gather_slot_bytes_, gather_slots_, "gather slots");
-  SlotRing* const reduce = ring(reduce_slot_bytes_, reduce_slots_, "gradient slots");
-  for (const auto& weak : units_) {
-    const std::shared_ptr<Unit> unit = weak.lock();
-    const UnitShards& shards = unit->shards();
-    SlotRing* const own_gather = shards.needs_slot() && unit->has_own_slot()
-                                     ? ring(shards.layout.gather_bytes, 1, "gather slots")
-                                     : gather;
-    SlotRing* const own_reduce =
-        shards.size() > 1 && unit->is_root()
-            ? ring(shards.layout.gradient_buffer_bytes, 1, "gradient slots")
-            : reduce;
-    unit->set_rings(own_gather, own_reduce);
-  }
-}
-
 // --- backward ---
 
-void Context::enter(Unit& unit) {
+void Context::enter(Unit& unit, bool trains) {
   schedule_end();
-  unit.enter_call();
+  unit.enter_call(trains);
   entered_.push_back(&unit);
   const int depth = unit.shards().options.prefetch_depth;
   // The last blocks are prefetched before the root is gathered. The root's slot is in use until
@@ -131,6 +69,7 @@ void Context::enter(Unit& unit) {
   if (unit.is_root()) prefetch(depth);
   unit.gather();
   unit.open();
+  if (trains) unit.take_buffer();
   if (!unit.is_root()) prefetch(depth);
 }
 
@@ -139,7 +78,7 @@ void Context::leave(Unit& unit) {
   entered_.pop_back();
   if (unit.is_in_backward()) return;
   unit.close();
-  unit.reduce();
+  if (unit.trains()) unit.reduce();
   // Most units use their parameters once, and stay entered until the calls inside have ended.
   for (Unit* const outer : entered_) outer->note_uses();
 }
@@ -157,7 +96,7 @@ void Context::prefetch(int depth) {
 }
 
 void Context::on_reduced(const Event& event) {
-  ++counters.reductions;
+  ++reductions_;
   reduced_ = event;
 }
 

@@ -1,4 +1,4 @@
-// What the units under one root share: the arena and its slots, what happens to a unit in backward,
+// What the units under one root share: their slots, what happens to a unit in backward,
 // and the end of a pass.
 //
 // Note [One order on every rank]
@@ -25,8 +25,8 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/shard/slots.hpp"
 #include "tessera/comm/world.hpp"
-#include "tessera/memory/slots.hpp"
 #include "tessera/shard/fully_shard.hpp"
 
 namespace tessera::shard {
@@ -35,21 +35,23 @@ class Unit;
 
 class Context : public std::enable_shared_from_this<Context> {
  public:
-  // Makes the units below `root`, which is one, share a context. Collective: allocates the
-  // symmetric arena.
+  // Makes the units below `root`, which is one, share a context. Collective: allocates their slots.
   static void build(nn::Module& root);
-  ~Context();
 
   const World& world() const noexcept { return *world_; }
   const Device& device() const { return world_->device(); }
   ShardPlan plan() const;
-  ShardCounters counters;
+  ShardCounters counters() const;
+  void count_gather() noexcept { ++gathers_; }
+  // The root is called for another forward.
+  void begin_step() { slots_->begin_step(); }
 
   // --- backward ---
   // A call of the unit: it is open on return, and the gathers of those that backward enters next
-  // are queued.
-  void enter(Unit& unit);
-  // Closes and reduces the unit, unless it is entered by a call around this one.
+  // are queued. `trains`: the call may give gradients.
+  void enter(Unit& unit, bool trains);
+  // Closes the unit and reduces what its calls may have given, unless it is entered by a call
+  // around this one.
   void leave(Unit& unit);
   // After each reduce-scatter, which has ended when `event` has.
   void on_reduced(const Event& event);
@@ -67,13 +69,13 @@ class Context : public std::enable_shared_from_this<Context> {
   void resume() noexcept { recovery_count_ = device_.recoveries(); }
   // False: its world has recovered without it.
   bool is_valid() const noexcept { return recovery_count_ == device_.recoveries(); }
+  // Whether it is as all ranks made it, whatever they have done since.
+  bool is_new() const noexcept { return slots_->is_new(); }
   // Its units have no context again, as before the first step.
   void dissolve() noexcept;
 
  private:
   Context() = default;
-  void size_slots(int nesting);
-  void allocate_slots();
   void prefetch(int depth);
   void end_of_backward();
   void recover() noexcept;
@@ -90,11 +92,8 @@ class Context : public std::enable_shared_from_this<Context> {
   Device device_ = Device::meta();
   std::uint64_t recovery_count_ = 0;        // Device::recoveries() since when its units are in use
   std::vector<std::weak_ptr<Unit>> units_;  // in order of the module tree
-  std::shared_ptr<SymmetricMemory> arena_;  // of all slots
-  std::vector<std::unique_ptr<SlotRing>> rings_;
-  int gather_slots_ = 0, reduce_slots_ = 0;
-  std::int64_t gather_slot_bytes_ = 0, reduce_slot_bytes_ = 0, resident_bytes_ = 0,
-               arena_bytes_ = 0;
+  std::unique_ptr<Slots> slots_;
+  std::uint64_t gathers_ = 0, reductions_ = 0;
 
   std::vector<Unit*> entered_;  // from the outermost
   std::uint64_t pass_ = 0;

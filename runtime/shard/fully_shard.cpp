@@ -96,7 +96,7 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
 ShardPlan shard_plan(nn::Module& root) { return root_unit("shard_plan", root)->context()->plan(); }
 
 ShardCounters shard_counters(nn::Module& root) {
-  return root_unit("shard_counters", root)->context()->counters;
+  return root_unit("shard_counters", root)->context()->counters();
 }
 
 void skip_backward(nn::Module& root) {

@@ -63,11 +63,12 @@ bool GatheredParameters::gather() {
   if (shards_.needs_slot())
     for (const auto& group : {shards_.trainable, shards_.frozen})
       if (group) shards_.device.gather().wait(group->updated);
-  if (uses_slot()) slot_ = ring_->take(shards_.layout.gather_bytes, StreamId::gather);
+  if (uses_slot()) slot_ = shards_.take(SlotKind::parameters);
   advance(State::closed, State::gathering);
   gathered_version_ = version();
   if (!uses_slot()) return false;
   try {
+    slot_.arena->begin_use(slot_, StreamId::gather);
     return fill_slot();
   } catch (...) {
     close_unchecked();
@@ -169,7 +170,7 @@ void GatheredParameters::close_unchecked() noexcept {
   }
   // The slot's memory is made safe by its last use, not by what is known here: a gather that nobody
   // waited for counts too.
-  if (uses_slot()) shards_.give_back(*ring_, slot_);
+  if (slot_.arena) shards_.give_back(slot_);
   slot_ = {};
   state_ = State::closed;
 }

@@ -27,8 +27,6 @@ class GatheredParameters {
 
   // Gives the parameters their windows, once the shards have memory.
   void materialize();
-  // The ring that slots are taken from; null where none is needed.
-  void set_ring(SlotRing* ring) noexcept { ring_ = ring; }
 
   // --- the steps ---
   // Casts this rank's shards into a slot and queues the all-gather around them, unless that is
@@ -45,9 +43,9 @@ class GatheredParameters {
   bool is_stale() const noexcept;
   // For a step that failed: as `close`, and nobody hears of escapes.
   void close_unchecked() noexcept;
-  // See SlotRing::note_uses.
+  // See Arena::note_uses.
   void note_uses() {
-    if (state_ != State::closed && uses_slot()) ring_->note_uses(slot_);
+    if (slot_.arena) slot_.arena->note_uses(slot_);
   }
 
  private:
@@ -55,9 +53,7 @@ class GatheredParameters {
   static const char* name(State state) noexcept;
 
   void advance(State from, State to);
-  bool uses_slot() const noexcept {
-    return shards_.needs_slot() && shards_.layout.gather_bytes > 0;
-  }
+  bool uses_slot() const noexcept { return shards_.gather_bytes() > 0; }
   bool fill_slot();
   void pack(const FlatGroup& group, const Tensor& table);
   std::string escape() const;
@@ -66,7 +62,6 @@ class GatheredParameters {
   PreparedGroups prepared_;
   Tensor pack_trainable_, pack_frozen_;  // tables of kernels::PackEntry
   State state_ = State::closed;
-  SlotRing* ring_ = nullptr;
   Slot slot_;
   Event gathered_;
   std::uint64_t gathered_version_ = 0;

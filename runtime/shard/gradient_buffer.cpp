@@ -34,13 +34,18 @@ GradientBuffer::GradientBuffer(const UnitShards& shards)
 // --- filling ---
 
 void GradientBuffer::take() {
-  slot_ = ring_->take(shards_.layout.gradient_buffer_bytes, StreamId::compute);
+  if (!slot_.arena) slot_ = shards_.take(SlotKind::gradients);
+}
+
+void GradientBuffer::begin_use() {
+  take();
+  slot_.arena->begin_use(slot_, StreamId::compute);
   buffer_ = Storage::borrowed(shards_.device, slot_.data, slot_.bytes, *slot_.use);
   arrived_.clear();
 }
 
 autograd::GradientSink GradientBuffer::sink(int entry) {
-  if (!buffer_) take();
+  if (!buffer_) begin_use();
   const auto at = static_cast<std::size_t>(entry);
   const std::size_t i = shards_.parameter_of[at];
   const bool is_there = arrived_.add(at);
@@ -50,15 +55,16 @@ autograd::GradientSink GradientBuffer::sink(int entry) {
 }
 
 void GradientBuffer::drop() noexcept {
-  if (!buffer_) return;
+  if (!slot_.arena) return;
   buffer_.reset();
-  shards_.give_back(*ring_, slot_);
+  shards_.give_back(slot_);
+  slot_ = {};
 }
 
 // --- reducing ---
 
 void GradientBuffer::reduce() {
-  if (!buffer_) take();  // nothing arrived here: zeros travel
+  if (!buffer_) begin_use();  // nothing arrived here: zeros travel
   complete();
   FlatGroup& group = *shards_.trainable;
   const bool is_fresh = !group.gradient.defined();

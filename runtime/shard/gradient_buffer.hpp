@@ -2,9 +2,10 @@
 // 1/N; one grouped reduce-scatter then sums them over the ranks into the flat gradient of this
 // rank's shards. One rank has none: its gradients go straight into the flat group (LocalGradient).
 //
-//   empty ──sink──▶ filling ──reduce──▶ empty
-//           │ slot taken       │ zeros for what did not arrive, a count of 0 or 1 for each
-//                              │ parameter, reduce-scatter queued, slot given back
+//   empty ──take──▶ taken ──sink──▶ filling ──reduce──▶ empty
+//                                             │ zeros for what did not arrive, a count of 0 or 1
+//                                             │ for each parameter, reduce-scatter queued, slot
+//                                             │ given back
 //
 //   compute   dW │ dW │ complete ┐ record
 //   reduce                       └ wait │ reduce_scatter │ (accumulate) │ record ┐
@@ -26,10 +27,10 @@ class GradientBuffer {
   explicit GradientBuffer(const UnitShards& shards);
   ~GradientBuffer() { drop(); }
 
-  void set_ring(SlotRing* ring) noexcept { ring_ = ring; }
-
-  // The sink of one more contribution to the gradient of the trainable group's entry; takes a slot
-  // for the first.
+  // Takes a slot, where every rank does: as its unit is entered. What a rank's graph then reaches
+  // is its own affair.
+  void take();
+  // The sink of one more contribution to the gradient of the trainable group's entry.
   autograd::GradientSink sink(int entry);
   // Reduces what has arrived, zeros for what has not, and gives the slot back. Adds to a gradient
   // that is there. FlatGroup::reduced is recorded after it.
@@ -38,7 +39,7 @@ class GradientBuffer {
   void drop() noexcept;
 
  private:
-  void take();
+  void begin_use();
   void complete();
   double missing_part(std::size_t word) const;
   Tensor fresh_gradient() const;
@@ -50,9 +51,8 @@ class GradientBuffer {
   const UnitShards& shards_;
   PreparedGroups prepared_;
   Tensor entries_, gaps_f32_, gaps_reduce_;  // tables of kernels::FlatSpan
-  SlotRing* ring_ = nullptr;
-  std::shared_ptr<Storage> buffer_;  // null while it is empty
   Slot slot_;
+  std::shared_ptr<Storage> buffer_;  // null before the first sink
   ArrivalMask arrived_;
 };
 

@@ -11,14 +11,13 @@ ShardPlan Context::plan() const {
   plan.ranks = world_->size();
   for (const auto& weak : units_)
     if (const auto unit = weak.lock()) plan.units.push_back(unit->describe());
-  plan.gather_slots = gather_slots_;
-  plan.reduce_slots = reduce_slots_;
-  plan.gather_slot_bytes = gather_slot_bytes_;
-  plan.reduce_slot_bytes = reduce_slot_bytes_;
-  plan.resident_bytes = resident_bytes_;
-  plan.arena_bytes = arena_bytes_;
+  plan.arena_bytes = slots_->bytes();
+  plan.most_alive_bytes = slots_->most_alive();
+  plan.is_assumed = slots_->is_new();
   return plan;
 }
+
+ShardCounters Context::counters() const { return {gathers_, reductions_, slots_->unplanned()}; }
 
 ShardPlan::Unit Unit::describe() const {
   const bool is_shared = shards_.size() > 1;
@@ -29,8 +28,8 @@ ShardPlan::Unit Unit::describe() const {
     out.numel += p->shape.numel();
     out.shard_numel += round_up(p->spec.chunk_numel(), kFlatAlign);
   }
-  out.gather_bytes = shards_.needs_slot() ? shards_.layout.gather_bytes : 0;
-  out.gradient_buffer_bytes = is_shared ? shards_.layout.gradient_buffer_bytes : 0;
+  out.gather_bytes = shards_.gather_bytes();
+  out.gradient_buffer_bytes = shards_.gradient_bytes();
   out.param = shards_.param_dtype();
   out.reduce = shards_.reduce_dtype();
   out.reshard_after_forward = !keeps_open_;
@@ -74,10 +73,10 @@ std::string ShardPlan::to_string() const {
   out += concat("  collectives of one forward and backward: ", gathers, " all-gathers of ",
                 with_commas(gathered), " bytes, ", reductions, " reduce-scatters of ",
                 with_commas(reduced), " bytes\n");
-  out += concat("  gather slots ", gather_slots, " x ", with_commas(gather_slot_bytes),
-                " bytes, gradient slots ", reduce_slots, " x ", with_commas(reduce_slot_bytes),
-                " bytes, resident ", with_commas(resident_bytes), " bytes, arena ",
-                with_commas(arena_bytes), " bytes\n");
+  out += concat("  arena ", with_commas(arena_bytes), " bytes of slots, ",
+                with_commas(most_alive_bytes), " alive at a time, planned from ",
+                is_assumed ? "one call of each unit in the order of the module tree\n"
+                           : "the steps so far\n");
   return out;
 }
 

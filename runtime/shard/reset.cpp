@@ -27,6 +27,7 @@ void Unit::abandon_backward() noexcept {
   if (shards_.trainable && was_touched) shards_.trainable->gradient = {};
   if (local_) local_->abandon();
   entered_calls_ = 0;
+  trains_ = false;
   owes_reduction_ = false;
   parameters_.close_unchecked();
   if (buffer_) buffer_->drop();
@@ -39,7 +40,7 @@ void Unit::reset() noexcept {
 
 void Unit::detach() noexcept {
   reset();
-  set_rings(nullptr, nullptr);
+  set_slots(nullptr);
   context_ = nullptr;
 }
 
@@ -71,7 +72,7 @@ void Context::reset() {
   recover();
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock()) unit->reset();
-  for (const auto& ring : rings_) ring->restart();
+  slots_->restart();
 }
 
 void Context::dissolve() noexcept {
@@ -174,7 +175,7 @@ ShardReset reset(nn::Module& tree, std::string_view cause) {
   agreed[draws] = static_cast<double>(autograd::random_state().draws);
   for (const auto& context : contexts) context->reset();
   for (const shard::Unit* const unit : units)
-    if (!unit->context()) agreed[no_context] = 1;
+    if (!unit->context() || !unit->context()->is_new()) agreed[no_context] = 1;
 
   ShardReset done;
   done.cause = world.resume(agreed);

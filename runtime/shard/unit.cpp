@@ -36,12 +36,14 @@ void Unit::before_call(nn::Module& module) {
                    "' had its parameters updated after the forward that is recomputed; go backward "
                    "first");
   } else {
+    if (is_root_ && !autograd::in_backward()) context_->begin_step();
     if (parameters_.is_stale() && !autograd::in_backward()) close();
     gather();
     open();
   }
-  if (autograd::history_is_wanted() && !autograd::in_backward())
-    guard_.emplace(std::make_shared<UnitRegion>(shared_from_this()), shared_from_this());
+  const bool trains = autograd::history_is_wanted();
+  if ((trains || autograd::runs_again()) && !autograd::in_backward())
+    guard_.emplace(std::make_shared<UnitRegion>(shared_from_this(), trains), shared_from_this());
   ++call_depth_;
 }
 
@@ -62,11 +64,12 @@ autograd::GradientSink Unit::sink(int entry) {
 // --- the steps ---
 
 void Unit::gather() {
-  if (parameters_.gather()) ++context_->counters.gathers;
+  if (parameters_.gather()) context_->count_gather();
 }
 
 void Unit::reduce() {
   owes_reduction_ = false;
+  trains_ = false;
   reduced_in_ = context_->pass();
   if (local_) local_->complete();
   if (!buffer_) return;
@@ -76,17 +79,22 @@ void Unit::reduce() {
 
 // --- its root ---
 
-void Unit::join(std::shared_ptr<Context> context, std::string name, bool is_root) {
+void Unit::join(std::shared_ptr<Context> context, std::string name, int number) {
   context_ = std::move(context);
   shards_.set_name(std::move(name));
-  is_root_ = is_root;
+  shards_.number = number;
+  is_root_ = number == 0;
   const Reshard reshard = shards_.options.reshard_after_forward;
-  keeps_open_ = reshard == Reshard::never || (is_root && reshard == Reshard::automatic);
+  keeps_open_ = reshard == Reshard::never || (is_root_ && reshard == Reshard::automatic);
 }
 
-void Unit::set_rings(SlotRing* gather, SlotRing* reduce) noexcept {
-  parameters_.set_ring(gather);
-  if (buffer_) buffer_->set_ring(reduce);
+UnitNeeds Unit::needs(int parent) const {
+  return {.parent = parent,
+          .keeps_open = keeps_open_,
+          .gather_bytes = shards_.gather_bytes(),
+          .gradient_bytes = shards_.gradient_bytes(),
+          .prefetch_depth = shards_.options.prefetch_depth,
+          .reductions_in_flight = shards_.options.reductions_in_flight};
 }
 
 }  // namespace tessera::shard

@@ -43,11 +43,19 @@ class Unit final : public nn::ModuleHook,
   void close() { parameters_.close(); }
   void note_uses() { parameters_.note_uses(); }
   void reduce();
+  // Takes the memory that its gradients will need.
+  void take_buffer() {
+    if (buffer_) buffer_->take();
+  }
 
   // --- its part of backward ---
-  // One of its calls is entered, is left.
-  void enter_call() noexcept { ++entered_calls_; }
+  // One of its calls is entered, is left. `trains`: it may give gradients.
+  void enter_call(bool trains) noexcept {
+    ++entered_calls_;
+    trains_ = trains_ || trains;
+  }
   void leave_call() noexcept { --entered_calls_; }
+  bool trains() const noexcept { return trains_; }
   bool is_in_backward() const noexcept { return entered_calls_ > 0; }
   // Counts updates of its parameters. A recomputed call of it must find this version, forward's.
   std::uint64_t version() const noexcept { return parameters_.version(); }
@@ -60,14 +68,15 @@ class Unit final : public nn::ModuleHook,
   const std::string& name() const noexcept { return shards_.name; }
   bool is_root() const noexcept { return is_root_; }
   bool keeps_open() const noexcept { return keeps_open_; }
-  bool has_own_slot() const noexcept { return keeps_open_ || is_root_; }
   bool is_in_call() const noexcept { return call_depth_ > 0; }
   ShardPlan::Unit describe() const;
 
   // --- its root ---
   const std::shared_ptr<Context>& context() const noexcept { return context_; }
-  void join(std::shared_ptr<Context> context, std::string name, bool is_root);
-  void set_rings(SlotRing* gather, SlotRing* reduce) noexcept;
+  void join(std::shared_ptr<Context> context, std::string name, int number);
+  // `parent`: the number of the unit around it.
+  UnitNeeds needs(int parent) const;
+  void set_slots(Slots* slots) noexcept { shards_.slots = slots; }
 
   // --- after a failure ---
   void abandon_call(nn::Module& module) noexcept override;
@@ -98,6 +107,7 @@ class Unit final : public nn::ModuleHook,
   std::optional<autograd::RegionGuard> guard_;  // of the call that runs, for training
 
   int entered_calls_ = 0;
+  bool trains_ = false;                // one of these
   std::uint64_t forward_version_ = 0;  // of the call entered last
   bool owes_reduction_ = false;
   std::uint64_t reduced_in_ = 0;  // the backward pass of the last reduction

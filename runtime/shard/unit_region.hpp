@@ -13,7 +13,8 @@ class Unit;
 
 class UnitRegion final : public autograd::Region {
  public:
-  explicit UnitRegion(const std::shared_ptr<Unit>& unit);
+  // `trains`: false for a call without gradients that a recomputed function makes again.
+  UnitRegion(const std::shared_ptr<Unit>& unit, bool trains);
 
   void on_backward_begin() override;
   void on_backward_end() override;
@@ -24,7 +25,8 @@ class UnitRegion final : public autograd::Region {
  private:
   std::weak_ptr<Unit> unit_;
   std::uint64_t recovery_count_;  // Device::recoveries() when forward ran
-  std::uint64_t version_;         // of the unit's parameters then
+  bool trains_;
+  std::uint64_t version_;  // of the unit's parameters then
 };
 
 }  // namespace tessera::shard

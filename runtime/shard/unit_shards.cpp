@@ -48,9 +48,9 @@ void UnitShards::set_name(std::string to) {
     if (group) group->name = name;
 }
 
-void UnitShards::give_back(SlotRing& ring, const Slot& slot) const noexcept {
+void UnitShards::give_back(const Slot& slot) const noexcept {
   try {
-    ring.give_back(slot);
+    slots->give_back(slot);
   } catch (const std::exception& error) {
     log(LogLevel::error, concat("unit '", name, "': could not give its slot back: ", error.what()));
   }

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/shard/slots.hpp"
 #include "tessera/comm/communicator.hpp"
-#include "tessera/memory/slots.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/shard/layout.hpp"
 
@@ -34,12 +34,19 @@ struct UnitShards {
   // Whether the full tensors need a slot: not where one rank computes in the shards' own dtype.
   bool needs_slot() const noexcept { return size() > 1 || param_dtype() != f32; }
 
-  // Gives a slot back. A failure is logged under the unit's name: this also runs where an exception
-  // is on its way.
-  void give_back(SlotRing& ring, const Slot& slot) const noexcept;
+  std::int64_t gather_bytes() const noexcept { return needs_slot() ? layout.gather_bytes : 0; }
+  std::int64_t gradient_bytes() const noexcept {
+    return size() > 1 && trainable ? layout.gradient_buffer_bytes : 0;
+  }
+
+  Slot take(SlotKind kind) const { return slots->take(number, kind); }
+  // A failure is logged under the unit's name: this also runs where an exception is on its way.
+  void give_back(const Slot& slot) const noexcept;
 
   ShardOptions options;
   std::string name = "(not yet named)";
+  int number = -1;                                  // of the units under its root, which have
+  Slots* slots = nullptr;                           // in common
   const char *gather_name = "", *reduce_name = "";  // of the unit's collectives
   std::vector<std::shared_ptr<ParameterState>> parameters;
   UnitLayout layout;

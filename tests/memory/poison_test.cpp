@@ -9,7 +9,7 @@
 #include "runtime/memory/poison.hpp"
 #include "tessera/base/dtype.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tessera/memory/slots.hpp"
+#include "tessera/memory/arena.hpp"
 #include "tests/memory/helpers.hpp"
 #include "tests/support/catch.hpp"
 
@@ -103,15 +103,16 @@ TEST_CASE("fresh memory, and memory read after its free, is NaN") {
 TEST_CASE("a slot is NaN when it is taken and when it was given back") {
   const Device device = poisoned({.executor = ExecutorKind::inlined});
   alignas(256) std::byte memory[512];
-  SlotRing ring(device.context(), memory, 256, 2, "slots");
+  Arena arena(device.context(), memory, 512);
   for (int round = 0; round < 3; ++round) {
-    const Slot slot = ring.take(64, kGather);
+    const Slot slot = arena.take(256 * (round % 2), 64, kActivations);
+    arena.begin_use(slot, kGather);
     float fresh = 0, used = 0, returned = 0;
     read(device, kGather, slot.use, slot.data, fresh);
     write(device, kGather, *slot.use, slot.data, 5);
     device.compute().wait(device.gather().record());
     read(device, kCompute, slot.use, slot.data, used);
-    ring.give_back(slot);
+    arena.give_back(slot);
     read(device, kCompute, nullptr, slot.data, returned);
     CHECK(std::isnan(fresh));
     CHECK(used == 5);

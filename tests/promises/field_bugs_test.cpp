@@ -13,7 +13,7 @@
 
 #include "runtime/device/testing.hpp"
 #include "tessera/device/observe/race_checker.hpp"
-#include "tessera/memory/slots.hpp"
+#include "tessera/memory/arena.hpp"
 #include "tests/shard/support.hpp"
 
 using namespace tessera;
@@ -160,13 +160,15 @@ TEST_CASE("F7: a gathered bucket is resized to zero before its readers are submi
   const bool repaired = GENERATE(false, true);
   Rank r;
   const Buffer memory = r.memory().allocate(512, compute);
-  SlotRing ring(r.device.context(), memory.data(), 512, 1, "gather slots");
-  const Slot slot = ring.take(512, StreamId::gather);
+  Arena arena(r.device.context(), memory.data(), 512);
+  const OwnerId owner = r.memory().ledger().owner("gather slots");
+  const Slot slot = arena.take(0, 512, owner);
+  arena.begin_use(slot, StreamId::gather);
   r.run(StreamId::gather, "all_gather", *slot.use, slot.data, 512, W);
   r.order(compute, StreamId::gather);
-  if (!repaired) ring.give_back(slot);
+  if (!repaired) arena.give_back(slot);
   r.run(compute, "matmul", *slot.use, slot.data, 512, R);
-  if (repaired) ring.give_back(slot);
+  if (repaired) arena.give_back(slot);
   CHECK(r.race().empty() == repaired);
   if (!repaired) CHECK_THAT(r.race(), Contains("of 'gather slots' after they were given back"));
 }
@@ -230,14 +232,16 @@ TEST_CASE("F11: a prefetch overwrites what slow compute has yet to read", "[prom
   const bool repaired = GENERATE(false, true);
   Rank r;
   const Buffer memory = r.memory().allocate(512, compute);
-  SlotRing ring(r.device.context(), memory.data(), 512, 1, "gather slots");
+  Arena arena(r.device.context(), memory.data(), 512);
+  const OwnerId owner = r.memory().ledger().owner("gather slots");
   if (!repaired) r.forget(2);  // of taking the slot again
   for (const char* layer : {"prefetch 0", "prefetch 1"}) {
-    const Slot slot = ring.take(512, transfer);
+    const Slot slot = arena.take(0, 512, owner);
+    arena.begin_use(slot, transfer);
     r.run(transfer, layer, *slot.use, slot.data, 512, W);
     r.order(compute, transfer);
     r.run(compute, "use", *slot.use, slot.data, 512, R);
-    ring.give_back(slot);
+    arena.give_back(slot);
   }
   CHECK(r.race().empty() == repaired);
   if (!repaired) CHECK_THAT(r.race(), Contains("make transfer wait for compute's tick 1"));
@@ -309,11 +313,11 @@ TEST_CASE("F15: references that are kept for safety hold memory of every layer",
 TEST_CASE("F15: slots give no memory to a layer more than the plan counts", "[promises]") {
   Rank r;
   const Buffer memory = r.memory().allocate(1024, compute);
-  SlotRing ring(r.device.context(), memory.data(), 512, 2, "gather slots");
-  std::vector<Slot> kept;
-  kept.push_back(ring.take(512, StreamId::gather));
-  kept.push_back(ring.take(512, StreamId::gather));
-  // A third layer's memory does not exist: the number of slots is the plan's, not the depth's.
-  CHECK_THROWS_WITH(ring.take(512, StreamId::gather), Contains("all 2 slots are taken"));
-  for (const Slot& slot : kept) ring.give_back(slot);
+  Arena arena(r.device.context(), memory.data(), 1024);
+  const std::vector<Slot> kept{arena.take(0, 512, kActivations),
+                               arena.take(512, 512, kActivations)};
+  // A third layer's memory does not exist: the arena is as large as the plan, not as the host runs.
+  CHECK(arena.best_gap(512) == -1);
+  CHECK(arena.take(512, 512, kActivations).arena == nullptr);
+  for (const Slot& slot : kept) arena.give_back(slot);
 }

@@ -63,11 +63,13 @@ constexpr std::int64_t kMostRows = 1 << 12;
 
 class Part final : public nn::Module {
  public:
-  Part(const PartPlan& plan, Part* outer, int& number)
-      : plan_(plan), outer_(outer), w_({kWidth}, Initializer::normal(0, 0.5)) {
-    register_parameter("w" + std::to_string(number++), w_);
+  // `parts`: all of the tree so far.
+  Part(const PartPlan& plan, Part* outer, std::vector<Part*>& parts)
+      : plan_(plan), outer_(outer), parts_(parts), w_({kWidth}, Initializer::normal(0, 0.5)) {
+    register_parameter("w" + std::to_string(parts.size()), w_);
+    parts.push_back(this);
     for (std::size_t i = 0; i < plan.children.size(); ++i) {
-      children_.push_back(std::make_unique<Part>(plan.children[i], this, number));
+      children_.push_back(std::make_unique<Part>(plan.children[i], this, parts));
       register_module(std::to_string(i), *children_.back());
     }
   }
@@ -99,7 +101,8 @@ class Part final : public nn::Module {
   Tensor run(const Statement& s, const Tensor& h, int rank) {
     if (s.kind == Statement::own) return used(h, w_.value(), rows_);
     if (s.kind == Statement::outer) return used(h, outer_->w_.value(), outer_->rows_);
-    Part& child = *children_[static_cast<std::size_t>(s.child)];
+    const auto callee = static_cast<std::size_t>(s.callee);
+    Part& child = s.kind == Statement::call ? *children_[callee] : *parts_[callee];
     Tensor y;
     if (s.without_gradient) {
       const NoGradGuard no_gradient;
@@ -114,6 +117,7 @@ class Part final : public nn::Module {
 
   const PartPlan& plan_;
   Part* const outer_;
+  const std::vector<Part*>& parts_;
   Parameter w_;
   std::int64_t rows_ = 0;
   std::vector<std::unique_ptr<Part>> children_;
@@ -170,8 +174,8 @@ using Values = std::map<std::string, std::vector<float>>;
 // sum of what the ranks have the mean of.
 Values reference(const Program& program) {
   const Device device = Device::cpu({.threads = 1});
-  int number = 0;
-  Part model(program.root, nullptr, number);
+  std::vector<Part*> parts;
+  Part model(program.root, nullptr, parts);
   model.materialize(device);
   nn::init(model, {program.seed});
   optim::Sgd optimizer(model.parameters(), {.lr = kRate / program.ranks});
@@ -192,8 +196,8 @@ Values reference(const Program& program) {
 Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& checker) {
   Values values;
   run_local(program.ranks, {.threads = 1, .race_checker = checker}, [&](World& world) {
-    int number = 0;
-    Part model(program.root, nullptr, number);
+    std::vector<Part*> parts;
+    Part model(program.root, nullptr, parts);
     model.shard(world);
     model.materialize(world.device());
     nn::init(model, {program.seed});

@@ -1,5 +1,6 @@
 #include "tests/promises/random_program.hpp"
 
+#include <algorithm>
 #include <array>
 #include <ostream>
 #include <random>
@@ -24,12 +25,16 @@ class Dice {
   std::mt19937_64 engine_;
 };
 
-PartPlan make_part(Dice& dice, int depth) {
+// `number` counts parts; `units` are the finished ones that can be called from anywhere: units that
+// use no weight of an outer part, which may be closed there.
+PartPlan make_part(Dice& dice, int depth, int& number, std::vector<int>& units) {
   PartPlan part;
+  const int own_number = number++;
   const int children = depth == 0                     ? 1 + dice.below(3)
                        : depth < 3 && dice.once_in(2) ? 1 + dice.below(2)
                                                       : 0;
-  for (int i = 0; i < children; ++i) part.children.push_back(make_part(dice, depth + 1));
+  for (int i = 0; i < children; ++i)
+    part.children.push_back(make_part(dice, depth + 1, number, units));
   part.is_unit = depth == 0 || !dice.once_in(4);
   part.reshard = std::array{Reshard::automatic, Reshard::always,
                             Reshard::never}[static_cast<std::size_t>(dice.below(3))];
@@ -40,17 +45,20 @@ PartPlan make_part(Dice& dice, int depth) {
     s.kind = children > 0 && dice.below(3) > 0 ? Statement::call
              : depth > 0 && dice.once_in(4)    ? Statement::outer
                                                : Statement::own;
-    if (s.kind == Statement::call) {
-      s.child = dice.below(children);
+    if (!units.empty() && dice.once_in(8)) s.kind = Statement::call_elsewhere;
+    if (s.kind == Statement::call || s.kind == Statement::call_elsewhere) {
+      s.callee = s.kind == Statement::call
+                     ? dice.below(children)
+                     : units[static_cast<std::size_t>(dice.below(static_cast<int>(units.size())))];
       s.without_gradient = dice.once_in(8);
       s.used = dice.ranks();
-      // Units inside a recomputed function are open at the same time, and there are slots for those
-      // that are open inside one another.
-      const PartPlan& callee = part.children[static_cast<std::size_t>(s.child)];
-      s.recomputed = callee.children.empty() && dice.once_in(3);
+      s.recomputed = dice.once_in(3);
     }
     part.body.push_back(s);
   }
+  const auto is_outer = [](const Statement& s) { return s.kind == Statement::outer; };
+  if (part.is_unit && std::none_of(part.body.begin(), part.body.end(), is_outer))
+    units.push_back(own_number);
   if (depth == 0) part.body.insert(part.body.begin(), Statement());  // every rank has a graph
   return part;
 }
@@ -64,9 +72,10 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
   for (const Statement& s : part.body) {
     if (s.kind == Statement::own) out << " own";
     if (s.kind == Statement::outer) out << " outer";
-    if (s.kind == Statement::call)
-      out << " " << s.child << (s.recomputed ? " recomputed" : "")
-          << (s.without_gradient ? " no_grad" : "") << " used " << (s.used);
+    if (s.kind == Statement::call || s.kind == Statement::call_elsewhere)
+      out << (s.kind == Statement::call ? " " : " w") << s.callee
+          << (s.recomputed ? " recomputed" : "") << (s.without_gradient ? " no_grad" : "")
+          << " used " << (s.used);
     out << ",";
   }
   out << "\n";
@@ -80,7 +89,9 @@ Program make_program(std::uint64_t seed) {
   Program program;
   program.seed = seed;
   program.ranks = 1 << dice.below(3);
-  program.root = make_part(dice, 0);
+  int parts = 0;
+  std::vector<int> units;
+  program.root = make_part(dice, 0, parts, units);
   for (int k = 0; k < kSteps; ++k) {
     Step step;
     const int forwards = 1 + dice.below(3);

@@ -16,10 +16,11 @@ constexpr Ranks kAllRanks = (1U << kMostRanks) - 1;
 constexpr bool has(Ranks ranks, int rank) { return ((ranks >> rank) & 1U) != 0; }
 
 struct Statement {
-  // h changes by this module's weight, by the outer one's, or by a call.
-  enum Kind { own, outer, call };
+  // h changes by this module's weight, by the outer one's, or by a call, of a child or of a unit
+  // elsewhere in the tree.
+  enum Kind { own, outer, call, call_elsewhere };
   Kind kind = own;
-  int child = 0;
+  int callee = 0;  // the number of the child; of the part, counted from the root
   bool recomputed = false, without_gradient = false;
   Ranks used = kAllRanks;  // the ranks that use the result
 };

@@ -172,6 +172,27 @@ TEST_CASE("a call without gradients inside a recomputed function is gathered and
   for (const ShardCounters& counters : results) CHECK(counters.reductions == 1);  // the root's
 }
 
+TEST_CASE("a recomputed function with a call without gradients, unused on one rank", "[threads]") {
+  for (const Reshard reshard : kPolicies)
+    check(
+        [](int rank) -> Pair::Body {
+          return [rank](Pair& m, const Tensor& x) {
+            const Tensor y = recompute(
+                [&m](const Tensor& in) {
+                  const Tensor weight = [&] {
+                    const NoGradGuard no_gradient;
+                    return m.a(in);
+                  }();
+                  return m.b(in) * weight;
+                },
+                x);
+            const Tensor own = x * m.scale.value();
+            return rank == 0 ? own + y : own;
+          };
+        },
+        reshard, backward);
+}
+
 TEST_CASE("a rank that leaves a backward out says so in its place", "[threads]") {
   const auto bodies = [](int) -> Pair::Body {
     return [](Pair& m, const Tensor& x) { return m.b(tanh(m.a(x))) * m.scale.value(); };

@@ -144,6 +144,9 @@ Tensor record_always(const char* name, std::span<const Tensor> inputs, Tensor ou
 bool grad_enabled() noexcept;
 // The same, or the first run of a recomputed function, of which the second run will.
 bool history_is_wanted() noexcept;
+// Whether this is the first run of a recomputed function, which backward runs again, with what in
+// it has no gradients.
+bool runs_again() noexcept;
 class GradModeGuard {
  public:
   explicit GradModeGuard(bool enabled) noexcept;

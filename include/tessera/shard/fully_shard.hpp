@@ -43,16 +43,15 @@ struct ShardOptions {
   MixedPrecision precision = {};
   Reshard reshard_after_forward = Reshard::automatic;
   // How many gathers backward queues ahead of the unit that it enters, 1 to 64; in forward it only
-  // sizes the slots, and so limits how far gathers run ahead.
+  // says how many have slots apart, and so limits how far gathers run ahead.
   int prefetch_depth = 1;
   // Gradient buffers that are being reduced beside the one that is being filled, 1 to 64.
   int reductions_in_flight = 1;
 };
 
-// Makes `module` a unit. Call inner modules first; the outermost call makes the root, which sizes
-// the slots. Values that exist are kept.
-// Throws: ContractError for a module that is a unit already, for a parameter that is shared with a
-// unit outside this module, and for options that cannot take effect.
+// Makes `module` a unit. Call inner modules first; the outermost call makes the root. Values that
+// exist are kept. Throws: ContractError for a module that is a unit already, for a parameter that
+// is shared with a unit outside this module, and for options that cannot take effect.
 void fully_shard(nn::Module& module, const ShardOptions& options);
 
 // What a sharded module will do: everything the engine has fixed, for printing and for assertions.
@@ -68,21 +67,25 @@ struct ShardPlan {
     int gathers_per_call = 0, reductions_per_call = 0;  // collectives of one forward and backward
   };
   std::vector<Unit> units;
-  int ranks = 1, gather_slots = 0, reduce_slots = 0;
-  std::int64_t gather_slot_bytes = 0, reduce_slot_bytes = 0;
-  std::int64_t resident_bytes = 0;  // slots that the root and units that stay open have alone
-  std::int64_t arena_bytes = 0;     // all slots, these too: one allocation in symmetric memory
+  int ranks = 1;
+  // Of all slots together: where full parameters and unreduced gradients lie. Slots that are never
+  // alive together share addresses.
+  std::int64_t arena_bytes = 0;
+  std::int64_t most_alive_bytes = 0;  // no other addresses would need fewer
+  bool is_assumed = true;             // no step has called the units in another order yet
 
   std::string to_string() const;
 };
 // The plan of a root, made now if no step has made it. Every rank calls it, though one may print:
-// the first call allocates the slots, which is collective.
+// the first call allocates the arena, which is collective.
 // Throws: ContractError for a module that is no unit or not materialized.
 ShardPlan shard_plan(nn::Module& root);
 
 // Collectives that a root's units have issued so far; see shard_plan for what it throws.
 struct ShardCounters {
   std::uint64_t gathers = 0, reductions = 0;
+  std::uint64_t unplanned_slots =
+      0;  // taken where the plan had none: by a step unlike those before
 };
 ShardCounters shard_counters(nn::Module& root);
 

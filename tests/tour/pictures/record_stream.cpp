@@ -8,8 +8,8 @@
 
 #include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
+#include "tessera/memory/arena.hpp"
 #include "tessera/memory/memory.hpp"
-#include "tessera/memory/slots.hpp"
 #include "tests/tour/pictures/pictures.hpp"
 
 namespace tessera::pictures {
@@ -109,23 +109,25 @@ class Gates final : public Source {
   Buffer buffer_;
 };
 
-// What the sharding engine does: the plan has made two slots.
+// What the sharding engine does: two slots lie apart, because the plan has them alive at a time.
 class Slots final : public Source {
  public:
   explicit Slots(const Device& device)
       : memory_(Memory::of(device)),
-        arena_(memory_.allocate(2 * kBytes, StreamId::gather)),
-        ring_(device.context(), arena_.data(), kBytes, 2, "slots") {}
+        buffer_(memory_.allocate(2 * kBytes, StreamId::gather)),
+        arena_(device.context(), buffer_.data(), 2 * kBytes) {}
   Lent take() override {
-    const Slot slot = ring_.take(kBytes, StreamId::gather);
-    return {slot.data, slot.use, [this, slot] { ring_.give_back(slot); }};
+    const Slot slot = arena_.take(kBytes * (uses_++ % 2), kBytes, kActivations);
+    arena_.begin_use(slot, StreamId::gather);
+    return {slot.data, slot.use, [this, slot] { arena_.give_back(slot); }};
   }
   std::int64_t peak_bytes() const override { return 2 * kBytes; }
 
  private:
   Memory& memory_;
-  Buffer arena_;
-  SlotRing ring_;
+  Buffer buffer_;
+  Arena arena_;
+  int uses_ = 0;
 };
 
 struct Result {

@@ -1,0 +1,200 @@
+#include "tessera/memory/arena.hpp"
+
+#include <algorithm>
+
+#include "runtime/memory/poison.hpp"
+#include "tessera/base/checked.hpp"
+#include "tessera/device/device_context.hpp"
+#include "tessera/memory/placement.hpp"
+
+namespace tessera {
+namespace {
+
+std::int64_t rounded(std::int64_t bytes) { return round_up(bytes, kAlignmentBytes); }
+
+bool is_covered(const std::vector<Event>& by, const Event& event) {
+  return std::any_of(by.begin(), by.end(),
+                     [&](const Event& e) { return e.clock.covers(event.clock); });
+}
+
+const Event* noted_at(const std::vector<Event>& noted, StreamId stream, Tick used) {
+  const auto found = std::find_if(noted.begin(), noted.end(), [&](const Event& event) {
+    return event.stream == stream && event.tick >= used;
+  });
+  return found == noted.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+bool Arena::is_free(std::int64_t offset, std::int64_t bytes) const {
+  const std::int64_t end = checked_add(offset, rounded(bytes));
+  return end <= bytes_ && std::none_of(holders_.begin(), holders_.end(), [&](const auto& h) {
+           return h->begin < end && offset < h->end;
+         });
+}
+
+std::int64_t Arena::best_gap(std::int64_t bytes) const {
+  std::vector<AddressRange> taken;
+  for (const auto& h : holders_)
+    if (h->end > 0) taken.push_back({h->begin, h->end});
+  return smallest_gap(taken, rounded(bytes), bytes_);
+}
+
+Slot Arena::take(std::int64_t offset, std::int64_t bytes, OwnerId owner) {
+  TESSERA_EXPECT(bytes > 0 && offset >= 0 && offset % kAlignmentBytes == 0, "Arena::take: ", bytes,
+                 " bytes at ", offset, "; offsets are multiples of ", kAlignmentBytes);
+  const std::int64_t end = checked_add(offset, rounded(bytes));
+  if (end > bytes_) return {};
+  std::size_t number = holders_.size();
+  for (std::size_t i = 0; i < holders_.size(); ++i) {
+    const Holder& h = *holders_[i];
+    if (h.end == 0)
+      number = i;
+    else if (h.begin < end && offset < h.end)
+      return {};
+  }
+  if (number == holders_.size()) holders_.push_back(std::make_unique<Holder>());
+  Holder& user = *holders_[number];
+  user.begin = offset;
+  user.end = end;
+  user.owner = owner;
+  user.use = {};
+  user.is_used = false;
+  cut_out(offset, end, user.events);
+  ++taken_;
+  Memory::of(context_).ledger().add(owner, end - offset);
+  return {data_ + offset, bytes, &user.use, this, static_cast<int>(number)};
+}
+
+// Takes [begin, end) out of the past, and adds what was last done to any of its bytes.
+void Arena::cut_out(std::int64_t begin, std::int64_t end, std::vector<Event>& last_use) {
+  for (std::size_t i = 0; i < past_.size();) {
+    Past& past = past_[i];
+    if (past.end <= begin || end <= past.begin) {
+      ++i;
+      continue;
+    }
+    const bool lasts_before = past.begin < begin, lasts_behind = end < past.end;
+    if (!lasts_before && !lasts_behind && last_use.empty()) {
+      last_use.swap(past.last_use);
+    } else {
+      for (const Event& event : past.last_use) {
+        if (is_covered(last_use, event)) continue;
+        std::erase_if(last_use, [&](const Event& e) { return event.clock.covers(e.clock); });
+        last_use.push_back(event);
+      }
+    }
+    if (lasts_before && lasts_behind) {
+      Past behind{end, past.end, past.last_use};
+      past.end = begin;
+      past_.push_back(std::move(behind));
+      ++i;
+    } else if (lasts_before) {
+      past_[i++].end = begin;
+    } else if (lasts_behind) {
+      past_[i++].begin = end;
+    } else {
+      if (i + 1 < past_.size()) past = std::move(past_.back());
+      past_.pop_back();
+    }
+  }
+}
+
+void Arena::begin_use(const Slot& slot, StreamId stream) {
+  Holder& user = holder(slot);
+  tell(MemoryEvent::Kind::claimed, user, stream);
+  for (const Event& event : user.events) context_.wait(stream, event);
+  tell(MemoryEvent::Kind::handed_out, user, stream);
+  user.is_used = true;
+  if (Memory::of(context_).poisons())
+    poison(context_, stream, user.use, data_ + user.begin, user.end - user.begin);
+}
+
+void Arena::note_uses(const Slot& slot) {
+  Holder& user = holder(slot);
+  for (std::size_t s = 0; s < kMaxStreams; ++s) {
+    const auto id = static_cast<StreamId>(s);
+    const Tick used = user.use.touched[id];
+    if (used <= context_.host_clock()[id] || noted_at(user.noted, id, used)) continue;
+    std::erase_if(user.noted, [&](const Event& event) { return event.stream == id; });
+    user.noted.push_back(context_.event_of_free(id, used));
+  }
+}
+
+void Arena::give_back(const Slot& slot) {
+  Holder& user = holder(slot);
+  TESSERA_EXPECT(user.end > 0, "Arena::give_back: slot ", slot.number, " is not taken");
+  Memory& memory = Memory::of(context_);
+  memory.ledger().remove(user.owner, user.end - user.begin);
+  if (memory.poisons()) poison_returned(user);
+  record_last_use(user);
+  if (!user.events.empty()) past_.push_back({user.begin, user.end, std::move(user.events)});
+  if (user.is_used) tell(MemoryEvent::Kind::given_back, user, StreamId::compute);
+  user.noted.clear();
+  user.events.clear();
+  user.begin = user.end = 0;
+  --taken_;
+}
+
+// Recorded here, not when the bytes are taken again: later the events would stand behind work that
+// was queued in between, and the taker would wait for that too.
+void Arena::record_last_use(Holder& user) {
+  std::vector<Event>& events = user.events;
+  const std::size_t earlier = events.size();
+  const Clock& used = user.use.touched;
+  // A stream that no other user has waited for since gets its event first: it mostly comes last,
+  // and its event's clock covers the others' uses, which then need no event of their own.
+  const auto needs_event = [&](StreamId id) {
+    return used[id] > context_.host_clock()[id] &&
+           std::none_of(events.begin(), events.end(),
+                        [&](const Event& e) { return e.clock[id] >= used[id]; });
+  };
+  const auto is_followed = [&](StreamId id) {
+    for (std::size_t s = 0; s < kMaxStreams; ++s)
+      if (const auto other = static_cast<StreamId>(s);
+          other != id && used[other] != 0 && context_.clock(other)[id] >= used[id])
+        return true;
+    return false;
+  };
+  for (const bool followed : {false, true})
+    for (std::size_t s = 0; s < kMaxStreams; ++s)
+      if (const auto id = static_cast<StreamId>(s);
+          needs_event(id) && is_followed(id) == followed) {
+        const Event* const noted = noted_at(user.noted, id, used[id]);
+        events.push_back(noted ? *noted : context_.event_of_free(id, used[id]));
+      }
+  // Of holders before it only what nobody who used the slot has waited for.
+  const auto is_over = [&](const Event& event) {
+    return context_.host_clock().covers(event.clock) ||
+           std::any_of(events.begin() + static_cast<std::ptrdiff_t>(earlier), events.end(),
+                       [&](const Event& e) { return e.clock.covers(event.clock); });
+  };
+  for (std::size_t i = earlier; i-- > 0;)
+    if (is_over(events[i])) events.erase(events.begin() + static_cast<std::ptrdiff_t>(i));
+}
+
+void Arena::restart() {
+  TESSERA_EXPECT(taken_ == 0, "Arena::restart: ", taken_, " slots are taken");
+  past_.clear();
+}
+
+// On a stream of its users that is ordered after all of them, if there is one: compute for gathered
+// parameters, reduce for gradients. See Note [Poison adds no edge].
+void Arena::poison_returned(Holder& user) {
+  for (std::size_t s = 0; s < kMaxStreams; ++s) {
+    const auto id = static_cast<StreamId>(s);
+    if (user.use.touched[id] == 0 || !follows(context_, id, user.use)) continue;
+    return poison(context_, id, user.use, data_ + user.begin, user.end - user.begin);
+  }
+}
+
+void Arena::tell(MemoryEvent::Kind kind, const Holder& user, StreamId stream) const {
+  if (!context_.is_observed()) return;
+  context_.tell({.kind = kind,
+                 .begin = data_ + user.begin,
+                 .end = data_ + user.end,
+                 .owner = Memory::of(context_).ledger().name(user.owner),
+                 .stream = stream});
+}
+
+}  // namespace tessera

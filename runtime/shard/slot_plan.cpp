@@ -1,0 +1,169 @@
+#include "runtime/shard/slot_plan.hpp"
+
+#include <algorithm>
+
+#include "tessera/memory/placement.hpp"
+
+namespace tessera::shard {
+
+namespace {
+
+const UnitNeeds& needs_of(std::span<const UnitNeeds> units, int unit) {
+  return units[static_cast<std::size_t>(unit)];
+}
+
+// As if units that close again took turns in a ring of slots, one for the unit that is open and one
+// for each gather ahead of it: a gather may begin when its slot of the ring is given back. A unit
+// around others is open beside them, and the root from the beginning.
+void lengthen_gathers(std::span<const SlotUse> uses, std::span<const UnitNeeds> units,
+                      std::vector<Interval>& intervals) {
+  int depth = 1;
+  std::vector<bool> is_around(units.size());
+  for (const UnitNeeds& unit : units) {
+    depth = std::max(depth, unit.prefetch_depth);
+    if (unit.parent >= 0) is_around[static_cast<std::size_t>(unit.parent)] = true;
+  }
+  std::vector<std::int64_t> returned(static_cast<std::size_t>(depth) + 1, 0);
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    const SlotUse& use = uses[i];
+    const UnitNeeds& unit = needs_of(units, use.unit);
+    if (use.kind != SlotKind::parameters || unit.parent < 0 || unit.keeps_open) continue;
+    const auto oldest = std::min_element(returned.begin(), returned.end());
+    if (*oldest > use.begin) continue;
+    intervals[i].begin = *oldest;
+    if (!is_around[static_cast<std::size_t>(use.unit)]) *oldest = use.end;
+  }
+}
+
+void lengthen_buffers(std::span<const SlotUse> uses, std::span<const UnitNeeds> units,
+                      std::vector<Interval>& intervals) {
+  std::vector<std::size_t> buffers;  // in the order in which they are given back
+  std::int64_t over = 1;
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    if (uses[i].kind == SlotKind::gradients) buffers.push_back(i);
+    over = std::max(over, uses[i].end);
+  }
+  std::sort(buffers.begin(), buffers.end(),
+            [&](std::size_t a, std::size_t b) { return uses[a].end < uses[b].end; });
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    const std::size_t last =
+        i + static_cast<std::size_t>(needs_of(units, uses[buffers[i]].unit).reductions_in_flight);
+    intervals[buffers[i]].end = last < buffers.size() ? uses[buffers[last]].end : over;
+  }
+}
+
+}  // namespace
+
+SlotPlan plan_slots(std::span<const SlotUse> uses, std::span<const UnitNeeds> units) {
+  std::vector<Interval> intervals;
+  for (const SlotUse& use : uses)
+    intervals.push_back(
+        {.bytes = use.bytes, .begin = use.begin, .end = use.end, .offset = use.offset});
+  lengthen_gathers(uses, units, intervals);
+  lengthen_buffers(uses, units, intervals);
+  Placement placed = place(intervals);
+  return {std::move(placed.offsets), placed.bytes, most_alive(intervals)};
+}
+
+// Source: FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/
+std::uint64_t fingerprint(std::span<const SlotUse> uses) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const SlotUse& use : uses)
+    for (const std::int64_t word : {std::int64_t{use.unit}, static_cast<std::int64_t>(use.kind),
+                                    use.begin, use.end, use.offset})
+      hash = (hash ^ static_cast<std::uint64_t>(word)) * 0x100000001b3;
+  return hash;
+}
+
+// --- a step without a program ---
+
+namespace {
+
+class AssumedStep {
+ public:
+  explicit AssumedStep(std::span<const UnitNeeds> units)
+      : units_(units), parameters_(units.size(), kNone), gradients_(units.size(), kNone) {
+    mirror(0);
+  }
+
+  std::vector<SlotUse> run() {
+    forward(0);
+    backward(0);
+    return std::move(uses_);
+  }
+
+ private:
+  static constexpr std::size_t kNone = ~std::size_t{0};
+
+  const UnitNeeds& needs(int unit) const { return needs_of(units_, unit); }
+  std::vector<int> inside(int unit) const {
+    std::vector<int> out;
+    for (std::size_t i = 0; i < units_.size(); ++i)
+      if (units_[i].parent == unit) out.push_back(static_cast<int>(i));
+    return out;
+  }
+  // The order in which backward enters units.
+  void mirror(int unit) {
+    order_.push_back(unit);
+    const std::vector<int> calls = inside(unit);
+    for (auto call = calls.rbegin(); call != calls.rend(); ++call) mirror(*call);
+  }
+
+  void take(int unit, SlotKind kind) {
+    const UnitNeeds& of = needs(unit);
+    const bool gathers = kind == SlotKind::parameters;
+    std::size_t& held = (gathers ? parameters_ : gradients_)[static_cast<std::size_t>(unit)];
+    const std::int64_t bytes = gathers ? of.gather_bytes : of.gradient_bytes;
+    if (held != kNone || bytes == 0) return;
+    held = uses_.size();
+    uses_.push_back({.unit = unit, .kind = kind, .bytes = bytes, .begin = now_++});
+  }
+  void give_back(int unit, SlotKind kind) {
+    std::size_t& held =
+        (kind == SlotKind::parameters ? parameters_ : gradients_)[static_cast<std::size_t>(unit)];
+    if (held == kNone) return;
+    uses_[held].end = now_++;
+    held = kNone;
+  }
+
+  void forward(int unit) {
+    take(unit, SlotKind::parameters);
+    for (const int call : inside(unit)) forward(call);
+    if (!needs(unit).keeps_open) give_back(unit, SlotKind::parameters);
+  }
+  // As Context::enter and leave.
+  void backward(int unit) {
+    ++entered_;
+    if (unit == 0) prefetch(0);
+    take(unit, SlotKind::parameters);
+    take(unit, SlotKind::gradients);
+    if (unit != 0) prefetch(unit);
+    const std::vector<int> calls = inside(unit);
+    for (auto call = calls.rbegin(); call != calls.rend(); ++call) backward(*call);
+    give_back(unit, SlotKind::parameters);
+    give_back(unit, SlotKind::gradients);
+  }
+  void prefetch(int unit) {
+    int depth = needs(unit).prefetch_depth;
+    for (std::size_t i = entered_; i < order_.size() && depth > 0; ++i) {
+      if (needs(order_[i]).keeps_open) continue;
+      take(order_[i], SlotKind::parameters);
+      --depth;
+    }
+  }
+
+  std::span<const UnitNeeds> units_;
+  std::vector<SlotUse> uses_;
+  std::vector<std::size_t> parameters_, gradients_;  // the use that runs, of each unit
+  std::vector<int> order_;
+  std::size_t entered_ = 0;
+  std::int64_t now_ = 0;
+};
+
+}  // namespace
+
+std::vector<SlotUse> assumed_step(std::span<const UnitNeeds> units) {
+  return AssumedStep(units).run();
+}
+
+}  // namespace tessera::shard

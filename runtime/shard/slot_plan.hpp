@@ -1,0 +1,52 @@
+// Where the slots of a step lie: arithmetic on a record of who takes a slot when. Slots, which
+// keeps the record, says when a plan is made; nothing here knows a device.
+//
+//   take, give back       forward            backward
+//   root, parameters    ├──────────────────────────────────┤      stays open
+//   a, parameters       ├──┤                        ├───┤
+//   b, parameters      ┄├──┤                ├───┤                 ┄ while the host runs ahead
+//   a, gradients                                     ├──┤┄┄┄      ┄ while it is reduced
+//   b, gradients                              ├──┤┄┄┄
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tessera::shard {
+
+enum class SlotKind : std::uint8_t { parameters, gradients };
+
+// What is known of a unit.
+struct UnitNeeds {
+  int parent = -1;  // in the order of the module tree; -1: the root, which comes first
+  bool keeps_open = false;
+  std::int64_t gather_bytes = 0, gradient_bytes = 0;  // 0: needs none
+  int prefetch_depth = 1, reductions_in_flight = 1;
+};
+
+// One slot from when it is taken until it is given back. Time counts these events.
+struct SlotUse {
+  int unit = 0;
+  SlotKind kind = SlotKind::parameters;
+  std::int64_t bytes = 0;
+  std::int64_t begin = 0, end = 0;
+  bool is_carried = false;   // it was taken before the record began,
+  std::int64_t offset = -1;  // and lies here
+};
+
+struct SlotPlan {
+  std::vector<std::int64_t> offsets;  // of each use
+  std::int64_t bytes = 0;
+  std::int64_t most_alive = 0;  // no plan needs fewer
+};
+// Places the uses of a step. On the device they last longer than on the host, and are lengthened
+// first: a gather begins before its call, as soon as no more than `prefetch_depth` others are
+// there; the gradients of a unit go when those of `reductions_in_flight` others have been queued.
+SlotPlan plan_slots(std::span<const SlotUse> uses, std::span<const UnitNeeds> units);
+// Who takes what, in which order: equal for steps that one plan serves.
+std::uint64_t fingerprint(std::span<const SlotUse> uses);
+// The record of a step that calls each unit once, in the order of the module tree, and goes back.
+std::vector<SlotUse> assumed_step(std::span<const UnitNeeds> units);
+
+}  // namespace tessera::shard

@@ -1,0 +1,176 @@
+#include "runtime/shard/slots.hpp"
+
+#include <algorithm>
+
+#include "tessera/base/checked.hpp"
+#include "tessera/device/device_context.hpp"
+
+namespace tessera::shard {
+namespace {
+
+constexpr std::size_t kMostSteps =
+    32;  // that are remembered; training, evaluation and saving are few
+
+}  // namespace
+
+Slots::Slots(const World& world, std::vector<UnitNeeds> units)
+    : world_(world), units_(std::move(units)), places_(2 * units_.size()) {
+  Ledger& ledger = Memory::of(world_.device().context()).ledger();
+  owners_[0] = ledger.owner("gather slots");
+  owners_[1] = ledger.owner("gradient slots");
+  keep(assumed_step(units_));
+  follow(kept_.begin()->first);
+  resize(kept_.begin()->second.plan.bytes);
+}
+
+Slots::~Slots() {
+  for (Block& block : blocks_) world_.device().context().keep(std::move(block.memory));
+}
+
+// --- a step ---
+
+// A step whose slots all lay where its plan had them needs no other. One that had slots elsewhere
+// is planned from its record, for the next time that it is expected: after the two that it came
+// after.
+void Slots::begin_step() {
+  for (const Live& live : live_) record_[live.use].end = now_ + 1;  // and it goes on
+  const std::uint64_t ended = fingerprint(record_);
+  const std::uint64_t context = last_ * 31 + ended;
+  if (!record_.empty()) {
+    if (next_.size() == kMostSteps || kept_.size() == kMostSteps) next_.clear(), kept_.clear();
+    next_[context_] = ended;
+    last_ = ended;
+    context_ = context;
+  }
+  const bool makes_plan = !is_planned_;
+  // Where a step does not keep to the plan of its own record, what an earlier one has left was in
+  // the way. With room for all that was taken it comes to rest.
+  std::int64_t bytes = makes_plan && followed_ == ended ? this->bytes() : 0;
+  if (makes_plan) {
+    if (is_new_) kept_.clear();  // nobody calls the units as was assumed
+    is_new_ = false;
+    keep(record_);
+    follow(ended);
+  }
+  if (const auto next = next_.find(context_); next != next_.end() && kept_.contains(next->second))
+    follow(next->second);
+
+  std::vector<SlotUse> carried;
+  for (Live& live : live_) {
+    SlotUse use = record_[live.use];
+    const std::int64_t offset = live.data - blocks_[0].memory->data();
+    use.begin = 0;
+    use.is_carried = true;
+    use.offset = offset >= 0 && offset < blocks_[0].memory->bytes() ? offset : -1;
+    live.use = carried.size();
+    carried.push_back(use);
+  }
+  record_.assign(carried.begin(), carried.end());
+  now_ = 1;
+  is_planned_ = true;
+  for (Places& places : places_) places.next = 0;
+
+  wants_resize_ = wants_resize_ || makes_plan;
+  if (!wants_resize_ || !live_.empty()) return;
+  wants_resize_ = false;
+  for (const auto& [step, kept] : kept_) bytes = std::max(bytes, kept.plan.bytes);
+  if (bytes != this->bytes()) resize(bytes);
+}
+
+Slot Slots::take(int unit, SlotKind kind) {
+  const std::int64_t bytes = bytes_of(unit, kind);
+  const OwnerId owner = owners_[static_cast<std::size_t>(kind)];
+  Places& known = places(unit, kind);
+  const std::int64_t offset =
+      known.next < known.offsets.size() ? known.offsets[known.next++] : std::int64_t{-1};
+  Slot slot = offset >= 0 ? blocks_[0].arena->take(offset, bytes, owner) : Slot{};
+  if (!slot.arena) slot = take_gap(bytes, owner);
+  live_.push_back({slot.data, record_.size()});
+  record_.push_back({.unit = unit, .kind = kind, .bytes = bytes, .begin = now_++});
+  return slot;
+}
+
+void Slots::give_back(const Slot& slot) {
+  const auto live = std::find_if(live_.begin(), live_.end(),
+                                 [&](const Live& one) { return one.data == slot.data; });
+  TESSERA_EXPECT(live != live_.end(), "Slots::give_back: the slot is not taken");
+  record_[live->use].end = now_++;
+  live_.erase(live);
+  slot.arena->give_back(slot);
+}
+
+Slot Slots::take_gap(std::int64_t bytes, OwnerId owner) {
+  is_planned_ = false;
+  ++unplanned_;
+  for (const Block& block : blocks_)
+    if (const std::int64_t gap = block.arena->best_gap(bytes); gap >= 0)
+      return block.arena->take(gap, bytes, owner);
+  add_block(bytes);
+  return blocks_.back().arena->take(0, bytes, owner);
+}
+
+// --- plans ---
+
+std::int64_t Slots::bytes_of(int unit, SlotKind kind) const {
+  const UnitNeeds& of = units_[static_cast<std::size_t>(unit)];
+  return kind == SlotKind::parameters ? of.gather_bytes : of.gradient_bytes;
+}
+
+void Slots::keep(std::vector<SlotUse> uses) {
+  SlotPlan plan = plan_slots(uses, units_);
+  const std::uint64_t step = fingerprint(uses);
+  kept_.insert_or_assign(step, Kept{std::move(uses), std::move(plan)});
+}
+
+void Slots::follow(std::uint64_t step) {
+  if (followed_ == step) return;
+  followed_ = step;
+  for (Places& places : places_) places.offsets.clear();
+  const Kept& kept = kept_.at(step);
+  for (std::size_t i = 0; i < kept.uses.size(); ++i)
+    if (const SlotUse& use = kept.uses[i]; !use.is_carried)
+      places(use.unit, use.kind).offsets.push_back(kept.plan.offsets[i]);
+}
+
+// --- memory ---
+
+std::int64_t Slots::bytes() const noexcept {
+  std::int64_t sum = 0;
+  for (const Block& block : blocks_) sum += block.memory->bytes();
+  return sum;
+}
+
+std::int64_t Slots::most_alive() const noexcept {
+  std::int64_t most = 0;
+  for (const auto& [step, kept] : kept_) most = std::max(most, kept.plan.most_alive);
+  return most;
+}
+
+// Before the new memory comes the old one goes, so nothing may still use it, here or on a peer: a
+// collective ends on a rank when no peer will touch that rank's bytes again.
+void Slots::resize(std::int64_t bytes) {
+  if (!blocks_.empty()) world_.device().synchronize();
+  blocks_.clear();
+  if (bytes > 0) add_block(bytes);
+}
+
+void Slots::add_block(std::int64_t bytes) {
+  std::shared_ptr<SymmetricMemory> memory =
+      world_.allocate_symmetric(round_up(bytes, kAlignmentBytes));
+  auto arena = std::make_unique<Arena>(world_.device().context(), memory->data(), memory->bytes());
+  blocks_.push_back({std::move(memory), std::move(arena)});
+}
+
+// --- after a failure ---
+
+void Slots::restart() {
+  TESSERA_EXPECT(live_.empty(), "Slots::restart: ", live_.size(), " slots are taken");
+  for (const Block& block : blocks_) block.arena->restart();
+  record_.clear();
+  now_ = 0;
+  is_planned_ = true;
+  is_new_ = is_new_ && blocks_.size() <= 1;
+  for (Places& places : places_) places.next = 0;
+}
+
+}  // namespace tessera::shard

@@ -1,0 +1,98 @@
+// The slots of all units under one root: where each lies, and in which arena.
+//
+// Units take and give back in the order of their calls, which is the same on every rank, and so are
+// the record of it, the plan that is made from the record, and every address. Before the first step
+// the plan assumes that each unit is called once; where a step takes a slot that its plan does not
+// have, or has no room for, it lies in a gap, or in memory that all ranks add, and from the record
+// of that step the next one like it is planned.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "runtime/shard/slot_plan.hpp"
+#include "tessera/comm/world.hpp"
+#include "tessera/memory/arena.hpp"
+
+namespace tessera::shard {
+
+class Slots {
+ public:
+  // Collective.
+  Slots(const World& world, std::vector<UnitNeeds> units);
+  // Queued collectives may still use its memory, so the device keeps it.
+  ~Slots();
+  Slots(const Slots&) = delete;
+  Slots& operator=(const Slots&) = delete;
+
+  // A forward of the root begins, and with it a record. Collective where the last one made a plan.
+  void begin_step();
+  // A slot for the unit; Arena::begin_use comes before its first use.
+  Slot take(int unit, SlotKind kind);
+  void give_back(const Slot& slot);
+
+  std::int64_t bytes() const noexcept;
+  // The least that any plan of the steps so far would need.
+  std::int64_t most_alive() const noexcept;
+  // How many slots lay where no plan had them.
+  std::uint64_t unplanned() const noexcept { return unplanned_; }
+
+  // After a failure, when every slot was given back and nothing runs.
+  void restart();
+  // Whether every rank has it as all made it, whatever the steps since were.
+  bool is_new() const noexcept { return is_new_; }
+
+ private:
+  struct Block {
+    std::shared_ptr<SymmetricMemory> memory;
+    std::unique_ptr<Arena> arena;
+  };
+  struct Live {
+    const std::byte* data;
+    std::size_t use;  // in the record
+  };
+  // Where the slots of one kind of one unit lie, in the order of its uses in a step.
+  struct Places {
+    std::vector<std::int64_t> offsets;
+    std::size_t next = 0;
+  };
+  struct Kept {
+    std::vector<SlotUse> uses;
+    SlotPlan plan;
+  };
+
+  Places& places(int unit, SlotKind kind) {
+    return places_[static_cast<std::size_t>(2 * unit + static_cast<int>(kind))];
+  }
+  std::int64_t bytes_of(int unit, SlotKind kind) const;
+  void keep(std::vector<SlotUse> uses);
+  void follow(std::uint64_t step);
+  void resize(std::int64_t bytes);
+  void add_block(std::int64_t bytes);
+  Slot take_gap(std::int64_t bytes, OwnerId owner);
+
+  const World& world_;
+  std::vector<UnitNeeds> units_;
+  OwnerId owners_[2];          // by SlotKind
+  std::vector<Block> blocks_;  // the first is the plans'
+  std::uint64_t unplanned_ = 0;
+  bool is_new_ = true;
+
+  // --- the step that runs ---
+  std::vector<SlotUse> record_;
+  std::vector<Live> live_;
+  std::int64_t now_ = 0;
+  bool is_planned_ = true;  // so far
+  bool wants_resize_ = false;
+  std::vector<Places> places_;
+  std::uint64_t followed_ = 0;  // whose plan these are
+
+  // --- steps by their fingerprints ---
+  std::map<std::uint64_t, Kept> kept_;
+  std::map<std::uint64_t, std::uint64_t> next_;  // of the last two the one that came after them
+  std::uint64_t last_ = 0, context_ = 0;         // the last step; the last two
+};
+
+}  // namespace tessera::shard
