@@ -53,7 +53,7 @@ void CallTree::for_each_upcoming(const std::function<bool(Region&)>& f) const {
 
 void CallTree::finish() {
   is_walked = false;
-  std::vector<Mark> left;
+  std::deque<Mark> left;
   for (const Mark& mark : marks_) {
     if (mark.kind == Mark::begin) left.push_back(mark);
     if (mark.kind == Mark::end) {

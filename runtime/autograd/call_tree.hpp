@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -19,7 +20,7 @@ namespace tessera::autograd {
 
 class CallTree {
  public:
-  explicit CallTree(std::uint64_t forward) : forward_(forward) { marks_.reserve(64); }
+  explicit CallTree(std::uint64_t forward) : forward_(forward) {}
 
   // Of this thread's forwards the number, from 1: the same on all ranks.
   std::uint64_t forward() const noexcept { return forward_; }
@@ -67,7 +68,7 @@ class CallTree {
     std::uint64_t number;
     bool begins;
   };
-  std::vector<Mark> marks_;  // in order of forward
+  std::deque<Mark> marks_;   // in order of forward; in small pieces, which malloc has at hand
   std::vector<Step> steps_;  // in order of backward
   std::size_t at_ = 0;
 };

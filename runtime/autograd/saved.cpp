@@ -18,6 +18,10 @@ Saved::~Saved() {
 }
 
 const Tensor& Saved::get() const {
+  if (tensor_.defined() && tensor_.storage()->is_closed())
+    throw ContractError(concat("backward: a parameter of unit '", *tensor_.storage()->unit,
+                               "' is read while the unit is closed; does its module's "
+                               "reads_parameters_in_backward() say so?"));
   if (!tensor_.defined() || tensor_.storage()->version == version_) return tensor_;
   const Storage& storage = *tensor_.storage();
   if (storage.unit)

@@ -69,7 +69,10 @@ Placement place(std::span<const Interval> intervals) {
                static_cast<double>(b.bytes) * static_cast<double>(b.end - b.begin);
       },
   };
-  constexpr int kTries = 100;  // what lies highest is placed earlier the next time
+  // What lies highest is placed earlier the next time. A try compares all pairs.
+  const auto n = static_cast<std::int64_t>(intervals.size());
+  const std::int64_t tries =
+      std::clamp<std::int64_t>(100'000'000 / std::max<std::int64_t>(n * n, 1), 1, 100);
   const std::int64_t least = most_alive(intervals);
   Placement best;
   std::minstd_rand random(1);
@@ -79,7 +82,7 @@ Placement place(std::span<const Interval> intervals) {
     std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
       return less(intervals[a], intervals[b]);
     });
-    for (int attempt = 0; attempt < kTries && (best.offsets.empty() || best.bytes > least);
+    for (std::int64_t attempt = 0; attempt < tries && (best.offsets.empty() || best.bytes > least);
          ++attempt) {
       Placement found = place_in(order, intervals);
       const auto is_highest = [&](std::size_t i) {

@@ -59,17 +59,19 @@ void Context::build(nn::Module& root) {
 
 // --- backward ---
 
-void Context::enter(Unit& unit, bool trains) {
+void Context::enter(Unit& unit, const BackwardNeeds& needs) {
   schedule_end();
-  unit.enter_call(trains);
+  unit.enter_call(needs.gradients);
   entered_.push_back(&unit);
   const int depth = unit.shards().options.prefetch_depth;
   // The last blocks are prefetched before the root is gathered. The root's slot is in use until
   // forward has ended, so its gather waits, and every gather queued behind it would wait as well.
   if (unit.is_root()) prefetch(depth);
-  unit.gather();
-  unit.open();
-  if (trains) unit.take_buffer();
+  if (needs.parameters) {
+    unit.gather();
+    unit.open();
+  }
+  if (needs.gradients) unit.take_buffer();
   if (!unit.is_root()) prefetch(depth);
 }
 
@@ -89,7 +91,8 @@ void Context::prefetch(int depth) {
   autograd::for_each_upcoming_region([&](autograd::Region& region) {
     const auto* const call = dynamic_cast<UnitRegion*>(&region);
     const std::shared_ptr<Unit> unit = call ? call->unit() : nullptr;
-    if (!unit || unit->context().get() != this || unit->keeps_open()) return true;
+    if (!unit || unit->context().get() != this || unit->keeps_open() || !call->needs().parameters)
+      return true;
     unit->gather();
     return --depth > 0;
   });

@@ -32,6 +32,7 @@
 namespace tessera::shard {
 
 class Unit;
+struct BackwardNeeds;
 
 class Context : public std::enable_shared_from_this<Context> {
  public:
@@ -47,9 +48,9 @@ class Context : public std::enable_shared_from_this<Context> {
   void begin_step() { slots_->begin_step(); }
 
   // --- backward ---
-  // A call of the unit: it is open on return, and the gathers of those that backward enters next
-  // are queued. `trains`: the call may give gradients.
-  void enter(Unit& unit, bool trains);
+  // A call of the unit: it is open on return, if its parameters are needed, and the gathers of
+  // those that backward enters next are queued.
+  void enter(Unit& unit, const BackwardNeeds& needs);
   // Closes the unit and reduces what its calls may have given, unless it is entered by a call
   // around this one.
   void leave(Unit& unit);

@@ -77,7 +77,10 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
   TESSERA_EXPECT(held.empty() || held.size() == claimed.size(), "fully_shard: ", held.size(),
                  " of ", claimed.size(),
                  " parameters have memory; materialize all of them or none");
-  auto unit = std::make_shared<shard::Unit>(claimed, options);
+  // A module below this one may be called again inside of this one's call.
+  const bool is_read =
+      module.reads_parameters_in_backward() || claimed.size() > module.own_parameters().size();
+  auto unit = std::make_shared<shard::Unit>(claimed, options, is_read);
   module.set_hook(unit);
   if (held.empty()) return;
   unit->materialize(device);

@@ -135,7 +135,7 @@ class AssumedStep {
   void backward(int unit) {
     ++entered_;
     if (unit == 0) prefetch(0);
-    take(unit, SlotKind::parameters);
+    if (needs(unit).is_read_in_backward) take(unit, SlotKind::parameters);
     take(unit, SlotKind::gradients);
     if (unit != 0) prefetch(unit);
     const std::vector<int> calls = inside(unit);
@@ -146,7 +146,7 @@ class AssumedStep {
   void prefetch(int unit) {
     int depth = needs(unit).prefetch_depth;
     for (std::size_t i = entered_; i < order_.size() && depth > 0; ++i) {
-      if (needs(order_[i]).keeps_open) continue;
+      if (needs(order_[i]).keeps_open || !needs(order_[i]).is_read_in_backward) continue;
       take(order_[i], SlotKind::parameters);
       --depth;
     }

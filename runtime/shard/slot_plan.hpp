@@ -20,7 +20,7 @@ enum class SlotKind : std::uint8_t { parameters, gradients };
 // What is known of a unit.
 struct UnitNeeds {
   int parent = -1;  // in the order of the module tree; -1: the root, which comes first
-  bool keeps_open = false;
+  bool keeps_open = false, is_read_in_backward = true;
   std::int64_t gather_bytes = 0, gradient_bytes = 0;  // 0: needs none
   int prefetch_depth = 1, reductions_in_flight = 1;
 };

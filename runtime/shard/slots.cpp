@@ -8,8 +8,11 @@
 namespace tessera::shard {
 namespace {
 
-constexpr std::size_t kMostSteps =
-    32;  // that are remembered; training, evaluation and saving are few
+// Training, evaluation and saving are few.
+constexpr std::size_t kMostSteps = 32;
+// Of a record. Where units are called without their root a step may never end, and a plan of so
+// many uses takes a tenth of a second.
+constexpr std::size_t kMostUses = 1 << 12;
 
 }  // namespace
 
@@ -58,10 +61,10 @@ void Slots::begin_step() {
   std::vector<SlotUse> carried;
   for (Live& live : live_) {
     SlotUse use = record_[live.use];
-    const std::int64_t offset = live.data - blocks_[0].memory->data();
     use.begin = 0;
     use.is_carried = true;
-    use.offset = offset >= 0 && offset < blocks_[0].memory->bytes() ? offset : -1;
+    if (const Block& planned = blocks_[0]; live.slot.arena == planned.arena.get())
+      use.offset = live.slot.data - planned.memory->data();
     live.use = carried.size();
     carried.push_back(use);
   }
@@ -78,6 +81,7 @@ void Slots::begin_step() {
 }
 
 Slot Slots::take(int unit, SlotKind kind) {
+  if (record_.size() == kMostUses) begin_step();
   const std::int64_t bytes = bytes_of(unit, kind);
   const OwnerId owner = owners_[static_cast<std::size_t>(kind)];
   Places& known = places(unit, kind);
@@ -85,14 +89,14 @@ Slot Slots::take(int unit, SlotKind kind) {
       known.next < known.offsets.size() ? known.offsets[known.next++] : std::int64_t{-1};
   Slot slot = offset >= 0 ? blocks_[0].arena->take(offset, bytes, owner) : Slot{};
   if (!slot.arena) slot = take_gap(bytes, owner);
-  live_.push_back({slot.data, record_.size()});
+  live_.push_back({slot, record_.size()});
   record_.push_back({.unit = unit, .kind = kind, .bytes = bytes, .begin = now_++});
   return slot;
 }
 
 void Slots::give_back(const Slot& slot) {
   const auto live = std::find_if(live_.begin(), live_.end(),
-                                 [&](const Live& one) { return one.data == slot.data; });
+                                 [&](const Live& one) { return one.slot.data == slot.data; });
   TESSERA_EXPECT(live != live_.end(), "Slots::give_back: the slot is not taken");
   record_[live->use].end = now_++;
   live_.erase(live);

@@ -50,7 +50,7 @@ class Slots {
     std::unique_ptr<Arena> arena;
   };
   struct Live {
-    const std::byte* data;
+    Slot slot;
     std::size_t use;  // in the record
   };
   // Where the slots of one kind of one unit lie, in the order of its uses in a step.

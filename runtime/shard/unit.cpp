@@ -41,9 +41,11 @@ void Unit::before_call(nn::Module& module) {
     gather();
     open();
   }
-  const bool trains = autograd::history_is_wanted();
-  if ((trains || autograd::runs_again()) && !autograd::in_backward())
-    guard_.emplace(std::make_shared<UnitRegion>(shared_from_this(), trains), shared_from_this());
+  const bool trains = autograd::history_is_wanted(), runs_again = autograd::runs_again();
+  if ((trains || runs_again) && !autograd::in_backward()) {
+    const BackwardNeeds needs{.gradients = trains, .parameters = runs_again || is_read_};
+    guard_.emplace(std::make_shared<UnitRegion>(shared_from_this(), needs), shared_from_this());
+  }
   ++call_depth_;
 }
 
@@ -91,6 +93,7 @@ void Unit::join(std::shared_ptr<Context> context, std::string name, int number) 
 UnitNeeds Unit::needs(int parent) const {
   return {.parent = parent,
           .keeps_open = keeps_open_,
+          .is_read_in_backward = is_read_,
           .gather_bytes = shards_.gather_bytes(),
           .gradient_bytes = shards_.gradient_bytes(),
           .prefetch_depth = shards_.options.prefetch_depth,

@@ -27,8 +27,10 @@ class Unit final : public nn::ModuleHook,
                    public GradientSinks,
                    public std::enable_shared_from_this<Unit> {
  public:
-  Unit(std::vector<std::shared_ptr<ParameterState>> parameters, const ShardOptions& options)
-      : shards_(std::move(parameters), options) {}
+  // `is_read`: whether backward reads any of the parameters.
+  Unit(std::vector<std::shared_ptr<ParameterState>> parameters, const ShardOptions& options,
+       bool is_read)
+      : shards_(std::move(parameters), options), is_read_(is_read) {}
 
   // --- nn::ModuleHook: around the module's calls ---
   void materialize(const Device& device) override;
@@ -68,6 +70,7 @@ class Unit final : public nn::ModuleHook,
   const std::string& name() const noexcept { return shards_.name; }
   bool is_root() const noexcept { return is_root_; }
   bool keeps_open() const noexcept { return keeps_open_; }
+  bool is_read_in_backward() const noexcept { return is_read_; }
   bool is_in_call() const noexcept { return call_depth_ > 0; }
   ShardPlan::Unit describe() const;
 
@@ -94,6 +97,7 @@ class Unit final : public nn::ModuleHook,
 
  private:
   UnitShards shards_;
+  const bool is_read_;
   // Above what has slots of it, which give them back first when the unit goes.
   std::shared_ptr<Context> context_;
   bool is_root_ = false;

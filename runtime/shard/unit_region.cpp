@@ -4,17 +4,17 @@
 
 namespace tessera::shard {
 
-UnitRegion::UnitRegion(const std::shared_ptr<Unit>& unit, bool trains)
+UnitRegion::UnitRegion(const std::shared_ptr<Unit>& unit, const BackwardNeeds& needs)
     : unit_(unit),
       recovery_count_(unit->context()->device().recoveries()),
-      trains_(trains),
+      needs_(needs),
       version_(unit->version()) {}
 
 void UnitRegion::on_backward_begin() {
   const std::shared_ptr<Unit> unit = unit_.lock();
   if (!unit) return;
   unit->expect_no_recovery_since(recovery_count_);
-  unit->context()->enter(*unit, trains_);
+  unit->context()->enter(*unit, needs_);
   unit->expect_version(version_);
 }
 

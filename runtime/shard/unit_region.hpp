@@ -11,21 +11,27 @@ namespace tessera::shard {
 class Context;
 class Unit;
 
+// What backward needs of a unit for one of its calls.
+struct BackwardNeeds {
+  bool gradients = true;   // false for a call without them that a recomputed function makes again
+  bool parameters = true;  // false where nothing reads them
+};
+
 class UnitRegion final : public autograd::Region {
  public:
-  // `trains`: false for a call without gradients that a recomputed function makes again.
-  UnitRegion(const std::shared_ptr<Unit>& unit, bool trains);
+  UnitRegion(const std::shared_ptr<Unit>& unit, const BackwardNeeds& needs);
 
   void on_backward_begin() override;
   void on_backward_end() override;
 
   // Null once the model is gone, and no graph that needs it is left.
   std::shared_ptr<Unit> unit() const noexcept { return unit_.lock(); }
+  const BackwardNeeds& needs() const noexcept { return needs_; }
 
  private:
   std::weak_ptr<Unit> unit_;
   std::uint64_t recovery_count_;  // Device::recoveries() when forward ran
-  bool trains_;
+  BackwardNeeds needs_;
   std::uint64_t version_;  // of the unit's parameters then
 };
 

@@ -271,7 +271,7 @@ TEST_CASE(
       const auto gathers = step.all(StreamId::gather, "all_gather "),
                  first_block = step.all(StreamId::gather, "layers.0"),
                  last_block = step.all(StreamId::reduce, "layers.0");
-      REQUIRE(gathers.size() == 21);  // the root once; embedding, 8 blocks and head twice
+      REQUIRE(gathers.size() == 20);  // root and embedding once; 8 blocks and head twice
       REQUIRE(first_block == std::vector<std::size_t>{gathers[2], gathers[19]});
       REQUIRE(last_block.size() == 1);
       // Looking up embeddings hides nothing: the first block's gather is exposed with those before

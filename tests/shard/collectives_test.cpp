@@ -1,6 +1,7 @@
 // How many collectives a step issues, in every way to call units: counted at the communicators, not
 // guessed.
 #include "tessera/autograd/recompute.hpp"
+#include "tessera/nn/embedding.hpp"
 #include "tests/shard/support.hpp"
 
 using namespace tessera;
@@ -180,6 +181,66 @@ TEST_CASE("every call of a unit has its own gathers and its own reduction", "[th
   CHECK(count<Twice>(2, make, Reshard::automatic, step) == Counted{2 * kGathers + kOnce, 3});
   // Open from the first call to the end of the second call's backward.
   CHECK(count<Twice>(2, make, Reshard::never, step).reductions == 3);
+}
+
+namespace {
+
+// A table, which backward does not read, below a layer.
+class Table : public nn::Module {
+ public:
+  explicit Table(bool recomputes = false) : ids_(6, 4), layer_(4, 4), recomputes_(recomputes) {
+    register_module("ids", ids_);
+    register_module("layer", layer_);
+  }
+  void shard(const ShardOptions& options) {
+    fully_shard(ids_, options);
+    fully_shard(layer_, options);
+    fully_shard(*this, options);
+  }
+  Tensor operator()(const Tensor& ids) {
+    const auto body = [this](const Tensor& in) { return layer_(ids_(in)); };
+    return call([&] { return recomputes_ ? recompute(body, ids) : body(ids); });
+  }
+
+ private:
+  nn::Embedding ids_;
+  nn::Linear layer_;
+  bool recomputes_;
+};
+void table_step(Table& model, World& world) {
+  mean_square(model(Tensor::from(std::vector<std::int64_t>{0, 5, 2}, {3}, world.device())))
+      .backward();
+}
+
+}  // namespace
+
+TEST_CASE("backward does not gather a table that it does not read", "[threads]") {
+  const auto make = [] { return std::make_unique<Table>(); };
+  CHECK(count<Table>(2, make, Reshard::automatic, table_step) == Counted{kOnce + kGathers, 2});
+  CHECK(count<Table>(2, make, Reshard::always, table_step) == Counted{kOnce + kGathers, 2});
+  CHECK(count<Table>(2, make, Reshard::never, table_step) == Counted{2 * kOnce, 2});
+  // Its rows are read again.
+  const auto recomputed = [] { return std::make_unique<Table>(true); };
+  CHECK(count<Table>(2, recomputed, Reshard::automatic, table_step) == Counted{2 * kGathers, 2});
+}
+
+TEST_CASE("a module that says that backward does not read its parameters, and is wrong, is told") {
+  class Wrong final : public nn::Linear {
+   public:
+    using nn::Linear::Linear;
+    bool reads_parameters_in_backward() const override { return false; }
+  };
+  for (const std::string& message : on_ranks(2, [](World& world) {
+         Wrong model(4, 4);
+         fully_shard(model,
+                     {.mesh = DeviceMesh::flat(world), .reshard_after_forward = Reshard::always});
+         model.materialize(world.device());
+         nn::init(model, {1});
+         Tensor x = rows_of(1, 0, 4, 4, world.device());
+         x.require_grad();
+         return contract_error([&] { mean_square(model(x)).backward(); });
+       }))
+    CHECK_THAT(message, Catch::Matchers::Contains("reads_parameters_in_backward"));
 }
 
 TEST_CASE("evaluation gathers once and reduces nothing; each micro-batch counts as a step",

@@ -272,3 +272,20 @@ TEST_CASE("blocks and tables of Llamas need little more than what is alive of th
         }
   CHECK(sum / plans <= 1.05);
 }
+
+TEST_CASE("units called for ever without their root are recorded no longer than a plan can take") {
+  const auto bytes = on_ranks(2, [](World& world) {
+    Layers model(2);
+    model.shard({.mesh = DeviceMesh::flat(world)});
+    model.materialize(world.device());
+    nn::init(model, {1});
+    const NoGradGuard no_gradient;
+    const Tensor x = rows_of(1, 0, 2, 6, world.device());
+    model(x, {0, 1});
+    const std::int64_t before = shard_plan(model).arena_bytes;
+    for (int k = 0; k < 10'000; ++k) model.layers[static_cast<std::size_t>(k % 2)](x);
+    model(x, {1, 0});
+    return std::pair(before, shard_plan(model).arena_bytes);
+  });
+  for (const auto& [before, after] : bytes) CHECK(after <= before);
+}

@@ -13,6 +13,9 @@ class Embedding : public Module {
   // row of NaN.
   Tensor operator()(const Tensor& ids);
 
+  // The gradient of a row goes to its id.
+  bool reads_parameters_in_backward() const override { return false; }
+
   Parameter weight;  // [count, dim], normal
 };
 

@@ -58,6 +58,10 @@ class Module {
   // under its first name, or under every one. Also sets the parameters' names to the first.
   std::vector<std::pair<std::string, Parameter>> named_parameters(Tied tied = Tied::once) const;
   std::vector<Parameter> parameters() const;
+  // Those that this module has registered itself, with their names in it.
+  const std::vector<std::pair<std::string, Parameter>>& own_parameters() const noexcept {
+    return parameters_;
+  }
   // This module and all below it, parents first, with their dotted names ("" for this one).
   std::vector<std::pair<std::string, Module*>> named_modules();
   // Elements of all parameters, each counted once.
@@ -66,6 +70,11 @@ class Module {
   // Whether files of weights hold this parameter, a matrix, transposed: as [in, out]. Asked of the
   // module that is saved or loaded, with the name that it has there.
   virtual bool saves_transposed(std::string_view parameter) const;
+
+  // Whether derivatives of this module's operations read its parameters. Where they do not, as of a
+  // table of which rows are copied, a unit of this module alone isn't gathered for backward, and a
+  // saved tensor that reads one there is an error.
+  virtual bool reads_parameters_in_backward() const { return true; }
 
   // Gives every parameter memory on `device`: its unit's shards, or, without a unit, one flat
   // group. Values are zero until they are initialised or loaded.
