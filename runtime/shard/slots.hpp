@@ -64,7 +64,7 @@ class Slots {
   };
 
   Places& places(int unit, SlotKind kind) {
-    return places_[static_cast<std::size_t>(2 * unit + static_cast<int>(kind))];
+    return places_[2 * static_cast<std::size_t>(unit) + static_cast<std::size_t>(kind)];
   }
   std::int64_t bytes_of(int unit, SlotKind kind) const;
   void keep(std::vector<SlotUse> uses);

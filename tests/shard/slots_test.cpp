@@ -5,7 +5,7 @@
 
 using namespace tessera;
 using namespace tessera::testing;
-using shard::SlotKind, shard::SlotPlan, shard::SlotUse, shard::UnitNeeds;
+using shard::SlotPlan, shard::SlotUse, shard::UnitNeeds;
 
 namespace {
 
