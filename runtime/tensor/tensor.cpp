@@ -209,20 +209,31 @@ void Tensor::copy_to_host(std::span<std::byte> out) const {
   if (out.empty()) return;
   const Tensor source = raw::contiguous(*this);
   if (device().kind() == DeviceKind::cuda) return copy_through_staging(out, source);
-  LastUse use;  // of `out`, until the host has blocked
-  const Access accesses[] = {source.access(AccessMode::read),
-                             {&use, out.data(), out.data() + out.size(), AccessMode::write}};
-  device().compute().launch(
-      {.name = "copy_to_host",
-       .cost = {.bytes = 2.0 * static_cast<double>(out.size())},
-       .accesses = accesses},
-      [to = out.data(), from = source.data(), n = out.size()](Exec&) { std::memcpy(to, from, n); });
+  // The copy is queued: where blocking throws, because a peer has failed, it may run after the
+  // caller's memory is gone. So it goes to memory of its own, which the device then keeps. What is
+  // only planned is never written.
   DeviceContext& context = device().context();
-  context.block(context.record(StreamId::compute));
-  context.host_reads(out.data(), out.size());
-  // From here on the bytes are the caller's alone.
-  context.tell(
-      {.kind = MemoryEvent::Kind::released, .begin = out.data(), .end = out.data() + out.size()});
+  const auto landing =
+      std::make_shared<std::vector<std::byte>>(device().runs_bodies() ? out.size() : 0);
+  std::byte* const to = device().runs_bodies() ? landing->data() : out.data();
+  LastUse use;  // of these bytes, until the host has blocked
+  const Access accesses[] = {source.access(AccessMode::read),
+                             {&use, to, to + out.size(), AccessMode::write}};
+  try {
+    device().compute().launch(
+        {.name = "copy_to_host",
+         .cost = {.bytes = 2.0 * static_cast<double>(out.size())},
+         .accesses = accesses},
+        [to, from = source.data(), n = out.size()](Exec&) { std::memcpy(to, from, n); });
+    context.block(context.record(StreamId::compute));
+  } catch (...) {
+    context.keep(landing);
+    throw;
+  }
+  context.host_reads(to, out.size());
+  if (device().runs_bodies()) std::memcpy(out.data(), to, out.size());
+  // From here on the bytes are nobody's.
+  context.tell({.kind = MemoryEvent::Kind::released, .begin = to, .end = to + out.size()});
 }
 
 double Tensor::item(std::optional<double> stand_in) const {
