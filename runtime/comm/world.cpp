@@ -242,7 +242,12 @@ std::string World::resume(std::span<double> largest) const {
   State& s = *state_;
   const std::string reason = s.backend->reason();
   s.backend->recorder().restart();
-  s.backend->rejoin(s.device.context(), largest);
+  // On memory of the world's own: where this throws, its work may run after the caller's frame is
+  // gone.
+  const std::span<double> agreed = s.scalars.first(largest.size());
+  std::ranges::copy(largest, agreed.begin());
+  s.backend->rejoin(s.device.context(), agreed);
+  std::ranges::copy(agreed, largest.begin());
   for (Communicator* c : {s.gather.get(), s.reduce.get(), s.control.get()}) c->restart();
   return reason;
 }

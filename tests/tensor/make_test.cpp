@@ -1,5 +1,10 @@
 // Making tensors and reading them back; joining them; what `meta` and planning give; refusals.
 #include <cmath>
+#include <future>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <vector>
 
 #include "tessera/device/device_context.hpp"
 #include "tests/tensor/host.hpp"
@@ -137,6 +142,30 @@ TEST_CASE("planning has no values: reading one throws unless a stand-in is given
   // The host learns what it would have learnt from reading.
   CHECK(device.context().host_clock()[StreamId::compute] ==
         device.compute().clock()[StreamId::compute]);
+}
+
+TEST_CASE("reading that gives up before its copy has run leaves the reader's memory alone",
+          "[threads]") {
+  struct GivesUp final : Observer {
+    void blocked(const Event&) override {
+      if (armed) throw std::runtime_error("given up");
+    }
+    bool armed = false;
+  };
+  const Device device = Device::cpu({.executor = ExecutorKind::threaded});
+  const auto gives_up = std::make_shared<GivesUp>();
+  device.context().add_observer(gives_up);
+  const Tensor x = Tensor::ones({1000}, f32, device);
+  std::promise<void> opened;
+  const std::future<void> gate = opened.get_future();
+  device.compute().launch({.name = "gate"}, [gate = &gate](Exec&) { gate->wait(); });
+  std::vector<float> out(1000, 7);
+  gives_up->armed = true;
+  CHECK_THROWS_WITH(x.to_bytes(std::as_writable_bytes(std::span(out))), "given up");
+  gives_up->armed = false;
+  opened.set_value();
+  device.synchronize();
+  CHECK(out == std::vector<float>(1000, 7));
 }
 
 TEST_CASE("operands that do not fit are refused with operation, values and remedy") {
