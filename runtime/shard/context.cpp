@@ -43,6 +43,9 @@ void Context::build(nn::Module& root) {
     units.emplace_back(name, unit.get());
     context->units_.push_back(unit);
   }
+  context->forwards_ahead_ =
+      static_cast<std::size_t>(units[0].second->shards().options.forwards_ahead);
+  context->forwards_.reserve(context->forwards_ahead_);
   for (std::size_t i = 0; i < units.size(); ++i)
     units[i].second->join(context, i == 0 ? "(root)" : units[i].first, static_cast<int>(i));
   try {
@@ -56,6 +59,20 @@ void Context::build(nn::Module& root) {
     throw;
   }
 }
+
+// --- forward ---
+
+// The host learns here, at one place of every step, what has run: what it prepares and stages is
+// used again from then on, and nothing is polled.
+void Context::begin_forward() {
+  if (forwards_.size() == forwards_ahead_) {
+    device().block(forwards_.front());
+    forwards_.erase(forwards_.begin());
+  }
+  slots_->begin_step();
+}
+
+void Context::end_forward() { forwards_.push_back(device().compute().record()); }
 
 // --- backward ---
 

@@ -44,8 +44,11 @@ class Context : public std::enable_shared_from_this<Context> {
   ShardPlan plan() const;
   ShardCounters counters() const;
   void count_gather() noexcept { ++gathers_; }
-  // The root is called for another forward.
-  void begin_step() { slots_->begin_step(); }
+
+  // --- forward ---
+  // The root is called, and the call ends.
+  void begin_forward();
+  void end_forward();
 
   // --- backward ---
   // A call of the unit: it is open on return, if its parameters are needed, and the gathers of
@@ -95,6 +98,9 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<std::weak_ptr<Unit>> units_;  // in order of the module tree
   std::unique_ptr<Slots> slots_;
   std::uint64_t gathers_ = 0, reductions_ = 0;
+
+  std::size_t forwards_ahead_ = 2;
+  std::vector<Event> forwards_;  // the ends of the last, as many at most
 
   std::vector<Unit*> entered_;  // from the outermost
   std::uint64_t pass_ = 0;

@@ -23,6 +23,8 @@ void check_options(const ShardOptions& options) {
   TESSERA_EXPECT(options.reductions_in_flight >= 1 && options.reductions_in_flight <= 64,
                  "fully_shard: reductions_in_flight is ", options.reductions_in_flight,
                  "; expected 1 to 64");
+  TESSERA_EXPECT(options.forwards_ahead >= 1 && options.forwards_ahead <= 64,
+                 "fully_shard: forwards_ahead is ", options.forwards_ahead, "; expected 1 to 64");
   const DType param = options.precision.param.value_or(f32),
               reduce = options.precision.reduce.value_or(f32);
   TESSERA_EXPECT(reduce == f32 || reduce == param, "fully_shard: gradients of ", param,

@@ -73,6 +73,7 @@ void Context::reset() {
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock()) unit->reset();
   slots_->restart();
+  forwards_.clear();
 }
 
 void Context::dissolve() noexcept {

@@ -36,7 +36,7 @@ void Unit::before_call(nn::Module& module) {
                    "' had its parameters updated after the forward that is recomputed; go backward "
                    "first");
   } else {
-    if (is_root_ && !autograd::in_backward()) context_->begin_step();
+    if (is_root_ && !autograd::in_backward()) context_->begin_forward();
     if (parameters_.is_stale() && !autograd::in_backward()) close();
     gather();
     open();
@@ -53,6 +53,7 @@ void Unit::after_call(nn::Module&) {
   if (--call_depth_ > 0) return;
   const bool is_training = guard_.has_value();
   guard_.reset();
+  if (is_root_ && !autograd::in_backward()) context_->end_forward();
   if (is_in_backward()) return;  // until its part of backward ends
   if (!keeps_open_ || !is_training) close();
 }
