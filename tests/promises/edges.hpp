@@ -21,7 +21,8 @@ struct TraceEntry {
   std::string name;  // of an operation; the owner of memory
   Event event;
   MemoryEvent::Kind memory = MemoryEvent::Kind::acquired;
-  std::vector<Access> accesses;  // of a launch; hand-outs write
+  std::vector<Access> accesses;  // of a launch, of the host; hand-outs write
+  bool by_host = false;
   bool is_collective = false;
 };
 
@@ -54,8 +55,12 @@ class ExecutorTrace final : public Observer {
                      .event = {},
                      .memory = event.kind,
                      .accesses = {}};
-    if (event.kind == MemoryEvent::Kind::handed_out && !event.to_host)
-      entry.accesses = {{nullptr, event.begin, event.end, AccessMode::write}};
+    using Kind = MemoryEvent::Kind;
+    entry.by_host = event.kind == Kind::host_reads || event.kind == Kind::host_writes ||
+                    (event.kind == Kind::handed_out && event.to_host);
+    if (entry.by_host || event.kind == Kind::handed_out)
+      entry.accesses = {{nullptr, event.begin, event.end,
+                         event.kind == Kind::host_reads ? AccessMode::read : AccessMode::write}};
     entries.push_back(std::move(entry));
   }
 
@@ -98,6 +103,7 @@ inline std::optional<std::string> path(const std::vector<TraceEntry>& entries, s
   using Kind = TraceEntry::Kind;
   const TraceEntry& start = entries[from];
   std::array<std::optional<std::string>, kMaxStreams> reached;
+  std::optional<std::string> host;
   std::map<std::uint64_t, std::string> events;
   const TraceEntry* meeting = start.is_collective ? &start : nullptr;  // the first one there
   reached[index(start.stream)] =
@@ -116,34 +122,41 @@ inline std::optional<std::string> path(const std::vector<TraceEntry>& entries, s
     if (e.kind == Kind::launch || found == events.end()) continue;
     if (e.kind == Kind::wait && !reached[index(e.stream)])
       reached[index(e.stream)] = concat(found->second, " -> ", name(e.stream));
-    if (e.kind == Kind::block)
+    if (e.kind == Kind::block) {
+      if (!host) host = concat(found->second, " -> host");
       for (auto& stream : reached)
-        if (!stream) stream = concat(found->second, " -> host");
+        if (!stream) stream = host;
+    }
   }
-  const auto& end = reached[index(entries[to].stream)];
+  const auto& end = entries[to].by_host ? host : reached[index(entries[to].stream)];
   if (!end) return std::nullopt;
   return concat(*end, " -> '", entries[to].name, "'");
 }
 
-// The wait entries[edge] of the run without mutation: the operation before it that is last, of
-// those that conflict with one behind it, and the first of these; then what orders them in
-// `mutant`, which is of one rank of several. Nothing where no such pair, or no path, is found.
+// Why nobody misses entries[edge] of the run without mutation, a wait of a stream or of the host.
+// The operation before it that is last, of those that conflict with what is behind it, and the
+// first of these; then what orders the two in `mutant`, which is of one rank of several. Nothing
+// where a stream's wait has no such pair, or no path is found.
 inline std::optional<std::string> implied(const std::vector<TraceEntry>& entries, std::size_t edge,
                                           const std::vector<TraceEntry>& mutant) {
+  using Kind = TraceEntry::Kind;
   const TraceEntry& wait = entries[edge];
-  if (wait.kind == TraceEntry::Kind::block) return std::nullopt;  // what the host does is no launch
+  const bool of_host = wait.kind == Kind::block;
   for (Tick tick = wait.event.tick; tick > 0; --tick) {
     const std::size_t from = find_launch(entries, wait.event.stream, tick);
-    if (from == entries.size()) return std::nullopt;  // before the trace
+    if (from == entries.size()) break;  // before the trace
+    const std::size_t start = find_launch(mutant, wait.event.stream, tick);
+    for (std::size_t to = start; of_host && to < mutant.size(); ++to)
+      if (mutant[to].by_host && conflicts(mutant[start], mutant[to]))
+        return path(mutant, start, to, &entries);
     for (std::size_t to = edge + 1; to < entries.size(); ++to) {
       const TraceEntry& user = entries[to];
-      if (user.kind != TraceEntry::Kind::launch || user.stream != wait.stream ||
-          !conflicts(entries[from], user))
-        continue;
-      return path(mutant, find_launch(mutant, wait.event.stream, tick),
-                  find_launch(mutant, user.stream, user.tick), &entries);
+      const bool waits = of_host ? user.stream != wait.event.stream : user.stream == wait.stream;
+      if (user.kind == Kind::launch && waits && conflicts(entries[from], user))
+        return path(mutant, start, find_launch(mutant, user.stream, user.tick), &entries);
     }
   }
+  if (of_host) return "nothing behind it touches what was used before it";
   return std::nullopt;
 }
 

@@ -135,11 +135,8 @@ void judge(const Run& base, const Run& mutant, const Program& program, std::uint
   const auto before = waits_of(base.entries), after = waits_of(mutant.entries);
   std::size_t i = first_difference(before, after);
   if (program.host == Host::runs_ahead &&
-      (program.kind == Mutation::Kind::forget_wait ||
-       program.kind == Mutation::Kind::drop_wait)) {  // the at-th wait of a stream
-    std::uint64_t seen = 0;
-    for (i = 0; i < before.size(); ++i)
-      if (base.entries[before[i].at].kind == Kind::wait && ++seen == at) break;
+      (program.kind == Mutation::Kind::forget_wait || program.kind == Mutation::Kind::drop_wait)) {
+    i = at - 1;
   } else if (i == before.size() && i == after.size()) {
     ++tally.no_edge;
     return;
