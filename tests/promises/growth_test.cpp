@@ -175,6 +175,24 @@ TEST_CASE("the heap does not grow over 2,000 steps, and steady steps ask it for 
   CHECK(early.asked == late.asked);
 }
 
+// The host learns what has run from the root's forwards alone. The executor runs no bodies, so that
+// what the host holds is all that there is.
+TEST_CASE("over 10,000 steps without a read by the program nothing grows on the host",
+          "[promises][steady]") {
+  const Cell cell = GENERATE(Cell{}, Cell{.recomputes = true, .micro_batches = 2, .param = bf16});
+  INFO(cell);
+  const World world = World::emulated(0, 2, {.executor = ExecutorKind::virtual_, .threads = 1});
+  Trainee trainee(world, cell, 5);
+  std::int64_t early = 0, late = 0, reserved = 0;
+  for (int k = 1; k <= long_run(10000); ++k) {
+    trainee.step(k);
+    late = allocations().made - allocations().freed;
+    if (k == 10) early = late, reserved = trainee.memory().reserved_bytes();
+  }
+  CHECK(early == late);
+  CHECK(trainee.memory().reserved_bytes() == reserved);
+}
+
 TEST_CASE("what computing one unit after another needs does not depend on depth", "[promises]") {
   const auto what = GENERATE(Reshard::automatic, Reshard::always);
   const bool recomputes = GENERATE(false, true);
