@@ -14,8 +14,10 @@ using raw::Transpose;
 namespace {
 
 // The gradients of weight and bias, from g [N, out] and rows [N, in]; the weight's is written
-// straight to its sink where that is possible.
-void set_parameters(Gradients& out, const Tensor& g, const Tensor& rows) {
+// straight to its sink where that is possible. They come before the input's, which may then lie
+// where the rows did.
+void set_parameters(Gradients& out, const Tensor& g, Saved& saved_rows) {
+  const Tensor rows = out.graph_is_retained() ? saved_rows.get() : saved_rows.extract();
   if (out.wants(1)) {
     const auto sink = out.sink(1);
     if (sink && can_write(*sink, g.dtype()))
@@ -51,11 +53,11 @@ Tensor record_linear(const Tensor& x, const Tensor& rows, const Tensor& weight, 
                      const Tensor& y) {
   return record("linear", {x, weight, bias}, y,
                 [rows = Saved(rows), weight = Saved(weight), shape = x.shape()](
-                    const Tensor& gradient, Gradients& out) {
+                    const Tensor& gradient, Gradients& out) mutable {
                   const Tensor g =
                       raw::reshape(gradient, {rows.get().size(0), weight.get().size(0)});
+                  set_parameters(out, g, rows);
                   if (out.wants(0)) out.set(0, raw::reshape(raw::matmul(g, weight.get()), shape));
-                  set_parameters(out, g, rows.get());
                 });
 }
 
@@ -82,19 +84,20 @@ Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias) {
   const Tensor rows = rows_of_linear(x.value, weight, bias);
   Tensor y = Tensor::empty({rows.size(0), weight.size(0)}, rows.dtype(), rows.device());
   raw::matmul_into(y, rows, weight, Transpose::no, Transpose::yes, 1, 0, bias);
-  return record(
-      "linear", {x.before, weight, bias}, raw::reshape(y, shape_of_linear(x.value, weight)),
-      [rows = Saved(rows), before = Saved(x.before), weight = Saved(weight)](const Tensor& gradient,
-                                                                             Gradients& out) {
-        const Tensor g = raw::reshape(gradient, {rows.get().size(0), weight.get().size(0)});
-        if (out.wants(0)) {
-          Tensor d = Tensor::empty(rows.get().shape(), g.dtype(), g.device());
-          raw::matmul_gelu_backward_into(d, raw::reshape(before.get(), d.shape()), g, weight.get(),
-                                         Transpose::no, Transpose::no);
-          out.set(0, raw::reshape(d, before.get().shape()));
-        }
-        set_parameters(out, g, rows.get());
-      });
+  return record("linear", {x.before, weight, bias},
+                raw::reshape(y, shape_of_linear(x.value, weight)),
+                [rows = Saved(rows), before = Saved(x.before), weight = Saved(weight)](
+                    const Tensor& gradient, Gradients& out) mutable {
+                  const Shape shape = rows.get().shape();
+                  const Tensor g = raw::reshape(gradient, {shape[0], weight.get().size(0)});
+                  set_parameters(out, g, rows);
+                  if (out.wants(0)) {
+                    Tensor d = Tensor::empty(shape, g.dtype(), g.device());
+                    raw::matmul_gelu_backward_into(d, raw::reshape(before.get(), d.shape()), g,
+                                                   weight.get(), Transpose::no, Transpose::no);
+                    out.set(0, raw::reshape(d, before.get().shape()));
+                  }
+                });
 }
 
 }  // namespace tessera

@@ -110,8 +110,11 @@ Tensor silu(const Tensor& x) {
 }
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
   return record("swiglu", {gate, up}, raw::swiglu(gate, up),
-                [gate = Saved(gate), up = Saved(up)](const Tensor& g, Gradients& out) {
-                  auto [d_gate, d_up] = raw::swiglu_backward(gate.get(), up.get(), g);
+                [gate = Saved(gate), up = Saved(up)](const Tensor& g, Gradients& out) mutable {
+                  const bool again = out.graph_is_retained();
+                  auto [d_gate, d_up] = again
+                                            ? raw::swiglu_backward(gate.get(), up.get(), g)
+                                            : raw::swiglu_backward(gate.extract(), up.extract(), g);
                   out.set(0, std::move(d_gate));
                   out.set(1, std::move(d_up));
                 });

@@ -32,4 +32,10 @@ const Tensor& Saved::get() const {
                              "' since forward; go backward first, or write to a copy"));
 }
 
+Tensor Saved::extract() {
+  Tensor tensor = get();
+  *this = {};
+  return tensor;
+}
+
 }  // namespace tessera::autograd

@@ -255,6 +255,12 @@ Rows rows_of(const Tensor& x) {
   return regular ? Rows{x, rows, cols, stride} : rows_of(contiguous(x));
 }
 
+// Where an elementwise result goes: onto the operand, if that lives for this operation alone.
+Tensor over(const Tensor& operand) {
+  if (operand.is_sole_holder() && operand.is_contiguous()) return operand;
+  return Tensor::empty(operand.shape(), operand.dtype(), operand.device());
+}
+
 }  // namespace
 
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
@@ -270,10 +276,8 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
   return out;
 }
 
-std::pair<Tensor, Tensor> swiglu_backward(const Tensor& gate, const Tensor& up,
-                                          const Tensor& d_out) {
-  Tensor d_gate = Tensor::empty(gate.shape(), gate.dtype(), gate.device());
-  Tensor d_up = Tensor::empty(up.shape(), up.dtype(), up.device());
+std::pair<Tensor, Tensor> swiglu_backward(Tensor gate, Tensor up, const Tensor& d_out) {
+  Tensor d_gate = over(gate), d_up = over(up);
   if (d_gate.numel() == 0 || gate.device().is_meta()) return {d_gate, d_up};
   const Rows g = rows_of(gate), u = rows_of(up), d = rows_of(d_out);
   launch("swiglu_backward", gate.device(), table(gate.device()).swiglu_backward,

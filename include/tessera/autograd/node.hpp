@@ -123,6 +123,9 @@ class Saved {
   // The tensor without history.
   // Throws: ContractError where an operation has written it since, as an optimizer does.
   const Tensor& get() const;
+  // The same, and lets go of it: for a function that does not run again
+  // (Gradients::graph_is_retained) and has no other use for its bytes.
+  Tensor extract();
 
  private:
   Tensor tensor_;

@@ -65,10 +65,10 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
 // y = alpha x + beta y; beta 0 never reads y. Dtypes may differ. How gradients are accumulated.
 void axpby(const Tensor& y, const Tensor& x, double alpha, double beta);
 
-// silu(gate) * up, and its derivative {d_gate, d_up}.
+// silu(gate) * up, and its derivative {d_gate, d_up}, which take over the bytes of gate and up
+// where these are moved in and nobody else holds them.
 Tensor swiglu(const Tensor& gate, const Tensor& up);
-std::pair<Tensor, Tensor> swiglu_backward(const Tensor& gate, const Tensor& up,
-                                          const Tensor& d_out);
+std::pair<Tensor, Tensor> swiglu_backward(Tensor gate, Tensor up, const Tensor& d_out);
 
 // --- reductions over one dimension (kept as size 1 with `keep`) ---
 // argmax gives i64, the first of equal ones; a sum of integers or booleans i64; all others x's
