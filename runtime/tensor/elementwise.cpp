@@ -257,7 +257,7 @@ Rows rows_of(const Tensor& x) {
 
 // Where an elementwise result goes: onto the operand, if that lives for this operation alone.
 Tensor over(const Tensor& operand) {
-  if (operand.is_sole_holder() && operand.is_contiguous()) return operand;
+  if (operand.is_exclusive() && operand.is_contiguous()) return operand;
   return Tensor::empty(operand.shape(), operand.dtype(), operand.device());
 }
 

@@ -1,5 +1,9 @@
 // The backward pass: order, accumulation, regions, what is kept and what is freed.
+#include <memory>
+#include <set>
 #include <stdexcept>
+#include <string_view>
+#include <tuple>
 
 #include "tessera/device/device_context.hpp"
 #include "tests/autograd/helpers.hpp"
@@ -398,6 +402,41 @@ TEST_CASE("Saved counts the holders of a storage") {
   sum(y).backward();
   CHECK(w.storage()->saved == 0);
   CHECK(x.storage()->saved == 0);
+}
+
+TEST_CASE("swiglu's gradients lie where gate and up did, unless somebody holds them") {
+  struct Bytes final : Observer {  // that the derivative touches
+    void launched(StreamId, Tick, const Op& op) override {
+      if (std::string_view(op.name) != "swiglu_backward") return;
+      for (const Access& access : op.accesses) begins.insert(access.begin);
+    }
+    std::set<const void*> begins;
+  };
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  const Tensor x = leaf({-1, 0.5, 2}, device), z = leaf({3, -2, 0.25}, device);
+  const auto run = [&](bool keeps_gate, bool retains) {
+    const auto bytes = std::make_shared<Bytes>();
+    device.context().add_observer(bytes);
+    Tensor gate = mul(x, 2), up = mul(z, 3);
+    const std::vector<float> before = values(gate);
+    const Tensor loss = sum(swiglu(gate, up));
+    up = {};
+    if (!keeps_gate) gate = {};
+    for (int pass = 0; pass <= (retains ? 1 : 0); ++pass) {
+      Tensor(x).zero_grad(), Tensor(z).zero_grad();
+      loss.backward({}, retains && pass == 0);
+    }
+    if (keeps_gate) CHECK(values(gate) == before);
+    device.context().remove_observer(*bytes);
+    return std::tuple(bytes->begins.size(), values(x.grad()), values(z.grad()));
+  };
+  const auto [touched, dx, dz] = run(false, false);
+  CHECK(touched == 3);  // gate, up and the result's gradient
+  CHECK(run(true, false) == std::tuple(4, dx, dz));
+  const auto again = run(false, true);
+  CHECK(std::get<0>(again) > 3);
+  CHECK(std::get<1>(again) == dx);
+  CHECK(std::get<2>(again) == dz);
 }
 
 TEST_CASE("cross_entropy writes its gradient over logits that nobody else holds") {

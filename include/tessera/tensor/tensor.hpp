@@ -118,8 +118,6 @@ class Tensor {
   // Throws: ContractError naming the unit when the tensor is a parameter whose unit is closed.
   std::byte* data() const;
   const std::shared_ptr<Storage>& storage() const { return body().storage; }
-  // Whether this handle is the only way to its bytes: there is no copy and no view.
-  bool is_sole_holder() const { return body().storage.use_count() == 1 && body_.use_count() == 1; }
   // The bytes that this view may touch, as an access of an operation.
   Access access(AccessMode mode) const;
 
