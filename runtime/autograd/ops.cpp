@@ -131,7 +131,8 @@ Tensor on_gradient(const Tensor& x, std::function<Tensor(const Tensor& gradient)
   return record("on_gradient", {x}, x.detach(),
                 [f = std::move(f)](const Tensor& g, Gradients& out) {
                   Tensor changed = f(g);
-                  out.set(0, changed.defined() ? std::move(changed) : g);
+                  if (!changed.defined()) changed = g;
+                  out.set(0, std::move(changed));
                 });
 }
 

@@ -256,7 +256,7 @@ Rows rows_of(const Tensor& x) {
 }
 
 // Where an elementwise result goes: onto the operand, if that lives for this operation alone.
-Tensor over(const Tensor& operand) {
+Tensor over(Tensor& operand) {
   if (operand.is_exclusive() && operand.is_contiguous()) return operand;
   return Tensor::empty(operand.shape(), operand.dtype(), operand.device());
 }

@@ -91,7 +91,8 @@ class ShmAllocation {
     check(MPI_Info_create(&info), "MPI_Info_create");
     MPI_Info_set(info, "alloc_shared_noncontig", "true");
     void* mine = nullptr;
-    const int made = MPI_Win_allocate_shared(asked, 1, info, comm, &mine, &win_);
+    const int made =
+        MPI_Win_allocate_shared(asked, 1, info, comm, static_cast<void*>(&mine), &win_);
     MPI_Info_free(&info);
     check(made, "MPI_Win_allocate_shared (is /dev/shm large enough?)");
     int size = 0;
@@ -100,7 +101,8 @@ class ShmAllocation {
       MPI_Aint there = 0;
       int unit = 0;
       void* base = nullptr;
-      check(MPI_Win_shared_query(win_, r, &there, &unit, &base), "MPI_Win_shared_query");
+      check(MPI_Win_shared_query(win_, r, &there, &unit, static_cast<void*>(&base)),
+            "MPI_Win_shared_query");
       if (there < asked)
         throw CommError(concat("World::mpi: MPI gives rank ", r, " ", there, " bytes of ", asked,
                                "; use another MPI or Transport::messages"));
@@ -299,7 +301,9 @@ void MpiBackend::drain() {
 
 // To the end of the process: MPI may still send from them.
 void MpiBackend::keep_channels() noexcept {
-  for (auto& channel : channels_) static_cast<void>(channel.release());
+  for (auto& channel : channels_) {
+    [[maybe_unused]] const MpiChannel* const kept = channel.release();
+  }
 }
 
 void MpiBackend::leave() noexcept {
