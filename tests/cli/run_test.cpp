@@ -232,7 +232,7 @@ TEST_CASE("a small limit on the stack ends neither a run nor a plan") {
   const BookFolder folder;
   for (const char* options : {"--ranks 2 --training.steps=2", "--training.steps=2"}) {
     const Outcome outcome =
-        run_command("ulimit -S -s 1024; timeout 60 " + kTiny + options, folder.path().string());
+        run_command("ulimit -S -s 256; timeout 60 " + kTiny + options, folder.path().string());
     INFO(options << outcome.err);
     CHECK(outcome.exit_code == 0);
   }
