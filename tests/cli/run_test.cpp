@@ -238,6 +238,18 @@ TEST_CASE("a small limit on the stack ends neither a run nor a plan") {
   }
 }
 
+TEST_CASE("an installed program finds a GPU's module where Debian installs libraries") {
+  const BookFolder folder;
+  const Outcome outcome = run_command(
+      "mkdir -p prefix/bin prefix/lib/riscv64-linux-gnu && "
+      "echo no module > prefix/lib/riscv64-linux-gnu/libtessera-cuda.so && cp $(command -v "
+      "tessera-train) prefix/bin/ && prefix/bin/" +
+          kTiny + "--device=cuda --training.steps=1",
+      folder.path().string());
+  CHECK(outcome.exit_code == 1);
+  CHECK(has(outcome.err, "prefix/lib/riscv64-linux-gnu/libtessera-cuda.so' cannot be loaded: "));
+}
+
 TEST_CASE("a limit on the size of files is a line, and leaves no part of a file") {
   const BookFolder folder;
   const Outcome outcome = run_command(
