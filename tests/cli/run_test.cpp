@@ -250,6 +250,17 @@ TEST_CASE("an installed program finds a GPU's module where Debian installs libra
   CHECK(has(outcome.err, "prefix/lib/riscv64-linux-gnu/libtessera-cuda.so' cannot be loaded: "));
 }
 
+TEST_CASE("a limit on addresses is named as what it is") {
+  const BookFolder folder;
+  const Outcome outcome =
+      run_command("ulimit -v 16000000; " + kTiny + "--training.steps=1", folder.path().string());
+  CHECK(outcome.exit_code == 1);
+  CHECK(has(outcome.err,
+            "; the process may have 16384000000 bytes of addresses (ulimit -v), and "
+            "every rank sets 17179869184 aside; make"));
+  CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+}
+
 TEST_CASE("a limit on the size of files is a line, and leaves no part of a file") {
   const BookFolder folder;
   const Outcome outcome = run_command(
