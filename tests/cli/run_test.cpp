@@ -238,6 +238,39 @@ TEST_CASE("a small limit on the stack ends neither a run nor a plan") {
   }
 }
 
+TEST_CASE("a signal ends a run whose lines nobody reads any more, and its weights are saved") {
+  const BookFolder folder;
+  // The pipe is full once two looks at the metrics find the same.
+  const Outcome outcome = run_command(
+      "mkfifo lines; exec 3<>lines; " + kTiny +
+          "--training.steps=1000000 --save=a.safetensors > lines & run=$!; old=none; "
+          "until new=$(stat -c %s out.jsonl 2>&-); [ \"$new\" ] && [ $new = $old ] && "
+          "[ $new -gt 65536 ]; do old=${new:-none}; sleep 0.3; done; kill -TERM $run; wait $run",
+      folder.path().string());
+  INFO(outcome.err);
+  CHECK(outcome.exit_code == 128 + SIGTERM);
+  CHECK(has(folder.read("a.safetensors"), "lm_head.weight"));
+}
+
+TEST_CASE("a hang-up ends a run in order, unless it is ignored") {
+  const std::string run = kTiny + "--ranks 2 --save=a.safetensors ";
+  const std::string hang_up =
+      "> log & run=$!; until [ -s out.jsonl ]; do sleep 0.05; done; kill -HUP $run; wait $run";
+  {
+    const BookFolder folder;
+    const Outcome outcome =
+        run_command(run + "--training.steps=1000000 " + hang_up, folder.path().string());
+    CHECK(outcome.exit_code == 128 + SIGHUP);
+    CHECK(has(folder.read("log"), "stopped by SIGHUP after step "));
+    CHECK(has(folder.read("a.safetensors"), "lm_head.weight"));
+  }
+  const BookFolder folder;
+  const Outcome outcome = run_command("trap '' HUP; " + run + "--training.steps=200 " + hang_up,
+                                      folder.path().string());
+  CHECK(outcome.exit_code == 0);
+  CHECK(whole_lines(folder) == 200);
+}
+
 TEST_CASE("an installed program finds a GPU's module where Debian installs libraries") {
   const BookFolder folder;
   const Outcome outcome = run_command(

@@ -26,6 +26,7 @@
 #include "tessera/run/run.hpp"
 #include "tessera/version.hpp"
 #include "tools/train/config.hpp"
+#include "tools/train/metrics.hpp"
 #include "tools/train/signals.hpp"
 #include "tools/train/train.hpp"
 
@@ -110,8 +111,9 @@ int run(const std::vector<std::string>& arguments, LaunchEnvironment& environmen
   const auto checker = race_checker_from(std::getenv);
   const int code = train::train(config, environment, checker);
   if (config.flags.dry_run) return code;
-  return close_check(checker.get(), environment.rank, code, report,
-                     [](const std::string& summary) { print(summary + "\n"); });
+  return close_check(checker.get(), environment.rank, code, report, [](const std::string& summary) {
+    train::Console(train::Terminal::detect(), 0, 1, 0).line(summary);
+  });
 }
 
 // What a shell may have taken away, and the signals whose cause is reported where it is met.

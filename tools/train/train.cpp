@@ -129,7 +129,11 @@ class Run {
     const bool stopped = train();
     if (stopped && requested_signal() != 0)
       say([&] {
-        console_->line(concat("stopped by ", requested_signal() == SIGINT ? "SIGINT" : "SIGTERM",
+        const int signal = requested_signal();
+        console_->line(concat("stopped by ",
+                              signal == SIGINT   ? "SIGINT"
+                              : signal == SIGHUP ? "SIGHUP"
+                                                 : "SIGTERM",
                               " after step ", steps_done_));
       });
     if (steps_done_ > 0) report_memory();
