@@ -9,6 +9,7 @@
 
 #include "kernels/host/cpu.hpp"
 #include "kernels/host/rows.hpp"
+#include "kernels/host/scratch.hpp"
 #include "kernels/host/tile.hpp"
 #include "tessera/device/workers.hpp"
 
@@ -112,11 +113,16 @@ struct Softmax {
   }
 };
 
+template <class C>
+struct ForwardTiles {
+  alignas(64) Block<C> q_t, k_block, v_block, sums;
+  alignas(64) C scores[kTile * kTile];
+};
+
 template <class T>
 void forward_task(const AttentionArgs& a, std::int64_t b, std::int64_t h, std::int64_t first) {
   using C = Compute<T>;
-  alignas(64) Block<C> q_t, k_block, v_block, sums;
-  alignas(64) C scores[kTile * kTile];
+  auto& [q_t, k_block, v_block, sums, scores] = in_scratch<ForwardTiles<C>>();
   const std::int64_t dim = a.head_dim, ld = padded<C>(dim), length = a.length;
   const std::int64_t queries = std::min(kTile, length - first), kv = h / (a.heads / a.kv_heads);
   const auto k = Head<T>::of(a.k, a.k_row, b, kv, length, dim);
@@ -149,7 +155,7 @@ void forward_task(const AttentionArgs& a, std::int64_t b, std::int64_t h, std::i
   }
 }
 
-// The backward pass of one key-value head of one batch element.
+// The backward pass of one key-value head of one batch element. Lies in the scratch as a whole.
 template <class T>
 class Backward {
   using C = Compute<T>;
@@ -302,7 +308,8 @@ void attention(const AttentionArgs& a, Exec& exec) {
 void attention_backward(const AttentionBackwardArgs& a, Exec& exec) {
   visit_floating(a.dtype, [&](auto tag) {
     parallel_for(exec, std::int64_t{a.batch} * a.kv_heads, [&](std::int64_t task) {
-      Backward<typename decltype(tag)::type>(a, task / a.kv_heads, task % a.kv_heads).run();
+      in_scratch<Backward<typename decltype(tag)::type>>(a, task / a.kv_heads, task % a.kv_heads)
+          .run();
     });
   });
 }

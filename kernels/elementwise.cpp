@@ -27,10 +27,10 @@ void unary(const UnaryArgs& args, Exec& exec) {
   const Operand in = Operand::input(args.in, args.in_strides, args.in_dtype, in_compute);
   const Operand out = Operand::output(args.out, args.out_strides, args.out_dtype, out_compute);
   const bool staged = in.conversion != nullptr || out.conversion != nullptr;
-  for_blocks(exec, extent, out, staged, [&](void* to, std::int64_t p, std::int64_t n) {
-    Buffer buffer;
-    loop(to, in.read(extent, p, n, buffer), n);
-  });
+  for_blocks(exec, extent, out, staged,
+             [&](void* to, std::int64_t p, std::int64_t n, Buffer* buffers) {
+               loop(to, in.read(extent, p, n, buffers[0]), n);
+             });
 }
 
 void binary(const BinaryArgs& args, Exec& exec) {
@@ -45,9 +45,8 @@ void binary(const BinaryArgs& args, Exec& exec) {
       Operand::output(args.out, args.out_strides, boolean ? DType::boolean : args.dtype,
                       boolean ? DType::boolean : compute);
   for_blocks(exec, extent, out, a.conversion != nullptr,
-             [&](void* to, std::int64_t p, std::int64_t n) {
-               Buffer a_buffer, b_buffer;
-               loop(to, a.read(extent, p, n, a_buffer), b.read(extent, p, n, b_buffer), n);
+             [&](void* to, std::int64_t p, std::int64_t n, Buffer* buffers) {
+               loop(to, a.read(extent, p, n, buffers[0]), b.read(extent, p, n, buffers[1]), n);
              });
 }
 
@@ -67,14 +66,14 @@ void scalar(const ScalarArgs& args, Exec& exec) {
   const Operand out =
       Operand::output(args.out, args.out_strides, boolean ? DType::boolean : args.dtype,
                       boolean ? DType::boolean : compute);
-  for_blocks(exec, extent, out, true, [&](void* to, std::int64_t p, std::int64_t n) {
-    Buffer buffer;
-    const void* from = in.read(extent, p, n, buffer);
-    if (args.scalar_left)
-      loop(to, block, from, n);
-    else
-      loop(to, from, block, n);
-  });
+  for_blocks(exec, extent, out, true,
+             [&](void* to, std::int64_t p, std::int64_t n, Buffer* buffers) {
+               const void* from = in.read(extent, p, n, buffers[0]);
+               if (args.scalar_left)
+                 loop(to, block, from, n);
+               else
+                 loop(to, from, block, n);
+             });
 }
 
 namespace {
@@ -129,11 +128,11 @@ void where(const WhereArgs& args, Exec& exec) {
   const Operand b = Operand::input(args.b, args.b_strides, args.dtype, args.dtype);
   const auto loop = chooser(size_bytes(args.dtype));
   const Operand out = Operand::output(args.out, out_strides, args.dtype, args.dtype);
-  for_blocks(exec, extent, out, true, [&](void* to, std::int64_t p, std::int64_t n) {
-    Buffer c_buffer, a_buffer, b_buffer;
-    loop(to, c.read(extent, p, n, c_buffer), a.read(extent, p, n, a_buffer),
-         b.read(extent, p, n, b_buffer), n);
-  });
+  for_blocks(exec, extent, out, true,
+             [&](void* to, std::int64_t p, std::int64_t n, Buffer* buffers) {
+               loop(to, c.read(extent, p, n, buffers[0]), a.read(extent, p, n, buffers[1]),
+                    b.read(extent, p, n, buffers[2]), n);
+             });
 }
 
 void fill(const FillArgs& args, Exec& exec) {
@@ -142,7 +141,7 @@ void fill(const FillArgs& args, Exec& exec) {
   const std::size_t size = size_bytes(args.dtype);
   alignas(8) std::byte value[8];
   converter(args.dtype, DType::f64)(value, &args.value, 1);
-  for_blocks(exec, extent, out, false, [&](void* to, std::int64_t, std::int64_t n) {
+  for_blocks(exec, extent, out, false, [&](void* to, std::int64_t, std::int64_t n, Buffer*) {
     gather_strided(to, value, 0, n, size);
   });
 }
@@ -151,7 +150,7 @@ void arange(const ArangeArgs& args, Exec& exec) {
   const Extent extent{nullptr, 0, args.count};
   const Operand out = Operand::output(args.out, nullptr, args.dtype, args.dtype);
   const Converter narrow = converter(args.dtype, DType::f64);
-  for_blocks(exec, extent, out, true, [&](void* to, std::int64_t p, std::int64_t n) {
+  for_blocks(exec, extent, out, true, [&](void* to, std::int64_t p, std::int64_t n, Buffer*) {
     double values[kBlock];
     for (std::int64_t i = 0; i < n; ++i)
       values[i] = args.start + static_cast<double>(p + i) * args.step;
@@ -167,12 +166,12 @@ void axpby(const AxpbyArgs& args, Exec& exec) {
   const Operand old = Operand::input(args.y, args.y_strides, args.y_dtype, compute);
   const Operand out = Operand::output(args.y, args.y_strides, args.y_dtype, compute);
   const bool staged = x.conversion != nullptr || out.conversion != nullptr;
-  for_blocks(exec, extent, out, staged, [&](void* to, std::int64_t p, std::int64_t n) {
-    Buffer x_buffer, y_buffer;
-    const void* from = x.read(extent, p, n, x_buffer);
-    const void* before = args.beta == 0 ? nullptr : old.read(extent, p, n, y_buffer);
-    (wide ? combine<double> : combine<float>)(to, from, before, args.alpha, args.beta, n);
-  });
+  for_blocks(
+      exec, extent, out, staged, [&](void* to, std::int64_t p, std::int64_t n, Buffer* buffers) {
+        const void* from = x.read(extent, p, n, buffers[0]);
+        const void* before = args.beta == 0 ? nullptr : old.read(extent, p, n, buffers[1]);
+        (wide ? combine<double> : combine<float>)(to, from, before, args.alpha, args.beta, n);
+      });
 }
 
 }  // namespace tessera::kernels::cpu

@@ -1,7 +1,7 @@
 // Blocked matrix products: panels of A and B are packed, in the order in which the register kernel
-// reads them, into fixed blocks on the stack. Nothing is allocated, and the cuts depend on the
-// shape alone, so that bits are the same for any threads and caches. Source: Goto and van de Geijn,
-// "Anatomy of high-performance matrix multiplication", 2008.
+// reads them, into fixed blocks of the thread's scratch. Nothing is allocated, and the cuts depend
+// on the shape alone, so that bits are the same for any threads and caches. Source: Goto and van de
+// Geijn, "Anatomy of high-performance matrix multiplication", 2008.
 //
 //   C panel           =  A block          x  B panel
 //   768 columns          144 x 384, L2       384 x 768, L2 and L3 cache
@@ -11,6 +11,7 @@
 #include "kernels/gemm_gelu.hpp"
 #include "kernels/host/cpu.hpp"
 #include "kernels/host/ranges.hpp"
+#include "kernels/host/scratch.hpp"
 #include "kernels/host/tile.hpp"
 
 namespace tessera::kernels::cpu {
@@ -115,13 +116,19 @@ void sliver_product(C* c, std::int64_t ldc, const C* a, const C* b, Sizes s, boo
       c[i * ldc + j] = accumulate ? c[i * ldc + j] + tile[i * cols + j] : tile[i * cols + j];
 }
 
-// c (+)= alpha a b for a panel of at most kPanelCols columns and k > 0.
-template <class T>
-void panel_product(Compute<T>* c, std::int64_t ldc, View<T> a, View<T> b, Sizes s, Compute<T> alpha,
-                   bool accumulate) {
-  using C = Compute<T>;
+// What is packed at a time.
+template <class C>
+struct Packed {
   alignas(64) C a_block[kBlockRows * kDepth];
   alignas(64) C b_panel[kDepth * kPanelCols<C>];
+};
+
+// c (+)= alpha a b for a panel of at most kPanelCols columns and k > 0.
+template <class T>
+void panel_product(Packed<Compute<T>>& packed, Compute<T>* c, std::int64_t ldc, View<T> a,
+                   View<T> b, Sizes s, Compute<T> alpha, bool accumulate) {
+  using C = Compute<T>;
+  auto& [a_block, b_panel] = packed;
   const std::int64_t passes = (s.k + kDepth - 1) / kDepth, depth = (s.k + passes - 1) / passes;
   for (std::int64_t l = 0; l < s.k; l += depth, accumulate = true) {
     const std::int64_t k = std::min(depth, s.k - l);
@@ -157,15 +164,20 @@ void direct_task(const GemmArgs& args, Compute<T>* c, View<T> a, View<T> b, cons
   const bool plain = bias == nullptr && (args.beta == 0 || args.beta == 1) && s.k > 0;
   if (!plain) start(c, args.ldc, bias, s, static_cast<C>(args.beta));
   if (s.k > 0)
-    panel_product(c, args.ldc, a, b, s, static_cast<C>(args.alpha), !plain || args.beta == 1);
+    panel_product(in_scratch<Packed<C>>(), c, args.ldc, a, b, s, static_cast<C>(args.alpha),
+                  !plain || args.beta == 1);
 }
 
 // One task whose C is 16-bit: summed in f32 over all of k, rounded once.
+struct Rounded {
+  Packed<float> packed;
+  alignas(64) float sums[kBlockRows * kPanelCols<float>];
+};
 template <class T>
 void rounded_task(const GemmArgs& args, T* c, View<T> a, View<T> b, const T* bias, Sizes s) {
-  alignas(64) float sums[kBlockRows * kPanelCols<float>];
+  auto& [packed, sums] = in_scratch<Rounded>();
   start(sums, s.n, bias, s, 0.0f);
-  if (s.k > 0) panel_product(sums, s.n, a, b, s, static_cast<float>(args.alpha), true);
+  if (s.k > 0) panel_product(packed, sums, s.n, a, b, s, static_cast<float>(args.alpha), true);
   const Vec<float> beta(static_cast<float>(args.beta));
   for (std::int64_t i = 0; i < s.m; ++i, c += args.ldc) {
     for_lanes<float>(s.n, [&](std::int64_t j, auto io) {

@@ -1,5 +1,6 @@
 // Strided operands as a stream of contiguous blocks. A block that already lies contiguous in the
-// wanted dtype is used where it is; otherwise it passes through a small buffer on the stack.
+// wanted dtype is used where it is; otherwise it passes through a small buffer of the thread's
+// scratch.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 
 #include "kernels/host/convert.hpp"
 #include "kernels/host/ranges.hpp"
+#include "kernels/host/scratch.hpp"
 
 namespace tessera::kernels::host {
 
@@ -55,6 +57,10 @@ inline void for_stretches(const Extent& extent, const std::int32_t* strides, std
 struct Buffer {
   alignas(64) std::byte raw[kBlock * 8];
   alignas(64) std::byte converted[kBlock * 8];
+};
+
+struct Staging {
+  Buffer out, inputs[3];
 };
 
 // One operand of an operation, seen as elements of `compute`.
@@ -126,20 +132,20 @@ struct Operand {
   }
 };
 
-// Calls f(out block, position, n) so that every element of `out` is computed once; f reads the
-// inputs itself. `staged` says that an operand is converted or gathered, so that blocks must fit
-// their buffers.
+// Calls f(out block, position, n, three buffers) so that every element of `out` is computed once; f
+// reads the inputs itself, through the buffers. `staged` says that an operand is converted or
+// gathered, so that blocks must fit their buffers.
 template <class F>
 inline void for_blocks(Exec& exec, const Extent& extent, const Operand& out, bool staged, F f) {
   for_ranges(exec, extent.count, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    Buffer buffer;
+    auto& [buffer, inputs] = in_scratch<Staging>();
     const std::int64_t limit = staged || extent.ndim > 0 ? kBlock : kGrain;
     for (std::int64_t p = begin; p < end;) {
       std::int64_t n = std::min(limit, end - p);
       if (extent.by_rows()) n = std::min(n, extent.row() - p % extent.row());
       std::byte* at = out.locate(extent, p, n);
       void* to = out.target(at, buffer);
-      f(to, p, n);
+      f(to, p, n, inputs);
       if (to != at) out.finish(extent, p, n, at, buffer);
       p += n;
     }

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
-#include <optional>
 #include <thread>
 
 #include "runtime/comm/local.hpp"
@@ -144,15 +143,7 @@ void World::State::reduce_scalars(const char* name, std::span<double> values, Re
 // ---- World
 
 World::World(std::unique_ptr<State> state) : state_(std::move(state)) {}
-World::World(World&&) noexcept = default;
-World& World::operator=(World&& other) noexcept {
-  World old(std::move(*this));
-  state_ = std::move(other.state_);
-  return *this;
-}
-World::~World() {
-  if (state_) state_->end();
-}
+World::~World() { state_->end(); }
 
 WorldKind World::kind() const noexcept { return state_->kind; }
 int World::rank() const noexcept { return state_->rank; }
@@ -315,16 +306,19 @@ void run_local(int ranks, const WorldOptions& options, const std::function<void(
 
   const auto run_rank = [&](int rank) {
     const Attached attached(scheduler.get(), rank);
-    std::optional<World> world;
     try {
-      world =
-          World(std::make_unique<World::State>(WorldKind::local, rank, ranks, options, threads,
-                                               comm::make_local_backend(shared, rank), scheduler));
-      body(*world);
-      world->device().synchronize();
+      World world(std::make_unique<World::State>(WorldKind::local, rank, ranks, options, threads,
+                                                 comm::make_local_backend(shared, rank),
+                                                 scheduler));
+      try {
+        body(world);
+        world.device().synchronize();
+      } catch (...) {
+        failures.add(rank);
+        world.state_->reported = true;
+      }
     } catch (...) {
       failures.add(rank);
-      if (world) world->state_->reported = true;
     }
   };
 

@@ -28,9 +28,13 @@ std::filesystem::path own_folder() {
 // The file to load: a bare name is left to the dynamic linker.
 std::string find_module(std::string& looked) {
   const std::filesystem::path folder = own_folder();
-  for (const char* sub : {".", "../lib", "kernels/cuda", "../kernels/cuda"}) {
+  std::vector<std::filesystem::path> subs = {".", "../lib", "../lib64", "kernels/cuda",
+                                             "../kernels/cuda"};
+  std::error_code ignored;  // Debian installs libraries into lib/x86_64-linux-gnu and its like
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "../lib", ignored))
+    if (entry.path().filename().string().ends_with("-linux-gnu")) subs.push_back(entry.path());
+  for (const std::filesystem::path& sub : subs) {
     const std::filesystem::path file = (folder / sub / kModule).lexically_normal();
-    std::error_code ignored;
     if (std::filesystem::exists(file, ignored)) return file.string();
     looked += concat(looked.empty() ? "" : ", ", file.parent_path().string());
   }

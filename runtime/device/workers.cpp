@@ -3,12 +3,33 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/error.hpp"
 
 namespace tessera {
+namespace {
+
+constexpr std::align_val_t kScratchAlignment{64};
+
+struct FreeScratch {
+  void operator()(std::byte* p) const { ::operator delete[](p, kScratchAlignment); }
+};
+using Scratch = std::unique_ptr<std::byte[], FreeScratch>;
+
+Scratch make_scratch() { return Scratch(new (kScratchAlignment) std::byte[kScratchBytes]); }
+
+thread_local Scratch own_scratch;
+
+}  // namespace
+
+std::byte* thread_scratch() {
+  if (!own_scratch) own_scratch = make_scratch();
+  return own_scratch.get();
+}
 
 // Threads take part in a kernel only while it is open: one that wakes late finds it closed and goes
 // back to sleep, so the caller never waits for a thread that has done nothing.
@@ -33,7 +54,8 @@ struct WorkerPool::State {
       task(context, i);
   }
 
-  void thread_main() {
+  void thread_main(Scratch scratch) {
+    own_scratch = std::move(scratch);
     std::unique_lock lock(mutex);
     for (std::uint64_t seen = 0;;) {
       opened.wait(lock, [&] { return stop || (open && kernel != seen); });
@@ -52,7 +74,9 @@ WorkerPool::WorkerPool(int threads) : state_(std::make_unique<State>()) {
   TESSERA_EXPECT(threads >= 1, "WorkerPool: ", threads,
                  " threads; at least 1, the caller, is needed");
   for (int i = 1; i < threads; ++i)
-    state_->threads.emplace_back([state = state_.get()] { state->thread_main(); });
+    state_->threads.emplace_back([state = state_.get(), scratch = make_scratch()]() mutable {
+      state->thread_main(std::move(scratch));
+    });
 }
 
 WorkerPool::~WorkerPool() {

@@ -1,5 +1,7 @@
 #include "tessera/memory/pool.hpp"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <bit>
 #include <utility>
@@ -302,11 +304,23 @@ void Pool::count_outside(std::int64_t bytes, const char* what) {
                              "; make the batch or the model smaller, or use more ranks"));
 }
 
+namespace {
+
+// A limit on addresses is met long before memory is used up: pools set more aside than they use.
+std::string address_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
+  return concat("; the process may have ", limit.rlim_cur, " bytes of addresses (ulimit -v), and ",
+                "every rank sets ", kRangeBytes, " aside");
+}
+
+}  // namespace
+
 void Pool::fail(std::int64_t bytes, StreamId stream, OwnerId owner) const {
   throw OutOfMemory(
       concat("allocate: no ", bytes, " bytes for '", ledger_.lines()[owner].owner, "' on stream ",
              name(stream), ": ", ledger_.live_bytes(), " are in use, ", reserved_, " are reserved",
-             limit_ ? concat(", the limit is ", limit_) : std::string(),
+             limit_ ? concat(", the limit is ", limit_) : std::string(), address_limit(),
              "; make the batch or the model smaller, or use more ranks\n", ledger_.table()));
 }
 

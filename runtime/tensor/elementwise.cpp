@@ -1,5 +1,6 @@
 // Copies and elementwise operations: operands are walked with as few dimensions as their strides
 // allow.
+#include <cmath>
 #include <limits>
 
 #include "runtime/tensor/launch.hpp"
@@ -54,6 +55,10 @@ Tensor unary(UnaryOp op, const Tensor& x) {
 }
 
 Tensor scalar(Binary op, const Tensor& x, double s, bool left) {
+  TESSERA_EXPECT(is_floating(x.dtype()) || s == std::trunc(s), name(op), ": the scalar ", s,
+                 " is no whole number, and the tensor is ", x.dtype(),
+                 "; cast the tensor to a floating dtype first (to divide, too: a quotient is a "
+                 "product with the inverse)");
   Tensor out = Tensor::empty(x.shape(), gives_boolean(op) ? boolean : x.dtype(), x.device());
   if (out.numel() == 0 || x.device().is_meta()) return out;
   const auto walk = detail::merge_dims<2>(out.shape(), {&out, &x});

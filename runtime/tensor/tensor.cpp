@@ -119,6 +119,8 @@ void raw::normal_into(const Tensor& out, double mean, double deviation, std::uin
 
 Tensor Tensor::uniform(const Shape& shape, double low, double high, std::uint64_t key, DType dtype,
                        const Device& device) {
+  TESSERA_EXPECT(is_floating(dtype), "Tensor::uniform: the dtype is ", dtype,
+                 "; expected a floating one");
   Tensor out = empty(shape, dtype, device);
   if (out.numel() == 0 || device.is_meta()) return out;
   detail::launch("uniform", device, detail::table(device).uniform,

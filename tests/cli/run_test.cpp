@@ -2,7 +2,9 @@
 #include <sys/types.h>
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -43,6 +45,31 @@ std::int64_t whole_lines(const TemporaryFolder& folder) {
   }
   CHECK(begin == text.size());
   return step;
+}
+
+// Where a safetensors file of f32 has its numbers.
+std::size_t first_number(const std::string& file) {
+  std::uint64_t header = 0;
+  REQUIRE(file.size() >= sizeof header);
+  std::memcpy(&header, file.data(), sizeof header);
+  REQUIRE(header < file.size() - sizeof header);
+  return sizeof header + header;
+}
+
+std::int64_t numbers_that_are_nan(const std::string& file) {
+  std::int64_t count = 0;
+  for (std::size_t at = first_number(file); at < file.size(); at += sizeof(float)) {
+    float value = 0;
+    std::memcpy(&value, file.data() + at, sizeof value);
+    count += std::isnan(value);
+  }
+  return count;
+}
+
+// 0xff.. is a NaN of every format.
+std::string all_nan(std::string file) {
+  std::fill(file.begin() + static_cast<std::ptrdiff_t>(first_number(file)), file.end(), '\xff');
+  return file;
 }
 
 }  // namespace
@@ -232,10 +259,112 @@ TEST_CASE("a small limit on the stack ends neither a run nor a plan") {
   const BookFolder folder;
   for (const char* options : {"--ranks 2 --training.steps=2", "--training.steps=2"}) {
     const Outcome outcome =
-        run_command("ulimit -S -s 1024; timeout 60 " + kTiny + options, folder.path().string());
+        run_command("ulimit -S -s 256; timeout 60 " + kTiny + options, folder.path().string());
     INFO(options << outcome.err);
     CHECK(outcome.exit_code == 0);
   }
+}
+
+TEST_CASE("a run that diverges ends with the weights before it, and none of them is NaN") {
+  const BookFolder folder;
+  const std::string where = folder.path().string();
+  const std::string diverges = kTiny + "--ranks 2 --training.steps=9 --optimizer.lr=1e30 ";
+  const Outcome run = run_command(diverges + "--save=a.safetensors", where);
+  INFO(run.out << run.err);
+  CHECK(run.exit_code == 1);
+  CHECK(run.err ==
+        "tessera-train: training.stop_on_nan: the loss or the gradient of step " +
+            std::to_string(whole_lines(folder)) +
+            " is not finite; the weights before it are saved; lower optimizer.lr or look at the "
+            "data\n");
+  CHECK(whole_lines(folder) < 9);
+  const std::string saved = folder.read("a.safetensors");
+  CHECK(numbers_that_are_nan(saved) == 0);
+
+  // A run that starts from NaN has learnt nothing to write over a file.
+  folder.write("nan.safetensors", all_nan(saved));
+  const Outcome useless = run_command(
+      kTiny + "--ranks 2 --training.steps=9 --load=nan.safetensors --save=a.safetensors", where);
+  CHECK(useless.exit_code == 1);
+  CHECK(has(useless.err, "step 1 is not finite; there was no step before it to save"));
+  CHECK(folder.read("a.safetensors") == saved);
+
+  const Outcome allowed =
+      run_command(diverges + "--training.stop_on_nan=false --save=b.safetensors", where);
+  CHECK(allowed.exit_code == 0);
+  CHECK(whole_lines(folder) == 9);
+  CHECK(numbers_that_are_nan(folder.read("b.safetensors")) > 0);
+}
+
+TEST_CASE("ranks that were started differently name the first difference", "[mpi]") {
+  if (std::string(TESSERA_MPIRUN).empty()) return;
+  const BookFolder folder;
+  const std::string one = "-n 1 " + kTiny + "--training.steps=2 --save=a.safetensors ";
+  const Outcome outcome =
+      run_command("mpirun " + one + ": " + one + "--optimizer.lr=1", folder.path().string(),
+                  {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                   {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                   {"OMPI_MCA_rmaps_base_oversubscribe", "1"}});
+  INFO(outcome.out << outcome.err);
+  CHECK(outcome.exit_code == 2);
+  CHECK(has(outcome.err, "optimizer.lr: ranks differ, rank 0 has 8e-04; start every rank alike\n"));
+  CHECK_FALSE(std::filesystem::exists(folder / "a.safetensors"));
+}
+
+TEST_CASE("a signal ends a run whose lines nobody reads any more, and its weights are saved") {
+  const BookFolder folder;
+  // The pipe is full once two looks at the metrics find the same.
+  const Outcome outcome = run_command(
+      "mkfifo lines; exec 3<>lines; " + kTiny +
+          "--training.steps=1000000 --save=a.safetensors > lines & run=$!; old=none; "
+          "until new=$(stat -c %s out.jsonl 2>&-); [ \"$new\" ] && [ $new = $old ] && "
+          "[ $new -gt 65536 ]; do old=${new:-none}; sleep 0.3; done; kill -TERM $run; wait $run",
+      folder.path().string());
+  INFO(outcome.err);
+  CHECK(outcome.exit_code == 128 + SIGTERM);
+  CHECK(has(folder.read("a.safetensors"), "lm_head.weight"));
+}
+
+TEST_CASE("a hang-up ends a run in order, unless it is ignored") {
+  const std::string run = kTiny + "--ranks 2 --save=a.safetensors ";
+  const std::string hang_up =
+      "> log & run=$!; until [ -s out.jsonl ]; do sleep 0.05; done; kill -HUP $run; wait $run";
+  {
+    const BookFolder folder;
+    const Outcome outcome =
+        run_command(run + "--training.steps=1000000 " + hang_up, folder.path().string());
+    CHECK(outcome.exit_code == 128 + SIGHUP);
+    CHECK(has(folder.read("log"), "stopped by SIGHUP after step "));
+    CHECK(has(folder.read("a.safetensors"), "lm_head.weight"));
+  }
+  const BookFolder folder;
+  const Outcome outcome = run_command("trap '' HUP; " + run + "--training.steps=200 " + hang_up,
+                                      folder.path().string());
+  CHECK(outcome.exit_code == 0);
+  CHECK(whole_lines(folder) == 200);
+}
+
+TEST_CASE("an installed program finds a GPU's module where Debian installs libraries") {
+  const BookFolder folder;
+  const Outcome outcome = run_command(
+      "mkdir -p prefix/bin prefix/lib/riscv64-linux-gnu && "
+      "echo no module > prefix/lib/riscv64-linux-gnu/libtessera-cuda.so && cp $(command -v "
+      "tessera-train) prefix/bin/ && prefix/bin/" +
+          kTiny + "--device=cuda --training.steps=1",
+      folder.path().string());
+  CHECK(outcome.exit_code == 1);
+  CHECK(has(outcome.err, "prefix/lib/riscv64-linux-gnu/libtessera-cuda.so' cannot be loaded: "));
+}
+
+TEST_CASE("a limit on addresses is named as what it is") {
+  const BookFolder folder;
+  const Outcome outcome =
+      run_command("ulimit -v 16000000; " + kTiny + "--training.steps=1", folder.path().string());
+  CHECK(outcome.exit_code == 1);
+  CHECK(has(outcome.err,
+            "; the process may have 16384000000 bytes of addresses (ulimit -v), and "
+            "every rank sets 17179869184 aside; make"));
+  CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
 }
 
 TEST_CASE("a limit on the size of files is a line, and leaves no part of a file") {

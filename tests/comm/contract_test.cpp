@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cmath>
 #include <random>
+#include <type_traits>
 
 #include "tessera/comm/world.hpp"
 #include "tessera/device/device_context.hpp"
@@ -13,6 +14,9 @@ using namespace tessera;
 using Catch::Matchers::Contains;
 using tessera::testing::run_checked;
 using K = CollectiveKind;
+
+// Units keep a world's address: one that moved would leave them with nothing.
+static_assert(!std::is_move_constructible_v<World> && !std::is_move_assignable_v<World>);
 
 namespace {
 

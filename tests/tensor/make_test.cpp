@@ -168,6 +168,18 @@ TEST_CASE("reading that gives up before its copy has run leaves the reader's mem
   CHECK(out == std::vector<float>(1000, 7));
 }
 
+TEST_CASE("whole numbers take no fraction: it would be cut off in silence") {
+  const Device device = Device::cpu();
+  const Tensor n = Tensor::arange(3, i32, device);
+  for (const Binary op : {Binary::mul, Binary::add, Binary::lt})
+    for (const double number : {0.5, std::nan("")})
+      CHECK_THROWS_WITH(raw::binary(op, n, number), Catch::Contains("no whole number") &&
+                                                        Catch::Contains("i32") &&
+                                                        Catch::Contains("cast the tensor"));
+  CHECK(raw::mul(n, 2.0).to_vector<std::int32_t>() == std::vector<std::int32_t>{0, 2, 4});
+  CHECK_THROWS_WITH(Tensor::uniform({3}, 0, 1, 1, i32, device), Catch::Contains("floating"));
+}
+
 TEST_CASE("operands that do not fit are refused with operation, values and remedy") {
   const Device device = Device::cpu({.executor = ExecutorKind::inlined});
   const Device other = Device::cpu({.executor = ExecutorKind::inlined});

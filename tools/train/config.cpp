@@ -121,6 +121,9 @@ void apply_file(Config& config, const std::string& path) {
     }
     if (item.section.empty() && is_section(name))
       throw DataError(concat(where, name, " is a section; write [", name, "] above its keys"));
+    if (item.name.find('.') != std::string::npos)
+      throw DataError(concat(where, "unknown key \"", cut(item.name),
+                             "\"; write it without quotes, which make one name of it"));
     const Key* key = find_key(name);
     if (key && key->section.empty()) {
       throw DataError(concat(where, cut(name), " does not belong into a file; give --", name,

@@ -70,6 +70,7 @@ struct Config {
     std::int64_t steps = 1000, seq_len = 128;
     std::optional<std::int64_t> global_batch_size, local_batch_size;
     double max_norm = 1.0;
+    bool stop_on_nan = true;
     DType mixed_precision_param = f32, mixed_precision_reduce = f32;
   } training;
 

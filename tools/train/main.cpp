@@ -1,10 +1,8 @@
 // tessera-train: reads what it is told, and turns every outcome into an exit code and at most one
 // line on stderr.
 #include <fcntl.h>
-#include <pthread.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -28,6 +26,7 @@
 #include "tessera/run/run.hpp"
 #include "tessera/version.hpp"
 #include "tools/train/config.hpp"
+#include "tools/train/metrics.hpp"
 #include "tools/train/signals.hpp"
 #include "tools/train/train.hpp"
 
@@ -112,8 +111,9 @@ int run(const std::vector<std::string>& arguments, LaunchEnvironment& environmen
   const auto checker = race_checker_from(std::getenv);
   const int code = train::train(config, environment, checker);
   if (config.flags.dry_run) return code;
-  return close_check(checker.get(), environment.rank, code, report,
-                     [](const std::string& summary) { print(summary + "\n"); });
+  return close_check(checker.get(), environment.rank, code, report, [](const std::string& summary) {
+    train::Console(train::Terminal::detect(), 0, 1, 0).line(summary);
+  });
 }
 
 // What a shell may have taken away, and the signals whose cause is reported where it is met.
@@ -122,17 +122,6 @@ void prepare_process() {
   // fails.
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(stream, F_GETFD) < 0) ::open("/dev/null", O_RDONLY);
-  // A thread's stack is as large as the shell lets the first one's be, and kernels need more than
-  // some shells do.
-  constexpr std::size_t kStackBytes = 8 << 20;
-  pthread_attr_t threads;
-  std::size_t bytes = 0;
-  if (::pthread_getattr_default_np(&threads) == 0) {
-    ::pthread_attr_getstacksize(&threads, &bytes);
-    ::pthread_attr_setstacksize(&threads, std::max(bytes, kStackBytes));
-    ::pthread_setattr_default_np(&threads);
-    ::pthread_attr_destroy(&threads);
-  }
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
 }

@@ -1,6 +1,7 @@
 #include "tools/train/metrics.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #include "tessera/base/file.hpp"
 #include "tessera/base/json.hpp"
 #include "tessera/base/text.hpp"
+#include "tools/train/signals.hpp"
 
 namespace tessera::train {
 namespace {
@@ -154,6 +156,14 @@ Terminal Terminal::detect() {
   const bool dumb = !kind || std::string_view(kind) == "dumb";
   terminal.colour = ::isatty(STDOUT_FILENO) && !dumb && !is_set("NO_COLOR");
   terminal.bar = ::isatty(STDERR_FILENO) && !dumb;
+  struct stat out{};
+  const bool waits = (::fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY &&
+                     ::fstat(STDOUT_FILENO, &out) == 0 &&
+                     (S_ISFIFO(out.st_mode) || ::isatty(STDOUT_FILENO));
+  const int own =
+      waits ? ::open("/proc/self/fd/1", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) : -1;
+  if (own >= 0) terminal.own.reset(::fdopen(own, "w"), ::fclose);
+  if (terminal.own) terminal.out = terminal.own.get();
   winsize size{};
   if (terminal.bar && ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
     terminal.width = size.ws_col;
@@ -192,11 +202,23 @@ void Console::validation(std::int64_t step, double loss) {
 
 void Console::line(const std::string& text) {
   clear_bar();
-  std::fputs(text.c_str(), terminal_.out);
-  std::fputc('\n', terminal_.out);
-  if (std::fflush(terminal_.out) != 0)
-    throw DeviceError(concat("writing to stdout failed: ", std::strerror(errno)));
+  put(text + "\n");
   if (last_step_ > 0 && last_step_ < steps_) draw_bar();
+}
+
+void Console::put(std::string_view text) {
+  constexpr int kPatienceMs = 100;  // a signal may come to another thread, which wakes nobody here
+  while (!text.empty()) {
+    const ssize_t count = ::write(::fileno(terminal_.out), text.data(), text.size());
+    if (count >= 0) {
+      text.remove_prefix(static_cast<std::size_t>(count));
+    } else if (errno == EAGAIN) {
+      pollfd out{.fd = ::fileno(terminal_.out), .events = POLLOUT, .revents = 0};
+      if (::poll(&out, 1, kPatienceMs) == 0 && requested_signal() != 0) return;
+    } else if (errno != EINTR) {
+      throw DeviceError(concat("writing to stdout failed: ", std::strerror(errno)));
+    }
+  }
 }
 
 void Console::clear_bar() {

@@ -69,11 +69,13 @@ class JsonlWriter {
 struct Terminal {
   std::FILE* out = stdout;
   std::FILE* err = stderr;
-  bool colour = false;  // of `out`: a terminal, and NO_COLOR is not set
-  bool bar = false;     // on `err`: a terminal that can clear a line
-  int width = 80;       // of `err`
+  bool colour = false;                  // of `out`: a terminal, and NO_COLOR is not set
+  bool bar = false;                     // on `err`: a terminal that can clear a line
+  int width = 80;                       // of `err`
+  std::shared_ptr<std::FILE> own = {};  // `out`, where detect() has opened it
 
-  // Of this process's stdout and stderr.
+  // Of this process's stdout and stderr. `out` is a description of its own that never blocks where
+  // stdout is a pipe or a terminal: what others write to theirs stays as it was.
   static Terminal detect();
 };
 
@@ -93,6 +95,9 @@ class Console {
   void line(const std::string& text);
 
  private:
+  // Waits for a reader of a full pipe until a signal asks to stop: mpirun reads no more from ranks
+  // that it ends. Then the rest is lost.
+  void put(std::string_view text);
   void clear_bar();
   void draw_bar();
 

@@ -235,6 +235,9 @@ const std::vector<Key>& schema() {
       key<&C::training, &C::Training::max_norm>("training.max_norm",
                                                 "gradients are scaled down to this global norm",
                                                 {.range = above(0)}),
+      key<&C::training, &C::Training::stop_on_nan>("training.stop_on_nan",
+                                                   "end the run, with the weights before it, at a "
+                                                   "step whose loss or gradient is not finite"),
       key<&C::training, &C::Training::mixed_precision_param>(
           "training.mixed_precision_param", "type of gathered parameters and activations",
           {.choices = {"float32", "bfloat16"}}),

@@ -12,11 +12,11 @@ inline constexpr int kRecordSignal = SIGUSR2;
 // From here on kRecordSignal waits for who asks for it, in this thread and those it starts.
 void hold_record_signal();
 
-// From here on the first SIGINT or SIGTERM is only remembered, a further one ends the process with
-// 128 + its number. Threads: several may ask for it.
+// From here on the first SIGINT, SIGTERM or SIGHUP (unless ignored) is only remembered, a further
+// one ends the process with 128 + its number. Threads: several may ask for it.
 void install_signal_handlers();
 
-// From here on either ends the process, as before.
+// From here on each ends the process, as before.
 void restore_signal_handlers();
 
 // The number of the signal that has come, 0 while none has. Free of cost: read it every step.

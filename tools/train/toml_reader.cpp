@@ -31,6 +31,7 @@ TomlItem item_of(std::string section, std::string name, const toml::node& node) 
   } else if (const auto* real = node.as_floating_point()) {
     item.value = real->get();
     item.shown = concat(real->get());
+    if (item.shown.find_first_not_of("-0123456789") == std::string::npos) item.shown += ".0";
   } else {
     item.shown = node.is_array() ? "an array" : node.is_table() ? "a table" : "a date or time";
   }

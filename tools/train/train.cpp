@@ -10,13 +10,20 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "build_info.hpp"
 #include "runtime/device/testing.hpp"
+#include "tessera/base/log.hpp"
+#include "tessera/base/philox.hpp"
 #include "tessera/checkpoint/model.hpp"
 #include "tessera/nn/generate.hpp"
 #include "tessera/run/run.hpp"
 #include "tools/train/flight_record_file.hpp"
 #include "tools/train/inputs.hpp"
+#include "tools/train/schema.hpp"
 #include "tools/train/signals.hpp"
 #include "tools/train/trainer.hpp"
 
@@ -95,6 +102,32 @@ int dry_run(const Config& config, int ranks) {
   return 0;
 }
 
+// What every rank must be told alike, by name. Each machine has its own paths, threads and modules.
+std::vector<std::pair<std::string, std::string>> common_facts(const Config& config,
+                                                              const Inputs& inputs) {
+  std::vector<std::pair<std::string, std::string>> facts = {
+      {"the program's commit", tools::kCommit},
+      {"the tokens in data.path", inputs.loader ? concat(inputs.loader->file().size()) : "none"}};
+  for (const Key& key : schema())
+    if (const std::string name = key.full_name();
+        name != "threads" && name != "device.module" && name != "data.path" && name != "load")
+      facts.emplace_back(name, shown_value(key, key.get(config)));
+  return facts;
+}
+
+// Collective. Processes read their options and files each on its own, and shards of different
+// models would mix silently.  Throws: DataError that names the first difference, on every rank.
+void check_agreement(const Config& config, const Inputs& inputs, const World& world) {
+  for (const auto& [name, value] : common_facts(config, inputs)) {
+    const auto hash = static_cast<double>(fnv1a(value) >> 11);  // 53 bits travel exactly
+    double ends[] = {hash, -hash};
+    world.max(ends);
+    if (ends[0] == -ends[1]) continue;
+    throw DataError(concat(name, ": ranks differ, rank ", world.rank(), " has ",
+                           value.empty() ? "none" : value, "; start every rank alike"));
+  }
+}
+
 // The run of one rank.
 class Run {
  public:
@@ -129,18 +162,33 @@ class Run {
     const bool stopped = train();
     if (stopped && requested_signal() != 0)
       say([&] {
-        console_->line(concat("stopped by ", requested_signal() == SIGINT ? "SIGINT" : "SIGTERM",
+        const int signal = requested_signal();
+        console_->line(concat("stopped by ",
+                              signal == SIGINT   ? "SIGINT"
+                              : signal == SIGHUP ? "SIGHUP"
+                                                 : "SIGTERM",
                               " after step ", steps_done_));
       });
     if (steps_done_ > 0) report_memory();
     if (evaluation_.peak_bytes > 0) report_phase("evaluation", plan_.evaluation, evaluation_);
-    if (!config_.flags.save.empty()) save(model);
+    const bool learnt = !diverged_ || steps_done_ > 1;  // else nothing that was not there before
+    if (!config_.flags.save.empty() && learnt) save(model);
     if (output_failure_) std::rethrow_exception(output_failure_);
     world_.barrier();
     if (speaks_ && traces_) traces_->write();
     if (!stopped && !config_.flags.sample.empty()) {
       restore_signal_handlers();  // nothing is left to save
       if (world_.sum(requested_signal() != 0) == 0) sample(model);
+    }
+    if (diverged_) {
+      if (speaks_)
+        log(LogLevel::error, concat("training.stop_on_nan: the loss or the gradient of step ",
+                                    steps_done_, " is not finite; ",
+                                    config_.flags.save.empty() ? "nothing was saved"
+                                    : learnt                   ? "the weights before it are saved"
+                                             : "there was no step before it to save",
+                                    "; lower optimizer.lr or look at the data"));
+      return 1;
     }
     return requested_signal() != 0 ? 128 + requested_signal() : stopped ? 128 + SIGTERM : 0;
   }
@@ -208,7 +256,8 @@ class Run {
       const StepResult result = trace.during(step, [&] {
         return trainer_->step(step, fill, requested_signal() != 0 || output_failure_);
       });
-      if (step + 1 == std::min(config_.training.steps, StepTrace::kSteps) || result.stop)
+      if (step + 1 == std::min(config_.training.steps, StepTrace::kSteps) || result.stop ||
+          result.diverged)
         trace.finish();
       const PhaseMemory& planned = step == 0 ? plan_.first_step : plan_.steady_step;
       const PhaseMemory used{result.peak_bytes, trainer_->memory().reserved_bytes()};
@@ -223,7 +272,8 @@ class Run {
       steps_done_ = step + 1;
       peak_ = std::max(peak_, bytes_of(largest[2]));
       say([&] { report(step, result, largest, tokens / wall.count(), flops); });
-      if (result.stop) return true;
+      diverged_ = result.diverged;
+      if (diverged_ || result.stop) return true;
       const std::int64_t freq = config_.validation.freq;
       if (freq > 0 && (step + 1) % freq == 0 && step + 1 < config_.training.steps)
         validate_model(step + 1);
@@ -327,6 +377,7 @@ class Run {
   std::exception_ptr output_failure_;  // on rank 0
   std::int64_t steps_done_ = 0;
   std::int64_t peak_ = 0;
+  bool diverged_ = false;         // in step steps_done_
   bool steps_as_planned_ = true;  // live and reserved, on this rank
   PhaseMemory evaluation_;
 };
@@ -357,6 +408,7 @@ int train(const Config& config, const LaunchEnvironment& environment,
     if (!inputs) {  // under MPI, which alone knows the number of ranks
       validate(config, world.size());
       inputs = open_inputs(config, world.size(), world.rank() == 0 ? Writes::yes : Writes::no);
+      check_agreement(config, *inputs, world);
     }
     const int own = records.during(
         world, [&] { return Run(config, *inputs, world, traces ? &*traces : nullptr)(); });

@@ -1,6 +1,7 @@
 #include "tools/train/trainer.hpp"
 
 #include <chrono>
+#include <cmath>
 
 #include "tessera/autograd/ops.hpp"
 #include "tessera/autograd/random.hpp"
@@ -143,10 +144,6 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   StepResult result;
   result.lr = learning_rate(config_, step);
   const Tensor norm = optim::clip_grad_norm(parameters_, config_.training.max_norm);
-  optimizer_->set_lr(result.lr);
-  optimizer_->step();
-  optimizer_->zero_grad();
-
   const Tensor wish = Tensor::full({1}, stop ? 1 : 0, f32, device);
   const Tensor parts[] = {raw::reshape(raw::mul(total, 1.0 / world_.size()), {1}), wish};
   const Tensor sums = all_sum(world_, raw::cat(parts, 0));
@@ -156,6 +153,15 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   result.loss = host[0];
   result.stop = host[1] != 0;
   result.grad_norm = host[2];
+  // The host reads before it updates, so that a step that has diverged leaves the weights alone.
+  // An emulated rank's losses mean nothing.
+  result.diverged = config_.training.stop_on_nan && world_.kind() != WorldKind::emulated &&
+                    !(std::isfinite(result.loss) && std::isfinite(result.grad_norm));
+  if (!result.diverged) {
+    optimizer_->set_lr(result.lr);
+    optimizer_->step();
+  }
+  optimizer_->zero_grad();
   result.peak_bytes = memory().ledger().peak_bytes();
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   // Only where bodies run on threads of their own is the host's time the time of submitting.

@@ -29,7 +29,8 @@ struct StepResult {
   double loss = 0;       // mean over the global batch, before the update
   double grad_norm = 0;  // before clipping
   double lr = 0;
-  bool stop = false;                             // some rank was asked to stop
+  bool stop = false;      // some rank was asked to stop
+  bool diverged = false;  // loss or norm is not finite, so that no weight was updated
   double host_seconds = 0, exposed_seconds = 0;  // negative where the executor cannot tell
   std::int64_t peak_bytes = 0;
 };

@@ -89,8 +89,8 @@ class World {
   // nothing runs at all.
   static World emulated(int rank, int size, const WorldOptions& options = {});
 
-  World(World&&) noexcept;
-  World& operator=(World&&) noexcept;
+  World(const World&) = delete;  // units, meshes and communicators know it by its address
+  World& operator=(const World&) = delete;
   ~World();
 
   WorldKind kind() const noexcept;

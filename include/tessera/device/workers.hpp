@@ -2,12 +2,21 @@
 // threads, so a result has the same bits for any number of them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
 #include "tessera/device/op.hpp"
 
 namespace tessera {
+
+// Memory of the calling thread for one task of a kernel, so that kernels run on the small stacks of
+// threads and fibers that are not ours: kScratchBytes at a multiple of 64, uninitialised, good
+// until the task ends. Taken at a thread's first call and given back when the thread ends; in no
+// plan. Throws: std::bad_alloc. Not on a WorkerPool's threads: the pool takes theirs when it is
+// made.
+inline constexpr std::size_t kScratchBytes = std::size_t{1} << 21;
+std::byte* thread_scratch();
 
 class WorkerPool {
  public:

@@ -2,9 +2,9 @@
 // one kernel or a few. Differentiable operations (autograd/ops.hpp) and backward passes are built
 // from these; models use those, not these.
 //
-// Shapes broadcast by NumPy's rule. Both operands of a binary operation have one dtype. On `meta`
-// only shapes and dtypes are computed. Throws: ContractError for shapes, dtypes or devices that do
-// not fit.
+// Shapes broadcast by NumPy's rule. Both operands of a binary operation have one dtype; a number
+// beside integers is whole, for nothing is promoted. On `meta` only shapes and dtypes are computed.
+// Throws: ContractError for shapes, dtypes or devices that do not fit.
 #pragma once
 
 #include <span>
