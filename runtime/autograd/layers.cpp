@@ -182,16 +182,23 @@ void attention_backward(const Tensor& gradient, const Heads& x, const Attended& 
   if (x.q.numel() == 0 || device.is_meta()) return;
   const Tensor g = raw::contiguous(gradient);
   auto args = attention_args<kernels::AttentionBackwardArgs>(x, y);
+  const std::int64_t bytes =
+      device.kind() == DeviceKind::cuda
+          ? kernels::attention_workspace_bytes(args.batch, args.length, args.heads, args.kv_heads,
+                                               args.head_dim, args.dtype)
+          : 0;
+  const Tensor workspace = bytes > 0 ? Tensor::empty({bytes / 4}, f32, device) : Tensor();
   args.dq = d.q.data();
   args.dk = d.k.data();
   args.dv = d.v.data();
   args.d_o = g.data();
+  args.workspace = bytes > 0 ? workspace.data() : nullptr;
   args.dq_row = row_heads(d.q);
   args.dk_row = row_heads(d.k);
   args.dv_row = row_heads(d.v);
   launch("attention_backward", device, table(device).attention_backward, args,
-         {reads(x.q), reads(x.k), reads(x.v), reads(y.o), reads(y.lse), reads(g), writes(d.q),
-          writes(d.k), writes(d.v)},
+         {reads(x.q), reads(x.k), reads(x.v), reads(y.o), reads(y.lse), reads(g), writes(workspace),
+          writes(d.q), writes(d.k), writes(d.v)},
          2.5 * attention_flops(x.q));
 }
 
