@@ -215,9 +215,10 @@ std::vector<Proposal> proposals(const Library& library, const Problem& problem,
     native.push_back(found.emplace_back(library, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR).native());
   const std::int64_t room = count;
   if (room > 0)
-    library.check(library.get(heuristic.native(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
-                              CUDNN_TYPE_BACKEND_DESCRIPTOR, room, &count, native.data()),
-                  "heuristic");
+    library.check(
+        library.get(heuristic.native(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                    CUDNN_TYPE_BACKEND_DESCRIPTOR, room, &count, static_cast<void*>(native.data())),
+        "heuristic");
   std::vector<Proposal> out;
   for (std::int64_t i = 0; i < count; ++i) {
     Proposal& proposal = out.emplace_back();

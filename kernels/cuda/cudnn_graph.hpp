@@ -35,7 +35,8 @@ class Descriptor {
   template <class T>
   Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                   const T* values, std::size_t count = 1) {
-    library_->check(library_->set(native_, name, type, static_cast<std::int64_t>(count), values),
+    library_->check(library_->set(native_, name, type, static_cast<std::int64_t>(count),
+                                  static_cast<const void*>(values)),
                     "cuDNN takes no attribute");
     return *this;
   }

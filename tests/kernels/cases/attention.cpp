@@ -294,6 +294,12 @@ TESSERA_CASE("attention", "grouped queries, batches, no mask, a fused projection
   }
 }
 
+// kernels/attention.hpp: a library's backward keeps to its workspace a slice at a time.
+TESSERA_CASE("attention", "more heads than one workspace serves") {
+  check_attention(c, bf16, {4, 2, 512, 512, 8});
+  check_attention(c, bf16, {1, 3, 2048, 1024, 8, true, true});
+}
+
 // One key has nearly all of the weight, and the maximum moves from tile to tile.
 TESSERA_CASE("attention", "scores of up to 30") {
   for (const DType dtype : {f32, bf16})
