@@ -243,7 +243,7 @@ Tensor causal_attention(const Tensor& qkv, std::int64_t kv_heads) {
   return record("attention", {qkv}, y.o,
                 [x = Saved(x), o = Saved(y.o), lse = Saved(y.lse), kv_heads](const Tensor& gradient,
                                                                              Gradients& out) {
-                  const Tensor saved = x.get();
+                  const Tensor& saved = x.get();
                   Tensor d = Tensor::empty(saved.shape(), gradient.dtype(), saved.device());
                   attention_backward(gradient, split(saved, kv_heads), {o.get(), lse.get()},
                                      split(d, kv_heads));
