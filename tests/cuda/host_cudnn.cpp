@@ -38,7 +38,9 @@ struct Descriptor {
     std::memcpy(&out, attributes.at(name).data(), sizeof out);
     return out;
   }
-  const Descriptor& at(int name) const { return *one<Descriptor*>(name); }
+  const Descriptor& at(int name) const {
+    return *reinterpret_cast<Descriptor*>(one<std::uintptr_t>(name));
+  }
   bool has(int name) const { return attributes.contains(name); }
 };
 
@@ -96,7 +98,11 @@ struct Values {
     Index i(4);
     for (double& x : data) {
       f(i, x);
-      for (std::size_t d = 4; d-- > 0 && ++i[d] == dims[d];) i[d] = 0;
+      for (std::size_t d = 3;; --d) {
+        ++i[d];
+        if (i[d] < dims[d] || d == 0) break;
+        i[d] = 0;
+      }
     }
   }
   // An element of a tensor whose dimensions may be fewer, each serving several of `of`'s.
@@ -116,8 +122,9 @@ class Run {
  public:
   Run(const Descriptor& pack) {
     const auto numbers = pack.all<std::int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
-    const auto data = pack.all<std::byte*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
-    for (std::size_t i = 0; i < numbers.size(); ++i) bound_[numbers[i]] = data[i];
+    const auto data = pack.all<std::uintptr_t>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      bound_[numbers[i]] = reinterpret_cast<std::byte*>(data[i]);
   }
   // A number of the host's memory is read when the call is made.
   void keep_numbers(const std::vector<Descriptor*>& operations) {
@@ -305,7 +312,7 @@ SHOWN cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t to,
   static_cast<Descriptor*>(to)->attributes[name] = std::move(bytes);
   return CUDNN_STATUS_SUCCESS;
 }
-SHOWN cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const from,
+SHOWN cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t from,
                                              cudnnBackendAttributeName_t name,
                                              cudnnBackendAttributeType_t, std::int64_t room,
                                              std::int64_t* count, void* values) {
@@ -322,7 +329,9 @@ SHOWN cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t 
   const Descriptor& graph = static_cast<Descriptor*>(plan)
                                 ->at(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG)
                                 .at(CUDNN_ATTR_ENGINEHEUR_RESULTS);
-  const auto operations = graph.all<Descriptor*>(CUDNN_ATTR_OPERATIONGRAPH_OPS);
+  std::vector<Descriptor*> operations;
+  for (const std::uintptr_t op : graph.all<std::uintptr_t>(CUDNN_ATTR_OPERATIONGRAPH_OPS))
+    operations.push_back(reinterpret_cast<Descriptor*>(op));
   Run run(*static_cast<Descriptor*>(pack));
   run.keep_numbers(operations);
   ++g_executions;
