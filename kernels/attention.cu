@@ -168,7 +168,7 @@ struct BackwardKey {
 
 }  // namespace
 
-void attention(const AttentionArgs& a, Exec& exec) {
+void attention_in_tiles(const AttentionArgs& a, Exec& exec) {
   const Problem p = problem_of(a, static_cast<const char*>(a.o), static_cast<const char*>(a.q),
                                static_cast<const char*>(a.k), static_cast<const char*>(a.v));
   with_shape(a.dtype, a.head_dim, [&](auto c, auto dim) {
@@ -179,7 +179,7 @@ void attention(const AttentionArgs& a, Exec& exec) {
   });
 }
 
-void attention_backward(const AttentionBackwardArgs& a, Exec& exec) {
+void attention_backward_in_tiles(const AttentionBackwardArgs& a, Exec& exec) {
   const auto at = [](const void* pointer) { return static_cast<const char*>(pointer); };
   const Problem p =
       problem_of(a, at(a.dq), at(a.dk), at(a.dv), at(a.q), at(a.k), at(a.v), at(a.o), at(a.d_o));

@@ -11,7 +11,9 @@
 // A row (one b and t) has its heads side by side, and rows lie `*_row` heads, that is `*_row * D`
 // elements, apart; rows of consecutive t and b follow each other. So q, k and v may be views of one
 // fused [B, T, H + 2 Hkv, D] projection, and dq, dk, dv views of its gradient. o and do are
-// contiguous. 16-bit floats compute in f32; lse is f32, f64 for f64.
+// contiguous. 16-bit floats compute in f32; lse is f32, f64 for f64. A GPU may round what enters a
+// product, the softmax's weights and their derivatives, to the 16-bit type first, and so may it
+// round each query head's part of dk and dv.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +35,39 @@ struct AttentionArgs {
   bool causal;
 };
 
-// Writes dq, dk and dv (never reads them first). They overlap nothing.
+// What backward may use beside its operands on a GPU. Some heads at a time write the derivatives of
+// all their scores, 16-bit [T, T] a head, T rounded up to whole tiles, so that each sum has one
+// order: as many heads as fit, at least those that read one head of k and v. The amount is that
+// minimum, an f32 dq, and a fixed part; above the largest minimum, and where no library computes
+// attention, backward goes tile by tile and needs none.
+inline constexpr std::int64_t kAttentionFixedBytes = std::int64_t{32} << 20;
+inline constexpr std::int64_t kAttentionMostScoreBytes = std::int64_t{1} << 30;
+
+// Whether a library may compute attention over heads of this width; else kernels of ours do.
+constexpr bool attention_suits_library(std::int64_t head_dim, DType dtype) {
+  return size_bytes(dtype) == 2 && is_floating(dtype) && head_dim % 8 == 0 && head_dim <= 128;
+}
+// Of the derivatives of the scores of `heads` heads.
+constexpr std::int64_t attention_score_bytes(std::int64_t heads, std::int64_t length) {
+  const std::int64_t padded = (length + 127) / 128 * 128;
+  return heads * padded * padded * 2;
+}
+constexpr std::int64_t attention_workspace_bytes(std::int64_t batch, std::int64_t length,
+                                                 std::int64_t heads, std::int64_t kv_heads,
+                                                 std::int64_t head_dim, DType dtype) {
+  const std::int64_t scores = kv_heads > 0 ? attention_score_bytes(heads / kv_heads, length) : 0;
+  if (!attention_suits_library(head_dim, dtype) || scores > kAttentionMostScoreBytes) return 0;
+  const std::int64_t dq = batch * length * heads * head_dim * 4;
+  return dq > 0 ? dq + scores + kAttentionFixedBytes : 0;
+}
+static_assert(attention_workspace_bytes(8, 1024, 12, 12, 64, DType::bf16) == (24 + 2 + 32) << 20);
+
+// Writes dq, dk and dv (never reads them first). They overlap nothing. On a GPU `workspace` has
+// attention_workspace_bytes() bytes, 256-byte aligned; elsewhere it is null.
 struct AttentionBackwardArgs {
   void *dq, *dk, *dv;
   const void *q, *k, *v, *o, *d_o, *lse;
+  void* workspace;
   float scale;
   std::int32_t batch, length;
   std::uint16_t heads, kv_heads, head_dim;

@@ -13,7 +13,7 @@
 
 namespace tessera::kernels {
 
-// 104, the most that an argument struct may take: with the kernel's address it fills a body.
+// 120, the most that an argument struct may take: with the kernel's address it fills a body.
 inline constexpr std::size_t kArgsBytes = kBodyBytes - sizeof(void*);
 
 template <class Args>

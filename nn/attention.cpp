@@ -73,9 +73,7 @@ Tensor FusedAttention::operator()(const Tensor& x_BTC) {
   return call([&] {
     const std::int64_t B = x_BTC.size(0), T = x_BTC.size(1), C = x_BTC.size(2), H = n_heads_;
     const Tensor heads = reshape(c_attn(x_BTC), {B, T, 3 * H, C / H});
-    return c_proj(reshape(causal_attention(slice(heads, 2, 0, H), slice(heads, 2, H, 2 * H),
-                                           slice(heads, 2, 2 * H, 3 * H)),
-                          {B, T, C}));
+    return c_proj(reshape(causal_attention(heads, H), {B, T, C}));
   });
 }
 

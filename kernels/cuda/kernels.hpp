@@ -1,5 +1,6 @@
 // The bodies of the driver modules by name: each defined in kernels/<op>.cu, collected in
-// kernels/cuda/table.cpp. Products are defined in cuda/blas.cpp and in emulator/gemm.cpp.
+// kernels/cuda/table.cpp. What libraries compute is defined in cuda/blas.cpp and cuda/cudnn.cpp,
+// and in emulator/libraries.cpp.
 #pragma once
 
 #include "kernels/table.hpp"
@@ -10,6 +11,9 @@ namespace tessera::kernels::cuda {
 #include "kernels/kernels.def"
 
 bool gemm_choice(const GemmArgs&, int choice, Exec&);
+// Our own attention: the reference of a library's, and what runs where there is none.
+void attention_in_tiles(const AttentionArgs&, Exec&);
+void attention_backward_in_tiles(const AttentionBackwardArgs&, Exec&);
 void unary_copy(const UnaryArgs&, Exec&);  // the part of `unary` in elementwise_copy.cu
 
 extern const Kernels kKernels;

@@ -127,52 +127,79 @@ double attention_flops(const Tensor& q) {  // two products over the causal half
   return 2.0 * static_cast<double>(q.numel()) * static_cast<double>(q.size(1));
 }
 
+struct Heads {
+  Tensor q, k, v;  // [B, T, H, D], [B, T, Hkv, D] twice
+};
+
+// The views of one fused projection [B, T, H + 2 Hkv, D].
+Heads split(const Tensor& qkv, std::int64_t kv_heads) {
+  const std::int64_t end = qkv.size(2), v = end - kv_heads, k = v - kv_heads;
+  return {raw::slice(qkv, 2, 0, k), raw::slice(qkv, 2, k, v), raw::slice(qkv, 2, v, end)};
+}
+
+struct Attended {
+  Tensor o, lse;  // [B, T, H, D], [B, H, T]
+};
+
 // What both passes are told alike.
 template <class Args>
-Args attention_args(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse) {
+Args attention_args(const Heads& x, const Attended& y) {
   Args args{};
-  args.q = q.data();
-  args.k = k.data();
-  args.v = v.data();
-  args.lse = lse.data();
-  args.scale = 1.f / std::sqrt(static_cast<float>(q.size(3)));
-  args.batch = static_cast<std::int32_t>(q.size(0));
-  args.length = static_cast<std::int32_t>(q.size(1));
-  args.heads = static_cast<std::uint16_t>(q.size(2));
-  args.kv_heads = static_cast<std::uint16_t>(k.size(2));
-  args.head_dim = static_cast<std::uint16_t>(q.size(3));
-  args.q_row = row_heads(q);
-  args.k_row = row_heads(k);
-  args.v_row = row_heads(v);
-  args.dtype = q.dtype();
+  args.q = x.q.data();
+  args.k = x.k.data();
+  args.v = x.v.data();
+  args.o = y.o.data();
+  args.lse = y.lse.data();
+  args.scale = 1.f / std::sqrt(static_cast<float>(x.q.size(3)));
+  args.batch = static_cast<std::int32_t>(x.q.size(0));
+  args.length = static_cast<std::int32_t>(x.q.size(1));
+  args.heads = static_cast<std::uint16_t>(x.q.size(2));
+  args.kv_heads = static_cast<std::uint16_t>(x.k.size(2));
+  args.head_dim = static_cast<std::uint16_t>(x.q.size(3));
+  args.q_row = row_heads(x.q);
+  args.k_row = row_heads(x.k);
+  args.v_row = row_heads(x.v);
+  args.dtype = x.q.dtype();
   args.causal = true;
   return args;
 }
 
-void attention_backward(const Tensor& gradient, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const Tensor& o, const Tensor& lse, Gradients& out) {
+Attended attend(const Heads& x) {
+  const Tensor& q = x.q;
   const Device& device = q.device();
+  Attended y{Tensor::empty(q.shape(), q.dtype(), device),
+             Tensor::empty({q.size(0), q.size(2), q.size(1)}, statistics_dtype(q.dtype()), device)};
+  if (y.o.numel() > 0 && !device.is_meta())
+    launch("attention", device, table(device).attention,
+           attention_args<kernels::AttentionArgs>(x, y),
+           {reads(q), reads(x.k), reads(x.v), writes(y.o), writes(y.lse)}, attention_flops(q));
+  return y;
+}
+
+// Writes the gradients of `x` into `d`, whose rows lie as in_rows() wants them.
+void attention_backward(const Tensor& gradient, const Heads& x, const Attended& y, const Heads& d) {
+  const Device& device = x.q.device();
+  if (x.q.numel() == 0 || device.is_meta()) return;
   const Tensor g = raw::contiguous(gradient);
-  Tensor dq = Tensor::empty(q.shape(), g.dtype(), device),
-         dk = Tensor::empty(k.shape(), g.dtype(), device),
-         dv = Tensor::empty(v.shape(), g.dtype(), device);
-  if (dq.numel() > 0 && !device.is_meta()) {
-    auto args = attention_args<kernels::AttentionBackwardArgs>(q, k, v, lse);
-    args.dq = dq.data();
-    args.dk = dk.data();
-    args.dv = dv.data();
-    args.o = o.data();
-    args.d_o = g.data();
-    args.dq_row = args.heads;
-    args.dk_row = args.dv_row = args.kv_heads;
-    launch("attention_backward", device, table(device).attention_backward, args,
-           {reads(q), reads(k), reads(v), reads(o), reads(lse), reads(g), writes(dq), writes(dk),
-            writes(dv)},
-           2.5 * attention_flops(q));
-  }
-  out.set(0, std::move(dq));
-  out.set(1, std::move(dk));
-  out.set(2, std::move(dv));
+  auto args = attention_args<kernels::AttentionBackwardArgs>(x, y);
+  const std::int64_t bytes =
+      device.kind() == DeviceKind::cuda
+          ? kernels::attention_workspace_bytes(args.batch, args.length, args.heads, args.kv_heads,
+                                               args.head_dim, args.dtype)
+          : 0;
+  const Tensor workspace = bytes > 0 ? Tensor::empty({bytes / 4}, f32, device) : Tensor();
+  args.dq = d.q.data();
+  args.dk = d.k.data();
+  args.dv = d.v.data();
+  args.d_o = g.data();
+  args.workspace = bytes > 0 ? workspace.data() : nullptr;
+  args.dq_row = row_heads(d.q);
+  args.dk_row = row_heads(d.k);
+  args.dv_row = row_heads(d.v);
+  launch("attention_backward", device, table(device).attention_backward, args,
+         {reads(x.q), reads(x.k), reads(x.v), reads(y.o), reads(y.lse), reads(g), writes(workspace),
+          writes(d.q), writes(d.k), writes(d.v)},
+         2.5 * attention_flops(x.q));
 }
 
 }  // namespace
@@ -186,21 +213,41 @@ Tensor causal_attention(const Tensor& query, const Tensor& key, const Tensor& va
       "causal_attention: q is ", query.shape(), ", k ", key.shape(), ", v ", value.shape(),
       "; expected [B, T, H, D], [B, T, Hkv, D] twice, Hkv dividing H, D from 1 to ",
       kernels::kAttentionMaxHeadDim);
-  const Device& device = detail::common_device("causal_attention", query, key);
-  const Tensor q = in_rows(query), k = in_rows(key), v = in_rows(value);
-  Tensor o = Tensor::empty(q.shape(), q.dtype(), device);
-  Tensor lse =
-      Tensor::empty({q.size(0), q.size(2), q.size(1)}, statistics_dtype(q.dtype()), device);
-  if (o.numel() > 0 && !device.is_meta()) {
-    auto args = attention_args<kernels::AttentionArgs>(q, k, v, lse);
-    args.o = o.data();
-    launch("attention", device, table(device).attention, args,
-           {reads(q), reads(k), reads(v), writes(o), writes(lse)}, attention_flops(q));
-  }
-  return record("attention", {query, key, value}, o,
-                [q = Saved(q), k = Saved(k), v = Saved(v), o = Saved(o), lse = Saved(lse)](
-                    const Tensor& gradient, Gradients& out) {
-                  attention_backward(gradient, q.get(), k.get(), v.get(), o.get(), lse.get(), out);
+  detail::common_device("causal_attention", query, key);
+  const Heads x{in_rows(query), in_rows(key), in_rows(value)};
+  const Attended y = attend(x);
+  return record("attention", {query, key, value}, y.o,
+                [q = Saved(x.q), k = Saved(x.k), v = Saved(x.v), o = Saved(y.o),
+                 lse = Saved(y.lse)](const Tensor& gradient, Gradients& out) {
+                  const Heads saved{q.get(), k.get(), v.get()};
+                  const auto like = [&](const Tensor& t) {
+                    return Tensor::empty(t.shape(), gradient.dtype(), t.device());
+                  };
+                  const Heads d{like(saved.q), like(saved.k), like(saved.v)};
+                  attention_backward(gradient, saved, {o.get(), lse.get()}, d);
+                  out.set(0, d.q);
+                  out.set(1, d.k);
+                  out.set(2, d.v);
+                });
+}
+
+Tensor causal_attention(const Tensor& qkv, std::int64_t kv_heads) {
+  const std::int64_t heads = qkv.ndim() == 4 ? qkv.size(2) - 2 * kv_heads : 0;
+  TESSERA_EXPECT(kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && qkv.size(3) > 0 &&
+                     qkv.size(3) <= kernels::kAttentionMaxHeadDim,
+                 "causal_attention: qkv is ", qkv.shape(), " with ", kv_heads,
+                 " heads of keys; expected [B, T, H + 2 Hkv, D], Hkv dividing H, D from 1 to ",
+                 kernels::kAttentionMaxHeadDim);
+  const Tensor x = in_rows(qkv);
+  const Attended y = attend(split(x, kv_heads));
+  return record("attention", {qkv}, y.o,
+                [x = Saved(x), o = Saved(y.o), lse = Saved(y.lse), kv_heads](const Tensor& gradient,
+                                                                             Gradients& out) {
+                  const Tensor& saved = x.get();
+                  Tensor d = Tensor::empty(saved.shape(), gradient.dtype(), saved.device());
+                  attention_backward(gradient, split(saved, kv_heads), {o.get(), lse.get()},
+                                     split(d, kv_heads));
+                  out.set(0, std::move(d));
                 });
 }
 

@@ -1,5 +1,9 @@
 // Derivatives of the functions that layers are made of. Parameters are leaves, so their gradients
 // take the direct way; an operation in front of them makes them take the other one.
+#include <algorithm>
+#include <tuple>
+
+#include "tessera/device/device_context.hpp"
 #include "tests/autograd/helpers.hpp"
 
 using namespace tessera;
@@ -223,6 +227,52 @@ TEST_CASE("derivatives of causal_attention") {
                                 expand(v[2], {2, 3, 2, 4}));
       },
       {draw.normal({2, 2, 3, 4}), draw.normal({2, 2, 3, 4}), draw.normal({3, 1, 4})});
+}
+
+TEST_CASE(
+    "attention of one projection has the values and derivatives of its slices, in one operation") {
+  struct Names final : Observer {
+    void launched(StreamId, Tick, const Op& op) override { seen.emplace_back(op.name); }
+    std::vector<std::string> seen;
+  };
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const std::int64_t B = 2, T = 70, H = 4, K = 2, D = 8;
+  const auto slices = [&](const Tensor& x) {
+    return causal_attention(slice(x, 2, 0, H), slice(x, 2, H, H + K),
+                            slice(x, 2, H + K, H + 2 * K));
+  };
+  for (const DType dtype : {f32, bf16, f64}) {
+    const Tensor data = raw::cast(draw.normal({B, T, H + 2 * K, D}), dtype),
+                 gradient = raw::cast(draw.normal({B, T, H, D}), dtype);
+    // o, its gradient at the projection, and what backward launched
+    const auto run = [&](const auto& attention) {
+      const Tensor x = raw::add(data, Tensor::zeros({}, dtype, draw.device)).require_grad();
+      const Tensor y = attention(x);
+      Names names;
+      draw.device.context().add_observer(names);
+      y.backward(gradient);
+      draw.device.context().remove_observer(names);
+      const auto values = [](const Tensor& t) { return raw::cast(t, f64).to_vector<double>(); };
+      return std::tuple(values(y), values(x.grad()), names.seen);
+    };
+    const auto [o, dx, one] = run([&](const Tensor& x) { return causal_attention(x, K); });
+    const auto [o_of_slices, dx_of_slices, many] = run(slices);
+    CHECK(o == o_of_slices);
+    CHECK(dx == dx_of_slices);
+    CHECK(one.front() == "attention_backward");
+    CHECK(std::ranges::count(one, "fill") == 0);
+    CHECK(many.size() > one.size() + 6);
+  }
+  const auto f = [](const std::vector<Tensor>& v) { return causal_attention(v[0], 1); };
+  check_gradients(f, {draw.normal({2, 5, 4, 3})});
+  check_gradients(f, {draw.normal({1, 1, 3, 2})});
+  check_gradients(f, {draw.normal({2, 0, 3, 2})});
+  check_gradients([](const auto& v) { return causal_attention(permute(v[0], {0, 2, 1, 3}), 2); },
+                  {draw.normal({1, 6, 3, 2})});
+  CHECK_THROWS_AS(causal_attention(draw.normal({2, 5, 5, 3}), 2), ContractError);  // H is 1
+  CHECK_THROWS_AS(causal_attention(draw.normal({2, 5, 2, 3}), 1), ContractError);  // H is 0
+  CHECK_THROWS_AS(causal_attention(draw.normal({5, 4, 3}), 1), ContractError);
 }
 
 TEST_CASE("derivatives of dropout with a given draw") {

@@ -9,6 +9,7 @@
 
 #include "kernels/table.hpp"
 #include "runtime/device/queue.hpp"
+#include "tessera/base/log.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/support/catch.hpp"
@@ -143,6 +144,20 @@ TEST_CASE("a body's refusal and a body that throws are kept, and recover ends th
   launch_sum(device.compute(), &cell, {&cell, &cell, &cell});
   device.synchronize();
   CHECK(cell == 3);
+}
+
+TEST_CASE("what a body notes is a line of the log, and no failure", "[threads]") {
+  const Device device = queued_gpu();
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel level, const std::string& message) {
+    CHECK(level == LogLevel::warning);
+    lines.push_back(message);
+  });
+  device.compute().launch({.name = "slow"}, [](Exec& exec) { exec.note = "by our own kernels"; });
+  device.compute().launch({.name = "other"}, [](Exec&) {});
+  device.synchronize();
+  set_log_sink({});
+  CHECK(lines == std::vector<std::string>{"slow: by our own kernels"});
 }
 
 TEST_CASE("a kernel that fails on the device is heard of at the next block", "[threads]") {

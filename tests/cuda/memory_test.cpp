@@ -2,6 +2,8 @@
 #include <random>
 #include <vector>
 
+#include "kernels/attention.hpp"
+#include "tessera/autograd/ops.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/device/driver.hpp"
 #include "tessera/memory/memory.hpp"
@@ -46,6 +48,27 @@ TEST_CASE("a plan of a GPU counts what the GPU reserves, for pieces and for mapp
   CHECK(real.ledger().peak_bytes() == planned.ledger().peak_bytes());
   CHECK(real.ledger().live_bytes("workspace") == kWorkspaceBytes);
   CHECK(planned.ledger().live_bytes() == kWorkspaceBytes);
+}
+
+TEST_CASE("backward of attention has its workspace from the pool, and the plan books it",
+          "[threads]") {
+  const auto peak = [](const Device& device, DType dtype) {
+    const Tensor qkv = Tensor::full({2, 3, 6, 8}, 0.5, dtype, device).require_grad();
+    const Tensor y = causal_attention(qkv, 1);
+    const Tensor gradient = Tensor::ones(y.shape(), dtype, device);
+    Ledger& ledger = Memory::of(device).ledger();
+    const std::int64_t before = ledger.live_bytes();
+    ledger.reset_peak();
+    y.backward(gradient);
+    device.synchronize();
+    return ledger.peak_bytes() - before;
+  };
+  const Device gpu = queued_gpu(), plan = Device::cuda({.executor = ExecutorKind::virtual_});
+  const std::int64_t bytes = kernels::attention_workspace_bytes(2, 3, 4, 1, 8, bf16);
+  CHECK(peak(gpu, bf16) >= bytes);
+  CHECK(peak(gpu, bf16) < bytes + kMiB);
+  CHECK(peak(plan, bf16) == peak(gpu, bf16));
+  CHECK(peak(gpu, f32) < kMiB);
 }
 
 TEST_CASE("bodies on compute find the workspace, others none", "[threads]") {

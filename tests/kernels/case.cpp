@@ -122,6 +122,7 @@ void Case::compute(const Call& call) {
     if (again) exec.workers = target_.workers;
     call(kernels_of(target_.driver), Side::device, exec);
     if (exec.error) fail(exec.error);
+    if (exec.note) notes_.emplace_back(exec.note);
     if (target_.driver)
       if (const DriverError error = target_.driver->failure()) fail(error);
     for (std::size_t i = 0; i < operands_.size(); ++i) {

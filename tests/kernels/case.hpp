@@ -143,6 +143,8 @@ class Case {
   // Elements compared so far, and the largest share of its bound that one has used.
   std::int64_t compared() const noexcept { return compared_; }
   double worst() const noexcept { return worst_; }
+  // What kernels had for the log.
+  const std::vector<std::string>& notes() const noexcept { return notes_; }
 
  private:
   Operand& add(DType dtype, std::int64_t size, std::int64_t shift_bytes);
@@ -154,6 +156,7 @@ class Case {
   std::vector<std::unique_ptr<Operand>> operands_;
   std::int64_t compared_ = 0;
   double worst_ = 0;
+  std::vector<std::string> notes_;
 };
 
 struct NamedCase {

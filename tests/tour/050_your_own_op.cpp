@@ -8,7 +8,7 @@
 //   check    the derivative against finite differences
 //
 // The body may run later, on another thread. So it holds plain pointers and owns nothing: at most
-// 112 bytes, copied as they are. The accesses are what keeps the memory behind those pointers
+// 128 bytes, copied as they are. The accesses are what keeps the memory behind those pointers
 // from being reused: the launch notes in them who used a buffer last, and the allocator reads it.
 //
 // PyTorch: the three steps are TORCH_LIBRARY for the kernel, torch.autograd.Function for the

@@ -36,7 +36,7 @@ class Deferred final : public ts::Executor {
               ts::CollectiveBarrier* barrier) override {
     if (barrier) throw ts::ContractError("Deferred: peers would wait; use it on one rank");
     for (ts::Observer* o : observers_) o->executor_launched(stream, tick, op, barrier);
-    kept_.push_back({stream, tick, op.name, body});  // 112 bytes that own nothing
+    kept_.push_back({stream, tick, op.name, body});  // 128 bytes that own nothing
   }
   void record(ts::Event& event) override {
     for (ts::Observer* o : observers_) o->executor_recorded(event);

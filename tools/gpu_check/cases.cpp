@@ -73,6 +73,8 @@ bool run(const cuda_test::NamedCase& named, const cuda_test::Target& target, std
   } catch (const std::exception& e) {
     failure = e.what();
   }
+  for (const std::string& note : c.notes())
+    std::fprintf(stderr, "%s: %s\n", named.op, note.c_str());
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   std::printf(
       "{\"op\": %s, \"case\": %s, \"passed\": %s, \"failure\": %s, \"compared\": %lld, "

@@ -146,6 +146,9 @@ Tensor rope(const Tensor& x, const RopeTables& tables);
 // Causal softmax(q k^T / sqrt(D)) v:
 // q [B, T, H, D], k and v [B, T, Hkv, D], Hkv divides H -> [B, T, H, D].
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v);
+// The same, read from one projection and its gradient written to one tensor: qkv
+// [B, T, H + 2 Hkv, D] has the heads of queries, keys and values side by side -> [B, T, H, D].
+Tensor causal_attention(const Tensor& qkv, std::int64_t kv_heads);
 // Each element kept with probability 1 - p and scaled by 1 / (1 - p), 0 <= p <= 1, where 1 keeps
 // none; the mask depends on (key, offset + index / 4, index mod 4) only.
 Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset);

@@ -27,7 +27,7 @@ struct DriverDevice {
 
 // Changes whenever this table or Exec does, or what a kernel means; kernels that were added, taken
 // away or given other arguments show in `kernels_layout`.
-inline constexpr std::uint32_t kDriverVersion = 2;
+inline constexpr std::uint32_t kDriverVersion = 3;
 
 struct Driver {
   std::uint32_t version;         // kDriverVersion of the module's build

@@ -14,7 +14,7 @@
 //    edge points back in the host program, so the order of that program is always right.
 // 3. `block` returns when everything that the event's clock covers has run. A body that threw is
 //    told of here, each time until `recover`; the bodies behind it are skipped, not run.
-// 4. `submit` copies the body: 112 bytes that own nothing. Op::name stays as long as the device;
+// 4. `submit` copies the body: 128 bytes that own nothing. Op::name stays as long as the device;
 //    Op::accesses is gone when `submit` returns.
 // 5. The body of a collective runs twice, before and after CollectiveBarrier::enter; see
 //    device/collective_barrier.hpp.

@@ -46,13 +46,14 @@ struct Exec {
   void* workspace = nullptr;       // of this stream, for libraries; null where it has none
   std::size_t workspace_bytes = 0;
   const char* error = nullptr;    // set by a body that could not be queued: one lasting line
+  const char* note = nullptr;     // set by a body that has something for the log: one lasting line
   WorkerPool* workers = nullptr;  // threads for `parallel_for`, null for one thread
   StreamId stream = StreamId::compute;
   int rank = 0;
   enum class Phase : std::uint8_t { run, publish } phase = Phase::run;  // see CollectiveBarrier
 };
 
-inline constexpr std::size_t kBodyBytes = 112;
+inline constexpr std::size_t kBodyBytes = 128;
 
 // A type-erased body: trivially copyable, owns nothing, allocates nothing.
 struct Body {
@@ -64,7 +65,7 @@ struct Body {
     requires(!std::is_same_v<F, Body>)
   explicit Body(const F& f) {
     static_assert(std::is_trivially_copyable_v<F>, "a body is copied as bytes and owns nothing");
-    static_assert(sizeof(F) <= kBodyBytes, "a body is at most 112 bytes");
+    static_assert(sizeof(F) <= kBodyBytes, "a body is at most 128 bytes");
     static_assert(alignof(F) <= 16);
     std::memcpy(bytes, &f, sizeof(F));
     invoke = [](const void* p, Exec& exec) { (*static_cast<const F*>(p))(exec); };

@@ -25,7 +25,7 @@ namespace tessera::optim {
 
 using kernels::FlatSegment;
 
-// The arrays of one group's update, for a body to hold: 72 of its 112 bytes.
+// The arrays of one group's update, for a body to hold: 72 of its 128 bytes.
 struct FlatUpdate {
   float* values;
   const float* gradient;

@@ -4,6 +4,7 @@
 
 #include "runtime/device/tell.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/base/log.hpp"
 #include "tessera/base/text.hpp"
 
 namespace tessera {
@@ -63,6 +64,8 @@ void Runner::call(const Operation& operation, Exec::Phase phase, StreamFiber* fi
   if (exec.error)
     throw DeviceError(concat("'", operation.name, "' on stream ", name(operation.stream),
                              " was refused: ", exec.error));
+  if (exec.note) [[unlikely]]
+    log(LogLevel::warning, concat(operation.name, ": ", exec.note));
 }
 
 void Runner::run(const Operation& operation) {

@@ -67,6 +67,14 @@ struct Attended {
 //   not to more than group T: dv is off by P (e + N u), N = group T terms, and dk by
 //   2 r sqrt(D) P (e + 2 (D + N + 4) u).
 // f64, in which the reference rounds as often, counts twice.
+//
+// What a library may compute (attention_suits_library) may also round what enters a product, p and
+// ds, to the 16-bit type, off by its w of their size, and add up on tensor cores, which cut off
+// instead of rounding: each sum and exp counts twice. So a factor 1 + e is one of 1 + 2 e + w: of
+// p, of ds, and so of o, dq, dk and dv. Each head's part of dk and dv may be rounded before the
+// group's are added: one more w of the sum of their sizes, which is at most P for dv and 2 r
+// sqrt(D) P for dk. What is too small for a normal 16-bit number is off by that type's smallest: a
+// sum's terms and parts by one each, times at most 1 for v and do and r for k and q.
 struct AttentionBounds {
   double o, lse, dq, dk, dv;
 
@@ -77,11 +85,15 @@ struct AttentionBounds {
     const double group = static_cast<double>(s.heads / s.kv_heads), N = group * T;
     const double P = std::min(N, group * std::exp(2 * S) * (1 + std::log(T)));
     const double e = (2 * (D + 4) * S + T + 8) * u;
-    o = e;
-    lse = e + 2 * (S + std::log(T + 1)) * u;
-    dq = 2 * r * root * (e + 2 * (D + T + 4) * u);
-    dv = P * (e + N * u);
-    dk = 2 * r * root * P * (e + 2 * (D + N + 4) * u);
+    const bool library = attention_suits_library(s.dim, dtype);
+    const double w = library ? epsilon(dtype) : 0, times = library ? 2 : 1;
+    const double parts = group > 1 ? w : 0, least = library ? smallest(dtype) : 0;
+    o = times * e + w + T * least;
+    lse = times * (e + 2 * (S + std::log(T + 1)) * u);
+    dq = 2 * r * root * (times * (e + 2 * (D + T + 4) * u) + w) + T * r * least;
+    dv = P * (times * (e + N * u) + w + parts) + (N + group) * least;
+    dk = 2 * r * root * P * (times * (e + 2 * (D + N + 4) * u) + w + parts) +
+         (N * r + group) * least;
   }
 };
 
@@ -135,6 +147,26 @@ void compare_heads(Case& c, const Operand& out, const HeadView& view, std::int64
         c.near(out, i, x, bound + last);
       }
 }
+
+// A device's memory while backward runs; null where it needs none.
+class Workspace {
+ public:
+  Workspace(const Target& target, std::int64_t bytes) : target_(target) {
+    if (bytes > 0 && (target.allocate(bytes, &data_) || !data_))
+      throw CaseFailure("the device has no " + std::to_string(bytes) + " bytes of workspace");
+  }
+  ~Workspace() {
+    if (data_) target_.release(data_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  void* at(Side side) const { return side == Side::device ? data_ : nullptr; }
+
+ private:
+  const Target& target_;
+  void* data_ = nullptr;
+};
 
 std::uint16_t as_u16(std::int64_t x) { return static_cast<std::uint16_t>(x); }
 
@@ -212,6 +244,10 @@ void check_attention(Case& c, DType dtype, const Heads& s) {
   Operand& dq = c.output(dtype, count(s.q_row()), bytes);
   Operand& dk = s.fused ? dq : c.output(dtype, count(s.kv_heads), bytes);
   Operand& dv = s.fused ? dq : c.output(dtype, count(s.kv_heads), bytes);
+  const Workspace workspace(
+      c.target(), c.target().driver
+                      ? attention_workspace_bytes(s.batch, s.length, s.heads, s.kv_heads, d, dtype)
+                      : 0);
   c.compute([&](const Kernels& kernels, Side side, Exec& exec) {
     AttentionBackwardArgs args = filled(AttentionBackwardArgs{}, side);
     args.dq = at(dq, side, 0);
@@ -219,6 +255,7 @@ void check_attention(Case& c, DType dtype, const Heads& s) {
     args.dv = at(dv, side, v_first);
     args.o = o.at(side);
     args.d_o = d_o.at(side);
+    args.workspace = workspace.at(side);
     args.dq_row = args.q_row;
     args.dk_row = args.dv_row = args.k_row;
     kernels.attention_backward(args, exec);
@@ -255,6 +292,12 @@ TESSERA_CASE("attention", "grouped queries, batches, no mask, a fused projection
     check_attention(c, dtype, {1, 131, 2, 1, 20, true, true});
     check_attention(c, dtype, {1, 37, 2, 1, 8, true, false, 0, true});
   }
+}
+
+// kernels/attention.hpp: a library's backward keeps to its workspace a slice at a time.
+TESSERA_CASE("attention", "more heads than one workspace serves") {
+  check_attention(c, bf16, {4, 2, 512, 512, 8});
+  check_attention(c, bf16, {1, 3, 2048, 1024, 8, true, true});
 }
 
 // One key has nearly all of the weight, and the maximum moves from tile to tile.

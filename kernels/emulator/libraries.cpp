@@ -1,4 +1,5 @@
-// Products in the emulated module: the CPU's, queued. What cuBLASLt does has no source to emulate.
+// What libraries compute, in the emulated module. Products are the CPU's, queued: what cuBLASLt
+// does has no source to emulate. Attention is our own kernels'.
 #include "kernels/cuda/emulated_thread.hpp"
 #include "kernels/cuda/kernels.hpp"
 #include "kernels/host/cpu.hpp"
@@ -17,6 +18,11 @@ void gemm_gelu(const GemmGeluArgs& args, Exec& exec) {
     Exec host;
     cpu::gemm_gelu(args, host);
   });
+}
+
+void attention(const AttentionArgs& args, Exec& exec) { attention_in_tiles(args, exec); }
+void attention_backward(const AttentionBackwardArgs& args, Exec& exec) {
+  attention_backward_in_tiles(args, exec);
 }
 
 bool gemm_choice(const GemmArgs& args, int choice, Exec& exec) {

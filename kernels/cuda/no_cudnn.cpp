@@ -1,0 +1,29 @@
+// Attention where the module is built without cuDNN's headers: by our own kernels, with one line.
+#include <atomic>
+
+#include "kernels/cuda/kernels.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+void say_once(std::int64_t head_dim, DType dtype, Exec& exec) {
+  static constinit std::atomic<bool> said = false;
+  if (attention_suits_library(head_dim, dtype) && !said.exchange(true))
+    exec.note =
+        "by our own kernels, which are several times slower, because the CUDA module was built "
+        "without cuDNN's headers; install them and build it anew";
+}
+
+}  // namespace
+
+void attention(const AttentionArgs& args, Exec& exec) {
+  say_once(args.head_dim, args.dtype, exec);
+  attention_in_tiles(args, exec);
+}
+
+void attention_backward(const AttentionBackwardArgs& args, Exec& exec) {
+  say_once(args.head_dim, args.dtype, exec);
+  attention_backward_in_tiles(args, exec);
+}
+
+}  // namespace tessera::kernels::cuda
