@@ -24,6 +24,14 @@ bool touched_only_by(StreamId stream, const Clock& touched) {
   return sum == touched[stream];
 }
 
+// A limit on addresses is met long before memory is used up: pools set more aside than they use.
+std::string address_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
+  return concat("; the process may have ", limit.rlim_cur, " bytes of addresses (ulimit -v), and ",
+                "every rank sets ", kRangeBytes, " aside");
+}
+
 // The last of a list in the order of addresses that lies before `block`; null for none.
 Block* last_before(const Block& block, Block* list) {
   const auto is_before = [&](const Block& b) {
@@ -303,18 +311,6 @@ void Pool::count_outside(std::int64_t bytes, const char* what) {
     throw OutOfMemory(concat("allocate: no ", bytes, " bytes of ", what,
                              "; make the batch or the model smaller, or use more ranks"));
 }
-
-namespace {
-
-// A limit on addresses is met long before memory is used up: pools set more aside than they use.
-std::string address_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
-  return concat("; the process may have ", limit.rlim_cur, " bytes of addresses (ulimit -v), and ",
-                "every rank sets ", kRangeBytes, " aside");
-}
-
-}  // namespace
 
 void Pool::fail(std::int64_t bytes, StreamId stream, OwnerId owner) const {
   throw OutOfMemory(

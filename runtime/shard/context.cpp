@@ -62,8 +62,7 @@ void Context::build(nn::Module& root) {
 
 // --- forward ---
 
-// The host learns here, at one place of every step, what has run: what it prepares and stages is
-// used again from then on, and nothing is polled.
+// Where the host learns what has run: what it prepares is used again, and nothing is polled.
 void Context::begin_forward() {
   if (forwards_.size() == forwards_ahead_) {
     device().block(forwards_.front());

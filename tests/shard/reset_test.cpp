@@ -1,5 +1,7 @@
 // What reset keeps, what it refuses, and what it says. That it works at every place of a step is
 // the matter of tests/promises/.
+#include <atomic>
+
 #include "tessera/autograd/random.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tests/shard/support.hpp"
@@ -96,23 +98,33 @@ TEST_CASE("an update that is cut on one rank makes the next step an error on all
 
 TEST_CASE("an update that every rank has queued and none has begun is taken back",
           "[shard][threads]") {
+  std::atomic<bool> all_submitted = false;
+  const auto let_it_fail = [&] {
+    all_submitted = true;
+    all_submitted.notify_all();
+  };
+  std::atomic<int> hosts = 0;
   const auto steps = on_ranks(3, [&](World& world) {
     Model model(world);
     model.step();
     std::int64_t submitted = 0;
     try {
-      // The body fails on one rank, while the hosts run ahead by two steps.
+      // The body fails on one rank, when its host is ahead by two steps.
       if (world.rank() == 1)
-        world.device().compute().launch({.name = "unlucky"},
-                                        [](Exec&) { throw std::runtime_error("no luck"); });
+        world.device().compute().launch({.name = "unlucky"}, [go = &all_submitted](Exec&) {
+          go->wait(false);
+          throw std::runtime_error("no luck");
+        });
       for (int k = 0; k < 2; ++k) {
         model.forward().backward();
         model.optimizer->step();
         model.optimizer->zero_grad();
       }
       submitted = model.optimizer->steps();
+      if (++hosts == world.size()) let_it_fail();
       world.barrier();
     } catch (const std::exception&) {
+      let_it_fail();
       if (!reset(model.stack).parameters_are_consistent) return std::int64_t{-1};
     }
     return submitted == 3 ? model.optimizer->steps() : -2;

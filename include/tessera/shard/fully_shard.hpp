@@ -47,9 +47,8 @@ struct ShardOptions {
   int prefetch_depth = 1;
   // Gradient buffers that are being reduced beside the one that is being filled, 1 to 64.
   int reductions_in_flight = 1;
-  // Of the root: how many of its forwards the host may be ahead of the device, 1 to 64. Its next
-  // call blocks until the one so many before has ended, which bounds what the host prepares, its
-  // memory and a device's queues, however seldom the program reads a value.
+  // Of the root: how many of its forwards the host may be ahead of the device, 1 to 64. It bounds
+  // the host's memory and a device's queues, however seldom the program reads a value.
   int forwards_ahead = 2;
 };
 
