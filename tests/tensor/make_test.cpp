@@ -171,7 +171,7 @@ TEST_CASE("reading that gives up before its copy has run leaves the reader's mem
 TEST_CASE("whole numbers take no fraction: it would be cut off in silence") {
   const Device device = Device::cpu();
   const Tensor n = Tensor::arange(3, i32, device);
-  for (const Binary op : {Binary::mul, Binary::add, Binary::lt})
+  for (const raw::Binary op : {raw::Binary::mul, raw::Binary::add, raw::Binary::lt})
     for (const double number : {0.5, std::nan("")})
       CHECK_THROWS_WITH(raw::binary(op, n, number), Catch::Contains("no whole number") &&
                                                         Catch::Contains("i32") &&
