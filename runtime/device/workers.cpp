@@ -23,13 +23,16 @@ using Scratch = std::unique_ptr<std::byte[], FreeScratch>;
 Scratch make_scratch() { return Scratch(new (kScratchAlignment) std::byte[kScratchBytes]); }
 
 thread_local Scratch own_scratch;
+constinit thread_local std::byte* scratch = nullptr;  // own_scratch's, or a fiber's
 
 }  // namespace
 
 std::byte* thread_scratch() {
-  if (!own_scratch) own_scratch = make_scratch();
-  return own_scratch.get();
+  if (scratch == nullptr) scratch = (own_scratch = make_scratch()).get();
+  return scratch;
 }
+
+std::byte* exchange_thread_scratch(std::byte* other) { return std::exchange(scratch, other); }
 
 // Threads take part in a kernel only while it is open: one that wakes late finds it closed and goes
 // back to sleep, so the caller never waits for a thread that has done nothing.
@@ -54,8 +57,9 @@ struct WorkerPool::State {
       task(context, i);
   }
 
-  void thread_main(Scratch scratch) {
-    own_scratch = std::move(scratch);
+  void thread_main(Scratch mine) {
+    own_scratch = std::move(mine);
+    scratch = own_scratch.get();
     std::unique_lock lock(mutex);
     for (std::uint64_t seen = 0;;) {
       opened.wait(lock, [&] { return stop || (open && kernel != seen); });
@@ -74,8 +78,8 @@ WorkerPool::WorkerPool(int threads) : state_(std::make_unique<State>()) {
   TESSERA_EXPECT(threads >= 1, "WorkerPool: ", threads,
                  " threads; at least 1, the caller, is needed");
   for (int i = 1; i < threads; ++i)
-    state_->threads.emplace_back([state = state_.get(), scratch = make_scratch()]() mutable {
-      state->thread_main(std::move(scratch));
+    state_->threads.emplace_back([state = state_.get(), mine = make_scratch()]() mutable {
+      state->thread_main(std::move(mine));
     });
 }
 

@@ -18,6 +18,10 @@ namespace tessera {
 inline constexpr std::size_t kScratchBytes = std::size_t{1} << 21;
 std::byte* thread_scratch();
 
+// Gives the calling thread other scratch, which must outlive its use (null: taken anew at the next
+// call), and returns what it had: for fibers, which share a thread and must not share this.
+std::byte* exchange_thread_scratch(std::byte* other);
+
 class WorkerPool {
  public:
   // `threads` counts the caller: a pool of 1 has no thread of its own.

@@ -1,5 +1,6 @@
-// Streams as fibers of ThreadSanitizer, each with a stack of its own: two bodies of different
-// streams that used one stack would look like a race. Switching hands no clock over.
+// Streams as fibers of ThreadSanitizer, each with a stack and kernels' scratch of its own: two
+// bodies of different streams that used one stack would look like a race. Switching hands no clock
+// over.
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -9,6 +10,7 @@
 
 #include "runtime/device/executors/fiber.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/device/workers.hpp"
 
 extern "C" {
 void* __tsan_get_current_fiber();
@@ -25,8 +27,8 @@ namespace tessera {
 namespace {
 
 constexpr unsigned kNoSync = 1;
-// What threads have; kernels keep packed tiles on it.
-constexpr std::size_t kStackBytes = std::size_t{8} << 20;
+constexpr std::size_t kStackBytes = std::size_t{8} << 20;  // what threads have
+constexpr std::size_t kBytes = kStackBytes + kScratchBytes;
 
 // Two addresses that clocks are left at; the sanitizer keeps one clock for 8 bytes.
 struct Point {
@@ -37,9 +39,9 @@ struct Point {
 }  // namespace
 
 struct StreamFiber::State {
-  void* fiber = nullptr;   // made at first use
-  void* caller = nullptr;  // who switched to it
-  std::byte* stack = nullptr;
+  void* fiber = nullptr;       // made at first use
+  void* caller = nullptr;      // who switched to it
+  std::byte* stack = nullptr;  // kBytes: the scratch lies above it
   ucontext_t home{}, away{};
   Body body;
   Exec exec;
@@ -55,7 +57,7 @@ struct StreamFiber::State {
 
   void make() {
     void* const memory =
-        mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw OutOfMemory("StreamFiber: the system has no stack left");
     stack = static_cast<std::byte*>(memory);
     mprotect(memory, 4096, PROT_NONE);  // a stack that is too small shows
@@ -91,7 +93,7 @@ StreamFiber::~StreamFiber() {
   for (std::size_t tick = 0; tick < state_->points.size(); ++tick)
     __tsan_acquire(&state_->points[tick].finished);
   __tsan_destroy_fiber(state_->fiber);
-  munmap(state_->stack, kStackBytes);
+  munmap(state_->stack, kBytes);
 }
 
 void StreamFiber::submitted(Tick tick) {
@@ -101,16 +103,21 @@ void StreamFiber::submitted(Tick tick) {
 
 void StreamFiber::run(Tick tick, const Body& body, Exec& exec) {
   State& s = *state_;
+  s.error = nullptr;
+  if (s.fiber == nullptr) s.make();
   // The queue's copy goes when the host says so; the fiber reads its own, of which the sanitizer
-  // knows nothing.
+  // knows nothing. No more does it of whose scratch the thread has.
   __tsan_ignore_thread_begin();
   s.body = body;
   s.exec = exec;
+  std::byte* const scratch = exchange_thread_scratch(s.stack + kStackBytes);
   __tsan_ignore_thread_end();
-  s.error = nullptr;
   s.enter();
   __tsan_acquire(&s.points[tick].submitted);
   swapcontext(&s.home, &s.away);
+  __tsan_ignore_thread_begin();
+  exchange_thread_scratch(scratch);
+  __tsan_ignore_thread_end();
   if (!s.error) return;
   // The caller will read the exception, and nothing runs here any more.
   arrive(&s.error);
