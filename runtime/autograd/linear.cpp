@@ -48,11 +48,18 @@ Shape shape_of_linear(const Tensor& x, const Tensor& weight) {
   return shape;
 }
 
-// y = x W^T + bias is differentiated alike whatever x has been through.
-Tensor record_linear(const Tensor& x, const Tensor& rows, const Tensor& weight, const Tensor& bias,
+// What y = x W^T + bias is differentiated with. Saved before the product is launched: the last one
+// of a recomputed function is then not made again.
+struct SavedOperands {
+  SavedOperands(const Tensor& r, const Tensor& w) : rows(r), weight(w) {}
+  Saved rows, weight;  // [N, in], [out, in]
+};
+
+// y is differentiated alike whatever x has been through.
+Tensor record_linear(const Tensor& x, SavedOperands saved, const Tensor& weight, const Tensor& bias,
                      const Tensor& y) {
   return record("linear", {x, weight, bias}, y,
-                [rows = Saved(rows), weight = Saved(weight), shape = x.shape()](
+                [rows = std::move(saved.rows), weight = std::move(saved.weight), shape = x.shape()](
                     const Tensor& gradient, Gradients& out) mutable {
                   const Tensor g =
                       raw::reshape(gradient, {rows.get().size(0), weight.get().size(0)});
@@ -65,9 +72,11 @@ Tensor record_linear(const Tensor& x, const Tensor& rows, const Tensor& weight, 
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const Tensor rows = rows_of_linear(x, weight, bias);
+  SavedOperands saved(rows, weight);
   Tensor y = Tensor::empty({rows.size(0), weight.size(0)}, x.dtype(), x.device());
   raw::matmul_into(y, rows, weight, Transpose::no, Transpose::yes, 1, 0, bias);
-  return record_linear(x, rows, weight, bias, raw::reshape(y, shape_of_linear(x, weight)));
+  return record_linear(x, std::move(saved), weight, bias,
+                       raw::reshape(y, shape_of_linear(x, weight)));
 }
 
 Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias) {
@@ -76,18 +85,20 @@ Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias)
   Tensor value = Tensor::empty(before.shape(), x.dtype(), x.device());
   raw::matmul_gelu_into(value, before, rows, weight, Transpose::no, Transpose::yes, bias);
   const Shape shape = shape_of_linear(x, weight);
-  return {record_linear(x, rows, weight, bias, raw::reshape(before, shape)),
+  return {record_linear(x, {rows, weight}, weight, bias, raw::reshape(before, shape)),
           raw::reshape(value, shape)};
 }
 
 Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias) {
   const Tensor rows = rows_of_linear(x.value, weight, bias);
+  SavedOperands saved(rows, weight);
+  Saved saved_before(x.before);
   Tensor y = Tensor::empty({rows.size(0), weight.size(0)}, rows.dtype(), rows.device());
   raw::matmul_into(y, rows, weight, Transpose::no, Transpose::yes, 1, 0, bias);
   return record("linear", {x.before, weight, bias},
                 raw::reshape(y, shape_of_linear(x.value, weight)),
-                [rows = Saved(rows), before = Saved(x.before), weight = Saved(weight)](
-                    const Tensor& gradient, Gradients& out) mutable {
+                [rows = std::move(saved.rows), before = std::move(saved_before),
+                 weight = std::move(saved.weight)](const Tensor& gradient, Gradients& out) mutable {
                   const Shape shape = rows.get().shape();
                   const Tensor g = raw::reshape(gradient, {shape[0], weight.get().size(0)});
                   set_parameters(out, g, rows);

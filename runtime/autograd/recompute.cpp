@@ -6,6 +6,7 @@
 
 #include "runtime/autograd/recomputed_scope.hpp"
 #include "tessera/autograd/random.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera {
 
@@ -42,6 +43,7 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
         {
           const GradModeGuard history(true);
           const RandomStateGuard same_draws(random);
+          const HoldGuard only_what_is_saved(g.device());
           y = f(again);
         }
         if (!y.requires_grad()) return;  // nothing in f is trainable

@@ -1,11 +1,13 @@
 // Tensors kept for backward.
 #include "tessera/autograd/node.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera::autograd {
 
 Saved::Saved(const Tensor& tensor) {
   if (!tensor.defined()) return;
+  if (!tensor.device().is_meta()) tensor.device().context().submit_held();
   tensor_ = tensor.view(tensor.shape(), tensor.strides(), 0);
   version_ = tensor_.storage()->version;
   ++tensor_.storage()->saved;

@@ -89,8 +89,25 @@ DeviceContext::~DeviceContext() {
   for (Observer* o : observers_) o->ended();
 }
 
+void DeviceContext::hold(const Op& op, const Body& body,
+                         std::span<const std::shared_ptr<const void>> storages) {
+  if (held_.size() == kMostHeld) submit_all_held();
+  Held held{op.name, op.cost, {}, {}, op.accesses.size(), body};
+  std::ranges::copy(op.accesses, held.accesses.begin());
+  std::ranges::copy(storages, held.storages.begin());
+  held_.push_back(std::move(held));
+}
+
+void DeviceContext::submit_all_held() {
+  for (const Held& held : std::exchange(held_, {}))
+    submit(StreamId::compute,
+           {.name = held.name, .cost = held.cost, .accesses = {held.accesses.data(), held.count}},
+           held.body, nullptr);
+}
+
 void DeviceContext::submit(StreamId stream, const Op& op, const Body& body,
                            CollectiveBarrier* barrier) {
+  submit_held();
   const Tick tick = clocks_[index(stream)][stream] + 1;
   tell_observers(observers_, [stream, tick, &op](Observer& o) { o.launched(stream, tick, op); });
   executor_->submit(stream, tick, op, body, barrier);
@@ -103,6 +120,7 @@ void DeviceContext::submit(StreamId stream, const Op& op, const Body& body,
 Event DeviceContext::record(StreamId stream) { return mark(stream, true); }
 
 Event DeviceContext::mark(StreamId stream, bool by_program) {
+  submit_held();
   const Clock& clock = clocks_[index(stream)];
   Event event{.stream = stream,
               .tick = clock[stream],
@@ -118,6 +136,7 @@ Event DeviceContext::mark(StreamId stream, bool by_program) {
 }
 
 void DeviceContext::wait(StreamId stream, const Event& event) {
+  submit_held();
   expect_reached(event, "Stream::wait");
   Clock& clock = clocks_[index(stream)];
   // The whole clock, not the tick alone: between two events of one tick the stream may have waited
@@ -129,6 +148,7 @@ void DeviceContext::wait(StreamId stream, const Event& event) {
 }
 
 void DeviceContext::block(const Event& event) {
+  submit_held();
   expect_reached(event, "Device::block");
   try {
     if (host_.covers(event.clock)) {  // only to hear of a failure
@@ -167,6 +187,7 @@ void DeviceContext::synchronize() {
 }
 
 void DeviceContext::recover() {
+  held_.clear();
   for (std::size_t i = 0; i < kMaxStreams; ++i) {
     const Tick last = clocks_[i].ticks[i];
     if (last <= host_.ticks[i]) continue;

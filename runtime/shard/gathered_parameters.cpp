@@ -143,6 +143,7 @@ void GatheredParameters::open() {
 // Nobody may have waited for the gather. Whoever writes the shards next comes after it all the
 // same.
 void GatheredParameters::close() {
+  shards_.device.context().submit_held();  // it reads the views
   if (state_ != State::closed && uses_slot()) shards_.device.compute().wait(gathered_);
   const std::string escaped = state_ == State::open ? escape() : "";
   close_unchecked();

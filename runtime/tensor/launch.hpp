@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <memory>
 
 #include "kernels/table.hpp"
 #include "tessera/device/device_context.hpp"
@@ -59,7 +60,13 @@ void launch_body(const char* name, const Device& device, const F& body,
                   static_cast<double>(size_bytes(use.tensor->dtype()));
     ++count;
   }
-  device.compute().launch({.name = name, .cost = cost, .accesses = {accesses.data(), count}}, body);
+  const Op op{.name = name, .cost = cost, .accesses = {accesses.data(), count}};
+  if (!device.context().holds()) return device.compute().launch(op, body);
+  std::array<std::shared_ptr<const void>, 12> storages;
+  count = 0;
+  for (const Use& use : uses)
+    if (use.tensor->defined() && use.tensor->numel() > 0) storages[count++] = use.tensor->storage();
+  device.context().hold(op, Body(body), {storages.data(), count});
 }
 // The same with the body `kernel(args)`.
 template <kernels::KernelArgs Args>

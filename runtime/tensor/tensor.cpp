@@ -177,6 +177,11 @@ std::byte* Tensor::data() const {
   return s.data == nullptr ? nullptr : s.data + body().offset_bytes;
 }
 
+bool Tensor::is_exclusive() const {
+  if (!device().is_meta()) device().context().submit_held();  // it holds its operands
+  return body_.use_count() == 1 && body_->storage.use_count() == 1;
+}
+
 Access Tensor::access(AccessMode mode) const {
   std::int64_t last = 0;
   for (int d = 0; d < ndim(); ++d) last += (shape()[d] - 1) * strides()[d];

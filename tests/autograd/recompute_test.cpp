@@ -1,9 +1,15 @@
 // Recomputation: the same gradients, bit by bit, from less memory.
 #include "tessera/autograd/recompute.hpp"
 
+#include <algorithm>
+#include <functional>
+#include <memory>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "tessera/autograd/random.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/autograd/helpers.hpp"
 
 using namespace tessera;
@@ -86,6 +92,48 @@ TEST_CASE("recompute lowers the peak of memory") {
   // Of each of 8 blocks only its input is kept, and what one block keeps exists once: well below
   // half of everything.
   CHECK(peak(true) * 2 < peak(false));
+}
+
+TEST_CASE("a function that runs again computes no further than what it saves") {
+  struct Names final : Observer {
+    void launched(StreamId, Tick, const Op& op) override { all.emplace_back(op.name); }
+    std::vector<std::string> all;
+  };
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  Tensor x = Tensor::normal({6, 8}, 0, 1, 1, f32, device);
+  Tensor w = Tensor::normal({8, 8}, 0, 1, 2, f32, device);
+  x.require_grad(), w.require_grad();
+  const auto names = std::make_shared<Names>();
+  device.context().add_observer(names);
+  const auto matmuls = [&](bool recomputed, const std::function<void(const Tensor&)>& look) {
+    const auto f = [&](const Tensor& t) {
+      const Tensor y = t + linear(tanh(t), w);
+      look(y);
+      return y;
+    };
+    const Tensor loss = sum(recomputed ? recompute(f, x) : f(x));
+    names->all.clear();
+    loss.backward();
+    return std::ranges::count(names->all, "matmul");
+  };
+  const auto derivatives = matmuls(false, [](const Tensor&) {});  // of weight and input
+  CHECK(derivatives == 2);
+  CHECK(matmuls(true, [](const Tensor&) {}) == derivatives);
+
+  // Whoever looks at the rest gets it: the host, and an operation that nothing is known of.
+  std::vector<double> read;
+  CHECK(matmuls(true, [&](const Tensor& y) { read.push_back(sum(y).item()); }) == derivatives + 1);
+  REQUIRE(read.size() == 2);
+  CHECK(read[0] == read[1]);
+  std::vector<float> first;
+  CHECK(matmuls(true, [&](const Tensor& y) {
+          const Access access = y.access(AccessMode::read);
+          device.compute().launch({.name = "own", .accesses = {&access, 1}},
+                                  [to = &first, from = static_cast<const float*>(access.begin)](
+                                      Exec&) { to->push_back(*from); });
+        }) == derivatives + 1);
+  REQUIRE(first.size() == 2);
+  CHECK(first[0] == first[1]);
 }
 
 TEST_CASE("a recomputed function is checked against differences as any other") {

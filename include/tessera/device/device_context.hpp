@@ -11,8 +11,10 @@
 #include <exception>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/device/device.hpp"
@@ -43,6 +45,14 @@ class DeviceContext {
   bool tf32() const noexcept { return tf32_; }
 
   void submit(StreamId stream, const Op& op, const Body& body, CollectiveBarrier* barrier);
+  // Keeps an operation of the compute stream back, and the storages behind its accesses alive.
+  // Requires: holds(), which HoldGuard says.
+  void hold(const Op& op, const Body& body, std::span<const std::shared_ptr<const void>> storages);
+  bool holds() const noexcept { return holds_; }
+  // Submits what is held, in its order.
+  void submit_held() {
+    if (!held_.empty()) submit_all_held();
+  }
   Event record(StreamId stream);
   void wait(StreamId stream, const Event& event);
   void block(const Event& event);
@@ -116,6 +126,17 @@ class DeviceContext {
     Clock until;
     std::shared_ptr<void> what;
   };
+  friend class HoldGuard;
+  static constexpr std::size_t kMostHeld = 8, kMostAccesses = 12;
+  struct Held {
+    const char* name;
+    Cost cost;
+    std::array<Access, kMostAccesses> accesses;
+    std::array<std::shared_ptr<const void>, kMostAccesses> storages;
+    std::size_t count;
+    Body body;
+  };
+  void submit_all_held();
   Event mark(StreamId stream, bool by_program);
   void rethrow_late() const;
   void expect_reached(const Event& event, const char* function) const;
@@ -140,8 +161,33 @@ class DeviceContext {
   Lost lost_;
   std::uint64_t recoveries_ = 0;
   std::vector<Kept> kept_;
+  bool holds_ = false;
+  std::vector<Held> held_;
   std::set<std::string> names_;         // nodes, whose addresses stay
   std::unique_ptr<Executor> executor_;  // last: its workers end first
+};
+
+// In its scope operations of the compute stream are held until something may depend on them: a
+// tensor is saved for backward, memory of a unit goes back, or anything else is asked of the
+// device. What is still held at the end is never submitted. So a function that is run again for
+// what it saves does not compute beyond that. PyTorch stops such a run by an exception (early stop
+// of non-reentrant checkpoints).
+class HoldGuard {
+ public:
+  explicit HoldGuard(const Device& device)  // meta holds nothing
+      : context_(device.is_meta() ? nullptr : &device.context()),
+        before_(context_ && std::exchange(context_->holds_, true)) {}
+  ~HoldGuard() {
+    if (!context_) return;
+    context_->holds_ = before_;
+    context_->held_.clear();
+  }
+  HoldGuard(const HoldGuard&) = delete;
+  HoldGuard& operator=(const HoldGuard&) = delete;
+
+ private:
+  DeviceContext* context_;
+  bool before_;
 };
 
 }  // namespace tessera

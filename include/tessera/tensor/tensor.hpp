@@ -122,9 +122,7 @@ class Tensor {
   Access access(AccessMode mode) const;
 
   // Whether nobody but this handle sees these bytes, so that they may be overwritten in place.
-  bool is_exclusive() const noexcept {
-    return body_.use_count() == 1 && body_->storage.use_count() == 1;
-  }
+  bool is_exclusive() const;
 
   std::shared_ptr<GradMeta>& grad_meta() const { return body_->grad; }
 
