@@ -176,7 +176,9 @@ class HoldGuard {
  public:
   explicit HoldGuard(const Device& device)  // meta holds nothing
       : context_(device.is_meta() ? nullptr : &device.context()),
-        before_(context_ && std::exchange(context_->holds_, true)) {}
+        before_(context_ && std::exchange(context_->holds_, true)) {
+    if (context_) context_->submit_held();
+  }
   ~HoldGuard() {
     if (!context_) return;
     context_->holds_ = before_;
