@@ -12,9 +12,9 @@
 
 namespace tessera {
 
-// f(x), keeping x only; backward runs f once more, with the same random draws, and then its
-// backward. The gradients are the ones that f(x) itself would have had, bit by bit. The graph keeps
-// f; what f has captured by reference must live until backward.
+// f(x), keeping x only; backward runs f once more, with the same random draws and as far as that
+// saves something, and then its backward. The gradients are the ones that f(x) itself would have
+// had, bit by bit. The graph keeps f; what f has captured by reference must live until backward.
 //
 // Of tensors with history f may use x and leaves (parameters), and it must give the same result
 // each time. Without gradients enabled this is f(x). Throws: what f throws, here or in backward;
