@@ -175,10 +175,7 @@ std::string Trace::json(double origin_seconds) const {
 double Trace::origin_seconds() const { return spans_.empty() ? 0 : spans_.front().begin; }
 
 // Between two operations of compute the largest value counts: a peak is not lost.
-void Trace::sample(StreamId launched, Tick tick) {
-  const Tick next = launched == StreamId::compute
-                        ? tick
-                        : device_.clock(StreamId::compute)[StreamId::compute] + 1;
+void Trace::sample(Tick next) {
   for (Counter& counter : counters_) {
     const double value = counter.value();
     auto& samples = counter.samples;
@@ -192,7 +189,16 @@ void Trace::sample(StreamId launched, Tick tick) {
 void Trace::launched(StreamId stream, Tick tick, const Op& op) {
   if (!keeps_) return;
   operations_[index(stream)].push_back({tick, op.name, op.cost});
-  sample(stream, tick);
+  sample(stream == StreamId::compute ? tick : next_of_compute());
+}
+
+// What is handed out may be given back before anything is launched.
+void Trace::memory(const MemoryEvent& event) {
+  if (keeps_ && event.kind == MemoryEvent::Kind::handed_out) sample(next_of_compute());
+}
+
+Tick Trace::next_of_compute() const {
+  return device_.clock(StreamId::compute)[StreamId::compute] + 1;
 }
 
 void Trace::waited(StreamId stream, const Event& event) {

@@ -57,6 +57,7 @@ class Trace final : public Observer {
   void launched(StreamId stream, Tick tick, const Op& op) override;
   void waited(StreamId stream, const Event& event) override;
   void blocked(const Event& event) override;
+  void memory(const MemoryEvent& event) override;
   void started(StreamId stream, Tick tick, const char* name) override;
   void finished(StreamId stream, Tick tick, const char* name) override;
 
@@ -91,7 +92,8 @@ class Trace final : public Observer {
   };
   class Writer;
 
-  void sample(StreamId launched, Tick tick);
+  void sample(Tick next);
+  Tick next_of_compute() const;
 
   DeviceContext& device_;
   TraceOptions options_;
