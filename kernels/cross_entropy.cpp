@@ -25,7 +25,9 @@ void forward_row(const CrossEntropyArgs& a, std::int64_t row) {
   const C lse = top + std::log(exp_sum_of(x, a.vocab, top));
   const std::int64_t target = target_at(a.targets, a.target_dtype, row);
   C loss = 0;
-  if (target != a.ignore_index)
+  if (a.is_part && target == -1)
+    loss = lse;
+  else if (target != a.ignore_index)
     loss = target >= 0 && target < a.vocab ? lse - static_cast<C>(x[target]) : C(NAN);
   static_cast<C*>(a.lse)[row] = lse;
   static_cast<C*>(a.loss)[row] = loss;
@@ -37,18 +39,19 @@ void backward_row(const CrossEntropyBackwardArgs& a, std::int64_t row) {
   const T* x = static_cast<const T*>(a.logits) + row * a.row_stride;
   T* dx = static_cast<T*>(a.d_logits) + row * a.d_row_stride;
   const std::int64_t target = target_at(a.targets, a.target_dtype, row);
-  const bool ignored = target == a.ignore_index;
-  if (ignored || target < 0 || target >= a.vocab) {
+  const bool ignored = target == a.ignore_index, is_elsewhere = a.is_part && target == -1;
+  if (ignored || (target < 0 && !is_elsewhere) || target >= a.vocab) {
     const Vec<C> value(ignored ? C(0) : C(NAN));
     map(dx, a.vocab, [value](Vec<C>) { return value; }, x);
     return;
   }
   const C scale =
       static_cast<const C*>(a.scale)[row * a.scale_stride] * static_cast<C>(a.host_scale);
-  const C lse = static_cast<const C*>(a.lse)[row], hit = static_cast<C>(x[target]);
+  const C lse = static_cast<const C*>(a.lse)[row],
+          hit = is_elsewhere ? C(0) : static_cast<C>(x[target]);
   const Vec<C> shift(lse), factor(scale);
   map(dx, a.vocab, [=](Vec<C> v) { return exp(v - shift) * factor; }, x);
-  dx[target] = T((std::exp(hit - lse) - C(1)) * scale);
+  if (!is_elsewhere) dx[target] = T((std::exp(hit - lse) - C(1)) * scale);
 }
 
 }  // namespace

@@ -46,6 +46,7 @@ struct Forward {
   std::int64_t row_stride, ignore_index;
   int vocab;
   DType target_dtype;
+  bool is_part;
 
   TESSERA_DEVICE void operator()(Thread& t) const {
     constexpr int n = kPack<T>;
@@ -77,6 +78,7 @@ struct Forward {
     const std::int64_t target = target_at(targets, target_dtype, row);
     lse[row] = value;
     loss[row] = target == ignore_index          ? C(0)
+                : is_part && target == -1       ? value
                 : target >= 0 && target < vocab ? value - load_as_compute(x[target])
                                                 : std::numeric_limits<C>::quiet_NaN();
   }
@@ -94,6 +96,7 @@ struct Backward {
   C host_scale;
   int vocab, ignore_index, scale_stride;
   DType target_dtype;
+  bool is_part;
 
   // What the elements of a row have in common.
   struct RowFactors {
@@ -103,10 +106,10 @@ struct Backward {
   };
   TESSERA_DEVICE RowFactors factors(std::int64_t row) const {
     const std::int64_t target = target_at(targets, target_dtype, row);
-    const bool ignored = target == ignore_index;
+    const bool ignored = target == ignore_index, is_elsewhere = is_part && target == -1;
     return {lse[row], scale[row * scale_stride] * host_scale,
             ignored ? C(0) : std::numeric_limits<C>::quiet_NaN(), static_cast<int>(target),
-            ignored || target < 0 || target >= vocab};
+            ignored || (target < 0 && !is_elsewhere) || target >= vocab};
   }
   TESSERA_DEVICE T gradient(const RowFactors& f, T x, int c) const {
     if (f.is_fixed) return rounded<T>(f.fixed);
@@ -150,10 +153,11 @@ void cross_entropy(const CrossEntropyArgs& a, Exec& exec) {
   visit_floating(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = Compute<T>;
-    launch<kThreads>(exec, {a.rows}, 2 * kWarps * sizeof(C),
-                     Forward<T>{static_cast<C*>(a.loss), static_cast<C*>(a.lse),
-                                static_cast<const T*>(a.logits), a.targets, a.row_stride,
-                                a.ignore_index, static_cast<int>(a.vocab), a.target_dtype});
+    launch<kThreads>(
+        exec, {a.rows}, 2 * kWarps * sizeof(C),
+        Forward<T>{static_cast<C*>(a.loss), static_cast<C*>(a.lse), static_cast<const T*>(a.logits),
+                   a.targets, a.row_stride, a.ignore_index, static_cast<int>(a.vocab),
+                   a.target_dtype, a.is_part});
   });
 }
 
@@ -167,7 +171,7 @@ void cross_entropy_backward(const CrossEntropyBackwardArgs& a, Exec& exec) {
         Backward<T>{static_cast<T*>(a.d_logits), static_cast<const T*>(a.logits), a.targets,
                     static_cast<const C*>(a.lse), static_cast<const C*>(a.scale), a.row_stride,
                     a.d_row_stride, static_cast<C>(a.host_scale), static_cast<int>(a.vocab),
-                    a.ignore_index, a.scale_stride, a.target_dtype});
+                    a.ignore_index, a.scale_stride, a.target_dtype, a.is_part});
   });
 }
 

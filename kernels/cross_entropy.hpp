@@ -2,8 +2,10 @@
 // between the passes.
 //
 // Losses, lse and the device scale are f32, or f64 when the logits are f64. A row whose target is
-// `ignore_index` has loss 0 and gradient 0. Any other target outside [0, vocab) gives NaN, in the
-// loss and in the row's gradient.
+// `ignore_index` has loss 0 and gradient 0. Where the logits are a part of a larger vocabulary
+// (`is_part`), a target of -1 lies in another part: its logit counts as 0, and the row's gradient
+// has no -1 in it. Any other target outside [0, vocab) gives NaN, in the loss and in the row's
+// gradient.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +22,7 @@ struct CrossEntropyArgs {
   std::int64_t rows, vocab, row_stride;
   std::int64_t ignore_index = -100;
   DType dtype, target_dtype;  // target_dtype is i32 or i64
+  bool is_part = false;
 };
 
 // d_logits[r, c] = (exp(logits[r, c] - lse[r]) - (c == target[r])) * scale[r * scale_stride] *
@@ -33,6 +36,7 @@ struct CrossEntropyBackwardArgs {
   std::int32_t ignore_index = -100;
   std::int32_t scale_stride;
   DType dtype, target_dtype;
+  bool is_part = false;
 };
 
 }  // namespace tessera::kernels

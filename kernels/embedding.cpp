@@ -7,6 +7,9 @@
 #include "kernels/host/cpu.hpp"
 #include "kernels/host/ranges.hpp"
 #include "kernels/host/rows.hpp"
+#include "kernels/host/simd.hpp"
+
+#include "kernels/formulas.hpp"
 
 namespace tessera::kernels::cpu {
 
@@ -17,6 +20,11 @@ namespace {
 // Columns of a task of the gradient: tasks never share an element.
 constexpr std::int64_t kColumns = 128;
 
+std::int64_t id_at(const void* ids, DType dtype, std::int64_t i) {
+  return dtype == DType::i32 ? static_cast<const std::int32_t*>(ids)[i]
+                             : static_cast<const std::int64_t*>(ids)[i];
+}
+
 template <class T, class G>
 void add_columns(const EmbeddingBackwardArgs& a, std::int64_t first, std::int64_t cols) {
   using C =
@@ -25,8 +33,7 @@ void add_columns(const EmbeddingBackwardArgs& a, std::int64_t first, std::int64_
   const T* dy = static_cast<const T*>(a.dy) + first;
   G* out = static_cast<G*>(a.d_table) + first;
   for (std::int64_t i = 0; i < a.count; ++i, dy += a.cols) {
-    const std::int64_t id = a.id_dtype == DType::i32 ? static_cast<const std::int32_t*>(a.ids)[i]
-                                                     : static_cast<const std::int64_t*>(a.ids)[i];
+    const std::int64_t id = id_at(a.ids, a.id_dtype, i);
     if (id < 0 || id >= vocab) continue;
     G* row = out + id * a.cols;
     if constexpr (std::is_same_v<Compute<T>, C> && std::is_same_v<Compute<G>, C>) {
@@ -50,8 +57,8 @@ void embedding(const EmbeddingArgs& a, Exec& exec) {
   if (is_floating(a.dtype)) converter(a.dtype, DType::f64)(missing, &nan, 1);
   for_ranges(exec, a.count, row_grain(a.cols), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      const std::int64_t id = a.id_dtype == DType::i32 ? static_cast<const std::int32_t*>(a.ids)[i]
-                                                       : static_cast<const std::int64_t*>(a.ids)[i];
+      const std::int64_t id = id_at(a.ids, a.id_dtype, i);
+      if (a.is_part && id == -1) continue;
       std::byte* out = static_cast<std::byte*>(a.out) + static_cast<std::size_t>(i) * row_bytes;
       if (id < 0 || id >= a.vocab)
         gather_strided(out, missing, 0, a.cols, size);
@@ -60,6 +67,13 @@ void embedding(const EmbeddingArgs& a, Exec& exec) {
             out, static_cast<const std::byte*>(a.table) + static_cast<std::size_t>(id) * row_bytes,
             row_bytes);
     }
+  });
+}
+
+void locate(const LocateArgs& a, Exec& exec) {
+  for_ranges(exec, a.count, row_grain(1), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i)
+      static_cast<std::int32_t*>(a.out)[i] = located(a, id_at(a.ids, a.id_dtype, i));
   });
 }
 

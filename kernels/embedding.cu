@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/indexed.hpp"
 #include "kernels/cuda/kernels.hpp"
+#include "kernels/formulas.hpp"
 
 namespace tessera::kernels::cuda {
 
@@ -20,12 +21,26 @@ struct Clear {
   }
 };
 
+struct Locate {
+  LocateArgs a;
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    const indexed::Ids ids = {a.ids, a.id_dtype == DType::i64};
+    for (std::int64_t i = t.global_index(); i < a.count; i += t.global_threads())
+      static_cast<std::int32_t*>(a.out)[i] = located(a, ids[i]);
+  }
+};
+
 }  // namespace
+
+void locate(const LocateArgs& a, Exec& exec) {
+  launch<indexed::kThreads>(exec, {blocks_for(a.count, indexed::kThreads)}, 0, Locate{a});
+}
 
 void embedding(const EmbeddingArgs& a, Exec& exec) {
   indexed::copy_rows({a.out, const_cast<void*>(a.table), indexed::ids_of(a.ids, a.id_dtype), 1,
                       a.vocab, a.count, a.cols},
-                     a.dtype, exec);
+                     a.dtype, exec, a.is_part);
 }
 
 void embedding_backward(const EmbeddingBackwardArgs& a, Exec& exec) {

@@ -8,13 +8,27 @@
 
 namespace tessera::kernels {
 
-// out[i, :] = table[ids[i], :], any dtype. An id outside [0, vocab) gives a row of NaN (0 for
-// integers).
+// out[i, :] = table[ids[i], :], any dtype. Where the table is a part of a larger one (`is_part`),
+// an id of -1 lies in another part, and its row of `out` is left as it is. Any other id outside [0,
+// vocab) gives a row of NaN (0 for integers).
 struct EmbeddingArgs {
   void* out;
   const void *table, *ids;
   std::int64_t count, vocab, cols;
   DType dtype, id_dtype;
+  bool is_part = false;
+};
+
+// Where the rows of a table lie that is cut in two ways: into chunks of `chunk` rows, and each of
+// these into slices. A slice has rows [begin, begin + rows) of every chunk, one chunk after the
+// other. out[i] (i32) = the row of the slice that is row ids[i] of the table, less `first`, if that
+// is in [0, row_count); else -1, or -2 for an id outside [0, vocab).
+struct LocateArgs {
+  void* out;
+  const void* ids;
+  std::int64_t count, vocab, chunk, begin, rows;
+  std::int64_t first, row_count;
+  DType id_dtype;
 };
 
 // d_table[v, :] = (accumulate ? old : 0) + scale * sum over i with ids[i] == v of dy[i, :], added

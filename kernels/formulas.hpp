@@ -22,6 +22,16 @@ TESSERA_DEVICE V silu(V x) {
   return x * sigmoid(x);
 }
 
+// Where a slice has row `id` of the table that it is cut from; Args is LocateArgs.
+template <class Args>
+TESSERA_DEVICE std::int32_t located(const Args& a, std::int64_t id) {
+  if (id < 0 || id >= a.vocab) return -2;
+  const std::int64_t chunk = id / a.chunk, in_chunk = id % a.chunk - a.begin;
+  const std::int64_t row = chunk * a.rows + in_chunk - a.first;
+  const bool is_here = in_chunk >= 0 && in_chunk < a.rows && row >= 0 && row < a.row_count;
+  return is_here ? static_cast<std::int32_t>(row) : -1;
+}
+
 // silu'(x) = s (1 + x (1 - s)) with s = sigmoid(x).
 template <class V>
 TESSERA_DEVICE V silu_slope(V x) {

@@ -9,11 +9,17 @@ Embedding::Embedding(std::int64_t count, std::int64_t dim, const Device& device)
   TESSERA_EXPECT(count > 0 && dim > 0, "Embedding: ", count, " vectors of ", dim,
                  " elements; expected at least one of each");
   register_parameter("weight", weight);
+  stream_parameter(weight);
   if (!device.is_meta()) materialize(device);
 }
 
 Tensor Embedding::operator()(const Tensor& ids) {
-  return call([&] { return embedding(weight, ids); });
+  return call([&] {
+    SlicedEmbedding rows(ids);
+    weight.for_each_slice([&](const Tensor& slice, const SliceRows& of) { rows.add(slice, of); },
+                          reads_parameters_in_backward());
+    return rows.finish();
+  });
 }
 
 }  // namespace tessera::nn

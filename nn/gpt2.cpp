@@ -47,8 +47,9 @@ Gpt2::Gpt2(const Gpt2Config& config, const Device& device)
       positions(config.max_seq_len, config.dim),
       drop(config.dropout),
       norm(config.dim, config.norm_eps),
-      head(config.tie_embeddings ? Linear(embedding.weight)
-                                 : Linear(config.dim, config.vocab_size, {.bias = false})) {
+      head(config.tie_embeddings
+               ? Linear(embedding.weight)
+               : Linear(config.dim, config.vocab_size, {.bias = false, .is_streamed = true})) {
   for (std::int64_t i = 0; i < config_.n_layers; ++i) blocks.emplace_back(config_);
   transformer_.register_module("wte", embedding);
   transformer_.register_module("wpe", positions);

@@ -26,11 +26,11 @@ Tensor LanguageModel::loss(const Tensor& tokens_BT, const Tensor& targets_BT) {
   check_tokens(tokens_BT, max_seq_len_);
   TESSERA_EXPECT(targets_BT.shape() == tokens_BT.shape(), "loss: tokens are ", tokens_BT.shape(),
                  ", targets ", targets_BT.shape(), "; expected one shape");
-  const std::int64_t rows = tokens_BT.numel(),
-                     chunk_rows = std::max<std::int64_t>(loss_chunk_ / vocab_size_, 1);
+  const std::int64_t rows = tokens_BT.numel();
   return call([&] {
     const Tensor h_BTC = forward(tokens_BT), targets = raw::reshape(targets_BT, {rows});
-    if (chunk_rows < rows) return output().cross_entropy(h_BTC, targets, chunk_rows);
+    if (rows * vocab_size_ > loss_chunk_ || output().weight.slices() > 1)
+      return output().cross_entropy(h_BTC, targets, loss_chunk_);
     return cross_entropy(reshape(output()(h_BTC), {rows, vocab_size_}), targets);
   });
 }

@@ -1,5 +1,7 @@
 #include "tessera/nn/linear.hpp"
 
+#include <algorithm>
+
 namespace tessera::nn {
 
 Linear::Linear(std::int64_t in, std::int64_t out, const Device& device)
@@ -9,7 +11,10 @@ Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options, const D
     : weight({out, in}, Initializer::normal(0, kInitialDeviation)) {
   TESSERA_EXPECT(in > 0 && out > 0, "Linear: ", in, " inputs and ", out,
                  " outputs; expected at least one of each");
+  TESSERA_EXPECT(!options.bias || !options.is_streamed,
+                 "Linear: a streamed weight goes without bias");
   register_parameter("weight", weight);
+  if (options.is_streamed) stream_parameter(weight);
   if (options.bias) {
     bias = Parameter({out}, Initializer::constant(0));
     register_parameter("bias", bias);
@@ -21,10 +26,16 @@ Linear::Linear(const Parameter& shared_weight) : weight(shared_weight) {
   TESSERA_EXPECT(weight.defined() && weight.shape().ndim() == 2,
                  "Linear: the shared weight must be a matrix [out, in]");
   register_parameter("weight", weight);
+  stream_parameter(weight);
 }
 
 Tensor Linear::operator()(const Tensor& x) {
-  return call([&] { return linear(x, weight, bias.defined() ? bias.value() : Tensor()); });
+  return call([&] {
+    if (!weight.is_streamed()) return linear(x, weight, bias.defined() ? bias.value() : Tensor());
+    SlicedLinear y(x);
+    weight.for_each_slice([&](const Tensor& slice, const SliceRows& rows) { y.add(slice, rows); });
+    return y.finish();
+  });
 }
 
 Activated Linear::gelu(const Tensor& x) {
@@ -35,10 +46,21 @@ Tensor Linear::operator()(const Activated& x) {
   return call([&] { return linear(x, weight, bias.defined() ? bias.value() : Tensor()); });
 }
 
-Tensor Linear::cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t chunk_rows) {
+Tensor Linear::cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits) {
   return call([&] {
-    return linear_cross_entropy(x, weight, bias.defined() ? bias.value() : Tensor(), targets,
-                                chunk_rows);
+    if (weight.slices() == 1) {
+      Tensor loss;
+      const auto chunk_rows = std::max<std::int64_t>(most_logits / weight.shape()[0], 1);
+      weight.for_each_slice([&](const Tensor& whole, const SliceRows&) {
+        loss = linear_cross_entropy(x, whole, bias.defined() ? bias.value() : Tensor(), targets,
+                                    chunk_rows);
+      });
+      return loss;
+    }
+    SlicedCrossEntropy loss(x, targets, most_logits);
+    weight.for_each_slice(
+        [&](const Tensor& slice, const SliceRows& rows) { loss.add(slice, rows); });
+    return loss.finish();
   });
 }
 

@@ -48,8 +48,9 @@ Llama::Llama(const LlamaConfig& config, const Device& device)
       config_(checked(config)),
       embedding(config.vocab_size, config.dim),
       norm(config.dim, config.norm_eps),
-      head(config.tie_embeddings ? Linear(embedding.weight)
-                                 : Linear(config.dim, config.vocab_size, {.bias = false})) {
+      head(config.tie_embeddings
+               ? Linear(embedding.weight)
+               : Linear(config.dim, config.vocab_size, {.bias = false, .is_streamed = true})) {
   const auto rotary = std::make_shared<Rotary>(config_.max_seq_len, config_.dim / config_.n_heads,
                                                config_.rope_theta);
   for (std::int64_t i = 0; i < config_.n_layers; ++i) blocks.emplace_back(config_, rotary);

@@ -17,6 +17,15 @@ void Module::register_parameter(std::string_view name, const Parameter& paramete
   for (const auto& [other, p] : parameters_)
     TESSERA_EXPECT(other != name, "register_parameter: '", name, "' is taken");
   parameters_.emplace_back(name, parameter);
+  ++parameter.state()->modules;
+}
+
+void Module::stream_parameter(const Parameter& parameter) {
+  TESSERA_EXPECT(std::any_of(parameters_.begin(), parameters_.end(),
+                             [&](const auto& own) { return own.second == parameter; }) &&
+                     parameter.shape().ndim() > 0,
+                 "stream_parameter: the parameter is not registered here, or has no rows");
+  ++parameter.state()->streaming;
 }
 
 void Module::register_module(std::string_view name, Module& module) {

@@ -59,12 +59,14 @@ TESSERA_DEVICE U unit_of(std::uint64_t bits) {
 }
 using Unit16 = Pack<std::uint64_t, 2>;
 
-// rows[o, j, :] = table[o, ids[j], :], `units` of U a row.
+// rows[o, j, :] = table[o, ids[j], :], `units` of U a row. Where `leaves_elsewhere`, an id of -1
+// leaves its row as it is.
 template <class U>
 struct CopyRows {
   Rows r;
   std::uint64_t missing;
   unsigned units, rows_at_once;  // of a block
+  bool leaves_elsewhere;
 
   TESSERA_DEVICE void operator()(Thread& t) const {
     constexpr int kAtOnce = 4;  // loads in flight
@@ -74,29 +76,32 @@ struct CopyRows {
     for (unsigned base = static_cast<unsigned>(t.index()); base < mine * units;
          base += kAtOnce * kThreads) {
       U values[kAtOnce];
+      bool is_left[kAtOnce] = {};
       for (int k = 0; k < kAtOnce; ++k) {
         const unsigned e = base + static_cast<unsigned>(k) * kThreads;
         if (e >= mine * units) continue;
         const std::int64_t row = first + e / units, o = r.outer == 1 ? 0 : row / r.count;
         const std::int64_t id = r.ids[row - o * r.count];
+        is_left[k] = leaves_elsewhere && id == -1;
         values[k] = id >= 0 && id < r.n
                         ? static_cast<const U*>(r.table)[(o * r.n + id) * units + e % units]
                         : unit_of<U>(missing);
       }
       for (int k = 0; k < kAtOnce; ++k) {
         const unsigned e = base + static_cast<unsigned>(k) * kThreads;
-        if (e < mine * units) static_cast<U*>(r.rows)[first * units + e] = values[k];
+        if (e < mine * units && !is_left[k]) static_cast<U*>(r.rows)[first * units + e] = values[k];
       }
     }
   }
 };
 
 template <class U>
-void copy_units(const Rows& rows, std::uint64_t missing, std::int64_t units, Exec& exec) {
+void copy_units(const Rows& rows, std::uint64_t missing, std::int64_t units, bool leaves_elsewhere,
+                Exec& exec) {
   const auto per_row = static_cast<unsigned>(units);
   const unsigned at_once = std::max(1u, 4 * kThreads / per_row);
   launch<kThreads>(exec, {blocks_for(rows.outer * rows.count, at_once)}, 0,
-                   CopyRows<U>{rows, missing, per_row, at_once});
+                   CopyRows<U>{rows, missing, per_row, at_once, leaves_elsewhere});
 }
 
 // Calls f(unit, units of a row) with the widest access that fits rows of `cols` elements.
@@ -110,12 +115,12 @@ void with_unit(DType dtype, std::int64_t cols, bool aligned, F f) {
   f(std::uint8_t{}, cols);
 }
 
-inline void copy_rows(const Rows& rows, DType dtype, Exec& exec) {
+inline void copy_rows(const Rows& rows, DType dtype, Exec& exec, bool leaves_elsewhere = false) {
   if (rows.cols == 0) return;
   with_unit(dtype, rows.cols,
             are_aligned(static_cast<char*>(rows.rows), static_cast<char*>(rows.table)),
             [&](auto unit, std::int64_t units) {
-              copy_units<decltype(unit)>(rows, missing_of(dtype), units, exec);
+              copy_units<decltype(unit)>(rows, missing_of(dtype), units, leaves_elsewhere, exec);
             });
 }
 

@@ -4,93 +4,20 @@
 //
 //   forward    logits 0 | losses | logits 1 | losses | ...     kept: x, lse [N]
 //   backward   logits 0 | d_logits | dx, dW = | logits 1 | d_logits | dx, dW += | ...
-#include <limits>
-
-#include "runtime/autograd/gradient_sink.hpp"
-#include "runtime/tensor/launch.hpp"
+#include "runtime/autograd/logits.hpp"
 #include "tessera/autograd/ops.hpp"
 
 namespace tessera {
 
+using namespace autograd::logits;
 using autograd::Gradients;
 using autograd::GradientSink;
 using autograd::record;
 using autograd::Saved;
 using autograd::statistics_dtype;
-using detail::launch;
-using detail::reads;
-using detail::table;
-using detail::writes;
 using raw::Transpose;
 
 namespace {
-
-// No target is ignored: the mean is over all rows.
-constexpr int kNoIndex = std::numeric_limits<std::int32_t>::min();
-
-void check_targets(const char* name, const Tensor& target, std::int64_t rows, std::int64_t vocab) {
-  TESSERA_EXPECT(target.shape() == Shape{rows} && (target.dtype() == i32 || target.dtype() == i64),
-                 name, ": targets are ", target.shape(), " of ", target.dtype(), ", expected [",
-                 rows, "] of i32 or i64");
-  TESSERA_EXPECT(rows > 0 && vocab > 0, name, ": logits are [", rows, ", ", vocab,
-                 "]; the mean of nothing is undefined");
-}
-
-// loss and lse of rows of contiguous logits.
-void losses(const Tensor& loss, const Tensor& lse, const Tensor& logits, const Tensor& targets) {
-  const Device& device = logits.device();
-  if (device.is_meta()) return;
-  launch("cross_entropy", device, table(device).cross_entropy,
-         kernels::CrossEntropyArgs{loss.data(), lse.data(), logits.data(), targets.data(),
-                                   logits.size(0), logits.size(1), logits.size(1), kNoIndex,
-                                   logits.dtype(), targets.dtype()},
-         {reads(logits), reads(targets), writes(loss), writes(lse)});
-}
-
-// The gradient of the mean over all `rows`, of which these logits are a part; `out` may be logits.
-void logit_gradients(const Tensor& out, const Tensor& logits, const Tensor& targets,
-                     const Tensor& lse, const Tensor& gradient, std::int64_t rows) {
-  const Device& device = logits.device();
-  if (device.is_meta()) return;
-  const std::int64_t vocab = logits.size(1);
-  launch("cross_entropy_backward", device, table(device).cross_entropy_backward,
-         kernels::CrossEntropyBackwardArgs{out.data(), logits.data(), targets.data(), lse.data(),
-                                           gradient.data(), 1.0 / static_cast<double>(rows),
-                                           logits.size(0), vocab, vocab, vocab, kNoIndex, 0,
-                                           logits.dtype(), targets.dtype()},
-         {reads(logits), reads(targets), reads(lse), reads(gradient), writes(out)});
-}
-
-// A gradient that arrives in parts: added up where the leaf wants it if a kernel that computes in
-// `dtype` may write there, else in the wider dtype aside.
-class Sum {
- public:
-  Sum(Gradients& out, int input, const Tensor& of)
-      : out_(out), input_(input), dtype_(of.dtype()), sink_(out.sink(input)) {
-    is_direct_ = sink_ && can_write(*sink_, dtype_);
-    next_ = is_direct_
-                ? *sink_
-                : GradientSink{Tensor::empty(of.shape(), statistics_dtype(dtype_), of.device()), 1,
-                               false};
-  }
-  // Of the next part.
-  GradientSink next() {
-    const GradientSink now = next_;
-    next_.accumulate = true;
-    return now;
-  }
-  void finish() {
-    if (!is_direct_) write_or_set(out_, input_, sink_, next_.tensor, dtype_);
-  }
-
- private:
-  Gradients& out_;
-  int input_;
-  DType dtype_;
-  bool is_direct_ = false;
-  std::optional<GradientSink> sink_;
-  GradientSink next_;
-};
 
 // What the chunks of one linear_cross_entropy share.
 struct Chunked {

@@ -46,16 +46,23 @@ Parameter::Parameter(const Shape& shape, Initializer initializer)
 
 Tensor Parameter::value() const {
   TESSERA_EXPECT(state_ != nullptr, "an undefined parameter was used");
-  TESSERA_EXPECT(state_->window != nullptr, "parameter '", state_->name,
+  TESSERA_EXPECT(!state_->slices, "parameter '", state_->name,
+                 "' is streamed: it is there one slice at a time, and only the modules that stream "
+                 "it can use it, by for_each_slice");
+  return value_of(state_);
+}
+
+Tensor value_of(const std::shared_ptr<ParameterState>& state) {
+  TESSERA_EXPECT(state->window != nullptr, "parameter '", state->name,
                  "' has no memory yet; call materialize on the model first");
-  TESSERA_EXPECT(!state_->window->is_closed(), "parameter '", state_->name, "' of unit '",
-                 *state_->unit,
+  TESSERA_EXPECT(!state->window->is_closed(), "parameter '", state->name, "' of unit '",
+                 *state->unit,
                  "' was used while the unit is closed; use it inside the module's call");
-  if (state_->ready) state_->group->device.compute().wait(*state_->ready);
-  Tensor out = Tensor::wrap(state_->window, state_->shape, state_->compute_dtype,
-                            state_->window_offset_bytes);
-  if (state_->trainable)
-    out.grad_meta() = std::make_shared<GradMeta>(GradMeta{nullptr, leaf_of(state_)});
+  if (state->ready) state->group->device.compute().wait(*state->ready);
+  Tensor out =
+      Tensor::wrap(state->window, state->shape, state->compute_dtype, state->window_offset_bytes);
+  if (state->trainable)
+    out.grad_meta() = std::make_shared<GradMeta>(GradMeta{nullptr, leaf_of(state)});
   return out;
 }
 

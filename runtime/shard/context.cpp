@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "runtime/shard/streamed_parameter.hpp"
 #include "runtime/shard/unit.hpp"
 #include "runtime/shard/unit_region.hpp"
+#include "tessera/base/text.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera::shard {
@@ -13,13 +15,12 @@ std::shared_ptr<Unit> unit_of(nn::Module& module) {
   return std::dynamic_pointer_cast<Unit>(module.hook());
 }
 
-// The number of the innermost unit around `name`; -1 for none.
-int parent_of(const std::string& name, const std::vector<std::pair<std::string, Unit*>>& units) {
-  int parent = -1;
-  for (std::size_t i = 0; i < units.size() && units[i].first != name; ++i)
-    if (units[i].first.empty() || name.starts_with(units[i].first + '.'))
-      parent = static_cast<int>(i);
-  return parent;
+bool is_below(const std::string& name, const std::string& around) {
+  return around.empty() || name == around || name.starts_with(around + '.');
+}
+
+std::shared_ptr<StreamedParameter> slices_of(const ParameterState& p) {
+  return std::static_pointer_cast<StreamedParameter>(p.slices);
 }
 
 }  // namespace
@@ -27,37 +28,79 @@ int parent_of(const std::string& name, const std::vector<std::pair<std::string, 
 void Context::build(nn::Module& root) {
   const std::shared_ptr<Context> context(new Context());
   root.named_parameters();  // sets the names that errors use
-  std::vector<std::pair<std::string, Unit*>> units;
   for (const auto& [name, module] : root.named_modules()) {
     const std::shared_ptr<Unit> unit = unit_of(*module);
     if (!unit) continue;
     TESSERA_EXPECT(unit->context() == nullptr, "fully_shard: unit '", name,
                    "' has already run as a root of its own; call the outermost module first");
-    TESSERA_EXPECT(unit->shards().is_materialized() || unit->shards().layout.gather_bytes == 0,
-                   "unit '", name, "' has no memory yet; call materialize on the model first");
+    TESSERA_EXPECT(unit->shards().is_materialized() || unit->shards().is_empty(), "unit '", name,
+                   "' has no memory yet; call materialize on the model first");
     const World& world = unit->shards().options.mesh.world();
     TESSERA_EXPECT(!context->world_ || context->world_ == &world, "fully_shard: unit '", name,
                    "' lies on another mesh than its root; give all units of a model one mesh");
     context->world_ = &world;
     context->device_ = world.device();
-    units.emplace_back(name, unit.get());
     context->units_.push_back(unit);
+    unit->join(context, name.empty() ? "(root)" : name,
+               static_cast<int>(context->units_.size()) - 1);
   }
-  context->forwards_ahead_ =
-      static_cast<std::size_t>(units[0].second->shards().options.forwards_ahead);
+  const ShardOptions& options = context->unit(0)->shards().options;
+  context->forwards_ahead_ = static_cast<std::size_t>(options.forwards_ahead);
   context->forwards_.reserve(context->forwards_ahead_);
-  for (std::size_t i = 0; i < units.size(); ++i)
-    units[i].second->join(context, i == 0 ? "(root)" : units[i].first, static_cast<int>(i));
   try {
-    std::vector<UnitNeeds> needs;
-    for (const auto& [name, unit] : units) needs.push_back(unit->needs(parent_of(name, units)));
-    context->slots_ = std::make_unique<Slots>(*context->world_, std::move(needs));
-    for (const auto& [name, unit] : units) unit->set_slots(context->slots_.get());
+    context->cut_streamed(options.slice_bytes);
+    const std::vector<AssumedCall> calls = context->assumed_calls(root);
+    std::vector<UnitNeeds> needs(context->units_.size());
+    for (const AssumedCall& call : calls) {
+      Unit& unit = *context->unit(call.unit);
+      needs[static_cast<std::size_t>(call.unit)] =
+          unit.needs(call.parent < 0 ? -1 : calls[static_cast<std::size_t>(call.parent)].unit);
+      unit.expect_call(call.is_read_in_backward);
+    }
+    context->slots_ = std::make_unique<Slots>(*context->world_, std::move(needs), calls);
+    for (const auto& unit : context->units_) unit.lock()->set_slots(context->slots_.get());
     context->resume();
   } catch (...) {
     context->dissolve();
     throw;
   }
+}
+
+void Context::cut_streamed(std::int64_t bytes) {
+  if (bytes == 0)
+    for (const auto& unit : units_)
+      bytes = std::max(bytes, unit.lock()->shards().layout.gather_bytes);
+  const std::size_t count = units_.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::shared_ptr<Unit> owner = units_[i].lock();
+    owner->cut_streamed(bytes);
+    for (const auto& p : owner->shards().streamed)
+      for (int slice = 0; slice < p->slices->count(); ++slice) {
+        const std::shared_ptr<Unit>& unit = slices_of(*p)->unit(slice);
+        unit->join(shared_from_this(), concat(p->name, '[', slice, ']'),
+                   static_cast<int>(units_.size()));
+        units_.push_back(unit);
+      }
+  }
+}
+
+// Each module is called once, in the order of the tree, and goes through what it streams.
+std::vector<AssumedCall> Context::assumed_calls(nn::Module& root) const {
+  std::vector<AssumedCall> calls;
+  std::vector<std::pair<std::string, int>> around;  // the units' calls that a module is inside of
+  for (const auto& [name, module] : root.named_modules()) {
+    while (!around.empty() && !is_below(name, around.back().first)) around.pop_back();
+    const int parent = around.empty() ? -1 : around.back().second;
+    if (const std::shared_ptr<Unit> unit = unit_of(*module)) {
+      around.emplace_back(name, static_cast<int>(calls.size()));
+      calls.push_back({unit->shards().number, parent, unit->is_read_in_backward()});
+    }
+    for (const auto& [own, parameter] : module->own_parameters())
+      for (int slice = 0; parameter.state()->slices && slice < parameter.slices(); ++slice)
+        calls.push_back({slices_of(*parameter.state())->unit(slice)->shards().number,
+                         around.back().second, module->reads_parameters_in_backward()});
+  }
+  return calls;
 }
 
 // --- forward ---

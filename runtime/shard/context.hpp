@@ -80,6 +80,12 @@ class Context : public std::enable_shared_from_this<Context> {
 
  private:
   Context() = default;
+  // The parameters that units stream become units of their own, a slice each.
+  void cut_streamed(std::int64_t bytes);
+  std::vector<AssumedCall> assumed_calls(nn::Module& root) const;
+  std::shared_ptr<Unit> unit(int number) const {
+    return units_[static_cast<std::size_t>(number)].lock();
+  }
   void prefetch(int depth);
   void end_of_backward();
   void recover() noexcept;

@@ -30,15 +30,14 @@ void GatheredParameters::materialize() {
     ParameterState& p = *shards_.parameters[i];
     p.window = Storage::window(shards_.device, p.shape.numel() * element, shards_.name);
     p.window_offset_bytes = 0;  // not what it was in a module that had memory before
-    const FlatEntry& entry = p.group->entries[static_cast<std::size_t>(p.entry)];
-    const std::int64_t own_chunk = p.spec.rank * entry.chunk * element;
+    const std::int64_t chunk = p.spec.chunk_numel(), own_chunk = p.spec.rank * chunk * element;
     auto& rows = p.trainable ? trainable : frozen;
     rows.insert(rows.end(),
-                {entry.offset, shards_.layout.gather_offset_bytes[i] + own_chunk, entry.chunk});
+                {shards_.offset_of(i), shards_.layout.gather_offset_bytes[i] + own_chunk, chunk});
   }
   if (!shards_.needs_slot()) return;
-  if (shards_.trainable) pack_trainable_ = table_of(trainable, shards_.device);
-  if (shards_.frozen) pack_frozen_ = table_of(frozen, shards_.device);
+  if (!trainable.empty()) pack_trainable_ = table_of(trainable, shards_.device);
+  if (!frozen.empty()) pack_frozen_ = table_of(frozen, shards_.device);
   // A gather waits for `updated` and no more, so that the tables come before it, too.
   for (const auto& group : {shards_.trainable, shards_.frozen})
     if (group) group->mark_updated();
@@ -78,8 +77,8 @@ bool GatheredParameters::gather() {
 
 // Each parameter's own chunk is packed at its offset in the slot, so the all-gather is in place.
 bool GatheredParameters::fill_slot() {
-  if (shards_.trainable) pack(*shards_.trainable, pack_trainable_);
-  if (shards_.frozen) pack(*shards_.frozen, pack_frozen_);
+  if (pack_trainable_.defined()) pack(*shards_.trainable, pack_trainable_);
+  if (pack_frozen_.defined()) pack(*shards_.frozen, pack_frozen_);
   if (shards_.size() > 1) {
     CollectiveGroup& group = prepared_.next(shards_.gather_name);
     group.backward_of = autograd::forward_of_step();
@@ -105,11 +104,13 @@ void GatheredParameters::pack(const FlatGroup& group, const Tensor& table) {
   const DType dtype = shards_.param_dtype();
   const kernels::PackArgs args{slot_.data, reinterpret_cast<const float*>(group.values.data()),
                                reinterpret_cast<const kernels::PackEntry*>(table.data()),
-                               static_cast<std::int32_t>(group.entries.size()), dtype};
+                               static_cast<std::int32_t>(table.size(0)), dtype};
   const Access accesses[] = {group.values.access(AccessMode::read), table.access(AccessMode::read),
                              write_access(slot_)};
-  const auto bytes =
-      static_cast<double>(group.numel) * (4.0 + static_cast<double>(size_bytes(dtype)));
+  std::int64_t elements = 0;
+  for (const auto& p : shards_.parameters)
+    if (p->group.get() == &group) elements += p->spec.chunk_numel();
+  const auto bytes = static_cast<double>(elements) * (4.0 + static_cast<double>(size_bytes(dtype)));
   shards_.device.gather().launch(
       {.name = "pack_shard", .cost = {.bytes = bytes}, .accesses = accesses},
       kernels::Call<kernels::PackArgs>{detail::table(shards_.device).pack, args});
@@ -133,8 +134,7 @@ void GatheredParameters::open() {
       p.window->use = slot_.use;
     } else {
       const FlatGroup& group = *p.group;
-      p.window->data =
-          group.values.data() + group.entries[static_cast<std::size_t>(p.entry)].offset * 4;
+      p.window->data = group.values.data() + shards_.offset_of(i) * 4;
       p.window->use = group.values.storage()->use;
     }
   }

@@ -10,21 +10,27 @@ namespace tessera::shard {
 GradientBuffer::GradientBuffer(const UnitShards& shards)
     : shards_(shards),
       prepared_(shards.device, StreamId::reduce),
-      arrived_(shards.trainable->entries.size()) {
+      arrived_(shards.parameter_of.size()) {
   std::vector<std::int64_t> entries, gaps_f32, gaps_reduce;
   const auto wire = static_cast<std::int64_t>(size_bytes(shards.reduce_dtype()));
   const FlatGroup& group = *shards.trainable;
-  for (std::size_t at = 0; at < group.entries.size(); ++at) {
+  const std::size_t first = shards.parameter_of.front(), count = shards.parameter_of.size();
+  range_.begin = range_.end = shards.offset_of(first);
+  range_.counts = static_cast<std::int64_t>(count);
+  range_.counts_begin = group.numel + shards.first_entry;
+  for (std::size_t at = 0; at < count; ++at) {
     const std::size_t i = shards.parameter_of[at];
     const ParameterState& p = *shards.parameters[i];
     entries.insert(entries.end(), {shards.layout.gradient_offset_bytes[i], p.shape.numel() * wire,
                                    p.spec.padded_numel() * wire});
-    const FlatEntry& entry = group.entries[at];
-    const std::int64_t end =
-        at + 1 < group.entries.size() ? group.entries[at + 1].offset : group.numel;
-    gaps_f32.insert(gaps_f32.end(), {entry.offset * 4, entry.chunk * 4, (end - entry.offset) * 4});
-    gaps_reduce.insert(gaps_reduce.end(),
-                       {entry.offset * wire, entry.chunk * wire, (end - entry.offset) * wire});
+    const std::int64_t offset = range_.numel(), chunk = p.spec.chunk_numel();
+    // What follows a slice is the next one, but for the last.
+    const FlatEntry& entry = group.entries[static_cast<std::size_t>(p.entry)];
+    const bool is_last = p.first_row * p.spec.row_numel() + chunk == entry.chunk;
+    const std::int64_t padded = is_last ? round_up(chunk, kFlatAlign) : chunk;
+    gaps_f32.insert(gaps_f32.end(), {offset * 4, chunk * 4, padded * 4});
+    gaps_reduce.insert(gaps_reduce.end(), {offset * wire, chunk * wire, padded * wire});
+    range_.end += padded;
   }
   entries_ = table_of(entries, shards.device);
   gaps_f32_ = table_of(gaps_f32, shards.device);
@@ -46,7 +52,7 @@ void GradientBuffer::begin_use() {
 
 autograd::GradientSink GradientBuffer::sink(int entry) {
   if (!buffer_) begin_use();
-  const auto at = static_cast<std::size_t>(entry);
+  const auto at = static_cast<std::size_t>(entry - shards_.first_entry);
   const std::size_t i = shards_.parameter_of[at];
   const bool is_there = arrived_.add(at);
   return {Tensor::wrap(buffer_, shards_.parameters[i]->shape, shards_.reduce_dtype(),
@@ -63,21 +69,31 @@ void GradientBuffer::drop() noexcept {
 
 // --- reducing ---
 
+// The flat gradient may be older than this buffer's part of it: the slices of a streamed parameter
+// fill one in turn.
 void GradientBuffer::reduce() {
   if (!buffer_) begin_use();  // nothing arrived here: zeros travel
   complete();
   FlatGroup& group = *shards_.trainable;
-  const bool is_fresh = !group.gradient.defined();
-  if (is_fresh) group.gradient = fresh_gradient();
+  if (!group.gradient.defined()) group.gradient = fresh_gradient();
+  const Tensor& gradient = group.gradient;
+  const bool is_fresh = reduced_.lock() != gradient.storage();
+  reduced_ = gradient.storage();
   const Stream reduce = shards_.device.reduce();
   reduce.wait(shards_.device.compute().record());
-  Tensor staged;
+  const auto part_of = [](const Tensor& t, std::int64_t numel, std::int64_t begin) {
+    return t.view({numel}, {1}, begin);
+  };
+  const Tensor values = part_of(gradient, range_.numel(), range_.begin),
+               counts = part_of(gradient, range_.counts, range_.counts_begin);
   if (is_fresh && shards_.reduce_dtype() == f32) {
-    scatter(group.gradient);
+    scatter(values, counts);
   } else {
-    staged = staging();
-    scatter(staged);
-    accumulate(staged, is_fresh);
+    const Tensor staged = staging(), staged_values = part_of(staged, range_.numel(), 0),
+                 staged_counts = part_of(staged, range_.counts, range_.numel());
+    scatter(staged_values, staged_counts);
+    accumulate(values, staged_values, is_fresh);
+    accumulate(counts, staged_counts, is_fresh);
   }
   drop();
   group.reduced = reduce.record();
@@ -94,10 +110,10 @@ void GradientBuffer::complete() {
     args.base = buffer_->data;
     args.entries = reinterpret_cast<const kernels::FlatSpan*>(entries_.data());
     args.counts = buffer_->data + shards_.layout.counts_offset_bytes;
-    args.counts_stride_bytes = shards_.layout.counts_chunk_bytes;
+    args.counts_stride_bytes = range_.counts * static_cast<std::int64_t>(size_bytes(dtype));
     args.arrived = arrived_.word(word);
     args.first = static_cast<std::int32_t>(word * 64);
-    args.entry_count = static_cast<std::int32_t>(shards_.trainable->entries.size());
+    args.entry_count = static_cast<std::int32_t>(range_.counts);
     args.copies = shards_.size();
     args.dtype = dtype;
     args.zero_missing = true;
@@ -110,71 +126,74 @@ void GradientBuffer::complete() {
 // The part of the buffer that becomes zeros for the 64 entries of `word`: gradients that did not
 // come. Padding and counts are next to nothing.
 double GradientBuffer::missing_part(std::size_t word) const {
-  const std::vector<FlatEntry>& entries = shards_.trainable->entries;
   std::int64_t missing = 0;
-  const std::size_t end = std::min(word * 64 + 64, entries.size());
+  const std::size_t end = std::min(word * 64 + 64, shards_.parameter_of.size());
   for (std::size_t at = word * 64; at < end; ++at)
-    if (!arrived_.has(at)) missing += entries[at].chunk * shards_.size();
+    if (!arrived_.has(at))
+      missing += shards_.parameters[shards_.parameter_of[at]]->spec.padded_numel();
   return static_cast<double>(missing) * static_cast<double>(size_bytes(shards_.reduce_dtype())) /
          static_cast<double>(buffer_->bytes);
 }
 
+// Where this buffer has a part of it only, the rest is zeros: nobody may have a gradient for it.
 Tensor GradientBuffer::fresh_gradient() const {
   const FlatGroup& group = *shards_.trainable;
   const OwnerGuard owner(shards_.device, "gradients");
-  Tensor gradient = Tensor::empty({group.numel + group.counts_numel()}, f32, shards_.device);
+  const Shape shape{group.numel + group.counts_numel()};
+  if (range_.numel() < group.numel) return Tensor::zeros(shape, f32, shards_.device);
+  Tensor gradient = Tensor::empty(shape, f32, shards_.device);
   clear_gaps(shards_.device.compute(), gradient, gaps_f32_);
   return gradient;
 }
 
-// As large as the flat gradient, in the dtype of the wire, on the reduce stream's own memory.
+// In the dtype of the wire, on the reduce stream's own memory: values, then counts.
 Tensor GradientBuffer::staging() const {
   const DType wire = shards_.reduce_dtype();
-  const Tensor& gradient = shards_.trainable->gradient;
-  const std::int64_t bytes = gradient.numel() * static_cast<std::int64_t>(size_bytes(wire));
+  const Shape shape{range_.numel() + range_.counts};
+  const std::int64_t bytes = shape.numel() * static_cast<std::int64_t>(size_bytes(wire));
   const OwnerGuard owner(shards_.device, "staging");
   Tensor staged =
-      Tensor::wrap(Storage::owned(shards_.device, bytes, StreamId::reduce), gradient.shape(), wire);
+      Tensor::wrap(Storage::owned(shards_.device, bytes, StreamId::reduce), shape, wire);
   clear_gaps(shards_.device.reduce(), staged, gaps_reduce_);
   return staged;
 }
 
-// Queues the reduce-scatter of the buffer into `into`, laid out as the flat gradient.
-void GradientBuffer::scatter(const Tensor& into) {
-  const FlatGroup& flat = *shards_.trainable;
+// Queues the reduce-scatter of the buffer into its parts of a flat gradient.
+void GradientBuffer::scatter(const Tensor& values, const Tensor& counts) {
   const DType wire = shards_.reduce_dtype();
   const auto element = static_cast<std::int64_t>(size_bytes(wire));
   CollectiveGroup& group = prepared_.next(shards_.reduce_name);
   group.backward_of = autograd::forward_of_step();
-  const auto add = [&](std::int64_t from_bytes, std::int64_t to, std::int64_t count) {
+  const auto add = [&](std::int64_t from_bytes, std::byte* to, std::int64_t count) {
     group.items.push_back({.send = buffer_->data + from_bytes,
-                           .recv = into.data() + to * element,
+                           .recv = to,
                            .count = count,
                            .kind = CollectiveKind::reduce_scatter,
                            .dtype = wire});
   };
-  for (std::size_t at = 0; at < flat.entries.size(); ++at)
-    add(shards_.layout.gradient_offset_bytes[shards_.parameter_of[at]], flat.entries[at].offset,
-        flat.entries[at].chunk);
-  add(shards_.layout.counts_offset_bytes, flat.numel, flat.counts_numel());
+  for (const std::size_t i : shards_.parameter_of)
+    add(shards_.layout.gradient_offset_bytes[i],
+        values.data() + (shards_.offset_of(i) - range_.begin) * element,
+        shards_.parameters[i]->spec.chunk_numel());
+  add(shards_.layout.counts_offset_bytes, counts.data(), range_.counts);
   const Access accesses[] = {
       {buffer_->use, buffer_->data, buffer_->data + buffer_->bytes, AccessMode::read},
-      into.access(AccessMode::write)};
+      values.access(AccessMode::write),
+      counts.access(AccessMode::write)};
   shards_.options.mesh.world().reduce().submit(group, accesses);
 }
 
-// Adds what was staged to the flat gradient, or makes it the flat gradient.
-void GradientBuffer::accumulate(const Tensor& staged, bool is_fresh) const {
-  const Tensor& gradient = shards_.trainable->gradient;
+// Adds what was staged to its part of the flat gradient, or makes it that part.
+void GradientBuffer::accumulate(const Tensor& to, const Tensor& staged, bool is_fresh) const {
   kernels::AxpbyArgs args{};
-  args.y = gradient.data();
+  args.y = to.data();
   args.x = staged.data();
   args.alpha = 1;
   args.beta = is_fresh ? 0 : 1;
   args.count = staged.numel();
   args.y_dtype = f32;
   args.x_dtype = staged.dtype();
-  const Access accesses[] = {staged.access(AccessMode::read), gradient.access(AccessMode::write)};
+  const Access accesses[] = {staged.access(AccessMode::read), to.access(AccessMode::write)};
   const double bytes = static_cast<double>(size_bytes(staged.dtype()) + (is_fresh ? 4 : 8)) *
                        static_cast<double>(staged.numel());
   shards_.device.reduce().launch(
@@ -189,7 +208,7 @@ void GradientBuffer::clear_gaps(Stream stream, const Tensor& flat, const Tensor&
   args.base = flat.data();
   args.entries = reinterpret_cast<const kernels::FlatSpan*>(table.data());
   args.arrived = ~std::uint64_t{0};
-  args.entry_count = static_cast<std::int32_t>(shards_.trainable->entries.size());
+  args.entry_count = static_cast<std::int32_t>(range_.counts);
   args.dtype = shards_.reduce_dtype();
   const Access accesses[] = {table.access(AccessMode::read), flat.access(AccessMode::write)};
   for (args.first = 0; args.first < args.entry_count; args.first += 64)

@@ -44,15 +44,25 @@ class GradientBuffer {
   double missing_part(std::size_t word) const;
   Tensor fresh_gradient() const;
   Tensor staging() const;
-  void scatter(const Tensor& into);
-  void accumulate(const Tensor& staged, bool is_fresh) const;
+  void scatter(const Tensor& values, const Tensor& counts);
+  void accumulate(const Tensor& to, const Tensor& staged, bool is_fresh) const;
   void clear_gaps(Stream stream, const Tensor& flat, const Tensor& table) const;
+
+  // Of the flat gradient: what this buffer is reduced into, in elements.
+  struct Range {
+    std::int64_t begin = 0, end = 0;  // of the values, with the gaps between them
+    std::int64_t counts = 0;          // how many, where the arrival counts lie
+    std::int64_t counts_begin = 0;
+    std::int64_t numel() const { return end - begin; }
+  };
 
   const UnitShards& shards_;
   PreparedGroups prepared_;
+  Range range_;
   Tensor entries_, gaps_f32_, gaps_reduce_;  // tables of kernels::FlatSpan
   Slot slot_;
   std::shared_ptr<Storage> buffer_;  // null before the first sink
+  std::weak_ptr<Storage> reduced_;   // the flat gradient that it was reduced into
   ArrivalMask arrived_;
 };
 

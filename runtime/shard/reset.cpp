@@ -16,7 +16,7 @@ namespace tessera::shard {
 
 // --- units and their context ---
 
-void Unit::abandon_call(nn::Module&) noexcept {
+void Unit::abandon_call() noexcept {
   if (--call_depth_ > 0) return;
   guard_.reset();
   parameters_.close_unchecked();

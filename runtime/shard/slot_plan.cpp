@@ -81,8 +81,14 @@ namespace {
 
 class AssumedStep {
  public:
-  explicit AssumedStep(std::span<const UnitNeeds> units)
-      : units_(units), parameters_(units.size(), kNone), gradients_(units.size(), kNone) {
+  AssumedStep(std::span<const UnitNeeds> units, std::span<const AssumedCall> calls)
+      : units_(units),
+        calls_(calls),
+        inside_(calls.size()),
+        parameters_(units.size(), kNone),
+        gradients_(units.size(), kNone) {
+    for (std::size_t i = 1; i < calls.size(); ++i)
+      inside_[static_cast<std::size_t>(calls[i].parent)].push_back(i);
     mirror(0);
   }
 
@@ -96,17 +102,11 @@ class AssumedStep {
   static constexpr std::size_t kNone = ~std::size_t{0};
 
   const UnitNeeds& needs(int unit) const { return needs_of(units_, unit); }
-  std::vector<int> inside(int unit) const {
-    std::vector<int> out;
-    for (std::size_t i = 0; i < units_.size(); ++i)
-      if (units_[i].parent == unit) out.push_back(static_cast<int>(i));
-    return out;
-  }
-  // The order in which backward enters units.
-  void mirror(int unit) {
-    order_.push_back(unit);
-    const std::vector<int> calls = inside(unit);
-    for (auto call = calls.rbegin(); call != calls.rend(); ++call) mirror(*call);
+  // The order in which backward enters calls.
+  void mirror(std::size_t call) {
+    order_.push_back(call);
+    const std::vector<std::size_t>& inside = inside_[call];
+    for (auto inner = inside.rbegin(); inner != inside.rend(); ++inner) mirror(*inner);
   }
 
   void take(int unit, SlotKind kind) {
@@ -126,44 +126,50 @@ class AssumedStep {
     held = kNone;
   }
 
-  void forward(int unit) {
+  void forward(std::size_t call) {
+    const int unit = calls_[call].unit;
     take(unit, SlotKind::parameters);
-    for (const int call : inside(unit)) forward(call);
+    for (const std::size_t inner : inside_[call]) forward(inner);
     if (!needs(unit).keeps_open) give_back(unit, SlotKind::parameters);
   }
   // As Context::enter and leave.
-  void backward(int unit) {
+  void backward(std::size_t call) {
+    const int unit = calls_[call].unit;
     ++entered_;
-    if (unit == 0) prefetch(0);
-    if (needs(unit).is_read_in_backward) take(unit, SlotKind::parameters);
+    if (call == 0) prefetch(0);
+    if (calls_[call].is_read_in_backward) take(unit, SlotKind::parameters);
     take(unit, SlotKind::gradients);
-    if (unit != 0) prefetch(unit);
-    const std::vector<int> calls = inside(unit);
-    for (auto call = calls.rbegin(); call != calls.rend(); ++call) backward(*call);
+    if (call != 0) prefetch(unit);
+    const std::vector<std::size_t>& inside = inside_[call];
+    for (auto inner = inside.rbegin(); inner != inside.rend(); ++inner) backward(*inner);
     give_back(unit, SlotKind::parameters);
     give_back(unit, SlotKind::gradients);
   }
   void prefetch(int unit) {
     int depth = needs(unit).prefetch_depth;
     for (std::size_t i = entered_; i < order_.size() && depth > 0; ++i) {
-      if (needs(order_[i]).keeps_open || !needs(order_[i]).is_read_in_backward) continue;
-      take(order_[i], SlotKind::parameters);
+      const AssumedCall& call = calls_[order_[i]];
+      if (needs(call.unit).keeps_open || !call.is_read_in_backward) continue;
+      take(call.unit, SlotKind::parameters);
       --depth;
     }
   }
 
   std::span<const UnitNeeds> units_;
+  std::span<const AssumedCall> calls_;
+  std::vector<std::vector<std::size_t>> inside_;  // each call
   std::vector<SlotUse> uses_;
   std::vector<std::size_t> parameters_, gradients_;  // the use that runs, of each unit
-  std::vector<int> order_;
+  std::vector<std::size_t> order_;
   std::size_t entered_ = 0;
   std::int64_t now_ = 0;
 };
 
 }  // namespace
 
-std::vector<SlotUse> assumed_step(std::span<const UnitNeeds> units) {
-  return AssumedStep(units).run();
+std::vector<SlotUse> assumed_step(std::span<const UnitNeeds> units,
+                                  std::span<const AssumedCall> calls) {
+  return AssumedStep(units, calls).run();
 }
 
 }  // namespace tessera::shard

@@ -20,9 +20,16 @@ enum class SlotKind : std::uint8_t { parameters, gradients };
 // What is known of a unit.
 struct UnitNeeds {
   int parent = -1;  // in the order of the module tree; -1: the root, which comes first
-  bool keeps_open = false, is_read_in_backward = true;
+  bool keeps_open = false;
   std::int64_t gather_bytes = 0, gradient_bytes = 0;  // 0: needs none
   int prefetch_depth = 1, reductions_in_flight = 1;
+};
+
+// One call of a unit, in order of forward.
+struct AssumedCall {
+  int unit = 0;
+  int parent = -1;  // the call around it; -1: the root's, which comes first
+  bool is_read_in_backward = true;
 };
 
 // One slot from when it is taken until it is given back. Time counts these events.
@@ -46,7 +53,8 @@ struct SlotPlan {
 SlotPlan plan_slots(std::span<const SlotUse> uses, std::span<const UnitNeeds> units);
 // Who takes what, in which order: equal for steps that one plan serves.
 std::uint64_t fingerprint(std::span<const SlotUse> uses);
-// The record of a step that calls each unit once, in the order of the module tree, and goes back.
-std::vector<SlotUse> assumed_step(std::span<const UnitNeeds> units);
+// The record of a step that makes these calls, and goes back.
+std::vector<SlotUse> assumed_step(std::span<const UnitNeeds> units,
+                                  std::span<const AssumedCall> calls);
 
 }  // namespace tessera::shard

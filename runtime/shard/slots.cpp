@@ -16,12 +16,12 @@ constexpr std::size_t kMostUses = 1 << 12;
 
 }  // namespace
 
-Slots::Slots(const World& world, std::vector<UnitNeeds> units)
+Slots::Slots(const World& world, std::vector<UnitNeeds> units, std::span<const AssumedCall> calls)
     : world_(world), units_(std::move(units)), places_(2 * units_.size()) {
   Ledger& ledger = Memory::of(world_.device().context()).ledger();
   owners_[0] = ledger.owner("gather slots");
   owners_[1] = ledger.owner("gradient slots");
-  keep(assumed_step(units_));
+  keep(assumed_step(units_, calls));
   follow(kept_.begin()->first);
   resize(kept_.begin()->second.plan.bytes);
 }

@@ -2,9 +2,9 @@
 //
 // Units take and give back in the order of their calls, which is the same on every rank, and so are
 // the record of it, the plan that is made from the record, and every address. Before the first step
-// the plan assumes that each unit is called once; where a step takes a slot that its plan does not
-// have, or has no room for, it lies in a gap, or in memory that all ranks add, and from the record
-// of that step the next one like it is planned.
+// the plan assumes that each module is called once; where a step takes a slot that its plan does
+// not have, or has no room for, it lies in a gap, or in memory that all ranks add, and from the
+// record of that step the next one like it is planned.
 #pragma once
 
 #include <deque>
@@ -20,8 +20,8 @@ namespace tessera::shard {
 
 class Slots {
  public:
-  // Collective.
-  Slots(const World& world, std::vector<UnitNeeds> units);
+  // Collective. `calls`: of the first step, as far as one may guess.
+  Slots(const World& world, std::vector<UnitNeeds> units, std::span<const AssumedCall> calls);
   // Queued collectives may still use its memory, so the device keeps it.
   ~Slots();
   Slots(const Slots&) = delete;

@@ -2,22 +2,31 @@
 
 #include <utility>
 
+#include "runtime/shard/streamed_parameter.hpp"
 #include "runtime/shard/unit_region.hpp"
 
 namespace tessera::shard {
 
 void Unit::materialize(const Device& device) {
   shards_.materialize(device);
-  if (shards_.trainable) {
-    for (const auto& p : shards_.parameters)
-      if (p->trainable) p->sinks = {std::shared_ptr<void>(), this};  // owns nothing: the unit has p
-    if (shards_.size() == 1) {
-      local_ = std::make_shared<LocalGradient>(shards_.trainable);
-      local_->completed_by_caller = true;
-    }
+  if (shards_.trainable && shards_.size() == 1) {
+    local_ = std::make_shared<LocalGradient>(shards_.trainable);
+    local_->completed_by_caller = true;
   }
+  make_parts();
+}
+
+void Unit::make_parts() {
+  for (const auto& p : shards_.parameters)
+    if (p->trainable) p->sinks = {std::shared_ptr<void>(), this};  // owns nothing: the unit has p
   parameters_.materialize();
-  if (shards_.trainable && shards_.size() > 1) buffer_ = std::make_unique<GradientBuffer>(shards_);
+  if (!shards_.parameter_of.empty() && shards_.size() > 1)
+    buffer_ = std::make_unique<GradientBuffer>(shards_);
+}
+
+Unit::Unit(const Unit& unit, std::shared_ptr<ParameterState> slice)
+    : shards_(unit.shards_, std::move(slice)), is_read_(true), local_(unit.local_) {
+  make_parts();
 }
 
 // --- the module's calls ---
@@ -27,6 +36,10 @@ void Unit::before_call(nn::Module& module) {
   TESSERA_EXPECT(context_->is_valid(), "unit '", name(),
                  "': its world has recovered from a failure without it; give reset a module that "
                  "holds all roots of the world");
+  begin_call(is_read_);
+}
+
+void Unit::begin_call(bool is_read) {
   if (call_depth_ > 0) {
     ++call_depth_;
     return;
@@ -43,13 +56,15 @@ void Unit::before_call(nn::Module& module) {
   }
   const bool trains = autograd::history_is_wanted(), runs_again = autograd::runs_again();
   if ((trains || runs_again) && !autograd::in_backward()) {
-    const BackwardNeeds needs{.gradients = trains, .parameters = runs_again || is_read_};
+    const BackwardNeeds needs{.gradients = trains, .parameters = runs_again || is_read};
     guard_.emplace(std::make_shared<UnitRegion>(shared_from_this(), needs), shared_from_this());
   }
   ++call_depth_;
 }
 
-void Unit::after_call(nn::Module&) {
+void Unit::after_call(nn::Module&) { end_call(); }
+
+void Unit::end_call() {
   if (--call_depth_ > 0) return;
   const bool is_training = guard_.has_value();
   guard_.reset();
@@ -80,6 +95,11 @@ void Unit::reduce() {
   context_->on_reduced(shards_.trainable->reduced);
 }
 
+void Unit::cut_streamed(std::int64_t bytes) {
+  for (const auto& p : shards_.streamed)
+    p->slices = std::make_shared<StreamedParameter>(*this, p, bytes);
+}
+
 // --- its root ---
 
 void Unit::join(std::shared_ptr<Context> context, std::string name, int number) {
@@ -94,7 +114,6 @@ void Unit::join(std::shared_ptr<Context> context, std::string name, int number) 
 UnitNeeds Unit::needs(int parent) const {
   return {.parent = parent,
           .keeps_open = keeps_open_,
-          .is_read_in_backward = is_read_,
           .gather_bytes = shards_.gather_bytes(),
           .gradient_bytes = shards_.gradient_bytes(),
           .prefetch_depth = shards_.options.prefetch_depth,

@@ -31,11 +31,17 @@ class Unit final : public nn::ModuleHook,
   Unit(std::vector<std::shared_ptr<ParameterState>> parameters, const ShardOptions& options,
        bool is_read)
       : shards_(std::move(parameters), options), is_read_(is_read) {}
+  // One slice of a parameter that `unit` streams; see StreamedParameter.
+  Unit(const Unit& unit, std::shared_ptr<ParameterState> slice);
 
   // --- nn::ModuleHook: around the module's calls ---
   void materialize(const Device& device) override;
   void before_call(nn::Module& module) override;
   void after_call(nn::Module& module) override;
+  // Around any call. `is_read`: whether backward reads the parameters.
+  void begin_call(bool is_read);
+  void end_call();
+  void abandon_call() noexcept;
   // --- GradientSinks: where backward writes ---
   autograd::GradientSink sink(int entry) override;
 
@@ -70,19 +76,26 @@ class Unit final : public nn::ModuleHook,
   const std::string& name() const noexcept { return shards_.name; }
   bool is_root() const noexcept { return is_root_; }
   bool keeps_open() const noexcept { return keeps_open_; }
-  bool is_read_in_backward() const noexcept { return is_read_; }
   bool is_in_call() const noexcept { return call_depth_ > 0; }
   ShardPlan::Unit describe() const;
+  // Cuts what it streams into slices of `bytes` at most.
+  void cut_streamed(std::int64_t bytes);
+  // What its module does with it in one forward and backward, as the plan prints it.
+  void expect_call(bool is_read) noexcept {
+    planned_gathers_ += keeps_open_ && planned_gathers_ > 0 ? 0 : keeps_open_ || !is_read ? 1 : 2;
+    ++planned_reductions_;
+  }
 
   // --- its root ---
   const std::shared_ptr<Context>& context() const noexcept { return context_; }
   void join(std::shared_ptr<Context> context, std::string name, int number);
   // `parent`: the number of the unit around it.
   UnitNeeds needs(int parent) const;
+  bool is_read_in_backward() const noexcept { return is_read_; }
   void set_slots(Slots* slots) noexcept { shards_.slots = slots; }
 
   // --- after a failure ---
-  void abandon_call(nn::Module& module) noexcept override;
+  void abandon_call(nn::Module&) noexcept override { abandon_call(); }
   // After a pass that failed: closed, and what the pass has done to the gradient is dropped with
   // it.
   void abandon_backward() noexcept;
@@ -96,6 +109,8 @@ class Unit final : public nn::ModuleHook,
   void set_consistent(bool is_consistent) noexcept;
 
  private:
+  void make_parts();
+
   UnitShards shards_;
   const bool is_read_;
   // Above what has slots of it, which give them back first when the unit goes.
@@ -106,6 +121,7 @@ class Unit final : public nn::ModuleHook,
   std::unique_ptr<GradientBuffer> buffer_;  // several ranks, with something to train
   std::shared_ptr<LocalGradient> local_;    // one rank, with something to train
   GatheredParameters parameters_{shards_};
+  int planned_gathers_ = 0, planned_reductions_ = 0;
 
   int call_depth_ = 0;                          // a module may call itself
   std::optional<autograd::RegionGuard> guard_;  // of the call that runs, for training

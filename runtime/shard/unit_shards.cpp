@@ -8,19 +8,43 @@
 
 namespace tessera::shard {
 
-UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
-                       const ShardOptions& options)
-    : options(options), parameters(std::move(claimed)) {
+namespace {
+
+UnitLayout layout_of(const UnitShards& shards) {
   std::vector<ShardSpec> specs;
   std::vector<bool> is_trainable;
-  for (const auto& p : parameters) {
-    p->unit = &name;
-    p->spec = {p->shape, options.mesh.shard_size(), options.mesh.shard_rank()};
-    p->compute_dtype = param_dtype();
+  for (const auto& p : shards.parameters) {
     specs.push_back(p->spec);
     is_trainable.push_back(p->trainable);
   }
-  layout = UnitLayout::make(specs, is_trainable, param_dtype(), reduce_dtype());
+  return UnitLayout::make(specs, is_trainable, shards.param_dtype(), shards.reduce_dtype());
+}
+
+}  // namespace
+
+UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
+                       const ShardOptions& options)
+    : options(options) {
+  for (auto& p : claimed) {
+    p->unit = &name;
+    p->spec = {p->shape, options.mesh.shard_size(), options.mesh.shard_rank()};
+    p->compute_dtype = param_dtype();
+    const bool is_streamed = p->streaming > 0 && p->streaming == p->modules;
+    (is_streamed ? streamed : parameters).push_back(std::move(p));
+  }
+  layout = layout_of(*this);
+}
+
+UnitShards::UnitShards(const UnitShards& unit, std::shared_ptr<ParameterState> slice)
+    : options(unit.options),
+      parameters{std::move(slice)},
+      device(unit.device),
+      trainable(parameters[0]->trainable ? unit.trainable : nullptr),
+      frozen(parameters[0]->trainable ? nullptr : unit.frozen),
+      first_entry(parameters[0]->entry) {
+  parameters[0]->unit = &name;
+  if (trainable) parameter_of.push_back(0);
+  layout = layout_of(*this);
 }
 
 void UnitShards::materialize(const Device& on) {
@@ -28,12 +52,17 @@ void UnitShards::materialize(const Device& on) {
   device = on;
   for (const bool is_trainable : {true, false}) {
     std::vector<std::shared_ptr<ParameterState>> states;
-    std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(states),
-                 [&](const auto& p) { return p->trainable == is_trainable; });
+    for (const auto& part : {parameters, streamed})
+      std::copy_if(part.begin(), part.end(), std::back_inserter(states),
+                   [&](const auto& p) { return p->trainable == is_trainable; });
     if (states.empty()) continue;
     auto& group = is_trainable ? trainable : frozen;
     group = FlatGroup::make(name, states, device);
     if (size() > 1) group->sums = &options.mesh.world().control();
+  }
+  for (const auto& p : streamed) {  // not as it was in a module that had memory before
+    p->window = Storage::window(device, 0, name);
+    p->sinks = nullptr;
   }
   for (std::size_t i = 0; i < parameters.size(); ++i)
     if (parameters[i]->trainable) parameter_of.push_back(i);  // entries lie in this order

@@ -19,12 +19,21 @@ namespace tessera::shard {
 
 struct UnitShards {
   UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed, const ShardOptions& options);
+  // Those of one slice of a parameter that `unit` streams: the same groups, of which it is a part.
+  UnitShards(const UnitShards& unit, std::shared_ptr<ParameterState> slice);
   UnitShards(const UnitShards&) = delete;  // parameters point to its name
   UnitShards& operator=(const UnitShards&) = delete;
 
   // Makes the flat groups: the shards, uninitialised but for their padding.
   void materialize(const Device& on);
   bool is_materialized() const noexcept { return trainable || frozen; }
+  bool is_empty() const noexcept { return parameters.empty() && streamed.empty(); }
+  // Of parameter i: where this rank's chunk lies in its group.
+  std::int64_t offset_of(std::size_t i) const {
+    const ParameterState& p = *parameters[i];
+    return p.group->entries[static_cast<std::size_t>(p.entry)].offset +
+           p.first_row * p.spec.row_numel();
+  }
   // Names the unit, and with it groups and collectives.
   void set_name(std::string to);
 
@@ -36,7 +45,7 @@ struct UnitShards {
 
   std::int64_t gather_bytes() const noexcept { return needs_slot() ? layout.gather_bytes : 0; }
   std::int64_t gradient_bytes() const noexcept {
-    return size() > 1 && trainable ? layout.gradient_buffer_bytes : 0;
+    return size() > 1 ? layout.gradient_buffer_bytes : 0;
   }
 
   Slot take(SlotKind kind) const { return slots->take(number, kind); }
@@ -48,11 +57,13 @@ struct UnitShards {
   int number = -1;                                  // of the units under its root, which have
   Slots* slots = nullptr;                           // in common
   const char *gather_name = "", *reduce_name = "";  // of the unit's collectives
-  std::vector<std::shared_ptr<ParameterState>> parameters;
+  std::vector<std::shared_ptr<ParameterState>> parameters;  // without those that are streamed
+  std::vector<std::shared_ptr<ParameterState>> streamed;    // which come last in their groups
   UnitLayout layout;
   Device device = Device::meta();
   std::shared_ptr<FlatGroup> trainable, frozen;  // null for none
-  std::vector<std::size_t> parameter_of;         // of the trainable group's entries
+  std::vector<std::size_t> parameter_of;         // of the trainable group's entries, from the first
+  int first_entry = 0;                           // of the group, that is this unit's
 };
 
 // A table of the device with three numbers a row, for the kernels of flat.hpp.

@@ -84,9 +84,11 @@ TEST_CASE("a parameter shared by two units belongs to the module that holds both
     together.materialize(world.device());
     return together;
   }());
-  CHECK(plan.units.size() == 3);
+  REQUIRE(plan.units.size() == 4);
   CHECK(plan.units[0].name == "(root)");
-  CHECK(plan.units[0].numel == 13 * 12 + 12);  // the shared weight once, and the last norm
+  CHECK(plan.units[0].numel == 12);  // the last norm
+  CHECK(plan.units[3].name == "model.embed_tokens.weight[0]");
+  CHECK(plan.units[3].numel == 13 * 12);  // the shared weight once
 }
 
 TEST_CASE("units of one model lie on one mesh, have memory, and start from the root") {

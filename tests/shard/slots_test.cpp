@@ -116,6 +116,14 @@ std::vector<Way> all_ways() {
   return all;
 }
 
+// Each unit is called once.
+std::vector<shard::AssumedCall> once(std::span<const UnitNeeds> units) {
+  std::vector<shard::AssumedCall> calls;
+  for (std::size_t i = 0; i < units.size(); ++i)
+    calls.push_back({static_cast<int>(i), units[i].parent});
+  return calls;
+}
+
 }  // namespace
 
 TEST_CASE("a step that calls each unit once takes the slots that were planned before it") {
@@ -209,7 +217,7 @@ TEST_CASE("slots that are alive at one time lie apart, in plans of any units") {
       units[i].prefetch_depth = 1 + static_cast<int>(random() % 3);
       units[i].reductions_in_flight = 1 + static_cast<int>(random() % 3);
     }
-    const std::vector<SlotUse> uses = shard::assumed_step(units);
+    const std::vector<SlotUse> uses = shard::assumed_step(units, once(units));
     const SlotPlan plan = plan_slots(uses, units);
     CHECK(plan.bytes >= plan.most_alive);
     bool apart = true;
@@ -221,7 +229,7 @@ TEST_CASE("slots that are alive at one time lie apart, in plans of any units") {
                           plan.offsets[b] >= plan.offsets[a] + uses[a].bytes);
     }
     CHECK(apart);
-    CHECK(fingerprint(uses) == fingerprint(shard::assumed_step(units)));
+    CHECK(fingerprint(uses) == fingerprint(shard::assumed_step(units, once(units))));
   }
 }
 
@@ -232,7 +240,7 @@ TEST_CASE("equal blocks between two tables need no more than what is alive of th
   std::vector<UnitNeeds> units{{.keeps_open = true, .gather_bytes = 256, .gradient_bytes = 256}};
   for (const std::int64_t bytes : {kTable, kBlock, kBlock, kBlock, kBlock, kTable})
     units.push_back({.parent = 0, .gather_bytes = bytes, .gradient_bytes = 2 * bytes});
-  const SlotPlan plan = plan_slots(shard::assumed_step(units), units);
+  const SlotPlan plan = plan_slots(shard::assumed_step(units, once(units)), units);
   CHECK(plan.most_alive == 512 + kTable + 2 * kTable + 2 * kBlock);
   CHECK(plan.bytes == plan.most_alive);
 }
@@ -261,7 +269,7 @@ TEST_CASE("blocks and tables of Llamas need little more than what is alive of th
           add(shape.table);
           for (int i = 0; i < shape.layers; ++i) add(shape.block);
           add(shape.table);
-          const SlotPlan plan = plan_slots(shard::assumed_step(units), units);
+          const SlotPlan plan = plan_slots(shard::assumed_step(units, once(units)), units);
           const double ratio =
               static_cast<double>(plan.bytes) / static_cast<double>(plan.most_alive);
           INFO(shape.layers << " layers, " << element << " bytes, depth " << depth << ", "

@@ -14,6 +14,9 @@ inline constexpr double kInitialDeviation = 0.02;
 
 struct LinearOptions {
   bool bias = true;
+  // A unit gathers the weight slice by slice; see Module::stream_parameter. For the large heads of
+  // language models; without bias.
+  bool is_streamed = false;
 };
 
 class Linear : public Module {
@@ -21,7 +24,7 @@ class Linear : public Module {
   Linear(std::int64_t in, std::int64_t out, const Device& device = Device::meta());
   Linear(std::int64_t in, std::int64_t out, LinearOptions options,
          const Device& device = Device::meta());
-  // Without bias, and with the weight [out, in] of another module: a tied head.
+  // Without bias, and with the weight [out, in] of another module, streamed: a tied head.
   explicit Linear(const Parameter& shared_weight);
 
   // x [..., in] of the weight's dtype -> [..., out].
@@ -30,8 +33,8 @@ class Linear : public Module {
   Activated gelu(const Tensor& x);
   Tensor operator()(const Activated& x);
   // The mean cross-entropy of these outputs with targets [N], in nats, without ever having them
-  // all: chunk_rows of x's N rows at a time.
-  Tensor cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t chunk_rows);
+  // all: at most `most_logits`, or 256 columns of one row.
+  Tensor cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits);
 
   Parameter weight;  // [out, in], normal
   Parameter bias;    // [out], 0; undefined without

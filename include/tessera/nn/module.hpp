@@ -104,6 +104,10 @@ class Module {
   // Names are unique within a module and hold no dot, or it is a ContractError. An undefined
   // parameter is left out; what is registered must live as long as this module.
   void register_parameter(std::string_view name, const Parameter& parameter);
+  // To be called after register_parameter: this module uses the parameter, a matrix or more, by
+  // Parameter::for_each_slice only. Where all modules that have it do, a unit gathers it slice by
+  // slice, and reduces its gradient so: large tables never lie in memory as a whole.
+  void stream_parameter(const Parameter& parameter);
   void register_module(std::string_view name, Module& module);
 
  private:

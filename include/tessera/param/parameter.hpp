@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tessera/autograd/node.hpp"
+#include "tessera/autograd/sliced.hpp"
 #include "tessera/param/flat_group.hpp"
 #include "tessera/param/gradient_sinks.hpp"
 #include "tessera/param/shard_spec.hpp"
@@ -30,6 +31,19 @@ struct Initializer {
   }
 };
 
+// The slices of a streamed parameter, one of which is there at a time. The sharding engine makes
+// them.
+class ParameterSlices {
+ public:
+  virtual ~ParameterSlices() = default;
+  virtual int count() const noexcept = 0;
+  virtual SliceRows rows(int slice) const = 0;
+  // Around the use of one. `is_read`: whether backward reads it, too.
+  virtual Tensor open(int slice, bool is_read) = 0;
+  virtual void close(int slice) = 0;
+  virtual void abandon(int slice) noexcept = 0;  // the use ended by an exception
+};
+
 struct ParameterState {
   std::string name;  // full, dotted; set by the module tree
   Shape shape;
@@ -45,7 +59,13 @@ struct ParameterState {
   std::weak_ptr<autograd::Leaf> leaf;  // of the graphs that use it
   std::shared_ptr<GradientSinks> sinks;
   const std::string* unit = nullptr;  // the name of the unit that claimed it
+  int modules = 0, streaming = 0;     // that have registered it, and of these those that stream it
+  std::shared_ptr<ParameterSlices> slices;  // null: it is there as a whole
+  std::int64_t first_row = 0;               // of a slice: in its chunk
 };
+
+// What Parameter::value gives, of what is there as a whole.
+Tensor value_of(const std::shared_ptr<ParameterState>& state);
 
 // A handle; copies mean the same parameter.
 class Parameter {
@@ -62,6 +82,14 @@ class Parameter {
   // when it is closed, and when the parameter has no memory yet.
   operator Tensor() const { return value(); }
   Tensor value() const;
+  // Calls f(slice [rows.count(), ...], rows) for each slice in turn, where the parameter is
+  // streamed; else once, with all of it. Only modules that stream a parameter may: they have said
+  // so by Module::stream_parameter. `is_read_in_backward`: see Module. What f keeps of the slice
+  // beyond its scope is an error, but for what is saved for backward.
+  template <class F>
+  void for_each_slice(const F& f, bool is_read_in_backward = true) const;
+  int slices() const { return state_->slices ? state_->slices->count() : 1; }
+  bool is_streamed() const { return state_->streaming > 0 && state_->streaming == state_->modules; }
   // This rank's rows of the f32 values, and of the gradient (undefined for none): [rows, ...].
   // Throws: ContractError from shard() when the parameter has no memory yet.
   Tensor shard() const;
@@ -78,6 +106,26 @@ class Parameter {
  private:
   std::shared_ptr<ParameterState> state_;
 };
+
+template <class F>
+void Parameter::for_each_slice(const F& f, bool is_read_in_backward) const {
+  const std::shared_ptr<ParameterSlices> slices = state_->slices;
+  if (!slices) return f(value(), SliceRows::whole(shape()[0]));
+  for (int i = 0; i < slices->count(); ++i) {
+    struct Use {
+      ParameterSlices& of;
+      int slice;
+      bool has_ended = false;
+      ~Use() {
+        if (!has_ended) of.abandon(slice);
+      }
+    };
+    Use use{*slices, i};
+    f(slices->open(i, is_read_in_backward), slices->rows(i));
+    use.has_ended = true;
+    slices->close(i);
+  }
+}
 
 // Gives parameters without a unit their memory: a flat group, and another for the frozen ones.
 // Values are 0.  Throws: ContractError when one of them has memory already.

@@ -24,6 +24,8 @@ struct ShardSpec {
   Shape shape;
   int world = 1;
   int rank = 0;
+  // Rows of a chunk, where it is not that of FSDP2: in a slice of a parameter that is cut already.
+  std::int64_t rows_of_chunk = 0;
 
   constexpr std::int64_t rows() const { return shape.ndim() == 0 ? 1 : shape[0]; }
   // Elements of one row.
@@ -32,7 +34,9 @@ struct ShardSpec {
     for (int d = 1; d < shape.ndim(); ++d) n = checked_mul(n, shape[d]);
     return n;
   }
-  constexpr std::int64_t chunk_rows() const { return ceil_div(rows(), world); }
+  constexpr std::int64_t chunk_rows() const {
+    return rows_of_chunk > 0 ? rows_of_chunk : ceil_div(rows(), world);
+  }
   // Elements of every rank's chunk, padding included.
   constexpr std::int64_t chunk_numel() const { return checked_mul(chunk_rows(), row_numel()); }
   // Elements of all chunks, padding included.

@@ -50,6 +50,9 @@ struct ShardOptions {
   // Of the root: how many of its forwards the host may be ahead of the device, 1 to 64. It bounds
   // the host's memory and a device's queues, however seldom the program reads a value.
   int forwards_ahead = 2;
+  // Of the root: the most that one slice of a streamed parameter may have, in bytes of the full
+  // tensor; see nn::Module::stream_parameter. 0: as the largest unit, without what it streams.
+  std::int64_t slice_bytes = 0;
 };
 
 // Makes `module` a unit. Call inner modules first; the outermost call makes the root. Values that
@@ -67,7 +70,8 @@ struct ShardPlan {
     std::int64_t gather_bytes = 0, gradient_buffer_bytes = 0;
     DType param = f32, reduce = f32;
     bool reshard_after_forward = true;
-    int gathers_per_call = 0, reductions_per_call = 0;  // collectives of one forward and backward
+    // Collectives of one forward and backward that call each module once.
+    int gathers_per_call = 0, reductions_per_call = 0;
   };
   std::vector<Unit> units;
   int ranks = 1;

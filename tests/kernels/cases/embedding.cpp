@@ -1,5 +1,6 @@
 // Rows of a table by id, and the gradient of the table.
 #include <limits>
+#include <map>
 
 #include "tests/kernels/bounded.hpp"
 
@@ -25,10 +26,13 @@ struct Ids {
 };
 
 void check_embedding(Case& c, DType dtype, DType id_dtype, std::int64_t count, std::int64_t vocab,
-                     std::int64_t cols, bool shifted = false) {
+                     std::int64_t cols, bool shifted = false, bool is_part = false) {
   Operand& table = c.input(dtype, vocab * cols, -100, 100, shift_of(dtype, shifted));
   const Ids ids(c, id_dtype, count, vocab);
-  Operand& out = c.output(dtype, count * cols, shift_of(dtype, shifted));
+  Operand& out = is_part ? c.updated(dtype, count * cols, -9, 9, shift_of(dtype, shifted))
+                         : c.output(dtype, count * cols, shift_of(dtype, shifted));
+  std::vector<double> before;
+  for (std::int64_t i = 0; is_part && i < out.size(); ++i) before.push_back(out.get(i));
   c.compute([&](const Kernels& k, Side side, Exec& exec) {
     k.embedding({.out = out.at(side),
                  .table = table.at(side),
@@ -37,13 +41,19 @@ void check_embedding(Case& c, DType dtype, DType id_dtype, std::int64_t count, s
                  .vocab = vocab,
                  .cols = cols,
                  .dtype = dtype,
-                 .id_dtype = id_dtype},
+                 .id_dtype = id_dtype,
+                 .is_part = is_part},
                 exec);
   });
   const double missing = is_floating(dtype) ? std::numeric_limits<double>::quiet_NaN() : 0;
   for (std::int64_t i = 0; i < out.size(); ++i) {
     const std::int64_t id = ids.at(i / cols);
-    c.near(out, i, id < 0 ? missing : table.get(id * cols + i % cols), 0);
+    const bool is_left = is_part && ids.operand.get(i / cols) == -1;
+    c.near(out, i,
+           is_left  ? before[static_cast<std::size_t>(i)]
+           : id < 0 ? missing
+                    : table.get(id * cols + i % cols),
+           0);
   }
   c.next();
 }
@@ -101,6 +111,9 @@ TESSERA_CASE("embedding", "rows by id, outside ones are NaN or 0") {
       for (const std::int64_t cols : {1, 3, 8, 64, 1000})
         check_embedding(c, dtype, id_dtype, cols == 1000 ? 5 : 37, 11, cols);
   for (const DType dtype : {f32, bf16, boolean}) check_embedding(c, dtype, i32, 9, 5, 64, true);
+  for (const DType dtype : {f32, bf16, i64})
+    for (const std::int64_t cols : {5, 64})
+      check_embedding(c, dtype, i32, 37, 11, cols, false, true);
   check_embedding(c, bf16, i64, 403, 11, 37);
   check_embedding(c, f32, i64, 3, 2, 5000);
   check_embedding(c, f32, i64, 0, 2, 4);
@@ -121,6 +134,53 @@ TESSERA_CASE("embedding", "gradient of the table, in the order of the ids") {
     check_embedding_backward(c, f32, f32, {3, 1, 4100, accumulate});  // two blocks of columns
   }
   check_embedding_backward(c, f32, f32, {70, 1, 3});  // one row gets all
+}
+
+TESSERA_CASE("embedding", "where a slice has the rows of a table") {
+  struct Cut {
+    std::int64_t vocab, chunk, begin, rows, first, row_count;
+  };
+  for (const DType id_dtype : {i32, i64})
+    for (const Cut& cut : {Cut{10, 3, 1, 2, 0, 8},
+                           {10, 3, 0, 1, 0, 4},
+                           {10, 10, 0, 10, 3, 4},
+                           {1000, 251, 100, 50, 60, 100},
+                           {1, 1, 0, 1, 0, 1}}) {
+      constexpr std::int64_t count = 700;
+      Operand& ids = c.input(id_dtype, count, -2, static_cast<double>(cut.vocab + 1));
+      Operand& out = c.output(i32, count);
+      c.compute([&](const Kernels& k, Side side, Exec& exec) {
+        k.locate({.out = out.at(side),
+                  .ids = ids.at(side),
+                  .count = count,
+                  .vocab = cut.vocab,
+                  .chunk = cut.chunk,
+                  .begin = cut.begin,
+                  .rows = cut.rows,
+                  .first = cut.first,
+                  .row_count = cut.row_count,
+                  .id_dtype = id_dtype},
+                 exec);
+      });
+      // The rows of the slice, written out.
+      std::map<std::int64_t, std::int64_t> rows;
+      std::int64_t row = 0;
+      for (std::int64_t chunk = 0; chunk < cut.vocab; chunk += cut.chunk)
+        for (std::int64_t r = cut.begin; r < cut.begin + cut.rows; ++r, ++row)
+          if (chunk + r < cut.vocab && row >= cut.first && row < cut.first + cut.row_count)
+            rows[chunk + r] = row - cut.first;
+      for (std::int64_t i = 0; i < count; ++i) {
+        const auto id = static_cast<std::int64_t>(ids.get(i));
+        const bool is_id = id >= 0 && id < cut.vocab;
+        const auto found = rows.find(id);
+        c.near(out, i,
+               !is_id                ? -2
+               : found == rows.end() ? -1
+                                     : static_cast<double>(found->second),
+               0);
+      }
+      c.next();
+    }
 }
 
 TESSERA_CASE("embedding", "more ids than a block reads between barriers") {

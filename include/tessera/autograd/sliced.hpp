@@ -1,0 +1,81 @@
+// Operations on a matrix that is there one slice at a time, as a streamed parameter is; see
+// for_each_slice of param/parameter.hpp.
+//
+//   the matrix, in chunks of 3 rows     │ 0 1 2 │ 3 4 5 │ 6 7 8 │ 9     │
+//   slice 0: begin 0, rows 2            │ 0 1   │ 3 4   │ 6 7   │ 9     │
+//   slice 1: begin 2, rows 1            │     2 │     5 │     8 │       │
+//
+// A chunk is what one rank keeps, so a slice has the same part of every rank's rows, and one
+// in-place all-gather brings it. Each of the classes is given all slices in turn, and then
+// finished. In backward the slices come in reverse, and each has its gradient when its node has
+// run.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tessera/tensor/tensor.hpp"
+
+namespace tessera {
+
+// Which rows of a matrix a slice has: [begin, begin + rows) of every chunk, one chunk after the
+// other, as far as they exist.
+struct SliceRows {
+  std::int64_t all = 0;    // rows of the matrix
+  std::int64_t chunk = 0;  // of a chunk; the last one may be shorter
+  std::int64_t begin = 0, rows = 0;
+
+  static constexpr SliceRows whole(std::int64_t all) { return {all, all, 0, all}; }
+  constexpr std::int64_t full_chunks() const { return chunk == 0 ? 0 : all / chunk; }
+  // Rows of the chunk behind these.
+  constexpr std::int64_t rest() const {
+    return std::clamp<std::int64_t>(all - full_chunks() * chunk - begin, 0, rows);
+  }
+  constexpr std::int64_t count() const { return full_chunks() * rows + rest(); }
+};
+
+static_assert(SliceRows{10, 3, 0, 2}.count() == 7 && SliceRows{10, 3, 2, 1}.count() == 3);
+
+// embedding(matrix, ids): ids [...] -> [..., C].
+class SlicedEmbedding {
+ public:
+  explicit SlicedEmbedding(Tensor ids);
+  // slice [rows.count(), C]
+  void add(const Tensor& slice, const SliceRows& rows);
+  Tensor finish() { return std::move(y_); }
+
+ private:
+  Tensor ids_, y_;
+};
+
+// linear(x, matrix): x [..., C] -> [..., V].
+class SlicedLinear {
+ public:
+  explicit SlicedLinear(Tensor x) : x_(std::move(x)) {}
+  void add(const Tensor& slice, const SliceRows& rows);
+  Tensor finish() { return std::move(y_); }
+
+ private:
+  Tensor x_, y_;
+};
+
+// cross_entropy(linear(x, matrix), targets): x [..., C], targets [N], N rows of x -> f32 [] (f64
+// for f64). Of the logits there are at most `most_logits` at a time, but at least 256 columns of a
+// row; they are made once more in backward. The gradient of x is added up in f32.
+class SlicedCrossEntropy {
+ public:
+  SlicedCrossEntropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits);
+  void add(const Tensor& slice, const SliceRows& rows);
+  Tensor finish();
+
+ private:
+  struct Shared;
+  struct Slice;
+  std::shared_ptr<Shared> shared_;
+  Tensor x_, chain_;                  // what the next slice's node follows
+  std::vector<Tensor> losses_, lse_;  // [N] of each part
+};
+
+}  // namespace tessera

@@ -1,0 +1,320 @@
+#include "tessera/autograd/sliced.hpp"
+
+#include <optional>
+#include <utility>
+
+#include "runtime/autograd/logits.hpp"
+#include "tessera/autograd/ops.hpp"
+
+namespace tessera {
+
+using namespace autograd::logits;
+using autograd::beta;
+using autograd::Gradients;
+using autograd::GradientSink;
+using autograd::record;
+using autograd::Saved;
+using autograd::statistics_dtype;
+using detail::launch;
+using detail::reads;
+using detail::table;
+using detail::updates;
+using detail::updates_some;
+using detail::writes;
+using raw::Transpose;
+
+namespace {
+
+// Columns of a product that is still a product.
+constexpr std::int64_t kLeastColumns = 256;
+
+void check_slice(const char* name, const Tensor& slice, const SliceRows& rows) {
+  TESSERA_EXPECT(slice.ndim() == 2 && slice.size(0) == rows.count(), name, ": the slice is ",
+                 slice.shape(), "; expected [", rows.count(), ", C]");
+}
+
+// The rows of the slice, less `first`, that hold the rows `ids` of the matrix: i32, -1 for those in
+// no row of [first, first + count).
+Tensor located(const Tensor& ids, const SliceRows& rows, std::int64_t first, std::int64_t count) {
+  Tensor out = Tensor::empty(ids.shape(), i32, ids.device());
+  if (out.numel() > 0 && !ids.device().is_meta())
+    launch("locate", ids.device(), table(ids.device()).locate,
+           kernels::LocateArgs{out.data(), ids.data(), ids.numel(), rows.all, rows.chunk,
+                               rows.begin, rows.rows, first, count, ids.dtype()},
+           {reads(ids), writes(out)});
+  return out;
+}
+
+// A view that carries no history.
+Tensor bare(const Tensor& x) { return x.view(x.shape(), x.strides(), 0); }
+
+}  // namespace
+
+// --- embedding ---
+
+SlicedEmbedding::SlicedEmbedding(Tensor ids) : ids_(raw::contiguous(ids)) {
+  TESSERA_EXPECT(ids.dtype() == i32 || ids.dtype() == i64, "embedding: ids are ", ids.dtype(),
+                 "; expected i32 or i64");
+}
+
+void SlicedEmbedding::add(const Tensor& slice, const SliceRows& rows) {
+  check_slice("embedding", slice, rows);
+  if (rows.count() == rows.all) {
+    y_ = embedding(slice, ids_);
+    return;
+  }
+  const Device& device = detail::common_device("embedding", slice, ids_);
+  if (!y_.defined()) {
+    Shape shape = ids_.shape();
+    shape.push_back(slice.size(1));
+    y_ = Tensor::empty(shape, slice.dtype(), device);
+  }
+  const Tensor y = bare(y_), at = located(ids_, rows, 0, slice.size(0));
+  if (y.numel() > 0 && !device.is_meta())
+    launch("embedding", device, table(device).embedding,
+           kernels::EmbeddingArgs{y.data(), slice.data(), at.data(), at.numel(), slice.size(0),
+                                  slice.size(1), slice.dtype(), i32, true},
+           {detail::reads_some(slice, y), reads(at), updates(y, false)});
+  y_ = record(
+      "embedding", {y_, slice}, y,
+      [at = Saved(at), shape = slice.shape()](const Tensor& gradient, Gradients& out) {
+        const Tensor g = raw::contiguous(gradient);
+        if (out.wants(1)) {
+          const auto sink = out.sink(1);
+          const GradientSink own =
+              sink ? *sink : GradientSink{Tensor::empty(shape, g.dtype(), g.device()), 1, false};
+          if (own.tensor.numel() > 0 && !g.device().is_meta())
+            launch("embedding_backward", g.device(), table(g.device()).embedding_backward,
+                   kernels::EmbeddingBackwardArgs{
+                       own.tensor.data(), g.data(), at.get().data(), at.get().numel(), shape[0],
+                       shape[1], own.scale, g.dtype(), own.tensor.dtype(), i32, own.accumulate},
+                   {reads(g), reads(at.get()),
+                    own.accumulate ? updates_some(own.tensor, g) : writes(own.tensor)});
+          if (!sink) out.set(1, own.tensor);
+        }
+        out.set(0, gradient);
+      });
+}
+
+// --- linear ---
+
+namespace {
+
+// Copies between the columns of y [N, V] that a slice has and those of part [N, rows.count()],
+// contiguous.
+template <class Copy>
+void for_columns(const Tensor& y, const Tensor& part, const SliceRows& rows, const Copy& copy) {
+  const std::int64_t n = y.size(0), full = rows.full_chunks(), rest = rows.rest();
+  if (full > 0)
+    copy(y.view({n, full, rows.rows}, {rows.all, rows.chunk, 1}, rows.begin),
+         part.view({n, full, rows.rows}, {rows.count(), rows.rows, 1}, 0));
+  if (rest > 0)
+    copy(y.view({n, rest}, {rows.all, 1}, full * rows.chunk + rows.begin),
+         part.view({n, rest}, {rows.count(), 1}, full * rows.rows));
+}
+
+}  // namespace
+
+void SlicedLinear::add(const Tensor& slice, const SliceRows& rows) {
+  check_slice("linear", slice, rows);
+  if (rows.count() == rows.all) {
+    y_ = linear(x_, slice);
+    return;
+  }
+  const Tensor x = raw::contiguous(raw::reshape(x_, {-1, slice.size(1)}));
+  if (!y_.defined()) {
+    y_ = Tensor::empty(x_.shape().with(x_.ndim() - 1, rows.all), x_.dtype(), x_.device());
+  }
+  const Tensor y = bare(y_), columns = raw::reshape(y, {x.size(0), rows.all});
+  Tensor part = Tensor::empty({x.size(0), rows.count()}, x.dtype(), x.device());
+  raw::matmul_into(part, x, slice, Transpose::no, Transpose::yes, 1, 0);
+  for_columns(columns, part, rows,
+              [](const Tensor& to, const Tensor& from) { raw::copy_into(to, from); });
+  y_ = record("linear", {y_, x_, slice}, y,
+              [x = Saved(x), slice = Saved(slice), shape = x_.shape(), rows](const Tensor& gradient,
+                                                                             Gradients& out) {
+                const Tensor& w = slice.get();
+                const Tensor g =
+                    raw::contiguous(raw::reshape(gradient, {x.get().size(0), rows.all}));
+                Tensor g_part = Tensor::empty({g.size(0), rows.count()}, g.dtype(), g.device());
+                for_columns(g, g_part, rows,
+                            [](const Tensor& from, const Tensor& to) { raw::copy_into(to, from); });
+                if (out.wants(2)) {
+                  Sum d_slice(out, 2, w);
+                  const GradientSink to = d_slice.next();
+                  raw::matmul_into(to.tensor, g_part, x.get(), Transpose::yes, Transpose::no,
+                                   to.scale, beta(to));
+                  d_slice.finish();
+                }
+                if (out.wants(1)) {
+                  Tensor dx = Tensor::empty(x.get().shape(), g.dtype(), g.device());
+                  raw::matmul_into(dx, g_part, w, Transpose::no, Transpose::no, 1, 0);
+                  out.set(1, raw::reshape(dx, shape));
+                }
+                out.set(0, gradient);
+              });
+}
+
+// --- cross-entropy ---
+
+// What the nodes of all slices have in common. The last node tells the others `gradient`, and they
+// add up `dx`, which the first hands on.
+struct SlicedCrossEntropy::Shared {
+  Saved x, targets, lse;  // [N, C], [N], [N]
+  Shape x_shape;          // as it was given
+  bool wants_dx = false;
+  std::int64_t most_logits = 0;
+  Tensor gradient, dx;  // of the loss; [N, C] f32
+
+  std::int64_t count() const { return targets.get().size(0); }
+};
+
+// One slice, walked in parts of its rows, which are columns of logits, and these in parts of the
+// rows of x.
+struct SlicedCrossEntropy::Slice {
+  std::shared_ptr<Shared> shared;
+  Saved weight;
+  SliceRows rows;
+
+  std::int64_t columns_at_once() const {
+    const std::int64_t fitting = shared->most_logits / shared->count();
+    return std::min(std::max(fitting, kLeastColumns), rows.count());
+  }
+  // Calls f(first, targets, part of the weight) for each part of the columns.
+  template <class F>
+  void for_each_part(const F& f) const {
+    for (std::int64_t first = 0; first < rows.count(); first += columns_at_once()) {
+      const std::int64_t end = std::min(first + columns_at_once(), rows.count());
+      f(first, located(shared->targets.get(), rows, first, end - first),
+        raw::slice(weight.get(), 0, first, end));
+    }
+  }
+  // Calls f(begin, end, logits) for parts of x's rows.
+  template <class F>
+  void for_each_logits(const Tensor& buffer, const Tensor& part, const F& f) const {
+    const std::int64_t columns = part.size(0), at_once = buffer.numel() / columns;
+    for (std::int64_t begin = 0; begin < shared->count(); begin += at_once) {
+      const std::int64_t end = std::min(begin + at_once, shared->count());
+      const Tensor logits = buffer.view({end - begin, columns}, {columns, 1}, 0);
+      raw::matmul_into(logits, raw::slice(shared->x.get(), 0, begin, end), part, Transpose::no,
+                       Transpose::yes, 1, 0);
+      f(begin, end, logits);
+    }
+  }
+  Tensor buffer() const {
+    const std::int64_t columns = columns_at_once(),
+                       at_once = std::clamp<std::int64_t>(shared->most_logits / columns, 1,
+                                                          shared->count());
+    const Tensor& w = weight.get();
+    return Tensor::empty({at_once * columns}, w.dtype(), w.device());
+  }
+  void backward(Gradients& out, int input) const;
+};
+
+void SlicedCrossEntropy::Slice::backward(Gradients& out, int input) const {
+  const Tensor &x = shared->x.get(), &w = weight.get();
+  bool adds_dx = shared->dx.defined();
+  if (shared->wants_dx && !adds_dx)
+    shared->dx = Tensor::empty(x.shape(), statistics_dtype(x.dtype()), x.device());
+  std::optional<Sum> d_weight;
+  if (out.wants(input)) d_weight.emplace(out, input, w);
+  const GradientSink to = d_weight ? d_weight->next() : GradientSink{};
+  const Tensor logits_of = buffer();
+  for_each_part([&](std::int64_t first, const Tensor& targets, const Tensor& part) {
+    bool adds_weight = to.accumulate;
+    for_each_logits(logits_of, part,
+                    [&](std::int64_t begin, std::int64_t end, const Tensor& logits) {
+                      logit_gradients(logits, logits, raw::slice(targets, 0, begin, end),
+                                      raw::slice(shared->lse.get(), 0, begin, end),
+                                      shared->gradient, shared->count(), true);
+                      if (d_weight)
+                        raw::matmul_into(raw::slice(to.tensor, 0, first, first + part.size(0)),
+                                         logits, raw::slice(x, 0, begin, end), Transpose::yes,
+                                         Transpose::no, to.scale, adds_weight ? 1 : 0);
+                      if (shared->wants_dx)
+                        raw::matmul_into(raw::slice(shared->dx, 0, begin, end), logits, part,
+                                         Transpose::no, Transpose::no, 1, adds_dx ? 1 : 0);
+                      adds_weight = true;
+                    });
+    adds_dx = true;
+  });
+  if (d_weight) d_weight->finish();
+}
+
+SlicedCrossEntropy::SlicedCrossEntropy(const Tensor& x, const Tensor& targets,
+                                       std::int64_t most_logits)
+    : shared_(std::make_shared<Shared>()), x_(x) {
+  TESSERA_EXPECT(x.ndim() >= 1 && x.size(-1) > 0 && most_logits > 0, "cross_entropy: x is ",
+                 x.shape(), ", at most ", most_logits, " logits; expected [..., C] and at least 1");
+  const std::int64_t rows = x.numel() / x.size(-1);
+  check_targets("cross_entropy", targets, rows, 1);
+  shared_->x = Saved(raw::contiguous(raw::reshape(x, {rows, x.size(-1)})));
+  shared_->targets = Saved(raw::contiguous(targets));
+  shared_->x_shape = x.shape();
+  shared_->wants_dx = x.requires_grad();
+  shared_->most_logits = most_logits;
+}
+
+void SlicedCrossEntropy::add(const Tensor& weight, const SliceRows& rows) {
+  check_slice("cross_entropy", weight, rows);
+  TESSERA_EXPECT(weight.size(1) == x_.size(-1) && weight.dtype() == x_.dtype(),
+                 "cross_entropy: x is ", x_.shape(), " of ", x_.dtype(), ", the slice is ",
+                 weight.shape(), " of ", weight.dtype(), "; expected [..., C] and [rows, C]");
+  const Device& device = weight.device();
+  const Slice slice{shared_, Saved(weight), rows};
+  const DType dtype = statistics_dtype(weight.dtype());
+  {
+    const Tensor buffer = slice.buffer();
+    slice.for_each_part([&](std::int64_t, const Tensor& targets, const Tensor& part) {
+      const Tensor loss = Tensor::empty({shared_->count()}, dtype, device),
+                   lse = Tensor::empty({shared_->count()}, dtype, device);
+      slice.for_each_logits(
+          buffer, part, [&](std::int64_t begin, std::int64_t end, const Tensor& logits) {
+            losses(raw::slice(loss, 0, begin, end), raw::slice(lse, 0, begin, end), logits,
+                   raw::slice(targets, 0, begin, end), true);
+          });
+      losses_.push_back(loss);
+      lse_.push_back(lse);
+    });
+  }
+  const bool is_first = !chain_.defined();
+  chain_ =
+      record("cross_entropy_slice", {is_first ? x_ : chain_, weight}, bare(lse_.back()),
+             [slice, is_first](const Tensor& gradient, Gradients& out) {
+               slice.backward(out, 1);
+               Shared& shared = *slice.shared;
+               if (!is_first)
+                 out.set(0, gradient);
+               else if (Tensor dx = std::exchange(shared.dx, {}); dx.defined())
+                 out.set(0, raw::reshape(raw::cast(dx, shared.x.get().dtype()), shared.x_shape));
+             });
+}
+
+// The sum over all columns from those over the parts, and the logit of each target from the part
+// that has it: everywhere else loss and lse are one.
+Tensor SlicedCrossEntropy::finish() {
+  TESSERA_EXPECT(chain_.defined(), "cross_entropy: no slice was given");
+  const std::int64_t rows = shared_->count(), parts = static_cast<std::int64_t>(lse_.size());
+  const Device& device = chain_.device();
+  const Tensor all = Tensor::empty({rows, parts}, chain_.dtype(), device),
+               nowhere = Tensor::empty({rows}, i32, device);
+  for (std::int64_t part = 0; part < parts; ++part)
+    raw::copy_into(all.view({rows}, {parts}, part), lse_[static_cast<std::size_t>(part)]);
+  raw::fill(nowhere, -1);
+  const Tensor loss = Tensor::empty({rows}, chain_.dtype(), device),
+               lse = Tensor::empty({rows}, chain_.dtype(), device);
+  losses(loss, lse, all, nowhere, true);
+  for (std::size_t part = 0; part < losses_.size(); ++part) {
+    raw::axpby(losses_[part], lse_[part], -1, 1);
+    raw::axpby(loss, losses_[part], 1, 1);
+  }
+  shared_->lse = Saved(lse);
+  return record("cross_entropy", {chain_}, raw::reduce_all(raw::Reduction::mean, loss),
+                [shared = shared_](const Tensor& gradient, Gradients& out) {
+                  shared->gradient = gradient;
+                  shared->dx = {};
+                  out.set(0, shared->lse.get());
+                });
+}
+
+}  // namespace tessera

@@ -1,0 +1,120 @@
+// Operations on a matrix slice by slice: against the same operations on all of it.
+#include "tessera/autograd/sliced.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "tests/autograd/helpers.hpp"
+
+using namespace tessera;
+using tessera::testing::check_gradients;
+using tessera::testing::Draw;
+
+namespace {
+
+// How ranks and slices cut a matrix: chunks of `chunk` rows, slices of `rows` rows of each.
+struct Cut {
+  std::int64_t chunk, rows;
+};
+
+// Calls f(slice, rows) for each slice of the matrix, with its history.
+template <class F>
+void for_each_slice(const Tensor& matrix, const Cut& cut, const F& f) {
+  const std::int64_t all = matrix.size(0);
+  for (std::int64_t begin = 0; begin < cut.chunk; begin += cut.rows) {
+    const SliceRows rows{all, cut.chunk, begin, std::min(cut.rows, cut.chunk - begin)};
+    std::vector<std::int32_t> ids;
+    for (std::int64_t chunk = 0; chunk < all; chunk += cut.chunk)
+      for (std::int64_t row = chunk + begin; row < chunk + begin + rows.rows && row < all; ++row)
+        ids.push_back(static_cast<std::int32_t>(row));
+    REQUIRE(rows.count() == static_cast<std::int64_t>(ids.size()));
+    f(index_select(matrix, 0, Tensor::from(ids, {rows.count()}, matrix.device())), rows);
+  }
+}
+
+template <class Op>
+Tensor finished(Op op, const Tensor& matrix, const Cut& cut) {
+  for_each_slice(matrix, cut,
+                 [&](const Tensor& slice, const SliceRows& rows) { op.add(slice, rows); });
+  return op.finish();
+}
+
+Cut any_cut() {  // of 7 rows
+  return GENERATE(Cut{7, 7}, Cut{7, 3}, Cut{3, 1}, Cut{2, 2}, Cut{4, 3}, Cut{1, 1});
+}
+
+std::vector<double> numbers(const Tensor& t) { return raw::cast(t, f64).to_vector<double>(); }
+
+}  // namespace
+
+TEST_CASE("derivatives of operations slice by slice") {
+  Draw draw;
+  const Cut cut = any_cut();
+  const DType dtype = GENERATE(i32, i64);
+  INFO("seed " << draw.seed << ", chunks of " << cut.chunk << ", slices of " << cut.rows);
+  check_gradients([&](const auto& v) { return finished(SlicedEmbedding(v[1]), v[0], cut); },
+                  {draw.normal({7, 3}), draw.indices({2, 5}, 7, dtype)});
+  check_gradients([&](const auto& v) { return finished(SlicedLinear(v[0]), v[1], cut); },
+                  {draw.normal({2, 4, 3}), draw.normal({7, 3})});
+  for (const std::int64_t most : {1, 20, 1000}) {
+    const auto loss = [&](const auto& v) {
+      return finished(SlicedCrossEntropy(v[0], v[2], most), v[1], cut) * 0.5;
+    };
+    check_gradients(loss, {draw.normal({6, 3}), draw.normal({7, 3}), draw.indices({6}, 7, dtype)});
+    const Tensor x = draw.normal({6, 3}), matrix = draw.normal({7, 3}),
+                 targets = draw.indices({6}, 7, dtype);
+    check_gradients([&](const auto& v) { return loss(std::array{v[0], matrix, targets}); }, {x});
+    check_gradients([&](const auto& v) { return loss(std::array{x, v[0], targets}); }, {matrix});
+  }
+}
+
+// Rows are copied, and columns computed, as they are without slices. A loss sums its exponentials
+// part by part: in f32 two orders of a sum of V terms and a logarithm differ by at most 2 V 2^-24
+// relative to the sum, and each of a part's two roundings of lse adds 2^-24 |lse|.
+TEST_CASE("slices give what the matrix gives") {
+  Draw draw;
+  const Cut cut = any_cut();
+  const DType dtype = GENERATE(f32, bf16, f64);
+  INFO(dtype << ", seed " << draw.seed << ", chunks of " << cut.chunk << ", slices of "
+             << cut.rows);
+  const Tensor matrix = raw::cast(draw.normal({7, 5}), dtype),
+               x = raw::cast(draw.normal({4, 2, 5}), dtype), ids = draw.indices({3, 4}, 7, i32),
+               targets = draw.indices({8}, 7, i32);
+  CHECK(numbers(finished(SlicedEmbedding(ids), matrix, cut)) == numbers(embedding(matrix, ids)));
+  CHECK(numbers(finished(SlicedLinear(x), matrix, cut)) == numbers(linear(x, matrix)));
+  const Tensor logits = reshape(linear(x, matrix), {8, 7});
+  const double whole = cross_entropy(logits, targets).item(),
+               unit = dtype == f64 ? 0x1p-53 : 0x1p-24;
+  double top = 0;
+  for (const double v : numbers(logits)) top = std::max(top, std::abs(v));
+  for (const std::int64_t most : {1, 20, 1000}) {
+    const double sliced = finished(SlicedCrossEntropy(x, targets, most), matrix, cut).item();
+    CHECK(std::abs(sliced - whole) <= unit * (2 * 7 + 8 * (top + std::log(7.0))));
+  }
+}
+
+TEST_CASE("an id beyond the matrix gives NaN, slice by slice") {
+  Draw draw;
+  const Cut cut = any_cut();
+  const Tensor matrix = draw.normal({7, 3}), x = draw.normal({5, 3});
+  const Tensor ids = Tensor::from(std::vector<std::int64_t>{0, 7, 4, -1, -2}, {5}, draw.device);
+  const auto rows = numbers(finished(SlicedEmbedding(ids), matrix, cut));
+  for (std::size_t r = 0; r < 5; ++r) CHECK(std::isnan(rows[3 * r]) == (r != 0 && r != 2));
+  CHECK(std::isnan(finished(SlicedCrossEntropy(x, ids, 4), matrix, cut).item()));
+}
+
+TEST_CASE("a loss goes backward twice over its slices where the graph is retained") {
+  Draw draw;
+  Tensor matrix = raw::cast(draw.normal({7, 3}), f32).require_grad(),
+         x = raw::cast(draw.normal({4, 3}), f32).require_grad();
+  const Tensor loss = finished(SlicedCrossEntropy(x, draw.indices({4}, 7, i32), 8), matrix, {4, 2});
+  loss.backward({}, true);
+  const auto dx = numbers(x.grad()), dw = numbers(matrix.grad());
+  x.zero_grad();
+  matrix.zero_grad();
+  loss.backward();
+  CHECK(numbers(x.grad()) == dx);
+  CHECK(numbers(matrix.grad()) == dw);
+}

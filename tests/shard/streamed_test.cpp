@@ -1,0 +1,162 @@
+// Parameters that are there one slice at a time: how they are cut, and that nobody can tell from
+// what a training leaves.
+#include "runtime/shard/streamed_parameter.hpp"
+
+#include "tessera/nn/gpt2.hpp"
+#include "tessera/nn/llama.hpp"
+#include "tests/shard/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+struct Streaming {
+  bool tied = false, freezes = false, recomputes = false;
+  int micro_batches = 1;
+  DType param = f32, reduce = f32;
+  Reshard reshard = Reshard::automatic;
+  std::int64_t slice_bytes = 1;  // a row of each rank's chunk
+};
+
+constexpr std::int64_t kVocab = 29, kTokens = 24;  // of a global batch
+
+std::vector<std::int32_t> some_tokens(int step, int shift) {
+  std::vector<std::int32_t> tokens;
+  for (std::int64_t i = 0; i < kTokens; ++i)
+    tokens.push_back(static_cast<std::int32_t>((i * i + 5 * step + shift) % kVocab));
+  return tokens;
+}
+
+struct Learned {
+  Values parameters;
+  std::vector<double> losses;
+  std::map<std::string, float> counts;
+  std::size_t units = 0;
+  std::uint64_t unplanned = 0;
+};
+
+Learned train_streamed(World& world, const Streaming& c) {
+  nn::Llama model({.dim = 12,
+                   .n_layers = 2,
+                   .n_heads = 2,
+                   .n_kv_heads = 1,
+                   .ffn_dim = 20,
+                   .vocab_size = kVocab,
+                   .max_seq_len = 8,
+                   .tie_embeddings = c.tied,
+                   .recompute = c.recomputes ? nn::Recompute::blocks : nn::Recompute::none});
+  if (c.freezes) model.embedding.weight.freeze();
+  const ShardOptions options{.mesh = DeviceMesh::flat(world),
+                             .precision = {.param = c.param, .reduce = c.reduce},
+                             .reshard_after_forward = c.reshard,
+                             .slice_bytes = c.slice_bytes};
+  for (nn::Module* part : model.parts()) fully_shard(*part, options);
+  fully_shard(model, options);
+  model.materialize(world.device());
+  nn::init(model, {3});
+  optim::AdamW optimizer(model.parameters(), {.lr = 1e-2, .eps = 1e-2});
+  Learned result;
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    for (int m = 0; m < c.micro_batches; ++m) {
+      const std::int64_t rows = kTokens / 4 / world.size() / c.micro_batches,
+                         first = 4 * rows * (world.rank() * c.micro_batches + m);
+      const auto upload = [&](const std::vector<std::int32_t>& all) {
+        return Tensor::from(
+            std::vector<std::int32_t>(all.begin() + first, all.begin() + first + 4 * rows),
+            {rows, 4}, world.device());
+      };
+      const Tensor loss =
+          model.loss(upload(some_tokens(step, 0)), upload(some_tokens(step, 7))) / c.micro_batches;
+      loss.backward();
+      result.losses.push_back(world.sum(loss.item()) / world.size());
+    }
+    result.counts = arrival_counts(model);
+    optimizer.step();
+  }
+  result.parameters = full_values(model, world);
+  result.units = shard_plan(model).units.size();
+  result.unplanned = shard_counters(model).unplanned_slots;
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("a slice has the same rows of every rank's chunk, and slices have all") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  for (int trial = 0; trial < 200; ++trial) {
+    const auto all = static_cast<std::int64_t>(1 + random() % 300),
+               chunk = static_cast<std::int64_t>(1 + random() % 40),
+               at_once = static_cast<std::int64_t>(1 + random() % static_cast<unsigned>(chunk));
+    std::int64_t count = 0;
+    for (std::int64_t begin = 0; begin < chunk; begin += at_once) {
+      const SliceRows rows{all, chunk, begin, std::min(at_once, chunk - begin)};
+      std::int64_t own = 0;
+      for (std::int64_t row = 0; row < all; ++row)
+        own += row % chunk >= begin && row % chunk < begin + rows.rows ? 1 : 0;
+      CHECK(rows.count() == own);
+      count += own;
+    }
+    CHECK(count == all);
+  }
+}
+
+// Every sum of a step has at most a few hundred terms, in another order on other ranks and in other
+// slices, and an update follows its gradient with a slope of lr / eps = 1.
+TEST_CASE("training with streamed tables is training with whole ones", "[threads]") {
+  const Streaming c =
+      GENERATE(Streaming{}, Streaming{.tied = true}, Streaming{.freezes = true},
+               Streaming{.recomputes = true}, Streaming{.tied = true, .micro_batches = 2},
+               Streaming{.reshard = Reshard::always}, Streaming{.reshard = Reshard::never},
+               Streaming{.slice_bytes = 500},
+               Streaming{.tied = true, .recomputes = true, .slice_bytes = 300});
+  INFO("tied " << c.tied << ", frozen " << c.freezes << ", recompute " << c.recomputes << ", "
+               << c.micro_batches << " micro-batches, slices of " << c.slice_bytes);
+  const Learned one = on_ranks(1, [&](World& world) { return train_streamed(world, c); })[0];
+  for (const int ranks : {2, 3}) {
+    if (kTokens / 4 % (ranks * c.micro_batches) != 0) continue;
+    INFO(ranks << " ranks");
+    const auto results = on_ranks(ranks, [&](World& world) { return train_streamed(world, c); });
+    CHECK(same_bits(results[0].parameters, results[1].parameters));
+    CHECK(distance(one.parameters, results[0].parameters) < 1e-4);
+    CHECK(results[0].units > one.units);
+    for (const auto& [name, count] : results[0].counts)
+      CHECK((count > 0) == (one.counts.at(name) > 0));
+    Streaming whole = c;
+    whole.slice_bytes = 1 << 30;
+    const auto unsliced =
+        on_ranks(ranks, [&](World& world) { return train_streamed(world, whole); });
+    CHECK(distance(unsliced[0].parameters, results[0].parameters) < 1e-4);
+    CHECK(results[0].unplanned == 0);
+  }
+}
+
+TEST_CASE("streamed tables in 16 bits", "[threads]") {
+  const Streaming c =
+      GENERATE(Streaming{.param = bf16}, Streaming{.tied = true, .param = bf16, .reduce = bf16});
+  const auto sliced = on_ranks(2, [&](World& world) { return train_streamed(world, c); });
+  Streaming whole = c;
+  whole.slice_bytes = 1 << 30;
+  const auto unsliced = on_ranks(2, [&](World& world) { return train_streamed(world, whole); });
+  for (std::size_t i = 0; i < sliced[0].losses.size(); ++i)  // bf16 has 8 bits
+    CHECK(std::abs(sliced[0].losses[i] - unsliced[0].losses[i]) < 0x1p-6 * sliced[0].losses[i]);
+  CHECK(same_bits(sliced[0].parameters, sliced[1].parameters));
+}
+
+TEST_CASE("a streamed parameter is no tensor, and says so", "[threads]") {
+  const auto messages = on_ranks(2, [](World& world) {
+    nn::Gpt2 model({.dim = 8, .n_layers = 1, .n_heads = 2, .vocab_size = 29, .max_seq_len = 8});
+    fully_shard(model, {.mesh = DeviceMesh::flat(world), .slice_bytes = 64});
+    model.materialize(world.device());
+    nn::init(model, {1});
+    shard_plan(model);
+    return contract_error([&] { model.embedding.weight.value(); });
+  });
+  for (const std::string& message : messages)
+    CHECK_THAT(message,
+               Contains("'transformer.wte.weight' is streamed") && Contains("for_each_slice"));
+}
