@@ -33,11 +33,15 @@ using namespace tessera::testing;
 
 namespace {
 
-constexpr int kWidth = 3;
+constexpr int kWidth = 3, kTableRows = 7;
 constexpr double kRate = 0.25;
 constexpr int kMostFailures = 10;  // of a process, after which it stops
 
 // --- what runs it ---
+
+Tensor rounded(const Tensor& t) {
+  return raw::binary(raw::Binary::sub, raw::binary(raw::Binary::add, t, 3072), 3072);
+}
 
 // x * w for rows of x. `rows` counts those that have given w a gradient.
 //
@@ -52,21 +56,40 @@ Tensor used(const Tensor& x, const Tensor& w, std::int64_t& rows) {
                           [x = autograd::Saved(x), w = autograd::Saved(w), &rows](
                               const Tensor& g, autograd::Gradients& out) {
                             if (out.wants(0)) out.set(0, raw::mul(g, w.get()));
-                            const Tensor t = raw::tanh(raw::mul(g, x.get()));
-                            const Tensor rounded = raw::binary(
-                                raw::Binary::sub, raw::binary(raw::Binary::add, t, 3072), 3072);
-                            out.set(1, raw::reduce(raw::Reduction::sum, rounded, 0));
+                            const Tensor t = rounded(raw::tanh(raw::mul(g, x.get())));
+                            out.set(1, raw::reduce(raw::Reduction::sum, t, 0));
                             rows += g.size(0);
                           });
 }
 constexpr std::int64_t kMostRows = 1 << 12;
 
+// A sum over the rows of a slice, and so over those of the table, whichever slices it has: the
+// terms are rounded as in Note [Exact sums]. x gets no gradient of it.
+Tensor streamed(const Tensor& x, const Tensor& slice, std::int64_t& rows) {
+  const Shape one{x.size(0), 1, kWidth};
+  const Tensor products = raw::mul(raw::reshape(x, one), slice);
+  return autograd::record(
+      "streamed", {x, slice}, raw::reduce(raw::Reduction::sum, rounded(raw::tanh(products)), 1),
+      [products, slice = autograd::Saved(slice), one, &rows](const Tensor& g,
+                                                             autograd::Gradients& out) {
+        const Tensor terms = raw::mul(raw::mul(products, slice.get()), raw::reshape(g, one));
+        out.set(1, raw::reduce(raw::Reduction::sum, rounded(raw::tanh(terms)), 0));
+        rows += g.size(0);
+      });
+}
+
 class Part final : public nn::Module {
  public:
   // `parts`: all of the tree so far.
   Part(const PartPlan& plan, Part* outer, std::vector<Part*>& parts)
-      : plan_(plan), outer_(outer), parts_(parts), w_({kWidth}, Initializer::normal(0, 0.5)) {
+      : plan_(plan),
+        outer_(outer),
+        parts_(parts),
+        w_({kWidth}, Initializer::normal(0, 0.5)),
+        table_({kTableRows, kWidth}, Initializer::normal(0, 0.5)) {
     register_parameter("w" + std::to_string(parts.size()), w_);
+    register_parameter("table" + std::to_string(parts.size()), table_);
+    stream_parameter(table_);
     parts.push_back(this);
     for (std::size_t i = 0; i < plan.children.size(); ++i) {
       children_.push_back(std::make_unique<Part>(plan.children[i], this, parts));
@@ -87,12 +110,13 @@ class Part final : public nn::Module {
     if (plan_.is_unit)
       fully_shard(*this, {.mesh = DeviceMesh::flat(world),
                           .reshard_after_forward = plan_.reshard,
-                          .prefetch_depth = plan_.prefetch});
+                          .prefetch_depth = plan_.prefetch,
+                          .slice_bytes = plan_.slice_bytes});
   }
 
   // The most rows that have given a parameter a gradient since the last time.
   std::int64_t take_most_rows() {
-    std::int64_t most = std::exchange(rows_, 0);
+    std::int64_t most = std::max(std::exchange(rows_, 0), std::exchange(table_uses_, 0));
     for (const auto& child : children_) most = std::max(most, child->take_most_rows());
     return most;
   }
@@ -101,6 +125,8 @@ class Part final : public nn::Module {
   Tensor run(const Statement& s, const Tensor& h, int rank) {
     if (s.kind == Statement::own) return used(h, w_.value(), rows_);
     if (s.kind == Statement::outer) return used(h, outer_->w_.value(), outer_->rows_);
+    if (s.kind == Statement::streamed)
+      return has(s.used, rank) ? h + of_table(h) : (of_table(h), h);
     const auto callee = static_cast<std::size_t>(s.callee);
     Part& child = s.kind == Statement::call ? *children_[callee] : *parts_[callee];
     Tensor y;
@@ -115,11 +141,20 @@ class Part final : public nn::Module {
     return has(s.used, rank) ? h + y : h;
   }
 
+  Tensor of_table(const Tensor& h) {
+    Tensor y;
+    table_.for_each_slice([&](const Tensor& slice, const SliceRows&) {
+      const Tensor term = streamed(h, slice, table_uses_);
+      y = y.defined() ? y + term : term;
+    });
+    return y;
+  }
+
   const PartPlan& plan_;
   Part* const outer_;
   const std::vector<Part*>& parts_;
-  Parameter w_;
-  std::int64_t rows_ = 0;
+  Parameter w_, table_;
+  std::int64_t rows_ = 0, table_uses_ = 0;
   std::vector<std::unique_ptr<Part>> children_;
 };
 

@@ -63,6 +63,18 @@ PartPlan make_part(Dice& dice, int depth, int& number, std::vector<int>& units) 
   return part;
 }
 
+// Tables that are streamed, in a third of the parts.
+void add_streamed(Dice& dice, PartPlan& part) {
+  part.slice_bytes = dice.once_in(2) ? 1 : 60;
+  for (int uses = dice.once_in(3) ? 1 + dice.below(2) : 0; uses > 0; --uses) {
+    Statement s;
+    s.kind = Statement::streamed;
+    s.used = dice.ranks();
+    part.body.insert(part.body.begin() + dice.below(static_cast<int>(part.body.size()) + 1), s);
+  }
+  for (PartPlan& child : part.children) add_streamed(dice, child);
+}
+
 void print(std::ostream& out, const PartPlan& part, int depth) {
   out << std::string(static_cast<std::size_t>(2 * depth), ' ')
       << (part.is_unit ? concat("unit, reshard ", static_cast<int>(part.reshard), ", prefetch ",
@@ -72,6 +84,7 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
   for (const Statement& s : part.body) {
     if (s.kind == Statement::own) out << " own";
     if (s.kind == Statement::outer) out << " outer";
+    if (s.kind == Statement::streamed) out << " streamed used " << s.used;
     if (s.kind == Statement::call || s.kind == Statement::call_elsewhere)
       out << (s.kind == Statement::call ? " " : " w") << s.callee
           << (s.recomputed ? " recomputed" : "") << (s.without_gradient ? " no_grad" : "")
@@ -92,6 +105,8 @@ Program make_program(std::uint64_t seed) {
   int parts = 0;
   std::vector<int> units;
   program.root = make_part(dice, 0, parts, units);
+  Dice streamed_dice(seed ^ 0x5eed);  // the rest of a seed's program is as it was without them
+  add_streamed(streamed_dice, program.root);
   for (int k = 0; k < kSteps; ++k) {
     Step step;
     const int forwards = 1 + dice.below(3);
@@ -123,7 +138,8 @@ Program make_program(std::uint64_t seed) {
 }
 
 void print(std::ostream& out, const Program& program) {
-  out << "seed " << program.seed << ", " << program.ranks << " ranks\n";
+  out << "seed " << program.seed << ", " << program.ranks << " ranks, slices of "
+      << program.root.slice_bytes << " bytes\n";
   print(out, program.root, 0);
   for (const Step& step : program.steps) {
     out << "step:";

@@ -16,9 +16,9 @@ constexpr Ranks kAllRanks = (1U << kMostRanks) - 1;
 constexpr bool has(Ranks ranks, int rank) { return ((ranks >> rank) & 1U) != 0; }
 
 struct Statement {
-  // h changes by this module's weight, by the outer one's, or by a call, of a child or of a unit
-  // elsewhere in the tree.
-  enum Kind { own, outer, call, call_elsewhere };
+  // h changes by this module's weight, by the outer one's, by this module's table, slice by slice,
+  // or by a call, of a child or of a unit elsewhere in the tree.
+  enum Kind { own, outer, streamed, call, call_elsewhere };
   Kind kind = own;
   int callee = 0;  // the number of the child; of the part, counted from the root
   bool recomputed = false, without_gradient = false;
@@ -31,6 +31,7 @@ struct PartPlan {
   bool is_unit = false;
   Reshard reshard = Reshard::automatic;
   int prefetch = 1;
+  std::int64_t slice_bytes = 0;  // of the root counts
 };
 
 struct Step {
