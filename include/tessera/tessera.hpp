@@ -6,6 +6,7 @@
 #include "tessera/autograd/ops.hpp"
 #include "tessera/autograd/random.hpp"
 #include "tessera/autograd/recompute.hpp"
+#include "tessera/autograd/sliced.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/base/dtype.hpp"
 #include "tessera/base/error.hpp"

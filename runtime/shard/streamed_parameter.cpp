@@ -41,7 +41,12 @@ StreamedParameter::StreamedParameter(const Unit& unit,
 
 Tensor StreamedParameter::open(int slice, bool is_read) {
   at(slice).unit->begin_call(is_read);
-  return value_of(at(slice).state);
+  try {
+    return value_of(at(slice).state);
+  } catch (...) {
+    abandon(slice);
+    throw;
+  }
 }
 
 void StreamedParameter::close(int slice) { at(slice).unit->end_call(); }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/autograd/node.hpp"
@@ -38,7 +39,7 @@ class ParameterSlices {
   virtual ~ParameterSlices() = default;
   virtual int count() const noexcept = 0;
   virtual SliceRows rows(int slice) const = 0;
-  // Around the use of one. `is_read`: whether backward reads it, too.
+  // Around the use of one; what throws has not opened it. `is_read`: whether backward reads it.
   virtual Tensor open(int slice, bool is_read) = 0;
   virtual void close(int slice) = 0;
   virtual void abandon(int slice) noexcept = 0;  // the use ended by an exception
@@ -120,8 +121,10 @@ void Parameter::for_each_slice(const F& f, bool is_read_in_backward) const {
         if (!has_ended) of.abandon(slice);
       }
     };
+    Tensor slice = slices->open(i, is_read_in_backward);
     Use use{*slices, i};
-    f(slices->open(i, is_read_in_backward), slices->rows(i));
+    f(std::as_const(slice), slices->rows(i));
+    slice = {};
     use.has_ended = true;
     slices->close(i);
   }

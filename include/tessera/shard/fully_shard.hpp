@@ -73,7 +73,7 @@ struct ShardPlan {
     // Collectives of one forward and backward that call each module once.
     int gathers_per_call = 0, reductions_per_call = 0;
   };
-  std::vector<Unit> units;
+  std::vector<Unit> units;  // behind the modules' the slices of what they stream, as 'weight[2]'
   int ranks = 1;
   // Of all slots together: where full parameters and unreduced gradients lie. Slots that are never
   // alive together share addresses.
