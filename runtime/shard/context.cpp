@@ -49,6 +49,9 @@ void Context::build(nn::Module& root) {
   context->forwards_.reserve(context->forwards_ahead_);
   try {
     context->cut_streamed(options.slice_bytes);
+    // The tables of slices are made now, not before the first step: were one that fails to skip
+    // them, they would be missing in the next.
+    context->device().block(context->device().compute().record());
     const std::vector<AssumedCall> calls = context->assumed_calls(root);
     std::vector<UnitNeeds> needs(context->units_.size());
     for (const AssumedCall& call : calls) {
