@@ -52,7 +52,7 @@ Tensor bare(const Tensor& x) { return x.view(x.shape(), x.strides(), 0); }
 
 // --- embedding ---
 
-SlicedEmbedding::SlicedEmbedding(Tensor ids) : ids_(raw::contiguous(ids)) {
+SlicedEmbedding::SlicedEmbedding(const Tensor& ids) : ids_(raw::contiguous(ids)) {
   TESSERA_EXPECT(ids.dtype() == i32 || ids.dtype() == i64, "embedding: ids are ", ids.dtype(),
                  "; expected i32 or i64");
 }

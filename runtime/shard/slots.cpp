@@ -46,11 +46,12 @@ void Slots::begin_step() {
     context_ = context;
   }
   const bool makes_plan = !is_planned_;
+  is_assumption_met_ = is_assumption_met_ || (is_new_ && is_planned_ && !record_.empty());
   // Where a step does not keep to the plan of its own record, what an earlier one has left was in
   // the way. With room for all that was taken it comes to rest.
   std::int64_t bytes = makes_plan && followed_ == ended ? this->bytes() : 0;
   if (makes_plan) {
-    if (is_new_) kept_.clear();  // nobody calls the units as was assumed
+    if (is_new_ && !is_assumption_met_) kept_.clear();  // nobody calls the units so
     is_new_ = false;
     keep(record_);
     follow(ended);

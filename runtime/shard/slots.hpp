@@ -78,7 +78,7 @@ class Slots {
   OwnerId owners_[2];          // by SlotKind
   std::vector<Block> blocks_;  // the first is the plans'
   std::uint64_t unplanned_ = 0;
-  bool is_new_ = true;
+  bool is_new_ = true, is_assumption_met_ = false;
 
   // --- the step that runs ---
   std::vector<SlotUse> record_;

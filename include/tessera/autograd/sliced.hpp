@@ -41,7 +41,7 @@ static_assert(SliceRows{10, 3, 0, 2}.count() == 7 && SliceRows{10, 3, 2, 1}.coun
 // embedding(matrix, ids): ids [...] -> [..., C].
 class SlicedEmbedding {
  public:
-  explicit SlicedEmbedding(Tensor ids);
+  explicit SlicedEmbedding(const Tensor& ids);
   // slice [rows.count(), C]
   void add(const Tensor& slice, const SliceRows& rows);
   Tensor finish() { return std::move(y_); }
