@@ -33,7 +33,8 @@ void UnitShards::materialize(const Device& on) {
     if (states.empty()) continue;
     auto& group = is_trainable ? trainable : frozen;
     group = FlatGroup::make(name, states, device);
-    if (size() > 1) group->sums = &options.mesh.world().control();
+    const World& world = options.mesh.world();
+    if (size() > 1) group->sums = {world.share(), &world.control()};
   }
   for (std::size_t i = 0; i < parameters.size(); ++i)
     if (parameters[i]->trainable) parameter_of.push_back(i);  // entries lie in this order
