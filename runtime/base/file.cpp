@@ -41,6 +41,20 @@ std::string target_of(const std::string& path) {
   return folder.empty() ? file.string() : (folder / file.filename()).string();
 }
 
+// Temporary names beside `target` until one is free for `make`; empty where it fails otherwise, as
+// errno says. A process of the same number that was killed may have left such a file.
+template <class F>
+std::string under_new_name(const std::string& target, const F& make) {
+  static std::atomic<unsigned> counter{0};
+  do {
+    const std::string name = concat(target, ".tmp-", ::getpid(), "-", counter.fetch_add(1));
+    if (make(name)) return name;
+  } while (errno == EEXIST);
+  return "";
+}
+
+std::string link_of(int descriptor) { return concat("/proc/self/fd/", descriptor); }
+
 }  // namespace
 
 OpenFile::OpenFile(std::string path, const char* what, int descriptor)
@@ -134,14 +148,18 @@ MappedFile::~MappedFile() {
 
 WholeFile::WholeFile(std::string path, WholeFileOptions options)
     : path_(std::move(path)), target_(target_of(path_)), options_(options) {
-  static std::atomic<unsigned> counter{0};
   struct stat replaced{};
   const bool replaces = ::stat(target_.c_str(), &replaced) == 0;
   const unsigned mode = replaces ? options.mode & replaced.st_mode : options.mode;
-  do {  // a process of the same number that was killed may have left such a file
-    temporary_ = concat(target_, ".tmp-", ::getpid(), "-", counter.fetch_add(1));
-    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
-  } while (descriptor_ < 0 && errno == EEXIST);
+  descriptor_ = ::open(folder_of(target_).c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
+  // A name is given to it by way of /proc.
+  if (descriptor_ >= 0 && ::access(link_of(descriptor_).c_str(), F_OK) != 0)
+    ::close(std::exchange(descriptor_, -1));
+  if (descriptor_ < 0)
+    temporary_ = under_new_name(target_, [&](const std::string& name) {
+      descriptor_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+      return descriptor_ >= 0;
+    });
   if (descriptor_ < 0) fail(errno);
   // The process's mask may have taken rights that the replaced file gives. A file system without
   // rights refuses, and nobody loses any.
@@ -159,6 +177,17 @@ void WholeFile::fail(int error) const {
   throw DeviceError(concat("'", path_, "' could not be written: ", std::strerror(error)));
 }
 
+// The name that is sought may be another file's, and no call puts a file in the place of another
+// without a name in between.
+void WholeFile::give_name() {
+  if (!temporary_.empty()) return;
+  temporary_ = under_new_name(target_, [&](const std::string& name) {
+    return ::linkat(AT_FDCWD, link_of(descriptor_).c_str(), AT_FDCWD, name.c_str(),
+                    AT_SYMLINK_FOLLOW) == 0;
+  });
+  if (temporary_.empty()) fail(errno);
+}
+
 void WholeFile::write(std::span<const std::byte> bytes) {
   TESSERA_EXPECT(!is_committed(), "WholeFile::write: '", path_, "' is committed already");
   while (!bytes.empty()) {
@@ -172,9 +201,11 @@ void WholeFile::write(std::span<const std::byte> bytes) {
 void WholeFile::commit() {
   TESSERA_EXPECT(!is_committed(), "WholeFile::commit: '", path_, "' is committed already");
   if (options_.flush && ::fsync(descriptor_) != 0) fail(errno);
+  give_name();
   if (::close(std::exchange(descriptor_, -1)) != 0) fail(errno);
   if (std::rename(temporary_.c_str(), target_.c_str()) != 0) fail(errno);
   temporary_.clear();
+  is_committed_ = true;
   if (!options_.flush) return;
   // The new name is on the disk only when its folder is. A folder that cannot be opened leaves a
   // whole file all the same.
@@ -212,7 +243,8 @@ void check_writable(const std::string& path) {
     throw DataError(concat("'", path, "' cannot be written: '", folder, "' is not a folder"));
   }
   try {
-    const WholeFile trial(path);
+    WholeFile trial(path);
+    trial.give_name();
   } catch (const DeviceError& error) {
     throw DataError(error.what(), error.where());
   }

@@ -30,7 +30,10 @@ const SafetensorsEntry& entry_of(const SafetensorsReader& file, const std::strin
   if (!entry)
     throw DataError(concat("'", file.path(), "' has no tensor '", name,
                            "'; is it a model of this kind and size?"));
-  if (entry->shape != expected || !is_floating(entry->dtype))
+  if (!is_floating(entry->dtype))
+    throw DataError(concat("tensor '", name, "' in '", file.path(), "' is of ", entry->dtype,
+                           ", and weights are floating; convert it when the file is written"));
+  if (entry->shape != expected)
     throw DataError(concat("tensor '", name, "' in '", file.path(), "' is ", text_of(entry->shape),
                            " of ", entry->dtype, ", the model has ", text_of(expected),
                            "; give the sizes that the file was saved with"));

@@ -12,6 +12,9 @@
 
 namespace tessera::comm {
 
+inline constexpr const char* kWorldHasEnded =
+    "its World has ended; keep the World for as long as a model that is sharded over it trains";
+
 // Items that a message can tell apart; the fingerprint covers all of them.
 inline constexpr int kShownItems = 16;
 

@@ -197,6 +197,7 @@ void Communicator::check_and_launch(std::span<const Collective> items, const cha
                                     std::uint64_t backward_of) {
   TESSERA_EXPECT(group != nullptr && !items.empty(), "Communicator::submit: the group '",
                  group ? group : "", "' has no name or no item");
+  TESSERA_EXPECT(!has_ended_, "Communicator::submit '", group, "': ", comm::kWorldHasEnded);
   Op op{.name = group, .cost = {}, .accesses = accesses};
   comm::StagingPlan staging;
   bool moves = false;

@@ -8,6 +8,7 @@
 #include <exception>
 #include <thread>
 
+#include "runtime/comm/agreement.hpp"
 #include "runtime/comm/local.hpp"
 #include "runtime/comm/testing.hpp"
 #include "runtime/comm/world_state.hpp"
@@ -116,7 +117,21 @@ void World::State::end() noexcept {
   }
   if (failed) context.recover();  // its memory can go back
   context.drop_kept();
+  has_ended = true;
+  for (Communicator* c : {gather.get(), reduce.get(), control.get()}) c->end();
   backend->leave();
+}
+
+// A model that outlived its world had its last work on this rank alone.
+World::State::~State() {
+  if (!has_ended) return;
+  try {
+    device.synchronize();
+  } catch (const std::exception& error) {
+    log(LogLevel::error, concat("World: rank ", rank, " ends with a failure: ", error.what()));
+    device.context().recover();
+  }
+  device.context().drop_kept();
 }
 
 void World::State::reduce_scalars(const char* name, std::span<double> values, ReduceOp op) {
@@ -142,8 +157,13 @@ void World::State::reduce_scalars(const char* name, std::span<double> values, Re
 
 // ---- World
 
-World::World(std::unique_ptr<State> state) : state_(std::move(state)) {}
-World::~World() { state_->end(); }
+World::World(std::shared_ptr<State> state) : state_(std::move(state)) {}
+World::~World() {
+  if (state_.use_count() > 0) state_->end();
+}
+std::shared_ptr<const World> World::share() const {
+  return {state_->shared_from_this(), &state_->shared};
+}
 
 WorldKind World::kind() const noexcept { return state_->kind; }
 int World::rank() const noexcept { return state_->rank; }
@@ -159,6 +179,7 @@ const FlightRecorder& World::flight_recorder() const noexcept {
 }
 
 std::shared_ptr<SymmetricMemory> World::allocate_symmetric(std::int64_t bytes) const {
+  TESSERA_EXPECT(!state_->has_ended, "allocate_symmetric: ", comm::kWorldHasEnded);
   TESSERA_EXPECT(bytes > 0, "allocate_symmetric: ", bytes, " bytes; ask for at least 1");
   const Device device = state_->device;
   auto memory = state_->backend->allocate(device.context(), bytes);
@@ -222,6 +243,7 @@ std::string World::recover(std::string_view cause) const {
 
 void World::halt(std::string_view cause) const {
   State& s = *state_;
+  TESSERA_EXPECT(!s.has_ended, "World::recover: ", comm::kWorldHasEnded);
   const std::string what = cause.empty() ? what_is_handled() : std::string(cause);
   s.backend->fail(concat("rank ", s.rank, " failed: ", what));
   s.device.context().recover();

@@ -12,15 +12,16 @@ namespace tessera {
 // share it.  Throws: ContractError for a negative number.
 int threads_per_rank(const WorldOptions& options, int ranks);
 
-struct World::State {
+struct World::State : std::enable_shared_from_this<World::State> {
   // Makes the device and the three communicators, collectively where the backend needs it. A world
   // of the kinds that do not exchange messages refuses Transport::messages.
   State(WorldKind kind, int rank, int size, const WorldOptions& options, int threads,
         std::unique_ptr<Backend> backend, std::shared_ptr<ShuffledScheduler> scheduler = nullptr);
   State(const State&) = delete;
   State& operator=(const State&) = delete;
+  ~State();
 
-  // What ~World does.
+  // What ~World does. Meshes may hold what is left.
   void end() noexcept;
   // One all_reduce of `values` in place; the host blocks.
   void reduce_scalars(const char* name, std::span<double> values, ReduceOp op);
@@ -35,6 +36,8 @@ struct World::State {
   LastUse scalars_use;
   int exceptions;         // in flight when the world was made
   bool reported = false;  // a failure of this rank has been thrown to the program
+  bool has_ended = false;
+  const World shared{std::shared_ptr<State>(std::shared_ptr<State>(), this)};  // for meshes
 };
 
 }  // namespace tessera

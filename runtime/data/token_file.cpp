@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
@@ -16,6 +17,7 @@ namespace {
 constexpr int kFeistelRounds = 6;
 
 constexpr std::size_t kPartTokens = 4096;  // read at once: a part fits the first cache
+constexpr std::size_t kScanBytes = 1 << 20;
 
 std::string plural(std::int64_t count, const char* noun) {
   return concat(count, " ", noun, count == 1 ? "" : "s");
@@ -23,7 +25,7 @@ std::string plural(std::int64_t count, const char* noun) {
 
 }  // namespace
 
-TokenFile::TokenFile(std::string path, std::int64_t vocab_size)
+TokenFile::TokenFile(std::string path, std::int64_t vocab_size, Scan scan)
     : file_(std::move(path), "token file"),
       vocab_size_(vocab_size),
       token_bytes_(file_.path().ends_with(".bin") ? 2 : 1),
@@ -33,16 +35,43 @@ TokenFile::TokenFile(std::string path, std::int64_t vocab_size)
     throw DataError(concat("token file '", file_.path(), "' has ", file_.size_bytes(),
                            " bytes, an odd number; a *.bin file is 16-bit tokens"));
   }
-  if (vocab_size >> (8 * token_bytes_) > 0) return;  // no token can be out of range
-  std::array<std::int32_t, kPartTokens> tokens;
-  for (std::int64_t i = 0; i < size_; i += kPartTokens)
-    read(i, std::span(tokens).first(std::min(kPartTokens, static_cast<std::size_t>(size_ - i))));
+  const std::int64_t bad = scan == Scan::now ? find_bad(0, size_) : size_;
+  std::int32_t id = 0;
+  if (bad < size_) read(bad, {&id, 1});  // throws
+}
+
+void TokenFile::expect_inside(const char* function, std::int64_t first, std::int64_t count) const {
+  TESSERA_EXPECT(first >= 0 && first <= size_ && count >= 0 && count <= size_ - first,
+                 "TokenFile::", function, ": ", count, " tokens from ", first,
+                 " do not lie in the ", size_, " of '", path(), "'");
+}
+
+std::int64_t TokenFile::find_bad(std::int64_t begin, std::int64_t end,
+                                 const std::function<void(std::int64_t)>& progress) const {
+  expect_inside("find_bad", begin, end - begin);
+  if (vocab_size_ >> (8 * token_bytes_) > 0) return end;  // no token can be out of range
+  const auto width = static_cast<std::size_t>(token_bytes_);
+  std::vector<std::byte> bytes(kScanBytes);
+  const auto id = [&](std::size_t k) {
+    const auto low = std::to_integer<std::uint32_t>(bytes[k * width]);
+    return width == 1 ? low : low | std::to_integer<std::uint32_t>(bytes[2 * k + 1]) << 8;
+  };
+  for (std::int64_t at = begin; at < end;) {
+    const std::size_t count = std::min(kScanBytes / width, static_cast<std::size_t>(end - at));
+    file_.read(at * token_bytes_, std::span(bytes).first(count * width));
+    std::uint32_t highest = 0;  // without a branch for each token
+    for (std::size_t k = 0; k < count; ++k) highest = std::max(highest, id(k));
+    for (std::size_t k = 0; highest >= vocab_size_; ++k)
+      if (id(k) >= vocab_size_) return at + static_cast<std::int64_t>(k);
+    at += static_cast<std::int64_t>(count);
+    if (progress) progress(at - begin);
+  }
+  return end;
 }
 
 void TokenFile::read(std::int64_t first, std::span<std::int32_t> tokens) const {
   const auto count = static_cast<std::int64_t>(tokens.size());
-  TESSERA_EXPECT(first >= 0 && first <= size_ && count <= size_ - first, "TokenFile::read: ", count,
-                 " tokens from ", first, " do not lie in the ", size_, " of '", path(), "'");
+  expect_inside("read", first, count);
   const auto width = static_cast<std::size_t>(token_bytes_);
   std::array<std::byte, 2 * kPartTokens> bytes;
   for (std::int64_t i = 0; i < count; i += kPartTokens) {

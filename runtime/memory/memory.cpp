@@ -1,5 +1,6 @@
 #include "tessera/memory/memory.hpp"
 
+#include "runtime/base/machine.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/device/device_context.hpp"
 
@@ -64,6 +65,8 @@ std::unique_ptr<Upstream> upstream_of(DeviceContext& context) {
 
 Memory::Memory(DeviceContext& context)
     : pool_(context, ledger_, upstream_of(context)), staging_(context, ledger_) {
+  if (context.kind() == DeviceKind::cpu && context.executor().runs_bodies())
+    pool_.set_limit_bytes(physical_memory_bytes());
   if (context.kind() != DeviceKind::cuda) return;
   const OwnerId owner = ledger_.owner("workspace");
   workspace_ = Buffer(pool_, pool_.allocate(kWorkspaceBytes, StreamId::compute, owner));

@@ -1,12 +1,11 @@
 #include "tessera/memory/pool.hpp"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <bit>
 #include <utility>
 
 #include "runtime/base/assert.hpp"
+#include "runtime/memory/limits.hpp"
 #include "runtime/memory/poison.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/device/device_context.hpp"
@@ -22,14 +21,6 @@ bool touched_only_by(StreamId stream, const Clock& touched) {
   Tick sum = 0;
   for (const Tick tick : touched.ticks) sum += tick;
   return sum == touched[stream];
-}
-
-// A limit on addresses is met long before memory is used up: pools set more aside than they use.
-std::string address_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
-  return concat("; the process may have ", limit.rlim_cur, " bytes of addresses (ulimit -v), and ",
-                "every rank sets ", kRangeBytes, " aside");
 }
 
 // The last of a list in the order of addresses that lies before `block`; null for none.
@@ -313,11 +304,11 @@ void Pool::count_outside(std::int64_t bytes, const char* what) {
 }
 
 void Pool::fail(std::int64_t bytes, StreamId stream, OwnerId owner) const {
-  throw OutOfMemory(
-      concat("allocate: no ", bytes, " bytes for '", ledger_.lines()[owner].owner, "' on stream ",
-             name(stream), ": ", ledger_.live_bytes(), " are in use, ", reserved_, " are reserved",
-             limit_ ? concat(", the limit is ", limit_) : std::string(), address_limit(),
-             "; make the batch or the model smaller, or use more ranks\n", ledger_.table()));
+  throw OutOfMemory(concat("allocate: no ", bytes, " bytes for '", ledger_.lines()[owner].owner,
+                           "' on stream ", name(stream), ": ", ledger_.live_bytes(),
+                           " are in use, ", reserved_, " are reserved", describe_limits(limit_),
+                           "; make the batch or the model smaller, or use more ranks\n",
+                           ledger_.table()));
 }
 
 }  // namespace tessera

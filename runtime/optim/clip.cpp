@@ -36,7 +36,7 @@ Tensor sum_of_squares(const std::vector<std::shared_ptr<FlatGroup>>& groups, Com
   const Tensor sum = Tensor::empty({}, f64, device);
   auto accumulate = raw::Accumulate::no;
   for (const auto& group : groups) {
-    if (group->sums != comm || !group->gradient.defined()) continue;
+    if (group->sums.get() != comm || !group->gradient.defined()) continue;
     raw::sumsq_into(sum, gradient_of(*group), accumulate);
     accumulate = raw::Accumulate::yes;
   }
@@ -56,8 +56,8 @@ Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm)
 
   std::vector<Communicator*> comms;  // in order of first mention, the same on every rank
   for (const auto& group : groups)
-    if (std::find(comms.begin(), comms.end(), group->sums) == comms.end())
-      comms.push_back(group->sums);
+    if (std::ranges::find(comms, group->sums.get()) == comms.end())
+      comms.push_back(group->sums.get());
   Tensor sum;
   for (Communicator* const comm : comms) {
     const Tensor part = sum_of_squares(groups, comm, device);

@@ -1,17 +1,28 @@
 #include "tessera/optim/optimizer.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "runtime/tensor/launch.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera::optim {
+namespace {
+
+void expect_rate(const char* what, double value) {
+  TESSERA_EXPECT(value >= 0 && std::isfinite(value), what, " is ", value,
+                 ", expected a finite number of at least 0");
+}
+
+}  // namespace
 
 Optimizer::Optimizer(std::vector<Parameter> parameters, double lr, double weight_decay,
                      const Needs& needs)
     : parameters_(std::move(parameters)), lr_(lr), weight_decay_(weight_decay), needs_(needs) {
   TESSERA_EXPECT(!parameters_.empty(), "optimizer: no parameters given");
+  expect_rate("optimizer: lr", lr);
+  expect_rate("optimizer: weight_decay", weight_decay);
   TESSERA_EXPECT(needs.moments >= 0 && needs.moments <= kernels::kMostMoments,
                  "optimizer: an update has 0 to ", kernels::kMostMoments, " arrays of state, not ",
                  needs.moments);
@@ -19,6 +30,16 @@ Optimizer::Optimizer(std::vector<Parameter> parameters, double lr, double weight
                      needs.scalar_bytes <= kernels::kMostScalarBytes,
                  "optimizer: the scalars of a step are 4 to ", kernels::kMostScalarBytes,
                  " bytes, whole words, not ", needs.scalar_bytes);
+}
+
+void Optimizer::set_lr(double lr) {
+  expect_rate("Optimizer::set_lr: lr", lr);
+  lr_ = lr;
+}
+
+void Optimizer::set_steps(std::int64_t steps) {
+  TESSERA_EXPECT(steps >= 0, "Optimizer::set_steps: steps is ", steps, ", expected at least 0");
+  log_->steps = steps;
 }
 
 // By a kernel whose arguments hold the values.

@@ -8,6 +8,30 @@
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {
+namespace {
+
+// A full parameter that its borrower may keep, and that then refuses to be used.
+class Lent {
+ public:
+  Lent(const Device& device, std::byte* data, const Shape& shape, LastUse& use)
+      : shape_(shape), storage_(Storage::window(device, checked_mul(shape.numel(), 4), kLender)) {
+    storage_->data = data;
+    storage_->use = &use;
+    storage_->remedy = "it is lent for the callback only: copy what you keep, as by to_vector";
+  }
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+  ~Lent() { storage_->data = nullptr; }
+
+  Tensor tensor() const { return Tensor::wrap(storage_, shape_, f32); }
+
+ private:
+  static inline const std::string kLender = "for_each_full_parameter";
+  Shape shape_;
+  std::shared_ptr<Storage> storage_;
+};
+
+}  // namespace
 
 void for_each_full_parameter(
     nn::Module& module, const World& world,
@@ -33,15 +57,17 @@ void for_each_full_parameter(
     TESSERA_EXPECT(state.group != nullptr, "parameter '", name,
                    "' has no memory yet; call materialize on the model first");
     const FlatEntry& entry = state.group->entries[static_cast<std::size_t>(state.entry)];
+    const Tensor& values = state.group->values;
     if (state.spec.world == 1) {
-      f(name, state.group->values.view(state.shape, state.shape.strides(), entry.offset));
+      const Tensor whole = values.view(state.shape, state.shape.strides(), entry.offset);
+      f(name, Lent(whole.device(), whole.data(), state.shape, *whole.storage()->use).tensor());
       continue;
     }
     const auto storage = Storage::borrowed(device, memory->data(), memory->bytes(), use);
     const Tensor all = Tensor::wrap(storage, {state.spec.padded_numel()}, f32);
     if (entry.chunk > 0) {
       const Tensor own = all.view({entry.chunk}, {1}, state.spec.rank * entry.chunk);
-      raw::copy_into(own, state.group->values.view({entry.chunk}, {1}, entry.offset));
+      raw::copy_into(own, values.view({entry.chunk}, {1}, entry.offset));
       const Access accesses[] = {all.access(AccessMode::write)};
       world.control().submit(Collective{.send = own.data(),
                                         .recv = all.data(),
@@ -50,7 +76,7 @@ void for_each_full_parameter(
                                         .dtype = f32},
                              "all_gather_parameter", accesses);
     }
-    f(name, all.view(state.shape, state.shape.strides(), 0));
+    f(name, Lent(device, memory->data(), state.shape, use).tensor());
   }
   device.synchronize();
 }

@@ -58,7 +58,8 @@ void UnitShards::materialize(const Device& on) {
     if (states.empty()) continue;
     auto& group = is_trainable ? trainable : frozen;
     group = FlatGroup::make(name, states, device);
-    if (size() > 1) group->sums = &options.mesh.world().control();
+    const World& world = options.mesh.world();
+    if (size() > 1) group->sums = {world.share(), &world.control()};
   }
   for (const auto& p : streamed) {  // not as it was in a module that had memory before
     p->window = Storage::window(device, 0, name);

@@ -45,8 +45,9 @@ void launch_unary(const char* name, UnaryOp op, const Tensor& out, const Tensor&
 }
 
 Tensor unary(UnaryOp op, const Tensor& x) {
-  TESSERA_EXPECT(op == UnaryOp::neg || op == UnaryOp::abs || op == UnaryOp::logical_not ||
-                     is_floating(x.dtype()),
+  const bool takes_integers = op == UnaryOp::neg || op == UnaryOp::abs;
+  TESSERA_EXPECT(is_floating(x.dtype()) || op == UnaryOp::logical_not ||
+                     (takes_integers && x.dtype() != boolean),
                  name(op), ": the tensor is ", x.dtype(),
                  ", expected a floating dtype; cast it first");
   Tensor out = Tensor::empty(x.shape(), gives_boolean(op) ? boolean : x.dtype(), x.device());
@@ -54,7 +55,17 @@ Tensor unary(UnaryOp op, const Tensor& x) {
   return out;
 }
 
+// What no kernel computes would leave the result as it was allocated; see kernels::BinaryOp.
+void expect_known(Binary op, DType dtype) {
+  const bool is_floating_only = op == Binary::pow || op >= Binary::gelu_backward;
+  const bool takes_boolean = gives_boolean(op) || op == Binary::min || op == Binary::max;
+  TESSERA_EXPECT(dtype == boolean ? takes_boolean : is_floating(dtype) || !is_floating_only,
+                 name(op), ": the operands are ", dtype, ", expected ",
+                 is_floating_only ? "a floating dtype" : "numbers", "; cast them first");
+}
+
 Tensor scalar(Binary op, const Tensor& x, double s, bool left) {
+  expect_known(op, x.dtype());
   TESSERA_EXPECT(is_floating(x.dtype()) || s == std::trunc(s), name(op), ": the scalar ", s,
                  " is no whole number, and the tensor is ", x.dtype(),
                  "; cast the tensor to a floating dtype first (to divide, too: a quotient is a "
@@ -157,6 +168,7 @@ Tensor binary(Binary op, const Tensor& a, const Tensor& b) {
   const Device& device = detail::common_device(name(op), a, b);
   TESSERA_EXPECT(a.dtype() == b.dtype(), name(op), ": operands are ", a.dtype(), " and ", b.dtype(),
                  "; cast one of them");
+  expect_known(op, a.dtype());
   Tensor out = Tensor::empty(broadcast(a.shape(), b.shape()),
                              gives_boolean(op) ? boolean : a.dtype(), device);
   if (out.numel() == 0 || device.is_meta()) return out;

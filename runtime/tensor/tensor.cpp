@@ -172,8 +172,7 @@ Tensor Tensor::view(const Shape& shape, const Shape& strides, std::int64_t offse
 std::byte* Tensor::data() const {
   const Storage& s = *body().storage;
   TESSERA_EXPECT(!s.is_closed(), "a parameter of unit '", *s.unit,
-                 "' was used while the unit is closed; use it inside the module's call, or "
-                 "register the method that uses it");
+                 "' was used while the unit is closed; ", s.remedy);
   return s.data == nullptr ? nullptr : s.data + body().offset_bytes;
 }
 

@@ -3,6 +3,7 @@
 
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -61,6 +62,25 @@ class FullDisk {
 
 }  // namespace
 
+TEST_CASE("a file that is being written has no name, so a killed process leaves nothing") {
+  const TemporaryFolder folder;
+  if (folder.entries_of_unfinished() > 0) {
+    WARN("not tested: this file system has no files without a name");
+    return;
+  }
+  const std::string path = folder.write("file", "old");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    WholeFile file(path);
+    file.write("half of it");
+    ::kill(::getpid(), SIGKILL);
+  }
+  REQUIRE(child > 0);
+  ::waitpid(child, nullptr, 0);
+  CHECK(folder.entries() == 1);
+  CHECK(folder.read("file") == "old");
+}
+
 TEST_CASE("a file appears when it is committed, and not before") {
   const TemporaryFolder folder;
   const std::string path = folder.write("file", "old");
@@ -68,7 +88,7 @@ TEST_CASE("a file appears when it is committed, and not before") {
     WholeFile file(path, {.flush = flush});
     file.write("new ");
     file.write(flush ? "flushed" : "fast");
-    CHECK(folder.entries() == 2);
+    CHECK(folder.entries() == 1 + folder.entries_of_unfinished());
     CHECK(folder.read("file") == (flush ? "old" : "new flushed"));
     file.commit();
     CHECK(file.is_committed());

@@ -101,3 +101,9 @@ TEST_CASE("whatever is thrown can be quoted, and an error of ours learns its ran
     CHECK(describe_exception() == "in flight");
   }
 }
+
+TEST_CASE("what is no UTF-8 is replaced, byte by byte, and nothing else") {
+  CHECK(as_utf8("a\n\t\xe2\x82\xac") == "a\n\t\xe2\x82\xac");
+  CHECK(as_utf8("\xff\xe2\x82!") == "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd!");
+  CHECK(is_utf8(as_utf8(std::string("\x00\xc0\xaf\xed\xa0\x80", 6))));
+}

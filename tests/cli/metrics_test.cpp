@@ -12,6 +12,7 @@
 #include <regex>
 #include <string>
 
+#include "runtime/base/machine.hpp"
 #include "tessera/base/error.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/temporary_folder.hpp"

@@ -2,10 +2,12 @@
 #include <chrono>
 #include <exception>
 #include <fstream>
+#include <optional>
 #include <random>
 #include <stdexcept>
 
 #include "tessera/comm/lost_rank.hpp"
+#include "tessera/comm/mesh.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tests/comm/battery.hpp"
@@ -249,4 +251,24 @@ TEST_CASE("mpi: ranks that ask for different sizes all hear of it", "[comm][mpi]
 TEST_CASE("mpi: executors that cannot cross processes are refused", "[comm][mpi]") {
   for (const auto executor : {ExecutorKind::shuffled, ExecutorKind::virtual_})
     CHECK_THAT(thrown([](World&) {}, {.executor = executor}), Contains("ContractError"));
+}
+
+TEST_CASE("mpi: memory that outlives its world stays, and a collective says what is gone",
+          "[comm][mpi]") {
+  keeper();
+  std::shared_ptr<SymmetricMemory> memory;
+  std::optional<DeviceMesh> mesh;
+  {
+    World world = World::mpi();
+    mesh = DeviceMesh::flat(world);
+    // One rank's is enough to keep the others' mapped, too.
+    auto made = world.allocate_symmetric(1 << 16);
+    if (world.rank() == 0) memory = std::move(made);
+  }
+  if (memory) memory->data()[0] = memory->data()[memory->bytes() - 1] = std::byte{1};
+  CHECK_THROWS_WITH(mesh->world().sum(1), Contains("its World has ended; keep the World"));
+  CHECK_THROWS_WITH(mesh->world().allocate_symmetric(64), Contains("its World has ended"));
+  memory.reset();
+  mesh.reset();
+  CHECK(keeper().sum(1) == keeper().size());
 }

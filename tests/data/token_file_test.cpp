@@ -298,3 +298,41 @@ TEST_CASE("a batch that does not fit its rank is refused") {
   CHECK_THROWS_AS(loader.batch(0, 0, 3, 0, std::span(b.inputs).first(7), b.targets), ContractError);
   CHECK_NOTHROW(loader.batch(0, 2, 3, 0, b.inputs, b.targets));
 }
+
+TEST_CASE("ranks that share a look at a file find the first bad token between them") {
+  const TemporaryFolder folder;
+  constexpr std::int64_t kTokens = 3'000'000;  // 6 MB: several of the parts that are read at once
+  for (const bool is_wide : {true, false})
+    for (const std::int64_t place :
+         {std::int64_t{0}, std::int64_t{1'999'999}, kTokens - 1, kTokens}) {
+      const std::size_t width = is_wide ? 2 : 1;
+      std::string bytes(static_cast<std::size_t>(kTokens) * width, '\x01');
+      if (place < kTokens) bytes[static_cast<std::size_t>(place) * width + (width - 1)] = '\x7f';
+      const std::string path = folder.write(is_wide ? "t.bin" : "t.txt", bytes);
+      const std::int64_t vocabulary = is_wide ? 0x102 : 0x7f;
+      const TokenFile file(path, vocabulary, Scan::later);
+      INFO(path << ", position " << place);
+      std::int64_t first = kTokens, seen = 0, calls = 0;
+      for (std::int64_t rank = 0; rank < 3; ++rank) {
+        const std::int64_t begin = kTokens * rank / 3, end = kTokens * (rank + 1) / 3;
+        std::int64_t last = 0;
+        const std::int64_t bad = file.find_bad(begin, end, [&](std::int64_t done) {
+          CHECK(done > last);
+          last = done, ++calls;
+        });
+        if (bad < end) first = std::min(first, bad);
+        if (bad == end) seen += last;
+      }
+      CHECK(first == place);
+      if (place == kTokens) {
+        CHECK(seen == kTokens);
+        CHECK(calls >= 3);
+        CHECK_NOTHROW(TokenFile(path, vocabulary));
+        continue;
+      }
+      const std::string says = "at position " + std::to_string(place) + ", beyond the vocabulary";
+      CHECK(data_error([&] { TokenFile(path, vocabulary); }).find(says) != std::string::npos);
+      std::int32_t id = 0;
+      CHECK(data_error([&] { file.read(place, {&id, 1}); }).find(says) != std::string::npos);
+    }
+}

@@ -3,12 +3,14 @@
 
 #include <cstring>
 
+#include "runtime/base/machine.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tests/memory/helpers.hpp"
 #include "tests/support/catch.hpp"
 
 using namespace tessera;
+using Catch::Matchers::Contains;
 using tessera::testing::touch;
 
 TEST_CASE("a buffer owns its block and gives it back once") {
@@ -124,4 +126,26 @@ TEST_CASE("a staged copy keeps its values while the host prepares the next", "[t
   device.synchronize();
   for (int round = 0; round < kRounds; ++round)
     REQUIRE(seen[static_cast<std::size_t>(round)] == 512 * round);
+}
+
+TEST_CASE("more than the machine has is OutOfMemory with the ledger, before a page is touched") {
+  const std::int64_t all = physical_memory_bytes();
+  REQUIRE(all > 0);
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  Memory& memory = Memory::of(device);
+  const OwnerGuard owner(device, "far too large");
+  const Buffer small = memory.allocate(1000, StreamId::compute);
+  for (const std::int64_t bytes : {all + 1, std::int64_t{1} << 45}) {
+    std::string message;
+    try {
+      memory.allocate(bytes, StreamId::compute);
+    } catch (const OutOfMemory& error) {
+      message = error.what();
+    }
+    CHECK_THAT(message, Contains("for 'far too large'") &&
+                            Contains("the machine has " + std::to_string(all)) && Contains("\n"));
+  }
+  CHECK(memory.reserved_bytes() == kSegmentBytes);
+  CHECK(range_bytes(1) <= std::min(kRangeBytes, all));
+  CHECK(range_bytes(kRangeBytes + 1) == kRangeBytes + 1);
 }

@@ -115,7 +115,7 @@ TEST_CASE("ranks with different shards find one norm and one factor", "[optim][t
     const auto r = static_cast<std::size_t>(world.rank());
     Bag bag(kClippedShapes);  // stands for this rank's shards
     bag.materialize(world.device());
-    bag.items[0].state()->group->sums = &world.control();
+    bag.items[0].state()->group->sums = {world.share(), &world.control()};
     give_gradients(bag, all[r]);
     norms[r] = optim::clip_grad_norm(bag.parameters(), 2).item();
     scaled[r] = bag.items[2].grad().to_vector<float>();

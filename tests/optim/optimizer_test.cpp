@@ -7,6 +7,7 @@
 
 using namespace tessera;
 using namespace tessera::testing;
+using Catch::Matchers::Contains;
 
 namespace {
 
@@ -275,4 +276,24 @@ TEST_CASE("optimizers refuse what makes no sense", "[optim]") {
   bag.materialize(Device::cpu());
   optimizer.prepare();
   CHECK(optimizer.states().size() == 1);
+}
+
+TEST_CASE("a setter refuses what its constructor does, and names it", "[optim]") {
+  Fixture f;
+  INFO("seed " << f.draw.seed);
+  f.bag.materialize(f.device);
+  optim::AdamW adamw(f.bag.parameters(), {.lr = 0.5});
+  optim::Sgd sgd(f.bag.parameters(), {.lr = 0.5});
+  for (optim::Optimizer* const optimizer :
+       {static_cast<optim::Optimizer*>(&adamw), static_cast<optim::Optimizer*>(&sgd)}) {
+    CHECK_THROWS_WITH(optimizer->set_lr(std::nan("")), Contains("Optimizer::set_lr: lr is nan"));
+    CHECK_THROWS_WITH(optimizer->set_lr(-5), Contains("Optimizer::set_lr: lr is -5"));
+    CHECK_THROWS_WITH(optimizer->set_lr(INFINITY), Contains("Optimizer::set_lr: lr is inf"));
+    CHECK_THROWS_WITH(optimizer->set_steps(-1), Contains("Optimizer::set_steps: steps is -1"));
+    CHECK(optimizer->lr() == 0.5);
+    optimizer->set_lr(0);
+    CHECK(optimizer->lr() == 0);
+  }
+  CHECK_THROWS_AS(optim::Sgd(f.bag.parameters(), {.lr = INFINITY}), ContractError);
+  CHECK_THROWS_AS(optim::AdamW(f.bag.parameters(), {.weight_decay = INFINITY}), ContractError);
 }

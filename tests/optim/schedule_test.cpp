@@ -102,3 +102,9 @@ TEST_CASE("a schedule rises, stays and falls, and never leaves its bounds", "[op
   CHECK_THROWS_AS(lr_factor({.steps = 10}, -1), ContractError);
   CHECK_THROWS_AS(lr_factor({.steps = 10, .decay_ratio = 1.5}, 1), ContractError);
 }
+
+TEST_CASE("a schedule refuses a minimum that is negative or no number") {
+  for (const double minimum : {-0.5, std::nan(""), static_cast<double>(INFINITY)})
+    CHECK_THROWS_WITH(optim::lr_factor({.steps = 9, .min_lr_factor = minimum}, 0),
+                      Catch::Matchers::Contains("min_lr_factor is "));
+}

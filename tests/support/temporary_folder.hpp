@@ -1,7 +1,9 @@
 // A fresh folder under the system's temporary one, gone at the end of the scope.
 #pragma once
 
+#include <fcntl.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <filesystem>
@@ -44,6 +46,14 @@ class TemporaryFolder {
   std::size_t entries() const {
     const std::filesystem::directory_iterator begin(path_);
     return static_cast<std::size_t>(std::distance(begin, std::filesystem::directory_iterator()));
+  }
+
+  // How many a file has that is being written: 0 or, where the file system knows no files without a
+  // name, 1.
+  std::size_t entries_of_unfinished() const {
+    const int descriptor = ::open(path_.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    if (descriptor >= 0) ::close(descriptor);
+    return descriptor < 0 ? 1 : 0;
   }
 
  private:

@@ -4,6 +4,7 @@
 
 using namespace tessera;
 using namespace tessera::testing;
+using Catch::Matchers::Contains;
 using raw::Binary;
 
 namespace {
@@ -323,4 +324,24 @@ TEST_CASE("swiglu over rows of any layout") {
                                }),
                    [&](double v) { return kLargest * few_roundings(dtype)(v); });  // |up| at most
     }
+}
+
+TEST_CASE("what no kernel computes on integers or booleans is refused, by name", "[tensor]") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  const Tensor whole = Tensor::arange(3, i32, device), flags = Tensor::ones({3}, boolean, device);
+  for (const Binary op : {Binary::pow, Binary::gelu_backward, Binary::tanh_backward})
+    for (const Tensor& x : {whole, flags}) {
+      const std::string says = std::string(name(op)) + ": the operands are " +
+                               std::string(name(x.dtype())) + ", expected a floating dtype";
+      CHECK_THROWS_WITH(raw::binary(op, x, x), Contains(says));
+      CHECK_THROWS_WITH(raw::binary(op, x, 2.0), Contains(says));
+      CHECK_THROWS_WITH(raw::binary(op, 2.0, x), Contains(says));
+    }
+  for (const Binary op : {Binary::add, Binary::sub, Binary::mul, Binary::div})
+    CHECK_THROWS_WITH(raw::binary(op, flags, flags),
+                      Contains(name(op)) && Contains("bool, expected numbers"));
+  CHECK_THROWS_WITH(raw::neg(flags), Contains("neg: the tensor is bool"));
+  CHECK(raw::binary(Binary::max, flags, flags).dtype() == boolean);
+  CHECK(raw::binary(Binary::div, raw::add(whole, whole), 1.0).to_vector<std::int32_t>() ==
+        std::vector<std::int32_t>{0, 2, 4});
 }

@@ -61,12 +61,13 @@ Inputs open_inputs(const Config& config, int world_size, Writes writes) {
   const Config::Data& data = config.data;
   if (!data.path.empty()) {
     inputs.loader = named("data.path", [&] {
-      return data::TokenLoader(data::TokenFile(data.path, config.model.vocab_size),
-                               {.seq_len = config.training.seq_len,
-                                .global_batch = split_batch(config, world_size).global,
-                                .order = data.order,
-                                .seed = static_cast<std::uint64_t>(config.debug.seed),
-                                .heldout = data.heldout});
+      return data::TokenLoader(
+          data::TokenFile(data.path, config.model.vocab_size, data::Scan::later),
+          {.seq_len = config.training.seq_len,
+           .global_batch = split_batch(config, world_size).global,
+           .order = data.order,
+           .seed = static_cast<std::uint64_t>(config.debug.seed),
+           .heldout = data.heldout});
     });
   }
   if (!config.flags.load.empty()) {

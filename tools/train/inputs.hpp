@@ -36,10 +36,10 @@ auto named(std::string_view option, F&& f) {
 // Where a rank's flight record goes: its number before the extension of `path`.
 std::string flight_record_path(const std::string& path, int rank);
 
-// Opens what is read, then checks that --save, --trace and a comm.flight_record that was given can
-// be written, and metrics.jsonl, whose first line truncates it. A --dry-run opens nothing, and
-// checks --trace. One set serves all ranks of a process.
-// Throws: DataError that begins with the option's name.
+// Opens what is read, without a look at the tokens (see agreement.hpp), then checks that --save,
+// --trace and a comm.flight_record that was given can be written, and metrics.jsonl, whose first
+// line truncates it. A --dry-run opens nothing, and checks --trace. One set serves all ranks of a
+// process. Throws: DataError that begins with the option's name.
 Inputs open_inputs(const Config& config, int world_size, Writes writes);
 
 }  // namespace tessera::train

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -58,6 +59,10 @@ std::string memory_field(const StepMetrics& metrics, std::int64_t capacity_bytes
   if (capacity_bytes > 0)
     field += format("(%.2f%%)", 100 * bytes / static_cast<double>(capacity_bytes));
   return field;
+}
+
+std::string reason(int error) {
+  return error == EWOULDBLOCK ? "another run is writing it" : std::strerror(error);
 }
 
 bool is_set(const char* variable) {
@@ -118,8 +123,19 @@ std::string progress_bar(std::int64_t step, std::int64_t steps, double loss, dou
 void JsonlWriter::open(int flags) {
   // Without O_NONBLOCK a named pipe that nobody reads would stop the run here for ever.
   const int descriptor = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | flags, 0666);
-  if (descriptor >= 0) ::fcntl(descriptor, F_SETFL, 0);
-  if (descriptor >= 0) file_.reset(::fdopen(descriptor, "w"));
+  if (descriptor < 0) return;
+  ::fcntl(descriptor, F_SETFL, 0);
+  file_.reset(::fdopen(descriptor, "w"));
+  // Two runs in one file would mix their lines. Not every file system can tell.
+  if (is_regular() && ::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    file_.reset();
+    errno = EWOULDBLOCK;
+  }
+}
+
+bool JsonlWriter::is_regular() const {
+  struct stat status{};
+  return ::fstat(::fileno(file_.get()), &status) == 0 && S_ISREG(status.st_mode);
 }
 
 JsonlWriter::JsonlWriter(const std::string& path) : path_(path) {
@@ -127,22 +143,17 @@ JsonlWriter::JsonlWriter(const std::string& path) : path_(path) {
   if (!file_ && errno == ENOENT)
     check_writable(path);
   else if (!file_)
-    throw DataError(
-        concat("'", path, "' cannot be written: ", std::strerror(errno), "; check the path"));
+    throw DataError(concat("'", path, "' cannot be written: ", reason(errno), "; check the path"));
 }
 
 void JsonlWriter::write(const StepMetrics& metrics) {
   const auto fail = [&] {
-    throw DeviceError(
-        concat("metrics.jsonl: writing '", path_, "' failed: ", std::strerror(errno)));
+    throw DeviceError(concat("metrics.jsonl: writing '", path_, "' failed: ", reason(errno)));
   };
   if (!std::exchange(begun_, true)) {
     if (!file_) open(O_CREAT);
     if (!file_) fail();
-    struct stat status{};
-    const int descriptor = ::fileno(file_.get());
-    const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
-    if (regular && ::ftruncate(descriptor, 0) != 0) fail();
+    if (is_regular() && ::ftruncate(::fileno(file_.get()), 0) != 0) fail();
   }
   const std::string line = json_line(metrics) + "\n";
   if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size() ||
@@ -239,11 +250,6 @@ void Console::draw_bar() {
                progress_bar(last_step_, steps_, last_loss_, left, terminal_.width - 1).c_str());
   std::fflush(terminal_.err);
   bar_shown_ = true;
-}
-
-std::int64_t physical_memory_bytes() {
-  const long pages = ::sysconf(_SC_PHYS_PAGES), page_bytes = ::sysconf(_SC_PAGESIZE);
-  return pages > 0 && page_bytes > 0 ? std::int64_t{pages} * page_bytes : 0;
 }
 
 }  // namespace tessera::train

@@ -49,7 +49,7 @@ std::string progress_bar(std::int64_t step, std::int64_t steps, double loss, dou
 // leaves an older file alone; one flushed line a step.
 class JsonlWriter {
  public:
-  // Throws: DataError if the path cannot be written.
+  // Throws: DataError if the path cannot be written, and while another run writes it.
   explicit JsonlWriter(const std::string& path);
   // Throws: DeviceError if the system refuses.
   void write(const StepMetrics& metrics);
@@ -59,6 +59,7 @@ class JsonlWriter {
     void operator()(std::FILE* file) const { std::fclose(file); }  // every line is flushed already
   };
   void open(int flags);
+  bool is_regular() const;
 
   std::string path_;
   bool begun_ = false;
@@ -108,8 +109,5 @@ class Console {
   std::chrono::steady_clock::time_point started_;
   bool bar_shown_ = false;
 };
-
-// The memory of this machine, 0 if it does not say.
-std::int64_t physical_memory_bytes();
 
 }  // namespace tessera::train

@@ -14,16 +14,17 @@
 #include <utility>
 #include <vector>
 
-#include "build_info.hpp"
+#include "runtime/base/machine.hpp"
 #include "runtime/device/testing.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/base/philox.hpp"
+#include "tessera/base/utf8.hpp"
 #include "tessera/checkpoint/model.hpp"
 #include "tessera/nn/generate.hpp"
 #include "tessera/run/run.hpp"
+#include "tools/train/agreement.hpp"
 #include "tools/train/flight_record_file.hpp"
 #include "tools/train/inputs.hpp"
-#include "tools/train/schema.hpp"
 #include "tools/train/signals.hpp"
 #include "tools/train/trainer.hpp"
 
@@ -102,32 +103,6 @@ int dry_run(const Config& config, int ranks) {
   return 0;
 }
 
-// What every rank must be told alike, by name. Each machine has its own paths, threads and modules.
-std::vector<std::pair<std::string, std::string>> common_facts(const Config& config,
-                                                              const Inputs& inputs) {
-  std::vector<std::pair<std::string, std::string>> facts = {
-      {"the program's commit", tools::kCommit},
-      {"the tokens in data.path", inputs.loader ? concat(inputs.loader->file().size()) : "none"}};
-  for (const Key& key : schema())
-    if (const std::string name = key.full_name();
-        name != "threads" && name != "device.module" && name != "data.path" && name != "load")
-      facts.emplace_back(name, shown_value(key, key.get(config)));
-  return facts;
-}
-
-// Collective. Processes read their options and files each on its own, and shards of different
-// models would mix silently.  Throws: DataError that names the first difference, on every rank.
-void check_agreement(const Config& config, const Inputs& inputs, const World& world) {
-  for (const auto& [name, value] : common_facts(config, inputs)) {
-    const auto hash = static_cast<double>(fnv1a(value) >> 11);  // 53 bits travel exactly
-    double ends[] = {hash, -hash};
-    world.max(ends);
-    if (ends[0] == -ends[1]) continue;
-    throw DataError(concat(name, ": ranks differ, rank ", world.rank(), " has ",
-                           value.empty() ? "none" : value, "; start every rank alike"));
-  }
-}
-
 // The run of one rank.
 class Run {
  public:
@@ -160,9 +135,8 @@ class Run {
     if (config_.training.steps > 0) say([&] { describe(model); });
     install_signal_handlers();  // until now there was nothing to end in order
     const bool stopped = train();
-    if (stopped && requested_signal() != 0)
+    if (const int signal = agreed_signal(); stopped && signal != 0)
       say([&] {
-        const int signal = requested_signal();
         console_->line(concat("stopped by ",
                               signal == SIGINT   ? "SIGINT"
                               : signal == SIGHUP ? "SIGHUP"
@@ -174,26 +148,31 @@ class Run {
     const bool learnt = !diverged_ || steps_done_ > 1;  // else nothing that was not there before
     if (!config_.flags.save.empty() && learnt) save(model);
     if (output_failure_) std::rethrow_exception(output_failure_);
-    world_.barrier();
+    int signal = agreed_signal();
     if (speaks_ && traces_) traces_->write();
     if (!stopped && !config_.flags.sample.empty()) {
       restore_signal_handlers();  // nothing is left to save
-      if (world_.sum(requested_signal() != 0) == 0) sample(model);
+      signal = agreed_signal();
+      if (signal == 0) sample(model);
     }
     if (diverged_) {
       if (speaks_)
-        log(LogLevel::error, concat("training.stop_on_nan: the loss or the gradient of step ",
-                                    steps_done_, " is not finite; ",
+        log(LogLevel::error, concat("training.stop_on_nan: ", not_finite_, " of step ", steps_done_,
+                                    " is not finite; ",
                                     config_.flags.save.empty() ? "nothing was saved"
                                     : learnt                   ? "the weights before it are saved"
                                              : "there was no step before it to save",
                                     "; lower optimizer.lr or look at the data"));
       return 1;
     }
-    return requested_signal() != 0 ? 128 + requested_signal() : stopped ? 128 + SIGTERM : 0;
+    return signal != 0 ? 128 + signal : stopped ? 128 + SIGTERM : 0;
   }
 
  private:
+  // Collective. The last of the signals that any rank was sent, 0 for none: one rank may be sent
+  // another than its peers, and all end with one code.
+  int agreed_signal() const { return static_cast<int>(world_.max(requested_signal())); }
+
   // A system without that much would kill the process without a line. A GPU's driver says it.
   void check_memory(std::int64_t weight_bytes) {
     if (world_.device().kind() != DeviceKind::cpu) return;
@@ -273,6 +252,11 @@ class Run {
       peak_ = std::max(peak_, bytes_of(largest[2]));
       say([&] { report(step, result, largest, tokens / wall.count(), flops); });
       diverged_ = result.diverged;
+      if (diverged_)
+        not_finite_ = !result.bad_parameter.empty()
+                          ? concat("the gradient of '", result.bad_parameter, "'")
+                      : std::isfinite(result.loss) ? "the norm of the gradient"
+                                                   : "the loss";
       if (diverged_ || result.stop) return true;
       const std::int64_t freq = config_.validation.freq;
       if (freq > 0 && (step + 1) % freq == 0 && step + 1 < config_.training.steps)
@@ -363,7 +347,7 @@ class Run {
     if (!speaks_) return;
     std::string text = config_.flags.sample;
     for (const std::int32_t t : tokens) text += static_cast<char>(t);
-    console_->line(text);
+    console_->line(as_utf8(text));
   }
 
   const Config& config_;
@@ -378,6 +362,7 @@ class Run {
   std::int64_t steps_done_ = 0;
   std::int64_t peak_ = 0;
   bool diverged_ = false;         // in step steps_done_
+  std::string not_finite_;        // there
   bool steps_as_planned_ = true;  // live and reserved, on this rank
   PhaseMemory evaluation_;
 };
@@ -402,13 +387,17 @@ int train(const Config& config, const LaunchEnvironment& environment,
   const WorldOptions options = world_options(config, race_checker);
   FlightRecordFiles records(config.comm.flight_record);
   std::optional<Inputs> inputs;  // one set serves all ranks of a process
-  if (!environment.several_processes()) inputs = open_inputs(config, ranks, Writes::yes);
+  if (!environment.several_processes()) {
+    inputs = open_inputs(config, ranks, Writes::yes);
+    look_at_tokens(*inputs);
+  }
   int code = 0;
   const auto rank = [&](const World& world) {
     if (!inputs) {  // under MPI, which alone knows the number of ranks
       validate(config, world.size());
       inputs = open_inputs(config, world.size(), world.rank() == 0 ? Writes::yes : Writes::no);
       check_agreement(config, *inputs, world);
+      look_at_tokens(*inputs, &world);
     }
     const int own = records.during(
         world, [&] { return Run(config, *inputs, world, traces ? &*traces : nullptr)(); });

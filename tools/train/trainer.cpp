@@ -1,5 +1,6 @@
 #include "tools/train/trainer.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -112,16 +113,10 @@ Trainer::Trainer(const Config& config, const World& world)
   shard_plan(*model_);  // fixes the slots, on every rank at the same point
 }
 
-StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
+Tensor Trainer::accumulate(std::int64_t step, const FillBatch& fill) {
   const Device& device = world_.device();
-  DeviceContext& context = device.context();
-  memory().ledger().reset_peak();
-  const auto begin = std::chrono::steady_clock::now();
-  const double blocked = context.blocked_seconds(),
-               waited = context.executor().waited_seconds(StreamId::compute);
-
   const Shape shape{split_.local, config_.training.seq_len};
-  Tensor total;  // of the losses, f32 []
+  Tensor total;
   for (std::int64_t micro = 0; micro < split_.micro_batches; ++micro) {
     const std::int64_t row = micro * split_.local;
     fill(step, row, inputs_, targets_);
@@ -141,6 +136,33 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
     total = total.defined() ? raw::add(total, loss.detach()) : loss.detach();
     loss.backward();
   }
+  return total;
+}
+
+std::string Trainer::find_bad_parameter(std::int64_t step, const FillBatch& fill) {
+  accumulate(step, fill);
+  const auto parameters = model_->named_parameters();
+  std::size_t first = 0;
+  const auto is_finite = [](const Parameter& p) {
+    const Tensor own = p.grad();
+    return !own.defined() ||
+           std::ranges::all_of(own.to_vector<float>(), [](float x) { return std::isfinite(x); });
+  };
+  while (first < parameters.size() && is_finite(parameters[first].second)) ++first;
+  first = static_cast<std::size_t>(-world_.max(-static_cast<double>(first)));  // of all ranks
+  optimizer_->zero_grad();
+  return first < parameters.size() ? parameters[first].first : "";
+}
+
+StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
+  const Device& device = world_.device();
+  DeviceContext& context = device.context();
+  memory().ledger().reset_peak();
+  const auto begin = std::chrono::steady_clock::now();
+  const double blocked = context.blocked_seconds(),
+               waited = context.executor().waited_seconds(StreamId::compute);
+
+  const Tensor total = accumulate(step, fill);
   StepResult result;
   result.lr = learning_rate(config_, step);
   const Tensor norm = optim::clip_grad_norm(parameters_, config_.training.max_norm);
@@ -169,6 +191,7 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   result.host_seconds = tells ? wall.count() - (context.blocked_seconds() - blocked) : -1;
   const double now = context.executor().waited_seconds(StreamId::compute);
   result.exposed_seconds = now < 0 ? -1 : now - waited;
+  if (result.diverged) result.bad_parameter = find_bad_parameter(step, fill);
   return result;
 }
 

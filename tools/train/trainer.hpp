@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "tessera/comm/world.hpp"
@@ -29,8 +30,9 @@ struct StepResult {
   double loss = 0;       // mean over the global batch, before the update
   double grad_norm = 0;  // before clipping
   double lr = 0;
-  bool stop = false;      // some rank was asked to stop
-  bool diverged = false;  // loss or norm is not finite, so that no weight was updated
+  bool stop = false;            // some rank was asked to stop
+  bool diverged = false;        // loss or norm is not finite, so that no weight was updated
+  std::string bad_parameter{};  // then the first in the model whose gradient is not; "" for none
   double host_seconds = 0, exposed_seconds = 0;  // negative where the executor cannot tell
   std::int64_t peak_bytes = 0;
 };
@@ -72,6 +74,12 @@ class Trainer {
   }
 
  private:
+  // The gradients of a step, without clipping. Returns the sum of its losses, f32 [].
+  Tensor accumulate(std::int64_t step, const FillBatch& fill);
+  // Clipping spreads NaN to all gradients, so a step that has diverged makes them once more, and a
+  // good one pays nothing. Collective.
+  std::string find_bad_parameter(std::int64_t step, const FillBatch& fill);
+
   const Config& config_;
   const World& world_;
   BatchSplit split_;

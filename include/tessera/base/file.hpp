@@ -64,11 +64,13 @@ struct WholeFileOptions {
   bool flush = true;     // whole after a loss of power too, which costs a wait for the disk
 };
 
-// A file that appears whole or not at all: filled under a temporary name in the same folder, which
-// `commit` turns into its own in one step. Without `commit` the temporary file is removed, and a
-// file of that name stays as it was. The new file has the mode of the one that it replaces, as far
-// as `options.mode` goes, and a symbolic link stays: the file that it names is replaced. Two
-// writers, of one process or several, never share a temporary file; the last one to commit wins.
+// A file that appears whole or not at all: filled without a name, and `commit` gives it one in one
+// step. Until then a file of that name stays as it was, and nothing is left even of a process that
+// is killed. Where the file system has no files without a name (NFS), it has a temporary one in the
+// same folder, NAME.tmp-PID-N, which only a killed process leaves behind. The new file has the mode
+// of the one that it replaces, as far as `options.mode` goes, and a symbolic link stays: the file
+// that it names is replaced. Two writers, of one process or several, never share a temporary file;
+// the last one to commit wins.
 class WholeFile {
  public:
   // Throws: DeviceError if the file cannot be created; see check_writable.
@@ -78,7 +80,7 @@ class WholeFile {
   ~WholeFile();
 
   const std::string& path() const noexcept { return path_; }
-  bool is_committed() const noexcept { return temporary_.empty(); }
+  bool is_committed() const noexcept { return is_committed_; }
   // Throws: ContractError after `commit`; DeviceError if the system refuses.
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
@@ -86,11 +88,16 @@ class WholeFile {
   void commit();
 
  private:
+  friend void check_writable(const std::string& path);
   [[noreturn]] void fail(int error) const;
+  // A temporary name, unless it has one.
+  void give_name();
 
-  std::string path_, target_, temporary_;
+  std::string path_, target_;
+  std::string temporary_;  // empty for a file without a name
   WholeFileOptions options_;
   int descriptor_ = -1;
+  bool is_committed_ = false;
 };
 
 // Writes `text` as the whole of `path`.  Throws: DeviceError if the system refuses.

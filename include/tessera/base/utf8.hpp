@@ -51,6 +51,17 @@ inline std::string printable(std::string_view text) {
   return out;
 }
 
+// `text` with U+FFFD for every byte that is not UTF-8; line ends and the like stay.
+inline std::string as_utf8(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const std::size_t length = utf8_length(text);
+    out += length > 0 ? text.substr(0, length) : std::string_view("\xef\xbf\xbd");
+    text.remove_prefix(length > 0 ? length : 1);
+  }
+  return out;
+}
+
 static_assert(utf8_length("\xe2\x82\xac!") == 3 && utf8_length("\xc0\xaf") == 0);
 static_assert(utf8_length("\xed\xa0\x80") == 0 && is_utf8("a\xf0\x9f\x98\x80") &&
               !is_utf8("a\xf0\x9f"));

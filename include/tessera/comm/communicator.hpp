@@ -111,6 +111,7 @@ class Communicator {
   std::uint64_t submitted() const noexcept { return submitted_; }
   // Counts from the beginning again. For World::resume, which calls it on every rank.
   void restart() noexcept { submitted_ = 0; }
+  void end() noexcept { has_ended_ = true; }  // to submit is a ContractError from now on
 
  protected:
   Communicator(DeviceContext& context, FlightRecorder& recorder, std::string role, StreamId stream,
@@ -135,6 +136,7 @@ class Communicator {
   StreamId stream_;
   int rank_, size_;
   std::uint64_t submitted_ = 0;
+  bool has_ended_ = false;
 };
 
 }  // namespace tessera

@@ -5,19 +5,19 @@
 
 namespace tessera {
 
-// A small value; the world must outlive it.
+// A small value. After its world has ended, what is left of it says so: see World.
 class DeviceMesh {
  public:
   // All ranks of the world in one dimension, over which parameters are sharded.
-  static DeviceMesh flat(const World& world) { return DeviceMesh(world); }
+  static DeviceMesh flat(const World& world) { return DeviceMesh(world.share()); }
 
   const World& world() const noexcept { return *world_; }
   int shard_rank() const noexcept { return world_->rank(); }
   int shard_size() const noexcept { return world_->size(); }
 
  private:
-  explicit DeviceMesh(const World& world) : world_(&world) {}
-  const World* world_;
+  explicit DeviceMesh(std::shared_ptr<const World> world) : world_(std::move(world)) {}
+  std::shared_ptr<const World> world_;
 };
 
 }  // namespace tessera

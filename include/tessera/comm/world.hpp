@@ -56,6 +56,8 @@ struct WorldOptions {
 enum class WorldKind : std::uint8_t { single, local, mpi, emulated };
 std::string_view name(WorldKind kind);
 
+// A world ends with this object. Models that were sharded over it may live on, and their values can
+// be read; a collective of theirs is a ContractError.
 class World {
  public:
   // What a kind of world supplies; see runtime/comm/.
@@ -89,9 +91,12 @@ class World {
   // nothing runs at all.
   static World emulated(int rank, int size, const WorldOptions& options = {});
 
-  World(const World&) = delete;  // units, meshes and communicators know it by its address
+  World(const World&) = delete;  // it ends once
   World& operator=(const World&) = delete;
   ~World();
+
+  // The same world for a DeviceMesh, which may outlive this object. One address for all meshes.
+  std::shared_ptr<const World> share() const;
 
   WorldKind kind() const noexcept;
   int rank() const noexcept;
@@ -144,8 +149,8 @@ class World {
  private:
   friend void run_local(int, const WorldOptions&, const std::function<void(World&)>&);
   struct State;
-  explicit World(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  explicit World(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;  // not owned by the one that `share` gives, which lies in it
 };
 
 // Runs `body` once per rank, each on a thread of its own, and returns when all are done. When a

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -18,15 +19,17 @@
 
 namespace tessera::data {
 
+// Whether opening a file looks at every token once, so that a bad id is reported before training
+// and not in it. `later` is for ranks that share this work by find_bad.
+enum class Scan : std::uint8_t { now, later };
+
 // A file of tokens: `*.bin` is headerless little-endian uint16, anything else is bytes.
 class TokenFile {
  public:
-  // Looks at every token once, so that a bad id is reported before training and not in it.
-  //
   // Throws: DataError if the file cannot be read (see OpenFile), a `*.bin` has an odd number of
   // bytes, or an id is not below `vocab_size`; the message names the position of the first.
   // ContractError if `vocab_size` is not positive.
-  TokenFile(std::string path, std::int64_t vocab_size);
+  TokenFile(std::string path, std::int64_t vocab_size, Scan scan = Scan::now);
 
   const std::string& path() const noexcept { return file_.path(); }
   // The number of tokens.
@@ -34,8 +37,15 @@ class TokenFile {
   // The tokens from `first` on.  Throws: ContractError if they were not all in the file; where it
   // has changed since, DeviceError if they are no longer there and DataError if an id is too high.
   void read(std::int64_t first, std::span<std::int32_t> tokens) const;
+  // The position of the first id in [begin, end) that is too high, which `read` throws for, or
+  // `end`. `progress` hears every MiB or so how many tokens have been looked at, and may throw.
+  // Throws: as read.
+  std::int64_t find_bad(std::int64_t begin, std::int64_t end,
+                        const std::function<void(std::int64_t)>& progress = {}) const;
 
  private:
+  void expect_inside(const char* function, std::int64_t first, std::int64_t count) const;
+
   OpenFile file_;
   std::int64_t vocab_size_;
   std::int64_t token_bytes_;

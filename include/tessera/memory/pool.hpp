@@ -91,8 +91,9 @@ class Upstream {
   virtual bool resize(std::byte* data, std::int64_t bytes, std::int64_t new_bytes) noexcept = 0;
 };
 inline constexpr std::int64_t kRangeBytes = 16ll << 30;
-// Addresses that are set aside for a segment of `bytes`, and that it may grow to.
-constexpr std::int64_t range_bytes(std::int64_t bytes) { return std::max(bytes, kRangeBytes); }
+// Addresses that are set aside for a segment of `bytes`, and that it may grow to: kRangeBytes, but
+// no more than the machine has memory, and a small part of what the process may have (ulimit -v).
+std::int64_t range_bytes(std::int64_t bytes);
 std::unique_ptr<Upstream> system_memory();
 // Hands out address ranges that are counted and never touched. `pieces`: that can't grow.
 std::unique_ptr<Upstream> counted_memory(CudaMemory like = CudaMemory::mapped);
@@ -120,7 +121,7 @@ class Pool {
   std::int64_t release_cached();
 
   std::int64_t reserved_bytes() const noexcept { return reserved_; }  // a part of Memory's
-  // 0 means no limit. Counted against reserved_bytes().
+  // Of reserved_bytes(); 0 means no limit. On the CPU it begins as the machine's memory.
   void set_limit_bytes(std::int64_t bytes) noexcept { limit_ = bytes; }
   // `what` comes from the system and not from here, but is counted as a call of allocate.
   // Throws: OutOfMemory where a test makes that call fail.

@@ -57,12 +57,12 @@ class Optimizer {
   void zero_grad();
 
   double lr() const noexcept { return lr_; }
-  void set_lr(double lr) noexcept { lr_ = lr; }
+  void set_lr(double lr);  // throws: ContractError for what is negative or not finite
 
   // For keeping and restoring: steps taken so far (a reset takes back those that never began), and
   // the state of each group, in order of first mention (empty before prepare()).
   std::int64_t steps() const noexcept { return log_->steps; }
-  void set_steps(std::int64_t steps) noexcept { log_->steps = steps; }
+  void set_steps(std::int64_t steps);  // throws: ContractError for a negative number
   struct GroupState {
     std::shared_ptr<FlatGroup> group;
     std::vector<Tensor> moments;  // f32 [numel] each; what they are says the optimizer

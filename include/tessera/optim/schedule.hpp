@@ -30,12 +30,16 @@ struct Schedule {
 
 // The factor on the base learning rate at `step`, counted from 0. The last step keeps a rate above
 // the minimum.
-// Throws: ContractError for a negative number of steps and for a ratio outside [0, 1].
+// Throws: ContractError for a negative number of steps, for a ratio outside [0, 1] and for a
+// minimum that is negative or not finite.
 inline double lr_factor(const Schedule& s, std::int64_t step) {
   TESSERA_EXPECT(s.steps >= 0 && s.warmup_steps >= 0 && step >= 0, "lr_factor: step ", step, " of ",
                  s.steps, " with ", s.warmup_steps, " steps of warm-up; none may be negative");
   TESSERA_EXPECT(!s.decay_ratio || (*s.decay_ratio >= 0 && *s.decay_ratio <= 1),
                  "lr_factor: decay_ratio is ", s.decay_ratio.value_or(0), ", expected 0 to 1");
+  TESSERA_EXPECT(s.min_lr_factor >= 0 && std::isfinite(s.min_lr_factor),
+                 "lr_factor: min_lr_factor is ", s.min_lr_factor,
+                 ", expected a finite number of at least 0");
   const std::int64_t warmup = std::min(s.warmup_steps, s.steps);
   if (step < warmup) return static_cast<double>(step + 1) / static_cast<double>(warmup);
   if (s.decay_type == DecayType::constant) return 1;

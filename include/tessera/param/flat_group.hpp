@@ -63,7 +63,7 @@ struct FlatGroup {
   bool trainable = true;  // of all its parameters: frozen ones lie in a group of their own
   std::vector<std::shared_ptr<UpdateLog>> updates;  // of the optimizers that write `values`
   // For sums over the ranks that hold the other shards; null for one rank.
-  Communicator* sums = nullptr;
+  std::shared_ptr<Communicator> sums;
 
   std::int64_t counts_numel() const {
     return round_up(static_cast<std::int64_t>(entries.size()), kFlatAlign);

@@ -133,8 +133,9 @@ void skip_backward(nn::Module& root);
 void skip_backward(const Tensor& loss, bool retain_graph = false);
 
 // Calls f(name, full tensor f32) for every parameter below `module`, gathered one at a time from
-// the f32 shards, in the same order on every rank. The tensor is valid during the call. Collective.
-// Throws: ContractError for a parameter without memory.
+// the f32 shards, in the same order on every rank. The tensor is lent for the call of f, for
+// reading. Collective. Throws: ContractError for a parameter without memory, and where it is used
+// later.
 void for_each_full_parameter(
     nn::Module& module, const World& world,
     const std::function<void(const std::string& name, const Tensor& full)>& f);

@@ -51,7 +51,8 @@ Tensor abs(const Tensor& x);
 Tensor logical_not(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 
-// Comparisons and logical operations give boolean, the others the operands' dtype. The derivatives
+// Comparisons and logical operations give boolean, the others the operands' dtype: a quotient of
+// integers is cut off towards zero, where PyTorch gives a floating one. The derivatives
 // take (x, gradient), tanh_backward (y, gradient); kernels/ops.hpp has them all, with their dtypes.
 using Binary = kernels::BinaryOp;
 Tensor binary(Binary op, const Tensor& a, const Tensor& b);

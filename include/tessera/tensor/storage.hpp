@@ -41,6 +41,8 @@ struct Storage {
   const char* last_op = "";
   const char* last_writer = "";
   const std::string* unit = nullptr;  // set for a window: the unit's name
+  // What an error says of a window that is used while it is closed.
+  const char* remedy = "use it inside the module's call, or register the method that uses it";
 
   bool is_closed() const noexcept { return unit != nullptr && data == nullptr && bytes != 0; }
 };

@@ -160,6 +160,13 @@ class MpiBackend final : public World::Backend {
     share_segments(on_host, options);
   }
 
+  // A model that outlived its world, on some rank, is gone.
+  ~MpiBackend() override {
+    if (is_held_) free_all();
+  }
+  MpiBackend(const MpiBackend&) = delete;
+  MpiBackend& operator=(const MpiBackend&) = delete;
+
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
   int ranks_on_my_cores() const;
@@ -198,6 +205,7 @@ class MpiBackend final : public World::Backend {
   void free_let_go();
   void drain();
   void keep_channels() noexcept;
+  void free_all() noexcept;  // collective
 
   Session session_;  // first: MPI runs as long as the rest
   MPI_Comm all_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;
@@ -207,6 +215,7 @@ class MpiBackend final : public World::Backend {
   std::unique_ptr<PeerMonitor> monitor_;
   bool pulls_ = false;  // from memory that all ranks share; else by messages
   bool has_failed_ = false;
+  bool is_held_ = false;  // memory, by a model of some rank at the end of the world
   std::vector<Held> held_;
   std::uint64_t allocations_ = 0;
   std::vector<std::unique_ptr<MpiChannel>> channels_;  // one a role, where messages are sent
@@ -317,7 +326,9 @@ void MpiBackend::leave() noexcept {
     }
     drain();
     monitor_.reset();
-    if (!pulls_) check(MPI_Barrier(all_), "MPI_Barrier");
+    int held = std::ranges::any_of(held_, [](const Held& h) { return !*h.let_go; });
+    check(MPI_Allreduce(MPI_IN_PLACE, &held, 1, MPI_INT, MPI_MAX, all_), "MPI_Allreduce");
+    is_held_ = held != 0;
   } catch (const std::exception& error) {
     keep_channels();
     if (!has_failed_)  // else the program knows
@@ -325,6 +336,10 @@ void MpiBackend::leave() noexcept {
           concat("World: rank ", rank_, " ends without its peers: ", error.what()));
     return;
   }
+  if (!is_held_) free_all();
+}
+
+void MpiBackend::free_all() noexcept {
   for (Held& held : held_) held.allocation.free();
   segments_->free();
   for (const auto& channel : channels_) channel->free();

@@ -1,0 +1,149 @@
+// How runs end that are stopped, or that a limit of the system stops.
+#include <sys/types.h>
+
+#include <algorithm>
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include "tests/cli/program.hpp"
+#include "tests/cli/tiny_run.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/temporary_folder.hpp"
+#include "tests/support/text.hpp"
+
+using namespace tessera::testing;
+
+TEST_CASE("a second signal ends a run at once") {
+  const BookFolder folder;
+  // A stopped process takes both signals when it goes on, before it can end a step.
+  const Outcome outcome = run_command(
+      kTiny +
+          "--training.steps=1000000 > log & run=$!; until [ -s out.jsonl ]; do sleep 0.05; done; "
+          "kill -STOP $run; kill -INT $run; kill -TERM $run; kill -CONT $run; wait $run",
+      folder.path().string());
+  const bool ended = outcome.exit_code == 128 + SIGINT || outcome.exit_code == 128 + SIGTERM;
+  CHECK(ended);
+  CHECK_FALSE(has(folder.read("log"), "memory a rank"));  // the summary of an orderly end
+}
+
+TEST_CASE("a small limit on the stack ends neither a run nor a plan") {
+  const BookFolder folder;
+  for (const char* options : {"--ranks 2 --training.steps=2", "--training.steps=2"}) {
+    const Outcome outcome =
+        run_command("ulimit -S -s 256; timeout 60 " + kTiny + options, folder.path().string());
+    INFO(options << outcome.err);
+    CHECK(outcome.exit_code == 0);
+  }
+}
+
+TEST_CASE("a signal ends a run whose lines nobody reads any more, and its weights are saved") {
+  const BookFolder folder;
+  // The pipe is full once two looks at the metrics find the same.
+  const Outcome outcome = run_command(
+      "mkfifo lines; exec 3<>lines; " + kTiny +
+          "--training.steps=1000000 --save=a.safetensors > lines & run=$!; old=none; "
+          "until new=$(stat -c %s out.jsonl 2>&-); [ \"$new\" ] && [ $new = $old ] && "
+          "[ $new -gt 65536 ]; do old=${new:-none}; sleep 0.3; done; kill -TERM $run; wait $run",
+      folder.path().string());
+  INFO(outcome.err);
+  CHECK(outcome.exit_code == 128 + SIGTERM);
+  CHECK(has(folder.read("a.safetensors"), "lm_head.weight"));
+}
+
+TEST_CASE("a hang-up ends a run in order, unless it is ignored") {
+  const std::string run = kTiny + "--ranks 2 --save=a.safetensors ";
+  const std::string hang_up =
+      "> log & run=$!; until [ -s out.jsonl ]; do sleep 0.05; done; kill -HUP $run; wait $run";
+  {
+    const BookFolder folder;
+    const Outcome outcome =
+        run_command(run + "--training.steps=1000000 " + hang_up, folder.path().string());
+    CHECK(outcome.exit_code == 128 + SIGHUP);
+    CHECK(has(folder.read("log"), "stopped by SIGHUP after step "));
+    CHECK(has(folder.read("a.safetensors"), "lm_head.weight"));
+  }
+  const BookFolder folder;
+  const Outcome outcome = run_command("trap '' HUP; " + run + "--training.steps=200 " + hang_up,
+                                      folder.path().string());
+  CHECK(outcome.exit_code == 0);
+  CHECK(whole_lines(folder) == 200);
+}
+
+TEST_CASE("a limit on addresses is kept to, and named where it is met") {
+  const BookFolder folder;
+  const std::string where = folder.path().string();
+  const Outcome small =
+      run_command("ulimit -v 2000000; " + kTiny + "--ranks 2 --training.steps=1", where);
+  INFO(small.err);
+  CHECK(small.exit_code == 0);
+  const Outcome large = run_command(
+      "ulimit -v 1000000; " + kTiny +
+          "--training.steps=1 --model.dim=4096 --model.n_heads=64 --training.global_batch_size=1",
+      where);
+  CHECK(large.exit_code == 1);
+  CHECK(has(large.err, "; the process may have 1024000000 bytes of addresses (ulimit -v); make"));
+  CHECK(std::count(large.err.begin(), large.err.end(), '\n') == 1);
+}
+
+TEST_CASE("a limit on the size of files is a line, and leaves no part of a file") {
+  const BookFolder folder;
+  const Outcome outcome = run_command(
+      "ulimit -f 8; " + kTiny + "--training.steps=1 --save=a.safetensors", folder.path().string());
+  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.err == "tessera-train: 'a.safetensors' could not be written: File too large\n");
+  CHECK_FALSE(std::filesystem::exists(folder / "a.safetensors"));
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+    CHECK_FALSE(has(entry.path().string(), ".tmp-"));
+}
+
+TEST_CASE("one signal ends sampling and planning at once") {
+  const BookFolder folder;
+  const std::string model = "tessera-train --model.dim=16 --model.n_layers=1 --model.n_heads=2 ",
+                    stop = "kill -INT $run; wait $run";
+  const Outcome sampling = run_command(
+      model +
+          "--training.steps=0 --save=saved --sample x --sample-tokens=16777216 > log & run=$!; "
+          "until [ -s saved ]; do sleep 0.05; done; " +
+          stop,
+      folder.path().string());
+  CHECK(sampling.exit_code == 128 + SIGINT);
+  CHECK(sampling.err.empty());
+  const Outcome planning = run_command(
+      model +
+          "--dry-run --training.global_batch_size=16777216 --training.local_batch_size=1 > log "
+          "& run=$!; until [ -s log ]; do sleep 0.05; done; " +
+          stop,
+      folder.path().string());
+  CHECK(planning.exit_code == 128 + SIGINT);
+  CHECK(planning.err.empty());
+}
+
+TEST_CASE("a long look at the data says how far it is, and one signal ends it") {
+  const BookFolder folder;
+  const Outcome outcome = run_command(
+      "truncate -s 1T large.bin; tessera-train --model.dim=16 --model.n_layers=1 "
+      "--model.n_heads=2 --model.vocab_size=1000 --data.path=large.bin > log & run=$!; until [ -s "
+      "log ]; do sleep 0.05; done; kill -INT $run; wait $run",
+      folder.path().string());
+  CHECK(outcome.exit_code == 128 + SIGINT);
+  CHECK(outcome.err.empty());
+  CHECK(folder.read("log") == "data large.bin: looked at 0% of its 549755813888 tokens\n");
+}
+
+TEST_CASE("a signal that one rank alone is sent ends all with its code", "[mpi]") {
+  if (std::string(TESSERA_MPIRUN).empty()) return;
+  const BookFolder folder;
+  const std::string run = kTiny + "--training.steps=1000000 --metrics.log_freq=1000000";
+  // No rank of mpirun's ends in failure, so that it leaves the other alone.
+  folder.write("signalled", run +
+                                " & run=$!; until [ -s out.jsonl ]; do sleep 0.05; done; "
+                                "kill -INT $run; wait $run; echo $? > signalled.code");
+  folder.write("other", run + "; echo $? > other.code");
+  const Outcome outcome =
+      run_command("mpirun -n 1 sh other : -n 1 sh signalled", folder.path().string(), kMpirun);
+  INFO(outcome.out << outcome.err);
+  CHECK(has(outcome.out, "stopped by SIGINT after step "));
+  CHECK(folder.read("other.code") == "130\n");
+  CHECK(folder.read("signalled.code") == "130\n");
+}

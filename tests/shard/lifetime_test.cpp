@@ -1,0 +1,99 @@
+// What is used after its owner has gone says so: tensors kept from a callback, and models that
+// outlive their world.
+#include <memory>
+#include <optional>
+
+#include "tests/shard/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+struct Kept {
+  std::map<std::string, Tensor> tensors;
+  std::string read, view, written, thrown;
+  Values values;
+};
+
+Kept keep_all(World& world) {
+  Stack stack({3, 5, 2});
+  stack.shard({.mesh = DeviceMesh::flat(world)});
+  stack.materialize(world.device());
+  nn::init(stack, nn::Seed{7});
+  Kept kept;
+  for_each_full_parameter(stack, world, [&](const std::string& name, const Tensor& full) {
+    kept.values[name] = full.to_vector<float>();
+    kept.tensors[name] = full;
+    kept.written = contract_error([&] { raw::fill(full, 1); });
+  });
+  const Tensor& weight = kept.tensors.at("layers.0.weight");
+  kept.read = contract_error([&] { weight.to_vector<float>(); });
+  kept.view = contract_error([&] { raw::mul(raw::transpose(weight, 0, 1), 2.0); });
+  Tensor last;
+  try {
+    for_each_full_parameter(stack, world, [&](const std::string&, const Tensor& full) {
+      last = full;
+      throw std::runtime_error("the callback's own");
+    });
+  } catch (const std::runtime_error&) {
+    kept.thrown = contract_error([&] { last.to_vector<float>(); });
+  }
+  kept.values["again"] = full_values(stack, world).at("layers.0.weight");
+  return kept;
+}
+
+}  // namespace
+
+TEST_CASE("a full parameter that was kept from its callback refuses to be used", "[shard]") {
+  for (const int ranks : {1, 2, 3})
+    for (const Kept& kept : on_ranks(ranks, keep_all)) {
+      INFO(ranks << " ranks");
+      for (const std::string& message : {kept.read, kept.view, kept.thrown})
+        CHECK_THAT(message,
+                   Contains("for_each_full_parameter") && Contains("lent for the callback"));
+      CHECK_THAT(kept.written, Contains("is written"));
+      CHECK(kept.values.at("again") == kept.values.at("layers.0.weight"));
+      CHECK(kept.tensors.at("scale").shape() == Shape{2});
+    }
+}
+
+TEST_CASE("a model that outlives its world keeps its values, and says what is gone", "[shard]") {
+  for (const int ranks : {1, 2})
+    for (const bool has_run : {true, false}) {
+      INFO(ranks << " ranks" << (has_run ? ", after a step" : ""));
+      const auto size = static_cast<std::size_t>(ranks);
+      std::vector<std::unique_ptr<Stack>> models(size);
+      std::vector<std::unique_ptr<optim::Sgd>> optimizers(size);
+      std::vector<std::optional<DeviceMesh>> meshes(size);
+      run_local(ranks, {.threads = 1}, [&](World& world) {
+        const auto rank = static_cast<std::size_t>(world.rank());
+        meshes[rank] = DeviceMesh::flat(world);
+        models[rank] = std::make_unique<Stack>(std::vector<std::int64_t>{3, 5, 2});
+        Stack& model = *models[rank];
+        model.shard({.mesh = *meshes[rank]});
+        model.materialize(world.device());
+        nn::init(model, nn::Seed{7});
+        optimizers[rank] = std::make_unique<optim::Sgd>(model.parameters());
+        if (has_run) mean_square(model(rows_of(1, world.rank(), 2, 3, world.device()))).backward();
+      });
+      for (std::size_t rank = 0; rank < size; ++rank) {
+        Stack& model = *models[rank];
+        const World& ended = meshes[rank]->world();
+        CHECK(ended.rank() == static_cast<int>(rank));
+        for (const Parameter& p : model.parameters()) p.shard().to_vector<float>();
+        CHECK_THAT(contract_error([&] { ended.sum(1); }), Contains("its World has ended; keep"));
+        CHECK_THAT(contract_error([&] { ended.recover(); }), Contains("its World has ended; keep"));
+        if (ranks == 1) continue;
+        const auto forward = [&] { model(rows_of(1, 0, 2, 3, ended.device())); };
+        CHECK_THAT(contract_error(forward), Contains("its World has ended; keep"));
+        CHECK_THAT(contract_error([&] { full_values(model, ended); }),
+                   Contains("its World has ended; keep"));
+      }
+      models.clear();
+      // The parameters that the optimizers hold outlive their model.
+      for (const auto& optimizer : optimizers)
+        if (has_run) CHECK_NOTHROW(optimizer->step());
+    }
+}

@@ -1,0 +1,79 @@
+#include "tools/train/agreement.hpp"
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "build_info.hpp"
+#include "tessera/base/philox.hpp"
+#include "tools/train/schema.hpp"
+
+namespace tessera::train {
+namespace {
+
+// What every rank must be told alike, by name. Each machine has its own paths, threads and modules.
+std::vector<std::pair<std::string, std::string>> common_facts(const Config& config,
+                                                              const Inputs& inputs) {
+  std::vector<std::pair<std::string, std::string>> facts = {
+      {"the program's commit", tools::kCommit},
+      {"the tokens in data.path", inputs.loader ? concat(inputs.loader->file().size()) : "none"}};
+  for (const Key& key : schema())
+    if (const std::string name = key.full_name();
+        name != "threads" && name != "device.module" && name != "data.path" && name != "load")
+      facts.emplace_back(name, shown_value(key, key.get(config)));
+  return facts;
+}
+
+// A line after the first second, and then every five.
+class ScanReport {
+ public:
+  ScanReport(const data::TokenFile& file, std::int64_t all) : file_(file), all_(all) {}
+
+  void operator()(std::int64_t done) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now < due_) return;
+    due_ = now + std::chrono::seconds(5);
+    Console(Terminal::detect(), 0, 1, 0)
+        .line(concat("data ", file_.path(), ": looked at ", 100 * done / all_, "% of its ",
+                     file_.size(), " tokens"));
+  }
+
+ private:
+  const data::TokenFile& file_;
+  std::int64_t all_;
+  std::chrono::steady_clock::time_point due_ =
+      std::chrono::steady_clock::now() + std::chrono::seconds(1);
+};
+
+}  // namespace
+
+void check_agreement(const Config& config, const Inputs& inputs, const World& world) {
+  for (const auto& [name, value] : common_facts(config, inputs)) {
+    const auto hash = static_cast<double>(fnv1a(value) >> 11);  // 53 bits travel exactly
+    double ends[] = {hash, -hash};
+    world.max(ends);
+    if (ends[0] == -ends[1]) continue;
+    throw DataError(concat(name, ": ranks differ, rank ", world.rank(), " has ",
+                           value.empty() ? "none" : value, "; start every rank alike"));
+  }
+}
+
+void look_at_tokens(const Inputs& inputs, const World* world) {
+  if (!inputs.loader) return;
+  const data::TokenFile& file = inputs.loader->file();
+  const std::int64_t rank = world ? world->rank() : 0, ranks = world ? world->size() : 1,
+                     begin = checked_mul(file.size(), rank) / ranks,
+                     end = checked_mul(file.size(), rank + 1) / ranks;
+  ScanReport report(file, end - begin);
+  const std::int64_t bad = file.find_bad(begin, end, [&](std::int64_t done) {
+    if (rank == 0) report(done);
+  });
+  double first = -static_cast<double>(bad < end ? bad : file.size());  // the largest is the first
+  if (world) world->max({&first, 1});
+  const auto position = static_cast<std::int64_t>(-first);
+  std::int32_t id = 0;
+  if (position < file.size()) named("data.path", [&] { file.read(position, {&id, 1}); });
+}
+
+}  // namespace tessera::train
