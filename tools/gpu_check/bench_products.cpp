@@ -98,7 +98,6 @@ void measure_attention(Bench& b, const Heads& s, DType dtype) {
                                    s.kv_heads, ", ", s.head_dim, "]");
   // Two products forward and five backward, half of each under the diagonal.
   const double flops = 2. * static_cast<double>(q_size) * static_cast<double>(length);
-  b.prepare([&](Exec& e) { b.k().attention(f, e); });
   b.measure_arithmetic({{"attention", shape, flops, 0, [&](Exec& e) { b.k().attention(f, e); }},
                         {"attention_backward", shape, 2.5 * flops, workspace,
                          [&](Exec& e) { b.k().attention_backward(g, e); }}});
