@@ -80,12 +80,11 @@ def telling_line(text):
 
 
 class Steps:
-    """`work`: the folder of results, logs and runs. `out`: where the tar goes. `estimate(name)`: seconds that a step may take."""
+    """`work`: the folder of results, logs and runs. `out`: where the tar goes."""
 
-    def __init__(self, work, out, commit, fresh, deadline=None, estimate=lambda name: 0):
+    def __init__(self, work, out, commit, fresh, deadline=None):
         self.work, self.out, self.commit, self.rows, self.key, self.watched = work, out, commit, [], None, None
         self.end = time.monotonic() + deadline - PATIENCE if deadline else float("inf")
-        self.estimate = estimate
         for folder in (work / "steps", work / "logs"):
             if fresh:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -177,6 +176,10 @@ class Steps:
         self.write_summary()
         self.write_results()
         return done["result"] if done["status"] == "passed" else None
+
+    def estimate(self, name):
+        """Seconds that a step of this name may take: with less left it is not begun."""
+        return 0
 
     def watch(self):
         """What looks at the GPU while a step runs; nothing here."""
