@@ -50,7 +50,7 @@ def source_digest(root):
     total = hashlib.sha256()
     for folder in SOURCES:
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix in (".cpp", ".hpp", ".cu", ".py", ".in") or path.name in ("CMakeLists.txt", "compile", "gpu-check"):
+            if path.suffix in (".cpp", ".hpp", ".cu", ".py", ".in", ".txt") or path.name in ("CMakeLists.txt", "compile", "gpu-check"):
                 total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return total.hexdigest()
 
