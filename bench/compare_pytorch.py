@@ -3,7 +3,7 @@
 
     pip install torch        # the CPU build does
     bench/compare_pytorch.py BUILD_FOLDER [--ranks N] [--pairs N] [--steps N] [--size small|medium]
-    bench/compare_pytorch.py BUILD_FOLDER --device cuda [--case gpt2-124m|llama-1.2b] [--json FILE]     (see compare_cuda.py)
+    bench/compare_pytorch.py BUILD_FOLDER --device cuda [--case gpt2-124m] [--json FILE]     (see compare_cuda.py)
 
 Two (or N) processes each: tessera-train behind mpirun, and fully_shard of torch.distributed over gloo, with PyTorch's own
 rms_norm, scaled_dot_product_attention and fused AdamW. float32, one thread a rank, the whole machine to whoever's turn it is.
@@ -130,6 +130,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures of a GPU to this file, after each run")
     parser.add_argument("--key", help="go on with the runs in --json that were made under the same key, such as a commit")
     parser.add_argument("--seconds", type=float, default=3600, help="on a GPU: end by then, with the pairs that are whole [3600]")
+    parser.add_argument("--start", type=pathlib.Path, help="keep the weights that a case begins with in this folder")
     for name in ("worker", "variant"):
         parser.add_argument("--" + name, help=argparse.SUPPRESS)
     parser.add_argument("--world", type=int, help=argparse.SUPPRESS)
@@ -139,6 +140,7 @@ def main():
     if os.sep in options.python:  # both sides run in a folder of their own
         options.python = os.path.abspath(options.python)
     options.module = options.module and options.module.resolve()
+    options.start = options.start and options.start.resolve()
     if options.worker:
         return compare_cuda.worker(options) if options.device else worker(options)
     folders = [options.build.resolve() / "tools", options.build.resolve()]  # as Meson builds, and as gpu-check does

@@ -32,6 +32,11 @@ def units(model):
     return [model.model.embed_tokens, *model.model.layers, model.lm_head]
 
 
+def last_norms(model):
+    """What stands between the blocks and the head; a head of its own is a unit."""
+    return [model.transformer.ln_f] if hasattr(model, "transformer") else [model.model.norm]
+
+
 def build_llama(c):
     """Half rotation, grouped queries."""
     import torch

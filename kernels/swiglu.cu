@@ -26,6 +26,16 @@ Rows make_rows(std::int64_t rows, std::int64_t cols) {
   return {cols / N, rows * (cols / N) <= std::numeric_limits<std::uint32_t>::max()};
 }
 
+// In an access that the compiler cannot take apart: of a plain one it stores each 4 bytes as soon
+// as they are there, at a stride of 16.
+template <class T, int N>
+TESSERA_DEVICE void store_pack(T* to, const Pack<T, N>& pack) {
+  if constexpr (sizeof(pack) == 16)
+    store_whole(to, &pack);
+  else
+    store_few(to, pack, N);
+}
+
 template <class T, int N>
 struct Swiglu {
   Rows rows;
@@ -48,7 +58,7 @@ struct Swiglu {
     for (int j = 0; j < N; ++j)
       y.at[j] = rounded<T>(silu(Value(load_as_compute(item.gate.at[j]))).v *
                            load_as_compute(item.up.at[j]));
-    store_most(out + r * out_stride + c, y, N);
+    store_pack(out + r * out_stride + c, y);
   }
 };
 
@@ -79,8 +89,8 @@ struct SwigluBackward {
       d_gate.at[j] = rounded<T>(d * u * std::fma(value, 1 - s, s));
       d_up.at[j] = rounded<T>(d * value);
     }
-    store_most(static_cast<T*>(a.d_gate) + r * a.d_gate_stride + c, d_gate, N);
-    store_most(static_cast<T*>(a.d_up) + r * a.d_up_stride + c, d_up, N);
+    store_pack(static_cast<T*>(a.d_gate) + r * a.d_gate_stride + c, d_gate);
+    store_pack(static_cast<T*>(a.d_up) + r * a.d_up_stride + c, d_up);
   }
 };
 

@@ -77,6 +77,7 @@ inline void from_float(float value, Float16& out) { out = Float16(value); }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline double rsqrt(double x) { return 1 / std::sqrt(x); }
 
+inline void store_whole(void* to, const void* from) { std::memcpy(to, from, 16); }
 inline float exp_fast(float x) { return std::exp(x); }
 inline double exp_fast(double x) { return std::exp(x); }
 inline float rounded_product(float a, float b) { return a * b; }

@@ -69,6 +69,13 @@ TESSERA_DEVICE void from_float(float value, Float16& out) {
   out.bits = __half_as_ushort(__float2half_rn(value));
 }
 
+// 16 bytes in one access; `to` is aligned.
+TESSERA_DEVICE void store_whole(void* to, const void* from) {
+  uint4 bytes;
+  memcpy(&bytes, from, sizeof bytes);
+  __stwb(static_cast<uint4*>(to), bytes);
+}
+
 // exp of x <= 0 in two instructions: within 2 + 1.173 |x| ulp.
 TESSERA_DEVICE float exp_fast(float x) { return __expf(x); }
 TESSERA_DEVICE double exp_fast(double x) { return exp(x); }

@@ -62,7 +62,7 @@ void UnitShards::materialize(const Device& on) {
     if (size() > 1) group->sums = {world.share(), &world.control()};
   }
   for (const auto& p : streamed) {  // not as it was in a module that had memory before
-    p->window = Storage::window(device, 0, name);
+    p->window = Storage::window(device, p->shape.numel() * 4, name);
     p->sinks = nullptr;
   }
   for (std::size_t i = 0; i < parameters.size(); ++i)

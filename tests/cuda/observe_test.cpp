@@ -69,6 +69,37 @@ TEST_CASE("operations are timed by the device, and told when the host has seen t
   device.context().remove_observer(times);
 }
 
+TEST_CASE("a stream's waits for another are measured by the device from the first question on") {
+  const Device device = queued_gpu();
+  Executor& executor = device.context().executor();
+  const Stream compute = device.compute(), gather = device.gather();
+  const auto gathered = [&] {
+    launch_delay(gather);
+    compute.wait(gather.record());
+    launch_delay(compute);
+    device.synchronize();
+  };
+  gathered();
+  CHECK(executor.waited_seconds(StreamId::compute) == 0);  // nobody had asked
+  // Compute reaches the wait while gather is at its delay, but on a busy machine not always.
+  double waited = 0;
+  for (int i = 0; i < 100 && waited < 0.5e-9 * kDelayNs; ++i) {
+    gathered();
+    waited = executor.waited_seconds(StreamId::compute);
+  }
+  CHECK(waited >= 0.5e-9 * kDelayNs);
+  CHECK(executor.waited_seconds(StreamId::gather) == 0);
+
+  // A wait that nothing followed may not be over: it counts once something has.
+  launch_delay(gather);
+  compute.wait(gather.record());
+  device.block(gather.record());
+  CHECK(executor.waited_seconds(StreamId::compute) == waited);
+  launch_delay(compute);
+  device.synchronize();
+  CHECK(executor.waited_seconds(StreamId::compute) > waited);
+}
+
 TEST_CASE("a profiler is given a range for each operation that is queued") {
   for (const bool wanted : {false, true}) {
     const auto before = counts();

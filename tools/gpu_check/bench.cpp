@@ -29,6 +29,11 @@ constexpr int kSamples = 7;
 // Larger than any cache, so that a copy is one of memory.
 constexpr std::int64_t kCopyBytes = std::int64_t{1} << 30;
 
+// Seconds since 1970, by which a figure finds the clocks and the power of its moment.
+double now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 }  // namespace
 
 Bench::Bench(const cuda_test::Target& target, double scale, std::vector<std::string> names)
@@ -41,6 +46,8 @@ std::int64_t Bench::scaled(std::int64_t rows) const {
 bool Bench::wanted(const std::string& name) const {
   return names_.empty() || std::find(names_.begin(), names_.end(), name) != names_.end();
 }
+
+bool Bench::named(const std::string& name) const { return !names_.empty() && wanted(name); }
 
 void* Bench::zeros(std::int64_t bytes) {
   void* data = nullptr;
@@ -63,6 +70,7 @@ double Bench::run(const Work& work, int calls) {
   Exec exec = target_.exec();
   for (int i = 0; i < calls && !exec.error; ++i) work(exec);
   if (exec.error) throw DeviceError(exec.error);
+  if (exec.note) note_ = exec.note;
   expect(target_.drain(), "stream");
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
@@ -97,6 +105,25 @@ void Bench::measure(const std::string& name, const std::string& shape, double by
   release();
 }
 
+void Bench::measure_arithmetic(const std::vector<Arithmetic>& works) {
+  for (const Arithmetic& w : works) {
+    try {
+      note_.clear();
+      const double seconds = time(w.work);
+      std::printf(
+          "{\"arithmetic\": \"%s\", \"shape\": \"%s\", \"seconds\": %.4g, \"tflops\": %.1f, "
+          "\"workspace_bytes\": %lld, \"note\": %s, \"ended\": %.1f}\n",
+          w.name.c_str(), w.shape.c_str(), seconds, w.flops / seconds * 1e-12,
+          static_cast<long long>(w.workspace_bytes), json::quote(note_).c_str(), now());
+    } catch (const DeviceError& e) {
+      std::printf("{\"kernel\": %s, \"error\": %s}\n", json::quote(w.name).c_str(),
+                  json::quote(e.what()).c_str());
+    }
+    std::fflush(stdout);
+  }
+  release();
+}
+
 void Bench::product(const std::string& name, const GemmArgs& args) {
   const double flops = 2. * args.m * args.n * args.k;
   const double ours = time([&](Exec& exec) { k().gemm(args, exec); });
@@ -109,8 +136,9 @@ void Bench::product(const std::string& name, const GemmArgs& args) {
   }
   std::printf(
       "{\"product\": \"%s\", \"shape\": \"[%d, %d, %d]\", \"seconds\": %.4g, "
-      "\"tflops\": %.1f, \"choices\": %d, \"share_of_best\": %.3f}\n",
-      name.c_str(), args.m, args.n, args.k, ours, flops / ours * 1e-12, choices, best / ours);
+      "\"tflops\": %.1f, \"choices\": %d, \"share_of_best\": %.3f, \"ended\": %.1f}\n",
+      name.c_str(), args.m, args.n, args.k, ours, flops / ours * 1e-12, choices, best / ours,
+      now());
   std::fflush(stdout);
   release();
 }
@@ -119,59 +147,13 @@ void Bench::print(const std::string& name, const std::string& shape, double byte
   const double rate = bytes / seconds;
   std::printf(
       "{\"kernel\": \"%s\", \"shape\": \"%s\", \"bytes\": %.0f, \"seconds\": %.4g, "
-      "\"gb_per_second\": %.1f, \"share_of_copy\": %.3f}\n",
-      name.c_str(), shape.c_str(), bytes, seconds, rate * 1e-9, rate / copy_bytes_per_second_);
+      "\"gb_per_second\": %.1f, \"share_of_copy\": %.3f, \"ended\": %.1f}\n",
+      name.c_str(), shape.c_str(), bytes, seconds, rate * 1e-9, rate / copy_bytes_per_second_,
+      now());
   std::fflush(stdout);
 }
 
 namespace {
-
-// ---- products: of a linear layer forward, backward to its input, and to its weight
-
-struct Product {
-  const char* name;
-  std::int64_t m, n, k;
-  bool trans_a, trans_b, accumulates;
-};
-
-// Products of zeros take less power, and so less time, than those of a training step.
-void randomize(Bench& b, const void* data, std::int64_t size) {
-  b.prepare([&](Exec& e) {
-    b.k().normal({.out = const_cast<void*>(data),
-                  .key = 1,
-                  .begin = 0,
-                  .count = size,
-                  .mean = 0,
-                  .std = 1,
-                  .dtype = bf16},
-                 e);
-  });
-}
-
-void products(Bench& b) {
-  constexpr Product kProducts[] = {
-      {"forward", 16384, 4096, 4096, false, true, false},
-      {"to the input", 16384, 4096, 4096, false, false, false},
-      {"to the weight", 4096, 4096, 16384, true, false, true},
-      {"GPT-2's fused projection", 8192, 2304, 768, false, true, false},
-      {"GPT-2's head", 8192, 50304, 768, false, true, false},
-      {"Llama's head", 4096, 128256, 2048, false, true, false},
-  };
-  if (!b.wanted("products")) return;
-  for (const Product& p : kProducts) {
-    const std::int64_t m = b.scaled(p.m), n = b.scaled(p.n), k = b.scaled(p.k);
-    GemmArgs args{};
-    args.a = b.array(bf16, m * k), args.b = b.array(bf16, k * n);
-    args.c_dtype = p.accumulates ? f32 : bf16, args.c = b.array(args.c_dtype, m * n);
-    args.alpha = 1, args.beta = p.accumulates ? 1 : 0, args.batch = 1, args.dtype = bf16;
-    args.m = static_cast<std::int32_t>(m), args.n = static_cast<std::int32_t>(n);
-    args.k = static_cast<std::int32_t>(k), args.ldc = args.n;
-    args.trans_a = p.trans_a, args.lda = p.trans_a ? args.m : args.k;
-    args.trans_b = p.trans_b, args.ldb = p.trans_b ? args.k : args.n;
-    randomize(b, args.a, m * k), randomize(b, args.b, k * n);
-    b.product(p.name, args);
-  }
-}
 
 int run(const std::vector<std::string>& arguments) {
   std::string module;
@@ -196,7 +178,8 @@ int run(const std::vector<std::string>& arguments) {
   Bench bench(target, scale, names);
   bench.copy();
   measure_kernels(bench);
-  products(bench);
+  measure_products(bench);
+  measure_attentions(bench);
   return 0;
 }
 

@@ -23,6 +23,8 @@ class Bench {
   // `rows` of the real shape, at least one here.
   std::int64_t scaled(std::int64_t rows) const;
   bool wanted(const std::string& name) const;
+  // What runs only where somebody asks for it.
+  bool named(const std::string& name) const;
 
   // Zeros, which are finite in every dtype. Lives until the end of the next measurement.
   //
@@ -48,6 +50,15 @@ class Bench {
   // `work` queues one kernel, of which the contract reads and writes `bytes` once. A refusal is
   // printed in place of the result.
   void measure(const std::string& name, const std::string& shape, double bytes, const Work& work);
+  struct Arithmetic {
+    std::string name, shape;
+    double flops;
+    std::int64_t workspace_bytes;
+    Work work;
+  };
+  // The same of what waits for arithmetic, over the same arrays; with what the module has to say,
+  // as that a library refuses the shape.
+  void measure_arithmetic(const std::vector<Arithmetic>& works);
   // Ours is the library's first guess; beside it the best of all that it offers.
   void product(const std::string& name, const kernels::GemmArgs& args);
 
@@ -63,10 +74,14 @@ class Bench {
   std::vector<std::string> names_;
   std::vector<void*> arrays_;
   double copy_bytes_per_second_ = 1;
+  std::string note_;  // the last that a kernel had for the log
 };
 
 // The wanted ones of all kernels that wait for memory.
 void measure_kernels(Bench& bench);  // bench_kernels.cpp
 void measure_rows(Bench& bench);     // of these, those by rows: bench_rows.cpp
+// Those that wait for arithmetic: bench_products.cpp.
+void measure_products(Bench& bench);
+void measure_attentions(Bench& bench);
 
 }  // namespace tessera::gpu_check

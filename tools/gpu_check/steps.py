@@ -1,7 +1,9 @@
-"""The steps of a check. Each leaves a result file and a log; a later call keeps what passed, where nothing that it depends on
-has changed: sources, GPU, driver, architecture, programs."""
+"""The steps of a check. Each leaves a result file and a log, and all of them in one tar; a later call keeps what passed, where
+nothing that it depends on has changed: sources, GPU, driver, architecture, programs. With a deadline, what fits is run."""
+import contextlib
 import datetime
 import hashlib
+import io
 import json
 import os
 import pathlib
@@ -9,6 +11,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tarfile
 import time
 import traceback
 
@@ -33,11 +36,21 @@ class Skipped(Exception):
     """A step can't run here; its words say why."""
 
 
+class Late(Exception):
+    """The time of the deadline does not reach for a step, or was over within it; its words say how much there was."""
+
+
+PATIENCE = 10  # seconds that the end of a call takes: a program that is ended, a last tar
+LOG_BYTES = 1 << 20  # of a log's end go into the tar
+TAR = "results.tgz"
+CARRIED = re.compile(r"(steps/[\w.-]+\.json|logs/[\w.-]+\.log|logs/[\w.-]+\.csv|compare-[\w.-]+\.json|summary\.json)")
+
+
 def source_digest(root):
     total = hashlib.sha256()
     for folder in SOURCES:
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix in (".cpp", ".hpp", ".cu", ".py", ".in") or path.name in ("CMakeLists.txt", "compile", "gpu-check"):
+            if path.suffix in (".cpp", ".hpp", ".cu", ".py", ".in", ".txt") or path.name in ("CMakeLists.txt", "compile", "gpu-check"):
                 total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return total.hexdigest()
 
@@ -67,13 +80,51 @@ def telling_line(text):
 
 
 class Steps:
-    def __init__(self, out, commit, fresh):
-        self.out, self.commit, self.rows, self.key = out, commit, [], None
-        for folder in (out / "steps", out / "logs"):
+    """`work`: the folder of results, logs and runs. `out`: where the tar goes."""
+
+    def __init__(self, work, out, commit, fresh, deadline=None):
+        self.work, self.out, self.commit, self.rows, self.key, self.watched = work, out, commit, [], None, None
+        self.end = time.monotonic() + deadline - PATIENCE if deadline else float("inf")
+        for folder in (work / "steps", work / "logs"):
             if fresh:
                 shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
-        self.log = out / "logs" / "begin.log"
+        out.mkdir(parents=True, exist_ok=True)
+        self.log = work / "logs" / "begin.log"
+
+    def left(self):
+        return self.end - time.monotonic()
+
+    # ---- the tar
+
+    def results(self):
+        """What travels: {name in the tar: file}."""
+        files = [f for pattern in ("summary.json", "steps/*.json", "compare-*.json", "logs/*.log", "logs/*.csv")
+                 for f in sorted(self.work.glob(pattern))]
+        return {str(f.relative_to(self.work)): f for f in files}
+
+    def write_results(self):
+        """Whole at each moment: a call that is ended between two steps leaves the tar of the first."""
+        temporary = self.out / (TAR + ".tmp")
+        with tarfile.open(temporary, "w:gz", compresslevel=3) as tar:
+            for name, file in self.results().items():
+                data = file.read_bytes()[-LOG_BYTES:] if name.startswith("logs/") else file.read_bytes()
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.mtime = len(data), int(file.stat().st_mtime)
+                tar.addfile(entry, io.BytesIO(data))
+        temporary.replace(self.out / TAR)
+
+    def resume(self, tar):
+        """Takes the results of an earlier call, and returns how many steps. Whether one is kept, its key decides."""
+        steps = 0
+        with tarfile.open(tar) as held:
+            for entry in held:
+                if entry.isfile() and CARRIED.fullmatch(entry.name):
+                    (self.work / entry.name).write_bytes(held.extractfile(entry).read())
+                    steps += entry.name.startswith("steps/")
+        return steps
+
+    # ---- steps
 
     def keep_for(self, **what):
         """Keeps steps of earlier calls that had the same commit and `what`; none where the commit doesn't tell the sources."""
@@ -90,16 +141,25 @@ class Steps:
     def step(self, name, work):
         """The result of `work()`, or of an earlier call; None unless it passed."""
         stem = re.sub(r"[^\w.-]", "_", name)
-        path, self.log = self.out / "steps" / f"{stem}.json", self.out / "logs" / f"{stem}.log"
-        done = self.kept(path)
+        path, self.log = self.work / "steps" / f"{stem}.json", self.work / "logs" / f"{stem}.log"
+        done, needs = self.kept(path), self.estimate(name)
         if done:
             say(f"  {name}: kept from before")
+        elif self.left() < needs:
+            done = dict(status="left", result=f"not begun: about {needs:.0f} s, {max(self.left(), 0):.0f} s are left", seconds=0.0)
         else:
             self.log.unlink(missing_ok=True)
             begin = time.monotonic()
             done = dict(key=self.key, time=datetime.datetime.now().isoformat(timespec="seconds"))
             try:
-                done.update(status="passed", result=work())
+                with self.watch() as watch:
+                    self.watched = watch
+                    try:
+                        done.update(status="passed", result=work())
+                    finally:
+                        done["gpu_state"] = watch.summary() if watch else None
+            except Late as e:
+                done.update(status="left", result=str(e))
             except Skipped as e:
                 done.update(status="skipped", result=str(e))
             except Failed as e:
@@ -112,8 +172,21 @@ class Steps:
             temporary.write_text(json.dumps(done, indent=1))
             temporary.replace(path)
         self.rows.append(dict(name=name, **done))
-        say(f"  {done['status']:7} {done['seconds']:6.1f} s  {name}: {short(done['result'])}")
+        say(f"  {done['status']:7} {done['seconds']:6.1f} s  {name}: {short(done['result'])}{state_words(done.get('gpu_state'))}")
+        self.write_summary()
+        self.write_results()
         return done["result"] if done["status"] == "passed" else None
+
+    def estimate(self, name):
+        """Seconds that a step of this name may take: with less left it is not begun."""
+        return 0
+
+    def watch(self):
+        """What looks at the GPU while a step runs; nothing here."""
+        return contextlib.nullcontext()
+
+    def write_summary(self):
+        """Of the steps so far."""
 
     def note(self, text):
         with open(self.log, "a") as log:
@@ -122,13 +195,25 @@ class Steps:
     def run(self, command, timeout=600, environment=None, **more):
         """What the command writes to stdout; everything goes to the step's log.  Raises: Failed, which has that output too."""
         self.note("$ " + shlex.join(str(word) for word in command))
-        code, out, err = run_group(command, timeout, env=os.environ | (environment or {}), **more)
+        left = self.left()
+        if left <= 0:
+            raise Late(f"the time was over before {pathlib.Path(str(command[0])).name}")
+        code, out, err = run_group(command, min(timeout, left), env=os.environ | (environment or {}), **more)
         self.note(out + err)
+        if code is None and left < timeout:
+            raise Late(f"{pathlib.Path(str(command[0])).name} was ended after {left:.0f} s, when the time was over; see {self.log}")
         if code:
             raise Failed(f"{pathlib.Path(str(command[0])).name} ended with {code}: {telling_line(err + out)}; see {self.log}", output=out)
         if code is None:
             raise Failed(f"{pathlib.Path(str(command[0])).name} took longer than {timeout:.0f} s; see {self.log}", output=out)
         return out
+
+
+def state_words(state):
+    """Least to largest of each, beside what was measured."""
+    units = dict(sm_mhz="MHz", memory_mhz="MHz of memory", watts="W", celsius="C")
+    words = [f"{low:.0f} to {high:.0f} {units.get(name, name)}" for name, (low, _, high) in (state or {}).items()]
+    return f"  [{', '.join(words)}]" if words else ""
 
 
 def short(result):

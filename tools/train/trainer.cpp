@@ -159,8 +159,12 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   DeviceContext& context = device.context();
   memory().ledger().reset_peak();
   const auto begin = std::chrono::steady_clock::now();
-  const double blocked = context.blocked_seconds(),
-               waited = context.executor().waited_seconds(StreamId::compute);
+  // A GPU measures its waits once somebody asks for them.
+  const auto waited_seconds = [&] {
+    return config_.metrics.jsonl.empty() ? -1
+                                         : context.executor().waited_seconds(StreamId::compute);
+  };
+  const double blocked = context.blocked_seconds(), waited = waited_seconds();
 
   const Tensor total = accumulate(step, fill);
   StepResult result;
@@ -189,7 +193,7 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   // Only where bodies run on threads of their own is the host's time the time of submitting.
   const bool tells = context.executor().runs_ahead();
   result.host_seconds = tells ? wall.count() - (context.blocked_seconds() - blocked) : -1;
-  const double now = context.executor().waited_seconds(StreamId::compute);
+  const double now = waited_seconds();
   result.exposed_seconds = now < 0 ? -1 : now - waited;
   if (result.diverged) result.bad_parameter = find_bad_parameter(step, fill);
   return result;

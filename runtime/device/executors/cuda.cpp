@@ -76,6 +76,14 @@ struct TimedOperation {
   std::shared_ptr<void> begin, end;
 };
 
+// A wait of a stream for another one, between two timers, until the host has seen an operation that
+// came after it.
+struct TimedWait {
+  StreamId stream;
+  Tick after;  // the operation that was the stream's last
+  std::shared_ptr<void> begin, end;
+};
+
 // Every fourth operation or so starts up to 60 us late: longer than a launch takes, so that other
 // streams overtake it.
 std::int64_t delay_ns(std::uint64_t seed, StreamId stream, Tick tick) {
@@ -134,8 +142,13 @@ class CudaExecutor final : public Executor {
   }
 
   void wait(StreamId stream, const Event& event) override {
-    if (event.native)
-      check(driver_.wait(native_of(stream), event.native.get()), "a stream could not wait");
+    if (event.native) {
+      void* const native = native_of(stream);
+      const bool measured = measures_waits_[index(stream)] && event.stream != stream;
+      const std::shared_ptr<void> begin = measured ? timer_on(native) : nullptr;
+      check(driver_.wait(native, event.native.get()), "a stream could not wait");
+      if (begin) waits_.push_back({stream, submitted_[stream], begin, timer_on(native)});
+    }
     report_.waited(stream, event);
   }
 
@@ -152,11 +165,14 @@ class CudaExecutor final : public Executor {
     }
     if (!timed_.empty()) [[unlikely]]
       tell_times();
+    if (!waits_.empty()) [[unlikely]]
+      count_waits();
     runner_.failure().rethrow();
   }
   Lost recover() override {
     known_ = submitted_;
     timed_.clear();
+    waits_.clear();
     return runner_.recover();
   }
 
@@ -168,6 +184,14 @@ class CudaExecutor final : public Executor {
     origin_seconds_ = host_seconds();
   }
   double seconds(StreamId) const override { return now_ < 0 ? host_seconds() : now_; }
+
+  // The first question about a stream begins the measuring, and its answer is 0: who never asks has
+  // no timers in the stream. Counts what the host has blocked on, and with each wait the
+  // microsecond or two that lie between two timers anyway.
+  double waited_seconds(StreamId stream) const override {
+    measures_waits_[index(stream)] = true;
+    return waited_[index(stream)];
+  }
 
  private:
   // Also makes the device the calling thread's: each call of the driver acts on that.
@@ -240,6 +264,9 @@ class CudaExecutor final : public Executor {
   std::shared_ptr<void> timer(void* native) {
     if (!times_) [[likely]]
       return nullptr;
+    return timer_on(native);
+  }
+  std::shared_ptr<void> timer_on(void* native) {
     std::shared_ptr<void> taken = timers_.take();
     check(driver_.record(taken.get(), native), "a timer could not be recorded");
     return taken;
@@ -271,6 +298,16 @@ class CudaExecutor final : public Executor {
     now_ = -1;
   }
 
+  void count_waits() {
+    std::erase_if(waits_, [&](const TimedWait& w) {
+      if (w.after >= known_[w.stream]) return false;  // the host may not have seen its end
+      double seconds = 0;
+      check(driver_.elapsed(w.begin.get(), w.end.get(), &seconds), "a timer could not be read");
+      waited_[index(w.stream)] += seconds;
+      return true;
+    });
+  }
+
   // A kernel has failed on the device: one of all that the host had not seen the end of.
   void fail_somewhere(DriverError error) {
     runner_.fail({.name = "a kernel before this point"},
@@ -296,6 +333,10 @@ class CudaExecutor final : public Executor {
   std::shared_ptr<void> origin_;
   double origin_seconds_ = 0;
   double now_ = -1;  // while an observer hears of a time
+  // See waited_seconds.
+  mutable std::array<bool, kMaxStreams> measures_waits_{};
+  std::vector<TimedWait> waits_;
+  std::array<double, kMaxStreams> waited_{};
 };
 
 }  // namespace
