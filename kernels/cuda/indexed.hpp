@@ -76,22 +76,26 @@ struct CopyRows {
     for (unsigned base = static_cast<unsigned>(t.index()); base < mine * units;
          base += kAtOnce * kThreads) {
       U values[kAtOnce];
-      bool is_left[kAtOnce] = {};
       for (int k = 0; k < kAtOnce; ++k) {
         const unsigned e = base + static_cast<unsigned>(k) * kThreads;
         if (e >= mine * units) continue;
         const std::int64_t row = first + e / units, o = r.outer == 1 ? 0 : row / r.count;
         const std::int64_t id = r.ids[row - o * r.count];
-        is_left[k] = leaves_elsewhere && id == -1;
         values[k] = id >= 0 && id < r.n
                         ? static_cast<const U*>(r.table)[(o * r.n + id) * units + e % units]
                         : unit_of<U>(missing);
       }
       for (int k = 0; k < kAtOnce; ++k) {
         const unsigned e = base + static_cast<unsigned>(k) * kThreads;
-        if (e < mine * units && !is_left[k]) static_cast<U*>(r.rows)[first * units + e] = values[k];
+        if (e < mine * units && !is_left(first + e / units))
+          static_cast<U*>(r.rows)[first * units + e] = values[k];
       }
     }
+  }
+
+  // The id is read again: to remember which it was takes registers that loads in flight need.
+  TESSERA_DEVICE bool is_left(std::int64_t row) const {
+    return leaves_elsewhere && r.ids[r.outer == 1 ? row : row % r.count] == -1;
   }
 };
 
