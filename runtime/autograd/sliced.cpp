@@ -175,7 +175,9 @@ struct SlicedCrossEntropy::Slice {
   std::shared_ptr<Shared> shared;
   Saved weight;
   SliceRows rows;
+  Saved logits;  // [N * rows.count()], where those of all slices may be kept
 
+  bool keeps_logits() const { return shared->count() * rows.all <= shared->most_logits; }
   std::int64_t columns_at_once() const {
     const std::int64_t fitting = shared->most_logits / shared->count();
     return std::min(std::max(fitting, kLeastColumns), rows.count());
@@ -189,15 +191,17 @@ struct SlicedCrossEntropy::Slice {
         raw::slice(weight.get(), 0, first, end));
     }
   }
-  // Calls f(begin, end, logits) for parts of x's rows.
+  // Calls f(begin, end, logits) for parts of x's rows; the logits lie in `buffer`, and may be there
+  // already.
   template <class F>
-  void for_each_logits(const Tensor& buffer, const Tensor& part, const F& f) const {
+  void for_each_logits(const Tensor& buffer, bool are_there, const Tensor& part, const F& f) const {
     const std::int64_t columns = part.size(0), at_once = buffer.numel() / columns;
     for (std::int64_t begin = 0; begin < shared->count(); begin += at_once) {
       const std::int64_t end = std::min(begin + at_once, shared->count());
       const Tensor logits = buffer.view({end - begin, columns}, {columns, 1}, 0);
-      raw::matmul_into(logits, raw::slice(shared->x.get(), 0, begin, end), part, Transpose::no,
-                       Transpose::yes, 1, 0);
+      if (!are_there)
+        raw::matmul_into(logits, raw::slice(shared->x.get(), 0, begin, end), part, Transpose::no,
+                         Transpose::yes, 1, 0);
       f(begin, end, logits);
     }
   }
@@ -207,6 +211,14 @@ struct SlicedCrossEntropy::Slice {
                                                           shared->count());
     const Tensor& w = weight.get();
     return Tensor::empty({at_once * columns}, w.dtype(), w.device());
+  }
+  // That of forward, or a copy where they are needed again: their gradient overwrites the logits.
+  Tensor buffer_for_backward(bool graph_is_retained) const {
+    const Tensor& kept = logits.get();
+    if (!kept.defined() || !graph_is_retained) return kept.defined() ? kept : buffer();
+    Tensor copy = Tensor::empty(kept.shape(), kept.dtype(), kept.device());
+    raw::copy_into(copy, kept);
+    return copy;
   }
   void backward(Gradients& out, int input) const;
 };
@@ -219,20 +231,21 @@ void SlicedCrossEntropy::Slice::backward(Gradients& out, int input) const {
   std::optional<Sum> d_weight;
   if (out.wants(input)) d_weight.emplace(out, input, w);
   const GradientSink to = d_weight ? d_weight->next() : GradientSink{};
-  const Tensor logits_of = buffer();
+  const bool are_there = logits.get().defined();
+  const Tensor logits_of = buffer_for_backward(out.graph_is_retained());
   for_each_part([&](std::int64_t first, const Tensor& targets, const Tensor& part) {
     bool adds_weight = to.accumulate;
-    for_each_logits(logits_of, part,
-                    [&](std::int64_t begin, std::int64_t end, const Tensor& logits) {
-                      logit_gradients(logits, logits, raw::slice(targets, 0, begin, end),
+    for_each_logits(logits_of, are_there, part,
+                    [&](std::int64_t begin, std::int64_t end, const Tensor& some) {
+                      logit_gradients(some, some, raw::slice(targets, 0, begin, end),
                                       raw::slice(shared->lse.get(), 0, begin, end),
                                       shared->gradient, shared->count(), true);
                       if (d_weight)
                         raw::matmul_into(raw::slice(to.tensor, 0, first, first + part.size(0)),
-                                         logits, raw::slice(x, 0, begin, end), Transpose::yes,
+                                         some, raw::slice(x, 0, begin, end), Transpose::yes,
                                          Transpose::no, to.scale, adds_weight ? 1 : 0);
                       if (shared->wants_dx)
-                        raw::matmul_into(raw::slice(shared->dx, 0, begin, end), logits, part,
+                        raw::matmul_into(raw::slice(shared->dx, 0, begin, end), some, part,
                                          Transpose::no, Transpose::no, 1, adds_dx ? 1 : 0);
                       adds_weight = true;
                     });
@@ -261,7 +274,7 @@ void SlicedCrossEntropy::add(const Tensor& weight, const SliceRows& rows) {
                  "cross_entropy: x is ", x_.shape(), " of ", x_.dtype(), ", the slice is ",
                  weight.shape(), " of ", weight.dtype(), "; expected [..., C] and [rows, C]");
   const Device& device = weight.device();
-  const Slice slice{shared_, Saved(weight), rows};
+  Slice slice{shared_, Saved(weight), rows, {}};
   const DType dtype = statistics_dtype(weight.dtype());
   {
     const Tensor buffer = slice.buffer();
@@ -269,13 +282,14 @@ void SlicedCrossEntropy::add(const Tensor& weight, const SliceRows& rows) {
       const Tensor loss = Tensor::empty({shared_->count()}, dtype, device),
                    lse = Tensor::empty({shared_->count()}, dtype, device);
       slice.for_each_logits(
-          buffer, part, [&](std::int64_t begin, std::int64_t end, const Tensor& logits) {
+          buffer, false, part, [&](std::int64_t begin, std::int64_t end, const Tensor& logits) {
             losses(raw::slice(loss, 0, begin, end), raw::slice(lse, 0, begin, end), logits,
                    raw::slice(targets, 0, begin, end), true);
           });
       losses_.push_back(loss);
       lse_.push_back(lse);
     });
+    if (slice.keeps_logits()) slice.logits = Saved(buffer);
   }
   const bool is_first = !chain_.defined();
   chain_ =

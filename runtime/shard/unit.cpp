@@ -33,13 +33,13 @@ Unit::Unit(const Unit& unit, std::shared_ptr<ParameterState> slice)
 
 void Unit::before_call(nn::Module& module) {
   if (!context_) Context::build(module);
-  TESSERA_EXPECT(context_->is_valid(), "unit '", name(),
-                 "': its world has recovered from a failure without it; give reset a module that "
-                 "holds all roots of the world");
   begin_call(is_read_);
 }
 
 void Unit::begin_call(bool is_read) {
+  TESSERA_EXPECT(context_->is_valid(), "unit '", name(),
+                 "': its world has recovered from a failure without it; give reset a module that "
+                 "holds all roots of the world");
   if (call_depth_ > 0) {
     ++call_depth_;
     return;

@@ -62,8 +62,9 @@ class SlicedLinear {
 };
 
 // cross_entropy(linear(x, matrix), targets): x [..., C], targets [N], N rows of x -> f32 [] (f64
-// for f64). Of the logits there are at most `most_logits` at a time, but at least 256 columns of a
-// row; they are made once more in backward. The gradient of x is added up in f32.
+// for f64). Where all logits are no more than `most_logits`, they are kept for backward; else there
+// are so many at a time, but at least 256 columns of a row, and they are made once more in
+// backward. The gradient of x is added up in f32.
 class SlicedCrossEntropy {
  public:
   SlicedCrossEntropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits);
