@@ -183,7 +183,6 @@ TEST_CASE("a file that is replaced keeps its mode") {
 
 TEST_CASE("one file is recognised under all its names") {
   const TemporaryFolder folder;
-  const std::string path = folder.path().string();
   std::filesystem::create_directory(folder / "real");
   std::filesystem::create_directory_symlink("real", folder / "folder");
   folder.write("there", "");

@@ -2,6 +2,7 @@
 // nothing taken from a file that does not fit.
 #include "tessera/checkpoint/model.hpp"
 
+#include <bit>
 #include <cstring>
 #include <optional>
 
@@ -165,7 +166,7 @@ TEST_CASE("any floating dtype becomes f32", "[checkpoint]") {
         T value;
         std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
         const auto expected = static_cast<float>(value);
-        CHECK(std::memcmp(&got[i], &expected, sizeof(float)) == 0);
+        CHECK(std::bit_cast<std::uint32_t>(got[i]) == std::bit_cast<std::uint32_t>(expected));
       }
     });
   }
