@@ -187,7 +187,7 @@ void DeviceContext::synchronize() {
 }
 
 void DeviceContext::recover() {
-  held_.clear();
+  drop_held();
   for (std::size_t i = 0; i < kMaxStreams; ++i) {
     const Tick last = clocks_[i].ticks[i];
     if (last <= host_.ticks[i]) continue;

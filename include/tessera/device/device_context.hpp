@@ -53,6 +53,8 @@ class DeviceContext {
   void submit_held() {
     if (!held_.empty()) submit_all_held();
   }
+  // Memory that goes with it may be poisoned, which is launched like anything else.
+  void drop_held() noexcept { std::exchange(held_, {}).clear(); }
   Event record(StreamId stream);
   void wait(StreamId stream, const Event& event);
   void block(const Event& event);
@@ -182,7 +184,7 @@ class HoldGuard {
   ~HoldGuard() {
     if (!context_) return;
     context_->holds_ = before_;
-    context_->held_.clear();
+    context_->drop_held();
   }
   HoldGuard(const HoldGuard&) = delete;
   HoldGuard& operator=(const HoldGuard&) = delete;
