@@ -16,8 +16,8 @@ SwigluMlp::SwigluMlp(std::int64_t dim, std::int64_t hidden, const Device& device
 
 Tensor SwigluMlp::operator()(const Tensor& x) {
   return call([&] {
-    const Tensor up = up_proj(x);
-    return down_proj(swiglu(gate_proj(x), up));
+    const Tensor gate = gate_proj(x);  // before up: as registered, so backward needs them in turn
+    return down_proj(swiglu(gate, up_proj(x)));
   });
 }
 

@@ -8,7 +8,24 @@
 
 namespace tessera::nn {
 
-Module::~Module() = default;
+namespace {
+
+bool has(const std::vector<std::pair<std::string, Parameter>>& parameters, const Parameter& p) {
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [&](const auto& own) { return own.second == p; });
+}
+
+}  // namespace
+
+// It has no say any more in how its parameters are used. Each module counts once.
+Module::~Module() {
+  for (const Parameter& p : streamed_) --p.state()->streaming;
+  while (!parameters_.empty()) {
+    const Parameter p = std::move(parameters_.back().second);
+    parameters_.pop_back();
+    if (!has(parameters_, p)) --p.state()->modules;
+  }
+}
 
 void Module::register_parameter(std::string_view name, const Parameter& parameter) {
   if (!parameter.defined()) return;
@@ -16,15 +33,21 @@ void Module::register_parameter(std::string_view name, const Parameter& paramete
                  name, "' is not a name; use one word without a dot");
   for (const auto& [other, p] : parameters_)
     TESSERA_EXPECT(other != name, "register_parameter: '", name, "' is taken");
+  if (!has(parameters_, parameter)) ++parameter.state()->modules;
   parameters_.emplace_back(name, parameter);
-  ++parameter.state()->modules;
 }
 
 void Module::stream_parameter(const Parameter& parameter) {
-  TESSERA_EXPECT(std::any_of(parameters_.begin(), parameters_.end(),
-                             [&](const auto& own) { return own.second == parameter; }) &&
-                     parameter.shape().ndim() > 0,
-                 "stream_parameter: the parameter is not registered here, or has no rows");
+  TESSERA_EXPECT(has(parameters_, parameter),
+                 "stream_parameter: the parameter is not registered here; call register_parameter "
+                 "on this module first");
+  TESSERA_EXPECT(parameter.shape().ndim() > 0, "stream_parameter: the parameter is of shape ",
+                 parameter.shape(), "; expected rows, which slices are made of");
+  if (std::find(streamed_.begin(), streamed_.end(), parameter) != streamed_.end()) return;
+  TESSERA_EXPECT(!parameter.state()->unit, "stream_parameter: parameter '", parameter.name(),
+                 "' belongs to unit '", *parameter.state()->unit,
+                 "' already; call it before fully_shard");
+  streamed_.push_back(parameter);
   ++parameter.state()->streaming;
 }
 
@@ -100,19 +123,15 @@ void Module::set_training(bool training) {
 void init(Module& module, Seed seed) {
   const auto parameters = module.named_parameters();
   for (const auto& [name, parameter] : parameters) {
-    const Tensor shard = parameter.shard();
+    const std::uint64_t key = fnv1a(name, fnv1a(seed.value, 0xcbf29ce484222325ull));
     const Initializer& how = parameter.state()->initializer;
-    if (shard.numel() == 0) continue;
-    if (how.kind == Initializer::Kind::constant) {
-      raw::fill(shard, how.mean);
-      continue;
-    }
     const ShardSpec& spec = parameter.state()->spec;
     const std::int64_t begin = spec.owned().begin * spec.row_numel();
-    raw::normal_into(shard, how.mean, how.deviation,
-                     fnv1a(name, fnv1a(seed.value, 0xcbf29ce484222325ull)), begin);
+    parameter.edit([&](const Tensor& rows) {
+      if (how.kind == Initializer::Kind::constant) return raw::fill(rows, how.mean);
+      raw::normal_into(rows, how.mean, how.deviation, key, begin);
+    });
   }
-  for (const auto& group : groups_of(module.parameters())) group->mark_updated();
 }
 
 }  // namespace tessera::nn

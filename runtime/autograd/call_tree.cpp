@@ -46,9 +46,9 @@ void CallTree::step() {
     step.region->on_backward_end();
 }
 
-void CallTree::for_each_upcoming(const std::function<bool(Region&)>& f) const {
+void CallTree::for_each_upcoming(const std::function<bool(Region&, bool)>& f) const {
   for (std::size_t i = at_; i < steps_.size(); ++i)
-    if (steps_[i].begins && !f(*steps_[i].region)) return;
+    if (!f(*steps_[i].region, steps_[i].begins)) return;
 }
 
 void CallTree::finish() {

@@ -48,8 +48,8 @@ class CallTree {
   // The number of the next step; 0 when all are taken.
   std::uint64_t next() const noexcept { return at_ < steps_.size() ? steps_[at_].number : 0; }
   void step();
-  // The regions that begin next, until f says false.
-  void for_each_upcoming(const std::function<bool(Region&)>& f) const;
+  // f(region, whether it begins) of the steps that come next, until f says false.
+  void for_each_upcoming(const std::function<bool(Region&, bool)>& f) const;
   // The way back is over. Of a forward that goes on the calls that have ended are forgotten.
   void finish();
 

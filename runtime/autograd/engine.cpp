@@ -14,7 +14,7 @@ class Walk;
 struct ThreadState {
   bool grad_enabled = true;
   bool history_is_wanted = true;
-  int first_runs = 0;  // of recomputed functions
+  FirstRunGuard* first_run = nullptr;  // of a recomputed function
   // Of the forward that records, in backward of the node that runs; null outside of calls.
   std::shared_ptr<CallGraph> calls;
   // Forwards that no pass has covered for good; the way back of the running one.
@@ -89,7 +89,10 @@ std::optional<GradientSink> Gradients::sink(int i) {
 
 bool grad_enabled() noexcept { return state().grad_enabled; }
 bool history_is_wanted() noexcept { return state().history_is_wanted; }
-bool runs_again() noexcept { return state().first_runs > 0; }
+bool runs_again() noexcept { return state().first_run != nullptr; }
+void note_use(const std::shared_ptr<Leaf>& leaf) {
+  if (FirstRunGuard* const run = state().first_run) run->note_use(leaf);
+}
 GradModeGuard::GradModeGuard(bool enabled) noexcept
     : before_(std::exchange(state().grad_enabled, enabled)),
       wanted_before_(std::exchange(state().history_is_wanted, enabled)) {}
@@ -97,12 +100,12 @@ GradModeGuard::~GradModeGuard() {
   state().grad_enabled = before_;
   state().history_is_wanted = wanted_before_;
 }
-FirstRunGuard::FirstRunGuard() noexcept : before_(std::exchange(state().grad_enabled, false)) {
-  ++state().first_runs;
-}
+FirstRunGuard::FirstRunGuard() noexcept
+    : grad_enabled_before_(std::exchange(state().grad_enabled, false)),
+      before_(std::exchange(state().first_run, this)) {}
 FirstRunGuard::~FirstRunGuard() {
-  state().grad_enabled = before_;
-  --state().first_runs;
+  state().grad_enabled = grad_enabled_before_;
+  state().first_run = before_;
 }
 
 // --- the call tree, in forward ---
@@ -256,7 +259,7 @@ std::uint64_t forward_of_step() noexcept {
   const Walk* const walk = state().walk;
   return walk && walk->latest() ? walk->latest()->forward() : 0;
 }
-void for_each_upcoming_region(const std::function<bool(Region&)>& f) {
+void for_each_upcoming_step(const std::function<bool(Region&, bool)>& f) {
   const Walk* const walk = state().walk;
   if (walk && walk->latest()) walk->latest()->for_each_upcoming(f);
 }
@@ -323,11 +326,21 @@ class Engine {
     visit(root);
     for (std::size_t i = 0; i < found.size(); ++i) {
       const Node& node = *found[i];
-      for (const Edge& edge : node.inputs) visit(edge.node);
+      for (const Edge& edge : node.inputs) {
+        visit(edge.node);
+        if (edge.leaf) count(*edge.leaf, s);
+      }
+      for (const auto& leaf : node.uses) count(*leaf, s);
     }
     std::sort(found.begin(), found.end(),
               [](const auto& a, const auto& b) { return a->sequence > b->sequence; });
     return found;
+  }
+
+  // An operation that uses the leaf will run in this pass, or one around it.
+  static void count(Leaf& leaf, const ThreadState& s) {
+    if (std::exchange(leaf.pass, s.outermost) != s.outermost) leaf.uses = 0;
+    ++leaf.uses;
   }
 
   template <class F>
@@ -346,6 +359,7 @@ class Engine {
   }
 
   static void step(Node& node, ThreadState& s, bool retain_graph) {
+    for (const auto& leaf : node.uses) --leaf->uses;  // the operations of its own pass take over
     if (node.gradient.defined()) {
       const GradModeGuard no_grad(false);
       Gradients gradients(node.inputs, retain_graph);
@@ -359,9 +373,14 @@ class Engine {
       }
       s.calls = around;
     }
+    for (const auto& leaf : node.uses)
+      if (leaf->uses == 0) leaf->on_last_use();
+    for (const Edge& edge : node.inputs)
+      if (edge.leaf && --edge.leaf->uses == 0) edge.leaf->on_last_use();
     if (retain_graph) return;
     node.backward = nullptr;  // what it saved is freed here, in program order
     node.inputs.clear();
+    node.uses.clear();
   }
 
   static void finish(ThreadState& s) {
@@ -391,8 +410,10 @@ void Tensor::backward(const Tensor& gradient, bool retain_graph) const {
                  "backward: the tensor has no history; was it made without gradients?");
   TESSERA_EXPECT(gradient.defined() || numel() == 1, "backward: the tensor has shape ", shape(),
                  "; give a gradient of that shape, or reduce it to a single element");
-  TESSERA_EXPECT(!gradient.defined() || gradient.shape() == shape(), "backward: gradient of shape ",
-                 gradient.shape(), " for a tensor of shape ", shape());
+  TESSERA_EXPECT(
+      !gradient.defined() || (gradient.shape() == shape() && gradient.dtype() == dtype()),
+      "backward: gradient of shape ", gradient.shape(), " in ", gradient.dtype(),
+      " for a tensor of shape ", shape(), " in ", dtype());
   const Tensor first =
       gradient.defined() ? gradient.detach() : Tensor::ones(shape(), dtype(), device());
   if (grad_meta()->leaf) {

@@ -20,17 +20,19 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
   const autograd::RandomState random = autograd::random_state();
   const autograd::RecomputedScope scope;
   std::vector<Saved> kept;
+  std::vector<std::shared_ptr<autograd::Leaf>> uses;
   Tensor y;
   {
-    const autograd::FirstRunGuard no_history_yet;
+    autograd::FirstRunGuard no_history_yet;
     std::vector<Tensor> detached;
     for (const Tensor& x : inputs) {
       detached.push_back(x.defined() ? x.detach() : x);
       kept.emplace_back(x);
     }
     y = f(detached).detach();  // a handle of its own, also where f hands on what it was given
+    uses = no_history_yet.take_uses();
   }
-  return autograd::record_always(
+  y = autograd::record_always(
       "recompute", inputs, y,
       [f = std::move(f), kept = std::move(kept), random](const Tensor& g, Gradients& out) {
         std::vector<Tensor> again;
@@ -52,6 +54,8 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
           if (const Tensor dx = again[i].defined() ? again[i].grad() : Tensor(); dx.defined())
             out.set(static_cast<int>(i), dx);
       });
+  y.grad_meta()->node->uses = std::move(uses);
+  return y;
 }
 
 Tensor recompute(std::function<Tensor(const Tensor&)> f, const Tensor& x) {

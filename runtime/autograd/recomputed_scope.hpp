@@ -1,6 +1,12 @@
 // What recomputation needs of the engine.
 #pragma once
 
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tessera/autograd/node.hpp"
+
 namespace tessera::autograd {
 
 // A recomputed function: its first run and its node are made in this scope, which is an entry of
@@ -16,16 +22,21 @@ class RecomputedScope {
   bool is_entry_ = false, is_outermost_ = false;
 };
 
-// No history is recorded, but calls are in the tree: their history comes with the second run.
+// No history is recorded, but calls are in the tree, and leaves are noted: their history comes with
+// the second run.
 class FirstRunGuard {
  public:
   FirstRunGuard() noexcept;
+  void note_use(const std::shared_ptr<Leaf>& leaf) { uses_.push_back(leaf); }
+  std::vector<std::shared_ptr<Leaf>> take_uses() { return std::move(uses_); }
   ~FirstRunGuard();
   FirstRunGuard(const FirstRunGuard&) = delete;
   FirstRunGuard& operator=(const FirstRunGuard&) = delete;
 
  private:
-  bool before_;
+  bool grad_enabled_before_;
+  FirstRunGuard* before_;
+  std::vector<std::shared_ptr<Leaf>> uses_;
 };
 
 }  // namespace tessera::autograd

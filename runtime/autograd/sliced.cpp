@@ -28,11 +28,6 @@ namespace {
 // Columns of a product that is still a product.
 constexpr std::int64_t kLeastColumns = 256;
 
-void check_slice(const char* name, const Tensor& slice, const SliceRows& rows) {
-  TESSERA_EXPECT(slice.ndim() == 2 && slice.size(0) == rows.count(), name, ": the slice is ",
-                 slice.shape(), "; expected [", rows.count(), ", C]");
-}
-
 // The rows of the slice, less `first`, that hold the rows `ids` of the matrix: i32, -1 for those in
 // no row of [first, first + count).
 Tensor located(const Tensor& ids, const SliceRows& rows, std::int64_t first, std::int64_t count) {
@@ -50,6 +45,40 @@ Tensor bare(const Tensor& x) { return x.view(x.shape(), x.strides(), 0); }
 
 }  // namespace
 
+// --- which slices there are ---
+
+void detail::GivenSlices::expect(const char* operation, const Tensor& slice,
+                                 const SliceRows& rows) const {
+  const bool is_empty = rows.all == 0 && rows.chunk == 0 && rows.rows == 0;
+  TESSERA_EXPECT((rows.all == all_ && rows.chunk == chunk_) || all_ < 0, operation,
+                 ": the slice is of ", rows.all, " rows in chunks of ", rows.chunk,
+                 "; those before it were of ", all_, " in chunks of ", chunk_);
+  TESSERA_EXPECT(
+      !is_finished_ && rows.begin == next_ &&
+          (is_empty || (rows.all > 0 && rows.rows > 0 && rows.rows <= rows.chunk - next_)),
+      operation, ": the slice has rows [", rows.begin, ", ", rows.begin, " + ", rows.rows,
+      ") of chunks of ", rows.chunk, " of ", rows.all, "; expected the slice at ", next_,
+      ": each one once, in order, before finish");
+  TESSERA_EXPECT(slice.ndim() == 2 && slice.size(0) == rows.count(), operation, ": the slice is ",
+                 slice.shape(), "; expected [", rows.count(), ", C]");
+}
+
+void detail::GivenSlices::take(const SliceRows& rows) {
+  all_ = rows.all;
+  chunk_ = rows.chunk;
+  next_ += rows.rows;
+}
+
+void detail::GivenSlices::finish(const char* operation) {
+  TESSERA_EXPECT(all_ >= 0, operation, ": no slice was given");
+  TESSERA_EXPECT(next_ == chunk_, operation, ": the slice at ", next_, " of chunks of ", chunk_,
+                 " is missing");
+  TESSERA_EXPECT(!is_finished_, operation,
+                 ": finish was called before; make another for another "
+                 "result");
+  is_finished_ = true;
+}
+
 // --- embedding ---
 
 SlicedEmbedding::SlicedEmbedding(const Tensor& ids) : ids_(raw::contiguous(ids)) {
@@ -58,8 +87,9 @@ SlicedEmbedding::SlicedEmbedding(const Tensor& ids) : ids_(raw::contiguous(ids))
 }
 
 void SlicedEmbedding::add(const Tensor& slice, const SliceRows& rows) {
-  check_slice("embedding", slice, rows);
+  given_.expect("embedding", slice, rows);
   if (rows.count() == rows.all) {
+    given_.take(rows);
     y_ = embedding(slice, ids_);
     return;
   }
@@ -69,6 +99,10 @@ void SlicedEmbedding::add(const Tensor& slice, const SliceRows& rows) {
     shape.push_back(slice.size(1));
     y_ = Tensor::empty(shape, slice.dtype(), device);
   }
+  TESSERA_EXPECT(y_.size(-1) == slice.size(1) && y_.dtype() == slice.dtype(),
+                 "embedding: the slice is ", slice.shape(), " of ", slice.dtype(),
+                 "; those before it had rows of ", y_.size(-1), " in ", y_.dtype());
+  given_.take(rows);
   const Tensor y = bare(y_), at = located(ids_, rows, 0, slice.size(0));
   if (y.numel() > 0 && !device.is_meta())
     launch("embedding", device, table(device).embedding,
@@ -96,6 +130,11 @@ void SlicedEmbedding::add(const Tensor& slice, const SliceRows& rows) {
       });
 }
 
+Tensor SlicedEmbedding::finish() {
+  given_.finish("embedding");
+  return std::move(y_);
+}
+
 // --- linear ---
 
 namespace {
@@ -116,8 +155,9 @@ void for_columns(const Tensor& y, const Tensor& part, const SliceRows& rows, con
 }  // namespace
 
 void SlicedLinear::add(const Tensor& slice, const SliceRows& rows) {
-  check_slice("linear", slice, rows);
+  given_.expect("linear", slice, rows);
   if (rows.count() == rows.all) {
+    given_.take(rows);
     y_ = linear(x_, slice);
     return;
   }
@@ -128,6 +168,7 @@ void SlicedLinear::add(const Tensor& slice, const SliceRows& rows) {
   const Tensor y = bare(y_), columns = raw::reshape(y, {x.size(0), rows.all});
   Tensor part = Tensor::empty({x.size(0), rows.count()}, x.dtype(), x.device());
   raw::matmul_into(part, x, slice, Transpose::no, Transpose::yes, 1, 0);
+  given_.take(rows);
   for_columns(columns, part, rows,
               [](const Tensor& to, const Tensor& from) { raw::copy_into(to, from); });
   y_ = record("linear", {y_, x_, slice}, y,
@@ -153,6 +194,11 @@ void SlicedLinear::add(const Tensor& slice, const SliceRows& rows) {
                 }
                 out.set(0, gradient);
               });
+}
+
+Tensor SlicedLinear::finish() {
+  given_.finish("linear");
+  return std::move(y_);
 }
 
 // --- cross-entropy ---
@@ -269,10 +315,13 @@ SlicedCrossEntropy::SlicedCrossEntropy(const Tensor& x, const Tensor& targets,
 }
 
 void SlicedCrossEntropy::add(const Tensor& weight, const SliceRows& rows) {
-  check_slice("cross_entropy", weight, rows);
+  given_.expect("cross_entropy", weight, rows);
+  TESSERA_EXPECT(rows.all > 0, "cross_entropy: the matrix is ", weight.shape(),
+                 "; the mean of nothing is undefined");
   TESSERA_EXPECT(weight.size(1) == x_.size(-1) && weight.dtype() == x_.dtype(),
                  "cross_entropy: x is ", x_.shape(), " of ", x_.dtype(), ", the slice is ",
                  weight.shape(), " of ", weight.dtype(), "; expected [..., C] and [rows, C]");
+  given_.take(rows);
   const Device& device = weight.device();
   Slice slice{shared_, Saved(weight), rows, {}};
   const DType dtype = statistics_dtype(weight.dtype());
@@ -307,7 +356,7 @@ void SlicedCrossEntropy::add(const Tensor& weight, const SliceRows& rows) {
 // The sum over all columns from those over the parts, and the logit of each target from the part
 // that has it: everywhere else loss and lse are one.
 Tensor SlicedCrossEntropy::finish() {
-  TESSERA_EXPECT(chain_.defined(), "cross_entropy: no slice was given");
+  given_.finish("cross_entropy");
   const std::int64_t rows = shared_->count(), parts = static_cast<std::int64_t>(lse_.size());
   const Device& device = chain_.device();
   const Tensor all = Tensor::empty({rows, parts}, chain_.dtype(), device),

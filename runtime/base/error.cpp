@@ -1,5 +1,44 @@
 #include "tessera/base/error.hpp"
 
+#include <algorithm>
+#include <cctype>
+#include <string_view>
+
+#include "tessera/base/utf8.hpp"
+
+namespace tessera {
+namespace {
+
+// The length of the first word, or of what stands in quotes there: "can't" ends none.
+std::size_t unit_length(std::string_view text) {
+  const std::size_t word = text.find_first_of(" \n");
+  if (text[0] != '\'') return std::min(word, text.size());
+  std::size_t end = 1;
+  do end = text.find('\'', end) + 1;
+  while (end != 0 && end < text.size() && std::isalnum(static_cast<unsigned char>(text[end])));
+  return std::min(end == 0 ? word : end, text.size());
+}
+
+std::string with_short_units(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const std::size_t unit = unit_length(text);
+    out += shortened(text.substr(0, unit));
+    text.remove_prefix(unit);
+    const std::size_t blank = std::min(text.find_first_not_of(" \n"), text.size());
+    out += text.substr(0, blank);
+    text.remove_prefix(blank);
+  }
+  return out;
+}
+
+}  // namespace
+
+Error::Error(const std::string& message, std::source_location where)
+    : std::runtime_error(with_short_units(message)), where_(where) {}
+
+}  // namespace tessera
+
 namespace tessera::detail {
 
 void fail_contract(const std::string& message, std::source_location where) {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -248,6 +249,15 @@ void check_writable(const std::string& path) {
   } catch (const DeviceError& error) {
     throw DataError(error.what(), error.where());
   }
+}
+
+void check_space(const std::string& path, std::int64_t bytes) {
+  struct statvfs disk{};
+  if (::statvfs(folder_of(target_of(path)).c_str(), &disk) != 0) return;  // check_writable says why
+  const auto free = static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize);
+  if (free < static_cast<double>(bytes))
+    throw DataError(concat("'", path, "' needs ", bytes, " bytes, and where it lies ",
+                           static_cast<std::int64_t>(free), " are free; name another place"));
 }
 
 bool is_same_file(const std::string& a, const std::string& b) {

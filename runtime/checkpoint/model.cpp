@@ -125,20 +125,17 @@ void check_weights(const SafetensorsReader& file, const nn::Module& model) {
 void load_weights(const SafetensorsReader& file, nn::Module& model) {
   check_weights(file, model);
   for (const auto& [name, parameter] : model.named_parameters()) {
-    TESSERA_EXPECT(parameter.state()->group != nullptr, "load_weights: parameter '", name,
-                   "' has no memory yet; call materialize on the model first");
+    const Tensor shard = parameter.shard();
     const std::vector<std::int64_t> shape = file_shape(model, name, parameter.shape());
     std::vector<float> values = read_floats(file, entry_of(file, name, shape));
-    const Tensor shard = parameter.shard();
-    if (shard.numel() == 0) continue;
     if (model.saves_transposed(name))
       values = transposed(values, static_cast<std::size_t>(shape[0]));
     const ShardSpec& spec = parameter.state()->spec;
-    const std::span<const float> own(values.data() + spec.owned().begin * spec.row_numel(),
+    const std::int64_t begin = spec.shape.ndim() == 0 ? 0 : spec.owned().begin * spec.row_numel();
+    const std::span<const float> own(values.data() + begin,
                                      static_cast<std::size_t>(shard.numel()));
-    raw::copy_into(shard, Tensor::from(own, shard.shape(), shard.device()));
+    parameter.assign(Tensor::from(own, shard.shape(), shard.device()));
   }
-  for (const auto& group : groups_of(model.parameters())) group->mark_updated();
 }
 
 }  // namespace tessera::checkpoint

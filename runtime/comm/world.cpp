@@ -85,6 +85,10 @@ World::State::State(WorldKind k, int r, int n, const WorldOptions& options, int 
       scalars_memory(host_memory(device.context(), std::int64_t{kAgreed * sizeof(double)})),
       scalars(reinterpret_cast<double*>(scalars_memory.get()), kAgreed),
       exceptions(std::uncaught_exceptions()) {
+  TESSERA_EXPECT(options.timeout_seconds > 0 && options.heartbeat_timeout_seconds >= 0,
+                 "WorldOptions: timeout_seconds is ", options.timeout_seconds,
+                 ", heartbeat_timeout_seconds ", options.heartbeat_timeout_seconds,
+                 "; expected more than 0, and at least 0");
   TESSERA_EXPECT(kind == WorldKind::mpi || options.transport == Transport::automatic,
                  "WorldOptions: a world of kind ", name(kind),
                  " sends no messages; leave transport on automatic");

@@ -10,11 +10,6 @@
 namespace tessera::optim {
 namespace {
 
-// The gradient without its tail of arrival counts. Padding and missing gradients are zeros.
-Tensor gradient_of(const FlatGroup& group) {
-  return group.await_gradient().view({group.numel}, {1}, 0);
-}
-
 // Sums `value` over the ranks of `comm`, in place.
 void all_reduce(const Tensor& value, Communicator& comm) {
   const Device& device = value.device();
@@ -30,15 +25,18 @@ void all_reduce(const Tensor& value, Communicator& comm) {
   compute.wait(wire.record());
 }
 
-// The sum of squares of the gradients whose other shards are reached through `comm`.
-Tensor sum_of_squares(const std::vector<std::shared_ptr<FlatGroup>>& groups, Communicator* comm,
+// The sum of squares of the gradients whose other shards are reached through `comm`. Padding and
+// missing gradients are zeros.
+Tensor sum_of_squares(const std::vector<GroupPart>& parts, Communicator* comm,
                       const Device& device) {
   const Tensor sum = Tensor::empty({}, f64, device);
   auto accumulate = raw::Accumulate::no;
-  for (const auto& group : groups) {
-    if (group->sums.get() != comm || !group->gradient.defined()) continue;
-    raw::sumsq_into(sum, gradient_of(*group), accumulate);
-    accumulate = raw::Accumulate::yes;
+  for (const GroupPart& part : parts) {
+    if (part.group->sums.get() != comm || !part.group->gradient.defined()) continue;
+    for (const GroupPart::Run& run : part.runs) {
+      raw::sumsq_into(sum, part.gradient(run), accumulate);
+      accumulate = raw::Accumulate::yes;
+    }
   }
   if (accumulate == raw::Accumulate::no) raw::fill(sum, 0);
   if (comm != nullptr && comm->size() > 1) all_reduce(sum, *comm);
@@ -50,18 +48,18 @@ Tensor sum_of_squares(const std::vector<std::shared_ptr<FlatGroup>>& groups, Com
 Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm) {
   TESSERA_EXPECT(!parameters.empty(), "clip_grad_norm: no parameters given");
   TESSERA_EXPECT(!std::isnan(max_norm), "clip_grad_norm: max_norm is NaN");
-  const auto groups = groups_of(parameters);
-  const Device& device = groups[0]->device;
+  const std::vector<GroupPart> parts = parts_of(parameters);
+  const Device& device = parts[0].group->device;
   const OwnerGuard owner(device, "scalars");
 
   std::vector<Communicator*> comms;  // in order of first mention, the same on every rank
-  for (const auto& group : groups)
-    if (std::ranges::find(comms, group->sums.get()) == comms.end())
-      comms.push_back(group->sums.get());
+  for (const GroupPart& part : parts)
+    if (std::ranges::find(comms, part.group->sums.get()) == comms.end())
+      comms.push_back(part.group->sums.get());
   Tensor sum;
   for (Communicator* const comm : comms) {
-    const Tensor part = sum_of_squares(groups, comm, device);
-    sum = sum.defined() ? raw::add(sum, part) : part;
+    const Tensor squares = sum_of_squares(parts, comm, device);
+    sum = sum.defined() ? raw::add(sum, squares) : squares;
   }
 
   const bool clips = max_norm > 0 && std::isfinite(max_norm);
@@ -77,12 +75,14 @@ Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm)
       {tessera::detail::reads(sum), tessera::detail::writes(norm),
        tessera::detail::writes(factor)});
   if (!clips) return norm;
-  for (const auto& group : groups) {
-    if (!group->gradient.defined()) continue;
-    const Tensor gradient = gradient_of(*group);
-    tessera::detail::launch("scale_gradient", device, kernels.scale_flat,
-                            kernels::ScaleFlatArgs{floats(gradient), floats(factor), group->numel},
-                            {tessera::detail::reads(factor), tessera::detail::updates(gradient)});
+  for (const GroupPart& part : parts) {
+    if (!part.group->gradient.defined()) continue;
+    for (const GroupPart::Run& run : part.runs) {
+      const Tensor gradient = part.gradient(run);
+      const kernels::ScaleFlatArgs args{floats(gradient), floats(factor), gradient.numel()};
+      tessera::detail::launch("scale_gradient", device, kernels.scale_flat, args,
+                              {tessera::detail::reads(factor), tessera::detail::updates(gradient)});
+    }
   }
   return norm;
 }

@@ -6,6 +6,7 @@
 
 #include "runtime/tensor/launch.hpp"
 #include "tessera/device/device_context.hpp"
+#include "tessera/tensor/ops.hpp"
 
 namespace tessera::optim {
 namespace {
@@ -19,8 +20,13 @@ void expect_rate(const char* what, double value) {
 
 Optimizer::Optimizer(std::vector<Parameter> parameters, double lr, double weight_decay,
                      const Needs& needs)
-    : parameters_(std::move(parameters)), lr_(lr), weight_decay_(weight_decay), needs_(needs) {
+    : parameters_(std::move(parameters)),
+      lr_(lr),
+      weight_decays_(parameters_.size(), weight_decay),
+      needs_(needs) {
   TESSERA_EXPECT(!parameters_.empty(), "optimizer: no parameters given");
+  for (const Parameter& p : parameters_)
+    TESSERA_EXPECT(p.defined(), "optimizer: an undefined parameter was given");
   expect_rate("optimizer: lr", lr);
   expect_rate("optimizer: weight_decay", weight_decay);
   TESSERA_EXPECT(needs.moments >= 0 && needs.moments <= kernels::kMostMoments,
@@ -37,8 +43,23 @@ void Optimizer::set_lr(double lr) {
   lr_ = lr;
 }
 
+void Optimizer::set_weight_decay(const std::vector<Parameter>& of, double weight_decay) {
+  expect_rate("Optimizer::set_weight_decay: weight_decay", weight_decay);
+  TESSERA_EXPECT(
+      log_->prepared == 0,
+      "Optimizer::set_weight_decay: the state is made, and the rates lie in it; set them "
+      "before prepare() and the first step");
+  for (const Parameter& p : of) {
+    const auto own = std::find(parameters_.begin(), parameters_.end(), p);
+    TESSERA_EXPECT(own != parameters_.end(), "Optimizer::set_weight_decay: parameter '", p.name(),
+                   "' is not this optimizer's");
+    weight_decays_[static_cast<std::size_t>(own - parameters_.begin())] = weight_decay;
+  }
+}
+
 void Optimizer::set_steps(std::int64_t steps) {
-  TESSERA_EXPECT(steps >= 0, "Optimizer::set_steps: steps is ", steps, ", expected at least 0");
+  TESSERA_EXPECT(steps >= 0 && steps <= std::int64_t{1} << 53, "Optimizer::set_steps: steps is ",
+                 steps, ", expected 0 to 2^53, which a double counts exactly");
   log_->steps = steps;
 }
 
@@ -105,12 +126,13 @@ Optimizer::GroupState Optimizer::make_state(const std::shared_ptr<FlatGroup>& gr
   std::vector<FlatSegment> segments;
   for (std::size_t i = 0; i < group->entries.size(); ++i) {
     const FlatEntry& entry = group->entries[i];
-    const auto is_ours = [&](const Parameter& p) {
+    const auto ours = std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) {
       return p.trainable() && p.state()->group == group && p.state()->entry == static_cast<int>(i);
-    };
-    if (entry.numel == 0 || std::none_of(parameters_.begin(), parameters_.end(), is_ours)) continue;
+    });
+    if (entry.numel == 0 || ours == parameters_.end()) continue;
+    const auto rate = weight_decays_[static_cast<std::size_t>(ours - parameters_.begin())];
     segments.push_back({entry.offset, entry.offset + entry.numel, static_cast<std::int32_t>(i),
-                        static_cast<float>(weight_decay_)});
+                        static_cast<float>(rate)});
   }
   const bool any = std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& p) {
     return p.trainable() && p.state()->group == group;
@@ -153,6 +175,7 @@ void Optimizer::step() {
   std::erase_if(log_->queued, [&](const UpdateLog::Update& update) {
     return update.last <= device.host_clock()[StreamId::compute];
   });
+  device.wait(StreamId::compute, device.record(StreamId::gather));  // it may still read values
   write_scalars(scalars_, steps() + 1);
   const Tick before = now();
   try {
@@ -174,7 +197,14 @@ void Optimizer::step() {
 }
 
 void Optimizer::zero_grad() {
-  for (const auto& group : groups_of(parameters_)) group->gradient = {};
+  for (const GroupPart& part : parts_of(parameters_)) {
+    if (part.is_whole()) part.group->gradient = {};
+    if (!part.group->gradient.defined()) continue;
+    for (const GroupPart::Run& run : part.runs) {
+      raw::fill(part.gradient(run), 0);
+      raw::fill(part.counts(run), 0);
+    }
+  }
 }
 
 }  // namespace tessera::optim

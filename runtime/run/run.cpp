@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
+#include "tessera/base/utf8.hpp"
 #include "tessera/run/race_check.hpp"
 
 namespace tessera {
@@ -108,7 +109,7 @@ DeviceChoice parse_device(std::string_view name) {
   const char* const first = name.starts_with(kPrefix) ? name.data() + kPrefix.size() : last;
   const auto [end, error] = std::from_chars(first, last, choice.index);
   if (error == std::errc() && end == last && choice.index >= 0) return choice;
-  throw DataError(concat("--device=", name,
+  throw DataError(concat("--device=", shortened(name),
                          ": is neither cpu, cuda nor cuda:N; write for example --device=cuda:1"));
 }
 

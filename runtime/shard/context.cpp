@@ -71,8 +71,7 @@ void Context::build(nn::Module& root) {
 
 void Context::cut_streamed(std::int64_t bytes) {
   if (bytes == 0)
-    for (const auto& unit : units_)
-      bytes = std::max(bytes, unit.lock()->shards().layout.gather_bytes);
+    for (const auto& unit : units_) bytes = std::max(bytes, unit.lock()->shards().slice_bytes());
   const std::size_t count = units_.size();
   for (std::size_t i = 0; i < count; ++i) {
     const std::shared_ptr<Unit> owner = units_[i].lock();
@@ -133,7 +132,7 @@ void Context::enter(Unit& unit, const BackwardNeeds& needs) {
     unit.gather();
     unit.open();
   }
-  if (needs.gradients) unit.take_buffer();
+  if (needs.gradients) unit.take_buffer(call_ends_next());
   if (!unit.is_root()) prefetch(depth);
 }
 
@@ -141,8 +140,8 @@ void Context::leave(Unit& unit) {
   unit.leave_call();
   entered_.pop_back();
   if (unit.is_in_backward()) return;
+  if (unit.trains()) unit.reduce();  // on some ranks pieces have gone long before
   unit.close();
-  if (unit.trains()) unit.reduce();
   // Most units use their parameters once, and stay entered until the calls inside have ended.
   for (Unit* const outer : entered_) outer->note_uses();
 }
@@ -150,8 +149,8 @@ void Context::leave(Unit& unit) {
 // Gathers the units of the `depth` calls that backward enters next.
 void Context::prefetch(int depth) {
   if (depth == 0) return;
-  autograd::for_each_upcoming_region([&](autograd::Region& region) {
-    const auto* const call = dynamic_cast<UnitRegion*>(&region);
+  autograd::for_each_upcoming_step([&](autograd::Region& region, bool begins) {
+    const auto* const call = begins ? dynamic_cast<UnitRegion*>(&region) : nullptr;
     const std::shared_ptr<Unit> unit = call ? call->unit() : nullptr;
     if (!unit || unit->context().get() != this || unit->keeps_open() || !call->needs().parameters)
       return true;
@@ -160,10 +159,18 @@ void Context::prefetch(int depth) {
   });
 }
 
-void Context::on_reduced(const Event& event) {
-  ++reductions_;
-  reduced_ = event;
+// Whether the call that is entered has none of another unit inside.
+bool Context::call_ends_next() const {
+  bool ends = false;
+  autograd::for_each_upcoming_step([&](autograd::Region& region, bool begins) {
+    const bool is_call = dynamic_cast<UnitRegion*>(&region) != nullptr;
+    ends = is_call && !begins;
+    return !is_call;
+  });
+  return ends;
 }
+
+void Context::on_reduced(const Event& event) { reduced_ = event; }
 
 // --- the pass ---
 

@@ -44,6 +44,7 @@ class Context : public std::enable_shared_from_this<Context> {
   ShardPlan plan() const;
   ShardCounters counters() const;
   void count_gather() noexcept { ++gathers_; }
+  void count_reduction() noexcept { ++reductions_; }
 
   // --- forward ---
   // The root is called, and the call ends.
@@ -54,7 +55,7 @@ class Context : public std::enable_shared_from_this<Context> {
   // A call of the unit: it is open on return, if its parameters are needed, and the gathers of
   // those that backward enters next are queued.
   void enter(Unit& unit, const BackwardNeeds& needs);
-  // Closes the unit and reduces what its calls may have given, unless it is entered by a call
+  // Reduces what its calls may have given and closes the unit, unless it is entered by a call
   // around this one.
   void leave(Unit& unit);
   // After each reduce-scatter, which has ended when `event` has.
@@ -87,6 +88,7 @@ class Context : public std::enable_shared_from_this<Context> {
     return units_[static_cast<std::size_t>(number)].lock();
   }
   void prefetch(int depth);
+  bool call_ends_next() const;
   void end_of_backward();
   void recover() noexcept;
 

@@ -1,6 +1,7 @@
 // Full parameters one by one, for files and for comparisons.
 #include <algorithm>
 
+#include "runtime/tensor/lent.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/device/device_context.hpp"
@@ -10,26 +11,7 @@
 namespace tessera {
 namespace {
 
-// A full parameter that its borrower may keep, and that then refuses to be used.
-class Lent {
- public:
-  Lent(const Device& device, std::byte* data, const Shape& shape, LastUse& use)
-      : shape_(shape), storage_(Storage::window(device, checked_mul(shape.numel(), 4), kLender)) {
-    storage_->data = data;
-    storage_->use = &use;
-    storage_->remedy = "it is lent for the callback only: copy what you keep, as by to_vector";
-  }
-  Lent(const Lent&) = delete;
-  Lent& operator=(const Lent&) = delete;
-  ~Lent() { storage_->data = nullptr; }
-
-  Tensor tensor() const { return Tensor::wrap(storage_, shape_, f32); }
-
- private:
-  static inline const std::string kLender = "for_each_full_parameter";
-  Shape shape_;
-  std::shared_ptr<Storage> storage_;
-};
+const std::string kLender = "for_each_full_parameter";
 
 }  // namespace
 
@@ -60,7 +42,7 @@ void for_each_full_parameter(
     const Tensor& values = state.group->values;
     if (state.spec.world == 1) {
       const Tensor whole = values.view(state.shape, state.shape.strides(), entry.offset);
-      f(name, Lent(whole.device(), whole.data(), state.shape, *whole.storage()->use).tensor());
+      f(name, read_only(Lent(whole, kLender).tensor(), p.state()));
       continue;
     }
     const auto storage = Storage::borrowed(device, memory->data(), memory->bytes(), use);
@@ -76,7 +58,8 @@ void for_each_full_parameter(
                                         .dtype = f32},
                              "all_gather_parameter", accesses);
     }
-    f(name, Lent(device, memory->data(), state.shape, use).tensor());
+    const Tensor whole = all.view(state.shape, state.shape.strides(), 0);
+    f(name, read_only(Lent(whole, kLender).tensor(), p.state()));
   }
   device.synchronize();
 }

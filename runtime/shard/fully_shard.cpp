@@ -25,6 +25,8 @@ void check_options(const ShardOptions& options) {
                  "; expected 1 to 64");
   TESSERA_EXPECT(options.forwards_ahead >= 1 && options.forwards_ahead <= 64,
                  "fully_shard: forwards_ahead is ", options.forwards_ahead, "; expected 1 to 64");
+  TESSERA_EXPECT(options.piece_bytes >= 1, "fully_shard: piece_bytes is ", options.piece_bytes,
+                 "; expected 1 or more");
   TESSERA_EXPECT(options.slice_bytes >= 0, "fully_shard: slice_bytes is ", options.slice_bytes,
                  "; expected 0 or more");
   const DType param = options.precision.param.value_or(f32),

@@ -31,6 +31,7 @@ void GatheredParameters::materialize() {
     p.window = Storage::window(shards_.device, p.shape.numel() * element, shards_.name);
     p.window_offset_bytes = 0;  // not what it was in a module that had memory before
     const std::int64_t chunk = p.spec.chunk_numel(), own_chunk = p.spec.rank * chunk * element;
+    if (chunk == 0) continue;
     auto& rows = p.trainable ? trainable : frozen;
     rows.insert(rows.end(),
                 {shards_.offset_of(i), shards_.layout.gather_offset_bytes[i] + own_chunk, chunk});
@@ -62,7 +63,7 @@ bool GatheredParameters::gather() {
   if (shards_.needs_slot())
     for (const auto& group : {shards_.trainable, shards_.frozen})
       if (group) shards_.device.gather().wait(group->updated);
-  if (uses_slot()) slot_ = shards_.take(SlotKind::parameters);
+  if (uses_slot()) slot_ = shards_.take(SlotKind::parameters, shards_.gather_bytes());
   advance(State::closed, State::gathering);
   gathered_version_ = version();
   if (!uses_slot()) return false;
@@ -119,6 +120,8 @@ void GatheredParameters::pack(const FlatGroup& group, const Tensor& table) {
 // --- open, close ---
 
 void GatheredParameters::open() {
+  // Also where it has stayed open: what it kept from before an update is an error to use.
+  for (const auto& p : shards_.parameters) p->window->version = p->group->version;
   if (state_ == State::open) return;
   // In forward the wait is lazy: Parameter::value waits at a parameter's first use. The root uses
   // its parameters after its inner units, whose waits cover the root's gather, so it seldom waits
@@ -128,7 +131,6 @@ void GatheredParameters::open() {
   for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
     ParameterState& p = *shards_.parameters[i];
     p.ready = uses_slot() ? &gathered_ : nullptr;
-    p.window->version = p.group->version;
     if (shards_.needs_slot()) {
       p.window->data = slot_.data + shards_.layout.gather_offset_bytes[i];
       p.window->use = slot_.use;
@@ -156,8 +158,9 @@ std::string GatheredParameters::escape() const {
     const long others = p->window.use_count() - 1 - p->window->saved;
     if (others > 0)
       return concat("unit '", shards_.name, "' closes while parameter '", p->name,
-                    "' is still referenced outside its call (last used by '", p->window->last_op,
-                    "'); copy what leaves the module, or keep using it inside");
+                    "' is still referenced outside its call",
+                    *p->window->last_op ? concat(" (last used by '", p->window->last_op, "')") : "",
+                    "; copy what leaves the module, or keep using it inside");
   }
   return {};
 }

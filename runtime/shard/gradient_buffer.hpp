@@ -1,23 +1,25 @@
-// The unreduced gradients of a unit on several ranks. Backward writes them into a slot, scaled by
-// 1/N; one grouped reduce-scatter then sums them over the ranks into the flat gradient of this
-// rank's shards. One rank has none: its gradients go straight into the flat group (LocalGradient).
+// The unreduced gradients of a unit on several ranks, in pieces that are filled and reduced one
+// after the other, the parameters used last in forward first.
 //
-//   empty ──take──▶ taken ──sink──▶ filling ──reduce──▶ empty
-//                                             │ zeros for what did not arrive, a count of 0 or 1
-//                                             │ for each parameter, reduce-scatter queued, slot
-//                                             │ given back
+//   a unit that calls no other          a unit around others
+//   enter   take 0                      enter   take all
+//           sinks of 0                          calls of other units, sinks
+//           reduce 0, take 1            leave   reduce all
+//           sinks of 1 ..
+//   leave   reduce the rest
 //
-//   compute   dW │ dW │ complete ┐ record
-//   reduce                       └ wait │ reduce_scatter │ (accumulate) │ record ┐
-//   who reads the gradient                       FlatGroup::await_gradient: wait ┘
+// Between a unit's enter and leave nothing else of its own is issued, so all ranks take and reduce
+// in one order, whatever their graphs reach. A piece goes as soon as this rank's graph has no more
+// for it, and those before it have gone. What comes before its piece is taken waits in the pool.
+// One rank has no buffer: its gradients go straight into the flat group (LocalGradient).
 //
-// PyTorch FSDP2 keeps a gradient a parameter and copies them into reduce_scatter_input first.
+// PyTorch FSDP2 keeps a gradient a parameter until all of a unit are there, and copies them into
+// reduce_scatter_input.
 #pragma once
 
-#include <memory>
+#include <deque>
 
-#include "runtime/shard/unit_shards.hpp"
-#include "tessera/param/gradient_sinks.hpp"
+#include "runtime/shard/gradient_piece.hpp"
 
 namespace tessera::shard {
 
@@ -25,45 +27,35 @@ class GradientBuffer {
  public:
   // `shards` outlives this, has memory and something to train.
   explicit GradientBuffer(const UnitShards& shards);
-  ~GradientBuffer() { drop(); }
 
-  // Takes a slot, where every rank does: as its unit is entered. What a rank's graph then reaches
-  // is its own affair.
-  void take();
+  // As the unit is entered. `in_turn`: nothing else comes between this and `reduce`.
+  void take(bool in_turn);
   // The sink of one more contribution to the gradient of the trainable group's entry.
+  // Throws: ContractError where on_last_use has said that there is none.
   autograd::GradientSink sink(int entry);
-  // Reduces what has arrived, zeros for what has not, and gives the slot back. Adds to a gradient
-  // that is there. FlatGroup::reduced is recorded after it.
+  // The gradient of the entry is whole. True when it was what a piece has waited for, which is
+  // being reduced then.
+  bool on_last_use(int entry);
+  // Reduces what is left, zeros for what has not arrived.
   void reduce();
   // For a pass that failed: what has arrived is lost.
   void drop() noexcept;
 
  private:
-  void begin_use();
-  void complete();
-  double missing_part(std::size_t word) const;
-  Tensor fresh_gradient() const;
-  Tensor staging() const;
-  void scatter(const Tensor& values, const Tensor& counts);
-  void accumulate(const Tensor& to, const Tensor& staged, bool is_fresh) const;
-  void clear_gaps(Stream stream, const Tensor& flat, const Tensor& table) const;
-
-  // Of the flat gradient: what this buffer is reduced into, in elements.
-  struct Range {
-    std::int64_t begin = 0, end = 0;  // of the values, with the gaps between them
-    std::int64_t counts = 0;          // how many, where the arrival counts lie
-    std::int64_t counts_begin = 0;
-    std::int64_t numel() const { return end - begin; }
-  };
+  std::size_t at(int entry) const { return static_cast<std::size_t>(entry - shards_.first_entry); }
+  std::size_t piece_of(std::size_t at) const;
+  autograd::GradientSink early_sink(std::size_t at);
+  void take_next();
+  void send();
+  void begin_again() noexcept;
 
   const UnitShards& shards_;
-  PreparedGroups prepared_;
-  Range range_;
-  Tensor entries_, gaps_f32_, gaps_reduce_;  // tables of kernels::FlatSpan
-  Slot slot_;
-  std::shared_ptr<Storage> buffer_;  // null before the first sink
-  std::weak_ptr<Storage> reduced_;   // the flat gradient that it was reduced into
-  ArrivalMask arrived_;
+  std::deque<GradientPiece> pieces_;
+  std::size_t sent_ = 0, taken_ = 0;  // how many
+  bool in_turn_ = false;
+  ArrivalMask whole_;              // gradients of which nothing more comes
+  std::vector<std::size_t> left_;  // of each piece how many are not
+  std::vector<Tensor> early_;      // what came before its piece was taken
 };
 
 }  // namespace tessera::shard

@@ -1,6 +1,7 @@
 #include "runtime/shard/slot_plan.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "tessera/memory/placement.hpp"
 
@@ -35,20 +36,32 @@ void lengthen_gathers(std::span<const SlotUse> uses, std::span<const UnitNeeds> 
   }
 }
 
+// A piece is on the wire until as much as the largest of its unit has been queued behind it, or
+// what is left of its unit and all of another: so many times as the unit says.
 void lengthen_buffers(std::span<const SlotUse> uses, std::span<const UnitNeeds> units,
                       std::vector<Interval>& intervals) {
-  std::vector<std::size_t> buffers;  // in the order in which they are given back
+  std::vector<std::size_t> pieces;  // in the order in which they are given back
   std::int64_t over = 1;
   for (std::size_t i = 0; i < uses.size(); ++i) {
-    if (uses[i].kind == SlotKind::gradients) buffers.push_back(i);
     over = std::max(over, uses[i].end);
+    if (uses[i].kind == SlotKind::gradients) pieces.push_back(i);
   }
-  std::sort(buffers.begin(), buffers.end(),
+  std::sort(pieces.begin(), pieces.end(),
             [&](std::size_t a, std::size_t b) { return uses[a].end < uses[b].end; });
-  for (std::size_t i = 0; i < buffers.size(); ++i) {
-    const std::size_t last =
-        i + static_cast<std::size_t>(needs_of(units, uses[buffers[i]].unit).reductions_in_flight);
-    intervals[buffers[i]].end = last < buffers.size() ? uses[buffers[last]].end : over;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const int unit = uses[pieces[i]].unit;
+    const UnitNeeds& of = needs_of(units, unit);
+    const std::int64_t enough =
+        of.reductions_in_flight * *std::max_element(of.pieces.begin(), of.pieces.end());
+    std::int64_t bytes = 0, others = 0;
+    std::size_t last = i;
+    while (bytes < enough && others < of.reductions_in_flight && ++last < pieces.size()) {
+      bytes += uses[pieces[last]].bytes;
+      const int now = uses[pieces[last]].unit;
+      const bool is_whole = last + 1 == pieces.size() || uses[pieces[last + 1]].unit != now;
+      if (now != unit && is_whole) ++others;
+    }
+    intervals[pieces[i]].end = last < pieces.size() ? uses[pieces[last]].end : over;
   }
 }
 
@@ -82,11 +95,7 @@ namespace {
 class AssumedStep {
  public:
   AssumedStep(std::span<const UnitNeeds> units, std::span<const AssumedCall> calls)
-      : units_(units),
-        calls_(calls),
-        inside_(calls.size()),
-        parameters_(units.size(), kNone),
-        gradients_(units.size(), kNone) {
+      : units_(units), calls_(calls), inside_(calls.size()), parameters_(units.size(), kNone) {
     for (std::size_t i = 1; i < calls.size(); ++i)
       inside_[static_cast<std::size_t>(calls[i].parent)].push_back(i);
     mirror(0);
@@ -109,48 +118,54 @@ class AssumedStep {
     for (auto inner = inside.rbegin(); inner != inside.rend(); ++inner) mirror(*inner);
   }
 
-  void take(int unit, SlotKind kind) {
-    const UnitNeeds& of = needs(unit);
-    const bool gathers = kind == SlotKind::parameters;
-    std::size_t& held = (gathers ? parameters_ : gradients_)[static_cast<std::size_t>(unit)];
-    const std::int64_t bytes = gathers ? of.gather_bytes : of.gradient_bytes;
-    if (held != kNone || bytes == 0) return;
-    held = uses_.size();
+  std::size_t take(int unit, SlotKind kind, std::int64_t bytes) {
     uses_.push_back({.unit = unit, .kind = kind, .bytes = bytes, .begin = now_++});
+    return uses_.size() - 1;
   }
-  void give_back(int unit, SlotKind kind) {
-    std::size_t& held =
-        (kind == SlotKind::parameters ? parameters_ : gradients_)[static_cast<std::size_t>(unit)];
-    if (held == kNone) return;
-    uses_[held].end = now_++;
-    held = kNone;
+  void gather(int unit) {
+    std::size_t& held = parameters_[static_cast<std::size_t>(unit)];
+    if (held == kNone && needs(unit).gather_bytes > 0)
+      held = take(unit, SlotKind::parameters, needs(unit).gather_bytes);
+  }
+  void close(int unit) {
+    std::size_t& held = parameters_[static_cast<std::size_t>(unit)];
+    if (held != kNone) uses_[std::exchange(held, kNone)].end = now_++;
   }
 
   void forward(std::size_t call) {
     const int unit = calls_[call].unit;
-    take(unit, SlotKind::parameters);
+    gather(unit);
     for (const std::size_t inner : inside_[call]) forward(inner);
-    if (!needs(unit).keeps_open) give_back(unit, SlotKind::parameters);
+    if (!needs(unit).keeps_open) close(unit);
   }
-  // As Context::enter and leave.
+  // As Context::enter and leave, and GradientBuffer.
   void backward(std::size_t call) {
     const int unit = calls_[call].unit;
+    const std::vector<std::size_t>& inside = inside_[call];
+    const std::vector<std::int64_t>& pieces = needs(unit).pieces;
+    std::vector<std::size_t> taken;
+    const auto take_pieces = [&](std::size_t count) {
+      while (taken.size() < std::min(count, pieces.size()))
+        taken.push_back(take(unit, SlotKind::gradients, pieces[taken.size()]));
+    };
     ++entered_;
     if (call == 0) prefetch(0);
-    if (calls_[call].is_read_in_backward) take(unit, SlotKind::parameters);
-    take(unit, SlotKind::gradients);
+    if (calls_[call].is_read_in_backward) gather(unit);
+    take_pieces(inside.empty() ? 1 : pieces.size());
     if (call != 0) prefetch(unit);
-    const std::vector<std::size_t>& inside = inside_[call];
     for (auto inner = inside.rbegin(); inner != inside.rend(); ++inner) backward(*inner);
-    give_back(unit, SlotKind::parameters);
-    give_back(unit, SlotKind::gradients);
+    for (std::size_t sent = 0; sent < pieces.size(); ++sent) {
+      uses_[taken[sent]].end = now_++;
+      take_pieces(sent + 2);
+    }
+    close(unit);
   }
   void prefetch(int unit) {
     int depth = needs(unit).prefetch_depth;
     for (std::size_t i = entered_; i < order_.size() && depth > 0; ++i) {
       const AssumedCall& call = calls_[order_[i]];
       if (needs(call.unit).keeps_open || !call.is_read_in_backward) continue;
-      take(call.unit, SlotKind::parameters);
+      gather(call.unit);
       --depth;
     }
   }
@@ -159,7 +174,7 @@ class AssumedStep {
   std::span<const AssumedCall> calls_;
   std::vector<std::vector<std::size_t>> inside_;  // each call
   std::vector<SlotUse> uses_;
-  std::vector<std::size_t> parameters_, gradients_;  // the use that runs, of each unit
+  std::vector<std::size_t> parameters_;  // the use that runs, of each unit
   std::vector<std::size_t> order_;
   std::size_t entered_ = 0;
   std::int64_t now_ = 0;

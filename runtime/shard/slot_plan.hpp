@@ -21,7 +21,8 @@ enum class SlotKind : std::uint8_t { parameters, gradients };
 struct UnitNeeds {
   int parent = -1;  // in the order of the module tree; -1: the root, which comes first
   bool keeps_open = false;
-  std::int64_t gather_bytes = 0, gradient_bytes = 0;  // 0: needs none
+  std::int64_t gather_bytes = 0;       // 0: needs none
+  std::vector<std::int64_t> pieces{};  // of its gradient buffer, bytes
   int prefetch_depth = 1, reductions_in_flight = 1;
 };
 
@@ -49,7 +50,8 @@ struct SlotPlan {
 };
 // Places the uses of a step. On the device they last longer than on the host, and are lengthened
 // first: a gather begins before its call, as soon as no more than `prefetch_depth` others are
-// there; the gradients of a unit go when those of `reductions_in_flight` others have been queued.
+// there; a piece of a gradient buffer goes when `reductions_in_flight` others have been queued for
+// reduction, as large as the largest of its unit.
 SlotPlan plan_slots(std::span<const SlotUse> uses, std::span<const UnitNeeds> units);
 // Who takes what, in which order: equal for steps that one plan serves.
 std::uint64_t fingerprint(std::span<const SlotUse> uses);

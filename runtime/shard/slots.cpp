@@ -81,9 +81,8 @@ void Slots::begin_step() {
   if (bytes != this->bytes()) resize(bytes);
 }
 
-Slot Slots::take(int unit, SlotKind kind) {
+Slot Slots::take(int unit, SlotKind kind, std::int64_t bytes) {
   if (record_.size() == kMostUses) begin_step();
-  const std::int64_t bytes = bytes_of(unit, kind);
   const OwnerId owner = owners_[static_cast<std::size_t>(kind)];
   Places& known = places(unit, kind);
   const std::int64_t offset =
@@ -115,11 +114,6 @@ Slot Slots::take_gap(std::int64_t bytes, OwnerId owner) {
 }
 
 // --- plans ---
-
-std::int64_t Slots::bytes_of(int unit, SlotKind kind) const {
-  const UnitNeeds& of = units_[static_cast<std::size_t>(unit)];
-  return kind == SlotKind::parameters ? of.gather_bytes : of.gradient_bytes;
-}
 
 void Slots::keep(std::vector<SlotUse> uses) {
   SlotPlan plan = plan_slots(uses, units_);

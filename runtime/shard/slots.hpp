@@ -30,7 +30,7 @@ class Slots {
   // A forward of the root begins, and with it a record. Collective where the last one made a plan.
   void begin_step();
   // A slot for the unit; Arena::begin_use comes before its first use.
-  Slot take(int unit, SlotKind kind);
+  Slot take(int unit, SlotKind kind, std::int64_t bytes);
   void give_back(const Slot& slot);
 
   std::int64_t bytes() const noexcept;
@@ -66,7 +66,6 @@ class Slots {
   Places& places(int unit, SlotKind kind) {
     return places_[2 * static_cast<std::size_t>(unit) + static_cast<std::size_t>(kind)];
   }
-  std::int64_t bytes_of(int unit, SlotKind kind) const;
   void keep(std::vector<SlotUse> uses);
   void follow(std::uint64_t step);
   void resize(std::int64_t bytes);

@@ -29,6 +29,18 @@ Unit::Unit(const Unit& unit, std::shared_ptr<ParameterState> slice)
   make_parts();
 }
 
+// A handle or an optimizer that outlives the unit keeps no slice, whose unit would keep the slots,
+// and an error finds a name.
+Unit::~Unit() {
+  static const std::string gone = "(gone)";
+  for (const auto& part : {shards_.parameters, shards_.streamed})
+    for (const auto& p : part) {
+      p->unit = &gone;
+      p->slices = nullptr;
+      if (p->window) p->window->unit = &gone;
+    }
+}
+
 // --- the module's calls ---
 
 void Unit::before_call(nn::Module& module) {
@@ -79,6 +91,12 @@ autograd::GradientSink Unit::sink(int entry) {
   return local_ ? local_->sink(entry) : buffer_->sink(entry);
 }
 
+void Unit::on_last_use(int entry) {
+  if (!buffer_ || !buffer_->on_last_use(entry)) return;
+  reduced_in_ = context_->pass();
+  context_->on_reduced(shards_.trainable->reduced);
+}
+
 // --- the steps ---
 
 void Unit::gather() {
@@ -93,6 +111,7 @@ void Unit::reduce() {
   if (!buffer_) return;
   buffer_->reduce();
   context_->on_reduced(shards_.trainable->reduced);
+  context_->count_reduction();
 }
 
 void Unit::cut_streamed(std::int64_t bytes) {
@@ -106,16 +125,20 @@ void Unit::join(std::shared_ptr<Context> context, std::string name, int number) 
   context_ = std::move(context);
   shards_.set_name(std::move(name));
   shards_.number = number;
+  planned_gathers_ = planned_reductions_ = 0;
   is_root_ = number == 0;
   const Reshard reshard = shards_.options.reshard_after_forward;
   keeps_open_ = reshard == Reshard::never || (is_root_ && reshard == Reshard::automatic);
 }
 
 UnitNeeds Unit::needs(int parent) const {
+  std::vector<std::int64_t> pieces;
+  if (shards_.size() > 1)
+    for (const PieceLayout& piece : shards_.layout.pieces) pieces.push_back(piece.bytes);
   return {.parent = parent,
           .keeps_open = keeps_open_,
           .gather_bytes = shards_.gather_bytes(),
-          .gradient_bytes = shards_.gradient_bytes(),
+          .pieces = pieces,
           .prefetch_depth = shards_.options.prefetch_depth,
           .reductions_in_flight = shards_.options.reductions_in_flight};
 }

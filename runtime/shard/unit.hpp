@@ -33,6 +33,7 @@ class Unit final : public nn::ModuleHook,
       : shards_(std::move(parameters), options), is_read_(is_read) {}
   // One slice of a parameter that `unit` streams; see StreamedParameter.
   Unit(const Unit& unit, std::shared_ptr<ParameterState> slice);
+  ~Unit() override;
 
   // --- nn::ModuleHook: around the module's calls ---
   void materialize(const Device& device) override;
@@ -44,6 +45,7 @@ class Unit final : public nn::ModuleHook,
   void abandon_call() noexcept;
   // --- GradientSinks: where backward writes ---
   autograd::GradientSink sink(int entry) override;
+  void on_last_use(int entry) override;
 
   // --- the steps: see GatheredParameters and GradientBuffer ---
   void gather();
@@ -51,9 +53,9 @@ class Unit final : public nn::ModuleHook,
   void close() { parameters_.close(); }
   void note_uses() { parameters_.note_uses(); }
   void reduce();
-  // Takes the memory that its gradients will need.
-  void take_buffer() {
-    if (buffer_) buffer_->take();
+  // Takes the memory that its gradients will need. `call_ends_next`: of the call entered last.
+  void take_buffer(bool call_ends_next) {
+    if (buffer_) buffer_->take(call_ends_next && entered_calls_ == 1);
   }
 
   // --- its part of backward ---
@@ -82,7 +84,8 @@ class Unit final : public nn::ModuleHook,
   void cut_streamed(std::int64_t bytes);
   // What its module does with it in one forward and backward, as the plan prints it.
   void expect_call(bool is_read) noexcept {
-    planned_gathers_ += keeps_open_ && planned_gathers_ > 0 ? 0 : keeps_open_ || !is_read ? 1 : 2;
+    const bool is_open = keeps_open_ && planned_gathers_ > 0, closes = !keeps_open_;
+    if (!is_open) planned_gathers_ += closes && is_read ? 2 : 1;  // the second for backward
     ++planned_reductions_;
   }
 

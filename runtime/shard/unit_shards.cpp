@@ -17,7 +17,8 @@ UnitLayout layout_of(const UnitShards& shards) {
     specs.push_back(p->spec);
     is_trainable.push_back(p->trainable);
   }
-  return UnitLayout::make(specs, is_trainable, shards.param_dtype(), shards.reduce_dtype());
+  return UnitLayout::make(specs, is_trainable, shards.param_dtype(), shards.reduce_dtype(),
+                          shards.options.piece_bytes);
 }
 
 }  // namespace
@@ -29,9 +30,14 @@ UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
     p->unit = &name;
     p->spec = {p->shape, options.mesh.shard_size(), options.mesh.shard_rank()};
     p->compute_dtype = param_dtype();
-    const bool is_streamed = p->streaming > 0 && p->streaming == p->modules;
-    (is_streamed ? streamed : parameters).push_back(std::move(p));
+    p->is_streamed = p->may_be_streamed();
+    (p->is_streamed ? streamed : parameters).push_back(std::move(p));
   }
+  // What is small comes last in backward, whenever its gradients come: they fill a piece together.
+  const auto wire = static_cast<std::int64_t>(size_bytes(reduce_dtype()));
+  std::stable_partition(parameters.begin(), parameters.end(), [&](const auto& p) {
+    return p->spec.padded_numel() < options.piece_bytes / wire;
+  });
   layout = layout_of(*this);
 }
 
@@ -67,6 +73,13 @@ void UnitShards::materialize(const Device& on) {
   }
   for (std::size_t i = 0; i < parameters.size(); ++i)
     if (parameters[i]->trainable) parameter_of.push_back(i);  // entries lie in this order
+}
+
+std::int64_t UnitShards::slice_bytes() const {
+  std::int64_t largest = 0;
+  for (const PieceLayout& piece : layout.pieces) largest = std::max(largest, piece.bytes);
+  return largest / static_cast<std::int64_t>(size_bytes(reduce_dtype())) *
+         static_cast<std::int64_t>(size_bytes(param_dtype()));
 }
 
 void UnitShards::set_name(std::string to) {

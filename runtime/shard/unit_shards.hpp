@@ -47,8 +47,10 @@ struct UnitShards {
   std::int64_t gradient_bytes() const noexcept {
     return size() > 1 ? layout.gradient_buffer_bytes : 0;
   }
+  // What a slice of a table may have where the gradient of it is to be no larger than a piece.
+  std::int64_t slice_bytes() const;
 
-  Slot take(SlotKind kind) const { return slots->take(number, kind); }
+  Slot take(SlotKind kind, std::int64_t bytes) const { return slots->take(number, kind, bytes); }
   // A failure is logged under the unit's name: this also runs where an exception is on its way.
   void give_back(const Slot& slot) const noexcept;
 

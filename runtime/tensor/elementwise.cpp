@@ -64,12 +64,21 @@ void expect_known(Binary op, DType dtype) {
                  is_floating_only ? "a floating dtype" : "numbers", "; cast them first");
 }
 
-Tensor scalar(Binary op, const Tensor& x, double s, bool left) {
-  expect_known(op, x.dtype());
-  TESSERA_EXPECT(is_floating(x.dtype()) || s == std::trunc(s), name(op), ": the scalar ", s,
-                 " is no whole number, and the tensor is ", x.dtype(),
+// Integers wrap, and what a number beyond them becomes is nobody's intent.
+void expect_holds(std::string_view op, DType dtype, double s) {
+  if (is_floating(dtype)) return;
+  TESSERA_EXPECT(s == std::trunc(s), op, ": the scalar ", s,
+                 " is no whole number, and the tensor is ", dtype,
                  "; cast the tensor to a floating dtype first (to divide, too: a quotient is a "
                  "product with the inverse)");
+  const double end = dtype == i32 ? 0x1p31 : 0x1p63;
+  TESSERA_EXPECT(s >= -end && s < end, op, ": the scalar ", s, " is beyond ", dtype,
+                 "; cast the tensor to a wider dtype first");
+}
+
+Tensor scalar(Binary op, const Tensor& x, double s, bool left) {
+  expect_known(op, x.dtype());
+  expect_holds(name(op), x.dtype(), s);
   Tensor out = Tensor::empty(x.shape(), gives_boolean(op) ? boolean : x.dtype(), x.device());
   if (out.numel() == 0 || x.device().is_meta()) return out;
   const auto walk = detail::merge_dims<2>(out.shape(), {&out, &x});
@@ -115,6 +124,7 @@ void copy_into(const Tensor& out, const Tensor& x) {
 }
 
 void fill(const Tensor& out, double value) {
+  expect_holds("fill", out.dtype(), value);
   if (out.numel() == 0 || out.device().is_meta()) return;
   const auto walk = detail::merge_dims<1>(out.shape(), {&out});
   kernels::FillArgs args{};

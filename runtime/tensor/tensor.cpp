@@ -165,7 +165,13 @@ Tensor Tensor::view(const Shape& shape, const Shape& strides, std::int64_t offse
   Tensor out;
   out.body_ = std::make_shared<Body>(Body{
       body().storage, body().offset_bytes + offset * static_cast<std::int64_t>(size_bytes(dtype())),
-      shape, strides, dtype(), nullptr});
+      shape, strides, dtype(), nullptr, body().parameter});
+  return out;
+}
+
+Tensor Tensor::read_only(std::shared_ptr<const std::string> parameter) && {
+  Tensor out = body_.use_count() > 1 ? view(shape(), strides(), 0) : std::move(*this);
+  out.body_->parameter = std::move(parameter);
   return out;
 }
 
@@ -187,8 +193,8 @@ Access Tensor::access(AccessMode mode) const {
   std::byte* const begin = data();
   if (mode == AccessMode::write) {
     Storage& storage = *body().storage;
-    TESSERA_EXPECT(storage.unit == nullptr, "a full parameter of unit '", *storage.unit,
-                   "' is written, which would be lost when the unit closes; write to its shard");
+    TESSERA_EXPECT(!body().parameter, "parameter '", *body().parameter,
+                   "' is read-only here; write by Parameter::edit or assign");
     ++storage.version;
   }
   return {body().storage->use, begin,

@@ -120,3 +120,67 @@ TEST_CASE("a loss goes backward twice over its slices where the graph is retaine
   CHECK(numbers(x.grad()) == dx);
   CHECK(numbers(matrix.grad()) == dw);
 }
+
+TEST_CASE("operations slice by slice refuse slices that do not fit, and none") {
+  using Catch::Contains;
+  Draw draw;
+  const Tensor ids = draw.indices({4}, 7, i32), x = draw.normal({4, 3});
+  const SliceRows first{7, 4, 0, 2}, second{7, 4, 2, 2};  // 4 rows, and 3
+  const Tensor four = draw.normal({4, 3}), wide = draw.normal({3, 5}),
+               single = raw::cast(draw.normal({3, 3}), f32);
+  SlicedEmbedding rows(ids);
+  rows.add(four, first);
+  CHECK_THROWS_WITH(rows.add(four, second), Contains("[4, 3]; expected [3, C]"));
+  CHECK_THROWS_WITH(rows.add(wide, second), Contains("[3, 5]") && Contains("had rows of 3"));
+  CHECK_THROWS_WITH(rows.add(single, second), Contains("f32") && Contains("in f64"));
+  CHECK_THROWS_WITH(SlicedEmbedding(x), Contains("ids are f64"));
+  CHECK_THROWS_WITH(SlicedEmbedding(ids).finish(), Contains("no slice was given"));
+  SlicedLinear y(x);
+  y.add(four, first);
+  CHECK_THROWS_AS(y.add(wide, second), ContractError);
+  CHECK_THROWS_AS(y.add(single, second), ContractError);
+  SlicedCrossEntropy loss(x, ids, 100);
+  CHECK_THROWS_WITH(loss.finish(), Contains("no slice was given"));
+  loss.add(four, first);
+  CHECK_THROWS_WITH(loss.add(wide, second), Contains("expected [..., C] and [rows, C]"));
+  CHECK_THROWS_WITH(loss.add(single, second), Contains("of f32"));
+  CHECK_THROWS_AS(SlicedCrossEntropy(x, draw.indices({5}, 7, i32), 100), ContractError);
+  CHECK_THROWS_AS(SlicedCrossEntropy(x, ids, 0), ContractError);
+}
+
+TEST_CASE(
+    "operations slice by slice refuse a slice twice or out of order, and one that is missing") {
+  using Catch::Contains;
+  Draw draw;
+  const Tensor x = draw.normal({4, 3}), ids = draw.indices({4}, 7, i32);
+  const Tensor four = draw.normal({4, 3}), three = draw.normal({3, 3});
+  const SliceRows first{7, 4, 0, 2}, second{7, 4, 2, 2};
+  const auto check = [&](auto make) {
+    auto op = make();
+    CHECK_THROWS_WITH(op.finish(), Contains("no slice was given"));
+    CHECK_THROWS_WITH(op.add(three, second), Contains("expected the slice at 0"));
+    CHECK_THROWS_AS(op.add(four, {7, 7, -3, 7}), ContractError);
+    op.add(four, first);
+    CHECK_THROWS_WITH(op.add(four, first), Contains("expected the slice at 2"));
+    CHECK_THROWS_WITH(op.add(draw.normal({1, 3}), {7, 3, 2, 1}),
+                      Contains("those before it were of 7 in chunks of 4"));
+    CHECK_THROWS_WITH(op.finish(), Contains("the slice at 2 of chunks of 4 is missing"));
+    op.add(three, second);
+    CHECK(op.finish().defined());
+    CHECK_THROWS_WITH(op.finish(), Contains("finish was called before"));
+    CHECK_THROWS_WITH(op.add(four, first), Contains("before finish"));
+  };
+  check([&] { return SlicedEmbedding(ids); });
+  check([&] { return SlicedLinear(x); });
+  check([&] { return SlicedCrossEntropy(x, ids, 100); });
+}
+
+TEST_CASE("a matrix without rows gives no columns, and no loss") {
+  Draw draw;
+  const Tensor none = draw.normal({0, 3}), x = draw.normal({4, 3});
+  SlicedLinear y(x);
+  y.add(none, SliceRows::whole(0));
+  CHECK(y.finish().shape() == Shape{4, 0});
+  SlicedCrossEntropy loss(x, draw.indices({4}, 7, i32), 100);
+  CHECK_THROWS_WITH(loss.add(none, SliceRows::whole(0)), Catch::Contains("the mean of nothing"));
+}

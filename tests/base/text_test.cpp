@@ -107,3 +107,37 @@ TEST_CASE("what is no UTF-8 is replaced, byte by byte, and nothing else") {
   CHECK(as_utf8("\xff\xe2\x82!") == "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd!");
   CHECK(is_utf8(as_utf8(std::string("\x00\xc0\xaf\xed\xa0\x80", 6))));
 }
+
+TEST_CASE("what a message quotes keeps its head and its tail, and whole characters") {
+  CHECK(shortened("") == "");
+  CHECK(shortened(std::string(200, 'a')) == std::string(200, 'a'));
+  CHECK(shortened("/head/" + std::string(500, 'a') + "/tail") ==
+        "/head/" + std::string(114, 'a') + "..." + std::string(55, 'a') + "/tail");
+  for (const std::string_view c : {"\xe2\x82\xac", "\xf0\x9f\x98\x80", "\x80", "\xff"}) {
+    for (std::size_t first = 0; first < 4; ++first) {
+      std::string text(first, 'a');
+      while (text.size() < 1000) text += c;
+      const std::string cut = shortened(text);
+      CHECK(cut.size() > 150);
+      CHECK(cut.size() <= 183);
+      if (is_utf8(c)) CHECK(is_utf8(cut));
+    }
+  }
+}
+
+TEST_CASE("an error shortens words and quotations, and no sentence") {
+  const std::string lines(3000, '.'), many = [] {
+    std::string text = "a ledger:\n";
+    for (int i = 0; i < 500; ++i) text += "rank " + std::to_string(i) + " can't, 'w' is\n";
+    return text;
+  }();
+  CHECK(std::string(ContractError(many).what()) == many);
+  const std::string path = "/a b/" + std::string(1000, 'c') + " it's d";
+  const std::string said = ContractError("load: '" + path + "' can't be read: why").what();
+  CHECK(said.starts_with("load: '/a b/cc"));
+  CHECK(said.ends_with("cc it's d' can't be read: why"));
+  CHECK(said.size() < 260);
+  CHECK(std::string(DataError("x=" + lines + " ends").what()).ends_with(". ends"));
+  CHECK(std::string(DataError("'" + lines).what()).size() < 200);
+  CHECK(std::string(DataError(" \n ").what()) == " \n ");
+}

@@ -127,6 +127,27 @@ TEST_CASE("a model is saved as one file from any number of ranks, and loaded on 
   }
 }
 
+// A scalar lies on every rank, and is rank 0's.
+TEST_CASE("a scalar is loaded from its own bytes on every rank", "[checkpoint]") {
+  const TemporaryFolder folder;
+  for (const bool saves : {true, false}) {
+    const auto offsets = on_ranks(saves ? 1 : 3, [&](World& world) {
+      Stack stack({2, 3});
+      stack.shard({.mesh = DeviceMesh::flat(world)});
+      stack.materialize(world.device());
+      nn::init(stack, {saves ? 1u : 2u});
+      if (saves) {
+        stack.offset.assign(Tensor::full({}, 0.25, f32, world.device()));
+        checkpoint::save_weights(folder / "stack", stack, world);
+      } else {
+        checkpoint::load_weights(folder / "stack", stack);
+      }
+      return stack.offset.shard().to_vector<float>()[0];
+    });
+    for (const float offset : offsets) CHECK(offset == 0.25f);
+  }
+}
+
 TEST_CASE("the file has every parameter once, and GPT-2's layers as [in, out]", "[checkpoint]") {
   const TemporaryFolder folder;
   const Values saved = save(folder / "model", gpt2, 2, 5);

@@ -118,3 +118,37 @@ TEST_CASE("every bad input ends with exit code 2, its one line and nothing writt
     CHECK(snapshot(folder) == before);
   }
 }
+
+TEST_CASE("a path or a value of any length is shortened where an error quotes it") {
+  const TemporaryFolder folder;
+  folder.write("book.txt", std::string(100, 'b'));
+  const std::string run = "tessera-train --data.path=book.txt --training.seq_len=8 ";
+  const std::string word(5000, 'x'), spaced = "$(printf 'x %.0s' $(seq 2500))y";
+  const auto of = [&](const std::string& value, const std::string& with) {
+    return std::vector<std::pair<std::string, std::string>>{
+        {run + "--data.path=" + value, "File name too long"},
+        {run + "--load=" + value, "File name too long"},
+        {run + "--save=" + value, "File name too long"},
+        {run + "--save=folder/" + value + "/w", "(File name too long)"},
+        {run + "--trace=" + value, "File name too long"},
+        {run + "--metrics.jsonl=" + value, "check the path"},
+        {run + "--comm.flight_record=" + value, "File name too long"},
+        {"tessera-train " + value, with},
+        {"tessera-train --" + value + "=1", "(--help lists all)"},
+        {"tessera-train --model.dim=" + value, "expected a whole number from 1 to 1048576"},
+        {"tessera-train --data.order=" + value, "the nearest is shuffled"},
+        {"tessera-train --device=" + value, "write for example --device=cuda:1"},
+        {"tessera-train --dry-run --sample=" + value, "leave one of them out"},
+    };
+  };
+  for (const auto& cases : {of(word, "File name too long"), of('"' + spaced + '"', "")})
+    for (const auto& [command, reason] : cases) {
+      const Outcome outcome = run_command(command, folder.path().string());
+      INFO(command.substr(0, 70) << ": " << outcome.err);
+      CHECK(outcome.exit_code == 2);
+      REQUIRE(outcome.err.size() < 600);
+      CHECK(outcome.err.ends_with(reason + '\n'));
+      CHECK(outcome.err.find("...") != std::string::npos);
+      CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+    }
+}

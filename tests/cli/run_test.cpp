@@ -5,10 +5,12 @@
 #include <cmath>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "tessera/base/utf8.hpp"
+#include "tessera/checkpoint/safetensors.hpp"
 #include "tests/cli/program.hpp"
 #include "tests/cli/tiny_run.hpp"
 #include "tests/support/catch.hpp"
@@ -198,6 +200,16 @@ TEST_CASE("data that changes while it is trained on ends the run with one line t
   }
 }
 
+TEST_CASE("a full stdout ends a run with its metrics and its timeline written") {
+  const BookFolder folder;
+  const Outcome outcome =
+      run_command(kTiny + "--training.steps=3 --trace=t.json > /dev/full", folder.path().string());
+  CHECK(outcome.exit_code == 1);
+  CHECK(has(outcome.err, "writing to stdout failed"));
+  CHECK(whole_lines(folder) == 1);  // the step in which all ranks hear of it
+  CHECK(has(folder.read("t.json"), "traceEvents"));
+}
+
 TEST_CASE("weights are saved where what the run says can no longer be written") {
   const std::string run = kTiny + "--ranks 2 --training.steps=1000000 --save=a.safetensors ";
   for (const std::string& command :
@@ -210,6 +222,21 @@ TEST_CASE("weights are saved where what the run says can no longer be written") 
     CHECK(has(outcome.err, " failed: "));
     CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
     CHECK(has(folder.read("a.safetensors"), "lm_head.weight"));
+  }
+}
+
+TEST_CASE("a stdout that is full ends a run, and leaves no flight record") {
+  for (const std::string ranks : {"1", "2"}) {
+    const BookFolder folder;
+    const Outcome outcome =
+        run_command(kTiny + "--training.steps=1000000 --ranks " + ranks + " > /dev/full",
+                    folder.path().string());
+    INFO(outcome.err);
+    CHECK(outcome.exit_code == 1);
+    CHECK(has(outcome.err, "stdout failed"));
+    CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+    CHECK_FALSE(std::filesystem::exists(folder.path() / "flight_record.0.json"));
+    CHECK_FALSE(std::filesystem::exists(folder.path() / "flight_record.1.json"));
   }
 }
 
@@ -291,6 +318,73 @@ TEST_CASE("a model that this machine cannot hold is refused before it takes any 
     CHECK(has(outcome.err, "and this machine has "));
     CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
     CHECK(outcome.computed_seconds <= 1);
+  }
+}
+
+TEST_CASE("weights for which there is no room on the disk are refused before the first step") {
+  const BookFolder folder;
+  for (const std::string ranks : {"1", "2"}) {  // 200 TB
+    const Outcome outcome = run_command(
+        kTiny + "--model.dim=65536 --model.n_heads=512 --model.n_layers=1000 --training.steps=1 " +
+            "--save=a.safetensors --ranks " + ranks,
+        folder.path().string());
+    INFO(outcome.err);
+    CHECK(outcome.exit_code == 2);
+    CHECK(has(outcome.err, "--save: 'a.safetensors' needs "));
+    CHECK(has(outcome.err, " are free; name another place\n"));
+    CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
+    CHECK(folder.entries() == 1);
+  }
+}
+
+TEST_CASE("a stdout that is closed is no file of the run's") {
+  const BookFolder folder;
+  const Outcome outcome =
+      run_command(kTiny + "--training.steps=2 --trace=t.json >&-", folder.path().string());
+  CHECK(outcome.exit_code == 1);
+  CHECK(has(outcome.err, "writing to stdout failed"));
+  for (const std::string file : {"out.jsonl", "t.json"})
+    if (std::filesystem::exists(folder.path() / file))
+      CHECK(folder.read(file).find_first_not_of("{[\n") != 0);
+}
+
+// The rate times the decay is 1: what decays is all but 0 after a step.
+TEST_CASE("norms, biases and embeddings are left without decay where one says so") {
+  const auto largest = [](const TemporaryFolder& folder, const std::string& name) {
+    const tessera::checkpoint::SafetensorsReader file(folder / "a.safetensors");
+    const auto bytes = file.bytes(*file.find(name));
+    float most = 0;
+    for (std::size_t i = 0; i < bytes.size(); i += sizeof(float)) {
+      float value;
+      std::memcpy(&value, bytes.data() + i, sizeof value);
+      most = std::max(most, std::abs(value));
+    }
+    return most;
+  };
+  const std::string llama = "", gpt2 = "--model.name=gpt2 ";
+  const struct {
+    std::string options, name;
+    bool decays;
+  } cases[] = {
+      {llama, "model.norm.weight", true},
+      {llama + "--optimizer.no_decay=norms", "model.norm.weight", false},
+      {llama + "--optimizer.no_decay=norms", "lm_head.weight", true},
+      {llama + "--optimizer.no_decay=norms,embeddings", "model.embed_tokens.weight", false},
+      {llama + "--optimizer.no_decay=biases", "model.embed_tokens.weight", true},
+      {gpt2 + "--optimizer.no_decay=norms", "transformer.ln_f.weight", false},
+      {gpt2 + "--optimizer.no_decay=biases,embeddings", "transformer.wte.weight", false},
+      {gpt2 + "--optimizer.no_decay=biases,embeddings", "transformer.ln_f.weight", true},
+  };
+  for (const auto& c : cases) {
+    const BookFolder folder;
+    const Outcome outcome = run_command(kTiny + c.options +
+                                            " --optimizer.name=SGD --optimizer.lr=1e-6 "
+                                            "--optimizer.weight_decay=1e6 --training.steps=1 "
+                                            "--save=a.safetensors --ranks 2",
+                                        folder.path().string());
+    INFO(c.options << ' ' << c.name << ' ' << outcome.err);
+    REQUIRE(outcome.exit_code == 0);
+    CHECK((largest(folder, c.name) < 1e-4f) == c.decays);
   }
 }
 

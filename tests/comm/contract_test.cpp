@@ -229,5 +229,14 @@ TEST_CASE("worlds refuse options that would have no effect", "[comm]") {
   CHECK_THAT(refusal([] { run_checked(2, {.transport = Transport::messages}, [](World&) {}); }),
              Contains("sends no messages"));
   CHECK_THAT(refusal([] { World::single({.threads = -1}); }), Contains("threads is -1"));
+  for (const double seconds : {0.0, -1.0, std::nan("")}) {
+    CHECK_THAT(refusal([&] { World::single({.timeout_seconds = seconds}); }),
+               Contains("timeout_seconds is"));
+    if (seconds != 0)
+      CHECK_THAT(refusal([&] { World::single({.heartbeat_timeout_seconds = seconds}); }),
+                 Contains("heartbeat_timeout_seconds"));
+  }
+  CHECK_THAT(refusal([] { run_checked(2, {.timeout_seconds = -1}, [](World&) {}); }),
+             Contains("timeout_seconds is -1"));
   CHECK_THAT(refusal([] { run_checked(0, {}, [](World&) {}); }), Contains("at least 1"));
 }

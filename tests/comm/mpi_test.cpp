@@ -86,9 +86,10 @@ TEST_CASE("mpi: every rank hears which two ranks disagree", "[comm][mpi]") {
           world.device().synchronize();
         },
         {.transport = transport});
-    CHECK_THAT(message, Contains("rank 0 submitted 'unit a' (1 item; item 0: reduce_scatter of 4"));
-    CHECK_THAT(message, Contains("rank 1 submitted 'unit b' (1 item; item 0: all_gather of 3"));
-    CHECK_THAT(message, Contains("CommError: ") && Contains("communicator 'gather', call 1"));
+    // Found where the calls meet, or before by who looks at what ranks wait for.
+    CHECK_THAT(message, Contains("rank 0 submitted 'unit a'") && Contains("reduce_scatter of 4"));
+    CHECK_THAT(message, Contains("rank 1 submitted 'unit b'") && Contains("all_gather of 3"));
+    CHECK_THAT(message, Contains("CommError: ") && Contains("'gather'") && Contains("call 1"));
   }
 }
 

@@ -143,6 +143,9 @@ TEST_CASE("slices of backward are equal, keep to the workspace and are no smalle
   // 64 MiB a head, of which 4 x 128 more than 2 heads fit: 128 + 128 + 32 MiB
   CHECK(are(slices({1, 8192, 32, 32, 128}), 1, 2));
   CHECK(are(slices({1, 64, 1, 1, 8}), 1, 1));
+  // those of kernels/cases/attention.cpp: 32 KiB a head
+  CHECK(are(slices({2, 2, 512, 512, 8}), 1, 512));
+  CHECK(are(slices({1, 3, 1024, 512, 8}), 1, 256));
   for (const Shape& s : {Shape{8, 1024, 12, 12, 64}, Shape{2, 4096, 32, 8, 64},
                          Shape{1, 8192, 32, 32, 128}, Shape{7, 1000, 6, 3, 80}}) {
     const AttentionBackwardArgs a = args_of(s);

@@ -9,6 +9,7 @@
 #include "tessera/shard/fully_shard.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/promises/memory.hpp"
+#include "tests/promises/stride.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -19,8 +20,9 @@ TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[t
                                    {.reshard = Reshard::never, .recomputes = true},
                                    {.recomputes = true, .freezes = true, .micro_batches = 3},
                                    {.param = bf16}};
+  GridShare share;
   for (const Cell& cell : tried)
-    for (const int ranks : {1, 2, 4, 8}) {
+    for (const int ranks : share.of({1, 2, 4, 8})) {
       INFO(cell << ", " << ranks << " ranks, seed " << seed);
       const Trained cpu = train(ranks, {.threads = 1}, cell, seed, 3);
       CHECK(cpu.losses.back() < cpu.losses.front());

@@ -41,9 +41,8 @@ struct Draw {
 };
 
 inline void set(const Parameter& parameter, const std::vector<float>& values) {
-  raw::copy_into(parameter.shard(),
-                 Tensor::from(values, parameter.shard().shape(), parameter.shard().device()));
-  parameter.state()->group->mark_updated();
+  const Tensor shard = parameter.shard();
+  parameter.assign(Tensor::from(values, shard.shape(), shard.device()));
 }
 inline std::vector<float> values(const Parameter& parameter) {
   return parameter.shard().to_vector<float>();

@@ -1,5 +1,6 @@
 // The global norm, over one rank and several, and what it does to gradients.
 #include <algorithm>
+#include <set>
 
 #include "tessera/comm/world.hpp"
 #include "tessera/optim/clip.hpp"
@@ -69,6 +70,34 @@ TEST_CASE("small gradients, a maximum of 0 and one of infinity leave every bit",
   }
   CHECK_THROWS_AS(optim::clip_grad_norm(bag.parameters(), NAN), ContractError);
   CHECK_THROWS_AS(optim::clip_grad_norm({}, 1), ContractError);
+}
+
+TEST_CASE("only the gradients of the parameters given are summed and scaled", "[optim]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Device device = Device::cpu();
+  Bag bag(kClippedShapes);
+  bag.materialize(device);
+  const auto gradients = random_gradients(draw, 0.1f, 3);
+  give_gradients(bag, gradients);
+  const auto given = GENERATE(std::set<std::size_t>{1}, std::set<std::size_t>{0, 1},
+                              std::set<std::size_t>{0, 2}, std::set<std::size_t>{2});
+  std::vector<Parameter> parameters;
+  double sum = 0;
+  for (const std::size_t i : given) {
+    parameters.push_back(bag.items[i]);
+    sum += sum_of_squares({{i, gradients.at(i)}});
+  }
+  const double norm = std::sqrt(sum);
+  CHECK(std::abs(optim::clip_grad_norm(parameters, norm / 2).item() / norm - 1) <= 0x1p-23);
+  for (std::size_t i = 0; i < kClippedShapes.size(); ++i) {
+    const Values got = bag.items[i].grad().to_vector<float>();
+    for (std::size_t k = 0; k < got.size(); ++k) {
+      const double factor = given.contains(i) ? norm / 2 / (norm + 1e-6) : 1;
+      const double expected = gradients.at(i)[k] * factor;
+      CHECK(std::abs(got[k] - expected) <= (given.contains(i) ? 0x1p-22 * std::abs(expected) : 0));
+    }
+  }
 }
 
 TEST_CASE("the norm ignores missing gradients, and is 0 without any", "[optim]") {

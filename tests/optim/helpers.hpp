@@ -43,8 +43,7 @@ struct Draw {
 
 inline void set(const Parameter& parameter, const Values& values) {
   const Tensor shard = parameter.shard();
-  raw::copy_into(shard, Tensor::from(values, shard.shape(), shard.device()));
-  parameter.state()->group->mark_updated();
+  parameter.assign(Tensor::from(values, shard.shape(), shard.device()));
 }
 inline Values get(const Parameter& parameter) { return parameter.shard().to_vector<float>(); }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "tessera/optim/adamw.hpp"
+#include "tessera/optim/clip.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tests/optim/helpers.hpp"
 
@@ -235,6 +236,72 @@ TEST_CASE("an optimizer touches its own parameters only, at the rate set last", 
     CHECK(after[i] == before[i] - 0.25f * gradients.at(1)[i]);
 }
 
+TEST_CASE("weight decay can be another for some parameters", "[optim]") {
+  Fixture f;
+  INFO("seed " << f.draw.seed);
+  f.bag.materialize(f.device);
+  f.start();
+  optim::Sgd optimizer(f.bag.parameters(), {.lr = 0.5, .weight_decay = 0.5});
+  optimizer.set_weight_decay({f.bag.items[1], f.bag.items[3]}, 0);
+  optimizer.set_weight_decay({f.bag.items[3]}, 0.25);
+  std::vector<Values> before;
+  std::map<std::size_t, Values> gradients;
+  for (std::size_t i = 0; i < f.bag.items.size(); ++i) {
+    before.push_back(get(f.bag.items[i]));
+    gradients[i] = Values(before[i].size(), 0);
+  }
+  give_gradients(f.bag, gradients);
+  optimizer.step();
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const Values after = get(f.bag.items[i]);
+    const float kept = i == 1 ? 1.f : i == 3 ? 0.875f : 0.75f;
+    for (std::size_t e = 0; e < after.size(); ++e)  // p - p / 4 and p - p / 8: one rounding
+      CHECK(std::abs(after[e] - kept * before[i][e]) <= 0x1p-24f * std::abs(before[i][e]));
+  }
+  CHECK_THROWS_WITH(optimizer.set_weight_decay({f.bag.items[0]}, 0),
+                    Catch::Contains("before prepare()"));
+}
+
+TEST_CASE("weight decay is refused for what is not the optimizer's, and out of range", "[optim]") {
+  Fixture f;
+  f.bag.materialize(f.device);
+  optim::AdamW optimizer({f.bag.items[1]});
+  CHECK_THROWS_WITH(optimizer.set_weight_decay({f.bag.items[0]}, 0),
+                    Catch::Contains("parameter '0' is not this optimizer's"));
+  for (const double rate : {-0.5, double{INFINITY}, double{NAN}})
+    CHECK_THROWS_WITH(optimizer.set_weight_decay({f.bag.items[1]}, rate),
+                      Catch::Contains("weight_decay is"));
+}
+
+TEST_CASE("two optimizers over one group clear the gradients of their own parameters", "[optim]") {
+  Fixture f;
+  INFO("seed " << f.draw.seed);
+  f.bag.materialize(f.device);
+  const auto gradients = f.gradients({0, 1, 2, 3, 4});
+  give_gradients(f.bag, gradients);
+  optim::Sgd some({f.bag.items[0], f.bag.items[3]}), others({f.bag.items[1], f.bag.items[2]}),
+      last({f.bag.items[4]});
+  some.zero_grad();
+  const FlatGroup& group = *f.bag.items[0].state()->group;
+  REQUIRE(group.gradient.defined());
+  const Values counts = group.counts().to_vector<float>();
+  for (std::size_t i = 0; i < kShapes.size(); ++i) {
+    const bool is_cleared = i == 0 || i == 3;
+    CHECK(f.bag.items[i].grad().to_vector<float>() ==
+          (is_cleared ? Values(gradients.at(i).size(), 0.0f) : gradients.at(i)));
+    CHECK(counts[i] == (is_cleared ? 0 : 1));
+  }
+  const Values before = get(f.bag.items[0]);
+  some.step();  // has none
+  CHECK(get(f.bag.items[0]) == before);
+  others.zero_grad();
+  CHECK(f.bag.items[4].grad().to_vector<float>() == gradients.at(4));
+  last.zero_grad();
+  for (const float x : f.bag.items[4].grad().to_vector<float>()) CHECK(x == 0);
+  optim::Sgd(f.bag.parameters()).zero_grad();
+  CHECK_FALSE(group.gradient.defined());
+}
+
 TEST_CASE("a restored optimizer goes on as the first one", "[optim]") {
   Fixture f;
   INFO("seed " << f.draw.seed);
@@ -270,7 +337,10 @@ TEST_CASE("optimizers refuse what makes no sense", "[optim]") {
   CHECK_THROWS_AS(optim::AdamW(parameters, {.lr = -1}), ContractError);
   CHECK_THROWS_AS(optim::AdamW(parameters, {.beta2 = 1}), ContractError);
   CHECK_THROWS_AS(optim::AdamW(parameters, {.lr = NAN}), ContractError);
+  CHECK_THROWS_AS(optim::AdamW(parameters, {.eps = INFINITY}), ContractError);
   CHECK_THROWS_AS(optim::Sgd(parameters, {.momentum = 1}), ContractError);
+  CHECK_THROWS_WITH(optim::Sgd({Parameter()}), Contains("an undefined parameter"));
+  CHECK_THROWS_WITH(optim::clip_grad_norm({Parameter()}, 1), Contains("an undefined parameter"));
   optim::AdamW optimizer(parameters);
   CHECK_THROWS_AS(optimizer.prepare(), ContractError);  // no memory yet
   bag.materialize(Device::cpu());
@@ -290,6 +360,7 @@ TEST_CASE("a setter refuses what its constructor does, and names it", "[optim]")
     CHECK_THROWS_WITH(optimizer->set_lr(-5), Contains("Optimizer::set_lr: lr is -5"));
     CHECK_THROWS_WITH(optimizer->set_lr(INFINITY), Contains("Optimizer::set_lr: lr is inf"));
     CHECK_THROWS_WITH(optimizer->set_steps(-1), Contains("Optimizer::set_steps: steps is -1"));
+    CHECK_THROWS_AS(optimizer->set_steps((std::int64_t{1} << 53) + 1), ContractError);
     CHECK(optimizer->lr() == 0.5);
     optimizer->set_lr(0);
     CHECK(optimizer->lr() == 0);

@@ -20,7 +20,7 @@ struct Model {
     for (const auto& [p, name] : {std::pair(a, "a"), {b, "b"}, {c, "c"}}) p.state()->name = name;
     materialize_whole("model", {a, b, c}, device);
     group = a.state()->group;
-    for (const Parameter& p : {a, b, c}) raw::fill(p.shard(), 2);
+    for (const Parameter& p : {a, b, c}) p.edit([](const Tensor& rows) { raw::fill(rows, 2); });
   }
   std::vector<float> counts() const {
     return raw::slice(group->counts(), 0, 0, 3).to_vector<float>();

@@ -56,9 +56,8 @@ void set_weights(nn::LanguageModel& model, int seed) {
     Tensor theirs = Tensor::from(values, transposed ? Shape{shape[1], shape[0]} : shape,
                                  parameter.shard().device());
     if (transposed) theirs = raw::transpose(theirs, 0, 1);
-    raw::copy_into(parameter.shard(), theirs);
+    parameter.assign(theirs);
   }
-  for (const auto& group : groups_of(model.parameters())) group->mark_updated();
 }
 
 struct Batch {

@@ -98,8 +98,9 @@ TEST_CASE("neither a slow host nor slow kernels nor a slow wire changes a byte o
                                   {.recomputes = true, .tied = true, .param = bf16},
                                   {.layers = 4, .prefetch_depth = 3, .reductions_in_flight = 2}};
   const auto what = GENERATE(Slow::What::host, Slow::What::compute, Slow::What::wire);
+  GridShare share;
   for (const Cell& cell : some)
-    for (const int ranks : {2, 3}) {
+    for (const int ranks : share.of({2, 3})) {
       INFO(cell << ", " << ranks << " ranks, slow " << static_cast<int>(what));
       const auto measured = on_ranks(ranks, [&](World& world) {
         const Slow slow(world.device().context(), what);

@@ -25,8 +25,9 @@ TEST_CASE("planned memory is measured memory, on every rank and in every phase",
           "[promises][threads]") {
   std::vector<Cell> all = cells();
   for (const Cell& cell : narrow_cells()) all.push_back(cell);
+  GridShare share;
   for (const Cell& cell : all)
-    for (const int ranks : {1, 2, 3, 4}) {
+    for (const int ranks : share.of({1, 2, 3, 4})) {
       INFO(cell << ", " << ranks << " ranks");
       const auto measured = on_ranks(ranks, [&](World& world) { return measure(world, cell); });
       for (int rank = 0; rank < ranks; ++rank) {
@@ -48,8 +49,9 @@ TEST_CASE("between steps a rank holds 12 bytes per element of its shards, and na
   };
   std::vector<Cell> all = cells();
   for (const Cell& cell : narrow_cells()) all.push_back(cell);
+  GridShare share;
   for (const Cell& cell : all)
-    for (const int ranks : {1, 2, 3, 4}) {
+    for (const int ranks : share.of({1, 2, 3, 4})) {
       INFO(cell << ", " << ranks << " ranks");
       const auto results = on_ranks(ranks, [&](World& world) {
         Trainee trainee(world, cell, 5);
@@ -97,8 +99,9 @@ TEST_CASE("a steady step takes no memory from the system and waits for none in t
   };
   std::vector<Cell> all = cells();
   for (const Cell& cell : narrow_cells()) all.push_back(cell);
+  GridShare share;
   for (const Cell& cell : all)
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : share.of({1, 2, 3})) {
       INFO(cell << ", " << ranks << " ranks");
       const auto results = on_ranks(ranks, [&](World& world) {
         Trainee trainee(world, cell, 5);

@@ -63,6 +63,12 @@ PartPlan make_part(Dice& dice, int depth, int& number, std::vector<int>& units) 
   return part;
 }
 
+// Gradient buffers in pieces, of a parameter or of some.
+void cut_gradients(Dice& dice, PartPlan& part) {
+  part.piece_bytes = dice.once_in(3) ? 1 << 20 : 1 + dice.below(600);
+  for (PartPlan& child : part.children) cut_gradients(dice, child);
+}
+
 // Tables that are streamed, in a third of the parts.
 void add_streamed(Dice& dice, PartPlan& part) {
   part.slice_bytes = dice.once_in(2) ? 1 : 60;
@@ -75,12 +81,24 @@ void add_streamed(Dice& dice, PartPlan& part) {
   for (PartPlan& child : part.children) add_streamed(dice, child);
 }
 
+void vary_tables(Dice& dice, PartPlan& part) {
+  part.table = {.rows = std::array{7, 7, 2, 1, 0}[static_cast<std::size_t>(dice.below(5))],
+                .is_frozen = dice.once_in(6),
+                .is_outer = !part.is_unit && dice.once_in(2),
+                .is_streamed = !dice.once_in(6)};
+  for (PartPlan& child : part.children) vary_tables(dice, child);
+}
+
 void print(std::ostream& out, const PartPlan& part, int depth) {
   out << std::string(static_cast<std::size_t>(2 * depth), ' ')
-      << (part.is_unit ? concat("unit, reshard ", static_cast<int>(part.reshard), ", prefetch ",
-                                part.prefetch)
+      << (part.is_unit ? concat("unit, pieces of ", part.piece_bytes, " bytes, reshard ",
+                                static_cast<int>(part.reshard), ", prefetch ", part.prefetch)
                        : "part")
-      << ":";
+      << ", "
+      << (part.table.is_outer    ? "outer"
+          : part.table.is_frozen ? "frozen"
+                                 : "its own")
+      << " table of " << part.table.rows << (part.table.is_streamed ? ":" : " as a whole:");
   for (const Statement& s : part.body) {
     if (s.kind == Statement::own) out << " own";
     if (s.kind == Statement::outer) out << " outer";
@@ -107,6 +125,9 @@ Program make_program(std::uint64_t seed) {
   program.root = make_part(dice, 0, parts, units);
   Dice streamed_dice(seed ^ 0x5eed);  // the rest of a seed's program is as it was without them
   add_streamed(streamed_dice, program.root);
+  cut_gradients(streamed_dice, program.root);
+  Dice table_dice(seed ^ 0x7ab1e);
+  vary_tables(table_dice, program.root);
   for (int k = 0; k < kSteps; ++k) {
     Step step;
     const int forwards = 1 + dice.below(3);

@@ -32,6 +32,13 @@ struct PartPlan {
   Reshard reshard = Reshard::automatic;
   int prefetch = 1;
   std::int64_t slice_bytes = 0;  // of the root counts
+  std::int64_t piece_bytes = 1;
+  // The part's table, or the outer part's where one unit has both.
+  struct Table {
+    int rows = 7;
+    bool is_frozen = false, is_outer = false, is_streamed = true;
+  };
+  Table table;
 };
 
 struct Step {

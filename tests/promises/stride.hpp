@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <initializer_list>
 #include <random>
 #include <string_view>
+#include <vector>
 
 namespace tessera::testing {
 
@@ -32,6 +34,24 @@ inline std::uint64_t first_place(std::uint64_t places) {
 inline std::uint64_t at_least(std::uint64_t all) {
   return stride() > 1 ? all / (2 * stride()) : all;
 }
+
+// The trials of a grid, whose values an ordinary run compares in full. Sanitizers look at paths,
+// which neighbours share, so with their share of places, one in 200, they take a fifth of a grid:
+// other trials in each process.
+class GridShare {
+ public:
+  static std::uint64_t stride() { return std::max<std::uint64_t>(1, testing::stride() / 40); }
+  // Those of the next trials that are done.
+  std::vector<int> of(std::initializer_list<int> trials) {
+    std::vector<int> done;
+    for (const int trial : trials)
+      if (next_++ % stride() == 0) done.push_back(trial);
+    return done;
+  }
+
+ private:
+  std::uint64_t next_ = first_place(stride());
+};
 
 // The steps of a long run.
 inline int long_run(int steps) { return stride() > 1 ? steps / 10 : steps; }

@@ -21,6 +21,7 @@ struct Cell {
   int prefetch_depth = 1, reductions_in_flight = 1;
   std::int64_t loss_chunk = nn::kLossChunk;  // 40 elements: 3 rows at a time
   std::int64_t slice_bytes = 400;            // two slices of the tables on 2 to 4 ranks; 0: one
+  std::int64_t piece_bytes = 700;            // most matrices of a block are pieces of their own
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   const char* const reshard[] = {"automatic", "always", "never"};
@@ -28,13 +29,14 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << ", tied " << c.tied << ", frozen " << c.freezes << ", micro-batches "
              << c.micro_batches << ", " << c.param << '/' << c.reduce << ", layers " << c.layers
              << ", prefetch " << c.prefetch_depth << ", in flight " << c.reductions_in_flight
-             << ", loss chunk " << c.loss_chunk << ", slices of " << c.slice_bytes;
+             << ", loss chunk " << c.loss_chunk << ", slices of " << c.slice_bytes << ", pieces of "
+             << c.piece_bytes;
 }
 
 // The cells that every promise is checked in.
 inline std::vector<Cell> cells() {
   return {
-      {.slice_bytes = 0},
+      {.slice_bytes = 0, .piece_bytes = 1 << 20},
       {.reshard = Reshard::always},
       {.reshard = Reshard::never},
       {.recomputes = true},
@@ -86,7 +88,8 @@ class Trainee {
                                .reshard_after_forward = cell.reshard,
                                .prefetch_depth = cell.prefetch_depth,
                                .reductions_in_flight = cell.reductions_in_flight,
-                               .slice_bytes = cell.slice_bytes};
+                               .slice_bytes = cell.slice_bytes,
+                               .piece_bytes = cell.piece_bytes};
     for (nn::Module* part : model_.parts()) fully_shard(*part, options);
     fully_shard(model_, options);
     model_.materialize(world.device());

@@ -34,11 +34,12 @@ struct TinyConfig {
   DType param = f32, reduce = f32;
   std::int64_t layers = 2;
   int prefetch_depth = 1, reductions_in_flight = 1;
+  std::int64_t piece_bytes = 80;  // some matrices of a block are pieces of their own
   int steps = 2;
 };
 
 inline constexpr TinyConfig kTinyConfigs[] = {
-    {.name = "plain-2"},
+    {.name = "plain-2", .piece_bytes = 1 << 20},
     {.name = "plain-3", .ranks = 3, .reads_losses = true},
     {.name = "always-2", .reshard = Reshard::always, .steps = 3},
     {.name = "always-3", .ranks = 3, .reshard = Reshard::always},
@@ -88,7 +89,8 @@ class TinyStep {
                                .precision = {.param = config.param, .reduce = config.reduce},
                                .reshard_after_forward = config.reshard,
                                .prefetch_depth = config.prefetch_depth,
-                               .reductions_in_flight = config.reductions_in_flight};
+                               .reductions_in_flight = config.reductions_in_flight,
+                               .piece_bytes = config.piece_bytes};
     for (nn::Module* part : model_.parts()) fully_shard(*part, options);
     fully_shard(model_, options);
     model_.materialize(world.device());

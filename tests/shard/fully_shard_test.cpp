@@ -1,4 +1,5 @@
 // What fully_shard refuses, and what it leaves as it was: handles, names, values.
+#include "tessera/memory/memory.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tests/shard/support.hpp"
 
@@ -121,6 +122,36 @@ TEST_CASE("units of one model lie on one mesh, have memory, and start from the r
   half.layers[0].materialize(world.device());
   CHECK_THAT(contract_error([&] { fully_shard(half, {.mesh = DeviceMesh::flat(world)}); }),
              Contains("2 of 8 parameters have memory"));
+}
+
+TEST_CASE("a model that has its values shrinks unit by unit while it is sharded", "[threads]") {
+  constexpr std::int64_t kUnit = 20 << 20, kUnits = 4, kTables = 1 << 16;  // bytes
+  const auto held = on_ranks(2, [](World& world) {
+    struct Wide final : nn::Module {
+      Wide() {
+        const nn::LinearOptions no_bias{.bias = false};
+        for (int i = 0; i < kUnits; ++i) layers.emplace_back(2048, kUnit / 2048 / 4, no_bias);
+        register_module("layers", layers);
+      }
+      nn::ModuleList<nn::Linear> layers;
+    } model;
+    model.materialize(world.device());
+    Ledger& ledger = Memory::of(world.device()).ledger();
+    std::vector<std::pair<std::int64_t, std::int64_t>> out;  // live, peak after each
+    for (nn::Linear& layer : model.layers) {
+      ledger.reset_peak();
+      fully_shard(layer, {.mesh = DeviceMesh::flat(world)});
+      out.emplace_back(ledger.live_bytes(), ledger.peak_bytes());
+    }
+    return out;
+  });
+  for (const auto& rank : held)
+    for (std::int64_t i = 0; i < kUnits; ++i) {
+      const auto [live, peak] = rank[static_cast<std::size_t>(i)];
+      const std::int64_t before = i * kUnit / 2 + (kUnits - i) * kUnit;
+      CHECK(live <= before - kUnit / 2 + kTables);
+      CHECK(peak <= before + kUnit / 2 + kTables);
+    }
 }
 
 TEST_CASE("a parameter used outside its unit's call is an error that names both", "[threads]") {

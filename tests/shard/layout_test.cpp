@@ -109,45 +109,57 @@ TEST_CASE("a unit's layout places every byte once, at multiples of 256, on every
       other.push_back({shape, world, world - 1});
       trainable.push_back(engine() % 4 != 0);
     }
-    const auto layout = shard::UnitLayout::make(specs, trainable, param, reduce);
-    const auto same = shard::UnitLayout::make(other, trainable, param, reduce);
+    const auto piece_bytes = static_cast<std::int64_t>(1 + engine() % 40'000);
+    const auto layout = shard::UnitLayout::make(specs, trainable, param, reduce, piece_bytes);
+    const auto same = shard::UnitLayout::make(other, trainable, param, reduce, piece_bytes);
     CHECK(layout.gather_offset_bytes == same.gather_offset_bytes);
-    CHECK(layout.gradient_offset_bytes == same.gradient_offset_bytes);
     CHECK(layout.gather_bytes == same.gather_bytes);
     CHECK(layout.gradient_buffer_bytes == same.gradient_buffer_bytes);
 
-    std::int64_t gather_end = 0, gradient_end = 0, trained = 0;
+    std::int64_t gather_end = 0;
+    std::vector<std::int64_t> gradients;  // of the trainable ones, bytes
     for (std::size_t i = 0; i < count; ++i) {
       const std::int64_t padded = specs[i].padded_numel();
       CHECK(layout.gather_offset_bytes[i] == gather_end);
       CHECK(gather_end % 256 == 0);
       gather_end += (padded * static_cast<std::int64_t>(size_bytes(param)) + 255) / 256 * 256;
-      if (!trainable[i]) {
-        CHECK(layout.gradient_offset_bytes[i] == -1);
-        continue;
-      }
-      ++trained;
-      CHECK(layout.gradient_offset_bytes[i] == gradient_end);
-      gradient_end += (padded * static_cast<std::int64_t>(size_bytes(reduce)) + 255) / 256 * 256;
+      if (trainable[i])
+        gradients.push_back((padded * static_cast<std::int64_t>(size_bytes(reduce)) + 255) / 256 *
+                            256);
     }
     CHECK(layout.gather_bytes == gather_end);
-    if (trained == 0) {
-      CHECK(layout.gradient_buffer_bytes == 0);
-      continue;
+    // Pieces cover the trainable parameters from the last on, each until it is large enough.
+    std::int64_t all = 0;
+    std::size_t left = gradients.size();
+    for (const shard::PieceLayout& piece : layout.pieces) {
+      REQUIRE(piece.end == left);
+      REQUIRE(piece.first < piece.end);
+      REQUIRE(piece.offset_bytes.size() == piece.end - piece.first);
+      std::int64_t end = 0;
+      for (std::size_t at = piece.first; at < piece.end; ++at) {
+        CHECK(piece.offset_bytes[at - piece.first] == end);
+        end += gradients[at];
+      }
+      CHECK((layout.pieces.size() == 1 || end >= piece_bytes));
+      CHECK((piece.first == 0 || end - gradients[piece.first] < piece_bytes));
+      // Behind the gradients: an arrival count per parameter, one copy for each rank.
+      CHECK(piece.counts_offset_bytes == end);
+      CHECK(piece.bytes >= end + world * static_cast<std::int64_t>((piece.end - piece.first) *
+                                                                   size_bytes(reduce)));
+      CHECK(piece.bytes % 256 == 0);
+      all += piece.bytes;
+      left = piece.first;
     }
-    // Behind the gradients: an arrival count per parameter, one copy for each rank.
-    CHECK(layout.counts_offset_bytes == gradient_end);
-    CHECK(layout.counts_chunk_bytes >= trained * static_cast<std::int64_t>(size_bytes(reduce)));
-    CHECK(layout.gradient_buffer_bytes >= gradient_end + world * layout.counts_chunk_bytes);
-    CHECK(layout.gradient_buffer_bytes % 256 == 0);
+    CHECK(left == 0);
+    CHECK(layout.gradient_buffer_bytes == all);
   }
 }
 
 TEST_CASE("sizes that overflow are refused, not wrapped") {
   const std::int64_t huge = std::int64_t{1} << 40;
-  CHECK_THROWS_AS(shard::UnitLayout::make({ShardSpec{{huge, huge}, 2, 0}}, {true}, f32, f32),
+  CHECK_THROWS_AS(shard::UnitLayout::make({ShardSpec{{huge, huge}, 2, 0}}, {true}, f32, f32, 1),
                   ContractError);
   CHECK_THROWS_AS(
-      shard::UnitLayout::make({ShardSpec{{huge, huge / 1024 / 256}, 2, 0}}, {true}, f32, f32),
+      shard::UnitLayout::make({ShardSpec{{huge, huge / 1024 / 256}, 2, 0}}, {true}, f32, f32, 1),
       ContractError);
 }

@@ -2,7 +2,10 @@
 // outlive their world.
 #include <memory>
 #include <optional>
+#include <type_traits>
 
+#include "runtime/shard/unit.hpp"
+#include "tessera/nn/embedding.hpp"
 #include "tests/shard/support.hpp"
 
 using namespace tessera;
@@ -53,11 +56,14 @@ TEST_CASE("a full parameter that was kept from its callback refuses to be used",
       for (const std::string& message : {kept.read, kept.view, kept.thrown})
         CHECK_THAT(message,
                    Contains("for_each_full_parameter") && Contains("lent for the callback"));
-      CHECK_THAT(kept.written, Contains("is written"));
+      CHECK_THAT(kept.written, Contains("is read-only"));
       CHECK(kept.values.at("again") == kept.values.at("layers.0.weight"));
       CHECK(kept.tensors.at("scale").shape() == Shape{2});
     }
 }
+
+// What refers to a world would lose it.
+static_assert(!std::is_move_constructible_v<World> && !std::is_move_assignable_v<World>);
 
 TEST_CASE("a model that outlives its world keeps its values, and says what is gone", "[shard]") {
   for (const int ranks : {1, 2})
@@ -95,5 +101,38 @@ TEST_CASE("a model that outlives its world keeps its values, and says what is go
       // The parameters that the optimizers hold outlive their model.
       for (const auto& optimizer : optimizers)
         if (has_run) CHECK_NOTHROW(optimizer->step());
+    }
+}
+
+TEST_CASE("a parameter that outlives its model keeps neither slices nor slots, and says so",
+          "[shard]") {
+  struct Seen {
+    bool has_slots = true;
+    std::string streamed, whole;
+  };
+  for (const int ranks : {1, 2})
+    for (const Seen& seen : on_ranks(ranks, [](World& world) {
+           auto table = std::make_unique<nn::Embedding>(8, 2);
+           auto stack = std::make_unique<Stack>(std::vector<std::int64_t>{2, 3});
+           fully_shard(*table, {.mesh = DeviceMesh::flat(world), .slice_bytes = 1});
+           stack->shard({.mesh = DeviceMesh::flat(world)});
+           table->materialize(world.device());
+           stack->materialize(world.device());
+           const optim::Sgd optimizer(table->parameters());
+           const Parameter streamed = table->weight, whole = stack->scale;
+           const Tensor ids = Tensor::arange(8, i32, world.device());
+           mean_square((*stack)((*table)(ids))).backward();
+           if (!streamed.state()->slices) throw std::logic_error("the table is not streamed");
+           const std::weak_ptr<shard::Context> context =
+               std::dynamic_pointer_cast<shard::Unit>(table->hook())->context();
+           table = nullptr;
+           stack = nullptr;
+           return Seen{!context.expired(), contract_error([&] { streamed.value(); }),
+                       contract_error([&] { whole.value(); })};
+         })) {
+      INFO(ranks << " ranks");
+      CHECK_FALSE(seen.has_slots);
+      CHECK_THAT(seen.streamed, Contains("'weight' of unit '(gone)'"));
+      CHECK_THAT(seen.whole, Contains("'scale' of unit '(gone)'"));
     }
 }

@@ -203,6 +203,25 @@ TEST_CASE("after a failure all ranks begin with the plan of none") {
   CHECK(std::get<4>(after[0]) == "one rank");
 }
 
+TEST_CASE("a plan that is made again after a failure counts the collectives of one step") {
+  const auto plans = on_ranks(2, [](World& world) {
+    Layers model;
+    model.shard({.mesh = DeviceMesh::flat(world)});
+    model.materialize(world.device());
+    nn::init(model, {1});
+    const std::string first = shard_plan(model).to_string();
+    for (int k = 0; k < 2; ++k)
+      training(kOther)(model, positive_rows(1, 6 * world.rank(), 6, 6, world.device()));
+    const bool was_new = shard_plan(model).is_assumed;
+    reset(model);
+    return std::tuple(first, was_new, shard_plan(model).to_string());
+  });
+  for (const auto& [first, was_new, again] : plans) {
+    CHECK_FALSE(was_new);  // so the reset has made the model's slots anew
+    CHECK(again == first);
+  }
+}
+
 TEST_CASE("slots that are alive at one time lie apart, in plans of any units") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
@@ -213,7 +232,8 @@ TEST_CASE("slots that are alive at one time lie apart, in plans of any units") {
       units[i].parent = i == 0 ? -1 : static_cast<int>(random() % i);
       units[i].keeps_open = random() % 4 == 0;
       units[i].gather_bytes = static_cast<std::int64_t>(random() % 5 * (1 + random() % 999));
-      units[i].gradient_bytes = static_cast<std::int64_t>(random() % 5 * (1 + random() % 999));
+      for (auto pieces = random() % 4; pieces > 0; --pieces)
+        units[i].pieces.push_back(static_cast<std::int64_t>(1 + random() % 999));
       units[i].prefetch_depth = 1 + static_cast<int>(random() % 3);
       units[i].reductions_in_flight = 1 + static_cast<int>(random() % 3);
     }
@@ -237,9 +257,9 @@ TEST_CASE("equal blocks between two tables need no more than what is alive of th
   // Most is alive near the end: the first table with its gradient, and that of the block behind it,
   // which is being reduced.
   constexpr std::int64_t kBlock = 1 << 20, kTable = 5 << 20;
-  std::vector<UnitNeeds> units{{.keeps_open = true, .gather_bytes = 256, .gradient_bytes = 256}};
+  std::vector<UnitNeeds> units{{.keeps_open = true, .gather_bytes = 256, .pieces = {256}}};
   for (const std::int64_t bytes : {kTable, kBlock, kBlock, kBlock, kBlock, kTable})
-    units.push_back({.parent = 0, .gather_bytes = bytes, .gradient_bytes = 2 * bytes});
+    units.push_back({.parent = 0, .gather_bytes = bytes, .pieces = {2 * bytes}});
   const SlotPlan plan = plan_slots(shard::assumed_step(units, once(units)), units);
   CHECK(plan.most_alive == 512 + kTable + 2 * kTable + 2 * kBlock);
   CHECK(plan.bytes == plan.most_alive);
@@ -262,7 +282,7 @@ TEST_CASE("blocks and tables of Llamas need little more than what is alive of th
           const auto add = [&](std::int64_t elements) {
             units.push_back({.parent = 0,
                              .gather_bytes = elements * element,
-                             .gradient_bytes = elements * 4,
+                             .pieces = {elements * 4},
                              .prefetch_depth = depth,
                              .reductions_in_flight = in_flight});
           };

@@ -326,6 +326,26 @@ TEST_CASE("swiglu over rows of any layout") {
     }
 }
 
+TEST_CASE("a number that integers can't hold is refused beside them, and to fill them",
+          "[tensor]") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  for (const DType dtype : {i32, i64}) {
+    const Tensor x = Tensor::arange(3, dtype, device);
+    for (const double s : {0.5, double{NAN}, double{INFINITY}, -1e20, 1e20}) {
+      INFO(dtype << " and " << s);
+      const auto says = s == 0.5 || std::isnan(s) ? "no whole number" : "is beyond";
+      CHECK_THROWS_WITH(raw::mul(x, s), Contains(says));
+      CHECK_THROWS_WITH(raw::binary(Binary::sub, s, x), Contains(says));
+      CHECK_THROWS_WITH(raw::fill(x, s), Contains("fill") && Contains(says));
+      CHECK_THROWS_WITH(Tensor::full({2}, s, dtype, device), Contains(says));
+    }
+    CHECK_NOTHROW(raw::fill(x, dtype == i32 ? -0x1p31 : -0x1p63));
+    CHECK_THROWS_AS(raw::fill(x, dtype == i32 ? 0x1p31 : 0x1p63), ContractError);
+  }
+  CHECK(Tensor::full({1}, 0x1p31 - 1, i32, device).to_vector<std::int32_t>()[0] == 2147483647);
+  CHECK_THROWS_AS(Tensor::full({2}, 0.5, boolean, device), ContractError);
+}
+
 TEST_CASE("what no kernel computes on integers or booleans is refused, by name", "[tensor]") {
   const Device device = Device::cpu({.executor = ExecutorKind::inlined});
   const Tensor whole = Tensor::arange(3, i32, device), flags = Tensor::ones({3}, boolean, device);

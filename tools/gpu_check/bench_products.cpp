@@ -70,7 +70,8 @@ struct Heads {
   std::int64_t batch, length, heads, kv_heads, head_dim;
 };
 
-void measure_attention(Bench& b, const Heads& s, DType dtype) {
+void measure_attention(Bench& b, Heads s, DType dtype) {
+  s.batch = b.scaled(s.batch);
   const std::int64_t length = b.scaled(s.length);
   const std::int64_t q_size = s.batch * length * s.heads * s.head_dim,
                      k_size = s.batch * length * s.kv_heads * s.head_dim;

@@ -13,19 +13,13 @@
 namespace tessera::train {
 namespace {
 
-constexpr std::size_t kShownBytes = 100;  // of a value in an error message
-
-std::string cut(const std::string& text) {
-  return text.size() <= kShownBytes ? text : text.substr(0, kShownBytes) + "...";
-}
-
 // Where a value comes from, for its error messages: "--model.dim=x" or "run.toml:3: model.dim = x".
 class Origin {
  public:
   explicit Origin(std::string_view text) : text_(printable(text)) {}
 
   [[noreturn]] void fail(const std::string& reason) const {
-    throw DataError(concat(cut(text_), ": ", reason));
+    throw DataError(concat(shortened(text_), ": ", reason));
   }
 
  private:
@@ -116,22 +110,22 @@ void apply_file(Config& config, const std::string& path) {
     };
     if (item.is_empty_section) {
       if (is_section(item.section)) continue;
-      throw DataError(concat(where, "unknown section [", cut(item.section), "]; the nearest is [",
-                             nearest(item.section, known), "]"));
+      throw DataError(concat(where, "unknown section [", shortened(item.section),
+                             "]; the nearest is [", nearest(item.section, known), "]"));
     }
     if (item.section.empty() && is_section(name))
       throw DataError(concat(where, name, " is a section; write [", name, "] above its keys"));
     if (item.name.find('.') != std::string::npos)
-      throw DataError(concat(where, "unknown key \"", cut(item.name),
+      throw DataError(concat(where, "unknown key \"", shortened(item.name),
                              "\"; write it without quotes, which make one name of it"));
     const Key* key = find_key(name);
     if (key && key->section.empty()) {
-      throw DataError(concat(where, cut(name), " does not belong into a file; give --", name,
+      throw DataError(concat(where, shortened(name), " does not belong into a file; give --", name,
                              " on the command line"));
     }
     if (!key)
       throw DataError(
-          concat(where, "unknown key ", cut(name), "; the nearest is ", nearest_key(name)));
+          concat(where, "unknown key ", shortened(name), "; the nearest is ", nearest_key(name)));
     const Origin origin(concat(where, name, " = ", item.shown));
     assign(config, *key, convert(*key, item.value, origin), origin);
   }
@@ -152,8 +146,8 @@ void apply_option(Config& config, const std::vector<std::string>& arguments, std
         first == std::string::npos
             ? "help"
             : argument.substr(first, attached ? equals - first : std::string::npos);
-    throw DataError(concat(cut(argument), ": unknown option; the nearest is --", nearest_key(bare),
-                           " (--help lists all)"));
+    throw DataError(concat(shortened(argument), ": unknown option; the nearest is --",
+                           nearest_key(bare), " (--help lists all)"));
   }
   std::string text;
   if (attached) {
@@ -184,9 +178,10 @@ Config parse_arguments(const std::vector<std::string>& arguments) {
     } else if (argument.starts_with('-')) {
       apply_option(config, arguments, at);
     } else if (!file.empty() || argument.empty()) {
-      throw DataError(concat("'", cut(argument), "': unexpected argument",
-                             file.empty() ? std::string() : concat(" after '", cut(file), "'"),
-                             "; one configuration file is taken, and options begin with --"));
+      throw DataError(
+          concat("'", shortened(argument), "': unexpected argument",
+                 file.empty() ? std::string() : concat(" after '", shortened(file), "'"),
+                 "; one configuration file is taken, and options begin with --"));
     } else {
       file = argument;
       apply_file(config, file);

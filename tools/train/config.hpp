@@ -77,6 +77,7 @@ struct Config {
   struct Optimizer {
     OptimizerName name = OptimizerName::adamw;
     double lr = 8e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, momentum = 0;
+    std::string no_decay;  // kinds of parameters, with commas between them
   } optimizer;
 
   // See optim::lr_factor, which is the factor on lr.

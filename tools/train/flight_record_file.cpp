@@ -36,12 +36,13 @@ int FlightRecordFiles::during(const World& world, const std::function<int()>& bo
     const int code = body();
     leave();
     return code;
-  } catch (const DataError&) {
+  } catch (const CommError& error) {
     leave();
+    if (!has_cause_) write(own, error.what());
     throw;
-  } catch (const std::exception& error) {
+  } catch (...) {
     leave();
-    write(own, error.what());
+    has_cause_ = true;
     throw;
   }
 }

@@ -1,5 +1,6 @@
-// The flight records of this process's ranks as JSON files, one a rank: of a run that fails, and of
-// one that still runs whenever SIGUSR2 comes. Nothing is written otherwise.
+// The flight records of this process's ranks as JSON files, one a rank: of a run that ends in a
+// collective, and of one that still runs whenever SIGUSR2 comes. A run that fails for another
+// reason says it in its message, and writes none.
 #pragma once
 
 #include <atomic>
@@ -23,8 +24,8 @@ class FlightRecordFiles {
   FlightRecordFiles(const FlightRecordFiles&) = delete;
   FlightRecordFiles& operator=(const FlightRecordFiles&) = delete;
 
-  // Runs `body`, the rank's run, and returns what it returns. What it throws is written too and
-  // goes on; of bad input nothing is written.
+  // Runs `body`, the rank's run, and returns what it returns. What it throws goes on; a CommError
+  // is written first, unless it only echoes what another rank of this process has thrown.
   int during(const World& world, const std::function<int()>& body);
 
  private:
@@ -40,6 +41,7 @@ class FlightRecordFiles {
   const std::string path_;
   std::mutex mutex_;
   std::vector<Rank> ranks_;
+  std::atomic<bool> has_cause_{false};  // a rank has failed outside of a collective
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

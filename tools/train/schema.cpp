@@ -257,6 +257,9 @@ const std::vector<Key>& schema() {
                                              {.range = above(0), .only_if = kAdamw}),
       key<&C::optimizer, &C::Optimizer::weight_decay>(
           "optimizer.weight_decay", "decay of all parameters", {.range = at_least(0)}),
+      key<&C::optimizer, &C::Optimizer::no_decay>(
+          "optimizer.no_decay", "those without decay, some of norms,biases,embeddings",
+          {.argument = "KINDS"}),
       key<&C::optimizer, &C::Optimizer::momentum>("optimizer.momentum", "momentum",
                                                   {.range = fraction(), .only_if = kSgd}),
       key<&C::lr_scheduler, &C::LrScheduler::warmup_steps>(
@@ -319,10 +322,11 @@ const std::vector<Key>& schema() {
           "comm.heartbeat_timeout_seconds",
           "a process of this host without life for so long ends the job; 0: never, for debuggers",
           {.range = between(0, 1 << 20)}),
-      key<&C::comm, &C::Comm::flight_record>("comm.flight_record",
-                                             "the last collectives, on failure and on SIGUSR2; a "
-                                             "file each rank, its number before the dot",
-                                             {.argument = "FILE"}),
+      key<&C::comm, &C::Comm::flight_record>(
+          "comm.flight_record",
+          "the last collectives, where one fails and on SIGUSR2; a "
+          "file each rank, its number before the dot",
+          {.argument = "FILE"}),
   };
   return rows;
 }

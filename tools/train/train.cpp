@@ -121,6 +121,8 @@ class Run {
     {
       const auto model = make_model(config_);
       if (inputs_.load) named("--load", [&] { checkpoint::check_weights(*inputs_.load, *model); });
+      if (speaks_ && !config_.flags.save.empty())
+        named("--save", [&] { check_space(config_.flags.save, 4 * model->numel()); });
       if (config_.training.steps > 0) plan_ = plan_memory(config_, world_.rank(), world_.size());
       check_memory(4 * model->numel());
     }
@@ -147,9 +149,9 @@ class Run {
     if (evaluation_.peak_bytes > 0) report_phase("evaluation", plan_.evaluation, evaluation_);
     const bool learnt = !diverged_ || steps_done_ > 1;  // else nothing that was not there before
     if (!config_.flags.save.empty() && learnt) save(model);
-    if (output_failure_) std::rethrow_exception(output_failure_);
     int signal = agreed_signal();
     if (speaks_ && traces_) traces_->write();
+    if (output_failure_) std::rethrow_exception(output_failure_);
     if (!stopped && !config_.flags.sample.empty()) {
       restore_signal_handlers();  // nothing is left to save
       signal = agreed_signal();
@@ -188,15 +190,20 @@ class Run {
                              "machines"));
   }
 
-  // What rank 0 writes for people. Where that fails the run ends in order, so that the weights are
-  // saved before the failure is thrown.
+  // What rank 0 writes for people, and the metrics, each until it fails. Then the run ends in
+  // order, so that the weights are saved before the first failure is thrown.
   template <class F>
   void say(const F& f) {
-    if (!speaks_ || output_failure_) return;
+    attempt(says_, f);
+  }
+  template <class F>
+  void attempt(bool& still, const F& f) {
+    if (!speaks_ || !still) return;
     try {
       f();
     } catch (const DeviceError&) {
-      output_failure_ = std::current_exception();
+      still = false;
+      if (!output_failure_) output_failure_ = std::current_exception();
     }
   }
 
@@ -250,7 +257,7 @@ class Run {
       const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
       steps_done_ = step + 1;
       peak_ = std::max(peak_, bytes_of(largest[2]));
-      say([&] { report(step, result, largest, tokens / wall.count(), flops); });
+      report(step, result, largest, tokens / wall.count(), flops);
       diverged_ = result.diverged;
       if (diverged_)
         not_finite_ = !result.bad_parameter.empty()
@@ -283,8 +290,10 @@ class Run {
     m.memory_peak_bytes = bytes_of(peak);
     m.memory_planned_bytes = bytes_of(planned);
     m.memory_reserved_bytes = bytes_of(reserved);
-    if (inputs_.jsonl) inputs_.jsonl->write(m);
-    console_->step(m);
+    attempt(measures_, [&] {
+      if (inputs_.jsonl) inputs_.jsonl->write(m);
+    });
+    say([&] { console_->step(m); });
   }
 
   void validate_model(std::int64_t step) {
@@ -358,7 +367,8 @@ class Run {
   MemoryPlan plan_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Console> console_;
-  std::exception_ptr output_failure_;  // on rank 0
+  bool says_ = true, measures_ = true;  // neither stdout nor metrics.jsonl has failed
+  std::exception_ptr output_failure_;   // on rank 0, the first
   std::int64_t steps_done_ = 0;
   std::int64_t peak_ = 0;
   bool diverged_ = false;         // in step steps_done_

@@ -9,12 +9,31 @@
 #include "tessera/base/philox.hpp"
 #include "tessera/checkpoint/model.hpp"
 #include "tessera/device/device_context.hpp"
+#include "tessera/nn/embedding.hpp"
+#include "tessera/nn/norm.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/sgd.hpp"
 
 namespace tessera::train {
 namespace {
+
+// The parameters of the kinds that `kinds` names. A table that is the head, too, is an embedding.
+std::vector<Parameter> without_decay(nn::Module& model, std::string_view kinds) {
+  const auto is_named = [kinds](std::string_view kind) {
+    return kinds.find(kind) != std::string_view::npos;  // none is a part of another
+  };
+  std::vector<Parameter> found;
+  for (const auto& [path, module] : model.named_modules()) {
+    const bool is_norm = dynamic_cast<nn::RMSNorm*>(module) || dynamic_cast<nn::LayerNorm*>(module);
+    const bool is_table = dynamic_cast<nn::Embedding*>(module) != nullptr;
+    for (const auto& [name, parameter] : module->own_parameters())
+      if ((is_norm && is_named("norms")) || (is_table && is_named("embeddings")) ||
+          (name == "bias" && is_named("biases")))
+        found.push_back(parameter);
+  }
+  return found;
+}
 
 double learning_rate(const Config& c, std::int64_t step) {
   const auto& s = c.lr_scheduler;
@@ -106,6 +125,7 @@ Trainer::Trainer(const Config& config, const World& world)
     optimizer_ = std::make_unique<optim::Sgd>(
         parameters_,
         optim::SgdOptions{.lr = o.lr, .momentum = o.momentum, .weight_decay = o.weight_decay});
+  optimizer_->set_weight_decay(without_decay(*model_, o.no_decay), 0);
   optimizer_->prepare();
   const auto tokens = static_cast<std::size_t>(split_.local * config.training.seq_len);
   inputs_.resize(tokens);

@@ -1,10 +1,12 @@
 // The checks of tessera-train that need more than one key; see config.hpp.
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 
 #include "kernels/attention.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/base/utf8.hpp"
 #include "tessera/run/run.hpp"
 #include "tools/train/config.hpp"
 #include "tools/train/schema.hpp"
@@ -20,6 +22,16 @@ template <class... Parts>
   throw DataError(concat(parts...));
 }
 
+void check_no_decay(const Config& config) {
+  for (std::string_view left = config.optimizer.no_decay; !left.empty();) {
+    const std::string_view kind = left.substr(0, left.find(','));
+    if (kind != "norms" && kind != "biases" && kind != "embeddings")
+      fail("optimizer.no_decay=", shortened(config.optimizer.no_decay), ": '", kind,
+           "' is none of norms, biases and embeddings; give these with commas between them");
+    left.remove_prefix(std::min(kind.size() + 1, left.size()));
+  }
+}
+
 // Nothing is accepted and ignored: a key that means nothing here was meant for another run.
 void check_given(const Config& config) {
   for (const std::string& name : config.given) {
@@ -29,15 +41,15 @@ void check_given(const Config& config) {
     const bool negated = key->only_if[equals - 1] == '!';
     const std::string_view other = key->only_if.substr(0, equals - (negated ? 1 : 0));
     const Key* condition = find_key(other);
-    fail(name, "=", shown_value(*key, key->get(config)), ": has no meaning with ", other, "=",
-         shown_value(*condition, condition->get(config)), "; leave it out, or set ", other,
+    fail(name, "=", shortened(shown_value(*key, key->get(config))), ": has no meaning with ", other,
+         "=", shown_value(*condition, condition->get(config)), "; leave it out, or set ", other,
          negated ? " to something else than " : "=", key->only_if.substr(equals + 1));
   }
   for (const char* const name : {"load", "save", "sample", "metrics.jsonl"}) {
     if (!config.flags.dry_run || !config.typed.contains(name)) continue;
     const Key* key = find_key(name);
     fail(
-        "--", name, "=", shown_value(*key, key->get(config)),
+        "--", name, "=", shortened(shown_value(*key, key->get(config))),
         ": --dry-run reads no weights, trains nothing and writes nothing but --trace; leave one of "
         "them out");
   }
@@ -195,6 +207,7 @@ void validate(const Config& config, int world_size) {
   check_given(config);
   check_model(config);
   check_schedule(config);
+  check_no_decay(config);
   check_run(config, world_size);
   if (world_size > 0) split_batch(config, world_size);
 }

@@ -38,6 +38,11 @@ class Leaf {
   // What has been accumulated, undefined for none.
   virtual Tensor gradient() const = 0;
   virtual void clear() = 0;
+  // In a backward pass, after the last operation of it that may contribute.
+  virtual void on_last_use() {}
+
+  int uses = 0;            // operations that are still to run
+  std::uint64_t pass = 0;  // in this pass, with those nested in it
 };
 
 // One call of a module, as backward meets it. The sharding engine opens and closes its units there.
@@ -96,7 +101,8 @@ struct Node {
   const char* name = "";
   std::uint64_t sequence = 0;
   std::vector<Edge> inputs;
-  Backward backward;  // empty once it has run and the graph was not retained
+  std::vector<std::shared_ptr<Leaf>> uses;  // leaves that its backward reaches by a pass of its own
+  Backward backward;                        // empty once it has run and the graph was not retained
   std::shared_ptr<CallGraph> calls;
   Tensor gradient;         // of the output, during a pass
   std::uint64_t pass = 0;  // the last pass that visited it
@@ -179,9 +185,11 @@ class RegionGuard {
 };
 // In the two calls of a Region: the number of their forward on this thread, from 1. Else 0.
 std::uint64_t forward_of_step() noexcept;
-// In Region::on_backward_begin: the regions that begin next in the same forward, until f says
-// false.
-void for_each_upcoming_region(const std::function<bool(Region&)>& f);
+// In Region::on_backward_begin: f(region, whether it begins or ends) for what comes next in the
+// same forward, until f says false.
+void for_each_upcoming_step(const std::function<bool(Region&, bool)>& f);
+// A leaf is an operation's input, maybe of a recomputed function that runs for the first time.
+void note_use(const std::shared_ptr<Leaf>& leaf);
 // A pass that runs no node: along the forwards that a backward of `loss` would reach, or along
 // those that no pass has covered and of which one region is_mine; and along those whose graphs are
 // gone.

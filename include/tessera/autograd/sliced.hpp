@@ -6,9 +6,9 @@
 //   slice 1: begin 2, rows 1            │     2 │     5 │     8 │       │
 //
 // A chunk is what one rank keeps, so a slice has the same part of every rank's rows, and one
-// in-place all-gather brings it. Each of the classes is given all slices in turn, and then
-// finished. In backward the slices come in reverse, and each has its gradient when its node has
-// run.
+// in-place all-gather brings it. Each of the classes is given every slice of one cut once, in the
+// order of their begins, and then finished, once; all else is a ContractError. In backward the
+// slices come in reverse, and each has its gradient when its node has run.
 #pragma once
 
 #include <algorithm>
@@ -38,42 +38,74 @@ struct SliceRows {
 
 static_assert(SliceRows{10, 3, 0, 2}.count() == 7 && SliceRows{10, 3, 2, 1}.count() == 3);
 
-// embedding(matrix, ids): ids [...] -> [..., C].
-class SlicedEmbedding {
+namespace detail {
+
+// Which slices of a cut an operation has been given.
+class GivenSlices {
  public:
-  explicit SlicedEmbedding(const Tensor& ids);
-  // slice [rows.count(), C]
-  void add(const Tensor& slice, const SliceRows& rows);
-  Tensor finish() { return std::move(y_); }
+  // Throws: ContractError where `slice` is not the next, or not [rows.count(), C].
+  void expect(const char* operation, const Tensor& slice, const SliceRows& rows) const;
+  void take(const SliceRows& rows);
+  // Throws: ContractError where one is missing, and the second time.
+  void finish(const char* operation);
 
  private:
+  std::int64_t all_ = -1, chunk_ = -1;  // -1: no slice yet
+  std::int64_t next_ = 0;               // where it begins
+  bool is_finished_ = false;
+};
+
+}  // namespace detail
+
+// embedding(matrix, ids): ids [...] -> [..., C], with the same bits. An id outside [0, rows.all)
+// gives a row of NaN, and no gradient.
+class SlicedEmbedding {
+ public:
+  // Throws: ContractError for ids that are neither i32 nor i64.
+  explicit SlicedEmbedding(const Tensor& ids);
+  // slice [rows.count(), C], the same C and dtype each time.
+  // Throws: ContractError for another shape, and for another device than that of the ids.
+  void add(const Tensor& slice, const SliceRows& rows);
+  Tensor finish();
+
+ private:
+  detail::GivenSlices given_;
   Tensor ids_, y_;
 };
 
-// linear(x, matrix): x [..., C] -> [..., V].
+// linear(x, matrix): x [..., C] -> [..., V], the columns of V in the order of the matrix's rows,
+// whatever the cut.
 class SlicedLinear {
  public:
   explicit SlicedLinear(Tensor x) : x_(std::move(x)) {}
+  // slice [rows.count(), C], of x's dtype.
+  // Throws: ContractError for another shape or dtype.
   void add(const Tensor& slice, const SliceRows& rows);
-  Tensor finish() { return std::move(y_); }
+  Tensor finish();
 
  private:
+  detail::GivenSlices given_;
   Tensor x_, y_;
 };
 
 // cross_entropy(linear(x, matrix), targets): x [..., C], targets [N], N rows of x -> f32 [] (f64
 // for f64). Where all logits are no more than `most_logits`, they are kept for backward; else there
 // are so many at a time, but at least 256 columns of a row, and they are made once more in
-// backward. The gradient of x is added up in f32.
+// backward. The gradient of x is added up in f32. A target outside [0, rows.all) makes the loss
+// NaN.
 class SlicedCrossEntropy {
  public:
+  // Throws: ContractError for targets that are not N of i32 or i64, and for most_logits below 1.
   SlicedCrossEntropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits);
+  // slice [rows.count(), C].  Throws: ContractError for another shape or another dtype than x has,
+  // and for a matrix without rows.
   void add(const Tensor& slice, const SliceRows& rows);
   Tensor finish();
 
  private:
   struct Shared;
   struct Slice;
+  detail::GivenSlices given_;
   std::shared_ptr<Shared> shared_;
   Tensor x_, chain_;                  // what the next slice's node follows
   std::vector<Tensor> losses_, lse_;  // [N] of each part

@@ -10,12 +10,12 @@
 
 namespace tessera {
 
-// What every exception of the library derives from. The message names function, values and remedy.
+// What every exception of the library derives from. The message names function, values and remedy;
+// paths and values of more than 200 bytes are shortened in it.
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& message,
-                 std::source_location where = std::source_location::current())
-      : std::runtime_error(message), where_(where) {}
+                 std::source_location where = std::source_location::current());
 
   const std::source_location& where() const noexcept { return where_; }
 

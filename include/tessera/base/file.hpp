@@ -107,6 +107,10 @@ void write_whole(const std::string& path, std::string_view text, WholeFileOption
 // up. For a check before hours of training; leaves nothing.
 void check_writable(const std::string& path);
 
+// Throws DataError unless where `path` lies that many bytes are free for its new file, beside the
+// old one. Others may take them later: a rough check before hours of training.
+void check_space(const std::string& path, std::int64_t bytes);
+
 // Whether both names lead to one file, or will once it is there.
 bool is_same_file(const std::string& a, const std::string& b);
 

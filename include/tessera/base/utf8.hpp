@@ -1,6 +1,7 @@
 // UTF-8 from outside: what is well formed, and how any bytes are shown in a message of one line.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -49,6 +50,20 @@ inline std::string printable(std::string_view text) {
     text.remove_prefix(plain ? length : 1);
   }
   return out;
+}
+
+// `text`, or, where that is longer than 200 bytes, its head and its tail: a path or a value that a
+// message quotes. No character is cut.
+inline std::string shortened(std::string_view text) {
+  constexpr std::size_t kMost = 200, kHead = 120, kTail = 60;
+  if (text.size() <= kMost) return std::string(text);
+  std::size_t head = 0, tail = 0;
+  for (std::size_t at = 0; at < text.size() && tail == 0;) {
+    at += std::max<std::size_t>(utf8_length(text.substr(at)), 1);
+    if (at <= kHead) head = at;
+    if (at >= text.size() - kTail) tail = at;
+  }
+  return std::string(text.substr(0, head)).append("...").append(text.substr(tail));
 }
 
 // `text` with U+FFFD for every byte that is not UTF-8; line ends and the like stay.

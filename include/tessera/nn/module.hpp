@@ -104,9 +104,11 @@ class Module {
   // Names are unique within a module and hold no dot, or it is a ContractError. An undefined
   // parameter is left out; what is registered must live as long as this module.
   void register_parameter(std::string_view name, const Parameter& parameter);
-  // To be called after register_parameter: this module uses the parameter, a matrix or more, by
-  // Parameter::for_each_slice only. Where all modules that have it do, a unit gathers it slice by
-  // slice, and reduces its gradient so: large tables never lie in memory as a whole.
+  // Says that this module uses the parameter by Parameter::for_each_slice only, before fully_shard;
+  // to say it twice is to say it once. Where all modules that have registered it and are alive say
+  // so when it is sharded, a unit gathers it slice by slice, and reduces its gradient so: large
+  // tables never lie in memory as a whole. Throws: ContractError for what this module has not
+  // registered, for a scalar, and for a parameter that is sharded already.
   void stream_parameter(const Parameter& parameter);
   void register_module(std::string_view name, Module& module);
 
@@ -129,6 +131,7 @@ class Module {
   void set_training(bool training);
 
   std::vector<std::pair<std::string, Parameter>> parameters_;
+  std::vector<Parameter> streamed_;  // of these
   std::vector<std::pair<std::string, Module*>> modules_;
   std::shared_ptr<ModuleHook> hook_;
   bool training_ = true;

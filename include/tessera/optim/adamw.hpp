@@ -20,7 +20,7 @@ struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9, beta2 = 0.95;
   double eps = 1e-8;
-  double weight_decay = 0.1;  // of all parameters
+  double weight_decay = 0.1;  // of all parameters but those of set_weight_decay
 };
 
 class AdamW final : public Optimizer {
@@ -31,10 +31,10 @@ class AdamW final : public Optimizer {
         options_(options) {
     TESSERA_EXPECT(options.lr >= 0 && options.beta1 >= 0 && options.beta1 < 1 &&
                        options.beta2 >= 0 && options.beta2 < 1 && options.eps >= 0 &&
-                       options.weight_decay >= 0,
+                       std::isfinite(options.eps) && options.weight_decay >= 0,
                    "AdamW: lr ", options.lr, ", betas ", options.beta1, " and ", options.beta2,
                    ", eps ", options.eps, ", weight_decay ", options.weight_decay,
-                   "; none may be negative, betas are less than 1");
+                   "; none may be negative or infinite, betas are less than 1");
   }
 
  private:

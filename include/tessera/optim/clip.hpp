@@ -7,12 +7,12 @@
 
 namespace tessera::optim {
 
-// Scales the gradients in place by min(1, max_norm / (norm + 1e-6)), where norm is the L2 norm of
-// all gradients of the groups of `parameters`, over all ranks (an all-reduce over each group's
-// `sums`: every rank calls this). A max_norm of 0 or less, or infinity, only computes the norm.
-// Returns the norm before clipping, f32 []; reading it blocks the host. A norm that is not finite
-// makes the gradients NaN, as in PyTorch.
-// Throws: ContractError for no parameters, for one without memory, and for a max_norm of NaN.
+// Scales the gradients of `parameters`, and no others, in place by min(1, max_norm / (norm +
+// 1e-6)), where norm is their L2 norm over all ranks (an all-reduce over each group's `sums`: every
+// rank calls this). A max_norm of 0 or less, or infinity, only computes the norm. Returns the norm
+// before clipping, f32 []; reading it blocks the host. A norm that is not finite makes the
+// gradients NaN, as in PyTorch. Throws: ContractError for no parameters, for one without memory,
+// and for a max_norm of NaN.
 Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm);
 
 }  // namespace tessera::optim

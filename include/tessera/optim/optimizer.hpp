@@ -53,8 +53,14 @@ class Optimizer {
   void prepare();
   // One update from the gradients as they are. Every call counts as one step for all parameters.
   void step();
-  // Drops the gradients of all groups of these parameters: none is there until the next backward.
+  // Drops the gradients of its parameters: none is there until the next backward. Where a group has
+  // others too, they are kept, and zeros with an arrival count of 0 lie where these were.
   void zero_grad();
+
+  // Another weight decay for some of its parameters, as 0 for norms and biases; a group is updated
+  // in one launch all the same.  Throws: ContractError for a parameter that is not its own, for
+  // what is negative or not finite, and once the state is made.
+  void set_weight_decay(const std::vector<Parameter>& of, double weight_decay);
 
   double lr() const noexcept { return lr_; }
   void set_lr(double lr);  // throws: ContractError for what is negative or not finite
@@ -62,7 +68,7 @@ class Optimizer {
   // For keeping and restoring: steps taken so far (a reset takes back those that never began), and
   // the state of each group, in order of first mention (empty before prepare()).
   std::int64_t steps() const noexcept { return log_->steps; }
-  void set_steps(std::int64_t steps);  // throws: ContractError for a negative number
+  void set_steps(std::int64_t steps);  // throws: ContractError outside [0, 2^53]
   struct GroupState {
     std::shared_ptr<FlatGroup> group;
     std::vector<Tensor> moments;  // f32 [numel] each; what they are says the optimizer
@@ -110,7 +116,8 @@ class Optimizer {
   GroupState make_state(const std::shared_ptr<FlatGroup>& group) const;
 
   std::vector<Parameter> parameters_;
-  double lr_, weight_decay_;
+  double lr_;
+  std::vector<double> weight_decays_;  // of the parameters
   Needs needs_;
   std::shared_ptr<UpdateLog> log_ = std::make_shared<UpdateLog>();
   std::vector<GroupState> states_;

@@ -23,6 +23,8 @@ class GradientSinks {
   virtual ~GradientSinks() = default;
   // The sink of one more contribution to the gradient of the group's entry.
   virtual autograd::GradientSink sink(int entry) = 0;
+  // In a backward pass, after its last contribution.
+  virtual void on_last_use(int entry) { (void)entry; }
 };
 
 // A set of a group's entries, 64 to a word, as kernels::CompleteArgs takes it: those whose gradient

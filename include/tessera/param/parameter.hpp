@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -61,12 +62,20 @@ struct ParameterState {
   std::shared_ptr<GradientSinks> sinks;
   const std::string* unit = nullptr;  // the name of the unit that claimed it
   int modules = 0, streaming = 0;     // that have registered it, and of these those that stream it
+  bool is_streamed = false;           // by its unit
   std::shared_ptr<ParameterSlices> slices;  // null: it is there as a whole
   std::int64_t first_row = 0;               // of a slice: in its chunk
+
+  // What a unit decides that claims it now.
+  bool may_be_streamed() const { return streaming > 0 && streaming == modules && shape[0] > 0; }
 };
 
 // What Parameter::value gives, of what is there as a whole.
 Tensor value_of(const std::shared_ptr<ParameterState>& state);
+// The same bytes for operations that only read them: others are told whose they are.
+inline Tensor read_only(Tensor bytes, const std::shared_ptr<ParameterState>& state) {
+  return std::move(bytes).read_only({state, &state->name});
+}
 
 // A handle; copies mean the same parameter.
 class Parameter {
@@ -83,23 +92,42 @@ class Parameter {
   // when it is closed, and when the parameter has no memory yet.
   operator Tensor() const { return value(); }
   Tensor value() const;
-  // Calls f(slice [rows.count(), ...], rows) for each slice in turn, where the parameter is
-  // streamed; else once, with all of it. Only modules that stream a parameter may: they have said
-  // so by Module::stream_parameter. `is_read_in_backward`: see Module. What f keeps of the slice
-  // beyond its scope is an error, but for what is saved for backward.
+  // Calls f(slice [rows.count(), ...], rows) for each slice in turn, by rising rows.begin, where
+  // the parameter is streamed; else once, with all of it, SliceRows::whole. Only modules that
+  // stream a parameter may: they have said so by Module::stream_parameter. `is_read_in_backward`:
+  // see Module. Collective where the parameter is streamed: each slice is gathered and reduced, so
+  // all ranks call it, in one order; a rank that leaves it out fails the step of all of them with a
+  // CommError, even where all call the module. There are slices from the first call of the root or
+  // shard_plan on, and outside of calls too.
+  // Throws: what f throws, after which the step is over for the remaining slices too; ContractError
+  // as value() does, and where f keeps the slice beyond its scope, other than saved for backward.
   template <class F>
   void for_each_slice(const F& f, bool is_read_in_backward = true) const;
   int slices() const { return state_->slices ? state_->slices->count() : 1; }
-  bool is_streamed() const { return state_->streaming > 0 && state_->streaming == state_->modules; }
-  // This rank's rows of the f32 values, and of the gradient (undefined for none): [rows, ...].
-  // Throws: ContractError from shard() when the parameter has no memory yet.
+  // As its unit decided; without one, as a unit would decide now. A table without rows never is.
+  bool is_streamed() const {
+    return state_->unit ? state_->is_streamed : state_->may_be_streamed();
+  }
+  // This rank's rows of the f32 values, to be read, and of the gradient (undefined for none):
+  // [rows, ...].
+  // Throws: ContractError from shard() when the parameter has no memory yet, and from an operation
+  // that writes to what it or value() gives.
   Tensor shard() const;
   Tensor grad() const;
+  // Calls f(rows), the shard for operations that write it; kept beyond f it is an error to use.
+  // What they write comes after what still reads the old values, and the next call gathers it.
+  // Every rank does it alike, and outside of the calls that use the parameter.
+  // Throws: ContractError when the parameter has no memory yet, what f throws; and a backward
+  // throws ContractError where its forward has read the old values.
+  void edit(const std::function<void(const Tensor& rows)>& f) const;
+  // The same: rows = values, of any floating dtype.
+  // Throws: ContractError for another shape, dtype or device than that.
+  void assign(const Tensor& values) const;
 
   bool trainable() const { return state_->trainable; }
-  // Frozen parameters are gathered, never reduced, and the optimizer leaves them alone. Set before
-  // sharding.
-  void freeze() { state_->trainable = false; }
+  // Frozen parameters are gathered, never reduced, and the optimizer leaves them alone.
+  // Throws: ContractError for a parameter that is sharded already.
+  void freeze();
 
   const std::shared_ptr<ParameterState>& state() const noexcept { return state_; }
   bool operator==(const Parameter& other) const noexcept { return state_ == other.state_; }
@@ -130,13 +158,31 @@ void Parameter::for_each_slice(const F& f, bool is_read_in_backward) const {
   }
 }
 
-// Gives parameters without a unit their memory: a flat group, and another for the frozen ones.
-// Values are 0.  Throws: ContractError when one of them has memory already.
+// Gives parameters without a unit their memory: flat groups of some 16 MiB, so that a model that is
+// sharded later shrinks by and by, and others for the frozen ones. Values are 0.
+// Throws: ContractError when one of them has memory already.
 void materialize_whole(const std::string& name, const std::vector<Parameter>& parameters,
                        const Device& device);
 
 // The distinct groups of `parameters`, in order of first mention.
 // Throws: ContractError when one is not materialized.
 std::vector<std::shared_ptr<FlatGroup>> groups_of(const std::vector<Parameter>& parameters);
+
+// What belongs to some parameters of one group.
+struct GroupPart {
+  struct Run {
+    std::size_t first, end;  // entries that follow one another
+  };
+  std::shared_ptr<FlatGroup> group;
+  std::vector<Run> runs;
+
+  bool is_whole() const;
+  // Of a gradient that is there, for work on the compute stream: flat, with the gaps behind the
+  // entries, which are 0; and their arrival counts.
+  Tensor gradient(const Run& run) const;
+  Tensor counts(const Run& run) const;
+};
+// As groups_of.
+std::vector<GroupPart> parts_of(const std::vector<Parameter>& parameters);
 
 }  // namespace tessera

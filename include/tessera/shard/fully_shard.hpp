@@ -12,7 +12,8 @@
 //   reduce                                  │ r1     │ r0 │
 //
 // Every rank calls the same units in the same order, whatever it then does with their results. What
-// only some ranks call, as an expert of their own, stays in a unit that all of them call.
+// only some ranks call, as an expert of their own, stays in a unit that all of them call, and isn't
+// streamed: each slice is a unit.
 #pragma once
 
 #include <functional>
@@ -45,14 +46,21 @@ struct ShardOptions {
   // How many gathers backward queues ahead of the unit that it enters, 1 to 64; in forward it only
   // says how many have slots apart, and so limits how far gathers run ahead.
   int prefetch_depth = 1;
-  // Gradient buffers that are being reduced beside the one that is being filled, 1 to 64.
+  // How much of gradients is being reduced beside what is being written, 1 to 64: so many times the
+  // largest piece of the unit.
   int reductions_in_flight = 1;
   // Of the root: how many of its forwards the host may be ahead of the device, 1 to 64. It bounds
-  // the host's memory and a device's queues, however seldom the program reads a value.
+  // the host's memory and a device's queues, however seldom the program reads a value. Other units
+  // take no notice of it, nor of slice_bytes, so that one set of options serves all of a model.
   int forwards_ahead = 2;
   // Of the root: the most that one slice of a streamed parameter may have, in bytes of the full
-  // tensor; see nn::Module::stream_parameter. 0: as the largest unit, without what it streams.
+  // tensor; see nn::Module::stream_parameter. 0: so much that the gradient of a slice is no larger
+  // than the largest piece of any unit.
   std::int64_t slice_bytes = 0;
+  // A unit's gradients are reduced in pieces, each as soon as backward has made it: a parameter
+  // with so many bytes of gradient is one, smaller ones fill one together. A piece should take
+  // several times the latency of a collective.
+  std::int64_t piece_bytes = std::int64_t{32} << 20;
 };
 
 // Makes `module` a unit. Call inner modules first; the outermost call makes the root. Values that
@@ -108,10 +116,16 @@ struct ShardReset {
 // process. Every rank calls it, outside of the modules, once it has caught what the step threw
 // there: its own exception, or the CommError that a peer's became.
 //
-//   try { step(); }
-//   catch (const std::exception&) {
-//     if (!reset(model).parameters_are_consistent) load(checkpoint);
+//   while (optimizer.steps() < steps) {
+//     try { step(batches[optimizer.steps()]); }
+//     catch (const std::exception&) {
+//       if (!reset(model).parameters_are_consistent) load(checkpoint);
+//     }
 //   }
+//
+// The loop asks the optimizer which step is next: a rank that is behind hears of a failure in its
+// peers' step k while it still is in step k - 1, and an update that has not begun is taken back on
+// every rank.
 //
 // Does World::recover with `cause`, closes all units below `tree`, and drops all their gradients,
 // those of earlier micro-batches too: the step is discarded whole. Kept are parameters and

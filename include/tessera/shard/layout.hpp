@@ -1,18 +1,21 @@
 // Where a unit's bytes lie: pure arithmetic over shapes, equal on every rank.
 //
 //   gather slot      param dtype    │ p0: chunk 0, 1, ... N-1 │ p1: ... │
-//   gradient buffer  reduce dtype   │ p0: chunk 0, 1, ... N-1 │ p1: ... │ N times the counts │
+//   gradient piece   reduce dtype   │ p0: chunk 0, 1, ... N-1 │ p1: ... │ N times the counts │
 //   flat group       f32            │ p0: own chunk │ p1 │ ... │ counts │
 //
 // Every parameter starts at a multiple of 256 bytes. Its chunks are adjacent, so all of them are
 // one contiguous tensor, with padding behind it. The gather slot holds the full parameters: each
 // rank casts its own chunks into it, in-place all-gathers bring the others, and kernels read the
-// parameters there. The gradient buffer holds the full gradients of one backward pass, and one
-// count of 0 or 1 for each parameter. One grouped reduce-scatter sums both over the ranks into this
-// rank's flat gradient; see param/flat_group.hpp.
+// parameters there. The gradient buffer holds the full gradients of one backward pass, in pieces: a
+// parameter's lies in one of them. A piece has a count of 0 or 1 for each of its parameters, and
+// one grouped reduce-scatter sums both over the ranks into this rank's flat gradient; see
+// param/flat_group.hpp.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/dtype.hpp"
@@ -21,39 +24,54 @@
 
 namespace tessera::shard {
 
+// Of the trainable parameters, counted from 0, those from first to before end.
+struct PieceLayout {
+  std::size_t first = 0, end = 0;
+  std::vector<std::int64_t> offset_bytes{};  // of each
+  std::int64_t counts_offset_bytes = 0, bytes = 0;
+};
+
 struct UnitLayout {
   std::vector<std::int64_t> gather_offset_bytes;  // per parameter
   std::int64_t gather_bytes = 0;
-  std::vector<std::int64_t> gradient_offset_bytes;  // per parameter, -1 for frozen ones
-  std::int64_t counts_offset_bytes = 0;
-  std::int64_t counts_chunk_bytes = 0;
-  std::int64_t gradient_buffer_bytes = 0;  // 0 when nothing is trainable
+  std::vector<PieceLayout> pieces;         // in the order in which they are reduced
+  std::int64_t gradient_buffer_bytes = 0;  // of all pieces
 
-  // `specs` of one world, `trainable` for each; dtypes of the slot and of the buffer.
-  // Throws: ContractError when sizes overflow.
+  // `specs` of one world, `trainable` for each; dtypes of the slot and of the buffer. Backward
+  // comes to the last parameters first, so a piece has parameters from the last on, until
+  // `piece_bytes` are reached; less is no piece of its own.  Throws: ContractError when sizes
+  // overflow.
   static UnitLayout make(const std::vector<ShardSpec>& specs, const std::vector<bool>& trainable,
-                         DType param, DType reduce) {
-    UnitLayout layout;
-    std::int64_t count = 0;
-    const auto take = [](std::int64_t& end, std::int64_t numel, DType dtype) {
-      const std::int64_t begin = end;
+                         DType param, DType reduce, std::int64_t piece_bytes) {
+    const auto bytes_of = [](const ShardSpec& spec, DType dtype) {
       const auto size = static_cast<std::int64_t>(size_bytes(dtype));
-      end = checked_add(end, round_up(checked_mul(numel, size), kAlignmentBytes));
-      return begin;
+      return round_up(checked_mul(spec.padded_numel(), size), kAlignmentBytes);
     };
+    const auto append = [](std::int64_t& end, std::int64_t bytes) {
+      return std::exchange(end, checked_add(end, bytes));
+    };
+    UnitLayout layout;
+    std::vector<std::int64_t> gradients;  // of the trainable ones, bytes
+    std::int64_t left = 0;                // of those without a piece
     for (std::size_t i = 0; i < specs.size(); ++i) {
-      layout.gather_offset_bytes.push_back(
-          take(layout.gather_bytes, specs[i].padded_numel(), param));
-      layout.gradient_offset_bytes.push_back(
-          trainable[i] ? take(layout.gradient_buffer_bytes, specs[i].padded_numel(), reduce) : -1);
-      count += trainable[i] ? 1 : 0;
+      layout.gather_offset_bytes.push_back(append(layout.gather_bytes, bytes_of(specs[i], param)));
+      if (trainable[i]) append(left, gradients.emplace_back(bytes_of(specs[i], reduce)));
     }
-    if (count > 0) {
-      layout.counts_offset_bytes = layout.gradient_buffer_bytes;
-      layout.counts_chunk_bytes =
-          round_up(count, kFlatAlign) * static_cast<std::int64_t>(size_bytes(reduce));
-      layout.gradient_buffer_bytes +=
-          round_up(layout.counts_chunk_bytes * specs[0].world, kAlignmentBytes);
+    for (std::size_t end = gradients.size(), first = end; end > 0; end = first) {
+      PieceLayout piece{.end = end};
+      for (std::int64_t bytes = 0; first > 0 && std::min(bytes, left) < piece_bytes;) {
+        bytes += gradients[--first];
+        left -= gradients[first];
+      }
+      piece.first = first;
+      for (std::size_t at = first; at < end; ++at)
+        piece.offset_bytes.push_back(append(piece.bytes, gradients[at]));
+      const auto counts = static_cast<std::int64_t>(end - first) * specs[0].world;
+      piece.counts_offset_bytes =
+          append(piece.bytes,
+                 round_up(counts * static_cast<std::int64_t>(size_bytes(reduce)), kAlignmentBytes));
+      append(layout.gradient_buffer_bytes, piece.bytes);
+      layout.pieces.push_back(std::move(piece));
     }
     return layout;
   }

@@ -3,7 +3,8 @@
 // from these; models use those, not these.
 //
 // Shapes broadcast by NumPy's rule. Both operands of a binary operation have one dtype; a number
-// beside integers is whole, for nothing is promoted. On `meta` only shapes and dtypes are computed.
+// beside integers is whole and within their range, for nothing is promoted, and so is what fills
+// them. On `meta` only shapes and dtypes are computed.
 // Throws: ContractError for shapes, dtypes or devices that do not fit.
 #pragma once
 
@@ -52,8 +53,9 @@ Tensor logical_not(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 
 // Comparisons and logical operations give boolean, the others the operands' dtype: a quotient of
-// integers is cut off towards zero, where PyTorch gives a floating one. The derivatives
-// take (x, gradient), tanh_backward (y, gradient); kernels/ops.hpp has them all, with their dtypes.
+// integers is cut off towards zero, where PyTorch gives a floating one, and 0 where it has no value
+// of the dtype (x / 0, the least one / -1). The derivatives take (x, gradient), tanh_backward
+// (y, gradient); kernels/ops.hpp has them all, with their dtypes.
 using Binary = kernels::BinaryOp;
 Tensor binary(Binary op, const Tensor& a, const Tensor& b);
 Tensor binary(Binary op, const Tensor& a, double b);

@@ -35,7 +35,8 @@ struct Storage {
   std::int64_t bytes = 0;
   LastUse* use = nullptr;
   int saved = 0;  // holders of kind autograd::Saved
-  // Operations that were submitted to write it; of a window, FlatGroup::version when it was opened.
+  // Operations and edits that were submitted to write it; of a window, FlatGroup::version when a
+  // call last opened it.
   std::uint64_t version = 0;
   // The last operation that took it as an input, and the last that wrote it: culprits of errors.
   const char* last_op = "";

@@ -22,7 +22,7 @@ namespace tessera {
 struct GradMeta;  // autograd's part, see autograd/node.hpp
 
 // A handle; copies share the same tensor, gradient included. Values never change after the
-// operation that made them, but by raw::fill, axpby and ..._into, for parameters and gradients.
+// operation that made them, but by raw::fill, axpby and ..._into; a parameter's by its edit only.
 class Tensor {
  public:
   Tensor() = default;  // undefined
@@ -118,7 +118,10 @@ class Tensor {
   // Throws: ContractError naming the unit when the tensor is a parameter whose unit is closed.
   std::byte* data() const;
   const std::shared_ptr<Storage>& storage() const { return body().storage; }
+  // The same bytes, which operations may only read: those of the parameter of that name.
+  Tensor read_only(std::shared_ptr<const std::string> parameter) &&;
   // The bytes that this view may touch, as an access of an operation.
+  // Throws: ContractError for a write where they may only be read, and as `data`.
   Access access(AccessMode mode) const;
 
   // Whether nobody but this handle sees these bytes, so that they may be overwritten in place.
@@ -134,6 +137,7 @@ class Tensor {
     Shape strides;
     DType dtype = DType::f32;
     std::shared_ptr<GradMeta> grad;
+    std::shared_ptr<const std::string> parameter{};  // whose bytes may only be read; null: no such
   };
   const Body& body() const {
     TESSERA_EXPECT(body_ != nullptr, "an undefined tensor was used");

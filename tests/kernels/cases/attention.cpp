@@ -294,10 +294,12 @@ TESSERA_CASE("attention", "grouped queries, batches, no mask, a fused projection
   }
 }
 
-// kernels/attention.hpp: a library's backward keeps to its workspace a slice at a time.
+// kernels/attention.hpp: a library's backward keeps to its workspace a slice at a time. The scores
+// of 1,024 heads fill the 32 MiB of it that are fixed, so that both are cut in two: by batch, and
+// by heads.
 TESSERA_CASE("attention", "more heads than one workspace serves") {
-  check_attention(c, bf16, {4, 2, 512, 512, 8});
-  check_attention(c, bf16, {1, 3, 2048, 1024, 8, true, true});
+  check_attention(c, bf16, {2, 2, 512, 512, 8});
+  check_attention(c, bf16, {1, 3, 1024, 512, 8, true, true});
 }
 
 // One key has nearly all of the weight, and the maximum moves from tile to tile.

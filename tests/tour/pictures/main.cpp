@@ -22,6 +22,8 @@ int main(int argc, char** argv) {
       {"unit_on_two_ranks", unit_on_two_ranks},
       {"record_stream_and_gate", record_stream_and_gate},
       {"streams_and_observers", streams_and_observers},
+      {"slots_of_a_step", slots_of_a_step},
+      {"peak_of_a_step", peak_of_a_step},
       {"worlds", worlds}};
   const auto chosen = argc == 2 ? all.find(argv[1]) : all.end();
   if (chosen == all.end()) {

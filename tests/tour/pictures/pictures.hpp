@@ -12,6 +12,8 @@ namespace tessera::pictures {
 std::string unit_on_two_ranks();       // runtime/shard/
 std::string record_stream_and_gate();  // runtime/memory/
 std::string streams_and_observers();   // runtime/device/
+std::string slots_of_a_step();         // runtime/shard/
+std::string peak_of_a_step();          // runtime/memory/
 std::string worlds();                  // runtime/comm/; empty where this process is not to print
 
 // `text`, and blanks up to `width` columns; signs of UTF-8 count as one.

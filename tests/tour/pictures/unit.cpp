@@ -104,9 +104,8 @@ void write_values(const Layer& layer) {
       for (std::int64_t j = 0; j < spec.row_numel(); ++j)
         values.push_back(static_cast<float>(p == layer.W ? 10 * i + j : i));
     const Tensor shard = p.shard();
-    raw::copy_into(shard, Tensor::from(values, shard.shape(), shard.device()));
+    p.assign(Tensor::from(values, shard.shape(), shard.device()));
   }
-  layer.W.state()->group->mark_updated();
 }
 
 Seen run_a_step(World& world) {
@@ -237,8 +236,7 @@ std::string unit_on_two_ranks() {
   });
   const Seen& first = seen[0];
   const std::vector<std::int64_t> in_slot = {0, first.bias_in_slot};
-  const std::int64_t counts_bytes = kRanks * kFlatAlign * 4;  // at the end: a copy for each rank
-  const std::int64_t counts_at = first.buffer.bytes - counts_bytes;
+  const std::int64_t counts_at = first.buffer.bytes - kAlignmentBytes;  // they fill the end
   std::string text =
       "A unit of W [5, 2] and b [5] on 2 ranks: a chunk is 3 rows, and rank 1's last row is "
       "padding.\n"
@@ -254,8 +252,9 @@ std::string unit_on_two_ranks() {
   text += whole_stage(concat("3. Gradient buffer, f32, ", first.buffer.bytes,
                              " bytes: this rank's gradients of all rows, already times 1/2"),
                       seen, &Seen::buffer, first.parts, 4);
-  text += concat("   ", counts_at, ": arrival counts, a copy for each rank: ",
-                 numbers(first.buffer.values, static_cast<std::size_t>(counts_at / 4), 2, 8), "\n");
+  text += concat(
+      "   ", counts_at, ": arrival counts, a copy for each rank: ",
+      numbers(first.buffer.values, static_cast<std::size_t>(counts_at / 4), 2 * kRanks, 2), "\n");
   text += concat("      ▼ ", operations_on(first, "reduce"), "\n\n");
   text += flat_stage(
       "4. Flat gradient, f32: the own chunk, summed over ranks; counts say how many ranks had one",

@@ -1,0 +1,216 @@
+#include "runtime/shard/gradient_piece.hpp"
+
+#include <algorithm>
+
+#include "runtime/tensor/launch.hpp"
+#include "tessera/comm/world.hpp"
+
+namespace tessera::shard {
+
+GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout)
+    : shards_(shards),
+      layout_(layout),
+      prepared_(shards.device, StreamId::reduce),
+      arrived_(size()) {
+  std::vector<std::int64_t> entries, gaps_f32, gaps_reduce;
+  const auto wire = static_cast<std::int64_t>(size_bytes(shards.reduce_dtype()));
+  const FlatGroup& group = *shards.trainable;
+  range_.begin = range_.end = shards.offset_of(parameter(0));
+  range_.counts = static_cast<std::int64_t>(size());
+  range_.counts_begin = group.numel + shards.first_entry + static_cast<std::int64_t>(layout.first);
+  for (std::size_t i = 0; i < size(); ++i) {
+    const ParameterState& p = *shards.parameters[parameter(i)];
+    entries.insert(entries.end(),
+                   {layout.offset_bytes[i], p.shape.numel() * wire, p.spec.padded_numel() * wire});
+    const std::int64_t offset = range_.numel(), chunk = p.spec.chunk_numel();
+    // What follows a slice is the next one, but for the last.
+    const FlatEntry& entry = group.entries[static_cast<std::size_t>(p.entry)];
+    const bool is_last = p.first_row * p.spec.row_numel() + chunk == entry.chunk;
+    const std::int64_t padded = is_last ? round_up(chunk, kFlatAlign) : chunk;
+    gaps_f32.insert(gaps_f32.end(), {offset * 4, chunk * 4, padded * 4});
+    gaps_reduce.insert(gaps_reduce.end(), {offset * wire, chunk * wire, padded * wire});
+    range_.end += padded;
+  }
+  entries_ = table_of(entries, shards.device);
+  gaps_f32_ = table_of(gaps_f32, shards.device);
+  gaps_reduce_ = wire == 4 ? gaps_f32_ : table_of(gaps_reduce, shards.device);
+}
+
+// --- filling ---
+
+void GradientPiece::take() {
+  if (!is_taken()) slot_ = shards_.take(SlotKind::gradients, layout_.bytes);
+}
+
+void GradientPiece::begin_use() {
+  slot_.arena->begin_use(slot_, StreamId::compute);
+  buffer_ = Storage::borrowed(shards_.device, slot_.data, slot_.bytes, *slot_.use);
+  arrived_.clear();
+}
+
+autograd::GradientSink GradientPiece::sink(std::size_t at) {
+  if (!buffer_) begin_use();
+  const std::size_t i = at - layout_.first;
+  const bool is_there = arrived_.add(i);
+  return {Tensor::wrap(buffer_, shards_.parameters[parameter(i)]->shape, shards_.reduce_dtype(),
+                       layout_.offset_bytes[i]),
+          1.0 / shards_.size(), is_there};
+}
+
+void GradientPiece::drop() noexcept {
+  if (!slot_.arena) return;
+  buffer_.reset();
+  shards_.give_back(slot_);
+  slot_ = {};
+}
+
+// --- reducing ---
+
+// The flat gradient may be older than this piece's part of it: the pieces of a unit and the slices
+// of a streamed parameter fill one in turn.
+void GradientPiece::reduce() {
+  if (!buffer_) begin_use();  // nothing arrived here: zeros travel
+  complete();
+  FlatGroup& group = *shards_.trainable;
+  if (!group.gradient.defined()) group.gradient = fresh_gradient();
+  const Tensor& gradient = group.gradient;
+  const bool is_fresh = reduced_.lock() != gradient.storage();
+  reduced_ = gradient.storage();
+  const Stream reduce = shards_.device.reduce();
+  reduce.wait(shards_.device.compute().record());
+  const auto part_of = [](const Tensor& t, std::int64_t numel, std::int64_t begin) {
+    return t.view({numel}, {1}, begin);
+  };
+  const Tensor values = part_of(gradient, range_.numel(), range_.begin),
+               counts = part_of(gradient, range_.counts, range_.counts_begin);
+  if (is_fresh && shards_.reduce_dtype() == f32) {
+    scatter(values, counts);
+  } else {
+    const Tensor staged = staging(), staged_values = part_of(staged, range_.numel(), 0),
+                 staged_counts = part_of(staged, range_.counts, range_.numel());
+    scatter(staged_values, staged_counts);
+    accumulate(values, staged_values, is_fresh);
+    accumulate(counts, staged_counts, is_fresh);
+  }
+  drop();
+  group.reduced = reduce.record();
+}
+
+// Zeros where no gradient came, and behind the last one a 0 or 1 for each: summed over the ranks
+// they are the arrival counts.
+void GradientPiece::complete() {
+  const DType dtype = shards_.reduce_dtype();
+  const Tensor all =
+      Tensor::wrap(buffer_, {buffer_->bytes / static_cast<std::int64_t>(size_bytes(dtype))}, dtype);
+  for (std::size_t word = 0; word < arrived_.words(); ++word) {
+    kernels::CompleteArgs args{};
+    args.base = buffer_->data;
+    args.entries = reinterpret_cast<const kernels::FlatSpan*>(entries_.data());
+    args.counts = buffer_->data + layout_.counts_offset_bytes;
+    args.counts_stride_bytes = range_.counts * static_cast<std::int64_t>(size_bytes(dtype));
+    args.arrived = arrived_.word(word);
+    args.first = static_cast<std::int32_t>(word * 64);
+    args.entry_count = static_cast<std::int32_t>(range_.counts);
+    args.copies = shards_.size();
+    args.dtype = dtype;
+    args.zero_missing = true;
+    detail::launch("complete_gradient_piece", shards_.device,
+                   detail::table(shards_.device).complete, args,
+                   {detail::reads(entries_), {&all, AccessMode::write, missing_part(word)}});
+  }
+}
+
+// The part of the buffer that becomes zeros for the 64 entries of `word`: gradients that did not
+// come. Padding and counts are next to nothing.
+double GradientPiece::missing_part(std::size_t word) const {
+  std::int64_t missing = 0;
+  const std::size_t end = std::min(word * 64 + 64, size());
+  for (std::size_t i = word * 64; i < end; ++i)
+    if (!arrived_.has(i)) missing += shards_.parameters[parameter(i)]->spec.padded_numel();
+  return static_cast<double>(missing) * static_cast<double>(size_bytes(shards_.reduce_dtype())) /
+         static_cast<double>(buffer_->bytes);
+}
+
+// Where this piece has a part of it only, the rest is zeros: nobody may have a gradient for it.
+Tensor GradientPiece::fresh_gradient() const {
+  const FlatGroup& group = *shards_.trainable;
+  const OwnerGuard owner(shards_.device, "gradients");
+  const Shape shape{group.numel + group.counts_numel()};
+  if (range_.numel() < group.numel) return Tensor::zeros(shape, f32, shards_.device);
+  Tensor gradient = Tensor::empty(shape, f32, shards_.device);
+  clear_gaps(shards_.device.compute(), gradient, gaps_f32_);
+  return gradient;
+}
+
+// In the dtype of the wire, on the reduce stream's own memory: values, then counts.
+Tensor GradientPiece::staging() const {
+  const DType wire = shards_.reduce_dtype();
+  const Shape shape{range_.numel() + range_.counts};
+  const std::int64_t bytes = shape.numel() * static_cast<std::int64_t>(size_bytes(wire));
+  const OwnerGuard owner(shards_.device, "staging");
+  Tensor staged =
+      Tensor::wrap(Storage::owned(shards_.device, bytes, StreamId::reduce), shape, wire);
+  clear_gaps(shards_.device.reduce(), staged, gaps_reduce_);
+  return staged;
+}
+
+// Queues the reduce-scatter of the buffer into its parts of a flat gradient.
+void GradientPiece::scatter(const Tensor& values, const Tensor& counts) {
+  const DType wire = shards_.reduce_dtype();
+  const auto element = static_cast<std::int64_t>(size_bytes(wire));
+  CollectiveGroup& group = prepared_.next(shards_.reduce_name);
+  group.backward_of = autograd::forward_of_step();
+  const auto add = [&](std::int64_t from_bytes, std::byte* to, std::int64_t count) {
+    group.items.push_back({.send = buffer_->data + from_bytes,
+                           .recv = to,
+                           .count = count,
+                           .kind = CollectiveKind::reduce_scatter,
+                           .dtype = wire});
+  };
+  for (std::size_t i = 0; i < size(); ++i)
+    add(layout_.offset_bytes[i],
+        values.data() + (shards_.offset_of(parameter(i)) - range_.begin) * element,
+        shards_.parameters[parameter(i)]->spec.chunk_numel());
+  add(layout_.counts_offset_bytes, counts.data(), range_.counts);
+  const Access accesses[] = {
+      {buffer_->use, buffer_->data, buffer_->data + buffer_->bytes, AccessMode::read},
+      values.access(AccessMode::write),
+      counts.access(AccessMode::write)};
+  shards_.options.mesh.world().reduce().submit(group, accesses);
+}
+
+// Adds what was staged to its part of the flat gradient, or makes it that part.
+void GradientPiece::accumulate(const Tensor& to, const Tensor& staged, bool is_fresh) const {
+  kernels::AxpbyArgs args{};
+  args.y = to.data();
+  args.x = staged.data();
+  args.alpha = 1;
+  args.beta = is_fresh ? 0 : 1;
+  args.count = staged.numel();
+  args.y_dtype = f32;
+  args.x_dtype = staged.dtype();
+  const Access accesses[] = {staged.access(AccessMode::read), to.access(AccessMode::write)};
+  const double bytes = static_cast<double>(size_bytes(staged.dtype()) + (is_fresh ? 4 : 8)) *
+                       static_cast<double>(staged.numel());
+  shards_.device.reduce().launch(
+      {.name = "accumulate_shard", .cost = {.bytes = bytes}, .accesses = accesses},
+      kernels::Call<kernels::AxpbyArgs>{detail::table(shards_.device).axpby, args});
+}
+
+// Zeroes the alignment gaps between the entries of a flat array, so that sums over all of it are
+// sums over the entries.
+void GradientPiece::clear_gaps(Stream stream, const Tensor& flat, const Tensor& table) const {
+  kernels::CompleteArgs args{};
+  args.base = flat.data();
+  args.entries = reinterpret_cast<const kernels::FlatSpan*>(table.data());
+  args.arrived = ~std::uint64_t{0};
+  args.entry_count = static_cast<std::int32_t>(range_.counts);
+  args.dtype = shards_.reduce_dtype();
+  const Access accesses[] = {table.access(AccessMode::read), flat.access(AccessMode::write)};
+  for (args.first = 0; args.first < args.entry_count; args.first += 64)
+    stream.launch(
+        {.name = "clear_gaps", .accesses = accesses},
+        kernels::Call<kernels::CompleteArgs>{detail::table(shards_.device).complete, args});
+}
+
+}  // namespace tessera::shard

@@ -1,0 +1,78 @@
+// The unreduced gradients of some of a unit's parameters. Backward writes them into a slot, scaled
+// by 1/N; one grouped reduce-scatter then sums them over the ranks into their part of the flat
+// gradient of this rank's shards.
+//
+//   empty ──take──▶ taken ──sink──▶ filling ──reduce──▶ empty
+//                                             │ zeros for what did not arrive, a count of 0 or 1
+//                                             │ for each parameter, reduce-scatter queued, slot
+//                                             │ given back
+//
+//   compute   dW │ dW │ complete ┐ record
+//   reduce                       └ wait │ reduce_scatter │ (accumulate) │ record ┐
+//   who reads the gradient                       FlatGroup::await_gradient: wait ┘
+//
+// PyTorch FSDP2 keeps a gradient a parameter and copies them into reduce_scatter_input first.
+#pragma once
+
+#include <memory>
+
+#include "runtime/shard/unit_shards.hpp"
+#include "tessera/param/gradient_sinks.hpp"
+
+namespace tessera::shard {
+
+class GradientPiece {
+ public:
+  // Both outlive this; `shards` has memory.
+  GradientPiece(const UnitShards& shards, const PieceLayout& layout);
+  ~GradientPiece() { drop(); }
+  GradientPiece(const GradientPiece&) = delete;
+  GradientPiece& operator=(const GradientPiece&) = delete;
+
+  // Takes a slot, where every rank does.
+  void take();
+  bool is_taken() const noexcept { return slot_.arena != nullptr; }
+  // The sink of one more contribution to the gradient of the unit's trainable parameter `at`, from
+  // 0, which is one of these.
+  autograd::GradientSink sink(std::size_t at);
+  // Reduces what has arrived, zeros for what has not, and gives the slot back. Adds to a gradient
+  // that is there. FlatGroup::reduced is recorded after it.
+  void reduce();
+  // For a pass that failed: what has arrived is lost.
+  void drop() noexcept;
+
+ private:
+  // Of the unit's parameters that of this piece's entry.
+  std::size_t parameter(std::size_t entry) const {
+    return shards_.parameter_of[layout_.first + entry];
+  }
+  std::size_t size() const noexcept { return layout_.end - layout_.first; }
+  void begin_use();
+  void complete();
+  double missing_part(std::size_t word) const;
+  Tensor fresh_gradient() const;
+  Tensor staging() const;
+  void scatter(const Tensor& values, const Tensor& counts);
+  void accumulate(const Tensor& to, const Tensor& staged, bool is_fresh) const;
+  void clear_gaps(Stream stream, const Tensor& flat, const Tensor& table) const;
+
+  // Of the flat gradient: what this piece is reduced into, in elements.
+  struct Range {
+    std::int64_t begin = 0, end = 0;  // of the values, with the gaps between them
+    std::int64_t counts = 0;          // how many, where the arrival counts lie
+    std::int64_t counts_begin = 0;
+    std::int64_t numel() const { return end - begin; }
+  };
+
+  const UnitShards& shards_;
+  const PieceLayout& layout_;
+  PreparedGroups prepared_;
+  Range range_;
+  Tensor entries_, gaps_f32_, gaps_reduce_;  // tables of kernels::FlatSpan
+  Slot slot_;
+  std::shared_ptr<Storage> buffer_;  // null before the first sink
+  std::weak_ptr<Storage> reduced_;   // the flat gradient that it was reduced into
+  ArrivalMask arrived_;
+};
+
+}  // namespace tessera::shard

@@ -1,0 +1,35 @@
+// Tensors that are lent to a callback. A borrower may keep one; used later, it says who lent it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tessera/tensor/tensor.hpp"
+
+namespace tessera {
+
+// Another handle of a contiguous tensor's bytes, closed when this goes.
+class Lent {
+ public:
+  // `lender` is named in errors and outlives what is kept.
+  Lent(const Tensor& of, const std::string& lender)
+      : of_(of),
+        storage_(Storage::window(
+            of.device(), checked_mul(of.numel(), static_cast<std::int64_t>(size_bytes(of.dtype()))),
+            lender)) {
+    storage_->data = of.data();
+    storage_->use = of.storage()->use;
+    storage_->remedy = "it is lent for the callback only: copy what you keep, as by to_vector";
+  }
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+  ~Lent() { storage_->data = nullptr; }
+
+  Tensor tensor() const { return Tensor::wrap(storage_, of_.shape(), of_.dtype()); }
+
+ private:
+  Tensor of_;
+  std::shared_ptr<Storage> storage_;
+};
+
+}  // namespace tessera
