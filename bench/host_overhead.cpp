@@ -12,7 +12,8 @@
 // events and submissions of collectives are those of any run.
 //
 // Or train: whole steps of a tiny Llama on 2 real ranks that run each body where it is submitted,
-// with clipping and AdamW; checked is the same under the race checker.
+// with clipping and AdamW; checked is the same under the race checker. some and many are whole
+// steps of one unit of 1,000 and of 4,000 parameters, as rank 0 of 8 on `virtual`.
 //
 // The time of the hooks is a step with units minus the same step of the same model without any, per
 // unit. Both take turns; what is printed is the median of the differences of 21 pairs.
@@ -20,6 +21,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -72,6 +74,34 @@ class Model {
   int units_ = 0;
 };
 
+// One unit of many small parameters, of which a step uses one: what is left is the engine's.
+class Wide : public nn::Module {
+ public:
+  explicit Wide(int parameters)
+      : world_(World::emulated(0, 8, {.executor = ExecutorKind::virtual_})) {
+    for (int i = 0; i < parameters; ++i)
+      register_parameter("p" + std::to_string(i),
+                         parameters_.emplace_back(Shape{8}, Initializer::constant(1)));
+    fully_shard(*this, {.mesh = DeviceMesh::flat(world_)});
+    materialize(world_.device());
+    optimizer_.emplace(parameters_);
+    for (int i = 0; i < 3; ++i) step();
+  }
+
+  void step() {
+    call([&] { return sum(parameters_[0].value()); }).backward();
+    optim::clip_grad_norm(Module::parameters(), 1.0);
+    optimizer_->step();
+    optimizer_->zero_grad();
+    world_.device().synchronize();
+  }
+
+ private:
+  World world_;
+  std::vector<Parameter> parameters_;
+  std::optional<optim::AdamW> optimizer_;
+};
+
 void touch(const Device& device, LastUse& use, StreamId stream) {
   const Access accesses[] = {{&use, nullptr, nullptr, AccessMode::write}};
   device.stream(stream).launch({.name = "touch", .accesses = accesses}, [](Exec&) {});
@@ -113,6 +143,12 @@ int repeat(const std::string& what, int times) {
     std::printf("units %d\n", model.units());
     return 0;
   }
+  if (what == "some" || what == "many") {
+    Wide model(what == "some" ? 1000 : 4000);
+    for (int i = 0; i < times; ++i) model.step();
+    std::printf("units 1\n");
+    return 0;
+  }
   // Empty bodies, run where they are submitted: `virtual` would add the cost of its clock.
   const Device device = Device::cpu({.executor = ExecutorKind::inlined});
   Memory& memory = Memory::of(device);
@@ -126,7 +162,8 @@ int repeat(const std::string& what, int times) {
       touch(device, memory.allocate(1 << 20, StreamId::compute).use(), StreamId::gather);
   } else {
     std::fprintf(stderr,
-                 "bench-host_overhead: '%s' is none of pair, gated, launch, step, train, checked\n",
+                 "bench-host_overhead: '%s' is none of pair, gated, launch, step, train, checked, "
+                 "some, many\n",
                  what.c_str());
     return 2;
   }
@@ -134,7 +171,8 @@ int repeat(const std::string& what, int times) {
   return 0;
 }
 
-double microseconds(Model& model) {
+template <class M>
+double microseconds(M& model) {
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < kSteps; ++i) model.step();
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
@@ -163,5 +201,12 @@ int main(int argc, char** argv) {
     }
     std::printf("  %d ranks: %8.1f us a step, %.1f us without units: %.2f us a unit (%d units)\n",
                 ranks, median(with), median(without), median(hooks), sharded.units());
+  }
+  for (const int parameters : {1000, 4000}) {
+    Wide wide(parameters);
+    std::vector<double> steps;
+    for (int sample = 0; sample < kSamples; ++sample) steps.push_back(microseconds(wide));
+    std::printf("  one unit of %d parameters, 8 ranks: %.0f us a whole step\n", parameters,
+                median(steps));
   }
 }

@@ -23,16 +23,19 @@ void update_as(const UpdateArgs& a, Exec& exec) {
   const bool keeps = a.moments[0] != nullptr;
   for_segments(exec, a.segments, a.segment_count, a.counts,
                [&](const FlatSegment& segment, std::int64_t begin, std::int64_t end) {
-                 const Update<Tag::op, V> update(s, segment.weight_decay);
+                 const Update<Tag::op, V> update(s, segment);
+                 float* const values = a.values + begin;
+                 const float* const gradient = a.gradient + begin + segment.gradient_shift;
+                 const std::int64_t moment = begin + segment.moment_shift;
                  for_lanes<float>(end - begin, [&](std::int64_t i, auto io) {
                    V moments[Tag::moments];
                    for (int k = 0; keeps && k < Tag::moments; ++k)
-                     moments[k] = io.load(a.moments[k] + begin + i);
-                   const V g = io.load(a.gradient + begin + i) * factor;
-                   const V p = update(io.load(a.values + begin + i), g, keeps ? moments : nullptr);
+                     moments[k] = io.load(a.moments[k] + moment + i);
+                   const V g = io.load(gradient + i) * factor;
+                   const V p = update(io.load(values + i), g, keeps ? moments : nullptr);
                    for (int k = 0; keeps && k < Tag::moments; ++k)
-                     io.store(a.moments[k] + begin + i, moments[k]);
-                   io.store(a.values + begin + i, p);
+                     io.store(a.moments[k] + moment + i, moments[k]);
+                   io.store(values + i, p);
                  });
                });
 }

@@ -37,24 +37,25 @@ struct Segments {
     for_chunks(t, a.segment_count, chunks, [&](int s, std::int64_t chunk) {
       const FlatSegment segment = a.segments[s];
       const UpdateScalars scalars = *a.scalars;
-      const Update<Tag::op, V> update(scalars, segment.weight_decay);
+      const Update<Tag::op, V> update(scalars, segment);
       const float factor = scalars.grad_scale * (a.clip == nullptr ? 1.0f : *a.clip);
       const std::int64_t begin = segment.begin / 4 * 4 + chunk * kChunk, end = begin + kChunk;
       for_fours(
           t, begin < segment.begin ? segment.begin : begin, end < segment.end ? end : segment.end,
-          aligned, [&](std::int64_t i) { elements<4>(update, factor, i); },
-          [&](std::int64_t i) { elements<1>(update, factor, i); });
+          aligned, [&](std::int64_t i) { elements<4>(update, segment, factor, i); },
+          [&](std::int64_t i) { elements<1>(update, segment, factor, i); });
     });
   }
 
  private:
   template <int N>
-  TESSERA_DEVICE void elements(const Update<Tag::op, V>& update, float factor,
-                               std::int64_t i) const {
+  TESSERA_DEVICE void elements(const Update<Tag::op, V>& update, const FlatSegment& segment,
+                               float factor, std::int64_t i) const {
     const bool keeps = a.moments[0] != nullptr;
-    const Pack<float, N> g = load<N>(a.gradient + i);
+    const std::int64_t moment = i + segment.moment_shift;
+    const Pack<float, N> g = load<N>(a.gradient + i + segment.gradient_shift);
     Pack<float, N> p = load<N>(a.values + i), kept[Tag::moments];
-    for (int k = 0; keeps && k < Tag::moments; ++k) kept[k] = load<N>(a.moments[k] + i);
+    for (int k = 0; keeps && k < Tag::moments; ++k) kept[k] = load<N>(a.moments[k] + moment);
     for (int j = 0; j < N; ++j) {
       V moments[Tag::moments];
       for (int k = 0; keeps && k < Tag::moments; ++k) moments[k] = V(kept[k].at[j]);
@@ -63,7 +64,7 @@ struct Segments {
               .v;
       for (int k = 0; keeps && k < Tag::moments; ++k) kept[k].at[j] = moments[k].v;
     }
-    for (int k = 0; keeps && k < Tag::moments; ++k) store(a.moments[k] + i, kept[k]);
+    for (int k = 0; keeps && k < Tag::moments; ++k) store(a.moments[k] + moment, kept[k]);
     store(a.values + i, p);
   }
 };

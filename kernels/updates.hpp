@@ -1,9 +1,9 @@
 // The formulas of updates.def as code, once for the host's vectors and for a GPU: V is
 // host::Vec<float> or cuda::Value<float>, see formulas.hpp.
 //
-// An Update is made from the step's scalars once for a segment, and then called with an element's
-// value p, gradient g and moments, which it changes; it returns the new p. `moments` is null where
-// nothing is kept. To be included behind host/simd.hpp or cuda/math.hpp.
+// An Update is made from the step's scalars and a segment once for it, and then called with an
+// element's value p, gradient g and moments, which it changes; it returns the new p. `moments` is
+// null where nothing is kept. To be included behind host/simd.hpp or cuda/math.hpp.
 #pragma once
 
 #include <cmath>
@@ -25,15 +25,15 @@ template <class V>
 struct Update<UpdateOp::adamw, V> {
   V beta1, beta2, rest1, rest2, eps, rate, root, decay;
 
-  TESSERA_DEVICE Update(const UpdateScalars& s, float weight_decay)
+  TESSERA_DEVICE Update(const UpdateScalars& s, const FlatSegment& of)
       : beta1(s.beta1),
         beta2(s.beta2),
         rest1(1 - s.beta1),
         rest2(1 - s.beta2),
         eps(s.eps),
-        rate(s.lr / s.bias_correction1),
+        rate(s.lr * of.lr_factor / s.bias_correction1),
         root(1 / std::sqrt(s.bias_correction2)),
-        decay(1 - s.lr * weight_decay) {}
+        decay(1 - s.lr * of.lr_factor * of.weight_decay) {}
   TESSERA_DEVICE V operator()(V p, V g, V* moments) const {
     const V m = fma(beta1, moments[0], rest1 * g);
     const V v = fma(beta2, moments[1], rest2 * g * g);
@@ -49,8 +49,8 @@ template <class V>
 struct Update<UpdateOp::sgd, V> {
   V rate, momentum, decay;
 
-  TESSERA_DEVICE Update(const UpdateScalars& s, float weight_decay)
-      : rate(s.lr), momentum(s.momentum), decay(weight_decay) {}
+  TESSERA_DEVICE Update(const UpdateScalars& s, const FlatSegment& of)
+      : rate(s.lr * of.lr_factor), momentum(s.momentum), decay(of.weight_decay) {}
   TESSERA_DEVICE V operator()(V p, V g, V* moments) const {
     V b = fma(decay, p, g);
     if (moments != nullptr) b = moments[0] = fma(momentum, moments[0], b);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <unordered_set>
 
 #include "tessera/base/philox.hpp"
 #include "tessera/tensor/ops.hpp"
@@ -61,10 +62,10 @@ void Module::register_module(std::string_view name, Module& module) {
 
 std::vector<std::pair<std::string, Module*>> Module::named_modules() {
   std::vector<std::pair<std::string, Module*>> found;
+  std::unordered_set<const Module*> known;
   const std::function<void(const std::string&, Module&)> visit = [&](const std::string& name,
                                                                      Module& module) {
-    for (const auto& [n, m] : found)
-      if (m == &module) return;
+    if (!known.insert(&module).second) return;
     found.emplace_back(name, &module);
     for (const auto& [child, m] : module.modules_)
       visit(name.empty() ? child : name + '.' + child, *m);
@@ -75,13 +76,13 @@ std::vector<std::pair<std::string, Module*>> Module::named_modules() {
 
 std::vector<std::pair<std::string, Parameter>> Module::named_parameters(Tied tied) const {
   std::vector<std::pair<std::string, Parameter>> found;
+  std::unordered_set<const ParameterState*> known;
   for (const auto& [path, module] : const_cast<Module*>(this)->named_modules())
     for (const auto& [name, parameter] : module->parameters_) {
-      const bool known = std::any_of(found.begin(), found.end(),
-                                     [&p = parameter](const auto& f) { return f.second == p; });
-      if (known && tied == Tied::once) continue;
+      const bool is_new = known.insert(parameter.state().get()).second;
+      if (!is_new && tied == Tied::once) continue;
       found.emplace_back(path.empty() ? name : path + '.' + name, parameter);
-      if (!known) parameter.state()->name = found.back().first;
+      if (is_new) parameter.state()->name = found.back().first;
     }
   return found;
 }

@@ -157,8 +157,18 @@ RecomputedScope::~RecomputedScope() {
 }
 
 void forget_forwards() noexcept { state().waiting.clear(); }
+bool forget_forwards(const std::function<bool(Region&)>& is_mine) {
+  auto& waiting = state().waiting;
+  const auto mine = std::partition(waiting.begin(), waiting.end(),
+                                   [&](const auto& tree) { return !tree->has(is_mine); });
+  if (std::any_of(mine, waiting.end(), [](const auto& tree) { return !tree->graph.expired(); }))
+    return false;
+  waiting.erase(mine, waiting.end());
+  return true;
+}
 
 bool in_backward() noexcept { return state().depth > 0; }
+bool in_call() noexcept { return state().calls != nullptr; }
 void at_end_of_backward(std::function<void()> f) {
   TESSERA_EXPECT(in_backward(), "at_end_of_backward: no backward pass is running");
   state().at_end.push_back(std::move(f));

@@ -20,13 +20,13 @@ void expect_rate(const char* what, double value) {
 
 Optimizer::Optimizer(std::vector<Parameter> parameters, double lr, double weight_decay,
                      const Needs& needs)
-    : parameters_(std::move(parameters)),
-      lr_(lr),
-      weight_decays_(parameters_.size(), weight_decay),
-      needs_(needs) {
-  TESSERA_EXPECT(!parameters_.empty(), "optimizer: no parameters given");
-  for (const Parameter& p : parameters_)
+    : lr_(lr), needs_(needs) {
+  TESSERA_EXPECT(!parameters.empty(), "optimizer: no parameters given");
+  for (const Parameter& p : parameters) {
     TESSERA_EXPECT(p.defined(), "optimizer: an undefined parameter was given");
+    if (own_of_.try_emplace(p.state().get(), own_.size()).second)
+      own_.push_back({.parameter = p, .weight_decay = weight_decay});
+  }
   expect_rate("optimizer: lr", lr);
   expect_rate("optimizer: weight_decay", weight_decay);
   TESSERA_EXPECT(needs.moments >= 0 && needs.moments <= kernels::kMostMoments,
@@ -43,18 +43,22 @@ void Optimizer::set_lr(double lr) {
   lr_ = lr;
 }
 
-void Optimizer::set_weight_decay(const std::vector<Parameter>& of, double weight_decay) {
-  expect_rate("Optimizer::set_weight_decay: weight_decay", weight_decay);
-  TESSERA_EXPECT(
-      log_->prepared == 0,
-      "Optimizer::set_weight_decay: the state is made, and the rates lie in it; set them "
-      "before prepare() and the first step");
+void Optimizer::set(const char* what, double Own::* rate, const std::vector<Parameter>& of,
+                    double value) {
+  expect_rate(what, value);
   for (const Parameter& p : of) {
-    const auto own = std::find(parameters_.begin(), parameters_.end(), p);
-    TESSERA_EXPECT(own != parameters_.end(), "Optimizer::set_weight_decay: parameter '", p.name(),
+    const auto own = own_of_.find(p.state().get());
+    TESSERA_EXPECT(own != own_of_.end(), what, ": parameter '", p.defined() ? p.name() : "",
                    "' is not this optimizer's");
-    weight_decays_[static_cast<std::size_t>(own - parameters_.begin())] = weight_decay;
+    own_[own->second].*rate = value;
   }
+  rates_changed_ = true;
+}
+void Optimizer::set_weight_decay(const std::vector<Parameter>& of, double weight_decay) {
+  set("Optimizer::set_weight_decay: weight_decay", &Own::weight_decay, of, weight_decay);
+}
+void Optimizer::set_lr_factor(const std::vector<Parameter>& of, double factor) {
+  set("Optimizer::set_lr_factor: factor", &Own::lr_factor, of, factor);
 }
 
 void Optimizer::set_steps(std::int64_t steps) {
@@ -121,52 +125,130 @@ void Optimizer::launch_update(kernels::UpdateOp op, const GroupState& state,
   submit(name(op), state, scalars, Body(kernels::Call<kernels::UpdateArgs>{kernel, args}));
 }
 
-Optimizer::GroupState Optimizer::make_state(const std::shared_ptr<FlatGroup>& group) const {
-  GroupState state{group, {}, {}, 0};
-  std::vector<FlatSegment> segments;
-  for (std::size_t i = 0; i < group->entries.size(); ++i) {
-    const FlatEntry& entry = group->entries[i];
-    const auto ours = std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) {
-      return p.trainable() && p.state()->group == group && p.state()->entry == static_cast<int>(i);
-    });
-    if (entry.numel == 0 || ours == parameters_.end()) continue;
-    const auto rate = weight_decays_[static_cast<std::size_t>(ours - parameters_.begin())];
-    segments.push_back({entry.offset, entry.offset + entry.numel, static_cast<std::int32_t>(i),
-                        static_cast<float>(rate)});
-  }
-  const bool any = std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& p) {
-    return p.trainable() && p.state()->group == group;
-  });
-  if (!any) return state;
-  state.segment_count = static_cast<std::int32_t>(segments.size());
-  if (!segments.empty()) {
-    const OwnerGuard owner(group->device, "tables");
-    const auto bytes = std::as_bytes(std::span(segments));
-    state.segments = Tensor::from_bytes(bytes, {static_cast<std::int64_t>(bytes.size()) / 8}, i64,
-                                        group->device);
-  }
-  const OwnerGuard owner(group->device, "moments");
-  for (int k = 0; k < needs_.moments; ++k)
-    state.moments.push_back(Tensor::zeros({group->numel}, f32, group->device));
-  return state;
+// --- the state ---
+
+std::vector<Parameter> Optimizer::parameters() const {
+  std::vector<Parameter> all;
+  for (const Own& own : own_) all.push_back(own.parameter);
+  return all;
 }
 
+std::vector<Tensor> Optimizer::moments(const Parameter& of) const {
+  const auto found = own_of_.find(of.state().get());
+  TESSERA_EXPECT(found != own_of_.end(), "Optimizer::moments: parameter '",
+                 of.defined() ? of.name() : "", "' is not this optimizer's");
+  const Own& own = own_[found->second];
+  if (log_->prepared == 0 || own.offset < 0) return {};
+  const Shape local = own.spec.local_shape();
+  std::vector<Tensor> rows;
+  for (const Tensor& moment : states_[own.state].moments)
+    rows.push_back(moment.view(local, local.strides(), own.offset));
+  return rows;
+}
+
+bool Optimizer::is_current() const {
+  return log_->prepared > 0 && !rates_changed_ &&
+         std::all_of(states_.begin(), states_.end(),
+                     [](const GroupState& state) { return state.layouts == state.group->layouts; });
+}
+
+// Moments of what was there before go on; those of a parameter that was whole become this rank's
+// rows of them.
 void Optimizer::prepare() {
-  if (log_->prepared > 0) return;
-  const auto groups = groups_of(parameters_);
+  if (is_current()) return;
+  if (log_->prepared == 0) {
+    states_.clear();
+    for (Own& own : own_) own.offset = -1;
+  }
+  const std::vector<Own> before = own_;
+  const std::vector<GroupState> held = std::move(states_);
   states_.clear();
+  log_->prepared = 0;  // until it is there again
+  const auto groups = groups_of(parameters());
+  std::unordered_map<const FlatGroup*, std::size_t> state_of;
+  std::vector<std::vector<Own*>> own(groups.size());
   for (const auto& group : groups) {
     TESSERA_EXPECT(groups[0]->device == group->device,
                    "optimizer: parameter groups lie on different devices; use one optimizer each");
-    states_.push_back(make_state(group));
+    state_of[group.get()] = states_.size();
+    states_.push_back({.group = group, .layouts = group->layouts});
     auto& logs = group->updates;
     if (std::find(logs.begin(), logs.end(), log_) == logs.end()) logs.push_back(log_);
   }
+  for (Own& one : own_) {
+    one.state = state_of.at(one.parameter.state()->group.get());
+    own[one.state].push_back(&one);
+  }
+  for (std::size_t i = 0; i < states_.size(); ++i) lay_out(i, own[i]);
+  for (std::size_t i = 0; i < own_.size(); ++i)
+    if (before[i].offset >= 0 && own_[i].offset >= 0)
+      keep_moments(before[i], held[before[i].state], own_[i]);
   const Device& device = groups[0]->device;
-  const OwnerGuard owner(device, "scalars");
-  scalars_ = Tensor::empty({static_cast<std::int64_t>(needs_.scalar_bytes) / 4}, f32, device);
+  if (!scalars_.defined() || !(scalars_.device() == device)) {
+    const OwnerGuard owner(device, "scalars");
+    scalars_ = Tensor::empty({static_cast<std::int64_t>(needs_.scalar_bytes) / 4}, f32, device);
+  }
+  rates_changed_ = false;
   log_->prepared = std::max<Tick>(1, device.compute().clock()[StreamId::compute]);
 }
+
+// The segments of a group and the moments of those that are the optimizer's.
+void Optimizer::lay_out(std::size_t at, const std::vector<Own*>& own) {
+  GroupState& state = states_[at];
+  const FlatGroup& group = *state.group;
+  const auto entry_of = [&](const Own* one) -> const FlatEntry& {
+    return group.entries[static_cast<std::size_t>(one->parameter.state()->entry)];
+  };
+  std::vector<Own*> trained;
+  for (Own* const one : own) {
+    one->offset = -1;
+    if (one->parameter.trainable() && entry_of(one).trainable >= 0) trained.push_back(one);
+  }
+  if (trained.empty()) return;
+  std::sort(trained.begin(), trained.end(), [&](const Own* a, const Own* b) {
+    return entry_of(a).trainable < entry_of(b).trainable;
+  });
+  std::vector<FlatSegment> segments;
+  std::int64_t numel = 0;
+  for (Own* const one : trained) {
+    const FlatEntry& entry = entry_of(one);
+    one->spec = one->parameter.state()->spec;
+    one->offset = numel;
+    numel += round_up(entry.chunk, kFlatAlign);
+    if (entry.numel == 0) continue;
+    segments.push_back({.begin = entry.offset,
+                        .end = entry.offset + entry.numel,
+                        .gradient_shift = entry.gradient_offset - entry.offset,
+                        .moment_shift = one->offset - entry.offset,
+                        .count_index = entry.trainable,
+                        .lr_factor = static_cast<float>(one->lr_factor),
+                        .weight_decay = static_cast<float>(one->weight_decay),
+                        .unused = 0});
+  }
+  state.segment_count = static_cast<std::int32_t>(segments.size());
+  if (!segments.empty()) {
+    const OwnerGuard owner(group.device, "tables");
+    const auto bytes = std::as_bytes(std::span(segments));
+    state.segments =
+        Tensor::from_bytes(bytes, {static_cast<std::int64_t>(bytes.size()) / 8}, i64, group.device);
+  }
+  const OwnerGuard owner(group.device, "moments");
+  for (int k = 0; k < needs_.moments; ++k)
+    state.moments.push_back(Tensor::zeros({numel}, f32, group.device));
+}
+
+void Optimizer::keep_moments(const Own& from, const GroupState& held, const Own& to) const {
+  const Shape whole = from.spec.local_shape(), local = to.spec.local_shape();
+  if (local.numel() == 0) return;
+  for (std::size_t k = 0; k < held.moments.size(); ++k) {
+    Tensor rows = held.moments[k].view(whole, whole.strides(), from.offset);
+    if (from.spec.world < to.spec.world && whole.ndim() > 0)
+      rows = raw::slice(rows, 0, to.spec.owned().begin, to.spec.owned().end);
+    raw::copy_into(states_[to.state].moments[k].view(local, local.strides(), to.offset), rows);
+  }
+}
+
+// --- a step ---
 
 void Optimizer::step() {
   prepare();
@@ -197,7 +279,7 @@ void Optimizer::step() {
 }
 
 void Optimizer::zero_grad() {
-  for (const GroupPart& part : parts_of(parameters_)) {
+  for (const GroupPart& part : parts_of(parameters())) {
     if (part.is_whole()) part.group->gradient = {};
     if (!part.group->gradient.defined()) continue;
     for (const GroupPart::Run& run : part.runs) {

@@ -4,6 +4,7 @@
 
 #include "tessera/memory/memory.hpp"
 #include "tessera/param/parameter.hpp"
+#include "tessera/tensor/ops.hpp"
 
 namespace tessera {
 
@@ -19,13 +20,47 @@ std::shared_ptr<FlatGroup> FlatGroup::make(
     group->entries.push_back({group->numel, p->shape.ndim() == 0 ? 1 : own, chunk, p});
     p->entry = static_cast<int>(group->entries.size()) - 1;
     p->group = group;
-    group->trainable = p->trainable;
     group->numel = checked_add(group->numel, round_up(chunk, kFlatAlign));
   }
   const OwnerGuard owner(device, "weights");
   group->values = Tensor::zeros({group->numel}, f32, device);
+  group->lay_out_gradient();
   group->mark_updated();
   return group;
+}
+
+void FlatGroup::lay_out_gradient() {
+  const std::vector<FlatEntry> before = entries;
+  const Tensor held = gradient.defined() ? await_gradient() : Tensor(),
+               held_counts = gradient.defined() ? counts() : Tensor();
+  trainable.clear();
+  gradient_numel = 0;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    FlatEntry& entry = entries[i];
+    const std::shared_ptr<ParameterState> p = entry.parameter.lock();
+    entry.trainable = -1;
+    if (!p || !p->trainable) continue;
+    entry.trainable = static_cast<int>(trainable.size());
+    entry.gradient_offset = gradient_numel;
+    trainable.push_back(static_cast<int>(i));
+    gradient_numel = checked_add(gradient_numel, round_up(entry.chunk, kFlatAlign));
+  }
+  ++layouts;
+  is_laid_out = true;
+  if (!held.defined()) return;
+  const OwnerGuard owner(device, "gradients");
+  gradient = Tensor::zeros({gradient_numel + counts_numel()}, f32, device);
+  const auto copy = [](const Tensor& to, std::int64_t at, const Tensor& from, std::int64_t begin,
+                       std::int64_t numel) {
+    raw::copy_into(to.view({numel}, {1}, at), from.view({numel}, {1}, begin));
+  };
+  for (const int i : trainable) {
+    const FlatEntry &to = entries[static_cast<std::size_t>(i)],
+                    &from = before[static_cast<std::size_t>(i)];
+    if (from.trainable < 0) continue;
+    copy(gradient, to.gradient_offset, held, from.gradient_offset, to.chunk);
+    copy(counts(), to.trainable, held_counts, from.trainable, 1);
+  }
 }
 
 }  // namespace tessera

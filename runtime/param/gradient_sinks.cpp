@@ -9,28 +9,30 @@ namespace {
 // The padding between and behind the entries, as a table for kernels::Flat::complete.
 Tensor padding_table(const FlatGroup& group) {
   std::vector<std::int64_t> rows;
-  for (std::size_t i = 0; i < group.entries.size(); ++i) {
-    const FlatEntry& e = group.entries[i];
-    const std::int64_t end =
-        i + 1 < group.entries.size() ? group.entries[i + 1].offset : group.numel;
-    rows.insert(rows.end(), {e.offset * 4, e.numel * 4, (end - e.offset) * 4});
+  for (std::size_t i = 0; i < group.trainable.size(); ++i) {
+    const FlatEntry& e = group.trained(i);
+    rows.insert(rows.end(),
+                {e.gradient_offset * 4, e.numel * 4, round_up(e.chunk, kFlatAlign) * 4});
   }
   const OwnerGuard owner(group.device, "tables");
-  return Tensor::from(rows, {static_cast<std::int64_t>(group.entries.size()), 3}, group.device);
+  return Tensor::from(rows, {static_cast<std::int64_t>(group.trainable.size()), 3}, group.device);
 }
 
 }  // namespace
 
-LocalGradient::LocalGradient(std::shared_ptr<FlatGroup> group)
-    : group_(std::move(group)),
-      padding_(padding_table(*group_)),
-      arrived_(group_->entries.size()),
-      held_(group_->entries.size()) {}
+void LocalGradient::lay_out() {
+  layouts_ = group_->layouts;
+  padding_ = padding_table(*group_);
+  arrived_ = held_ = ArrivalMask(group_->trainable.size());
+  if (group_->gradient.defined()) held_.fill();
+}
 
-autograd::GradientSink LocalGradient::sink(int entry) {
+autograd::GradientSink LocalGradient::sink(int i) {
+  if (layouts_ != group_->layouts) lay_out();
   if (!group_->gradient.defined()) {
     const OwnerGuard owner(group_->device, "gradients");
-    group_->gradient = Tensor::empty({group_->numel + group_->counts_numel()}, f32, group_->device);
+    group_->gradient =
+        Tensor::empty({group_->gradient_numel + group_->counts_numel()}, f32, group_->device);
     fresh_ = true;
     held_.clear();
   }
@@ -46,12 +48,12 @@ autograd::GradientSink LocalGradient::sink(int entry) {
         [pass = std::make_shared<Pass>(shared_from_this())] { pass->gradient->complete(); });
     scheduled_ = true;
   }
-  const auto i = static_cast<std::size_t>(entry);
-  const std::shared_ptr<ParameterState> p = group_->entries[i].parameter.lock();
-  arrived_.add(i);
-  const bool is_there = held_.add(i);
-  return {group_->gradient.view(p->shape, p->shape.strides(), group_->entries[i].offset), 1,
-          is_there};
+  const auto at = static_cast<std::size_t>(i);
+  const FlatEntry& entry = group_->trained(at);
+  const std::shared_ptr<ParameterState> p = entry.parameter.lock();
+  arrived_.add(at);
+  const bool is_there = held_.add(at);
+  return {group_->gradient.view(p->shape, p->shape.strides(), entry.gradient_offset), 1, is_there};
 }
 
 void LocalGradient::complete() {
@@ -65,7 +67,7 @@ void LocalGradient::complete() {
     args.counts = counts.data();
     args.arrived = arrived_.take_word(word);
     args.first = static_cast<std::int32_t>(word * 64);
-    args.entry_count = static_cast<std::int32_t>(group_->entries.size());
+    args.entry_count = static_cast<std::int32_t>(group_->trainable.size());
     args.copies = 1;
     args.dtype = f32;
     args.zero_missing = fresh_;

@@ -1,6 +1,6 @@
 #include "tessera/param/parameter.hpp"
 
-#include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include "runtime/tensor/lent.hpp"
@@ -11,32 +11,48 @@ namespace {
 
 const std::string kEdit = "Parameter::edit";
 
+const FlatEntry& entry_of(const ParameterState& state) {
+  return state.group->entries[static_cast<std::size_t>(state.entry)];
+}
+
+// Frozen and thawed parameters have one until, and from when, their unit follows.
+bool has_gradient(const ParameterState& state) {
+  return state.trainable && entry_of(state).trainable >= 0;
+}
+
 // This rank's rows of the values.
 Tensor rows_of(const ParameterState& state) {
   TESSERA_EXPECT(state.group != nullptr, "parameter '", state.name,
                  "' has no memory yet; call materialize on the model first");
-  const FlatEntry& entry = state.group->entries[static_cast<std::size_t>(state.entry)];
   const Shape local = state.spec.local_shape();
-  return state.group->values.view(local, local.strides(), entry.offset);
+  return state.group->values.view(local, local.strides(), entry_of(state).offset);
 }
 
 // This rank's rows of the gradient.
 Tensor gradient_of(const ParameterState& state) {
-  if (!state.group || !state.group->gradient.defined()) return {};
-  const FlatEntry& entry = state.group->entries[static_cast<std::size_t>(state.entry)];
+  if (!state.group || !state.group->gradient.defined() || !has_gradient(state)) return {};
   const Shape local = state.spec.local_shape();
-  return state.group->await_gradient().view(local, local.strides(), entry.offset);
+  return state.group->await_gradient().view(local, local.strides(),
+                                            entry_of(state).gradient_offset);
 }
 
 // Keeps the parameter: a graph may outlive its module.
 class ParameterLeaf final : public autograd::Leaf {
  public:
   explicit ParameterLeaf(std::shared_ptr<ParameterState> state) : state_(std::move(state)) {}
-  autograd::GradientSink sink() override { return state_->sinks->sink(state_->entry); }
+  autograd::GradientSink sink() override {
+    const int i = entry_of(*state_).trainable;
+    TESSERA_EXPECT(i >= 0 && state_->sinks, "backward: parameter '", state_->name,
+                   "' was frozen, thawed or sharded since the forward that used it; go backward "
+                   "before");
+    return state_->sinks->sink(i);
+  }
   Tensor gradient() const override { return gradient_of(*state_); }
   // A group's gradient is cleared as a whole, by zero_grad of an optimizer.
   void clear() override {}
-  void on_last_use() override { state_->sinks->on_last_use(state_->entry); }
+  void on_last_use() override {
+    if (state_->sinks) state_->sinks->on_last_use(entry_of(*state_).trainable);
+  }
 
  private:
   std::shared_ptr<ParameterState> state_;
@@ -67,10 +83,15 @@ Tensor Parameter::value() const {
   return value_of(state_);
 }
 
-void Parameter::freeze() {
-  TESSERA_EXPECT(!state_->unit, "freeze: parameter '", state_->name, "' belongs to unit '",
-                 *state_->unit, "', which reduces its gradient; freeze it before fully_shard");
-  state_->trainable = false;
+void Parameter::set_trainable(bool trainable) const {
+  if (state_->trainable == trainable) return;
+  TESSERA_EXPECT(!autograd::in_backward() && !autograd::in_call(), "set_trainable: parameter '",
+                 state_->name,
+                 "' is frozen or thawed between steps, outside of calls and backward");
+  state_->trainable = trainable;
+  if (!state_->group) return;
+  state_->group->is_laid_out = false;
+  ++state_->group->layouts;  // optimizers follow at once
 }
 
 Tensor value_of(const std::shared_ptr<ParameterState>& state) {
@@ -79,6 +100,7 @@ Tensor value_of(const std::shared_ptr<ParameterState>& state) {
   TESSERA_EXPECT(!state->window->is_closed(), "parameter '", state->name, "' of unit '",
                  *state->unit,
                  "' was used while the unit is closed; use it inside the module's call");
+  if (!state->unit && !state->group->is_laid_out) state->group->lay_out_gradient();
   if (state->ready) state->group->device.compute().wait(*state->ready);
   Tensor out = read_only(
       Tensor::wrap(state->window, state->shape, state->compute_dtype, state->window_offset_bytes),
@@ -121,68 +143,68 @@ void materialize_whole(const std::string& name, const std::vector<Parameter>& pa
   constexpr std::int64_t kEnough = (std::int64_t{16} << 20) / 4;  // elements of a group
   const auto make = [&](const std::vector<std::shared_ptr<ParameterState>>& states) {
     const auto group = FlatGroup::make(name, states, device);
-    const auto sinks = states[0]->trainable ? std::make_shared<LocalGradient>(group) : nullptr;
+    const auto sinks = std::make_shared<LocalGradient>(group);
     for (const auto& state : states) {
       state->sinks = sinks;
       state->window = group->values.storage();
-      state->window_offset_bytes =
-          group->entries[static_cast<std::size_t>(state->entry)].offset * 4;
+      state->window_offset_bytes = entry_of(*state).offset * 4;
     }
   };
   for (const Parameter& p : parameters)
     TESSERA_EXPECT(p.state()->group == nullptr, "materialize: parameter '", p.name(),
                    "' already has memory");
-  for (const bool trainable : {true, false}) {
-    std::vector<std::shared_ptr<ParameterState>> states;
-    std::int64_t numel = 0;
-    for (const Parameter& p : parameters) {
-      if (p.trainable() != trainable) continue;
-      states.push_back(p.state());
-      numel = checked_add(numel, p.shape().numel());
-      if (numel < kEnough) continue;
-      make(std::exchange(states, {}));
-      numel = 0;
-    }
-    if (!states.empty()) make(states);
+  std::vector<std::shared_ptr<ParameterState>> states;
+  std::int64_t numel = 0;
+  for (const Parameter& p : parameters) {
+    states.push_back(p.state());
+    numel = checked_add(numel, p.shape().numel());
+    if (numel < kEnough) continue;
+    make(std::exchange(states, {}));
+    numel = 0;
   }
+  if (!states.empty()) make(states);
 }
 
 std::vector<std::shared_ptr<FlatGroup>> groups_of(const std::vector<Parameter>& parameters) {
   std::vector<std::shared_ptr<FlatGroup>> groups;
-  for (const Parameter& p : parameters) {
-    TESSERA_EXPECT(p.defined(), "an undefined parameter was given");
-    TESSERA_EXPECT(p.state()->group != nullptr, "parameter '", p.name(),
-                   "' has no memory yet; call materialize on the model first");
-    if (std::find(groups.begin(), groups.end(), p.state()->group) == groups.end())
-      groups.push_back(p.state()->group);
-  }
+  for (const GroupPart& part : parts_of(parameters)) groups.push_back(part.group);
   return groups;
 }
 
 std::vector<GroupPart> parts_of(const std::vector<Parameter>& parameters) {
   std::vector<GroupPart> parts;
-  for (const auto& group : groups_of(parameters)) {
-    std::vector<bool> is_given(group->entries.size() + 1);  // and one that is not, at the end
-    for (const Parameter& p : parameters)
-      if (p.state()->group == group) is_given[static_cast<std::size_t>(p.state()->entry)] = true;
-    GroupPart& part = parts.emplace_back(GroupPart{group, {}});
-    for (std::size_t end = 0; end < group->entries.size(); ++end) {
-      if (!is_given[end]) continue;
-      const std::size_t first = end;
-      while (is_given[end]) ++end;
-      part.runs.push_back({first, end});
+  std::vector<std::vector<bool>> is_given;  // of the trainable entries, and one that is not
+  std::unordered_map<const FlatGroup*, std::size_t> part_of;
+  for (const Parameter& p : parameters) {
+    TESSERA_EXPECT(p.defined(), "an undefined parameter was given");
+    const std::shared_ptr<FlatGroup>& group = p.state()->group;
+    TESSERA_EXPECT(group != nullptr, "parameter '", p.state()->name,
+                   "' has no memory yet; call materialize on the model first");
+    const std::size_t i = part_of.try_emplace(group.get(), parts.size()).first->second;
+    if (i == parts.size()) {
+      parts.push_back({group, {}});
+      is_given.emplace_back(group->trainable.size() + 1);
     }
+    if (has_gradient(*p.state()))
+      is_given[i][static_cast<std::size_t>(entry_of(*p.state()).trainable)] = true;
   }
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    for (std::size_t end = 0; end < is_given[i].size(); ++end) {
+      if (!is_given[i][end]) continue;
+      const std::size_t first = end;
+      while (is_given[i][end]) ++end;
+      parts[i].runs.push_back({first, end});
+    }
   return parts;
 }
 
 bool GroupPart::is_whole() const {
-  return runs.size() == 1 && runs[0].end - runs[0].first == group->entries.size();
+  return runs.size() == 1 && runs[0].end - runs[0].first == group->trainable.size();
 }
 
 Tensor GroupPart::gradient(const Run& run) const {
-  const auto offset_of = [&](std::size_t entry) {
-    return entry < group->entries.size() ? group->entries[entry].offset : group->numel;
+  const auto offset_of = [&](std::size_t i) {
+    return i < group->trainable.size() ? group->trained(i).gradient_offset : group->gradient_numel;
   };
   const std::int64_t begin = offset_of(run.first);
   return group->await_gradient().view({offset_of(run.end) - begin}, {1}, begin);
@@ -190,7 +212,7 @@ Tensor GroupPart::gradient(const Run& run) const {
 
 Tensor GroupPart::counts(const Run& run) const {
   return group->await_gradient().view({static_cast<std::int64_t>(run.end - run.first)}, {1},
-                                      group->numel + static_cast<std::int64_t>(run.first));
+                                      group->gradient_numel + static_cast<std::int64_t>(run.first));
 }
 
 }  // namespace tessera

@@ -44,29 +44,64 @@ void Context::build(nn::Module& root) {
     unit->join(context, name.empty() ? "(root)" : name,
                static_cast<int>(context->units_.size()) - 1);
   }
-  const ShardOptions& options = context->unit(0)->shards().options;
-  context->forwards_ahead_ = static_cast<std::size_t>(options.forwards_ahead);
+  context->modules_ = context->units_.size();
+  context->forwards_ahead_ =
+      static_cast<std::size_t>(context->unit(0)->shards().options.forwards_ahead);
   context->forwards_.reserve(context->forwards_ahead_);
+  context->lay_out(root);
+}
+
+void Context::lay_out(nn::Module& root) {
   try {
-    context->cut_streamed(options.slice_bytes);
+    for (const auto& unit : units_) unit.lock()->lay_out();
+    cut_streamed(unit(0)->shards().options.slice_bytes);
     // The tables of slices are made now, not before the first step: were one that fails to skip
     // them, they would be missing in the next.
-    context->device().block(context->device().compute().record());
-    const std::vector<AssumedCall> calls = context->assumed_calls(root);
-    std::vector<UnitNeeds> needs(context->units_.size());
+    device().block(device().compute().record());
+    const std::vector<AssumedCall> calls = assumed_calls(root);
+    std::vector<UnitNeeds> needs(units_.size());
     for (const AssumedCall& call : calls) {
-      Unit& unit = *context->unit(call.unit);
+      Unit& called = *unit(call.unit);
       needs[static_cast<std::size_t>(call.unit)] =
-          unit.needs(call.parent < 0 ? -1 : calls[static_cast<std::size_t>(call.parent)].unit);
-      unit.expect_call(call.is_read_in_backward);
+          called.needs(call.parent < 0 ? -1 : calls[static_cast<std::size_t>(call.parent)].unit);
+      called.expect_call(call.is_read_in_backward);
     }
-    context->slots_ = std::make_unique<Slots>(*context->world_, std::move(needs), calls);
-    for (const auto& unit : context->units_) unit.lock()->set_slots(context->slots_.get());
-    context->resume();
+    slots_ = std::make_unique<Slots>(*world_, std::move(needs), calls);
+    for (const auto& unit : units_) unit.lock()->set_slots(slots_.get());
+    resume();
   } catch (...) {
-    context->dissolve();
+    dissolve();
     throw;
   }
+}
+
+void Context::follow_masks(nn::Module& root) {
+  if (autograd::in_backward()) return;
+  const auto is_laid_out = [](const auto& weak) {
+    const std::shared_ptr<Unit> unit = weak.lock();
+    return !unit || !unit->shards().group || unit->shards().group->is_laid_out;
+  };
+  if (std::all_of(units_.begin(), units_.end(), is_laid_out)) return;
+  TESSERA_EXPECT(autograd::forget_forwards([this](autograd::Region& region) {
+                   const auto* const call = dynamic_cast<UnitRegion*>(&region);
+                   const auto called = call ? call->unit() : nullptr;
+                   return called && called->context().get() == this;
+                 }),
+                 "parameters of '", unit(0)->name(),
+                 "' were frozen or thawed while a forward of it has still to go backward; go "
+                 "backward first, or drop what it gave");
+  device().synchronize();
+  for (std::size_t i = 0; i < units_.size(); ++i)
+    if (const std::shared_ptr<Unit> unit = units_[i].lock()) {
+      unit->close();
+      i < modules_ ? unit->set_slots(nullptr) : unit->leave();
+    }
+  units_.resize(modules_);
+  slots_ = nullptr;
+  for (const auto& weak : units_)
+    if (const std::shared_ptr<Unit> unit = weak.lock())
+      unit->join(shared_from_this(), unit->name(), unit->shards().number);  // counts calls anew
+  lay_out(root);
 }
 
 void Context::cut_streamed(std::int64_t bytes) {

@@ -39,6 +39,11 @@ class Context : public std::enable_shared_from_this<Context> {
   // Makes the units below `root`, which is one, share a context. Collective: allocates their slots.
   static void build(nn::Module& root);
 
+  // Before a call of the root: where parameters were frozen or thawed since the last one, slices
+  // and slots are made anew. Collective then.
+  // Throws: ContractError where backward may still come for a forward before.
+  void follow_masks(nn::Module& root);
+
   const World& world() const noexcept { return *world_; }
   const Device& device() const { return world_->device(); }
   ShardPlan plan() const;
@@ -81,6 +86,8 @@ class Context : public std::enable_shared_from_this<Context> {
 
  private:
   Context() = default;
+  // Slices and slots, by what is trainable now.
+  void lay_out(nn::Module& root);
   // The parameters that units stream become units of their own, a slice each.
   void cut_streamed(std::int64_t bytes);
   std::vector<AssumedCall> assumed_calls(nn::Module& root) const;
@@ -103,7 +110,8 @@ class Context : public std::enable_shared_from_this<Context> {
   const World* world_ = nullptr;
   Device device_ = Device::meta();
   std::uint64_t recovery_count_ = 0;        // Device::recoveries() since when its units are in use
-  std::vector<std::weak_ptr<Unit>> units_;  // in order of the module tree
+  std::vector<std::weak_ptr<Unit>> units_;  // in order of the module tree, then slices
+  std::size_t modules_ = 0;                 // how many are no slices
   std::unique_ptr<Slots> slots_;
   std::uint64_t gathers_ = 0, reductions_ = 0;
 

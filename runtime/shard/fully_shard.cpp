@@ -39,7 +39,10 @@ std::shared_ptr<shard::Unit> root_unit(const char* function, nn::Module& root) {
   auto unit = std::dynamic_pointer_cast<shard::Unit>(root.hook());
   TESSERA_EXPECT(unit != nullptr, function,
                  ": the module is not a unit; call fully_shard on it first");
-  if (!unit->context()) shard::Context::build(root);
+  if (!unit->context())
+    shard::Context::build(root);
+  else if (unit->is_root() && !unit->is_in_call())
+    unit->context()->follow_masks(root);
   return unit;
 }
 
@@ -76,6 +79,7 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
     if (!state->group) continue;
     const FlatEntry& entry = state->group->entries[static_cast<std::size_t>(state->entry)];
     device = state->group->device;
+    ++state->group->layouts;  // for optimizers
     held.push_back(
         {state, state->group->values.view(state->shape, state->shape.strides(), entry.offset)});
     state->group = nullptr;

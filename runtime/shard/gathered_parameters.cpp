@@ -23,7 +23,7 @@ void GatheredParameters::advance(State from, State to) {
 }
 
 void GatheredParameters::materialize() {
-  std::vector<std::int64_t> trainable, frozen;
+  std::vector<std::int64_t> rows;
   const DType dtype = shards_.param_dtype();
   const auto element = static_cast<std::int64_t>(size_bytes(dtype));
   for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
@@ -31,22 +31,19 @@ void GatheredParameters::materialize() {
     p.window = Storage::window(shards_.device, p.shape.numel() * element, shards_.name);
     p.window_offset_bytes = 0;  // not what it was in a module that had memory before
     const std::int64_t chunk = p.spec.chunk_numel(), own_chunk = p.spec.rank * chunk * element;
+    packed_numel_ += chunk;
     if (chunk == 0) continue;
-    auto& rows = p.trainable ? trainable : frozen;
     rows.insert(rows.end(),
                 {shards_.offset_of(i), shards_.layout.gather_offset_bytes[i] + own_chunk, chunk});
   }
   if (!shards_.needs_slot()) return;
-  if (!trainable.empty()) pack_trainable_ = table_of(trainable, shards_.device);
-  if (!frozen.empty()) pack_frozen_ = table_of(frozen, shards_.device);
-  // A gather waits for `updated` and no more, so that the tables come before it, too.
-  for (const auto& group : {shards_.trainable, shards_.frozen})
-    if (group) group->mark_updated();
+  if (!rows.empty()) pack_ = table_of(rows, shards_.device);
+  // A gather waits for `updated` and no more, so that the table comes before it, too.
+  if (shards_.group) shards_.group->mark_updated();
 }
 
 std::uint64_t GatheredParameters::version() const noexcept {
-  return (shards_.trainable ? shards_.trainable->version : 0) +
-         (shards_.frozen ? shards_.frozen->version : 0);
+  return shards_.group ? shards_.group->version : 0;
 }
 bool GatheredParameters::is_stale() const noexcept {
   return shards_.needs_slot() && gathered_version_ != version();
@@ -56,13 +53,11 @@ bool GatheredParameters::is_stale() const noexcept {
 
 bool GatheredParameters::gather() {
   if (state_ != State::closed) return false;
-  TESSERA_EXPECT(!shards_.trainable || shards_.trainable->is_consistent, "unit '", shards_.name,
+  TESSERA_EXPECT(!shards_.group || shards_.group->is_consistent, "unit '", shards_.name,
                  "': an update of its parameters was left half done by a step that failed; load "
                  "parameters and optimizer state on every rank before the next step");
   // First, because it often covers the slot's last use as well.
-  if (shards_.needs_slot())
-    for (const auto& group : {shards_.trainable, shards_.frozen})
-      if (group) shards_.device.gather().wait(group->updated);
+  if (shards_.needs_slot() && shards_.group) shards_.device.gather().wait(shards_.group->updated);
   if (uses_slot()) slot_ = shards_.take(SlotKind::parameters, shards_.gather_bytes());
   advance(State::closed, State::gathering);
   gathered_version_ = version();
@@ -78,8 +73,7 @@ bool GatheredParameters::gather() {
 
 // Each parameter's own chunk is packed at its offset in the slot, so the all-gather is in place.
 bool GatheredParameters::fill_slot() {
-  if (pack_trainable_.defined()) pack(*shards_.trainable, pack_trainable_);
-  if (pack_frozen_.defined()) pack(*shards_.frozen, pack_frozen_);
+  if (pack_.defined()) pack();
   if (shards_.size() > 1) {
     CollectiveGroup& group = prepared_.next(shards_.gather_name);
     group.backward_of = autograd::forward_of_step();
@@ -101,17 +95,16 @@ bool GatheredParameters::fill_slot() {
   return shards_.size() > 1;
 }
 
-void GatheredParameters::pack(const FlatGroup& group, const Tensor& table) {
+void GatheredParameters::pack() {
   const DType dtype = shards_.param_dtype();
-  const kernels::PackArgs args{slot_.data, reinterpret_cast<const float*>(group.values.data()),
-                               reinterpret_cast<const kernels::PackEntry*>(table.data()),
-                               static_cast<std::int32_t>(table.size(0)), dtype};
-  const Access accesses[] = {group.values.access(AccessMode::read), table.access(AccessMode::read),
+  const Tensor& values = shards_.group->values;
+  const kernels::PackArgs args{slot_.data, reinterpret_cast<const float*>(values.data()),
+                               reinterpret_cast<const kernels::PackEntry*>(pack_.data()),
+                               static_cast<std::int32_t>(pack_.size(0)), dtype};
+  const Access accesses[] = {values.access(AccessMode::read), pack_.access(AccessMode::read),
                              write_access(slot_)};
-  std::int64_t elements = 0;
-  for (const auto& p : shards_.parameters)
-    if (p->group.get() == &group) elements += p->spec.chunk_numel();
-  const auto bytes = static_cast<double>(elements) * (4.0 + static_cast<double>(size_bytes(dtype)));
+  const auto bytes =
+      static_cast<double>(packed_numel_) * (4.0 + static_cast<double>(size_bytes(dtype)));
   shards_.device.gather().launch(
       {.name = "pack_shard", .cost = {.bytes = bytes}, .accesses = accesses},
       kernels::Call<kernels::PackArgs>{detail::table(shards_.device).pack, args});
@@ -121,7 +114,7 @@ void GatheredParameters::pack(const FlatGroup& group, const Tensor& table) {
 
 void GatheredParameters::open() {
   // Also where it has stayed open: what it kept from before an update is an error to use.
-  for (const auto& p : shards_.parameters) p->window->version = p->group->version;
+  for (const auto& p : shards_.parameters) p->window->version = shards_.group->version;
   if (state_ == State::open) return;
   // In forward the wait is lazy: Parameter::value waits at a parameter's first use. The root uses
   // its parameters after its inner units, whose waits cover the root's gather, so it seldom waits
@@ -135,9 +128,9 @@ void GatheredParameters::open() {
       p.window->data = slot_.data + shards_.layout.gather_offset_bytes[i];
       p.window->use = slot_.use;
     } else {
-      const FlatGroup& group = *p.group;
-      p.window->data = group.values.data() + shards_.offset_of(i) * 4;
-      p.window->use = group.values.storage()->use;
+      const Tensor& values = shards_.group->values;
+      p.window->data = values.data() + shards_.offset_of(i) * 4;
+      p.window->use = values.storage()->use;
     }
   }
 }

@@ -55,12 +55,13 @@ class GatheredParameters {
   void advance(State from, State to);
   bool uses_slot() const noexcept { return shards_.gather_bytes() > 0; }
   bool fill_slot();
-  void pack(const FlatGroup& group, const Tensor& table);
+  void pack();
   std::string escape() const;
 
   const UnitShards& shards_;
   PreparedGroups prepared_;
-  Tensor pack_trainable_, pack_frozen_;  // tables of kernels::PackEntry
+  Tensor pack_;                    // table of kernels::PackEntry
+  std::int64_t packed_numel_ = 0;  // of this rank's chunks
   State state_ = State::closed;
   Slot slot_;
   Event gathered_;

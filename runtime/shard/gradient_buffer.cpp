@@ -29,14 +29,14 @@ void GradientBuffer::take_next() {
     if (early_[at].defined()) raw::copy_into(piece.sink(at).tensor, std::exchange(early_[at], {}));
 }
 
-autograd::GradientSink GradientBuffer::sink(int entry) {
+autograd::GradientSink GradientBuffer::sink(int i) {
   if (taken_ == 0) take(false);  // outside of the unit's calls
-  const std::size_t piece = piece_of(at(entry));
+  const std::size_t piece = piece_of(at(i));
   TESSERA_EXPECT(piece >= sent_, "backward: parameter '",
-                 shards_.parameters[shards_.parameter_of[at(entry)]]->name,
+                 shards_.parameters[shards_.parameter_of[at(i)]]->name,
                  "' gets a gradient from an operation that did not name it as an input; the others "
                  "have been reduced");
-  return piece < taken_ ? pieces_[piece].sink(at(entry)) : early_sink(at(entry));
+  return piece < taken_ ? pieces_[piece].sink(at(i)) : early_sink(at(i));
 }
 
 autograd::GradientSink GradientBuffer::early_sink(std::size_t at) {
@@ -49,9 +49,9 @@ autograd::GradientSink GradientBuffer::early_sink(std::size_t at) {
   return {early_[at], 1.0 / shards_.size(), is_there};
 }
 
-bool GradientBuffer::on_last_use(int entry) {
-  if (!in_turn_ || whole_.add(at(entry))) return false;
-  --left_[piece_of(at(entry))];
+bool GradientBuffer::on_last_use(int i) {
+  if (!in_turn_ || whole_.add(at(i))) return false;
+  --left_[piece_of(at(i))];
   const std::size_t before = sent_;
   while (sent_ < pieces_.size() && left_[sent_] == 0) send();
   return sent_ > before;

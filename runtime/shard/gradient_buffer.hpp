@@ -30,19 +30,19 @@ class GradientBuffer {
 
   // As the unit is entered. `in_turn`: nothing else comes between this and `reduce`.
   void take(bool in_turn);
-  // The sink of one more contribution to the gradient of the trainable group's entry.
+  // The sink of one more contribution to the gradient of the group's i-th trainable entry.
   // Throws: ContractError where on_last_use has said that there is none.
-  autograd::GradientSink sink(int entry);
-  // The gradient of the entry is whole. True when it was what a piece has waited for, which is
-  // being reduced then.
-  bool on_last_use(int entry);
+  autograd::GradientSink sink(int i);
+  // That gradient is whole. True when it was what a piece has waited for, which is being reduced
+  // then.
+  bool on_last_use(int i);
   // Reduces what is left, zeros for what has not arrived.
   void reduce();
   // For a pass that failed: what has arrived is lost.
   void drop() noexcept;
 
  private:
-  std::size_t at(int entry) const { return static_cast<std::size_t>(entry - shards_.first_entry); }
+  std::size_t at(int i) const { return static_cast<std::size_t>(i - shards_.first_trainable); }
   std::size_t piece_of(std::size_t at) const;
   autograd::GradientSink early_sink(std::size_t at);
   void take_next();

@@ -14,18 +14,18 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
       arrived_(size()) {
   std::vector<std::int64_t> entries, gaps_f32, gaps_reduce;
   const auto wire = static_cast<std::int64_t>(size_bytes(shards.reduce_dtype()));
-  const FlatGroup& group = *shards.trainable;
-  range_.begin = range_.end = shards.offset_of(parameter(0));
+  range_.begin = range_.end = shards.gradient_offset_of(parameter(0));
   range_.counts = static_cast<std::int64_t>(size());
-  range_.counts_begin = group.numel + shards.first_entry + static_cast<std::int64_t>(layout.first);
+  range_.counts_begin = shards.group->gradient_numel + shards.first_trainable +
+                        static_cast<std::int64_t>(layout.first);
   for (std::size_t i = 0; i < size(); ++i) {
     const ParameterState& p = *shards.parameters[parameter(i)];
     entries.insert(entries.end(),
                    {layout.offset_bytes[i], p.shape.numel() * wire, p.spec.padded_numel() * wire});
     const std::int64_t offset = range_.numel(), chunk = p.spec.chunk_numel();
     // What follows a slice is the next one, but for the last.
-    const FlatEntry& entry = group.entries[static_cast<std::size_t>(p.entry)];
-    const bool is_last = p.first_row * p.spec.row_numel() + chunk == entry.chunk;
+    const bool is_last =
+        shards.first_of(parameter(i)) + chunk == shards.entry_of(parameter(i)).chunk;
     const std::int64_t padded = is_last ? round_up(chunk, kFlatAlign) : chunk;
     gaps_f32.insert(gaps_f32.end(), {offset * 4, chunk * 4, padded * 4});
     gaps_reduce.insert(gaps_reduce.end(), {offset * wire, chunk * wire, padded * wire});
@@ -71,7 +71,7 @@ void GradientPiece::drop() noexcept {
 void GradientPiece::reduce() {
   if (!buffer_) begin_use();  // nothing arrived here: zeros travel
   complete();
-  FlatGroup& group = *shards_.trainable;
+  FlatGroup& group = *shards_.group;
   if (!group.gradient.defined()) group.gradient = fresh_gradient();
   const Tensor& gradient = group.gradient;
   const bool is_fresh = reduced_.lock() != gradient.storage();
@@ -133,10 +133,10 @@ double GradientPiece::missing_part(std::size_t word) const {
 
 // Where this piece has a part of it only, the rest is zeros: nobody may have a gradient for it.
 Tensor GradientPiece::fresh_gradient() const {
-  const FlatGroup& group = *shards_.trainable;
+  const FlatGroup& group = *shards_.group;
   const OwnerGuard owner(shards_.device, "gradients");
-  const Shape shape{group.numel + group.counts_numel()};
-  if (range_.numel() < group.numel) return Tensor::zeros(shape, f32, shards_.device);
+  const Shape shape{group.gradient_numel + group.counts_numel()};
+  if (range_.numel() < group.gradient_numel) return Tensor::zeros(shape, f32, shards_.device);
   Tensor gradient = Tensor::empty(shape, f32, shards_.device);
   clear_gaps(shards_.device.compute(), gradient, gaps_f32_);
   return gradient;
@@ -169,7 +169,7 @@ void GradientPiece::scatter(const Tensor& values, const Tensor& counts) {
   };
   for (std::size_t i = 0; i < size(); ++i)
     add(layout_.offset_bytes[i],
-        values.data() + (shards_.offset_of(parameter(i)) - range_.begin) * element,
+        values.data() + (shards_.gradient_offset_of(parameter(i)) - range_.begin) * element,
         shards_.parameters[parameter(i)]->spec.chunk_numel());
   add(layout_.counts_offset_bytes, counts.data(), range_.counts);
   const Access accesses[] = {

@@ -24,7 +24,7 @@ void Unit::abandon_call() noexcept {
 
 void Unit::abandon_backward() noexcept {
   const bool was_touched = owes_reduction_ || (context_ && reduced_in_ == context_->pass());
-  if (shards_.trainable && was_touched) shards_.trainable->gradient = {};
+  if (shards_.group && was_touched) shards_.group->gradient = {};
   if (local_) local_->abandon();
   entered_calls_ = 0;
   trains_ = false;
@@ -35,11 +35,15 @@ void Unit::abandon_backward() noexcept {
 
 void Unit::reset() noexcept {
   abandon_backward();
-  if (shards_.trainable) shards_.trainable->gradient = {};
+  if (shards_.group) shards_.group->gradient = {};
 }
 
 void Unit::detach() noexcept {
   reset();
+  leave();
+}
+
+void Unit::leave() noexcept {
   set_slots(nullptr);
   context_ = nullptr;
 }
@@ -47,11 +51,12 @@ void Unit::detach() noexcept {
 void Unit::expect_no_recovery_since(std::uint64_t recovery_count) const {
   TESSERA_EXPECT(context_ && recovery_count == context_->device().recoveries(),
                  "backward: the graph of unit '", name(),
-                 "' belongs to a step that failed and was reset; run forward again");
+                 "' belongs to a step that failed and was reset, or was made before parameters "
+                 "were frozen or thawed; run forward again");
 }
 
 void Unit::set_consistent(bool is_consistent) noexcept {
-  if (shards_.trainable) shards_.trainable->is_consistent = is_consistent;
+  if (shards_.group) shards_.group->is_consistent = is_consistent;
 }
 
 // After a pass that failed: everything is closed, and the gradients that it had touched are gone.
@@ -161,8 +166,8 @@ ShardReset reset(nn::Module& tree, std::string_view cause) {
   std::vector<FlatGroup*> groups;
   std::vector<std::shared_ptr<UpdateLog>> logs;
   for (const shard::Unit* const unit : units) {
-    if (!unit->shards().trainable) continue;
-    groups.push_back(unit->shards().trainable.get());
+    if (!unit->shards().group) continue;
+    groups.push_back(unit->shards().group.get());
     for (const auto& log : groups.back()->updates)
       if (std::find(logs.begin(), logs.end(), log) == logs.end()) logs.push_back(log);
   }

@@ -9,34 +9,43 @@ namespace tessera::shard {
 
 void Unit::materialize(const Device& device) {
   shards_.materialize(device);
-  if (shards_.trainable && shards_.size() == 1) {
-    local_ = std::make_shared<LocalGradient>(shards_.trainable);
+  if (shards_.group && shards_.size() == 1) {
+    local_ = std::make_shared<LocalGradient>(shards_.group);
     local_->completed_by_caller = true;
   }
-  make_parts();
-}
-
-void Unit::make_parts() {
-  for (const auto& p : shards_.parameters)
-    if (p->trainable) p->sinks = {std::shared_ptr<void>(), this};  // owns nothing: the unit has p
   parameters_.materialize();
-  if (!shards_.parameter_of.empty() && shards_.size() > 1)
-    buffer_ = std::make_unique<GradientBuffer>(shards_);
+  make_buffer();
 }
 
 Unit::Unit(const Unit& unit, std::shared_ptr<ParameterState> slice)
     : shards_(unit.shards_, std::move(slice)), is_read_(true), local_(unit.local_) {
-  make_parts();
+  parameters_.materialize();
+  make_buffer();
 }
 
-// A handle or an optimizer that outlives the unit keeps no slice, whose unit would keep the slots,
-// and an error finds a name.
+void Unit::lay_out() {
+  if (!shards_.group || shards_.group->is_laid_out) return;
+  close();
+  shards_.lay_out();
+  make_buffer();
+}
+
+void Unit::make_buffer() {
+  for (const auto& p : shards_.parameters) p->sinks = {std::shared_ptr<void>(), this};  // owns none
+  buffer_ = nullptr;
+  if (!shards_.parameter_of.empty() && shards_.size() > 1)
+    buffer_ = std::make_unique<GradientBuffer>(shards_);
+}
+
+// A handle, a graph or an optimizer that outlives the unit keeps no slice, whose unit would keep
+// the slots, writes no gradient, and an error finds a name.
 Unit::~Unit() {
   static const std::string gone = "(gone)";
   for (const auto& part : {shards_.parameters, shards_.streamed})
     for (const auto& p : part) {
       p->unit = &gone;
       p->slices = nullptr;
+      p->sinks = nullptr;
       if (p->window) p->window->unit = &gone;
     }
 }
@@ -44,7 +53,10 @@ Unit::~Unit() {
 // --- the module's calls ---
 
 void Unit::before_call(nn::Module& module) {
-  if (!context_) Context::build(module);
+  if (!context_)
+    Context::build(module);
+  else if (is_root_ && call_depth_ == 0)
+    context_->follow_masks(module);
   begin_call(is_read_);
 }
 
@@ -85,16 +97,16 @@ void Unit::end_call() {
   if (!keeps_open_ || !is_training) close();
 }
 
-autograd::GradientSink Unit::sink(int entry) {
+autograd::GradientSink Unit::sink(int i) {
   context_->schedule_end();
   owes_reduction_ = true;
-  return local_ ? local_->sink(entry) : buffer_->sink(entry);
+  return local_ ? local_->sink(i) : buffer_->sink(i);
 }
 
-void Unit::on_last_use(int entry) {
-  if (!buffer_ || !buffer_->on_last_use(entry)) return;
+void Unit::on_last_use(int i) {
+  if (!buffer_ || !buffer_->on_last_use(i)) return;
   reduced_in_ = context_->pass();
-  context_->on_reduced(shards_.trainable->reduced);
+  context_->on_reduced(shards_.group->reduced);
 }
 
 // --- the steps ---
@@ -110,7 +122,7 @@ void Unit::reduce() {
   if (local_) local_->complete();
   if (!buffer_) return;
   buffer_->reduce();
-  context_->on_reduced(shards_.trainable->reduced);
+  context_->on_reduced(shards_.group->reduced);
   context_->count_reduction();
 }
 

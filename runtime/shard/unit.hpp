@@ -44,8 +44,8 @@ class Unit final : public nn::ModuleHook,
   void end_call();
   void abandon_call() noexcept;
   // --- GradientSinks: where backward writes ---
-  autograd::GradientSink sink(int entry) override;
-  void on_last_use(int entry) override;
+  autograd::GradientSink sink(int i) override;
+  void on_last_use(int i) override;
 
   // --- the steps: see GatheredParameters and GradientBuffer ---
   void gather();
@@ -80,6 +80,8 @@ class Unit final : public nn::ModuleHook,
   bool keeps_open() const noexcept { return keeps_open_; }
   bool is_in_call() const noexcept { return call_depth_ > 0; }
   ShardPlan::Unit describe() const;
+  // Follows what was frozen or thawed since; between steps.
+  void lay_out();
   // Cuts what it streams into slices of `bytes` at most.
   void cut_streamed(std::int64_t bytes);
   // What its module does with it in one forward and backward, as the plan prints it.
@@ -106,13 +108,15 @@ class Unit final : public nn::ModuleHook,
   void reset() noexcept;
   // As before the first step: without a root.
   void detach() noexcept;
+  // A slice that is there no more.
+  void leave() noexcept;
   // Throws: ContractError for what a step that was reset has left.
   void expect_no_recovery_since(std::uint64_t recovery_count) const;
   // All ranks have agreed whether their parameters are consistent.
   void set_consistent(bool is_consistent) noexcept;
 
  private:
-  void make_parts();
+  void make_buffer();
 
   UnitShards shards_;
   const bool is_read_;

@@ -42,37 +42,34 @@ UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
 }
 
 UnitShards::UnitShards(const UnitShards& unit, std::shared_ptr<ParameterState> slice)
-    : options(unit.options),
-      parameters{std::move(slice)},
-      device(unit.device),
-      trainable(parameters[0]->trainable ? unit.trainable : nullptr),
-      frozen(parameters[0]->trainable ? nullptr : unit.frozen),
-      first_entry(parameters[0]->entry) {
+    : options(unit.options), parameters{std::move(slice)}, device(unit.device), group(unit.group) {
   parameters[0]->unit = &name;
-  if (trainable) parameter_of.push_back(0);
-  layout = layout_of(*this);
+  lay_out();
 }
 
 void UnitShards::materialize(const Device& on) {
   TESSERA_EXPECT(!is_materialized(), "materialize: unit '", name, "' already has memory");
   device = on;
-  for (const bool is_trainable : {true, false}) {
-    std::vector<std::shared_ptr<ParameterState>> states;
-    for (const auto& part : {parameters, streamed})
-      std::copy_if(part.begin(), part.end(), std::back_inserter(states),
-                   [&](const auto& p) { return p->trainable == is_trainable; });
-    if (states.empty()) continue;
-    auto& group = is_trainable ? trainable : frozen;
-    group = FlatGroup::make(name, states, device);
-    const World& world = options.mesh.world();
-    if (size() > 1) group->sums = {world.share(), &world.control()};
-  }
+  std::vector<std::shared_ptr<ParameterState>> states = parameters;
+  states.insert(states.end(), streamed.begin(), streamed.end());
+  if (states.empty()) return;
+  group = FlatGroup::make(name, states, device);
+  const World& world = options.mesh.world();
+  if (size() > 1) group->sums = {world.share(), &world.control()};
   for (const auto& p : streamed) {  // not as it was in a module that had memory before
     p->window = Storage::window(device, p->shape.numel() * 4, name);
     p->sinks = nullptr;
   }
+  lay_out();
+}
+
+void UnitShards::lay_out() {
+  if (!group->is_laid_out) group->lay_out_gradient();
+  layout = layout_of(*this);
+  parameter_of.clear();
   for (std::size_t i = 0; i < parameters.size(); ++i)
-    if (parameters[i]->trainable) parameter_of.push_back(i);  // entries lie in this order
+    if (entry_of(i).trainable >= 0) parameter_of.push_back(i);  // entries lie in this order
+  first_trainable = parameter_of.empty() ? 0 : entry_of(parameter_of[0]).trainable;
 }
 
 std::int64_t UnitShards::slice_bytes() const {
@@ -87,8 +84,7 @@ void UnitShards::set_name(std::string to) {
   DeviceContext& context = options.mesh.world().device().context();
   gather_name = context.intern("all_gather " + name);
   reduce_name = context.intern("reduce_scatter " + name);
-  for (const auto& group : {trainable, frozen})
-    if (group) group->name = name;
+  if (group) group->name = name;
 }
 
 void UnitShards::give_back(const Slot& slot) const noexcept {

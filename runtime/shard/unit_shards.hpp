@@ -24,17 +24,25 @@ struct UnitShards {
   UnitShards(const UnitShards&) = delete;  // parameters point to its name
   UnitShards& operator=(const UnitShards&) = delete;
 
-  // Makes the flat groups: the shards, uninitialised but for their padding.
+  // Makes the flat group: the shards.
   void materialize(const Device& on);
-  bool is_materialized() const noexcept { return trainable || frozen; }
+  bool is_materialized() const noexcept { return group != nullptr; }
+  // Follows the parameters that have been frozen or thawed.
+  void lay_out();
   bool is_empty() const noexcept { return parameters.empty() && streamed.empty(); }
-  // Of parameter i: where this rank's chunk lies in its group.
-  std::int64_t offset_of(std::size_t i) const {
-    const ParameterState& p = *parameters[i];
-    return p.group->entries[static_cast<std::size_t>(p.entry)].offset +
-           p.first_row * p.spec.row_numel();
+  // Of parameter i: its entry, and how far into it this rank's chunk begins.
+  const FlatEntry& entry_of(std::size_t i) const {
+    return group->entries[static_cast<std::size_t>(parameters[i]->entry)];
   }
-  // Names the unit, and with it groups and collectives.
+  std::int64_t first_of(std::size_t i) const {
+    return parameters[i]->first_row * parameters[i]->spec.row_numel();
+  }
+  // Where it lies in the group's values, and in its gradient.
+  std::int64_t offset_of(std::size_t i) const { return entry_of(i).offset + first_of(i); }
+  std::int64_t gradient_offset_of(std::size_t i) const {
+    return entry_of(i).gradient_offset + first_of(i);
+  }
+  // Names the unit, and with it group and collectives.
   void set_name(std::string to);
 
   DType param_dtype() const noexcept { return options.precision.param.value_or(f32); }
@@ -63,9 +71,9 @@ struct UnitShards {
   std::vector<std::shared_ptr<ParameterState>> streamed;    // which come last in their groups
   UnitLayout layout;
   Device device = Device::meta();
-  std::shared_ptr<FlatGroup> trainable, frozen;  // null for none
-  std::vector<std::size_t> parameter_of;         // of the trainable group's entries, from the first
-  int first_entry = 0;                           // of the group, that is this unit's
+  std::shared_ptr<FlatGroup> group;
+  std::vector<std::size_t> parameter_of;  // of the group's trainable entries, from the first
+  int first_trainable = 0;                // of these, that is this unit's
 };
 
 // A table of the device with three numbers a row, for the kernels of flat.hpp.

@@ -164,12 +164,8 @@ TEST_CASE("frozen parameters are left alone and cost no moments", "[optim]") {
   const Values kept = get(f.bag.items[2]);
   optim::AdamW optimizer(f.bag.parameters(), {.weight_decay = 0.5});
   optimizer.prepare();
-  std::int64_t trainable = 0;
-  for (const auto& group : groups_of(f.bag.parameters()))
-    if (std::any_of(f.bag.items.begin(), f.bag.items.end(),
-                    [&](const Parameter& p) { return p.trainable() && p.state()->group == group; }))
-      trainable += group->numel;
-  CHECK(f.ledger().live_bytes("moments") == 8 * trainable);
+  // [5, 7], [3], [1] and [129], in multiples of 64 elements.
+  CHECK(f.ledger().live_bytes("moments") == 8 * (64 + 64 + 64 + 192));
   give_gradients(f.bag, f.gradients({0, 1, 3, 4}));
   optimizer.step();
   CHECK(get(f.bag.items[2]) == kept);
@@ -258,8 +254,61 @@ TEST_CASE("weight decay can be another for some parameters", "[optim]") {
     for (std::size_t e = 0; e < after.size(); ++e)  // p - p / 4 and p - p / 8: one rounding
       CHECK(std::abs(after[e] - kept * before[i][e]) <= 0x1p-24f * std::abs(before[i][e]));
   }
-  CHECK_THROWS_WITH(optimizer.set_weight_decay({f.bag.items[0]}, 0),
-                    Catch::Contains("before prepare()"));
+  for (auto& [i, g] : gradients) std::fill(g.begin(), g.end(), 1.0f);
+  optimizer.set_weight_decay(f.bag.parameters(), 0);  // from the next step on
+  optimizer.set_lr_factor({f.bag.items[2]}, 0.5);
+  optimizer.set_lr_factor({f.bag.items[4]}, 0);
+  for (std::size_t i = 0; i < before.size(); ++i) before[i] = get(f.bag.items[i]);
+  optimizer.zero_grad();
+  give_gradients(f.bag, gradients);
+  optimizer.step();
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const Values after = get(f.bag.items[i]);
+    for (std::size_t e = 0; e < after.size(); ++e)  // one rounding
+      CHECK(after[e] == before[i][e] - (i == 2 ? 0.25f : i == 4 ? 0.f : 0.5f));
+  }
+}
+
+TEST_CASE("an optimizer keeps moments of its own parameters, and keeps them as others come and go",
+          "[optim]") {
+  Fixture f;
+  INFO("seed " << f.draw.seed);
+  f.bag.materialize(f.device);
+  f.start();
+  const std::vector<Parameter> some{f.bag.items[3], f.bag.items[4], f.bag.items[1]};
+  optim::AdamW optimizer(some), other({f.bag.items[0]});
+  optimizer.prepare();
+  CHECK(f.ledger().live_bytes("moments") == 8 * (64 + 64 + 192));
+  const auto moments = [&](std::size_t i) {
+    std::vector<Values> all;
+    for (const Tensor& m : optimizer.moments(f.bag.items[i])) all.push_back(m.to_vector<float>());
+    return all;
+  };
+  const auto step = [&] {
+    give_gradients(f.bag, f.gradients({1, 3, 4}));
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  step();
+  const std::vector<Values> kept = moments(4);
+  REQUIRE(kept.size() == 2);
+  CHECK(kept[0] != Values(129, 0));
+  f.bag.items[1].set_trainable(false);
+  optimizer.prepare();
+  CHECK(f.ledger().live_bytes("moments") == 8 * (64 + 192));
+  CHECK(moments(4) == kept);
+  CHECK(moments(1).empty());
+  const Values frozen = get(f.bag.items[1]);
+  give_gradients(f.bag, f.gradients({4}));
+  optimizer.step();
+  CHECK(moments(4) != kept);
+  CHECK(get(f.bag.items[1]) == frozen);
+  f.bag.items[1].set_trainable(true);
+  f.bag.items[0].value();  // the group follows
+  optimizer.prepare();
+  CHECK(moments(1) == std::vector<Values>(2, Values(3, 0)));
+  CHECK_THROWS_WITH(optimizer.moments(f.bag.items[0]), Contains("is not this optimizer's"));
+  CHECK(other.moments(f.bag.items[0]).empty());  // not yet prepared
 }
 
 TEST_CASE("weight decay is refused for what is not the optimizer's, and out of range", "[optim]") {

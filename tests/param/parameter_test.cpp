@@ -26,7 +26,9 @@ struct Model {
     return raw::slice(group->counts(), 0, 0, 3).to_vector<float>();
   }
   // The sum over all of the flat gradient but the counts: padding must not show.
-  double total() const { return sum(raw::slice(group->gradient, 0, 0, group->numel)).item(); }
+  double total() const {
+    return sum(raw::slice(group->gradient, 0, 0, group->gradient_numel)).item();
+  }
 };
 
 std::vector<float> values(const Tensor& x) { return x.to_vector<float>(); }
@@ -68,11 +70,54 @@ TEST_CASE("a frozen parameter has no history and no gradient") {
   Parameter w({3}, Initializer::constant(0)), frozen({3}, Initializer::constant(0));
   frozen.freeze();
   materialize_whole("model", {w, frozen}, device);
-  CHECK(w.state()->group != frozen.state()->group);
+  const FlatGroup& group = *w.state()->group;
+  CHECK(frozen.state()->group.get() == &group);
+  CHECK(group.numel == 128);
+  CHECK(group.gradient_numel == 64);
   CHECK_FALSE(frozen.value().requires_grad());
   sum(w.value() * frozen.value()).backward();
   CHECK(w.grad().defined());
   CHECK_FALSE(frozen.grad().defined());
+}
+
+TEST_CASE("freezing and thawing keep the gradients of the others") {
+  const Model m;
+  const auto loss = [&] { return sum(m.a.value() * 3.0 + sum(m.b.value()) * sum(m.c.value())); };
+  loss().backward();  // dL/db = 6 sum(c), dL/dc = 6 sum(b)
+  CHECK(values(m.c.grad()) == std::vector<float>(70, 60));
+  m.b.set_trainable(false);
+  CHECK_FALSE(m.b.grad().defined());
+  m.b.set_trainable(true);  // nobody has seen it
+  CHECK(values(m.b.grad()) == std::vector<float>(5, 840));
+  m.b.set_trainable(false);
+  m.a.value();
+  CHECK(m.group->gradient_numel == 192);
+  CHECK(values(m.a.grad()) == std::vector<float>(6, 3));
+  CHECK(values(m.c.grad()) == std::vector<float>(70, 60));
+  loss().backward();
+  CHECK(values(m.a.grad()) == std::vector<float>(6, 6));
+  CHECK(values(m.c.grad()) == std::vector<float>(70, 120));
+  m.b.set_trainable(true);
+  m.a.value();
+  CHECK(m.counts()[1] == 0);  // and none of its own
+  CHECK(m.counts()[2] > 0);
+  CHECK(m.total() == 6 * 6 + 70 * 120);
+  loss().backward();
+  CHECK(values(m.b.grad()) == std::vector<float>(5, 840));
+  CHECK(values(m.c.grad()) == std::vector<float>(70, 180));
+}
+
+TEST_CASE("a parameter is frozen and thawed between steps only") {
+  const Model m;
+  CHECK_THROWS_WITH(autograd::record("freezes", {m.a.value()}, raw::mul(m.a.value(), 1),
+                                     [&](const Tensor&, Gradients&) { m.b.set_trainable(false); })
+                        .backward(Tensor::ones({2, 3}, f32, m.device)),
+                    Catch::Contains("parameter 'b' is frozen or thawed between steps"));
+  CHECK(m.b.trainable());
+  const Tensor late = sum(m.a.value() * sum(m.b.value()));
+  m.a.set_trainable(false);
+  m.b.value();
+  CHECK_THROWS_WITH(late.backward(), Catch::Contains("parameter 'a' was frozen"));
 }
 
 TEST_CASE("after an exception in backward the next pass is whole again") {

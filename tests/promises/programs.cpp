@@ -1,7 +1,8 @@
 // Random programs on several ranks against the same program on one, without units, under the race
 // checker: trees of modules, units at random, calls whose results some ranks do not use, calls
 // without gradients, recomputed calls, tables that several modules use slice by slice, several
-// forwards, and backwards in any order that some ranks leave out and that may retain their graphs.
+// forwards, and backwards in any order that some ranks leave out and that may retain their graphs,
+// and parameters that are frozen and thawed between steps.
 //
 //   programs --count 10000 [--first N]     seeds N.., in two processes
 //   programs --seed 7                      one of them, and what it is: what a failure prints
@@ -216,6 +217,22 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
 
 using Values = std::map<std::string, std::vector<float>>;
 
+// The update, and what is frozen or thawed around it.
+void end_step(const Step& step, Part& model, optim::Optimizer& optimizer) {
+  const auto turn = [&] {
+    const std::vector<Parameter> all = model.parameters();
+    for (const int i : step.turned) {
+      const Parameter& p =
+          all[1 + static_cast<std::size_t>(i) % (all.size() - 1)];  // not the root's
+      p.set_trainable(!p.trainable());
+    }
+  };
+  if (!step.is_turned_late) turn();
+  optimizer.step();
+  if (step.is_turned_late) turn();
+  optimizer.zero_grad();
+}
+
 // The parameters after all steps: of one rank that does every rank's part itself, and so has the
 // sum of what the ranks have the mean of.
 Values reference(const Program& program) {
@@ -224,14 +241,13 @@ Values reference(const Program& program) {
   Part model(program.root, nullptr, parts);
   model.materialize(device);
   nn::init(model, {program.seed});
-  optim::Sgd optimizer(model.parameters(), {.lr = kRate / program.ranks});
+  optim::Sgd optimizer(model.parameters(), {.lr = kRate / program.ranks, .momentum = 0.5});
   for (std::size_t k = 0; k < program.steps.size(); ++k) {
     for (int rank = 0; rank < program.ranks; ++rank)
       run_step(program, k, model, rank, device, false);
     autograd::forget_forwards();
     TESSERA_EXPECT(model.take_most_rows() <= kMostRows, "the program's sums are too long");
-    optimizer.step();
-    optimizer.zero_grad();
+    end_step(program.steps[k], model, optimizer);
   }
   Values values;
   for (const auto& [name, p] : model.named_parameters())
@@ -247,11 +263,10 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
     model.shard(world);
     model.materialize(world.device());
     nn::init(model, {program.seed});
-    optim::Sgd optimizer(model.parameters(), {.lr = kRate});
+    optim::Sgd optimizer(model.parameters(), {.lr = kRate, .momentum = 0.5});
     for (std::size_t k = 0; k < program.steps.size(); ++k) {
       run_step(program, k, model, world.rank(), world.device(), true);
-      optimizer.step();
-      optimizer.zero_grad();
+      end_step(program.steps[k], model, optimizer);
     }
     for_each_full_parameter(model, world, [&](const std::string& name, const Tensor& full) {
       const std::vector<float> whole = full.to_vector<float>();

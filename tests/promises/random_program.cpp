@@ -89,6 +89,17 @@ void vary_tables(Dice& dice, PartPlan& part) {
   for (PartPlan& child : part.children) vary_tables(dice, child);
 }
 
+// Parameters that are frozen and thawed, in half of the programs.
+void turn_parameters(Dice& dice, Program& program, int parts) {
+  if (dice.once_in(2)) return;
+  program.steps.push_back(program.steps[0]);  // a step for what was turned twice
+  for (Step& step : program.steps) {
+    for (int turns = dice.below(4); turns > 0; --turns)
+      step.turned.push_back(dice.below(2 * parts));
+    step.is_turned_late = dice.once_in(2);
+  }
+}
+
 void print(std::ostream& out, const PartPlan& part, int depth) {
   out << std::string(static_cast<std::size_t>(2 * depth), ' ')
       << (part.is_unit ? concat("unit, pieces of ", part.piece_bytes, " bytes, reshard ",
@@ -155,6 +166,8 @@ Program make_program(std::uint64_t seed) {
     }
     program.steps.push_back(step);
   }
+  Dice turn_dice(seed ^ 0x7042);
+  turn_parameters(turn_dice, program, parts);
   return program;
 }
 
@@ -174,6 +187,8 @@ void print(std::ostream& out, const Program& program) {
       for (const int i : b.forwards) out << " " << i;
       out << " on " << (b.runs) << (b.retains ? ", retained," : ",");
     }
+    for (const int i : step.turned)
+      out << " parameter " << i << " turned" << (step.is_turned_late ? " late," : ",");
     out << "\n";
   }
 }

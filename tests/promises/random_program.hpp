@@ -55,6 +55,8 @@ struct Step {
   };
   std::vector<Forward> forwards;
   std::vector<Backward> backwards;
+  std::vector<int> turned;      // parameters that are frozen or thawed behind backward, counted
+  bool is_turned_late = false;  // behind the update
 };
 
 struct Program {

@@ -85,10 +85,10 @@ inline std::map<std::string, float> arrival_counts(const nn::Module& module) {
   std::map<std::string, float> counts;
   for (const auto& [name, p] : module.named_parameters()) {
     const FlatGroup& group = *p.state()->group;
-    counts[name] =
-        group.await_gradient().defined()
-            ? group.counts().to_vector<float>()[static_cast<std::size_t>(p.state()->entry)]
-            : -1.f;
+    const int i = group.entries[static_cast<std::size_t>(p.state()->entry)].trainable;
+    counts[name] = i >= 0 && group.await_gradient().defined()
+                       ? group.counts().to_vector<float>()[static_cast<std::size_t>(i)]
+                       : -1.f;
   }
   return counts;
 }

@@ -13,7 +13,7 @@
 //   values     │ W ───────────│·│ b ───│·│ unused │·│      · padding, never touched
 //   gradient   │              │ │      │ │        │ │
 //   moment     │              │ │      │ │        │ │
-//   segments   [begin, end)     ...      ...               with each parameter's weight decay
+//   segments   [begin, end)     ...      ...               with each parameter's rates
 //   counts     1                1        0                 0: no rank had a gradient; skipped
 //
 // PyTorch: a subclass of torch.optim.Optimizer loops over the parameters in step(). foreach=True
@@ -61,12 +61,13 @@ class Lion final : public ts::optim::Optimizer {
   void update(const GroupState& state, const ts::Tensor& scalars) const override {
     launch("lion", state, scalars, [u = pointers(state, scalars)](ts::Exec& exec) {
       const Scalars s = *static_cast<const Scalars*>(u.scalars);
-      float *p = u.values, *m = u.moments[0];
-      u.for_segments(exec, [&](const ts::optim::FlatSegment& segment, auto begin, auto end) {
-        for (auto i = begin; i < end; ++i) {
-          const float g = u.gradient[i], mixed = s.beta1 * m[i] + (1 - s.beta1) * g;
+      u.for_ranges(exec, [&](const ts::optim::FlatRange& r) {
+        const float lr = s.lr * r.lr_factor;
+        float *p = r.values, *m = r.moments[0];
+        for (std::int64_t i = 0; i < r.numel; ++i) {
+          const float g = r.gradient[i], mixed = s.beta1 * m[i] + (1 - s.beta1) * g;
           const float sign = static_cast<float>((mixed > 0) - (mixed < 0));
-          p[i] = p[i] * (1 - s.lr * segment.weight_decay) - s.lr * sign;
+          p[i] = p[i] * (1 - lr * r.weight_decay) - lr * sign;
           m[i] = s.beta2 * m[i] + (1 - s.beta2) * g;
         }
       });

@@ -149,7 +149,7 @@ void states(Bench& b) {
   if (b.wanted("adamw")) {
     auto *p = b.array<float>(f32, n), *m = b.array<float>(f32, n), *v = b.array<float>(f32, n),
          *g = b.array<float>(f32, n);
-    const auto* segments = b.constant(FlatSegment{0, n, -1, 0.1f});
+    const auto* segments = b.constant(FlatSegment{0, n, 0, 0, -1, 1, 0.1f, 0});
     const auto* scalars = b.constant(UpdateScalars{1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.05f, 1, 0});
     b.measure("adamw", shape, 28 * bytes, [&](Exec& e) {
       b.k().update({.values = p,
@@ -166,7 +166,7 @@ void states(Bench& b) {
   }
   if (b.wanted("sgd")) {
     auto *p = b.array<float>(f32, n), *buffer = b.array<float>(f32, n), *g = b.array<float>(f32, n);
-    const auto* segments = b.constant(FlatSegment{0, n, -1, 0.1f});
+    const auto* segments = b.constant(FlatSegment{0, n, 0, 0, -1, 1, 0.1f, 0});
     const auto* scalars = b.constant(UpdateScalars{1e-3f, 0, 0, 0, 1, 1, 1, 0.9f});
     b.measure("sgd", shape, 20 * bytes, [&](Exec& e) {
       b.k().update({.values = p,

@@ -197,9 +197,13 @@ void skip_backward(const Tensor& loss, bool retain_graph = false);
 void skip_backward(const std::function<bool(Region&)>& is_mine);
 // Drops the forwards that no pass has covered.
 void forget_forwards() noexcept;
+// Drops those of which one region is_mine, unless a backward could still reach one of them: then
+// false.
+bool forget_forwards(const std::function<bool(Region&)>& is_mine);
 
-// Whether a backward pass is running on this thread (recomputation included).
+// Whether a backward pass is running on this thread (recomputation included), a call with regions.
 bool in_backward() noexcept;
+bool in_call() noexcept;
 // Calls `f` once, when the outermost backward pass of this thread has run its last node. Requires:
 // in_backward().
 void at_end_of_backward(std::function<void()> f);

@@ -4,6 +4,9 @@
 //   FlatGroup of a unit, f32   │ wq ─────────────│ wk ────────│·│ norm ──│···│   · padding
 //   FlatSegment each           │ [begin, end)    │            │ │        │
 //   arrival count each         │ 1               │ 0: skipped │ │ 1      │
+//
+// The gradient has no frozen parameters, and an optimizer's moments are of its own alone, so each
+// of the three arrays has its own place for a segment.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +17,18 @@
 
 namespace tessera::kernels {
 
-// Elements [begin, end) of the flat array: one parameter's shard. Skipped where counts[count_index]
-// is 0, which is when no rank had a gradient; never for a negative count_index.
+// Elements [begin, end) of the values: one parameter's shard. Element i has its gradient at
+// i + gradient_shift and its moments at i + moment_shift, both multiples of 4. Skipped where
+// counts[count_index] is 0, which is when no rank had a gradient; never for a negative count_index.
 struct FlatSegment {
   std::int64_t begin, end;
+  std::int64_t gradient_shift, moment_shift;
   std::int32_t count_index;
+  float lr_factor;  // on the learning rate
   float weight_decay;
+  std::int32_t unused;
 };
-static_assert(sizeof(FlatSegment) == 24 && std::is_trivially_copyable_v<FlatSegment>);
+static_assert(sizeof(FlatSegment) == 48 && std::is_trivially_copyable_v<FlatSegment>);
 
 // Calls f(segment, begin, end) for ranges that cover all segments but the skipped ones, on the
 // threads of `exec`. `counts` may be null: nothing is skipped. For bodies on the CPU.

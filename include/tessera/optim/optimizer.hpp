@@ -8,14 +8,16 @@
 //   optimizer.zero_grad();
 //
 // A group whose gradient is undefined is skipped, and so is, on the device, a parameter whose
-// arrival count is 0: no rank had a gradient. Frozen parameters are left alone. Works on the f32
-// shards of this rank only.
+// arrival count is 0: no rank had a gradient. Works on the f32 shards of this rank only. State is
+// there for the optimizer's own trainable parameters alone, and follows them: through fully_shard,
+// and as they are frozen and thawed (Parameter::set_trainable).
 //
 // An optimizer of your own derives from Optimizer and says two things: the scalars of a step, and
 // one launch that updates one group. Lesson tests/tour/095_your_own_optimizer.cpp writes one.
 #pragma once
 
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "tessera/kernels/updates.hpp"
@@ -25,7 +27,17 @@ namespace tessera::optim {
 
 using kernels::FlatSegment;
 
-// The arrays of one group's update, for a body to hold: 72 of its 128 bytes.
+// A stretch of one parameter's shard, and its rates.
+struct FlatRange {
+  float* values;
+  const float* gradient;
+  float* moments[kernels::kMostMoments];
+  std::int64_t numel;
+  float lr_factor, weight_decay;
+};
+
+// The arrays of one group's update, for a body to hold: 72 of its 128 bytes. A body for a GPU reads
+// the segments itself: kernels::FlatSegment says where each lies in the arrays.
 struct FlatUpdate {
   float* values;
   const float* gradient;
@@ -35,10 +47,17 @@ struct FlatUpdate {
   const void* scalars;  // as put_scalars has written them
   std::int32_t segment_count;
 
-  // On the CPU: f(segment, begin, end) over all elements to update, on the threads of `exec`.
+  // On the CPU: f(FlatRange) over all elements to update, on the threads of `exec`.
   template <class F>
-  void for_segments(Exec& exec, F f) const {
-    kernels::for_segments(exec, segments, segment_count, counts, f);
+  void for_ranges(Exec& exec, F f) const {
+    const auto range = [&](const FlatSegment& s, std::int64_t begin, std::int64_t end) {
+      FlatRange r{values + begin, gradient + begin + s.gradient_shift, {}, end - begin, s.lr_factor,
+                  s.weight_decay};
+      for (int k = 0; k < kernels::kMostMoments; ++k)
+        if (moments[k]) r.moments[k] = moments[k] + begin + s.moment_shift;
+      f(r);
+    };
+    kernels::for_segments(exec, segments, segment_count, counts, range);
   }
 };
 
@@ -48,7 +67,8 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Makes the state: zero moments, tables, scalars. Done by the first step if not before.
+  // Makes the state: zero moments, tables, scalars; or, where parameters were sharded, frozen or
+  // thawed since, makes it follow them. Done by a step if not before.
   // Throws: ContractError for a parameter without memory, and for groups on several devices.
   void prepare();
   // One update from the gradients as they are. Every call counts as one step for all parameters.
@@ -57,23 +77,29 @@ class Optimizer {
   // others too, they are kept, and zeros with an arrival count of 0 lie where these were.
   void zero_grad();
 
-  // Another weight decay for some of its parameters, as 0 for norms and biases; a group is updated
-  // in one launch all the same.  Throws: ContractError for a parameter that is not its own, for
-  // what is negative or not finite, and once the state is made.
+  // Another weight decay for some of its parameters, as 0 for norms and biases, and a factor on
+  // their learning rate, 1 if never set; from the next step on. A group is updated in one launch
+  // all the same.  Throws: ContractError for a parameter that is not its own, and for what is
+  // negative or not finite.
   void set_weight_decay(const std::vector<Parameter>& of, double weight_decay);
+  void set_lr_factor(const std::vector<Parameter>& of, double factor);
 
   double lr() const noexcept { return lr_; }
   void set_lr(double lr);  // throws: ContractError for what is negative or not finite
 
-  // For keeping and restoring: steps taken so far (a reset takes back those that never began), and
-  // the state of each group, in order of first mention (empty before prepare()).
+  // For keeping and restoring: steps taken so far (a reset takes back those that never began), this
+  // rank's rows of the moments of a parameter (none before prepare(), and where it is frozen), and
+  // the state of each group, in order of first mention.
   std::int64_t steps() const noexcept { return log_->steps; }
   void set_steps(std::int64_t steps);  // throws: ContractError outside [0, 2^53]
+  std::vector<Tensor> moments(const Parameter& of) const;
   struct GroupState {
     std::shared_ptr<FlatGroup> group;
-    std::vector<Tensor> moments;  // f32 [numel] each; what they are says the optimizer
-    Tensor segments;              // table of FlatSegment
+    // f32, of the parameters that are the optimizer's; what they are says the optimizer
+    std::vector<Tensor> moments{};
+    Tensor segments{};  // table of FlatSegment
     std::int32_t segment_count = 0;
+    std::uint64_t layouts = 0;  // of the group, as this is
   };
   const std::vector<GroupState>& states() const noexcept { return states_; }
 
@@ -113,11 +139,25 @@ class Optimizer {
   static void put(const Tensor& to, const void* scalars, std::size_t bytes);
   static void submit(const char* name, const GroupState& state, const Tensor& scalars,
                      const Body& body);
-  GroupState make_state(const std::shared_ptr<FlatGroup>& group) const;
+  // One of its parameters, and where its moments lie.
+  struct Own {
+    Parameter parameter;
+    double weight_decay = 0, lr_factor = 1;
+    std::size_t state = 0;     // of states_
+    std::int64_t offset = -1;  // -1: has none
+    ShardSpec spec{};
+  };
+  // own.*rate = value, for those given.
+  void set(const char* what, double Own::* rate, const std::vector<Parameter>& of, double value);
+  bool is_current() const;
+  void lay_out(std::size_t state, const std::vector<Own*>& own);
+  void keep_moments(const Own& from, const GroupState& held, const Own& to) const;
+  std::vector<Parameter> parameters() const;
 
-  std::vector<Parameter> parameters_;
+  std::vector<Own> own_;
+  std::unordered_map<const ParameterState*, std::size_t> own_of_;  // a parameter's place there
   double lr_;
-  std::vector<double> weight_decays_;  // of the parameters
+  bool rates_changed_ = false;
   Needs needs_;
   std::shared_ptr<UpdateLog> log_ = std::make_shared<UpdateLog>();
   std::vector<GroupState> states_;

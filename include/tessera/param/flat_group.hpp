@@ -1,9 +1,9 @@
 // The flat f32 arrays of one rank's shards of a unit: what optimizers, clipping and scalers work
 // on. Plain structs; the sharding engine fills them.
 //
-//   FlatGroup of a unit, f32       │ wq: 12 rows │ wk: 6 rows │ norm: 32 │
-//     values                       ├─────────────┼────────────┼──────────┤
-//     gradient (undefined = none)  ├─────────────┼────────────┼──────────┼ arrival counts ┤
+//   FlatGroup of a unit, f32       │ wq: 12 rows │ wk: 6 rows, frozen │ norm: 32 │
+//     values                       ├─────────────┼────────────────────┼──────────┤
+//     gradient (undefined = none)  ├─────────────┼──────────┼ arrival counts ┤
 //
 // Each entry begins at a multiple of 256 bytes. PyTorch FSDP2 keeps a list of tensors in its place
 // (FSDPParamGroup.fsdp_params), and its optimizers one state for each.
@@ -27,7 +27,9 @@ struct FlatEntry {
   std::int64_t offset = 0;  // a multiple of 64: 256 bytes
   std::int64_t numel = 0;   // this rank's rows
   std::int64_t chunk = 0;   // every rank's rows, padding included
-  std::weak_ptr<ParameterState> parameter;
+  std::weak_ptr<ParameterState> parameter{};
+  int trainable = -1;                // which of the trainable entries; -1: it is frozen
+  std::int64_t gradient_offset = 0;  // of a trainable one, in the gradient
 };
 
 inline constexpr std::int64_t kFlatAlign = kAlignmentBytes / 4;  // elements of f32
@@ -48,11 +50,16 @@ struct FlatGroup {
   std::string name;
   Device device = Device::meta();
   std::vector<FlatEntry> entries;
-  std::int64_t numel = 0;  // of `values`, padding included
-  Tensor values;           // [numel]; padding is 0
-  // [numel + counts_numel()], or undefined when there is none. Padding is 0. The tail holds an
-  // arrival count per entry: where it is 0 no rank had a gradient, and the parameter is skipped by
-  // whoever reads it, on the device.
+  std::int64_t numel = 0;           // of `values`, padding included
+  Tensor values;                    // [numel]; padding is 0
+  std::vector<int> trainable;       // the entries that have a gradient, in order
+  std::int64_t gradient_numel = 0;  // of theirs, padding included
+  std::uint64_t layouts = 0;        // counts changes of them, and of the parameters' group
+  bool is_laid_out = true;          // false: a parameter was frozen or thawed since
+  // [gradient_numel + counts_numel()], or undefined when there is none: the trainable entries as
+  // they lie in `values`, without gaps for the frozen ones. Padding is 0. The tail holds an arrival
+  // count for each: where it is 0 no rank had a gradient, and the parameter is skipped by whoever
+  // reads it, on the device.
   Tensor gradient;
   Event reduced;              // after which `gradient` may be read; set by whoever reduces it
   Event updated;              // after which `values` may be read; set by whoever writes them
@@ -60,16 +67,19 @@ struct FlatGroup {
   // False when an update was left half done, or when ranks are at different updates: `values` and
   // what an optimizer keeps for them are to be loaded. See ShardReset.
   bool is_consistent = true;
-  bool trainable = true;  // of all its parameters: frozen ones lie in a group of their own
   std::vector<std::shared_ptr<UpdateLog>> updates;  // of the optimizers that write `values`
   // For sums over the ranks that hold the other shards; null for one rank.
   std::shared_ptr<Communicator> sums;
 
   std::int64_t counts_numel() const {
-    return round_up(static_cast<std::int64_t>(entries.size()), kFlatAlign);
+    return round_up(static_cast<std::int64_t>(trainable.size()), kFlatAlign);
   }
   // [counts_numel()] of a defined gradient.
-  Tensor counts() const { return gradient.view({counts_numel()}, {1}, numel); }
+  Tensor counts() const { return gradient.view({counts_numel()}, {1}, gradient_numel); }
+  // Entry of the i-th that is trainable.
+  const FlatEntry& trained(std::size_t i) const {
+    return entries[static_cast<std::size_t>(trainable[i])];
+  }
   // The gradient, for work on the compute stream from here on. Waiting here and not at the end of
   // backward lets the next micro-batch compute beside the reductions of the last.
   const Tensor& await_gradient() const {
@@ -82,8 +92,10 @@ struct FlatGroup {
     ++version;
     is_consistent = true;
   }
-  // Lays out the entries of `parameters` by their specs and allocates `values`, uninitialised but
-  // for the padding.
+  // Lays out the gradient of those parameters that are trainable now; what is there of it stays,
+  // and those that come have none.
+  void lay_out_gradient();
+  // Lays out the entries of `parameters` by their specs and allocates `values`, which are 0.
   static std::shared_ptr<FlatGroup> make(
       std::string name, const std::vector<std::shared_ptr<ParameterState>>& parameters,
       const Device& device);

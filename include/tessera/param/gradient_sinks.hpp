@@ -1,6 +1,6 @@
-// Where the gradients of parameters are written: the sinks of a flat group's entries.
+// Where the gradients of parameters are written: the sinks of a flat group's trainable entries.
 //
-//   matrix product of backward ──▶ Leaf::sink ──▶ GradientSinks::sink(entry)
+//   matrix product of backward ──▶ Leaf::sink ──▶ GradientSinks::sink(i)
 //                                                   ├─ one rank:   FlatGroup::gradient itself
 //                                                   └─ several:    the unit's gradient buffer
 #pragma once
@@ -21,10 +21,10 @@ namespace tessera {
 class GradientSinks {
  public:
   virtual ~GradientSinks() = default;
-  // The sink of one more contribution to the gradient of the group's entry.
-  virtual autograd::GradientSink sink(int entry) = 0;
+  // The sink of one more contribution to the gradient of the group's i-th trainable entry.
+  virtual autograd::GradientSink sink(int i) = 0;
   // In a backward pass, after its last contribution.
-  virtual void on_last_use(int entry) { (void)entry; }
+  virtual void on_last_use(int i) { (void)i; }
 };
 
 // A set of a group's entries, 64 to a word, as kernels::CompleteArgs takes it: those whose gradient
@@ -59,8 +59,8 @@ class ArrivalMask {
 class LocalGradient final : public GradientSinks,
                             public std::enable_shared_from_this<LocalGradient> {
  public:
-  explicit LocalGradient(std::shared_ptr<FlatGroup> group);
-  autograd::GradientSink sink(int entry) override;
+  explicit LocalGradient(std::shared_ptr<FlatGroup> group) : group_(std::move(group)) { lay_out(); }
+  autograd::GradientSink sink(int i) override;
   // Completes what arrived since the last call: missing gradients of a fresh array become zeros,
   // counts are written.
   void complete();
@@ -72,10 +72,13 @@ class LocalGradient final : public GradientSinks,
   bool completed_by_caller = false;
 
  private:
+  void lay_out();
+
   std::shared_ptr<FlatGroup> group_;
-  Tensor padding_;       // table of kernels::FlatSpan
-  ArrivalMask arrived_;  // since the last completion
-  ArrivalMask held_;     // with a value in the gradient as it is, so that a sink adds to it
+  std::uint64_t layouts_ = 0;  // of the group, as these are
+  Tensor padding_;             // table of kernels::FlatSpan
+  ArrivalMask arrived_{0};     // since the last completion
+  ArrivalMask held_{0};        // with a value in the gradient as it is, so that a sink adds to it
   bool fresh_ = false;
   bool scheduled_ = false;
 };

@@ -125,9 +125,15 @@ class Parameter {
   void assign(const Tensor& values) const;
 
   bool trainable() const { return state_->trainable; }
-  // Frozen parameters are gathered, never reduced, and the optimizer leaves them alone.
-  // Throws: ContractError for a parameter that is sharded already.
-  void freeze();
+  // A frozen parameter, one that is not trainable, is gathered, never reduced, and has neither
+  // gradient nor moments; the optimizer leaves it alone. May change between steps, on all ranks
+  // alike. What stays trainable keeps its gradient and moments, what is frozen loses them: the
+  // moments with the next step, the gradient with the next call of the root (without a unit, with
+  // the next use of a parameter beside it).
+  // Throws: ContractError inside of calls for training and of backward, and from that call of the
+  // root where a forward from before has still to go backward.
+  void set_trainable(bool trainable) const;
+  void freeze() const { set_trainable(false); }
 
   const std::shared_ptr<ParameterState>& state() const noexcept { return state_; }
   bool operator==(const Parameter& other) const noexcept { return state_ == other.state_; }
@@ -159,7 +165,7 @@ void Parameter::for_each_slice(const F& f, bool is_read_in_backward) const {
 }
 
 // Gives parameters without a unit their memory: flat groups of some 16 MiB, so that a model that is
-// sharded later shrinks by and by, and others for the frozen ones. Values are 0.
+// sharded later shrinks by and by. Values are 0.
 // Throws: ContractError when one of them has memory already.
 void materialize_whole(const std::string& name, const std::vector<Parameter>& parameters,
                        const Device& device);
@@ -168,10 +174,10 @@ void materialize_whole(const std::string& name, const std::vector<Parameter>& pa
 // Throws: ContractError when one is not materialized.
 std::vector<std::shared_ptr<FlatGroup>> groups_of(const std::vector<Parameter>& parameters);
 
-// What belongs to some parameters of one group.
+// The gradients of some parameters of one group.
 struct GroupPart {
   struct Run {
-    std::size_t first, end;  // entries that follow one another
+    std::size_t first, end;  // trainable entries that follow one another
   };
   std::shared_ptr<FlatGroup> group;
   std::vector<Run> runs;

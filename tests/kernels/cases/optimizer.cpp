@@ -28,20 +28,29 @@ struct Layout {
   std::vector<FlatSegment> table;
 
   Layout(Case& c, std::int32_t segment_count, std::int64_t longest) : count(segment_count) {
-    segments = &c.input(i64, 3 * count);
+    segments = &c.input(i64, 6 * count);
     counts = &c.input(f32, 8);
     scalars = &c.input(i64, 4);
     for (std::int64_t i = 0; i < 8; ++i) counts->set(i, static_cast<double>(i % 2));
     size = c.integer(0, 5);
     for (std::int32_t s = 0; s < count; ++s) {
       const std::int64_t length = s == 2 ? longest : c.integer(0, 6);
-      table.push_back(
-          {size, size + length, static_cast<std::int32_t>(s % 9) - 1, s % 3 == 0 ? 0.1f : 0.0f});
+      // Gradients and moments are further on, by more and more.
+      table.push_back({.begin = size,
+                       .end = size + length,
+                       .gradient_shift = s / 3 * 4,
+                       .moment_shift = s / 2 * 4,
+                       .count_index = static_cast<std::int32_t>(s % 9) - 1,
+                       .lr_factor = s % 5 == 0 ? 0.5f : 1.0f,
+                       .weight_decay = s % 3 == 0 ? 0.1f : 0.0f,
+                       .unused = 0});
       put(*segments, s, table.back());
       size += length + (s % 4 == 0 ? c.integer(0, 3) : 0);
     }
     put(*scalars, 0, UpdateScalars{1e-2f, 0.9f, 0.99f, 1e-6f, 0.271f, 0.0297f, 0.5f, 0.9f});
   }
+  std::int64_t gradient_size() const { return size + table.back().gradient_shift; }
+  std::int64_t moment_size() const { return size + table.back().moment_shift; }
   // Whether an update touches segment s.
   bool is_updated(std::size_t s, bool with_counts) const {
     return !with_counts || table[s].count_index < 0 || counts->get(table[s].count_index) != 0;
@@ -52,10 +61,10 @@ template <class Tag>
 void check(Case& c, const Layout& layout, bool keeps, bool with_counts, bool clipped,
            std::int64_t shift) {
   Operand &p = c.updated(f32, layout.size, -1, 1, shift),
-          &g = c.input(f32, layout.size, -2, 2, shift), &clip = c.input(f32, 1, 0.2, 1);
+          &g = c.input(f32, layout.gradient_size(), -2, 2, shift), &clip = c.input(f32, 1, 0.2, 1);
   Operand* moments[kMostMoments] = {};
   for (int k = 0; k < (keeps ? Tag::moments : 0); ++k)
-    moments[k] = &c.updated(f32, layout.size, k == 0 ? -1 : 0, 1, shift);
+    moments[k] = &c.updated(f32, layout.moment_size(), k == 0 ? -1 : 0, 1, shift);
   c.compute([&](const Kernels& kernels, Side side, Exec& exec) {
     UpdateArgs args{};
     args.values = p.at<float>(side);
@@ -75,35 +84,30 @@ void check(Case& c, const Layout& layout, bool keeps, bool with_counts, bool cli
   const Number factor =
       clipped ? Number::given(static_cast<double>(s.grad_scale)) * Number::given(clip.get(0))
               : Number::given(static_cast<double>(s.grad_scale));
-  const auto untouched = [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      c.near(p, i, p.get(i), 0);
-      for (int k = 0; k < (keeps ? Tag::moments : 0); ++k)
-        c.near(*moments[k], i, moments[k]->get(i), 0);
-    }
-  };
-  std::int64_t end = 0;
+  const int kept_count = keeps ? Tag::moments : 0;
+  std::vector<bool> has_changed(static_cast<std::size_t>(layout.size)),
+      have_changed(static_cast<std::size_t>(layout.moment_size()));
   for (std::size_t n = 0; n < layout.table.size(); ++n) {
     const FlatSegment& segment = layout.table[n];
-    untouched(end, segment.begin);
-    end = segment.end;
-    if (!layout.is_updated(n, with_counts)) {
-      untouched(segment.begin, segment.end);
-      continue;
-    }
-    const Update<Tag::op, Number> update(s, segment.weight_decay);
+    if (!layout.is_updated(n, with_counts)) continue;
+    const Update<Tag::op, Number> update(s, segment);
     for (std::int64_t i = segment.begin; i < segment.end; ++i) {
+      const std::int64_t moment = i + segment.moment_shift;
+      has_changed[static_cast<std::size_t>(i)] = true;
+      have_changed[static_cast<std::size_t>(moment)] = true;
       Number kept[Tag::moments];
-      for (int k = 0; k < (keeps ? Tag::moments : 0); ++k)
-        kept[k] = Number::given(moments[k]->get(i));
-      const Number after =
-          update(Number::given(p.get(i)), Number::given(g.get(i)) * factor, keeps ? kept : nullptr);
+      for (int k = 0; k < kept_count; ++k) kept[k] = Number::given(moments[k]->get(moment));
+      const Number gradient = Number::given(g.get(i + segment.gradient_shift)) * factor,
+                   after = update(Number::given(p.get(i)), gradient, keeps ? kept : nullptr);
       c.near(p, i, after.v, after.error);
-      for (int k = 0; k < (keeps ? Tag::moments : 0); ++k)
-        c.near(*moments[k], i, kept[k].v, kept[k].error);
+      for (int k = 0; k < kept_count; ++k) c.near(*moments[k], moment, kept[k].v, kept[k].error);
     }
   }
-  untouched(end, layout.size);
+  for (std::int64_t i = 0; i < layout.size; ++i)
+    if (!has_changed[static_cast<std::size_t>(i)]) c.near(p, i, p.get(i), 0);
+  for (std::int64_t i = 0; i < layout.moment_size(); ++i)
+    for (int k = 0; k < kept_count && !have_changed[static_cast<std::size_t>(i)]; ++k)
+      c.near(*moments[k], i, moments[k]->get(i), 0);
 }
 
 }  // namespace
