@@ -18,7 +18,7 @@ void expect_rate(const char* what, double value) {
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<Parameter> parameters, double lr, double weight_decay,
+Optimizer::Optimizer(const std::vector<Parameter>& parameters, double lr, double weight_decay,
                      const Needs& needs)
     : lr_(lr), needs_(needs) {
   TESSERA_EXPECT(!parameters.empty(), "optimizer: no parameters given");

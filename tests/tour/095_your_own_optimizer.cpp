@@ -45,8 +45,8 @@ struct LionOptions {
 
 class Lion final : public ts::optim::Optimizer {
  public:
-  explicit Lion(std::vector<ts::Parameter> parameters, const LionOptions& options)
-      : Optimizer(std::move(parameters), options.lr, options.weight_decay,
+  explicit Lion(const std::vector<ts::Parameter>& parameters, const LionOptions& options)
+      : Optimizer(parameters, options.lr, options.weight_decay,
                   {.moments = 1, .scalar_bytes = sizeof(Scalars)}),
         options_(options) {}
 

@@ -109,7 +109,8 @@ class Optimizer {
     int moments = 0;
     std::size_t scalar_bytes = sizeof(kernels::UpdateScalars);
   };
-  Optimizer(std::vector<Parameter> parameters, double lr, double weight_decay, const Needs& needs);
+  Optimizer(const std::vector<Parameter>& parameters, double lr, double weight_decay,
+            const Needs& needs);
 
   // Writes this step's scalars, by put_scalars; `step` counts from 1.
   virtual void write_scalars(const Tensor& scalars, std::int64_t step) const = 0;

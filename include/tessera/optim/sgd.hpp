@@ -18,8 +18,8 @@ struct SgdOptions {
 class Sgd final : public Optimizer {
  public:
   // Throws: ContractError for a value out of range.
-  explicit Sgd(std::vector<Parameter> parameters, const SgdOptions& options = {})
-      : Optimizer(std::move(parameters), options.lr, options.weight_decay,
+  explicit Sgd(const std::vector<Parameter>& parameters, const SgdOptions& options = {})
+      : Optimizer(parameters, options.lr, options.weight_decay,
                   {.moments = options.momentum > 0 ? 1 : 0}),
         options_(options) {
     TESSERA_EXPECT(options.lr >= 0 && options.momentum >= 0 && options.momentum < 1 &&
