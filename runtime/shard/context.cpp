@@ -60,14 +60,17 @@ void Context::lay_out(nn::Module& root) {
     device().block(device().compute().record());
     const std::vector<AssumedCall> calls = assumed_calls(root);
     std::vector<UnitNeeds> needs(units_.size());
-    for (const AssumedCall& call : calls) {
-      Unit& called = *unit(call.unit);
-      needs[static_cast<std::size_t>(call.unit)] =
-          called.needs(call.parent < 0 ? -1 : calls[static_cast<std::size_t>(call.parent)].unit);
-      called.expect_call(call.is_read_in_backward);
+    for (const AssumedCall& call : calls)
+      needs[static_cast<std::size_t>(call.unit)] = unit(call.unit)->needs(
+          call.parent < 0 ? -1 : calls[static_cast<std::size_t>(call.parent)].unit);
+    slots_ = std::make_unique<Slots>(*world_, needs, calls);
+    for (std::size_t i = 0; i < units_.size(); ++i) {
+      const int number = static_cast<int>(i);
+      const std::size_t pieces = std::max<std::size_t>(needs[i].pieces.size(), 1);
+      unit(number)->set_slots(slots_.get());
+      unit(number)->expect(static_cast<int>(slots_->planned(number, SlotKind::parameters)),
+                           static_cast<int>(slots_->planned(number, SlotKind::gradients) / pieces));
     }
-    slots_ = std::make_unique<Slots>(*world_, std::move(needs), calls);
-    for (const auto& unit : units_) unit.lock()->set_slots(slots_.get());
     resume();
   } catch (...) {
     dissolve();

@@ -137,11 +137,15 @@ void GatheredParameters::open() {
 
 // Nobody may have waited for the gather. Whoever writes the shards next comes after it all the
 // same.
-void GatheredParameters::close() {
+void GatheredParameters::close(bool ends_forward) {
   shards_.device.context().submit_held();  // it reads the views
-  if (state_ != State::closed && uses_slot()) shards_.device.compute().wait(gathered_);
   const std::string escaped = state_ == State::open ? escape() : "";
-  close_unchecked();
+  if (ends_forward && slot_.arena && escaped.empty() && shards_.slots->stays(slot_)) {
+    shut_windows();
+    return advance(State::open, State::gathering);
+  }
+  if (state_ != State::closed && uses_slot()) shards_.device.compute().wait(gathered_);
+  close_unchecked(ends_forward);
   TESSERA_EXPECT(escaped.empty(), escaped);
 }
 
@@ -158,16 +162,20 @@ std::string GatheredParameters::escape() const {
   return {};
 }
 
-void GatheredParameters::close_unchecked() noexcept {
-  if (state_ == State::closed) return;
+void GatheredParameters::shut_windows() noexcept {
   for (const auto& p : shards_.parameters) {
     p->window->data = nullptr;
     p->window->use = nullptr;
     p->ready = nullptr;
   }
+}
+
+void GatheredParameters::close_unchecked(bool ends_forward) noexcept {
+  if (state_ == State::closed) return;
+  shut_windows();
   // The slot's memory is made safe by its last use, not by what is known here: a gather that nobody
   // waited for counts too.
-  if (slot_.arena) shards_.give_back(slot_);
+  if (slot_.arena) shards_.give_back(slot_, ends_forward);
   slot_ = {};
   state_ = State::closed;
 }

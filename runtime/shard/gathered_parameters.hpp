@@ -1,9 +1,9 @@
 // The parameters of a unit as full tensors: gathered into a slot, read through windows, let go of.
 // A unit drives these steps; none of them blocks the host.
 //
-//   closed ──gather──▶ gathering ──open──▶ open ──close──▶ closed
+//   closed ──gather──▶ gathering ──open──▶ open ──close──▶ closed, or gathering where it stays
 //              │ slot taken,        │ compute waits,   │ windows shut,
-//              │ all-gather queued  │ windows set      │ slot given back
+//              │ all-gather queued  │ windows set      │ slot given back, or not
 //
 //   gather    wait updated │ pack_shard │ all_gather │ record ┐
 //   compute                                                   └ wait │ kernels read the slot
@@ -35,14 +35,15 @@ class GatheredParameters {
   bool gather();
   // Makes the full tensors usable by later work on the compute stream.
   void open();
+  // `ends_forward`: backward will come. Where it comes here next, what was gathered stays.
   // Throws, closed all the same: ContractError for a full tensor that somebody still holds.
-  void close();
+  void close(bool ends_forward = false);
 
   // How often the shards were written; whether since they were gathered.
   std::uint64_t version() const noexcept;
   bool is_stale() const noexcept;
   // For a step that failed: as `close`, and nobody hears of escapes.
-  void close_unchecked() noexcept;
+  void close_unchecked(bool ends_forward = false) noexcept;
   // See Arena::note_uses.
   void note_uses() {
     if (slot_.arena) slot_.arena->note_uses(slot_);
@@ -56,6 +57,7 @@ class GatheredParameters {
   bool uses_slot() const noexcept { return shards_.gather_bytes() > 0; }
   bool fill_slot();
   void pack();
+  void shut_windows() noexcept;
   std::string escape() const;
 
   const UnitShards& shards_;

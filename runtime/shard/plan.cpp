@@ -33,7 +33,7 @@ ShardPlan::Unit Unit::describe() const {
   out.param = shards_.param_dtype();
   out.reduce = shards_.reduce_dtype();
   out.reshard_after_forward = !keeps_open_;
-  if (is_shared && !shards_.parameters.empty()) out.gathers_per_call = planned_gathers_;
+  if (is_shared) out.gathers_per_call = planned_gathers_;
   if (out.gradient_buffer_bytes > 0) out.reductions_per_call = planned_reductions_;
   return out;
 }

@@ -78,6 +78,29 @@ SlotPlan plan_slots(std::span<const SlotUse> uses, std::span<const UnitNeeds> un
   return {std::move(placed.offsets), placed.bytes, most_alive(intervals)};
 }
 
+void join_at_turn(std::vector<SlotUse>& uses) {
+  std::vector<std::int64_t> gone;  // times
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    while (uses[i].ends_forward) {
+      std::size_t next = i + 1;  // uses are in the order in which they are taken
+      while (next < uses.size() && uses[next].begin < uses[i].end) ++next;
+      if (next == uses.size() || uses[next].unit != uses[i].unit ||
+          uses[next].kind != SlotKind::parameters)
+        break;
+      gone.insert(gone.end(), {uses[i].end, uses[next].begin});
+      uses[i].end = uses[next].end;
+      uses[i].ends_forward = uses[next].ends_forward;
+      uses[i].stays += 1 + uses[next].stays;
+      uses.erase(uses.begin() + static_cast<std::ptrdiff_t>(next));
+    }
+  }
+  std::sort(gone.begin(), gone.end());
+  const auto earlier = [&](std::int64_t time) {
+    return time - (std::lower_bound(gone.begin(), gone.end(), time) - gone.begin());
+  };
+  for (SlotUse& use : uses) use.begin = earlier(use.begin), use.end = earlier(use.end);
+}
+
 // Source: FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/
 std::uint64_t fingerprint(std::span<const SlotUse> uses) {
   std::uint64_t hash = 0xcbf29ce484222325;
@@ -127,16 +150,18 @@ class AssumedStep {
     if (held == kNone && needs(unit).gather_bytes > 0)
       held = take(unit, SlotKind::parameters, needs(unit).gather_bytes);
   }
-  void close(int unit) {
+  void close(int unit, bool ends_forward) {
     std::size_t& held = parameters_[static_cast<std::size_t>(unit)];
-    if (held != kNone) uses_[std::exchange(held, kNone)].end = now_++;
+    if (held == kNone) return;
+    uses_[held].ends_forward = ends_forward;
+    uses_[std::exchange(held, kNone)].end = now_++;
   }
 
   void forward(std::size_t call) {
     const int unit = calls_[call].unit;
     gather(unit);
     for (const std::size_t inner : inside_[call]) forward(inner);
-    if (!needs(unit).keeps_open) close(unit);
+    if (!needs(unit).keeps_open) close(unit, needs(unit).may_stay);
   }
   // As Context::enter and leave, and GradientBuffer.
   void backward(std::size_t call) {
@@ -158,7 +183,7 @@ class AssumedStep {
       uses_[taken[sent]].end = now_++;
       take_pieces(sent + 2);
     }
-    close(unit);
+    close(unit, false);
   }
   void prefetch(int unit) {
     int depth = needs(unit).prefetch_depth;

@@ -5,6 +5,7 @@
 //   root, parameters    ├──────────────────────────────────┤      stays open
 //   a, parameters       ├──┤                        ├───┤
 //   b, parameters      ┄├──┤                ├───┤                 ┄ while the host runs ahead
+//   c, parameters           ┄├──────────────┤                     called last: it stays
 //   a, gradients                                     ├──┤┄┄┄      ┄ while it is reduced
 //   b, gradients                              ├──┤┄┄┄
 #pragma once
@@ -20,7 +21,7 @@ enum class SlotKind : std::uint8_t { parameters, gradients };
 // What is known of a unit.
 struct UnitNeeds {
   int parent = -1;  // in the order of the module tree; -1: the root, which comes first
-  bool keeps_open = false;
+  bool keeps_open = false, may_stay = false;
   std::int64_t gather_bytes = 0;       // 0: needs none
   std::vector<std::int64_t> pieces{};  // of its gradient buffer, bytes
   int prefetch_depth = 1, reductions_in_flight = 1;
@@ -39,8 +40,10 @@ struct SlotUse {
   SlotKind kind = SlotKind::parameters;
   std::int64_t bytes = 0;
   std::int64_t begin = 0, end = 0;
-  bool is_carried = false;   // it was taken before the record began,
-  std::int64_t offset = -1;  // and lies here
+  bool is_carried = false;    // it was taken before the record began,
+  std::int64_t offset = -1;   // and lies here
+  bool ends_forward = false;  // given back by a call that backward comes to, see join_at_turn
+  int stays = 0;              // how often it was not given back there
 };
 
 struct SlotPlan {
@@ -53,6 +56,9 @@ struct SlotPlan {
 // there; a piece of a gradient buffer goes when `reductions_in_flight` others have been queued for
 // reduction, as large as the largest of its unit.
 SlotPlan plan_slots(std::span<const SlotUse> uses, std::span<const UnitNeeds> units);
+// Where a call has ended forward, and the next slot that anybody takes is its unit's, for backward,
+// the two become one use: what was gathered stays, and no other slot is alive for longer.
+void join_at_turn(std::vector<SlotUse>& uses);
 // Who takes what, in which order: equal for steps that one plan serves.
 std::uint64_t fingerprint(std::span<const SlotUse> uses);
 // The record of a step that makes these calls, and goes back.

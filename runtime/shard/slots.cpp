@@ -21,7 +21,9 @@ Slots::Slots(const World& world, std::vector<UnitNeeds> units, std::span<const A
   Ledger& ledger = Memory::of(world_.device().context()).ledger();
   owners_[0] = ledger.owner("gather slots");
   owners_[1] = ledger.owner("gradient slots");
-  keep(assumed_step(units_, calls));
+  std::vector<SlotUse> assumed = assumed_step(units_, calls);
+  join_at_turn(assumed);
+  keep(std::move(assumed));
   follow(kept_.begin()->first);
   resize(kept_.begin()->second.plan.bytes);
 }
@@ -37,6 +39,8 @@ Slots::~Slots() {
 // after.
 void Slots::begin_step() {
   for (const Live& live : live_) record_[live.use].end = now_ + 1;  // and it goes on
+  const std::vector<SlotUse> running = record_;
+  join_at_turn(record_);
   const std::uint64_t ended = fingerprint(record_);
   const std::uint64_t context = last_ * 31 + ended;
   if (!record_.empty()) {
@@ -61,8 +65,10 @@ void Slots::begin_step() {
 
   std::vector<SlotUse> carried;
   for (Live& live : live_) {
-    SlotUse use = record_[live.use];
+    SlotUse use = running[live.use];
     use.begin = 0;
+    use.ends_forward = false;
+    use.stays = 0;
     use.is_carried = true;
     if (const Block& planned = blocks_[0]; live.slot.arena == planned.arena.get())
       use.offset = live.slot.data - planned.memory->data();
@@ -94,13 +100,27 @@ Slot Slots::take(int unit, SlotKind kind, std::int64_t bytes) {
   return slot;
 }
 
-void Slots::give_back(const Slot& slot) {
-  const auto live = std::find_if(live_.begin(), live_.end(),
-                                 [&](const Live& one) { return one.slot.data == slot.data; });
-  TESSERA_EXPECT(live != live_.end(), "Slots::give_back: the slot is not taken");
-  record_[live->use].end = now_++;
-  live_.erase(live);
+Slots::Live& Slots::live(const Slot& slot) {
+  const auto found = std::find_if(live_.begin(), live_.end(),
+                                  [&](const Live& one) { return one.slot.data == slot.data; });
+  TESSERA_EXPECT(found != live_.end(), "Slots: the slot is not taken");
+  return *found;
+}
+
+void Slots::give_back(const Slot& slot, bool ends_forward) {
+  Live& found = live(slot);
+  record_[found.use].end = now_++;
+  record_[found.use].ends_forward = ends_forward;
+  live_.erase(live_.begin() + (&found - live_.data()));
   slot.arena->give_back(slot);
+}
+
+bool Slots::stays(const Slot& slot) {
+  SlotUse& use = record_[live(slot).use];
+  const Places& known = places(use.unit, use.kind);
+  if (use.is_carried || known.next == 0 || use.stays == known.stays[known.next - 1]) return false;
+  ++use.stays;
+  return true;
 }
 
 Slot Slots::take_gap(std::int64_t bytes, OwnerId owner) {
@@ -124,11 +144,13 @@ void Slots::keep(std::vector<SlotUse> uses) {
 void Slots::follow(std::uint64_t step) {
   if (followed_ == step) return;
   followed_ = step;
-  for (Places& places : places_) places.offsets.clear();
+  for (Places& places : places_) places.offsets.clear(), places.stays.clear();
   const Kept& kept = kept_.at(step);
   for (std::size_t i = 0; i < kept.uses.size(); ++i)
-    if (const SlotUse& use = kept.uses[i]; !use.is_carried)
+    if (const SlotUse& use = kept.uses[i]; !use.is_carried) {
       places(use.unit, use.kind).offsets.push_back(kept.plan.offsets[i]);
+      places(use.unit, use.kind).stays.push_back(use.stays);
+    }
 }
 
 // --- memory ---

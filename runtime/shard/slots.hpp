@@ -31,7 +31,12 @@ class Slots {
   void begin_step();
   // A slot for the unit; Arena::begin_use comes before its first use.
   Slot take(int unit, SlotKind kind, std::int64_t bytes);
-  void give_back(const Slot& slot);
+  // `ends_forward`: by a call that backward comes to.
+  void give_back(const Slot& slot, bool ends_forward);
+  // Whether a slot that such a call would give back stays taken, as the plan has it.
+  bool stays(const Slot& slot);
+  // How many the plan that is followed has.
+  std::size_t planned(int unit, SlotKind kind) { return places(unit, kind).offsets.size(); }
 
   std::int64_t bytes() const noexcept;
   // The least that any plan of the steps so far would need.
@@ -56,6 +61,7 @@ class Slots {
   // Where the slots of one kind of one unit lie, in the order of its uses in a step.
   struct Places {
     std::vector<std::int64_t> offsets;
+    std::vector<int> stays;
     std::size_t next = 0;
   };
   struct Kept {
@@ -66,6 +72,7 @@ class Slots {
   Places& places(int unit, SlotKind kind) {
     return places_[2 * static_cast<std::size_t>(unit) + static_cast<std::size_t>(kind)];
   }
+  Live& live(const Slot& slot);
   void keep(std::vector<SlotUse> uses);
   void follow(std::uint64_t step);
   void resize(std::int64_t bytes);

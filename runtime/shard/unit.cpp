@@ -94,7 +94,8 @@ void Unit::end_call() {
   guard_.reset();
   if (is_root_ && !autograd::in_backward()) context_->end_forward();
   if (is_in_backward()) return;  // until its part of backward ends
-  if (!keeps_open_ || !is_training) close();
+  if (keeps_open_ && is_training) return;
+  parameters_.close(is_training && may_stay());
 }
 
 autograd::GradientSink Unit::sink(int i) {
@@ -137,7 +138,6 @@ void Unit::join(std::shared_ptr<Context> context, std::string name, int number) 
   context_ = std::move(context);
   shards_.set_name(std::move(name));
   shards_.number = number;
-  planned_gathers_ = planned_reductions_ = 0;
   is_root_ = number == 0;
   const Reshard reshard = shards_.options.reshard_after_forward;
   keeps_open_ = reshard == Reshard::never || (is_root_ && reshard == Reshard::automatic);
@@ -149,6 +149,7 @@ UnitNeeds Unit::needs(int parent) const {
     for (const PieceLayout& piece : shards_.layout.pieces) pieces.push_back(piece.bytes);
   return {.parent = parent,
           .keeps_open = keeps_open_,
+          .may_stay = may_stay(),
           .gather_bytes = shards_.gather_bytes(),
           .pieces = pieces,
           .prefetch_depth = shards_.options.prefetch_depth,

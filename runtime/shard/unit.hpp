@@ -78,17 +78,20 @@ class Unit final : public nn::ModuleHook,
   const std::string& name() const noexcept { return shards_.name; }
   bool is_root() const noexcept { return is_root_; }
   bool keeps_open() const noexcept { return keeps_open_; }
+  // Through the turn from forward to backward, if it is next there.
+  bool may_stay() const noexcept {
+    return shards_.options.reshard_after_forward == Reshard::automatic;
+  }
   bool is_in_call() const noexcept { return call_depth_ > 0; }
   ShardPlan::Unit describe() const;
   // Follows what was frozen or thawed since; between steps.
   void lay_out();
   // Cuts what it streams into slices of `bytes` at most.
   void cut_streamed(std::int64_t bytes);
-  // What its module does with it in one forward and backward, as the plan prints it.
-  void expect_call(bool is_read) noexcept {
-    const bool is_open = keeps_open_ && planned_gathers_ > 0, closes = !keeps_open_;
-    if (!is_open) planned_gathers_ += closes && is_read ? 2 : 1;  // the second for backward
-    ++planned_reductions_;
+  // Collectives of one forward and backward, as the plan prints them.
+  void expect(int gathers, int reductions) noexcept {
+    planned_gathers_ = gathers;
+    planned_reductions_ = reductions;
   }
 
   // --- its root ---

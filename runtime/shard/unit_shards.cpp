@@ -87,9 +87,9 @@ void UnitShards::set_name(std::string to) {
   if (group) group->name = name;
 }
 
-void UnitShards::give_back(const Slot& slot) const noexcept {
+void UnitShards::give_back(const Slot& slot, bool ends_forward) const noexcept {
   try {
-    slots->give_back(slot);
+    slots->give_back(slot, ends_forward);
   } catch (const std::exception& error) {
     log(LogLevel::error, concat("unit '", name, "': could not give its slot back: ", error.what()));
   }

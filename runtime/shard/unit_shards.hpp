@@ -60,7 +60,7 @@ struct UnitShards {
 
   Slot take(SlotKind kind, std::int64_t bytes) const { return slots->take(number, kind, bytes); }
   // A failure is logged under the unit's name: this also runs where an exception is on its way.
-  void give_back(const Slot& slot) const noexcept;
+  void give_back(const Slot& slot, bool ends_forward = false) const noexcept;
 
   ShardOptions options;
   std::string name = "(not yet named)";

@@ -10,6 +10,7 @@ using namespace tessera::testing;
 namespace {
 
 constexpr std::uint64_t kGathers = 2, kOnce = 1;
+constexpr std::uint64_t kTurn = 1;  // saved: what is called last stays for backward
 
 struct Counted {
   std::uint64_t gathers = 0, reductions = 0;
@@ -114,7 +115,7 @@ TEST_CASE("a step gathers each unit twice with resharding, once without, and red
     const auto counted = [&](Reshard reshard) {
       return count<Stack>(ranks, make_stack, reshard, one_step);
     };
-    CHECK(counted(Reshard::automatic) == Counted{3 * kGathers + kOnce, 4});
+    CHECK(counted(Reshard::automatic) == Counted{3 * kGathers + kOnce - kTurn, 4});
     CHECK(counted(Reshard::always) == Counted{4 * kGathers, 4});
     CHECK(counted(Reshard::never) == Counted{4 * kOnce, 4});
   }
@@ -151,7 +152,8 @@ TEST_CASE("recomputation costs no further gather", "[threads]") {
     mean_square(model(rows_of(1, world.rank() * 4, 4, 5, world.device()).require_grad()))
         .backward();
   };
-  CHECK(count<Recomputed>(2, make, Reshard::automatic, step) == Counted{3 * kGathers + kOnce, 4});
+  CHECK(count<Recomputed>(2, make, Reshard::automatic, step) ==
+        Counted{3 * kGathers + kOnce - kTurn, 4});
   CHECK(count<Recomputed>(2, make, Reshard::always, step) == Counted{4 * kGathers, 4});
   CHECK(count<Recomputed>(2, make, Reshard::never, step) == Counted{4 * kOnce, 4});
 }
@@ -161,12 +163,13 @@ TEST_CASE("a unit inside a unit costs what any unit costs", "[threads]") {
   const auto step = [](Nested& model, World& world) {
     mean_square(model(rows_of(1, world.rank() * 4, 4, 4, world.device()))).backward();
   };
-  CHECK(count<Nested>(2, make, Reshard::automatic, step) == Counted{6 * kGathers, 6});
+  CHECK(count<Nested>(2, make, Reshard::automatic, step) == Counted{6 * kGathers - kTurn, 6});
   CHECK(count<Nested>(2, make, Reshard::always, step) == Counted{6 * kGathers, 6});
   CHECK(count<Nested>(2, make, Reshard::never, step) == Counted{6 * kOnce, 6});
 }
 
-TEST_CASE("every call of a unit has its own gathers and its own reduction", "[threads]") {
+TEST_CASE("every call of a unit has its own reduction, and its own gathers where it does not stay",
+          "[threads]") {
   class Twice final : public Stack {
    public:
     Twice() : Stack({4, 4}) {}
@@ -178,7 +181,11 @@ TEST_CASE("every call of a unit has its own gathers and its own reduction", "[th
   const auto step = [](Twice& model, World& world) {
     mean_square(model(rows_of(1, world.rank() * 4, 4, 4, world.device()))).backward();
   };
-  CHECK(count<Twice>(2, make, Reshard::automatic, step) == Counted{2 * kGathers + kOnce, 3});
+  CHECK(count<Twice>(2, make, Reshard::always, step) == Counted{3 * kGathers, 3});
+  // It stays from the first call to the second, too: the plan of the first step, which knows one
+  // call of it, has a slot for the second already.
+  CHECK(count<Twice>(2, make, Reshard::automatic, step) ==
+        Counted{2 * kGathers + kOnce - 2 * kTurn, 3});
   // Open from the first call to the end of the second call's backward.
   CHECK(count<Twice>(2, make, Reshard::never, step).reductions == 3);
 }
@@ -216,12 +223,13 @@ void table_step(Table& model, World& world) {
 
 TEST_CASE("backward does not gather a table that it does not read", "[threads]") {
   const auto make = [] { return std::make_unique<Table>(); };
-  CHECK(count<Table>(2, make, Reshard::automatic, table_step) == Counted{kOnce + kGathers, 2});
+  CHECK(count<Table>(2, make, Reshard::automatic, table_step) ==
+        Counted{kOnce + kGathers - kTurn, 2});
   CHECK(count<Table>(2, make, Reshard::always, table_step) == Counted{kOnce + kGathers, 2});
   CHECK(count<Table>(2, make, Reshard::never, table_step) == Counted{2 * kOnce, 2});
   // Its rows are read again.
   const auto recomputed = [] { return std::make_unique<Table>(true); };
-  CHECK(count<Table>(2, recomputed, Reshard::automatic, table_step) == Counted{2 * kGathers, 2});
+  CHECK(count<Table>(2, recomputed, Reshard::always, table_step) == Counted{2 * kGathers, 2});
 }
 
 TEST_CASE("a module that says that backward does not read its parameters, and is wrong, is told") {
@@ -255,7 +263,7 @@ TEST_CASE("evaluation gathers once and reduces nothing; each micro-batch counts 
     for (int micro = 0; micro < 3; ++micro) one_step(model, world);
   };
   CHECK(count<Stack>(2, make_stack, Reshard::automatic, accumulate) ==
-        Counted{3 * (3 * kGathers + kOnce), 3 * 4});
+        Counted{3 * (3 * kGathers + kOnce - kTurn), 3 * 4});
 }
 
 TEST_CASE("frozen units are gathered and never reduced", "[threads]") {
@@ -265,5 +273,6 @@ TEST_CASE("frozen units are gathered and never reduced", "[threads]") {
     model->layers[1].bias.freeze();
     return model;
   };
-  CHECK(count<Stack>(2, make, Reshard::automatic, one_step) == Counted{3 * kGathers + kOnce, 3});
+  CHECK(count<Stack>(2, make, Reshard::automatic, one_step) ==
+        Counted{3 * kGathers + kOnce - kTurn, 3});
 }
