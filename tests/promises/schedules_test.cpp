@@ -49,8 +49,10 @@ class Trace final : public Observer {
     for (int i = 0; i + 1 < kLayers; ++i)
       for (std::size_t step = 0; step < kScheduledSteps; ++step) {
         const std::string next = concat("layers.", i + 1);
-        gathers.emplace(
-            i, at(gathers_.at("all_gather " + next).at(2 * step)) < at(forward_.at(i).at(step)));
+        // The last unit stays gathered for backward.
+        const std::size_t gathers_a_step = i + 2 == kLayers ? 1 : 2;
+        gathers.emplace(i, at(gathers_.at("all_gather " + next).at(gathers_a_step * step)) <
+                               at(forward_.at(i).at(step)));
         reductions.emplace(i, at(reductions_.at("reduce_scatter " + next).at(step)) <
                                   at(backward_.at(i).at(step)));
       }
