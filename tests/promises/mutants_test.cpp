@@ -172,7 +172,7 @@ TEST_CASE("each edge of the engine that is removed is missed by the race checker
   for (const int ranks : {1, 2, 3})
     for (const Cell& cell : all)
       for (const Program& program : kPrograms) {
-        if (share.of({0}).empty()) continue;
+        if (!share.takes()) continue;
         INFO(ranks << " ranks, " << cell << ", " << program.what);
         const Run base = run(cell, ranks - 1, ranks, program, 0);
         INFO(base.first_race);

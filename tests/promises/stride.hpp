@@ -41,11 +41,13 @@ inline std::uint64_t at_least(std::uint64_t all) {
 class GridShare {
  public:
   static std::uint64_t stride() { return std::max<std::uint64_t>(1, testing::stride() / 40); }
+  // Whether the next trial is done.
+  bool takes() { return next_++ % stride() == 0; }
   // Those of the next trials that are done.
   std::vector<int> of(std::initializer_list<int> trials) {
     std::vector<int> done;
     for (const int trial : trials)
-      if (next_++ % stride() == 0) done.push_back(trial);
+      if (takes()) done.push_back(trial);
     return done;
   }
 
