@@ -12,6 +12,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import random
 import re
 import shutil
 import signal
@@ -259,6 +260,18 @@ def name_of(test):
     return test["name"].split()[0]  # "comm_mpi -n 2" and "comm_mpi -n 4" are one name
 
 
+def drawn(tests, seed):
+    """Of the lessons a quarter, and of the numbers of ranks of an MPI suite one: others for each seed; with SOAK=1 all."""
+    if seed is None or os.environ.get("SOAK") == "1":
+        return tests
+    draw, groups = random.Random(seed), {}
+    for test in tests:
+        kind = kind_of(test)
+        groups.setdefault(kind if kind == "lesson" else test["name"] if kind != "mpi" else name_of(test), []).append(test)
+    kept = [one for group in groups.values() for one in draw.sample(group, -(-len(group) // 4))]
+    return [test for test in tests if test in kept]
+
+
 def chosen(options):
     """The tests that are named; else all that are not long, or all. Ends with 2 where there is none of a name."""
     tests = introspect("--tests", options.folder)
@@ -271,6 +284,7 @@ def chosen(options):
              (not options.names and (options.all or not is_long(test)))]
     if options.filter:
         tests = [test for test in tests if kind_of(test) == "catch"]
+    tests = drawn(tests, options.draw)
     tests.sort(key=lambda test: -test["priority"])
     for test in tests:
         test["workdir"] = test["workdir"] or str(pathlib.Path(options.folder).absolute())
@@ -285,6 +299,8 @@ def main():
     parser.add_argument("--list", action="store_true", help="print the names of the suites")
     parser.add_argument("--targets", action="store_true", help="print the ninja targets that the suites need")
     parser.add_argument("--filter", help="a Catch2 filter, such as '[threads]'; suites of other kinds are left out")
+    parser.add_argument("--draw", type=int, metavar="SEED",
+                        help="a quarter of the lessons, and MPI suites on one number of ranks each, other ones for each seed; SOAK=1: all")
     parser.add_argument("--patience", type=float, default=1, help="multiplies every timeout")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="suites at a time")
     options = parser.parse_intermixed_args()

@@ -9,10 +9,11 @@ using namespace tessera::testing;
 
 TEST_CASE("an abort before and after every collective of a step", "[promises][aborts][threads]") {
   std::uint64_t tried = 0;
+  GridShare share;
   for (const Trap trap : {Trap::launch, Trap::body, Trap::finish})
     for (const auto executor :
          {ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled})
-      for (const int ranks : {2, 3})
+      for (const int ranks : share.of({2, 3}))
         tried += try_all({.ranks = ranks,
                           .options = {.executor = executor, .schedule_seed = fresh_seed()},
                           .trap = trap,

@@ -166,11 +166,13 @@ TEST_CASE("each edge of the engine that is removed is missed by the race checker
       {Mutation::Kind::early_record, "early records"},
       {Mutation::Kind::early_free, "early frees"}};
   std::map<std::string, Tally> tallies;
+  GridShare share;
   std::vector<Cell> all = cells();
   for (const Cell& cell : narrow_cells()) all.push_back(cell);
   for (const int ranks : {1, 2, 3})
     for (const Cell& cell : all)
       for (const Program& program : kPrograms) {
+        if (!share.takes()) continue;
         INFO(ranks << " ranks, " << cell << ", " << program.what);
         const Run base = run(cell, ranks - 1, ranks, program, 0);
         INFO(base.first_race);
@@ -188,7 +190,7 @@ TEST_CASE("each edge of the engine that is removed is missed by the race checker
                 tally.no_edge);
     for (const auto& [why, times] : tally.explanations)
       std::printf("  %3d x %s\n", times, why.c_str());
-    CHECK(tally.flagged > 0);
+    CHECK((tally.flagged > 0 || GridShare::stride() > 1));
     mutants += tally.mutants();
     redundant += tally.redundant;
   }

@@ -236,7 +236,7 @@ void end_step(const Step& step, Part& model, optim::Optimizer& optimizer) {
 // The parameters after all steps: of one rank that does every rank's part itself, and so has the
 // sum of what the ranks have the mean of.
 Values reference(const Program& program) {
-  const Device device = Device::cpu({.threads = 1});
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined, .threads = 1});
   std::vector<Part*> parts;
   Part model(program.root, nullptr, parts);
   model.materialize(device);

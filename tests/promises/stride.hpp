@@ -41,11 +41,13 @@ inline std::uint64_t at_least(std::uint64_t all) {
 class GridShare {
  public:
   static std::uint64_t stride() { return std::max<std::uint64_t>(1, testing::stride() / 40); }
+  // Whether the next trial is done.
+  bool takes() { return next_++ % stride() == 0; }
   // Those of the next trials that are done.
   std::vector<int> of(std::initializer_list<int> trials) {
     std::vector<int> done;
     for (const int trial : trials)
-      if (next_++ % stride() == 0) done.push_back(trial);
+      if (takes()) done.push_back(trial);
     return done;
   }
 
@@ -53,7 +55,11 @@ class GridShare {
   std::uint64_t next_ = first_place(stride());
 };
 
-// The steps of a long run.
-inline int long_run(int steps) { return stride() > 1 ? steps / 10 : steps; }
+// The steps of a long run; under sanitizers, which count nothing that could grow, at most 50 or a
+// fifth of a share's.
+inline int long_run(int steps) {
+  const int share = stride() > 1 ? steps / 10 : steps;
+  return std::max(share / static_cast<int>(GridShare::stride()), std::min(share, 50));
+}
 
 }  // namespace tessera::testing

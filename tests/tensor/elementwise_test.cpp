@@ -1,5 +1,6 @@
 // Copies and elementwise operations against their definitions, over dtypes, layouts and broadcasts.
 // Layouts are what the tensor layer adds to kernels; accuracy to the last bit is tested with them.
+#include "tests/promises/stride.hpp"
 #include "tests/tensor/host.hpp"
 
 using namespace tessera;
@@ -105,10 +106,12 @@ void check_binary(Binary op, const Pair& a, const Pair& b, DType dtype) {
 TEST_CASE("functions of one tensor") {
   const Device device = any_device();
   Draw draw;
+  GridShare share;
   std::vector<View> views = same_shape_views();
   for (const View& v : odd_views()) views.push_back(v);
   for (const View& view : views)
     for (const DType dtype : kFloating) {
+      if (!share.takes()) continue;
       INFO(view.name << ", " << dtype << ", seed " << draw.seed);
       const Pair x = draw(view, dtype, device);
       // 0.5 + |x| for the functions that want it positive; computed on the host.
@@ -190,10 +193,12 @@ TEST_CASE("functions of two tensors that broadcast, and of odd shapes") {
 TEST_CASE("functions of a tensor and a number, on either side") {
   const Device device = any_device();
   Draw draw;
+  GridShare share;
   std::vector<View> views = same_shape_views();
   for (const View& v : odd_views()) views.push_back(v);
   for (const View& view : views)
     for (const DType dtype : {f32, f64, bf16, i32}) {
+      if (!share.takes()) continue;
       INFO(view.name << ", " << dtype << ", seed " << draw.seed);
       const Pair x = draw(view, dtype, device);
       for (const Binary op : {Binary::sub, Binary::mul, Binary::div, Binary::max, Binary::ge}) {

@@ -102,13 +102,13 @@ void Scheduler::hand_over(Lock& lock) {
   baton_ = kChoosing;
   for (;;) {
     settle();
-    const std::vector<Candidate> ready = candidates();
-    if (ready.empty()) {
+    find_candidates();
+    if (ready_.empty()) {
       if (fail_waiting()) continue;
       baton_ = kFree;
       return;
     }
-    const Candidate chosen = ready[policy_.choose(ready)];
+    const Candidate chosen = ready_[policy_.choose(ready_)];
     if (chosen.actor != 0) {
       run(lock, chosen);
       continue;
@@ -151,12 +151,13 @@ bool Scheduler::settle(Program& program) {
   return changed;
 }
 
-std::vector<Candidate> Scheduler::candidates() const {
-  std::vector<Candidate> found;
-  std::vector<const CollectiveBarrier*> barriers;  // each is one candidate, at its first rank
+// A barrier is one candidate, at its first rank.
+void Scheduler::find_candidates() {
+  ready_.clear();
+  barriers_.clear();
   for (int r = 0; r < static_cast<int>(ranks_.size()); ++r) {
     const Rank& self = ranks_[static_cast<std::size_t>(r)];
-    if (host_is_ready(self)) found.push_back({r, 0});
+    if (host_is_ready(self)) ready_.push_back({r, 0});
     if (self.program == nullptr) continue;
     for (int s = 0; s < kMaxStreams; ++s) {
       const auto& queue = self.program->queues[static_cast<std::size_t>(s)];
@@ -164,14 +165,13 @@ std::vector<Candidate> Scheduler::candidates() const {
       if (const CollectiveBarrier* barrier = queue.front().operation.barrier; barrier != nullptr) {
         if (!barrier_is_ready(*barrier)) continue;
         if (!barrier->abort_signal().aborted()) {
-          if (std::find(barriers.begin(), barriers.end(), barrier) != barriers.end()) continue;
-          barriers.push_back(barrier);
+          if (std::find(barriers_.begin(), barriers_.end(), barrier) != barriers_.end()) continue;
+          barriers_.push_back(barrier);
         }
       }
-      found.push_back({r, 1 + s});
+      ready_.push_back({r, 1 + s});
     }
   }
-  return found;
 }
 
 bool Scheduler::host_is_ready(const Rank& r) const {
@@ -201,22 +201,21 @@ Program::Entry& Scheduler::head(const Candidate& c) const {
 }
 
 // The chosen operation alone, or one of each rank of its barrier, in rank order.
-std::vector<Candidate> Scheduler::attendants(const Candidate& chosen) const {
+void Scheduler::find_attendants(const Candidate& chosen) {
   const CollectiveBarrier* barrier = head(chosen).operation.barrier;
-  if (barrier == nullptr || barrier->abort_signal().aborted()) return {chosen};
-  std::vector<Candidate> all;
+  here_.clear();
+  if (barrier == nullptr || barrier->abort_signal().aborted()) return here_.push_back(chosen);
   for (int r = 0; r < static_cast<int>(ranks_.size()); ++r)
     for (int s = 0; s < kMaxStreams; ++s) {
       const Program* program = ranks_[static_cast<std::size_t>(r)].program;
       if (program == nullptr || program->queues[static_cast<std::size_t>(s)].empty()) continue;
       const Candidate c{r, 1 + s};
-      if (!head(c).is_wait && head(c).operation.barrier == barrier) all.push_back(c);
+      if (!head(c).is_wait && head(c).operation.barrier == barrier) here_.push_back(c);
     }
-  return all;
 }
 
 void Scheduler::run(Lock& lock, const Candidate& chosen) {
-  const std::vector<Candidate> here = attendants(chosen);
+  find_attendants(chosen);
   CollectiveBarrier* const barrier = head(chosen).operation.barrier;
   const auto runner = [&](const Candidate& c) -> Runner& {
     return ranks_[static_cast<std::size_t>(c.rank)].program->runner;
@@ -226,12 +225,12 @@ void Scheduler::run(Lock& lock, const Candidate& chosen) {
         .program->fibers[static_cast<std::size_t>(c.actor - 1)];
   };
   const auto invoke = [&](Exec::Phase phase) {
-    for (const Candidate& c : here) runner(c).invoke(head(c).operation, phase, &fiber(c));
+    for (const Candidate& c : here_) runner(c).invoke(head(c).operation, phase, &fiber(c));
     if (barrier == nullptr) return;
-    for (const Candidate& c : here) fiber(c).arrive(barrier);
-    for (const Candidate& c : here) fiber(c).leave(barrier);
+    for (const Candidate& c : here_) fiber(c).arrive(barrier);
+    for (const Candidate& c : here_) fiber(c).leave(barrier);
   };
-  for (const Candidate& c : here) {
+  for (const Candidate& c : here_) {
     const Operation& operation = head(c).operation;
     trace_ = fnv1a(static_cast<std::uint64_t>(c.rank), trace_);
     trace_ = fnv1a(static_cast<std::uint64_t>(index(operation.stream)), trace_);
@@ -239,11 +238,11 @@ void Scheduler::run(Lock& lock, const Candidate& chosen) {
   }
   // Bodies and observers may take their time; only arrivals can interfere, and they wait.
   lock.unlock();
-  for (const Candidate& c : here) runner(c).begin(head(c).operation);
+  for (const Candidate& c : here_) runner(c).begin(head(c).operation);
   if (barrier != nullptr && !barrier->abort_signal().aborted()) invoke(Exec::Phase::publish);
   // Without every input no rank may run, and with a rank that failed to run none has a result.
   if (barrier == nullptr || !barrier->abort_signal().aborted()) invoke(Exec::Phase::run);
-  for (const Candidate& c : here) {
+  for (const Candidate& c : here_) {
     if (barrier != nullptr && barrier->abort_signal().aborted() && !runner(c).failure().happened())
       runner(c).fail(head(c).operation,
                      std::make_exception_ptr(CommError("collective: given up because " +
@@ -252,7 +251,7 @@ void Scheduler::run(Lock& lock, const Candidate& chosen) {
     fiber(c).finished(head(c).operation.tick);
   }
   lock.lock();
-  for (const Candidate& c : here) {
+  for (const Candidate& c : here_) {
     Program& program = *ranks_[static_cast<std::size_t>(c.rank)].program;
     const Operation& operation = head(c).operation;
     program.completed[operation.stream] = operation.tick;

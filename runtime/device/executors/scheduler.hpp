@@ -75,10 +75,10 @@ class Scheduler final : public ShuffledScheduler {
   void wait_for_turn(Lock& lock, int rank);
   void settle();
   bool settle(Program& program);
-  std::vector<Candidate> candidates() const;
+  void find_candidates();
   bool host_is_ready(const Rank& rank) const;
   bool barrier_is_ready(const CollectiveBarrier& barrier) const;
-  std::vector<Candidate> attendants(const Candidate& chosen) const;
+  void find_attendants(const Candidate& chosen);
   void run(Lock& lock, const Candidate& chosen);
   bool fail_waiting();
   std::string describe() const;
@@ -90,6 +90,9 @@ class Scheduler final : public ShuffledScheduler {
   mutable std::mutex mutex_;
   std::vector<Rank> ranks_;
   int baton_ = kFree;  // the rank whose host runs, or one of the above
+  // Of the choice that is being made; kept for their memory.
+  std::vector<Candidate> ready_, here_;
+  std::vector<const CollectiveBarrier*> barriers_;
   std::uint64_t trace_;
 };
 

@@ -57,6 +57,7 @@ class Watcher final : public Observer {
     entry.name = op.name;
     entry.barrier = barrier;
     entry.barrier_size = barrier ? barrier->size() : 0;
+    entry.accesses.reserve(op.accesses.size());
     for (const Access& a : op.accesses) entry.accesses.push_back({{a.begin, a.end}, a.mode});
     inbox_->submit(rank_, std::move(entry));
   }

@@ -94,19 +94,15 @@ class ShadowMemory {
   // came from the system later than `sequence` is passed over: the range's former life is over.
   template <class F>
   void visit(const Range& range, std::uint64_t sequence, const F& f) {
-    cut(range.begin);
-    cut(range.end);
-    std::uintptr_t at = range.begin;
-    auto i = cells_.lower_bound(range.begin);
-    while (at < range.end) {
+    auto i = cut(range.begin);
+    for (std::uintptr_t at = range.begin; at < range.end; at = i++->second.end) {
       if (i == cells_.end() || i->first > at) {
         const std::uintptr_t end = i == cells_.end() ? range.end : std::min(range.end, i->first);
         i = cells_.emplace_hint(i, at, Cell{});
         i->second.end = end;
       }
+      if (i->second.end > range.end) split(i, range.end);
       if (i->second.since <= sequence) f(i->second, static_cast<std::int64_t>(i->second.end - at));
-      at = i->second.end;
-      ++i;
     }
   }
 
@@ -130,9 +126,8 @@ class ShadowMemory {
     visit(range, sequence, [](Cell& cell, std::int64_t) { cell.is_free = true; });
   }
   void forget(const Range& range, std::uint64_t sequence) {
-    cut(range.begin);
     cut(range.end);
-    for (auto i = cells_.lower_bound(range.begin); i != cells_.end() && i->first < range.end;)
+    for (auto i = cut(range.begin); i != cells_.end() && i->first < range.end;)
       i = i->second.since <= sequence ? cells_.erase(i) : std::next(i);
   }
   // After a write of all of it: one cell again, unless owners differ.
@@ -161,20 +156,29 @@ class ShadowMemory {
     --i;
     return i->second.end > at ? i : cells_.end();
   }
-  void cut(std::uintptr_t at) {
-    const auto i = find(at);
-    if (i == cells_.end() || i->first == at) return;
+  void split(Cells::iterator i, std::uintptr_t at) {
     Cell tail = i->second;
     i->second.end = at;
     cells_.emplace_hint(std::next(i), at, std::move(tail));
   }
+  // No cell goes across `at`. The first one behind it.
+  Cells::iterator cut(std::uintptr_t at) {
+    const auto behind = cells_.lower_bound(at);
+    if (behind == cells_.begin()) return behind;
+    const auto before = std::prev(behind);
+    if (before->second.end <= at) return behind;
+    split(before, at);
+    return std::next(before);
+  }
   void replace(const Range& range, Cell cell) {
     if (range.begin >= range.end) return;
-    cut(range.begin);
     cut(range.end);
-    cells_.erase(cells_.lower_bound(range.begin), cells_.lower_bound(range.end));
+    auto i = cut(range.begin);
+    if (i == cells_.end() || i->first > range.begin)
+      i = cells_.emplace_hint(i, range.begin, Cell{});
     cell.end = range.end;
-    cells_.emplace(range.begin, std::move(cell));
+    i->second = std::move(cell);
+    for (++i; i != cells_.end() && i->first < range.end;) i = cells_.erase(i);
   }
 
   Cells cells_;
