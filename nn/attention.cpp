@@ -46,17 +46,18 @@ GroupedQueryAttention::GroupedQueryAttention(const AttentionOptions& given,
 
 Tensor GroupedQueryAttention::operator()(const Tensor& x_BTC) {
   check_input(x_BTC);
-  return call([&] {
-    const std::int64_t B = x_BTC.size(0), T = x_BTC.size(1);
-    Tensor q_BTHD = reshape(q_proj(x_BTC), {B, T, n_heads_, head_dim_});
-    Tensor k_BTKD = reshape(k_proj(x_BTC), {B, T, n_kv_heads_, head_dim_});
-    const Tensor v_BTKD = reshape(v_proj(x_BTC), {B, T, n_kv_heads_, head_dim_});
+  const auto attend = [&](const Tensor& in_BTC) {
+    const std::int64_t B = in_BTC.size(0), T = in_BTC.size(1);
+    Tensor q_BTHD = reshape(q_proj(in_BTC), {B, T, n_heads_, head_dim_});
+    Tensor k_BTKD = reshape(k_proj(in_BTC), {B, T, n_kv_heads_, head_dim_});
+    const Tensor v_BTKD = reshape(v_proj(in_BTC), {B, T, n_kv_heads_, head_dim_});
     if (rotary_) {
       q_BTHD = (*rotary_)(q_BTHD);
       k_BTKD = (*rotary_)(k_BTKD);
     }
     return o_proj(reshape(causal_attention(q_BTHD, k_BTKD, v_BTKD), {B, T, n_heads_ * head_dim_}));
-  });
+  };
+  return call(attend, x_BTC);
 }
 
 FusedAttention::FusedAttention(std::int64_t dim, std::int64_t n_heads, const Device& device)
@@ -70,11 +71,12 @@ FusedAttention::FusedAttention(std::int64_t dim, std::int64_t n_heads, const Dev
 
 Tensor FusedAttention::operator()(const Tensor& x_BTC) {
   check_input(x_BTC);
-  return call([&] {
-    const std::int64_t B = x_BTC.size(0), T = x_BTC.size(1), C = x_BTC.size(2), H = n_heads_;
-    const Tensor heads = reshape(c_attn(x_BTC), {B, T, 3 * H, C / H});
+  const auto attend = [&](const Tensor& in_BTC) {
+    const std::int64_t B = in_BTC.size(0), T = in_BTC.size(1), C = in_BTC.size(2), H = n_heads_;
+    const Tensor heads = reshape(c_attn(in_BTC), {B, T, 3 * H, C / H});
     return c_proj(reshape(causal_attention(heads, H), {B, T, C}));
-  });
+  };
+  return call(attend, x_BTC);
 }
 
 }  // namespace tessera::nn

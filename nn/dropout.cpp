@@ -11,11 +11,14 @@ Dropout::Dropout(double p) : p_(p) {
 }
 
 Tensor Dropout::operator()(const Tensor& x) {
-  if (p_ == 0 || !is_training()) return x;
-  autograd::RandomState& state = autograd::random_state();
-  const std::uint64_t key = fnv1a(state.draws++, fnv1a(state.seed, fnv1a("dropout")));
-  const std::int64_t row = x.ndim() > 0 && x.size(0) > 0 ? x.numel() / x.size(0) : 0;
-  return dropout(x, p_, key, checked_mul(state.first_row, row) / 4);  // one counter: 4 elements
+  const auto forward = [&](const Tensor& in) {
+    if (p_ == 0 || !is_training()) return in;
+    autograd::RandomState& state = autograd::random_state();
+    const std::uint64_t key = fnv1a(state.draws++, fnv1a(state.seed, fnv1a("dropout")));
+    const std::int64_t row = in.ndim() > 0 && in.size(0) > 0 ? in.numel() / in.size(0) : 0;
+    return dropout(in, p_, key, checked_mul(state.first_row, row) / 4);  // one counter: 4 elements
+  };
+  return call(forward, x);
 }
 
 }  // namespace tessera::nn

@@ -14,12 +14,13 @@ Embedding::Embedding(std::int64_t count, std::int64_t dim, const Device& device)
 }
 
 Tensor Embedding::operator()(const Tensor& ids) {
-  return call([&] {
-    SlicedEmbedding rows(ids);
+  const auto look_up = [&](const Tensor& in) {
+    SlicedEmbedding rows(in);
     weight.for_each_slice([&](const Tensor& slice, const SliceRows& of) { rows.add(slice, of); },
                           reads_parameters_in_backward());
     return rows.finish();
-  });
+  };
+  return call(look_up, ids);
 }
 
 }  // namespace tessera::nn

@@ -34,10 +34,11 @@ Gpt2Block::Gpt2Block(const Gpt2Config& config, const Device& device)
 }
 
 Tensor Gpt2Block::operator()(const Tensor& x_BTC) {
-  return call([&] {
-    const auto [h_BTC, normed_BTC] = ln_2.of_sum(x_BTC, drop(attn(ln_1(x_BTC))));
+  const auto forward = [&](const Tensor& in_BTC) {
+    const auto [h_BTC, normed_BTC] = ln_2.of_sum(in_BTC, drop(attn(ln_1(in_BTC))));
     return h_BTC + drop(mlp(normed_BTC));
-  });
+  };
+  return call(forward, x_BTC);
 }
 
 Gpt2::Gpt2(const Gpt2Config& config, const Device& device)
@@ -72,6 +73,10 @@ std::vector<Module*> Gpt2::parts() {
 bool Gpt2::saves_transposed(std::string_view parameter) const {
   return parameter.ends_with(".c_attn.weight") || parameter.ends_with(".c_proj.weight") ||
          parameter.ends_with(".c_fc.weight");
+}
+
+bool Gpt2::is_left_in_files(std::string_view name) const {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
 
 Tensor Gpt2::forward(const Tensor& tokens_BT) {

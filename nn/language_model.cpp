@@ -19,20 +19,21 @@ void check_tokens(const Tensor& tokens, std::int64_t max_seq_len) {
 
 Tensor LanguageModel::operator()(const Tensor& tokens_BT) {
   check_tokens(tokens_BT, max_seq_len_);
-  return call([&] { return output()(forward(tokens_BT)); });
+  return call([&](const Tensor& tokens) { return output()(forward(tokens)); }, tokens_BT);
 }
 
 Tensor LanguageModel::loss(const Tensor& tokens_BT, const Tensor& targets_BT) {
   check_tokens(tokens_BT, max_seq_len_);
   TESSERA_EXPECT(targets_BT.shape() == tokens_BT.shape(), "loss: tokens are ", tokens_BT.shape(),
                  ", targets ", targets_BT.shape(), "; expected one shape");
-  const std::int64_t rows = tokens_BT.numel();
-  return call([&] {
-    const Tensor h_BTC = forward(tokens_BT), targets = raw::reshape(targets_BT, {rows});
+  const auto loss_of = [&](const Tensor& in_BT, const Tensor& wanted_BT) {
+    const std::int64_t rows = in_BT.numel();
+    const Tensor h_BTC = forward(in_BT), targets = raw::reshape(wanted_BT, {rows});
     if (rows * vocab_size_ > loss_chunk_ || output().weight.slices() > 1)
       return output().cross_entropy(h_BTC, targets, loss_chunk_);
     return cross_entropy(reshape(output()(h_BTC), {rows, vocab_size_}), targets);
-  });
+  };
+  return call(loss_of, tokens_BT, targets_BT);
 }
 
 }  // namespace tessera::nn

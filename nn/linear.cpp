@@ -30,38 +30,51 @@ Linear::Linear(const Parameter& shared_weight) : weight(shared_weight) {
 }
 
 Tensor Linear::operator()(const Tensor& x) {
-  return call([&] {
-    if (!weight.is_streamed()) return linear(x, weight, bias.defined() ? bias.value() : Tensor());
-    SlicedLinear y(x);
-    weight.for_each_slice([&](const Tensor& slice, const SliceRows& rows) { y.add(slice, rows); });
-    return y.finish();
-  });
+  return call(
+      [&](const Tensor& in) {
+        if (!weight.is_streamed())
+          return linear(in, weight, bias.defined() ? bias.value() : Tensor());
+        SlicedLinear y(in);
+        weight.for_each_slice(
+            [&](const Tensor& slice, const SliceRows& rows) { y.add(slice, rows); });
+        return y.finish();
+      },
+      x);
 }
 
 Activated Linear::gelu(const Tensor& x) {
-  return call([&] { return linear_gelu(x, weight, bias.defined() ? bias.value() : Tensor()); });
+  return call(
+      [&](const Tensor& in) {
+        return linear_gelu(in, weight, bias.defined() ? bias.value() : Tensor());
+      },
+      x);
 }
 
 Tensor Linear::operator()(const Activated& x) {
-  return call([&] { return linear(x, weight, bias.defined() ? bias.value() : Tensor()); });
+  return call(
+      [&](const Activated& in) {
+        return linear(in, weight, bias.defined() ? bias.value() : Tensor());
+      },
+      x);
 }
 
 Tensor Linear::cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits) {
-  return call([&] {
+  const auto loss_of = [&](const Tensor& in, const Tensor& wanted) {
     if (weight.slices() == 1) {
       Tensor loss;
       const auto chunk_rows = std::max<std::int64_t>(most_logits / weight.shape()[0], 1);
       weight.for_each_slice([&](const Tensor& whole, const SliceRows&) {
-        loss = linear_cross_entropy(x, whole, bias.defined() ? bias.value() : Tensor(), targets,
+        loss = linear_cross_entropy(in, whole, bias.defined() ? bias.value() : Tensor(), wanted,
                                     chunk_rows);
       });
       return loss;
     }
-    SlicedCrossEntropy loss(x, targets, most_logits);
+    SlicedCrossEntropy loss(in, wanted, most_logits);
     weight.for_each_slice(
         [&](const Tensor& slice, const SliceRows& rows) { loss.add(slice, rows); });
     return loss.finish();
-  });
+  };
+  return call(loss_of, x, targets);
 }
 
 }  // namespace tessera::nn

@@ -36,11 +36,12 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, std::shared_ptr<Rotary> rotary
 }
 
 Tensor LlamaBlock::operator()(const Tensor& x_BTC) {
-  return call([&] {
+  const auto forward = [&](const Tensor& in_BTC) {
     const auto [h_BTC, normed_BTC] =
-        post_attention_layernorm.of_sum(x_BTC, self_attn(input_layernorm(x_BTC)));
+        post_attention_layernorm.of_sum(in_BTC, self_attn(input_layernorm(in_BTC)));
     return h_BTC + mlp(normed_BTC);
-  });
+  };
+  return call(forward, x_BTC);
 }
 
 Llama::Llama(const LlamaConfig& config, const Device& device)

@@ -15,10 +15,11 @@ SwigluMlp::SwigluMlp(std::int64_t dim, std::int64_t hidden, const Device& device
 }
 
 Tensor SwigluMlp::operator()(const Tensor& x) {
-  return call([&] {
-    const Tensor gate = gate_proj(x);  // before up: as registered, so backward needs them in turn
-    return down_proj(swiglu(gate, up_proj(x)));
-  });
+  const auto forward = [&](const Tensor& in) {
+    const Tensor gate = gate_proj(in);  // before up: as registered, so backward needs them in turn
+    return down_proj(swiglu(gate, up_proj(in)));
+  };
+  return call(forward, x);
 }
 
 GeluMlp::GeluMlp(std::int64_t dim, std::int64_t hidden, const Device& device)
@@ -29,7 +30,7 @@ GeluMlp::GeluMlp(std::int64_t dim, std::int64_t hidden, const Device& device)
 }
 
 Tensor GeluMlp::operator()(const Tensor& x) {
-  return call([&] { return c_proj(c_fc.gelu(x)); });
+  return call([&](const Tensor& in) { return c_proj(c_fc.gelu(in)); }, x);
 }
 
 }  // namespace tessera::nn

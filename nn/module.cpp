@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <tuple>
 #include <unordered_set>
-
-#include "tessera/base/philox.hpp"
-#include "tessera/tensor/ops.hpp"
 
 namespace tessera::nn {
 
@@ -30,10 +28,7 @@ Module::~Module() {
 
 void Module::register_parameter(std::string_view name, const Parameter& parameter) {
   if (!parameter.defined()) return;
-  TESSERA_EXPECT(name.find('.') == std::string_view::npos && !name.empty(), "register_parameter: '",
-                 name, "' is not a name; use one word without a dot");
-  for (const auto& [other, p] : parameters_)
-    TESSERA_EXPECT(other != name, "register_parameter: '", name, "' is taken");
+  expect_free("register_parameter", name);
   if (!has(parameters_, parameter)) ++parameter.state()->modules;
   parameters_.emplace_back(name, parameter);
 }
@@ -53,11 +48,19 @@ void Module::stream_parameter(const Parameter& parameter) {
 }
 
 void Module::register_module(std::string_view name, Module& module) {
-  TESSERA_EXPECT(name.find('.') == std::string_view::npos && !name.empty(), "register_module: '",
-                 name, "' is not a name; use one word without a dot");
-  for (const auto& [other, m] : modules_)
-    TESSERA_EXPECT(other != name, "register_module: '", name, "' is taken");
+  expect_free("register_module", name);
   modules_.emplace_back(name, &module);
+}
+
+void Module::expect_free(const char* function, std::string_view name) const {
+  TESSERA_EXPECT(name.find('.') == std::string_view::npos && !name.empty(), function, ": '", name,
+                 "' is not a name; use one word without a dot");
+  const auto is_taken = [&](const auto& own) { return std::get<0>(own) == name; };
+  TESSERA_EXPECT(std::none_of(parameters_.begin(), parameters_.end(), is_taken) &&
+                     std::none_of(modules_.begin(), modules_.end(), is_taken) &&
+                     std::none_of(buffers_.begin(), buffers_.end(),
+                                  [&](const OwnBuffer& own) { return own.name == name; }),
+                 function, ": '", name, "' is taken");
 }
 
 std::vector<std::pair<std::string, Module*>> Module::named_modules() {
@@ -82,7 +85,9 @@ std::vector<std::pair<std::string, Parameter>> Module::named_parameters(Tied tie
       const bool is_new = known.insert(parameter.state().get()).second;
       if (!is_new && tied == Tied::once) continue;
       found.emplace_back(path.empty() ? name : path + '.' + name, parameter);
-      if (is_new) parameter.state()->name = found.back().first;
+      if (std::string& own = parameter.state()->name;
+          is_new && own.size() < found.back().first.size())
+        own = found.back().first;
     }
   return found;
 }
@@ -109,6 +114,7 @@ void Module::materialize(const Device& device) {
   for (const auto& [name, module] : named_modules())
     if (module->hook_) module->hook_->materialize(device);
   if (!loose.empty()) materialize_whole("model", loose, device);
+  for (const auto& [name, buffer] : named_buffers()) buffer.materialize(device);
 }
 
 void Module::set_hook(std::shared_ptr<ModuleHook> hook) {
@@ -121,18 +127,15 @@ void Module::set_training(bool training) {
   for (const auto& [name, module] : modules_) module->set_training(training);
 }
 
-void init(Module& module, Seed seed) {
-  const auto parameters = module.named_parameters();
-  for (const auto& [name, parameter] : parameters) {
-    const std::uint64_t key = fnv1a(name, fnv1a(seed.value, 0xcbf29ce484222325ull));
-    const Initializer& how = parameter.state()->initializer;
-    const ShardSpec& spec = parameter.state()->spec;
-    const std::int64_t begin = spec.owned().begin * spec.row_numel();
-    parameter.edit([&](const Tensor& rows) {
-      if (how.kind == Initializer::Kind::constant) return raw::fill(rows, how.mean);
-      raw::normal_into(rows, how.mean, how.deviation, key, begin);
-    });
-  }
+void Module::for_each_module(const std::function<void(Module&)>& f) {
+  std::vector<const Module*> seen;
+  const std::function<void(Module&)> below = [&](Module& module) {
+    if (std::find(seen.begin(), seen.end(), &module) != seen.end()) return;
+    seen.push_back(&module);
+    for (const auto& [name, child] : module.modules_) below(*child);
+    f(module);
+  };
+  below(*this);
 }
 
 }  // namespace tessera::nn

@@ -11,7 +11,7 @@ RMSNorm::RMSNorm(std::int64_t dim, double eps, const Device& device)
 }
 
 Tensor RMSNorm::operator()(const Tensor& x) {
-  return call([&] { return rms_norm(x, weight, eps_); });
+  return call([&](const Tensor& in) { return rms_norm(in, weight, eps_); }, x);
 }
 
 SumAndNorm RMSNorm::of_sum(const Tensor& x, Tensor residual) {
@@ -28,7 +28,7 @@ LayerNorm::LayerNorm(std::int64_t dim, double eps, const Device& device)
 }
 
 Tensor LayerNorm::operator()(const Tensor& x) {
-  return call([&] { return layer_norm(x, weight, bias, eps_); });
+  return call([&](const Tensor& in) { return layer_norm(in, weight, bias, eps_); }, x);
 }
 
 SumAndNorm LayerNorm::of_sum(const Tensor& x, Tensor residual) {

@@ -20,6 +20,17 @@ constexpr std::array<std::pair<std::string_view, DType>, 7> kDtypes = {{{"F32", 
                                                                         {"I32", i32},
                                                                         {"I64", i64},
                                                                         {"BOOL", boolean}}};
+// What other programs write beside, with the bytes of an element.
+constexpr std::array<std::pair<std::string_view, std::int64_t>, 10> kForeign = {{{"U8", 1},
+                                                                                 {"I8", 1},
+                                                                                 {"F8_E4M3", 1},
+                                                                                 {"F8_E5M2", 1},
+                                                                                 {"F8_E8M0", 1},
+                                                                                 {"I16", 2},
+                                                                                 {"U16", 2},
+                                                                                 {"U32", 4},
+                                                                                 {"U64", 8},
+                                                                                 {"C64", 8}}};
 constexpr std::size_t kShownBytes = 60;  // of a name in an error message
 constexpr std::string_view kMetadata = "__metadata__";
 
@@ -43,7 +54,26 @@ void append_utf8(std::string& out, std::uint32_t code) {
 // exhaust the stack.
 class HeaderReader {
  public:
-  HeaderReader(std::string_view json, const std::string& file) : json_(json), file_(file) {}
+  HeaderReader(std::string_view json, const std::string& file, const char* part = "a header")
+      : json_(json), file_(file), part_(part) {}
+
+  // {"weight_map": {name: file}}, and what else stands beside it.
+  std::map<std::string, std::string> read_index() {
+    std::map<std::string, std::string> files;
+    bool has_map = false;
+    read_members([&](const std::string& key) {
+      if (key != "weight_map") return skip_value();
+      has_map = true;
+      read_members([&](std::string name) {
+        skip_space();
+        files[std::move(name)] = string();
+      });
+    });
+    skip_space();
+    if (at_ != json_.size()) fail("goes on after its end");
+    if (!has_map) fail("lacks \"weight_map\"");
+    return files;
+  }
 
   SafetensorsHeader read() {
     if (json_.empty() || json_[0] != '{') fail("does not begin with '{'");
@@ -61,7 +91,7 @@ class HeaderReader {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    throw DataError(concat(file_, " has a header that ", what, " (byte ", at_,
+    throw DataError(concat(file_, " has ", part_, " that ", what, " (byte ", at_,
                            " of the JSON); write the file again"));
   }
   [[noreturn]] void fail_tensor(const std::string& tensor, const std::string& what) const {
@@ -99,6 +129,24 @@ class HeaderReader {
     expect('}');
   }
 
+  // A value that nobody wants, of any depth: to the comma or bracket behind it.
+  void skip_value() {
+    skip_space();
+    const std::size_t begin = at_;
+    for (std::size_t depth = 0; at_ < json_.size(); skip_space()) {
+      const char c = json_[at_];
+      if (depth == 0 && (c == ',' || c == '}' || c == ']')) break;
+      if (c == '"') {
+        string();
+        continue;
+      }
+      if (c == '{' || c == '[') ++depth;
+      if (c == '}' || c == ']') --depth;
+      ++at_;
+    }
+    if (at_ == begin) fail("has a key without a value");
+  }
+
   void read_tensor(std::string name) {
     SafetensorsEntry entry{.name = std::move(name)};
     std::vector<std::int64_t> offsets;
@@ -106,7 +154,7 @@ class HeaderReader {
     read_members([&](const std::string& key) {
       if (key == "dtype") {
         has_dtype = true;
-        entry.dtype = dtype(entry.name);
+        read_dtype(entry);
       } else if (key == "shape") {
         has_shape = true;
         entry.shape = integers(entry.name);
@@ -134,6 +182,8 @@ class HeaderReader {
     if (begin > end)
       fail_tensor(entry.name, concat("ends at ", end, ", before it begins at ", begin));
     std::int64_t expected = static_cast<std::int64_t>(size_bytes(entry.dtype));
+    for (const auto& [name, bytes] : kForeign)
+      if (name == entry.foreign) expected = bytes;
     bool empty = false;
     for (const std::int64_t extent : entry.shape) empty = empty || extent == 0;
     try {
@@ -150,15 +200,23 @@ class HeaderReader {
     entry.size_bytes = expected;
   }
 
-  DType dtype(const std::string& tensor) {
+  void read_dtype(SafetensorsEntry& entry) {
     const std::string text = string();
     for (const auto& [name, dtype] : kDtypes) {
-      if (name == text) return dtype;
+      if (name == text) {
+        entry.dtype = dtype;
+        return;
+      }
     }
-    fail_tensor(
-        tensor,
-        concat("has dtype ", shown(text),
-               ", which is not one of F32, BF16, F16, F64, I32, I64, BOOL; convert the file"));
+    for (const auto& [name, bytes] : kForeign) {
+      if (name == text) {
+        entry.foreign = text;
+        return;
+      }
+    }
+    fail_tensor(entry.name,
+                concat("has dtype ", shown(text),
+                       ", of which not even the size is known; write it as F32 or BF16"));
   }
 
   // [non-negative 64-bit integers]; JSON allows neither signs nor leading zeros here.
@@ -241,6 +299,7 @@ class HeaderReader {
 
   std::string_view json_;
   const std::string& file_;
+  const char* part_;
   std::size_t at_ = 0;
   SafetensorsHeader header_;
 };
@@ -267,6 +326,11 @@ std::string shown(std::string_view name) {
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file) {
   return HeaderReader(json, file).read();
+}
+
+std::map<std::string, std::string> parse_safetensors_index(std::string_view json,
+                                                           const std::string& file) {
+  return HeaderReader(json, file, "a text").read_index();
 }
 
 std::string format_safetensors_header(const std::vector<SafetensorsEntry>& entries,

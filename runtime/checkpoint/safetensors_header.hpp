@@ -21,6 +21,11 @@ struct SafetensorsHeader {
 // Offsets are only known to be non-negative and to fit the tensor's size.
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file);
 
+// The "weight_map" of model.safetensors.index.json: names of tensors and the files that hold them.
+// Throws: DataError likewise.
+std::map<std::string, std::string> parse_safetensors_index(std::string_view json,
+                                                           const std::string& file);
+
 // The JSON text, padded with spaces to a multiple of 8 bytes. Entries need their offsets.
 std::string format_safetensors_header(const std::vector<SafetensorsEntry>& entries,
                                       const std::map<std::string, std::string>& metadata);

@@ -71,7 +71,7 @@ Parameter::Parameter(const Shape& shape, Initializer initializer)
     : state_(std::make_shared<ParameterState>()) {
   shape.numel();  // checks
   state_->shape = shape;
-  state_->initializer = initializer;
+  state_->initializer = std::move(initializer);
   state_->spec = {shape, 1, 0};
 }
 

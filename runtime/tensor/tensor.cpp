@@ -20,6 +20,12 @@ std::int64_t bytes_of(const Shape& shape, DType dtype) {
   return checked_mul(shape.numel(), static_cast<std::int64_t>(size_bytes(dtype)));
 }
 
+void check_drawn(const char* name, const Tensor& out) {
+  TESSERA_EXPECT(out.is_contiguous() && is_floating(out.dtype()), name, ": the tensor is ",
+                 out.dtype(), out.is_contiguous() ? "" : ", strided",
+                 "; expected a contiguous floating one");
+}
+
 // A GPU writes to pinned memory: piece by piece, each as large as the others but the last.
 void copy_through_staging(std::span<std::byte> out, const Tensor& source) {
   constexpr std::size_t kPiece = 16 << 20;
@@ -107,9 +113,7 @@ Tensor Tensor::normal(const Shape& shape, double mean, double deviation, std::ui
 
 void raw::normal_into(const Tensor& out, double mean, double deviation, std::uint64_t key,
                       std::int64_t first) {
-  TESSERA_EXPECT(out.is_contiguous() && is_floating(out.dtype()), "normal_into: the tensor is ",
-                 out.dtype(), out.is_contiguous() ? "" : ", strided",
-                 "; expected a contiguous floating one");
+  check_drawn("normal_into", out);
   if (out.numel() == 0 || out.device().is_meta()) return;
   detail::launch(
       "normal", out.device(), detail::table(out.device()).normal,
@@ -119,14 +123,18 @@ void raw::normal_into(const Tensor& out, double mean, double deviation, std::uin
 
 Tensor Tensor::uniform(const Shape& shape, double low, double high, std::uint64_t key, DType dtype,
                        const Device& device) {
-  TESSERA_EXPECT(is_floating(dtype), "Tensor::uniform: the dtype is ", dtype,
-                 "; expected a floating one");
   Tensor out = empty(shape, dtype, device);
-  if (out.numel() == 0 || device.is_meta()) return out;
-  detail::launch("uniform", device, detail::table(device).uniform,
-                 kernels::UniformArgs{out.data(), key, 0, out.numel(), low, high, dtype},
-                 {detail::writes(out)});
+  raw::uniform_into(out, low, high, key, 0);
   return out;
+}
+
+void raw::uniform_into(const Tensor& out, double low, double high, std::uint64_t key,
+                       std::int64_t first) {
+  check_drawn("uniform_into", out);
+  if (out.numel() == 0 || out.device().is_meta()) return;
+  detail::launch("uniform", out.device(), detail::table(out.device()).uniform,
+                 kernels::UniformArgs{out.data(), key, first, out.numel(), low, high, out.dtype()},
+                 {detail::writes(out)});
 }
 
 Tensor Tensor::from_bytes(std::span<const std::byte> bytes, const Shape& shape, DType dtype,

@@ -102,6 +102,12 @@ TEST_CASE("a choice is the enumerator of the library that bears its name") {
   CHECK(decay("linear") == optim::DecayType::linear);
   CHECK(decay("sqrt") == optim::DecayType::sqrt);
   CHECK(decay("cosine") == optim::DecayType::cosine);
+  const auto exported = [](const std::string& name) {
+    return parse({"--checkpoint.export_dtype=" + name}).checkpoint.export_dtype;
+  };
+  CHECK(exported("float32") == f32);
+  CHECK(exported("bfloat16") == bf16);
+  CHECK(exported("float16") == f16);
   const auto reshard = [](const std::string& name) {
     return parse({"--parallelism.fsdp_reshard_after_forward=" + name})
         .parallelism.fsdp_reshard_after_forward;

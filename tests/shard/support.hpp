@@ -15,6 +15,7 @@
 
 #include "tessera/autograd/ops.hpp"
 #include "tessera/nn/linear.hpp"
+#include "tessera/nn/module_list.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"

@@ -12,9 +12,12 @@
 // four moments are all that sharding needs: `fully_shard` sets a hook that gathers before the call
 // and frees after it, gathers again when the region begins, and reduces gradients when it ends.
 //
-// PyTorch: forward pre-hooks and forward hooks are `before_call` and `after_call`. For backward,
-// FSDP2 hooks the tensors that a module returns and wraps those that it is given; where no input
-// needs a gradient, only a callback at the end of the pass notices that the module is done.
+// A module has one such hook. What a program does around calls, as PyTorch's forward hooks, is
+// nn/forward_hooks.hpp: any number of them, within the scope that this one opens.
+//
+// PyTorch: FSDP2 gathers and frees in forward pre-hooks and forward hooks. For backward, it hooks
+// the tensors that a module returns and wraps those that it is given; where no input needs a
+// gradient, only a callback at the end of the pass notices that the module is done.
 #include <iostream>
 #include <optional>
 #include <string>

@@ -96,6 +96,10 @@ struct Config {
     nn::Recompute mode = nn::Recompute::none;
   } activation_checkpoint;
 
+  struct Checkpoint {
+    DType export_dtype = f32;  // of --save
+  } checkpoint;
+
   struct Debug {
     std::int64_t seed = 0;
     ExecutorKind executor = ExecutorKind::threaded;

@@ -71,7 +71,7 @@ Inputs open_inputs(const Config& config, int world_size, Writes writes) {
     });
   }
   if (!config.flags.load.empty()) {
-    inputs.load = named("--load", [&] { return checkpoint::SafetensorsReader(config.flags.load); });
+    named("--load", [&] { inputs.load.emplace(config.flags.load); });
   }
   check_distinct(config, writes == Writes::yes ? world_size : 0);
   if (writes == Writes::no) return inputs;

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "tessera/base/error.hpp"
-#include "tessera/checkpoint/safetensors.hpp"
+#include "tessera/checkpoint/model.hpp"
 #include "tessera/data/token_file.hpp"
 #include "tools/train/config.hpp"
 #include "tools/train/metrics.hpp"
@@ -15,9 +15,9 @@
 namespace tessera::train {
 
 struct Inputs {
-  std::optional<data::TokenLoader> loader;            // where data.path is set
-  std::optional<checkpoint::SafetensorsReader> load;  // where --load is
-  std::optional<JsonlWriter> jsonl;  // where metrics.jsonl is, on the rank that writes
+  std::optional<data::TokenLoader> loader;      // where data.path is set
+  std::optional<checkpoint::WeightFiles> load;  // where --load is
+  std::optional<JsonlWriter> jsonl;             // where metrics.jsonl is, on the rank that writes
 };
 
 // Which process this is: only one of a job writes.

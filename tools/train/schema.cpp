@@ -168,10 +168,9 @@ const std::vector<Key>& schema() {
                                          "train nothing, open no data, write "
                                          "no metrics"),
       key<&C::flags, &C::Flags::load>(
-          "load", "start from these weights (safetensors, Hugging Face's names)",
+          "load", "start from these weights (safetensors, an index, or their folder)",
           {.argument = "FILE"}),
-      key<&C::flags, &C::Flags::save>("save", "write the weights at the end, in float32",
-                                      {.argument = "FILE"}),
+      key<&C::flags, &C::Flags::save>("save", "write the weights at the end", {.argument = "FILE"}),
       key<&C::flags, &C::Flags::trace>(
           "trace", "write a timeline of the first 10 steps, run or planned", {.argument = "FILE"}),
       key<&C::flags, &C::Flags::sample>("sample", "at the end, let the model continue this text",
@@ -292,6 +291,9 @@ const std::vector<Key>& schema() {
           "activation_checkpoint.mode",
           "full: keep a block's input only and compute the rest again",
           {.choices = {"none", "full"}}),
+      key<&C::checkpoint, &C::Checkpoint::export_dtype>(
+          "checkpoint.export_dtype", "type in which --save writes the weights",
+          {.choices = {"float32", "bfloat16", "float16"}}),
       key<&C::debug, &C::Debug::seed>("debug.seed",
                                       "of initial weights, shuffling, dropout and sampling",
                                       {.range = between(0, kMaxSeed)}),

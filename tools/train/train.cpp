@@ -120,7 +120,7 @@ class Run {
       delay_operations(device, static_cast<std::uint64_t>(config_.debug.delay_seed));
     {
       const auto model = make_model(config_);
-      if (inputs_.load) named("--load", [&] { checkpoint::check_weights(*inputs_.load, *model); });
+      if (inputs_.load) named("--load", [&] { nn::check_load(*model, *inputs_.load); });
       if (speaks_ && !config_.flags.save.empty())
         named("--save", [&] { check_space(config_.flags.save, 4 * model->numel()); });
       if (config_.training.steps > 0) plan_ = plan_memory(config_, world_.rank(), world_.size());
@@ -129,7 +129,7 @@ class Run {
     trainer_ = std::make_unique<Trainer>(config_, world_);
     nn::LanguageModel& model = trainer_->model();
     nn::init(model, {static_cast<std::uint64_t>(config_.debug.seed)});
-    if (inputs_.load) named("--load", [&] { checkpoint::load_weights(*inputs_.load, model); });
+    if (inputs_.load) named("--load", [&] { nn::load(model, *inputs_.load); });
     world_.barrier();
     if (speaks_)
       console_ = std::make_unique<Console>(Terminal::detect(), config_.training.steps,
@@ -312,7 +312,8 @@ class Run {
 
   void save(nn::LanguageModel& model) {
     trainer_->memory().ledger().reset_peak();
-    checkpoint::save_weights(config_.flags.save, model, world_);
+    checkpoint::save_weights(config_.flags.save, model, world_,
+                             {.dtype = config_.checkpoint.export_dtype});
     if (steps_done_ > 0) report_phase("the save", plan_.save, trainer_->phase_memory());
   }
 

@@ -281,7 +281,8 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
   plan.evaluation = trainer.phase_memory();
   ledger.reset_peak();
   checkpoint::for_each_saved_tensor(
-      trainer.model(), world, [](const std::string&, const Tensor& full) { full.plan_to_bytes(); });
+      trainer.model(), world, [](const std::string&, const Tensor& full) { full.plan_to_bytes(); },
+      {.dtype = config.checkpoint.export_dtype});
   plan.save = trainer.phase_memory();
   return plan;
 }

@@ -1,12 +1,17 @@
-// Whole models in one safetensors file, f32, with the names of their parameters: for Llama and
+// Whole models in safetensors files, with the names of their parameters and buffers: for Llama and
 // GPT-2 those that Hugging Face's files have. Sharded checkpoints are another format.
 //
 //   checkpoint::save_weights("model.safetensors", model, world);      every rank calls
-//   checkpoint::load_weights("model.safetensors", model);             any number of ranks
+//   checkpoint::save_weights(path, model, world, {.dtype = bf16});    half as large
+//   model.load("model.safetensors");                                  any number of ranks
+//   model.load("gpt2/");                                              what was downloaded, as it is
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "tessera/checkpoint/safetensors.hpp"
 #include "tessera/comm/world.hpp"
@@ -14,32 +19,75 @@
 
 namespace tessera::checkpoint {
 
+struct SaveOptions {
+  DType dtype = f32;  // of parameters: f32, or bf16 or f16, rounded; buffers keep theirs
+};
+
 // Writes every parameter below `model`, a tied one under its first name, in its own shape [d0,
-// ...], or [d1, d0] where Module::saves_transposed says so. Rank 0 writes, the others send their
-// shards; on return the file is whole, and has replaced an older one in one step (see WholeFile).
-// Collective. Memory: the largest parameter in f32 on each rank, twice where it is transposed.
+// ...], or [d1, d0] where Module::saves_transposed says so, and every persistent buffer, as rank 0
+// has it. Rank 0 writes, the others send their shards; on return the file is whole, and has
+// replaced an older one in one step (see WholeFile). Collective. Memory: the largest parameter in
+// f32 on each rank, twice where it is transposed, and half of it more in 16 bits.
 // Throws: on rank 0 DataError if `path` cannot be written (see check_writable) and DeviceError if
-// the system refuses; ContractError for a parameter without memory.
-void save_weights(const std::string& path, nn::Module& model, const World& world);
+// the system refuses; ContractError for a parameter without memory, and for other dtypes.
+void save_weights(const std::string& path, nn::Module& model, const World& world,
+                  const SaveOptions& options = {});
 
-// Reads the rows that this rank owns of every parameter below `model`; floating dtypes become f32.
-// A tied parameter may stand under its other names too, as long as its bytes are the same. Not
-// collective; ranks use the values in collectives only after all have returned (World::barrier).
-// Throws: DataError naming the file and the parameter when one is missing, left over, of another
-// shape or of no floating dtype; no parameter has changed then. ContractError for a parameter
-// without memory.
-void load_weights(const std::string& path, nn::Module& model);
-void load_weights(const SafetensorsReader& file, nn::Module& model);
-
-// Whether the file's parameters are the model's, which needs no memory yet.  Throws: DataError as
-// load_weights.
-void check_weights(const SafetensorsReader& file, const nn::Module& model);
-
-// What save_weights does but for the file, so that it can be planned: calls f(name, full tensor f32
-// as the file has it) on rank 0 for every parameter, in the file's order. The tensor is valid
-// during the call. Collective.
+// What save_weights does but for the file, so that it can be planned: calls f(name, full tensor as
+// the file has it) on rank 0 for everything, in the file's order. The tensor is valid during the
+// call. Collective.
 void for_each_saved_tensor(
     nn::Module& model, const World& world,
-    const std::function<void(const std::string& name, const Tensor& full)>& f);
+    const std::function<void(const std::string& name, const Tensor& full)>& f,
+    const SaveOptions& options = {});
+
+// One model's tensors, in one file or several. Nothing is read before it is asked for.
+// Owns: the mappings.
+class WeightFiles final : public nn::StateSource {
+ public:
+  // A safetensors file; an index of several, whose name ends with ".json", as Hugging Face's
+  // model.safetensors.index.json; or a folder with model.safetensors or such an index in it.
+  // Throws: DataError as SafetensorsReader, for an index that is none or names a file outside of
+  // its folder or a tensor that its file lacks, and for a tensor that stands in two files.
+  explicit WeightFiles(const std::string& path);
+  // These files together.  Throws: likewise; ContractError for none.
+  explicit WeightFiles(const std::vector<std::string>& paths);
+
+  // Of the interface; see nn::StateSource.
+  const std::string& what() const noexcept override { return what_; }
+  std::vector<std::string> names() const override;
+  bool has(std::string_view name) const override { return places_.find(name) != places_.end(); }
+  Entry entry(std::string_view name) const override;
+  bool is_file() const noexcept override { return true; }
+  bool is_same(std::string_view a, std::string_view b) const override;
+  std::string fault(std::string_view name, const ShardSpec& spec) const override;
+  Tensor rows(std::string_view name, const ShardSpec& spec, bool transposed, DType dtype,
+              const Device& device) const override;
+  [[noreturn]] void refuse(const std::string& message) const override;
+
+ private:
+  struct Place {
+    std::size_t file;
+    const SafetensorsEntry* entry;
+  };
+  void open(const std::string& path);
+  void open_index(const std::string& path);
+  std::span<const std::byte> bytes(std::string_view name) const;
+
+  std::string what_;
+  std::vector<SafetensorsReader> files_;
+  std::map<std::string, Place, std::less<>> places_;
+};
+
+// What Module::load does with a path. Each rank reads the rows that it owns; floating dtypes become
+// those of the model. A tied parameter may stand under any of its names, and under several as long
+// as its bytes are the same. What the model computes itself is left (Module::is_left_in_files), and
+// a prefix of all names may be missing (Module::optional_prefix). Not collective; ranks use the
+// values in collectives only after all have returned (World::barrier).
+// Throws: DataError naming the file and the tensor when one is missing, unexpected, of another
+// shape or of a dtype that cannot be loaded; nothing has changed then. ContractError for a
+// parameter without memory.
+nn::LoadReport load_weights(const std::string& path, nn::Module& model,
+                            const nn::LoadOptions& options = {});
 
 }  // namespace tessera::checkpoint

@@ -29,6 +29,9 @@ struct SafetensorsEntry {
   std::vector<std::int64_t> shape = {};
   std::int64_t begin_bytes = 0;  // offset into the data; set by the reader, ignored by the writer
   std::int64_t size_bytes = 0;   // likewise
+  // Set by the reader: the name of a dtype that none of ours is, as "U8", and `dtype` says nothing.
+  // Such a tensor may stand in a file as long as nobody wants its values.
+  std::string foreign = {};
 };
 
 // A mapped file whose header has been checked.

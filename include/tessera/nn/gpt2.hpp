@@ -7,6 +7,7 @@
 #include "tessera/nn/embedding.hpp"
 #include "tessera/nn/language_model.hpp"
 #include "tessera/nn/mlp.hpp"
+#include "tessera/nn/module_list.hpp"
 #include "tessera/nn/norm.hpp"
 
 namespace tessera::nn {
@@ -44,6 +45,10 @@ class Gpt2 : public LanguageModel {
   std::vector<Module*> parts() override;
   // The linear layers of the blocks: Hugging Face's Conv1D.
   bool saves_transposed(std::string_view parameter) const override;
+  // Files of the model without its head, as the public ones, have no "transformer.".
+  std::string_view optional_prefix() const override { return "transformer."; }
+  // Masks of attention, that older versions of Hugging Face's model had as buffers.
+  bool is_left_in_files(std::string_view name) const override;
   const Gpt2Config& config() const noexcept { return config_; }
 
  protected:

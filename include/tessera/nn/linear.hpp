@@ -7,6 +7,17 @@
 #include "tessera/autograd/ops.hpp"
 #include "tessera/nn/module.hpp"
 
+namespace tessera {
+
+// So that hooks see both.
+template <class F>
+void for_each_tensor(Activated& x, const F& f) {
+  f(x.before);
+  f(x.value);
+}
+
+}  // namespace tessera
+
 namespace tessera::nn {
 
 // Of every weight matrix, as GPT-2 and Llama start.

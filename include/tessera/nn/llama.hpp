@@ -10,6 +10,7 @@
 #include "tessera/nn/embedding.hpp"
 #include "tessera/nn/language_model.hpp"
 #include "tessera/nn/mlp.hpp"
+#include "tessera/nn/module_list.hpp"
 #include "tessera/nn/norm.hpp"
 
 namespace tessera::nn {
@@ -50,6 +51,11 @@ class Llama : public LanguageModel {
   explicit Llama(const LlamaConfig& config, const Device& device = Device::meta());
 
   std::vector<Module*> parts() override;
+  std::string_view optional_prefix() const override { return "model."; }
+  // Frequencies of rotary positions, that older versions of Hugging Face's model had as buffers.
+  bool is_left_in_files(std::string_view name) const override {
+    return name.ends_with(".rotary_emb.inv_freq");
+  }
   const LlamaConfig& config() const noexcept { return config_; }
 
  protected:

@@ -8,7 +8,7 @@
 //       register_module("down", down);
 //     }
 //     Tensor operator()(const Tensor& x) {
-//       return call([&] { return down(gelu(up(x))); });  // inside, parameters are unsharded
+//       return call([&](const Tensor& in) { return down(gelu(up(in))); }, x);  // unsharded inside
 //     }
 //     nn::Linear up, down;
 //   };
@@ -18,12 +18,17 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <iosfwd>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "tessera/nn/buffer.hpp"
+#include "tessera/nn/forward_hooks.hpp"
+#include "tessera/nn/state.hpp"
 #include "tessera/param/parameter.hpp"
 
 namespace tessera::nn {
@@ -55,7 +60,8 @@ class Module {
   Module& operator=(const Module&) = delete;
 
   // All parameters below this module with their dotted names, in order of registration; a tied one
-  // under its first name, or under every one. Also sets the parameters' names to the first.
+  // under its first name, or under every one. Also sets the parameters' names to the first, unless
+  // a module around this one has named them.
   std::vector<std::pair<std::string, Parameter>> named_parameters(Tied tied = Tied::once) const;
   std::vector<Parameter> parameters() const;
   // Those that this module has registered itself, with their names in it.
@@ -64,12 +70,35 @@ class Module {
   }
   // This module and all below it, parents first, with their dotted names ("" for this one).
   std::vector<std::pair<std::string, Module*>> named_modules();
+  // All buffers below this module, or the persistent ones; otherwise as named_parameters.
+  std::vector<std::pair<std::string, Buffer>> named_buffers(Persistent least = Persistent::no,
+                                                            Tied tied = Tied::once) const;
+  // Calls f for this module and all below it, children first, each once: for those that are an M.
+  //   model.apply<nn::Linear>([](nn::Linear& l) { l.weight.set_initializer(...); });
+  template <class M = Module, class F>
+  void apply(const F& f) {
+    for_each_module([&](Module& module) {
+      if (auto* const m = dynamic_cast<M*>(&module)) f(*m);
+    });
+  }
   // Elements of all parameters, each counted once.
   std::int64_t numel() const;
+  // The tree: names, types, shapes, bytes, and what of them this rank has. Needs no memory.
+  std::string to_string() const;
 
-  // Whether files of weights hold this parameter, a matrix, transposed: as [in, out]. Asked of the
-  // module that is saved or loaded, with the name that it has there.
+  // --- state: see state.hpp; where files are read stands in checkpoint/model.hpp ---
+  StateDict state_dict(const StateDictOptions& options = {}) const;
+  LoadReport load(const StateDict& state, const LoadOptions& options = {});
+  LoadReport load(const std::string& path, const LoadOptions& options = {});
+  LoadReport load(const std::vector<std::string>& paths, const LoadOptions& options = {});
+
+  // How files hold this model's state; asked of the module that is saved or loaded, with the names
+  // that they have there. Whether a parameter, a matrix, is transposed: [in, out].
   virtual bool saves_transposed(std::string_view parameter) const;
+  // The beginning of its names that all names of a file may lack, as "transformer.".
+  virtual std::string_view optional_prefix() const { return {}; }
+  // Whether a tensor that is no state of this model is left in the file, as a mask is.
+  virtual bool is_left_in_files(std::string_view) const { return false; }
 
   // Whether derivatives of this module's operations read its parameters. Where they do not, as of a
   // table of which rows are copied, a unit of this module alone isn't gathered for backward, and a
@@ -77,7 +106,8 @@ class Module {
   virtual bool reads_parameters_in_backward() const { return true; }
 
   // Gives every parameter memory on `device`: its unit's shards, or, without a unit, one flat
-  // group. Values are zero until they are initialised or loaded.
+  // group. Values are zero until they are initialised or loaded. Buffers have their initial values,
+  // and move here from another device.
   // Throws: ContractError for meta, and for a unit that has memory already; OutOfMemory.
   void materialize(const Device& device);
 
@@ -86,16 +116,19 @@ class Module {
   void eval() { set_training(false); }
   bool is_training() const noexcept { return training_; }
 
-  // Runs f, which returns a value, inside this module's scope. Every public method that uses
-  // parameters goes through here.
-  template <class F>
-  auto call(F&& f) {
-    if (!hook_) return f();
+  // Runs f(inputs...), which returns a value, inside this module's scope. Every public method that
+  // uses parameters goes through here, with the tensors that hooks are to see behind f.
+  template <class F, class... Inputs>
+  auto call(F&& f, const Inputs&... inputs) {
+    if (!hook_ && !forward_hooks_) return f(inputs...);
     CallScope scope(*this);
-    auto result = f();
+    auto result = forward_hooks_ ? forward_hooks_->run(*this, f, inputs...) : f(inputs...);
     scope.leave();
     return result;
   }
+  // Around the calls of this module, within its scope; see forward_hooks.hpp.
+  HookHandle register_forward_pre_hook(ForwardPreHook hook);
+  HookHandle register_forward_hook(ForwardHook hook);
 
   // At most one. Throws: ContractError when there is one already.
   void set_hook(std::shared_ptr<ModuleHook> hook);
@@ -111,72 +144,56 @@ class Module {
   // registered, for a scalar, and for a parameter that is sharded already.
   void stream_parameter(const Parameter& parameter);
   void register_module(std::string_view name, Module& module);
+  void register_buffer(std::string_view name, const Buffer& buffer,
+                       Persistent persistent = Persistent::yes);
 
  private:
+  friend class ModulePrinter;
   class CallScope {
    public:
-    explicit CallScope(Module& module) : module_(module) { module.hook_->before_call(module); }
+    explicit CallScope(Module& module) : module_(module), hook_(module.hook_.get()) {
+      if (hook_) hook_->before_call(module);
+    }
     ~CallScope() {
-      if (!left_) module_.hook_->abandon_call(module_);
+      if (hook_) hook_->abandon_call(module_);
     }
     void leave() {
-      left_ = true;
-      module_.hook_->after_call(module_);
+      if (hook_) std::exchange(hook_, nullptr)->after_call(module_);
     }
 
    private:
     Module& module_;
-    bool left_ = false;
+    ModuleHook* hook_;  // null: none, or left
   };
   void set_training(bool training);
+  void for_each_module(const std::function<void(Module&)>& f);
+  void expect_free(const char* function, std::string_view name) const;
 
   std::vector<std::pair<std::string, Parameter>> parameters_;
   std::vector<Parameter> streamed_;  // of these
   std::vector<std::pair<std::string, Module*>> modules_;
-  std::shared_ptr<ModuleHook> hook_;
-  bool training_ = true;
-};
-
-// An owning list of modules of one type, whose members keep their address:
-// for (auto& block : blocks) ...
-template <class M>
-class ModuleList : public Module {
- public:
-  template <class... Args>
-  M& emplace_back(Args&&... args) {
-    items_.push_back(std::make_unique<M>(std::forward<Args>(args)...));
-    register_module(std::to_string(items_.size() - 1), *items_.back());
-    return *items_.back();
-  }
-  std::size_t size() const noexcept { return items_.size(); }
-  M& operator[](std::size_t i) { return *items_[i]; }
-
-  class iterator {
-   public:
-    explicit iterator(const std::unique_ptr<M>* at) : at_(at) {}
-    M& operator*() const { return **at_; }
-    iterator& operator++() {
-      ++at_;
-      return *this;
-    }
-    bool operator==(const iterator&) const = default;
-
-   private:
-    const std::unique_ptr<M>* at_;
+  struct OwnBuffer {
+    std::string name;
+    Buffer buffer;
+    Persistent persistent;
   };
-  iterator begin() { return iterator(items_.data()); }
-  iterator end() { return iterator(items_.data() + items_.size()); }
-
- private:
-  std::vector<std::unique_ptr<M>> items_;
+  std::vector<OwnBuffer> buffers_;
+  std::shared_ptr<ModuleHook> hook_;
+  std::unique_ptr<ForwardHooks> forward_hooks_;  // null for none
+  bool training_ = true;
 };
 
 struct Seed {
   std::uint64_t value = 0;
 };
-// Sets every parameter's values by its initializer: element e of parameter p depends on (seed, name
-// of p, e) only, so the values are the same for any number of ranks, sharded or not.
-// Throws: ContractError for a parameter without memory.
+// Sets the values of every parameter and buffer by its initializer: element e of parameter p
+// depends on (seed, name of p, e) only, so the values are the same for any number of ranks, sharded
+// or not. Throws: ContractError for a parameter without memory, and what an initializer throws.
 void init(Module& module, Seed seed);
+// What such an element depends on beside e.
+std::uint64_t key_of(Seed seed, std::string_view name);
+
+// As to_string.
+std::ostream& operator<<(std::ostream& out, const Module& module);
 
 }  // namespace tessera::nn

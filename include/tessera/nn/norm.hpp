@@ -4,6 +4,17 @@
 #include "tessera/autograd/ops.hpp"
 #include "tessera/nn/module.hpp"
 
+namespace tessera {
+
+// So that hooks see both.
+template <class F>
+void for_each_tensor(SumAndNorm& x, const F& f) {
+  f(x.sum);
+  f(x.norm);
+}
+
+}  // namespace tessera
+
 namespace tessera::nn {
 
 // x weight / sqrt(mean(x^2) + eps).

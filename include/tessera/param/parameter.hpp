@@ -18,20 +18,9 @@
 #include "tessera/param/flat_group.hpp"
 #include "tessera/param/gradient_sinks.hpp"
 #include "tessera/param/shard_spec.hpp"
+#include "tessera/tensor/initializer.hpp"
 
 namespace tessera {
-
-// How a parameter starts. Values depend on (seed, name, global index) only, so they are the same
-// for any number of ranks.
-struct Initializer {
-  enum class Kind : std::uint8_t { constant, normal } kind = Kind::constant;
-  double mean = 0;       // or the constant
-  double deviation = 0;  // of normal
-  static Initializer constant(double value) { return {Kind::constant, value, 0}; }
-  static Initializer normal(double mean, double deviation) {
-    return {Kind::normal, mean, deviation};
-  }
-};
 
 // The slices of a streamed parameter, one of which is there at a time. The sharding engine makes
 // them.
@@ -123,6 +112,9 @@ class Parameter {
   // The same: rows = values, of any floating dtype.
   // Throws: ContractError for another shape, dtype or device than that.
   void assign(const Tensor& values) const;
+
+  // How nn::init sets it from now on.
+  void set_initializer(Initializer how) const { state_->initializer = std::move(how); }
 
   bool trainable() const { return state_->trainable; }
   // A frozen parameter, one that is not trainable, is gathered, never reduced, and has neither

@@ -30,10 +30,12 @@ Tensor contiguous(const Tensor& x);  // x itself when it is
 Tensor cast(const Tensor& x, DType dtype);
 void copy_into(const Tensor& out, const Tensor& x);  // out = x, cast to out's dtype; shapes equal
 void fill(const Tensor& out, double value);
-// Elements first, first + 1, .. of the values that Tensor::normal draws by `key`, into a contiguous
-// floating tensor: so that each rank fills its part of one whole.
+// Elements first, first + 1, .. of the values that Tensor::normal and uniform draw by `key`, into a
+// contiguous floating tensor: so that each rank fills its part of one whole.
 void normal_into(const Tensor& out, double mean, double deviation, std::uint64_t key,
                  std::int64_t first);
+void uniform_into(const Tensor& out, double low, double high, std::uint64_t key,
+                  std::int64_t first);
 // The parts one behind the other along dim; their other sizes and their dtypes are equal.
 Tensor cat(std::span<const Tensor> parts, int dim);
 

@@ -1,0 +1,114 @@
+// What users do around the calls of a module: PyTorch's forward pre-hooks and forward hooks.
+//
+//   unit: gather, open │ pre-hooks │ the call's function │ hooks │ unit: close
+//                        in the order in which they were registered
+//
+// Hooks run within the module's scope, so parameters are unsharded there, whether fully_shard was
+// called before or after them. A function that is recomputed in backward calls them once more.
+// What a call passes on and gives is seen where it stands in Tensor, std::pair, tuple, array,
+// vector or optional, and in a type that for_each_tensor knows (as of Activated, in linear.hpp).
+//
+// PyTorch: there a hook returns what takes the place of inputs or outputs; around backward stand
+// regions here, see autograd/node.hpp and lesson 065.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tessera/tensor/tensor.hpp"
+
+namespace tessera::nn {
+
+class Module;
+
+// The tensors that go into a call or come out of it, to be looked at or replaced, for as long as
+// the hook runs.
+class CallTensors {
+ public:
+  std::size_t size() const noexcept { return tensors_.size(); }
+  // Throws: ContractError beyond size().
+  Tensor& operator[](std::size_t i) const {
+    TESSERA_EXPECT(i < size(), "a hook asks for tensor ", i, " of a call that has ", size(),
+                   "; a call shows what is passed to Module::call behind its function");
+    return *tensors_[i];
+  }
+
+  template <class T>
+  void collect(T& value) {
+    using Value = std::remove_const_t<T>;
+    if constexpr (std::is_same_v<T, Tensor>) {
+      tensors_.push_back(&value);
+    } else if constexpr (requires { std::tuple_size<Value>::value; }) {
+      std::apply([&](auto&... parts) { (collect(parts), ...); }, value);
+    } else if constexpr (requires { for_each_tensor(value, [](Tensor&) {}); }) {
+      for_each_tensor(value, [this](Tensor& t) { collect(t); });
+    } else if constexpr (requires { value.has_value(), collect(*value); }) {
+      if (value.has_value()) collect(*value);
+    } else if constexpr (requires { collect(*value.begin()), value.end(); }) {
+      for (auto& part : value) collect(part);
+    }
+  }
+
+ private:
+  std::vector<Tensor*> tensors_;
+};
+
+using ForwardPreHook = std::function<void(Module&, const CallTensors& inputs)>;
+using ForwardHook =
+    std::function<void(Module&, const CallTensors& inputs, const CallTensors& outputs)>;
+
+// The way to remove a hook. A handle that is dropped leaves its hook where it is.
+class HookHandle {
+ public:
+  HookHandle() = default;  // of no hook
+  // From the next call on; nothing where the hook or its module is gone already.
+  void remove() {
+    if (const auto alive = alive_.lock()) *alive = false;
+  }
+
+ private:
+  friend class ForwardHooks;
+  explicit HookHandle(const std::shared_ptr<bool>& alive) : alive_(alive) {}
+  std::weak_ptr<bool> alive_;
+};
+
+// The hooks of one module.
+class ForwardHooks {
+ public:
+  HookHandle add(ForwardPreHook before) { return add(Hook{.before = std::move(before)}); }
+  HookHandle add(ForwardHook after) { return add(Hook{.after = std::move(after)}); }
+
+  // f(inputs...) with the hooks around it.
+  template <class F, class... Inputs>
+  auto run(Module& module, F& f, const Inputs&... inputs) {
+    std::erase_if(hooks_, [](const Hook& hook) { return !*hook.is_alive; });
+    const std::vector<Hook> hooks = hooks_;  // as they are now: a hook may add another
+    std::tuple<Inputs...> given(inputs...);
+    CallTensors in, out;
+    in.collect(given);
+    for (const Hook& hook : hooks)
+      if (hook.before && *hook.is_alive) hook.before(module, in);
+    auto result = std::apply(f, std::as_const(given));
+    out.collect(result);
+    for (const Hook& hook : hooks)
+      if (hook.after && *hook.is_alive) hook.after(module, in, out);
+    return result;
+  }
+
+ private:
+  struct Hook {
+    ForwardPreHook before{};
+    ForwardHook after{};
+    std::shared_ptr<bool> is_alive = std::make_shared<bool>(true);
+  };
+  HookHandle add(Hook hook) { return HookHandle(hooks_.emplace_back(std::move(hook)).is_alive); }
+
+  std::vector<Hook> hooks_;
+};
+
+}  // namespace tessera::nn

@@ -1,0 +1,170 @@
+// The files of a model as one source of its state.
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <set>
+
+#include "runtime/checkpoint/safetensors_header.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/checkpoint/model.hpp"
+
+namespace tessera::checkpoint {
+namespace {
+
+// Rows [begin, end) of a matrix or of any other tensor, whose rows have `row` elements.
+struct Rows {
+  std::int64_t begin, end, row;
+  std::int64_t of;  // rows in all: the distance of a transposed matrix's elements
+  bool is_transposed;
+  std::int64_t numel() const { return (end - begin) * row; }
+  // Where element i lies in the file, in elements.
+  std::int64_t at(std::int64_t i) const {
+    return is_transposed ? i % row * of + begin + i / row : begin * row + i;
+  }
+};
+
+template <class To, class From>
+To converted(From value) {
+  if constexpr (std::is_same_v<To, From>)
+    return value;
+  else if constexpr (sizeof(From) == 2 || sizeof(To) == 2)  // to or from 16 bits by way of f32
+    return To(static_cast<float>(value));
+  else
+    return static_cast<To>(value);
+}
+
+// Their elements as bytes of another type; neither side is aligned to anything.
+template <class To, class From>
+std::vector<std::byte> read(std::span<const std::byte> bytes, const Rows& rows) {
+  std::vector<std::byte> out(static_cast<std::size_t>(rows.numel()) * sizeof(To));
+  for (std::int64_t i = 0; i < rows.numel(); ++i) {
+    From value;
+    std::memcpy(&value, bytes.data() + static_cast<std::size_t>(rows.at(i)) * sizeof value,
+                sizeof value);
+    const To own = converted<To>(value);
+    std::memcpy(out.data() + static_cast<std::size_t>(i) * sizeof own, &own, sizeof own);
+  }
+  return out;
+}
+
+std::string folder_of(const std::string& path) {
+  return std::filesystem::path(path).parent_path().string();
+}
+
+// The file or index that a folder of Hugging Face's has, else the path itself.
+std::string file_of(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) return path;
+  for (const char* const name : {"model.safetensors.index.json", "model.safetensors"}) {
+    const std::filesystem::path file = std::filesystem::path(path) / name;
+    if (std::filesystem::exists(file, ignored)) return file.string();
+  }
+  return path;
+}
+
+}  // namespace
+
+WeightFiles::WeightFiles(const std::string& path) : what_(concat('\'', file_of(path), '\'')) {
+  const std::string file = file_of(path);
+  file.ends_with(".json") ? open_index(file) : open(file);
+}
+
+WeightFiles::WeightFiles(const std::vector<std::string>& paths) {
+  TESSERA_EXPECT(!paths.empty(), "load: no file is given; name one");
+  what_ = concat('\'', paths[0], '\'');
+  if (paths.size() > 1) what_ += concat(" and ", paths.size() - 1, " more files");
+  for (const std::string& path : paths) open(path);
+}
+
+void WeightFiles::open(const std::string& path) {
+  const SafetensorsReader& file = files_.emplace_back(path);
+  for (const SafetensorsEntry& entry : file.entries()) {
+    const auto [at, is_new] = places_.try_emplace(entry.name, Place{files_.size() - 1, &entry});
+    if (!is_new)
+      throw DataError(concat("tensor ", shown(entry.name), " stands in '",
+                             files_[at->second.file].path(), "' and in '", path,
+                             "'; give the files of one model"));
+  }
+}
+
+void WeightFiles::open_index(const std::string& path) {
+  const MappedFile text(path, "index");
+  const auto bytes = text.bytes();
+  const auto holders = parse_safetensors_index(
+      {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, concat("index '", path, "'"));
+  std::set<std::string> files;
+  for (const auto& [name, file] : holders) {
+    if (file.empty() || file == ".." || file.find_first_of(std::string_view("/\0", 2)) != file.npos)
+      throw DataError(concat("index '", path, "' says that ", shown(name), " lies in ", shown(file),
+                             "; expected the name of a file beside it"));
+    files.insert(file);
+  }
+  for (const std::string& file : files)
+    open((std::filesystem::path(folder_of(path)) / file).string());
+  for (const auto& [name, file] : holders) {
+    const auto place = places_.find(name);
+    if (place == places_.end() ||
+        std::filesystem::path(files_[place->second.file].path()).filename() != file)
+      throw DataError(concat("index '", path, "' says that ", shown(name), " lies in ", shown(file),
+                             ", which does not have it; fetch the files again"));
+  }
+}
+
+std::vector<std::string> WeightFiles::names() const {
+  std::vector<std::string> names;
+  for (const SafetensorsReader& file : files_)
+    for (const SafetensorsEntry& entry : file.entries()) names.push_back(entry.name);
+  return names;
+}
+
+std::span<const std::byte> WeightFiles::bytes(std::string_view name) const {
+  const Place& place = places_.find(name)->second;
+  return files_[place.file].bytes(*place.entry);
+}
+
+nn::StateSource::Entry WeightFiles::entry(std::string_view name) const {
+  const SafetensorsEntry& entry = *places_.find(name)->second.entry;
+  return {entry.shape, entry.dtype, entry.foreign};
+}
+
+bool WeightFiles::is_same(std::string_view a, std::string_view b) const {
+  const Entry x = entry(a), y = entry(b);
+  return x.dtype == y.dtype && x.foreign == y.foreign && x.shape == y.shape &&
+         std::ranges::equal(bytes(a), bytes(b));
+}
+
+std::string WeightFiles::fault(std::string_view, const ShardSpec&) const { return ""; }
+
+Tensor WeightFiles::rows(std::string_view name, const ShardSpec& spec, bool transposed, DType dtype,
+                         const Device& device) const {
+  const bool is_scalar = spec.shape.ndim() == 0;  // whole on every rank
+  const RowRange own = spec.owned();
+  const Rows rows{is_scalar ? 0 : own.begin, is_scalar ? 1 : own.end, spec.row_numel(), spec.rows(),
+                  transposed};
+  const std::vector<std::byte> values = visit(dtype, [&](auto to) {
+    return visit(entry(name).dtype, [&](auto from) {
+      return read<typename decltype(to)::type, typename decltype(from)::type>(bytes(name), rows);
+    });
+  });
+  return Tensor::from_bytes(values, spec.local_shape(), dtype, device);
+}
+
+void WeightFiles::refuse(const std::string& message) const { throw DataError(message); }
+
+nn::LoadReport load_weights(const std::string& path, nn::Module& model,
+                            const nn::LoadOptions& options) {
+  return nn::load(model, WeightFiles(path), options);
+}
+
+}  // namespace tessera::checkpoint
+
+namespace tessera::nn {
+
+LoadReport Module::load(const std::string& path, const LoadOptions& options) {
+  return nn::load(*this, checkpoint::WeightFiles(path), options);
+}
+LoadReport Module::load(const std::vector<std::string>& paths, const LoadOptions& options) {
+  return nn::load(*this, checkpoint::WeightFiles(paths), options);
+}
+
+}  // namespace tessera::nn
