@@ -21,7 +21,8 @@ std::string describe(const Published& p, int item) {
     const Published::Item& i = p.items[item];
     text += concat("; item ", item, ": ", name(i.kind));
     if (i.kind != CollectiveKind::barrier) text += concat(" of ", i.count, " x ", i.dtype);
-    if (i.kind == CollectiveKind::broadcast) text += concat(" from rank ", i.root);
+    if (has_root(i.kind)) text += concat(" from rank ", i.root);
+    if (i.kind == CollectiveKind::send_recv) text += concat(" to rank ", i.target);
     if (i.reduce != ReduceOp::sum) text += concat(", ", name(i.reduce));
   }
   if (p.backward_of > 0) text += concat("; in the backward of forward ", p.backward_of);
@@ -56,8 +57,12 @@ void publish(Published& out, const GroupCall& call, std::uint64_t send_layout_ha
   const auto items = call.items();
   for (int i = 0; i < std::min(out.n_items, kShownItems); ++i) {
     const Collective& c = items[static_cast<std::size_t>(i)];
-    out.items[i] = {
-        .count = c.count, .kind = c.kind, .dtype = c.dtype, .reduce = c.reduce, .root = c.root};
+    out.items[i] = {.count = c.count,
+                    .kind = c.kind,
+                    .dtype = c.dtype,
+                    .reduce = c.reduce,
+                    .root = c.root,
+                    .target = c.target};
   }
 }
 

@@ -25,7 +25,7 @@ struct Published {
     CollectiveKind kind = CollectiveKind::barrier;
     DType dtype = DType::f32;
     ReduceOp reduce = ReduceOp::sum;
-    std::int32_t root = 0;
+    std::int32_t root = 0, target = 0;
 
     bool operator==(const Item&) const = default;
   };

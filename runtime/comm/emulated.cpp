@@ -69,6 +69,15 @@ void combine(Exec& exec, std::byte* out, const std::byte* in, const Collective& 
   kernels::kernels_of(exec.driver).scalar(times, exec);
 }
 
+// What a peer that is not there would have sent.
+void zero(Exec& exec, void* out, const Collective& c) {
+  kernels::FillArgs fill{};
+  fill.out = out;
+  fill.count = c.count;
+  fill.dtype = c.dtype;
+  kernels::kernels_of(exec.driver).fill(fill, exec);
+}
+
 class EmulatedCommunicator final : public Communicator {
  public:
   EmulatedCommunicator(DeviceContext& context, FlightRecorder& recorder, std::string role,
@@ -112,6 +121,13 @@ class EmulatedCommunicator final : public Communicator {
         break;
       case CollectiveKind::broadcast:  // the root decides as this rank does
         copies.add(recv, send, bytes);
+        break;
+      case CollectiveKind::all_to_all:  // each peer sends what it gets
+        copies.add(recv, send, bytes * size);
+        break;
+      case CollectiveKind::send_recv:
+        if (c.target == rank && c.root == rank) copies.add(recv, send, bytes);
+        if (c.target == rank && c.root != rank) zero(exec, recv, c);
         break;
       case CollectiveKind::barrier:
         break;

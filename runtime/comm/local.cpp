@@ -44,7 +44,9 @@ class LocalCommunicator final : public Communicator {
     std::size_t item = 0;
     std::int64_t offset = StagingPlan::kDirect;
 
-    void open(const Collective&, std::size_t i, std::int64_t staged) { item = i, offset = staged; }
+    void open(const Collective&, std::size_t i, std::int64_t staged, std::int64_t) {
+      item = i, offset = staged;
+    }
     const std::byte* send(int peer) const {
       const LocalRole::Cell& cell = shared.cells[static_cast<std::size_t>(peer)];
       if (offset != StagingPlan::kDirect) return cell.staging.get() + offset;
@@ -63,7 +65,7 @@ class LocalCommunicator final : public Communicator {
     mine.single = call.single;
     mine.items = call.prepared ? call.prepared : &mine.single;
     publish(mine.published, call, 0);
-    stage(Mover(exec), mine.staging.get(), call.items(), rank());
+    stage(Mover(exec), mine.staging.get(), call.items(), rank(), size());
   }
 
   void take(const GroupCall& call, Exec& exec) {

@@ -8,8 +8,8 @@
 //   compute  ... grads of unit 3 ──┐ record                           ┌─ wait ── optimizer
 //   reduce                         └─ wait ── reduce_scatter ── record┘
 //
-// Inputs that peers read (the send side) lie in symmetric memory, except for small all_reduce and
-// broadcast calls, which the communicator stages itself.
+// Inputs that peers read (the send side) lie in symmetric memory, except for small ones, which the
+// communicator stages itself: see kStagedBytes.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +29,16 @@ enum class CollectiveKind : std::uint8_t {
   reduce_scatter,
   all_reduce,
   broadcast,
+  all_to_all,
+  send_recv,
   barrier
 };
 const char* name(CollectiveKind kind);
+
+// Whether it has a `root`, which the rank that it names sends from.
+constexpr bool has_root(CollectiveKind kind) {
+  return kind == CollectiveKind::broadcast || kind == CollectiveKind::send_recv;
+}
 
 // Of reduce_scatter and all_reduce. A maximum is NaN where any value is.
 enum class ReduceOp : std::uint8_t { sum, max };
@@ -44,19 +51,25 @@ struct GroupCall;
 
 // One collective, as plain data. Counts are elements. In-place is seen from the pointers:
 // all_gather with send at rank() * count elements of recv, reduce_scatter with recv there in send,
-// all_reduce and broadcast with recv == send. Any other overlap is refused, also between the items
-// of a group.
+// the others with recv == send. Any other overlap is refused, also between the items of a group.
+//
+// send_recv is a send on one rank and its receive on another (NCCL: ncclSend, ncclRecv). Every rank
+// submits it, as any collective, so that a mismatch is an error which names both ranks, not a wait.
+// `root` gives its send, `target` its recv; what others give is not looked at, they only enter and
+// leave. Uneven all-to-alls are groups of them, at most kMostSendRecvs.
 struct Collective {
   const void* send = nullptr;
   void* recv = nullptr;
   // all_gather: elements that each rank contributes; recv holds size() times as many, in rank
   // order. reduce_scatter: elements that each rank receives; send holds size() times as many.
-  // all_reduce, broadcast: elements in all.
+  // all_to_all: elements from each rank for each rank; send and recv hold size() times as many, for
+  // and from the ranks in their order. all_reduce, broadcast, send_recv: elements in all.
   std::int64_t count = 0;
   CollectiveKind kind = CollectiveKind::barrier;
   DType dtype = DType::f32;
   ReduceOp reduce = ReduceOp::sum;
-  int root = 0;  // broadcast
+  int root = 0;    // broadcast, send_recv: the rank that sends
+  int target = 0;  // send_recv: the rank that receives
 };
 
 // A prepared group: submitted as one operation, unchanged until the host knows that it has run.
@@ -69,10 +82,12 @@ struct CollectiveGroup {
   std::uint64_t backward_of = 0;
 };
 
-// The all_reduce and broadcast items of a group whose buffers need not be symmetric: those that
-// fit, taken in order, each rounded up to 64 bytes, into this many bytes. Larger ones need a
-// symmetric send, and an all_reduce then also a recv of its own.
+// The items of a group whose buffers need not be symmetric: all but all_gather and reduce_scatter
+// that fit, taken in order, each send side rounded up to 64 bytes, into this many bytes. Larger
+// ones need a symmetric send, and an all_reduce or all_to_all then also a recv of its own. The send
+// of a send_recv lies anywhere in symmetric memory, all others at the same offset on every rank.
 inline constexpr std::int64_t kStagedBytes = 64 << 10;
+inline constexpr std::int64_t kMostSendRecvs = kStagedBytes / 64;  // fewer where others are staged
 
 // Memory at the same offset on every rank, which peers may read during a collective. Made
 // collectively; given back after the last collective that reads it and before its world ends.

@@ -31,11 +31,12 @@ struct FlightEntry {
   std::uint64_t backward_of = 0;  // CollectiveGroup's
   std::int32_t n_items = 0;
   std::int32_t root = 0;
+  std::int32_t target = 0;
   CollectiveKind kind = CollectiveKind::barrier;
   DType dtype = DType::f32;
   ReduceOp reduce = ReduceOp::sum;
   StreamId stream = StreamId::compute;
-  char role[12] = {};  // the communicator's
+  char role[40] = {};  // the communicator's
   char name[48] = {};  // that the call was submitted with
   std::int64_t started_ns = 0;
   std::int64_t done_ns = 0;

@@ -53,6 +53,12 @@ class MessageCommunicator final : public Communicator {
         case CollectiveKind::broadcast:
           broadcast(c, recv);
           break;
+        case CollectiveKind::all_to_all:
+          all_to_all(c, recv);
+          break;
+        case CollectiveKind::send_recv:
+          send_recv(c, recv);
+          break;
         case CollectiveKind::barrier:
           break;
       }
@@ -164,6 +170,37 @@ class MessageCommunicator final : public Communicator {
       exchange_and_reduce(mine, part, c);
       exchange_parts(mine, 0, out(), part, part);
       kernels::copy_bytes(recv + at, out(), bytes);
+    }
+  }
+
+  void all_to_all(const Collective& c, std::byte* recv) {
+    const auto* send = static_cast<const std::byte*>(c.send);
+    const std::size_t chunk = item_bytes(c), block = part_bytes(c.dtype);
+    const auto mine = static_cast<std::size_t>(rank());
+    for (std::size_t at = 0; at < chunk; at += block) {
+      const std::size_t bytes = std::min(block, chunk - at);
+      for (std::size_t r = 0; r < inputs_.size(); ++r)
+        kernels::copy_bytes(out(r * bytes), send + r * chunk + at, bytes);
+      exchange_parts(out(), bytes, recv + at, chunk, bytes);
+      kernels::copy_bytes(recv + mine * chunk + at, out(mine * bytes), bytes);
+    }
+  }
+
+  void send_recv(const Collective& c, std::byte* recv) {
+    const auto* send = static_cast<const std::byte*>(c.send);
+    const bool is_own = c.root == c.target;
+    const std::size_t total = item_bytes(c);
+    if (is_own && rank() == c.target && recv != send) kernels::copy_bytes(recv, send, total);
+    if (is_own || (rank() != c.root && rank() != c.target)) return;
+    for (std::size_t at = 0; at < total; at += channel_.out_bytes()) {
+      const std::size_t bytes = std::min(channel_.out_bytes(), total - at);
+      if (rank() == c.root) {
+        kernels::copy_bytes(out(), send + at, bytes);
+        channel_.send(out(), bytes, c.target);
+      } else {
+        channel_.receive(recv + at, bytes, c.root);
+      }
+      channel_.finish();
     }
   }
 

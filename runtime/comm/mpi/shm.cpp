@@ -227,6 +227,11 @@ const SharedMapping* ShmWorld::find(const void* data, std::int64_t bytes) const 
   return nullptr;
 }
 
+const SharedMapping& ShmWorld::mapping(std::uint64_t number) const {
+  const std::lock_guard lock(mutex_);
+  return **std::ranges::find(mappings_, number, [](const auto& w) { return w->number; });
+}
+
 // ---- Communicator
 
 namespace {
@@ -262,8 +267,11 @@ class ShmCommunicator final : public Communicator {
     const ShmCommunicator& self;
     Common at;
 
-    void open(const Collective& c, std::size_t, std::int64_t staged) {
-      at = staged == StagingPlan::kDirect ? self.common(c) : Common{nullptr, staged, 0};
+    void open(const Collective& c, std::size_t, std::int64_t staged, std::int64_t address) {
+      if (staged != StagingPlan::kDirect)
+        at = {nullptr, staged, 0};
+      else
+        at = c.kind == CollectiveKind::send_recv ? self.told(c, address) : self.common(c);
     }
     const std::byte* send(int peer) const {
       const std::byte* base = at.mapping ? at.mapping->bases[static_cast<std::size_t>(peer)]
@@ -279,23 +287,46 @@ class ShmCommunicator final : public Communicator {
     const bool is_own_chunk =
         c.kind == CollectiveKind::all_gather && begin == recv + rank() * bytes;
     if (is_own_chunk) begin = recv;
-    const bool is_whole = is_own_chunk || c.kind == CollectiveKind::reduce_scatter;
-    Common common{world_.find(begin, bytes * (is_whole ? size() : 1)), 0, is_own_chunk ? bytes : 0};
+    const int chunks = is_own_chunk ? size() : send_chunks(c.kind, size());
+    Common common{world_.find(begin, bytes * chunks), 0, is_own_chunk ? bytes : 0};
     if (common.mapping)
       common.offset = begin - common.mapping->bases[static_cast<std::size_t>(rank())];
     return common;
   }
 
+  // Where the send of a send_recv lies, which only its root knows.
+  struct Address {
+    std::uint64_t mapping;
+    std::int64_t offset;
+  };
+  void tell_addresses(std::byte* staging, std::span<const Collective> items) const {
+    StagingPlan plan(size());
+    for (const Collective& c : items) {
+      if (plan.next(c) != StagingPlan::kDirect || plan.address() == StagingPlan::kDirect ||
+          c.root != rank())
+        continue;
+      const Common at = common(c);
+      const Address address{at.mapping->number, at.offset};
+      std::memcpy(staging + plan.address(), &address, sizeof address);
+    }
+  }
+  Common told(const Collective& c, std::int64_t at) const {
+    Address address;
+    std::memcpy(&address, world_.at(c.root, id_).staging + at, sizeof address);
+    return {&world_.mapping(address.mapping), address.offset, 0};
+  }
+
   void check_transport(const char* group, std::span<const Collective> items) const override {
-    StagingPlan plan;
+    StagingPlan plan(size());
     for (std::size_t i = 0; i < items.size(); ++i) {
       const Collective& c = items[i];
       const bool is_direct = plan.next(c) == StagingPlan::kDirect;
-      TESSERA_EXPECT(
-          !is_direct || c.count == 0 || c.kind == CollectiveKind::barrier || common(c).mapping,
-          name(c.kind), " '", group, "', item ", i, ": send ", c.send,
-          " does not lie in memory of World::allocate_symmetric, which is all that "
-          "other processes can read");
+      const bool is_read = c.kind != CollectiveKind::send_recv || c.root == rank();
+      TESSERA_EXPECT(!is_direct || !is_read || c.count == 0 || c.kind == CollectiveKind::barrier ||
+                         common(c).mapping,
+                     name(c.kind), " '", group, "', item ", i, ": send ", c.send,
+                     " does not lie in memory of World::allocate_symmetric, which is all that "
+                     "other processes can read");
     }
   }
 
@@ -307,7 +338,8 @@ class ShmCommunicator final : public Communicator {
     recorder_.started(call.seq, stream());
     Segment::At& mine = world_.at(rank(), id_);
     publish(mine.published, call, send_layout_hash(call.items()));
-    stage(mover, mine.staging, call.items(), rank());
+    stage(mover, mine.staging, call.items(), rank(), size());
+    tell_addresses(mine.staging, call.items());
     world_.barrier(id_, call.name);
     world_.agree([&] { check_agreement(published_, role(), world_.recorders()); });
     pull(mover, call.items(), rank(), size(), inputs_, Peers{*this, {}});
@@ -316,10 +348,11 @@ class ShmCommunicator final : public Communicator {
   }
 
   std::uint64_t send_layout_hash(std::span<const Collective> items) const {
-    StagingPlan plan;
+    StagingPlan plan(size());
     std::uint64_t hash = 0;
     for (const Collective& c : items) {
       if (plan.next(c) != StagingPlan::kDirect || c.count == 0) continue;
+      if (c.kind == CollectiveKind::send_recv) continue;  // its root's alone
       const Common at = common(c);
       if (!at.mapping) continue;  // a barrier
       hash = fnv1a(at.mapping->number, hash);

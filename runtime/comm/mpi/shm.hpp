@@ -132,6 +132,8 @@ class ShmWorld {
   void remove(std::uint64_t number);
   // The mapping that holds [data, data + bytes) of this rank, or null. Stays until it is removed.
   const SharedMapping* find(const void* data, std::int64_t bytes) const;
+  // The one of this number, which is there.
+  const SharedMapping& mapping(std::uint64_t number) const;
 
  private:
   void abort_because(const std::string& reason, int lost, bool lost_is_reason) noexcept;
