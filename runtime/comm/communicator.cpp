@@ -198,14 +198,13 @@ const char* name(CollectiveKind kind) {
 
 const char* name(ReduceOp reduce) { return reduce == ReduceOp::sum ? "sum" : "max"; }
 
-Communicator::Communicator(DeviceContext& context, FlightRecorder& recorder, std::string role,
-                           StreamId stream, int rank, int size)
+Communicator::Communicator(DeviceContext& context, FlightRecorder& recorder, const GroupSeat& seat,
+                           std::string_view role, StreamId stream)
     : context_(context),
       recorder_(recorder),
-      role_(std::move(role)),
-      stream_(stream),
-      rank_(rank),
-      size_(size) {
+      seat_(seat),
+      role_(comm::role_name(seat, role)),
+      stream_(stream) {
   FlightEntry probe;
   role_hash_ = copy_and_fold(probe.role, role_.c_str(), index(stream));
 }
@@ -226,27 +225,32 @@ void Communicator::check_and_launch(std::span<const Collective> items, const cha
                  group ? group : "", "' has no name or no item");
   TESSERA_EXPECT(!has_ended_, "Communicator::submit '", group, "': ", comm::kWorldHasEnded);
   Op op{.name = group, .cost = {}, .accesses = accesses};
-  comm::StagingPlan staging(size_);
+  const int rank = seat_.rank, size = seat_.size();
+  comm::StagingPlan staging(size);
   bool moves = false;
   FlightEntry call;
   std::uint64_t content = copy_and_fold(call.name, group, role_hash_);
   for (std::size_t i = 0; i < items.size(); ++i) {
-    check_item(items[i], i, group, staging, rank_, size_);
-    add_cost(op.cost, items[i], rank_, size_);
+    check_item(items[i], i, group, staging, rank, size);
+    add_cost(op.cost, items[i], rank, size);
     content = fold(content, items[i]);
     call.bytes += static_cast<std::int64_t>(comm::item_bytes(items[i]));
     moves |= items[i].count > 0 && items[i].kind != CollectiveKind::barrier &&
              items[i].send != items[i].recv;
   }
-  check_items_apart(items, group, rank_, size_);
+  check_items_apart(items, group, rank, size);
   check_order(group, accesses);
-  if (size_ == 1) {
+  if (size == 1) {
     const CopyAlone copy{comm::GroupCall(call, 0, group, items, prepared)};
     if (moves) Stream(context_, stream_).launch(op, copy);
     return;
   }
   check_transport(group, items);
   const Collective& first = items.front();
+  for (const FlightRecorder* outer : seat_.around) {
+    content = mix(content, outer->fingerprint());
+    call.around += outer->last_submitted();
+  }
   call.backward_of = backward_of;
   call.count = first.count;
   call.n_items = static_cast<std::int32_t>(items.size());

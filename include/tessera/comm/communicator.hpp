@@ -1,9 +1,8 @@
 // Collectives between the ranks of a world: what is sent, on which stream, and who implements it.
 //
-// A communicator is a set of ranks with a role and a stream; the sharding engine has one for
+// A communicator is a group of ranks with a role and a stream; the sharding engine has one for
 // gathers and one for reductions, so that neither waits behind the other. All ranks issue their
-// collectives in one order, over all communicators. The first in that order which is not done waits
-// for none behind it, so it ends, and ranks never wait for each other crosswise.
+// collectives in one order, over all communicators; see group.hpp.
 //
 //   compute  ... grads of unit 3 ──┐ record                           ┌─ wait ── optimizer
 //   reduce                         └─ wait ── reduce_scatter ── record┘
@@ -16,6 +15,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/dtype.hpp"
@@ -48,6 +48,9 @@ class FlightRecorder;
 namespace comm {
 struct GroupCall;
 }
+
+// The name of the group of all ranks of a world.
+inline constexpr const char* kWorldGroup = "world";
 
 // One collective, as plain data. Counts are elements. In-place is seen from the pointers:
 // all_gather with send at rank() * count elements of recv, reduce_scatter with recv there in send,
@@ -102,15 +105,29 @@ class SymmetricMemory {
   std::int64_t bytes_ = 0;
 };
 
+// Where a rank is in a group.
+struct GroupSeat {
+  std::string group;       // its name
+  std::vector<int> ranks;  // their numbers in the world
+  int rank = 0;            // of which this is the one at `rank`
+  // Of the groups around it, which all its ranks are in, too: calls of theirs come before or after
+  // one of this group on all of its ranks alike.
+  std::vector<const FlightRecorder*> around{};
+
+  int size() const noexcept { return static_cast<int>(ranks.size()); }
+};
+
 // Ordered: collectives run in the order of submission, on `stream()`. Threads: the rank's host
 // thread submits.
 class Communicator {
  public:
   virtual ~Communicator() = default;
 
-  int rank() const noexcept { return rank_; }
-  int size() const noexcept { return size_; }
+  int rank() const noexcept { return seat_.rank; }  // within the group
+  int size() const noexcept { return seat_.size(); }
+  std::span<const int> ranks() const noexcept { return seat_.ranks; }  // as the world counts them
   StreamId stream() const noexcept { return stream_; }
+  // "gather", "gather of dp_shard"
   const std::string& role() const noexcept { return role_; }
 
   // Submits the group as one operation on `stream()`. `accesses` are this rank's buffers (all sends
@@ -122,15 +139,16 @@ class Communicator {
   // One collective by value, for calls that are not prepared. `name` has static lifetime.
   void submit(const Collective& collective, const char* name, std::span<const Access> accesses);
 
-  // Operations submitted so far; the rank's FlightRecorder numbers those of all communicators.
+  // Operations submitted so far; the group's FlightRecorder numbers those of all its communicators.
   std::uint64_t submitted() const noexcept { return submitted_; }
   // Counts from the beginning again. For World::resume, which calls it on every rank.
   void restart() noexcept { submitted_ = 0; }
   void end() noexcept { has_ended_ = true; }  // to submit is a ContractError from now on
 
  protected:
-  Communicator(DeviceContext& context, FlightRecorder& recorder, std::string role, StreamId stream,
-               int rank, int size);
+  // `role` is within the group.
+  Communicator(DeviceContext& context, FlightRecorder& recorder, const GroupSeat& seat,
+               std::string_view role, StreamId stream);
 
   // What this transport refuses, before the call counts.
   virtual void check_transport(const char* /*name*/, std::span<const Collective> /*items*/) const {}
@@ -146,10 +164,10 @@ class Communicator {
                         std::span<const Access> accesses, bool prepared, std::uint64_t backward_of);
   void check_order(const char* name, std::span<const Access> accesses) const;
 
+  GroupSeat seat_;
   std::string role_;
   std::uint64_t role_hash_;
   StreamId stream_;
-  int rank_, size_;
   std::uint64_t submitted_ = 0;
   bool has_ended_ = false;
 };

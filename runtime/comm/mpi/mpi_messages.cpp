@@ -15,13 +15,13 @@ namespace {
 
 class MessageCommunicator final : public Communicator {
  public:
-  MessageCommunicator(DeviceContext& context, ShmWorld& world, MpiChannel& channel,
-                      std::string role, StreamId stream, int rank, int size)
-      : Communicator(context, world.recorder(world.rank()), std::move(role), stream, rank, size),
-        world_(world),
+  MessageCommunicator(DeviceContext& context, ShmGroup& group, MpiChannel& channel,
+                      const GroupSeat& seat, std::string_view role, StreamId stream)
+      : Communicator(context, group.recorder(group.rank()), seat, role, stream),
+        group_(group),
         channel_(channel),
-        in_(size > 1 ? channel.out_bytes() : 0),
-        inputs_(static_cast<std::size_t>(size)) {}
+        in_(seat.size() > 1 ? channel.out_bytes() : 0),
+        inputs_(seat.ranks.size()) {}
 
  private:
   struct Part {
@@ -96,11 +96,11 @@ class MessageCommunicator final : public Communicator {
     channel_.finish();
     std::vector<const Published*> views;
     for (const Published& p : all) views.push_back(&p);
-    const bool sees_all = world_.size() == size();
-    world_.agree([&] {
+    const bool sees_all = group_.size() == size();
+    group_.world().agree([&] {
       check_agreement(
-          views, role(),
-          sees_all ? std::span(world_.recorders()) : std::span<const FlightRecorder* const>());
+          views, ranks(), role(),
+          sees_all ? std::span(group_.recorders()) : std::span<const FlightRecorder* const>());
     });
   }
 
@@ -227,7 +227,7 @@ class MessageCommunicator final : public Communicator {
     }
   }
 
-  ShmWorld& world_;  // of this host's ranks: who is alive, and whether all is well
+  ShmGroup& group_;  // of this host's ranks: who is alive, and whether all is well
   MpiChannel& channel_;
   std::uint64_t theirs_[2] = {};
   std::vector<std::byte> in_;  // what comes to be summed, rank by rank
@@ -236,11 +236,10 @@ class MessageCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, ShmWorld& world,
-                                                        MpiChannel& channel, std::string role,
-                                                        StreamId stream, int rank, int size) {
-  return std::make_unique<MessageCommunicator>(context, world, channel, std::move(role), stream,
-                                               rank, size);
+std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, ShmGroup& group,
+                                                        MpiChannel& channel, const GroupSeat& seat,
+                                                        std::string_view role, StreamId stream) {
+  return std::make_unique<MessageCommunicator>(context, group, channel, seat, role, stream);
 }
 
 }  // namespace tessera::comm
