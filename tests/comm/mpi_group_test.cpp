@@ -4,6 +4,7 @@
 #include <random>
 #include <stdexcept>
 
+#include "tessera/comm/mesh.hpp"
 #include "tests/comm/battery.hpp"
 #include "tests/comm/mpi_keeper.hpp"
 #include "tests/support/catch.hpp"
@@ -124,6 +125,21 @@ TEST_CASE("mpi: groups go on after a recovery of their world", "[comm][mpi]") {
       CHECK(world.sum(1) == world.size());
       keeper().barrier();  // over messages a peer that fails next would cut the sum short
     }
+  }
+}
+
+TEST_CASE("mpi: a mesh of processes has groups along its dimensions", "[comm][mpi]") {
+  keeper();
+  for (const Transport transport : kTransports) {
+    const RaceCheck check;
+    World world = World::mpi(check({.threads = 1, .transport = transport}));
+    const int n = world.size(), shard = n % 2 == 0 ? n / 2 : n;
+    const DeviceMesh mesh = DeviceMesh::hybrid(world, {.replicate = n / shard, .shard = shard});
+    const int first = world.rank() / shard * shard, column = world.rank() % shard;
+    CHECK(mesh.group("dp_shard").sum(world.rank()) == shard * first + shard * (shard - 1) / 2);
+    CHECK(mesh.group("dp_replicate").max(world.rank()) == column + n - shard);
+    const DeviceMesh last = DeviceMesh::grid(world, {{"last", 1}}, std::vector<int>{n - 1});
+    CHECK(last.is_member() == (world.rank() == n - 1));
   }
 }
 
