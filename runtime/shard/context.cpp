@@ -35,11 +35,11 @@ void Context::build(nn::Module& root) {
                    "' has already run as a root of its own; call the outermost module first");
     TESSERA_EXPECT(unit->shards().is_materialized() || unit->shards().is_empty(), "unit '", name,
                    "' has no memory yet; call materialize on the model first");
-    const World& world = unit->shards().options.mesh.world();
-    TESSERA_EXPECT(!context->world_ || context->world_ == &world, "fully_shard: unit '", name,
+    const RankGroup& group = unit->shards().options.mesh.group();
+    TESSERA_EXPECT(!context->group_ || context->group_ == &group, "fully_shard: unit '", name,
                    "' lies on another mesh than its root; give all units of a model one mesh");
-    context->world_ = &world;
-    context->device_ = world.device();
+    context->group_ = &group;
+    context->device_ = group.device();
     context->units_.push_back(unit);
     unit->join(context, name.empty() ? "(root)" : name,
                static_cast<int>(context->units_.size()) - 1);
@@ -66,7 +66,7 @@ void Context::lay_out(nn::Module& root) {
           called.needs(call.parent < 0 ? -1 : calls[static_cast<std::size_t>(call.parent)].unit);
       called.expect_call(call.is_read_in_backward);
     }
-    slots_ = std::make_unique<Slots>(*world_, std::move(needs), calls);
+    slots_ = std::make_unique<Slots>(*group_, std::move(needs), calls);
     for (const auto& unit : units_) unit.lock()->set_slots(slots_.get());
     resume();
   } catch (...) {
