@@ -20,6 +20,7 @@
 #include "tessera/checkpoint/safetensors.hpp"
 #include "tessera/comm/communicator.hpp"
 #include "tessera/comm/flight_recorder.hpp"
+#include "tessera/comm/group.hpp"
 #include "tessera/comm/lost_rank.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/comm/world.hpp"

@@ -21,11 +21,19 @@ std::string describe(const Published& p, int item) {
     const Published::Item& i = p.items[item];
     text += concat("; item ", item, ": ", name(i.kind));
     if (i.kind != CollectiveKind::barrier) text += concat(" of ", i.count, " x ", i.dtype);
-    if (i.kind == CollectiveKind::broadcast) text += concat(" from rank ", i.root);
+    if (has_root(i.kind)) text += concat(" from rank ", i.root);
+    if (i.kind == CollectiveKind::send_recv) text += concat(" to rank ", i.target);
     if (i.reduce != ReduceOp::sum) text += concat(", ", name(i.reduce));
   }
   if (p.backward_of > 0) text += concat("; in the backward of forward ", p.backward_of);
   return text + ")";
+}
+
+// Of ranks whose calls are alike, but come at different places in the order over all groups.
+std::string order_remedy(std::uint64_t around, int rank, std::uint64_t other, int other_rank) {
+  if (around == other) return "";
+  return concat("; before it rank ", rank, " has submitted ", around,
+                " calls of the groups around this one, rank ", other_rank, ' ', other);
 }
 
 int first_difference(const Published& a, const Published& b) {
@@ -43,11 +51,16 @@ std::string backward_remedy(std::uint64_t backward_of, std::uint64_t other) {
                 " says skip_backward(model), or skip_backward(loss), in its place");
 }
 
+std::string role_name(const GroupSeat& seat, std::string_view role) {
+  return seat.group == kWorldGroup ? std::string(role) : concat(role, " of ", seat.group);
+}
+
 void publish(Published& out, const GroupCall& call, std::uint64_t send_layout_hash) {
   out.seq = call.seq;
   out.fingerprint = call.fingerprint;
   out.previous = call.previous;
   out.backward_of = call.backward_of;
+  out.around = call.around;
   out.send_layout_hash = send_layout_hash;
   out.n_items = static_cast<std::int32_t>(call.n_items);
   const std::size_t length = std::min(std::strlen(call.name), sizeof(out.name) - 1);
@@ -56,8 +69,12 @@ void publish(Published& out, const GroupCall& call, std::uint64_t send_layout_ha
   const auto items = call.items();
   for (int i = 0; i < std::min(out.n_items, kShownItems); ++i) {
     const Collective& c = items[static_cast<std::size_t>(i)];
-    out.items[i] = {
-        .count = c.count, .kind = c.kind, .dtype = c.dtype, .reduce = c.reduce, .root = c.root};
+    out.items[i] = {.count = c.count,
+                    .kind = c.kind,
+                    .dtype = c.dtype,
+                    .reduce = c.reduce,
+                    .root = c.root,
+                    .target = c.target};
   }
 }
 
@@ -66,31 +83,33 @@ std::string describe_difference(const FlightRecorder& a, int rank_a, const Fligh
   FlightEntry in_a, in_b;
   if (!first_difference(a, b, in_a, in_b)) return "";
   return concat("call ", in_a.seq, ": rank ", rank_a, " submitted ", in_a.to_string(),
-                ", but rank ", rank_b, " submitted ", in_b.to_string(), kRemedy,
+                ", but rank ", rank_b, " submitted ", in_b.to_string(),
+                order_remedy(in_a.around, rank_a, in_b.around, rank_b), kRemedy,
                 backward_remedy(in_a.backward_of, in_b.backward_of));
 }
 
-void check_agreement(std::span<const Published* const> ranks, const std::string& role,
-                     std::span<const FlightRecorder* const> recorders) {
+void check_agreement(std::span<const Published* const> ranks, std::span<const int> names,
+                     const std::string& role, std::span<const FlightRecorder* const> recorders) {
   const Published& first = *ranks[0];
   for (std::size_t r = 1; r < ranks.size(); ++r) {
     const Published& other = *ranks[r];
     if (other.fingerprint != first.fingerprint || other.seq != first.seq) {
       std::string earlier;
       if (other.previous != first.previous && !recorders.empty())
-        earlier = describe_difference(*recorders[0], 0, *recorders[r], static_cast<int>(r));
+        earlier = describe_difference(*recorders[0], names[0], *recorders[r], names[r]);
       if (!earlier.empty()) throw CommError(earlier);
       const int item = first_difference(first, other);
       const std::string second = other.seq == first.seq ? "" : concat(" as its call ", other.seq);
-      throw CommError(concat("communicator '", role, "', call ", first.seq, ": rank 0 submitted ",
-                             describe(first, item), ", but rank ", r, " submitted ",
-                             describe(other, item), second, kRemedy,
+      throw CommError(concat("communicator '", role, "', call ", first.seq, ": rank ", names[0],
+                             " submitted ", describe(first, item), ", but rank ", names[r],
+                             " submitted ", describe(other, item), second,
+                             order_remedy(first.around, names[0], other.around, names[r]), kRemedy,
                              backward_remedy(first.backward_of, other.backward_of)));
     }
     if (other.send_layout_hash != first.send_layout_hash)
       throw CommError(concat("communicator '", role, "', call ", first.seq, ": ",
-                             describe(first, 0), " of rank 0 and ", describe(other, 0), " of rank ",
-                             r,
+                             describe(first, 0), " of rank ", names[0], " and ", describe(other, 0),
+                             " of rank ", names[r],
                              " send from different offsets of their symmetric memory; every rank "
                              "must use the same layout"));
   }

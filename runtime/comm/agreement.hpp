@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -25,7 +26,7 @@ struct Published {
     CollectiveKind kind = CollectiveKind::barrier;
     DType dtype = DType::f32;
     ReduceOp reduce = ReduceOp::sum;
-    std::int32_t root = 0;
+    std::int32_t root = 0, target = 0;
 
     bool operator==(const Item&) const = default;
   };
@@ -35,6 +36,7 @@ struct Published {
   std::uint64_t previous = 0;          // over all calls before it
   std::uint64_t send_layout_hash = 0;  // where they must be equal
   std::uint64_t backward_of = 0;       // CollectiveGroup's
+  std::uint64_t around = 0;            // FlightEntry's
   std::int32_t n_items = 0;
   char name[68] = {};  // cut where it is longer
   Item items[kShownItems];
@@ -44,7 +46,7 @@ static_assert(std::is_trivially_copyable_v<Published>);
 // A group as the body of its operation carries it.
 struct GroupCall {
   const char* name = "";
-  std::uint64_t seq = 0, fingerprint = 0, previous = 0, backward_of = 0;
+  std::uint64_t seq = 0, fingerprint = 0, previous = 0, backward_of = 0, around = 0;
   const Collective* prepared = nullptr;  // null: `single` is the only item
   std::int64_t n_items = 1;
   Collective single;
@@ -57,6 +59,7 @@ struct GroupCall {
         fingerprint(entry.fingerprint),
         previous(fingerprint_before),
         backward_of(entry.backward_of),
+        around(entry.around),
         prepared(is_prepared ? group.data() : nullptr),
         n_items(static_cast<std::int64_t>(group.size())) {
     if (!is_prepared) single = group[0];
@@ -67,16 +70,19 @@ struct GroupCall {
   }
 };
 
+// What a communicator of the group is called: "gather" in the world, else "gather of dp_shard".
+std::string role_name(const GroupSeat& seat, std::string_view role);
+
 void publish(Published& out, const GroupCall& call, std::uint64_t send_layout_hash);
 
-// Every rank calls it with what all ranks published, and throws the same or nothing. `recorders`
-// are all ranks' where they can be seen, else none: they tell in which call the ranks parted when
-// it is not this one.
+// Every rank calls it with what all ranks published, and throws the same or nothing. `names` are
+// their numbers in the world. `recorders` are all ranks' where they can be seen, else none: they
+// tell in which call the ranks parted when it is not this one.
 //
 // Throws: CommError naming the first two ranks that disagree, both operations and the number of the
 // call.
-void check_agreement(std::span<const Published* const> ranks, const std::string& role,
-                     std::span<const FlightRecorder* const> recorders);
+void check_agreement(std::span<const Published* const> ranks, std::span<const int> names,
+                     const std::string& role, std::span<const FlightRecorder* const> recorders);
 
 // Of ranks that parted in these calls, in the backward of a forward or not (0): what one of them
 // forgot to say. Empty where no backward tells them apart.

@@ -1,6 +1,7 @@
 // One real rank of a world whose other ranks do not exist: the same program, streams and buffers,
 // nothing on a wire. See World::emulated for what the values are.
 #include <array>
+#include <vector>
 
 #include "runtime/comm/agreement.hpp"
 #include "runtime/comm/plain_memory.hpp"
@@ -69,11 +70,20 @@ void combine(Exec& exec, std::byte* out, const std::byte* in, const Collective& 
   kernels::kernels_of(exec.driver).scalar(times, exec);
 }
 
+// What a peer that is not there would have sent.
+void zero(Exec& exec, void* out, const Collective& c) {
+  kernels::FillArgs fill{};
+  fill.out = out;
+  fill.count = c.count;
+  fill.dtype = c.dtype;
+  kernels::kernels_of(exec.driver).fill(fill, exec);
+}
+
 class EmulatedCommunicator final : public Communicator {
  public:
-  EmulatedCommunicator(DeviceContext& context, FlightRecorder& recorder, std::string role,
-                       StreamId stream, int rank, int size)
-      : Communicator(context, recorder, std::move(role), stream, rank, size) {}
+  EmulatedCommunicator(DeviceContext& context, FlightRecorder& recorder, const GroupSeat& seat,
+                       std::string_view role, StreamId stream)
+      : Communicator(context, recorder, seat, role, stream) {}
 
  private:
   struct Part {
@@ -113,23 +123,43 @@ class EmulatedCommunicator final : public Communicator {
       case CollectiveKind::broadcast:  // the root decides as this rank does
         copies.add(recv, send, bytes);
         break;
+      case CollectiveKind::all_to_all:  // each peer sends what it gets
+        copies.add(recv, send, bytes * size);
+        break;
+      case CollectiveKind::send_recv:
+        if (c.target == rank && c.root == rank) copies.add(recv, send, bytes);
+        if (c.target == rank && c.root != rank) zero(exec, recv, c);
+        break;
       case CollectiveKind::barrier:
         break;
     }
   }
 };
 
-class EmulatedBackend final : public World::Backend {
+class EmulatedGroup final : public World::Backend::Group {
  public:
-  std::unique_ptr<Communicator> make(DeviceContext& context, std::string role, StreamId stream,
-                                     int rank, int size) override {
-    return std::make_unique<EmulatedCommunicator>(context, recorder_, std::move(role), stream, rank,
-                                                  size);
+  explicit EmulatedGroup(comm::PlainArena& arena) : arena_(arena) {}
+
+  std::unique_ptr<Communicator> make(DeviceContext& context, const GroupSeat& seat,
+                                     std::string_view role, StreamId stream) override {
+    return std::make_unique<EmulatedCommunicator>(context, recorder_, seat, role, stream);
   }
   std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes) override {
     return arena_.allocate(context, bytes);
   }
   FlightRecorder& recorder() noexcept override { return recorder_; }
+
+ private:
+  comm::PlainArena& arena_;
+  FlightRecorder recorder_;
+};
+
+class EmulatedBackend final : public World::Backend {
+ public:
+  Group* group(DeviceContext&, const GroupSeat& seat) override {
+    if (seat.ranks.empty()) return nullptr;
+    return groups_.emplace_back(std::make_unique<EmulatedGroup>(arena_)).get();
+  }
   void fail(const std::string& reason) noexcept override {
     if (reason_.empty()) reason_ = reason;
   }
@@ -139,8 +169,8 @@ class EmulatedBackend final : public World::Backend {
 
  private:
   std::string reason_;
-  FlightRecorder recorder_;
   comm::PlainArena arena_;
+  std::vector<std::unique_ptr<EmulatedGroup>> groups_;
 };
 
 }  // namespace

@@ -35,10 +35,11 @@ std::string json_object(const FlightEntry& c) {
                 ", \"name\": ", json::quote(c.name), ", \"operation\": \"", name(c.kind),
                 "\", \"items\": ", c.n_items, ", \"count\": ", c.count, ", \"dtype\": \"", c.dtype,
                 "\", \"reduce\": \"", name(c.reduce), "\", \"root\": ", c.root,
-                ", \"bytes\": ", c.bytes, ", \"backward_of\": ", c.backward_of, ", \"stream\": \"",
-                name(c.stream), "\", \"state\": \"", state_of(c),
-                "\", \"submitted_ns\": ", c.submitted_ns, ", \"started_ns\": ", c.started_ns,
-                ", \"done_ns\": ", c.done_ns, ", \"fingerprint\": ", fingerprint, "}");
+                ", \"target\": ", c.target, ", \"bytes\": ", c.bytes,
+                ", \"backward_of\": ", c.backward_of, ", \"stream\": \"", name(c.stream),
+                "\", \"state\": \"", state_of(c), "\", \"submitted_ns\": ", c.submitted_ns,
+                ", \"started_ns\": ", c.started_ns, ", \"done_ns\": ", c.done_ns,
+                ", \"fingerprint\": ", fingerprint, "}");
 }
 
 }  // namespace
@@ -52,7 +53,8 @@ std::int64_t monotonic_ns() {
 std::string FlightEntry::to_string() const {
   std::string text = concat("'", name, "' on '", role, "' (", tessera::name(kind));
   if (kind != CollectiveKind::barrier) text += concat(" of ", count, " x ", dtype);
-  if (kind == CollectiveKind::broadcast) text += concat(" from rank ", root);
+  if (has_root(kind)) text += concat(" from rank ", root);
+  if (kind == CollectiveKind::send_recv) text += concat(" to rank ", target);
   if (reduce != ReduceOp::sum) text += concat(", ", tessera::name(reduce));
   if (n_items > 1) text += concat(", the first of ", n_items, " items");
   if (backward_of > 0) text += concat("; in the backward of forward ", backward_of);

@@ -15,16 +15,17 @@ namespace {
 // a cell and the sends behind it stay as they are while peers read them.
 class LocalCommunicator final : public Communicator {
  public:
-  LocalCommunicator(DeviceContext& context, LocalWorld& world, LocalRole& shared, StreamId stream,
-                    int rank)
-      : Communicator(context, world.recorder(rank), shared.name, stream, rank, world.size()),
+  LocalCommunicator(DeviceContext& context, LocalWorld& world, LocalGroup& group,
+                    const GroupSeat& seat, std::string_view role, StreamId stream)
+      : Communicator(context, group.recorder(seat.rank), seat, role, stream),
         world_(world),
-        shared_(shared),
-        inputs_(static_cast<std::size_t>(world.size())),
-        published_(static_cast<std::size_t>(world.size())) {
-    shared.cells[static_cast<std::size_t>(rank)].staging = plain_memory(context, kStagedBytes);
-    for (std::size_t r = 0; r < published_.size(); ++r) published_[r] = &shared.cells[r].published;
-    for (int r = 0; r < world.size(); ++r) recorders_.push_back(&world.recorder(r));
+        group_(group),
+        shared_(world.role(group, role_name(seat, role))),
+        inputs_(group.size()) {
+    shared_.cells[static_cast<std::size_t>(seat.rank)].staging =
+        plain_memory(context, kStagedBytes);
+    for (const LocalRole::Cell& cell : shared_.cells) published_.push_back(&cell.published);
+    for (const FlightRecorder& recorder : group.recorders) recorders_.push_back(&recorder);
   }
 
  private:
@@ -44,7 +45,9 @@ class LocalCommunicator final : public Communicator {
     std::size_t item = 0;
     std::int64_t offset = StagingPlan::kDirect;
 
-    void open(const Collective&, std::size_t i, std::int64_t staged) { item = i, offset = staged; }
+    void open(const Collective&, std::size_t i, std::int64_t staged, std::int64_t) {
+      item = i, offset = staged;
+    }
     const std::byte* send(int peer) const {
       const LocalRole::Cell& cell = shared.cells[static_cast<std::size_t>(peer)];
       if (offset != StagingPlan::kDirect) return cell.staging.get() + offset;
@@ -53,7 +56,7 @@ class LocalCommunicator final : public Communicator {
   };
 
   void launch(const Op& op, const GroupCall& call) override {
-    world_.submitting(shared_, rank(), submitted());
+    world_.submitting(group_, shared_, rank(), submitted());
     Stream(context_, stream()).launch_collective(op, &shared_.barrier, Part{this, call});
   }
 
@@ -63,20 +66,43 @@ class LocalCommunicator final : public Communicator {
     mine.single = call.single;
     mine.items = call.prepared ? call.prepared : &mine.single;
     publish(mine.published, call, 0);
-    stage(Mover(exec), mine.staging.get(), call.items(), rank());
+    stage(Mover(exec), mine.staging.get(), call.items(), rank(), size());
   }
 
   void take(const GroupCall& call, Exec& exec) {
-    check_agreement(published_, role(), recorders_);
+    check_agreement(published_, ranks(), role(), recorders_);
     pull(Mover(exec), call.items(), rank(), size(), inputs_, Peers{shared_});
     recorder_.done(call.seq, stream());
   }
 
   LocalWorld& world_;
+  LocalGroup& group_;
   LocalRole& shared_;
   std::vector<const void*> inputs_;  // of one sum; the stream's
   std::vector<const Published*> published_;
   std::vector<const FlightRecorder*> recorders_;
+};
+
+class LocalBackendGroup final : public World::Backend::Group {
+ public:
+  LocalBackendGroup(LocalWorld& world, LocalGroup& group, int rank, PlainArena& arena)
+      : world_(world), group_(group), rank_(rank), arena_(arena) {}
+
+  std::unique_ptr<Communicator> make(DeviceContext& context, const GroupSeat& seat,
+                                     std::string_view role, StreamId stream) override {
+    return std::make_unique<LocalCommunicator>(context, world_, group_, seat, role, stream);
+  }
+  std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes) override {
+    world_.expect_same_size(group_, rank_, bytes);
+    return arena_.allocate(context, bytes);
+  }
+  FlightRecorder& recorder() noexcept override { return group_.recorder(rank_); }
+
+ private:
+  LocalWorld& world_;
+  LocalGroup& group_;
+  const int rank_;
+  PlainArena& arena_;
 };
 
 class LocalBackend final : public World::Backend {
@@ -84,15 +110,12 @@ class LocalBackend final : public World::Backend {
   LocalBackend(std::shared_ptr<LocalWorld> world, int rank)
       : world_(std::move(world)), rank_(rank) {}
 
-  std::unique_ptr<Communicator> make(DeviceContext& context, std::string role, StreamId stream, int,
-                                     int) override {
-    return std::make_unique<LocalCommunicator>(context, *world_, world_->role(role), stream, rank_);
+  Group* group(DeviceContext&, const GroupSeat& seat) override {
+    if (seat.ranks.empty()) return nullptr;
+    groups_.push_back(
+        std::make_unique<LocalBackendGroup>(*world_, world_->group(seat), seat.rank, arena_));
+    return groups_.back().get();
   }
-  std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes) override {
-    world_->expect_same_size(rank_, allocations_++, bytes);
-    return arena_.allocate(context, bytes);
-  }
-  FlightRecorder& recorder() noexcept override { return world_->recorder(rank_); }
   void fail(const std::string& reason) noexcept override { world_->abort_signal().abort(reason); }
   std::string reason() const override { return world_->abort_signal().reason(); }
   void rejoin(DeviceContext& context, std::span<double> largest) override {
@@ -105,15 +128,14 @@ class LocalBackend final : public World::Backend {
                                world->all_reduce_max(largest), world->rearm();
                            });
     context.block(context.record(StreamId::compute));
-    allocations_ = 0;
   }
   void leave() noexcept override { world_->leave(rank_); }
 
  private:
   std::shared_ptr<LocalWorld> world_;
   int rank_;
-  std::size_t allocations_ = 0;
   PlainArena arena_;
+  std::vector<std::unique_ptr<LocalBackendGroup>> groups_;
 };
 
 }  // namespace
@@ -122,7 +144,6 @@ LocalWorld::LocalWorld(int size, const WorldOptions& options)
     : size_(size),
       recovery_barrier_(recovery_signal_, size),
       timeout_s_(options.timeout_seconds),
-      recorders_(static_cast<std::size_t>(size)),
       left_(static_cast<std::size_t>(size)),
       contributed_(static_cast<std::size_t>(size)) {
   if (size > 1 && options.executor != ExecutorKind::shuffled)
@@ -132,44 +153,51 @@ LocalWorld::LocalWorld(int size, const WorldOptions& options)
 
 void LocalWorld::look_for_late_calls() {
   if (abort_signal_.aborted()) return;
+  const std::lock_guard lock(mutex_);
+  for (auto& [key, group] : groups_) look_for_late_calls(group);
+}
+
+void LocalWorld::look_for_late_calls(LocalGroup& group) {
   Recorders all;
-  std::vector<int> names;
-  for (int rank = 0; rank < size_; ++rank) {
-    all.push_back(&recorder(rank));
-    names.push_back(rank);
-  }
-  for (int rank = 0; rank < size_; ++rank)
-    if (const std::string late = describe_late(all, rank, timeout_s_, names); !late.empty())
+  for (const FlightRecorder& recorder : group.recorders) all.push_back(&recorder);
+  for (std::size_t rank = 0; rank < group.size(); ++rank)
+    if (const std::string late =
+            describe_late(all, static_cast<int>(rank), timeout_s_, group.ranks);
+        !late.empty())
       return abort_signal_.abort(late);
 }
 
-LocalRole& LocalWorld::role(const std::string& name) {
+LocalGroup& LocalWorld::group(const GroupSeat& seat) {
   const std::lock_guard lock(mutex_);
-  auto& role = roles_[name];
-  if (!role) role = std::make_unique<LocalRole>(abort_signal_, name, size_);
-  return *role;
+  return groups_.try_emplace({seat.group, seat.ranks}, seat.group, seat.ranks).first->second;
 }
 
-void LocalWorld::submitting(LocalRole& role, int rank, std::uint64_t number) {
-  const FlightRecorder& own = recorder(rank);
+LocalRole& LocalWorld::role(LocalGroup& group, const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  return group.roles.try_emplace(name, abort_signal_, name, group.size()).first->second;
+}
+
+void LocalWorld::submitting(LocalGroup& group, LocalRole& role, int rank, std::uint64_t number) {
+  const FlightRecorder& own = group.recorder(rank);
   const std::uint64_t call = own.last_submitted();
   const std::lock_guard lock(mutex_);
   role.cells[static_cast<std::size_t>(rank)].submitted = number;
-  for (int peer = 0; peer < size_; ++peer) {
-    const std::uint64_t theirs = recorder(peer).fingerprint_after(call);
-    if (theirs != 0 && theirs != own.fingerprint()) expect_same_group(rank, peer);
-    if (!left_[static_cast<std::size_t>(peer)]) continue;
-    const std::uint64_t met = role.cells[static_cast<std::size_t>(peer)].submitted;
-    if (met < number) abort_for_ended(role, peer, rank);
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    const auto peer = static_cast<int>(i);
+    const std::uint64_t theirs = group.recorders[i].fingerprint_after(call);
+    if (theirs != 0 && theirs != own.fingerprint()) expect_same_role(group, rank, peer);
+    if (!left_[static_cast<std::size_t>(group.ranks[i])]) continue;
+    if (role.cells[i].submitted < number) abort_for_ended(group, role, peer, rank);
   }
 }
 
-void LocalWorld::expect_same_size(int rank, std::size_t n, std::int64_t bytes) {
+void LocalWorld::expect_same_size(LocalGroup& group, int rank, std::int64_t bytes) {
   const std::lock_guard lock(mutex_);
-  if (n == allocations_.size()) allocations_.push_back(bytes);
-  TESSERA_EXPECT(allocations_[n] == bytes, "allocate_symmetric: rank ", rank, " asks for ", bytes,
-                 " bytes in call ", n + 1, ", another rank for ", allocations_[n],
-                 "; every rank must ask for the same");
+  const std::size_t n = group.asked[static_cast<std::size_t>(rank)]++;
+  if (n == group.allocations.size()) group.allocations.push_back(bytes);
+  TESSERA_EXPECT(group.allocations[n] == bytes, "allocate_symmetric: rank ", group.name_of(rank),
+                 " asks for ", bytes, " bytes in call ", n + 1, ", another rank for ",
+                 group.allocations[n], "; every rank must ask for the same");
 }
 
 std::unique_ptr<World::Backend> make_local_backend(std::shared_ptr<LocalWorld> world, int rank) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/comm/agreement.hpp"
@@ -27,12 +28,32 @@ struct LocalRole {
     std::uint64_t submitted = 0;         // by the host; guarded by LocalWorld's mutex
   };
 
-  LocalRole(AbortSignal& abort_signal, std::string role, int size)
-      : barrier(abort_signal, size), name(std::move(role)), cells(static_cast<std::size_t>(size)) {}
+  LocalRole(AbortSignal& abort_signal, std::string role, std::size_t size)
+      : barrier(abort_signal, static_cast<int>(size)), name(std::move(role)), cells(size) {}
 
   CollectiveBarrier barrier;
   std::string name;
   std::vector<Cell> cells;  // by rank
+};
+
+// One group, seen from all its ranks, which count within it. Its world's mutex guards what changes.
+struct LocalGroup {
+  LocalGroup(std::string called, std::vector<int> members)
+      : name(std::move(called)),
+        ranks(std::move(members)),
+        recorders(ranks.size()),
+        asked(ranks.size()) {}
+
+  std::size_t size() const noexcept { return ranks.size(); }
+  FlightRecorder& recorder(int rank) { return recorders[static_cast<std::size_t>(rank)]; }
+  int name_of(int rank) const { return ranks[static_cast<std::size_t>(rank)]; }
+
+  std::string name;
+  std::vector<int> ranks;                  // as the world counts them
+  std::vector<FlightRecorder> recorders;   // by rank
+  std::map<std::string, LocalRole> roles;  // made by the first rank that asks
+  std::vector<std::int64_t> allocations;
+  std::vector<std::size_t> asked;  // how many of them, by rank
 };
 
 // Threads: every rank's host thread.
@@ -48,14 +69,13 @@ class LocalWorld {
   bool is_echo(const std::string& what) const;
 
   // Made by the first rank that asks.
-  LocalRole& role(const std::string& name);
-
-  FlightRecorder& recorder(int rank) { return recorders_[static_cast<std::size_t>(rank)]; }
+  LocalGroup& group(const GroupSeat& seat);
+  LocalRole& role(LocalGroup& group, const std::string& name);
 
   // Call `count` of `role`, the last that the rank has recorded, can't be met by a rank that has
   // left or that has put this number on another communicator, and a rank that leaves can't meet
   // what others have submitted. Each aborts the world, naming both.
-  void submitting(LocalRole& role, int rank, std::uint64_t number);
+  void submitting(LocalGroup& group, LocalRole& role, int rank, std::uint64_t number);
   void leave(int rank);
 
   // A recovery, at a barrier of its own: before it each rank contributes numbers. In it each number
@@ -66,22 +86,21 @@ class LocalWorld {
   void rearm();
 
   // The n-th allocation of every rank has the same size.  Throws: ContractError.
-  void expect_same_size(int rank, std::size_t n, std::int64_t bytes);
+  void expect_same_size(LocalGroup& group, int rank, std::int64_t bytes);
 
  private:
-  void expect_same_group(int rank, int peer);
-  void abort_for_ended(const LocalRole& role, int ended, int peer);
+  void expect_same_role(LocalGroup& group, int rank, int peer);
+  void abort_for_ended(LocalGroup& group, const LocalRole& role, int ended, int peer);
   void look_for_late_calls();
+  void look_for_late_calls(LocalGroup& group);
 
   const int size_;
   AbortSignal abort_signal_, recovery_signal_;  // the second one a failure leaves alone
   CollectiveBarrier recovery_barrier_;
   const double timeout_s_;
-  std::vector<FlightRecorder> recorders_;  // by rank
   std::mutex mutex_;
-  std::map<std::string, std::unique_ptr<LocalRole>> roles_;
+  std::map<std::pair<std::string, std::vector<int>>, LocalGroup> groups_;  // by name and ranks
   std::vector<bool> left_;
-  std::vector<std::int64_t> allocations_;
   std::vector<std::array<double, World::kAgreed>> contributed_;  // by rank
   std::unique_ptr<PollThread>
       poll_thread_;  // last: its thread uses the rest; none under `shuffled`

@@ -8,24 +8,26 @@
 namespace tessera::comm {
 
 // Of a rank that submits no more, and a peer that has submitted more on this communicator.
-void LocalWorld::abort_for_ended(const LocalRole& role, int ended, int peer) {
+void LocalWorld::abort_for_ended(LocalGroup& group, const LocalRole& role, int ended, int peer) {
   FlightEntry missed;
-  recorder(peer).find(recorder(ended).last_submitted() + 1, missed);
-  abort_signal_.abort(concat(
-      "rank ", ended, " has ended after ", role.cells[static_cast<std::size_t>(ended)].submitted,
-      " calls on communicator '", role.name, "', but rank ", peer, " submitted call ",
-      role.cells[static_cast<std::size_t>(peer)].submitted, " there, and first ",
-      missed.to_string(), "; every rank must submit the same collectives",
-      backward_remedy(missed.backward_of)));
+  group.recorder(peer).find(group.recorder(ended).last_submitted() + 1, missed);
+  abort_signal_.abort(
+      concat("rank ", group.name_of(ended), " has ended after ",
+             role.cells[static_cast<std::size_t>(ended)].submitted, " calls on communicator '",
+             role.name, "', but rank ", group.name_of(peer), " submitted call ",
+             role.cells[static_cast<std::size_t>(peer)].submitted, " there, and first ",
+             missed.to_string(), "; every rank must submit the same collectives",
+             backward_remedy(missed.backward_of)));
 }
 
 // Ranks that disagree on one communicator meet there and hear more; on two they never would.
-void LocalWorld::expect_same_group(int rank, int peer) {
+void LocalWorld::expect_same_role(LocalGroup& group, int rank, int peer) {
   const int low = std::min(rank, peer), high = std::max(rank, peer);
-  FlightEntry in_low, in_high;
-  if (first_difference(recorder(low), recorder(high), in_low, in_high) &&
-      in_low.stream != in_high.stream)
-    abort_signal_.abort(describe_difference(recorder(low), low, recorder(high), high));
+  const FlightRecorder &in_low = group.recorder(low), &in_high = group.recorder(high);
+  FlightEntry a, b;
+  if (first_difference(in_low, in_high, a, b) && (a.stream != b.stream || a.around != b.around))
+    abort_signal_.abort(
+        describe_difference(in_low, group.name_of(low), in_high, group.name_of(high)));
 }
 
 void LocalWorld::end(const std::string& reason) {
@@ -53,11 +55,14 @@ void LocalWorld::all_reduce_max(std::span<double> numbers) const {
 // another one.
 void LocalWorld::rearm() {
   const std::lock_guard lock(mutex_);
-  for (const auto& [name, role] : roles_) {
-    role->barrier.rearm();
-    for (LocalRole::Cell& cell : role->cells) cell.submitted = 0;
+  for (auto& [key, group] : groups_) {
+    for (auto& [name, role] : group.roles) {
+      role.barrier.rearm();
+      for (LocalRole::Cell& cell : role.cells) cell.submitted = 0;
+    }
+    group.allocations.clear();
+    std::ranges::fill(group.asked, 0);
   }
-  allocations_.clear();
   abort_signal_.rearm();
 }
 
@@ -65,12 +70,13 @@ void LocalWorld::leave(int rank) {
   recovery_signal_.abort(concat("rank ", rank, " has ended"));
   const std::lock_guard lock(mutex_);
   left_[static_cast<std::size_t>(rank)] = true;
-  for (const auto& [name, role] : roles_) {
-    const std::uint64_t mine = role->cells[static_cast<std::size_t>(rank)].submitted;
-    for (int peer = 0; peer < size_; ++peer) {
-      const std::uint64_t theirs = role->cells[static_cast<std::size_t>(peer)].submitted;
-      if (theirs > mine) abort_for_ended(*role, rank, peer);
-    }
+  for (auto& [key, group] : groups_) {
+    const auto at = std::ranges::find(group.ranks, rank) - group.ranks.begin();
+    if (at == std::ssize(group.ranks)) continue;
+    for (const auto& [name, role] : group.roles)
+      for (std::size_t peer = 0; peer < group.size(); ++peer)
+        if (role.cells[peer].submitted > role.cells[static_cast<std::size_t>(at)].submitted)
+          abort_for_ended(group, role, static_cast<int>(at), static_cast<int>(peer));
   }
 }
 

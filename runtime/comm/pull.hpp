@@ -6,15 +6,29 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "kernels/table.hpp"
 #include "tessera/comm/communicator.hpp"
 
 namespace tessera::comm {
 
-// Bytes of the whole item, of one rank's chunk for all_gather and reduce_scatter.
+// Bytes of the whole item, of one rank's chunk for all_gather, reduce_scatter and all_to_all.
 inline std::size_t item_bytes(const Collective& c) {
   return static_cast<std::size_t>(c.count) * size_bytes(c.dtype);
+}
+
+// How many times `count` the send and the recv side hold in a group of `size` ranks.
+inline int send_chunks(CollectiveKind kind, int size) {
+  return kind == CollectiveKind::reduce_scatter || kind == CollectiveKind::all_to_all ? size : 1;
+}
+inline int recv_chunks(CollectiveKind kind, int size) {
+  return kind == CollectiveKind::all_gather || kind == CollectiveKind::all_to_all ? size : 1;
+}
+// Whether rank `rank` sends, and whether it receives.
+inline bool sends(const Collective& c, int rank) { return !has_root(c.kind) || c.root == rank; }
+inline bool receives(const Collective& c, int rank) {
+  return c.kind != CollectiveKind::send_recv || c.target == rank;
 }
 
 // Moves bytes by the kernels of the device on which a body runs, on its stream.
@@ -44,36 +58,49 @@ class StagingPlan {
  public:
   static constexpr std::int64_t kDirect = -1;
 
+  explicit StagingPlan(int size) : size_(size) {}
+
   std::int64_t next(const Collective& c) {
-    if (c.kind != CollectiveKind::all_reduce && c.kind != CollectiveKind::broadcast) return kDirect;
-    const auto bytes = static_cast<std::int64_t>((item_bytes(c) + 63) / 64 * 64);
-    if (bytes > kStagedBytes - used_) return kDirect;
-    const std::int64_t offset = used_;
-    used_ += bytes;
+    if (c.kind == CollectiveKind::all_gather || c.kind == CollectiveKind::reduce_scatter ||
+        c.kind == CollectiveKind::barrier)
+      return kDirect;
+    const std::int64_t offset =
+        take(item_bytes(c) * static_cast<std::size_t>(send_chunks(c.kind, size_)));
+    address_ = offset == kDirect && c.kind == CollectiveKind::send_recv ? take(64) : kDirect;
     return offset;
   }
+  // Of the last item, a send_recv that is not staged: where its root says where it lies, so that
+  // the send need not be at the same offset on the target. kDirect where there is no room.
+  std::int64_t address() const { return address_; }
 
  private:
-  std::int64_t used_ = 0;
+  std::int64_t take(std::size_t bytes) {
+    if (bytes > static_cast<std::size_t>(kStagedBytes - used_)) return kDirect;
+    return std::exchange(used_, used_ + static_cast<std::int64_t>((bytes + 63) / 64 * 64));
+  }
+
+  int size_;
+  std::int64_t used_ = 0, address_ = kDirect;
 };
 
 // Copies what peers read from the staging memory of this rank.
 inline void stage(const Mover& mover, std::byte* staging, std::span<const Collective> items,
-                  int rank) {
-  StagingPlan plan;
+                  int rank, int size) {
+  StagingPlan plan(size);
   for (const Collective& c : items) {
     const std::int64_t offset = plan.next(c);
-    if (offset == StagingPlan::kDirect || c.count == 0) continue;
-    if (c.kind == CollectiveKind::broadcast && c.root != rank) continue;
-    mover.copy(staging + offset, c.send, item_bytes(c));
+    if (offset == StagingPlan::kDirect || c.count == 0 || !sends(c, rank)) continue;
+    mover.copy(staging + offset, c.send,
+               item_bytes(c) * static_cast<std::size_t>(send_chunks(c.kind, size)));
   }
 }
 
-// Where rank `rank` of `size` finds its peers' sends. `open(item, index, offset)` chooses an item
-// and its staging offset, `send(peer)` is then that peer's send side in this rank's address space.
+// Where rank `rank` of `size` finds its peers' sends. `open(item, index, offset, address)` chooses
+// an item and what the StagingPlan says of it, `send(peer)` is then that peer's send side in this
+// rank's address space.
 template <class T>
 concept PeerSource = requires(T source, const Collective& item) {
-  source.open(item, std::size_t{}, std::int64_t{});
+  source.open(item, std::size_t{}, std::int64_t{}, std::int64_t{});
   { source.send(int{}) } -> std::convertible_to<const std::byte*>;
 };
 
@@ -82,13 +109,13 @@ concept PeerSource = requires(T source, const Collective& item) {
 template <PeerSource Source>
 void pull(const Mover& mover, std::span<const Collective> items, int rank, int size,
           std::span<const void*> inputs, Source source) {
-  StagingPlan plan;
+  StagingPlan plan(size);
   for (std::size_t i = 0; i < items.size(); ++i) {
     const Collective& c = items[i];
     const std::int64_t offset = plan.next(c);
     const std::size_t bytes = item_bytes(c);
-    if (bytes == 0) continue;
-    source.open(c, i, offset);
+    if (bytes == 0 || !receives(c, rank)) continue;
+    source.open(c, i, offset, plan.address());
     auto* const recv = static_cast<std::byte*>(c.recv);
     switch (c.kind) {
       case CollectiveKind::all_gather:
@@ -110,7 +137,15 @@ void pull(const Mover& mover, std::span<const Collective> items, int rank, int s
         mover.reduce(recv, inputs.data(), size, c.count, c);
         break;
       case CollectiveKind::broadcast:
+      case CollectiveKind::send_recv:
         mover.copy(recv, rank == c.root ? c.send : source.send(c.root), bytes);
+        break;
+      case CollectiveKind::all_to_all:
+        for (int step = 0; step < size; ++step) {
+          const int peer = (rank + step) % size;
+          mover.copy(recv + static_cast<std::size_t>(peer) * bytes,
+                     source.send(peer) + static_cast<std::size_t>(rank) * bytes, bytes);
+        }
         break;
       case CollectiveKind::barrier:
         break;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <numeric>
 #include <thread>
 
 #include "runtime/comm/agreement.hpp"
@@ -44,8 +45,35 @@ int threads_per_rank(const WorldOptions& options, int ranks) {
 
 namespace {
 
-Device make_device(const WorldOptions& options, int rank, int threads,
+void check_options(const WorldOptions& options, WorldKind kind) {
+  TESSERA_EXPECT(options.timeout_seconds > 0 && options.heartbeat_timeout_seconds >= 0,
+                 "WorldOptions: timeout_seconds is ", options.timeout_seconds,
+                 ", heartbeat_timeout_seconds ", options.heartbeat_timeout_seconds,
+                 "; expected more than 0, and at least 0");
+  TESSERA_EXPECT(kind == WorldKind::mpi || options.transport == Transport::automatic,
+                 "WorldOptions: a world of kind ", name(kind),
+                 " sends no messages; leave transport on automatic");
+}
+
+Device watched(Device device, const WorldOptions& options) {
+  DeviceContext& context = device.context();
+  if (options.race_checker) options.race_checker->watch(context);
+  if (options.profiler_ranges && context.driver())
+    context.add_observer(std::make_shared<ProfilerRanges>(*context.driver()));
+  return device;
+}
+
+GroupSeat seat_of_all(int rank, int size) {
+  GroupSeat seat{.group = kWorldGroup,
+                 .ranks = std::vector<int>(static_cast<std::size_t>(size)),
+                 .rank = rank};
+  std::iota(seat.ranks.begin(), seat.ranks.end(), 0);
+  return seat;
+}
+
+Device make_device(WorldKind kind, const WorldOptions& options, int rank, int threads,
                    std::shared_ptr<ShuffledScheduler> scheduler) {
+  check_options(options, kind);
   const DeviceChoice& choice = options.device;
   TESSERA_EXPECT(choice.kind != DeviceKind::meta,
                  "WorldOptions: ranks can't compute on meta; choose cpu or cuda");
@@ -80,26 +108,11 @@ World::State::State(WorldKind k, int r, int n, const WorldOptions& options, int 
       rank(r),
       size(n),
       threads(threads_each),
-      device(make_device(options, r, threads_each, std::move(scheduler))),
+      device(watched(make_device(k, options, r, threads_each, std::move(scheduler)), options)),
       backend(std::move(b)),
-      scalars_memory(host_memory(device.context(), std::int64_t{kAgreed * sizeof(double)})),
-      scalars(reinterpret_cast<double*>(scalars_memory.get()), kAgreed),
-      exceptions(std::uncaught_exceptions()) {
-  TESSERA_EXPECT(options.timeout_seconds > 0 && options.heartbeat_timeout_seconds >= 0,
-                 "WorldOptions: timeout_seconds is ", options.timeout_seconds,
-                 ", heartbeat_timeout_seconds ", options.heartbeat_timeout_seconds,
-                 "; expected more than 0, and at least 0");
-  TESSERA_EXPECT(kind == WorldKind::mpi || options.transport == Transport::automatic,
-                 "WorldOptions: a world of kind ", name(kind),
-                 " sends no messages; leave transport on automatic");
-  DeviceContext& context = device.context();
-  if (options.race_checker) options.race_checker->watch(context);
-  if (options.profiler_ranges && context.driver())
-    context.add_observer(std::make_shared<ProfilerRanges>(*context.driver()));
-  gather = backend->make(context, "gather", StreamId::gather, rank, size);
-  reduce = backend->make(context, "reduce", StreamId::reduce, rank, size);
-  control = backend->make(context, "control", StreamId::compute, rank, size);
-}
+      all(device, has_ended, seat_of_all(r, n), {},
+          backend->group(device.context(), seat_of_all(r, n))),
+      exceptions(std::uncaught_exceptions()) {}
 
 // A failed rank tells its peers first, so that its own streams do not wait for them either.
 void World::State::end() noexcept {
@@ -122,7 +135,9 @@ void World::State::end() noexcept {
   if (failed) context.recover();  // its memory can go back
   context.drop_kept();
   has_ended = true;
-  for (Communicator* c : {gather.get(), reduce.get(), control.get()}) c->end();
+  for_each_group([](const RankGroup::State& group) {
+    for (Communicator* c : group.communicators()) c->end();
+  });
   backend->leave();
 }
 
@@ -138,30 +153,9 @@ World::State::~State() {
   device.context().drop_kept();
 }
 
-void World::State::reduce_scalars(const char* name, std::span<double> values, ReduceOp op) {
-  TESSERA_EXPECT(values.size() <= kAgreed, "World::", name, ": ", values.size(),
-                 " numbers; give at most ", kAgreed);
-  if (values.empty()) return;
-  const std::size_t bytes = values.size_bytes();
-  device.context().host_writes(scalars.data(), bytes);
-  std::ranges::copy(values, scalars.begin());
-  const Access access{&scalars_use, scalars.data(), scalars.data() + values.size(),
-                      AccessMode::write};
-  control->submit({.send = scalars.data(),
-                   .recv = scalars.data(),
-                   .count = static_cast<std::int64_t>(values.size()),
-                   .kind = CollectiveKind::all_reduce,
-                   .dtype = f64,
-                   .reduce = op},
-                  name, {&access, 1});
-  device.block(device.compute().record());
-  device.context().host_reads(scalars.data(), bytes);
-  std::ranges::copy(scalars.first(values.size()), values.begin());
-}
-
 // ---- World
 
-World::World(std::shared_ptr<State> state) : state_(std::move(state)) {}
+World::World(std::shared_ptr<State> state) : RankGroup(state->all), state_(std::move(state)) {}
 World::~World() {
   if (state_.use_count() > 0) state_->end();
 }
@@ -170,63 +164,7 @@ std::shared_ptr<const World> World::share() const {
 }
 
 WorldKind World::kind() const noexcept { return state_->kind; }
-int World::rank() const noexcept { return state_->rank; }
-int World::size() const noexcept { return state_->size; }
 int World::threads() const noexcept { return state_->threads; }
-const Device& World::device() const noexcept { return state_->device; }
-Communicator& World::gather() const noexcept { return *state_->gather; }
-Communicator& World::reduce() const noexcept { return *state_->reduce; }
-Communicator& World::control() const noexcept { return *state_->control; }
-
-const FlightRecorder& World::flight_recorder() const noexcept {
-  return state_->backend->recorder();
-}
-
-std::shared_ptr<SymmetricMemory> World::allocate_symmetric(std::int64_t bytes) const {
-  TESSERA_EXPECT(!state_->has_ended, "allocate_symmetric: ", comm::kWorldHasEnded);
-  TESSERA_EXPECT(bytes > 0, "allocate_symmetric: ", bytes, " bytes; ask for at least 1");
-  const Device device = state_->device;
-  auto memory = state_->backend->allocate(device.context(), bytes);
-  Memory::of(device).add_arena_bytes(memory->bytes());
-  SymmetricMemory* const data = memory.get();
-  const auto tell = [](const Device& on, const SymmetricMemory& arena, MemoryEvent::Kind kind) {
-    on.context().tell({.kind = kind,
-                       .begin = arena.data(),
-                       .end = arena.data() + arena.bytes(),
-                       .owner = "symmetric memory"});
-  };
-  tell(device, *memory, MemoryEvent::Kind::acquired);
-  return {data, [memory = std::move(memory), device, tell](SymmetricMemory*) mutable {
-            Memory::of(device).add_arena_bytes(-memory->bytes());
-            tell(device, *memory, MemoryEvent::Kind::released);
-            memory.reset();
-          }};
-}
-
-void World::barrier() const {
-  state_->control->submit({.kind = CollectiveKind::barrier}, "barrier", {});
-  state_->device.block(state_->device.compute().record());
-}
-
-void World::sum(std::span<double> values) const {
-  state_->reduce_scalars("sum", values, ReduceOp::sum);
-  if (!state_->device.runs_bodies())
-    for (double& value : values) value *= state_->size;
-}
-
-void World::max(std::span<double> values) const {
-  state_->reduce_scalars("max", values, ReduceOp::max);
-}
-
-double World::sum(double value) const {
-  sum({&value, 1});
-  return value;
-}
-
-double World::max(double value) const {
-  max({&value, 1});
-  return value;
-}
 
 // ---- Recovery
 
@@ -258,14 +196,16 @@ std::string World::resume(std::span<double> largest) const {
                  " numbers; give at most ", kAgreed);
   State& s = *state_;
   const std::string reason = s.backend->reason();
-  s.backend->recorder().restart();
+  s.for_each_group([](const RankGroup::State& group) { group.backend->recorder().restart(); });
   // On memory of the world's own: where this throws, its work may run after the caller's frame is
   // gone.
-  const std::span<double> agreed = s.scalars.first(largest.size());
+  const std::span<double> agreed = s.all.scalars.first(largest.size());
   std::ranges::copy(largest, agreed.begin());
   s.backend->rejoin(s.device.context(), agreed);
   std::ranges::copy(agreed, largest.begin());
-  for (Communicator* c : {s.gather.get(), s.reduce.get(), s.control.get()}) c->restart();
+  s.for_each_group([](const RankGroup::State& group) {
+    for (Communicator* c : group.communicators()) c->restart();
+  });
   return reason;
 }
 

@@ -35,11 +35,11 @@ void Context::build(nn::Module& root) {
                    "' has already run as a root of its own; call the outermost module first");
     TESSERA_EXPECT(unit->shards().is_materialized() || unit->shards().is_empty(), "unit '", name,
                    "' has no memory yet; call materialize on the model first");
-    const World& world = unit->shards().options.mesh.world();
-    TESSERA_EXPECT(!context->world_ || context->world_ == &world, "fully_shard: unit '", name,
+    const RankGroup& group = unit->shards().options.mesh.group();
+    TESSERA_EXPECT(!context->group_ || context->group_ == &group, "fully_shard: unit '", name,
                    "' lies on another mesh than its root; give all units of a model one mesh");
-    context->world_ = &world;
-    context->device_ = world.device();
+    context->group_ = &group;
+    context->device_ = group.device();
     context->units_.push_back(unit);
     unit->join(context, name.empty() ? "(root)" : name,
                static_cast<int>(context->units_.size()) - 1);
@@ -63,7 +63,7 @@ void Context::lay_out(nn::Module& root) {
     for (const AssumedCall& call : calls)
       needs[static_cast<std::size_t>(call.unit)] = unit(call.unit)->needs(
           call.parent < 0 ? -1 : calls[static_cast<std::size_t>(call.parent)].unit);
-    slots_ = std::make_unique<Slots>(*world_, needs, calls);
+    slots_ = std::make_unique<Slots>(*group_, needs, calls);
     for (std::size_t i = 0; i < units_.size(); ++i) {
       const int number = static_cast<int>(i);
       const std::size_t pieces = std::max<std::size_t>(needs[i].pieces.size(), 1);

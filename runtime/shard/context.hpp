@@ -44,8 +44,7 @@ class Context : public std::enable_shared_from_this<Context> {
   // Throws: ContractError where backward may still come for a forward before.
   void follow_masks(nn::Module& root);
 
-  const World& world() const noexcept { return *world_; }
-  const Device& device() const { return world_->device(); }
+  const Device& device() const { return group_->device(); }
   ShardPlan plan() const;
   ShardCounters counters() const;
   void count_gather() noexcept { ++gathers_; }
@@ -107,7 +106,7 @@ class Context : public std::enable_shared_from_this<Context> {
     }
   };
 
-  const World* world_ = nullptr;
+  const RankGroup* group_ = nullptr;
   Device device_ = Device::meta();
   std::uint64_t recovery_count_ = 0;        // Device::recoveries() since when its units are in use
   std::vector<std::weak_ptr<Unit>> units_;  // in order of the module tree, then slices

@@ -16,15 +16,15 @@ const std::string kLender = "for_each_full_parameter";
 }  // namespace
 
 void for_each_full_parameter(
-    nn::Module& module, const World& world,
+    nn::Module& module, const RankGroup& group,
     const std::function<void(const std::string& name, const Tensor& full)>& f) {
   const auto parameters = module.named_parameters();
   std::int64_t largest = 0;
   for (const auto& [name, p] : parameters)
     largest = std::max(largest, checked_mul(p.state()->spec.padded_numel(), 4));
   const std::shared_ptr<SymmetricMemory> memory =
-      world.size() > 1 ? world.allocate_symmetric(std::max<std::int64_t>(largest, 4)) : nullptr;
-  const Device& device = world.device();
+      group.size() > 1 ? group.allocate_symmetric(std::max<std::int64_t>(largest, 4)) : nullptr;
+  const Device& device = group.device();
   // Queued gathers outlive an exception of f.
   struct Keep {
     const std::shared_ptr<SymmetricMemory>& memory;
@@ -38,6 +38,9 @@ void for_each_full_parameter(
     const ParameterState& state = *p.state();
     TESSERA_EXPECT(state.group != nullptr, "parameter '", name,
                    "' has no memory yet; call materialize on the model first");
+    TESSERA_EXPECT(state.spec.world == 1 || state.spec.world == group.size(), "parameter '", name,
+                   "' is sharded over ", state.spec.world, " ranks, but group '", group.name(),
+                   "' has ", group.size(), "; give the group of its mesh");
     const FlatEntry& entry = state.group->entries[static_cast<std::size_t>(state.entry)];
     const Tensor& values = state.group->values;
     if (state.spec.world == 1) {
@@ -51,7 +54,7 @@ void for_each_full_parameter(
       const Tensor own = all.view({entry.chunk}, {1}, state.spec.rank * entry.chunk);
       raw::copy_into(own, values.view({entry.chunk}, {1}, entry.offset));
       const Access accesses[] = {all.access(AccessMode::write)};
-      world.control().submit(Collective{.send = own.data(),
+      group.control().submit(Collective{.send = own.data(),
                                         .recv = all.data(),
                                         .count = entry.chunk,
                                         .kind = CollectiveKind::all_gather,

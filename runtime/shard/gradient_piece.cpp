@@ -176,7 +176,7 @@ void GradientPiece::scatter(const Tensor& values, const Tensor& counts) {
       {buffer_->use, buffer_->data, buffer_->data + buffer_->bytes, AccessMode::read},
       values.access(AccessMode::write),
       counts.access(AccessMode::write)};
-  shards_.options.mesh.world().reduce().submit(group, accesses);
+  shards_.options.mesh.group().reduce().submit(group, accesses);
 }
 
 // Adds what was staged to its part of the flat gradient, or makes it that part.

@@ -8,7 +8,7 @@ namespace tessera::shard {
 
 ShardPlan Context::plan() const {
   ShardPlan plan;
-  plan.ranks = world_->size();
+  plan.ranks = group_->size();
   for (const auto& weak : units_)
     if (const auto unit = weak.lock()) plan.units.push_back(unit->describe());
   plan.arena_bytes = slots_->bytes();

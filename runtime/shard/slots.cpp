@@ -16,9 +16,10 @@ constexpr std::size_t kMostUses = 1 << 12;
 
 }  // namespace
 
-Slots::Slots(const World& world, std::vector<UnitNeeds> units, std::span<const AssumedCall> calls)
-    : world_(world), units_(std::move(units)), places_(2 * units_.size()) {
-  Ledger& ledger = Memory::of(world_.device().context()).ledger();
+Slots::Slots(const RankGroup& group, std::vector<UnitNeeds> units,
+             std::span<const AssumedCall> calls)
+    : group_(group), units_(std::move(units)), places_(2 * units_.size()) {
+  Ledger& ledger = Memory::of(group_.device().context()).ledger();
   owners_[0] = ledger.owner("gather slots");
   owners_[1] = ledger.owner("gradient slots");
   std::vector<SlotUse> assumed = assumed_step(units_, calls);
@@ -29,7 +30,7 @@ Slots::Slots(const World& world, std::vector<UnitNeeds> units, std::span<const A
 }
 
 Slots::~Slots() {
-  for (Block& block : blocks_) world_.device().context().keep(std::move(block.memory));
+  for (Block& block : blocks_) group_.device().context().keep(std::move(block.memory));
 }
 
 // --- a step ---
@@ -170,15 +171,15 @@ std::int64_t Slots::most_alive() const noexcept {
 // Before the new memory comes the old one goes, so nothing may still use it, here or on a peer: a
 // collective ends on a rank when no peer will touch that rank's bytes again.
 void Slots::resize(std::int64_t bytes) {
-  if (!blocks_.empty()) world_.device().synchronize();
+  if (!blocks_.empty()) group_.device().synchronize();
   blocks_.clear();
   if (bytes > 0) add_block(bytes);
 }
 
 void Slots::add_block(std::int64_t bytes) {
   std::shared_ptr<SymmetricMemory> memory =
-      world_.allocate_symmetric(round_up(bytes, kAlignmentBytes));
-  auto arena = std::make_unique<Arena>(world_.device().context(), memory->data(), memory->bytes());
+      group_.allocate_symmetric(round_up(bytes, kAlignmentBytes));
+  auto arena = std::make_unique<Arena>(group_.device().context(), memory->data(), memory->bytes());
   blocks_.push_back({std::move(memory), std::move(arena)});
 }
 

@@ -21,7 +21,7 @@ namespace tessera::shard {
 class Slots {
  public:
   // Collective. `calls`: of the first step, as far as one may guess.
-  Slots(const World& world, std::vector<UnitNeeds> units, std::span<const AssumedCall> calls);
+  Slots(const RankGroup& group, std::vector<UnitNeeds> units, std::span<const AssumedCall> calls);
   // Queued collectives may still use its memory, so the device keeps it.
   ~Slots();
   Slots(const Slots&) = delete;
@@ -79,7 +79,7 @@ class Slots {
   void add_block(std::int64_t bytes);
   Slot take_gap(std::int64_t bytes, OwnerId owner);
 
-  const World& world_;
+  const RankGroup& group_;
   std::vector<UnitNeeds> units_;
   OwnerId owners_[2];          // by SlotKind
   std::vector<Block> blocks_;  // the first is the plans'

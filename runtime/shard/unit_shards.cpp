@@ -54,8 +54,7 @@ void UnitShards::materialize(const Device& on) {
   states.insert(states.end(), streamed.begin(), streamed.end());
   if (states.empty()) return;
   group = FlatGroup::make(name, states, device);
-  const World& world = options.mesh.world();
-  if (size() > 1) group->sums = {world.share(), &world.control()};
+  if (size() > 1) group->sums = {options.mesh.world().share(), &options.mesh.group().control()};
   for (const auto& p : streamed) {  // not as it was in a module that had memory before
     p->window = Storage::window(device, p->shape.numel() * 4, name);
     p->sinks = nullptr;

@@ -1,6 +1,8 @@
 #include "tests/comm/battery.hpp"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -18,7 +20,7 @@ struct Case {
   DType dtype;
   std::int64_t count;
   bool in_place;
-  int root;
+  int root, target = 0;
 };
 
 // What rank `rank` sends at element `i` of case `id`: a value that the dtype holds exactly, so that
@@ -99,14 +101,15 @@ struct Placed {
             .count = c.count,
             .kind = c.kind,
             .dtype = c.dtype,
-            .root = c.root};
+            .root = c.root,
+            .target = c.target};
   }
 };
 
 class Runner {
  public:
-  Runner(World& world, std::uint64_t seed)
-      : world_(world), seed_(seed), arena_(world.allocate_symmetric(kArenaBytes)) {}
+  Runner(const RankGroup& group, std::uint64_t seed)
+      : group_(group), seed_(seed), arena_(group.allocate_symmetric(kArenaBytes)) {}
 
   // Submits the cases as one group, or one by one, and checks what came.
   void run(Communicator& communicator, const std::vector<Case>& cases, bool as_group) {
@@ -120,7 +123,7 @@ class Runner {
       communicator.submit(group, {&access, 1});
     else
       for (const Collective& c : group.items) communicator.submit(c, "battery", {&access, 1});
-    const Device& device = world_.device();
+    const Device& device = group_.device();
     device.block(device.stream(communicator.stream()).record());
     for (const Placed& p : placed) check(p);
   }
@@ -129,6 +132,7 @@ class Runner {
 
  private:
   static constexpr std::int64_t kArenaBytes = 8 << 20;
+  static constexpr int kUntouched = 1;  // a boolean, too
 
   std::byte* cut(std::int64_t bytes) {
     std::byte* data = arena_->data() + used_;
@@ -144,15 +148,16 @@ class Runner {
              .recv = nullptr,
              .send_count = c.count,
              .recv_count = c.count};
-    const int n = world_.size(), rank = world_.rank();
-    if (c.kind == CollectiveKind::reduce_scatter) p.send_count *= n;
-    if (c.kind == CollectiveKind::all_gather) p.recv_count *= n;
+    const int n = group_.size(), rank = group_.rank();
+    const bool is_exchange = c.kind == CollectiveKind::all_to_all;
+    if (c.kind == CollectiveKind::reduce_scatter || is_exchange) p.send_count *= n;
+    if (c.kind == CollectiveKind::all_gather || is_exchange) p.recv_count *= n;
     const auto width = static_cast<std::int64_t>(size_bytes(c.dtype));
     const std::int64_t mine = c.count * width * rank;
     if (!c.in_place) {
       p.send = cut(p.send_count * width);
       p.recv = cut(p.recv_count * width);
-      std::memset(p.recv, 0x5a, static_cast<std::size_t>(p.recv_count * width));
+      std::memset(p.recv, kUntouched, static_cast<std::size_t>(p.recv_count * width));
     } else if (c.kind == CollectiveKind::all_gather) {
       p.recv = cut(p.recv_count * width);
       p.send = p.recv + mine;
@@ -182,17 +187,28 @@ class Runner {
 
   template <class T>
   bool is_right(const Placed& p, std::int64_t i, T got) const {
-    const int n = world_.size();
-    const auto same = [](T a, T b) { return std::memcmp(&a, &b, sizeof(T)) == 0; };
+    const int n = group_.size(), rank = group_.rank();
+    using Bytes = std::array<std::byte, sizeof(T)>;
+    Bytes pattern;
+    pattern.fill(std::byte{kUntouched});
+    const T untouched = std::bit_cast<T>(pattern);
+    const auto same = [](T x, T y) { return std::bit_cast<Bytes>(x) == std::bit_cast<Bytes>(y); };
     switch (p.c.kind) {
       case CollectiveKind::all_gather:
         return same(got, value<T>(seed_, p.id, static_cast<int>(i / p.c.count), i % p.c.count));
       case CollectiveKind::reduce_scatter:
-        return close(got, reference_sum<T>(seed_, p.id, n, world_.rank() * p.c.count + i), n);
+        return close(got, reference_sum<T>(seed_, p.id, n, rank * p.c.count + i), n);
       case CollectiveKind::all_reduce:
         return close(got, reference_sum<T>(seed_, p.id, n, i), n);
       case CollectiveKind::broadcast:
         return same(got, value<T>(seed_, p.id, p.c.root, i));
+      case CollectiveKind::all_to_all:
+        return same(got, value<T>(seed_, p.id, static_cast<int>(i / p.c.count),
+                                  rank * p.c.count + i % p.c.count));
+      case CollectiveKind::send_recv:  // on others than its target nothing is written
+        if (rank == p.c.target) return same(got, value<T>(seed_, p.id, p.c.root, i));
+        if (p.c.in_place) return same(got, value<T>(seed_, p.id, rank, i));
+        return same(got, untouched);
       case CollectiveKind::barrier:
         break;
     }
@@ -200,12 +216,12 @@ class Runner {
   }
 
   void report(const Placed& p, std::int64_t i) {
-    result.errors.push_back(concat("rank ", world_.rank(), " of ", world_.size(), ": ",
+    result.errors.push_back(concat("rank ", group_.rank(), " of ", group_.size(), ": ",
                                    name(p.c.kind), " of ", p.c.count, " x ", p.c.dtype,
                                    p.c.in_place ? " in place" : "", " is wrong at ", i));
   }
 
-  World& world_;
+  const RankGroup& group_;
   std::uint64_t seed_;
   std::shared_ptr<SymmetricMemory> arena_;
   LastUse use_;
@@ -215,43 +231,52 @@ class Runner {
 
 }  // namespace
 
-Result run(World& world, std::uint64_t seed) {
-  Runner runner(world, seed);
+Result run(const RankGroup& group, std::uint64_t seed) {
+  Runner runner(group, seed);
   std::mt19937_64 draw(seed);  // the same sequence on every rank
-  const auto root = [&] { return static_cast<int>(draw() % static_cast<unsigned>(world.size())); };
+  const auto root = [&] { return static_cast<int>(draw() % static_cast<unsigned>(group.size())); };
   constexpr CollectiveKind kKinds[] = {CollectiveKind::all_gather, CollectiveKind::reduce_scatter,
-                                       CollectiveKind::all_reduce, CollectiveKind::broadcast};
-  Communicator* const by_kind[] = {&world.gather(), &world.reduce(), &world.control(),
-                                   &world.control()};
+                                       CollectiveKind::all_reduce, CollectiveKind::broadcast,
+                                       CollectiveKind::all_to_all, CollectiveKind::send_recv};
+  Communicator* const by_kind[] = {&group.gather(),  &group.reduce(), &group.control(),
+                                   &group.control(), &group.gather(), &group.reduce()};
   std::vector<Case> all;
   for (const DType dtype : {f32, bf16, f16, f64, i32, i64, boolean})
     for (const std::int64_t count : {0, 1, 5, 64, static_cast<int>(65 + draw() % 300)})
       for (const bool in_place : {false, true})
-        for (std::size_t k = 0; k < 4; ++k) {
-          all.push_back({kKinds[k], dtype, count, in_place, root()});
+        for (std::size_t k = 0; k < std::size(kKinds); ++k) {
+          all.push_back({kKinds[k], dtype, count, in_place, root(), root()});
           runner.run(*by_kind[k], {all.back()}, false);
         }
-  // Groups of all kinds that share one staging area: at most 20 items of 2944 bytes, so all fit.
-  for (int g = 0; g < 12; ++g) {
-    std::vector<Case> group;
-    for (std::uint64_t n = 1 + draw() % 20; n > 0; --n) group.push_back(all[draw() % all.size()]);
-    runner.run(*by_kind[draw() % 3], group, g % 2 == 0);
+  // Groups of all kinds that share one staging area: at most 5 items of 4 times 2944 bytes, the
+  // most that one stages, so all fit.
+  for (int g = 0; g < 48; ++g) {
+    std::vector<Case> cases;
+    for (std::uint64_t n = 1 + draw() % 5; n > 0; --n) cases.push_back(all[draw() % all.size()]);
+    runner.run(*by_kind[draw() % 3], cases, g % 2 == 0);
   }
   // What is too large to be staged, beside what is not.
   for (const DType dtype : {f32, bf16, i64}) {
     const auto large = kStagedBytes / static_cast<std::int64_t>(size_bytes(dtype)) + 3;
-    runner.run(world.reduce(),
+    runner.run(group.reduce(),
                {{CollectiveKind::all_reduce, dtype, large, false, 0},
                 {CollectiveKind::all_reduce, dtype, 7, true, 0},
                 {CollectiveKind::broadcast, dtype, large, true, root()},
                 {CollectiveKind::broadcast, dtype, large, false, root()}},
                true);
-    runner.run(world.gather(),
+    runner.run(group.control(),
+               {{CollectiveKind::all_to_all, dtype, large, false, 0},
+                {CollectiveKind::all_to_all, dtype, 9, true, 0},
+                {CollectiveKind::send_recv, dtype, large, true, root(), root()},
+                {CollectiveKind::send_recv, dtype, large, false, root(), root()},
+                {CollectiveKind::send_recv, dtype, large, false, root(), root()}},
+               true);
+    runner.run(group.gather(),
                {{CollectiveKind::all_gather, dtype, large, true, 0},
                 {CollectiveKind::reduce_scatter, dtype, large, false, 0}},
                true);
   }
-  world.device().synchronize();
+  group.device().synchronize();
   return std::move(runner.result);
 }
 

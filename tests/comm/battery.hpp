@@ -1,6 +1,6 @@
 // The behaviour suite of communicators: every kind of collective, on every dtype, on uneven counts,
-// in place and out of place, alone and in groups, held against a long double reference. Any world
-// can run it; worlds of the same size must come to the same hash.
+// in place and out of place, alone and together, held against a long double reference. Any world or
+// group of ranks can run it; those of the same size must come to the same hash.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,6 @@ struct Result {
 
 // Inputs are drawn from `seed`, which is the same on all ranks. Ends with the device idle. Does not
 // assert, because it runs on threads.
-Result run(tessera::World& world, std::uint64_t seed);
+Result run(const tessera::RankGroup& group, std::uint64_t seed);
 
 }  // namespace battery

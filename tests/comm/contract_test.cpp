@@ -71,6 +71,26 @@ TEST_CASE("submit refuses what no rank can do, and forgets the attempt", "[comm]
   CHECK_THAT(f(K::all_reduce, static_cast<std::int64_t>(large.size()), large.data(), large.data()),
              Contains("do not fit the 65536 bytes") && Contains("split the group"));
   CHECK_THAT(f(K::all_gather, std::int64_t{1} << 61, v, v + 64), Contains("size overflow"));
+  CHECK_THAT(f(K::all_to_all, 8, v, v + 31), Contains("overlap"));
+  CHECK_THAT(f(K::all_to_all, kStagedBytes / 16 + 1, large.data(), large.data()),
+             Contains("do not fit the 65536 bytes"));
+  const auto pass = [&](int root, int target, const void* send, void* recv) {
+    return submit({.send = send,
+                   .recv = recv,
+                   .count = 4,
+                   .kind = K::send_recv,
+                   .root = root,
+                   .target = target});
+  };
+  CHECK_THAT(pass(0, 4, v, v), Contains("send_recv 'unit 7', item 0: target is 4 of 4 ranks"));
+  CHECK_THAT(pass(1, 2, nullptr, v), Contains("send is 0") && Contains("root gives a send"));
+  CHECK_THAT(pass(2, 1, v, nullptr), Contains("recv is 0") && Contains("target a recv"));
+  CHECK_THAT(pass(1, 1, v, v + 3), Contains("overlap"));
+  CollectiveGroup many{.name = "tokens", .items = {}};
+  for (int i = 0; i < kMostSendRecvs + 1; ++i)
+    many.items.push_back({.count = 1 << 20, .kind = K::send_recv, .root = 0, .target = 2});
+  CHECK_THAT(refusal([&] { c.submit(many, {}); }),
+             Contains("item 1024: a group has room for 1024") && Contains("split the group"));
   CHECK_THAT(refusal([&] { c.submit(CollectiveGroup{.name = "none", .items = {}}, {}); }),
              Contains("'none'"));
   CHECK(c.submitted() == 0);
@@ -80,7 +100,14 @@ TEST_CASE("submit refuses what no rank can do, and forgets the attempt", "[comm]
   CHECK(f(K::reduce_scatter, 8, v, v + 8).empty());
   CHECK(f(K::all_gather, 0, nullptr, nullptr).empty());
   CHECK(f(K::reduce_scatter, 8, v, v + 32).empty());
-  CHECK(c.submitted() == 4);
+  CHECK(f(K::all_to_all, 8, v, v + 32).empty());
+  CHECK(f(K::all_to_all, 8, v, v).empty());  // staged
+  CHECK(pass(1, 2, v, nullptr).empty());
+  CHECK(pass(2, 1, nullptr, v).empty());
+  CHECK(pass(0, 3, nullptr, nullptr).empty());
+  many.items.pop_back();
+  CHECK(refusal([&] { c.submit(many, {}); }).empty());
+  CHECK(c.submitted() == 10);
 }
 
 TEST_CASE("a group's small items in place fit the staging memory together or are refused",
@@ -123,8 +150,24 @@ TEST_CASE("an operation carries its name, stream, accesses and wire bytes", "[co
   CHECK(wire(world.control(), K::all_reduce) == 96);
   CHECK(wire(world.control(), K::broadcast) == 32);
   CHECK(wire(world.control(), K::barrier) == 0);
-  CHECK(use.touched[StreamId::gather] == 1);
-  CHECK(use.touched[StreamId::compute] == 3);
+  CHECK(wire(world.gather(), K::all_to_all) == 192);
+  CHECK(wire(world.reduce(), K::send_recv) == 0);  // from rank 0 to itself
+  const auto pass = [&](int root, int target) {
+    world.device().synchronize();
+    world.control().submit({.send = v,
+                            .recv = v + 128,
+                            .count = 8,
+                            .kind = K::send_recv,
+                            .root = root,
+                            .target = target},
+                           "pass", accesses);
+    return seen.cost.wire_bytes;
+  };
+  CHECK(pass(1, 2) == 32);  // out
+  CHECK(pass(3, 1) == 32);  // in
+  CHECK(pass(0, 2) == 0);   // by
+  CHECK(use.touched[StreamId::gather] == 2);
+  CHECK(use.touched[StreamId::compute] == 6);
   world.device().context().remove_observer(seen);
 }
 
@@ -133,16 +176,18 @@ TEST_CASE("one rank submits nothing in place and copies otherwise", "[comm]") {
   CHECK(world.kind() == WorldKind::single);
   CHECK(world.size() == 1);
   float v[8] = {1, 2, 3, 4};
-  for (const K kind : {K::all_gather, K::reduce_scatter, K::all_reduce, K::broadcast})
+  constexpr K kKinds[] = {K::all_gather, K::reduce_scatter, K::all_reduce,
+                          K::broadcast,  K::all_to_all,     K::send_recv};
+  for (const K kind : kKinds)
     world.gather().submit({.send = v, .recv = v, .count = 4, .kind = kind}, "in place", {});
   world.barrier();
   CHECK(world.device().context().launches() == 0);
-  for (const K kind : {K::all_gather, K::reduce_scatter, K::all_reduce, K::broadcast}) {
+  for (const K kind : kKinds) {
     std::fill_n(v + 4, 4, 0.f);
     world.gather().submit({.send = v, .recv = v + 4, .count = 4, .kind = kind}, "copy", {});
     CHECK(std::equal(v, v + 4, v + 4));
   }
-  CHECK(world.device().context().launches() == 4);
+  CHECK(world.device().context().launches() == 6);
   CHECK(world.gather().submitted() == 0);
   CHECK(world.sum(2.5) == 2.5);
   CHECK(world.max(-2.5) == -2.5);
@@ -178,6 +223,14 @@ TEST_CASE("an emulated rank gets its own values in the places of its peers", "[c
   world.control().submit(
       {.send = send.data(), .recv = recv.data(), .count = kCount, .kind = K::broadcast}, "bc", {});
   CHECK(std::equal(send.begin(), send.begin() + kCount, recv.begin()));
+  world.control().submit(
+      {.send = send.data(), .recv = recv.data(), .count = kCount, .kind = K::all_to_all}, "aa", {});
+  CHECK(recv == send);  // each peer sends what it gets
+  world.control().submit(
+      {.recv = recv.data(), .count = kCount, .kind = K::send_recv, .root = 4, .target = 2}, "sr",
+      {});
+  CHECK(std::all_of(recv.begin(), recv.begin() + kCount, [](float x) { return x == 0; }));
+  CHECK(std::equal(recv.begin() + kCount, recv.end(), send.begin() + kCount));
   CHECK(world.sum(1.5) == 7.5);
   CHECK(world.max(1.5) == 1.5);
   CHECK_THAT(refusal([] { World::emulated(5, 5); }), Contains("rank 5 of 5 ranks"));

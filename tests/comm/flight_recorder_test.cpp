@@ -64,12 +64,13 @@ TEST_CASE("the flight record is of the last 1,000 collectives, with who, what an
     const int i = kCalls - kKept + 1 + k;
     const bool reduces = i % 2 == 0;
     CHECK(value(call, "seq") == last - kKept + 1 + k);
-    CHECK_THAT(call,
-               Catch::Matchers::Contains(concat(
-                   "\"process_group\": \"", reduces ? "reduce" : "gather", "\", \"name\": \"unit ",
-                   i, "\", \"operation\": \"", reduces ? "reduce_scatter" : "all_gather",
-                   "\", \"items\": 1, \"count\": ", i % 7 + 1, ", \"dtype\": \"",
-                   reduces ? "f64" : "f32", "\", \"reduce\": \"sum\", \"root\": 0, ")));
+    CHECK_THAT(
+        call,
+        Catch::Matchers::Contains(concat(
+            "\"process_group\": \"", reduces ? "reduce" : "gather", "\", \"name\": \"unit ", i,
+            "\", \"operation\": \"", reduces ? "reduce_scatter" : "all_gather",
+            "\", \"items\": 1, \"count\": ", i % 7 + 1, ", \"dtype\": \"", reduces ? "f64" : "f32",
+            "\", \"reduce\": \"sum\", \"root\": 0, \"target\": 0, ")));
     CHECK_THAT(call, Catch::Matchers::Contains("\"state\": \"done\""));
     CHECK(value(call, "bytes") == (i % 7 + 1) * (reduces ? 8 : 4));
     CHECK(begin <= value(call, "submitted_ns"));

@@ -47,6 +47,14 @@ void reduce_op(World& w, std::byte* a, bool odd) {
 void root(World& w, std::byte* a, bool odd) {
   w.control().submit(item(a, 0, K::broadcast, 4, f32, ReduceOp::sum, odd ? 1 : 0), "unit", {});
 }
+void target(World& w, std::byte* a, bool odd) {
+  Collective pass = item(a, 0, K::send_recv);
+  pass.target = odd ? 1 : 0;
+  w.control().submit(pass, "unit", {});
+}
+void chunk(World& w, std::byte* a, bool odd) {
+  w.control().submit(item(a, 0, K::all_to_all, odd ? 3 : 4), "unit", {});
+}
 void group(World& w, std::byte* a, bool odd) {
   (odd ? w.reduce() : w.gather()).submit(item(a, 0, K::all_gather), "unit", {});
 }
@@ -100,6 +108,8 @@ const std::vector<Kind>& kinds() {
       {"dtype", dtype, {"call 3", "of 4 x i32", "of 4 x f32"}},
       {"reduce operation", reduce_op, {"call 3", "of 4 x f32, max", "of 4 x f32)"}},
       {"root", root, {"call 3", "from rank 0", "from rank 1"}},
+      {"target", target, {"call 3", "from rank 0 to rank 0", "from rank 0 to rank 1"}},
+      {"chunk", chunk, {"call 3", "all_to_all of 3 x f32", "all_to_all of 4 x f32"}},
       {"group", group, {"call 3", "'unit' on 'gather'", "'unit' on 'reduce'"}},
       {"order across groups", across, {"call 3", "on 'gather'", "on 'reduce'"}},
       {"extra", extra, {"call 3", "'extra'", "'unit'"}},

@@ -20,8 +20,8 @@ struct Kind {
   bool refused = false;
 };
 
-// Operation, order, count, dtype, reduce operation, root, group, extra, missing, double, stream,
-// alias; and order across communicators.
+// Operation, order, count, dtype, reduce operation, root, target, chunk, group, extra, missing,
+// double, stream, alias; and order across communicators.
 const std::vector<Kind>& kinds();
 
 struct Heard {

@@ -152,6 +152,38 @@ TEST_CASE("mpi: a send that other processes cannot read is refused before it is 
   CHECK(mine.back() == 1.f);
 }
 
+TEST_CASE("mpi: a send is read where its root has it, and its target gives none", "[comm][mpi]") {
+  constexpr std::int64_t kCount = kStagedBytes / 4 + 1;  // not staged
+  const int last = keeper().size() - 1;
+  for (const auto transport : {Transport::automatic, Transport::messages}) {
+    const RaceCheck check;
+    World world = World::mpi(check({.transport = transport}));
+    const auto first = world.allocate_symmetric(4096);
+    const auto arena = world.allocate_symmetric(4 * kStagedBytes);
+    // Each rank's send lies elsewhere: the next one gets it.
+    auto* const mine = reinterpret_cast<float*>(arena->data()) + 64 * world.rank();
+    std::fill_n(mine, kCount, static_cast<float>(world.rank()));
+    std::vector<float> got(kCount, -1.f);
+    CollectiveGroup shift{.name = "shift", .items = {}};
+    for (int r = 0; r < last; ++r)
+      shift.items.push_back({.send = r == world.rank() ? mine : nullptr,
+                             .recv = r + 1 == world.rank() ? got.data() : nullptr,
+                             .count = kCount,
+                             .kind = K::send_recv,
+                             .root = r,
+                             .target = r + 1});
+    world.control().submit(shift, {});
+    world.device().synchronize();
+    CHECK(std::ranges::all_of(got,
+                              [&](float x) { return x == static_cast<float>(world.rank() - 1); }));
+    std::vector<float> outside(kCount);
+    Collective item{.send = outside.data(), .count = kCount, .kind = K::send_recv, .target = last};
+    item.recv = got.data();
+    if (transport == Transport::automatic && world.rank() == 0)
+      CHECK_THROWS_WITH(world.control().submit(item, "u", {}), Contains("allocate_symmetric"));
+  }
+}
+
 TEST_CASE("mpi: a rank that throws is named to its peers", "[comm][mpi]") {
   for (int thrower = 0; thrower < keeper().size(); ++thrower) {
     const std::string message = thrown([&](World& world) {

@@ -66,9 +66,9 @@ inline bool same_bits(const Values& a, const Values& b) {
 }
 
 // The whole f32 parameters, gathered. Collective.
-inline Values full_values(nn::Module& module, const World& world) {
+inline Values full_values(nn::Module& module, const RankGroup& group) {
   Values values;
-  for_each_full_parameter(module, world, [&](const std::string& name, const Tensor& full) {
+  for_each_full_parameter(module, group, [&](const std::string& name, const Tensor& full) {
     values[name] = full.to_vector<float>();
   });
   return values;

@@ -1,21 +1,21 @@
 // Collectives between the ranks of a world: what is sent, on which stream, and who implements it.
 //
-// A communicator is a set of ranks with a role and a stream; the sharding engine has one for
+// A communicator is a group of ranks with a role and a stream; the sharding engine has one for
 // gathers and one for reductions, so that neither waits behind the other. All ranks issue their
-// collectives in one order, over all communicators. The first in that order which is not done waits
-// for none behind it, so it ends, and ranks never wait for each other crosswise.
+// collectives in one order, over all communicators; see group.hpp.
 //
 //   compute  ... grads of unit 3 ──┐ record                           ┌─ wait ── optimizer
 //   reduce                         └─ wait ── reduce_scatter ── record┘
 //
-// Inputs that peers read (the send side) lie in symmetric memory, except for small all_reduce and
-// broadcast calls, which the communicator stages itself.
+// Inputs that peers read (the send side) lie in symmetric memory, except for small ones, which the
+// communicator stages itself: see kStagedBytes.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/dtype.hpp"
@@ -29,9 +29,16 @@ enum class CollectiveKind : std::uint8_t {
   reduce_scatter,
   all_reduce,
   broadcast,
+  all_to_all,
+  send_recv,
   barrier
 };
 const char* name(CollectiveKind kind);
+
+// Whether it has a `root`, which the rank that it names sends from.
+constexpr bool has_root(CollectiveKind kind) {
+  return kind == CollectiveKind::broadcast || kind == CollectiveKind::send_recv;
+}
 
 // Of reduce_scatter and all_reduce. A maximum is NaN where any value is.
 enum class ReduceOp : std::uint8_t { sum, max };
@@ -42,21 +49,30 @@ namespace comm {
 struct GroupCall;
 }
 
+// The name of the group of all ranks of a world.
+inline constexpr const char* kWorldGroup = "world";
+
 // One collective, as plain data. Counts are elements. In-place is seen from the pointers:
 // all_gather with send at rank() * count elements of recv, reduce_scatter with recv there in send,
-// all_reduce and broadcast with recv == send. Any other overlap is refused, also between the items
-// of a group.
+// the others with recv == send. Any other overlap is refused, also between the items of a group.
+//
+// send_recv is a send on one rank and its receive on another (NCCL: ncclSend, ncclRecv). Every rank
+// submits it, as any collective, so that a mismatch is an error which names both ranks, not a wait.
+// `root` gives its send, `target` its recv; what others give is not looked at, they only enter and
+// leave. Uneven all-to-alls are groups of them, at most kMostSendRecvs.
 struct Collective {
   const void* send = nullptr;
   void* recv = nullptr;
   // all_gather: elements that each rank contributes; recv holds size() times as many, in rank
   // order. reduce_scatter: elements that each rank receives; send holds size() times as many.
-  // all_reduce, broadcast: elements in all.
+  // all_to_all: elements from each rank for each rank; send and recv hold size() times as many, for
+  // and from the ranks in their order. all_reduce, broadcast, send_recv: elements in all.
   std::int64_t count = 0;
   CollectiveKind kind = CollectiveKind::barrier;
   DType dtype = DType::f32;
   ReduceOp reduce = ReduceOp::sum;
-  int root = 0;  // broadcast
+  int root = 0;    // broadcast, send_recv: the rank that sends
+  int target = 0;  // send_recv: the rank that receives
 };
 
 // A prepared group: submitted as one operation, unchanged until the host knows that it has run.
@@ -69,10 +85,12 @@ struct CollectiveGroup {
   std::uint64_t backward_of = 0;
 };
 
-// The all_reduce and broadcast items of a group whose buffers need not be symmetric: those that
-// fit, taken in order, each rounded up to 64 bytes, into this many bytes. Larger ones need a
-// symmetric send, and an all_reduce then also a recv of its own.
+// The items of a group whose buffers need not be symmetric: all but all_gather and reduce_scatter
+// that fit, taken in order, each send side rounded up to 64 bytes, into this many bytes. Larger
+// ones need a symmetric send, and an all_reduce or all_to_all then also a recv of its own. The send
+// of a send_recv lies anywhere in symmetric memory, all others at the same offset on every rank.
 inline constexpr std::int64_t kStagedBytes = 64 << 10;
+inline constexpr std::int64_t kMostSendRecvs = kStagedBytes / 64;  // fewer where others are staged
 
 // Memory at the same offset on every rank, which peers may read during a collective. Made
 // collectively; given back after the last collective that reads it and before its world ends.
@@ -87,15 +105,29 @@ class SymmetricMemory {
   std::int64_t bytes_ = 0;
 };
 
+// Where a rank is in a group.
+struct GroupSeat {
+  std::string group;       // its name
+  std::vector<int> ranks;  // their numbers in the world
+  int rank = 0;            // of which this is the one at `rank`
+  // Of the groups around it, which all its ranks are in, too: calls of theirs come before or after
+  // one of this group on all of its ranks alike.
+  std::vector<const FlightRecorder*> around{};
+
+  int size() const noexcept { return static_cast<int>(ranks.size()); }
+};
+
 // Ordered: collectives run in the order of submission, on `stream()`. Threads: the rank's host
 // thread submits.
 class Communicator {
  public:
   virtual ~Communicator() = default;
 
-  int rank() const noexcept { return rank_; }
-  int size() const noexcept { return size_; }
+  int rank() const noexcept { return seat_.rank; }  // within the group
+  int size() const noexcept { return seat_.size(); }
+  std::span<const int> ranks() const noexcept { return seat_.ranks; }  // as the world counts them
   StreamId stream() const noexcept { return stream_; }
+  // "gather", "gather of dp_shard"
   const std::string& role() const noexcept { return role_; }
 
   // Submits the group as one operation on `stream()`. `accesses` are this rank's buffers (all sends
@@ -107,15 +139,16 @@ class Communicator {
   // One collective by value, for calls that are not prepared. `name` has static lifetime.
   void submit(const Collective& collective, const char* name, std::span<const Access> accesses);
 
-  // Operations submitted so far; the rank's FlightRecorder numbers those of all communicators.
+  // Operations submitted so far; the group's FlightRecorder numbers those of all its communicators.
   std::uint64_t submitted() const noexcept { return submitted_; }
   // Counts from the beginning again. For World::resume, which calls it on every rank.
   void restart() noexcept { submitted_ = 0; }
   void end() noexcept { has_ended_ = true; }  // to submit is a ContractError from now on
 
  protected:
-  Communicator(DeviceContext& context, FlightRecorder& recorder, std::string role, StreamId stream,
-               int rank, int size);
+  // `role` is within the group.
+  Communicator(DeviceContext& context, FlightRecorder& recorder, const GroupSeat& seat,
+               std::string_view role, StreamId stream);
 
   // What this transport refuses, before the call counts.
   virtual void check_transport(const char* /*name*/, std::span<const Collective> /*items*/) const {}
@@ -131,10 +164,10 @@ class Communicator {
                         std::span<const Access> accesses, bool prepared, std::uint64_t backward_of);
   void check_order(const char* name, std::span<const Access> accesses) const;
 
+  GroupSeat seat_;
   std::string role_;
   std::uint64_t role_hash_;
   StreamId stream_;
-  int rank_, size_;
   std::uint64_t submitted_ = 0;
   bool has_ended_ = false;
 };

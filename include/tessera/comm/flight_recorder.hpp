@@ -1,6 +1,6 @@
-// The collectives of one rank, over all its communicators: one sequence of them, a fingerprint
-// that rolls over it, and the last 1,000 calls with who, what and when (NCCL's flight recorder).
-// Always on.
+// The collectives of one rank in one group, over its communicators: one sequence of them, a
+// fingerprint that rolls over it, and the last 1,000 calls with who, what and when (NCCL's flight
+// recorder). Always on.
 //
 //   host    ── submit 7 ── submit 8 ── submit 9 ──▶ the order that all ranks must share
 //   gather            └─ started 7 ─ done 7 ─ started 9 ...
@@ -23,19 +23,21 @@ namespace tessera {
 // are the whole group's. Texts are cut where they are longer. Times are nanoseconds of the host's
 // monotonic clock, 0: not yet.
 struct FlightEntry {
-  std::uint64_t seq = 0;          // 1 for the first call of the rank, over all communicators
+  std::uint64_t seq = 0;          // 1 for the first call in its group, over all communicators
   std::uint64_t fingerprint = 0;  // over all calls up to this one
   std::int64_t submitted_ns = 0;
   std::int64_t count = 0;
   std::int64_t bytes = 0;         // of the items of this rank
   std::uint64_t backward_of = 0;  // CollectiveGroup's
+  std::uint64_t around = 0;       // calls before it of the groups around this one
   std::int32_t n_items = 0;
   std::int32_t root = 0;
+  std::int32_t target = 0;
   CollectiveKind kind = CollectiveKind::barrier;
   DType dtype = DType::f32;
   ReduceOp reduce = ReduceOp::sum;
   StreamId stream = StreamId::compute;
-  char role[12] = {};  // the communicator's
+  char role[40] = {};  // the communicator's
   char name[48] = {};  // that the call was submitted with
   std::int64_t started_ns = 0;
   std::int64_t done_ns = 0;

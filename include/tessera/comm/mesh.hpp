@@ -1,23 +1,99 @@
-// A DeviceMesh says which ranks do what together. Today one dimension: all ranks shard.
+// A DeviceMesh lays ranks out along named dimensions, and says who communicates with whom.
+//
+//   auto mesh = DeviceMesh::grid(world, {{"dp_replicate", 2}, {"dp_shard", 4}});
+//
+//                    dp_shard
+//                     0 1 2 3      rank 5 is at (1, 1): along dp_shard it is in a group with
+//      dp_replicate   4 5 6 7      4, 6 and 7, along dp_replicate in one with 1
+//
+// Ranks are laid out row by row, so that those of the last dimension are neighbours, which lie on
+// one machine if any do (PyTorch: init_device_mesh). All that makes a mesh is collective over the
+// world: every rank of it calls, with the same arguments.
 #pragma once
+
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "tessera/comm/world.hpp"
 
 namespace tessera {
 
+// One dimension: its name, how many ranks it has, and on which streams its groups communicate.
+struct MeshDim {
+  std::string name;
+  int size = 1;
+  GroupStreams streams{};
+};
+
+// Degrees of a hybrid mesh: parameters are sharded over `shard` ranks, and `replicate` such groups
+// hold the same. Their product is the number of ranks.
+struct HybridSizes {
+  int replicate = 1;
+  int shard = 1;
+};
+
 // A small value. After its world has ended, what is left of it says so: see World.
 class DeviceMesh {
  public:
-  // All ranks of the world in one dimension, over which parameters are sharded.
-  static DeviceMesh flat(const World& world) { return DeviceMesh(world.share()); }
+  static constexpr int kMaxDims = 3;
+
+  // All ranks of the world in one dimension, "dp_shard", over which parameters are sharded.
+  static DeviceMesh flat(const World& world);
+  // All ranks of the world, along 1 to kMaxDims dimensions. One dimension has the world's own
+  // communicators.  Throws: ContractError, on every rank, for sizes whose product is not the number
+  // of ranks, and for names that are empty or come twice.
+  static DeviceMesh grid(const World& world, std::vector<MeshDim> dims);
+  // The same of these ranks alone, in this order; the others of the world call, too, and get a mesh
+  // that they are not in.
+  static DeviceMesh grid(const World& world, std::vector<MeshDim> dims, std::span<const int> ranks);
+  // "dp_replicate" by "dp_shard"; sums over replicas run on the replicate stream.
+  static DeviceMesh hybrid(const World& world, HybridSizes sizes);
 
   const World& world() const noexcept { return *world_; }
-  int shard_rank() const noexcept { return world_->rank(); }
-  int shard_size() const noexcept { return world_->size(); }
+  int ndim() const noexcept { return static_cast<int>(layout_->dims.size()); }
+  int size() const noexcept { return static_cast<int>(layout_->ranks.size()); }
+  std::span<const MeshDim> dims() const noexcept { return layout_->dims; }
+  std::span<const int> ranks() const noexcept { return layout_->ranks; }  // row by row
+  bool is_member() const noexcept { return !layout_->groups.empty(); }    // this rank
+
+  // Along one dimension. Throws: ContractError for a name that the mesh does not have, and on ranks
+  // that it does not have.
+  const RankGroup& group(std::string_view name) const;
+  // Along the only one.
+  const RankGroup& group() const {
+    return ndim() == 1 && is_member() ? *layout_->groups[0] : refuse_group();
+  }
+
+  // The part of the mesh along these dimensions, in this order, that this rank is in.
+  DeviceMesh operator[](std::string_view name) const { return select({name}); }
+  DeviceMesh select(std::initializer_list<std::string_view> names) const;
+
+  // Within the only dimension.
+  int shard_rank() const { return group().rank(); }
+  int shard_size() const { return group().size(); }
+
+  // "dp_replicate 2 x dp_shard 4", then a line of ranks for each row.
+  std::string to_string() const;
 
  private:
-  explicit DeviceMesh(std::shared_ptr<const World> world) : world_(std::move(world)) {}
+  struct Layout {
+    std::vector<MeshDim> dims;
+    std::vector<int> ranks;
+    std::vector<const RankGroup*> groups;  // by dimension; none on ranks that are not in the mesh
+  };
+
+  static DeviceMesh make(const World& world, Layout layout);
+  DeviceMesh(std::shared_ptr<const World> world, Layout layout)
+      : world_(std::move(world)), layout_(std::make_shared<const Layout>(std::move(layout))) {}
+  std::size_t find(std::string_view name) const;
+  const RankGroup& refuse_group() const;  // throws
+
   std::shared_ptr<const World> world_;
+  std::shared_ptr<const Layout> layout_;
 };
 
 }  // namespace tessera

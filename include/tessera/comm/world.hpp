@@ -15,7 +15,7 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/comm/flight_recorder.hpp"
+#include "tessera/comm/group.hpp"
 
 namespace tessera {
 
@@ -56,19 +56,31 @@ struct WorldOptions {
 enum class WorldKind : std::uint8_t { single, local, mpi, emulated };
 std::string_view name(WorldKind kind);
 
-// A world ends with this object. Models that were sharded over it may live on, and their values can
-// be read; a collective of theirs is a ContractError.
-class World {
+// The group of all ranks. A world ends with this object. Models that were sharded over it may live
+// on, and their values can be read; a collective of theirs is a ContractError.
+class World : public RankGroup {
  public:
   // What a kind of world supplies; see runtime/comm/.
   class Backend {
    public:
+    // What a group is made of.
+    class Group {
+     public:
+      virtual ~Group() = default;
+      // Each rank makes the same ones in the same order.
+      virtual std::unique_ptr<Communicator> make(DeviceContext&, const GroupSeat&,
+                                                 std::string_view role, StreamId) = 0;
+      virtual std::shared_ptr<SymmetricMemory> allocate(DeviceContext&, std::int64_t bytes) = 0;
+      // Where this rank's communicators of the group record their calls.
+      virtual FlightRecorder& recorder() noexcept = 0;
+      virtual bool sums_are_ordered() const noexcept { return true; }
+    };
+
     virtual ~Backend() = default;
-    virtual std::unique_ptr<Communicator> make(DeviceContext&, std::string role, StreamId, int rank,
-                                               int size) = 0;
-    virtual std::shared_ptr<SymmetricMemory> allocate(DeviceContext&, std::int64_t bytes) = 0;
-    // Where this rank's communicators record their calls.
-    virtual FlightRecorder& recorder() noexcept = 0;
+    // Makes a group, which the backend keeps. Collective over the world, in the same order on each
+    // rank; the first is that of all ranks. Ranks that are in none give an empty seat, and get
+    // null. All agree on who is in which.
+    virtual Group* group(DeviceContext&, const GroupSeat&) = 0;
     // The rank has failed: nothing of this world waits any more, here or on peers, who hear of the
     // first `reason`.
     virtual void fail(const std::string& reason) noexcept = 0;
@@ -99,33 +111,14 @@ class World {
   std::shared_ptr<const World> share() const;
 
   WorldKind kind() const noexcept;
-  int rank() const noexcept;
-  int size() const noexcept;
   int threads() const noexcept;  // per rank
-  const Device& device() const noexcept;
 
-  // Communicators over all ranks, each with its own order: gathers run on the gather stream,
-  // reductions on the reduce stream, control (losses, norms, agreement) on the compute stream.
-  Communicator& gather() const noexcept;
-  Communicator& reduce() const noexcept;
-  Communicator& control() const noexcept;
-
-  // The calls of all communicators of this rank.
-  const FlightRecorder& flight_recorder() const noexcept;
-
-  // Memory that peers can read: reserved, but not booked in the ledger. Collective: every rank
-  // calls with the same size.
-  std::shared_ptr<SymmetricMemory> allocate_symmetric(std::int64_t bytes) const;
-  // The host sleeps until every rank is here.
-  void barrier() const;
-  // Each of `values`, at most kAgreed, becomes its sum over all ranks, or the largest (NaN where
-  // any is NaN), on every rank; the host blocks. Collective. Where nothing runs (`virtual`) all
-  // ranks count as alike.
-  void sum(std::span<double> values) const;
-  void max(std::span<double> values) const;
-  double sum(double value) const;
-  double max(double value) const;
-  static constexpr std::size_t kAgreed = 8;
+  // The ranks that give the same list become a group, in the order of the list. Every rank of the
+  // world calls, with a list that holds it, or with an empty one and gets null; lists are equal or
+  // have no rank in common. Asked for the same again, it gives the same group. It lives as long as
+  // what `share` gives.  Throws: ContractError, on every rank, where lists do not fit together.
+  const RankGroup* split(std::string_view name, std::span<const int> ranks,
+                         const GroupStreams& streams = {}) const;
 
   // Ends a failure, so that the ranks can go on in this process. Every rank calls it once it has
   // caught what a step threw: its own exception, or the CommError that a peer's became here. What

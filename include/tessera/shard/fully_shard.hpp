@@ -147,11 +147,12 @@ void skip_backward(nn::Module& root);
 void skip_backward(const Tensor& loss, bool retain_graph = false);
 
 // Calls f(name, full tensor f32) for every parameter below `module`, gathered one at a time from
-// the f32 shards, in the same order on every rank. The tensor is lent for the call of f, for
-// reading. Collective. Throws: ContractError for a parameter without memory, and where it is used
-// later.
+// the f32 shards, in the same order on every rank of `group`, whose ranks hold the shards: a world,
+// or the group of a mesh. The tensor is lent for the call of f, for reading. Collective. Throws:
+// ContractError for a parameter without memory, for one that is sharded over another number of
+// ranks, and where the tensor is used later.
 void for_each_full_parameter(
-    nn::Module& module, const World& world,
+    nn::Module& module, const RankGroup& group,
     const std::function<void(const std::string& name, const Tensor& full)>& f);
 
 }  // namespace tessera

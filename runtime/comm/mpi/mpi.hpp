@@ -26,8 +26,8 @@ inline void check(int status, const char* call,
 // Over messages, on the stream's thread; no bytes of an item move before all ranks have come and
 // agree. `channel` is used by nobody else.
 class MpiChannel;
-std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, ShmWorld& world,
-                                                        MpiChannel& channel, std::string role,
-                                                        StreamId stream, int rank, int size);
+std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, ShmGroup& group,
+                                                        MpiChannel& channel, const GroupSeat& seat,
+                                                        std::string_view role, StreamId stream);
 
 }  // namespace tessera::comm

@@ -15,13 +15,13 @@ namespace {
 
 class MessageCommunicator final : public Communicator {
  public:
-  MessageCommunicator(DeviceContext& context, ShmWorld& world, MpiChannel& channel,
-                      std::string role, StreamId stream, int rank, int size)
-      : Communicator(context, world.recorder(world.rank()), std::move(role), stream, rank, size),
-        world_(world),
+  MessageCommunicator(DeviceContext& context, ShmGroup& group, MpiChannel& channel,
+                      const GroupSeat& seat, std::string_view role, StreamId stream)
+      : Communicator(context, group.recorder(group.rank()), seat, role, stream),
+        group_(group),
         channel_(channel),
-        in_(size > 1 ? channel.out_bytes() : 0),
-        inputs_(static_cast<std::size_t>(size)) {}
+        in_(seat.size() > 1 ? channel.out_bytes() : 0),
+        inputs_(seat.ranks.size()) {}
 
  private:
   struct Part {
@@ -52,6 +52,12 @@ class MessageCommunicator final : public Communicator {
           break;
         case CollectiveKind::broadcast:
           broadcast(c, recv);
+          break;
+        case CollectiveKind::all_to_all:
+          all_to_all(c, recv);
+          break;
+        case CollectiveKind::send_recv:
+          send_recv(c, recv);
           break;
         case CollectiveKind::barrier:
           break;
@@ -90,11 +96,11 @@ class MessageCommunicator final : public Communicator {
     channel_.finish();
     std::vector<const Published*> views;
     for (const Published& p : all) views.push_back(&p);
-    const bool sees_all = world_.size() == size();
-    world_.agree([&] {
+    const bool sees_all = group_.size() == size();
+    group_.world().agree([&] {
       check_agreement(
-          views, role(),
-          sees_all ? std::span(world_.recorders()) : std::span<const FlightRecorder* const>());
+          views, ranks(), role(),
+          sees_all ? std::span(group_.recorders()) : std::span<const FlightRecorder* const>());
     });
   }
 
@@ -167,6 +173,37 @@ class MessageCommunicator final : public Communicator {
     }
   }
 
+  void all_to_all(const Collective& c, std::byte* recv) {
+    const auto* send = static_cast<const std::byte*>(c.send);
+    const std::size_t chunk = item_bytes(c), block = part_bytes(c.dtype);
+    const auto mine = static_cast<std::size_t>(rank());
+    for (std::size_t at = 0; at < chunk; at += block) {
+      const std::size_t bytes = std::min(block, chunk - at);
+      for (std::size_t r = 0; r < inputs_.size(); ++r)
+        kernels::copy_bytes(out(r * bytes), send + r * chunk + at, bytes);
+      exchange_parts(out(), bytes, recv + at, chunk, bytes);
+      kernels::copy_bytes(recv + mine * chunk + at, out(mine * bytes), bytes);
+    }
+  }
+
+  void send_recv(const Collective& c, std::byte* recv) {
+    const auto* send = static_cast<const std::byte*>(c.send);
+    const bool is_own = c.root == c.target;
+    const std::size_t total = item_bytes(c);
+    if (is_own && rank() == c.target && recv != send) kernels::copy_bytes(recv, send, total);
+    if (is_own || (rank() != c.root && rank() != c.target)) return;
+    for (std::size_t at = 0; at < total; at += channel_.out_bytes()) {
+      const std::size_t bytes = std::min(channel_.out_bytes(), total - at);
+      if (rank() == c.root) {
+        kernels::copy_bytes(out(), send + at, bytes);
+        channel_.send(out(), bytes, c.target);
+      } else {
+        channel_.receive(recv + at, bytes, c.root);
+      }
+      channel_.finish();
+    }
+  }
+
   // Down a tree: with ranks counted from the root, each gets it from the one without its lowest
   // bit, and passes it on to those with one lower bit more.
   void broadcast(const Collective& c, std::byte* recv) {
@@ -190,7 +227,7 @@ class MessageCommunicator final : public Communicator {
     }
   }
 
-  ShmWorld& world_;  // of this host's ranks: who is alive, and whether all is well
+  ShmGroup& group_;  // of this host's ranks: who is alive, and whether all is well
   MpiChannel& channel_;
   std::uint64_t theirs_[2] = {};
   std::vector<std::byte> in_;  // what comes to be summed, rank by rank
@@ -199,11 +236,10 @@ class MessageCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, ShmWorld& world,
-                                                        MpiChannel& channel, std::string role,
-                                                        StreamId stream, int rank, int size) {
-  return std::make_unique<MessageCommunicator>(context, world, channel, std::move(role), stream,
-                                               rank, size);
+std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, ShmGroup& group,
+                                                        MpiChannel& channel, const GroupSeat& seat,
+                                                        std::string_view role, StreamId stream) {
+  return std::make_unique<MessageCommunicator>(context, group, channel, seat, role, stream);
 }
 
 }  // namespace tessera::comm

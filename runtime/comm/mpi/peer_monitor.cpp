@@ -15,8 +15,7 @@ PeerMonitor::PeerMonitor(ShmWorld& world, const WorldOptions& options)
       timeout_s_(options.timeout_seconds),
       heartbeat_s_(options.heartbeat_timeout_seconds),
       beats_(static_cast<std::size_t>(world.size())),
-      silent_s_(static_cast<std::size_t>(world.size())),
-      parted_(static_cast<std::size_t>(world.size())) {
+      silent_s_(static_cast<std::size_t>(world.size())) {
   open_peers();
   poll_thread_ = std::make_unique<PollThread>(pidfds_, [this](int ready) { look(ready); });
 }
@@ -44,7 +43,7 @@ void PeerMonitor::look(int ready) {
     if (!world_.is_at_end(ready))
       world_.abort_for_lost(ready, concat("rank ", world_.name_of(ready), " is gone: its process ",
                                           world_.segment(ready).pid, " has ended without a word; ",
-                                          world_.recorder(ready).position(world_.name_of(ready))));
+                                          world_.position(ready)));
     return;
   }
   world_.segment(world_.rank()).beat.fetch_add(1, std::memory_order_relaxed);
@@ -70,20 +69,23 @@ void PeerMonitor::look_for_silence() {
     world_.abort_for_lost(
         r, concat("rank ", world_.name_of(r), " shows no life for ", heartbeat_s_,
                   " s: its process ", world_.segment(r).pid, " is stopped or starved; ",
-                  world_.recorder(r).position(world_.name_of(r)),
-                  "; a heartbeat timeout of 0 lets debuggers stop ranks"));
+                  world_.position(r), "; a heartbeat timeout of 0 lets debuggers stop ranks"));
     return;
   }
 }
 
 void PeerMonitor::look_for_late_calls() {
-  const auto& all = world_.recorders();
-  for (int r = 0; r < world_.size(); ++r)
-    if (world_.segment(r).left.load(std::memory_order_acquire))
-      if (const std::string ended = describe_ended(all, world_.rank(), r, world_.names());
+  world_.for_each_group([this](const ShmGroup& group) { look_for_late_calls(group); });
+}
+
+void PeerMonitor::look_for_late_calls(const ShmGroup& group) {
+  const auto& all = group.recorders();
+  for (int r = 0; r < group.size(); ++r)
+    if (world_.segment(group.on_host(r)).left.load(std::memory_order_acquire))
+      if (const std::string ended = describe_ended(all, group.rank(), r, group.names());
           !ended.empty())
         return world_.abort(ended);
-  const std::string late = describe_late(all, world_.rank(), timeout_s_, world_.names());
+  const std::string late = describe_late(all, group.rank(), timeout_s_, group.names());
   if (late.empty()) return;
   std::string silent;  // a rank that is stopped inside of a call has come to it
   for (int r = 0; r < world_.size(); ++r)
@@ -96,17 +98,20 @@ void PeerMonitor::look_for_late_calls() {
 // second look never meets.
 void PeerMonitor::look_for_partings() {
   FlightEntry own, other;
-  for (int r = 0; r < world_.size(); ++r) {
-    if (r == world_.rank()) continue;
-    const auto i = static_cast<std::size_t>(r);
-    const int low = std::min(r, world_.rank()), high = std::max(r, world_.rank());
-    const bool differ = world_.recorder(low).has_parted_from(world_.recorder(high)) &&
-                        first_difference(world_.recorder(low), world_.recorder(high), own, other);
-    const std::uint64_t call = differ ? own.seq : 0;
-    if (std::exchange(parted_[i], call) == call && call != 0)
-      return world_.abort(describe_difference(world_.recorder(low), world_.name_of(low),
-                                              world_.recorder(high), world_.name_of(high)));
-  }
+  world_.for_each_group([&](const ShmGroup& group) {
+    for (int r = 0; r < group.size(); ++r) {
+      if (r == group.rank()) continue;
+      const int low = std::min(r, group.rank()), high = std::max(r, group.rank());
+      const FlightRecorder &in_low = group.recorder(low), &in_high = group.recorder(high);
+      const bool differ =
+          in_low.has_parted_from(in_high) && first_difference(in_low, in_high, own, other);
+      const std::uint64_t call = differ ? own.seq : 0;
+      if (std::exchange(parted_[{&group, r}], call) == call && call != 0)
+        return world_.abort(
+            describe_difference(in_low, group.names()[static_cast<std::size_t>(low)], in_high,
+                                group.names()[static_cast<std::size_t>(high)]));
+    }
+  });
 }
 
 }  // namespace tessera::comm

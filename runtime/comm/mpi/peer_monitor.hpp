@@ -8,7 +8,9 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "runtime/comm/mpi/shm.hpp"
@@ -32,6 +34,7 @@ class PeerMonitor {
   void look(int ready);
   void look_for_silence();
   void look_for_late_calls();
+  void look_for_late_calls(const ShmGroup& group);
   void look_for_partings();
 
   ShmWorld& world_;
@@ -39,7 +42,8 @@ class PeerMonitor {
   std::vector<int> pidfds_;  // by rank on the host; -1 where there is none
   std::vector<std::uint64_t> beats_;
   std::vector<double> silent_s_;
-  std::vector<std::uint64_t> parted_;  // the call in which a peer differed in the last look
+  // By group and peer: the call in which they differed in the last look.
+  std::map<std::pair<const ShmGroup*, int>, std::uint64_t> parted_;
   Clock::time_point last_look_ = Clock::now();
   std::unique_ptr<PollThread> poll_thread_;  // last: its thread uses the rest
 };

@@ -9,10 +9,9 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <numeric>
 
-#include "runtime/comm/pull.hpp"
 #include "tessera/base/error.hpp"
-#include "tessera/base/philox.hpp"
 #include "tessera/comm/lost_rank.hpp"
 
 namespace tessera::comm {
@@ -42,49 +41,54 @@ void futex_wake_all(std::atomic<std::uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 }
 
-constexpr const char* kBarrierNames[kBarriers] = {
-    "gather", "reduce", "control", "allocate_symmetric", "recovery", "end of the world"};
+constexpr const char* kBarrierNames[] = {"collective", "allocate_symmetric", "recovery",
+                                         "end of the world"};
 
 }  // namespace
 
 ShmWorld::ShmWorld(std::vector<Segment*> segments, int rank, double timeout_s)
     : segments_(std::move(segments)), rank_(rank), timeout_s_(timeout_s) {
-  for (const Segment* s : segments_) {
-    recorders_.push_back(&s->calls);
-    names_.push_back(s->rank);
+  for (Segment* s : segments_) {
+    recovery_.meetings.push_back(&s->recovery);
+    shutdown_.meetings.push_back(&s->shutdown);
+  }
+  for (Party* party : {&recovery_, &shutdown_}) {
+    party->own = static_cast<std::size_t>(rank);
+    party->on_host.resize(segments_.size());
+    std::iota(party->on_host.begin(), party->on_host.end(), 0);
   }
 }
 
-// ---- AbortSignal
+// ---- Barriers
 
 // The last to come opens the next round and wakes the others. `sleepers` and `round` are
 // sequentially consistent, so either the last one sees a sleeper or the sleeper sees the round.
-void ShmWorld::barrier(BarrierId id, const char* what) {
-  Segment::At& here = at(0, id);
-  const std::uint32_t round = here.round.load(memory_order_acquire);
-  if (!outlives_failure(id) && is_aborted()) give_up();
-  at(rank_, id).reached.store(round + 1, memory_order_release);
-  if (here.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 ==
-      static_cast<std::uint32_t>(size())) {
-    here.arrived.store(0, memory_order_relaxed);
-    here.round.store(round + 1, memory_order_seq_cst);
-    if (here.sleepers.load(memory_order_seq_cst) != 0) futex_wake_all(here.round);
+void ShmWorld::barrier(const Party& party, BarrierKind kind, const char* what) {
+  Meeting& first = *party.meetings[0];
+  const std::uint32_t round = first.round.load(memory_order_acquire);
+  if (!outlives_failure(kind) && is_aborted()) give_up();
+  party.meetings[party.own]->reached.store(round + 1, memory_order_release);
+  if (first.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 ==
+      static_cast<std::uint32_t>(party.meetings.size())) {
+    first.arrived.store(0, memory_order_relaxed);
+    first.round.store(round + 1, memory_order_seq_cst);
+    if (first.sleepers.load(memory_order_seq_cst) != 0) futex_wake_all(first.round);
     return;
   }
   for (int i = 0; i < kSpins; ++i)
-    if (here.round.load(memory_order_acquire) != round) return;
+    if (first.round.load(memory_order_acquire) != round) return;
   for (int i = 0; i < kYields; ++i) {
     sched_yield();
-    if (here.round.load(memory_order_acquire) != round) return;
+    if (first.round.load(memory_order_acquire) != round) return;
   }
   const auto start = std::chrono::steady_clock::now();
-  while (!sleep(id, round)) {
+  while (!sleep(first, kind, round)) {
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
-    if (id == BarrierId::allocate || id == BarrierId::recovery)
-      look_around(id, round, what, waited.count() > timeout_s_);
+    if (kind == BarrierKind::allocate || kind == BarrierKind::recovery)
+      look_around(party, kind, round, what, waited.count() > timeout_s_);
     if (!is_aborted()) continue;
-    if (!outlives_failure(id) || has_lost() ||
-        (id == BarrierId::shutdown && waited > shutdown_patience() && withdraw(round)))
+    if (!outlives_failure(kind) || has_lost() ||
+        (kind == BarrierKind::shutdown && waited > shutdown_patience() && withdraw(round)))
       give_up();
   }
 }
@@ -96,7 +100,7 @@ std::chrono::milliseconds ShmWorld::shutdown_patience() const {
 // Who goes from the end does not count as one that has come, or the last one would take all for
 // met. False: all have come after all, or the last one is about to open the round.
 bool ShmWorld::withdraw(std::uint32_t round) {
-  Segment::At& here = at(0, BarrierId::shutdown);
+  Meeting& here = segments_[0]->shutdown;
   std::uint32_t arrived = here.arrived.load();
   while (here.round.load() == round && arrived != 0 &&
          arrived != static_cast<std::uint32_t>(size()))
@@ -105,30 +109,31 @@ bool ShmWorld::withdraw(std::uint32_t round) {
 }
 
 // True when the round is over.
-bool ShmWorld::sleep(BarrierId id, std::uint32_t round) {
-  Segment::At& here = at(0, id);
-  const bool progresses = progress_ && outlives_failure(id);
+bool ShmWorld::sleep(Meeting& first, BarrierKind kind, std::uint32_t round) {
+  const bool progresses = progress_ && outlives_failure(kind);
   if (progresses) progress_();
-  here.sleepers.fetch_add(1, memory_order_seq_cst);
-  if (here.round.load(memory_order_seq_cst) == round && (outlives_failure(id) || !is_aborted()))
-    futex_wait(here.round, round, progresses ? kProgressEveryNs : kLookEveryNs);
-  here.sleepers.fetch_sub(1, memory_order_seq_cst);
-  return here.round.load(memory_order_acquire) != round;
+  first.sleepers.fetch_add(1, memory_order_seq_cst);
+  if (first.round.load(memory_order_seq_cst) == round && (outlives_failure(kind) || !is_aborted()))
+    futex_wait(first.round, round, progresses ? kProgressEveryNs : kLookEveryNs);
+  first.sleepers.fetch_sub(1, memory_order_seq_cst);
+  return first.round.load(memory_order_acquire) != round;
 }
 
-void ShmWorld::look_around(BarrierId id, std::uint32_t round, const char* what, bool is_late) {
-  if (!outlives_failure(id) && is_aborted()) give_up();
+void ShmWorld::look_around(const Party& party, BarrierKind kind, std::uint32_t round,
+                           const char* what, bool is_late) {
+  if (!outlives_failure(kind) && is_aborted()) give_up();
   std::string missing, ended;
-  for (int r = 0; r < size(); ++r) {
-    const bool has_left = segments_[static_cast<std::size_t>(r)]->left.load(memory_order_acquire);
-    if (at(r, id).reached.load(memory_order_acquire) > round) continue;
-    missing += concat(missing.empty() ? "" : ", ", r);
-    if (has_left) ended += concat(ended.empty() ? "" : ", ", r);
+  for (std::size_t i = 0; i < party.meetings.size(); ++i) {
+    const Segment& peer = segment(party.on_host[i]);
+    const bool has_left = peer.left.load(memory_order_acquire);
+    if (party.meetings[i]->reached.load(memory_order_acquire) > round) continue;
+    missing += concat(missing.empty() ? "" : ", ", peer.rank);
+    if (has_left) ended += concat(ended.empty() ? "" : ", ", peer.rank);
   }
   if (missing.empty()) return;
-  const auto where = concat(kBarrierNames[static_cast<int>(id)], ", '", what, "': rank ");
+  const auto where = concat(kBarrierNames[static_cast<int>(kind)], ", '", what, "': rank ");
   if (!ended.empty()) {
-    const auto reason = concat(where, ended, " has ended without it, and rank ", rank_,
+    const auto reason = concat(where, ended, " has ended without it, and rank ", name_of(rank_),
                                " waits; every rank must submit the same collectives");
     abort(reason);
     throw CommError(reason);
@@ -154,7 +159,7 @@ void ShmWorld::give_up() const {
 }
 
 bool ShmWorld::is_at_end(int rank) const {
-  return at(rank, BarrierId::shutdown).reached.load(memory_order_acquire) > 0;
+  return segment(rank).shutdown.reached.load(memory_order_acquire) > 0;
 }
 
 void ShmWorld::abort_because(const std::string& reason, int lost, bool lost_is_reason) noexcept {
@@ -168,7 +173,7 @@ void ShmWorld::abort_because(const std::string& reason, int lost, bool lost_is_r
   first.lost = lost;
   first.lost_is_reason = lost_is_reason;
   first.state.store(Segment::kAborted, memory_order_seq_cst);
-  for (Segment::At& barrier : first.at) futex_wake_all(barrier.round);
+  wake_all();
 }
 
 std::string ShmWorld::reason() const {
@@ -182,41 +187,92 @@ std::string ShmWorld::reason() const {
 void ShmWorld::rejoin(std::span<double> largest, const std::function<void()>& clear) {
   std::copy(largest.begin(), largest.end(),
             segments_[static_cast<std::size_t>(rank_)]->contributed);
-  barrier(BarrierId::recovery, "recover");
+  barrier(recovery_, BarrierKind::recovery, "recover");
   clear();
   for (std::size_t i = 0; i < largest.size(); ++i)
     for (const Segment* other : segments_) largest[i] = std::max(largest[i], other->contributed[i]);
-  for (int p = 0; p < kBarriers; ++p) {
-    const auto id = static_cast<BarrierId>(p);
-    if (outlives_failure(id)) continue;
-    at(rank_, id).reached.store(at(0, id).round.load());
-    if (rank_ == 0) at(0, id).arrived.store(0);
-  }
+  for_each_group([](ShmGroup& group) { group.rearm(); });
   if (rank_ == 0) {
     segments_[0]->lost = -1;
     segments_[0]->state.store(Segment::kFine);
   }
-  barrier(BarrierId::recovery, "recover");
+  barrier(recovery_, BarrierKind::recovery, "recover");
 }
 
 void ShmWorld::leave() noexcept {
   segments_[static_cast<std::size_t>(rank_)]->left.store(1, memory_order_seq_cst);
-  for (Segment::At& barrier : segments_[0]->at) futex_wake_all(barrier.round);
+  wake_all();
 }
 
-// ---- Mappings
+// Ranks that wait in groups which this one is not in look up by themselves, soon.
+void ShmWorld::wake_all() noexcept {
+  futex_wake_all(recovery_.meetings[0]->round);
+  futex_wake_all(shutdown_.meetings[0]->round);
+  for_each_group([](ShmGroup& group) { group.wake_all(); });
+}
 
-void ShmWorld::add(SharedMapping mapping) {
+void ShmWorld::add(ShmGroup& group) {
+  const std::lock_guard lock(groups_mutex_);
+  groups_.push_back(&group);
+}
+
+std::string ShmWorld::position(int rank) const {
+  const std::lock_guard lock(groups_mutex_);
+  return groups_.empty() ? concat("rank ", name_of(rank), " has submitted nothing")
+                         : groups_[0]->recorder(rank).position(name_of(rank));
+}
+
+// ---- Groups
+
+ShmGroup::ShmGroup(ShmWorld& world, std::vector<GroupSegment*> segments, std::vector<int> on_host,
+                   int rank)
+    : world_(world), segments_(std::move(segments)), rank_(rank) {
+  for (GroupSegment* s : segments_) {
+    for (std::size_t r = 0; r < roles_.size(); ++r)
+      roles_[r].meetings.push_back(&s->roles[r].meeting);
+    allocate_.meetings.push_back(&s->allocate);
+    recorders_.push_back(&s->calls);
+  }
+  for (const int r : on_host) names_.push_back(world.name_of(r));
+  allocate_.on_host = std::move(on_host);
+  allocate_.own = static_cast<std::size_t>(rank);
+  for (Party& party : roles_) {
+    party.on_host = allocate_.on_host;
+    party.own = allocate_.own;
+  }
+  world.add(*this);
+}
+
+int ShmGroup::find_on_host(int rank) const {
+  const auto at = std::ranges::find(allocate_.on_host, rank);
+  return at == allocate_.on_host.end() ? -1 : static_cast<int>(at - allocate_.on_host.begin());
+}
+
+void ShmGroup::rearm() {
+  const auto put_back = [](const Party& party) {
+    party.meetings[party.own]->reached.store(party.meetings[0]->round.load());
+    if (party.own == 0) party.meetings[0]->arrived.store(0);
+  };
+  std::ranges::for_each(roles_, put_back);
+  put_back(allocate_);
+}
+
+void ShmGroup::wake_all() const noexcept {
+  for (const Party& party : roles_) futex_wake_all(party.meetings[0]->round);
+  futex_wake_all(allocate_.meetings[0]->round);
+}
+
+void ShmGroup::add(SharedMapping mapping) {
   const std::lock_guard lock(mutex_);
   mappings_.push_back(std::make_unique<SharedMapping>(std::move(mapping)));
 }
 
-void ShmWorld::remove(std::uint64_t number) {
+void ShmGroup::remove(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   std::erase_if(mappings_, [&](const auto& w) { return w->number == number; });
 }
 
-const SharedMapping* ShmWorld::find(const void* data, std::int64_t bytes) const {
+const SharedMapping* ShmGroup::find(const void* data, std::int64_t bytes) const {
   const auto* begin = static_cast<const std::byte*>(data);
   const std::less_equal<const std::byte*> at_most;  // a total order, also between allocations
   const std::lock_guard lock(mutex_);
@@ -227,120 +283,9 @@ const SharedMapping* ShmWorld::find(const void* data, std::int64_t bytes) const 
   return nullptr;
 }
 
-// ---- Communicator
-
-namespace {
-
-class ShmCommunicator final : public Communicator {
- public:
-  ShmCommunicator(DeviceContext& context, ShmWorld& world, BarrierId id, std::string role,
-                  StreamId stream)
-      : Communicator(context, world.recorder(world.rank()), std::move(role), stream, world.rank(),
-                     world.size()),
-        world_(world),
-        id_(id),
-        inputs_(static_cast<std::size_t>(world.size())) {
-    for (int r = 0; r < size(); ++r) published_.push_back(&world.at(r, id).published);
-  }
-
- private:
-  struct Part {
-    ShmCommunicator* self;
-    GroupCall call;
-    void operator()(Exec& exec) const { self->run(call, Mover(exec)); }
-  };
-
-  // What of an item is at the same offset on every rank, and where in it a rank's send begins: an
-  // all_gather in-id sends from the rank's own chunk of recv, everything else from send.
-  struct Common {
-    const SharedMapping* mapping = nullptr;  // null: no memory that all can read
-    std::int64_t offset = 0;
-    std::int64_t stride = 0;  // from one rank's send to the next
-  };
-
-  struct Peers {
-    const ShmCommunicator& self;
-    Common at;
-
-    void open(const Collective& c, std::size_t, std::int64_t staged) {
-      at = staged == StagingPlan::kDirect ? self.common(c) : Common{nullptr, staged, 0};
-    }
-    const std::byte* send(int peer) const {
-      const std::byte* base = at.mapping ? at.mapping->bases[static_cast<std::size_t>(peer)]
-                                         : self.world_.at(peer, self.id_).staging;
-      return base + at.offset + peer * at.stride;
-    }
-  };
-
-  Common common(const Collective& c) const {
-    const auto bytes = static_cast<std::int64_t>(item_bytes(c));
-    const auto* begin = static_cast<const std::byte*>(c.send);
-    const auto* recv = static_cast<const std::byte*>(c.recv);
-    const bool is_own_chunk =
-        c.kind == CollectiveKind::all_gather && begin == recv + rank() * bytes;
-    if (is_own_chunk) begin = recv;
-    const bool is_whole = is_own_chunk || c.kind == CollectiveKind::reduce_scatter;
-    Common common{world_.find(begin, bytes * (is_whole ? size() : 1)), 0, is_own_chunk ? bytes : 0};
-    if (common.mapping)
-      common.offset = begin - common.mapping->bases[static_cast<std::size_t>(rank())];
-    return common;
-  }
-
-  void check_transport(const char* group, std::span<const Collective> items) const override {
-    StagingPlan plan;
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      const Collective& c = items[i];
-      const bool is_direct = plan.next(c) == StagingPlan::kDirect;
-      TESSERA_EXPECT(
-          !is_direct || c.count == 0 || c.kind == CollectiveKind::barrier || common(c).mapping,
-          name(c.kind), " '", group, "', item ", i, ": send ", c.send,
-          " does not lie in memory of World::allocate_symmetric, which is all that "
-          "other processes can read");
-    }
-  }
-
-  void launch(const Op& op, const GroupCall& call) override {
-    Stream(context_, stream()).launch_collective(op, nullptr, Part{this, call});
-  }
-
-  void run(const GroupCall& call, const Mover& mover) {
-    recorder_.started(call.seq, stream());
-    Segment::At& mine = world_.at(rank(), id_);
-    publish(mine.published, call, send_layout_hash(call.items()));
-    stage(mover, mine.staging, call.items(), rank());
-    world_.barrier(id_, call.name);
-    world_.agree([&] { check_agreement(published_, role(), world_.recorders()); });
-    pull(mover, call.items(), rank(), size(), inputs_, Peers{*this, {}});
-    world_.barrier(id_, call.name);
-    recorder_.done(call.seq, stream());
-  }
-
-  std::uint64_t send_layout_hash(std::span<const Collective> items) const {
-    StagingPlan plan;
-    std::uint64_t hash = 0;
-    for (const Collective& c : items) {
-      if (plan.next(c) != StagingPlan::kDirect || c.count == 0) continue;
-      const Common at = common(c);
-      if (!at.mapping) continue;  // a barrier
-      hash = fnv1a(at.mapping->number, hash);
-      hash = fnv1a(static_cast<std::uint64_t>(at.offset), hash);
-      hash = fnv1a(static_cast<std::uint64_t>(at.stride), hash);
-    }
-    return hash;
-  }
-
-  ShmWorld& world_;
-  const BarrierId id_;
-  std::vector<const void*> inputs_;  // of one sum; the stream's
-  std::vector<const Published*> published_;
-};
-
-}  // namespace
-
-std::unique_ptr<Communicator> make_shm_communicator(DeviceContext& context, ShmWorld& world,
-                                                    BarrierId id, std::string role,
-                                                    StreamId stream) {
-  return std::make_unique<ShmCommunicator>(context, world, id, std::move(role), stream);
+const SharedMapping& ShmGroup::mapping(std::uint64_t number) const {
+  const std::lock_guard lock(mutex_);
+  return **std::ranges::find(mappings_, number, [](const auto& w) { return w->number; });
 }
 
 }  // namespace tessera::comm

@@ -6,6 +6,7 @@
 //   rank 1  ───publish─┘         └──pull──┘         └── next operation
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -22,28 +23,38 @@
 
 namespace tessera::comm {
 
-// The barriers of a world, each in an order of its own.
-enum class BarrierId : std::uint8_t { gather, reduce, control, allocate, recovery, shutdown };
-inline constexpr int kBarriers = 6;
+enum class BarrierKind : std::uint8_t { collective, allocate, recovery, shutdown };
 // The last two are for ranks of a world that has failed, too.
-constexpr bool outlives_failure(BarrierId id) { return id >= BarrierId::recovery; }
+constexpr bool outlives_failure(BarrierKind kind) { return kind >= BarrierKind::recovery; }
 
-// What one rank puts where all can see it. Lies in shared memory, made there by its rank.
-struct Segment {
-  struct At {
-    // The barrier itself: only those of rank 0's segment are used.
-    alignas(64) std::atomic<std::uint32_t> round{0};  // rounds that are complete
-    std::atomic<std::uint32_t> arrived{0};            // at the next one
-    std::atomic<std::uint32_t> sleepers{0};           // on `round`
-    // The rank's own.
-    alignas(64) std::atomic<std::uint32_t> reached{0};  // rounds it has come to
+// One rank's part of a barrier, which has an order of its own. All but `reached` is used of the
+// first rank's alone.
+struct Meeting {
+  alignas(64) std::atomic<std::uint32_t> round{0};    // rounds that are complete
+  std::atomic<std::uint32_t> arrived{0};              // at the next one
+  std::atomic<std::uint32_t> sleepers{0};             // on `round`
+  alignas(64) std::atomic<std::uint32_t> reached{0};  // rounds that the rank has come to
+  static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+};
+
+// What one rank puts where all of its group can see it. Lies in shared memory, made there by its
+// rank.
+struct GroupSegment {
+  static constexpr int kRoles = 3;
+  struct Role {
+    Meeting meeting;
     Published published;
     alignas(64) std::byte staging[kStagedBytes];
   };
-  static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
-  At at[kBarriers];
+  Role roles[kRoles];
+  Meeting allocate;
   FlightRecorder calls;
+};
+
+// The same for all of its world.
+struct Segment {
+  Meeting recovery, shutdown;
   alignas(64) std::atomic<std::uint32_t> left{0};  // the rank submits no more
   int rank = 0;                                    // in the world; here they count by host
   int pid = 0;
@@ -67,7 +78,16 @@ struct SharedMapping {
   std::vector<std::byte*> bases;
 };
 
-// One rank's view of the segments, and of the memory that all ranks can read. Threads: any.
+// Those who meet at a barrier, counted from 0, in this rank's address space.
+struct Party {
+  std::vector<Meeting*> meetings;
+  std::vector<int> on_host;  // which of the ranks of the host they are
+  std::size_t own = 0;
+};
+
+class ShmGroup;
+
+// One rank's view of the segments of its host. Threads: any.
 class ShmWorld {
  public:
   // `segments` are all ranks', in this rank's address space.
@@ -75,22 +95,18 @@ class ShmWorld {
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(segments_.size()); }
-  Segment::At& at(int rank, BarrierId id) const {
-    return segments_[static_cast<std::size_t>(rank)]->at[static_cast<int>(id)];
-  }
-
   Segment& segment(int rank) const { return *segments_[static_cast<std::size_t>(rank)]; }
-  FlightRecorder& recorder(int rank) const { return segment(rank).calls; }
-  const std::vector<const FlightRecorder*>& recorders() const noexcept { return recorders_; }
   // Ranks are counted on this host; this is what the world calls them.
-  int name_of(int rank) const { return names_[static_cast<std::size_t>(rank)]; }
-  std::span<const int> names() const noexcept { return names_; }
+  int name_of(int rank) const { return segment(rank).rank; }
+  // Where a rank of this host is among all communicators of the world.
+  std::string position(int rank) const;
 
-  // Blocks until all ranks are at the barrier `id`. One thread per rank and barrier. `what` is for
-  // messages. Throws: CommError when the world is aborted, and at `allocate`, which is no recorded
-  // call, when a rank that is missing has ended or does not come in time. `shutdown` waits for as
-  // long as the world is fine; if it is not, 5 s, or not at all for a rank that is lost.
-  void barrier(BarrierId id, const char* what);
+  // Blocks until all are at the barrier. One thread per rank and barrier. `what` is for messages.
+  // Throws: CommError when the world is aborted, and at `allocate`, which is no recorded call, when
+  // a rank that is missing has ended or does not come in time. `shutdown` waits for as long as the
+  // world is fine; if it is not, 5 s, or not at all for a rank that is lost.
+  void barrier(const Party& party, BarrierKind kind, const char* what);
+  void shut_down() { barrier(shutdown_, BarrierKind::shutdown, "end"); }
   // Everyone who is at a barrier, or comes to one, gets a CommError with `reason`. The first reason
   // wins.
   void abort(const std::string& reason) noexcept { abort_because(reason, -1, false); }
@@ -128,31 +144,85 @@ class ShmWorld {
   // This rank comes to no barrier any more but `shutdown`.
   void leave() noexcept;
 
-  void add(SharedMapping mapping);
-  void remove(std::uint64_t number);
-  // The mapping that holds [data, data + bytes) of this rank, or null. Stays until it is removed.
-  const SharedMapping* find(const void* data, std::int64_t bytes) const;
+  // The first one is that of all ranks. `f` must not make any.
+  void add(ShmGroup& group);
+  template <class F>
+  void for_each_group(const F& f) const {
+    const std::lock_guard lock(groups_mutex_);
+    for (ShmGroup* group : groups_) f(*group);
+  }
 
  private:
   void abort_because(const std::string& reason, int lost, bool lost_is_reason) noexcept;
   std::chrono::milliseconds shutdown_patience() const;
   bool withdraw(std::uint32_t round);
-  bool sleep(BarrierId id, std::uint32_t round);
-  void look_around(BarrierId id, std::uint32_t round, const char* what, bool is_late);
+  bool sleep(Meeting& first, BarrierKind kind, std::uint32_t round);
+  void look_around(const Party& party, BarrierKind kind, std::uint32_t round, const char* what,
+                   bool is_late);
+  void wake_all() noexcept;
   [[noreturn]] void give_up() const;
 
   std::vector<Segment*> segments_;
-  std::vector<const FlightRecorder*> recorders_;
-  std::vector<int> names_;
+  Party recovery_, shutdown_;
   const int rank_;
   const double timeout_s_;
   std::function<void()> progress_;
+  mutable std::recursive_mutex groups_mutex_;  // who looks at groups may abort, which wakes them
+  std::vector<ShmGroup*> groups_;
+};
+
+// One rank's view of a group's segments on its host, and of the memory that all of these ranks can
+// read. Ranks count by their order here. Threads: any.
+class ShmGroup {
+ public:
+  // `on_host` says which ranks of the host they are.
+  ShmGroup(ShmWorld& world, std::vector<GroupSegment*> segments, std::vector<int> on_host,
+           int rank);
+
+  ShmWorld& world() const noexcept { return world_; }
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return static_cast<int>(segments_.size()); }
+  GroupSegment::Role& role(int rank, int number) const {
+    return segments_[static_cast<std::size_t>(rank)]->roles[number];
+  }
+  FlightRecorder& recorder(int rank) const {
+    return segments_[static_cast<std::size_t>(rank)]->calls;
+  }
+  const std::vector<const FlightRecorder*>& recorders() const noexcept { return recorders_; }
+  std::span<const int> names() const noexcept { return names_; }  // as the world counts them
+  // A rank's number on the host, and the other way round; -1 where it is not in the group.
+  int on_host(int rank) const { return allocate_.on_host[static_cast<std::size_t>(rank)]; }
+  int find_on_host(int rank) const;
+
+  void meet(int role, const char* what) {
+    world_.barrier(roles_[static_cast<std::size_t>(role)], BarrierKind::collective, what);
+  }
+  void meet_to_allocate() { world_.barrier(allocate_, BarrierKind::allocate, "allocate"); }
+  // Puts the barriers back to where all had last come together.
+  void rearm();
+  void wake_all() const noexcept;
+
+  void add(SharedMapping mapping);
+  void remove(std::uint64_t number);
+  // The mapping that holds [data, data + bytes) of this rank, or null. Stays until it is removed.
+  const SharedMapping* find(const void* data, std::int64_t bytes) const;
+  // The one of this number, which is there.
+  const SharedMapping& mapping(std::uint64_t number) const;
+
+ private:
+  ShmWorld& world_;
+  const std::vector<GroupSegment*> segments_;
+  const int rank_;
+  std::array<Party, GroupSegment::kRoles> roles_;
+  Party allocate_;
+  std::vector<const FlightRecorder*> recorders_;
+  std::vector<int> names_;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<SharedMapping>> mappings_;
 };
 
-std::unique_ptr<Communicator> make_shm_communicator(DeviceContext& context, ShmWorld& world,
-                                                    BarrierId id, std::string role,
-                                                    StreamId stream);
+std::unique_ptr<Communicator> make_shm_communicator(DeviceContext& context, ShmGroup& group,
+                                                    int number, const GroupSeat& seat,
+                                                    std::string_view role, StreamId stream);
 
 }  // namespace tessera::comm

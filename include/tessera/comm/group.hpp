@@ -1,0 +1,79 @@
+// Ranks that communicate: all of a world, or some of them (PyTorch: process group).
+//
+//   world                    0 1 2 3 4 5 6 7      a World is the group of all its ranks
+//   split("dp_shard", ...)   0 1 2 3 │ 4 5 6 7    each rank is in one of these
+//
+// A group has communicators, symmetric memory, a sequence of calls and a fingerprint of its own.
+// There is one order over all collectives of a world. A rank issues its part of it, leaving out the
+// groups that it is not in. The first in that order which is not done waits for none behind it, so
+// it ends, and ranks never wait for each other crosswise. A group's fingerprint rolls over the
+// calls of the groups around it, too: ranks that issue a group's call before and after one of the
+// world hear of it.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "tessera/comm/flight_recorder.hpp"
+
+namespace tessera {
+
+class DeviceContext;
+
+// On which streams of a rank the communicators of a group run.
+struct GroupStreams {
+  StreamId gather = StreamId::gather;
+  StreamId reduce = StreamId::reduce;
+  StreamId control = StreamId::compute;
+
+  bool operator==(const GroupStreams&) const = default;
+};
+
+// One rank's view of a group; made by World::split. What is collective is so over the group: each
+// of its ranks calls, in the same order. Lives as long as what World::share gives.
+class RankGroup {
+ public:
+  // Of what `sum`, `max` and World::resume agree on in one call.
+  static constexpr std::size_t kAgreed = 8;
+
+  const std::string& name() const noexcept;     // "world" for all ranks
+  int rank() const noexcept;                    // within the group
+  int size() const noexcept;                    // ranks of the group
+  std::span<const int> ranks() const noexcept;  // their numbers in the world, in their order here
+  const Device& device() const noexcept;
+
+  // Communicators over the group's ranks, each with its own order: gathers run on the gather
+  // stream, reductions on the reduce stream, control (losses, norms, agreement) on the compute
+  // stream, unless GroupStreams say otherwise.
+  Communicator& gather() const noexcept;
+  Communicator& reduce() const noexcept;
+  Communicator& control() const noexcept;
+
+  // The calls of all communicators of this group on this rank.
+  const FlightRecorder& flight_recorder() const noexcept;
+  // Whether sums are taken in rank order, so that their bits depend on the number of ranks alone.
+  // Where a vendor's library sums, they are not.
+  bool sums_are_ordered() const noexcept;
+
+  // Memory that peers can read: reserved, but not booked in the ledger. Collective: every rank
+  // calls with the same size.
+  std::shared_ptr<SymmetricMemory> allocate_symmetric(std::int64_t bytes) const;
+  // The host sleeps until every rank is here.
+  void barrier() const;
+  // Each of `values`, at most kAgreed, becomes its sum over all ranks, or the largest (NaN where
+  // any is NaN), on every rank; the host blocks. Collective. Where nothing runs (`virtual`) all
+  // ranks count as alike.
+  void sum(std::span<double> values) const;
+  void max(std::span<double> values) const;
+  double sum(double value) const;
+  double max(double value) const;
+
+ protected:
+  struct State;
+  explicit RankGroup(State& state) noexcept : group_(&state) {}
+
+  State* group_;
+};
+
+}  // namespace tessera
