@@ -48,6 +48,10 @@ struct Segments {
   }
 
  private:
+  // Of what is aligned; as a struct the moments would go in four stores.
+  static TESSERA_DEVICE void put(float* to, const Four& pack) { store_whole(to, &pack); }
+  static TESSERA_DEVICE void put(float* to, const Pack<float, 1>& one) { *to = one.at[0]; }
+
   template <int N>
   TESSERA_DEVICE void elements(const Update<Tag::op, V>& update, const FlatSegment& segment,
                                float factor, std::int64_t i) const {
@@ -64,8 +68,8 @@ struct Segments {
               .v;
       for (int k = 0; keeps && k < Tag::moments; ++k) kept[k].at[j] = moments[k].v;
     }
-    for (int k = 0; keeps && k < Tag::moments; ++k) store(a.moments[k] + moment, kept[k]);
-    store(a.values + i, p);
+    for (int k = 0; keeps && k < Tag::moments; ++k) put(a.moments[k] + moment, kept[k]);
+    put(a.values + i, p);
   }
 };
 

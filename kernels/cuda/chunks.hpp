@@ -47,8 +47,8 @@ TESSERA_DEVICE void for_fours(Thread& t, std::int64_t begin, std::int64_t end, b
     if (aligned && i >= begin && i + 4 <= end) {
       vector(i);
     } else {
-      for (std::int64_t j = i; j < i + 4; ++j)
-        if (j >= begin && j < end) single(j);
+      TESSERA_UNROLL(1)
+      for (std::int64_t j = i < begin ? begin : i; j < i + 4 && j < end; ++j) single(j);
     }
   }
 }
