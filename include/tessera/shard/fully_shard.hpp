@@ -28,7 +28,8 @@
 namespace tessera {
 
 // Whether a unit frees its full parameters after forward and gathers them again in backward.
-// `automatic` does, except for the outermost unit, whose parameters backward needs at once.
+// `automatic` does, except for those that backward needs at once: the outermost unit's, and those
+// of a call that backward comes to before any other slot is taken, as the last block's.
 enum class Reshard : std::uint8_t { automatic, always, never };
 
 // f32, bf16 or f16.
