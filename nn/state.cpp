@@ -191,6 +191,10 @@ class DictSource final : public StateSource {
     const auto& [values, own] = at(name);
     (void)values.data();  // it may have been lent, or a unit's that is closed
     if (values.device().is_meta()) return "on meta, without values; load tensors that have memory";
+    if (own.world < 1 || own.rank < 0 || own.rank >= own.world ||
+        own.chunk_rows() != ShardSpec{own.shape, own.world, own.rank}.chunk_rows())
+      return concat("with a spec of rank ", own.rank, " of ", own.world, " and chunks of ",
+                    own.rows_of_chunk, " rows; give that of a state_dict, or {shape, 1, 0}");
     if (values.shape() != own.local_shape())
       return concat("of ", values.shape(), " as rows ", own.owned().begin, " to ", own.owned().end,
                     " of ", own.shape, "; give the rows that its spec says");

@@ -21,6 +21,7 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
   const autograd::RecomputedScope scope;
   std::vector<Saved> kept;
   std::vector<std::shared_ptr<autograd::Leaf>> uses;
+  std::vector<std::uint64_t> versions;  // of these
   Tensor y;
   {
     autograd::FirstRunGuard no_history_yet;
@@ -31,10 +32,13 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
     }
     y = f(detached).detach();  // a handle of its own, also where f hands on what it was given
     uses = no_history_yet.take_uses();
+    for (const auto& leaf : uses) versions.push_back(leaf->version());
   }
   y = autograd::record_always(
       "recompute", inputs, y,
-      [f = std::move(f), kept = std::move(kept), random](const Tensor& g, Gradients& out) {
+      [f = std::move(f), kept = std::move(kept), random, uses, versions = std::move(versions)](
+          const Tensor& g, Gradients& out) {
+        for (std::size_t i = 0; i < uses.size(); ++i) uses[i]->expect_version(versions[i]);
         std::vector<Tensor> again;
         for (std::size_t i = 0; i < kept.size(); ++i) {
           const Tensor& x = kept[i].get();

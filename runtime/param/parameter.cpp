@@ -50,6 +50,11 @@ class ParameterLeaf final : public autograd::Leaf {
   Tensor gradient() const override { return gradient_of(*state_); }
   // A group's gradient is cleared as a whole, by zero_grad of an optimizer.
   void clear() override {}
+  std::uint64_t version() const override { return state_->group->version; }
+  void expect_version(std::uint64_t forward) const override {
+    TESSERA_EXPECT(version() == forward, "backward: parameter '", state_->name,
+                   "' was updated after the forward that is recomputed; go backward first");
+  }
   void on_last_use() override {
     if (state_->sinks) state_->sinks->on_last_use(entry_of(*state_).trainable);
   }
@@ -76,18 +81,23 @@ Parameter::Parameter(const Shape& shape, Initializer initializer)
 }
 
 Tensor Parameter::value() const {
-  TESSERA_EXPECT(state_ != nullptr, "an undefined parameter was used");
-  TESSERA_EXPECT(!state_->is_streamed, "parameter '", state_->name, "' of unit '", *state_->unit,
+  TESSERA_EXPECT(!known().is_streamed, "parameter '", state_->name, "' of unit '", *state_->unit,
                  "' is streamed: it is there one slice at a time, from the first call of the root "
                  "on, and only the modules that stream it can use it, by for_each_slice");
   return value_of(state_);
 }
 
 void Parameter::set_trainable(bool trainable) const {
-  if (state_->trainable == trainable) return;
+  if (known().trainable == trainable) return;
   TESSERA_EXPECT(!autograd::in_backward() && !autograd::in_call(), "set_trainable: parameter '",
                  state_->name,
                  "' is frozen or thawed between steps, outside of calls and backward");
+  if (const Tensor gradient = gradient_of(*state_); gradient.defined()) {  // none from here on
+    raw::fill(gradient, 0);
+    raw::fill(raw::slice(state_->group->counts(), 0, entry_of(*state_).trainable,
+                         entry_of(*state_).trainable + 1),
+              0);
+  }
   state_->trainable = trainable;
   if (!state_->group) return;
   state_->group->is_laid_out = false;
@@ -112,11 +122,11 @@ Tensor value_of(const std::shared_ptr<ParameterState>& state) {
   return out;
 }
 
-Tensor Parameter::shard() const { return read_only(rows_of(*state_), state_); }
-Tensor Parameter::grad() const { return gradient_of(*state_); }
+Tensor Parameter::shard() const { return read_only(rows_of(known()), state_); }
+Tensor Parameter::grad() const { return gradient_of(known()); }
 
 void Parameter::edit(const std::function<void(const Tensor& rows)>& f) const {
-  const Tensor rows = rows_of(*state_);
+  const Tensor rows = rows_of(known());
   FlatGroup& group = *state_->group;
   group.device.compute().wait(group.device.gather().record());  // it may still read them
   ++rows.storage()->version;  // for what saved them where they are whole
@@ -131,7 +141,7 @@ void Parameter::edit(const std::function<void(const Tensor& rows)>& f) const {
 }
 
 void Parameter::assign(const Tensor& values) const {
-  const Shape local = state_->spec.local_shape();
+  const Shape local = known().spec.local_shape();
   TESSERA_EXPECT(values.shape() == local && is_floating(values.dtype()), "parameter '", name(),
                  "' is assigned ", values.shape(), " of ", values.dtype(),
                  "; this rank's rows are ", local, ", of a floating dtype");

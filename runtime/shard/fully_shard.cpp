@@ -75,10 +75,11 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
   };
   std::vector<Held> held;
   Device device = Device::meta();
+  for (const Parameter& p : module.parameters())  // also of what inner units have
+    if (p.state()->group) device = p.state()->group->device;
   for (const auto& state : claimed) {
     if (!state->group) continue;
     const FlatEntry& entry = state->group->entries[static_cast<std::size_t>(state->entry)];
-    device = state->group->device;
     ++state->group->layouts;  // for optimizers
     held.push_back(
         {state, state->group->values.view(state->shape, state->shape.strides(), entry.offset)});
@@ -92,7 +93,7 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
       module.reads_parameters_in_backward() || claimed.size() > module.own_parameters().size();
   auto unit = std::make_shared<shard::Unit>(claimed, options, is_read);
   module.set_hook(unit);
-  if (held.empty()) return;
+  if (device.is_meta() || held.size() < claimed.size()) return;
   unit->materialize(device);
   for (const Held& h : held) {
     const RowRange rows = h.state->spec.owned();

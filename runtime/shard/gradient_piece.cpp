@@ -12,6 +12,7 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
       layout_(layout),
       prepared_(shards.device, StreamId::reduce),
       arrived_(size()) {
+  if (shards.group->gradient.defined()) reduced_ = shards.group->gradient.storage();  // adds to it
   std::vector<std::int64_t> entries, gaps_f32, gaps_reduce;
   const auto wire = static_cast<std::int64_t>(size_bytes(shards.reduce_dtype()));
   range_.begin = range_.end = shards.gradient_offset_of(parameter(0));

@@ -122,6 +122,10 @@ void Initializer::fill_by_index(const Tensor& out, std::uint64_t key, std::int64
     if (device.runs_bodies())
       for (std::int64_t i = 0; i < count; ++i)
         values[static_cast<std::size_t>(i)] = element_(first + begin + i, key);
+    if (!is_floating(out.dtype()))
+      for (const double x : values)
+        TESSERA_EXPECT(x == std::nearbyint(x) && std::abs(x) < 0x1p31, "Initializer: ", x,
+                       " for an element of ", out.dtype(), "; expected a whole number");
     raw::copy_into(out.view({count}, {1}, begin), Tensor::from(values, {count}, device));
   }
 }

@@ -87,8 +87,9 @@ TEST_CASE("freezing and thawing keep the gradients of the others") {
   CHECK(values(m.c.grad()) == std::vector<float>(70, 60));
   m.b.set_trainable(false);
   CHECK_FALSE(m.b.grad().defined());
-  m.b.set_trainable(true);  // nobody has seen it
-  CHECK(values(m.b.grad()) == std::vector<float>(5, 840));
+  m.b.set_trainable(true);
+  CHECK(values(m.b.grad()) == std::vector<float>(5, 0));
+  CHECK(m.counts()[1] == 0);
   m.b.set_trainable(false);
   m.a.value();
   CHECK(m.group->gradient_numel == 192);
@@ -147,4 +148,17 @@ TEST_CASE("a parameter without memory says so") {
   CHECK_THROWS_WITH(materialize_whole("again", {m.a}, m.device),
                     Catch::Contains("already has memory"));
   CHECK(groups_of({m.a, m.b}).size() == 1);
+}
+
+TEST_CASE("an undefined parameter says so, whatever is asked of it") {
+  const Parameter none;
+  const auto says = Catch::Contains("an undefined parameter was used");
+  CHECK_THROWS_WITH(none.shape(), says);
+  CHECK_THROWS_WITH(none.name(), says);
+  CHECK_THROWS_WITH(none.freeze(), says);
+  CHECK_THROWS_WITH(none.set_initializer(Initializer::constant(1)), says);
+  CHECK_THROWS_WITH(none.shard(), says);
+  CHECK_THROWS_WITH(none.grad(), says);
+  CHECK_THROWS_WITH(none.edit([](const Tensor&) {}), says);
+  CHECK_FALSE(none.defined());
 }

@@ -121,11 +121,15 @@ class Part final : public nn::Module {
                           .piece_bytes = plan_.piece_bytes});
   }
 
-  // The most rows that have given a parameter a gradient since the last time.
-  std::int64_t take_most_rows() {
-    std::int64_t most = std::max(std::exchange(rows_, 0), std::exchange(table_->uses, 0));
-    for (const auto& child : children_) most = std::max(most, child->take_most_rows());
+  // The most rows that have given a parameter a gradient since they were forgotten.
+  std::int64_t most_rows() const {
+    std::int64_t most = std::max(rows_, table_->uses);
+    for (const auto& child : children_) most = std::max(most, child->most_rows());
     return most;
+  }
+  void forget_rows() {
+    rows_ = table_->uses = 0;
+    for (const auto& child : children_) child->forget_rows();
   }
 
  private:
@@ -230,7 +234,7 @@ void end_step(const Step& step, Part& model, optim::Optimizer& optimizer) {
   if (!step.is_turned_late) turn();
   optimizer.step();
   if (step.is_turned_late) turn();
-  optimizer.zero_grad();
+  if (!step.keeps_gradients) optimizer.zero_grad();
 }
 
 // The parameters after all steps: of one rank that does every rank's part itself, and so has the
@@ -246,7 +250,8 @@ Values reference(const Program& program) {
     for (int rank = 0; rank < program.ranks; ++rank)
       run_step(program, k, model, rank, device, false);
     autograd::forget_forwards();
-    TESSERA_EXPECT(model.take_most_rows() <= kMostRows, "the program's sums are too long");
+    TESSERA_EXPECT(model.most_rows() <= kMostRows, "the program's sums are too long");
+    if (!program.steps[k].keeps_gradients) model.forget_rows();
     end_step(program.steps[k], model, optimizer);
   }
   Values values;

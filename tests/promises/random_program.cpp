@@ -97,6 +97,7 @@ void turn_parameters(Dice& dice, Program& program, int parts) {
     for (int turns = dice.below(4); turns > 0; --turns)
       step.turned.push_back(dice.below(2 * parts));
     step.is_turned_late = dice.once_in(2);
+    step.keeps_gradients = dice.once_in(3);
   }
 }
 
@@ -189,6 +190,7 @@ void print(std::ostream& out, const Program& program) {
     }
     for (const int i : step.turned)
       out << " parameter " << i << " turned" << (step.is_turned_late ? " late," : ",");
+    if (step.keeps_gradients) out << " gradients kept";
     out << "\n";
   }
 }

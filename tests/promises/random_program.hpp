@@ -57,6 +57,7 @@ struct Step {
   std::vector<Backward> backwards;
   std::vector<int> turned;      // parameters that are frozen or thawed behind backward, counted
   bool is_turned_late = false;  // behind the update
+  bool keeps_gradients = false;
 };
 
 struct Program {

@@ -243,3 +243,28 @@ TEST_CASE("an edit is this rank's rows, also where there are none, and scalars")
   CHECK(rows[2].first == std::vector<std::int64_t>{0, 1, 0, 0});
   for (const auto& [sizes, total] : rows) CHECK(total == 6 * (8 + 4 + 4 + 1));
 }
+
+TEST_CASE(
+    "a function that reads parameters again in backward finds those of its forward, or says so",
+    "[threads]") {
+  class Reader final : public nn::Module {
+   public:
+    Reader() : w({4}, Initializer::constant(1)) { register_parameter("w", w); }
+    Tensor operator()(const Tensor& x) {
+      return call([&] { return recompute([&](const Tensor& in) { return tanh(in * w); }, x); });
+    }
+    Parameter w;
+  };
+  for (const bool is_sharded : {false, true})
+    for (const int ranks : {1, 2})
+      for (const std::string& said : on_ranks(ranks, [&](World& world) {
+             Reader reader;
+             if (is_sharded) fully_shard(reader, {.mesh = DeviceMesh::flat(world)});
+             reader.materialize(world.device());
+             nn::init(reader, {1});
+             const Tensor loss = sum(reader(Tensor::ones({4}, f32, world.device())));
+             reader.w.edit([](const Tensor& rows) { raw::fill(rows, 5); });
+             return contract_error([&] { loss.backward(); });
+           }))
+        CHECK_THAT(said, Contains("updated after the forward that is recomputed"));
+}

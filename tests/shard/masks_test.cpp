@@ -211,3 +211,71 @@ TEST_CASE("parameters are frozen while no forward of their root has still to go 
     CHECK(said.other_goes_on);
   }
 }
+
+TEST_CASE("gradients of micro-batches add up through a change of what is trainable", "[threads]") {
+  for (const int ranks : {1, 2, 3})
+    for (const bool thaws : {false, true}) {
+      INFO(ranks << " ranks, thawed " << thaws);
+      for (const auto& [before, after] : on_ranks(ranks, [&](World& world) {
+             Talker talker(world.device(), true);
+             talker.shard(world);
+             talker.start();
+             const Parameter p = talker.parameter("model.layers.0.mlp.up_proj.weight"),
+                             other = talker.parameter("model.layers.0.mlp.down_proj.weight");
+             p.set_trainable(!thaws);
+             talker.loss(0).backward();
+             const std::vector<float> once = other.grad().to_vector<float>();
+             p.set_trainable(thaws);
+             talker.loss(0).backward();
+             return std::pair(once, other.grad().to_vector<float>());
+           }))
+        for (std::size_t i = 0; i < before.size(); ++i)
+          CHECK(after[i] == 2 * before[i]);  // the same sum twice: exact
+    }
+}
+
+TEST_CASE("what is frozen, cleared and thawed has no gradient left", "[threads]") {
+  for (const int ranks : {1, 2})
+    for (const bool is_left : on_ranks(ranks, [](World& world) {
+           Talker talker(world.device(), false);
+           talker.shard(world);
+           talker.start();
+           optim::Sgd optimizer(talker.model.parameters());
+           const Parameter p = talker.parameter("model.norm.weight");
+           talker.loss(0).backward();
+           p.set_trainable(false);
+           optimizer.zero_grad();
+           p.set_trainable(true);
+           const std::vector<float> before = p.shard().to_vector<float>();
+           optimizer.step();
+           return p.shard().to_vector<float>() != before;
+         }))
+      CHECK_FALSE(is_left);
+}
+
+TEST_CASE("a model that has memory is sharded, and trains, where inner units take all of it",
+          "[threads]") {
+  class Blocks final : public nn::Module {
+   public:
+    Blocks() : a(4, 4), b(4, 4) {
+      register_module("a", a);
+      register_module("b", b);
+    }
+    Tensor operator()(const Tensor& x) {
+      return call([&] { return b(tanh(a(x))); });
+    }
+    nn::Linear a, b;
+  };
+  for (const int ranks : {1, 2})
+    for (const bool trains : on_ranks(ranks, [](World& world) {
+           Blocks blocks;
+           blocks.materialize(world.device());
+           nn::init(blocks, {1});
+           const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+           for (nn::Linear* layer : {&blocks.a, &blocks.b}) fully_shard(*layer, options);
+           fully_shard(blocks, options);
+           mean_square(blocks(rows_of(1, 0, 2, 4, world.device()))).backward();
+           return blocks.a.weight.grad().defined();
+         }))
+      CHECK(trains);
+}

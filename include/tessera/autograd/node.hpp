@@ -40,6 +40,10 @@ class Leaf {
   virtual void clear() = 0;
   // In a backward pass, after the last operation of it that may contribute.
   virtual void on_last_use() {}
+  // Counts writes of the values, for functions that read them again in backward.
+  virtual std::uint64_t version() const { return 0; }
+  // Throws: ContractError where that is another one now.
+  virtual void expect_version(std::uint64_t forward) const { (void)forward; }
 
   int uses = 0;            // operations that are still to run
   std::uint64_t pass = 0;  // in this pass, with those nested in it

@@ -8,7 +8,7 @@
 // groups that it is not in. The first in that order which is not done waits for none behind it, so
 // it ends, and ranks never wait for each other crosswise. A group's fingerprint rolls over the
 // calls of the groups around it, too: ranks that issue a group's call before and after one of the
-// world hear of it.
+// world hear of it, unless the host blocks in one of the two, when it takes the timeout.
 #pragma once
 
 #include <memory>

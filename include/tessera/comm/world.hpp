@@ -116,7 +116,8 @@ class World : public RankGroup {
   // The ranks that give the same list become a group, in the order of the list. Every rank of the
   // world calls, with a list that holds it, or with an empty one and gets null; lists are equal or
   // have no rank in common. Asked for the same again, it gives the same group. It lives as long as
-  // what `share` gives.  Throws: ContractError, on every rank, where lists do not fit together.
+  // what `share` gives.  Throws: ContractError, on every rank, where lists do not fit together; on
+  // a rank that is not in its own list it is thrown at once, and the peers get a CommError.
   const RankGroup* split(std::string_view name, std::span<const int> ranks,
                          const GroupStreams& streams = {}) const;
 

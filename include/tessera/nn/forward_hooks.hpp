@@ -7,6 +7,8 @@
 // called before or after them. A function that is recomputed in backward calls them once more.
 // What a call passes on and gives is seen where it stands in Tensor, std::pair, tuple, array,
 // vector or optional, and in a type that for_each_tensor knows (as of Activated, in linear.hpp).
+// Where a layer hands on a pair that belongs together (Activated: before and behind its function; a
+// norm with the sum that it is of), a hook that replaces one of them replaces the other to match.
 //
 // PyTorch: there a hook returns what takes the place of inputs or outputs; around backward stand
 // regions here, see autograd/node.hpp and lesson 065.

@@ -88,7 +88,8 @@ class Optimizer {
   void set_lr(double lr);  // throws: ContractError for what is negative or not finite
 
   // For keeping and restoring: steps taken so far (a reset takes back those that never began), this
-  // rank's rows of the moments of a parameter (none before prepare(), and where it is frozen), and
+  // rank's rows of the moments of a parameter, to be read and written (none before prepare(), and
+  // where it is frozen), and
   // the state of each group, in order of first mention.
   std::int64_t steps() const noexcept { return log_->steps; }
   void set_steps(std::int64_t steps);  // throws: ContractError outside [0, 2^53]

@@ -75,8 +75,8 @@ class Parameter {
 
   bool defined() const noexcept { return state_ != nullptr; }
   // The global shape, sharded or not.
-  const Shape& shape() const { return state_->shape; }
-  const std::string& name() const { return state_->name; }
+  const Shape& shape() const { return known().shape; }
+  const std::string& name() const { return known().name; }
   // The full tensor, with history recorded when trainable.  Throws: ContractError naming the unit
   // when it is closed, and when the parameter has no memory yet.
   operator Tensor() const { return value(); }
@@ -92,10 +92,10 @@ class Parameter {
   // as value() does, and where f keeps the slice beyond its scope, other than saved for backward.
   template <class F>
   void for_each_slice(const F& f, bool is_read_in_backward = true) const;
-  int slices() const { return state_->slices ? state_->slices->count() : 1; }
+  int slices() const { return known().slices ? state_->slices->count() : 1; }
   // As its unit decided; without one, as a unit would decide now. A table without rows never is.
   bool is_streamed() const {
-    return state_->unit ? state_->is_streamed : state_->may_be_streamed();
+    return known().unit ? state_->is_streamed : state_->may_be_streamed();
   }
   // This rank's rows of the f32 values, to be read, and of the gradient (undefined for none):
   // [rows, ...].
@@ -114,16 +114,17 @@ class Parameter {
   void assign(const Tensor& values) const;
 
   // How nn::init sets it from now on.
-  void set_initializer(Initializer how) const { state_->initializer = std::move(how); }
+  void set_initializer(Initializer how) const { known().initializer = std::move(how); }
 
-  bool trainable() const { return state_->trainable; }
+  bool trainable() const { return known().trainable; }
   // A frozen parameter, one that is not trainable, is gathered, never reduced, and has neither
   // gradient nor moments; the optimizer leaves it alone. May change between steps, on all ranks
-  // alike. What stays trainable keeps its gradient and moments, what is frozen loses them: the
-  // moments with the next step, the gradient with the next call of the root (without a unit, with
-  // the next use of a parameter beside it).
-  // Throws: ContractError inside of calls for training and of backward, and from that call of the
-  // root where a forward from before has still to go backward.
+  // alike. What stays trainable keeps its gradient and moments; what is frozen loses its gradient
+  // at once and its moments with the next step. The memory of the gradient goes with the next call
+  // of the root (without a unit, with the next use of a parameter beside it). Optimizers count
+  // steps for all of their parameters: what is thawed late begins with moments of 0 at that count.
+  // Throws: ContractError inside of a unit's calls for training and of backward, and from that call
+  // of the root where a forward from before has still to go backward.
   void set_trainable(bool trainable) const;
   void freeze() const { set_trainable(false); }
 
@@ -131,12 +132,18 @@ class Parameter {
   bool operator==(const Parameter& other) const noexcept { return state_ == other.state_; }
 
  private:
+  // Throws: ContractError for an undefined parameter.
+  ParameterState& known() const {
+    TESSERA_EXPECT(state_ != nullptr, "an undefined parameter was used");
+    return *state_;
+  }
+
   std::shared_ptr<ParameterState> state_;
 };
 
 template <class F>
 void Parameter::for_each_slice(const F& f, bool is_read_in_backward) const {
-  const std::shared_ptr<ParameterSlices> slices = state_->slices;
+  const std::shared_ptr<ParameterSlices> slices = known().slices;
   if (!slices) return f(value(), SliceRows::whole(shape()[0]));
   for (int i = 0; i < slices->count(); ++i) {
     struct Use {

@@ -25,10 +25,11 @@ class Initializer {
   Initializer() = default;  // zeros
   static Initializer constant(double value);
   static Initializer normal(double mean, double deviation);
-  // In [low, high).
+  // In [low, high), before it is rounded to the tensor's dtype.
   static Initializer uniform(double low, double high);
-  // Normal values within [low, high], those outside drawn again. Requires: that a hundredth of them
-  // or more lies within. PyTorch's trunc_normal_ cuts at -2 and 2, whatever the deviation.
+  // Normal values within [low, high], before rounding; those outside are drawn again. Requires:
+  // that a hundredth of them or more lies within. PyTorch's trunc_normal_ cuts at -2 and 2,
+  // whatever the deviation.
   static Initializer truncated_normal(double mean, double deviation, double low, double high);
 
   // For weights [out, in, ...], with fans of in and out times the rest. The gain is that of what
