@@ -417,7 +417,8 @@ void skip_backward(const std::function<bool(Region&)>& is_mine) {
 
 void Tensor::backward(const Tensor& gradient, bool retain_graph) const {
   TESSERA_EXPECT(requires_grad(),
-                 "backward: the tensor has no history; was it made without gradients?");
+                 "backward: the tensor has no history; was it made without gradients, or of frozen "
+                 "parameters alone?");
   TESSERA_EXPECT(gradient.defined() || numel() == 1, "backward: the tensor has shape ", shape(),
                  "; give a gradient of that shape, or reduce it to a single element");
   TESSERA_EXPECT(

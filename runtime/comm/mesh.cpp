@@ -146,7 +146,7 @@ const RankGroup& DeviceMesh::group(std::string_view name) const {
 const RankGroup& DeviceMesh::refuse_group() const {
   TESSERA_EXPECT(ndim() == 1, "DeviceMesh: a mesh of ", sizes_of(dims()),
                  " has a group for each dimension; choose one, as mesh[\"", dims().back().name,
-                 "\"]");
+                 "\"], over which alone fully_shard then sums gradients");
   return group(dims()[0].name);
 }
 

@@ -59,6 +59,7 @@ autograd::GradientSink LocalGradient::sink(int i) {
 void LocalGradient::complete() {
   scheduled_ = false;
   if (!group_->gradient.defined()) return;
+  if (layouts_ != group_->layouts) lay_out();  // no sink was asked for since
   const Tensor counts = group_->counts();
   for (std::size_t word = 0; word < arrived_.words(); ++word) {
     kernels::CompleteArgs args{};

@@ -279,3 +279,48 @@ TEST_CASE("a model that has memory is sharded, and trains, where inner units tak
          }))
       CHECK(trains);
 }
+
+TEST_CASE("a pass that does not reach a unit leaves the gradient that it had, frozen parts or not",
+          "[threads]") {
+  class Branch final : public nn::Module {
+   public:
+    Branch() {
+      register_parameter("first", first);
+      register_parameter("second", second);
+    }
+    Tensor operator()(const Tensor& x) {
+      return call([&] { return sum(x) * (sum(first.value()) + sum(second.value())); });
+    }
+    Parameter first{{2}, Initializer::constant(1)}, second{{40}, Initializer::constant(1)};
+  };
+  class Root final : public nn::Module {
+   public:
+    Root() {
+      register_parameter("own", own);
+      register_module("branch", branch);
+    }
+    Tensor operator()(const Tensor& x, bool uses_branch) {
+      return call([&] {
+        const Tensor y = branch(x), z = sum(x * own.value());
+        return uses_branch ? z + y : z;
+      });
+    }
+    Parameter own{{3}, Initializer::constant(1)};
+    Branch branch;
+  };
+  for (const int ranks : {1, 2})
+    for (const std::vector<float>& left : on_ranks(ranks, [](World& world) {
+           Root root;
+           const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+           fully_shard(root.branch, options);
+           fully_shard(root, options);
+           root.materialize(world.device());
+           nn::init(root, {1});
+           const Tensor x = Tensor::ones({3}, f32, world.device());
+           root(x, true).backward();
+           root.branch.first.set_trainable(false);
+           root(x, false).backward();
+           return root.branch.second.grad().to_vector<float>();
+         }))
+      CHECK(left == std::vector<float>(left.size(), 3));
+}

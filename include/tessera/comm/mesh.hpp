@@ -50,7 +50,8 @@ class DeviceMesh {
   // The same of these ranks alone, in this order; the others of the world call, too, and get a mesh
   // that they are not in.
   static DeviceMesh grid(const World& world, std::vector<MeshDim> dims, std::span<const int> ranks);
-  // "dp_replicate" by "dp_shard"; sums over replicas run on the replicate stream.
+  // "dp_replicate" by "dp_shard"; sums over replicas are to run on the replicate stream.
+  // fully_shard takes one dimension, as mesh["dp_shard"]; replicas then have to be summed by hand.
   static DeviceMesh hybrid(const World& world, HybridSizes sizes);
 
   const World& world() const noexcept { return *world_; }

@@ -65,8 +65,9 @@ struct ShardOptions {
 };
 
 // Makes `module` a unit. Call inner modules first; the outermost call makes the root. Values that
-// exist are kept. Throws: ContractError for a module that is a unit already, for a parameter that
-// is shared with a unit outside this module, and for options that cannot take effect.
+// exist are kept, and an optimizer's moments of them; gradients are not. Throws: ContractError for
+// a module that is a unit already, for a parameter that is shared with a unit outside this module,
+// and for options that cannot take effect.
 void fully_shard(nn::Module& module, const ShardOptions& options);
 
 // What a sharded module will do: everything the engine has fixed, for printing and for assertions.
