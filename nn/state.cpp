@@ -31,12 +31,12 @@ std::vector<Target> targets_of(const Module& model) {
     return targets[at->second];
   };
   for (const auto& [name, parameter] : model.named_parameters(Tied::every_name)) {
-    Target& t = target(parameter.state().get(), name);
+    Target& t = target(parameter.id(), name);
     t.parameter = parameter;
-    t.spec = parameter.state()->spec;
+    t.spec = parameter.spec();
   }
   for (const auto& [name, buffer] : model.named_buffers(Persistent::yes, Tied::every_name)) {
-    Target& t = target(buffer.state().get(), name);
+    Target& t = target(buffer.id(), name);
     t.buffer = buffer;
     t.spec = {buffer.shape(), 1, 0};
     t.dtype = buffer.dtype();
@@ -257,7 +257,7 @@ StateDict Module::state_dict(const StateDictOptions& options) const {
     raw::copy_into(copy, values);
     state.emplace(name, StateTensor(copy, spec));
   };
-  for (const auto& [name, p] : named_parameters()) keep(name, p.shard(), p.state()->spec);
+  for (const auto& [name, p] : named_parameters()) keep(name, p.shard(), p.spec());
   for (const auto& [name, b] : named_buffers(Persistent::yes))
     keep(name, b.value(), {b.shape(), 1, 0});
   return state;
@@ -283,8 +283,8 @@ std::vector<std::pair<std::string, Buffer>> Module::named_buffers(Persistent lea
                                      [&b = buffer](const auto& f) { return f.second == b; });
       if (known && tied == Tied::once) continue;
       found.emplace_back(path.empty() ? name : path + '.' + name, buffer);
-      if (std::string& own = buffer.state()->name; !known && own.size() < found.back().first.size())
-        own = found.back().first;
+      if (!known && buffer.name().size() < found.back().first.size())
+        buffer.set_name(found.back().first);
     }
   return found;
 }

@@ -136,8 +136,8 @@ std::vector<AssumedCall> Context::assumed_calls(nn::Module& root) const {
       calls.push_back({unit->shards().number, parent, unit->is_read_in_backward()});
     }
     for (const auto& [own, parameter] : module->own_parameters())
-      for (int slice = 0; parameter.state()->slices && slice < parameter.slices(); ++slice)
-        calls.push_back({slices_of(*parameter.state())->unit(slice)->shards().number,
+      for (int slice = 0; state_of(parameter)->slices && slice < parameter.slices(); ++slice)
+        calls.push_back({slices_of(*state_of(parameter))->unit(slice)->shards().number,
                          around.back().second, module->reads_parameters_in_backward()});
   }
   return calls;

@@ -1,6 +1,7 @@
 // Full parameters one by one, for files and for comparisons.
 #include <algorithm>
 
+#include "runtime/param/parameter_state.hpp"
 #include "runtime/tensor/lent.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/comm/world.hpp"
@@ -21,7 +22,7 @@ void for_each_full_parameter(
   const auto parameters = module.named_parameters();
   std::int64_t largest = 0;
   for (const auto& [name, p] : parameters)
-    largest = std::max(largest, checked_mul(p.state()->spec.padded_numel(), 4));
+    largest = std::max(largest, checked_mul(p.spec().padded_numel(), 4));
   const std::shared_ptr<SymmetricMemory> memory =
       group.size() > 1 ? group.allocate_symmetric(std::max<std::int64_t>(largest, 4)) : nullptr;
   const Device& device = group.device();
@@ -35,7 +36,7 @@ void for_each_full_parameter(
   } keep{memory, device.context()};
   LastUse use;
   for (const auto& [name, p] : parameters) {
-    const ParameterState& state = *p.state();
+    const ParameterState& state = *state_of(p);
     TESSERA_EXPECT(state.group != nullptr, "parameter '", name,
                    "' has no memory yet; call materialize on the model first");
     TESSERA_EXPECT(state.spec.world == 1 || state.spec.world == group.size(), "parameter '", name,
@@ -45,7 +46,7 @@ void for_each_full_parameter(
     const Tensor& values = state.group->values;
     if (state.spec.world == 1) {
       const Tensor whole = values.view(state.shape, state.shape.strides(), entry.offset);
-      f(name, read_only(Lent(whole, kLender).tensor(), p.state()));
+      f(name, read_only(Lent(whole, kLender).tensor(), state_of(p)));
       continue;
     }
     const auto storage = Storage::borrowed(device, memory->data(), memory->bytes(), use);
@@ -62,7 +63,7 @@ void for_each_full_parameter(
                              "all_gather_parameter", accesses);
     }
     const Tensor whole = all.view(state.shape, state.shape.strides(), 0);
-    f(name, read_only(Lent(whole, kLender).tensor(), p.state()));
+    f(name, read_only(Lent(whole, kLender).tensor(), state_of(p)));
   }
   device.synchronize();
 }
