@@ -49,8 +49,10 @@ class ParameterLeaf final : public autograd::Leaf {
     return state_->sinks->sink(i);
   }
   Tensor gradient() const override { return gradient_of(*state_); }
-  // A group's gradient is cleared as a whole, by zero_grad of an optimizer.
-  void clear() override {}
+  void clear() override {
+    TESSERA_EXPECT(false, "Tensor::zero_grad: parameter '", state_->name,
+                   "' shares the gradient of its flat group; call zero_grad of an optimizer");
+  }
   std::uint64_t version() const override { return state_->group->version; }
   void expect_version(std::uint64_t forward) const override {
     TESSERA_EXPECT(version() == forward, "backward: parameter '", state_->name,

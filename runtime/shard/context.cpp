@@ -33,8 +33,11 @@ void Context::build(nn::Module& root) {
     if (!unit) continue;
     TESSERA_EXPECT(unit->context() == nullptr, "fully_shard: unit '", name,
                    "' has already run as a root of its own; call the outermost module first");
-    TESSERA_EXPECT(unit->shards().is_materialized() || unit->shards().is_empty(), "unit '", name,
-                   "' has no memory yet; call materialize on the model first");
+    const auto& parameters = unit->shards().parameters;
+    TESSERA_EXPECT(unit->shards().is_materialized() || unit->shards().is_empty(), "unit '",
+                   name.empty() ? "(root)" : name, "' has no memory yet",
+                   parameters.empty() ? "" : concat(" for '", parameters[0]->name, '\''),
+                   "; call materialize on the model first");
     const RankGroup& group = unit->shards().options.mesh.group();
     TESSERA_EXPECT(!context->group_ || context->group_ == &group, "fully_shard: unit '", name,
                    "' lies on another mesh than its root; give all units of a model one mesh");

@@ -62,8 +62,9 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
     if (state->unit) {
       TESSERA_EXPECT(
           std::find(inside.begin(), inside.end(), state->unit) != inside.end(),
-          "fully_shard: parameter '", name, "' is shared with unit '", *state->unit,
-          "' outside this module; shard the module that holds both, so that one unit owns it");
+          "fully_shard: parameter '", name, "' belongs to unit '", *state->unit,
+          "' already; shard inner modules before those around them, and the module that holds both "
+          "where two share a parameter");
       continue;
     }
     claimed.push_back(state);
