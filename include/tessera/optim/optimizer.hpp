@@ -157,7 +157,7 @@ class Optimizer {
   std::vector<Parameter> parameters() const;
 
   std::vector<Own> own_;
-  std::unordered_map<const void*, std::size_t> own_of_;  // a parameter's place there, by its id
+  std::unordered_map<const void*, std::size_t> own_of_;  // a parameter's index there, by its id
   double lr_;
   bool rates_changed_ = false;
   Needs needs_;
