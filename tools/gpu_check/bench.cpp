@@ -6,7 +6,7 @@
 // One line a kernel on stdout, as JSON. Bytes are what the contract makes a kernel read and write
 // once, so a kernel that passes twice over its input shows half the share. Time is the shortest of
 // several samples of back-to-back launches. `--scale` makes the arrays smaller, for a look at the
-// program itself on the emulator.
+// program itself on the emulated GPU.
 #include "tools/gpu_check/bench.hpp"
 
 #include <algorithm>
