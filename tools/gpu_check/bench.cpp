@@ -36,7 +36,7 @@ double now() {
 
 }  // namespace
 
-Bench::Bench(const cuda_test::Target& target, double scale, std::vector<std::string> names)
+Bench::Bench(const kernel_test::Target& target, double scale, std::vector<std::string> names)
     : target_(target), scale_(scale), names_(std::move(names)) {}
 
 std::int64_t Bench::scaled(std::int64_t rows) const {
@@ -174,7 +174,7 @@ int run(const std::vector<std::string>& arguments) {
       names.push_back(a);
   }
   if (module.empty()) throw DataError("which module?");
-  const cuda_test::Target target = open_module(module, device);
+  const kernel_test::Target target = open_module(module, device);
   Bench bench(target, scale, names);
   bench.copy();
   measure_kernels(bench);
