@@ -1,5 +1,5 @@
-// Where the slots of a step lie: arithmetic on a record of who takes a slot when. Slots, which
-// keeps the record, says when a plan is made; nothing here knows a device.
+// Where the slots of a step lie: arithmetic on its uses, which say who takes a slot when. Slots,
+// which keeps the uses, says when a plan is made; nothing here knows a device.
 //
 //   take, give back       forward            backward
 //   root, parameters    ├──────────────────────────────────┤      stays open
@@ -40,7 +40,7 @@ struct SlotUse {
   SlotKind kind = SlotKind::parameters;
   std::int64_t bytes = 0;
   std::int64_t begin = 0, end = 0;
-  bool is_carried = false;    // it was taken before the record began,
+  bool is_carried = false;    // it was taken before the step began,
   std::int64_t offset = -1;   // and lies here
   bool ends_forward = false;  // given back by a call that backward comes to, see join_at_turn
   int stays = 0;              // how often it was not given back there
@@ -61,7 +61,7 @@ SlotPlan plan_slots(std::span<const SlotUse> uses, std::span<const UnitNeeds> un
 void join_at_turn(std::vector<SlotUse>& uses);
 // Who takes what, in which order: equal for steps that one plan serves.
 std::uint64_t fingerprint(std::span<const SlotUse> uses);
-// The record of a step that makes these calls, and goes back.
+// The uses of a step that makes these calls, and goes back.
 std::vector<SlotUse> assumed_step(std::span<const UnitNeeds> units,
                                   std::span<const AssumedCall> calls);
 
