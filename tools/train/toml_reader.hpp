@@ -1,5 +1,5 @@
 // A TOML file as a flat list of keys and plain values, in the order of its lines. Keeps toml++,
-// which is slow to compile, in one place; knows nothing of what the keys mean.
+// which is slow to compile, in one file; knows nothing of what the keys mean.
 #pragma once
 
 #include <cstddef>
