@@ -307,11 +307,4 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
       });
 }
 
-Tensor softmax(const Tensor& x) {
-  Tensor y = raw::softmax(x);
-  return record("softmax", {x}, y, [y = Saved(y)](const Tensor& g, Gradients& out) {
-    out.set(0, raw::softmax_backward(y.get(), g));
-  });
-}
-
 }  // namespace tessera

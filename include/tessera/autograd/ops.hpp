@@ -2,8 +2,7 @@
 // operands of a binary operation have one dtype. Every operation here is checked against finite
 // differences in f64.
 //
-// To add one from outside: compute with raw:: operations or a kernel of your own, then
-// autograd::record its backward; the lesson tests/tour/050_your_own_op.cpp does it.
+// To add one from outside: autograd/custom_op.hpp.
 #pragma once
 
 #include <functional>
@@ -11,6 +10,8 @@
 #include <span>
 #include <vector>
 
+#include "tessera/autograd/attention.hpp"
+#include "tessera/autograd/losses.hpp"
 #include "tessera/autograd/node.hpp"
 #include "tessera/tensor/ops.hpp"
 
@@ -118,7 +119,9 @@ Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias 
 Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias = {});
 
 // --- layers' functions ---
-Tensor softmax(const Tensor& x);  // over the last dimension
+// Over one dimension. A slice of -inf alone gives NaN. 16-bit floats compute in f32.
+Tensor softmax(const Tensor& x, int dim = -1);
+Tensor log_softmax(const Tensor& x, int dim = -1);
 // Rows of weight [V, C] by ids [...] -> [..., C].
 Tensor embedding(const Tensor& weight, const Tensor& ids);
 // x weight / sqrt(mean(x^2) + eps) over the last dimension; weight [C].
@@ -143,23 +146,8 @@ struct RopeTables {
                          const Device& device);
 };
 Tensor rope(const Tensor& x, const RopeTables& tables);
-// Causal softmax(q k^T / sqrt(D)) v:
-// q [B, T, H, D], k and v [B, T, Hkv, D], Hkv divides H -> [B, T, H, D].
-Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v);
-// The same, read from one projection and its gradient written to one tensor: qkv
-// [B, T, H + 2 Hkv, D] has the heads of queries, keys and values side by side -> [B, T, H, D].
-Tensor causal_attention(const Tensor& qkv, std::int64_t kv_heads);
 // Each element kept with probability 1 - p and scaled by 1 / (1 - p), 0 <= p <= 1, where 1 keeps
 // none; the mask depends on (key, offset + index / 4, index mod 4) only.
 Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset);
-// The mean over rows of -log softmax(logits)[target], in nats: logits [N, V], targets [N] i32 or
-// i64 -> f32 [] (f64 for f64). A target outside [0, V) makes it NaN.
-Tensor cross_entropy(const Tensor& logits, const Tensor& targets);
-// cross_entropy(linear(x, weight, bias), targets) of x [..., in] and targets [N], N rows of x,
-// without all logits: they are made for chunk_rows at a time, and once more in backward. Its values
-// are the same but for the order in which the gradients of weight and bias are summed;
-// where these are written in 16 bits, each chunk rounds.
-Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                            const Tensor& targets, std::int64_t chunk_rows);
 
 }  // namespace tessera
