@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/autograd/attention.hpp"
+#include "tessera/autograd/custom_op.hpp"
 #include "tessera/autograd/gradcheck.hpp"
 #include "tessera/autograd/losses.hpp"
 #include "tessera/autograd/node.hpp"
