@@ -146,7 +146,8 @@ struct KeptHeads {
 
 }  // namespace
 
-Tensor causal_attention(const Tensor& query, const Tensor& key, const Tensor& value) {
+Tensor causal_attention(const Tensor& query, const Tensor& key, const Tensor& value, Caller at) {
+  const CallSite site("causal_attention", at);
   TESSERA_EXPECT(
       query.ndim() == 4 && key.shape() == value.shape() && key.ndim() == 4 &&
           query.size(0) == key.size(0) && query.size(1) == key.size(1) &&
@@ -167,7 +168,8 @@ Tensor causal_attention(const Tensor& query, const Tensor& key, const Tensor& va
                 });
 }
 
-Tensor causal_attention(const Tensor& qkv, std::int64_t kv_heads) {
+Tensor causal_attention(const Tensor& qkv, std::int64_t kv_heads, Caller at) {
+  const CallSite site("causal_attention", at);
   const std::int64_t heads = qkv.ndim() == 4 ? qkv.size(2) - 2 * kv_heads : 0;
   TESSERA_EXPECT(kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && qkv.size(3) > 0 &&
                      qkv.size(3) <= kernels::kAttentionMaxHeadDim,
@@ -271,7 +273,8 @@ bool suits_kernel(const Tensor& q, const Tensor& k, const Tensor& v,
 }  // namespace
 
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                                    const ScaledDotProductOptions& options) {
+                                    const ScaledDotProductOptions& options, Caller at) {
+  const CallSite site("scaled_dot_product_attention", at);
   check_attention(q, k, v, options);
   const auto swapped = [](const Tensor& x) { return raw::transpose(x, 1, 2); };
   if (suits_kernel(q, k, v, options)) {

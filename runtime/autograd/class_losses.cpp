@@ -135,7 +135,9 @@ Tensor sum_of_classes(const Targets& t, const Tensor& x) {
 // and with a = (1 - s) w[t], b = s / C, its derivative by x[c]
 //   (softmax(x)[c] - [c = t]) (a + b sum w) + [c = t] b sum w - b w[c]:
 // the kernel's for its factor, and two terms that smoothing adds.
-Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const ClassLossOptions& options) {
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const ClassLossOptions& options,
+                     Caller at) {
+  const CallSite site("cross_entropy", at);
   constexpr const char* kName = "cross_entropy";
   const double smoothing = options.label_smoothing;
   TESSERA_EXPECT(smoothing >= 0 && smoothing <= 1, kName, ": label_smoothing is ", smoothing,
@@ -189,7 +191,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const ClassLos
 }
 
 Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets,
-                const ClassLossOptions& options) {
+                const ClassLossOptions& options, Caller at) {
+  const CallSite site("nll_loss", at);
   constexpr const char* kName = "nll_loss";
   TESSERA_EXPECT(options.label_smoothing == 0, kName, ": label_smoothing is cross_entropy's alone");
   const Targets t = targets_of(kName, log_probabilities, targets, options);

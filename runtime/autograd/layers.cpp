@@ -18,7 +18,8 @@ using detail::table;
 using detail::updates_some;
 using detail::writes;
 
-Tensor embedding(const Tensor& weight, const Tensor& ids) {
+Tensor embedding(const Tensor& weight, const Tensor& ids, Caller at) {
+  const CallSite site("embedding", at);
   TESSERA_EXPECT(weight.ndim() == 2 && (ids.dtype() == i32 || ids.dtype() == i64),
                  "embedding: weight is ", weight.shape(), ", ids are ", ids.dtype(),
                  "; expected [V, C] and i32 or i64");
@@ -96,7 +97,8 @@ Tensor rotate(const Tensor& input, const RopeTables& tables, bool inverse) {
 
 }  // namespace
 
-Tensor rope(const Tensor& x, const RopeTables& tables) {
+Tensor rope(const Tensor& x, const RopeTables& tables, Caller at) {
+  const CallSite site("rope", at);
   TESSERA_EXPECT(
       x.ndim() == 4 && x.size(3) == 2 * tables.cos.size(1) && x.size(1) <= tables.cos.size(0),
       "rope: x is ", x.shape(), ", the tables are ", tables.cos.shape(),
@@ -120,7 +122,8 @@ Tensor drop(const Tensor& input, double p, std::uint64_t key, std::int64_t offse
 
 }  // namespace
 
-Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset) {
+Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset, Caller at) {
+  const CallSite site("dropout", at);
   TESSERA_EXPECT(p >= 0 && p <= 1, "dropout: p is ", p, ", expected a probability");
   if (p == 0) return x;
   return record(

@@ -100,13 +100,15 @@ Tensor of_difference(const char* name, const Tensor& x, const Tensor& target,
 
 }  // namespace
 
-Tensor mse_loss(const Tensor& x, const Tensor& target, const LossOptions& options) {
+Tensor mse_loss(const Tensor& x, const Tensor& target, const LossOptions& options, Caller at) {
+  const CallSite site("mse_loss", at);
   return of_difference(
       "mse_loss", x, target, options.reduction, [](const Tensor& d) { return raw::mul(d, d); },
       [](const Tensor& d) { return raw::mul(d, 2); });
 }
 
-Tensor l1_loss(const Tensor& x, const Tensor& target, const LossOptions& options) {
+Tensor l1_loss(const Tensor& x, const Tensor& target, const LossOptions& options, Caller at) {
+  const CallSite site("l1_loss", at);
   return of_difference("l1_loss", x, target, options.reduction, raw::abs, [](const Tensor& d) {
     return minus(raw::cast(binary(Binary::gt, d, 0), d.dtype()),
                  raw::cast(binary(Binary::lt, d, 0), d.dtype()));
@@ -130,21 +132,25 @@ Tensor clamped_loss(const char* name, const Tensor& x, const Tensor& target, dou
 
 }  // namespace
 
-Tensor huber_loss(const Tensor& x, const Tensor& target, const HuberOptions& options) {
+Tensor huber_loss(const Tensor& x, const Tensor& target, const HuberOptions& options, Caller at) {
+  const CallSite site("huber_loss", at);
   TESSERA_EXPECT(options.delta > 0, "huber_loss: delta is ", options.delta, ", expected above 0");
   return clamped_loss("huber_loss", x, target, options.delta, 1, options.reduction);
 }
 
-Tensor smooth_l1_loss(const Tensor& x, const Tensor& target, const SmoothL1Options& options) {
+Tensor smooth_l1_loss(const Tensor& x, const Tensor& target, const SmoothL1Options& options,
+                      Caller at) {
+  const CallSite site("smooth_l1_loss", at);
   TESSERA_EXPECT(options.beta >= 0, "smooth_l1_loss: beta is ", options.beta,
                  ", expected at least 0");
-  if (options.beta == 0) return l1_loss(x, target, {options.reduction});
+  if (options.beta == 0) return l1_loss(x, target, {options.reduction}, at);
   return clamped_loss("smooth_l1_loss", x, target, options.beta, 1 / options.beta,
                       options.reduction);
 }
 
 Tensor binary_cross_entropy(const Tensor& x, const Tensor& target,
-                            const BinaryCrossEntropyOptions& options) {
+                            const BinaryCrossEntropyOptions& options, Caller at) {
+  const CallSite site("binary_cross_entropy", at);
   constexpr const char* kName = "binary_cross_entropy";
   check_pair(kName, x, target, options.reduction);
   TESSERA_EXPECT(!options.pos_weight.defined(), kName,
@@ -170,7 +176,8 @@ Tensor binary_cross_entropy(const Tensor& x, const Tensor& target,
 }
 
 Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& target,
-                                        const BinaryCrossEntropyOptions& options) {
+                                        const BinaryCrossEntropyOptions& options, Caller at) {
+  const CallSite site("binary_cross_entropy_with_logits", at);
   constexpr const char* kName = "binary_cross_entropy_with_logits";
   check_pair(kName, x, target, options.reduction);
   const Tensor weight = factor(kName, "weight", options.weight, x);
@@ -193,7 +200,8 @@ Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& target,
                  });
 }
 
-Tensor kl_div(const Tensor& x, const Tensor& target, const KlDivOptions& options) {
+Tensor kl_div(const Tensor& x, const Tensor& target, const KlDivOptions& options, Caller at) {
+  const CallSite site("kl_div", at);
   check_pair("kl_div", x, target, options.reduction, true);
   const Tensor z = widened(x), t = widened(target);
   const bool is_log = options.log_target;

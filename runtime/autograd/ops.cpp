@@ -286,7 +286,8 @@ Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& 
                 });
 }
 
-Tensor matmul(const Tensor& a, const Tensor& b) {
+Tensor matmul(const Tensor& a, const Tensor& b, Caller at) {
+  const CallSite site("matmul", at);
   return record(
       "matmul", {a, b}, raw::matmul(a, b),
       [a = Saved(a), b = Saved(b)](const Tensor& g, Gradients& out) {

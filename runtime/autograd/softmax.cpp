@@ -27,7 +27,8 @@ void check_rows(const char* name, const Tensor& x) {
 
 }  // namespace
 
-Tensor softmax(const Tensor& x, int dim) {
+Tensor softmax(const Tensor& x, int dim, Caller at) {
+  const CallSite site("softmax", at);
   check_rows("softmax", x);
   const int d = normalize_dim(dim, x.ndim());
   const Tensor y = raw::softmax(dim_last(x, d));
@@ -37,7 +38,8 @@ Tensor softmax(const Tensor& x, int dim) {
 }
 
 // x - m - log(sum(e^(x - m))), m the row's largest.
-Tensor log_softmax(const Tensor& x, int dim) {
+Tensor log_softmax(const Tensor& x, int dim, Caller at) {
+  const CallSite site("log_softmax", at);
   check_rows("log_softmax", x);
   const int d = normalize_dim(dim, x.ndim());
   Tensor y = Tensor::empty(dim_last(x, d).shape(), x.dtype(), x.device());

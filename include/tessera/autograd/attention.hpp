@@ -11,10 +11,11 @@ namespace tessera {
 
 // Causal softmax(q k^T / sqrt(D)) v:
 // q [B, T, H, D], k and v [B, T, Hkv, D], Hkv divides H, D at most 256 -> [B, T, H, D].
-Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v);
+Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                        Caller at = Caller::current());
 // The same, read from one projection and its gradient written to one tensor: qkv
 // [B, T, H + 2 Hkv, D] has the heads of queries, keys and values side by side -> [B, T, H, D].
-Tensor causal_attention(const Tensor& qkv, std::int64_t kv_heads);
+Tensor causal_attention(const Tensor& qkv, std::int64_t kv_heads, Caller at = Caller::current());
 
 // The conditions add up: a key takes part in a query's sum if neither mask nor is_causal excludes
 // it. (PyTorch's attn_mask is `mask` where boolean and `bias` where floating, and excludes
@@ -37,9 +38,10 @@ struct ScaledDotProductOptions {
 // The fused kernel computes it, without a buffer of L x S, where L = S, E = Ev <= 256 and there is
 // neither mask, bias nor dropout. Transposed views of [B, L, H, E], as projections give, are read
 // in place. Anything else makes the scores: in f32 (f64 for f64), of B H L S elements one tensor is
-// kept for backward and at most three more live at a time in either pass.
+// kept for backward, and at most two live beside it at a time.
 // Throws: ContractError for shapes and dtypes that do not fit.
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                                    const ScaledDotProductOptions& options = {});
+                                    const ScaledDotProductOptions& options = {},
+                                    Caller at = Caller::current());
 
 }  // namespace tessera
