@@ -4,12 +4,13 @@
 #include <cmath>
 #include <limits>
 
-#include "runtime/autograd/gradient_sink.hpp"
+#include "runtime/autograd/operands.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/ops.hpp"
 
 namespace tessera {
 
+using autograd::broadcasts_to;
 using autograd::Gradients;
 using autograd::record;
 using autograd::Saved;

@@ -9,7 +9,6 @@ namespace tessera::autograd {
 
 // Of what kernels keep of each row, and of sums that are to be rounded once.
 inline DType statistics_dtype(DType dtype) { return dtype == f64 ? f64 : f32; }
-inline Tensor widened(const Tensor& x) { return raw::cast(x, statistics_dtype(x.dtype())); }
 
 // Whether a kernel that computes in `dtype` can write to `sink` itself: in that dtype, or in f32.
 inline bool can_write(const GradientSink& sink, DType dtype) {

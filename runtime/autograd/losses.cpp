@@ -1,11 +1,12 @@
 // Losses of elements: each is a composition without history, in f32 or f64, and its derivative.
 #include "tessera/autograd/losses.hpp"
 
-#include "runtime/autograd/gradient_sink.hpp"
+#include "runtime/autograd/operands.hpp"
 #include "runtime/tensor/launch.hpp"
 
 namespace tessera {
 
+using autograd::broadcasts_to;
 using autograd::Gradients;
 using autograd::record;
 using autograd::Saved;

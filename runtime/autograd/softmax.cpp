@@ -1,5 +1,5 @@
 // Softmax and its logarithm over any dimension: over the last one of a transposed view.
-#include "runtime/autograd/gradient_sink.hpp"
+#include "runtime/autograd/operands.hpp"
 #include "tessera/autograd/ops.hpp"
 
 namespace tessera {

@@ -102,14 +102,6 @@ constexpr Shape broadcast(const Shape& a, const Shape& b) {
   return out;
 }
 
-// Whether `from` can be expanded to `to`.
-constexpr bool broadcasts_to(const Shape& from, const Shape& to) {
-  const int added = to.ndim() - from.ndim();
-  for (int d = 0; d < from.ndim(); ++d)
-    if (added < 0 || (from[d] != 1 && from[d] != to[added + d])) return false;
-  return true;
-}
-
 static_assert(Shape{2, 3, 4}.numel() == 24 && Shape{2, 3, 4}.strides() == Shape{12, 4, 1});
 static_assert(broadcast(Shape{3, 1}, Shape{4}) == Shape{3, 4});
 
