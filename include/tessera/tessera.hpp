@@ -1,7 +1,10 @@
 // Everything public, under one include: for programs. The library itself includes what it needs.
 #pragma once
 
+#include "tessera/autograd/attention.hpp"
+#include "tessera/autograd/custom_op.hpp"
 #include "tessera/autograd/gradcheck.hpp"
+#include "tessera/autograd/losses.hpp"
 #include "tessera/autograd/node.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/autograd/random.hpp"

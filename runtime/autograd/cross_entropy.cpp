@@ -73,7 +73,8 @@ void Chunked::backward(const Tensor& gradient, Gradients& out) const {
 
 }  // namespace
 
-Tensor cross_entropy(const Tensor& input, const Tensor& target) {
+Tensor cross_entropy(const Tensor& input, const Tensor& target, Caller at) {
+  const CallSite site("cross_entropy", at);
   TESSERA_EXPECT(input.ndim() == 2, "cross_entropy: logits are ", input.shape(),
                  "; expected [N, V]");
   check_targets("cross_entropy", target, input.size(0), input.size(1));
@@ -98,7 +99,8 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target) {
 }
 
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                            const Tensor& target, std::int64_t chunk_rows) {
+                            const Tensor& target, std::int64_t chunk_rows, Caller at) {
+  const CallSite site("linear_cross_entropy", at);
   TESSERA_EXPECT(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(1) &&
                      x.dtype() == weight.dtype(),
                  "linear_cross_entropy: x is ", x.shape(), " of ", x.dtype(), ", weight is ",

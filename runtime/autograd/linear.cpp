@@ -70,7 +70,8 @@ Tensor record_linear(const Tensor& x, SavedOperands saved, const Tensor& weight,
 
 }  // namespace
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Caller at) {
+  const CallSite site("linear", at);
   const Tensor rows = rows_of_linear(x, weight, bias);
   SavedOperands saved(rows, weight);
   Tensor y = Tensor::empty({rows.size(0), weight.size(0)}, x.dtype(), x.device());
@@ -79,7 +80,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
                        raw::reshape(y, shape_of_linear(x, weight)));
 }
 
-Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Caller at) {
+  const CallSite site("linear_gelu", at);
   const Tensor rows = rows_of_linear(x, weight, bias);
   Tensor before = Tensor::empty({rows.size(0), weight.size(0)}, x.dtype(), x.device());
   Tensor value = Tensor::empty(before.shape(), x.dtype(), x.device());
@@ -89,7 +91,8 @@ Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias)
           raw::reshape(value, shape)};
 }
 
-Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias) {
+Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias, Caller at) {
+  const CallSite site("linear", at);
   const Tensor rows = rows_of_linear(x.value, weight, bias);
   SavedOperands saved(rows, weight);
   Saved saved_before(x.before);

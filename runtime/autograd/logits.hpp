@@ -24,32 +24,33 @@ inline void check_targets(const char* name, const Tensor& target, std::int64_t r
 }
 
 // loss and lse of rows of contiguous logits. `is_part`: where a target is -1, it lies in another
-// part of the vocabulary.
+// part of the vocabulary. Where it is `ignored`, the row has neither loss nor gradient.
 inline void losses(const Tensor& loss, const Tensor& lse, const Tensor& logits,
-                   const Tensor& targets, bool is_part = false) {
+                   const Tensor& targets, bool is_part = false, std::int32_t ignored = kNoIndex) {
   using namespace detail;
   const Device& device = logits.device();
   if (device.is_meta()) return;
   launch("cross_entropy", device, table(device).cross_entropy,
          kernels::CrossEntropyArgs{loss.data(), lse.data(), logits.data(), targets.data(),
-                                   logits.size(0), logits.size(1), logits.size(1), kNoIndex,
+                                   logits.size(0), logits.size(1), logits.size(1), ignored,
                                    logits.dtype(), targets.dtype(), is_part},
          {reads(logits), reads(targets), writes(loss), writes(lse)});
 }
 
 // The gradient of the mean over all `rows`, of which these logits are a part; `out` may be logits.
+// `gradient` is [], or [rows of logits]: one for each.
 inline void logit_gradients(const Tensor& out, const Tensor& logits, const Tensor& targets,
                             const Tensor& lse, const Tensor& gradient, std::int64_t rows,
-                            bool is_part = false) {
+                            bool is_part = false, std::int32_t ignored = kNoIndex) {
   using namespace detail;
   const Device& device = logits.device();
   if (device.is_meta()) return;
   const std::int64_t vocab = logits.size(1);
   launch("cross_entropy_backward", device, table(device).cross_entropy_backward,
-         kernels::CrossEntropyBackwardArgs{out.data(), logits.data(), targets.data(), lse.data(),
-                                           gradient.data(), 1.0 / static_cast<double>(rows),
-                                           logits.size(0), vocab, vocab, vocab, kNoIndex, 0,
-                                           logits.dtype(), targets.dtype(), is_part},
+         kernels::CrossEntropyBackwardArgs{
+             out.data(), logits.data(), targets.data(), lse.data(), gradient.data(),
+             1.0 / static_cast<double>(rows), logits.size(0), vocab, vocab, vocab, ignored,
+             gradient.ndim(), logits.dtype(), targets.dtype(), is_part},
          {reads(logits), reads(targets), reads(lse), reads(gradient), writes(out)});
 }
 

@@ -170,20 +170,26 @@ SumAndNorm layer_norm_of(const char* name, const Tensor& input, const Tensor& re
 
 }  // namespace
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, Caller at) {
+  const CallSite site("rms_norm", at);
   return rms_norm_of("rms_norm", x, {}, weight, eps).norm;
 }
 
-Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
+                  Caller at) {
+  const CallSite site("layer_norm", at);
   return layer_norm_of("layer_norm", x, {}, weight, bias, eps).norm;
 }
 
-SumAndNorm add_rms_norm(const Tensor& x, Tensor residual, const Tensor& weight, double eps) {
+SumAndNorm add_rms_norm(const Tensor& x, Tensor residual, const Tensor& weight, double eps,
+                        Caller at) {
+  const CallSite site("add_rms_norm", at);
   return rms_norm_of("add_rms_norm", x, residual, weight, eps);
 }
 
 SumAndNorm add_layer_norm(const Tensor& x, Tensor residual, const Tensor& weight,
-                          const Tensor& bias, double eps) {
+                          const Tensor& bias, double eps, Caller at) {
+  const CallSite site("add_layer_norm", at);
   return layer_norm_of("add_layer_norm", x, residual, weight, bias, eps);
 }
 

@@ -286,7 +286,8 @@ Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& 
                 });
 }
 
-Tensor matmul(const Tensor& a, const Tensor& b) {
+Tensor matmul(const Tensor& a, const Tensor& b, Caller at) {
+  const CallSite site("matmul", at);
   return record(
       "matmul", {a, b}, raw::matmul(a, b),
       [a = Saved(a), b = Saved(b)](const Tensor& g, Gradients& out) {
@@ -305,13 +306,6 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
           out.set(1, sum_to(raw::matmul(a.get(), g, yes, no), b.get().shape()));
         }
       });
-}
-
-Tensor softmax(const Tensor& x) {
-  Tensor y = raw::softmax(x);
-  return record("softmax", {x}, y, [y = Saved(y)](const Tensor& g, Gradients& out) {
-    out.set(0, raw::softmax_backward(y.get(), g));
-  });
 }
 
 }  // namespace tessera

@@ -32,7 +32,15 @@ std::string with_short_units(std::string_view text) {
   return out;
 }
 
+thread_local const CallSite* innermost = nullptr;
+
 }  // namespace
+
+CallSite::CallSite(const char* operation, const Caller& at) noexcept
+    : operation_(operation), at_(at.where), outer_(innermost) {
+  innermost = this;
+}
+CallSite::~CallSite() { innermost = outer_; }
 
 Error::Error(const std::string& message, std::source_location where)
     : std::runtime_error(with_short_units(message)), where_(where) {}
@@ -42,7 +50,16 @@ Error::Error(const std::string& message, std::source_location where)
 namespace tessera::detail {
 
 void fail_contract(const std::string& message, std::source_location where) {
-  throw ContractError(message, where);
+  if (innermost == nullptr) throw ContractError(message, where);
+  for (const CallSite* site = innermost; site != nullptr; site = site->outer_)
+    if (site->at_.line() > 0) {
+      where = site->at_;
+      break;
+    }
+  const std::string_view operation = innermost->operation_;
+  const bool is_named = std::string_view(message).starts_with(operation) &&
+                        message.substr(operation.size(), 1) == ":";
+  throw ContractError(is_named ? message : concat(operation, ": ", message), where);
 }
 
 void fail_assert(const char* condition, std::source_location where) {

@@ -175,6 +175,7 @@ Tensor logical_not(const Tensor& x) { return unary(UnaryOp::logical_not, x); }
 Tensor isfinite(const Tensor& x) { return unary(UnaryOp::isfinite, x); }
 
 Tensor binary(Binary op, const Tensor& a, const Tensor& b) {
+  const CallSite site(name(op));
   const Device& device = detail::common_device(name(op), a, b);
   TESSERA_EXPECT(a.dtype() == b.dtype(), name(op), ": operands are ", a.dtype(), " and ", b.dtype(),
                  "; cast one of them");
@@ -206,6 +207,7 @@ Tensor binary(Binary op, const Tensor& a, double b) { return scalar(op, a, b, fa
 Tensor binary(Binary op, double a, const Tensor& b) { return scalar(op, b, a, true); }
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  const CallSite site("where");
   const Device& device = detail::common_device("where", a, b);
   TESSERA_EXPECT(condition.dtype() == boolean && a.dtype() == b.dtype(), "where: condition is ",
                  condition.dtype(), ", branches are ", a.dtype(), " and ", b.dtype(),

@@ -104,6 +104,34 @@ TEST_CASE("an error carries message, place and rank") {
   CHECK(dynamic_cast<const std::runtime_error*>(&error) != nullptr);
 }
 
+TEST_CASE("an error in an operation names it and the line that called it") {
+  const auto fail = [] { TESSERA_EXPECT(false, "sizes differ"); };
+  const auto seen = [](const auto& f) {
+    try {
+      f();
+    } catch (const ContractError& e) {
+      return std::pair(std::string(e.what()), e.where().line());
+    }
+    return std::pair(std::string("no error"), std::uint_least32_t{0});
+  };
+  const auto inner = [&](Caller at = Caller::current()) {
+    const CallSite site("inner", at);
+    fail();
+  };
+  const auto outer = [&](Caller at = Caller::current()) {
+    const CallSite site("outer", at);
+    const CallSite part("part");  // has no line of its own
+    fail();
+  };
+  const auto line = std::source_location::current().line();
+  CHECK(seen([&] { inner(); }) == std::pair(std::string("inner: sizes differ"), line + 1));
+  CHECK(seen([&] { outer(); }) == std::pair(std::string("part: sizes differ"), line + 2));
+  CHECK(seen(fail).first == "sizes differ");  // the scopes have ended
+  const CallSite site("sizes");
+  CHECK(seen([] { TESSERA_EXPECT(false, "sizes: 1 and 2"); }).first == "sizes: 1 and 2");
+  CHECK(seen(fail).first == "sizes: sizes differ");
+}
+
 TEST_CASE("concat joins anything that can be streamed") {
   CHECK(concat("rank ", 3, ": ", 1.5, ' ', std::string("GiB")) == "rank 3: 1.5 GiB");
 }

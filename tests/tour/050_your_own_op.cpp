@@ -3,70 +3,64 @@
 //   softplus(x) = log(1 + e^x)          its derivative is 1 / (1 + e^-x)
 //
 // Three steps make it a full member:
-//   launch   a body on the device's compute stream, with what it reads and writes
-//   record   how a gradient of the result becomes a gradient of the input
-//   check    the derivative against finite differences
+//   map, run   a body on the device's compute stream, with what it reads and writes
+//   record     how a gradient of the result becomes a gradient of the input
+//   check      the derivative against finite differences
 //
-// The body may run later, on another thread. So it holds plain pointers and owns nothing: at most
-// 128 bytes, copied as they are. The accesses are what keeps the memory behind those pointers
-// from being reused: the launch notes in them who used a buffer last, and the allocator reads it.
+// `CustomOp` does around a body what every operation does: it picks the dtype, makes inputs
+// contiguous, does nothing on meta, and declares the accesses, which keep the memory from being
+// reused before the body has run. For it runs later, on another thread: so it holds plain numbers,
+// and owns nothing.
 //
-// PyTorch: the three steps are TORCH_LIBRARY for the kernel, torch.autograd.Function for the
-// derivative, and gradcheck. A kernel there does not declare what it touches, so one that runs on a
-// stream of its own must call `record_stream` for each of its tensors.
+// PyTorch: the steps are TORCH_LIBRARY or torch.library.custom_op for the kernel, with a "fake"
+// function for shapes, torch.autograd.Function for the derivative, and gradcheck. A kernel there
+// does not declare what it touches, so one that runs on a stream of its own must call
+// `record_stream` for each of its tensors.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
 
+#include "tessera/autograd/custom_op.hpp"
 #include "tessera/autograd/gradcheck.hpp"
 #include "tessera/autograd/ops.hpp"
-#include "tessera/device/workers.hpp"
 #include "tests/tour/check.hpp"
 
 namespace ts = tessera;
-using ts::AccessMode;
 using ts::autograd::Gradients;
 using ts::autograd::Saved;
+using Line = std::source_location;
 
-// out[i] = f(in[i]) over contiguous tensors of T.
-template <class T, class F>
-static void launch_map(const char* name, const ts::Tensor& out, const ts::Tensor& in, F f) {
-  if (out.numel() == 0 || out.device().is_meta()) return;  // nothing to run
-  const ts::Access accesses[] = {in.access(AccessMode::read), out.access(AccessMode::write)};
-  out.device().compute().launch(
-      {.name = name, .accesses = accesses},
-      [f, n = out.numel(), to = reinterpret_cast<T*>(out.data()),
-       from = reinterpret_cast<const T*>(in.data())](ts::Exec& exec) {
-        constexpr std::int64_t kGrain = 4096;  // tasks are cut by size alone: bits do not depend
-        ts::parallel_for(exec, (n + kGrain - 1) / kGrain, [&](std::int64_t task) {  // on threads
-          for (std::int64_t i = task * kGrain; i < std::min(n, (task + 1) * kGrain); ++i)
-            to[i] = f(from[i]);
-        });
-      });
-}
-
-// f over a tensor of f32 or f64, whatever its layout.
-template <class F>
-static ts::Tensor map(const char* name, const ts::Tensor& x, F f) {
-  TESSERA_EXPECT(x.dtype() == ts::f32 || x.dtype() == ts::f64, name, ": the tensor is ", x.dtype(),
-                 ", expected f32 or f64; cast it first");
-  const ts::Tensor in = ts::raw::contiguous(x);
-  ts::Tensor out = ts::Tensor::empty(x.shape(), x.dtype(), x.device());
-  x.dtype() == ts::f32 ? launch_map<float>(name, out, in, f) : launch_map<double>(name, out, in, f);
-  return out;
-}
-
-static ts::Tensor softplus(const ts::Tensor& x) {
-  // Without overflow for large x: log(1 + e^x) = max(x, 0) + log(1 + e^-|x|).
-  ts::Tensor y = map("softplus", x, [](auto v) {
-    return std::max(v, decltype(v)(0)) + std::log1p(std::exp(-std::abs(v)));
+// Of an element: the same code for float and double, which 16-bit tensors compute in float.
+static ts::Tensor softplus(const ts::Tensor& x, const Line& line = Line::current()) {
+  const ts::CustomOp op("softplus", line);
+  const ts::Tensor y = op.map(  // without overflow: log(1 + e^v) = max(v, 0) + log(1 + e^-|v|)
+      [](auto v) { return std::max(v, decltype(v)(0)) + std::log1p(std::exp(-std::abs(v))); }, x);
+  // `Saved` keeps x for backward, and only then.
+  return op.record({x}, y, [op, x = Saved(x)](const ts::Tensor& g, Gradients& out) {
+    out.set(0, op.map([](auto v, auto d) { return d / (1 + std::exp(-v)); }, x.get(), g));
   });
-  // `Saved` keeps x for backward, and only then; backward itself is made of raw operations.
-  return ts::autograd::record(
-      "softplus", {x}, y, [x = Saved(x)](const ts::Tensor& g, Gradients& out) {
-        const auto slope = [](auto v) { return 1 / (1 + std::exp(-v)); };
-        out.set(0, ts::raw::mul(g, map("softplus_backward", x.get(), slope)));
-      });
+}
+
+// Of rows: sums along the last dimension so far, out[r, c] = x[r, 0] + ... + x[r, c]. A body is
+// given pointers and the number of its row.
+static ts::Tensor running_sum(const ts::Tensor& x, const Line& line = Line::current()) {
+  const ts::CustomOp op("running_sum", line);
+  op.expect(x.ndim() == 2, "x is ", x.shape(), ", expected [rows, columns]");
+  const auto add_up = [op](const ts::Tensor& in, bool backwards) {
+    return op.run(
+        in.shape(), in.size(0),
+        [n = in.size(1), backwards]<class T>(std::int64_t row, T* out, const T* from) {
+          double total = 0;
+          for (std::int64_t i = 0; i < n; ++i) {
+            const std::int64_t at = row * n + (backwards ? n - 1 - i : i);
+            total += static_cast<double>(from[at]);
+            out[at] = static_cast<T>(total);
+          }
+        },
+        in);
+  };
+  return op.record({x}, add_up(x, false),
+                   [add_up](const ts::Tensor& g, Gradients& out) { out.set(0, add_up(g, true)); });
 }
 
 int main() {
@@ -82,26 +76,39 @@ int main() {
 
   // Strided, broadcast and empty inputs, in f64, where differences are precise enough to compare.
   const auto good = [](const std::vector<ts::Tensor>& v) {
-    return softplus(transpose(v[0], 0, 1)) * softplus(expand(v[1], {3, 2})) + sum(softplus(v[2]));
+    return running_sum(softplus(transpose(v[0], 0, 1))) * softplus(expand(v[1], {3, 2})) +
+           sum(softplus(v[2]));
   };
   const std::vector<ts::Tensor> inputs{ts::Tensor::normal({2, 3}, 0, 2, 1, ts::f64, device),
                                        ts::Tensor::normal({2}, 0, 2, 2, ts::f64, device),
                                        ts::Tensor::zeros({0, 4}, ts::f64, device)};
   const auto report = ts::gradcheck(good, inputs);
-  std::cout << "2. Its derivative " << (report.passed ? "agrees with" : "differs from")
+  std::cout << "2. Their derivatives " << (report.passed ? "agree with" : "differ from")
             << " finite differences\n";
   CHECK(report.passed);
 
   // A slip, as it would be found: e^x where e^-x belongs.
   const auto slip = [](const std::vector<ts::Tensor>& v) {
-    return ts::autograd::record("slip", {v[0]}, softplus(v[0].detach()),
-                                [x = Saved(v[0])](const ts::Tensor& g, Gradients& out) {
-                                  out.set(0, ts::raw::mul(g, map("slope", x.get(), [](auto t) {
-                                                            return 1 / (1 + std::exp(t));
-                                                          })));
-                                });
+    const ts::CustomOp op("slip");
+    return op.record({v[0]}, softplus(v[0].detach()),
+                     [op, x = Saved(v[0])](const ts::Tensor& g, Gradients& out) {
+                       const auto slope = [](auto t, auto d) { return d / (1 + std::exp(t)); };
+                       out.set(0, op.map(slope, x.get(), g));
+                     });
   };
   const auto caught = ts::gradcheck(slip, inputs);
   std::cout << "3. A wrong one: " << caught.message << '\n';
   CHECK(!caught.passed);
+
+  // Shapes alone on meta, 16 bits by way of float, and a misuse that names its line.
+  const ts::Tensor small = softplus(ts::Tensor::zeros({2}, ts::bf16, ts::Device::meta()));
+  CHECK(small.shape() == ts::Shape{2} && small.dtype() == ts::bf16);
+  std::string message;
+  try {
+    running_sum(x);
+  } catch (const ts::ContractError& error) {
+    message = error.what();
+  }
+  std::cout << "4. A misuse: " << message << '\n';
+  CHECK(message.starts_with("running_sum: x is [5], expected [rows, columns] (050_your_own_op"));
 }

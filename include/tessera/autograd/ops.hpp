@@ -2,8 +2,7 @@
 // operands of a binary operation have one dtype. Every operation here is checked against finite
 // differences in f64.
 //
-// To add one from outside: compute with raw:: operations or a kernel of your own, then
-// autograd::record its backward; the lesson tests/tour/050_your_own_op.cpp does it.
+// To add one from outside: autograd/custom_op.hpp.
 #pragma once
 
 #include <functional>
@@ -11,6 +10,8 @@
 #include <span>
 #include <vector>
 
+#include "tessera/autograd/attention.hpp"
+#include "tessera/autograd/losses.hpp"
 #include "tessera/autograd/node.hpp"
 #include "tessera/tensor/ops.hpp"
 
@@ -105,36 +106,43 @@ Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& 
 
 // --- products ---
 // Matrices, or stacks of them; leading dimensions broadcast.
-Tensor matmul(const Tensor& a, const Tensor& b);
+Tensor matmul(const Tensor& a, const Tensor& b, Caller at = Caller::current());
 // x W^T + bias: x [..., in], weight [out, in], bias [out] or undefined -> [..., out].
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+              Caller at = Caller::current());
 // The same with GELU between two layers: linear(linear_gelu(x, w1, b1), w2, b2) has the bits of
 // linear(gelu(linear(x, w1, b1)), w2, b2) on the CPU, and in both passes GELU belongs to a product.
 struct Activated {
   Tensor before;  // x W^T + bias, which carries the history
   Tensor value;   // its GELU, which carries none
 };
-Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
-Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias = {});
+Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                      Caller at = Caller::current());
+Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias = {},
+              Caller at = Caller::current());
 
 // --- layers' functions ---
-Tensor softmax(const Tensor& x);  // over the last dimension
+// Over one dimension. A slice of -inf alone gives NaN. 16-bit floats compute in f32.
+Tensor softmax(const Tensor& x, int dim = -1, Caller at = Caller::current());
+Tensor log_softmax(const Tensor& x, int dim = -1, Caller at = Caller::current());
 // Rows of weight [V, C] by ids [...] -> [..., C].
-Tensor embedding(const Tensor& weight, const Tensor& ids);
+Tensor embedding(const Tensor& weight, const Tensor& ids, Caller at = Caller::current());
 // x weight / sqrt(mean(x^2) + eps) over the last dimension; weight [C].
 // Source: Zhang and Sennrich, "Root mean square layer normalization", 2019.
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, Caller at = Caller::current());
 // (x - mean) weight / sqrt(var + eps) + bias over the last dimension; weight and bias [C].
 // Source: Ba, Kiros and Hinton, "Layer normalization", 2016.
-Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps);
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
+                  Caller at = Caller::current());
 // x + residual and its norm, in one pass over both, with the bits of two. A residual that the
 // caller gives away is overwritten by the sum.
 struct SumAndNorm {
   Tensor sum, norm;
 };
-SumAndNorm add_rms_norm(const Tensor& x, Tensor residual, const Tensor& weight, double eps);
+SumAndNorm add_rms_norm(const Tensor& x, Tensor residual, const Tensor& weight, double eps,
+                        Caller at = Caller::current());
 SumAndNorm add_layer_norm(const Tensor& x, Tensor residual, const Tensor& weight,
-                          const Tensor& bias, double eps);
+                          const Tensor& bias, double eps, Caller at = Caller::current());
 // Rotates the halves of each head of x [B, T, H, D], D even, by the angles of tables [T_max, D/2].
 // Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021.
 struct RopeTables {
@@ -142,24 +150,10 @@ struct RopeTables {
   static RopeTables make(std::int64_t positions, std::int64_t head_dim, double theta,
                          const Device& device);
 };
-Tensor rope(const Tensor& x, const RopeTables& tables);
-// Causal softmax(q k^T / sqrt(D)) v:
-// q [B, T, H, D], k and v [B, T, Hkv, D], Hkv divides H -> [B, T, H, D].
-Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v);
-// The same, read from one projection and its gradient written to one tensor: qkv
-// [B, T, H + 2 Hkv, D] has the heads of queries, keys and values side by side -> [B, T, H, D].
-Tensor causal_attention(const Tensor& qkv, std::int64_t kv_heads);
+Tensor rope(const Tensor& x, const RopeTables& tables, Caller at = Caller::current());
 // Each element kept with probability 1 - p and scaled by 1 / (1 - p), 0 <= p <= 1, where 1 keeps
 // none; the mask depends on (key, offset + index / 4, index mod 4) only.
-Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset);
-// The mean over rows of -log softmax(logits)[target], in nats: logits [N, V], targets [N] i32 or
-// i64 -> f32 [] (f64 for f64). A target outside [0, V) makes it NaN.
-Tensor cross_entropy(const Tensor& logits, const Tensor& targets);
-// cross_entropy(linear(x, weight, bias), targets) of x [..., in] and targets [N], N rows of x,
-// without all logits: they are made for chunk_rows at a time, and once more in backward. Its values
-// are the same but for the order in which the gradients of weight and bias are summed;
-// where these are written in 16 bits, each chunk rounds.
-Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                            const Tensor& targets, std::int64_t chunk_rows);
+Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset,
+               Caller at = Caller::current());
 
 }  // namespace tessera

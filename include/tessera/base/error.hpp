@@ -49,6 +49,43 @@ class DataError : public Error {
   using Error::Error;
 };
 
+namespace detail {
+[[noreturn]] void fail_contract(const std::string& message, std::source_location where);
+[[noreturn]] void fail_assert(const char* condition, std::source_location where);
+}  // namespace detail
+
+// The line that calls an operation, which has it as its last parameter: Caller at =
+// Caller::current(). No value of it can be written as {}, so options before it can.
+struct Caller {
+  std::source_location where;
+
+  constexpr Caller(const std::source_location& line) : where(line) {}
+  static constexpr Caller current(
+      const std::source_location line = std::source_location::current()) {
+    return line;
+  }
+};
+
+// The operation that runs in this scope on this thread. A ContractError of TESSERA_EXPECT in it
+// begins with the operation's name, and `where` is the line that called it; the innermost scope
+// counts. Costs two accesses of a thread's variable.
+class CallSite {
+ public:
+  // `operation` outlives the scope. Without a caller, errors keep the line of the scope around, or
+  // their own.
+  explicit CallSite(const char* operation, const Caller& at = std::source_location()) noexcept;
+  ~CallSite();
+  CallSite(const CallSite&) = delete;
+  CallSite& operator=(const CallSite&) = delete;
+
+ private:
+  friend void detail::fail_contract(const std::string& message, std::source_location where);
+
+  const char* operation_;
+  std::source_location at_;
+  const CallSite* outer_;
+};
+
 // Joins its arguments with `operator<<`: concat("expected ", 3, " rows").
 template <class... Parts>
 std::string concat(const Parts&... parts) {
@@ -56,11 +93,6 @@ std::string concat(const Parts&... parts) {
   (out << ... << parts);
   return std::move(out).str();
 }
-
-namespace detail {
-[[noreturn]] void fail_contract(const std::string& message, std::source_location where);
-[[noreturn]] void fail_assert(const char* condition, std::source_location where);
-}  // namespace detail
 
 }  // namespace tessera
 

@@ -1,0 +1,111 @@
+// An operation of one's own, from outside the library. Dispatch on dtypes, layouts, shapes without
+// values, accesses and errors are done here; what is left to write is its arithmetic:
+//
+//   Tensor softplus(const Tensor& x, std::source_location line = std::source_location::current()) {
+//     const CustomOp op("softplus", line);
+//     const Tensor y = op.map([](auto v) { return std::log1p(std::exp(v)); }, x);
+//     return op.record({x}, y, [op, x = Saved(x)](const Tensor& g, Gradients& out) {
+//       out.set(0, op.map([](auto v, auto d) { return d / (1 + std::exp(-v)); }, x.get(), g));
+//     });
+//   }
+//
+// The lesson tests/tour/050_your_own_op.cpp checks it. Bodies here run on the CPU; one for a GPU is
+// a kernel, launched by Stream::launch.
+#pragma once
+
+#include <array>
+#include <source_location>
+#include <tuple>
+
+#include "tessera/autograd/node.hpp"
+#include "tessera/device/workers.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera {
+
+class CustomOp {
+ public:
+  // `name` is a literal: traces and errors use it as long as the device lives. `caller` is the line
+  // that errors name; a function passes its own caller on, as above.
+  explicit CustomOp(const char* name,
+                    const std::source_location& caller = std::source_location::current()) noexcept
+      : name_(name), caller_(caller) {}
+
+  // f of the inputs' elements, which broadcast: f takes one number for each input, float for
+  // 16-bit and f32 tensors, double for f64, and gives one.
+  // Requires, as run: inputs of one floating dtype on one CPU or meta; f is trivially copyable and
+  // captures at most 48 bytes.  Throws: ContractError with the caller's line.
+  template <class F, std::convertible_to<Tensor>... X>
+  Tensor map(F f, const X&... inputs) const {
+    std::array<Tensor, sizeof...(X)> in{Tensor(inputs)...};
+    expand_all(in);
+    const std::int64_t n = in[0].numel(), kGrain = 4096;  // cut by size alone: the same bits for
+    return run_on(
+        in[0].shape(), (n + kGrain - 1) / kGrain,  // any number of threads
+        [f, n]<class T>(std::int64_t task, T* out, const auto*... from) {
+          using Number = std::conditional_t<std::is_same_v<T, double>, double, float>;
+          const std::int64_t end = std::min(n, (task + 1) * kGrain);
+          for (std::int64_t i = task * kGrain; i < end; ++i)
+            out[i] = T(static_cast<Number>(f(static_cast<Number>(from[i])...)));
+        },
+        in);
+  }
+
+  // A new tensor of `shape`, written by f(task, out, inputs...) for each task in [0, tasks), in any
+  // order and on several threads: each writes elements of its own. out is T*, each input const T*,
+  // the first of its elements in row-major order, T one of float, double, BFloat16 and Float16.
+  template <class F, std::convertible_to<Tensor>... X>
+  Tensor run(const Shape& shape, std::int64_t tasks, F f, const X&... inputs) const {
+    return run_on(shape, tasks, f, std::array<Tensor, sizeof...(X)>{Tensor(inputs)...});
+  }
+
+  // Gives `out` its history, as autograd::record does.
+  Tensor record(std::initializer_list<Tensor> inputs, Tensor out,
+                autograd::Backward backward) const {
+    return autograd::record(name_, inputs, std::move(out), std::move(backward));
+  }
+
+  // Throws ContractError "name: parts (file:line)", the caller's, unless `condition` holds.
+  template <class... Parts>
+  void expect(bool condition, const Parts&... parts) const {
+    if (!condition) [[unlikely]]
+      fail(concat(parts...));
+  }
+
+ private:
+  static constexpr std::size_t kMostInputs = 6;
+
+  template <class F, std::size_t N>
+  Tensor run_on(const Shape& shape, std::int64_t tasks, const F& f,
+                const std::array<Tensor, N>& given) const {
+    static_assert(N >= 1 && N <= kMostInputs, "an operation has 1 to 6 inputs");
+    std::array<Tensor, N> in = given;
+    Tensor out = prepare(shape, in);
+    if (out.numel() == 0 || out.device().is_meta()) return out;
+    visit(out.dtype(), [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      if constexpr (is_floating(dtype_of<T>())) {
+        std::array<const T*, N> from;
+        for (std::size_t i = 0; i < N; ++i) from[i] = reinterpret_cast<const T*>(in[i].data());
+        launch(out, in, Body([f, tasks, from, to = reinterpret_cast<T*>(out.data())](Exec& exec) {
+                 parallel_for(exec, tasks, [&](std::int64_t task) {
+                   std::apply([&](auto*... x) { f(task, to, x...); }, from);
+                 });
+               }));
+      }
+    });
+    return out;
+  }
+
+  // Checks the inputs and makes them contiguous; allocates the result.
+  Tensor prepare(const Shape& shape, std::span<Tensor> inputs) const;
+  // Checks that they broadcast, and sees each in the common shape.
+  void expand_all(std::span<Tensor> inputs) const;
+  void launch(const Tensor& out, std::span<const Tensor> inputs, const Body& body) const;
+  [[noreturn]] void fail(const std::string& what) const;
+
+  const char* name_;
+  std::source_location caller_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,21 @@
+// What operations that are compositions do with their operands. For the .cpp files of operations.
+#pragma once
+
+#include "runtime/autograd/gradient_sink.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera::autograd {
+
+// In f32, or f64, so that what several operations make of it is rounded to 16 bits once.
+inline Tensor widened(const Tensor& x) { return raw::cast(x, statistics_dtype(x.dtype())); }
+
+// Whether `from` can be expanded to `to`.
+constexpr bool broadcasts_to(const Shape& from, const Shape& to) {
+  const int added = to.ndim() - from.ndim();
+  for (int d = 0; d < from.ndim(); ++d)
+    if (added < 0 || (from[d] != 1 && from[d] != to[added + d])) return false;
+  return true;
+}
+static_assert(broadcasts_to({1, 3}, {2, 4, 3}) && !broadcasts_to({2, 1, 1}, {4, 3}));
+
+}  // namespace tessera::autograd

@@ -1,0 +1,56 @@
+// Errors of operations: each names its operation and the line of the program that called it.
+#include <functional>
+#include <string_view>
+
+#include "tests/autograd/helpers.hpp"
+
+using namespace tessera;
+using Catch::Matchers::StartsWith;
+
+namespace {
+
+void check_names(const char* operation, int line, const std::function<void()>& f) {
+  INFO(operation);
+  try {
+    f();
+    FAIL_CHECK("no error");
+  } catch (const ContractError& error) {
+    CHECK_THAT(error.what(), StartsWith(std::string(operation) + ": "));
+    CHECK_THAT(error.where().file_name(), Catch::Matchers::EndsWith("caller_test.cpp"));
+    CHECK(error.where().line() == static_cast<std::uint_least32_t>(line));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("errors of operations name the operation and the line that called it") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  const Tensor x = Tensor::zeros({2, 3}, f32, device), y = Tensor::zeros({4}, f32, device);
+  check_names("matmul", __LINE__, [&] { matmul(x, x); });
+  check_names("linear", __LINE__, [&] { linear(x, y); });
+  check_names("softmax", __LINE__, [&] { softmax(x, 2); });
+  check_names("log_softmax", __LINE__, [&] { log_softmax(x, -3); });
+  check_names("embedding", __LINE__, [&] { embedding(x, x); });
+  check_names("rms_norm", __LINE__, [&] { rms_norm(x, y, 1e-5); });
+  check_names("layer_norm", __LINE__, [&] { layer_norm(x, y, y, 1e-5); });
+  check_names("dropout", __LINE__, [&] { dropout(x, 2, 0, 0); });
+  check_names("causal_attention", __LINE__, [&] { causal_attention(x, x, x); });
+  check_names("scaled_dot_product_attention", __LINE__ + 1,
+              [&] { scaled_dot_product_attention(x, x, x); });
+  check_names("cross_entropy", __LINE__, [&] { cross_entropy(x, y); });
+  check_names("cross_entropy", __LINE__, [&] { cross_entropy(x, y, {}); });
+  check_names("nll_loss", __LINE__, [&] { nll_loss(x, y); });
+  check_names("mse_loss", __LINE__, [&] { mse_loss(x, y); });
+  check_names("smooth_l1_loss", __LINE__, [&] { smooth_l1_loss(x, x, {.beta = -1}); });
+  check_names("kl_div", __LINE__, [&] { kl_div(x, y); });
+  check_names("linear", __LINE__, [&] { linear(Tensor(), x); });
+}
+
+TEST_CASE("operands that do not broadcast are an error of their operation") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  const Tensor x = Tensor::zeros({2, 3}, f32, device), y = Tensor::zeros({4}, f32, device);
+  CHECK_THROWS_WITH(x + y, "add: shapes [2, 3] and [4] do not broadcast");
+  CHECK_THROWS_WITH(x * y, "mul: shapes [2, 3] and [4] do not broadcast");
+  CHECK_THROWS_WITH(x < y, "lt: shapes [2, 3] and [4] do not broadcast");
+  CHECK_THROWS_WITH(where(x < x, x, y), "where: shapes [2, 3] and [4] do not broadcast");
+}
