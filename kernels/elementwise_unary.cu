@@ -37,12 +37,11 @@ struct Unary {
   TESSERA_DEVICE void finish(std::int64_t pack, const Item& item) const {
     Pack<T, N> y;
     if constexpr (std::is_integral_v<T>) {
-      // Integers wrap.
-      for (int j = 0; j < N; ++j) {
-        const T x = item.x.at[j];
-        const auto negative = static_cast<T>(0 - static_cast<std::make_unsigned_t<T>>(x));
-        y.at[j] = op == UnaryOp::neg || x < 0 ? negative : x;
-      }
+      visit_formula(op, [&](auto formula) {
+        using F = decltype(formula);
+        if constexpr (has_integers<F, T>())
+          for (int j = 0; j < N; ++j) y.at[j] = static_cast<T>(F::integers(item.x.at[j]));
+      });
     } else {
       Compute<T> x[N];
       for (int j = 0; j < N; ++j) x[j] = load_as_compute(item.x.at[j]);

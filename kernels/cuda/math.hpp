@@ -43,6 +43,13 @@ struct Value {
   friend TESSERA_DEVICE Value exp(Value x) { return Value(std::exp(x.v)); }
   friend TESSERA_DEVICE Value log(Value x) { return Value(std::log(x.v)); }
   friend TESSERA_DEVICE Value tanh(Value x) { return Value(std::tanh(x.v)); }
+  friend TESSERA_DEVICE Value sin(Value x) { return Value(std::sin(x.v)); }
+  friend TESSERA_DEVICE Value cos(Value x) { return Value(std::cos(x.v)); }
+  friend TESSERA_DEVICE Value erf(Value x) { return Value(std::erf(x.v)); }
+  friend TESSERA_DEVICE Value log1p(Value x) { return Value(std::log1p(x.v)); }
+  friend TESSERA_DEVICE Value expm1(Value x) { return Value(std::expm1(x.v)); }
+  friend TESSERA_DEVICE Value floor(Value x) { return Value(std::floor(x.v)); }
+  friend TESSERA_DEVICE Value round(Value x) { return Value(std::nearbyint(x.v)); }
   friend TESSERA_DEVICE Value pow(Value a, Value b) { return Value(std::pow(a.v, b.v)); }
   friend TESSERA_DEVICE Value sigmoid(Value x) { return Value(cuda::sigmoid(x.v)); }
 };
