@@ -9,11 +9,15 @@ namespace tessera::kernels::cuda {
 
 namespace {
 
+// Operations of many instructions, which go element by element: laid out for each of a pack they
+// would take the registers of the others.
+constexpr bool is_long(UnaryOp op) { return op >= UnaryOp::sin && op <= UnaryOp::gelu_exact; }
+
 template <class C, int N>
 TESSERA_DEVICE void apply(UnaryOp op, C (&x)[N]) {
   visit_formula(op, [&](auto formula) {
     using F = decltype(formula);
-    if constexpr (has_floats<F, Value<C>>())
+    if constexpr (has_floats<F, Value<C>>() && (N == 1 || !is_long(F::op)))
       for (C& value : x) value = F::floats(Value<C>(value)).v;
   });
 }
@@ -72,7 +76,7 @@ void unary(const UnaryArgs& a, Exec& exec) {
     if constexpr (sizeof(T) == 8) {
       queue<T, 1>(a, exec);
     } else if constexpr (!std::is_same_v<T, bool>) {
-      if (!queue<T, kPack<T>>(a, exec)) queue<T, 1>(a, exec);
+      if (is_long(a.op) || !queue<T, kPack<T>>(a, exec)) queue<T, 1>(a, exec);
     }
   });
 }

@@ -1,11 +1,15 @@
 // Everything public, under one include: for programs. The library itself includes what it needs.
 #pragma once
 
+#include "tessera/autograd/elementwise.hpp"
 #include "tessera/autograd/gradcheck.hpp"
+#include "tessera/autograd/indexing.hpp"
 #include "tessera/autograd/node.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/autograd/random.hpp"
 #include "tessera/autograd/recompute.hpp"
+#include "tessera/autograd/reductions.hpp"
+#include "tessera/autograd/shapes.hpp"
 #include "tessera/autograd/sliced.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/base/dtype.hpp"
@@ -77,7 +81,9 @@
 #include "tessera/run/run.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/shard/layout.hpp"
+#include "tessera/tensor/dims.hpp"
 #include "tessera/tensor/initializer.hpp"
+#include "tessera/tensor/make.hpp"
 #include "tessera/tensor/ops.hpp"
 #include "tessera/tensor/shape.hpp"
 #include "tessera/tensor/storage.hpp"
