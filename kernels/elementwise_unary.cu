@@ -39,7 +39,7 @@ struct Unary {
     return {load_view<N>(in + at[1], views.repeats[1], views.template elements<N>(pack)), at[0]};
   }
   TESSERA_DEVICE void finish(std::int64_t pack, const Item& item) const {
-    Pack<T, N> y;
+    Pack<T, N> y{};
     if constexpr (std::is_integral_v<T>) {
       visit_formula(op, [&](auto formula) {
         using F = decltype(formula);

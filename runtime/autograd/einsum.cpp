@@ -9,15 +9,15 @@ namespace {
 
 bool has(std::string_view letters, char c) { return letters.find(c) != std::string_view::npos; }
 
-// The letters of one operand, "..." as capitals that end with Z: those of both operands meet from
-// the last.
+// The letters of one operand, "..." as digits that end with 9: those of both operands meet from the
+// last.
 std::string letters_of(std::string_view term, int ndim) {
   const std::size_t dots = term.find("...");
   std::string letters(term);
   if (dots != std::string_view::npos) {
     std::string rest;
     for (int d = ndim - static_cast<int>(term.size()) + 3; d > 0; --d)
-      rest.push_back(static_cast<char>('Z' - d + 1));
+      rest.push_back(static_cast<char>('9' - d + 1));
     letters = concat(term.substr(0, dots), rest, term.substr(dots + 3));
   }
   TESSERA_EXPECT(static_cast<int>(letters.size()) == ndim, "einsum: '", term, "' for a tensor of ",
@@ -67,16 +67,21 @@ Lettered lettered(std::string_view term, const Tensor& x) {
   return out;
 }
 
-std::string default_result(const std::string& a, const std::string& b) {
-  const std::string both = a + b;
-  std::string capitals, singles;
-  for (const char c : both) {
-    if (c >= 'A' && c <= 'Z' && !has(capitals, c)) capitals.push_back(c);
-    if (c >= 'a' && std::count(both.begin(), both.end(), c) == 1) singles.push_back(c);
-  }
-  std::sort(capitals.begin(), capitals.end());
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+// The digits of "...", sorted.
+std::string digits_of(const std::string& letters) {
+  std::string digits;
+  for (char c = '0'; c <= '9'; ++c)
+    if (has(letters, c)) digits.push_back(c);
+  return digits;
+}
+std::string default_result(const std::string& both) {
+  std::string singles;
+  for (const char c : both)
+    if (is_letter(c) && std::count(both.begin(), both.end(), c) == 1) singles.push_back(c);
   std::sort(singles.begin(), singles.end());
-  return capitals + singles;
+  return digits_of(both) + singles;
 }
 
 }  // namespace
@@ -88,21 +93,16 @@ Tensor einsum(std::string_view given, const Tensor& a, const Tensor& b) {
   TESSERA_EXPECT(comma != std::string::npos && formula.find(',', comma + 1) == std::string::npos,
                  "einsum: '", given, "' is not of two operands, as in \"ij,jk->ik\"");
   TESSERA_EXPECT(std::all_of(formula.begin(), formula.end(),
-                             [](char c) { return (c >= 'a' && c <= 'z') || has(".,->", c); }),
-                 "einsum: '", given, "' has other signs than small letters, ...  , and ->");
+                             [](char c) { return is_letter(c) || has(".,->", c); }),
+                 "einsum: '", given, "' has other signs than letters, \"...\", a comma and \"->\"");
   const std::string left = formula.substr(0, comma);
   const std::string right =
       formula.substr(comma + 1, arrow == std::string::npos ? std::string::npos : arrow - comma - 1);
   const std::string la = letters_of(left, a.ndim()), lb = letters_of(right, b.ndim());
   std::string result =
-      arrow == std::string::npos ? default_result(la, lb) : formula.substr(arrow + 2);
+      arrow == std::string::npos ? default_result(la + lb) : formula.substr(arrow + 2);
   if (const std::size_t dots = result.find("..."); dots != std::string::npos)
-    result.replace(dots, 3, [&] {
-      std::string capitals;
-      for (char c = 'A'; c <= 'Z'; ++c)
-        if (has(la + lb, c)) capitals.push_back(c);
-      return capitals;
-    }());
+    result.replace(dots, 3, digits_of(la + lb));
   for (const char c : result)
     TESSERA_EXPECT(has(la + lb, c) && std::count(result.begin(), result.end(), c) == 1, "einsum: '",
                    c, "' of the result of '", given, "' stands in ",
@@ -135,8 +135,9 @@ Tensor einsum(std::string_view given, const Tensor& a, const Tensor& b) {
 
   const Tensor xs = reshape(expand(x.as(batch + rows + summed), from_x), {stack, m, kx});
   const Tensor ys = reshape(expand(y.as(batch + summed + columns), from_y), {stack, kx, n});
-  const Tensor product = reshape(matmul(xs, ys), shape);
-  return Lettered{product, batch + rows + columns}.as(result);
+  const Tensor product =
+      is_floating(a.dtype()) ? matmul(xs, ys) : sum(unsqueeze(xs, 3) * unsqueeze(ys, 1), 2);
+  return Lettered{reshape(product, shape), batch + rows + columns}.as(result);
 }
 
 }  // namespace tessera

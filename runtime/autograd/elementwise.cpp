@@ -142,7 +142,11 @@ Tensor pow(double x, const Tensor& y) {
   });
 }
 Tensor square(const Tensor& x) { return mul(x, x); }
-Tensor reciprocal(const Tensor& x) { return div(1, x); }
+Tensor reciprocal(const Tensor& x) {
+  TESSERA_EXPECT(is_floating(x.dtype()), "reciprocal: the tensor is ", x.dtype(),
+                 ", expected a floating dtype; cast it first");
+  return div(1, x);
+}
 
 namespace {
 

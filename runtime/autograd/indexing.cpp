@@ -13,8 +13,16 @@ using autograd::Gradients;
 using autograd::record;
 using autograd::Saved;
 
+namespace {
+
+// Of a tensor of shape [], its one element along dimension 0.
+Tensor along(const Tensor& x) { return x.ndim() == 0 ? reshape(x, {1}) : x; }
+
+}  // namespace
+
 Tensor index_select(const Tensor& x, int dim, const Tensor& index) {
-  const int d = normalize_dim(dim, x.ndim());
+  const int d = normalize_dim(dim, std::max(x.ndim(), 1));
+  if (x.ndim() == 0) return reshape(index_select(along(x), d, along(index)), {});
   return record("index_select", {x}, raw::index_select(x, d, index),
                 [shape = x.shape(), d, index = Saved(index)](const Tensor& g, Gradients& out) {
                   Tensor dx = Tensor::zeros(shape, g.dtype(), g.device());
@@ -66,9 +74,6 @@ Tensor put(const char* name, PutInto put_into, const Tensor& x, int d, const Ten
 Tensor source_of(const char* name, const Tensor& source, const Tensor& index) {
   return fitted(name, source, index, -1);
 }
-
-// Of a tensor of shape [], its one element along dimension 0.
-Tensor along(const Tensor& x) { return x.ndim() == 0 ? reshape(x, {1}) : x; }
 
 }  // namespace
 
@@ -124,7 +129,8 @@ Tensor index_add(const Tensor& x, int dim, const Tensor& index, const Tensor& so
                 });
 }
 Tensor index_copy(const Tensor& x, int dim, const Tensor& index, const Tensor& source) {
-  const int d = normalize_dim(dim, x.ndim());
+  const int d = normalize_dim(dim, std::max(x.ndim(), 1));
+  if (x.ndim() == 0) return reshape(index_copy(along(x), d, along(index), along(source)), {});
   TESSERA_EXPECT(index.ndim() == 1 && source.shape() == x.shape().with(d, index.numel()),
                  "index_copy: index ", index.shape(), " and source ", source.shape(),
                  " do not fit ", x.shape(), " along dimension ", d);

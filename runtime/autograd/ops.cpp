@@ -19,6 +19,8 @@ Tensor on_gradient(const Tensor& x, std::function<Tensor(const Tensor& gradient)
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
+  if (a.ndim() == 1) return squeeze(matmul(unsqueeze(a, 0), b), b.ndim() == 1 ? 0 : -2);
+  if (b.ndim() == 1) return squeeze(matmul(a, unsqueeze(b, 1)), -1);
   return record(
       "matmul", {a, b}, raw::matmul(a, b),
       [a = Saved(a), b = Saved(b)](const Tensor& g, Gradients& out) {

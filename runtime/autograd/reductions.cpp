@@ -64,8 +64,8 @@ Tensor prod(const Tensor& x, const Dims& dims, KeepDim keep) {
   std::int64_t n = 1;
   for (int d = 0; d < x.ndim(); ++d)
     if ((mask >> d & 1u) != 0) n *= x.shape()[d];
-  if (n == 0) return Tensor::ones(shape, x.dtype(), x.device());
-  Tensor y = reshape(permute(x, order), {n, shape.numel()});
+  if (n == 0) return add(sum(x, dims, keep), 1);
+  Tensor y = reshape(permute(is_floating(x.dtype()) ? x : cast(x, i64), order), {n, shape.numel()});
   for (; n > 1; n -= n / 2) {
     const Tensor halves = mul(slice(y, 0, 0, n / 2), slice(y, 0, n / 2, n - n % 2));
     y = n % 2 == 0 ? halves : cat({halves, slice(y, 0, n - 1, n)}, 0);
@@ -190,18 +190,36 @@ Tensor argmin(const Tensor& x, int dim, KeepDim keep) {
 Tensor argmax(const Tensor& x) { return place("argmax", Reduction::argmax, x, {}, KeepDim::no); }
 Tensor argmin(const Tensor& x) { return place("argmin", Reduction::argmin, x, {}, KeepDim::no); }
 
+namespace {
+
+// What f makes of x as one element along a dimension 0, of shape [] again.
+template <class F>
+Tensor as_scalar(const Tensor& x, F f) {
+  return reshape(f(reshape(x, {1})), {});
+}
+
+}  // namespace
+
 Tensor cumsum(const Tensor& x, int dim) {
+  if (x.ndim() == 0) return as_scalar(x, [=](const Tensor& t) { return cumsum(t, dim); });
   const int d = normalize_dim(dim, x.ndim());
   return record("cumsum", {x}, raw::cumsum(x, d), [d](const Tensor& g, Gradients& out) {
     out.set(0, raw::cumsum(g, d, raw::Direction::backward));
   });
 }
-Tensor argsort(const Tensor& x, int dim, Order order) { return raw::argsort(x, dim, order); }
+Tensor argsort(const Tensor& x, int dim, Order order) {
+  if (x.ndim() == 0) return as_scalar(x, [=](const Tensor& t) { return argsort(t, dim, order); });
+  return raw::argsort(x, dim, order);
+}
 ValuesAndIndices sort(const Tensor& x, int dim, Order order) {
-  const Tensor places = raw::argsort(x, dim, order);
+  const Tensor places = argsort(x, dim, order);
   return {gather(x, dim, places), places};
 }
 ValuesAndIndices topk(const Tensor& x, std::int64_t k, int dim, Order order) {
+  if (x.ndim() == 0) {
+    const auto [values, indices] = topk(reshape(x, {1}), k, dim, order);
+    return {squeeze(values), squeeze(indices)};
+  }
   const int d = normalize_dim(dim, x.ndim());
   TESSERA_EXPECT(k >= 0 && k <= x.shape()[d], "topk: ", k, " of the ", x.shape()[d],
                  " elements along dimension ", d, " of ", x.shape());

@@ -72,6 +72,7 @@ Tensor unsqueeze(const Tensor& x, int dim) {
   return reshape(x, shape);
 }
 Tensor transpose(const Tensor& x, int dim0, int dim1) {
+  if (x.ndim() == 0 && normalize_dim(dim0, 1) == normalize_dim(dim1, 1)) return x;
   return record(
       "transpose", {x}, raw::transpose(x, dim0, dim1),
       [dim0, dim1](const Tensor& g, Gradients& out) { out.set(0, raw::transpose(g, dim0, dim1)); });

@@ -127,6 +127,35 @@ TEST_CASE("shapes that PyTorch gives") {
         Shape{2, 3});
 }
 
+TEST_CASE("a tensor of shape [] is one element along dimension 0") {
+  const Device device = any_device();
+  const Tensor x = Tensor::full({}, 3, f32, device), zero = Tensor::zeros({1}, i64, device);
+  CHECK(sum(x, 0).item() == 3);
+  CHECK(cumsum(x, -1).shape() == Shape{});
+  CHECK(sort(x, 0).indices.shape() == Shape{});
+  CHECK(topk(x, 1).values.item() == 3);
+  CHECK(max_with_index(x, 0).indices.item() == 0);
+  CHECK(index_select(x, 0, zero).item() == 3);
+  CHECK(index_copy(x, 0, zero, Tensor::ones({}, f32, device)).item() == 1);
+  CHECK(gather(x, 0, squeeze(zero)).item() == 3);
+  CHECK(scatter(x, 0, squeeze(zero), 5).item() == 5);
+  CHECK(transpose(x, 0, -1).shape() == Shape{});
+  CHECK_THROWS_AS(cumsum(x, 1), ContractError);
+}
+
+TEST_CASE("vectors in products, integers in sums of products") {
+  const Device device = any_device();
+  const Tensor v = Tensor::from({1, 2}, {2}, device),
+               m = Tensor::from({1, 2, 3, 4}, {2, 2}, device);
+  CHECK(matmul(v, v).item() == 5);
+  CHECK(matmul(m, v).to_vector<float>() == Floats{5, 11});
+  CHECK(matmul(v, m).to_vector<float>() == Floats{7, 10});
+  CHECK(matmul(expand(m, {3, 2, 2}), v).shape() == Shape{3, 2});
+  const Tensor whole = cast(m, i64);
+  CHECK(einsum("ij,jk->ik", whole, whole).to_vector<std::int64_t>() == List{7, 10, 15, 22});
+  CHECK(prod(cast(m, i32), 0).to_vector<std::int64_t>() == List{3, 8});
+}
+
 TEST_CASE("what cannot be is one line that says what to do") {
   const Device device = any_device();
   const Tensor x = Tensor::zeros({2, 0}, f32, device), whole = Tensor::arange(3, i64, device);
@@ -137,6 +166,7 @@ TEST_CASE("what cannot be is one line that says what to do") {
   CHECK_THROWS_WITH(sin(whole),
                     Catch::Contains("sin: the tensor is i64") && Catch::Contains("cast it first"));
   CHECK_THROWS_WITH(pow(whole, 2.0), Catch::Contains("pow: the operands are i64"));
+  CHECK_THROWS_WITH(reciprocal(whole), Catch::Contains("reciprocal: the tensor is i64"));
   CHECK_THROWS_WITH(whole > 0.5, Catch::Contains("0.5 is no whole number"));
   CHECK_THROWS_WITH(clamp(whole, {}, {}), Catch::Contains("clamp: neither"));
   CHECK_THROWS_WITH(topk(whole, 4), Catch::Contains("topk: 4 of the 3"));

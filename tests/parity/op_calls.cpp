@@ -316,7 +316,7 @@ const std::map<std::string, Ours>& ours() {
       {"one_hot", [](const Call& c) { return Tensors{one_hot(c.t(0), c.whole(1))}; }},
       {"linspace",
        [](const Call& c) {
-         return Tensors{linspace(c.number(0), c.number(1), c.whole(2), f64,
+         return Tensors{linspace(c.number(0), c.number(1), c.whole(2), dtype_of_name(c.args.at(3)),
                                  Device::cpu({.executor = ExecutorKind::inlined}))};
        }},
       {"matmul", pair(matmul)},
@@ -351,9 +351,17 @@ bool is_by_design(const std::string& message) {
   for (const char* part :
        {"expected a floating dtype", "cast one of them", "no whole number", "expected numbers",
         "cast them first", "at most 6 dimensions", "expected bool", "is beyond i64",
-        "expected i32 or i64", "two equal dtypes", "does not join"})
+        "expected i32 or i64", "two equal dtypes", "does not join", "two floating matrices"})
     if (message.find(part) != std::string::npos) return true;
   return false;
+}
+
+// Where values differ, too: a quotient of integers is cut off here.
+bool is_whole_quotient(const Json& line) {
+  if (line.at("ours") != "div" || line.contains("fails")) return false;
+  for (const Json& t : line.at("tensors"))
+    if (t.at("dtype") != "i64") return false;
+  return true;
 }
 
 std::string run(const Json& line, const Device& device) {
@@ -394,7 +402,8 @@ Outcome call(const std::string& text) {
   const bool fails = line.contains("fails");
   try {
     out.why = run(line, Device::cpu({.executor = ExecutorKind::inlined}));
-    if (!out.why.empty()) out.verdict = Verdict::differed;
+    if (!out.why.empty())
+      out.verdict = is_whole_quotient(line) ? Verdict::refused : Verdict::differed;
   } catch (const ContractError& error) {
     out.why = error.what();
     if (!fails) out.verdict = is_by_design(out.why) ? Verdict::refused : Verdict::differed;

@@ -25,7 +25,8 @@ namespace tessera {
 Tensor on_gradient(const Tensor& x, std::function<Tensor(const Tensor& gradient)> f);
 
 // --- products ---
-// Matrices, or stacks of them; leading dimensions broadcast.
+// Matrices, or stacks of them; leading dimensions broadcast. A vector is a row on the left, a
+// column on the right, and its dimension of size 1 is dropped.
 Tensor matmul(const Tensor& a, const Tensor& b);
 Tensor outer(const Tensor& a, const Tensor& b);  // [n], [m] -> [n, m]
 // Sums of products by Einstein's rule, as "bqd,bkd->bqk", "..." for leading dimensions of both.

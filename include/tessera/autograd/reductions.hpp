@@ -9,7 +9,7 @@ namespace tessera {
 
 Tensor sum(const Tensor& x, const Dims& dims = {}, raw::KeepDim keep = raw::KeepDim::no);
 Tensor mean(const Tensor& x, const Dims& dims = {}, raw::KeepDim keep = raw::KeepDim::no);
-// By halves, in log2(n) launches.
+// By halves, in log2(n) launches; i64 of integers and boolean, as a sum is.
 Tensor prod(const Tensor& x, const Dims& dims = {}, raw::KeepDim keep = raw::KeepDim::no);
 // The mean of (x - mean)^2 with n - correction in place of n, and its root, whose gradient is 0
 // where it is 0.
