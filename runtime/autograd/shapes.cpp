@@ -9,7 +9,6 @@ namespace tessera {
 
 using autograd::Gradients;
 using autograd::record;
-using autograd::Saved;
 
 namespace {
 

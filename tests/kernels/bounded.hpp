@@ -110,9 +110,8 @@ struct Bounded {
     const double s = 1 / (1 + std::exp(-a.v));
     return {s, s * std::expm1(a.error), 9};
   }
-  friend Bounded sin(Bounded a) {
-    return {std::sin(a.v), a.error, 8};
-  }  // 2 units, and 4 roundings of the angle
+  // 2 units, and 4 roundings of the angle.
+  friend Bounded sin(Bounded a) { return {std::sin(a.v), a.error, 8}; }
   friend Bounded cos(Bounded a) { return {std::cos(a.v), a.error, 8}; }
   friend Bounded erf(Bounded a) {  // 2 units; its slope is at most 2 / sqrt(pi)
     return {std::erf(a.v), 1.13 * a.error, 4};
