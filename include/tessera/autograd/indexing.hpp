@@ -8,7 +8,9 @@
 // known, and no plan: masked_fill and where take its place.
 #pragma once
 
+#include <concepts>
 #include <optional>
+#include <span>
 #include <variant>
 
 #include "tessera/autograd/node.hpp"
