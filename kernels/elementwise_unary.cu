@@ -9,11 +9,15 @@ namespace tessera::kernels::cuda {
 
 namespace {
 
+// Operations of many instructions, which go element by element: laid out for each of a pack they
+// would take the registers of the others.
+constexpr bool is_long(UnaryOp op) { return op >= UnaryOp::sin && op <= UnaryOp::gelu_exact; }
+
 template <class C, int N>
 TESSERA_DEVICE void apply(UnaryOp op, C (&x)[N]) {
   visit_formula(op, [&](auto formula) {
     using F = decltype(formula);
-    if constexpr (has_floats<F, Value<C>>())
+    if constexpr (has_floats<F, Value<C>>() && (N == 1 || !is_long(F::op)))
       for (C& value : x) value = F::floats(Value<C>(value)).v;
   });
 }
@@ -35,14 +39,13 @@ struct Unary {
     return {load_view<N>(in + at[1], views.repeats[1], views.template elements<N>(pack)), at[0]};
   }
   TESSERA_DEVICE void finish(std::int64_t pack, const Item& item) const {
-    Pack<T, N> y;
+    Pack<T, N> y{};
     if constexpr (std::is_integral_v<T>) {
-      // Integers wrap.
-      for (int j = 0; j < N; ++j) {
-        const T x = item.x.at[j];
-        const auto negative = static_cast<T>(0 - static_cast<std::make_unsigned_t<T>>(x));
-        y.at[j] = op == UnaryOp::neg || x < 0 ? negative : x;
-      }
+      visit_formula(op, [&](auto formula) {
+        using F = decltype(formula);
+        if constexpr (has_integers<F, T>())
+          for (int j = 0; j < N; ++j) y.at[j] = static_cast<T>(F::integers(item.x.at[j]));
+      });
     } else {
       Compute<T> x[N];
       for (int j = 0; j < N; ++j) x[j] = load_as_compute(item.x.at[j]);
@@ -73,7 +76,7 @@ void unary(const UnaryArgs& a, Exec& exec) {
     if constexpr (sizeof(T) == 8) {
       queue<T, 1>(a, exec);
     } else if constexpr (!std::is_same_v<T, bool>) {
-      if (!queue<T, kPack<T>>(a, exec)) queue<T, 1>(a, exec);
+      if (is_long(a.op) || !queue<T, kPack<T>>(a, exec)) queue<T, 1>(a, exec);
     }
   });
 }

@@ -1,9 +1,10 @@
 // The formulas of unary.def and binary.def as code, once for the host's vectors and for a GPU.
 //
 // On floats a formula is written over V: host::Vec<C>, several elements, or cuda::Value<C>, the one
-// of a GPU's thread. Either has V(number), + - * /, fma, exp, log, sqrt, tanh, pow, abs, min, max,
-// sigmoid, less, select, and rounded_product, which is never part of an fma. Comparisons and
-// integers see single elements. To be included behind host/simd.hpp or cuda/gpu.hpp.
+// of a GPU's thread. Either has V(number), + - * /, fma, exp, log, sqrt, tanh, sin, cos, erf,
+// log1p, expm1, floor, round, pow, abs, min, max, sigmoid, less, select, and rounded_product, which
+// is never part of an fma. Comparisons and integers see single elements. To be included behind
+// host/simd.hpp or cuda/gpu.hpp.
 #pragma once
 
 #include <limits>
@@ -20,6 +21,19 @@ namespace tessera::kernels {
 template <class V>
 TESSERA_DEVICE V silu(V x) {
   return x * sigmoid(x);
+}
+
+template <class V>
+TESSERA_DEVICE V sign(V x) {
+  const V zero(0);
+  return select(less(zero, x), V(1), select(less(x, zero), V(-1), zero));
+}
+
+// log(1 + exp(x)), of a power that does not overflow.
+template <class V>
+TESSERA_DEVICE V softplus(V x) {
+  const V zero(0);
+  return select(less(x, zero), zero, x) + log1p(exp(-abs(x)));
 }
 
 // Where a slice has row `id` of the table that it is cut from; Args is LocateArgs.
@@ -57,6 +71,24 @@ TESSERA_DEVICE V gelu_slope(V x) {
   const V s = sigmoid(x * fma(cubic, square, linear));
   const V slope = fma(V(3) * cubic, square, linear);
   return s * fma(x * (one - s), slope, one);
+}
+
+inline constexpr double kInverseRoot2 = 0.7071067811865476;    // 1 / sqrt(2)
+inline constexpr double kInverseRoot2Pi = 0.3989422804014327;  // 1 / sqrt(2 pi)
+
+// The normal distribution's share below x.
+template <class V>
+TESSERA_DEVICE V normal_share(V x) {
+  const V half(0.5);
+  return fma(half, erf(x * V(kInverseRoot2)), half);
+}
+template <class V>
+TESSERA_DEVICE V gelu_exact(V x) {
+  return x * normal_share(x);
+}
+template <class V>
+TESSERA_DEVICE V gelu_exact_slope(V x) {
+  return fma(x * V(kInverseRoot2Pi), exp(V(-0.5) * (x * x)), normal_share(x));
 }
 
 // The bits of an integer: sums and products of them wrap.

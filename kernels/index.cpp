@@ -102,20 +102,36 @@ void gather(const IndexArgs& a, Exec& exec) {
   });
 }
 
+namespace {
+
+// f(element of big, element of small) for all that meet, columns beside each other.
+template <class T, class F>
+void for_scattered(const IndexArgs& a, Exec& exec, F f) {
+  for_columns(a, exec, [&](std::int64_t o, std::int64_t first, std::int64_t last) {
+    T* out = static_cast<T*>(a.big) + o * a.n * a.inner;
+    for (std::int64_t j = 0; j < a.count; ++j) {
+      const std::int64_t row = (o * a.count + j) * a.inner;
+      for (std::int64_t i = first; i < last; ++i) {
+        const std::int64_t to = index_at(a, row + i);
+        if (to >= 0 && to < a.n) f(out[to * a.inner + i], static_cast<const T*>(a.small)[row + i]);
+      }
+    }
+  });
+}
+
+}  // namespace
+
 void scatter_add(const IndexArgs& a, Exec& exec) {
   visit(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for_columns(a, exec, [&](std::int64_t o, std::int64_t first, std::int64_t last) {
-      T* out = static_cast<T*>(a.big) + o * a.n * a.inner;
-      for (std::int64_t j = 0; j < a.count; ++j) {
-        const std::int64_t row = (o * a.count + j) * a.inner;
-        for (std::int64_t i = first; i < last; ++i) {
-          const std::int64_t to = index_at(a, row + i);
-          if (to >= 0 && to < a.n)
-            add_to(out[to * a.inner + i], static_cast<const T*>(a.small)[row + i]);
-        }
-      }
-    });
+    for_scattered<T>(a, exec, [](T& out, T x) { add_to(out, x); });
+  });
+}
+
+void scatter(const IndexArgs& a, Exec& exec) {
+  visit(a.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for_scattered<T>(a, exec, [](T& out, T x) { out = x; });
   });
 }
 

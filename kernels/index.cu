@@ -33,24 +33,31 @@ struct Gather {
 };
 
 template <class T>
-struct ScatterAdd {
+TESSERA_DEVICE void add(T& to, T x) {
+  if constexpr (std::is_integral_v<T>) {
+    using U = std::make_unsigned_t<T>;
+    to = static_cast<T>(static_cast<U>(to) + static_cast<U>(x));
+  } else {
+    to = rounded<T>(load_as_compute(to) + load_as_compute(x));
+  }
+}
+
+template <class T, bool kAdds>
+struct Scatter {
   indexed::Rows r;
 
-  TESSERA_DEVICE static void add(T& to, T x) {
-    if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;
-      to = static_cast<T>(static_cast<U>(to) + static_cast<U>(x));
-    } else {
-      to = rounded<T>(load_as_compute(to) + load_as_compute(x));
-    }
-  }
   TESSERA_DEVICE void operator()(Thread& t) const {
     const std::int64_t e = t.global_index(), o = e / r.cols, i = e - o * r.cols;
     if (o >= r.outer) return;
     T* column = static_cast<T*>(r.table) + o * r.n * r.cols + i;
     for (std::int64_t j = 0; j < r.count; ++j) {
       const std::int64_t at = (o * r.count + j) * r.cols + i, id = r.ids[at];
-      if (id >= 0 && id < r.n) add(column[id * r.cols], static_cast<const T*>(r.rows)[at]);
+      if (id < 0 || id >= r.n) continue;
+      const T x = static_cast<const T*>(r.rows)[at];
+      if constexpr (kAdds)
+        add(column[id * r.cols], x);
+      else
+        column[id * r.cols] = x;
     }
   }
 };
@@ -81,7 +88,14 @@ void scatter_add(const IndexArgs& a, Exec& exec) {
     using T = typename decltype(tag)::type;
     if constexpr (!std::is_same_v<T, bool>)
       launch<kThreads>(exec, {blocks_for(a.outer * a.inner, kThreads)}, 0,
-                       ScatterAdd<T>{rows_of(a)});
+                       Scatter<T, true>{rows_of(a)});
+  });
+}
+
+void scatter(const IndexArgs& a, Exec& exec) {
+  indexed::with_unit(a.dtype, 1, false, [&](auto unit, std::int64_t) {
+    launch<kThreads>(exec, {blocks_for(a.outer * a.inner, kThreads)}, 0,
+                     Scatter<decltype(unit), false>{rows_of(a)});
   });
 }
 

@@ -1,7 +1,8 @@
 // Indexing along the middle dimension of contiguous [outer, n, inner] views, by i32 or i64.
 //
-// An index outside [0, n) reads as NaN (0 for integers and boolean) and adds nothing. Additions
-// happen in the order of the source's elements, in f32 for 16-bit floats, rounded at each addition.
+// An index outside [0, n) reads as NaN (0 for integers and boolean) and adds or sets nothing.
+// Additions happen in the order of the source's elements, in f32 for 16-bit floats, rounded at each
+// addition.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +11,17 @@
 
 namespace tessera::kernels {
 
-// One struct for four kernels; `big` is [outer, n, inner], `small` [outer, count, inner].
+// One struct for five kernels; `big` is [outer, n, inner], `small` [outer, count, inner].
 // The index is [count] for the first two, [outer, count, inner] for the others.
 //
 //   index_select   small[o, j, i]              = big[o, index[j], i]
 //   index_add      big[o, index[j], i]        += small[o, j, i]
 //   gather         small[o, j, i]              = big[o, index[o, j, i], i]
 //   scatter_add    big[o, index[o, j, i], i]  += small[o, j, i]
+//   scatter        big[o, index[o, j, i], i]   = small[o, j, i], the last j where several agree
 //
-// index_select and gather write `small` and take any dtype; the additions write `big` and take any
-// but boolean.
+// index_select and gather write `small`, scatter `big`, and take any dtype; the additions write
+// `big` and take any but boolean.
 struct IndexArgs {
   void *big, *small;
   const void* index;

@@ -126,7 +126,8 @@ T extreme(bool largest) {
 
 template <class T>
 void choices(const ReduceArgs& a, Exec& exec) {
-  const bool largest = a.op != ReduceOp::min, wants_index = a.op == ReduceOp::argmax;
+  const bool wants_index = a.op == ReduceOp::argmax || a.op == ReduceOp::argmin,
+             largest = a.op == ReduceOp::argmax || a.op == ReduceOp::max;
   const T* in = static_cast<const T*>(a.in);
   for_ranges(exec, a.outer * a.inner, row_grain(4 * a.n),
              [&](std::int64_t begin, std::int64_t end) {

@@ -260,10 +260,12 @@ void reduce(const ReduceArgs& a, Exec& exec) {
       return sums<T, Accumulator<T>>({a.in, a.outer, a.n, a.inner, a.op == ReduceOp::sumsq},
                                      {a.out, a.op == ReduceOp::mean ? a.n : -1, a.out_dtype, false},
                                      exec);
+    const bool wants_index = a.op == ReduceOp::argmax || a.op == ReduceOp::argmin,
+               largest = a.op == ReduceOp::argmax || a.op == ReduceOp::max;
     const std::int64_t blocks = a.inner == 1 ? a.outer : blocks_for(a.outer * a.inner, kThreads);
-    launch<kThreads>(exec, {blocks}, 2 * kWarps * sizeof(std::int64_t),
-                     Choose<T>{a.out, static_cast<const T*>(a.in), a.outer, a.n, a.inner,
-                               a.op != ReduceOp::min, a.op == ReduceOp::argmax});
+    launch<kThreads>(
+        exec, {blocks}, 2 * kWarps * sizeof(std::int64_t),
+        Choose<T>{a.out, static_cast<const T*>(a.in), a.outer, a.n, a.inner, largest, wants_index});
   });
 }
 

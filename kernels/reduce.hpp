@@ -14,9 +14,9 @@
 namespace tessera::kernels {
 
 // sum, sumsq and mean: out_dtype is the input's, or f32 for 16-bit inputs, or i64 for integers and
-// boolean (sum only). max, min: the input's dtype; NaN wins. argmax: i64, the first of equal ones;
-// the first NaN wins. n == 0 gives 0 for sum and sumsq, NaN for mean, the lowest (highest) value
-// for max (min) and 0 for argmax.
+// boolean (sum only). max, min: the input's dtype; NaN wins. argmax, argmin: i64, the first of
+// equal ones; the first NaN wins. n == 0 gives 0 for sum and sumsq, NaN for mean, the lowest
+// (highest) value for max (min) and 0 for argmax and argmin.
 //
 // out[o, i] = op over j of in[o, j, i]. `out` does not overlap `in`.
 struct ReduceArgs {

@@ -4,6 +4,7 @@
 
 #include "kernels/attention.hpp"
 #include "kernels/cross_entropy.hpp"
+#include "kernels/cumsum.hpp"
 #include "kernels/dropout.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/embedding.hpp"
@@ -17,6 +18,7 @@
 #include "kernels/reduce.hpp"
 #include "kernels/rope.hpp"
 #include "kernels/softmax.hpp"
+#include "kernels/sort.hpp"
 #include "tessera/base/philox.hpp"
 #include "tessera/device/driver.hpp"
 

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <numbers>
 #include <type_traits>
 
 #include "kernels/cuda/grid.hpp"
@@ -76,6 +77,7 @@ inline void from_float(float value, Float16& out) { out = Float16(value); }
 // What the GPU has and <cmath> lacks.
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline double rsqrt(double x) { return 1 / std::sqrt(x); }
+inline double sinpi(double x) { return std::sin(std::numbers::pi * x); }
 
 inline void store_whole(void* to, const void* from) { std::memcpy(to, from, 16); }
 inline float exp_fast(float x) { return std::exp(x); }

@@ -243,6 +243,35 @@ inline Vec<C> tanh(Vec<C> x) {
     return lanewise(x, [](C lane) { return std::tanh(lane); });
   }
 }
+template <class C>
+inline Vec<C> sin(Vec<C> x) {
+  return lanewise(x, [](C lane) { return std::sin(lane); });
+}
+template <class C>
+inline Vec<C> cos(Vec<C> x) {
+  return lanewise(x, [](C lane) { return std::cos(lane); });
+}
+template <class C>
+inline Vec<C> erf(Vec<C> x) {
+  return lanewise(x, [](C lane) { return std::erf(lane); });
+}
+template <class C>
+inline Vec<C> log1p(Vec<C> x) {
+  return lanewise(x, [](C lane) { return std::log1p(lane); });
+}
+template <class C>
+inline Vec<C> expm1(Vec<C> x) {
+  return lanewise(x, [](C lane) { return std::expm1(lane); });
+}
+template <class C>
+inline Vec<C> floor(Vec<C> x) {
+  return lanewise(x, [](C lane) { return std::floor(lane); });
+}
+// Halves to even.
+template <class C>
+inline Vec<C> round(Vec<C> x) {
+  return lanewise(x, [](C lane) { return std::nearbyint(lane); });
+}
 // Of each lane alone.
 template <class C>
 inline Vec<C> pow(Vec<C> a, Vec<C> b) {

@@ -44,16 +44,24 @@ void launch_unary(const char* name, UnaryOp op, const Tensor& out, const Tensor&
   launch(name, out.device(), table(out.device()).unary, args, {reads(x), writes(out)});
 }
 
+bool takes_integers(UnaryOp op) {
+  return op == UnaryOp::neg || op == UnaryOp::abs || op == UnaryOp::sign || op == UnaryOp::floor ||
+         op == UnaryOp::round;
+}
+
+}  // namespace
+
 Tensor unary(UnaryOp op, const Tensor& x) {
-  const bool takes_integers = op == UnaryOp::neg || op == UnaryOp::abs;
   TESSERA_EXPECT(is_floating(x.dtype()) || op == UnaryOp::logical_not ||
-                     (takes_integers && x.dtype() != boolean),
+                     (takes_integers(op) && x.dtype() != boolean),
                  name(op), ": the tensor is ", x.dtype(),
                  ", expected a floating dtype; cast it first");
   Tensor out = Tensor::empty(x.shape(), gives_boolean(op) ? boolean : x.dtype(), x.device());
   launch_unary(name(op), op, out, x);
   return out;
 }
+
+namespace {
 
 // What no kernel computes would leave the result as it was allocated; see kernels::BinaryOp.
 void expect_known(Binary op, DType dtype) {

@@ -9,6 +9,7 @@ using detail::launch;
 using detail::reads;
 using detail::reads_some;
 using detail::table;
+using detail::updates;
 using detail::updates_some;
 using detail::writes;
 
@@ -24,7 +25,7 @@ Middle middle_of(const Shape& shape, int dim) {
 }
 
 DType result_dtype(Reduction op, DType dtype) {
-  if (op == Reduction::argmax) return i64;
+  if (op == Reduction::argmax || op == Reduction::argmin) return i64;
   if (op == Reduction::sum && !is_floating(dtype)) return i64;
   return dtype;
 }
@@ -32,7 +33,7 @@ DType result_dtype(Reduction op, DType dtype) {
 Tensor reduce_middle(Reduction op, const Tensor& x, const Middle& m, const Shape& shape) {
   const char* name = kernels::name(op);
   TESSERA_EXPECT(op == Reduction::sum || op == Reduction::max || op == Reduction::min ||
-                     op == Reduction::argmax || is_floating(x.dtype()),
+                     op == Reduction::argmax || op == Reduction::argmin || is_floating(x.dtype()),
                  name, ": the tensor is ", x.dtype(), ", expected a floating dtype");
   Tensor out = Tensor::empty(shape, result_dtype(op, x.dtype()), x.device());
   if (out.numel() == 0 || x.device().is_meta()) return out;
@@ -56,17 +57,47 @@ kernels::IndexArgs index_args(const Tensor& big, const Tensor& small, const Tens
           m.inner,    small.shape()[dim], big.dtype(),  index.dtype()};
 }
 
+// Adds or sets the elements of `source` where `index` says.
+void put_elements(const char* name, kernels::Kernel<kernels::IndexArgs> kernels::Kernels::* kernel,
+                  const Tensor& out, int dim, const Tensor& index, const Tensor& source) {
+  const int d = normalize_dim(dim, out.ndim());
+  check_index(name, index);
+  TESSERA_EXPECT(
+      out.is_contiguous() && source.dtype() == out.dtype() && source.shape() == index.shape() &&
+          index.ndim() == out.ndim() && index.shape().with(d, 0) == out.shape().with(d, 0),
+      name, ": source ", source.shape(), " of ", source.dtype(), " and index ", index.shape(),
+      " do not fit ", out.shape(), " of ", out.dtype(), " along dimension ", d);
+  if (source.numel() == 0 || out.device().is_meta()) return;
+  const Tensor in = contiguous(source), at = contiguous(index);
+  launch(name, out.device(), table(out.device()).*kernel, index_args(out, in, at, d),
+         {reads(in), reads(at), updates_some(out, in)});
+}
+
 }  // namespace
 
-Tensor reduce(Reduction op, const Tensor& x, int dim, KeepDim keep) {
-  const int d = normalize_dim(dim, x.ndim());
-  return reduce_middle(op, x, middle_of(x.shape(), d),
-                       keep == KeepDim::yes ? x.shape().with(d, 1) : x.shape().without(d));
+Tensor reduce(Reduction op, const Tensor& x, const Dims& dims, KeepDim keep) {
+  const unsigned mask = dims.mask(x.ndim());
+  const Shape shape =
+      keep == KeepDim::yes ? kept_shape(x.shape(), mask) : dropped_shape(x.shape(), mask);
+  Middle m;
+  bool has_begun = false, has_ended = false, is_one_run = true;
+  int order[kMaxDims], count = 0;
+  for (int d = 0; d < x.ndim(); ++d) {
+    const bool is_reduced = (mask >> d & 1u) != 0;
+    has_ended = has_ended || (has_begun && !is_reduced);
+    is_one_run = is_one_run && !(is_reduced && has_ended);
+    has_begun = has_begun || is_reduced;
+    (is_reduced ? m.n : has_begun ? m.inner : m.outer) *= x.shape()[d];
+    if (!is_reduced) order[count++] = d;
+  }
+  if (is_one_run) return reduce_middle(op, x, m, shape);
+  for (int d = 0; d < x.ndim(); ++d)
+    if ((mask >> d & 1u) != 0) order[count++] = d;
+  return reduce_middle(op, permute(x, {order, static_cast<std::size_t>(count)}),
+                       {m.outer * m.inner, m.n, 1}, shape);
 }
 
-Tensor reduce_all(Reduction op, const Tensor& x) {
-  return reduce_middle(op, x, {1, x.numel(), 1}, {});
-}
+Tensor reduce_all(Reduction op, const Tensor& x) { return reduce(op, x, {}); }
 
 Tensor sum_to(const Tensor& x, const Shape& shape) {
   if (x.shape() == shape) return x;
@@ -145,17 +176,37 @@ void index_add_into(const Tensor& out, int dim, const Tensor& index, const Tenso
 }
 
 void scatter_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source) {
-  const int d = normalize_dim(dim, out.ndim());
-  check_index("scatter_add", index);
-  TESSERA_EXPECT(out.is_contiguous() && source.dtype() == out.dtype() &&
-                     source.shape() == index.shape() && index.ndim() == out.ndim() &&
-                     index.shape().with(d, 0) == out.shape().with(d, 0),
-                 "scatter_add: source ", source.shape(), " and index ", index.shape(),
-                 " do not fit ", out.shape(), " along dimension ", d);
-  if (source.numel() == 0 || out.device().is_meta()) return;
-  const Tensor in = contiguous(source), at = contiguous(index);
-  launch("scatter_add", out.device(), table(out.device()).scatter_add, index_args(out, in, at, d),
-         {reads(in), reads(at), updates_some(out, in)});
+  put_elements("scatter_add", &kernels::Kernels::scatter_add, out, dim, index, source);
+}
+void scatter_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source) {
+  put_elements("scatter", &kernels::Kernels::scatter, out, dim, index, source);
+}
+
+Tensor cumsum(const Tensor& x, int dim, Direction direction) {
+  const int d = normalize_dim(dim, x.ndim());
+  Tensor out = Tensor::empty(x.shape(), result_dtype(Reduction::sum, x.dtype()), x.device());
+  if (out.numel() == 0 || x.device().is_meta()) return out;
+  const Tensor in = contiguous(x);
+  const Middle m = middle_of(x.shape(), d);
+  launch("cumsum", x.device(), table(x.device()).cumsum,
+         kernels::CumsumArgs{out.data(), in.data(), m.outer, m.n, m.inner, x.dtype(),
+                             direction == Direction::backward},
+         {reads(in), writes(out)});
+  return out;
+}
+
+Tensor argsort(const Tensor& x, int dim, Order order) {
+  const int d = normalize_dim(dim, x.ndim()), last = x.ndim() - 1;
+  if (d != last) return transpose(argsort(transpose(x, d, last), last, order), d, last);
+  Tensor out = Tensor::empty(x.shape(), i64, x.device());
+  if (out.numel() == 0 || x.device().is_meta()) return out;
+  const Tensor in = contiguous(x);
+  const std::int64_t cols = x.shape().back();
+  launch("sort", x.device(), table(x.device()).sort,
+         kernels::SortArgs{reinterpret_cast<std::int64_t*>(out.data()), in.data(), x.numel() / cols,
+                           cols, x.dtype(), order == Order::descending},
+         {reads(in), updates(out)});
+  return out;
 }
 
 void sumsq_into(const Tensor& out, const Tensor& x, Accumulate accumulate) {

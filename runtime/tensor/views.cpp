@@ -28,14 +28,37 @@ Tensor transpose(const Tensor& x, int dim0, int dim1) {
   return permute(x, {order.data(), static_cast<std::size_t>(x.ndim())});
 }
 
-Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end) {
+Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end, std::int64_t step) {
   const int d = normalize_dim(dim, x.ndim());
+  TESSERA_EXPECT(step > 0, "slice: a step of ", step, "; expected at least 1 (flip reverses)");
   TESSERA_EXPECT(0 <= begin && begin <= end && end <= x.shape()[d], "slice: [", begin, ", ", end,
                  ") is outside dimension ", d, " of ", x.shape());
-  return x.view(x.shape().with(d, end - begin), x.strides(), begin * x.strides()[d]);
+  return x.view(x.shape().with(d, (end - begin + step - 1) / step),
+                x.strides().with(d, step * x.strides()[d]), begin * x.strides()[d]);
 }
 
-Tensor expand(const Tensor& x, const Shape& shape) {
+Tensor diagonal(const Tensor& x, int offset, int dim0, int dim1) {
+  const int d0 = normalize_dim(dim0, x.ndim()), d1 = normalize_dim(dim1, x.ndim());
+  TESSERA_EXPECT(d0 != d1, "diagonal: dimension ", d0, " is named twice");
+  const std::int64_t first0 = offset < 0 ? -offset : 0, first1 = offset > 0 ? offset : 0;
+  const std::int64_t size =
+      std::max<std::int64_t>(0, std::min(x.shape()[d0] - first0, x.shape()[d1] - first1));
+  const unsigned both = 1u << d0 | 1u << d1;
+  Shape shape = dropped_shape(x.shape(), both), strides = dropped_shape(x.strides(), both);
+  shape.push_back(size);
+  strides.push_back(x.strides()[d0] + x.strides()[d1]);
+  return x.view(shape, strides,
+                size == 0 ? 0 : first0 * x.strides()[d0] + first1 * x.strides()[d1]);
+}
+
+Tensor expand(const Tensor& x, const Shape& requested) {
+  Shape shape = requested;
+  for (int d = 0; d < shape.ndim(); ++d) {
+    const int own = d - (shape.ndim() - x.ndim());
+    if (shape[d] == -1 && own >= 0) shape[d] = x.shape()[own];
+    TESSERA_EXPECT(shape[d] >= 0, "expand: ", requested, " leaves a size open that ", x.shape(),
+                   " does not have");
+  }
   TESSERA_EXPECT(broadcast(x.shape(), shape) == shape, "expand: ", x.shape(),
                  " does not broadcast to ", shape);
   Shape strides = shape;

@@ -14,21 +14,49 @@ struct Unary {
   double low, high;  // inputs are drawn from here; negative low avoids |x| < 0.1
 };
 
-const Unary kUnary[] = {{"exp", [](const Tensor& x) { return exp(x); }, -2, 2},
-                        {"log", [](const Tensor& x) { return log(x); }, 0.5, 3},
-                        {"sqrt", [](const Tensor& x) { return sqrt(x); }, 0.5, 3},
-                        {"tanh", [](const Tensor& x) { return tanh(x); }, -2, 2},
-                        {"relu", [](const Tensor& x) { return relu(x); }, -2, 2},
-                        {"gelu", [](const Tensor& x) { return gelu(x); }, -2, 2},
-                        {"silu", [](const Tensor& x) { return silu(x); }, -2, 2},
-                        {"neg", [](const Tensor& x) { return -x; }, -2, 2},
-                        {"add scalar", [](const Tensor& x) { return x + 1.5; }, -2, 2},
-                        {"subtract scalar", [](const Tensor& x) { return x - 1.5; }, -2, 2},
-                        {"mul scalar", [](const Tensor& x) { return 2.5 * (x * -1.5); }, -2, 2},
-                        {"divide by scalar", [](const Tensor& x) { return x / 3.0; }, -2, 2},
-                        {"cast", [](const Tensor& x) { return cast(x, f64); }, -2, 2},
-                        {"sum", [](const Tensor& x) { return sum(x); }, -2, 2},
-                        {"norm", [](const Tensor& x) { return norm(x); }, -2, 2}};
+const Unary kUnary[] = {
+    {"exp", [](const Tensor& x) { return exp(x); }, -2, 2},
+    {"log", [](const Tensor& x) { return log(x); }, 0.5, 3},
+    {"sqrt", [](const Tensor& x) { return sqrt(x); }, 0.5, 3},
+    {"tanh", [](const Tensor& x) { return tanh(x); }, -2, 2},
+    {"relu", [](const Tensor& x) { return relu(x); }, -2, 2},
+    {"gelu", [](const Tensor& x) { return gelu(x); }, -2, 2},
+    {"silu", [](const Tensor& x) { return silu(x); }, -2, 2},
+    {"neg", [](const Tensor& x) { return -x; }, -2, 2},
+    {"expm1", [](const Tensor& x) { return expm1(x); }, -2, 2},
+    {"log1p", [](const Tensor& x) { return log1p(x); }, 0.1, 2},
+    {"rsqrt", [](const Tensor& x) { return rsqrt(x); }, 0.5, 3},
+    {"sin", [](const Tensor& x) { return sin(x); }, -2, 2},
+    {"cos", [](const Tensor& x) { return cos(x); }, -2, 2},
+    {"erf", [](const Tensor& x) { return erf(x); }, -2, 2},
+    {"abs", [](const Tensor& x) { return abs(x); }, -2, 2},
+    {"square", [](const Tensor& x) { return square(x); }, -2, 2},
+    {"reciprocal", [](const Tensor& x) { return reciprocal(x); }, 0.5, 3},
+    {"sigmoid", [](const Tensor& x) { return sigmoid(x); }, -2, 2},
+    {"log_sigmoid", [](const Tensor& x) { return log_sigmoid(x); }, -2, 2},
+    {"softplus", [](const Tensor& x) { return softplus(x); }, -2, 2},
+    {"leaky_relu", [](const Tensor& x) { return leaky_relu(x, 0.2); }, -2, 2},
+    {"elu", [](const Tensor& x) { return elu(x, 1.5); }, -2, 2},
+    {"gelu_exact", [](const Tensor& x) { return gelu_exact(x); }, -2, 2},
+    {"clamp", [](const Tensor& x) { return clamp(x, 0.6, 2.4); }, 0.7, 2.3},
+    {"clamp outside", [](const Tensor& x) { return clamp(x, 3, 4); }, 0, 2},
+    {"pow 3", [](const Tensor& x) { return pow(x, 3.0); }, -2, 2},
+    {"pow 0", [](const Tensor& x) { return pow(x, 0.0); }, -2, 2},
+    {"pow -1.5", [](const Tensor& x) { return pow(x, -1.5); }, 0.5, 2},
+    {"2 to the power", [](const Tensor& x) { return pow(2.0, x); }, -2, 2},
+    {"scalar +", [](const Tensor& x) { return 1.5 + x; }, -2, 2},
+    {"scalar -", [](const Tensor& x) { return 1.5 - x; }, -2, 2},
+    {"scalar /", [](const Tensor& x) { return 1.5 / x; }, 0.5, 3},
+    {"masked_fill", [](const Tensor& x) { return masked_fill(x, x > 0, 7) * x; }, -2, 2},
+    {"where with scalars",
+     [](const Tensor& x) { return where(x > 0, x, 3.0) * where(x > 0, -2.0, x); }, -2, 2},
+    {"add scalar", [](const Tensor& x) { return x + 1.5; }, -2, 2},
+    {"subtract scalar", [](const Tensor& x) { return x - 1.5; }, -2, 2},
+    {"mul scalar", [](const Tensor& x) { return 2.5 * (x * -1.5); }, -2, 2},
+    {"divide by scalar", [](const Tensor& x) { return x / 3.0; }, -2, 2},
+    {"cast", [](const Tensor& x) { return cast(x, f64); }, -2, 2},
+    {"sum", [](const Tensor& x) { return sum(x); }, -2, 2},
+    {"norm", [](const Tensor& x) { return norm(x); }, -2, 2}};
 
 struct Binary {
   const char* name;
@@ -37,7 +65,8 @@ struct Binary {
 const Binary kBinary[] = {{"add", [](const Tensor& a, const Tensor& b) { return a + b; }},
                           {"sub", [](const Tensor& a, const Tensor& b) { return a - b; }},
                           {"mul", [](const Tensor& a, const Tensor& b) { return a * b; }},
-                          {"div", [](const Tensor& a, const Tensor& b) { return a / b; }}};
+                          {"div", [](const Tensor& a, const Tensor& b) { return a / b; }},
+                          {"pow", [](const Tensor& a, const Tensor& b) { return pow(abs(a), b); }}};
 
 }  // namespace
 

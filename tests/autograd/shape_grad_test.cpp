@@ -25,6 +25,47 @@ TEST_CASE("derivatives of views") {
   check_gradients([](const auto& v) { return permute(v[0], {2, 0, 1}); }, {none});
 }
 
+TEST_CASE("derivatives of further views") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Tensor x = draw.normal({2, 3, 4});
+  check_gradients([](const auto& v) { return flatten(v[0]); }, {x});
+  check_gradients([](const auto& v) { return flatten(transpose(v[0], 0, 1), 1); }, {x});
+  check_gradients([](const auto& v) { return squeeze(unsqueeze(v[0], 2)) * 2.0; }, {x});
+  check_gradients([](const auto& v) { return squeeze(unsqueeze(v[0], -1), 3); }, {x});
+  check_gradients([](const auto& v) { return slice(v[0], 2, 0, 4, 3); }, {x});
+  check_gradients([](const auto& v) { return select(transpose(v[0], 0, 2), 1, -1); }, {x});
+  check_gradients([](const auto& v) { return expand(unsqueeze(v[0], 0), {2, -1, -1, -1}); }, {x});
+  for (const int offset : {0, 2, -1})
+    check_gradients([&](const auto& v) { return diagonal(v[0], offset, -1, 1); }, {x});
+  check_gradients([](const auto& v) { return diag(v[0], 1) * diag(v[0], 1); }, {draw.normal({3})});
+  check_gradients([](const auto& v) { return diag(v[0], -1); }, {draw.normal({3, 2})});
+  check_gradients(
+      [](const auto& v) {
+        const std::vector<Tensor> parts = chunk(v[0], 3, -1);
+        return parts.at(0) * parts.at(1);
+      },
+      {draw.normal({2, 6})});
+}
+
+TEST_CASE("derivatives of copies whose elements move") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Tensor x = draw.normal({2, 3}), none = draw.normal({0, 3});
+  for (const Tensor& t : {x, none}) {
+    check_gradients([](const auto& v) { return repeat(v[0], {2, 1, 3}); }, {t});
+    check_gradients([](const auto& v) { return repeat(v[0], {0, 3}); }, {t});
+    check_gradients([](const auto& v) { return repeat_interleave(v[0], 2, 0); }, {t});
+    check_gradients([](const auto& v) { return flip(transpose(v[0], 0, 1), {0, -1}); }, {t});
+    check_gradients([](const auto& v) { return roll(v[0], 4, 1); }, {t});
+    check_gradients([](const auto& v) { return roll(v[0], -1, 0); }, {t});
+    check_gradients([](const auto& v) { return pad(v[0], {1, 2}, 3); }, {t});
+    check_gradients([](const auto& v) { return pad(v[0], {-1, 1, 2, 0}); }, {t});
+    check_gradients([](const auto& v) { return tril(v[0]); }, {t});
+    check_gradients([](const auto& v) { return triu(transpose(v[0], 0, 1), -1); }, {t});
+  }
+}
+
 TEST_CASE("derivatives of cat, stack and split") {
   Draw draw;
   INFO("seed " << draw.seed);

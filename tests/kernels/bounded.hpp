@@ -110,6 +110,20 @@ struct Bounded {
     const double s = 1 / (1 + std::exp(-a.v));
     return {s, s * std::expm1(a.error), 9};
   }
+  // 2 units, and 4 roundings of the angle.
+  friend Bounded sin(Bounded a) { return {std::sin(a.v), a.error, 8}; }
+  friend Bounded cos(Bounded a) { return {std::cos(a.v), a.error, 8}; }
+  friend Bounded erf(Bounded a) {  // 2 units; its slope is at most 2 / sqrt(pi)
+    return {std::erf(a.v), 1.13 * a.error, 4};
+  }
+  friend Bounded log1p(Bounded a) {  // 1 unit on a GPU, 2 on the host
+    return {std::log1p(a.v), -std::log1p(-a.error / (1 + a.v)), 4};
+  }
+  friend Bounded expm1(Bounded a) {  // 1 unit on a GPU, 2 on the host
+    return {std::expm1(a.v), std::exp(a.v) * std::expm1(a.error), 4};
+  }
+  friend Bounded floor(Bounded a) { return given(std::floor(a.v)); }  // of what is given
+  friend Bounded round(Bounded a) { return given(std::nearbyint(a.v)); }
   friend bool less(Bounded a, Bounded b) { return a.v < b.v; }
   friend Bounded select(bool first, Bounded a, Bounded b) { return first ? a : b; }
 };

@@ -31,6 +31,8 @@ double combine(Reduction op, const std::vector<double>& v) {
       return *std::min_element(v.begin(), v.end());
     case Reduction::argmax:
       return static_cast<double>(std::max_element(v.begin(), v.end()) - v.begin());
+    case Reduction::argmin:
+      return static_cast<double>(std::min_element(v.begin(), v.end()) - v.begin());
     case Reduction::sumsq:
       return static_cast<double>(squares);
   }
@@ -64,13 +66,17 @@ std::function<double(double)> summed(Reduction op, DType dtype, std::int64_t n) 
   return [=](double v) { return 1.01 * unit_roundoff(dtype) * std::abs(v) + inner; };
 }
 
-constexpr Reduction kOfFloating[] = {Reduction::sum, Reduction::mean,   Reduction::max,
-                                     Reduction::min, Reduction::argmax, Reduction::sumsq};
+constexpr Reduction kOfFloating[] = {Reduction::sum,  Reduction::mean,   Reduction::max,
+                                     Reduction::min,  Reduction::argmax, Reduction::argmin,
+                                     Reduction::sumsq};
 constexpr Reduction kOfInteger[] = {Reduction::sum, Reduction::max, Reduction::min,
-                                    Reduction::argmax};
+                                    Reduction::argmax, Reduction::argmin};
 
 DType result(Reduction op, DType dtype) {
-  return op == Reduction::argmax || (op == Reduction::sum && !is_floating(dtype)) ? i64 : dtype;
+  return op == Reduction::argmax || op == Reduction::argmin ||
+                 (op == Reduction::sum && !is_floating(dtype))
+             ? i64
+             : dtype;
 }
 
 }  // namespace
@@ -112,10 +118,35 @@ TEST_CASE("reductions to one value") {
     for (const DType dtype : {f32, f64, i32}) {
       INFO(view.name << ", " << dtype << ", seed " << draw.seed);
       const Pair x = draw(view, dtype, device);
-      for (const Reduction op : {Reduction::sum, Reduction::max, Reduction::min, Reduction::argmax})
+      for (const Reduction op : kOfInteger)
         check_values(raw::reduce_all(op, x.tensor), result(op, dtype),
                      {{}, {combine(op, x.host.values)}}, summed(op, dtype, x.host.shape.numel()));
     }
+}
+
+TEST_CASE("reductions over several dimensions of any layout") {
+  const Device device = any_device();
+  Draw draw;
+  for (const View& view : same_shape_views())
+    for (const DType dtype : {f32, i64}) {
+      const Pair x = draw(view, dtype, device);  // [2, 3, 4]
+      const std::pair<Dims, std::vector<int>> lists[] = {
+          {{0, 1}, {0, 1}}, {{-1, 1}, {1, 2}}, {{2, 0}, {0, 2}}, {{1}, {1}}, {{}, {0, 1, 2}}};
+      for (const auto& [dims, numbers] : lists)
+        for (const KeepDim keep : {KeepDim::no, KeepDim::yes})
+          for (const Reduction op : {Reduction::sum, Reduction::max}) {
+            INFO(view.name << ", " << dtype << ", dimension " << numbers[0] << " and "
+                           << numbers.size() - 1 << " more, seed " << draw.seed);
+            Host expected = x.host;
+            for (std::size_t i = numbers.size(); i-- > 0;)
+              expected = reduced(op, expected, numbers[i], keep);
+            check_values(raw::reduce(op, x.tensor, dims, keep), result(op, dtype), expected,
+                         summed(op, dtype, 24));
+          }
+    }
+  const Tensor x = Tensor::zeros({2, 3}, f32, device);
+  CHECK_THROWS_WITH(raw::reduce(Reduction::sum, x, {0, -2}), Catch::Contains("named twice"));
+  CHECK_THROWS_AS(raw::reduce(Reduction::sum, x, {0, 2}), ContractError);
 }
 
 TEST_CASE("reductions of nothing") {
@@ -129,7 +160,9 @@ TEST_CASE("reductions of nothing") {
   check_values(raw::reduce_all(Reduction::sum, x), f32, {{}, {0}});
   CHECK_THROWS_WITH(raw::reduce(Reduction::mean, Tensor::zeros({2}, i32, device), 0),
                     Catch::Contains("mean") && Catch::Contains("i32"));
-  CHECK_THROWS_AS(raw::reduce(Reduction::sum, Tensor::zeros({}, f32, device), 0), ContractError);
+  const Tensor one = Tensor::full({}, 7, f32, device);
+  CHECK(raw::reduce(Reduction::sum, one, 0).item() == 7);
+  CHECK_THROWS_AS(raw::reduce(Reduction::sum, one, 1), ContractError);
 }
 
 TEST_CASE("sum_to undoes broadcasting") {

@@ -3,8 +3,8 @@
 // measurement: what is timed is the kernel alone.
 //
 // Not measured: clip, put_scalars and complete, which touch a few numbers; normal, uniform and
-// rope_table, which compute for longer than they write; gather and scatter_add, which no
-// model here calls.
+// rope_table, which compute for longer than they write; gather, scatter, scatter_add, cumsum and
+// sort, which no model here calls.
 #include <array>
 #include <string>
 

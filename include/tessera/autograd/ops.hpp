@@ -1,112 +1,38 @@
 // Differentiable operations: what models are written with. Shapes broadcast by NumPy's rule; both
 // operands of a binary operation have one dtype. Every operation here is checked against finite
-// differences in f64.
+// differences in f64. include/tessera/tensor/README.md has them beside PyTorch's names.
 //
 // To add one from outside: autograd/custom_op.hpp.
 #pragma once
 
 #include <functional>
-#include <optional>
-#include <span>
-#include <vector>
+#include <string_view>
 
 #include "tessera/autograd/attention.hpp"
+#include "tessera/autograd/elementwise.hpp"
+#include "tessera/autograd/indexing.hpp"
 #include "tessera/autograd/losses.hpp"
 #include "tessera/autograd/node.hpp"
+#include "tessera/autograd/reductions.hpp"
+#include "tessera/autograd/shapes.hpp"
+#include "tessera/tensor/make.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {
-
-// --- arithmetic ---
-Tensor add(const Tensor& a, const Tensor& b);
-Tensor sub(const Tensor& a, const Tensor& b);
-Tensor mul(const Tensor& a, const Tensor& b);
-Tensor div(const Tensor& a, const Tensor& b);
-Tensor add(const Tensor& a, double b);
-Tensor mul(const Tensor& a, double b);
-Tensor neg(const Tensor& x);
-inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
-inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
-inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
-inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
-inline Tensor operator+(const Tensor& a, double b) { return add(a, b); }
-inline Tensor operator-(const Tensor& a, double b) { return add(a, -b); }
-inline Tensor operator*(const Tensor& a, double b) { return mul(a, b); }
-inline Tensor operator*(double a, const Tensor& b) { return mul(b, a); }
-inline Tensor operator/(const Tensor& a, double b) { return mul(a, 1 / b); }
-inline Tensor operator-(const Tensor& x) { return neg(x); }
-
-// Comparisons give boolean tensors without history.
-inline Tensor operator==(const Tensor& a, const Tensor& b) {
-  return raw::binary(raw::Binary::eq, a, b);
-}
-inline Tensor operator!=(const Tensor& a, const Tensor& b) {
-  return raw::binary(raw::Binary::ne, a, b);
-}
-inline Tensor operator<(const Tensor& a, const Tensor& b) {
-  return raw::binary(raw::Binary::lt, a, b);
-}
-inline Tensor operator<=(const Tensor& a, const Tensor& b) {
-  return raw::binary(raw::Binary::le, a, b);
-}
-inline Tensor operator>(const Tensor& a, const Tensor& b) {
-  return raw::binary(raw::Binary::gt, a, b);
-}
-inline Tensor operator>=(const Tensor& a, const Tensor& b) {
-  return raw::binary(raw::Binary::ge, a, b);
-}
-// condition ? a : b.
-Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
-
-// --- elementwise functions ---
-Tensor exp(const Tensor& x);
-Tensor log(const Tensor& x);
-Tensor sqrt(const Tensor& x);
-Tensor tanh(const Tensor& x);
-Tensor relu(const Tensor& x);  // derivative 0 at 0
-Tensor gelu(const Tensor& x);  // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
-Tensor silu(const Tensor& x);  // x sigmoid(x)
-Tensor swiglu(const Tensor& gate, const Tensor& up);  // silu(gate) * up
-Tensor cast(const Tensor& x, DType dtype);  // between floating dtypes; the gradient is cast back
 
 // --- hooks ---
 // x itself; in backward its gradient is first given to f, whose result (undefined: the gradient
 // unchanged) goes on. PyTorch: Tensor.register_hook.
 Tensor on_gradient(const Tensor& x, std::function<Tensor(const Tensor& gradient)> f);
 
-// --- reductions ---
-// Without a dimension to shape []; along one it is dropped, or kept as size 1.
-Tensor sum(const Tensor& x);
-Tensor mean(const Tensor& x);
-Tensor norm(const Tensor& x);  // sqrt of the sum of squares
-Tensor sum(const Tensor& x, int dim, raw::KeepDim keep = raw::KeepDim::no);
-Tensor mean(const Tensor& x, int dim, raw::KeepDim keep = raw::KeepDim::no);
-Tensor max(const Tensor& x, int dim);  // the gradient goes to the first of equal maxima
-inline Tensor argmax(const Tensor& x, int dim) {
-  return raw::reduce(raw::Reduction::argmax, x, dim);
-}
-
-// --- shapes ---
-Tensor reshape(const Tensor& x, const Shape& shape);
-Tensor transpose(const Tensor& x, int dim0, int dim1);
-Tensor permute(const Tensor& x, std::initializer_list<int> order);
-Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end);
-Tensor expand(const Tensor& x, const Shape& shape);
-Tensor cat(std::span<const Tensor> parts, int dim);
-Tensor stack(std::span<const Tensor> parts, int dim);
-// Pieces of `size` along dim; the last may be shorter.
-std::vector<Tensor> split(const Tensor& x, std::int64_t size, int dim);
-
-// --- indices (i32 or i64) ---
-// Rows `index` [count] of dim; x at `index` along dim, whose other sizes are x's; x with `source`
-// added there. An index out of range reads as NaN and adds nothing.
-Tensor index_select(const Tensor& x, int dim, const Tensor& index);
-Tensor gather(const Tensor& x, int dim, const Tensor& index);
-Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
-
 // --- products ---
-// Matrices, or stacks of them; leading dimensions broadcast.
+// Matrices, or stacks of them; leading dimensions broadcast. A vector is a row on the left, a
+// column on the right, and its dimension of size 1 is dropped.
 Tensor matmul(const Tensor& a, const Tensor& b, Caller at = Caller::current());
+Tensor outer(const Tensor& a, const Tensor& b);  // [n], [m] -> [n, m]
+// Sums of products by Einstein's rule, as "bqd,bkd->bqk", "..." for leading dimensions of both.
+// Without "->" the letters that stand once come out in alphabetic order.
+Tensor einsum(std::string_view formula, const Tensor& a, const Tensor& b);
 // x W^T + bias: x [..., in], weight [out, in], bias [out] or undefined -> [..., out].
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               Caller at = Caller::current());

@@ -10,9 +10,11 @@ namespace tessera::kernels {
 enum class OpResult : std::uint8_t { same, boolean };
 
 // copy casts from any dtype to any other (floating to integer truncates, saturating; anything to
-// boolean is x != 0). abs, neg, copy take every dtype but boolean (copy: all); logical_not takes
-// any dtype and isfinite a floating one, both give boolean; the others are floating, input dtype =
-// output dtype. gelu is 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); silu is x sigmoid(x).
+// boolean is x != 0). abs, neg, sign, floor, round and copy take every dtype but boolean (copy:
+// all); logical_not takes any dtype and isfinite a floating one, both give boolean; the others are
+// floating, input dtype = output dtype. gelu is 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))),
+// gelu_exact x (1 + erf(x / sqrt(2))) / 2; silu is x sigmoid(x), softplus log(1 + exp(x)). round
+// takes halves to even; sign of 0 and NaN is 0.
 enum class UnaryOp : std::uint8_t {
 #define TESSERA_OP(name, ...) name,
 #include "tessera/kernels/unary.def"
@@ -21,8 +23,8 @@ enum class UnaryOp : std::uint8_t {
 // Arithmetic gives the operands' dtype, comparisons and logical operations give boolean. Every
 // dtype but: pow and the derivatives are floating; boolean operands know only comparisons, logical
 // operations, min and max. max and min return NaN if either operand is NaN. Derivatives:
-// gelu_backward(x, g) = g gelu'(x), silu_backward(x, g) = g silu'(x), relu_backward(x, g) = x > 0 ?
-// g : 0, tanh_backward(y, g) = g (1 - y^2).
+// gelu_backward(x, g) = g gelu'(x), the same for gelu_exact and silu, relu_backward(x, g) = x > 0 ?
+// g : 0, tanh_backward(y, g) = g (1 - y^2), sigmoid_backward(y, g) = g y (1 - y).
 enum class BinaryOp : std::uint8_t {
 #define TESSERA_OP(name, ...) name,
 #include "tessera/kernels/binary.def"
@@ -62,12 +64,12 @@ constexpr const char* name(BinaryOp op) {
 }
 
 // sum, sumsq and mean of 16-bit inputs are f32 or the input's dtype, as the caller asks; a sum of
-// integers or booleans is i64. max, min: the input's dtype, NaN wins. argmax: i64, the first of
-// equal ones, the first NaN wins.
-enum class ReduceOp : std::uint8_t { sum, mean, max, min, argmax, sumsq };
+// integers or booleans is i64. max, min: the input's dtype, NaN wins. argmax,
+// argmin: i64, the first of equal ones, the first NaN wins.
+enum class ReduceOp : std::uint8_t { sum, mean, max, min, argmax, argmin, sumsq };
 
 constexpr const char* name(ReduceOp op) {
-  constexpr const char* names[] = {"sum", "mean", "max", "min", "argmax", "sumsq"};
+  constexpr const char* names[] = {"sum", "mean", "max", "min", "argmax", "argmin", "sumsq"};
   return names[static_cast<int>(op)];
 }
 

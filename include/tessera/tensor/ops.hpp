@@ -12,16 +12,23 @@
 #include <vector>
 
 #include "tessera/kernels/ops.hpp"
+#include "tessera/tensor/dims.hpp"
 #include "tessera/tensor/tensor.hpp"
+
+namespace tessera {
+enum class Order { ascending, descending };
+}
 
 namespace tessera::raw {
 
 // --- views: no kernel, the same storage ---
 Tensor permute(const Tensor& x, std::span<const int> order);
 Tensor transpose(const Tensor& x, int dim0, int dim1);
-// Rows [begin, end) of dim.
-Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end);
-Tensor expand(const Tensor& x, const Shape& shape);  // broadcast, strides 0
+// Rows begin, begin + step, .. below end of dim.
+Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end, std::int64_t step = 1);
+Tensor expand(const Tensor& x, const Shape& shape);  // broadcast, strides 0; -1 keeps x's size
+// Elements whose place along dim1 is `offset` more than along dim0; they become the last dimension.
+Tensor diagonal(const Tensor& x, int offset, int dim0, int dim1);
 // A view where the layout allows it, else a contiguous copy. One size may be -1.
 Tensor reshape(const Tensor& x, const Shape& shape);
 
@@ -39,7 +46,9 @@ void uniform_into(const Tensor& out, double low, double high, std::uint64_t key,
 // The parts one behind the other along dim; their other sizes and their dtypes are equal.
 Tensor cat(std::span<const Tensor> parts, int dim);
 
-// --- elementwise: floating, but neg and abs (not boolean) and logical_not (any) ---
+// --- elementwise: floating, but neg, abs, sign, floor, round (not boolean), logical_not (any) ---
+using Unary = kernels::UnaryOp;
+Tensor unary(Unary op, const Tensor& x);
 Tensor neg(const Tensor& x);
 Tensor exp(const Tensor& x);
 Tensor log(const Tensor& x);
@@ -56,8 +65,8 @@ Tensor isfinite(const Tensor& x);
 
 // Comparisons and logical operations give boolean, the others the operands' dtype: a quotient of
 // integers is cut off towards zero, where PyTorch gives a floating one, and 0 where it has no value
-// of the dtype (x / 0, the least one / -1). The derivatives take (x, gradient), tanh_backward
-// (y, gradient); kernels/ops.hpp has them all, with their dtypes.
+// of the dtype (x / 0, the least one / -1). The derivatives take (x, gradient), those of
+// tanh and sigmoid (y, gradient); kernels/ops.hpp has them all, with their dtypes.
 using Binary = kernels::BinaryOp;
 Tensor binary(Binary op, const Tensor& a, const Tensor& b);
 Tensor binary(Binary op, const Tensor& a, double b);
@@ -75,12 +84,13 @@ void axpby(const Tensor& y, const Tensor& x, double alpha, double beta);
 Tensor swiglu(const Tensor& gate, const Tensor& up);
 std::pair<Tensor, Tensor> swiglu_backward(Tensor gate, Tensor up, const Tensor& d_out);
 
-// --- reductions over one dimension (kept as size 1 with `keep`) ---
-// argmax gives i64, the first of equal ones; a sum of integers or booleans i64; all others x's
-// dtype. mean and sumsq are floating. NaN wins in max, min and argmax.
+// --- reductions (dimensions kept as size 1 with `keep`) ---
+// argmax and argmin go over one dimension or all, and give i64, the first of equal ones; a sum of
+// integers or booleans i64; all others x's dtype. mean and sumsq are floating. NaN wins in max,
+// min, argmax and argmin.
 using Reduction = kernels::ReduceOp;
 enum class KeepDim { no, yes };
-Tensor reduce(Reduction op, const Tensor& x, int dim, KeepDim keep = KeepDim::no);
+Tensor reduce(Reduction op, const Tensor& x, const Dims& dims, KeepDim keep = KeepDim::no);
 Tensor reduce_all(Reduction op, const Tensor& x);  // to a tensor of shape []
 // The adjoint of broadcasting `shape` to x.shape().
 Tensor sum_to(const Tensor& x, const Shape& shape);
@@ -114,6 +124,15 @@ Tensor gather(const Tensor& x, int dim, const Tensor& index);
 // The adjoints: out += source at index along dim; out is contiguous and changed.
 void index_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source);
 void scatter_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source);
+
+// out = source at index along dim, the last of several at one place; out is contiguous.
+void scatter_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source);
+
+// Sums of the elements so far along dim, or of those from here on; i64 for integers and boolean.
+enum class Direction { forward, backward };
+Tensor cumsum(const Tensor& x, int dim, Direction direction = Direction::forward);
+// Places along dim in the order of their elements. NaN is largest; equal ones keep their order.
+Tensor argsort(const Tensor& x, int dim, Order order = Order::ascending);
 
 // The sum of squares of a contiguous f32 tensor into out, an f32 or f64 scalar; added to it with
 // `accumulate`.

@@ -68,6 +68,11 @@ double binary_in_f64(BinaryOp op, double a, double b) {
       return a > 0 ? b : 0;
     case BinaryOp::tanh_backward:
       return b * (1 - a * a);
+    case BinaryOp::sigmoid_backward:
+      return b * (a * (1 - a));
+    case BinaryOp::gelu_exact_backward:
+      return b * (0.5 + 0.5 * std::erf(a * std::sqrt(0.5)) +
+                  a * std::exp(-0.5 * a * a) / std::sqrt(2 * M_PI));
   }
   return nan;
 }
@@ -126,7 +131,7 @@ bool takes_special(BinaryOp op) {
 }  // namespace
 
 TESSERA_CASE("elementwise", "binary operations") {
-  for (int number = 0; number <= static_cast<int>(BinaryOp::tanh_backward); ++number)
+  for (int number = 0; number <= static_cast<int>(BinaryOp::gelu_exact_backward); ++number)
     for (const DType dtype : kAll) {
       const auto op = static_cast<BinaryOp>(number);
       if (!is_defined(op, dtype)) continue;
@@ -195,7 +200,7 @@ TESSERA_CASE("elementwise", "binary operations on rows, columns and scalars") {
 }
 
 TESSERA_CASE("elementwise", "operations with a scalar") {
-  for (int number = 0; number <= static_cast<int>(BinaryOp::tanh_backward); ++number)
+  for (int number = 0; number <= static_cast<int>(BinaryOp::gelu_exact_backward); ++number)
     for (const DType dtype : kAll)
       for (const bool left : {false, true}) {
         const auto op = static_cast<BinaryOp>(number);

@@ -14,15 +14,16 @@ struct IndexSizes {
 using IndexKernel = Kernel<IndexArgs> Kernels::*;
 
 void check_index(Case& c, IndexKernel which, DType dtype, const IndexSizes& s) {
-  const bool adds = which == &Kernels::index_add || which == &Kernels::scatter_add,
+  const bool sets = which == &Kernels::scatter,
+             writes_big = sets || which == &Kernels::index_add || which == &Kernels::scatter_add,
              has_rows = which == &Kernels::index_select || which == &Kernels::index_add;
   const std::int64_t big_size = s.outer * s.n * s.inner, small_size = s.outer * s.count * s.inner,
                      shift = shift_of(dtype, s.shifted);
   const DType index_dtype = c.integer(0, 1) == 1 ? i32 : i64;
-  Operand& big =
-      adds ? c.updated(dtype, big_size, -4, 4, shift) : c.input(dtype, big_size, -4, 4, shift);
+  Operand& big = writes_big ? c.updated(dtype, big_size, -4, 4, shift)
+                            : c.input(dtype, big_size, -4, 4, shift);
   Operand& small =
-      adds ? c.input(dtype, small_size, -4, 4, shift) : c.output(dtype, small_size, shift);
+      writes_big ? c.input(dtype, small_size, -4, 4, shift) : c.output(dtype, small_size, shift);
   Operand& index =  // one below and one above what exists, too
       c.input(index_dtype, has_rows ? s.count : small_size, -1, static_cast<double>(s.n));
   c.compute([&](const Kernels& k, Side side, Exec& exec) {
@@ -45,12 +46,12 @@ void check_index(Case& c, IndexKernel which, DType dtype, const IndexSizes& s) {
     const auto row = static_cast<std::int64_t>(index.get(has_rows ? i / s.inner % s.count : i));
     const bool exists = row >= 0 && row < s.n;
     const std::int64_t at = (i / s.inner / s.count * s.n + row) * s.inner + i % s.inner;
-    if (!adds) c.near(small, i, exists ? big.get(at) : missing, 0);
-    if (!adds || !exists) continue;
+    if (!writes_big) c.near(small, i, exists ? big.get(at) : missing, 0);
+    if (!writes_big || !exists) continue;
     double& sum = sums[static_cast<std::size_t>(at)];
-    sum = rounded_sum(dtype, sum, small.get(i));
+    sum = sets ? small.get(i) : rounded_sum(dtype, sum, small.get(i));
   }
-  for (std::int64_t i = 0; adds && i < big_size; ++i)
+  for (std::int64_t i = 0; writes_big && i < big_size; ++i)
     c.near(big, i, sums[static_cast<std::size_t>(i)], 0);
   c.next();
 }
@@ -71,6 +72,11 @@ TESSERA_CASE("index", "additions in order, every dtype but boolean") {
   for (const IndexKernel which : {&Kernels::index_add, &Kernels::scatter_add})
     for (const DType dtype : {f32, bf16, f16, f64, i32, i64})
       for (const IndexSizes& s : kIndexSizes) check_index(c, which, dtype, s);
+}
+
+TESSERA_CASE("index", "elements set, every dtype; the last of several at one place stays") {
+  for (const DType dtype : kAll)
+    for (const IndexSizes& s : kIndexSizes) check_index(c, &Kernels::scatter, dtype, s);
 }
 
 }  // namespace kernel_test

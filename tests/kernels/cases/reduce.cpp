@@ -58,14 +58,15 @@ void check_sum(Case& c, const ReducedView& s, ReduceOp op, DType dtype, DType ou
 }
 
 void check_choice(Case& c, const ReducedView& s, ReduceOp op, DType dtype) {
+  const bool is_place = op == ReduceOp::argmax || op == ReduceOp::argmin;
   Operand &in = c.input(dtype, s.size(), -4, 4, shift_of(dtype, s.shifted)),
-          &out = c.output(op == ReduceOp::argmax ? i64 : dtype, s.outer * s.inner);
+          &out = c.output(is_place ? i64 : dtype, s.outer * s.inner);
   if (is_floating(dtype))  // equal ones and NaN
     for (std::int64_t i = 0; i < in.size(); ++i)
       in.set(i, c.integer(0, 60) == 0 ? std::numeric_limits<double>::quiet_NaN()
                                       : std::round(2 * in.get(i)) / 2);
   reduce(c, s, op, in, out);
-  const bool smallest_wins = op == ReduceOp::min;
+  const bool smallest_wins = op == ReduceOp::min || op == ReduceOp::argmin;
   for (std::int64_t i = 0; i < out.size(); ++i) {
     std::int64_t best = 0;
     for (std::int64_t j = 1; j < s.n; ++j) {
@@ -73,7 +74,7 @@ void check_choice(Case& c, const ReducedView& s, ReduceOp op, DType dtype) {
       if (!std::isnan(y) && (std::isnan(x) || (smallest_wins ? x < y : x > y))) best = j;
     }
     double expected = static_cast<double>(best);
-    if (op != ReduceOp::argmax)
+    if (!is_place)
       expected = s.n > 0 ? in.get(s.at(i, best)) : visit(dtype, [&](auto tag) {
         using T = typename decltype(tag)::type;
         using Limits = std::numeric_limits<T>;
@@ -129,7 +130,7 @@ TESSERA_CASE("reduce", "maxima, minima and their places") {
                                  {2, 300, 3},
                                  {3, 0, 1},
                                  {2, 0, 5}})
-      for (const ReduceOp op : {ReduceOp::max, ReduceOp::min, ReduceOp::argmax})
+      for (const ReduceOp op : {ReduceOp::max, ReduceOp::min, ReduceOp::argmax, ReduceOp::argmin})
         check_choice(c, s, op, dtype);
 }
 

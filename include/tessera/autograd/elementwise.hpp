@@ -1,0 +1,119 @@
+// Arithmetic, comparisons and functions of single elements. A number may stand on either side of an
+// operator; there is no `a += b`, for values never change: write a = a + b.
+#pragma once
+
+#include <optional>
+
+#include "tessera/autograd/node.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera {
+
+// --- arithmetic ---
+Tensor add(const Tensor& a, const Tensor& b);
+Tensor sub(const Tensor& a, const Tensor& b);
+Tensor mul(const Tensor& a, const Tensor& b);
+Tensor div(const Tensor& a, const Tensor& b);
+Tensor add(const Tensor& a, double b);
+Tensor mul(const Tensor& a, double b);
+Tensor sub(double a, const Tensor& b);
+Tensor div(double a, const Tensor& b);
+Tensor neg(const Tensor& x);
+inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
+inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
+inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
+inline Tensor operator+(const Tensor& a, double b) { return add(a, b); }
+inline Tensor operator-(const Tensor& a, double b) { return add(a, -b); }
+inline Tensor operator*(const Tensor& a, double b) { return mul(a, b); }
+inline Tensor operator/(const Tensor& a, double b) { return mul(a, 1 / b); }
+inline Tensor operator+(double a, const Tensor& b) { return add(b, a); }
+inline Tensor operator-(double a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator*(double a, const Tensor& b) { return mul(b, a); }
+inline Tensor operator/(double a, const Tensor& b) { return div(a, b); }
+inline Tensor operator-(const Tensor& x) { return neg(x); }
+
+// x to the power of y, floating. The gradient of x is 0 where y is 0, that of y where x is 0 and
+// y >= 0.
+Tensor pow(const Tensor& x, const Tensor& y);
+Tensor pow(const Tensor& x, double y);
+Tensor pow(double x, const Tensor& y);
+Tensor square(const Tensor& x);
+Tensor reciprocal(const Tensor& x);
+// The smaller and the larger of each two, NaN if either is; equal ones share the gradient.
+Tensor minimum(const Tensor& a, const Tensor& b);
+Tensor maximum(const Tensor& a, const Tensor& b);
+// min(max(x, low), high), either of which may be left out; the gradient is 0 where x is outside.
+Tensor clamp(const Tensor& x, std::optional<double> low, std::optional<double> high);
+
+// --- comparisons and logic: boolean tensors without history ---
+inline Tensor operator==(const Tensor& a, const Tensor& b) {
+  return raw::binary(raw::Binary::eq, a, b);
+}
+inline Tensor operator!=(const Tensor& a, const Tensor& b) {
+  return raw::binary(raw::Binary::ne, a, b);
+}
+inline Tensor operator<(const Tensor& a, const Tensor& b) {
+  return raw::binary(raw::Binary::lt, a, b);
+}
+inline Tensor operator<=(const Tensor& a, const Tensor& b) {
+  return raw::binary(raw::Binary::le, a, b);
+}
+inline Tensor operator>(const Tensor& a, const Tensor& b) {
+  return raw::binary(raw::Binary::gt, a, b);
+}
+inline Tensor operator>=(const Tensor& a, const Tensor& b) {
+  return raw::binary(raw::Binary::ge, a, b);
+}
+inline Tensor operator==(const Tensor& a, double b) { return raw::binary(raw::Binary::eq, a, b); }
+inline Tensor operator!=(const Tensor& a, double b) { return raw::binary(raw::Binary::ne, a, b); }
+inline Tensor operator<(const Tensor& a, double b) { return raw::binary(raw::Binary::lt, a, b); }
+inline Tensor operator<=(const Tensor& a, double b) { return raw::binary(raw::Binary::le, a, b); }
+inline Tensor operator>(const Tensor& a, double b) { return raw::binary(raw::Binary::gt, a, b); }
+inline Tensor operator>=(const Tensor& a, double b) { return raw::binary(raw::Binary::ge, a, b); }
+// Of any dtype: what is not 0 is true.
+Tensor logical_and(const Tensor& a, const Tensor& b);
+Tensor logical_or(const Tensor& a, const Tensor& b);
+Tensor logical_not(const Tensor& x);
+Tensor isnan(const Tensor& x);
+Tensor isinf(const Tensor& x);
+Tensor isfinite(const Tensor& x);
+
+// condition ? a : b.
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+Tensor where(const Tensor& condition, const Tensor& a, double b);
+Tensor where(const Tensor& condition, double a, const Tensor& b);
+// x, but `value` where `mask` is true.
+Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
+
+// --- functions, floating but abs, sign, floor and round ---
+Tensor exp(const Tensor& x);
+Tensor expm1(const Tensor& x);  // exp(x) - 1
+Tensor log(const Tensor& x);
+Tensor log1p(const Tensor& x);  // log(1 + x)
+Tensor sqrt(const Tensor& x);
+Tensor rsqrt(const Tensor& x);
+Tensor sin(const Tensor& x);
+Tensor cos(const Tensor& x);
+Tensor tanh(const Tensor& x);
+Tensor erf(const Tensor& x);
+Tensor abs(const Tensor& x);   // derivative 0 at 0
+Tensor sign(const Tensor& x);  // 0 for 0 and NaN; derivative 0, as of the next two
+Tensor floor(const Tensor& x);
+Tensor round(const Tensor& x);  // halves to even
+
+// --- activations ---
+Tensor relu(const Tensor& x);                             // derivative 0 at 0
+Tensor leaky_relu(const Tensor& x, double slope = 0.01);  // slope x below 0, derivative slope at 0
+Tensor elu(const Tensor& x, double alpha = 1);            // alpha (exp(x) - 1) below 0
+Tensor gelu(const Tensor& x);        // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+Tensor gelu_exact(const Tensor& x);  // 0.5 x (1 + erf(x / sqrt(2)))
+Tensor sigmoid(const Tensor& x);
+Tensor log_sigmoid(const Tensor& x);
+Tensor softplus(const Tensor& x);                     // log(1 + exp(x))
+Tensor silu(const Tensor& x);                         // x sigmoid(x)
+Tensor swiglu(const Tensor& gate, const Tensor& up);  // silu(gate) * up
+
+Tensor cast(const Tensor& x, DType dtype);  // the gradient between floating dtypes is cast back
+
+}  // namespace tessera

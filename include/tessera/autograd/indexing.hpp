@@ -1,0 +1,72 @@
+// Reading and writing at indices, which are i32 or i64 tensors, and x[...] of Python as a list.
+//
+//   index(x, {0})                      x[0]
+//   index(x, {Range{1, 9, 2}, -1})     x[1:9:2, -1]
+//   index(x, {ellipsis, rows})         x[..., rows], rows a tensor
+//
+// Writing gives a new tensor. What is chosen by a boolean tensor has no shape before its values are
+// known, and no plan: masked_fill and where take its place.
+#pragma once
+
+#include <concepts>
+#include <optional>
+#include <span>
+#include <variant>
+
+#include "tessera/autograd/node.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera {
+
+// --- x[...] ---
+// Places begin, begin + step, .. below end, by Python's rules; without numbers all of them.
+struct Range {
+  std::optional<std::int64_t> begin{}, end{};
+  std::int64_t step = 1;
+};
+struct Ellipsis {};  // all dimensions that the others leave
+struct NewAxis {};   // one of size 1
+inline constexpr Ellipsis ellipsis;
+inline constexpr NewAxis new_axis;
+
+struct Index {
+  template <std::integral I>
+  Index(I place) : value(static_cast<std::int64_t>(place)) {}
+  Index(const Range& range) : value(range) {}
+  Index(Ellipsis all) : value(all) {}
+  Index(NewAxis axis) : value(axis) {}
+  Index(const Tensor& places) : value(places) {}
+
+  std::variant<std::int64_t, Range, Ellipsis, NewAxis, Tensor> value;
+};
+// Numbers and ranges make a view. Tensors broadcast to one shape, which stands where they do, or in
+// front where other dimensions lie between them; their negative indices count from the end, one
+// that is out of range reads as NaN.
+Tensor index(const Tensor& x, std::span<const Index> at);
+inline Tensor index(const Tensor& x, std::initializer_list<Index> at) {
+  return index(x, std::span<const Index>(at.begin(), at.size()));
+}
+// x with `values`, which broadcast, set or added at the places that index(x, {at[0], at[1], ..})
+// reads. Of several at one place the last is set.
+enum class Put { set, add };
+Tensor index_put(const Tensor& x, std::span<const Tensor> at, const Tensor& values,
+                 Put put = Put::set);
+inline Tensor index_put(const Tensor& x, std::initializer_list<Tensor> at, const Tensor& values,
+                        Put put = Put::set) {
+  return index_put(x, std::span<const Tensor>(at.begin(), at.size()), values, put);
+}
+
+// --- along one dimension ---
+// An index out of range reads as NaN (0 for integers and boolean) and writes nothing.
+// Rows `index` [count] of dim; x with the rows of `source` set or added there.
+Tensor index_select(const Tensor& x, int dim, const Tensor& index);
+Tensor index_copy(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
+Tensor index_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
+// x at `index` along dim; x with the elements of `source` set or added there. The index is as large
+// as x in other dimensions, or smaller, `source` as large as the index, or larger.
+Tensor gather(const Tensor& x, int dim, const Tensor& index);
+Tensor scatter(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
+Tensor scatter(const Tensor& x, int dim, const Tensor& index, double value);
+Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
+
+}  // namespace tessera

@@ -1,0 +1,320 @@
+// Derivatives of arithmetic and of functions of single elements. What needs no kernel of its own is
+// written with those that do.
+#include "tessera/autograd/elementwise.hpp"
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+namespace tessera {
+
+using autograd::Gradients;
+using autograd::record;
+using autograd::Saved;
+using raw::Binary;
+using raw::sum_to;
+using raw::Unary;
+
+namespace {
+
+Tensor scalar_like(const Tensor& x, double value) {
+  return Tensor::full({}, value, x.dtype(), x.device());
+}
+
+// g, but 0 where `mask` is true.
+Tensor zero_where(const Tensor& mask, const Tensor& g) {
+  return raw::where(mask, scalar_like(g, 0), g);
+}
+
+// y = op(x), whose derivative takes the operand or the result, and the gradient.
+enum class Keeps { operand, result };
+using Slope = Tensor (*)(const Tensor& kept, const Tensor& g);
+Tensor function(Unary op, const Tensor& x, Keeps keeps, Slope slope) {
+  Tensor y = raw::unary(op, x);
+  return record(kernels::name(op), {x}, y,
+                [kept = Saved(keeps == Keeps::operand ? x : y), slope](
+                    const Tensor& g, Gradients& out) { out.set(0, slope(kept.get(), g)); });
+}
+template <Binary op>
+Tensor slope_of(const Tensor& kept, const Tensor& g) {
+  return raw::binary(op, kept, g);
+}
+
+// A function of steps.
+Tensor steps(Unary op, const Tensor& x) {
+  return record(kernels::name(op), {x}, raw::unary(op, x), [](const Tensor& g, Gradients& out) {
+    out.set(0, Tensor::zeros(g.shape(), g.dtype(), g.device()));
+  });
+}
+
+}  // namespace
+
+Tensor add(const Tensor& a, const Tensor& b) {
+  return record("add", {a, b}, raw::add(a, b),
+                [sa = a.shape(), sb = b.shape()](const Tensor& g, Gradients& out) {
+                  if (out.wants(0)) out.set(0, sum_to(g, sa));
+                  if (out.wants(1)) out.set(1, sum_to(g, sb));
+                });
+}
+
+Tensor sub(const Tensor& a, const Tensor& b) {
+  return record("sub", {a, b}, raw::binary(Binary::sub, a, b),
+                [sa = a.shape(), sb = b.shape()](const Tensor& g, Gradients& out) {
+                  if (out.wants(0)) out.set(0, sum_to(g, sa));
+                  if (out.wants(1)) out.set(1, raw::neg(sum_to(g, sb)));
+                });
+}
+
+Tensor mul(const Tensor& a, const Tensor& b) {
+  return record("mul", {a, b}, raw::mul(a, b),
+                [a = Saved(a), b = Saved(b)](const Tensor& g, Gradients& out) {
+                  if (out.wants(0)) out.set(0, sum_to(raw::mul(g, b.get()), a.get().shape()));
+                  if (out.wants(1)) out.set(1, sum_to(raw::mul(g, a.get()), b.get().shape()));
+                });
+}
+
+Tensor div(const Tensor& a, const Tensor& b) {
+  return record("div", {a, b}, raw::binary(Binary::div, a, b),
+                [a = Saved(a), b = Saved(b)](const Tensor& g, Gradients& out) {
+                  const Tensor scaled = raw::binary(Binary::div, g, b.get());
+                  if (out.wants(0)) out.set(0, sum_to(scaled, a.get().shape()));
+                  if (out.wants(1)) {
+                    const Tensor quotient = raw::binary(Binary::div, a.get(), b.get());
+                    out.set(1, raw::neg(sum_to(raw::mul(scaled, quotient), b.get().shape())));
+                  }
+                });
+}
+
+Tensor add(const Tensor& a, double b) {
+  return record("add", {a}, raw::binary(Binary::add, a, b),
+                [](const Tensor& g, Gradients& out) { out.set(0, g); });
+}
+Tensor mul(const Tensor& a, double b) {
+  return record("mul", {a}, raw::mul(a, b),
+                [b](const Tensor& g, Gradients& out) { out.set(0, raw::mul(g, b)); });
+}
+Tensor sub(double a, const Tensor& b) {
+  return record("sub", {b}, raw::binary(Binary::sub, a, b),
+                [](const Tensor& g, Gradients& out) { out.set(0, raw::neg(g)); });
+}
+Tensor div(double a, const Tensor& b) {
+  return record("div", {b}, raw::binary(Binary::div, a, b),
+                [a, b = Saved(b)](const Tensor& g, Gradients& out) {
+                  const Tensor slope = raw::binary(Binary::div, -a, raw::mul(b.get(), b.get()));
+                  out.set(0, raw::mul(g, slope));
+                });
+}
+Tensor neg(const Tensor& x) {
+  return record("neg", {x}, raw::neg(x),
+                [](const Tensor& g, Gradients& out) { out.set(0, raw::neg(g)); });
+}
+
+Tensor pow(const Tensor& x, const Tensor& y) {
+  Tensor z = raw::binary(Binary::pow, x, y);
+  return record("pow", {x, y}, z,
+                [x = Saved(x), y = Saved(y), z = Saved(z)](const Tensor& g, Gradients& out) {
+                  if (out.wants(0)) {  // y x^(y - 1)
+                    const Tensor power =
+                        raw::binary(Binary::pow, x.get(), raw::binary(Binary::sub, y.get(), 1));
+                    const Tensor dx = raw::mul(g, raw::mul(y.get(), power));
+                    out.set(0, sum_to(zero_where(y.get() == 0, dx), x.get().shape()));
+                  }
+                  if (out.wants(1)) {  // log(x) x^y
+                    const Tensor dy = raw::mul(g, raw::mul(z.get(), raw::log(x.get())));
+                    const Tensor is_flat = logical_and(x.get() == 0, y.get() >= 0);
+                    out.set(1, sum_to(zero_where(is_flat, dy), y.get().shape()));
+                  }
+                });
+}
+Tensor pow(const Tensor& x, double y) {
+  return record("pow", {x}, raw::binary(Binary::pow, x, y),
+                [x = Saved(x), y](const Tensor& g, Gradients& out) {
+                  if (y == 0) return out.set(0, Tensor::zeros(g.shape(), g.dtype(), g.device()));
+                  const Tensor power = raw::binary(Binary::pow, x.get(), y - 1);
+                  out.set(0, raw::mul(g, raw::mul(power, y)));
+                });
+}
+Tensor pow(double x, const Tensor& y) {
+  Tensor z = raw::binary(Binary::pow, x, y);
+  return record("pow", {y}, z, [x, y = Saved(y), z = Saved(z)](const Tensor& g, Gradients& out) {
+    const Tensor dy = raw::mul(g, raw::mul(z.get(), std::log(x)));
+    out.set(0, x == 0 ? zero_where(y.get() >= 0, dy) : dy);
+  });
+}
+Tensor square(const Tensor& x) { return mul(x, x); }
+Tensor reciprocal(const Tensor& x) {
+  TESSERA_EXPECT(is_floating(x.dtype()), "reciprocal: the tensor is ", x.dtype(),
+                 ", expected a floating dtype; cast it first");
+  return div(1, x);
+}
+
+namespace {
+
+Tensor chosen(const char* name, Binary op, Binary loses, const Tensor& a, const Tensor& b) {
+  return record(name, {a, b}, raw::binary(op, a, b),
+                [loses, a = Saved(a), b = Saved(b)](const Tensor& g, Gradients& out) {
+                  const Tensor shared = raw::where(a.get() == b.get(), raw::mul(g, 0.5), g);
+                  const auto side = [&](const Tensor& mine, const Tensor& other) {
+                    const Tensor lost = raw::binary(loses, mine, other);
+                    return sum_to(zero_where(lost, shared), mine.shape());
+                  };
+                  if (out.wants(0)) out.set(0, side(a.get(), b.get()));
+                  if (out.wants(1)) out.set(1, side(b.get(), a.get()));
+                });
+}
+
+}  // namespace
+
+Tensor minimum(const Tensor& a, const Tensor& b) {
+  return chosen("minimum", Binary::min, Binary::gt, a, b);
+}
+Tensor maximum(const Tensor& a, const Tensor& b) {
+  return chosen("maximum", Binary::max, Binary::lt, a, b);
+}
+Tensor clamp(const Tensor& x, std::optional<double> low, std::optional<double> high) {
+  TESSERA_EXPECT(low || high, "clamp: neither a lowest nor a highest value is given");
+  Tensor y = x.detach();
+  if (low) y = raw::binary(Binary::max, y, *low);
+  if (high) y = raw::binary(Binary::min, y, *high);
+  return record("clamp", {x}, y, [x = Saved(x), low, high](const Tensor& g, Gradients& out) {
+    Tensor dx = g;
+    if (low) dx = zero_where(x.get() < *low, dx);
+    if (high) dx = zero_where(x.get() > *high, dx);
+    out.set(0, std::move(dx));
+  });
+}
+
+Tensor logical_and(const Tensor& a, const Tensor& b) {
+  return raw::binary(Binary::logical_and, a, b);
+}
+Tensor logical_or(const Tensor& a, const Tensor& b) {
+  return raw::binary(Binary::logical_or, a, b);
+}
+Tensor logical_not(const Tensor& x) { return raw::logical_not(x); }
+Tensor isnan(const Tensor& x) { return x != x; }
+Tensor isinf(const Tensor& x) {
+  if (!is_floating(x.dtype())) return x != x;
+  return raw::abs(x) == std::numeric_limits<double>::infinity();
+}
+Tensor isfinite(const Tensor& x) { return is_floating(x.dtype()) ? raw::isfinite(x) : x == x; }
+
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  return record(
+      "where", {a, b}, raw::where(condition, a, b),
+      [c = Saved(condition), sa = a.shape(), sb = b.shape()](const Tensor& g, Gradients& out) {
+        const Tensor zero = scalar_like(g, 0);
+        if (out.wants(0)) out.set(0, sum_to(raw::where(c.get(), g, zero), sa));
+        if (out.wants(1)) out.set(1, sum_to(raw::where(c.get(), zero, g), sb));
+      });
+}
+Tensor where(const Tensor& condition, const Tensor& a, double b) {
+  return where(condition, a, scalar_like(a, b));
+}
+Tensor where(const Tensor& condition, double a, const Tensor& b) {
+  return where(condition, scalar_like(b, a), b);
+}
+Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
+  return where(mask, value, x);
+}
+
+Tensor exp(const Tensor& x) { return function(Unary::exp, x, Keeps::result, raw::mul); }
+Tensor expm1(const Tensor& x) {
+  return function(Unary::expm1, x, Keeps::result, [](const Tensor& y, const Tensor& g) {
+    return raw::mul(g, raw::binary(Binary::add, y, 1));
+  });
+}
+Tensor log(const Tensor& x) {
+  return function(Unary::log, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
+    return raw::binary(Binary::div, g, kept);
+  });
+}
+Tensor log1p(const Tensor& x) {
+  return function(Unary::log1p, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
+    return raw::binary(Binary::div, g, raw::binary(Binary::add, kept, 1));
+  });
+}
+Tensor sqrt(const Tensor& x) {
+  return function(Unary::sqrt, x, Keeps::result, [](const Tensor& y, const Tensor& g) {
+    return raw::mul(raw::binary(Binary::div, g, y), 0.5);
+  });
+}
+Tensor rsqrt(const Tensor& x) {
+  return function(Unary::rsqrt, x, Keeps::result, [](const Tensor& y, const Tensor& g) {
+    return raw::mul(raw::mul(g, y), raw::mul(raw::mul(y, y), -0.5));
+  });
+}
+Tensor sin(const Tensor& x) {
+  return function(Unary::sin, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
+    return raw::mul(g, raw::unary(Unary::cos, kept));
+  });
+}
+Tensor cos(const Tensor& x) {
+  return function(Unary::cos, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
+    return raw::neg(raw::mul(g, raw::unary(Unary::sin, kept)));
+  });
+}
+Tensor tanh(const Tensor& x) {
+  return function(Unary::tanh, x, Keeps::result, slope_of<Binary::tanh_backward>);
+}
+Tensor erf(const Tensor& x) {
+  return function(Unary::erf, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
+    const Tensor bell = raw::exp(raw::neg(raw::mul(kept, kept)));
+    return raw::mul(g, raw::mul(bell, 2 * std::numbers::inv_sqrtpi));
+  });
+}
+Tensor abs(const Tensor& x) {
+  return function(Unary::abs, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
+    return raw::mul(g, raw::unary(Unary::sign, kept));
+  });
+}
+Tensor sign(const Tensor& x) { return steps(Unary::sign, x); }
+Tensor floor(const Tensor& x) { return steps(Unary::floor, x); }
+Tensor round(const Tensor& x) { return steps(Unary::round, x); }
+
+Tensor relu(const Tensor& x) {
+  return function(Unary::relu, x, Keeps::operand, slope_of<Binary::relu_backward>);
+}
+Tensor leaky_relu(const Tensor& x, double slope) { return where(x > 0, x, x * slope); }
+// The power of what is not below 0 would overflow, and 0 times infinity is no gradient.
+Tensor elu(const Tensor& x, double alpha) {
+  return where(x > 0, x, expm1(clamp(x, std::nullopt, 0)) * alpha);
+}
+Tensor gelu(const Tensor& x) {
+  return function(Unary::gelu, x, Keeps::operand, slope_of<Binary::gelu_backward>);
+}
+Tensor gelu_exact(const Tensor& x) {
+  return function(Unary::gelu_exact, x, Keeps::operand, slope_of<Binary::gelu_exact_backward>);
+}
+Tensor sigmoid(const Tensor& x) {
+  return function(Unary::sigmoid, x, Keeps::result, slope_of<Binary::sigmoid_backward>);
+}
+Tensor softplus(const Tensor& x) {
+  return function(Unary::softplus, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
+    return raw::mul(g, raw::sigmoid(kept));
+  });
+}
+Tensor log_sigmoid(const Tensor& x) { return neg(softplus(neg(x))); }
+Tensor silu(const Tensor& x) {
+  return function(Unary::silu, x, Keeps::operand, slope_of<Binary::silu_backward>);
+}
+Tensor swiglu(const Tensor& gate, const Tensor& up) {
+  return record("swiglu", {gate, up}, raw::swiglu(gate, up),
+                [gate = Saved(gate), up = Saved(up)](const Tensor& g, Gradients& out) mutable {
+                  const bool again = out.graph_is_retained();
+                  auto [d_gate, d_up] = again
+                                            ? raw::swiglu_backward(gate.get(), up.get(), g)
+                                            : raw::swiglu_backward(gate.extract(), up.extract(), g);
+                  out.set(0, std::move(d_gate));
+                  out.set(1, std::move(d_up));
+                });
+}
+
+Tensor cast(const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  return record("cast", {x}, raw::cast(x, dtype),
+                [from = x.dtype()](const Tensor& g, Gradients& out) {
+                  if (is_floating(from)) out.set(0, raw::cast(g, from));
+                });
+}
+
+}  // namespace tessera

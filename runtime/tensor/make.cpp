@@ -1,0 +1,107 @@
+#include "tessera/tensor/make.hpp"
+
+#include <cmath>
+
+#include "runtime/tensor/launch.hpp"
+#include "tessera/base/philox.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera {
+
+using raw::Binary;
+
+namespace {
+
+Tensor steps(double first, double step, std::int64_t count, DType dtype, const Device& device) {
+  Tensor out = Tensor::empty({count}, dtype, device);
+  if (count == 0 || device.is_meta()) return out;
+  detail::launch("arange", device, detail::table(device).arange,
+                 kernels::ArangeArgs{out.data(), first, step, count, dtype}, {detail::writes(out)});
+  return out;
+}
+
+// In (0, 1), of 48 random bits: the library's uniform numbers have 24.
+Tensor fine_uniform(const Shape& shape, std::uint64_t key, const Device& device) {
+  const Tensor coarse = Tensor::uniform(shape, 0, 1, key, f64, device);
+  return raw::add(coarse, Tensor::uniform(shape, 0x1p-49, 0x1p-24, fnv1a(1, key), f64, device));
+}
+
+}  // namespace
+
+Tensor arange(double from, double to, double step, DType dtype, const Device& device) {
+  TESSERA_EXPECT(step != 0 && (to - from) / step >= 0 && std::isfinite((to - from) / step),
+                 "arange: no step of ", step, " leads from ", from, " to ", to);
+  return steps(from, step, static_cast<std::int64_t>(std::ceil((to - from) / step)), dtype, device);
+}
+
+Tensor linspace(double first, double last, std::int64_t count, DType dtype, const Device& device) {
+  const double step = count > 1 ? (last - first) / static_cast<double>(count - 1) : 0;
+  return steps(first, step, count, dtype, device);
+}
+
+Tensor eye(std::int64_t rows, DType dtype, const Device& device) {
+  return eye(rows, rows, dtype, device);
+}
+Tensor eye(std::int64_t rows, std::int64_t cols, DType dtype, const Device& device) {
+  Tensor out = Tensor::zeros({rows, cols}, dtype, device);
+  raw::fill(raw::diagonal(out, 0, 0, 1), 1);
+  return out;
+}
+
+Tensor one_hot(const Tensor& index, std::int64_t classes, DType dtype) {
+  TESSERA_EXPECT(index.dtype() == i32 || index.dtype() == i64, "one_hot: the index is ",
+                 index.dtype(), ", expected i32 or i64");
+  Shape shape = index.shape();
+  shape.push_back(1);
+  const Tensor each = Tensor::arange(classes, index.dtype(), index.device());
+  return raw::cast(raw::binary(Binary::eq, raw::reshape(index, shape), each), dtype);
+}
+
+Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, std::uint64_t key,
+               DType dtype, const Device& device) {
+  TESSERA_EXPECT(low < high && high - low <= std::int64_t{1} << 48, "randint: [", low, ", ", high,
+                 ") holds no whole number, or more than 2^48");
+  const Tensor scaled = raw::mul(fine_uniform(shape, key, device), static_cast<double>(high - low));
+  const Tensor whole = raw::unary(raw::Unary::floor, scaled);
+  return raw::cast(raw::binary(Binary::add, whole, static_cast<double>(low)), dtype);
+}
+
+Tensor bernoulli(double p, const Shape& shape, std::uint64_t key, DType dtype,
+                 const Device& device) {
+  TESSERA_EXPECT(p >= 0 && p <= 1, "bernoulli: a probability of ", p);
+  return raw::cast(raw::binary(Binary::lt, fine_uniform(shape, key, device), p), dtype);
+}
+Tensor bernoulli(const Tensor& p, std::uint64_t key) {
+  const Tensor drawn = fine_uniform(p.shape(), key, p.device());
+  return raw::cast(raw::binary(Binary::lt, drawn, raw::cast(p, f64)), p.dtype());
+}
+
+Tensor randperm(std::int64_t n, std::uint64_t key, const Device& device) {
+  return raw::argsort(fine_uniform({n}, key, device), 0);
+}
+
+// The largest of weight / E, E exponential, is each place in proportion to its weight, and the
+// `count` largest are draws without replacement.
+Tensor multinomial(const Tensor& weights, std::int64_t count, Replacement replacement,
+                   std::uint64_t key) {
+  TESSERA_EXPECT(weights.ndim() >= 1 && is_floating(weights.dtype()),
+                 "multinomial: the weights are ", weights.shape(), " of ", weights.dtype(),
+                 "; expected floating rows");
+  const std::int64_t n = weights.shape().back();
+  TESSERA_EXPECT(count >= 0 && (replacement == Replacement::yes ? n > 0 : count <= n),
+                 "multinomial: ", count, " of ", n, " places; draw with replacement");
+  Shape shape = weights.shape();
+  Tensor w = raw::cast(weights, f64);
+  if (replacement == Replacement::yes) {  // a race for each draw
+    Shape raised = shape.with(shape.ndim() - 1, 1);
+    raised.push_back(n);
+    w = raw::reshape(w, raised);
+    shape = raised.with(weights.ndim() - 1, count);
+  }
+  const Tensor waits = raw::neg(raw::log(fine_uniform(shape, key, weights.device())));
+  const Tensor speed = raw::binary(Binary::div, w, waits);
+  if (replacement == Replacement::yes) return raw::reduce(raw::Reduction::argmax, speed, -1);
+  return raw::contiguous(raw::slice(raw::argsort(speed, -1, Order::descending), -1, 0, count));
+}
+
+}  // namespace tessera

@@ -1,0 +1,23 @@
+// One sample of PyTorch's database of operations, as tests/parity/op_samples.py writes it: called
+// here, forward and backward, and compared.
+#pragma once
+
+#include <string>
+
+namespace op_samples {
+
+enum class Verdict {
+  agreed,
+  refused,   // by design: nothing is promoted, and a few limits; `why` is our message
+  differed,  // values, shapes, dtypes or gradients; refused without such a reason; or not refused
+};
+struct Outcome {
+  std::string theirs;
+  Verdict verdict = Verdict::agreed;
+  std::string why;
+};
+
+// `line`: one line of JSON.
+Outcome call(const std::string& line);
+
+}  // namespace op_samples
