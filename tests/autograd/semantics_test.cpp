@@ -14,7 +14,7 @@ using List = std::vector<std::int64_t>;
 const float kNan = std::numeric_limits<float>::quiet_NaN(),
             kInf = std::numeric_limits<float>::infinity();
 
-Tensor leaf(const Floats& values, const Device& device) {
+Tensor trainable_values(const Floats& values, const Device& device) {
   Tensor x = Tensor::from(values, {static_cast<std::int64_t>(values.size())}, device);
   return x.require_grad();
 }
@@ -28,7 +28,7 @@ std::vector<bool> booleans(const Tensor& x) {
 TEST_CASE("gradients at ties and kinks are PyTorch's") {
   const Device device = any_device();
   const auto gradient = [&](const Floats& values, Tensor (*f)(const Tensor&)) {
-    const Tensor x = leaf(values, device);
+    const Tensor x = trainable_values(values, device);
     sum(f(x)).backward();
     return x.grad().to_vector<float>();
   };

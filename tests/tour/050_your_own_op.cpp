@@ -1,6 +1,6 @@
 // Lesson 50: an operation of your own, with its derivative, from outside the library.
 //
-//   softplus(x) = log(1 + e^x)          its derivative is 1 / (1 + e^-x)
+//   soft_plus(x) = log(1 + e^x)          its derivative is 1 / (1 + e^-x)
 //
 // Three steps make it a full member:
 //   map, run   a body on the device's compute stream, with what it reads and writes
@@ -31,8 +31,8 @@ using ts::autograd::Saved;
 using Line = std::source_location;
 
 // Of an element: the same code for float and double, which 16-bit tensors compute in float.
-static ts::Tensor softplus(const ts::Tensor& x, const Line& line = Line::current()) {
-  const ts::CustomOp op("softplus", line);
+static ts::Tensor soft_plus(const ts::Tensor& x, const Line& line = Line::current()) {
+  const ts::CustomOp op("soft_plus", line);
   const ts::Tensor y = op.map(  // without overflow: log(1 + e^v) = max(v, 0) + log(1 + e^-|v|)
       [](auto v) { return std::max(v, decltype(v)(0)) + std::log1p(std::exp(-std::abs(v))); }, x);
   // `Saved` keeps x for backward, and only then.
@@ -66,9 +66,9 @@ static ts::Tensor running_sum(const ts::Tensor& x, const Line& line = Line::curr
 int main() {
   const ts::Device device = ts::Device::cpu({.threads = 2});
   ts::Tensor x = ts::Tensor::from({-100, -1, 0, 1, 100}, {5}, device).require_grad();
-  const ts::Tensor y = softplus(x);
+  const ts::Tensor y = soft_plus(x);
   sum(y * 2.0).backward();  // it mixes with every other operation
-  std::cout << "1. softplus of " << x << "\n   is          " << y << "\n   its slope   "
+  std::cout << "1. soft_plus of " << x << "\n   is          " << y << "\n   its slope   "
             << x.grad() * 0.5 << '\n';
   const std::vector<float> values = y.to_vector<float>(), slopes = x.grad().to_vector<float>();
   CHECK(std::abs(values[2] - std::log(2.f)) < 1e-6f && values[4] == 100);
@@ -76,8 +76,8 @@ int main() {
 
   // Strided, broadcast and empty inputs, in f64, where differences are precise enough to compare.
   const auto good = [](const std::vector<ts::Tensor>& v) {
-    return running_sum(softplus(transpose(v[0], 0, 1))) * softplus(expand(v[1], {3, 2})) +
-           sum(softplus(v[2]));
+    return running_sum(soft_plus(transpose(v[0], 0, 1))) * soft_plus(expand(v[1], {3, 2})) +
+           sum(soft_plus(v[2]));
   };
   const std::vector<ts::Tensor> inputs{ts::Tensor::normal({2, 3}, 0, 2, 1, ts::f64, device),
                                        ts::Tensor::normal({2}, 0, 2, 2, ts::f64, device),
@@ -90,7 +90,7 @@ int main() {
   // A slip, as it would be found: e^x where e^-x belongs.
   const auto slip = [](const std::vector<ts::Tensor>& v) {
     const ts::CustomOp op("slip");
-    return op.record({v[0]}, softplus(v[0].detach()),
+    return op.record({v[0]}, soft_plus(v[0].detach()),
                      [op, x = Saved(v[0])](const ts::Tensor& g, Gradients& out) {
                        const auto slope = [](auto t, auto d) { return d / (1 + std::exp(t)); };
                        out.set(0, op.map(slope, x.get(), g));
@@ -101,7 +101,7 @@ int main() {
   CHECK(!caught.passed);
 
   // Shapes alone on meta, 16 bits by way of float, and a misuse that names its line.
-  const ts::Tensor small = softplus(ts::Tensor::zeros({2}, ts::bf16, ts::Device::meta()));
+  const ts::Tensor small = soft_plus(ts::Tensor::zeros({2}, ts::bf16, ts::Device::meta()));
   CHECK(small.shape() == ts::Shape{2} && small.dtype() == ts::bf16);
   std::string message;
   try {

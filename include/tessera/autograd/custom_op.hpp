@@ -1,8 +1,9 @@
 // An operation of one's own, from outside the library. Dispatch on dtypes, layouts, shapes without
 // values, accesses and errors are done here; what is left to write is its arithmetic:
 //
-//   Tensor softplus(const Tensor& x, std::source_location line = std::source_location::current()) {
-//     const CustomOp op("softplus", line);
+//   Tensor soft_plus(const Tensor& x, std::source_location line = std::source_location::current())
+//   {
+//     const CustomOp op("soft_plus", line);
 //     const Tensor y = op.map([](auto v) { return std::log1p(std::exp(v)); }, x);
 //     return op.record({x}, y, [op, x = Saved(x)](const Tensor& g, Gradients& out) {
 //       out.set(0, op.map([](auto v, auto d) { return d / (1 + std::exp(-v)); }, x.get(), g));
