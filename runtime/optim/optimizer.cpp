@@ -9,14 +9,15 @@
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera::optim {
-namespace {
 
-void expect_rate(const char* what, double value) {
+void Optimizer::expect_rate(const char* what, double value) {
   TESSERA_EXPECT(value >= 0 && std::isfinite(value), what, " is ", value,
                  ", expected a finite number of at least 0");
 }
-
-}  // namespace
+void Optimizer::expect_steps(const char* what, std::int64_t steps) {
+  TESSERA_EXPECT(steps >= 0 && steps <= std::int64_t{1} << 53, what, " is ", steps,
+                 ", expected 0 to 2^53, which a double counts exactly");
+}
 
 Optimizer::Optimizer(const std::vector<Parameter>& parameters, double lr, double weight_decay,
                      const Needs& needs)
@@ -62,8 +63,7 @@ void Optimizer::set_lr_factor(const std::vector<Parameter>& of, double factor) {
 }
 
 void Optimizer::set_steps(std::int64_t steps) {
-  TESSERA_EXPECT(steps >= 0 && steps <= std::int64_t{1} << 53, "Optimizer::set_steps: steps is ",
-                 steps, ", expected 0 to 2^53, which a double counts exactly");
+  expect_steps("Optimizer::set_steps: steps", steps);
   log_->steps = steps;
 }
 
