@@ -40,6 +40,7 @@
 #include "tessera/device/observer.hpp"
 #include "tessera/device/op.hpp"
 #include "tessera/device/workers.hpp"
+#include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/distributed/state.hpp"
 #include "tessera/kernels/ops.hpp"
 #include "tessera/kernels/updates.hpp"

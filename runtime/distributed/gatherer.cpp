@@ -30,11 +30,12 @@ Tensor Gatherer::all(const Shape& shape, DType dtype) {
   return Tensor::wrap(storage, shape, dtype);
 }
 
-void Gatherer::submit(const Collective& collective, const char* name, const Access& access) {
+void Gatherer::submit(const Collective& collective, const char* name,
+                      std::span<const Access> accesses) {
   const Device& device = group_->device();
   const Stream control = device.stream(group_->control().stream());
   control.wait(device.compute().record());
-  group_->control().submit(collective, name, {&access, 1});
+  group_->control().submit(collective, name, accesses);
   device.compute().wait(control.record());
 }
 
@@ -45,12 +46,13 @@ Tensor Gatherer::gather(const char* name, const Tensor& rows, const ShardSpec& s
   if (chunk > 0) {
     const Tensor own = padded.view({chunk}, {1}, spec.rank * chunk);
     if (rows.numel() > 0) raw::copy_into(own.view(rows.shape(), rows.shape().strides(), 0), rows);
+    const Access access = padded.access(AccessMode::write);
     submit({.send = own.data(),
             .recv = padded.data(),
             .count = chunk,
             .kind = CollectiveKind::all_gather,
             .dtype = rows.dtype()},
-           name, padded.access(AccessMode::write));
+           name, {&access, 1});
   }
   return padded.view(spec.shape, spec.shape.strides(), 0);
 }
@@ -60,13 +62,30 @@ Tensor Gatherer::broadcast(const char* name, const Tensor& whole, const Shape& s
   const Tensor to = all(shape, dtype);
   if (shape.numel() == 0) return to;
   if (group_->rank() == 0) raw::copy_into(to, whole);
+  const Access access = to.access(AccessMode::write);
   submit({.send = to.data(),
           .recv = to.data(),
           .count = shape.numel(),
           .kind = CollectiveKind::broadcast,
           .dtype = dtype},
-         name, to.access(AccessMode::write));
+         name, {&access, 1});
   return to;
+}
+
+Tensor Gatherer::all_reduce(const char* name, const Tensor& term, ReduceOp reduce) {
+  if (!memory_) return term;
+  const Tensor own = all(term.shape(), term.dtype()),
+               out = Tensor::empty(term.shape(), term.dtype(), group_->device());
+  raw::copy_into(own, term);
+  const Access accesses[] = {own.access(AccessMode::read), out.access(AccessMode::write)};
+  submit({.send = own.data(),
+          .recv = out.data(),
+          .count = term.numel(),
+          .kind = CollectiveKind::all_reduce,
+          .dtype = term.dtype(),
+          .reduce = reduce},
+         name, accesses);
+  return out;
 }
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "tessera/comm/communicator.hpp"
 #include "tessera/comm/group.hpp"
@@ -32,10 +33,12 @@ class Gatherer {
   Tensor gather(const char* name, const Tensor& rows, const ShardSpec& spec);
   // What the group's first rank gives, of that shape and dtype; likewise.
   Tensor broadcast(const char* name, const Tensor& whole, const Shape& shape, DType dtype);
+  // The sum, or the largest, of the ranks' tensors: a new tensor.
+  Tensor all_reduce(const char* name, const Tensor& term, ReduceOp reduce);
 
  private:
   Tensor all(const Shape& shape, DType dtype);
-  void submit(const Collective& collective, const char* name, const Access& access);
+  void submit(const Collective& collective, const char* name, std::span<const Access> accesses);
 
   const RankGroup* group_;
   std::shared_ptr<SymmetricMemory> memory_;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tessera/base/error.hpp"
+#include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/distributed/state.hpp"
 #include "tessera/optim/optimizer.hpp"
 #include "tessera/tensor/ops.hpp"
@@ -33,6 +34,17 @@ std::vector<std::pair<std::string, const Optimizer::Own*>> Optimizer::named(
         "' of the optimizer is none of the model's; give the module that holds all of "
         "them");
   return found;
+}
+
+std::vector<DistributedTensor> Optimizer::distributed_moments(const Parameter& of) const {
+  const ParameterState& state = *of.state();
+  std::vector<DistributedTensor> handles;
+  for (const Tensor& rows : moments(of)) {
+    TESSERA_EXPECT(state.mesh != nullptr, "distributed_moments: parameter '", state.name,
+                   "' belongs to no unit and is whole; use moments");
+    handles.emplace_back(rows, state.shape, *state.mesh, Placements{Shard{}});
+  }
+  return handles;
 }
 
 StateDict Optimizer::state_dict(const NamedParameters& names, const StateDictOptions& options) {

@@ -27,6 +27,11 @@ LoadReport load(Module& model, const std::function<std::shared_ptr<const StateSo
   return load_state(state_targets(model), source, state_owner(model), options);
 }
 
+LoadReport load(Module& model, const StateSource& source, const LoadOptions& options) {
+  const std::shared_ptr<const StateSource> here(std::shared_ptr<void>(), &source);  // not owned
+  return nn::load(model, [&] { return here; }, options);
+}
+
 LoadReport Module::load(const StateDict& state, const LoadOptions& options) {
   return nn::load(*this, [&] { return std::make_shared<DictSource>(state); }, options);
 }

@@ -1,7 +1,6 @@
 // What optimizers keep, by the names of parameters: out and in, what is refused, and that a refusal
 // changes nothing.
 #include "tessera/optim/adamw.hpp"
-#include "tessera/optim/sgd.hpp"
 #include "tests/optim/helpers.hpp"
 
 using namespace tessera;
@@ -66,9 +65,6 @@ TEST_CASE("an optimizer's state has moments, rates and steps by the names of the
   const std::vector<Tensor> moments = s.optimizer.moments(s.bag.items[0]);
   CHECK(state.at("0.exp_avg").values.to_vector<float>() == moments[0].to_vector<float>());
   CHECK(state.at("0.exp_avg_sq").values.to_vector<float>() == moments[1].to_vector<float>());
-  optim::Sgd plain(s.bag.parameters()), heavy(s.bag.parameters(), {.momentum = 0.5});
-  CHECK(plain.state_dict(s.bag).count("0.momentum_buffer") == 0);
-  CHECK(heavy.state_dict(s.bag).count("0.momentum_buffer") == 1);
 }
 
 TEST_CASE("an optimizer that loads another's state goes on as it", "[optim]") {

@@ -32,6 +32,8 @@ StateOwner state_owner(const Module& module);
 // the other ranks; ContractError for a model without memory, unless it is sent.
 LoadReport load(Module& model, const std::function<std::shared_ptr<const StateSource>()>& source,
                 const LoadOptions& options = {});
+// The same of a source that is there.
+LoadReport load(Module& model, const StateSource& source, const LoadOptions& options = {});
 // What `load` would report or refuse; the model needs no memory yet.
 LoadReport check_load(const Module& model, const StateSource& source,
                       const LoadOptions& options = {});

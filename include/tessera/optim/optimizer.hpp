@@ -98,6 +98,8 @@ class Optimizer {
   std::int64_t steps() const noexcept { return log_->steps; }
   void set_steps(std::int64_t steps);  // throws: ContractError outside [0, 2^53]
   std::vector<Tensor> moments(const Parameter& of) const;
+  // The same with the global shape and the mesh; see distributed/distributed_tensor.hpp.
+  std::vector<DistributedTensor> distributed_moments(const Parameter& of) const;
   struct GroupState {
     std::shared_ptr<FlatGroup> group;
     // f32, of the parameters that are the optimizer's; what they are says the optimizer

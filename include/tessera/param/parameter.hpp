@@ -23,6 +23,7 @@
 namespace tessera {
 
 class DeviceMesh;
+class DistributedTensor;
 
 // The slices of a streamed parameter, one of which is there at a time. The sharding engine makes
 // them.
@@ -106,6 +107,11 @@ class Parameter {
   // that writes to what it or value() gives.
   Tensor shard() const;
   Tensor grad() const;
+  // The same with the global shape and the mesh of its unit; see
+  // distributed/distributed_tensor.hpp. Throws: ContractError for a parameter of no unit, and as
+  // shard().
+  DistributedTensor distributed() const;
+  DistributedTensor distributed_grad() const;
   // Calls f(rows), the shard for operations that write it; kept beyond f it is an error to use.
   // What they write comes after what still reads the old values, and the next call gathers it.
   // Every rank does it alike, and outside of the calls that use the parameter.
