@@ -66,7 +66,7 @@ StateDict Optimizer::state_dict(const NamedParameters& names, const StateDictOpt
   return make_state_dict(views, options);
 }
 
-LoadReport Optimizer::load(const NamedParameters& names, const StateDict& state,
+LoadReport Optimizer::load(const NamedParameters& names, const StateSource& source,
                            const LoadOptions& options) {
   prepare();
   // Numbers come first and are checked; they are set when nothing can refuse any more.
@@ -111,8 +111,8 @@ LoadReport Optimizer::load(const NamedParameters& names, const StateDict& state,
            .held = [rows = moments[k]] { return rows; },
            .assign = [rows = moments[k]](const Tensor& v) { raw::copy_into(rows, v); }});
   }
-  const LoadReport report =
-      load_state(targets, [&] { return std::make_shared<DictSource>(state); }, kOwner, options);
+  const std::shared_ptr<const StateSource> here(std::shared_ptr<void>(), &source);  // not owned
+  const LoadReport report = load_state(targets, [&] { return here; }, kOwner, options);
   for (const auto& put : set) put();
   rates_changed_ = true;
   return report;

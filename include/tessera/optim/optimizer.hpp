@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "tessera/kernels/updates.hpp"
+#include "tessera/param/load_state.hpp"
 #include "tessera/param/parameter.hpp"
-#include "tessera/param/state_dict.hpp"
 
 namespace tessera::optim {
 
@@ -134,6 +134,15 @@ class Optimizer {
     return load(model.named_parameters(), state, options);
   }
   LoadReport load(const NamedParameters& names, const StateDict& state,
+                  const LoadOptions& options = {}) {
+    return load(names, DictSource(state), options);
+  }
+  // The same from files: load(model, checkpoint::WeightFiles("adamw.safetensors")).
+  template <class Model>
+  LoadReport load(const Model& model, const StateSource& source, const LoadOptions& options = {}) {
+    return load(model.named_parameters(), source, options);
+  }
+  LoadReport load(const NamedParameters& names, const StateSource& source,
                   const LoadOptions& options = {});
 
  protected:
