@@ -74,4 +74,41 @@ std::vector<std::pair<std::string, Buffer>> Module::named_buffers(Persistent lea
   return found;
 }
 
+// --- by name ---
+
+namespace {
+
+// What a module has in the place of a name that it does not have: at most a few.
+template <class Named>
+std::string names_of(const Named& named) {
+  constexpr std::size_t kShown = 8;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(named.size(), kShown); ++i)
+    text += concat(i > 0 ? ", '" : "'", named[i].first, '\'');
+  return named.size() > kShown ? concat(text, " and ", named.size() - kShown, " more") : text;
+}
+
+template <class Named>
+auto& find_named(const char* function, const Named& named, std::string_view name) {
+  const auto found =
+      std::find_if(named.begin(), named.end(), [&](const auto& n) { return n.first == name; });
+  TESSERA_EXPECT(found != named.end(), function, ": there is no '", name, "'; there are ",
+                 names_of(named));
+  return found->second;
+}
+
+}  // namespace
+
+Parameter Module::get_parameter(std::string_view name) const {
+  return find_named("get_parameter", named_parameters(Tied::every_name), name);
+}
+
+Module& Module::get_submodule(std::string_view name) {
+  return *find_named("get_submodule", named_modules(), name);
+}
+
+void Module::set_trainable(bool trainable) {
+  for (const Parameter& p : parameters()) p.set_trainable(trainable);
+}
+
 }  // namespace tessera::nn

@@ -111,7 +111,7 @@ LoadReport Optimizer::load(const NamedParameters& names, const StateSource& sour
            .held = [rows = moments[k]] { return rows; },
            .assign = [rows = moments[k]](const Tensor& v) { raw::copy_into(rows, v); }});
   }
-  const std::shared_ptr<const StateSource> here(std::shared_ptr<void>(), &source);  // not owned
+  std::shared_ptr<const StateSource> here(std::shared_ptr<void>(), &source);  // not owned
   const LoadReport report = load_state(targets, [&] { return here; }, kOwner, options);
   for (const auto& put : set) put();
   rates_changed_ = true;

@@ -28,7 +28,7 @@ LoadReport load(Module& model, const std::function<std::shared_ptr<const StateSo
 }
 
 LoadReport load(Module& model, const StateSource& source, const LoadOptions& options) {
-  const std::shared_ptr<const StateSource> here(std::shared_ptr<void>(), &source);  // not owned
+  std::shared_ptr<const StateSource> here(std::shared_ptr<void>(), &source);  // not owned
   return nn::load(model, [&] { return here; }, options);
 }
 

@@ -418,6 +418,33 @@ TEST_CASE("a setter refuses what its constructor does, and names it", "[optim]")
   CHECK_THROWS_AS(optim::AdamW(f.bag.parameters(), {.weight_decay = INFINITY}), ContractError);
 }
 
+TEST_CASE("parameters that come later begin without moments, and the others go on", "[optim]") {
+  const Values g{1, 2, 3};
+  Bag one({{3}, {3}}), both({{3}, {3}});
+  for (Bag* const bag : {&one, &both}) bag->materialize(Device::cpu());
+  optim::AdamW late({one.items[0]}, {.weight_decay = 0.5}),
+      early(both.parameters(), {.weight_decay = 0.5});
+  give_gradients(one, {{0, g}});
+  give_gradients(both, {{0, g}});
+  for (optim::Optimizer* const o :
+       {static_cast<optim::Optimizer*>(&late), static_cast<optim::Optimizer*>(&early)}) {
+    o->step();
+    o->zero_grad();
+  }
+  CHECK_THROWS_AS(late.add_parameters({one.items[1], Parameter()}), ContractError);
+  CHECK_THROWS_AS(late.moments(one.items[1]), ContractError);
+  late.add_parameters({one.items[0], one.items[1]});
+  give_gradients(one, {{0, g}, {1, g}});
+  give_gradients(both, {{0, g}, {1, g}});
+  late.step();
+  early.step();
+  for (const std::size_t i : {0u, 1u}) {
+    CHECK(get(one.items[i]) == get(both.items[i]));
+    CHECK(late.moments(one.items[i])[1].to_vector<float>() ==
+          early.moments(both.items[i])[1].to_vector<float>());
+  }
+}
+
 TEST_CASE("SGD keeps a momentum buffer under each name, if it has momentum", "[optim]") {
   Bag bag({{3, 2}, {3}});
   bag.materialize(Device::cpu());

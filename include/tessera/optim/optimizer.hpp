@@ -88,6 +88,12 @@ class Optimizer {
   void set_weight_decay(const std::vector<Parameter>& of, double weight_decay);
   void set_lr_factor(const std::vector<Parameter>& of, double factor);
 
+  // Takes more parameters, with the weight decay that the optimizer was made with and a factor of
+  // 1; their moments begin as 0 at the count of steps so far. One that it has already stays as it
+  // is (PyTorch: add_param_group).  Throws: ContractError for an undefined one; nothing is taken
+  // then.
+  void add_parameters(const std::vector<Parameter>& parameters);
+
   double lr() const noexcept { return lr_; }
   void set_lr(double lr);  // throws: ContractError for what is negative or not finite
 
@@ -206,7 +212,7 @@ class Optimizer {
 
   std::vector<Own> own_;
   std::unordered_map<const ParameterState*, std::size_t> own_of_;  // a parameter's place there
-  double lr_;
+  double lr_, weight_decay_;
   bool rates_changed_ = false;
   Needs needs_;
   std::shared_ptr<UpdateLog> log_ = std::make_shared<UpdateLog>();
