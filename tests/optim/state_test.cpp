@@ -155,5 +155,5 @@ TEST_CASE("the model that names an optimizer's parameters has to hold all of the
   CHECK(refusal_of([&] { s.optimizer.state_dict(other); }) ==
         "Optimizer::state_dict: parameter '0' of the optimizer is none of the model's; give the "
         "module that holds all of them");
-  CHECK(refusal_of([&] { s.optimizer.load(other, {}); }).starts_with("Optimizer::load: parameter"));
+  CHECK(refusal_of([&] { s.optimizer.load(other, StateDict()); }).starts_with("Optimizer::load: parameter"));
 }
