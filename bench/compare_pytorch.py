@@ -3,6 +3,7 @@
 
     pip install torch        # the CPU build does
     bench/compare_pytorch.py BUILD_FOLDER [--ranks N] [--pairs N] [--steps N] [--size small|medium]
+    bench/compare_pytorch.py BUILD_FOLDER --against BUILD_FOLDER         another build of Tessera, as of an older commit
     bench/compare_pytorch.py BUILD_FOLDER --device cuda [--case gpt2-124m] [--json FILE]     (see compare_cuda.py)
 
 Two (or N) processes each: tessera-train behind mpirun, and fully_shard of torch.distributed over gloo, with PyTorch's own
@@ -101,16 +102,23 @@ def model_keys(c):
     return [f"--model.{key}={c[key]}" for key in ("name", "dim", "n_layers", "n_heads", "n_kv_heads")]
 
 
-def run_tessera(options, folder):
+def program_of(build):
+    folders = [build.resolve() / "tools", build.resolve()]  # as Meson builds, and as gpu-check does
+    program = next((f / "tessera-train" for f in folders if (f / "tessera-train").is_file()), None)
+    return program or sys.exit(f"compare_pytorch: there is no tessera-train in {build}; build it first")
+
+
+def run_tessera(options, folder, program):
     c = SIZES[options.size]
     environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                                 "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-    line = [str(options.program), *model_keys(c),
+    (folder / "tessera.jsonl").unlink(missing_ok=True)  # of the run before
+    line = [str(program), *model_keys(c),
             f"--data.path={folder}/book.txt", "--data.order=sequential", f"--training.seq_len={c['length']}",
             f"--training.global_batch_size={c['batch']}", f"--optimizer.lr={LR}", "--threads=1",
             f"--load={folder}/start.safetensors", f"--metrics.jsonl={folder}/tessera.jsonl", f"--training.steps={options.steps}"]
     kib = processes.resident_kib(line, folder, ["mpirun", "-n", str(options.ranks)], env=environment)
-    kib -= processes.resident_kib([str(options.program), "--version"], folder)
+    kib -= processes.resident_kib([str(program), "--version"], folder)
     steps = [json.loads(text) for text in (folder / "tessera.jsonl").read_text().splitlines()]
     return dict(losses=[s["loss"] for s in steps], resident_kib=kib,
                 step_seconds=[c["batch"] * c["length"] / s["tokens_per_second"] for s in steps])
@@ -123,6 +131,7 @@ def main():
     parser.add_argument("--pairs", type=int, help="5, on a GPU 3")
     parser.add_argument("--steps", type=int, help="13, on a GPU 40")
     parser.add_argument("--size", choices=list(SIZES), default="small")
+    parser.add_argument("--against", type=pathlib.Path, help="compare with this other build of Tessera in place of PyTorch")
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--device", help="cuda or cuda:N: both sides on this GPU, as one rank of 8")
     parser.add_argument("--case", choices=list(compare_cuda.CASES), default="gpt2-124m", help="what is trained on a GPU")
@@ -143,10 +152,7 @@ def main():
     options.start = options.start and options.start.resolve()
     if options.worker:
         return compare_cuda.worker(options) if options.device else worker(options)
-    folders = [options.build.resolve() / "tools", options.build.resolve()]  # as Meson builds, and as gpu-check does
-    options.program = next((f / "tessera-train" for f in folders if (f / "tessera-train").is_file()), None)
-    if not options.program:
-        sys.exit(f"compare_pytorch: there is no tessera-train in {options.build}; build it first")
+    options.program = program_of(options.build)
     if options.device:
         if options.steps <= compare_cuda.SKIPPED_STEPS:
             sys.exit(f"compare_pytorch: --steps must be more than {compare_cuda.SKIPPED_STEPS}")
@@ -154,6 +160,7 @@ def main():
     c = SIZES[options.size]
     if c["batch"] % options.ranks or options.steps <= SKIPPED_STEPS:
         sys.exit(f"compare_pytorch: --ranks must divide {c['batch']}, --steps must be more than {SKIPPED_STEPS}")
+    other = program_of(options.against) if options.against else None
     ratios = dict(time=[], memory=[])
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -161,7 +168,10 @@ def main():
         subprocess.run([options.program, *model_keys(c), "--training.steps=0",
                         f"--save={folder}/start.safetensors"], check=True, stdout=subprocess.DEVNULL)
         for pair in range(options.pairs):
-            ours, theirs = run_tessera(options, folder), run_pytorch(options, folder)
+            sides = [lambda: run_tessera(options, folder, options.program),
+                     lambda: run_tessera(options, folder, other) if other else run_pytorch(options, folder)]
+            turn = -1 if pair % 2 else 1  # who goes first warms the machine for the other
+            ours, theirs = [side() for side in sides[::turn]][::turn]
             worst = max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"], strict=True))
             if not worst < 1e-3:
                 sys.exit(f"compare_pytorch: losses differ by {worst:.2e}; this is not the same training")
@@ -170,8 +180,8 @@ def main():
             ratios["memory"].append(theirs["resident_kib"] / ours["resident_kib"])
             print(f"pair {pair + 1}: step {s * 1e3:7.1f} ms and {p * 1e3:7.1f} ms, resident {ours['resident_kib'] / 1024:6.1f} "
                   f"and {theirs['resident_kib'] / 1024:6.1f} MiB, losses within {worst:.1e}", flush=True)
-    print(f"Tessera and PyTorch {theirs['version']}, {options.size}, {options.ranks} ranks, one thread each, float32: "
-          f"PyTorch takes {statistics.median(ratios['time']):.2f} times the time "
+    rival = "the other build" if other else "PyTorch " + theirs["version"]
+    print(f"Tessera and {rival}, {options.size}, {options.ranks} ranks, one thread each, float32: {rival} takes {statistics.median(ratios['time']):.2f} times the time "
           f"({min(ratios['time']):.2f} to {max(ratios['time']):.2f}) and {statistics.median(ratios['memory']):.2f} times the memory")
 
 

@@ -12,7 +12,7 @@
 namespace tessera::nn {
 
 Buffer::Buffer(const Shape& shape, Initializer initializer, DType dtype)
-    : state_(std::make_shared<BufferState>()) {
+    : state_(std::make_shared<State>()) {
   shape.numel();  // checks
   state_->shape = shape;
   state_->initializer = std::move(initializer);

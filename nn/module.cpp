@@ -18,18 +18,18 @@ bool has(const std::vector<std::pair<std::string, Parameter>>& parameters, const
 
 // It has no say any more in how its parameters are used. Each module counts once.
 Module::~Module() {
-  for (const Parameter& p : streamed_) --p.state()->streaming;
+  for (const Parameter& p : streamed_) p.count_streaming(-1);
   while (!parameters_.empty()) {
     const Parameter p = std::move(parameters_.back().second);
     parameters_.pop_back();
-    if (!has(parameters_, p)) --p.state()->modules;
+    if (!has(parameters_, p)) p.count_module(-1);
   }
 }
 
 void Module::register_parameter(std::string_view name, const Parameter& parameter) {
   if (!parameter.defined()) return;
   expect_free("register_parameter", name);
-  if (!has(parameters_, parameter)) ++parameter.state()->modules;
+  if (!has(parameters_, parameter)) parameter.count_module(1);
   parameters_.emplace_back(name, parameter);
 }
 
@@ -40,11 +40,10 @@ void Module::stream_parameter(const Parameter& parameter) {
   TESSERA_EXPECT(parameter.shape().ndim() > 0, "stream_parameter: the parameter is of shape ",
                  parameter.shape(), "; expected rows, which slices are made of");
   if (std::find(streamed_.begin(), streamed_.end(), parameter) != streamed_.end()) return;
-  TESSERA_EXPECT(!parameter.state()->unit, "stream_parameter: parameter '", parameter.name(),
-                 "' belongs to unit '", *parameter.state()->unit,
-                 "' already; call it before fully_shard");
+  TESSERA_EXPECT(!parameter.unit(), "stream_parameter: parameter '", parameter.name(),
+                 "' belongs to unit '", *parameter.unit(), "' already; call it before fully_shard");
   streamed_.push_back(parameter);
-  ++parameter.state()->streaming;
+  parameter.count_streaming(1);
 }
 
 void Module::register_module(std::string_view name, Module& module) {
@@ -79,15 +78,14 @@ std::vector<std::pair<std::string, Module*>> Module::named_modules() {
 
 std::vector<std::pair<std::string, Parameter>> Module::named_parameters(Tied tied) const {
   std::vector<std::pair<std::string, Parameter>> found;
-  std::unordered_set<const ParameterState*> known;
+  std::unordered_set<const void*> known;
   for (const auto& [path, module] : const_cast<Module*>(this)->named_modules())
     for (const auto& [name, parameter] : module->parameters_) {
-      const bool is_new = known.insert(parameter.state().get()).second;
+      const bool is_new = known.insert(parameter.id()).second;
       if (!is_new && tied == Tied::once) continue;
       found.emplace_back(path.empty() ? name : path + '.' + name, parameter);
-      if (std::string& own = parameter.state()->name;
-          is_new && own.size() < found.back().first.size())
-        own = found.back().first;
+      if (is_new && parameter.name().size() < found.back().first.size())
+        parameter.set_name(found.back().first);
     }
   return found;
 }
@@ -110,7 +108,7 @@ void Module::materialize(const Device& device) {
   TESSERA_EXPECT(!device.is_meta(), "materialize: meta is no memory; give a real device");
   std::vector<Parameter> loose;
   for (const auto& [name, parameter] : named_parameters())
-    if (!parameter.state()->group && parameter.state()->unit == nullptr) loose.push_back(parameter);
+    if (!parameter.group() && !parameter.unit()) loose.push_back(parameter);
   for (const auto& [name, module] : named_modules())
     if (module->hook_) module->hook_->materialize(device);
   if (!loose.empty()) materialize_whole("model", loose, device);

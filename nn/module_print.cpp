@@ -91,7 +91,7 @@ void list(const std::vector<Node>& nodes, const std::string& indent, std::vector
 }
 
 std::int64_t own_numel(const Parameter& p) {
-  return p.state()->spec.owned().size() * p.state()->spec.row_numel();
+  return p.spec().owned().size() * p.spec().row_numel();
 }
 
 }  // namespace
@@ -99,8 +99,8 @@ std::int64_t own_numel(const Parameter& p) {
 class ModulePrinter {
  public:
   explicit ModulePrinter(const Module& root) {
-    for (const auto& [name, p] : root.named_parameters()) first_[p.state().get()] = name;
-    for (const auto& [name, b] : root.named_buffers()) first_[b.state().get()] = name;
+    for (const auto& [name, p] : root.named_parameters()) first_[p.id()] = name;
+    for (const auto& [name, b] : root.named_buffers()) first_[b.id()] = name;
   }
 
   Node node(const Module& module, const std::string& name, const std::string& path) {
@@ -128,22 +128,21 @@ class ModulePrinter {
 
  private:
   std::string describe(const Parameter& p, const std::string& path) const {
-    const ParameterState& state = *p.state();
-    if (first_.at(&state) != path) return "is " + first_.at(&state);
+    if (first_.at(p.id()) != path) return "is " + first_.at(p.id());
     std::string out = number(4 * p.shape().numel()) + " bytes";
-    const RowRange rows = state.spec.owned();
-    if (state.spec.world > 1 && rows.size() == 0)
+    const RowRange rows = p.spec().owned();
+    if (p.spec().world > 1 && rows.size() == 0)
       out += ", no row here";
-    else if (state.spec.world > 1)
+    else if (p.spec().world > 1)
       out += concat(rows.size() == 1 ? ", row " : ", rows ", rows.begin,
                     rows.size() == 1 ? "" : concat(" to ", rows.end - 1),
                     " here: ", number(4 * own_numel(p)), " bytes");
-    if (state.unit && state.is_streamed) out += ", streamed";
-    if (!state.trainable) out += ", frozen";
+    if (p.unit() && p.is_streamed()) out += ", streamed";
+    if (!p.trainable()) out += ", frozen";
     return out;
   }
   std::string describe(const Buffer& b, const std::string& path, Persistent persistent) const {
-    if (first_.at(b.state().get()) != path) return "is " + first_.at(b.state().get());
+    if (first_.at(b.id()) != path) return "is " + first_.at(b.id());
     const auto size = static_cast<std::int64_t>(size_bytes(b.dtype()));
     return concat(number(size * b.shape().numel()), " bytes, buffer",
                   persistent == Persistent::no ? ", not saved" : "");
@@ -160,8 +159,8 @@ std::string Module::to_string() const {
   const std::vector<Parameter> all = parameters();
   for (const Parameter& p : all) {
     own += own_numel(p);
-    without_memory += p.state()->group == nullptr;
-    is_sharded = is_sharded || p.state()->spec.world > 1;
+    without_memory += p.group() == nullptr;
+    is_sharded = is_sharded || p.spec().world > 1;
   }
   std::string out = concat(root.what, ": ", all.size(), " parameters, ", number(numel()),
                            " elements, ", number(4 * numel()), " bytes");

@@ -20,15 +20,15 @@ std::vector<StateTarget> state_targets(const Module& module) {
     return std::pair<StateTarget*, bool>(&found, is_new);
   };
   for (const auto& [name, parameter] : module.named_parameters(Tied::every_name)) {
-    const auto [t, is_new] = target(parameter.state().get(), name);
+    const auto [t, is_new] = target(parameter.id(), name);
     if (!is_new) continue;
-    t->spec = parameter.state()->spec;
+    t->spec = parameter.spec();
     t->is_transposed_in_files = module.saves_transposed(name);
     t->held = [p = parameter] { return p.shard(); };
     t->assign = [p = parameter](const Tensor& rows) { p.assign(rows); };
   }
   for (const auto& [name, buffer] : module.named_buffers(Persistent::yes, Tied::every_name)) {
-    const auto [t, is_new] = target(buffer.state().get(), name);
+    const auto [t, is_new] = target(buffer.id(), name);
     if (!is_new) continue;
     t->kind = "buffer";
     t->spec = {buffer.shape(), 1, 0};
@@ -68,8 +68,8 @@ std::vector<std::pair<std::string, Buffer>> Module::named_buffers(Persistent lea
                                      [&b = buffer](const auto& f) { return f.second == b; });
       if (known && tied == Tied::once) continue;
       found.emplace_back(path.empty() ? name : path + '.' + name, buffer);
-      if (std::string& own = buffer.state()->name; !known && own.size() < found.back().first.size())
-        own = found.back().first;
+      if (!known && buffer.name().size() < found.back().first.size())
+        buffer.set_name(found.back().first);
     }
   return found;
 }

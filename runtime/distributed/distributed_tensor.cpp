@@ -155,11 +155,10 @@ DistributedTensor distribute(const Tensor& tensor, const DeviceMesh& mesh,
 namespace {
 
 DistributedTensor handle_of(const Parameter& parameter, const Tensor& rows) {
-  const ParameterState& state = *parameter.state();
-  TESSERA_EXPECT(state.mesh != nullptr, "parameter '", state.name,
+  TESSERA_EXPECT(parameter.mesh() != nullptr, "parameter '", parameter.name(),
                  "' belongs to no unit and is whole; `distribute` spreads a tensor over a mesh");
   if (!rows.defined()) return {};
-  return {rows, state.shape, *state.mesh, {Shard{}}};
+  return {rows, parameter.shape(), *parameter.mesh(), {Shard{}}};
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "runtime/param/parameter_state.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/tensor/ops.hpp"
@@ -39,7 +40,7 @@ void Optimizer::add_parameters(const std::vector<Parameter>& parameters) {
   for (const Parameter& p : parameters)
     TESSERA_EXPECT(p.defined(), "optimizer: an undefined parameter was given");
   for (const Parameter& p : parameters)
-    if (own_of_.try_emplace(p.state().get(), own_.size()).second)
+    if (own_of_.try_emplace(p.id(), own_.size()).second)
       own_.push_back({.parameter = p, .weight_decay = weight_decay_});
   rates_changed_ = true;
 }
@@ -53,7 +54,7 @@ void Optimizer::set(const char* what, double Own::* rate, const std::vector<Para
                     double value) {
   expect_rate(what, value);
   for (const Parameter& p : of) {
-    const auto own = own_of_.find(p.state().get());
+    const auto own = own_of_.find(p.id());
     TESSERA_EXPECT(own != own_of_.end(), what, ": parameter '", p.defined() ? p.name() : "",
                    "' is not this optimizer's");
     own_[own->second].*rate = value;
@@ -139,7 +140,7 @@ std::vector<Parameter> Optimizer::parameters() const {
 }
 
 std::vector<Tensor> Optimizer::moments(const Parameter& of) const {
-  const auto found = own_of_.find(of.state().get());
+  const auto found = own_of_.find(of.id());
   TESSERA_EXPECT(found != own_of_.end(), "Optimizer::moments: parameter '",
                  of.defined() ? of.name() : "", "' is not this optimizer's");
   const Own& own = own_[found->second];
@@ -170,18 +171,18 @@ void Optimizer::prepare() {
   states_.clear();
   log_->prepared = 0;  // until it is there again
   const auto groups = groups_of(parameters());
-  std::unordered_map<const FlatGroup*, std::size_t> state_of;
+  std::unordered_map<const FlatGroup*, std::size_t> states_at;
   std::vector<std::vector<Own*>> own(groups.size());
   for (const auto& group : groups) {
     TESSERA_EXPECT(groups[0]->device == group->device,
                    "optimizer: parameter groups lie on different devices; use one optimizer each");
-    state_of[group.get()] = states_.size();
+    states_at[group.get()] = states_.size();
     states_.push_back({.group = group, .layouts = group->layouts});
     auto& logs = group->updates;
     if (std::find(logs.begin(), logs.end(), log_) == logs.end()) logs.push_back(log_);
   }
   for (Own& one : own_) {
-    one.state = state_of.at(one.parameter.state()->group.get());
+    one.state = states_at.at(one.parameter.group().get());
     own[one.state].push_back(&one);
   }
   for (std::size_t i = 0; i < states_.size(); ++i) lay_out(i, own[i]);
@@ -202,7 +203,7 @@ void Optimizer::lay_out(std::size_t at, const std::vector<Own*>& own) {
   GroupState& state = states_[at];
   const FlatGroup& group = *state.group;
   const auto entry_of = [&](const Own* one) -> const FlatEntry& {
-    return group.entries[static_cast<std::size_t>(one->parameter.state()->entry)];
+    return group.entries[static_cast<std::size_t>(state_of(one->parameter)->entry)];
   };
   std::vector<Own*> trained;
   for (Own* const one : own) {
@@ -217,7 +218,7 @@ void Optimizer::lay_out(std::size_t at, const std::vector<Own*>& own) {
   std::int64_t numel = 0;
   for (Own* const one : trained) {
     const FlatEntry& entry = entry_of(one);
-    one->spec = one->parameter.state()->spec;
+    one->spec = one->parameter.spec();
     one->offset = numel;
     numel += round_up(entry.chunk, kFlatAlign);
     if (entry.numel == 0) continue;

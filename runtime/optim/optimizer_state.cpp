@@ -24,7 +24,7 @@ std::vector<std::pair<std::string, const Optimizer::Own*>> Optimizer::named(
     const char* function, const NamedParameters& names) const {
   std::vector<std::pair<std::string, const Own*>> found;
   for (const auto& [name, parameter] : names)
-    if (const auto own = own_of_.find(parameter.state().get()); own != own_of_.end())
+    if (const auto own = own_of_.find(parameter.id()); own != own_of_.end())
       found.emplace_back(name, &own_[own->second]);
   if (found.size() == own_.size()) return found;
   for (const Own& own : own_)
@@ -37,12 +37,11 @@ std::vector<std::pair<std::string, const Optimizer::Own*>> Optimizer::named(
 }
 
 std::vector<DistributedTensor> Optimizer::distributed_moments(const Parameter& of) const {
-  const ParameterState& state = *of.state();
   std::vector<DistributedTensor> handles;
   for (const Tensor& rows : moments(of)) {
-    TESSERA_EXPECT(state.mesh != nullptr, "distributed_moments: parameter '", state.name,
+    TESSERA_EXPECT(of.mesh() != nullptr, "distributed_moments: parameter '", of.name(),
                    "' belongs to no unit and is whole; use moments");
-    handles.emplace_back(rows, state.shape, *state.mesh, Placements{Shard{}});
+    handles.emplace_back(rows, of.shape(), *of.mesh(), Placements{Shard{}});
   }
   return handles;
 }
@@ -61,7 +60,7 @@ StateDict Optimizer::state_dict(const NamedParameters& names, const StateDictOpt
     const std::vector<Tensor> rows = moments(own->parameter);
     for (std::size_t k = 0; k < rows.size(); ++k)
       views.emplace(concat(name, '.', needs_.names[k]),
-                    StateTensor(rows[k], own->spec, own->parameter.state()->mesh));
+                    StateTensor(rows[k], own->spec, own->parameter.mesh()));
   }
   return make_state_dict(views, options);
 }

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/param/parameter_state.hpp"
 #include "tessera/memory/memory.hpp"
-#include "tessera/param/parameter.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {

@@ -1,7 +1,7 @@
-#include "tessera/param/gradient_sinks.hpp"
+#include "runtime/param/gradient_sinks.hpp"
 
+#include "runtime/param/parameter_state.hpp"
 #include "runtime/tensor/launch.hpp"
-#include "tessera/param/parameter.hpp"
 
 namespace tessera {
 namespace {

@@ -3,6 +3,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "runtime/param/parameter_state.hpp"
 #include "runtime/tensor/lent.hpp"
 #include "tessera/tensor/ops.hpp"
 
@@ -48,8 +49,10 @@ class ParameterLeaf final : public autograd::Leaf {
     return state_->sinks->sink(i);
   }
   Tensor gradient() const override { return gradient_of(*state_); }
-  // A group's gradient is cleared as a whole, by zero_grad of an optimizer.
-  void clear() override {}
+  void clear() override {
+    TESSERA_EXPECT(false, "Tensor::zero_grad: parameter '", state_->name,
+                   "' shares the gradient of its flat group; call zero_grad of an optimizer");
+  }
   std::uint64_t version() const override { return state_->group->version; }
   void expect_version(std::uint64_t forward) const override {
     TESSERA_EXPECT(version() == forward, "backward: parameter '", state_->name,
@@ -80,15 +83,47 @@ Parameter::Parameter(const Shape& shape, Initializer initializer)
   state_->spec = {shape, 1, 0};
 }
 
+const std::shared_ptr<ParameterState>& state_of(const Parameter& parameter) {
+  TESSERA_EXPECT(parameter.defined(), "an undefined parameter was used");
+  return parameter.state_;
+}
+
+const Shape& Parameter::shape() const { return state_of(*this)->shape; }
+const std::string& Parameter::name() const { return state_of(*this)->name; }
+const ShardSpec& Parameter::spec() const { return state_of(*this)->spec; }
+std::shared_ptr<const DeviceMesh> Parameter::mesh() const { return state_of(*this)->mesh; }
+const std::string* Parameter::unit() const { return state_of(*this)->unit; }
+std::shared_ptr<const FlatGroup> Parameter::group() const { return state_of(*this)->group; }
+bool Parameter::trainable() const { return state_of(*this)->trainable; }
+
+std::shared_ptr<ParameterSlices> Parameter::made_slices() const { return state_of(*this)->slices; }
+int Parameter::slices() const { return made_slices() ? state_->slices->count() : 1; }
+bool Parameter::is_streamed() const {
+  return unit() ? state_->is_streamed : state_->may_be_streamed();
+}
+
+void Parameter::set_name(const std::string& name) const { state_of(*this)->name = name; }
+void Parameter::count_module(int by) const { state_of(*this)->modules += by; }
+void Parameter::count_streaming(int by) const { state_of(*this)->streaming += by; }
+
+void Parameter::set_initializer(Initializer how) const {
+  state_of(*this)->initializer = std::move(how);
+}
+void Parameter::initialize(std::uint64_t key) const {
+  const std::int64_t first = spec().owned().begin * spec().row_numel();
+  edit([&](const Tensor& rows) { state_->initializer.fill(rows, shape(), key, first); });
+}
+
 Tensor Parameter::value() const {
-  TESSERA_EXPECT(!known().is_streamed, "parameter '", state_->name, "' of unit '", *state_->unit,
+  TESSERA_EXPECT(!state_of(*this)->is_streamed, "parameter '", state_->name, "' of unit '",
+                 *state_->unit,
                  "' is streamed: it is there one slice at a time, from the first call of the root "
                  "on, and only the modules that stream it can use it, by for_each_slice");
   return value_of(state_);
 }
 
 void Parameter::set_trainable(bool trainable) const {
-  if (known().trainable == trainable) return;
+  if (this->trainable() == trainable) return;
   TESSERA_EXPECT(!autograd::in_backward() && !autograd::in_call(), "set_trainable: parameter '",
                  state_->name,
                  "' is frozen or thawed between steps, outside of calls and backward");
@@ -122,11 +157,11 @@ Tensor value_of(const std::shared_ptr<ParameterState>& state) {
   return out;
 }
 
-Tensor Parameter::shard() const { return read_only(rows_of(known()), state_); }
-Tensor Parameter::grad() const { return gradient_of(known()); }
+Tensor Parameter::shard() const { return read_only(rows_of(*state_of(*this)), state_); }
+Tensor Parameter::grad() const { return gradient_of(*state_of(*this)); }
 
 void Parameter::edit(const std::function<void(const Tensor& rows)>& f) const {
-  const Tensor rows = rows_of(known());
+  const Tensor rows = rows_of(*state_of(*this));
   FlatGroup& group = *state_->group;
   group.device.compute().wait(group.device.gather().record());  // it may still read them
   ++rows.storage()->version;  // for what saved them where they are whole
@@ -141,7 +176,7 @@ void Parameter::edit(const std::function<void(const Tensor& rows)>& f) const {
 }
 
 void Parameter::assign(const Tensor& values) const {
-  const Shape local = known().spec.local_shape();
+  const Shape local = spec().local_shape();
   TESSERA_EXPECT(values.shape() == local && is_floating(values.dtype()), "parameter '", name(),
                  "' is assigned ", values.shape(), " of ", values.dtype(),
                  "; this rank's rows are ", local, ", of a floating dtype");
@@ -161,12 +196,12 @@ void materialize_whole(const std::string& name, const std::vector<Parameter>& pa
     }
   };
   for (const Parameter& p : parameters)
-    TESSERA_EXPECT(p.state()->group == nullptr, "materialize: parameter '", p.name(),
+    TESSERA_EXPECT(p.group() == nullptr, "materialize: parameter '", p.name(),
                    "' already has memory");
   std::vector<std::shared_ptr<ParameterState>> states;
   std::int64_t numel = 0;
   for (const Parameter& p : parameters) {
-    states.push_back(p.state());
+    states.push_back(state_of(p));
     numel = checked_add(numel, p.shape().numel());
     if (numel < kEnough) continue;
     make(std::exchange(states, {}));
@@ -187,16 +222,17 @@ std::vector<GroupPart> parts_of(const std::vector<Parameter>& parameters) {
   std::unordered_map<const FlatGroup*, std::size_t> part_of;
   for (const Parameter& p : parameters) {
     TESSERA_EXPECT(p.defined(), "an undefined parameter was given");
-    const std::shared_ptr<FlatGroup>& group = p.state()->group;
-    TESSERA_EXPECT(group != nullptr, "parameter '", p.state()->name,
+    const ParameterState& state = *state_of(p);
+    const std::shared_ptr<FlatGroup>& group = state.group;
+    TESSERA_EXPECT(group != nullptr, "parameter '", state.name,
                    "' has no memory yet; call materialize on the model first");
     const std::size_t i = part_of.try_emplace(group.get(), parts.size()).first->second;
     if (i == parts.size()) {
       parts.push_back({group, {}});
       is_given.emplace_back(group->trainable.size() + 1);
     }
-    if (has_gradient(*p.state()))
-      is_given[i][static_cast<std::size_t>(entry_of(*p.state()).trainable)] = true;
+    if (has_gradient(state))
+      is_given[i][static_cast<std::size_t>(entry_of(state).trainable)] = true;
   }
   for (std::size_t i = 0; i < parts.size(); ++i)
     for (std::size_t end = 0; end < is_given[i].size(); ++end) {

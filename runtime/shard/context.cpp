@@ -33,8 +33,11 @@ void Context::build(nn::Module& root) {
     if (!unit) continue;
     TESSERA_EXPECT(unit->context() == nullptr, "fully_shard: unit '", name,
                    "' has already run as a root of its own; call the outermost module first");
-    TESSERA_EXPECT(unit->shards().is_materialized() || unit->shards().is_empty(), "unit '", name,
-                   "' has no memory yet; call materialize on the model first");
+    const auto& parameters = unit->shards().parameters;
+    TESSERA_EXPECT(unit->shards().is_materialized() || unit->shards().is_empty(), "unit '",
+                   name.empty() ? "(root)" : name, "' has no memory yet",
+                   parameters.empty() ? "" : concat(" for '", parameters[0]->name, '\''),
+                   "; call materialize on the model first");
     const RankGroup& group = unit->shards().options.mesh.group();
     TESSERA_EXPECT(!context->group_ || context->group_ == &group, "fully_shard: unit '", name,
                    "' lies on another mesh than its root; give all units of a model one mesh");
@@ -136,8 +139,8 @@ std::vector<AssumedCall> Context::assumed_calls(nn::Module& root) const {
       calls.push_back({unit->shards().number, parent, unit->is_read_in_backward()});
     }
     for (const auto& [own, parameter] : module->own_parameters())
-      for (int slice = 0; parameter.state()->slices && slice < parameter.slices(); ++slice)
-        calls.push_back({slices_of(*parameter.state())->unit(slice)->shards().number,
+      for (int slice = 0; state_of(parameter)->slices && slice < parameter.slices(); ++slice)
+        calls.push_back({slices_of(*state_of(parameter))->unit(slice)->shards().number,
                          around.back().second, module->reads_parameters_in_backward()});
   }
   return calls;

@@ -58,12 +58,13 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
     if (const auto* unit = dynamic_cast<shard::Unit*>(below->hook().get()))
       inside.push_back(&unit->name());
   for (const auto& [name, parameter] : module.named_parameters()) {
-    const auto& state = parameter.state();
+    const auto& state = state_of(parameter);
     if (state->unit) {
       TESSERA_EXPECT(
           std::find(inside.begin(), inside.end(), state->unit) != inside.end(),
-          "fully_shard: parameter '", name, "' is shared with unit '", *state->unit,
-          "' outside this module; shard the module that holds both, so that one unit owns it");
+          "fully_shard: parameter '", name, "' belongs to unit '", *state->unit,
+          "' already; shard inner modules before those around them, and the module that holds both "
+          "where two share a parameter");
       continue;
     }
     claimed.push_back(state);
@@ -76,7 +77,7 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
   std::vector<Held> held;
   Device device = Device::meta();
   for (const Parameter& p : module.parameters())  // also of what inner units have
-    if (p.state()->group) device = p.state()->group->device;
+    if (p.group()) device = p.group()->device;
   for (const auto& state : claimed) {
     if (!state->group) continue;
     const FlatEntry& entry = state->group->entries[static_cast<std::size_t>(state->entry)];

@@ -157,7 +157,8 @@ std::string GatheredParameters::escape() const {
       return concat("unit '", shards_.name, "' closes while parameter '", p->name,
                     "' is still referenced outside its call",
                     *p->window->last_op ? concat(" (last used by '", p->window->last_op, "')") : "",
-                    "; copy what leaves the module, or keep using it inside");
+                    "; copy what leaves the module, keep using it inside, and let a custom "
+                    "operation hold it in an autograd::Saved");
   }
   return {};
 }

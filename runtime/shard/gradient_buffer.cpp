@@ -30,7 +30,7 @@ void GradientBuffer::take_next() {
 }
 
 autograd::GradientSink GradientBuffer::sink(int i) {
-  if (taken_ == 0) take(false);  // outside of the unit's calls
+  if (taken_ == 0) return early_sink(at(i));  // outside of the unit's calls
   const std::size_t piece = piece_of(at(i));
   TESSERA_EXPECT(piece >= sent_, "backward: parameter '",
                  shards_.parameters[shards_.parameter_of[at(i)]]->name,

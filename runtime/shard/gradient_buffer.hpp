@@ -10,7 +10,8 @@
 //
 // Between a unit's enter and leave nothing else of its own is issued, so all ranks take and reduce
 // in one order, whatever their graphs reach. A piece goes as soon as this rank's graph has no more
-// for it, and those before it have gone. What comes before its piece is taken waits in the pool.
+// for it, and those before it have gone. What comes before its piece is taken waits in the pool: a
+// rank's own graph takes no slot.
 // One rank has no buffer: its gradients go straight into the flat group (LocalGradient).
 //
 // PyTorch FSDP2 keeps a gradient a parameter until all of a unit are there, and copies them into

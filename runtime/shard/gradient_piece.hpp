@@ -16,8 +16,8 @@
 
 #include <memory>
 
+#include "runtime/param/gradient_sinks.hpp"
 #include "runtime/shard/unit_shards.hpp"
-#include "tessera/param/gradient_sinks.hpp"
 
 namespace tessera::shard {
 

@@ -11,7 +11,7 @@ namespace tessera::nn {
 StateDict Module::state_dict(const StateDictOptions& options) const {
   StateDict views;
   for (const auto& [name, p] : named_parameters())
-    views.emplace(name, StateTensor(p.shard(), p.state()->spec, p.state()->mesh));
+    views.emplace(name, StateTensor(p.shard(), p.spec(), p.mesh()));
   for (const auto& [name, b] : named_buffers(Persistent::yes)) views.emplace(name, b.value());
   return make_state_dict(views, options);
 }
@@ -20,7 +20,7 @@ LoadReport load(Module& model, const std::function<std::shared_ptr<const StateSo
                 const LoadOptions& options) {
   if (options.from_rank_0) {
     const auto parameters = model.parameters();
-    const auto has_memory = [](const Parameter& p) { return p.state()->group != nullptr; };
+    const auto has_memory = [](const Parameter& p) { return p.group() != nullptr; };
     if (std::ranges::none_of(parameters, has_memory))
       model.materialize(options.from_rank_0->device());
   }

@@ -36,8 +36,10 @@ void lengthen_gathers(std::span<const SlotUse> uses, std::span<const UnitNeeds> 
   }
 }
 
-// A piece is on the wire until as much as the largest of its unit has been queued behind it, or
-// what is left of its unit and all of another: so many times as the unit says.
+// A piece is on the wire until two thirds of the largest of its unit have been queued behind it, or
+// what is left of its unit and all of another; where the unit says so, until once or more the
+// largest besides. The matrices of an attention are that much: with all of the largest, an MLP's
+// last would wait for the next unit's first.
 void lengthen_buffers(std::span<const SlotUse> uses, std::span<const UnitNeeds> units,
                       std::vector<Interval>& intervals) {
   std::vector<std::size_t> pieces;  // in the order in which they are given back
@@ -51,8 +53,8 @@ void lengthen_buffers(std::span<const SlotUse> uses, std::span<const UnitNeeds> 
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const int unit = uses[pieces[i]].unit;
     const UnitNeeds& of = needs_of(units, unit);
-    const std::int64_t enough =
-        of.reductions_in_flight * *std::max_element(of.pieces.begin(), of.pieces.end());
+    const std::int64_t largest = *std::max_element(of.pieces.begin(), of.pieces.end()),
+                       enough = of.reductions_in_flight * largest - largest / 3;
     std::int64_t bytes = 0, others = 0;
     std::size_t last = i;
     while (bytes < enough && others < of.reductions_in_flight && ++last < pieces.size()) {

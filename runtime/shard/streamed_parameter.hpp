@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/param/parameter.hpp"
+#include "runtime/param/parameter_state.hpp"
 
 namespace tessera::shard {
 

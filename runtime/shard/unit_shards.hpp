@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/param/parameter_state.hpp"
 #include "runtime/shard/slots.hpp"
 #include "tessera/comm/communicator.hpp"
 #include "tessera/shard/fully_shard.hpp"

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 
+#include "runtime/param/parameter_state.hpp"
 #include "tessera/autograd/random.hpp"
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
@@ -307,9 +308,9 @@ TEST_CASE("with bf16 parameters a model computes in bf16 and its loss stays clos
     const auto exact = all_gradients(*model);
     drop_gradients(*model);
     for (const Parameter& p : model->parameters()) {  // as a unit of bf16 parameters has them
-      p.state()->window = raw::cast(p.shard(), bf16).storage();
-      p.state()->window_offset_bytes = 0;
-      p.state()->compute_dtype = bf16;
+      state_of(p)->window = raw::cast(p.shard(), bf16).storage();
+      state_of(p)->window_offset_bytes = 0;
+      state_of(p)->compute_dtype = bf16;
     }
     CHECK((*model)(tokens).dtype() == bf16);
     const Tensor rough = model->loss(tokens, targets);

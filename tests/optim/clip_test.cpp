@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <set>
 
+#include "runtime/param/parameter_state.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tests/optim/helpers.hpp"
@@ -50,7 +51,7 @@ TEST_CASE("gradients are scaled to the maximum norm, and the norm before is retu
     }
   }
   // Counts lie behind the gradients in the same array and must not be scaled.
-  const Values counts = bag.items[0].state()->group->counts().to_vector<float>();
+  const Values counts = bag.items[0].group()->counts().to_vector<float>();
   CHECK(std::count(counts.begin(), counts.end(), 1.0f) == 3);
 }
 
@@ -144,7 +145,7 @@ TEST_CASE("ranks with different shards find one norm and one factor", "[optim][t
     const auto r = static_cast<std::size_t>(world.rank());
     Bag bag(kClippedShapes);  // stands for this rank's shards
     bag.materialize(world.device());
-    bag.items[0].state()->group->sums = {world.share(), &world.control()};
+    state_of(bag.items[0])->group->sums = {world.share(), &world.control()};
     give_gradients(bag, all[r]);
     norms[r] = optim::clip_grad_norm(bag.parameters(), 2).item();
     scaled[r] = bag.items[2].grad().to_vector<float>();

@@ -146,7 +146,7 @@ TEST_CASE("a parameter without a gradient keeps its value and its moments", "[op
   CHECK(get(f.bag.items[2]) == kept);
   CHECK(get(f.bag.items[4]) != changed);
   const Values after = adamw.states()[0].moments[0].to_vector<float>();
-  const FlatGroup& group = *f.bag.items[0].state()->group;
+  const FlatGroup& group = *f.bag.items[0].group();
   for (std::size_t i = 0; i < group.entries.size(); ++i) {
     const auto begin = static_cast<std::ptrdiff_t>(group.entries[i].offset);
     const auto end = begin + static_cast<std::ptrdiff_t>(group.entries[i].numel);
@@ -178,7 +178,7 @@ TEST_CASE("state exists after prepare, twelve bytes an element, and zero_grad fr
   f.start();
   optim::AdamW optimizer(f.bag.parameters());
   optimizer.prepare();
-  const std::int64_t numel = f.bag.items[0].state()->group->numel;
+  const std::int64_t numel = f.bag.items[0].group()->numel;
   const auto state_bytes = [&] {
     return f.ledger().live_bytes("weights") + f.ledger().live_bytes("moments");
   };
@@ -204,14 +204,14 @@ TEST_CASE("without any gradient a step changes nothing but the count", "[optim]"
   f.start();
   optim::AdamW optimizer(f.bag.parameters(), {.weight_decay = 0.5});
   const Values before = get(f.bag.items[0]);
-  const std::uint64_t version = f.bag.items[0].state()->group->version;
+  const std::uint64_t version = f.bag.items[0].group()->version;
   optimizer.step();
   CHECK(get(f.bag.items[0]) == before);
-  CHECK(f.bag.items[0].state()->group->version == version);
+  CHECK(f.bag.items[0].group()->version == version);
   CHECK(optimizer.steps() == 1);
   give_gradients(f.bag, f.gradients({0}));
   optimizer.step();
-  CHECK(f.bag.items[0].state()->group->version == version + 1);
+  CHECK(f.bag.items[0].group()->version == version + 1);
 }
 
 TEST_CASE("an optimizer touches its own parameters only, at the rate set last", "[optim]") {
@@ -331,7 +331,7 @@ TEST_CASE("two optimizers over one group clear the gradients of their own parame
   optim::Sgd some({f.bag.items[0], f.bag.items[3]}), others({f.bag.items[1], f.bag.items[2]}),
       last({f.bag.items[4]});
   some.zero_grad();
-  const FlatGroup& group = *f.bag.items[0].state()->group;
+  const FlatGroup& group = *f.bag.items[0].group();
   REQUIRE(group.gradient.defined());
   const Values counts = group.counts().to_vector<float>();
   for (std::size_t i = 0; i < kShapes.size(); ++i) {
@@ -416,33 +416,6 @@ TEST_CASE("a setter refuses what its constructor does, and names it", "[optim]")
   }
   CHECK_THROWS_AS(optim::Sgd(f.bag.parameters(), {.lr = INFINITY}), ContractError);
   CHECK_THROWS_AS(optim::AdamW(f.bag.parameters(), {.weight_decay = INFINITY}), ContractError);
-}
-
-TEST_CASE("parameters that come later begin without moments, and the others go on", "[optim]") {
-  const Values g{1, 2, 3};
-  Bag one({{3}, {3}}), both({{3}, {3}});
-  for (Bag* const bag : {&one, &both}) bag->materialize(Device::cpu());
-  optim::AdamW late({one.items[0]}, {.weight_decay = 0.5}),
-      early(both.parameters(), {.weight_decay = 0.5});
-  give_gradients(one, {{0, g}});
-  give_gradients(both, {{0, g}});
-  for (optim::Optimizer* const o :
-       {static_cast<optim::Optimizer*>(&late), static_cast<optim::Optimizer*>(&early)}) {
-    o->step();
-    o->zero_grad();
-  }
-  CHECK_THROWS_AS(late.add_parameters({one.items[1], Parameter()}), ContractError);
-  CHECK_THROWS_AS(late.moments(one.items[1]), ContractError);
-  late.add_parameters({one.items[0], one.items[1]});
-  give_gradients(one, {{0, g}, {1, g}});
-  give_gradients(both, {{0, g}, {1, g}});
-  late.step();
-  early.step();
-  for (const std::size_t i : {0u, 1u}) {
-    CHECK(get(one.items[i]) == get(both.items[i]));
-    CHECK(late.moments(one.items[i])[1].to_vector<float>() ==
-          early.moments(both.items[i])[1].to_vector<float>());
-  }
 }
 
 TEST_CASE("SGD keeps a momentum buffer under each name, if it has momentum", "[optim]") {

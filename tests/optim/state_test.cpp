@@ -155,5 +155,34 @@ TEST_CASE("the model that names an optimizer's parameters has to hold all of the
   CHECK(refusal_of([&] { s.optimizer.state_dict(other); }) ==
         "Optimizer::state_dict: parameter '0' of the optimizer is none of the model's; give the "
         "module that holds all of them");
-  CHECK(refusal_of([&] { s.optimizer.load(other, StateDict()); }).starts_with("Optimizer::load: parameter"));
+  CHECK(refusal_of([&] {
+          s.optimizer.load(other, StateDict());
+        }).starts_with("Optimizer::load: parameter"));
+}
+
+TEST_CASE("parameters that come later begin without moments, and the others go on", "[optim]") {
+  const Values g{1, 2, 3};
+  Bag one({{3}, {3}}), both({{3}, {3}});
+  for (Bag* const bag : {&one, &both}) bag->materialize(Device::cpu());
+  optim::AdamW late({one.items[0]}, {.weight_decay = 0.5}),
+      early(both.parameters(), {.weight_decay = 0.5});
+  give_gradients(one, {{0, g}});
+  give_gradients(both, {{0, g}});
+  for (optim::Optimizer* const o :
+       {static_cast<optim::Optimizer*>(&late), static_cast<optim::Optimizer*>(&early)}) {
+    o->step();
+    o->zero_grad();
+  }
+  CHECK_THROWS_AS(late.add_parameters({one.items[1], Parameter()}), ContractError);
+  CHECK_THROWS_AS(late.moments(one.items[1]), ContractError);
+  late.add_parameters({one.items[0], one.items[1]});
+  give_gradients(one, {{0, g}, {1, g}});
+  give_gradients(both, {{0, g}, {1, g}});
+  late.step();
+  early.step();
+  for (const std::size_t i : {0u, 1u}) {
+    CHECK(get(one.items[i]) == get(both.items[i]));
+    CHECK(late.moments(one.items[i])[1].to_vector<float>() ==
+          early.moments(both.items[i])[1].to_vector<float>());
+  }
 }

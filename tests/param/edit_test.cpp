@@ -3,6 +3,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "runtime/param/parameter_state.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/param/parameter.hpp"
@@ -19,8 +20,8 @@ struct Whole {
   Parameter w{{2, 2}, Initializer::constant(0)}, other{{5}, Initializer::constant(0)};
 
   Whole() {
-    w.state()->name = "layer.weight";
-    other.state()->name = "other";
+    state_of(w)->name = "layer.weight";
+    state_of(other)->name = "other";
     materialize_whole("model", {w, other}, device);
     w.assign(two_by_two());
   }
@@ -139,7 +140,7 @@ TEST_CASE("an edit before a backward whose forward has read older values is an e
 
 TEST_CASE("a parameter without memory is neither read nor edited") {
   const Parameter p({3}, Initializer::constant(0));
-  p.state()->name = "head.weight";
+  state_of(p)->name = "head.weight";
   for (const std::string& what :
        {contract_error([&] { p.shard(); }), contract_error([&] { p.edit([](const Tensor&) {}); }),
         contract_error([&] { p.assign(Tensor::ones({3}, f32, Device::cpu())); })})

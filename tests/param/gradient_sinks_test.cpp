@@ -1,5 +1,5 @@
 // Where gradients are written: what has arrived, and what a second contribution adds to.
-#include "tessera/param/gradient_sinks.hpp"
+#include "runtime/param/gradient_sinks.hpp"
 
 #include <random>
 

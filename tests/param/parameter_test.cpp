@@ -1,5 +1,6 @@
 // Parameters without a unit: one flat group, gradients written into it, arrival counts.
 #include "tessera/param/parameter.hpp"
+#include "runtime/param/parameter_state.hpp"
 
 #include <stdexcept>
 
@@ -17,9 +18,9 @@ struct Model {
   std::shared_ptr<FlatGroup> group;
 
   Model() {
-    for (const auto& [p, name] : {std::pair(a, "a"), {b, "b"}, {c, "c"}}) p.state()->name = name;
+    for (const auto& [p, name] : {std::pair(a, "a"), {b, "b"}, {c, "c"}}) state_of(p)->name = name;
     materialize_whole("model", {a, b, c}, device);
-    group = a.state()->group;
+    group = state_of(a)->group;
     for (const Parameter& p : {a, b, c}) p.edit([](const Tensor& rows) { raw::fill(rows, 2); });
   }
   std::vector<float> counts() const {
@@ -70,8 +71,8 @@ TEST_CASE("a frozen parameter has no history and no gradient") {
   Parameter w({3}, Initializer::constant(0)), frozen({3}, Initializer::constant(0));
   frozen.freeze();
   materialize_whole("model", {w, frozen}, device);
-  const FlatGroup& group = *w.state()->group;
-  CHECK(frozen.state()->group.get() == &group);
+  const FlatGroup& group = *w.group();
+  CHECK(frozen.group().get() == &group);
   CHECK(group.numel == 128);
   CHECK(group.gradient_numel == 64);
   CHECK_FALSE(frozen.value().requires_grad());
@@ -140,7 +141,7 @@ TEST_CASE("after an exception in backward the next pass is whole again") {
 
 TEST_CASE("a parameter without memory says so") {
   const Parameter p({3}, Initializer::constant(0));
-  p.state()->name = "head.weight";
+  state_of(p)->name = "head.weight";
   CHECK_THROWS_WITH(p.value(), Catch::Contains("'head.weight'") && Catch::Contains("materialize"));
   CHECK_THROWS_WITH(groups_of({p}), Catch::Contains("'head.weight'"));
   CHECK_THROWS_AS(Parameter().value(), ContractError);

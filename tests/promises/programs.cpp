@@ -64,6 +64,17 @@ Tensor used(const Tensor& x, const Tensor& w, std::int64_t& rows) {
 }
 constexpr std::int64_t kMostRows = 1 << 12;
 
+// x + w, of a weight that may be closed again when backward comes: it is not read there.
+Tensor added(const Tensor& x, const Tensor& w, std::int64_t& rows) {
+  return autograd::record("added", {x, w}, raw::add(x, w),
+                          [&rows](const Tensor& g, autograd::Gradients& out) {
+                            if (out.wants(0)) out.set(0, g);
+                            const Tensor t = rounded(raw::tanh(g));
+                            out.set(1, raw::reduce(raw::Reduction::sum, t, 0));
+                            rows += g.size(0);
+                          });
+}
+
 // A sum over the rows of a slice, and so over those of the table, whichever slices it has: the
 // terms are rounded as in Note [Exact sums]. x gets no gradient of it.
 Tensor streamed(const Tensor& x, const Tensor& slice, std::int64_t& rows) {
@@ -106,7 +117,11 @@ class Part final : public nn::Module {
   Tensor operator()(const Tensor& x, int rank) {
     return call([&] {
       Tensor h = x;
-      for (const Statement& s : plan_.body) h = tanh(run(s, h, rank) + 0.125);
+      for (const Statement& s : plan_.body) h = tanh(run(s, h, x, rank) + 0.125);
+      for (const int i : plan_.read_later)
+        if (Part& child = *children_[static_cast<std::size_t>(i)];
+            autograd::grad_enabled() && has(plan_.reads_later, rank))
+          h = tanh(added(h, child.w_.value(), child.rows_));
       return h;
     });
   }
@@ -137,7 +152,7 @@ class Part final : public nn::Module {
     Parameter parameter;
     std::int64_t uses = 0;
   };
-  Tensor run(const Statement& s, const Tensor& h, int rank) {
+  Tensor run(const Statement& s, const Tensor& h, const Tensor& x, int rank) {
     if (s.kind == Statement::own) return used(h, w_.value(), rows_);
     if (s.kind == Statement::outer) return used(h, outer_->w_.value(), outer_->rows_);
     if (s.kind == Statement::streamed)
@@ -148,6 +163,10 @@ class Part final : public nn::Module {
     if (s.without_gradient) {
       const NoGradGuard no_gradient;
       y = child(h.detach(), rank);
+    } else if (s.gets_input) {
+      y = recompute(
+          [&child, rank](std::span<const Tensor> in) { return child(in[0] + in[1] * 0.5, rank); },
+          {h, x});
     } else if (s.recomputed) {
       y = recompute([&child, rank](const Tensor& in) { return child(in, rank); }, h);
     } else {
@@ -214,6 +233,8 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
     }
     if (has(b.runs, rank))
       loss.backward({}, b.retains);
+    else if (has_peers && b.skips_model)
+      skip_backward(model);
     else if (has_peers)
       skip_backward(loss, b.retains);
   }

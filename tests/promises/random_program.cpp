@@ -89,6 +89,42 @@ void vary_tables(Dice& dice, PartPlan& part) {
   for (PartPlan& child : part.children) vary_tables(dice, child);
 }
 
+// Whether `part` or a part of it calls `number`, or calls a part from anywhere.
+bool calls_elsewhere(const PartPlan& part) {
+  return std::any_of(part.body.begin(), part.body.end(),
+                     [](const Statement& s) { return s.kind == Statement::call_elsewhere; }) ||
+         std::any_of(part.children.begin(), part.children.end(), calls_elsewhere);
+}
+
+// What blocks share, and weights that are read outside of their unit's calls: of children that the
+// root calls once, with gradients, and that are open from there on.
+void vary_inputs(Dice& dice, PartPlan& root) {
+  const auto vary = [&](const auto& self, PartPlan& part) -> void {
+    for (Statement& s : part.body) s.gets_input = s.recomputed && dice.once_in(2);
+    for (PartPlan& child : part.children) self(self, child);
+  };
+  vary(vary, root);
+  root.reads_later = dice.ranks();
+  if (calls_elsewhere(root)) return;
+  for (int i = 0; i < static_cast<int>(root.children.size()); ++i) {
+    const PartPlan& child = root.children[static_cast<std::size_t>(i)];
+    const auto is_call = [&](const Statement& s) {
+      return s.kind == Statement::call && s.callee == i;
+    };
+    const auto call = std::find_if(root.body.begin(), root.body.end(), is_call);
+    if (child.is_unit && child.reshard == Reshard::never && call != root.body.end() &&
+        std::count_if(root.body.begin(), root.body.end(), is_call) == 1 && !call->recomputed &&
+        !call->without_gradient && dice.once_in(2))
+      root.read_later.push_back(i);
+  }
+}
+
+// Who leaves the last backward of a step out may say so of the model.
+void vary_skips(Dice& dice, Program& program) {
+  for (Step& step : program.steps)
+    if (!step.backwards.empty()) step.backwards.back().skips_model = dice.once_in(2);
+}
+
 // Parameters that are frozen and thawed, in half of the programs.
 void turn_parameters(Dice& dice, Program& program, int parts) {
   if (dice.once_in(2)) return;
@@ -117,10 +153,12 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
     if (s.kind == Statement::streamed) out << " streamed used " << s.used;
     if (s.kind == Statement::call || s.kind == Statement::call_elsewhere)
       out << (s.kind == Statement::call ? " " : " w") << s.callee
-          << (s.recomputed ? " recomputed" : "") << (s.without_gradient ? " no_grad" : "")
-          << " used " << (s.used);
+          << (s.recomputed ? " recomputed" : "") << (s.gets_input ? " with input" : "")
+          << (s.without_gradient ? " no_grad" : "") << " used " << (s.used);
     out << ",";
   }
+  for (const int i : part.read_later)
+    out << " weight of " << i << " read on " << part.reads_later << ",";
   out << "\n";
   for (const PartPlan& child : part.children) print(out, child, depth + 1);
 }
@@ -167,6 +205,9 @@ Program make_program(std::uint64_t seed) {
     }
     program.steps.push_back(step);
   }
+  Dice input_dice(seed ^ 0x1297);
+  vary_inputs(input_dice, program.root);
+  vary_skips(input_dice, program);
   Dice turn_dice(seed ^ 0x7042);
   turn_parameters(turn_dice, program, parts);
   return program;
@@ -186,7 +227,8 @@ void print(std::ostream& out, const Program& program) {
     for (const auto& b : step.backwards) {
       out << " backward of";
       for (const int i : b.forwards) out << " " << i;
-      out << " on " << (b.runs) << (b.retains ? ", retained," : ",");
+      out << " on " << (b.runs) << (b.retains ? ", retained," : ",")
+          << (b.skips_model ? " else skips the model," : "");
     }
     for (const int i : step.turned)
       out << " parameter " << i << " turned" << (step.is_turned_late ? " late," : ",");

@@ -22,12 +22,16 @@ struct Statement {
   Kind kind = own;
   int callee = 0;  // the number of the child; of the part, counted from the root
   bool recomputed = false, without_gradient = false;
-  Ranks used = kAllRanks;  // the ranks that use the result
+  bool gets_input = false;  // recomputed with what this module was given as a second input
+  Ranks used = kAllRanks;   // the ranks that use the result
 };
 
 struct PartPlan {
   std::vector<PartPlan> children;
   std::vector<Statement> body;
+  // Of the root: children that stay open, whose weights it reads behind their calls, and who does.
+  std::vector<int> read_later;
+  Ranks reads_later = kAllRanks;
   bool is_unit = false;
   Reshard reshard = Reshard::automatic;
   int prefetch = 1;
@@ -52,6 +56,7 @@ struct Step {
     std::vector<int> forwards;
     Ranks runs = kAllRanks;
     bool retains = false;
+    bool skips_model = false;  // who leaves it out skips all that the model has, not this loss
   };
   std::vector<Forward> forwards;
   std::vector<Backward> backwards;

@@ -77,7 +77,7 @@ class Noted final : public nn::Module {
   Noted() : scale({3}, Initializer::normal(1, 0.1)) {
     for (int i = 0; i < kLayers; ++i) {
       nn::Linear& layer = layers.emplace_back(3, 3);
-      layer.weight.state()->initializer = Initializer::normal(0, 0.7);
+      layer.weight.set_initializer(Initializer::normal(0, 0.7));
     }
     register_module("layers", layers);
     register_parameter("scale", scale);

@@ -35,11 +35,12 @@ struct TinyConfig {
   std::int64_t layers = 2;
   int prefetch_depth = 1, reductions_in_flight = 1;
   std::int64_t piece_bytes = 80;  // some matrices of a block are pieces of their own
+  std::int64_t slice_bytes = 1;   // each row of a rank's part of a table is a slice; 0: one slice
   int steps = 2;
 };
 
 inline constexpr TinyConfig kTinyConfigs[] = {
-    {.name = "plain-2", .piece_bytes = 1 << 20},
+    {.name = "plain-2", .piece_bytes = 1 << 20, .slice_bytes = 0},
     {.name = "plain-3", .ranks = 3, .reads_losses = true},
     {.name = "always-2", .reshard = Reshard::always, .steps = 3},
     {.name = "always-3", .ranks = 3, .reshard = Reshard::always},
@@ -90,6 +91,7 @@ class TinyStep {
                                .reshard_after_forward = config.reshard,
                                .prefetch_depth = config.prefetch_depth,
                                .reductions_in_flight = config.reductions_in_flight,
+                               .slice_bytes = config.slice_bytes,
                                .piece_bytes = config.piece_bytes};
     for (nn::Module* part : model_.parts()) fully_shard(*part, options);
     fully_shard(model_, options);

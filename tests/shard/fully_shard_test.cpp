@@ -60,6 +60,10 @@ TEST_CASE("fully_shard refuses what cannot take effect, naming value and remedy"
   CHECK_THAT(refused({.mesh = mesh, .prefetch_depth = 65}), Contains("prefetch_depth is 65"));
   CHECK_THAT(refused({.mesh = mesh, .reductions_in_flight = 0}),
              Contains("reductions_in_flight is 0"));
+  CHECK_THAT(refused({.mesh = mesh, .forwards_ahead = 0}), Contains("forwards_ahead is 0"));
+  CHECK_THAT(refused({.mesh = mesh, .forwards_ahead = 65}), Contains("expected 1 to 64"));
+  CHECK_THAT(refused({.mesh = mesh, .slice_bytes = -1}), Contains("slice_bytes is -1"));
+  CHECK_THAT(refused({.mesh = mesh, .piece_bytes = 0}), Contains("piece_bytes is 0"));
   CHECK(refused({.mesh = mesh, .precision = {.param = bf16, .reduce = bf16}}) == "");
 
   Stack model(kWidths);
@@ -75,7 +79,7 @@ TEST_CASE("a parameter shared by two units belongs to the module that holds both
   nn::Llama apart(tiny_llama(true));
   fully_shard(apart.embedding, {.mesh = mesh});
   const std::string message = contract_error([&] { fully_shard(apart.head, {.mesh = mesh}); });
-  CHECK_THAT(message, Contains("'weight' is shared with unit") && Contains("holds both"));
+  CHECK_THAT(message, Contains("'weight' belongs to unit") && Contains("holds both"));
   CHECK(apart.head.hook() == nullptr);
 
   nn::Llama together(tiny_llama(true));

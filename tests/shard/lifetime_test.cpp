@@ -4,6 +4,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "runtime/param/parameter_state.hpp"
 #include "runtime/shard/unit.hpp"
 #include "tessera/nn/embedding.hpp"
 #include "tests/shard/support.hpp"
@@ -122,7 +123,7 @@ TEST_CASE("a parameter that outlives its model keeps neither slices nor slots, a
            const Parameter streamed = table->weight, whole = stack->scale;
            const Tensor ids = Tensor::arange(8, i32, world.device());
            mean_square((*stack)((*table)(ids))).backward();
-           if (!streamed.state()->slices) throw std::logic_error("the table is not streamed");
+           if (!state_of(streamed)->slices) throw std::logic_error("the table is not streamed");
            const std::weak_ptr<shard::Context> context =
                std::dynamic_pointer_cast<shard::Unit>(table->hook())->context();
            table = nullptr;

@@ -133,7 +133,7 @@ TEST_CASE("frozen parameters have no gradient and no moments, from the next step
            optimizer.step();
          };
          Seen seen;
-         seen.numel = round_up(p.state()->spec.chunk_numel(), kFlatAlign);
+         seen.numel = round_up(p.spec().chunk_numel(), kFlatAlign);
          step(0);
          seen.gradients = talker.live("gradients");
          seen.moments = talker.live("moments");

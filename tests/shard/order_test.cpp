@@ -110,6 +110,22 @@ TEST_CASE("a parameter of an outer unit that only an inner call uses", "[threads
         reshard, backward);
 }
 
+TEST_CASE("a penalty on units that stay open, in the loss of one rank", "[threads]") {
+  const auto body = [](int rank) -> Pair::Body {
+    return [rank](Pair& m, const Tensor& x) {
+      const Tensor y = m.b(m.a(x)) * m.scale.value();
+      if (rank != 0) return y;
+      return y + sum(m.a.weight.value() * m.b.weight.value()) + sum(m.a.bias.value());
+    };
+  };
+  check(body, Reshard::never, backward);
+  // The gradients that come before their unit's turn take no slot, so that the ranks' plans agree.
+  check(body, Reshard::never, [](Pair& model, const Tensor& x, int) {
+    for (int k = 0; k < 3; ++k) backward(model, x);
+    CHECK(shard_counters(model).unplanned_slots == 0);
+  });
+}
+
 TEST_CASE("a branch that is called first and that no loss uses races with no update", "[threads]") {
   for (const Reshard reshard : kPolicies)
     check(

@@ -58,7 +58,7 @@ TEST_CASE("a sharded state dict has this rank's rows, and loads them back", "[sh
       const StateDict state = model.state_dict();
       f.shards = shards_of(state);
       for (const auto& [name, p] : model.named_parameters()) {
-        const ShardSpec &spec = state.at(name).spec, &own = p.state()->spec;
+        const ShardSpec &spec = state.at(name).spec, &own = p.spec();
         f.has_specs = f.has_specs && spec.shape == p.shape() && spec.world == own.world &&
                       spec.rank == own.rank && spec.owned() == own.owned();
       }

@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "runtime/param/parameter_state.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/nn/linear.hpp"
 #include "tessera/nn/module_list.hpp"
@@ -85,8 +86,8 @@ inline Values shard_gradients(const nn::Module& module) {
 inline std::map<std::string, float> arrival_counts(const nn::Module& module) {
   std::map<std::string, float> counts;
   for (const auto& [name, p] : module.named_parameters()) {
-    const FlatGroup& group = *p.state()->group;
-    const int i = group.entries[static_cast<std::size_t>(p.state()->entry)].trainable;
+    const FlatGroup& group = *p.group();
+    const int i = group.entries[static_cast<std::size_t>(state_of(p)->entry)].trainable;
     counts[name] = i >= 0 && group.await_gradient().defined()
                        ? group.counts().to_vector<float>()[static_cast<std::size_t>(i)]
                        : -1.f;
@@ -145,8 +146,8 @@ class Stack : public nn::Module {
         offset({}, Initializer::normal(0.5, 0.1)) {
     for (std::size_t i = 0; i + 1 < widths.size(); ++i) {
       nn::Linear& layer = layers.emplace_back(widths[i], widths[i + 1]);
-      layer.weight.state()->initializer = Initializer::normal(0, 0.5);
-      layer.bias.state()->initializer = Initializer::normal(0, 0.5);
+      layer.weight.set_initializer(Initializer::normal(0, 0.5));
+      layer.bias.set_initializer(Initializer::normal(0, 0.5));
     }
     register_module("layers", layers);
     register_parameter("scale", scale);
@@ -188,7 +189,7 @@ constexpr double kRounding = 2 * 480 * 0x1p-24;
 
 inline void make_positive(const nn::Module& module) {
   for (const Parameter& p : module.parameters())
-    p.state()->initializer = Initializer::normal(0.02, 0.0028);
+    p.set_initializer(Initializer::normal(0.02, 0.0028));
 }
 // As rows_of, between 0 and 1.
 inline Tensor positive_rows(std::uint64_t seed, std::int64_t first, std::int64_t rows,

@@ -114,7 +114,7 @@ static Trained train(int ranks) {
     lion.prepare();
     const auto collect = [&](std::vector<float>& to) {  // each rank its rows
       const std::vector<float> rows = project.W.shard().to_vector<float>();
-      const auto first = static_cast<std::ptrdiff_t>(project.W.state()->spec.owned().begin);
+      const auto first = static_cast<std::ptrdiff_t>(project.W.spec().owned().begin);
       std::copy(rows.begin(), rows.end(), to.begin() + first * kColumns);
     };
     collect(all.before);

@@ -26,16 +26,10 @@
 
 namespace tessera::nn {
 
+class Module;
+
 // Whether a buffer is part of state dicts and files. Tables that are made anew are not.
 enum class Persistent : std::uint8_t { no, yes };
-
-struct BufferState {
-  std::string name;  // full, dotted; set by the module tree
-  Shape shape;
-  Initializer initializer;
-  DType dtype = f32;
-  Tensor values;  // undefined before it is materialized
-};
 
 // A handle; copies mean the same buffer.
 class Buffer {
@@ -60,7 +54,8 @@ class Buffer {
   // is not floating, and before it is materialized.
   void assign(const Tensor& values) const;
 
-  const std::shared_ptr<BufferState>& state() const noexcept { return state_; }
+  // The same for all handles of a buffer.
+  const void* id() const noexcept { return state_.get(); }
   bool operator==(const Buffer& other) const noexcept { return state_ == other.state_; }
 
   // --- for modules ---
@@ -70,7 +65,17 @@ class Buffer {
   void materialize(const Device& device) const;
 
  private:
-  std::shared_ptr<BufferState> state_;
+  friend class Module;  // which names it
+  void set_name(const std::string& name) const { state_->name = name; }
+
+  struct State {
+    std::string name;  // full, dotted
+    Shape shape;
+    Initializer initializer;
+    DType dtype = f32;
+    Tensor values;  // undefined before it is materialized
+  };
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace tessera::nn

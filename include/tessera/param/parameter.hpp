@@ -16,7 +16,6 @@
 #include "tessera/autograd/node.hpp"
 #include "tessera/autograd/sliced.hpp"
 #include "tessera/param/flat_group.hpp"
-#include "tessera/param/gradient_sinks.hpp"
 #include "tessera/param/shard_spec.hpp"
 #include "tessera/tensor/initializer.hpp"
 
@@ -24,6 +23,9 @@ namespace tessera {
 
 class DeviceMesh;
 class DistributedTensor;
+namespace nn {
+class Module;
+}
 
 // The slices of a streamed parameter, one of which is there at a time. The sharding engine makes
 // them.
@@ -38,37 +40,7 @@ class ParameterSlices {
   virtual void abandon(int slice) noexcept = 0;  // the use ended by an exception
 };
 
-struct ParameterState {
-  std::string name;  // full, dotted; set by the module tree
-  Shape shape;
-  Initializer initializer;
-  bool trainable = true;
-  ShardSpec spec;                          // the whole parameter until a unit claims it
-  std::shared_ptr<const DeviceMesh> mesh;  // of its unit; null without one
-  std::shared_ptr<FlatGroup> group;        // null before it is materialized
-  int entry = -1;                          // in the group
-  DType compute_dtype = DType::f32;        // of the full tensor
-  std::shared_ptr<Storage> window;         // of the full tensor; see Note [Windows]
-  std::int64_t window_offset_bytes = 0;
-  const Event* ready = nullptr;        // compute waits for it before value(); null where it has
-  std::weak_ptr<autograd::Leaf> leaf;  // of the graphs that use it
-  std::shared_ptr<GradientSinks> sinks;
-  const std::string* unit = nullptr;  // the name of the unit that claimed it
-  int modules = 0, streaming = 0;     // that have registered it, and of these those that stream it
-  bool is_streamed = false;           // by its unit
-  std::shared_ptr<ParameterSlices> slices;  // null: it is there as a whole
-  std::int64_t first_row = 0;               // of a slice: in its chunk
-
-  // What a unit decides that claims it now.
-  bool may_be_streamed() const { return streaming > 0 && streaming == modules && shape[0] > 0; }
-};
-
-// What Parameter::value gives, of what is there as a whole.
-Tensor value_of(const std::shared_ptr<ParameterState>& state);
-// The same bytes for operations that only read them: others are told whose they are.
-inline Tensor read_only(Tensor bytes, const std::shared_ptr<ParameterState>& state) {
-  return std::move(bytes).read_only({state, &state->name});
-}
+struct ParameterState;
 
 // A handle; copies mean the same parameter.
 class Parameter {
@@ -79,8 +51,16 @@ class Parameter {
 
   bool defined() const noexcept { return state_ != nullptr; }
   // The global shape, sharded or not.
-  const Shape& shape() const { return known().shape; }
-  const std::string& name() const { return known().name; }
+  const Shape& shape() const;
+  const std::string& name() const;  // full, dotted, as its module tree has named it
+  // Which rows of the whole this rank has.
+  const ShardSpec& spec() const;
+  // Over which ranks its unit shards it; null without one.
+  std::shared_ptr<const DeviceMesh> mesh() const;
+  // The name of the unit that owns it; null for none.
+  const std::string* unit() const;
+  // Where its values and its gradient lie; null before it is materialized.
+  std::shared_ptr<const FlatGroup> group() const;
   // The full tensor, with history recorded when trainable.  Throws: ContractError naming the unit
   // when it is closed, and when the parameter has no memory yet.
   operator Tensor() const { return value(); }
@@ -96,11 +76,9 @@ class Parameter {
   // as value() does, and where f keeps the slice beyond its scope, other than saved for backward.
   template <class F>
   void for_each_slice(const F& f, bool is_read_in_backward = true) const;
-  int slices() const { return known().slices ? state_->slices->count() : 1; }
+  int slices() const;
   // As its unit decided; without one, as a unit would decide now. A table without rows never is.
-  bool is_streamed() const {
-    return known().unit ? state_->is_streamed : state_->may_be_streamed();
-  }
+  bool is_streamed() const;
   // This rank's rows of the f32 values, to be read, and of the gradient (undefined for none):
   // [rows, ...].
   // Throws: ContractError from shard() when the parameter has no memory yet, and from an operation
@@ -123,9 +101,11 @@ class Parameter {
   void assign(const Tensor& values) const;
 
   // How nn::init sets it from now on.
-  void set_initializer(Initializer how) const { known().initializer = std::move(how); }
+  void set_initializer(Initializer how) const;
+  // This rank's rows of the initial values that all ranks draw by `key`.
+  void initialize(std::uint64_t key) const;
 
-  bool trainable() const { return known().trainable; }
+  bool trainable() const;
   // A frozen parameter, one that is not trainable, is gathered, never reduced, and has neither
   // gradient nor moments; the optimizer leaves it alone. May change between steps, on all ranks
   // alike. What stays trainable keeps its gradient and moments; what is frozen loses its gradient
@@ -137,22 +117,26 @@ class Parameter {
   void set_trainable(bool trainable) const;
   void freeze() const { set_trainable(false); }
 
-  const std::shared_ptr<ParameterState>& state() const noexcept { return state_; }
+  // The same for all handles of a parameter.
+  const void* id() const noexcept { return state_.get(); }
   bool operator==(const Parameter& other) const noexcept { return state_ == other.state_; }
 
  private:
-  // Throws: ContractError for an undefined parameter.
-  ParameterState& known() const {
-    TESSERA_EXPECT(state_ != nullptr, "an undefined parameter was used");
-    return *state_;
-  }
+  // For the layers that keep what a parameter is: runtime/param/parameter_state.hpp.
+  friend const std::shared_ptr<ParameterState>& state_of(const Parameter& parameter);
+  friend class nn::Module;  // which names it, and says who has it and who streams it
+  void set_name(const std::string& name) const;
+  void count_module(int by) const;
+  void count_streaming(int by) const;
+
+  std::shared_ptr<ParameterSlices> made_slices() const;  // null: it is there as a whole
 
   std::shared_ptr<ParameterState> state_;
 };
 
 template <class F>
 void Parameter::for_each_slice(const F& f, bool is_read_in_backward) const {
-  const std::shared_ptr<ParameterSlices> slices = known().slices;
+  const std::shared_ptr<ParameterSlices> slices = made_slices();
   if (!slices) return f(value(), SliceRows::whole(shape()[0]));
   for (int i = 0; i < slices->count(); ++i) {
     struct Use {

@@ -48,7 +48,7 @@ struct ShardOptions {
   // says how many have slots apart, and so limits how far gathers run ahead.
   int prefetch_depth = 1;
   // How much of gradients is being reduced beside what is being written, 1 to 64: so many times the
-  // largest piece of the unit.
+  // largest piece of the unit, less a third of one.
   int reductions_in_flight = 1;
   // Of the root: how many of its forwards the host may be ahead of the device, 1 to 64. It bounds
   // the host's memory and a device's queues, however seldom the program reads a value. Other units

@@ -98,7 +98,7 @@ struct Seen {
 // Values that tell where they come from: W[i][j] = 10 i + j, b[i] = i.
 void write_values(const Layer& layer) {
   for (const Parameter& p : {layer.W, layer.b}) {
-    const ShardSpec& spec = p.state()->spec;
+    const ShardSpec& spec = p.spec();
     std::vector<float> values;
     for (std::int64_t i = spec.owned().begin; i < spec.owned().end; ++i)
       for (std::int64_t j = 0; j < spec.row_numel(); ++j)
@@ -114,7 +114,7 @@ Seen run_a_step(World& world) {
   const Device device = world.device();
   layer.materialize(device);
   write_values(layer);
-  const FlatGroup& group = *layer.W.state()->group;
+  const FlatGroup& group = *layer.W.group();
   Seen seen{group.values.to_vector<float>(), {}, group.entries, {}, {}, 0, {}, {}};
 
   Watcher watcher;

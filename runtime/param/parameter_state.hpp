@@ -1,0 +1,51 @@
+// What a parameter is, for the layers that make it so: its module names it, a unit gives it its
+// rows and its window, flat groups its memory. Users read it through Parameter, and write it by no
+// other door than edit, assign and set_trainable.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "runtime/param/gradient_sinks.hpp"
+#include "tessera/param/parameter.hpp"
+
+namespace tessera {
+
+struct ParameterState {
+  std::string name;  // full, dotted; set by the module tree
+  Shape shape;
+  Initializer initializer;
+  bool trainable = true;
+  ShardSpec spec;                          // the whole parameter until a unit claims it
+  std::shared_ptr<const DeviceMesh> mesh;  // of its unit; null without one
+  std::shared_ptr<FlatGroup> group;        // null before it is materialized
+  int entry = -1;                          // in the group
+  DType compute_dtype = DType::f32;        // of the full tensor
+  std::shared_ptr<Storage> window;         // of the full tensor; see Note [Windows]
+  std::int64_t window_offset_bytes = 0;
+  const Event* ready = nullptr;        // compute waits for it before value(); null where it has
+  std::weak_ptr<autograd::Leaf> leaf;  // of the graphs that use it
+  std::shared_ptr<GradientSinks> sinks;
+  const std::string* unit = nullptr;  // the name of the unit that claimed it
+  int modules = 0, streaming = 0;     // that have registered it, and of these those that stream it
+  bool is_streamed = false;           // by its unit
+  std::shared_ptr<ParameterSlices> slices;  // null: it is there as a whole
+  std::int64_t first_row = 0;               // of a slice: in its chunk
+
+  // What a unit decides that claims it now.
+  bool may_be_streamed() const { return streaming > 0 && streaming == modules && shape[0] > 0; }
+};
+
+// The record of a parameter. Throws: ContractError for an undefined one.
+const std::shared_ptr<ParameterState>& state_of(const Parameter& parameter);
+
+// What Parameter::value gives, of what is there as a whole.
+Tensor value_of(const std::shared_ptr<ParameterState>& state);
+// The same bytes for operations that only read them: others are told whose they are.
+inline Tensor read_only(Tensor bytes, const std::shared_ptr<ParameterState>& state) {
+  return std::move(bytes).read_only({state, &state->name});
+}
+
+}  // namespace tessera
