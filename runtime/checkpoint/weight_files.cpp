@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <set>
 
 #include "runtime/checkpoint/safetensors_header.hpp"
@@ -154,7 +155,7 @@ void WeightFiles::refuse(const std::string& message) const { throw DataError(mes
 
 nn::LoadReport load_weights(const std::string& path, nn::Module& model,
                             const nn::LoadOptions& options) {
-  return nn::load(model, WeightFiles(path), options);
+  return nn::load(model, [&] { return std::make_shared<WeightFiles>(path); }, options);
 }
 
 }  // namespace tessera::checkpoint
@@ -162,10 +163,10 @@ nn::LoadReport load_weights(const std::string& path, nn::Module& model,
 namespace tessera::nn {
 
 LoadReport Module::load(const std::string& path, const LoadOptions& options) {
-  return nn::load(*this, checkpoint::WeightFiles(path), options);
+  return checkpoint::load_weights(path, *this, options);
 }
 LoadReport Module::load(const std::vector<std::string>& paths, const LoadOptions& options) {
-  return nn::load(*this, checkpoint::WeightFiles(paths), options);
+  return nn::load(*this, [&] { return std::make_shared<checkpoint::WeightFiles>(paths); }, options);
 }
 
 }  // namespace tessera::nn

@@ -10,24 +10,21 @@
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera::optim {
-namespace {
 
-void expect_rate(const char* what, double value) {
+void Optimizer::expect_rate(const char* what, double value) {
   TESSERA_EXPECT(value >= 0 && std::isfinite(value), what, " is ", value,
                  ", expected a finite number of at least 0");
 }
-
-}  // namespace
+void Optimizer::expect_steps(const char* what, std::int64_t steps) {
+  TESSERA_EXPECT(steps >= 0 && steps <= std::int64_t{1} << 53, what, " is ", steps,
+                 ", expected 0 to 2^53, which a double counts exactly");
+}
 
 Optimizer::Optimizer(const std::vector<Parameter>& parameters, double lr, double weight_decay,
                      const Needs& needs)
-    : lr_(lr), needs_(needs) {
+    : lr_(lr), weight_decay_(weight_decay), needs_(needs) {
   TESSERA_EXPECT(!parameters.empty(), "optimizer: no parameters given");
-  for (const Parameter& p : parameters) {
-    TESSERA_EXPECT(p.defined(), "optimizer: an undefined parameter was given");
-    if (own_of_.try_emplace(p.id(), own_.size()).second)
-      own_.push_back({.parameter = p, .weight_decay = weight_decay});
-  }
+  add_parameters(parameters);
   expect_rate("optimizer: lr", lr);
   expect_rate("optimizer: weight_decay", weight_decay);
   TESSERA_EXPECT(needs.moments >= 0 && needs.moments <= kernels::kMostMoments,
@@ -37,6 +34,15 @@ Optimizer::Optimizer(const std::vector<Parameter>& parameters, double lr, double
                      needs.scalar_bytes <= kernels::kMostScalarBytes,
                  "optimizer: the scalars of a step are 4 to ", kernels::kMostScalarBytes,
                  " bytes, whole words, not ", needs.scalar_bytes);
+}
+
+void Optimizer::add_parameters(const std::vector<Parameter>& parameters) {
+  for (const Parameter& p : parameters)
+    TESSERA_EXPECT(p.defined(), "optimizer: an undefined parameter was given");
+  for (const Parameter& p : parameters)
+    if (own_of_.try_emplace(p.id(), own_.size()).second)
+      own_.push_back({.parameter = p, .weight_decay = weight_decay_});
+  rates_changed_ = true;
 }
 
 void Optimizer::set_lr(double lr) {
@@ -63,8 +69,7 @@ void Optimizer::set_lr_factor(const std::vector<Parameter>& of, double factor) {
 }
 
 void Optimizer::set_steps(std::int64_t steps) {
-  TESSERA_EXPECT(steps >= 0 && steps <= std::int64_t{1} << 53, "Optimizer::set_steps: steps is ",
-                 steps, ", expected 0 to 2^53, which a double counts exactly");
+  expect_steps("Optimizer::set_steps: steps", steps);
   log_->steps = steps;
 }
 

@@ -91,6 +91,7 @@ const std::shared_ptr<ParameterState>& state_of(const Parameter& parameter) {
 const Shape& Parameter::shape() const { return state_of(*this)->shape; }
 const std::string& Parameter::name() const { return state_of(*this)->name; }
 const ShardSpec& Parameter::spec() const { return state_of(*this)->spec; }
+std::shared_ptr<const DeviceMesh> Parameter::mesh() const { return state_of(*this)->mesh; }
 const std::string* Parameter::unit() const { return state_of(*this)->unit; }
 std::shared_ptr<const FlatGroup> Parameter::group() const { return state_of(*this)->group; }
 bool Parameter::trainable() const { return state_of(*this)->trainable; }

@@ -18,11 +18,12 @@ struct ParameterState {
   Shape shape;
   Initializer initializer;
   bool trainable = true;
-  ShardSpec spec;                    // the whole parameter until a unit claims it
-  std::shared_ptr<FlatGroup> group;  // null before it is materialized
-  int entry = -1;                    // in the group
-  DType compute_dtype = DType::f32;  // of the full tensor
-  std::shared_ptr<Storage> window;   // of the full tensor; see Note [Windows]
+  ShardSpec spec;                          // the whole parameter until a unit claims it
+  std::shared_ptr<const DeviceMesh> mesh;  // of its unit; null without one
+  std::shared_ptr<FlatGroup> group;        // null before it is materialized
+  int entry = -1;                          // in the group
+  DType compute_dtype = DType::f32;        // of the full tensor
+  std::shared_ptr<Storage> window;         // of the full tensor; see Note [Windows]
   std::int64_t window_offset_bytes = 0;
   const Event* ready = nullptr;        // compute waits for it before value(); null where it has
   std::weak_ptr<autograd::Leaf> leaf;  // of the graphs that use it

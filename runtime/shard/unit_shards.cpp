@@ -26,8 +26,10 @@ UnitLayout layout_of(const UnitShards& shards) {
 UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
                        const ShardOptions& options)
     : options(options) {
+  const auto mesh = std::make_shared<const DeviceMesh>(options.mesh);
   for (auto& p : claimed) {
     p->unit = &name;
+    p->mesh = mesh;
     p->spec = {p->shape, options.mesh.shard_size(), options.mesh.shard_rank()};
     p->compute_dtype = param_dtype();
     p->is_streamed = p->may_be_streamed();

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 
+#include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tests/shard/support.hpp"
@@ -232,6 +233,69 @@ TEST_CASE("a tied parameter may stand under each of its names, with the same byt
     const std::string said = refusal(folder / "both", llama(true));
     CHECK(said.empty() == same);
     if (!same) CHECK(has(said, "'lm_head.weight'"));
+  }
+}
+
+TEST_CASE("what an optimizer keeps is one file from any number of ranks, loaded on any other",
+          "[checkpoint]") {
+  const TemporaryFolder folder;
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  std::optional<Values> first;
+  for (const int ranks : {2, 1, 3}) {
+    INFO(ranks << " ranks");
+    const std::string path = folder / "adamw.safetensors";
+    const auto found = on_ranks(ranks, [&](World& world) {
+      const auto model = built(llama(true), world, seed);
+      optim::AdamW optimizer(model->parameters());
+      optimizer.prepare();
+      if (first)
+        optimizer.load(*model, checkpoint::WeightFiles(path));
+      else
+        for (const auto& [name, p] : model->named_parameters())
+          raw::copy_into(optimizer.moments(p)[1], p.shard());
+      optimizer.set_steps(first ? optimizer.steps() : 7);
+      world.barrier();
+      checkpoint::save_state(path, optimizer.state_dict(*model, {.form = StateForm::view}), world);
+      Values moments{{"steps", {static_cast<float>(optimizer.steps())}}};
+      for (const auto& [name, p] : model->named_parameters())
+        moments[name] = optimizer.distributed_moments(p)[1].full().to_vector<float>();
+      return moments;
+    });
+    if (!first) first = found[0];
+    CHECK(first->at("steps")[0] == 7);
+    for (const Values& moments : found) CHECK(same_bits(moments, *first));
+    const SafetensorsReader file(path);
+    CHECK(file.entries().size() == 4 * (first->size() - 1) + 2);
+    REQUIRE(file.find("steps"));
+    CHECK(file.find("steps")->dtype == i64);
+  }
+}
+
+TEST_CASE("a file that rank 0 alone has is sent to models on meta", "[checkpoint]") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "model.safetensors", none = folder / "none.safetensors";
+  const Values saved = save(path, gpt2, 1, 5);
+  for (const int ranks : {1, 2, 3}) {
+    INFO(ranks << " ranks");
+    const auto found = on_ranks(ranks, [&](World& world) {
+      const auto model = gpt2();
+      for (nn::Module* part : model->parts()) fully_shard(*part, {.mesh = DeviceMesh::flat(world)});
+      fully_shard(*model, {.mesh = DeviceMesh::flat(world)});
+      std::string said;
+      try {
+        model->load(none, {.from_rank_0 = &world});
+      } catch (const Error& error) {
+        said = error.what();
+      }
+      model->load(world.rank() == 0 ? path : none, {.from_rank_0 = &world});
+      return std::pair(said, full_values(*model, world));
+    });
+    for (const auto& [said, values] : found) {
+      CHECK(same_bits(values, saved));
+      CHECK(said.find(none) != std::string::npos);
+      CHECK(said.starts_with("rank 0 refuses: ") == (&said != &found[0].first));
+    }
   }
 }
 

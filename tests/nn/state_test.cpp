@@ -222,6 +222,27 @@ TEST_CASE("buffers are written by assign only, with what fits", "[nn]") {
         }).find("it is [] of i64") != std::string::npos);
 }
 
+TEST_CASE("parameters and modules are found by any of their names, or those there are are told",
+          "[nn]") {
+  Stateful module;
+  CHECK(module.get_parameter("up.bias") == module.up.bias);
+  CHECK(module.get_parameter("tied.weight") == module.up.weight);
+  CHECK(&module.get_submodule("up") == &module.up);
+  CHECK(&module.get_submodule("") == &module);
+  CHECK(message_of([&] { module.get_parameter("up.scale"); }) ==
+        "get_parameter: there is no 'up.scale'; there are 'up.weight', 'up.bias', 'tied.weight'");
+  CHECK(message_of([&] { module.get_submodule("down"); }) ==
+        "get_submodule: there is no 'down'; there are '', 'up', 'tied'");
+}
+
+TEST_CASE("a module is frozen and thawed with all that is below it", "[nn]") {
+  Stateful module;
+  module.freeze();
+  for (const Parameter& p : module.parameters()) CHECK_FALSE(p.trainable());
+  module.up.set_trainable(true);
+  for (const Parameter& p : module.parameters()) CHECK(p.trainable());
+}
+
 TEST_CASE("names are taken once, by a parameter, a buffer or a module", "[nn]") {
   struct Named : nn::Module {
     Parameter p{Shape{2}, Initializer::constant(0)};

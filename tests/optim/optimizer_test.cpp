@@ -417,3 +417,13 @@ TEST_CASE("a setter refuses what its constructor does, and names it", "[optim]")
   CHECK_THROWS_AS(optim::Sgd(f.bag.parameters(), {.lr = INFINITY}), ContractError);
   CHECK_THROWS_AS(optim::AdamW(f.bag.parameters(), {.weight_decay = INFINITY}), ContractError);
 }
+
+TEST_CASE("SGD keeps a momentum buffer under each name, if it has momentum", "[optim]") {
+  Bag bag({{3, 2}, {3}});
+  bag.materialize(Device::cpu());
+  optim::Sgd plain(bag.parameters()), heavy(bag.parameters(), {.momentum = 0.5});
+  CHECK(plain.state_dict(bag).size() == 2 * 2 + 2);
+  const StateDict state = heavy.state_dict(bag);
+  CHECK(state.size() == 2 * 3 + 2);
+  CHECK(state.at("0.momentum_buffer").values.shape() == Shape{3, 2});
+}

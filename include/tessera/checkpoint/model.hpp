@@ -33,6 +33,15 @@ struct SaveOptions {
 void save_weights(const std::string& path, nn::Module& model, const World& world,
                   const SaveOptions& options = {});
 
+// Writes the tensors of a state dict whole, by their names: what an optimizer keeps, for
+// `optimizer.load(model, WeightFiles(path))`. Views are enough, and take no memory:
+//
+//   checkpoint::save_state("adamw.safetensors", optimizer.state_dict(model, {StateForm::view}),
+//                          world);
+//
+// Otherwise as save_weights.  Throws: likewise; ContractError as for_each_full.
+void save_state(const std::string& path, const StateDict& state, const World& world);
+
 // What save_weights does but for the file, so that it can be planned: calls f(name, full tensor as
 // the file has it) on rank 0 for everything, in the file's order. The tensor is valid during the
 // call. Collective.

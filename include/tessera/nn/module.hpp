@@ -70,6 +70,13 @@ class Module {
   }
   // This module and all below it, parents first, with their dotted names ("" for this one).
   std::vector<std::pair<std::string, Module*>> named_modules();
+  // The parameter or module of a dotted name below this one, by any of its names; "" is this
+  // module. Throws: ContractError naming what is missing, and the names that are there.
+  Parameter get_parameter(std::string_view name) const;
+  Module& get_submodule(std::string_view name);
+  // Parameter::set_trainable of all parameters below this module (PyTorch: requires_grad_).
+  void set_trainable(bool trainable);
+  void freeze() { set_trainable(false); }
   // All buffers below this module, or the persistent ones; otherwise as named_parameters.
   std::vector<std::pair<std::string, Buffer>> named_buffers(Persistent least = Persistent::no,
                                                             Tied tied = Tied::once) const;

@@ -8,56 +8,31 @@
 // None of it is collective. A load looks at everything first and changes nothing when it refuses.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <string_view>
+#include <functional>
+#include <memory>
 #include <vector>
 
-#include "tessera/param/state_dict.hpp"
+#include "tessera/param/load_state.hpp"
 
 namespace tessera::nn {
 
 class Module;
 
-struct LoadOptions {
-  // Whether names that are missing or unexpected are an error. A tensor of another shape or kind
-  // always is.
-  bool strict = true;
-};
-struct LoadReport {
-  std::vector<std::string> missing;     // names of the model that were not there, and are unchanged
-  std::vector<std::string> unexpected;  // names that were there and the model does not have
-};
+using tessera::LoadOptions;
+using tessera::LoadReport;
+using tessera::StateSource;
 
-// Where a load takes values from: a state dict, or files.
-class StateSource {
- public:
-  struct Entry {
-    std::vector<std::int64_t> shape;
-    DType dtype = f32;
-    std::string foreign{};  // the name of a dtype that is none of ours
-  };
-  virtual ~StateSource() = default;
-  virtual const std::string& what() const noexcept = 0;  // "the state dict", "'model.safetensors'"
-  virtual std::vector<std::string> names() const = 0;
-  virtual bool has(std::string_view name) const = 0;
-  // Of a name that it has, as all that follow.
-  virtual Entry entry(std::string_view name) const = 0;
-  // Whether names and layouts are those of files: see Module::saves_transposed and the like.
-  virtual bool is_file() const noexcept = 0;
-  // Whether two entries hold the same bytes.
-  virtual bool is_same(std::string_view a, std::string_view b) const = 0;
-  // What is wrong with `name` as a source of the rows of `spec`; empty for nothing.
-  virtual std::string fault(std::string_view name, const ShardSpec& spec) const = 0;
-  // The rows of `spec`, of a matrix that is held transposed where `transposed` says so.
-  virtual Tensor rows(std::string_view name, const ShardSpec& spec, bool transposed, DType dtype,
-                      const Device& device) const = 0;
-  // Throws the error of a load that this source is at fault for.
-  [[noreturn]] virtual void refuse(const std::string& message) const = 0;
-};
+// What of `module` takes values: parameters and persistent buffers, under each of their names.
+std::vector<StateTarget> state_targets(const Module& module);
+StateOwner state_owner(const Module& module);
 
-// Loads what `source` has. Throws: what `source` refuses with, naming what is missing, unexpected,
-// of another shape or of a dtype that cannot be loaded; ContractError for a model without memory.
+// Loads what `source()` has; it is called on each rank, or, with LoadOptions::from_rank_0, there.
+// Throws: what the source refuses with, naming what is missing, unexpected, of another shape or of
+// a dtype that cannot be loaded, and, where it is sent from rank 0, a ContractError that says so on
+// the other ranks; ContractError for a model without memory, unless it is sent.
+LoadReport load(Module& model, const std::function<std::shared_ptr<const StateSource>()>& source,
+                const LoadOptions& options = {});
+// The same of a source that is there.
 LoadReport load(Module& model, const StateSource& source, const LoadOptions& options = {});
 // What `load` would report or refuse; the model needs no memory yet.
 LoadReport check_load(const Module& model, const StateSource& source,

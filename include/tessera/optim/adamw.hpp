@@ -27,7 +27,9 @@ class AdamW final : public Optimizer {
  public:
   // Throws: ContractError for a value out of range.
   explicit AdamW(const std::vector<Parameter>& parameters, const AdamWOptions& options = {})
-      : Optimizer(parameters, options.lr, options.weight_decay, {.moments = 2}), options_(options) {
+      : Optimizer(parameters, options.lr, options.weight_decay,
+                  {.moments = 2, .names = {"exp_avg", "exp_avg_sq"}}),
+        options_(options) {
     TESSERA_EXPECT(options.lr >= 0 && options.beta1 >= 0 && options.beta1 < 1 &&
                        options.beta2 >= 0 && options.beta2 < 1 && options.eps >= 0 &&
                        std::isfinite(options.eps) && options.weight_decay >= 0,

@@ -16,11 +16,15 @@
 // one launch that updates one group. Lesson tests/tour/095_your_own_optimizer.cpp writes one.
 #pragma once
 
+#include <array>
 #include <memory>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tessera/kernels/updates.hpp"
+#include "tessera/param/load_state.hpp"
 #include "tessera/param/parameter.hpp"
 
 namespace tessera::optim {
@@ -84,6 +88,12 @@ class Optimizer {
   void set_weight_decay(const std::vector<Parameter>& of, double weight_decay);
   void set_lr_factor(const std::vector<Parameter>& of, double factor);
 
+  // Takes more parameters, with the weight decay that the optimizer was made with and a factor of
+  // 1; their moments begin as 0 at the count of steps so far. One that it has already stays as it
+  // is (PyTorch: add_param_group).  Throws: ContractError for an undefined one; nothing is taken
+  // then.
+  void add_parameters(const std::vector<Parameter>& parameters);
+
   double lr() const noexcept { return lr_; }
   void set_lr(double lr);  // throws: ContractError for what is negative or not finite
 
@@ -94,6 +104,8 @@ class Optimizer {
   std::int64_t steps() const noexcept { return log_->steps; }
   void set_steps(std::int64_t steps);  // throws: ContractError outside [0, 2^53]
   std::vector<Tensor> moments(const Parameter& of) const;
+  // The same with the global shape and the mesh; see distributed/distributed_tensor.hpp.
+  std::vector<DistributedTensor> distributed_moments(const Parameter& of) const;
   struct GroupState {
     std::shared_ptr<FlatGroup> group;
     // f32, of the parameters that are the optimizer's; what they are says the optimizer
@@ -104,11 +116,48 @@ class Optimizer {
   };
   const std::vector<GroupState>& states() const noexcept { return states_; }
 
+  // All that it keeps, by the names that `model`, a module around all of its parameters, gives
+  // them (PyTorch: get_optimizer_state_dict, flattened). Makes the state where it is not there yet.
+  //
+  //   steps  i64 []   lr  f64 []                    of all
+  //   blocks.0.up.weight.exp_avg  f32 [rows, ...]   of AdamW, with exp_avg_sq; of SGD with momentum
+  //                                                 momentum_buffer; none of what is frozen
+  //   blocks.0.up.weight.lr_factor  f64 []          likewise weight_decay
+  //
+  // Collective with StateForm::full.  Throws: ContractError for a parameter of the optimizer that
+  // the model does not have; as prepare and make_state_dict (distributed/state.hpp).
+  template <class Model>
+  StateDict state_dict(const Model& model, const StateDictOptions& options = {}) {
+    return state_dict(model.named_parameters(), options);
+  }
+  StateDict state_dict(const NamedParameters& names, const StateDictOptions& options = {});
+  // Takes it back: this rank's rows on a mesh of the same size, or whole tensors on any number of
+  // ranks. Looks at everything first, and changes nothing when it refuses.
+  // Throws: ContractError naming what is missing, unexpected, of another shape, or out of range;
+  // as state_dict.
+  template <class Model>
+  LoadReport load(const Model& model, const StateDict& state, const LoadOptions& options = {}) {
+    return load(model.named_parameters(), state, options);
+  }
+  LoadReport load(const NamedParameters& names, const StateDict& state,
+                  const LoadOptions& options = {}) {
+    return load(names, DictSource(state), options);
+  }
+  // The same from files: load(model, checkpoint::WeightFiles("adamw.safetensors")).
+  template <class Model>
+  LoadReport load(const Model& model, const StateSource& source, const LoadOptions& options = {}) {
+    return load(model.named_parameters(), source, options);
+  }
+  LoadReport load(const NamedParameters& names, const StateSource& source,
+                  const LoadOptions& options = {});
+
  protected:
   // What an update keeps and is told: arrays of f32 state a group, and bytes of scalars.
   struct Needs {
     int moments = 0;
     std::size_t scalar_bytes = sizeof(kernels::UpdateScalars);
+    // What state dicts call them, behind the name of a parameter and a dot.
+    std::array<const char*, kernels::kMostMoments> names{"moment_0", "moment_1", "moment_2"};
   };
   Optimizer(const std::vector<Parameter>& parameters, double lr, double weight_decay,
             const Needs& needs);
@@ -155,10 +204,15 @@ class Optimizer {
   void lay_out(std::size_t state, const std::vector<Own*>& own);
   void keep_moments(const Own& from, const GroupState& held, const Own& to) const;
   std::vector<Parameter> parameters() const;
+  std::vector<std::pair<std::string, const Own*>> named(const char* function,
+                                                        const NamedParameters& names) const;
+  // Throw: ContractError for what is out of range.
+  static void expect_rate(const char* what, double value);
+  static void expect_steps(const char* what, std::int64_t steps);
 
   std::vector<Own> own_;
   std::unordered_map<const void*, std::size_t> own_of_;  // a parameter's index there, by its id
-  double lr_;
+  double lr_, weight_decay_;
   bool rates_changed_ = false;
   Needs needs_;
   std::shared_ptr<UpdateLog> log_ = std::make_shared<UpdateLog>();

@@ -20,7 +20,7 @@ class Sgd final : public Optimizer {
   // Throws: ContractError for a value out of range.
   explicit Sgd(const std::vector<Parameter>& parameters, const SgdOptions& options = {})
       : Optimizer(parameters, options.lr, options.weight_decay,
-                  {.moments = options.momentum > 0 ? 1 : 0}),
+                  {.moments = options.momentum > 0 ? 1 : 0, .names = {"momentum_buffer"}}),
         options_(options) {
     TESSERA_EXPECT(options.lr >= 0 && options.momentum >= 0 && options.momentum < 1 &&
                        options.weight_decay >= 0,

@@ -21,6 +21,8 @@
 
 namespace tessera {
 
+class DeviceMesh;
+class DistributedTensor;
 namespace nn {
 class Module;
 }
@@ -53,6 +55,8 @@ class Parameter {
   const std::string& name() const;  // full, dotted, as its module tree has named it
   // Which rows of the whole this rank has.
   const ShardSpec& spec() const;
+  // Over which ranks its unit shards it; null without one.
+  std::shared_ptr<const DeviceMesh> mesh() const;
   // The name of the unit that owns it; null for none.
   const std::string* unit() const;
   // Where its values and its gradient lie; null before it is materialized.
@@ -81,6 +85,11 @@ class Parameter {
   // that writes to what it or value() gives.
   Tensor shard() const;
   Tensor grad() const;
+  // The same with the global shape and the mesh of its unit; see
+  // distributed/distributed_tensor.hpp. Throws: ContractError for a parameter of no unit, and as
+  // shard().
+  DistributedTensor distributed() const;
+  DistributedTensor distributed_grad() const;
   // Calls f(rows), the shard for operations that write it; kept beyond f it is an error to use.
   // What they write comes after what still reads the old values, and the next call gathers it.
   // Every rank does it alike, and outside of the calls that use the parameter.
@@ -146,6 +155,8 @@ void Parameter::for_each_slice(const F& f, bool is_read_in_backward) const {
     slices->close(i);
   }
 }
+
+using NamedParameters = std::vector<std::pair<std::string, Parameter>>;
 
 // Gives parameters without a unit their memory: flat groups of some 16 MiB, so that a model that is
 // sharded later shrinks by and by. Values are 0.

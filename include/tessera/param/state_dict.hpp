@@ -1,35 +1,67 @@
-// State by name: tensors, each with what of a whole it is. Modules give and take such dicts; see
-// nn/state.hpp.
+// State by name: tensors, each with what of a whole it is. Modules and optimizers give and take
+// such dicts; see nn/state.hpp and Optimizer::state_dict.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tessera/param/shard_spec.hpp"
 #include "tessera/tensor/tensor.hpp"
 
 namespace tessera {
 
-// Values of one parameter or buffer: the rows that `spec` owns.
+class DeviceMesh;
+class RankGroup;
+
+// Values of one parameter, buffer or moment: the rows that `spec` owns.
 struct StateTensor {
   StateTensor() = default;
   StateTensor(Tensor whole) : values(std::move(whole)), spec{values.shape(), 1, 0} {}
-  StateTensor(Tensor rows, const ShardSpec& of) : values(std::move(rows)), spec(of) {}
+  StateTensor(Tensor rows, const ShardSpec& of, std::shared_ptr<const DeviceMesh> over = {})
+      : values(std::move(rows)), spec(of), mesh(std::move(over)) {}
 
-  Tensor values;   // [rows, ...]
-  ShardSpec spec;  // of which global shape, and of which rank of how many
+  Tensor values;                             // [rows, ...]
+  ShardSpec spec;                            // of which global shape, and of which rank of how many
+  std::shared_ptr<const DeviceMesh> mesh{};  // these ranks, of one dimension; null: not known
 };
 using StateDict = std::map<std::string, StateTensor, std::less<>>;
 
 // What a state dict has of what is sharded.
 enum class StateForm : std::uint8_t {
-  sharded,  // this rank's rows
+  sharded,  // this rank's rows, copied; no communication
+  view,     // this rank's rows as they lie, to be read before they are next updated
+  full,     // whole tensors, copied; collective over each mesh
+};
+// Who gets whole tensors; the other ranks take part and get an empty dict.
+enum class StateRanks : std::uint8_t { every_rank, rank_0 };
+enum class StatePlace : std::uint8_t {
+  device,  // where the model is
+  host,    // on a CPU device of the dict's own (PyTorch: cpu_offload)
 };
 struct StateDictOptions {
   StateForm form = StateForm::sharded;
+  StateRanks ranks = StateRanks::every_rank;  // of `full`
+  StatePlace place = StatePlace::device;      // of `sharded` and `full`
+};
+
+struct LoadOptions {
+  // Whether names that are missing or unexpected are an error. A tensor of another shape or kind
+  // always is.
+  bool strict = true;
+  // Null: each rank loads what it gives itself. Else rank 0 of this group alone has whole tensors,
+  // which it sends one at a time; what other ranks give is not looked at. Collective over the
+  // group, in which every rank has a model of the same names and shapes. A model on meta is
+  // materialized on the group's device first (PyTorch: broadcast_from_rank0).
+  const RankGroup* from_rank_0 = nullptr;
+};
+struct LoadReport {
+  std::vector<std::string> missing;     // names of the model that were not there, and are unchanged
+  std::vector<std::string> unexpected;  // names that were there and the model does not have
 };
 
 }  // namespace tessera

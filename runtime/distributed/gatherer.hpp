@@ -1,0 +1,51 @@
+// Whole tensors of sharded ones, one at a time, through one piece of symmetric memory.
+//
+//   compute   copy own rows │            │ who reads the whole │ copy own rows │
+//   control                 │ all_gather │                     │               │ all_gather
+//
+// Control is compute unless GroupStreams say otherwise. The next gather comes after what reads the
+// last whole tensor.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "tessera/comm/communicator.hpp"
+#include "tessera/comm/group.hpp"
+#include "tessera/param/shard_spec.hpp"
+#include "tessera/tensor/tensor.hpp"
+
+namespace tessera {
+
+// Collective in all that it does, over the ranks of its group.
+class Gatherer {
+ public:
+  // `bytes`: of the largest tensor, padding included. No memory for a group of one rank.
+  Gatherer(const RankGroup& group, std::int64_t bytes);
+  // Queued collectives outlive an exception of who reads: the device keeps their memory.
+  ~Gatherer();
+  Gatherer(const Gatherer&) = delete;
+  Gatherer& operator=(const Gatherer&) = delete;
+
+  const RankGroup& group() const noexcept { return *group_; }
+  // The tensor of which `rows` are this rank's by `spec`: in the symmetric memory, until the next
+  // call; with one rank `rows` themselves. `name` has static lifetime.
+  Tensor gather(const char* name, const Tensor& rows, const ShardSpec& spec);
+  // What the group's first rank gives, of that shape and dtype; likewise.
+  Tensor broadcast(const char* name, const Tensor& whole, const Shape& shape, DType dtype);
+  // The sum, or the largest, of the ranks' tensors: a new tensor.
+  Tensor all_reduce(const char* name, const Tensor& term, ReduceOp reduce);
+
+ private:
+  Tensor all(const Shape& shape, DType dtype);
+  void submit(const Collective& collective, const char* name, std::span<const Access> accesses);
+
+  const RankGroup* group_;
+  std::shared_ptr<SymmetricMemory> memory_;
+  std::shared_ptr<LastUse> use_ = std::make_shared<LastUse>();
+};
+
+// The bytes of a tensor, padding included, that is gathered to be whole.
+std::int64_t gathered_bytes(const ShardSpec& spec, DType dtype);
+
+}  // namespace tessera

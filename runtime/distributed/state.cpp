@@ -1,0 +1,235 @@
+#include "tessera/distributed/state.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "runtime/distributed/gatherer.hpp"
+#include "runtime/tensor/lent.hpp"
+#include "tessera/base/checked.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/base/philox.hpp"
+#include "tessera/comm/mesh.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera {
+namespace {
+
+const std::string kWholeLender = "for_each_full";
+
+const RankGroup& group_of(const std::string& name, const StateTensor& entry) {
+  TESSERA_EXPECT(entry.mesh != nullptr, "for_each_full: '", name, "' is rows of rank ",
+                 entry.spec.rank, " of ", entry.spec.world,
+                 " without a mesh; give what a state_dict has made");
+  const RankGroup& group = entry.mesh->group();
+  TESSERA_EXPECT(group.size() == entry.spec.world && group.rank() == entry.spec.rank,
+                 "for_each_full: '", name, "' is rows of rank ", entry.spec.rank, " of ",
+                 entry.spec.world, ", its mesh has rank ", group.rank(), " of ", group.size());
+  return group;
+}
+
+// A gatherer for each group of a dict, in order of first mention.
+std::vector<std::unique_ptr<Gatherer>> gatherers_of(const StateDict& state) {
+  struct Needs {
+    const RankGroup* group;
+    std::int64_t bytes;
+  };
+  std::vector<Needs> needs;
+  for (const auto& [name, entry] : state) {
+    if (entry.spec.world == 1) continue;
+    const RankGroup& group = group_of(name, entry);
+    auto found = std::ranges::find(needs, &group, &Needs::group);
+    if (found == needs.end()) found = needs.insert(found, {&group, 0});
+    found->bytes = std::max(found->bytes, gathered_bytes(entry.spec, entry.values.dtype()));
+  }
+  std::vector<std::unique_ptr<Gatherer>> made;
+  for (const auto& [group, bytes] : needs)
+    made.push_back(std::make_unique<Gatherer>(*group, bytes));
+  return made;
+}
+
+// Where it is in the mesh of what is sharded, or in its world.
+int rank_of(const StateDict& state) {
+  for (const auto& [name, entry] : state)
+    if (entry.mesh) return entry.mesh->shard_rank();
+  return state.empty() ? 0 : state.begin()->second.values.device().rank();
+}
+
+Tensor copy_of(const Tensor& values, const Device& device) {
+  const OwnerGuard owner(device, "state dicts");
+  if (device == values.device()) {
+    const Tensor copy = Tensor::empty(values.shape(), values.dtype(), device);
+    raw::copy_into(copy, values);
+    return copy;
+  }
+  std::vector<std::byte> bytes(static_cast<std::size_t>(values.numel()) *
+                               size_bytes(values.dtype()));
+  values.device().runs_bodies() ? values.to_bytes(bytes) : values.plan_to_bytes();
+  return Tensor::from_bytes(bytes, values.shape(), values.dtype(), device);
+}
+
+}  // namespace
+
+void for_each_full(const StateDict& of,
+                   const std::function<void(const std::string&, const Tensor&)>& f) {
+  const auto gatherers = gatherers_of(of);
+  for (const auto& [name, entry] : of) {
+    Tensor whole = entry.values;
+    if (entry.spec.world > 1) {
+      const RankGroup& group = entry.mesh->group();
+      const auto own = std::ranges::find_if(
+          gatherers, [&](const auto& gatherer) { return &gatherer->group() == &group; });
+      whole = (*own)->gather("all_gather_state", whole, entry.spec);
+    }
+    if (!whole.is_contiguous()) whole = raw::contiguous(whole);
+    const Lent lent(whole, kWholeLender);
+    f(name, lent.tensor().read_only(std::make_shared<const std::string>(name)));
+  }
+  for (const auto& gatherer : gatherers) gatherer->group().device().synchronize();
+}
+
+StateDict make_state_dict(const StateDict& views, const StateDictOptions& options) {
+  const bool is_full = options.form == StateForm::full;
+  TESSERA_EXPECT(is_full || options.ranks == StateRanks::every_rank,
+                 "state_dict: only whole tensors can be for rank 0 alone; use StateForm::full");
+  TESSERA_EXPECT(options.form != StateForm::view || options.place == StatePlace::device,
+                 "state_dict: views lie where the model is; use StateForm::sharded for the host");
+  if (options.form == StateForm::view) return views;
+  const Device host = Device::cpu({.executor = ExecutorKind::inlined});
+  StateDict state;
+  const auto keep = [&](const std::string& name, const Tensor& values, const StateTensor& of) {
+    const Device& device = options.place == StatePlace::host ? host : values.device();
+    const Tensor copy = copy_of(values, device);
+    state.emplace(name, is_full ? StateTensor(copy) : StateTensor(copy, of.spec, of.mesh));
+  };
+  if (!is_full) {
+    for (const auto& [name, view] : views) keep(name, view.values, view);
+    return state;
+  }
+  const bool keeps = options.ranks == StateRanks::every_rank || rank_of(views) == 0;
+  for_each_full(views, [&](const std::string& name, const Tensor& whole) {
+    if (keeps) keep(name, whole, {});
+  });
+  return state;
+}
+
+// --- from rank 0 ---
+
+namespace {
+
+// Of names, shapes and dtypes, as a double holds it exactly.
+double hash_of(const std::vector<StateTarget>& targets) {
+  std::uint64_t hash = fnv1a(targets.size(), 0);
+  for (const StateTarget& target : targets) {
+    hash = fnv1a(target.names[0], hash);
+    for (const std::int64_t size : target.spec.shape)
+      hash = fnv1a(static_cast<std::uint64_t>(size), hash);
+    hash = fnv1a(static_cast<std::uint64_t>(target.dtype), hash);
+  }
+  return static_cast<double>(hash >> 12);
+}
+
+// What rank 0 finds before anything is sent, and all others hear of: why it refuses, or a sign for
+// each target that it has or has not, and then the unexpected names, a line each.
+struct Found {
+  std::shared_ptr<const StateSource> source;
+  std::vector<std::string> names;  // of the targets in the source; empty where it has none
+  std::exception_ptr refusal;
+  std::string text;
+};
+
+Found find(const std::vector<StateTarget>& targets,
+           const std::function<std::shared_ptr<const StateSource>()>& source,
+           const StateOwner& owner, const LoadOptions& options) {
+  Found found;
+  try {
+    found.source = source();
+    const StateMatching matching(targets, *found.source, owner, options, true);
+    found.names.resize(targets.size());
+    for (const auto& [target, name] : matching.matches)
+      found.names[static_cast<std::size_t>(target - targets.data())] = name;
+    for (const std::string& name : found.names) found.text += name.empty() ? '-' : '+';
+    for (const std::string& name : matching.report.unexpected) found.text += name + '\n';
+  } catch (const std::exception& error) {
+    found.refusal = std::current_exception();
+    found.text = error.what();
+  }
+  return found;
+}
+
+std::string broadcast_text(Gatherer& to, const std::string& text, std::int64_t bytes) {
+  if (bytes == 0 || to.group().size() == 1) return text;
+  std::vector<std::int32_t> words(static_cast<std::size_t>(ceil_div(bytes, 4)));
+  std::memcpy(words.data(), text.data(), text.size());
+  const Shape shape{static_cast<std::int64_t>(words.size())};
+  const Tensor own = Tensor::from(words, shape, to.group().device());
+  words = to.broadcast("broadcast_load", own, shape, i32).to_vector<std::int32_t>(0);
+  return {reinterpret_cast<const char*>(words.data()), static_cast<std::size_t>(bytes)};
+}
+
+// Rows of a whole tensor.
+Tensor rows_of(const Tensor& whole, const ShardSpec& spec) {
+  if (spec.world == 1 || spec.shape.ndim() == 0) return whole;
+  return raw::slice(whole, 0, spec.owned().begin, spec.owned().end);
+}
+
+LoadReport load_from_rank_0(const std::vector<StateTarget>& targets,
+                            const std::function<std::shared_ptr<const StateSource>()>& source,
+                            const StateOwner& owner, const LoadOptions& options) {
+  const RankGroup& group = *options.from_rank_0;
+  for (const StateTarget& target : targets)  // before anything is sent
+    TESSERA_EXPECT(target.held().device() == group.device(), "load: '", target.names[0],
+                   "' lies on another device than group '", group.name(),
+                   "', which rank 0 sends over");
+  Found found;
+  if (group.rank() == 0) found = find(targets, source, owner, options);
+  const double hash = hash_of(targets);
+  double agreed[] = {found.refusal ? 1. : 0., static_cast<double>(found.text.size()), hash, -hash};
+  group.max(agreed);
+  TESSERA_EXPECT(agreed[2] == -agreed[3], "load: the ", owner.what,
+                 "s of the ranks differ in names, shapes or dtypes; build the same on each");
+  const auto text_bytes = static_cast<std::int64_t>(agreed[1]);
+  std::int64_t largest = text_bytes + 4;
+  for (const StateTarget& target : targets)
+    largest = std::max(largest, gathered_bytes({target.spec.shape, 1, 0}, target.dtype));
+  Gatherer sender(group, largest);
+  const std::string text = broadcast_text(sender, found.text, text_bytes);
+  if (found.refusal) std::rethrow_exception(found.refusal);
+  TESSERA_EXPECT(agreed[0] == 0, "rank 0 refuses: ", text);
+
+  LoadReport report;
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    const StateTarget& target = targets[i];
+    if (!text.empty() && text[i] == '-') {  // empty where no rank 0 runs
+      report.missing.push_back(target.names[0]);
+      continue;
+    }
+    const ShardSpec whole{target.spec.shape, 1, 0};
+    const Tensor own =
+        found.source ? found.source->rows(found.names[i], whole,
+                                          found.source->is_file() && target.is_transposed_in_files,
+                                          target.dtype, group.device())
+                     : Tensor();
+    target.assign(
+        rows_of(sender.broadcast("broadcast_load", own, whole.shape, target.dtype), target.spec));
+  }
+  for (std::size_t at = targets.size(); at < text.size();) {
+    const std::size_t end = text.find('\n', at);
+    report.unexpected.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return report;
+}
+
+}  // namespace
+
+LoadReport load_state(const std::vector<StateTarget>& targets,
+                      const std::function<std::shared_ptr<const StateSource>()>& source,
+                      const StateOwner& owner, const LoadOptions& options) {
+  if (options.from_rank_0) return load_from_rank_0(targets, source, owner, options);
+  return load_own_state(targets, *source(), owner, options);
+}
+
+}  // namespace tessera

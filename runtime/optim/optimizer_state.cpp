@@ -1,0 +1,120 @@
+// What an optimizer keeps, by the names of parameters.
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "tessera/base/error.hpp"
+#include "tessera/distributed/distributed_tensor.hpp"
+#include "tessera/distributed/state.hpp"
+#include "tessera/optim/optimizer.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera::optim {
+namespace {
+
+const std::string kSteps = "steps", kLr = "lr", kLrFactor = ".lr_factor",
+                  kWeightDecay = ".weight_decay";
+const StateOwner kOwner{.what = "optimizer", .article = "an"};
+
+}  // namespace
+
+// The optimizer's parameters under the names that a model gives them.
+std::vector<std::pair<std::string, const Optimizer::Own*>> Optimizer::named(
+    const char* function, const NamedParameters& names) const {
+  std::vector<std::pair<std::string, const Own*>> found;
+  for (const auto& [name, parameter] : names)
+    if (const auto own = own_of_.find(parameter.id()); own != own_of_.end())
+      found.emplace_back(name, &own_[own->second]);
+  if (found.size() == own_.size()) return found;
+  for (const Own& own : own_)
+    TESSERA_EXPECT(
+        std::ranges::find(found, &own, [](const auto& f) { return f.second; }) != found.end(),
+        "Optimizer::", function, ": parameter '", own.parameter.name(),
+        "' of the optimizer is none of the model's; give the module that holds all of "
+        "them");
+  return found;
+}
+
+std::vector<DistributedTensor> Optimizer::distributed_moments(const Parameter& of) const {
+  std::vector<DistributedTensor> handles;
+  for (const Tensor& rows : moments(of)) {
+    TESSERA_EXPECT(of.mesh() != nullptr, "distributed_moments: parameter '", of.name(),
+                   "' belongs to no unit and is whole; use moments");
+    handles.emplace_back(rows, of.shape(), *of.mesh(), Placements{Shard{}});
+  }
+  return handles;
+}
+
+StateDict Optimizer::state_dict(const NamedParameters& names, const StateDictOptions& options) {
+  prepare();
+  StateDict views;
+  const auto keep = [&](const std::string& name, auto value) {
+    views.emplace(name, Tensor::from(std::vector{value}, {}, scalars_.device()));
+  };
+  keep(kSteps, steps());
+  keep(kLr, lr_);
+  for (const auto& [name, own] : named("state_dict", names)) {
+    keep(name + kLrFactor, own->lr_factor);
+    keep(name + kWeightDecay, own->weight_decay);
+    const std::vector<Tensor> rows = moments(own->parameter);
+    for (std::size_t k = 0; k < rows.size(); ++k)
+      views.emplace(concat(name, '.', needs_.names[k]),
+                    StateTensor(rows[k], own->spec, own->parameter.mesh()));
+  }
+  return make_state_dict(views, options);
+}
+
+LoadReport Optimizer::load(const NamedParameters& names, const StateSource& source,
+                           const LoadOptions& options) {
+  prepare();
+  // Numbers come first and are checked; they are set when nothing can refuse any more.
+  std::vector<std::function<void()>> set;
+  std::vector<StateTarget> targets;
+  const auto number = [&](const std::string& name, DType dtype, double now, const auto& check,
+                          const auto& put) {
+    const auto assign = [=, &set](const Tensor& value) {
+      const double number = value.item(now);
+      check(concat("load: '", name, '\'').c_str(), number);
+      set.push_back([=] { put(number); });
+    };
+    targets.push_back({.names = {name},
+                       .kind = "number",
+                       .spec = {Shape{}, 1, 0},
+                       .dtype = dtype,
+                       .held = [this] { return scalars_; },
+                       .assign = assign});
+  };
+  const auto check_steps = [](const char* what, double steps) {
+    constexpr double kMost = 0x1p53;  // beyond, a double counts in steps of two
+    expect_steps(what, static_cast<std::int64_t>(std::clamp(steps, -1., 2 * kMost)));
+  };
+  number(kSteps, i64, static_cast<double>(steps()), check_steps,
+         [this](double steps) { log_->steps = static_cast<std::int64_t>(steps); });
+  number(kLr, f64, lr_, expect_rate, [this](double lr) { lr_ = lr; });
+  const auto own = named("load", names);
+  for (const auto& [name, one] : own) {
+    Own& of = own_[static_cast<std::size_t>(one - own_.data())];
+    number(name + kLrFactor, f64, of.lr_factor, expect_rate,
+           [&of](double factor) { of.lr_factor = factor; });
+    number(name + kWeightDecay, f64, of.weight_decay, expect_rate,
+           [&of](double decay) { of.weight_decay = decay; });
+  }
+  for (const auto& [name, one] : own) {
+    const std::vector<Tensor> moments = this->moments(one->parameter);
+    for (std::size_t k = 0; k < moments.size(); ++k)
+      targets.push_back(
+          {.names = {concat(name, '.', needs_.names[k])},
+           .kind = "moment",
+           .spec = one->spec,
+           .held = [rows = moments[k]] { return rows; },
+           .assign = [rows = moments[k]](const Tensor& v) { raw::copy_into(rows, v); }});
+  }
+  std::shared_ptr<const StateSource> here(std::shared_ptr<void>(), &source);  // not owned
+  const LoadReport report = load_state(targets, [&] { return here; }, kOwner, options);
+  for (const auto& put : set) put();
+  rates_changed_ = true;
+  return report;
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,39 @@
+// State of modules by name, sharded or whole: the calls of nn::Module that may communicate.
+#include <algorithm>
+#include <memory>
+
+#include "tessera/comm/group.hpp"
+#include "tessera/distributed/state.hpp"
+#include "tessera/nn/module.hpp"
+
+namespace tessera::nn {
+
+StateDict Module::state_dict(const StateDictOptions& options) const {
+  StateDict views;
+  for (const auto& [name, p] : named_parameters())
+    views.emplace(name, StateTensor(p.shard(), p.spec(), p.mesh()));
+  for (const auto& [name, b] : named_buffers(Persistent::yes)) views.emplace(name, b.value());
+  return make_state_dict(views, options);
+}
+
+LoadReport load(Module& model, const std::function<std::shared_ptr<const StateSource>()>& source,
+                const LoadOptions& options) {
+  if (options.from_rank_0) {
+    const auto parameters = model.parameters();
+    const auto has_memory = [](const Parameter& p) { return p.group() != nullptr; };
+    if (std::ranges::none_of(parameters, has_memory))
+      model.materialize(options.from_rank_0->device());
+  }
+  return load_state(state_targets(model), source, state_owner(model), options);
+}
+
+LoadReport load(Module& model, const StateSource& source, const LoadOptions& options) {
+  std::shared_ptr<const StateSource> here(std::shared_ptr<void>(), &source);  // not owned
+  return nn::load(model, [&] { return here; }, options);
+}
+
+LoadReport Module::load(const StateDict& state, const LoadOptions& options) {
+  return nn::load(*this, [&] { return std::make_shared<DictSource>(state); }, options);
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,291 @@
+// Whole state of sharded models and optimizers: gathered on every rank or on one, streamed, sent
+// from one, on any number of ranks, and in how much memory.
+#include "tessera/distributed/state.hpp"
+
+#include "tests/shard/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+using Bytes = std::map<std::string, std::vector<std::byte>>;
+
+// A stack with a counter, whose rows no number of ranks divides, and its optimizer.
+struct Job {
+  explicit Job(const Device& device = Device::meta()) : model(device) {}
+  struct Counted : nn::Module {
+    explicit Counted(const Device&) {
+      register_module("stack", stack);
+      register_buffer("count", count);
+    }
+    Stack stack{{4, 7, 5}};
+    nn::Buffer count{{}, Initializer::constant(0), i64};
+  } model;
+  std::unique_ptr<optim::AdamW> optimizer;
+
+  void shard(const World& world) {
+    model.stack.shard({.mesh = DeviceMesh::flat(world)});
+    fully_shard(model, {.mesh = DeviceMesh::flat(world)});
+    make_optimizer();
+  }
+  void make_optimizer() {
+    optimizer = std::make_unique<optim::AdamW>(model.parameters(), optim::AdamWOptions{.lr = 0.1});
+  }
+  // Steps on the same rows for any number of ranks: each takes all of them.
+  void train(const World& world, int steps) {
+    for (int i = 0; i < steps; ++i) {
+      mean_square(model.stack(rows_of(7, optimizer->steps(), 6, 4, world.device()))).backward();
+      optimizer->step();
+      optimizer->zero_grad();
+    }
+  }
+};
+
+Bytes bytes_of(const StateDict& state) {
+  Bytes all;
+  for (const auto& [name, entry] : state) {
+    auto& own = all[name];
+    own.resize(static_cast<std::size_t>(entry.values.numel()) * size_bytes(entry.values.dtype()));
+    entry.values.to_bytes(own);
+  }
+  return all;
+}
+
+// Both, after some steps on that many ranks, on the host.
+std::pair<StateDict, StateDict> trained(int ranks, std::uint64_t seed) {
+  return on_ranks(ranks, [&](World& world) {
+    Job job;
+    job.shard(world);
+    job.model.materialize(world.device());
+    nn::init(job.model, {seed});
+    job.train(world, 2);
+    const StateDictOptions options{StateForm::full, StateRanks::rank_0, StatePlace::host};
+    return std::pair(job.model.state_dict(options), job.optimizer->state_dict(job.model, options));
+  })[0];
+}
+
+}  // namespace
+
+TEST_CASE("whole state of model and optimizer is the rows of all ranks, on 1, 2 and 3",
+          "[distributed][threads]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  for (const int ranks : {1, 2, 3}) {
+    INFO(ranks << " ranks");
+    struct Found {
+      StateDict rows;
+      Bytes full, streamed, on_host;
+      std::size_t on_rank_0 = 0;
+      bool is_on_host = true;
+    };
+    const auto found = on_ranks(ranks, [&](World& world) {
+      Job job;
+      job.shard(world);
+      job.model.materialize(world.device());
+      nn::init(job.model, {seed});
+      job.train(world, 2);
+      Found f;
+      const auto both = [&](const StateDictOptions& options) {
+        StateDict all = job.model.state_dict(options);
+        all.merge(job.optimizer->state_dict(job.model, options));
+        return all;
+      };
+      f.rows = both({.place = StatePlace::host});
+      f.full = bytes_of(both({.form = StateForm::full}));
+      for_each_full(both({.form = StateForm::view}),
+                    [&](const std::string& name, const Tensor& whole) {
+                      f.streamed.merge(bytes_of({{name, whole}}));
+                    });
+      const StateDict host = both({StateForm::full, StateRanks::rank_0, StatePlace::host});
+      f.on_rank_0 = host.size();
+      f.on_host = bytes_of(host);
+      for (const auto& [name, entry] : host)
+        f.is_on_host =
+            f.is_on_host && entry.values.device() != world.device() && entry.spec.world == 1;
+      return f;
+    });
+    Bytes joined;
+    for (const Found& f : found)
+      for (const auto& [name, rows] : bytes_of(f.rows)) {
+        const bool is_first = &f == &found[0];
+        const ShardSpec& spec = f.rows.at(name).spec;
+        if (is_first || (spec.world > 1 && spec.shape.ndim() > 0))
+          joined[name].insert(joined[name].end(), rows.begin(), rows.end());
+      }
+    CHECK(joined.size() == 5 * 6 + 2 + 1);
+    for (std::size_t rank = 0; rank < found.size(); ++rank) {
+      CHECK(found[rank].full == joined);
+      CHECK(found[rank].streamed == joined);
+      CHECK(found[rank].on_rank_0 == (rank == 0 ? joined.size() : 0));
+      CHECK(found[rank].is_on_host);
+    }
+    CHECK(found[0].on_host == joined);
+  }
+}
+
+TEST_CASE("what one number of ranks has trained goes on another, each rank loading it or rank 0",
+          "[distributed][threads]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const auto [model, optimizer] = trained(2, seed);
+  for (const int ranks : {1, 2, 3})
+    for (const bool sends : {false, true}) {
+      INFO(ranks << " ranks, sent from rank 0: " << sends);
+      const auto found = on_ranks(ranks, [&, &model = model, &optimizer = optimizer](World& world) {
+        Job job;
+        job.shard(world);
+        const StateDict none;
+        const bool has = world.rank() == 0 || !sends;
+        const LoadOptions options{.from_rank_0 = sends ? &world : nullptr};
+        if (!sends) job.model.materialize(world.device());
+        job.model.load(has ? model : none, options);
+        job.optimizer->load(job.model, has ? optimizer : none, options);
+        StateDict all = job.model.state_dict({.form = StateForm::full});
+        all.merge(job.optimizer->state_dict(job.model, {.form = StateForm::full}));
+        const Bytes loaded = bytes_of(all);
+        world.barrier();
+        job.train(world, 1);
+        return std::pair(loaded, full_values(job.model, world));
+      });
+      StateDict all = model;
+      all.insert(optimizer.begin(), optimizer.end());
+      for (const auto& [loaded, after] : found) {
+        CHECK(loaded == bytes_of(all));
+        CHECK(same_bits(after, found[0].second));
+      }
+    }
+}
+
+TEST_CASE("what rank 0 refuses is refused on every rank, and nothing changes",
+          "[distributed][threads]") {
+  const auto [model, optimizer] = trained(1, 3);
+  const auto said = on_ranks(3, [&, &model = model](World& world) {
+    Job job;
+    job.shard(world);
+    job.model.materialize(world.device());
+    nn::init(job.model, {1});
+    const Values before = full_values(job.model, world);
+    StateDict bad = model;
+    bad.erase("stack.layers.0.bias");
+    const std::string error = contract_error(
+        [&] { job.model.load(world.rank() == 0 ? bad : StateDict(), {.from_rank_0 = &world}); });
+    const nn::LoadReport report =
+        job.model.load(world.rank() == 0 ? StateDict{{"extra", model.at("count")}} : StateDict(),
+                       {.strict = false, .from_rank_0 = &world});
+    const bool is_kept = same_bits(full_values(job.model, world), before) &&
+                         report.missing.size() == 7 &&
+                         report.unexpected == std::vector<std::string>{"extra"};
+    return is_kept ? error : "changed";
+  });
+  const std::string why =
+      "load: the state dict has no tensor 'stack.layers.0.bias'; is it a model of this kind and "
+      "size?";
+  CHECK(said[0] == why);
+  CHECK(said[1] == "rank 0 refuses: " + why);
+  CHECK(said[2] == "rank 0 refuses: " + why);
+}
+
+TEST_CASE("ranks whose models differ are told so when rank 0 sends", "[distributed][threads]") {
+  const auto said = on_ranks(2, [&](World& world) {
+    Stack model({4, world.rank() == 0 ? 7 : 8, 5});
+    model.materialize(world.device());
+    return contract_error([&] { model.load(StateDict(), {.from_rank_0 = &world}); });
+  });
+  for (const std::string& error : said)
+    CHECK(
+        error ==
+        "load: the models of the ranks differ in names, shapes or dtypes; build the same on each");
+}
+
+TEST_CASE("a rank that does not take part in whole state is named in one line",
+          "[distributed][threads]") {
+  std::vector<std::string> said(2);
+  CHECK_THROWS_AS(run_local(2, {.threads = 1},
+                            [&](World& world) {
+                              Job job;
+                              job.shard(world);
+                              job.model.materialize(world.device());
+                              try {
+                                if (world.rank() == 0)
+                                  job.model.state_dict({.form = StateForm::full});
+                                else
+                                  world.sum(1);
+                              } catch (const CommError& error) {
+                                said[static_cast<std::size_t>(world.rank())] = error.what();
+                                throw;
+                              }
+                            }),
+                  CommError);
+  for (const std::string& error : said) {
+    INFO(error);
+    CHECK(error.find('\n') == std::string::npos);
+    CHECK_FALSE(error.empty());
+  }
+}
+
+TEST_CASE("options of a state dict that say nothing together are refused", "[distributed]") {
+  Stack model({2, 2});
+  model.materialize(Device::cpu());
+  CHECK(contract_error([&] {
+          model.state_dict({.ranks = StateRanks::rank_0});
+        }).starts_with("state_dict: only whole tensors can be for rank 0 alone"));
+  CHECK(contract_error([&] {
+          model.state_dict({.form = StateForm::view, .place = StatePlace::host});
+        }).starts_with("state_dict: views lie where the model is"));
+  const StateDict rows{{"x", {Tensor::ones({1}, f32, Device::cpu()), ShardSpec{{2}, 2, 0}}}};
+  CHECK(
+      contract_error([&] { for_each_full(rows, [](const auto&, const auto&) {}); }) ==
+      "for_each_full: 'x' is rows of rank 0 of 2 without a mesh; give what a state_dict has made");
+}
+
+TEST_CASE("a view of state is read, never written, and a lent tensor is not kept",
+          "[distributed]") {
+  Stack model({2, 2});
+  model.materialize(Device::cpu());
+  StateDict views = model.state_dict({.form = StateForm::view});
+  CHECK(views.at("scale").values.data() == model.scale.shard().data());
+  CHECK(contract_error([&] { raw::fill(views.at("scale").values, 1); }).find("scale") !=
+        std::string::npos);
+  Tensor kept;
+  for_each_full(views, [&](const std::string&, const Tensor& whole) { kept = whole; });
+  CHECK(contract_error([&] { kept.to_vector<float>(); }).find("for_each_full") !=
+        std::string::npos);
+}
+
+// Rank 0 holds the whole state on the host; every rank beside its shards one tensor.
+TEST_CASE("whole state on rank 0's host takes the memory of one tensor on the device",
+          "[distributed][threads]") {
+  constexpr std::int64_t kWidth = 256;  // a weight: 256 KiB
+  struct Found {
+    std::int64_t live, peak, reserved, most_reserved;
+  };
+  const auto found = on_ranks(2, [&](World& world) {
+    Stack model({kWidth, kWidth, kWidth, kWidth, kWidth});
+    model.shard({.mesh = DeviceMesh::flat(world)});
+    model.materialize(world.device());
+    nn::init(model, {1});
+    optim::AdamW optimizer(model.parameters());
+    optimizer.prepare();
+    Memory& memory = Memory::of(world.device());
+    const StateDictOptions options{StateForm::full, StateRanks::rank_0, StatePlace::host};
+    Found f{memory.ledger().live_bytes(), 0, memory.reserved_bytes(), 0};
+    memory.ledger().reset_peak();
+    for_each_full(model.state_dict({.form = StateForm::view}),
+                  [&](const std::string&, const Tensor&) {
+                    f.most_reserved = std::max(f.most_reserved, memory.reserved_bytes());
+                  });
+    model.state_dict(options);
+    optimizer.state_dict(model, options);
+    f.peak = memory.ledger().peak_bytes();
+    return f;
+  });
+  constexpr std::int64_t kWeight = kWidth * kWidth * 4;
+  for (const Found& f : found) {
+    // Beside numbers of 8 bytes, for which the pool has 512 each: 2 for each of 10 parameters
+    // and 2.
+    CHECK(f.peak - f.live <= 22 * 512);
+    CHECK(f.most_reserved - f.reserved >= kWeight);
+    CHECK(f.most_reserved - f.reserved < 2 * kWeight);
+  }
+}
