@@ -77,6 +77,7 @@
 #include "tessera/run/run.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/shard/layout.hpp"
+#include "tessera/tensor/dlpack.hpp"
 #include "tessera/tensor/initializer.hpp"
 #include "tessera/tensor/ops.hpp"
 #include "tessera/tensor/shape.hpp"
