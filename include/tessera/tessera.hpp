@@ -25,6 +25,7 @@
 #include "tessera/comm/mesh.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/data/batches.hpp"
+#include "tessera/data/data_loader.hpp"
 #include "tessera/data/token_file.hpp"
 #include "tessera/device/clock.hpp"
 #include "tessera/device/collective_barrier.hpp"
