@@ -169,6 +169,7 @@ void DeviceContext::block(const Event& event) {
   // What the host submits from here on comes after `event`, on every stream.
   host_.merge(event.clock);
   for (Clock& clock : clocks_) clock.merge(host_);
+  if (!kept_.empty()) drop_done();
 }
 
 void DeviceContext::fail_late() noexcept {
@@ -239,8 +240,18 @@ Event DeviceContext::event_of_free(StreamId stream, Tick tick) noexcept try {
           .native = nullptr};
 }
 
+// What goes may keep something else.
+void DeviceContext::drop_done() {
+  std::vector<std::shared_ptr<void>> done;
+  std::erase_if(kept_, [&](Kept& kept) {
+    if (!host_.covers(kept.until)) return false;
+    done.push_back(std::move(kept.what));
+    return true;
+  });
+}
+
 void DeviceContext::keep(std::shared_ptr<void> what) {
-  std::erase_if(kept_, [&](const Kept& kept) { return host_.covers(kept.until); });
+  drop_done();
   Clock now;
   for (std::size_t i = 0; i < kMaxStreams; ++i) now.ticks[i] = clocks_[i].ticks[i];
   if (!host_.covers(now)) kept_.push_back({now, std::move(what)});

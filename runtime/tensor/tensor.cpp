@@ -192,7 +192,7 @@ std::byte* Tensor::data() const {
 
 bool Tensor::is_exclusive() const {
   if (!device().is_meta()) device().context().submit_held();  // it holds its operands
-  return impl_.use_count() == 1 && impl_->storage.use_count() == 1;
+  return impl_.use_count() == 1 && impl_->storage.use_count() == 1 && !impl_->storage->is_lent;
 }
 
 Access Tensor::access(AccessMode mode) const {
@@ -203,6 +203,8 @@ Access Tensor::access(AccessMode mode) const {
     Storage& storage = *impl().storage;
     TESSERA_EXPECT(!impl().parameter, "parameter '", *impl().parameter,
                    "' is read-only here; write by Parameter::edit or assign");
+    TESSERA_EXPECT(!storage.is_read_only,
+                   "the memory of this tensor was lent read-only; write to a copy of it");
     ++storage.version;
   }
   return {impl().storage->use, begin,
@@ -223,6 +225,28 @@ void Tensor::plan_to_bytes() const {
   const auto bytes = static_cast<std::size_t>(numel()) * size_bytes(dtype());
   // Counted, never written: some addresses that have no bytes behind them.
   copy_to_host({reinterpret_cast<std::byte*>(std::uintptr_t{64}), bytes});
+}
+
+std::byte* Tensor::host_data(AccessMode mode) const {
+  TESSERA_EXPECT(!device().is_meta(),
+                 "a tensor on meta has no values; materialize the model first");
+  TESSERA_EXPECT(device().kind() == DeviceKind::cpu && device().runs_bodies(),
+                 "the host does not see the memory of this tensor; copy it by to_vector");
+  DeviceContext& context = device().context();
+  context.submit_held();
+  if (numel() == 0) return nullptr;
+  const Access bytes = access(mode);
+  if (mode == AccessMode::write) body().storage->last_writer = "the host";
+  for (int s = 0; s < kMaxStreams; ++s) {
+    const auto stream = static_cast<StreamId>(s);
+    const Tick last = bytes.use->touched[stream];
+    if (last > context.host_clock()[stream]) context.block(context.event_covering(stream, last));
+  }
+  const auto size = static_cast<std::size_t>(static_cast<const std::byte*>(bytes.end) -
+                                             static_cast<const std::byte*>(bytes.begin));
+  mode == AccessMode::read ? context.host_reads(bytes.begin, size)
+                           : context.host_writes(bytes.begin, size);
+  return data();
 }
 
 void Tensor::copy_to_host(std::span<std::byte> out) const {

@@ -112,10 +112,11 @@ class DeviceContext {
           .end = static_cast<const std::byte*>(data) + bytes});
   }
   // Keeps `what` until the host knows that everything submitted so far has run: for what queued
-  // operations still use when whoever made it goes, by an exception say. Never blocks.
+  // operations still use when whoever made it goes, by an exception say. Never blocks; `block` and
+  // `keep` let go of what is done.
   void keep(std::shared_ptr<void> what);
   // Lets go of all that is kept. Requires: everything submitted has run, or was skipped.
-  void drop_kept() noexcept { kept_.clear(); }
+  void drop_kept() noexcept { std::exchange(kept_, {}).clear(); }
   // `text` as an operation's name: the same text at the same address, as long as the device lives.
   const char* intern(std::string_view text) { return names_.emplace(text).first->c_str(); }
 
@@ -139,6 +140,7 @@ class DeviceContext {
     Body body;
   };
   void submit_all_held();
+  void drop_done();
   Event mark(StreamId stream, bool by_program);
   void rethrow_late() const;
   void expect_reached(const Event& event, const char* function) const;

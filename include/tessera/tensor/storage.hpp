@@ -45,6 +45,10 @@ struct Storage {
   // What an error says of a window that is used while it is closed.
   const char* remedy = "use it inside the module's call, or register the method that uses it";
 
+  // Memory that somebody outside the library lent, as by DLPack: others see it, so that nothing
+  // overwrites it in place. Where it was lent read-only, no operation writes it.
+  bool is_lent = false, is_read_only = false;
+
   bool is_closed() const noexcept { return unit != nullptr && data == nullptr && bytes != 0; }
 };
 

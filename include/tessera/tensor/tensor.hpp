@@ -41,6 +41,11 @@ class Tensor {
   static Tensor from(std::span<const T> values, const Shape& shape, const Device& device) {
     return from_bytes(std::as_bytes(values), shape, dtype_of<T>(), device);
   }
+  template <class T, std::size_t N>
+    requires(!std::is_const_v<T> || N != std::dynamic_extent)
+  static Tensor from(std::span<T, N> values, const Shape& shape, const Device& device) {
+    return from(std::span<const std::remove_const_t<T>>(values), shape, device);
+  }
   template <class T>
   static Tensor from(const std::vector<T>& values, const Shape& shape, const Device& device) {
     return from(std::span<const T>(values), shape, device);
@@ -86,6 +91,26 @@ class Tensor {
   }
   // The same as raw bytes, for any dtype.  Requires: out holds numel() elements.
   void to_bytes(std::span<std::byte> out) const;
+  // The values where they lie, row-major, without a copy; the host blocks until what was submitted
+  // on them is done. Valid while this tensor lives, until the next operation that writes it.
+  // Requires: a contiguous tensor on a CPU that runs bodies; T is the C++ type of dtype().
+  template <class T>
+  std::span<const T> to_span() const& {
+    return span_of<const T>(AccessMode::read);
+  }
+  // The same to be written by the host, until the next operation that uses it. Every view of these
+  // bytes sees it.  Throws: ContractError, too, for a parameter and for memory lent read-only.
+  template <class T>
+  std::span<T> to_writable_span() const& {
+    return span_of<T>(AccessMode::write);
+  }
+  template <class T>
+  std::span<const T> to_span() && = delete;  // keep the tensor
+  template <class T>
+  std::span<T> to_writable_span() && = delete;
+  // Blocks until what was submitted on these bytes, in any layout, is done; the host is about to
+  // read or to write them.  Returns, throws: as `to_span`, but null for no elements.
+  std::byte* host_data(AccessMode mode) const;
   // What `to_bytes` does to memory, where values are planned and none exists.
   // Requires: the device runs no bodies.
   void plan_to_bytes() const;
@@ -120,6 +145,7 @@ class Tensor {
   const std::shared_ptr<Storage>& storage() const { return impl().storage; }
   // The same bytes, which operations may only read: those of the parameter of that name.
   Tensor read_only(std::shared_ptr<const std::string> parameter) &&;
+  bool is_read_only() const { return body().parameter || body().storage->is_read_only; }
   // The bytes that this view may touch, as an access of an operation.
   // Throws: ContractError for a write where they may only be read, and as `data`.
   Access access(AccessMode mode) const;
@@ -142,6 +168,14 @@ class Tensor {
   const Impl& impl() const {
     TESSERA_EXPECT(impl_ != nullptr, "an undefined tensor was used");
     return *impl_;
+  }
+  template <class T>
+  std::span<T> span_of(AccessMode mode) const {
+    constexpr DType kAsked = dtype_of<std::remove_const_t<T>>();
+    TESSERA_EXPECT(dtype() == kAsked, "to_span: the tensor is ", dtype(), ", asked for ", kAsked);
+    TESSERA_EXPECT(is_contiguous(), "to_span: the tensor of ", shape(), " has strides ", strides(),
+                   "; make it contiguous first");
+    return {reinterpret_cast<T*>(host_data(mode)), static_cast<std::size_t>(numel())};
   }
   // Submits the copy and blocks; a plan does the same, and leaves `out` as it is.
   void copy_to_host(std::span<std::byte> out) const;

@@ -300,7 +300,8 @@ void Checker::change(Rank& rank, const Entry& entry) {
 }
 
 void Checker::hand_out(Rank& rank, const Entry& entry) {
-  const std::size_t lane = rank.base + entry.lane;
+  const std::size_t lane = rank.base + entry.lane, host = rank.base + kHost;
+  change(lane).set(host, lanes_[host][host]);  // as the launch that uses it first will
   Touch taken = touch_of(rank, entry, AccessMode::write);
   taken.allocation = freeze(lane);
   rank.memory->visit(entry.range, entry.sequence, [&](shadow::Cell& cell, std::int64_t bytes) {

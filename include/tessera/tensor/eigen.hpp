@@ -1,0 +1,59 @@
+// Eigen's view of a tensor's values, without a copy. For programs that have Eigen: the library's
+// other headers need it not, and tessera/tessera.hpp leaves this one out.
+//
+//   const auto w = eigen_matrix<float>(weight);       // [rows, columns], row-major
+//   const Eigen::VectorXf y = w * eigen_vector<float>(x);
+#pragma once
+
+#include <Eigen/Core>
+
+#include "tessera/tensor/tensor.hpp"
+
+namespace tessera {
+
+template <class T>
+using EigenMatrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+template <class T>
+using EigenVector = Eigen::Matrix<T, Eigen::Dynamic, 1>;
+
+// A contiguous CPU tensor of two dimensions, or of one; the host blocks until its values are there.
+// Valid as `to_span` is, and as long as `x`.
+// Throws: as Tensor::to_span, and ContractError for another number of dimensions.
+template <class T>
+Eigen::Map<const EigenMatrix<T>> eigen_matrix(const Tensor& x) {
+  TESSERA_EXPECT(x.ndim() == 2, "eigen_matrix: the tensor has shape ", x.shape(),
+                 ", expected two dimensions");
+  return {x.to_span<T>().data(), x.size(0), x.size(1)};
+}
+template <class T>
+Eigen::Map<const EigenVector<T>> eigen_vector(const Tensor& x) {
+  TESSERA_EXPECT(x.ndim() == 1, "eigen_vector: the tensor has shape ", x.shape(),
+                 ", expected one dimension");
+  return {x.to_span<T>().data(), x.size(0)};
+}
+
+// The same to be written by the host, as Tensor::to_writable_span.
+template <class T>
+Eigen::Map<EigenMatrix<T>> writable_eigen_matrix(const Tensor& x) {
+  TESSERA_EXPECT(x.ndim() == 2, "writable_eigen_matrix: the tensor has shape ", x.shape(),
+                 ", expected two dimensions");
+  return {x.to_writable_span<T>().data(), x.size(0), x.size(1)};
+}
+template <class T>
+Eigen::Map<EigenVector<T>> writable_eigen_vector(const Tensor& x) {
+  TESSERA_EXPECT(x.ndim() == 1, "writable_eigen_vector: the tensor has shape ", x.shape(),
+                 ", expected one dimension");
+  return {x.to_writable_span<T>().data(), x.size(0)};
+}
+
+// A map of a temporary would outlive its bytes.
+template <class T>
+void eigen_matrix(Tensor&&) = delete;
+template <class T>
+void eigen_vector(Tensor&&) = delete;
+template <class T>
+void writable_eigen_matrix(Tensor&&) = delete;
+template <class T>
+void writable_eigen_vector(Tensor&&) = delete;
+
+}  // namespace tessera
