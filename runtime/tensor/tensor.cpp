@@ -236,7 +236,7 @@ std::byte* Tensor::host_data(AccessMode mode) const {
   context.submit_held();
   if (numel() == 0) return nullptr;
   const Access bytes = access(mode);
-  if (mode == AccessMode::write) body().storage->last_writer = "the host";
+  if (mode == AccessMode::write) impl().storage->last_writer = "the host";
   for (int s = 0; s < kMaxStreams; ++s) {
     const auto stream = static_cast<StreamId>(s);
     const Tick last = bytes.use->touched[stream];

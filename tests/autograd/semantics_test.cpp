@@ -143,6 +143,23 @@ TEST_CASE("a tensor of shape [] is one element along dimension 0") {
   CHECK_THROWS_AS(cumsum(x, 1), ContractError);
 }
 
+TEST_CASE("operations on meta give shapes and dtypes alone") {
+  const Device meta = Device::meta();
+  Tensor x = Tensor::empty({4, 6}, f32, meta);
+  x.require_grad();
+  const Tensor rows = Tensor::empty({3}, i64, meta);
+  CHECK(index(x, {Range{0, 4, 2}, rows}).shape() == Shape{2, 3});
+  CHECK(index_put(x, {rows}, Tensor::empty({6}, f32, meta)).shape() == x.shape());
+  CHECK(topk(x, 2).indices.shape() == Shape{4, 2});
+  CHECK(cumsum(rows, 0).dtype() == i64);
+  CHECK(einsum("ij,kj->ik", x, x).shape() == Shape{4, 4});
+  CHECK(multinomial(x, 2, Replacement::no, 1).shape() == Shape{4, 2});
+  CHECK(prod(x, 1).shape() == Shape{4});
+  CHECK(stddev(elu(clamp(x, -1, {})), {0, 1}).shape() == Shape{});
+  sum(pad(tril(flip(x, 0)), {1, 1}) * pow(2.0, pad(x, {2, 0}))).backward();
+  CHECK(x.grad().shape() == x.shape());
+}
+
 TEST_CASE("vectors in products, integers in sums of products") {
   const Device device = any_device();
   const Tensor v = Tensor::from({1, 2}, {2}, device),

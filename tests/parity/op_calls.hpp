@@ -1,5 +1,5 @@
 // One sample of PyTorch's database of operations, as tests/parity/op_samples.py writes it: called
-// here, forward and backward, and compared.
+// here on contiguous tensors and on strided ones, forward and backward, and compared.
 #pragma once
 
 #include <string>

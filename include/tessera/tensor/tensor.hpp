@@ -145,7 +145,7 @@ class Tensor {
   const std::shared_ptr<Storage>& storage() const { return impl().storage; }
   // The same bytes, which operations may only read: those of the parameter of that name.
   Tensor read_only(std::shared_ptr<const std::string> parameter) &&;
-  bool is_read_only() const { return body().parameter || body().storage->is_read_only; }
+  bool is_read_only() const { return impl().parameter || impl().storage->is_read_only; }
   // The bytes that this view may touch, as an access of an operation.
   // Throws: ContractError for a write where they may only be read, and as `data`.
   Access access(AccessMode mode) const;

@@ -105,6 +105,27 @@ TESSERA_CASE("elementwise", "unary operations on floats") {
     }
 }
 
+TESSERA_CASE("elementwise", "sine and cosine of large angles") {
+  for (const UnaryOp op : {UnaryOp::sin, UnaryOp::cos})
+    for (const DType dtype : {f32, f64}) {
+      const std::int64_t n = 2000;
+      Operand &x = c.input(dtype, n, -0x1p31, 0x1p31), &y = c.output(dtype, n);
+      for (std::int64_t i = 0; i < n / 2; ++i)  // near where one of them is 0
+        x.set(i, static_cast<double>(c.integer(-100000, 100000)) * (M_PI / 2));
+      c.compute([&](const Kernels& k, Side side, Exec& exec) {
+        UnaryArgs args{};
+        args.out = y.at(side);
+        args.in = x.at(side);
+        args.count = n;
+        args.op = op;
+        args.out_dtype = args.in_dtype = dtype;
+        k.unary(args, exec);
+      });
+      for (std::int64_t i = 0; i < n; ++i) near_unary(c, y, i, op, x.get(i));
+      c.next();
+    }
+}
+
 TESSERA_CASE("elementwise", "unary operations on integers and strided views") {
   for (const DType dtype : {i32, i64, f32, bf16})
     for (const UnaryOp op :
