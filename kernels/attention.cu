@@ -27,7 +27,7 @@ struct Forward {
     using S = Tiling<C, kDim>;
     Tiles<C, kDim> x(t, p);
     C *q = t.shared<C>(), *kv = q + S::kTileSize, *scores = kv + S::kTileSize;
-    const Place at = place_of(t, p.heads, tiles, S::kTile, p.causal);
+    const BlockTile at = tile_of(t, p.heads, tiles, S::kTile, p.causal);
     const int kv_head = at.head / (p.heads / p.kv_heads);
     x.load_tile(q, a.q, a.q_row, at.batch, at.head, at.first, C(a.scale));
     typename Tiles<C, kDim>::Out out;
@@ -83,7 +83,7 @@ struct BackwardQuery {
     Tiles<C, kDim> x(t, p);
     C *q = t.shared<C>(), *d_o = q + S::kTileSize, *kv = d_o + S::kTileSize;
     C *scores = kv + S::kTileSize, *delta = scores + S::kScoreSize;
-    const Place at = place_of(t, p.heads, tiles, S::kTile, p.causal);
+    const BlockTile at = tile_of(t, p.heads, tiles, S::kTile, p.causal);
     const int kv_head = at.head / (p.heads / p.kv_heads);
     x.load_tile(q, a.q, a.q_row, at.batch, at.head, at.first, C(a.scale));
     x.load_tile(d_o, a.d_o, a.heads, at.batch, at.head, at.first);
@@ -128,7 +128,7 @@ struct BackwardKey {
     Tiles<C, kDim> x(t, p);
     C *k = t.shared<C>(), *v = k + S::kTileSize, *other = v + S::kTileSize;
     C *scores = other + S::kTileSize, *delta = scores + S::kScoreSize;
-    const Place at = place_of(t, p.kv_heads, tiles, S::kTile, false);
+    const BlockTile at = tile_of(t, p.kv_heads, tiles, S::kTile, false);
     x.load_tile(k, a.k, a.k_row, at.batch, at.head, at.first);
     x.load_tile(v, a.v, a.v_row, at.batch, at.head, at.first);
     typename Tiles<C, kDim>::Out dk, dv;

@@ -22,6 +22,9 @@ CASE = re.compile(r"^(?:TEST_CASE|TEMPLATE_(?:LIST_)?TEST_CASE|SCENARIO)\b", re.
 ASSERTION = re.compile(r"\b\w*(?:CHECK|REQUIRE|FAIL|assert|check|expect|require|verify)\w*\s*(?:<[^;()]*>)?\(")
 HELPER = re.compile(r"^\w[^;{}=]*?\b(\w+)\([^;{}]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 UNFINISHED = re.compile("|".join(rf"\b{word}\b" for word in ("TO" + "DO", "FIX" + "ME", "XX" + "X")))
+PROSE_COLUMNS = 140  # wrapped at 130; tables, code and pictures are as wide as they are
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+WIDE = re.compile(rf"^(?!\||\s*$).{{{PROSE_COLUMNS + 1},}}$", re.MULTILINE)
 LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.DOTALL)
 
 
@@ -35,6 +38,10 @@ def breaches(path, content):
     folder = path.split("/")[0]
     for match in UNFINISHED.finditer(content):
         yield match.start(), f"unfinished: {match.group(0)}"
+    if path.endswith("README.md"):
+        prose = FENCED.sub(lambda match: re.sub(r"[^\n]", " ", match.group(0)), content)  # blank, and every position stays
+        for match in WIDE.finditer(prose):
+            yield match.start(), f"prose of {len(match.group(0))} columns; wrap it at 130"
     if not path.endswith((".hpp", ".cpp", ".cu")):
         return
     code = without_literals(content)

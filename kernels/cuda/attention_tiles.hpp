@@ -218,11 +218,11 @@ class Tiles : public Tiling<C, kDim> {
 };
 
 // Which tile of which head a block works on; the longest walks first.
-struct Place {
+struct BlockTile {
   int first, head;
   std::int64_t batch;
 };
-TESSERA_DEVICE Place place_of(const Thread& t, int heads, int tiles, int tile, bool from_end) {
+TESSERA_DEVICE BlockTile tile_of(const Thread& t, int heads, int tiles, int tile, bool from_end) {
   const std::int64_t rest = t.block() / tiles;
   const int at = static_cast<int>(t.block() % tiles);
   return {(from_end ? tiles - 1 - at : at) * tile, static_cast<int>(rest % heads), rest / heads};

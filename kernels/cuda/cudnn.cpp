@@ -72,7 +72,7 @@ const Library& opened(Cache& known, Exec& exec) {
   known.opened = true;
   Dl_info info{};
   const bool found = dladdr(reinterpret_cast<const void*>(&cublasLtCreate), &info) != 0;
-  known.library = open_library(places(found && info.dli_fname ? info.dli_fname : ""));
+  known.library = open_library(candidates(found && info.dli_fname ? info.dli_fname : ""));
   if (!known.library) exec.note = line(known.library.absence());
   return known.library;
 }

@@ -1,4 +1,4 @@
-// cuDNN's descriptors as owners, and a graph of operations built from them. Called by
+// cuDNN's descriptors as RAII types, and a graph of operations built from them. Called by
 // cudnn_attention.cpp. All here throws std::runtime_error; callers at the module's border catch.
 //
 // Source: NVIDIA cuDNN, "Backend API: backend descriptor types".

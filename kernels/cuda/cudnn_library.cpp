@@ -37,7 +37,7 @@ std::string file_of(const void* function, const std::string& otherwise) {
 
 }  // namespace
 
-std::vector<std::string> places(const std::string& cublas_file) {
+std::vector<std::string> candidates(const std::string& cublas_file) {
   std::vector<std::string> files = {kName};
   std::error_code ignored;
   const std::filesystem::path cublas = std::filesystem::canonical(cublas_file, ignored);

@@ -15,7 +15,7 @@ namespace tessera::kernels::cuda::cudnn {
 // The functions that are used, and where they came from. Stays open until the process ends.
 struct Library {
   std::string file;         // which was opened; empty where none could be
-  std::string reason;       // then: why not, of each place
+  std::string reason;       // then: why not, of each file
   std::size_t version = 0;  // 91900 for 9.19.0
 
   decltype(&cudnnGetVersion) get_version = nullptr;
@@ -49,7 +49,7 @@ struct Library {
 
 // Where cuDNN may lie, in order: where the system looks, beside cuBLASLt (`cublas_file`), and in
 // the folder of a Python wheel, nvidia/cudnn/lib, beside cuBLASLt's wheel or the system's packages.
-std::vector<std::string> places(const std::string& cublas_file);
+std::vector<std::string> candidates(const std::string& cublas_file);
 
 // The first that opens, of version 9.10 or newer: a mask of -inf is safe since.
 Library open_library(const std::vector<std::string>& files);

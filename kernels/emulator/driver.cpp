@@ -92,7 +92,7 @@ DriverError count(std::int32_t* devices) {
   return nullptr;
 }
 DriverError use(std::int32_t device) {
-  return device == 0 ? nullptr : "the emulator has one device, number 0";
+  return device == 0 ? nullptr : "the emulated GPU has one device, number 0";
 }
 DriverError describe(std::int32_t device, DriverDevice* out) {
   *out = {"the host, emulating a GPU", 0, 0, multiprocessors(), kMemoryBytes, 0, "emulator"};

@@ -1,4 +1,4 @@
-// Streams of the emulator: work in order, on a host thread of their own.
+// Streams of the emulated GPU: work in order, on a host thread of their own.
 #pragma once
 
 #include <condition_variable>

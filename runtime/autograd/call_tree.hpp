@@ -76,7 +76,7 @@ class CallTree {
 // What the nodes of a forward hold.
 struct CallGraph {
   std::shared_ptr<CallTree> tree;
-  std::vector<std::shared_ptr<const void>> owners;  // of what its regions need
+  std::vector<std::shared_ptr<const void>> kept;  // of what its regions need
 };
 
 }  // namespace tessera::autograd

@@ -130,12 +130,12 @@ void end_forward(ThreadState& s) noexcept {
 
 }  // namespace
 
-RegionGuard::RegionGuard(std::shared_ptr<Region> region, std::shared_ptr<const void> owner) {
+RegionGuard::RegionGuard(std::shared_ptr<Region> region, std::shared_ptr<const void> kept) {
   ThreadState& s = state();
   if (s.depth > 0) return;
   region_ = std::move(region);
   tree_of(s, is_outermost_).begin(region_, ++s.sequence);
-  if (owner) s.calls->owners.push_back(std::move(owner));
+  if (kept) s.calls->kept.push_back(std::move(kept));
 }
 RegionGuard::~RegionGuard() {
   if (!region_) return;

@@ -80,7 +80,8 @@ WeightFiles::WeightFiles(const std::vector<std::string>& paths) {
 void WeightFiles::open(const std::string& path) {
   const SafetensorsReader& file = files_.emplace_back(path);
   for (const SafetensorsEntry& entry : file.entries()) {
-    const auto [at, is_new] = places_.try_emplace(entry.name, Place{files_.size() - 1, &entry});
+    const auto [at, is_new] =
+        locations_.try_emplace(entry.name, Location{files_.size() - 1, &entry});
     if (!is_new)
       throw DataError(concat("tensor ", shown(entry.name), " stands in '",
                              files_[at->second.file].path(), "' and in '", path,
@@ -103,9 +104,9 @@ void WeightFiles::open_index(const std::string& path) {
   for (const std::string& file : files)
     open((std::filesystem::path(folder_of(path)) / file).string());
   for (const auto& [name, file] : holders) {
-    const auto place = places_.find(name);
-    if (place == places_.end() ||
-        std::filesystem::path(files_[place->second.file].path()).filename() != file)
+    const auto location = locations_.find(name);
+    if (location == locations_.end() ||
+        std::filesystem::path(files_[location->second.file].path()).filename() != file)
       throw DataError(concat("index '", path, "' says that ", shown(name), " lies in ", shown(file),
                              ", which does not have it; fetch the files again"));
   }
@@ -119,12 +120,12 @@ std::vector<std::string> WeightFiles::names() const {
 }
 
 std::span<const std::byte> WeightFiles::bytes(std::string_view name) const {
-  const Place& place = places_.find(name)->second;
-  return files_[place.file].bytes(*place.entry);
+  const Location& location = locations_.find(name)->second;
+  return files_[location.file].bytes(*location.entry);
 }
 
 nn::StateSource::Entry WeightFiles::entry(std::string_view name) const {
-  const SafetensorsEntry& entry = *places_.find(name)->second.entry;
+  const SafetensorsEntry& entry = *locations_.find(name)->second.entry;
   return {entry.shape, entry.dtype, entry.foreign};
 }
 

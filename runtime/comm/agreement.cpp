@@ -29,7 +29,7 @@ std::string describe(const Published& p, int item) {
   return text + ")";
 }
 
-// Of ranks whose calls are alike, but come at different places in the order over all groups.
+// Of ranks whose calls are alike, but come at different points of the order over all groups.
 std::string order_remedy(std::uint64_t around, int rank, std::uint64_t other, int other_rank) {
   if (around == other) return "";
   return concat("; before it rank ", rank, " has submitted ", around,

@@ -52,15 +52,15 @@ std::size_t stride_of(std::span<const MeshDim> dims, std::size_t dim) {
   return stride;
 }
 
-std::size_t coordinate(std::span<const MeshDim> dims, std::size_t dim, std::size_t place) {
-  return place / stride_of(dims, dim) % static_cast<std::size_t>(dims[dim].size);
+std::size_t coordinate(std::span<const MeshDim> dims, std::size_t dim, std::size_t position) {
+  return position / stride_of(dims, dim) % static_cast<std::size_t>(dims[dim].size);
 }
 
-// The line of ranks along `dim` through a place of the mesh.
+// The line of ranks along `dim` through a position of the mesh.
 std::vector<int> line(std::span<const MeshDim> dims, std::span<const int> ranks, std::size_t dim,
-                      std::size_t place) {
+                      std::size_t position) {
   const std::size_t stride = stride_of(dims, dim);
-  const std::size_t first = place - coordinate(dims, dim, place) * stride;
+  const std::size_t first = position - coordinate(dims, dim, position) * stride;
   std::vector<int> line;
   for (int i = 0; i < dims[dim].size; ++i)
     line.push_back(ranks[first + static_cast<std::size_t>(i) * stride]);
@@ -110,7 +110,7 @@ DeviceMesh DeviceMesh::grid(const World& world, std::vector<MeshDim> dims,
 DeviceMesh DeviceMesh::make(const World& world, Layout layout) {
   const auto& [dims, ranks, groups] = layout;
   check_dims(dims, ranks.size());
-  const auto place =
+  const auto position =
       static_cast<std::size_t>(std::ranges::find(ranks, world.rank()) - ranks.begin());
   const bool is_world = std::ranges::equal(ranks, world.ranks());
   const std::shared_ptr<const World> shared = world.share();
@@ -121,7 +121,7 @@ DeviceMesh DeviceMesh::make(const World& world, Layout layout) {
       continue;
     }
     const std::vector<int> own =
-        place < ranks.size() ? line(dims, ranks, d, place) : std::vector<int>{};
+        position < ranks.size() ? line(dims, ranks, d, position) : std::vector<int>{};
     const RankGroup* const group = world.split(dims[d].name, own, dims[d].streams);
     if (group) made.push_back(group);
   }
@@ -161,18 +161,18 @@ DeviceMesh DeviceMesh::select(std::initializer_list<std::string_view> names) con
   }
   TESSERA_EXPECT(!part.dims.empty(), "DeviceMesh::select: no name; this mesh has ",
                  names_of(dims()));
-  // This rank's place without its steps along the chosen dimensions, and all steps along these.
-  std::vector<std::size_t> places{
+  // This rank's position without its steps along the chosen dimensions, and all steps along these.
+  std::vector<std::size_t> positions{
       static_cast<std::size_t>(std::ranges::find(ranks(), world_->rank()) - ranks().begin())};
   for (const MeshDim& dim : part.dims) {
     const std::size_t d = find(dim.name), stride = stride_of(dims(), d);
     std::vector<std::size_t> more;
-    for (const std::size_t place : places)
+    for (const std::size_t position : positions)
       for (std::size_t i = 0; i < static_cast<std::size_t>(dim.size); ++i)
-        more.push_back(place - coordinate(dims(), d, place) * stride + i * stride);
-    places = std::move(more);
+        more.push_back(position - coordinate(dims(), d, position) * stride + i * stride);
+    positions = std::move(more);
   }
-  for (const std::size_t place : places) part.ranks.push_back(ranks()[place]);
+  for (const std::size_t position : positions) part.ranks.push_back(ranks()[position]);
   return {world_, std::move(part)};
 }
 

@@ -33,8 +33,8 @@ Tensor sum_of_squares(const std::vector<GroupPart>& parts, Communicator* comm,
   auto accumulate = raw::Accumulate::no;
   for (const GroupPart& part : parts) {
     if (part.group->sums.get() != comm || !part.group->gradient.defined()) continue;
-    for (const GroupPart::Run& run : part.runs) {
-      raw::sumsq_into(sum, part.gradient(run), accumulate);
+    for (const GroupPart::Stretch& stretch : part.stretches) {
+      raw::sumsq_into(sum, part.gradient(stretch), accumulate);
       accumulate = raw::Accumulate::yes;
     }
   }
@@ -65,23 +65,21 @@ Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm)
   const bool clips = max_norm > 0 && std::isfinite(max_norm);
   const Tensor norm = Tensor::empty({}, f32, device);
   const Tensor factor = clips ? Tensor::empty({}, f32, device) : Tensor();
-  const auto& kernels = tessera::detail::table(device);
+  const auto& kernels = detail::table(device);
   const auto floats = [](const Tensor& t) {
     return t.defined() ? reinterpret_cast<float*>(t.data()) : nullptr;
   };
-  tessera::detail::launch(
-      "clip", device, kernels.clip,
-      kernels::ClipArgs{floats(factor), floats(norm), sum.data(), max_norm, f64},
-      {tessera::detail::reads(sum), tessera::detail::writes(norm),
-       tessera::detail::writes(factor)});
+  detail::launch("clip", device, kernels.clip,
+                 kernels::ClipArgs{floats(factor), floats(norm), sum.data(), max_norm, f64},
+                 {detail::reads(sum), detail::writes(norm), detail::writes(factor)});
   if (!clips) return norm;
   for (const GroupPart& part : parts) {
     if (!part.group->gradient.defined()) continue;
-    for (const GroupPart::Run& run : part.runs) {
-      const Tensor gradient = part.gradient(run);
+    for (const GroupPart::Stretch& stretch : part.stretches) {
+      const Tensor gradient = part.gradient(stretch);
       const kernels::ScaleFlatArgs args{floats(gradient), floats(factor), gradient.numel()};
-      tessera::detail::launch("scale_gradient", device, kernels.scale_flat, args,
-                              {tessera::detail::reads(factor), tessera::detail::updates(gradient)});
+      detail::launch("scale_gradient", device, kernels.scale_flat, args,
+                     {detail::reads(factor), detail::updates(gradient)});
     }
   }
   return norm;

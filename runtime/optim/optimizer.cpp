@@ -81,9 +81,8 @@ void Optimizer::put(const Tensor& to, const void* scalars, std::size_t bytes) {
   args.out = to.data();
   args.count = static_cast<std::int32_t>(bytes / 4);
   std::memcpy(args.values, scalars, bytes);
-  tessera::detail::launch("optimizer_scalars", to.device(),
-                          tessera::detail::table(to.device()).put_scalars, args,
-                          {tessera::detail::writes(to)});
+  detail::launch("optimizer_scalars", to.device(), detail::table(to.device()).put_scalars, args,
+                 {detail::writes(to)});
 }
 
 FlatUpdate Optimizer::pointers(const GroupState& state, const Tensor& scalars) {
@@ -107,12 +106,11 @@ void Optimizer::submit(const char* name, const GroupState& state, const Tensor& 
   const auto moment = [&](std::size_t k) -> const Tensor& {
     return k < state.moments.size() ? state.moments[k] : none;
   };
-  tessera::detail::launch_body(
+  detail::launch_body(
       name, group.device, body,
-      {tessera::detail::reads(group.gradient), tessera::detail::reads(state.segments),
-       tessera::detail::reads(scalars), tessera::detail::updates(group.values),
-       tessera::detail::updates(moment(0)), tessera::detail::updates(moment(1)),
-       tessera::detail::updates(moment(2))});
+      {detail::reads(group.gradient), detail::reads(state.segments), detail::reads(scalars),
+       detail::updates(group.values), detail::updates(moment(0)), detail::updates(moment(1)),
+       detail::updates(moment(2))});
 }
 
 void Optimizer::launch_update(kernels::UpdateOp op, const GroupState& state,
@@ -127,7 +125,7 @@ void Optimizer::launch_update(kernels::UpdateOp op, const GroupState& state,
   args.scalars = static_cast<const kernels::UpdateScalars*>(update.scalars);
   args.segment_count = update.segment_count;
   args.op = op;
-  const auto kernel = tessera::detail::table(state.group->device).update;
+  const auto kernel = detail::table(state.group->device).update;
   submit(name(op), state, scalars, Body(kernels::Call<kernels::UpdateArgs>{kernel, args}));
 }
 
@@ -288,9 +286,9 @@ void Optimizer::zero_grad() {
   for (const GroupPart& part : parts_of(parameters())) {
     if (part.is_whole()) part.group->gradient = {};
     if (!part.group->gradient.defined()) continue;
-    for (const GroupPart::Run& run : part.runs) {
-      raw::fill(part.gradient(run), 0);
-      raw::fill(part.counts(run), 0);
+    for (const GroupPart::Stretch& stretch : part.stretches) {
+      raw::fill(part.gradient(stretch), 0);
+      raw::fill(part.counts(stretch), 0);
     }
   }
 }

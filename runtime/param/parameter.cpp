@@ -239,26 +239,27 @@ std::vector<GroupPart> parts_of(const std::vector<Parameter>& parameters) {
       if (!is_given[i][end]) continue;
       const std::size_t first = end;
       while (is_given[i][end]) ++end;
-      parts[i].runs.push_back({first, end});
+      parts[i].stretches.push_back({first, end});
     }
   return parts;
 }
 
 bool GroupPart::is_whole() const {
-  return runs.size() == 1 && runs[0].end - runs[0].first == group->trainable.size();
+  return stretches.size() == 1 && stretches[0].end - stretches[0].first == group->trainable.size();
 }
 
-Tensor GroupPart::gradient(const Run& run) const {
+Tensor GroupPart::gradient(const Stretch& stretch) const {
   const auto offset_of = [&](std::size_t i) {
     return i < group->trainable.size() ? group->trained(i).gradient_offset : group->gradient_numel;
   };
-  const std::int64_t begin = offset_of(run.first);
-  return group->await_gradient().view({offset_of(run.end) - begin}, {1}, begin);
+  const std::int64_t begin = offset_of(stretch.first);
+  return group->await_gradient().view({offset_of(stretch.end) - begin}, {1}, begin);
 }
 
-Tensor GroupPart::counts(const Run& run) const {
-  return group->await_gradient().view({static_cast<std::int64_t>(run.end - run.first)}, {1},
-                                      group->gradient_numel + static_cast<std::int64_t>(run.first));
+Tensor GroupPart::counts(const Stretch& stretch) const {
+  return group->await_gradient().view(
+      {static_cast<std::int64_t>(stretch.end - stretch.first)}, {1},
+      group->gradient_numel + static_cast<std::int64_t>(stretch.first));
 }
 
 }  // namespace tessera

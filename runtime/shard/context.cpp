@@ -115,9 +115,9 @@ void Context::cut_streamed(std::int64_t bytes) {
     for (const auto& unit : units_) bytes = std::max(bytes, unit.lock()->shards().slice_bytes());
   const std::size_t count = units_.size();
   for (std::size_t i = 0; i < count; ++i) {
-    const std::shared_ptr<Unit> owner = units_[i].lock();
-    owner->cut_streamed(bytes);
-    for (const auto& p : owner->shards().streamed)
+    const std::shared_ptr<Unit> around = units_[i].lock();
+    around->cut_streamed(bytes);
+    for (const auto& p : around->shards().streamed)
       for (int slice = 0; slice < p->slices->count(); ++slice) {
         const std::shared_ptr<Unit>& unit = slices_of(*p)->unit(slice);
         unit->join(shared_from_this(), concat(p->name, '[', slice, ']'),

@@ -65,15 +65,15 @@ void GradientBuffer::send() {
 void GradientBuffer::reduce() {
   if (taken_ == 0) take(false);
   while (sent_ < pieces_.size()) send();
-  begin_again();
+  forget_pass();
 }
 
 void GradientBuffer::drop() noexcept {
   for (GradientPiece& piece : pieces_) piece.drop();
-  begin_again();
+  forget_pass();
 }
 
-void GradientBuffer::begin_again() noexcept {
+void GradientBuffer::forget_pass() noexcept {
   sent_ = taken_ = 0;
   in_turn_ = false;
   for (Tensor& early : early_) early = {};

@@ -34,8 +34,8 @@ class GradientBuffer {
   // The sink of one more contribution to the gradient of the group's i-th trainable entry.
   // Throws: ContractError where on_last_use has said that there is none.
   autograd::GradientSink sink(int i);
-  // That gradient is whole. True when it was what a piece has waited for, which is being reduced
-  // then.
+  // All of that gradient is there. True when it was what a piece has waited for, which is being
+  // reduced then.
   bool on_last_use(int i);
   // Reduces what is left, zeros for what has not arrived.
   void reduce();
@@ -48,7 +48,7 @@ class GradientBuffer {
   autograd::GradientSink early_sink(std::size_t at);
   void take_next();
   void send();
-  void begin_again() noexcept;
+  void forget_pass() noexcept;
 
   const UnitShards& shards_;
   std::deque<GradientPiece> pieces_;

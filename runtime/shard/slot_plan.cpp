@@ -1,6 +1,7 @@
 #include "runtime/shard/slot_plan.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "tessera/memory/placement.hpp"
@@ -85,9 +86,14 @@ void join_at_turn(std::vector<SlotUse>& uses) {
   for (std::size_t i = 0; i < uses.size(); ++i) {
     while (uses[i].ends_forward) {
       std::size_t next = i + 1;  // uses are in the order in which they are taken
-      while (next < uses.size() && uses[next].begin < uses[i].end) ++next;
+      std::int64_t all_are_there = std::numeric_limits<std::int64_t>::max();  // until then
+      while (next < uses.size() &&
+             (uses[next].begin < uses[i].end || uses[next].kind == SlotKind::gradients)) {
+        if (uses[next].begin > uses[i].end) all_are_there = std::min(all_are_there, uses[next].end);
+        ++next;
+      }
       if (next == uses.size() || uses[next].unit != uses[i].unit ||
-          uses[next].kind != SlotKind::parameters)
+          all_are_there < uses[next].begin)
         break;
       gone.insert(gone.end(), {uses[i].end, uses[next].begin});
       uses[i].end = uses[next].end;

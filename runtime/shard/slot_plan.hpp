@@ -1,5 +1,5 @@
-// Where the slots of a step lie: arithmetic on a record of who takes a slot when. Slots, which
-// keeps the record, says when a plan is made; nothing here knows a device.
+// Where the slots of a step lie: arithmetic on its uses, which say who takes a slot when. Slots,
+// which keeps the uses, says when a plan is made; nothing here knows a device.
 //
 //   take, give back       forward            backward
 //   root, parameters    ├──────────────────────────────────┤      stays open
@@ -40,7 +40,7 @@ struct SlotUse {
   SlotKind kind = SlotKind::parameters;
   std::int64_t bytes = 0;
   std::int64_t begin = 0, end = 0;
-  bool is_carried = false;    // it was taken before the record began,
+  bool is_carried = false;    // it was taken before the step began,
   std::int64_t offset = -1;   // and lies here
   bool ends_forward = false;  // given back by a call that backward comes to, see join_at_turn
   int stays = 0;              // how often it was not given back there
@@ -54,14 +54,15 @@ struct SlotPlan {
 // Places the uses of a step. On the device they last longer than on the host, and are lengthened
 // first: a gather begins before its call, as soon as no more than `prefetch_depth` others are
 // there; a piece of a gradient buffer goes when `reductions_in_flight` others have been queued for
-// reduction, as large as the largest of its unit.
+// reduction, as large as the largest of its unit, less a third of one.
 SlotPlan plan_slots(std::span<const SlotUse> uses, std::span<const UnitNeeds> units);
-// Where a call has ended forward, and the next slot that anybody takes is its unit's, for backward,
-// the two become one use: what was gathered stays, and no other slot is alive for longer.
+// Where a call has ended forward, and the next that is gathered is its unit, for backward, the two
+// become one use: what was gathered stays. Of slots only those for gradients may be taken between,
+// which are still there then, so that no more is alive than without.
 void join_at_turn(std::vector<SlotUse>& uses);
 // Who takes what, in which order: equal for steps that one plan serves.
 std::uint64_t fingerprint(std::span<const SlotUse> uses);
-// The record of a step that makes these calls, and goes back.
+// The uses of a step that makes these calls, and goes back.
 std::vector<SlotUse> assumed_step(std::span<const UnitNeeds> units,
                                   std::span<const AssumedCall> calls);
 

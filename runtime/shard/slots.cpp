@@ -10,7 +10,7 @@ namespace {
 
 // Training, evaluation and saving are few.
 constexpr std::size_t kMostSteps = 32;
-// Of a record. Where units are called without their root a step may never end, and a plan of so
+// Of a step. Where units are called without their root a step may never end, and a plan of so
 // many uses takes a tenth of a second.
 constexpr std::size_t kMostUses = 1 << 12;
 
@@ -18,7 +18,7 @@ constexpr std::size_t kMostUses = 1 << 12;
 
 Slots::Slots(const RankGroup& group, std::vector<UnitNeeds> units,
              std::span<const AssumedCall> calls)
-    : group_(group), units_(std::move(units)), places_(2 * units_.size()) {
+    : group_(group), units_(std::move(units)), planned_uses_(2 * units_.size()) {
   Ledger& ledger = Memory::of(group_.device().context()).ledger();
   owners_[0] = ledger.owner("gather slots");
   owners_[1] = ledger.owner("gradient slots");
@@ -36,29 +36,29 @@ Slots::~Slots() {
 // --- a step ---
 
 // A step whose slots all lay where its plan had them needs no other. One that had slots elsewhere
-// is planned from its record, for the next time that it is expected: after the two that it came
+// is planned from its uses, for the next time that it is expected: after the two that it came
 // after.
 void Slots::begin_step() {
-  for (const Live& live : live_) record_[live.use].end = now_ + 1;  // and it goes on
-  const std::vector<SlotUse> running = record_;
-  join_at_turn(record_);
-  const std::uint64_t ended = fingerprint(record_);
+  for (const Live& live : live_) uses_[live.use].end = now_ + 1;  // and it goes on
+  const std::vector<SlotUse> running = uses_;
+  join_at_turn(uses_);
+  const std::uint64_t ended = fingerprint(uses_);
   const std::uint64_t context = last_ * 31 + ended;
-  if (!record_.empty()) {
+  if (!uses_.empty()) {
     if (next_.size() == kMostSteps || kept_.size() == kMostSteps) next_.clear(), kept_.clear();
     next_[context_] = ended;
     last_ = ended;
     context_ = context;
   }
   const bool makes_plan = !is_planned_;
-  is_assumption_met_ = is_assumption_met_ || (is_new_ && is_planned_ && !record_.empty());
-  // Where a step does not keep to the plan of its own record, what an earlier one has left was in
+  is_assumption_met_ = is_assumption_met_ || (is_new_ && is_planned_ && !uses_.empty());
+  // Where a step does not keep to the plan of its own uses, what an earlier one has left was in
   // the way. With room for all that was taken it comes to rest.
   std::int64_t bytes = makes_plan && followed_ == ended ? this->bytes() : 0;
   if (makes_plan) {
     if (is_new_ && !is_assumption_met_) kept_.clear();  // nobody calls the units so
     is_new_ = false;
-    keep(record_);
+    keep(uses_);
     follow(ended);
   }
   if (const auto next = next_.find(context_); next != next_.end() && kept_.contains(next->second))
@@ -76,10 +76,10 @@ void Slots::begin_step() {
     live.use = carried.size();
     carried.push_back(use);
   }
-  record_.assign(carried.begin(), carried.end());
+  uses_.assign(carried.begin(), carried.end());
   now_ = 1;
   is_planned_ = true;
-  for (Places& places : places_) places.next = 0;
+  for (PlannedUses& planned : planned_uses_) planned.next = 0;
 
   wants_resize_ = wants_resize_ || makes_plan;
   if (!wants_resize_ || !live_.empty()) return;
@@ -89,15 +89,15 @@ void Slots::begin_step() {
 }
 
 Slot Slots::take(int unit, SlotKind kind, std::int64_t bytes) {
-  if (record_.size() == kMostUses) begin_step();
+  if (uses_.size() == kMostUses) begin_step();
   const OwnerId owner = owners_[static_cast<std::size_t>(kind)];
-  Places& known = places(unit, kind);
+  PlannedUses& known = planned_uses(unit, kind);
   const std::int64_t offset =
       known.next < known.offsets.size() ? known.offsets[known.next++] : std::int64_t{-1};
   Slot slot = offset >= 0 ? blocks_[0].arena->take(offset, bytes, owner) : Slot{};
   if (!slot.arena) slot = take_gap(bytes, owner);
-  live_.push_back({slot, record_.size()});
-  record_.push_back({.unit = unit, .kind = kind, .bytes = bytes, .begin = now_++});
+  live_.push_back({slot, uses_.size()});
+  uses_.push_back({.unit = unit, .kind = kind, .bytes = bytes, .begin = now_++});
   return slot;
 }
 
@@ -110,15 +110,15 @@ Slots::Live& Slots::live(const Slot& slot) {
 
 void Slots::give_back(const Slot& slot, bool ends_forward) {
   Live& found = live(slot);
-  record_[found.use].end = now_++;
-  record_[found.use].ends_forward = ends_forward;
+  uses_[found.use].end = now_++;
+  uses_[found.use].ends_forward = ends_forward;
   live_.erase(live_.begin() + (&found - live_.data()));
   slot.arena->give_back(slot);
 }
 
 bool Slots::stays(const Slot& slot) {
-  SlotUse& use = record_[live(slot).use];
-  const Places& known = places(use.unit, use.kind);
+  SlotUse& use = uses_[live(slot).use];
+  const PlannedUses& known = planned_uses(use.unit, use.kind);
   if (use.is_carried || known.next == 0 || use.stays == known.stays[known.next - 1]) return false;
   ++use.stays;
   return true;
@@ -145,12 +145,12 @@ void Slots::keep(std::vector<SlotUse> uses) {
 void Slots::follow(std::uint64_t step) {
   if (followed_ == step) return;
   followed_ = step;
-  for (Places& places : places_) places.offsets.clear(), places.stays.clear();
+  for (PlannedUses& planned : planned_uses_) planned.offsets.clear(), planned.stays.clear();
   const Kept& kept = kept_.at(step);
   for (std::size_t i = 0; i < kept.uses.size(); ++i)
     if (const SlotUse& use = kept.uses[i]; !use.is_carried) {
-      places(use.unit, use.kind).offsets.push_back(kept.plan.offsets[i]);
-      places(use.unit, use.kind).stays.push_back(use.stays);
+      planned_uses(use.unit, use.kind).offsets.push_back(kept.plan.offsets[i]);
+      planned_uses(use.unit, use.kind).stays.push_back(use.stays);
     }
 }
 
@@ -188,11 +188,11 @@ void Slots::add_block(std::int64_t bytes) {
 void Slots::restart() {
   TESSERA_EXPECT(live_.empty(), "Slots::restart: ", live_.size(), " slots are taken");
   for (const Block& block : blocks_) block.arena->restart();
-  record_.clear();
+  uses_.clear();
   now_ = 0;
   is_planned_ = true;
   is_new_ = is_new_ && blocks_.size() <= 1;
-  for (Places& places : places_) places.next = 0;
+  for (PlannedUses& planned : planned_uses_) planned.next = 0;
 }
 
 }  // namespace tessera::shard

@@ -1,10 +1,10 @@
 // The slots of all units under one root: where each lies, and in which arena.
 //
 // Units take and give back in the order of their calls, which is the same on every rank, and so are
-// the record of it, the plan that is made from the record, and every address. Before the first step
+// the uses of a step, the plan that is made from them, and every address. Before the first step
 // the plan assumes that each module is called once; where a step takes a slot that its plan does
 // not have, or has no room for, it lies in a gap, or in memory that all ranks add, and from the
-// record of that step the next one like it is planned.
+// uses of that step the next one like it is planned.
 #pragma once
 
 #include <deque>
@@ -27,7 +27,7 @@ class Slots {
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
 
-  // A forward of the root begins, and with it a record. Collective where the last one made a plan.
+  // A forward of the root begins, and with it a step. Collective where the last one made a plan.
   void begin_step();
   // A slot for the unit; Arena::begin_use comes before its first use.
   Slot take(int unit, SlotKind kind, std::int64_t bytes);
@@ -36,7 +36,7 @@ class Slots {
   // Whether a slot that such a call would give back stays taken, as the plan has it.
   bool stays(const Slot& slot);
   // How many the plan that is followed has.
-  std::size_t planned(int unit, SlotKind kind) { return places(unit, kind).offsets.size(); }
+  std::size_t planned(int unit, SlotKind kind) { return planned_uses(unit, kind).offsets.size(); }
 
   std::int64_t bytes() const noexcept;
   // The least that any plan of the steps so far would need.
@@ -56,10 +56,10 @@ class Slots {
   };
   struct Live {
     Slot slot;
-    std::size_t use;  // in the record
+    std::size_t use;  // in uses_
   };
   // Where the slots of one kind of one unit lie, in the order of its uses in a step.
-  struct Places {
+  struct PlannedUses {
     std::vector<std::int64_t> offsets;
     std::vector<int> stays;
     std::size_t next = 0;
@@ -69,8 +69,8 @@ class Slots {
     SlotPlan plan;
   };
 
-  Places& places(int unit, SlotKind kind) {
-    return places_[2 * static_cast<std::size_t>(unit) + static_cast<std::size_t>(kind)];
+  PlannedUses& planned_uses(int unit, SlotKind kind) {
+    return planned_uses_[2 * static_cast<std::size_t>(unit) + static_cast<std::size_t>(kind)];
   }
   Live& live(const Slot& slot);
   void keep(std::vector<SlotUse> uses);
@@ -87,12 +87,12 @@ class Slots {
   bool is_new_ = true, is_assumption_met_ = false;
 
   // --- the step that runs ---
-  std::vector<SlotUse> record_;
+  std::vector<SlotUse> uses_;
   std::vector<Live> live_;
   std::int64_t now_ = 0;
   bool is_planned_ = true;  // so far
   bool wants_resize_ = false;
-  std::vector<Places> places_;
+  std::vector<PlannedUses> planned_uses_;
   std::uint64_t followed_ = 0;  // whose plan these are
 
   // --- steps by their fingerprints ---

@@ -1,6 +1,6 @@
 // What a unit keeps on this rank for good: the parameters that it has claimed, their shards, and
-// the arithmetic of where bytes lie. The two other parts of a unit read this record and come and go
-// with each call:
+// the arithmetic of where bytes lie. The two other parts of a unit read it, and come and
+// go with each call:
 //
 //   UnitShards ──gather──▶ GatheredParameters   full parameters, while the unit is open
 //              ◀──reduce── GradientBuffer       full gradients, of one pass of backward

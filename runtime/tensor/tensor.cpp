@@ -75,8 +75,8 @@ std::shared_ptr<Storage> Storage::borrowed(const Device& device, std::byte* data
 Tensor Tensor::wrap(std::shared_ptr<Storage> storage, const Shape& shape, DType dtype,
                     std::int64_t offset_bytes) {
   Tensor out;
-  out.body_ = std::make_shared<Body>(
-      Body{std::move(storage), offset_bytes, shape, shape.strides(), dtype, nullptr});
+  out.impl_ = std::make_shared<Impl>(
+      Impl{std::move(storage), offset_bytes, shape, shape.strides(), dtype, nullptr});
   return out;
 }
 
@@ -171,28 +171,28 @@ bool Tensor::strides_are_contiguous(const Shape& shape, const Shape& strides) {
 
 Tensor Tensor::view(const Shape& shape, const Shape& strides, std::int64_t offset) const {
   Tensor out;
-  out.body_ = std::make_shared<Body>(Body{
-      body().storage, body().offset_bytes + offset * static_cast<std::int64_t>(size_bytes(dtype())),
-      shape, strides, dtype(), nullptr, body().parameter});
+  out.impl_ = std::make_shared<Impl>(Impl{
+      impl().storage, impl().offset_bytes + offset * static_cast<std::int64_t>(size_bytes(dtype())),
+      shape, strides, dtype(), nullptr, impl().parameter});
   return out;
 }
 
 Tensor Tensor::read_only(std::shared_ptr<const std::string> parameter) && {
-  Tensor out = body_.use_count() > 1 ? view(shape(), strides(), 0) : std::move(*this);
-  out.body_->parameter = std::move(parameter);
+  Tensor out = impl_.use_count() > 1 ? view(shape(), strides(), 0) : std::move(*this);
+  out.impl_->parameter = std::move(parameter);
   return out;
 }
 
 std::byte* Tensor::data() const {
-  const Storage& s = *body().storage;
+  const Storage& s = *impl().storage;
   TESSERA_EXPECT(!s.is_closed(), "a parameter of unit '", *s.unit,
                  "' was used while the unit is closed; ", s.remedy);
-  return s.data == nullptr ? nullptr : s.data + body().offset_bytes;
+  return s.data == nullptr ? nullptr : s.data + impl().offset_bytes;
 }
 
 bool Tensor::is_exclusive() const {
   if (!device().is_meta()) device().context().submit_held();  // it holds its operands
-  return body_.use_count() == 1 && body_->storage.use_count() == 1;
+  return impl_.use_count() == 1 && impl_->storage.use_count() == 1;
 }
 
 Access Tensor::access(AccessMode mode) const {
@@ -200,12 +200,12 @@ Access Tensor::access(AccessMode mode) const {
   for (int d = 0; d < ndim(); ++d) last += (shape()[d] - 1) * strides()[d];
   std::byte* const begin = data();
   if (mode == AccessMode::write) {
-    Storage& storage = *body().storage;
-    TESSERA_EXPECT(!body().parameter, "parameter '", *body().parameter,
+    Storage& storage = *impl().storage;
+    TESSERA_EXPECT(!impl().parameter, "parameter '", *impl().parameter,
                    "' is read-only here; write by Parameter::edit or assign");
     ++storage.version;
   }
-  return {body().storage->use, begin,
+  return {impl().storage->use, begin,
           begin + (last + 1) * static_cast<std::int64_t>(size_bytes(dtype())), mode};
 }
 

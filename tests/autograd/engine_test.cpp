@@ -35,6 +35,24 @@ TEST_CASE("gradients of several uses add up, and further passes add to them") {
   CHECK(values(x.grad()) == std::vector<float>{5, 7, 9});
 }
 
+TEST_CASE("a hook on a tensor is given its gradient once, as a whole, and may change it") {
+  const Device device = any_device();
+  std::vector<std::vector<float>> seen;
+  const auto gradient_of_x = [&](double factor) {
+    const Tensor x = leaf({1, 2}, device);
+    const Tensor y = on_gradient(x * 3.0, [&seen, factor](const Tensor& g) {
+      seen.push_back(values(g));
+      return factor == 1 ? Tensor{} : raw::mul(g, factor);  // undefined: as it is
+    });
+    CHECK(values(y) == std::vector<float>{3, 6});
+    sum(y * y).backward();  // two uses: 2y comes to the hook
+    return values(x.grad());
+  };
+  CHECK(gradient_of_x(1) == std::vector<float>{18, 36});
+  CHECK(gradient_of_x(10) == std::vector<float>{180, 360});
+  CHECK(seen == std::vector<std::vector<float>>{{6, 12}, {6, 12}});
+}
+
 TEST_CASE("a gradient handed to two inputs is never added into") {
   // `add` gives one tensor to both of its inputs. The left one gets a second contribution, which
   // must not show on the right.

@@ -94,7 +94,7 @@ std::int64_t workspace_of(const AttentionBackwardArgs& a) {
 
 }  // namespace
 
-TEST_CASE("cuDNN is opened from the first place that has it", "[cuda]") {
+TEST_CASE("cuDNN is opened from the first folder that has it", "[cuda]") {
   if (!cudnn_or_none()) return;
   const Library found = open_library({"/nowhere/libcudnn.so.9", TESSERA_CUDNN});
   REQUIRE(found);
@@ -121,7 +121,7 @@ TEST_CASE("cuDNN is looked for in the folder of a Python wheel beside cuBLASLt's
     const fs::path folder = packages / "nvidia" / wheel / "lib";
     fs::create_directories(folder);
     std::ofstream(folder / "libcublasLt.so.13") << "";
-    const std::vector<std::string> files = places((folder / "libcublasLt.so.13").string());
+    const std::vector<std::string> files = candidates((folder / "libcublasLt.so.13").string());
     REQUIRE(files.size() >= 3);
     CHECK(files[0] == "libcudnn.so.9");
     CHECK(files[1] == (folder / "libcudnn.so.9").string());

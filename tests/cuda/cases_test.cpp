@@ -4,7 +4,7 @@
 
 extern "C" const tessera::Driver* tessera_driver(std::uint32_t version);
 
-using namespace cuda_test;
+using namespace kernel_test;
 
 TEST_CASE("the CUDA kernels, emulated, are within rounding of double precision", "[cuda]") {
   const Driver* driver = tessera_driver(kDriverVersion);

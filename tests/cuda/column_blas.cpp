@@ -9,7 +9,7 @@
 #include "kernels/cuda/emulated_thread.hpp"
 #include "tessera/base/dtype.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 using namespace tessera;
@@ -155,9 +155,9 @@ bool is_aligned(const void* data, std::uint64_t bytes) {
 int heuristic_calls() { return g_asked; }
 void refuse_epilogues(bool refuse) { g_refuse = refuse; }
 
-}  // namespace cuda_test
+}  // namespace kernel_test
 
-using namespace cuda_test;
+using namespace kernel_test;
 
 extern "C" {
 

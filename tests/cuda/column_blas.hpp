@@ -3,11 +3,11 @@
 // and a call whose operands are not what its algorithm was chosen for.
 #pragma once
 
-namespace cuda_test {
+namespace kernel_test {
 
 // Questions to the heuristic so far.
 int heuristic_calls();
 // Until it is set back, the heuristic knows no algorithm that ends in a bias or a function.
 void refuse_epilogues(bool refuse);
 
-}  // namespace cuda_test
+}  // namespace kernel_test

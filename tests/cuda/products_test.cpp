@@ -58,9 +58,9 @@ struct Ones {
 };
 
 int asked_by(const GemmArgs& args, Exec& exec) {
-  const int before = cuda_test::heuristic_calls();
+  const int before = kernel_test::heuristic_calls();
   cuda::gemm(args, exec);
-  return cuda_test::heuristic_calls() - before;
+  return kernel_test::heuristic_calls() - before;
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ TEST_CASE("the heuristic is asked once for equal products, and anew for others",
 }
 
 TEST_CASE("what the library refuses at the end of a product is done by kernels", "[cuda]") {
-  cuda_test::refuse_epilogues(true);
+  kernel_test::refuse_epilogues(true);
   Ones ones;
   ones.args.bias = ones.bias.data();
   ones.args.ldc = 17;
@@ -107,7 +107,7 @@ TEST_CASE("what the library refuses at the end of a product is done by kernels",
     CHECK(exec.error == nullptr);
     CHECK(ones.c[3 * 17 + 14] == 9);
   }
-  cuda_test::refuse_epilogues(false);
+  kernel_test::refuse_epilogues(false);
 }
 
 TEST_CASE("a benchmark runs each of the library's algorithms", "[cuda]") {

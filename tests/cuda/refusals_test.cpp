@@ -6,7 +6,7 @@
 
 extern "C" const tessera::Driver* tessera_driver(std::uint32_t version);
 
-using namespace cuda_test;
+using namespace kernel_test;
 
 TEST_CASE("a shape that a kernel refuses is one line with a remedy, and nothing is queued",
           "[cuda]") {

@@ -16,7 +16,7 @@
 
 #include "tests/kernels/case.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 
 inline constexpr DType kFloats[] = {f32, bf16, f16, f64};
 inline constexpr DType kAll[] = {f32, bf16, f16, f64, i32, i64, boolean};
@@ -170,4 +170,4 @@ void near(Case& c, const Operand& operand, std::int64_t i, Bounded<C> exact) {
   c.near(operand, i, exact.v, stored_error(operand.dtype(), exact));
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 constexpr std::int64_t kGuardBytes = 256;
@@ -159,4 +159,4 @@ void Case::fail(const std::string& what) const {
   throw CaseFailure(concat(what, " (seed ", seed_, ")"));
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

@@ -33,7 +33,7 @@
 #include "tessera/base/error.hpp"
 #include "tests/kernels/target.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 
 using namespace tessera;
 using namespace tessera::kernels;
@@ -173,12 +173,12 @@ struct RegisterCase {
   }
 };
 
-}  // namespace cuda_test
+}  // namespace kernel_test
 
 // Numbered, so that files which are compiled as one have names of their own.
-#define TESSERA_CASE_BODY(number, op, name)                                             \
-  static void case_##number(cuda_test::Case&);                                          \
-  static const cuda_test::RegisterCase register_case_##number(op, name, case_##number); \
-  static void case_##number([[maybe_unused]] cuda_test::Case& c)
+#define TESSERA_CASE_BODY(number, op, name)                                               \
+  static void case_##number(kernel_test::Case&);                                          \
+  static const kernel_test::RegisterCase register_case_##number(op, name, case_##number); \
+  static void case_##number([[maybe_unused]] kernel_test::Case& c)
 #define TESSERA_CASE_NUMBERED(number, op, name) TESSERA_CASE_BODY(number, op, name)
 #define TESSERA_CASE(op, name) TESSERA_CASE_NUMBERED(__COUNTER__, op, name)

@@ -5,15 +5,15 @@
 
 TEST_CASE("the CPU's kernels are within rounding of double precision", "[kernels]") {
   tessera::WorkerPool workers(3);
-  const cuda_test::Target cpu{.driver = nullptr, .workers = &workers};
+  const kernel_test::Target cpu{.driver = nullptr, .workers = &workers};
   const unsigned seed = std::random_device{}();
-  for (const cuda_test::NamedCase& named : cuda_test::all_cases()) {
+  for (const kernel_test::NamedCase& named : kernel_test::all_cases()) {
     DYNAMIC_SECTION(named.op << ": " << named.name) {
-      cuda_test::Case c(cpu, seed);
+      kernel_test::Case c(cpu, seed);
       std::string failure;
       try {
         named.body(c);
-      } catch (const cuda_test::CaseFailure& e) {
+      } catch (const kernel_test::CaseFailure& e) {
         failure = e.what();
       }
       INFO(failure);

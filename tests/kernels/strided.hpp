@@ -9,7 +9,7 @@
 
 #include "tests/kernels/case.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 
 // Offset of element `linear` of `shape` under `strides`.
 inline std::int64_t offset_in(std::int64_t linear, int ndim, const std::int32_t* shape,
@@ -59,4 +59,4 @@ inline void make_special(Operand& x) {
   }
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

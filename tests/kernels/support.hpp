@@ -18,9 +18,6 @@ namespace kernel_test {
 using namespace tessera;
 using namespace tessera::kernels;
 
-using cuda_test::kAll;
-using cuda_test::kFloats;
-
 // `size` elements of `dtype` that tests read and write as doubles.
 struct Array {
   DType dtype;

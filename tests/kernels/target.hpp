@@ -10,7 +10,7 @@
 #include "tessera/device/op.hpp"
 #include "tessera/device/workers.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 
 using namespace tessera;
 
@@ -63,4 +63,4 @@ struct Target {
   }
 };
 
-}  // namespace cuda_test
+}  // namespace kernel_test

@@ -246,14 +246,13 @@ TEST_CASE("recomputing blocks changes no bit and keeps less", "[nn]") {
   nn::Gpt2Config config = small_gpt2();
   config.dropout = 0.3;
   config.n_layers = 6;
-  nn::Gpt2 model(config, draw.device);
-  nn::init(model, {draw.seed});
   const Tensor tokens = draw.tokens({4, 12}, 19), targets = draw.tokens({4, 12}, 19);
   Ledger& ledger = Memory::of(draw.device).ledger();
   const auto step = [&](Recompute recompute) {
+    config.recompute = recompute;
+    nn::Gpt2 model(config, draw.device);
+    nn::init(model, {draw.seed});
     const autograd::RandomStateGuard random({.seed = draw.seed});
-    model.set_recompute(recompute);
-    drop_gradients(model);
     const std::int64_t before = ledger.live_bytes("activations");
     const Tensor loss = model.loss(tokens, targets);
     const std::int64_t kept = ledger.live_bytes("activations") - before;

@@ -1,4 +1,4 @@
-// Values of parameters are read everywhere and written in one place: Parameter::edit.
+// Values of parameters are read everywhere and written through one call: Parameter::edit.
 #include <functional>
 #include <map>
 #include <stdexcept>

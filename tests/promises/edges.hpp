@@ -105,7 +105,7 @@ inline std::optional<std::string> path(const std::vector<TraceEntry>& entries, s
   std::array<std::optional<std::string>, kMaxStreams> reached;
   std::optional<std::string> host;
   std::map<std::uint64_t, std::string> events;
-  const TraceEntry* meeting = start.is_collective ? &start : nullptr;  // the first one there
+  const TraceEntry* collective = start.is_collective ? &start : nullptr;  // the first one there
   reached[index(start.stream)] =
       concat("'", start.name, "' on ", name(start.stream), "@", start.tick);
   for (std::size_t i = from + 1; i < to; ++i) {
@@ -113,9 +113,9 @@ inline std::optional<std::string> path(const std::vector<TraceEntry>& entries, s
     const auto& here = reached[index(e.event.stream)];
     if (e.kind == Kind::record && here && (e.stream != start.stream || e.event.tick >= start.tick))
       events[e.event.number] = concat(*here, " -> event ", name(e.stream), "@", e.event.tick);
-    if (e.is_collective && !meeting && e.stream == start.stream) meeting = &e;
-    if (e.is_collective && meeting && peer && !reached[index(e.stream)])
-      if (const auto way = path(*peer, find_launch(*peer, meeting->stream, meeting->tick),
+    if (e.is_collective && !collective && e.stream == start.stream) collective = &e;
+    if (e.is_collective && collective && peer && !reached[index(e.stream)])
+      if (const auto way = path(*peer, find_launch(*peer, collective->stream, collective->tick),
                                 find_launch(*peer, e.stream, e.tick), nullptr))
         reached[index(e.stream)] = concat("on a peer: ", *way);
     const auto found = events.find(e.event.number);

@@ -11,7 +11,7 @@ using Catch::Matchers::Contains;
 namespace {
 
 // Where the failing rank throws, in its third step.
-enum class Place {
+enum class Moment {
   before_forward,
   in_a_unit,
   before_backward,
@@ -19,8 +19,8 @@ enum class Place {
   in_a_kernel,
   after_step
 };
-constexpr Place kPlaces[] = {Place::before_forward, Place::in_a_unit,   Place::before_backward,
-                             Place::in_backward,    Place::in_a_kernel, Place::after_step};
+constexpr Moment kMoments[] = {Moment::before_forward, Moment::in_a_unit,   Moment::before_backward,
+                               Moment::in_backward,    Moment::in_a_kernel, Moment::after_step};
 
 class Fragile final : public nn::Module {
  public:
@@ -48,23 +48,23 @@ class Fragile final : public nn::Module {
   nn::Linear first, second, third;
 };
 
-void step(Fragile& model, optim::AdamW& optimizer, World& world, bool fails, Place place) {
-  const auto here = [&](Place p) { return fails && place == p; };
-  const auto throw_here = [&](Place p) {
+void step(Fragile& model, optim::AdamW& optimizer, World& world, bool fails, Moment moment) {
+  const auto here = [&](Moment p) { return fails && moment == p; };
+  const auto throw_here = [&](Moment p) {
     if (here(p)) throw std::runtime_error("no luck");
   };
-  throw_here(Place::before_forward);
+  throw_here(Moment::before_forward);
   const Tensor x = rows_of(1, world.rank() * 2, 2, 5, world.device());
-  const Tensor y = model(x, here(Place::in_a_unit), here(Place::in_backward));
-  if (here(Place::in_a_kernel))
+  const Tensor y = model(x, here(Moment::in_a_unit), here(Moment::in_backward));
+  if (here(Moment::in_a_kernel))
     world.device().compute().launch({.name = "unlucky"},
                                     [](Exec&) { throw std::runtime_error("no luck"); });
-  throw_here(Place::before_backward);
+  throw_here(Moment::before_backward);
   const Tensor loss = mean_square(y);
   loss.backward();
   optimizer.step();
   optimizer.zero_grad();
-  throw_here(Place::after_step);
+  throw_here(Moment::after_step);
   world.sum(loss.item());
 }
 
@@ -75,10 +75,10 @@ TEST_CASE("a rank that throws in a step is named to its peers, and nobody hangs"
   for (const ExecutorKind executor :
        {ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled})
     for (const int ranks : {2, 3, 4})
-      for (const Place place : kPlaces) {
-        const int thrower = (static_cast<int>(place) + ranks) % ranks;
-        INFO(ranks << " ranks on " << name(executor) << ", rank " << thrower << " throws at place "
-                   << static_cast<int>(place));
+      for (const Moment moment : kMoments) {
+        const int thrower = (static_cast<int>(moment) + ranks) % ranks;
+        INFO(ranks << " ranks on " << name(executor) << ", rank " << thrower << " throws at moment "
+                   << static_cast<int>(moment));
         std::vector<std::string> heard(static_cast<std::size_t>(ranks));
         std::string rethrown;
         try {
@@ -92,7 +92,7 @@ TEST_CASE("a rank that throws in a step is named to its peers, and nobody hangs"
               nn::init(model, {1});
               optim::AdamW optimizer(model.parameters());
               for (int k = 0; k < 5; ++k)
-                step(model, optimizer, world, k == 2 && world.rank() == thrower, place);
+                step(model, optimizer, world, k == 2 && world.rank() == thrower, moment);
             } catch (const CommError& error) {
               heard[static_cast<std::size_t>(world.rank())] = error.what();
               throw;

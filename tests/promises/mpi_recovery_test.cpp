@@ -47,7 +47,7 @@ std::uint64_t try_places(const Plan& plan) {
     const Heard heard =
         subject.try_at(plan.trap, k, trapped < 0 || trapped == rank, plan.only_collectives);
     const bool any_updated = world.max(heard.has_updated) != 0;
-    INFO((plan.transport == Transport::messages ? "messages, " : "windows, ")
+    INFO((plan.transport == Transport::messages ? "messages, " : "shared memory, ")
          << name(plan.executor) << ", " << name(plan.trap) << ' ' << k << ", trap on rank "
          << trapped);
     CHECK(complaint(heard, rank, trapped, cause_of(plan.trap), any_updated) == "");

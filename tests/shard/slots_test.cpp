@@ -136,7 +136,7 @@ TEST_CASE("a step that calls each unit once takes the slots that were planned be
     }
 }
 
-TEST_CASE("a step in another order is planned from its own record") {
+TEST_CASE("a step in another order is planned from its own uses") {
   for (const Way& way : all_ways())
     for (const Seen& seen :
          check_values(way, {training(kOther), training(kOther), training(kOther)})) {
@@ -179,7 +179,7 @@ TEST_CASE("after a failure all ranks begin with the plan of none") {
         training(kOther)(model, x);
         try {
           training(kLong)(model, x);
-          // One rank is in a step, with a plan and a record, which the other never began.
+          // One rank is in a step, with a plan and uses, which the other never began.
           if (world.rank() == 0) throw std::runtime_error("one rank");
           training(kOther)(model, x);
         } catch (const std::exception& error) {
@@ -301,7 +301,7 @@ TEST_CASE("blocks and tables of Llamas need little more than what is alive of th
   CHECK(sum / plans <= 1.05);
 }
 
-TEST_CASE("units called for ever without their root are recorded no longer than a plan can take") {
+TEST_CASE("units called for ever without their root are kept no longer than a plan can take") {
   const auto bytes = on_ranks(2, [](World& world) {
     Layers model(2);
     model.shard({.mesh = DeviceMesh::flat(world)});

@@ -22,8 +22,7 @@
 //
 // PyTorch: all_gather_into_tensor and reduce_scatter_tensor, on a stream of NCCL; the call makes
 // the edge before, from the current stream, and `Work.wait()` the one behind. Ranks that disagree
-// hang there until a watchdog ends the job, unless TORCH_DISTRIBUTED_DEBUG=DETAIL compares every
-// call.
+// hang until a watchdog ends the job, unless TORCH_DISTRIBUTED_DEBUG=DETAIL compares all calls.
 #include <array>
 #include <atomic>
 #include <iomanip>
@@ -119,8 +118,7 @@ static void one_step() {
     CHECK(world.gather().submitted() == 1 && world.reduce().submitted() == 1);
     sums[static_cast<std::size_t>(world.rank())] = memory.sum;
   });
-  std::cout
-      << "1. Four ranks gathered weights 10 r + i, and summed gradients of 1 to 4 times that:\n";
+  std::cout << "1. Four ranks gathered weights 10 r + i and summed gradients, 1 to 4 times that:\n";
   for (std::size_t rank = 0; rank < kRanks; ++rank) {
     std::cout << "   rank " << rank << " holds " << sums[rank][0] << ' ' << sums[rank][1] << '\n';
     for (std::size_t i = 0; i < kChunk; ++i)  // small integers: exact in f32
@@ -136,8 +134,7 @@ static void ranks_must_agree() {
       float value = 1;
       const auto kind =
           world.rank() == 0 ? ts::CollectiveKind::all_reduce : ts::CollectiveKind::broadcast;
-      world.control().submit({.send = &value, .recv = &value, .count = 1, .kind = kind}, "loss",
-                             {});
+      world.control().submit({.send = &value, .recv = &value, .count = 1, .kind = kind}, "sum", {});
       try {
         world.device().synchronize();
       } catch (const ts::CommError&) {

@@ -2,9 +2,9 @@
 //
 // The same program as on one rank: build on meta, shard, materialize, init, train. Each linear
 // layer is a unit, so its gather runs while the layer before it computes, and its reduction while
-// the layer before it goes backward:
+// the layer before it goes backward. `down`, called last, stays gathered through the turn:
 //
-//   gather   │ up │ down │ down │ up │
+//   gather   │ up │ down │ up │
 //   compute       │ up   │ down │ loss │ down │ up │      │ step
 //   reduce                                    │ down │ up │
 //

@@ -27,7 +27,7 @@
 //   lion_kernel<<<blocks, 256, 0, static_cast<cudaStream_t>(exec.native_stream)>>>(u);
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
+#include <iostream>
 #include <vector>
 
 #include "tessera/autograd/ops.hpp"
@@ -137,8 +137,8 @@ static Trained train(int ranks) {
 
 int main() {
   const Trained one = train(1), two = train(2);
-  std::printf("1. %d steps, %d launches each: the scalars and one update for the unit\n", kSteps,
-              static_cast<int>(one.launches_a_step));
+  std::cout << "1. " << kSteps << " steps, " << one.launches_a_step
+            << " launches each: the scalars and one update for the unit\n";
   CHECK(one.launches_a_step == 2);
 
   // The same in double precision. A step rounds p, which stays below 4, three times, and lr, the
@@ -156,11 +156,10 @@ int main() {
     }
     worst = std::max(worst, std::abs(p - static_cast<double>(one.after[i])));
   }
-  std::printf("2. From double precision it is off by %.1e after them\n", worst);
+  std::cout << "2. From double precision it is off by " << worst << " after them\n";
   CHECK(smallest > 1e-3);
   CHECK(worst <= kSteps * (3 * 4 + 3) * 0x1p-24);
 
-  std::printf("3. Two ranks, each with its rows: %s\n",
-              one.after == two.after ? "the same values" : "other values");
   CHECK(one.after == two.after);
+  std::cout << "3. Two ranks, each with its rows: the same values\n";
 }

@@ -6,7 +6,7 @@
 // One line a kernel on stdout, as JSON. Bytes are what the contract makes a kernel read and write
 // once, so a kernel that passes twice over its input shows half the share. Time is the shortest of
 // several samples of back-to-back launches. `--scale` makes the arrays smaller, for a look at the
-// program itself on the emulator.
+// program itself on the emulated GPU.
 #include "tools/gpu_check/bench.hpp"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ double now() {
 
 }  // namespace
 
-Bench::Bench(const cuda_test::Target& target, double scale, std::vector<std::string> names)
+Bench::Bench(const kernel_test::Target& target, double scale, std::vector<std::string> names)
     : target_(target), scale_(scale), names_(std::move(names)) {}
 
 std::int64_t Bench::scaled(std::int64_t rows) const {
@@ -174,7 +174,7 @@ int run(const std::vector<std::string>& arguments) {
       names.push_back(a);
   }
   if (module.empty()) throw DataError("which module?");
-  const cuda_test::Target target = open_module(module, device);
+  const kernel_test::Target target = open_module(module, device);
   Bench bench(target, scale, names);
   bench.copy();
   measure_kernels(bench);

@@ -17,7 +17,7 @@ class Bench {
   using Work = std::function<void(Exec&)>;
 
   // `scale` of the real shapes; kernels by name, all when there is none.
-  Bench(const cuda_test::Target& target, double scale, std::vector<std::string> names);
+  Bench(const kernel_test::Target& target, double scale, std::vector<std::string> names);
 
   const kernels::Kernels& k() const { return kernels::kernels_of(target_.driver); }
   // `rows` of the real shape, at least one here.
@@ -69,7 +69,7 @@ class Bench {
   double time(const Work& work);            // seconds of one call
   void print(const std::string& name, const std::string& shape, double bytes, double seconds);
 
-  const cuda_test::Target& target_;
+  const kernel_test::Target& target_;
   double scale_;
   std::vector<std::string> names_;
   std::vector<void*> arrays_;

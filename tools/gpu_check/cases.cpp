@@ -63,9 +63,10 @@ Options parse(const std::vector<std::string>& arguments) {
 }
 
 // Returns whether it passed.
-bool run(const cuda_test::NamedCase& named, const cuda_test::Target& target, std::uint64_t seed) {
+bool run(const kernel_test::NamedCase& named, const kernel_test::Target& target,
+         std::uint64_t seed) {
   const auto begin = std::chrono::steady_clock::now();
-  cuda_test::Case c(target, seed);
+  kernel_test::Case c(target, seed);
   std::string failure;
   try {
     named.body(c);
@@ -87,7 +88,7 @@ bool run(const cuda_test::NamedCase& named, const cuda_test::Target& target, std
   return failure.empty();
 }
 
-void describe(const cuda_test::Target& target, int index) {
+void describe(const kernel_test::Target& target, int index) {
   DriverDevice device{};
   gpu_check::expect(target.driver->describe(index, &device), "device");
   std::printf(
@@ -105,20 +106,20 @@ int main(int argc, char** argv) {
     const Options options = parse({argv + 1, argv + argc});
     if (options.list) {
       std::vector<std::string> ops;
-      for (const auto& named : cuda_test::all_cases()) ops.emplace_back(named.op);
+      for (const auto& named : kernel_test::all_cases()) ops.emplace_back(named.op);
       std::sort(ops.begin(), ops.end());
       ops.erase(std::unique(ops.begin(), ops.end()), ops.end());
       for (const std::string& op : ops) std::printf("%s\n", op.c_str());
       return 0;
     }
-    const cuda_test::Target target = gpu_check::open_module(options.module, options.device);
+    const kernel_test::Target target = gpu_check::open_module(options.module, options.device);
     if (options.describe) {
       describe(target, options.device);
       return 0;
     }
     bool passed = true;
     std::map<std::string, std::size_t> ran;
-    for (const auto& named : cuda_test::all_cases())
+    for (const auto& named : kernel_test::all_cases())
       if ((options.ops.empty() ||
            std::find(options.ops.begin(), options.ops.end(), named.op) != options.ops.end()) &&
           ran[named.op]++ < options.first)

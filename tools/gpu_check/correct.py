@@ -13,7 +13,7 @@ TINY = dict(model=dict(name="llama", dim=64, n_layers=2, n_heads=4, n_kv_heads=2
 TINY_GPT2 = dict(model=dict(name="gpt2", dim=64, n_layers=2, n_heads=4), length=32, batch=8)  # one weight for embedding and head
 # The line that README.md trains with on the CPU, on the King James Bible.
 REFERENCE = dict(model=dict(name="llama", dim=128, n_layers=4, n_heads=4, n_kv_heads=2), length=128, batch=12)
-REFERENCE_STEPS, EMULATED_STEPS = 50, 5  # a step takes the emulator 5 s
+REFERENCE_STEPS, EMULATED_STEPS = 50, 5  # a step takes the emulated GPU 5 s
 # What else of training runs under random delays.
 CELLS = {"bf16, recompute, 2 micro-batches": (TINY, "--training.mixed_precision_param=bfloat16", "--activation_checkpoint.mode=full",
                                               "--training.local_batch_size={half}"),
@@ -112,7 +112,7 @@ class Correct:
         return dict(runs=len(weights), steps=steps)
 
     def sanitize(self, tool, op):
-        """The emulator runs the threads of a block in turns: what they do to each other between barriers only a GPU can show."""
+        """The emulated GPU runs the threads of a block in turns: what they do to each other between barriers only a GPU can show."""
         if not self.gpu:
             raise Skipped("needs a GPU")
         program = self.tool("compute-sanitizer")

@@ -47,7 +47,7 @@ class Measure:
             self.step(f"profile of {kernel}", lambda kernel=kernel: self.profile(kernel))
 
     def measured(self, what):
-        """What one part of the bench prints; on the emulator only that it runs."""
+        """What one part of the bench prints; on the emulated GPU only that it runs."""
         scale = [] if self.gpu else ["--scale", "0.0001"]
         lines = json_lines(self.run([self.program("gpu-check-bench"), self.module(), *self.on_device(), *scale, what], timeout=400))
         lines = [self.beside_state(line) for line in lines if line.get("kernel") != "copy"]
@@ -56,7 +56,7 @@ class Measure:
         if not lines:
             raise Failed(f"nothing was measured; see {self.log}")
         if not self.gpu:
-            raise Skipped(f"{len(lines)} ran on the emulator, whose times mean nothing")
+            raise Skipped(f"{len(lines)} ran on the emulated GPU, whose times mean nothing")
         for line in lines:
             say("    " + short({k: v for k, v in line.items() if k not in ("ended", "gpu_state")}))
         return lines
@@ -97,7 +97,7 @@ class Measure:
         if refused or not lines:
             raise Failed("; ".join(refused) or f"no kernel; see {self.log}", lines)
         if not self.gpu:
-            raise Skipped(f"{len(lines)} kernels ran on the emulator, whose times mean nothing")
+            raise Skipped(f"{len(lines)} kernels ran on the emulated GPU, whose times mean nothing")
         failures, misses = below_expected(lines, expected_shares(SHARES), SHARE_MARK)
         for miss in misses:
             say(f"    below the mark of {100 * SHARE_MARK:.0f} %, as expected: {miss}")
@@ -126,4 +126,4 @@ class Measure:
         figures = step_figures(lines, 2) | idle_figures(json.loads((folder / "trace.json").read_text())["traceEvents"])
         if not (figures["tokens_per_second"] > 0 and 0 <= figures["idle_share"] < 1 and figures["exposed_comm_ms"] >= 0):
             raise Failed(f"no figures of a step: {short(figures)}", figures)
-        return "figures come from its lines and its trace; on the emulator its times mean nothing"
+        return "figures come from its lines and its trace; on the emulated GPU its times mean nothing"

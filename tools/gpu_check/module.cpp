@@ -11,7 +11,7 @@ void expect(DriverError error, const char* what) {
   if (error) throw DeviceError(concat(what, ": ", error));
 }
 
-cuda_test::Target open_module(const std::string& path, int device) {
+kernel_test::Target open_module(const std::string& path, int device) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) throw DeviceError(dlerror());
   const auto entry = reinterpret_cast<DriverEntry>(dlsym(library, kDriverSymbol));
@@ -20,7 +20,7 @@ cuda_test::Target open_module(const std::string& path, int device) {
   if (!driver || driver->driver_bytes != sizeof(Driver) ||
       driver->kernels_layout != kernels::kKernelsLayout)
     throw DeviceError(concat("'", path, "' was built from another version; build it again"));
-  cuda_test::Target target{.driver = driver, .workspace_bytes = std::int64_t{32} << 20};
+  kernel_test::Target target{.driver = driver, .workspace_bytes = std::int64_t{32} << 20};
   std::int32_t count = 0;
   DriverDevice described{};
   expect(driver->count(&count), "devices");

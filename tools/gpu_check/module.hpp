@@ -10,7 +10,7 @@ namespace tessera::gpu_check {
 // A stream and a workspace of 32 MiB on a device of a module. They end with the process.
 //
 // Throws: DeviceError with the module's or the loader's own words.
-cuda_test::Target open_module(const std::string& path, int device);
+kernel_test::Target open_module(const std::string& path, int device);
 
 // Throws: DeviceError unless `error` is null.
 void expect(DriverError error, const char* what);

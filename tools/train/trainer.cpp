@@ -140,8 +140,8 @@ Tensor Trainer::accumulate(std::int64_t step, const FillBatch& fill) {
   for (std::int64_t micro = 0; micro < split_.micro_batches; ++micro) {
     const std::int64_t row = micro * split_.local;
     fill(step, row, inputs_, targets_);
-    // Dropout's mask of a sample depends on the seed, the step and the sample's place in the global
-    // batch only.
+    // Dropout's mask of a sample depends on the seed, the step and the sample's position in the
+    // global batch only.
     autograd::random_state() = {
         .seed = fnv1a(static_cast<std::uint64_t>(step),
                       fnv1a(static_cast<std::uint64_t>(config_.debug.seed), fnv1a("step"))),

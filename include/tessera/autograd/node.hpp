@@ -174,11 +174,11 @@ class GradModeGuard {
 // A call runs in this scope, and `region` is what backward will meet of it. The outermost scope is
 // a forward. A backward pass goes back along every forward that it reaches, and along those before
 // it that no backward can reach any more, because their graphs are gone: those that none has
-// covered yet, or only with retain_graph. `owner` lives as long as the graph. In backward the scope
+// covered yet, or only with retain_graph. `kept` lives as long as the graph. In backward the scope
 // does nothing: a recomputed function has its regions from its first run.
 class RegionGuard {
  public:
-  explicit RegionGuard(std::shared_ptr<Region> region, std::shared_ptr<const void> owner = {});
+  explicit RegionGuard(std::shared_ptr<Region> region, std::shared_ptr<const void> kept = {});
   ~RegionGuard();
   RegionGuard(const RegionGuard&) = delete;
   RegionGuard& operator=(const RegionGuard&) = delete;

@@ -70,7 +70,7 @@ Tensor cast(const Tensor& x, DType dtype);  // between floating dtypes; the grad
 
 // --- hooks ---
 // x itself; in backward its gradient is first given to f, whose result (undefined: the gradient
-// unchanged) goes on.
+// unchanged) goes on. PyTorch: Tensor.register_hook.
 Tensor on_gradient(const Tensor& x, std::function<Tensor(const Tensor& gradient)> f);
 
 // --- reductions ---

@@ -65,7 +65,9 @@ class WeightFiles final : public nn::StateSource {
   // Of the interface; see nn::StateSource.
   const std::string& what() const noexcept override { return what_; }
   std::vector<std::string> names() const override;
-  bool has(std::string_view name) const override { return places_.find(name) != places_.end(); }
+  bool has(std::string_view name) const override {
+    return locations_.find(name) != locations_.end();
+  }
   Entry entry(std::string_view name) const override;
   bool is_file() const noexcept override { return true; }
   bool is_same(std::string_view a, std::string_view b) const override;
@@ -75,7 +77,7 @@ class WeightFiles final : public nn::StateSource {
   [[noreturn]] void refuse(const std::string& message) const override;
 
  private:
-  struct Place {
+  struct Location {
     std::size_t file;
     const SafetensorsEntry* entry;
   };
@@ -85,7 +87,7 @@ class WeightFiles final : public nn::StateSource {
 
   std::string what_;
   std::vector<SafetensorsReader> files_;
-  std::map<std::string, Place, std::less<>> places_;
+  std::map<std::string, Location, std::less<>> locations_;
 };
 
 // What Module::load does with a path. Each rank reads the rows that it owns; floating dtypes become

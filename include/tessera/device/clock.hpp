@@ -16,7 +16,8 @@
 namespace tessera {
 
 // The streams of a rank. `compute` is the caller's, copies from and to the host included; `gather`
-// and `reduce` are the sharding engine's; the library uses neither `replicate` nor `transfer` yet.
+// and `reduce` are the sharding engine's; `replicate` is for reductions along the first dimension of
+// a hybrid mesh; the library does not use `transfer` yet.
 enum class StreamId : std::uint8_t { compute, gather, reduce, replicate, transfer };
 
 inline constexpr int kMaxStreams = 5;

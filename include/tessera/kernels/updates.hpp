@@ -5,8 +5,8 @@
 //   FlatSegment each           │ [begin, end)    │            │ │        │
 //   arrival count each         │ 1               │ 0: skipped │ │ 1      │
 //
-// The gradient has no frozen parameters, and an optimizer's moments are of its own alone, so each
-// of the three arrays has its own place for a segment.
+// The gradient has no frozen parameters, and an optimizer's moments are of its own alone, so a
+// segment begins at an offset of its own in each of the three arrays.
 #pragma once
 
 #include <algorithm>

@@ -34,7 +34,6 @@ class LanguageModel : public Module {
   // belongs to the whole model's unit.
   virtual std::vector<Module*> parts() = 0;
 
-  void set_recompute(Recompute recompute) noexcept { recompute_ = recompute; }
   // Elements of the logits that the loss keeps at most; but at least a row.
   void set_loss_chunk(std::int64_t elements) noexcept { loss_chunk_ = elements; }
   std::int64_t vocab_size() const noexcept { return vocab_size_; }
@@ -47,7 +46,7 @@ class LanguageModel : public Module {
   // What `output` makes logits of: [B, T, C], within the scope of the model's call.
   virtual Tensor forward(const Tensor& tokens_BT) = 0;
   virtual Linear& output() = 0;
-  // block(x), with its activations kept or computed again as set_recompute says.
+  // block(x), with its activations kept or computed again as the model's config says.
   template <class Block>
   Tensor run(Block& block, const Tensor& x) const {
     if (recompute_ == Recompute::none) return block(x);

@@ -211,7 +211,7 @@ class Optimizer {
   static void expect_steps(const char* what, std::int64_t steps);
 
   std::vector<Own> own_;
-  std::unordered_map<const void*, std::size_t> own_of_;  // a parameter's place there, by its id
+  std::unordered_map<const void*, std::size_t> own_of_;  // a parameter's index there, by its id
   double lr_, weight_decay_;
   bool rates_changed_ = false;
   Needs needs_;

@@ -170,17 +170,17 @@ std::vector<std::shared_ptr<FlatGroup>> groups_of(const std::vector<Parameter>& 
 
 // The gradients of some parameters of one group.
 struct GroupPart {
-  struct Run {
+  struct Stretch {
     std::size_t first, end;  // trainable entries that follow one another
   };
   std::shared_ptr<FlatGroup> group;
-  std::vector<Run> runs;
+  std::vector<Stretch> stretches;
 
   bool is_whole() const;
   // Of a gradient that is there, for work on the compute stream: flat, with the gaps behind the
   // entries, which are 0; and their arrival counts.
-  Tensor gradient(const Run& run) const;
-  Tensor counts(const Run& run) const;
+  Tensor gradient(const Stretch& stretch) const;
+  Tensor counts(const Stretch& stretch) const;
 };
 // As groups_of.
 std::vector<GroupPart> parts_of(const std::vector<Parameter>& parameters);

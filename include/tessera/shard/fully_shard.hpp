@@ -5,9 +5,10 @@
 //
 // Each call makes a unit: the parameters below the module that no inner call has claimed. Each rank
 // keeps its rows of each; a call of the module gathers the rest, and its end frees them again, so
-// backward gathers once more. One step of two blocks on three streams:
+// backward gathers once more. What is called last stays gathered through the turn from forward to
+// backward. One step of two blocks on three streams:
 //
-//   gather   │ g0 │ g1 │ g1 │ g0 │                       each as soon as its slot is free
+//   gather   │ g0 │ g1 │ g0 │                            each as soon as its slot is free
 //   compute       │ f0 │ f1 │ loss │ b1     │ b0     │    │ optimizer
 //   reduce                                  │ r1     │ r0 │
 //

@@ -1,6 +1,6 @@
 // Operations without history: each allocates its result on the device's compute stream and launches
 // one kernel or a few. Differentiable operations (autograd/ops.hpp) and backward passes are built
-// from these; models use those, not these.
+// from these; models use those, not these. PyTorch: the aten operators (at::) below autograd.
 //
 // Shapes broadcast by NumPy's rule. Both operands of a binary operation have one dtype; a number
 // beside integers is whole and within their range, for nothing is promoted, and so is what fills

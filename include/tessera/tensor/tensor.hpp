@@ -58,15 +58,15 @@ class Tensor {
   static Tensor uniform(const Shape& shape, double low, double high, std::uint64_t key, DType dtype,
                         const Device& device);
 
-  bool defined() const noexcept { return body_ != nullptr; }
-  const Shape& shape() const { return body().shape; }
-  const Shape& strides() const { return body().strides; }
-  int ndim() const { return body().shape.ndim(); }
+  bool defined() const noexcept { return impl_ != nullptr; }
+  const Shape& shape() const { return impl().shape; }
+  const Shape& strides() const { return impl().strides; }
+  int ndim() const { return impl().shape.ndim(); }
   std::int64_t size(int dim) const { return shape()[normalize_dim(dim, ndim())]; }
   std::int64_t numel() const { return shape().numel(); }
-  DType dtype() const { return body().dtype; }
-  const Device& device() const { return body().storage->device; }
-  bool is_contiguous() const { return strides_are_contiguous(body().shape, body().strides); }
+  DType dtype() const { return impl().dtype; }
+  const Device& device() const { return impl().storage->device; }
+  bool is_contiguous() const { return strides_are_contiguous(impl().shape, impl().strides); }
 
   // The value of a tensor of one element; the host blocks. Where nothing runs (`virtual`) it is the
   // stand-in.
@@ -117,7 +117,7 @@ class Tensor {
   // First element; null on meta and for no bytes.
   // Throws: ContractError naming the unit when the tensor is a parameter whose unit is closed.
   std::byte* data() const;
-  const std::shared_ptr<Storage>& storage() const { return body().storage; }
+  const std::shared_ptr<Storage>& storage() const { return impl().storage; }
   // The same bytes, which operations may only read: those of the parameter of that name.
   Tensor read_only(std::shared_ptr<const std::string> parameter) &&;
   // The bytes that this view may touch, as an access of an operation.
@@ -127,10 +127,10 @@ class Tensor {
   // Whether nobody but this handle sees these bytes, so that they may be overwritten in place.
   bool is_exclusive() const;
 
-  std::shared_ptr<GradMeta>& grad_meta() const { return body_->grad; }
+  std::shared_ptr<GradMeta>& grad_meta() const { return impl_->grad; }
 
  private:
-  struct Body {
+  struct Impl {
     std::shared_ptr<Storage> storage;
     std::int64_t offset_bytes = 0;
     Shape shape;
@@ -139,14 +139,14 @@ class Tensor {
     std::shared_ptr<GradMeta> grad;
     std::shared_ptr<const std::string> parameter{};  // whose bytes may only be read; null: no such
   };
-  const Body& body() const {
-    TESSERA_EXPECT(body_ != nullptr, "an undefined tensor was used");
-    return *body_;
+  const Impl& impl() const {
+    TESSERA_EXPECT(impl_ != nullptr, "an undefined tensor was used");
+    return *impl_;
   }
   // Submits the copy and blocks; a plan does the same, and leaves `out` as it is.
   void copy_to_host(std::span<std::byte> out) const;
 
-  std::shared_ptr<Body> body_;
+  std::shared_ptr<Impl> impl_;
 };
 
 std::ostream& operator<<(std::ostream& out, const Tensor& tensor);

@@ -70,7 +70,7 @@ void MpiChannel::finish() {
   }
 }
 
-// MPI must not write to memory that its owner, on the way out, gives back.
+// MPI must not write to memory that its caller, on the way out, gives back.
 void MpiChannel::give_up() {
   for (MPI_Request& request : receives_)
     if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);

@@ -49,8 +49,8 @@ constexpr const char* kBarrierNames[] = {"collective", "allocate_symmetric", "re
 ShmWorld::ShmWorld(std::vector<Segment*> segments, int rank, double timeout_s)
     : segments_(std::move(segments)), rank_(rank), timeout_s_(timeout_s) {
   for (Segment* s : segments_) {
-    recovery_.meetings.push_back(&s->recovery);
-    shutdown_.meetings.push_back(&s->shutdown);
+    recovery_.parts.push_back(&s->recovery);
+    shutdown_.parts.push_back(&s->shutdown);
   }
   for (Party* party : {&recovery_, &shutdown_}) {
     party->own = static_cast<std::size_t>(rank);
@@ -64,12 +64,12 @@ ShmWorld::ShmWorld(std::vector<Segment*> segments, int rank, double timeout_s)
 // The last to come opens the next round and wakes the others. `sleepers` and `round` are
 // sequentially consistent, so either the last one sees a sleeper or the sleeper sees the round.
 void ShmWorld::barrier(const Party& party, BarrierKind kind, const char* what) {
-  Meeting& first = *party.meetings[0];
+  BarrierPart& first = *party.parts[0];
   const std::uint32_t round = first.round.load(memory_order_acquire);
   if (!outlives_failure(kind) && is_aborted()) give_up();
-  party.meetings[party.own]->reached.store(round + 1, memory_order_release);
+  party.parts[party.own]->reached.store(round + 1, memory_order_release);
   if (first.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 ==
-      static_cast<std::uint32_t>(party.meetings.size())) {
+      static_cast<std::uint32_t>(party.parts.size())) {
     first.arrived.store(0, memory_order_relaxed);
     first.round.store(round + 1, memory_order_seq_cst);
     if (first.sleepers.load(memory_order_seq_cst) != 0) futex_wake_all(first.round);
@@ -100,7 +100,7 @@ std::chrono::milliseconds ShmWorld::shutdown_patience() const {
 // Who goes from the end does not count as one that has come, or the last one would take all for
 // met. False: all have come after all, or the last one is about to open the round.
 bool ShmWorld::withdraw(std::uint32_t round) {
-  Meeting& here = segments_[0]->shutdown;
+  BarrierPart& here = segments_[0]->shutdown;
   std::uint32_t arrived = here.arrived.load();
   while (here.round.load() == round && arrived != 0 &&
          arrived != static_cast<std::uint32_t>(size()))
@@ -109,7 +109,7 @@ bool ShmWorld::withdraw(std::uint32_t round) {
 }
 
 // True when the round is over.
-bool ShmWorld::sleep(Meeting& first, BarrierKind kind, std::uint32_t round) {
+bool ShmWorld::sleep(BarrierPart& first, BarrierKind kind, std::uint32_t round) {
   const bool progresses = progress_ && outlives_failure(kind);
   if (progresses) progress_();
   first.sleepers.fetch_add(1, memory_order_seq_cst);
@@ -123,10 +123,10 @@ void ShmWorld::look_around(const Party& party, BarrierKind kind, std::uint32_t r
                            const char* what, bool is_late) {
   if (!outlives_failure(kind) && is_aborted()) give_up();
   std::string missing, ended;
-  for (std::size_t i = 0; i < party.meetings.size(); ++i) {
+  for (std::size_t i = 0; i < party.parts.size(); ++i) {
     const Segment& peer = segment(party.on_host[i]);
     const bool has_left = peer.left.load(memory_order_acquire);
-    if (party.meetings[i]->reached.load(memory_order_acquire) > round) continue;
+    if (party.parts[i]->reached.load(memory_order_acquire) > round) continue;
     missing += concat(missing.empty() ? "" : ", ", peer.rank);
     if (has_left) ended += concat(ended.empty() ? "" : ", ", peer.rank);
   }
@@ -206,8 +206,8 @@ void ShmWorld::leave() noexcept {
 
 // Ranks that wait in groups which this one is not in look up by themselves, soon.
 void ShmWorld::wake_all() noexcept {
-  futex_wake_all(recovery_.meetings[0]->round);
-  futex_wake_all(shutdown_.meetings[0]->round);
+  futex_wake_all(recovery_.parts[0]->round);
+  futex_wake_all(shutdown_.parts[0]->round);
   for_each_group([](ShmGroup& group) { group.wake_all(); });
 }
 
@@ -228,9 +228,8 @@ ShmGroup::ShmGroup(ShmWorld& world, std::vector<GroupSegment*> segments, std::ve
                    int rank)
     : world_(world), segments_(std::move(segments)), rank_(rank) {
   for (GroupSegment* s : segments_) {
-    for (std::size_t r = 0; r < roles_.size(); ++r)
-      roles_[r].meetings.push_back(&s->roles[r].meeting);
-    allocate_.meetings.push_back(&s->allocate);
+    for (std::size_t r = 0; r < roles_.size(); ++r) roles_[r].parts.push_back(&s->roles[r].barrier);
+    allocate_.parts.push_back(&s->allocate);
     recorders_.push_back(&s->calls);
   }
   for (const int r : on_host) names_.push_back(world.name_of(r));
@@ -250,16 +249,16 @@ int ShmGroup::find_on_host(int rank) const {
 
 void ShmGroup::rearm() {
   const auto put_back = [](const Party& party) {
-    party.meetings[party.own]->reached.store(party.meetings[0]->round.load());
-    if (party.own == 0) party.meetings[0]->arrived.store(0);
+    party.parts[party.own]->reached.store(party.parts[0]->round.load());
+    if (party.own == 0) party.parts[0]->arrived.store(0);
   };
   std::ranges::for_each(roles_, put_back);
   put_back(allocate_);
 }
 
 void ShmGroup::wake_all() const noexcept {
-  for (const Party& party : roles_) futex_wake_all(party.meetings[0]->round);
-  futex_wake_all(allocate_.meetings[0]->round);
+  for (const Party& party : roles_) futex_wake_all(party.parts[0]->round);
+  futex_wake_all(allocate_.parts[0]->round);
 }
 
 void ShmGroup::add(SharedMapping mapping) {

@@ -29,7 +29,7 @@ constexpr bool outlives_failure(BarrierKind kind) { return kind >= BarrierKind::
 
 // One rank's part of a barrier, which has an order of its own. All but `reached` is used of the
 // first rank's alone.
-struct Meeting {
+struct BarrierPart {
   alignas(64) std::atomic<std::uint32_t> round{0};    // rounds that are complete
   std::atomic<std::uint32_t> arrived{0};              // at the next one
   std::atomic<std::uint32_t> sleepers{0};             // on `round`
@@ -42,19 +42,19 @@ struct Meeting {
 struct GroupSegment {
   static constexpr int kRoles = 3;
   struct Role {
-    Meeting meeting;
+    BarrierPart barrier;
     Published published;
     alignas(64) std::byte staging[kStagedBytes];
   };
 
   Role roles[kRoles];
-  Meeting allocate;
+  BarrierPart allocate;
   FlightRecorder calls;
 };
 
 // The same for all of its world.
 struct Segment {
-  Meeting recovery, shutdown;
+  BarrierPart recovery, shutdown;
   alignas(64) std::atomic<std::uint32_t> left{0};  // the rank submits no more
   int rank = 0;                                    // in the world; here they count by host
   int pid = 0;
@@ -80,7 +80,7 @@ struct SharedMapping {
 
 // Those who meet at a barrier, counted from 0, in this rank's address space.
 struct Party {
-  std::vector<Meeting*> meetings;
+  std::vector<BarrierPart*> parts;
   std::vector<int> on_host;  // which of the ranks of the host they are
   std::size_t own = 0;
 };
@@ -156,7 +156,7 @@ class ShmWorld {
   void abort_because(const std::string& reason, int lost, bool lost_is_reason) noexcept;
   std::chrono::milliseconds shutdown_patience() const;
   bool withdraw(std::uint32_t round);
-  bool sleep(Meeting& first, BarrierKind kind, std::uint32_t round);
+  bool sleep(BarrierPart& first, BarrierKind kind, std::uint32_t round);
   void look_around(const Party& party, BarrierKind kind, std::uint32_t round, const char* what,
                    bool is_late);
   void wake_all() noexcept;

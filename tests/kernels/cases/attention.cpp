@@ -1,7 +1,7 @@
 // Attention, forward and backward, against the textbook formulas in double precision.
 #include "tests/kernels/bounded.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 struct Heads {
@@ -365,4 +365,4 @@ TESSERA_CASE("attention", "nothing at all") {
   for (std::int64_t i = 0; i < o.size(); ++i) c.near(o, i, o.get(i), 0);
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

@@ -4,7 +4,7 @@
 
 #include "tests/kernels/bounded.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 constexpr int kIgnored = -7;
@@ -170,4 +170,4 @@ TESSERA_CASE("cross_entropy", "special values") {
   }
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

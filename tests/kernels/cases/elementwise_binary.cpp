@@ -4,7 +4,7 @@
 #include "tests/kernels/bounded.hpp"
 #include "tests/kernels/strided.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 bool is_defined(BinaryOp op, DType dtype) {
@@ -290,4 +290,4 @@ TESSERA_CASE("elementwise", "accumulation: axpby") {
         }
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

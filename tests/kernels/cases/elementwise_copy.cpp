@@ -4,7 +4,7 @@
 #include "tests/kernels/bounded.hpp"
 #include "tests/kernels/strided.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 UnaryArgs contiguous_unary(UnaryOp op, std::int64_t count) {
@@ -236,4 +236,4 @@ TESSERA_CASE("elementwise", "where") {
     }
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

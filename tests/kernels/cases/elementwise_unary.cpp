@@ -4,7 +4,7 @@
 #include "tests/kernels/bounded.hpp"
 #include "tests/kernels/strided.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 double unary_in_f64(UnaryOp op, double x) {
@@ -125,4 +125,4 @@ TESSERA_CASE("elementwise", "unary operations on integers and strided views") {
     }
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

@@ -4,7 +4,7 @@
 
 #include "tests/kernels/bounded.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 struct Ids {
@@ -188,4 +188,4 @@ TESSERA_CASE("embedding", "more ids than a block reads between barriers") {
   check_embedding_backward(c, f32, f32, {2048, 999, 1});
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

@@ -3,7 +3,7 @@
 
 #include "tests/kernels/case.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 
 TESSERA_CASE("flat", "pack: entries of any length, aligned and not") {
   for (const DType dtype : {f32, bf16, f16}) {
@@ -94,4 +94,4 @@ TESSERA_CASE("flat", "complete: padding, missing gradients and counts") {
     }
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

@@ -6,7 +6,7 @@
 #include "tests/kernels/bounded.hpp"
 #include "tests/kernels/strided.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 struct Product {
@@ -388,4 +388,4 @@ TESSERA_CASE("gemm", "with GELU, and its derivative") {
       }
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

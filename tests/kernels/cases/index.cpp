@@ -3,7 +3,7 @@
 
 #include "tests/kernels/bounded.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 struct IndexSizes {
@@ -73,4 +73,4 @@ TESSERA_CASE("index", "additions in order, every dtype but boolean") {
       for (const IndexSizes& s : kIndexSizes) check_index(c, which, dtype, s);
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

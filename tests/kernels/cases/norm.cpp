@@ -4,7 +4,7 @@
 
 #include "tests/kernels/bounded.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 constexpr double kNormEps = 1e-5;
@@ -288,4 +288,4 @@ TESSERA_CASE("norm", "special values, in place") {
   }
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

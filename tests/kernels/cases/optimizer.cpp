@@ -7,7 +7,7 @@
 #include "kernels/updates.hpp"
 #include "tests/kernels/bounded.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 // Updates compute in f32.
@@ -185,4 +185,4 @@ TESSERA_CASE("optimizer", "the scalars of a step reach the device") {
   }
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

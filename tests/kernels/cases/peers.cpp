@@ -8,7 +8,7 @@
 #include "kernels/peers.hpp"
 #include "tests/kernels/case.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 // In the order of the inputs: in f32 for 16-bit floats, each addition rounded, and the end once.
@@ -114,4 +114,4 @@ TESSERA_CASE("peers", "copies, alone and together, of all lengths and alignments
   }
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

@@ -5,7 +5,7 @@
 #include "tessera/base/philox.hpp"
 #include "tests/kernels/bounded.hpp"
 
-using namespace cuda_test;
+using namespace kernel_test;
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "tests/kernels/bounded.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 struct ReducedView {
@@ -159,4 +159,4 @@ TESSERA_CASE("reduce", "sum of squares in double precision") {
       }
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test

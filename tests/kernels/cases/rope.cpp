@@ -3,7 +3,7 @@
 
 #include "tests/kernels/case.hpp"
 
-using namespace cuda_test;
+using namespace kernel_test;
 
 namespace {
 

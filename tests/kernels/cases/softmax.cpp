@@ -6,7 +6,7 @@
 
 #include "tests/kernels/bounded.hpp"
 
-using namespace cuda_test;
+using namespace kernel_test;
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "tests/kernels/bounded.hpp"
 
-namespace cuda_test {
+namespace kernel_test {
 namespace {
 
 template <class C>
@@ -128,4 +128,4 @@ TESSERA_CASE("swiglu", "in place, misaligned, and far from zero") {
   }
 }
 
-}  // namespace cuda_test
+}  // namespace kernel_test
