@@ -5,12 +5,8 @@
 //   3 ranks                        └─ load ── step 3 ── step 4     the same losses
 //   1 rank                         └─ load ── step 3 ── step 4
 //
-// What has to be saved is what the next step reads: weights, the optimizer's moments and its count
-// of steps. All have names, the parameters' own: "0.weight", "0.weight.exp_avg". Without
-// communication a state dict has this rank's rows, which a mesh of the same size takes back. A file
-// has whole tensors: they are gathered one at a time, so a rank needs the memory of its shards and
-// of one tensor, and each rank of another world takes its rows out of the file. Where one rank
-// alone has them, it sends them, again one at a time.
+// A state dict has this rank's rows, without communication. A file has whole tensors, gathered one
+// at a time; each rank of another world takes its rows, or rank 0 sends them, one at a time again.
 //
 // PyTorch: torch.distributed.checkpoint.state_dict, get_optimizer_state_dict with
 // StateDictOptions(full_state_dict=True, cpu_offload=True) and set_model_state_dict with
