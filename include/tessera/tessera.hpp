@@ -48,6 +48,7 @@
 #include "tessera/device/observer.hpp"
 #include "tessera/device/op.hpp"
 #include "tessera/device/workers.hpp"
+#include "tessera/distributed/collectives.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/distributed/state.hpp"
 #include "tessera/kernels/ops.hpp"

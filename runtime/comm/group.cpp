@@ -87,6 +87,11 @@ std::shared_ptr<SymmetricMemory> RankGroup::allocate_symmetric(std::int64_t byte
           }};
 }
 
+RankGroup::Workspace& RankGroup::workspace() const {
+  if (!group_->workspace.memory) group_->workspace.memory = allocate_symmetric(kWorkspaceBytes);
+  return group_->workspace;
+}
+
 void RankGroup::barrier() const {
   group_->control->submit({.kind = CollectiveKind::barrier}, "barrier", {});
   group_->device.block(group_->device.stream(group_->streams.control).record());

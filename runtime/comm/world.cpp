@@ -135,8 +135,9 @@ void World::State::end() noexcept {
   if (failed) context.recover();  // its memory can go back
   context.drop_kept();
   has_ended = true;
-  for_each_group([](const RankGroup::State& group) {
+  for_each_group([](RankGroup::State& group) {
     for (Communicator* c : group.communicators()) c->end();
+    group.workspace = {};
   });
   backend->leave();
 }

@@ -39,6 +39,7 @@ struct RankGroup::State {
   std::shared_ptr<std::byte> scalars_memory;
   std::span<double> scalars;  // kAgreed
   LastUse scalars_use;
+  RankGroup::Workspace workspace{};  // empty until asked for, and when the world has ended
   const RankGroup handle{*this};
 };
 

@@ -1,0 +1,47 @@
+// Collectives on tensors, in one call each (PyTorch: torch.distributed):
+//
+//   Tensor total = dist::all_reduce(loss.detach(), world);          // of all ranks
+//   Tensor largest = dist::all_reduce(norms, *mesh_row, ReduceOp::max);
+//   Tensor logits = dist::all_gather(mine, world);                  // [B, V] of each: [size B, V]
+//
+// Every rank of the group calls, in the same order, with the same shape and dtype; ranks that do
+// not get a CommError which names both. Nothing blocks: the work is queued on the compute stream,
+// before and behind that of other tensors there.
+//
+//   compute   ── makes x ── copy to workspace ── record ┐             ┌ wait ── reads the result
+//   control   (compute, unless GroupStreams say so)     └ wait ── pieces ── record
+//
+// The input has any layout and any dtype, and is never changed; the result is a new contiguous one,
+// without history. Peers read symmetric memory only, so each call copies its input there, in pieces
+// of RankGroup::kWorkspaceBytes. The sharding engine, which gathers where bytes lie, does not use
+// these.
+// Throws: ContractError for tensors of another device than the group's or on meta, sizes that do
+// not divide, a root that is no rank, and tensors that require a gradient.
+#pragma once
+
+#include "tessera/comm/communicator.hpp"
+#include "tessera/comm/group.hpp"
+#include "tessera/tensor/tensor.hpp"
+
+namespace tessera::dist {
+
+// The sum, or the largest, over all ranks, on every rank; summed in rank order, in f32 for 16-bit
+// types.  x: [...], returns the same shape.
+Tensor all_reduce(const Tensor& x, const RankGroup& group, ReduceOp op = ReduceOp::sum);
+
+// All ranks' tensors one behind the other along dimension 0, in rank order.
+// x: [n, ...] or [], returns [size n, ...] or [size].
+Tensor all_gather(const Tensor& x, const RankGroup& group);
+
+// Rank r gets the r-th part along dimension 0 of the sum, or of the largest, over all ranks.
+// x: [size n, ...], returns [n, ...].
+Tensor reduce_scatter(const Tensor& x, const RankGroup& group, ReduceOp op = ReduceOp::sum);
+
+// The tensor of the rank that is `root` within the group; of the others only shape and dtype count.
+Tensor broadcast(const Tensor& x, int root, const RankGroup& group);
+
+// Part r of x along dimension 0 goes to rank r; part r of the result came from there.
+// x: [size n, ...], returns the same shape.
+Tensor all_to_all(const Tensor& x, const RankGroup& group);
+
+}  // namespace tessera::dist

@@ -1,0 +1,110 @@
+#include "tessera/distributed/collectives.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "tessera/base/checked.hpp"
+#include "tessera/device/device_context.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera::dist {
+namespace {
+
+// One collective seen as rows: x is `sent` rows and the result `received` rows, all of n elements.
+// A piece is the same columns of every row.
+struct Rows {
+  std::int64_t sent, received;
+};
+
+void check(const char* name, const Tensor& x, const RankGroup& group) {
+  TESSERA_EXPECT(x.device() == group.device(), name, ": the tensor is on ",
+                 x.device().is_meta() ? "meta" : "another device", ", not on that of group '",
+                 group.name(), "'; make it on the group's device()");
+  TESSERA_EXPECT(!x.requires_grad(), name,
+                 ": the tensor requires a gradient, and this has no derivative; detach it");
+}
+
+void check_parts(const char* name, const Tensor& x, const RankGroup& group) {
+  TESSERA_EXPECT(x.ndim() > 0 && x.size(0) % group.size() == 0, name, ": ", group.size(),
+                 " ranks do not divide dimension 0 of ", x.shape(), "; pad it");
+}
+
+Tensor exchange(const Tensor& x, const Shape& shape, Rows rows, Collective item,
+                const RankGroup& group) {
+  const Device& device = group.device();
+  const Tensor out = Tensor::empty(shape, x.dtype(), device);
+  const auto width = static_cast<std::int64_t>(size_bytes(x.dtype()));
+  const std::int64_t n = x.numel() / rows.sent;
+  const std::int64_t most = RankGroup::kWorkspaceBytes / (rows.sent * width);
+  TESSERA_EXPECT(most > 0, name(item.kind), ": ", rows.sent,
+                 " ranks are more than the workspace of ", RankGroup::kWorkspaceBytes,
+                 " bytes has room for");
+  // The shape is part of what ranks must agree on.
+  const char* const what =
+      device.context().intern(concat(name(item.kind), ' ', x.dtype(), ' ', x.shape()));
+  RankGroup::Workspace& workspace = group.workspace();
+  const Tensor all = Tensor::wrap(
+      Storage::borrowed(device, workspace.memory->data(), workspace.memory->bytes(), workspace.use),
+      {RankGroup::kWorkspaceBytes / width}, x.dtype());
+  const Tensor from = raw::reshape(x, {rows.sent, n});
+  const Tensor to = out.view({rows.received, n}, {n, 1}, 0);
+  const Stream compute = device.compute(), control = device.stream(group.control().stream());
+  item.dtype = x.dtype();
+  for (std::int64_t at = 0; at < std::max<std::int64_t>(n, 1); at += most) {
+    item.count = std::min(most, n - at);
+    const Tensor send = all.view({rows.sent, item.count}, {item.count, 1}, 0);
+    // Rows of a piece lie apart in the result, but together in what a collective receives.
+    const Tensor piece = raw::slice(to, 1, at, at + item.count);
+    const Tensor recv = piece.is_contiguous()
+                            ? piece
+                            : Tensor::empty({rows.received, item.count}, x.dtype(), device);
+    if (!has_root(item.kind) || item.root == group.rank())
+      raw::copy_into(send, raw::slice(from, 1, at, at + item.count));
+    item.send = send.data();
+    item.recv = recv.data();
+    const Access accesses[] = {send.access(AccessMode::read), recv.access(AccessMode::write)};
+    control.wait(compute.record());
+    group.control().submit(item, what,
+                           item.count > 0 ? std::span(accesses) : std::span<const Access>());
+    compute.wait(control.record());
+    if (!piece.is_contiguous()) raw::copy_into(piece, recv);
+  }
+  return out;
+}
+
+}  // namespace
+
+Tensor all_reduce(const Tensor& x, const RankGroup& group, ReduceOp op) {
+  check("all_reduce", x, group);
+  return exchange(x, x.shape(), {1, 1}, {.kind = CollectiveKind::all_reduce, .reduce = op}, group);
+}
+
+Tensor all_gather(const Tensor& x, const RankGroup& group) {
+  check("all_gather", x, group);
+  const Shape shape =
+      x.ndim() == 0 ? Shape{group.size()} : x.shape().with(0, checked_mul(x.size(0), group.size()));
+  return exchange(x, shape, {1, group.size()}, {.kind = CollectiveKind::all_gather}, group);
+}
+
+Tensor reduce_scatter(const Tensor& x, const RankGroup& group, ReduceOp op) {
+  check("reduce_scatter", x, group);
+  check_parts("reduce_scatter", x, group);
+  return exchange(x, x.shape().with(0, x.size(0) / group.size()), {group.size(), 1},
+                  {.kind = CollectiveKind::reduce_scatter, .reduce = op}, group);
+}
+
+Tensor broadcast(const Tensor& x, int root, const RankGroup& group) {
+  check("broadcast", x, group);
+  TESSERA_EXPECT(root >= 0 && root < group.size(), "broadcast: root is ", root, " of ",
+                 group.size(), " ranks of group '", group.name(), "'");
+  return exchange(x, x.shape(), {1, 1}, {.kind = CollectiveKind::broadcast, .root = root}, group);
+}
+
+Tensor all_to_all(const Tensor& x, const RankGroup& group) {
+  check("all_to_all", x, group);
+  check_parts("all_to_all", x, group);
+  return exchange(x, x.shape(), {group.size(), group.size()}, {.kind = CollectiveKind::all_to_all},
+                  group);
+}
+
+}  // namespace tessera::dist
