@@ -8,6 +8,7 @@
 #include "tessera/autograd/indexing.hpp"
 #include "tessera/autograd/losses.hpp"
 #include "tessera/autograd/node.hpp"
+#include "tessera/autograd/operand.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/autograd/random.hpp"
 #include "tessera/autograd/recompute.hpp"

@@ -212,8 +212,8 @@ struct Scores {
   Tensor allowed(const Device& device) const {
     if (!options.is_causal) return options.mask;
     const Tensor query = Tensor::arange(shape[2], i64, device);
-    const Tensor causal = raw::binary(raw::Binary::ge, raw::reshape(query, {shape[2], 1}),
-                                      Tensor::arange(shape[3], i64, device));
+    Tensor causal = raw::binary(raw::Binary::ge, raw::reshape(query, {shape[2], 1}),
+                                Tensor::arange(shape[3], i64, device));
     if (!options.mask.defined()) return causal;
     return raw::binary(raw::Binary::logical_and, options.mask, causal);
   }

@@ -49,7 +49,8 @@ Tensor steps(Unary op, const Tensor& x) {
 
 }  // namespace
 
-Tensor add(const Tensor& a, const Tensor& b) {
+Tensor add(const Tensor& a, const Tensor& b, Caller at) {
+  const CallSite site("add", at);
   return record("add", {a, b}, raw::add(a, b),
                 [sa = a.shape(), sb = b.shape()](const Tensor& g, Gradients& out) {
                   if (out.wants(0)) out.set(0, sum_to(g, sa));
@@ -57,7 +58,8 @@ Tensor add(const Tensor& a, const Tensor& b) {
                 });
 }
 
-Tensor sub(const Tensor& a, const Tensor& b) {
+Tensor sub(const Tensor& a, const Tensor& b, Caller at) {
+  const CallSite site("sub", at);
   return record("sub", {a, b}, raw::binary(Binary::sub, a, b),
                 [sa = a.shape(), sb = b.shape()](const Tensor& g, Gradients& out) {
                   if (out.wants(0)) out.set(0, sum_to(g, sa));
@@ -65,7 +67,8 @@ Tensor sub(const Tensor& a, const Tensor& b) {
                 });
 }
 
-Tensor mul(const Tensor& a, const Tensor& b) {
+Tensor mul(const Tensor& a, const Tensor& b, Caller at) {
+  const CallSite site("mul", at);
   return record("mul", {a, b}, raw::mul(a, b),
                 [a = Saved(a), b = Saved(b)](const Tensor& g, Gradients& out) {
                   if (out.wants(0)) out.set(0, sum_to(raw::mul(g, b.get()), a.get().shape()));
@@ -73,7 +76,8 @@ Tensor mul(const Tensor& a, const Tensor& b) {
                 });
 }
 
-Tensor div(const Tensor& a, const Tensor& b) {
+Tensor div(const Tensor& a, const Tensor& b, Caller at) {
+  const CallSite site("div", at);
   return record("div", {a, b}, raw::binary(Binary::div, a, b),
                 [a = Saved(a), b = Saved(b)](const Tensor& g, Gradients& out) {
                   const Tensor scaled = raw::binary(Binary::div, g, b.get());
@@ -85,26 +89,31 @@ Tensor div(const Tensor& a, const Tensor& b) {
                 });
 }
 
-Tensor add(const Tensor& a, double b) {
+Tensor add(const Tensor& a, double b, Caller at) {
+  const CallSite site("add", at);
   return record("add", {a}, raw::binary(Binary::add, a, b),
                 [](const Tensor& g, Gradients& out) { out.set(0, g); });
 }
-Tensor mul(const Tensor& a, double b) {
+Tensor mul(const Tensor& a, double b, Caller at) {
+  const CallSite site("mul", at);
   return record("mul", {a}, raw::mul(a, b),
                 [b](const Tensor& g, Gradients& out) { out.set(0, raw::mul(g, b)); });
 }
-Tensor sub(double a, const Tensor& b) {
+Tensor sub(double a, const Tensor& b, Caller at) {
+  const CallSite site("sub", at);
   return record("sub", {b}, raw::binary(Binary::sub, a, b),
                 [](const Tensor& g, Gradients& out) { out.set(0, raw::neg(g)); });
 }
-Tensor div(double a, const Tensor& b) {
+Tensor div(double a, const Tensor& b, Caller at) {
+  const CallSite site("div", at);
   return record("div", {b}, raw::binary(Binary::div, a, b),
                 [a, b = Saved(b)](const Tensor& g, Gradients& out) {
                   const Tensor slope = raw::binary(Binary::div, -a, raw::mul(b.get(), b.get()));
                   out.set(0, raw::mul(g, slope));
                 });
 }
-Tensor neg(const Tensor& x) {
+Tensor neg(const Tensor& x, Caller at) {
+  const CallSite site("neg", at);
   return record("neg", {x}, raw::neg(x),
                 [](const Tensor& g, Gradients& out) { out.set(0, raw::neg(g)); });
 }
@@ -184,6 +193,14 @@ Tensor clamp(const Tensor& x, std::optional<double> low, std::optional<double> h
   });
 }
 
+Tensor compare(Binary op, const Operand& a, const Operand& b) {
+  const CallSite site(kernels::name(op), a.at);
+  return raw::binary(op, a.tensor, b.tensor);
+}
+Tensor compare(Binary op, const Operand& a, double b) {
+  const CallSite site(kernels::name(op), a.at);
+  return raw::binary(op, a.tensor, b);
+}
 Tensor logical_and(const Tensor& a, const Tensor& b) {
   return raw::binary(Binary::logical_and, a, b);
 }
@@ -198,7 +215,8 @@ Tensor isinf(const Tensor& x) {
 }
 Tensor isfinite(const Tensor& x) { return is_floating(x.dtype()) ? raw::isfinite(x) : x == x; }
 
-Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b, Caller at) {
+  const CallSite site("where", at);
   return record(
       "where", {a, b}, raw::where(condition, a, b),
       [c = Saved(condition), sa = a.shape(), sb = b.shape()](const Tensor& g, Gradients& out) {

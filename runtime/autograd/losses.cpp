@@ -36,8 +36,8 @@ struct LogitLosses {
   Tensor negative, positive;
   explicit LogitLosses(const Tensor& z) {
     const Tensor rest = log_one_plus(raw::exp(raw::neg(raw::abs(z))));
-    negative = raw::add(raw::relu(z), rest);
-    positive = raw::add(raw::relu(raw::neg(z)), rest);
+    negative = raw::add(binary(Binary::max, z, 0), rest);
+    positive = raw::add(binary(Binary::max, raw::neg(z), 0), rest);
   }
 };
 
@@ -67,7 +67,7 @@ Tensor weighted(const Tensor& x, const Tensor& weight) {
 // The elements' losses reduced; `slope(i)` is the derivative of each by x (i = 0) or target (1).
 template <class F>
 Tensor reduced(const char* name, const Tensor& x, const Tensor& target, const Tensor& losses,
-               LossReduction reduction, F slope) {
+               LossReduction reduction, const F& slope) {
   using enum LossReduction;
   Tensor total = losses;
   double share = 1;

@@ -2,6 +2,7 @@
 #include <functional>
 #include <string_view>
 
+#include "tessera/nn/linear.hpp"
 #include "tests/autograd/helpers.hpp"
 
 using namespace tessera;
@@ -44,6 +45,27 @@ TEST_CASE("errors of operations name the operation and the line that called it")
   check_names("smooth_l1_loss", __LINE__, [&] { smooth_l1_loss(x, x, {.beta = -1}); });
   check_names("kl_div", __LINE__, [&] { kl_div(x, y); });
   check_names("linear", __LINE__, [&] { linear(Tensor(), x); });
+  check_names("add", __LINE__, [&] { add(x, y); });
+  check_names("where", __LINE__, [&] { where(x < x, x, y); });
+}
+
+TEST_CASE("errors of operators name the line where they stand") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  const Tensor x = Tensor::zeros({2, 3}, f32, device), y = Tensor::zeros({4}, f32, device);
+  const Tensor n = Tensor::zeros({2}, i32, device), b = Tensor::zeros({2}, boolean, device);
+  check_names("add", __LINE__, [&] { x + y; });
+  check_names("sub", __LINE__, [&] { x - y; });
+  check_names("mul", __LINE__, [&] { x* y; });
+  check_names("div", __LINE__, [&] { x / y; });
+  check_names("add", __LINE__, [&] { n + 0.5; });
+  check_names("mul", __LINE__, [&] { 0.5 * n; });
+  check_names("neg", __LINE__, [&] { -b; });
+  check_names("eq", __LINE__, [&] { (void)(x == y); });
+  check_names("ge", __LINE__, [&] { (void)(x >= n); });
+  // What converts to a tensor is an operand, too.
+  nn::Linear layer(3, 3, device);
+  check_names("add", __LINE__, [&] { layer.weight + y; });
+  check_names("mul", __LINE__, [&] { y* layer.weight; });
 }
 
 TEST_CASE("operands that do not broadcast are an error of their operation") {

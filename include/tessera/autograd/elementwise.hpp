@@ -5,33 +5,34 @@
 #include <optional>
 
 #include "tessera/autograd/node.hpp"
+#include "tessera/autograd/operand.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {
 
 // --- arithmetic ---
-Tensor add(const Tensor& a, const Tensor& b);
-Tensor sub(const Tensor& a, const Tensor& b);
-Tensor mul(const Tensor& a, const Tensor& b);
-Tensor div(const Tensor& a, const Tensor& b);
-Tensor add(const Tensor& a, double b);
-Tensor mul(const Tensor& a, double b);
-Tensor sub(double a, const Tensor& b);
-Tensor div(double a, const Tensor& b);
-Tensor neg(const Tensor& x);
-inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
-inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
-inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
-inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
-inline Tensor operator+(const Tensor& a, double b) { return add(a, b); }
-inline Tensor operator-(const Tensor& a, double b) { return add(a, -b); }
-inline Tensor operator*(const Tensor& a, double b) { return mul(a, b); }
-inline Tensor operator/(const Tensor& a, double b) { return mul(a, 1 / b); }
-inline Tensor operator+(double a, const Tensor& b) { return add(b, a); }
-inline Tensor operator-(double a, const Tensor& b) { return sub(a, b); }
-inline Tensor operator*(double a, const Tensor& b) { return mul(b, a); }
-inline Tensor operator/(double a, const Tensor& b) { return div(a, b); }
-inline Tensor operator-(const Tensor& x) { return neg(x); }
+Tensor add(const Tensor& a, const Tensor& b, Caller at = Caller::current());
+Tensor sub(const Tensor& a, const Tensor& b, Caller at = Caller::current());
+Tensor mul(const Tensor& a, const Tensor& b, Caller at = Caller::current());
+Tensor div(const Tensor& a, const Tensor& b, Caller at = Caller::current());
+Tensor add(const Tensor& a, double b, Caller at = Caller::current());
+Tensor mul(const Tensor& a, double b, Caller at = Caller::current());
+Tensor sub(double a, const Tensor& b, Caller at = Caller::current());
+Tensor div(double a, const Tensor& b, Caller at = Caller::current());
+Tensor neg(const Tensor& x, Caller at = Caller::current());
+inline Tensor operator+(const Operand& a, const Tensor& b) { return add(a.tensor, b, a.at); }
+inline Tensor operator-(const Operand& a, const Tensor& b) { return sub(a.tensor, b, a.at); }
+inline Tensor operator*(const Operand& a, const Tensor& b) { return mul(a.tensor, b, a.at); }
+inline Tensor operator/(const Operand& a, const Tensor& b) { return div(a.tensor, b, a.at); }
+inline Tensor operator+(const Operand& a, double b) { return add(a.tensor, b, a.at); }
+inline Tensor operator-(const Operand& a, double b) { return add(a.tensor, -b, a.at); }
+inline Tensor operator*(const Operand& a, double b) { return mul(a.tensor, b, a.at); }
+inline Tensor operator/(const Operand& a, double b) { return mul(a.tensor, 1 / b, a.at); }
+inline Tensor operator+(double a, const Operand& b) { return add(b.tensor, a, b.at); }
+inline Tensor operator-(double a, const Operand& b) { return sub(a, b.tensor, b.at); }
+inline Tensor operator*(double a, const Operand& b) { return mul(b.tensor, a, b.at); }
+inline Tensor operator/(double a, const Operand& b) { return div(a, b.tensor, b.at); }
+inline Tensor operator-(const Operand& x) { return neg(x.tensor, x.at); }
 
 // x to the power of y, floating. The gradient of x is 0 where y is 0, that of y where x is 0 and
 // y >= 0.
@@ -47,30 +48,32 @@ Tensor maximum(const Tensor& a, const Tensor& b);
 Tensor clamp(const Tensor& x, std::optional<double> low, std::optional<double> high);
 
 // --- comparisons and logic: boolean tensors without history ---
-inline Tensor operator==(const Tensor& a, const Tensor& b) {
-  return raw::binary(raw::Binary::eq, a, b);
+Tensor compare(raw::Binary op, const Operand& a, const Operand& b);
+Tensor compare(raw::Binary op, const Operand& a, double b);
+inline Tensor operator==(const Operand& a, const Operand& b) {
+  return compare(raw::Binary::eq, a, b);
 }
-inline Tensor operator!=(const Tensor& a, const Tensor& b) {
-  return raw::binary(raw::Binary::ne, a, b);
+inline Tensor operator!=(const Operand& a, const Operand& b) {
+  return compare(raw::Binary::ne, a, b);
 }
-inline Tensor operator<(const Tensor& a, const Tensor& b) {
-  return raw::binary(raw::Binary::lt, a, b);
+inline Tensor operator<(const Operand& a, const Operand& b) {
+  return compare(raw::Binary::lt, a, b);
 }
-inline Tensor operator<=(const Tensor& a, const Tensor& b) {
-  return raw::binary(raw::Binary::le, a, b);
+inline Tensor operator<=(const Operand& a, const Operand& b) {
+  return compare(raw::Binary::le, a, b);
 }
-inline Tensor operator>(const Tensor& a, const Tensor& b) {
-  return raw::binary(raw::Binary::gt, a, b);
+inline Tensor operator>(const Operand& a, const Operand& b) {
+  return compare(raw::Binary::gt, a, b);
 }
-inline Tensor operator>=(const Tensor& a, const Tensor& b) {
-  return raw::binary(raw::Binary::ge, a, b);
+inline Tensor operator>=(const Operand& a, const Operand& b) {
+  return compare(raw::Binary::ge, a, b);
 }
-inline Tensor operator==(const Tensor& a, double b) { return raw::binary(raw::Binary::eq, a, b); }
-inline Tensor operator!=(const Tensor& a, double b) { return raw::binary(raw::Binary::ne, a, b); }
-inline Tensor operator<(const Tensor& a, double b) { return raw::binary(raw::Binary::lt, a, b); }
-inline Tensor operator<=(const Tensor& a, double b) { return raw::binary(raw::Binary::le, a, b); }
-inline Tensor operator>(const Tensor& a, double b) { return raw::binary(raw::Binary::gt, a, b); }
-inline Tensor operator>=(const Tensor& a, double b) { return raw::binary(raw::Binary::ge, a, b); }
+inline Tensor operator==(const Operand& a, double b) { return compare(raw::Binary::eq, a, b); }
+inline Tensor operator!=(const Operand& a, double b) { return compare(raw::Binary::ne, a, b); }
+inline Tensor operator<(const Operand& a, double b) { return compare(raw::Binary::lt, a, b); }
+inline Tensor operator<=(const Operand& a, double b) { return compare(raw::Binary::le, a, b); }
+inline Tensor operator>(const Operand& a, double b) { return compare(raw::Binary::gt, a, b); }
+inline Tensor operator>=(const Operand& a, double b) { return compare(raw::Binary::ge, a, b); }
 // Of any dtype: what is not 0 is true.
 Tensor logical_and(const Tensor& a, const Tensor& b);
 Tensor logical_or(const Tensor& a, const Tensor& b);
@@ -80,7 +83,8 @@ Tensor isinf(const Tensor& x);
 Tensor isfinite(const Tensor& x);
 
 // condition ? a : b.
-Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b,
+             Caller at = Caller::current());
 Tensor where(const Tensor& condition, const Tensor& a, double b);
 Tensor where(const Tensor& condition, double a, const Tensor& b);
 // x, but `value` where `mask` is true.
