@@ -59,8 +59,8 @@ class RankGroup {
   // Memory that peers can read: reserved, but not booked in the ledger. Collective: every rank
   // calls with the same size.
   std::shared_ptr<SymmetricMemory> allocate_symmetric(std::int64_t bytes) const;
-  // Symmetric memory through which tensors are exchanged, piece by piece: see distributed/collectives.hpp.
-  // The first call makes it, and is collective.
+  // Symmetric memory through which tensors are exchanged, piece by piece: see
+  // distributed/collectives.hpp. The first call makes it, and is collective.
   static constexpr std::int64_t kWorkspaceBytes = 4 << 20;
   struct Workspace {
     std::shared_ptr<SymmetricMemory> memory;
