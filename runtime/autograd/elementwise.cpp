@@ -193,11 +193,11 @@ Tensor clamp(const Tensor& x, std::optional<double> low, std::optional<double> h
   });
 }
 
-Tensor compare(Binary op, const Operand& a, const Operand& b) {
+Tensor detail::compare(Binary op, const Operand& a, const Operand& b) {
   const CallSite site(kernels::name(op), a.at);
   return raw::binary(op, a.tensor, b.tensor);
 }
-Tensor compare(Binary op, const Operand& a, double b) {
+Tensor detail::compare(Binary op, const Operand& a, double b) {
   const CallSite site(kernels::name(op), a.at);
   return raw::binary(op, a.tensor, b);
 }

@@ -30,9 +30,10 @@ namespace {
 
 std::int64_t rounded_up(std::int64_t bytes) { return round_up(bytes, kAlignmentBytes); }
 
-Placement place_in(const std::vector<std::size_t>& order, std::span<const Interval> intervals) {
+PlacedIntervals place_in(const std::vector<std::size_t>& order,
+                         std::span<const Interval> intervals) {
   constexpr std::int64_t kNoLimit = std::int64_t{1} << 60;
-  Placement out;
+  PlacedIntervals out;
   out.offsets.assign(intervals.size(), 0);
   std::vector<std::size_t> placed;
   std::vector<AddressRange> met;
@@ -58,7 +59,7 @@ Placement place_in(const std::vector<std::size_t>& order, std::span<const Interv
 
 }  // namespace
 
-Placement place(std::span<const Interval> intervals) {
+PlacedIntervals place(std::span<const Interval> intervals) {
   using Less = bool (*)(const Interval&, const Interval&);
   constexpr Less kOrders[] = {
       [](const Interval& a, const Interval& b) { return a.bytes > b.bytes; },
@@ -74,7 +75,7 @@ Placement place(std::span<const Interval> intervals) {
   const std::int64_t tries =
       std::clamp<std::int64_t>(100'000'000 / std::max<std::int64_t>(n * n, 1), 1, 100);
   const std::int64_t least = most_alive(intervals);
-  Placement best;
+  PlacedIntervals best;
   std::minstd_rand random(1);
   for (const Less less : kOrders) {
     std::vector<std::size_t> order(intervals.size());
@@ -84,7 +85,7 @@ Placement place(std::span<const Interval> intervals) {
     });
     for (std::int64_t attempt = 0; attempt < tries && (best.offsets.empty() || best.bytes > least);
          ++attempt) {
-      Placement found = place_in(order, intervals);
+      PlacedIntervals found = place_in(order, intervals);
       const auto is_highest = [&](std::size_t i) {
         return found.offsets[i] + rounded_up(intervals[i].bytes) == found.bytes;
       };

@@ -1,7 +1,6 @@
 #include "runtime/shard/slot_plan.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "tessera/memory/placement.hpp"
@@ -77,7 +76,7 @@ SlotPlan plan_slots(std::span<const SlotUse> uses, std::span<const UnitNeeds> un
         {.bytes = use.bytes, .begin = use.begin, .end = use.end, .offset = use.offset});
   lengthen_gathers(uses, units, intervals);
   lengthen_buffers(uses, units, intervals);
-  Placement placed = place(intervals);
+  PlacedIntervals placed = place(intervals);
   return {std::move(placed.offsets), placed.bytes, most_alive(intervals)};
 }
 
@@ -86,14 +85,9 @@ void join_at_turn(std::vector<SlotUse>& uses) {
   for (std::size_t i = 0; i < uses.size(); ++i) {
     while (uses[i].ends_forward) {
       std::size_t next = i + 1;  // uses are in the order in which they are taken
-      std::int64_t all_are_there = std::numeric_limits<std::int64_t>::max();  // until then
-      while (next < uses.size() &&
-             (uses[next].begin < uses[i].end || uses[next].kind == SlotKind::gradients)) {
-        if (uses[next].begin > uses[i].end) all_are_there = std::min(all_are_there, uses[next].end);
-        ++next;
-      }
+      while (next < uses.size() && uses[next].begin < uses[i].end) ++next;
       if (next == uses.size() || uses[next].unit != uses[i].unit ||
-          all_are_there < uses[next].begin)
+          uses[next].kind != SlotKind::parameters)
         break;
       gone.insert(gone.end(), {uses[i].end, uses[next].begin});
       uses[i].end = uses[next].end;

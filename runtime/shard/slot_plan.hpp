@@ -56,9 +56,8 @@ struct SlotPlan {
 // there; a piece of a gradient buffer goes when `reductions_in_flight` others have been queued for
 // reduction, as large as the largest of its unit, less a third of one.
 SlotPlan plan_slots(std::span<const SlotUse> uses, std::span<const UnitNeeds> units);
-// Where a call has ended forward, and the next that is gathered is its unit, for backward, the two
-// become one use: what was gathered stays. Of slots only those for gradients may be taken between,
-// which are still there then, so that no more is alive than without.
+// Where a call has ended forward, and the next slot that anybody takes is its unit's, for backward,
+// the two become one use: what was gathered stays, and no other slot is alive for longer.
 void join_at_turn(std::vector<SlotUse>& uses);
 // Who takes what, in which order: equal for steps that one plan serves.
 std::uint64_t fingerprint(std::span<const SlotUse> uses);

@@ -10,7 +10,7 @@ using namespace tessera;
 namespace {
 
 // Whether no two buffers overlap in time and in address.
-bool are_apart(const std::vector<Interval>& all, const Placement& at) {
+bool are_apart(const std::vector<Interval>& all, const PlacedIntervals& at) {
   for (std::size_t a = 0; a < all.size(); ++a)
     for (std::size_t b = 0; b < a; ++b) {
       const bool in_time = all[a].begin < all[b].end && all[b].begin < all[a].end;
@@ -34,7 +34,7 @@ TEST_CASE("buffers that live at one time lie apart, wherever they are placed") {
       one.begin = static_cast<std::int64_t>(random() % 50);
       one.end = one.begin + 1 + static_cast<std::int64_t>(random() % 20);
     }
-    const Placement at = place(all);
+    const PlacedIntervals at = place(all);
     CHECK(are_apart(all, at));
     CHECK(at.bytes >= most_alive(all));
     for (const std::int64_t offset : at.offsets) CHECK(offset % kAlignmentBytes == 0);
@@ -54,7 +54,7 @@ TEST_CASE("a step of blocks and a head needs what is alive, where equal slots ne
     all.push_back({bytes(call), 20 - call, 22 - call});
     all.push_back({2 * bytes(call), 21 - call, 23 - call});
   }
-  const Placement at = place(all);
+  const PlacedIntervals at = place(all);
   CHECK(are_apart(all, at));
   CHECK(at.bytes == most_alive(all));
   CHECK(at.bytes < 2 * 5 * kBlock + 2 * 10 * kBlock);  // two slots of the largest for each kind
@@ -65,7 +65,7 @@ TEST_CASE("what lies somewhere already stays there, and others lie around it") {
                                   {.bytes = 1024, .begin = 0, .end = 5},
                                   {.bytes = 1024, .begin = 5, .end = 9},
                                   {.bytes = 256, .begin = 2, .end = 7}};
-  const Placement at = place(all);
+  const PlacedIntervals at = place(all);
   CHECK(are_apart(all, at));
   CHECK(at.offsets[0] == 1024);
   CHECK(at.bytes == 1024 + 512 + 256);

@@ -96,7 +96,7 @@ static void places_of_many_sizes() {
     const auto call = static_cast<std::int64_t>(i);
     alive.push_back({.bytes = layers[i], .begin = call - 1, .end = call + 1});  // one call ahead
   }
-  const ts::Placement plan = ts::place(alive);
+  const ts::PlacedIntervals plan = ts::place(alive);
   const std::int64_t sum = std::accumulate(layers.begin(), layers.end(), std::int64_t{0});
   std::cout << "3. Layers of 8, 2, 2, 2 and 8 MiB: " << plan.bytes / kMiB
             << " MiB, where two equal "

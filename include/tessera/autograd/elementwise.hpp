@@ -48,32 +48,46 @@ Tensor maximum(const Tensor& a, const Tensor& b);
 Tensor clamp(const Tensor& x, std::optional<double> low, std::optional<double> high);
 
 // --- comparisons and logic: boolean tensors without history ---
+namespace detail {
 Tensor compare(raw::Binary op, const Operand& a, const Operand& b);
 Tensor compare(raw::Binary op, const Operand& a, double b);
+}  // namespace detail
 inline Tensor operator==(const Operand& a, const Operand& b) {
-  return compare(raw::Binary::eq, a, b);
+  return detail::compare(raw::Binary::eq, a, b);
 }
 inline Tensor operator!=(const Operand& a, const Operand& b) {
-  return compare(raw::Binary::ne, a, b);
+  return detail::compare(raw::Binary::ne, a, b);
 }
 inline Tensor operator<(const Operand& a, const Operand& b) {
-  return compare(raw::Binary::lt, a, b);
+  return detail::compare(raw::Binary::lt, a, b);
 }
 inline Tensor operator<=(const Operand& a, const Operand& b) {
-  return compare(raw::Binary::le, a, b);
+  return detail::compare(raw::Binary::le, a, b);
 }
 inline Tensor operator>(const Operand& a, const Operand& b) {
-  return compare(raw::Binary::gt, a, b);
+  return detail::compare(raw::Binary::gt, a, b);
 }
 inline Tensor operator>=(const Operand& a, const Operand& b) {
-  return compare(raw::Binary::ge, a, b);
+  return detail::compare(raw::Binary::ge, a, b);
 }
-inline Tensor operator==(const Operand& a, double b) { return compare(raw::Binary::eq, a, b); }
-inline Tensor operator!=(const Operand& a, double b) { return compare(raw::Binary::ne, a, b); }
-inline Tensor operator<(const Operand& a, double b) { return compare(raw::Binary::lt, a, b); }
-inline Tensor operator<=(const Operand& a, double b) { return compare(raw::Binary::le, a, b); }
-inline Tensor operator>(const Operand& a, double b) { return compare(raw::Binary::gt, a, b); }
-inline Tensor operator>=(const Operand& a, double b) { return compare(raw::Binary::ge, a, b); }
+inline Tensor operator==(const Operand& a, double b) {
+  return detail::compare(raw::Binary::eq, a, b);
+}
+inline Tensor operator!=(const Operand& a, double b) {
+  return detail::compare(raw::Binary::ne, a, b);
+}
+inline Tensor operator<(const Operand& a, double b) {
+  return detail::compare(raw::Binary::lt, a, b);
+}
+inline Tensor operator<=(const Operand& a, double b) {
+  return detail::compare(raw::Binary::le, a, b);
+}
+inline Tensor operator>(const Operand& a, double b) {
+  return detail::compare(raw::Binary::gt, a, b);
+}
+inline Tensor operator>=(const Operand& a, double b) {
+  return detail::compare(raw::Binary::ge, a, b);
+}
 // Of any dtype: what is not 0 is true.
 Tensor logical_and(const Tensor& a, const Tensor& b);
 Tensor logical_or(const Tensor& a, const Tensor& b);

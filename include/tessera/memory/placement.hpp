@@ -13,7 +13,7 @@ struct Interval {
   std::int64_t bytes = 0, begin = 0, end = 0;
   std::int64_t offset = -1;  // where it lies already; -1: to be planned
 };
-struct Placement {
+struct PlacedIntervals {
   std::vector<std::int64_t> offsets{};  // of each interval, multiples of kAlignmentBytes
   std::int64_t bytes = 0;               // the end of the highest
 };
@@ -22,7 +22,7 @@ struct Placement {
 // needs the fewest bytes. The same for the same intervals, on every rank.
 // Source: Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020
 // (greedy by size, for offsets).
-Placement place(std::span<const Interval> intervals);
+PlacedIntervals place(std::span<const Interval> intervals);
 // The most bytes that are alive at a time, each rounded up as `place` does: no placement needs
 // fewer.
 std::int64_t most_alive(std::span<const Interval> intervals);
