@@ -4,6 +4,7 @@
 #include <cctype>
 #include <string_view>
 
+#include "tessera/base/checked.hpp"
 #include "tessera/base/utf8.hpp"
 
 namespace tessera {
@@ -48,6 +49,10 @@ Error::Error(const std::string& message, std::source_location where)
 }  // namespace tessera
 
 namespace tessera::detail {
+
+void fail_size(std::int64_t a, char operation, std::int64_t b) {
+  TESSERA_EXPECT(false, "size overflow: ", a, ' ', operation, ' ', b);
+}
 
 void fail_contract(const std::string& message, std::source_location where) {
   if (innermost == nullptr) throw ContractError(message, where);

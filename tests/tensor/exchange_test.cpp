@@ -353,6 +353,7 @@ TEST_CASE("dlpack: the race checker knows when the lender may write") {
   const Tensor x = from_dlpack(array.lend(), watched.device), y = raw::add(x, x);
   watched.device.context().host_writes(array.values.data(), 24);
   CHECK(watched.checker->race_count() == 1);
+  watched.device.synchronize();  // the array goes before the device does
 }
 
 TEST_CASE("eigen maps see a tensor's values, row by row") {

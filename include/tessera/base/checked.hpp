@@ -8,15 +8,20 @@
 
 namespace tessera {
 
+namespace detail {
+// Apart, so that what is checked everywhere stays small enough to be inlined everywhere.
+[[noreturn]] void fail_size(std::int64_t a, char operation, std::int64_t b);
+}  // namespace detail
+
 // a * b and a + b of non-negative sizes.  Throws: ContractError on overflow or a negative operand.
 constexpr std::int64_t checked_mul(std::int64_t a, std::int64_t b) {
-  TESSERA_EXPECT(a >= 0 && b >= 0 && (b == 0 || a <= std::numeric_limits<std::int64_t>::max() / b),
-                 "size overflow: ", a, " * ", b);
+  if (a < 0 || b < 0 || (b != 0 && a > std::numeric_limits<std::int64_t>::max() / b)) [[unlikely]]
+    detail::fail_size(a, '*', b);
   return a * b;
 }
 constexpr std::int64_t checked_add(std::int64_t a, std::int64_t b) {
-  TESSERA_EXPECT(a >= 0 && b >= 0 && a <= std::numeric_limits<std::int64_t>::max() - b,
-                 "size overflow: ", a, " + ", b);
+  if (a < 0 || b < 0 || a > std::numeric_limits<std::int64_t>::max() - b) [[unlikely]]
+    detail::fail_size(a, '+', b);
   return a + b;
 }
 
