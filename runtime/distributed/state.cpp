@@ -99,6 +99,11 @@ StateDict make_state_dict(const StateDict& views, const StateDictOptions& option
   if (options.form == StateForm::view) return views;
   const Device host = Device::cpu({.executor = ExecutorKind::inlined});
   StateDict state;
+  // Whoever has a dict on the host may read it from several threads.
+  const auto on_host = [&] {
+    if (options.place == StatePlace::host) host.synchronize();
+    return std::move(state);
+  };
   const auto keep = [&](const std::string& name, const Tensor& values, const StateTensor& of) {
     const Device& device = options.place == StatePlace::host ? host : values.device();
     const Tensor copy = copy_of(values, device);
@@ -106,13 +111,13 @@ StateDict make_state_dict(const StateDict& views, const StateDictOptions& option
   };
   if (!is_full) {
     for (const auto& [name, view] : views) keep(name, view.values, view);
-    return state;
+    return on_host();
   }
   const bool keeps = options.ranks == StateRanks::every_rank || rank_of(views) == 0;
   for_each_full(views, [&](const std::string& name, const Tensor& whole) {
     if (keeps) keep(name, whole, {});
   });
-  return state;
+  return on_host();
 }
 
 // --- from rank 0 ---

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -31,9 +32,12 @@ inline std::uint64_t fresh_seed() { return std::random_device{}(); }
 template <class F>
 auto on_ranks(int ranks, const WorldOptions& options, const F& f) {
   using R = std::invoke_result_t<F, World&>;
-  std::vector<R> results(static_cast<std::size_t>(ranks));
+  std::vector<std::optional<R>> found(
+      static_cast<std::size_t>(ranks));  // no bits of a vector<bool>
   run_checked(ranks, options,
-              [&](World& world) { results[static_cast<std::size_t>(world.rank())] = f(world); });
+              [&](World& world) { found[static_cast<std::size_t>(world.rank())] = f(world); });
+  std::vector<R> results;
+  for (auto& result : found) results.push_back(std::move(*result));
   return results;
 }
 template <class F>

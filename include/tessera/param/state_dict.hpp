@@ -41,7 +41,8 @@ enum class StateForm : std::uint8_t {
 enum class StateRanks : std::uint8_t { every_rank, rank_0 };
 enum class StatePlace : std::uint8_t {
   device,  // where the model is
-  host,    // on a CPU device of the dict's own (PyTorch: cpu_offload)
+  host,    // on a CPU device of the dict's own, which all ranks may load at once (PyTorch:
+           // cpu_offload)
 };
 struct StateDictOptions {
   StateForm form = StateForm::sharded;
