@@ -86,7 +86,8 @@ std::string default_result(const std::string& both) {
 
 }  // namespace
 
-Tensor einsum(std::string_view given, const Tensor& a, const Tensor& b) {
+Tensor einsum(std::string_view given, const Tensor& a, const Tensor& b, Caller at) {
+  const CallSite site("einsum", at);
   std::string formula(given);
   std::erase(formula, ' ');
   const std::size_t comma = formula.find(','), arrow = formula.find("->");

@@ -118,7 +118,8 @@ Tensor neg(const Tensor& x, Caller at) {
                 [](const Tensor& g, Gradients& out) { out.set(0, raw::neg(g)); });
 }
 
-Tensor pow(const Tensor& x, const Tensor& y) {
+Tensor pow(const Tensor& x, const Tensor& y, Caller at) {
+  const CallSite site("pow", at);
   Tensor z = raw::binary(Binary::pow, x, y);
   return record("pow", {x, y}, z,
                 [x = Saved(x), y = Saved(y), z = Saved(z)](const Tensor& g, Gradients& out) {
@@ -135,7 +136,8 @@ Tensor pow(const Tensor& x, const Tensor& y) {
                   }
                 });
 }
-Tensor pow(const Tensor& x, double y) {
+Tensor pow(const Tensor& x, double y, Caller at) {
+  const CallSite site("pow", at);
   return record("pow", {x}, raw::binary(Binary::pow, x, y),
                 [x = Saved(x), y](const Tensor& g, Gradients& out) {
                   if (y == 0) return out.set(0, Tensor::zeros(g.shape(), g.dtype(), g.device()));
@@ -143,15 +145,20 @@ Tensor pow(const Tensor& x, double y) {
                   out.set(0, raw::mul(g, raw::mul(power, y)));
                 });
 }
-Tensor pow(double x, const Tensor& y) {
+Tensor pow(double x, const Tensor& y, Caller at) {
+  const CallSite site("pow", at);
   Tensor z = raw::binary(Binary::pow, x, y);
   return record("pow", {y}, z, [x, y = Saved(y), z = Saved(z)](const Tensor& g, Gradients& out) {
     const Tensor dy = raw::mul(g, raw::mul(z.get(), std::log(x)));
     out.set(0, x == 0 ? zero_where(y.get() >= 0, dy) : dy);
   });
 }
-Tensor square(const Tensor& x) { return mul(x, x); }
-Tensor reciprocal(const Tensor& x) {
+Tensor square(const Tensor& x, Caller at) {
+  const CallSite site("square", at);
+  return mul(x, x);
+}
+Tensor reciprocal(const Tensor& x, Caller at) {
+  const CallSite site("reciprocal", at);
   TESSERA_EXPECT(is_floating(x.dtype()), "reciprocal: the tensor is ", x.dtype(),
                  ", expected a floating dtype; cast it first");
   return div(1, x);
@@ -174,13 +181,16 @@ Tensor chosen(const char* name, Binary op, Binary loses, const Tensor& a, const 
 
 }  // namespace
 
-Tensor minimum(const Tensor& a, const Tensor& b) {
+Tensor minimum(const Tensor& a, const Tensor& b, Caller at) {
+  const CallSite site("minimum", at);
   return chosen("minimum", Binary::min, Binary::gt, a, b);
 }
-Tensor maximum(const Tensor& a, const Tensor& b) {
+Tensor maximum(const Tensor& a, const Tensor& b, Caller at) {
+  const CallSite site("maximum", at);
   return chosen("maximum", Binary::max, Binary::lt, a, b);
 }
-Tensor clamp(const Tensor& x, std::optional<double> low, std::optional<double> high) {
+Tensor clamp(const Tensor& x, std::optional<double> low, std::optional<double> high, Caller at) {
+  const CallSite site("clamp", at);
   TESSERA_EXPECT(low || high, "clamp: neither a lowest nor a highest value is given");
   Tensor y = x.detach();
   if (low) y = raw::binary(Binary::max, y, *low);
@@ -201,19 +211,31 @@ Tensor detail::compare(Binary op, const Operand& a, double b) {
   const CallSite site(kernels::name(op), a.at);
   return raw::binary(op, a.tensor, b);
 }
-Tensor logical_and(const Tensor& a, const Tensor& b) {
+Tensor logical_and(const Tensor& a, const Tensor& b, Caller at) {
+  const CallSite site("logical_and", at);
   return raw::binary(Binary::logical_and, a, b);
 }
-Tensor logical_or(const Tensor& a, const Tensor& b) {
+Tensor logical_or(const Tensor& a, const Tensor& b, Caller at) {
+  const CallSite site("logical_or", at);
   return raw::binary(Binary::logical_or, a, b);
 }
-Tensor logical_not(const Tensor& x) { return raw::logical_not(x); }
-Tensor isnan(const Tensor& x) { return x != x; }
-Tensor isinf(const Tensor& x) {
+Tensor logical_not(const Tensor& x, Caller at) {
+  const CallSite site("logical_not", at);
+  return raw::logical_not(x);
+}
+Tensor isnan(const Tensor& x, Caller at) {
+  const CallSite site("isnan", at);
+  return x != x;
+}
+Tensor isinf(const Tensor& x, Caller at) {
+  const CallSite site("isinf", at);
   if (!is_floating(x.dtype())) return x != x;
   return raw::abs(x) == std::numeric_limits<double>::infinity();
 }
-Tensor isfinite(const Tensor& x) { return is_floating(x.dtype()) ? raw::isfinite(x) : x == x; }
+Tensor isfinite(const Tensor& x, Caller at) {
+  const CallSite site("isfinite", at);
+  return is_floating(x.dtype()) ? raw::isfinite(x) : x == x;
+}
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b, Caller at) {
   const CallSite site("where", at);
@@ -225,97 +247,136 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b, Caller a
         if (out.wants(1)) out.set(1, sum_to(raw::where(c.get(), zero, g), sb));
       });
 }
-Tensor where(const Tensor& condition, const Tensor& a, double b) {
+Tensor where(const Tensor& condition, const Tensor& a, double b, Caller at) {
+  const CallSite site("where", at);
   return where(condition, a, scalar_like(a, b));
 }
-Tensor where(const Tensor& condition, double a, const Tensor& b) {
+Tensor where(const Tensor& condition, double a, const Tensor& b, Caller at) {
+  const CallSite site("where", at);
   return where(condition, scalar_like(b, a), b);
 }
-Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
+Tensor masked_fill(const Tensor& x, const Tensor& mask, double value, Caller at) {
+  const CallSite site("masked_fill", at);
   return where(mask, value, x);
 }
 
-Tensor exp(const Tensor& x) { return function(Unary::exp, x, Keeps::result, raw::mul); }
-Tensor expm1(const Tensor& x) {
+Tensor exp(const Tensor& x, Caller at) {
+  const CallSite site("exp", at);
+  return function(Unary::exp, x, Keeps::result, raw::mul);
+}
+Tensor expm1(const Tensor& x, Caller at) {
+  const CallSite site("expm1", at);
   return function(Unary::expm1, x, Keeps::result, [](const Tensor& y, const Tensor& g) {
     return raw::mul(g, raw::binary(Binary::add, y, 1));
   });
 }
-Tensor log(const Tensor& x) {
+Tensor log(const Tensor& x, Caller at) {
+  const CallSite site("log", at);
   return function(Unary::log, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
     return raw::binary(Binary::div, g, kept);
   });
 }
-Tensor log1p(const Tensor& x) {
+Tensor log1p(const Tensor& x, Caller at) {
+  const CallSite site("log1p", at);
   return function(Unary::log1p, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
     return raw::binary(Binary::div, g, raw::binary(Binary::add, kept, 1));
   });
 }
-Tensor sqrt(const Tensor& x) {
+Tensor sqrt(const Tensor& x, Caller at) {
+  const CallSite site("sqrt", at);
   return function(Unary::sqrt, x, Keeps::result, [](const Tensor& y, const Tensor& g) {
     return raw::mul(raw::binary(Binary::div, g, y), 0.5);
   });
 }
-Tensor rsqrt(const Tensor& x) {
+Tensor rsqrt(const Tensor& x, Caller at) {
+  const CallSite site("rsqrt", at);
   return function(Unary::rsqrt, x, Keeps::result, [](const Tensor& y, const Tensor& g) {
     return raw::mul(raw::mul(g, y), raw::mul(raw::mul(y, y), -0.5));
   });
 }
-Tensor sin(const Tensor& x) {
+Tensor sin(const Tensor& x, Caller at) {
+  const CallSite site("sin", at);
   return function(Unary::sin, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
     return raw::mul(g, raw::unary(Unary::cos, kept));
   });
 }
-Tensor cos(const Tensor& x) {
+Tensor cos(const Tensor& x, Caller at) {
+  const CallSite site("cos", at);
   return function(Unary::cos, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
     return raw::neg(raw::mul(g, raw::unary(Unary::sin, kept)));
   });
 }
-Tensor tanh(const Tensor& x) {
+Tensor tanh(const Tensor& x, Caller at) {
+  const CallSite site("tanh", at);
   return function(Unary::tanh, x, Keeps::result, slope_of<Binary::tanh_backward>);
 }
-Tensor erf(const Tensor& x) {
+Tensor erf(const Tensor& x, Caller at) {
+  const CallSite site("erf", at);
   return function(Unary::erf, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
     const Tensor bell = raw::exp(raw::neg(raw::mul(kept, kept)));
     return raw::mul(g, raw::mul(bell, 2 * std::numbers::inv_sqrtpi));
   });
 }
-Tensor abs(const Tensor& x) {
+Tensor abs(const Tensor& x, Caller at) {
+  const CallSite site("abs", at);
   return function(Unary::abs, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
     return raw::mul(g, raw::unary(Unary::sign, kept));
   });
 }
-Tensor sign(const Tensor& x) { return steps(Unary::sign, x); }
-Tensor floor(const Tensor& x) { return steps(Unary::floor, x); }
-Tensor round(const Tensor& x) { return steps(Unary::round, x); }
+Tensor sign(const Tensor& x, Caller at) {
+  const CallSite site("sign", at);
+  return steps(Unary::sign, x);
+}
+Tensor floor(const Tensor& x, Caller at) {
+  const CallSite site("floor", at);
+  return steps(Unary::floor, x);
+}
+Tensor round(const Tensor& x, Caller at) {
+  const CallSite site("round", at);
+  return steps(Unary::round, x);
+}
 
-Tensor relu(const Tensor& x) {
+Tensor relu(const Tensor& x, Caller at) {
+  const CallSite site("relu", at);
   return function(Unary::relu, x, Keeps::operand, slope_of<Binary::relu_backward>);
 }
-Tensor leaky_relu(const Tensor& x, double slope) { return where(x > 0, x, x * slope); }
+Tensor leaky_relu(const Tensor& x, double slope, Caller at) {
+  const CallSite site("leaky_relu", at);
+  return where(x > 0, x, x * slope);
+}
 // The power of what is not below 0 would overflow, and 0 times infinity is no gradient.
-Tensor elu(const Tensor& x, double alpha) {
+Tensor elu(const Tensor& x, double alpha, Caller at) {
+  const CallSite site("elu", at);
   return where(x > 0, x, expm1(clamp(x, std::nullopt, 0)) * alpha);
 }
-Tensor gelu(const Tensor& x) {
+Tensor gelu(const Tensor& x, Caller at) {
+  const CallSite site("gelu", at);
   return function(Unary::gelu, x, Keeps::operand, slope_of<Binary::gelu_backward>);
 }
-Tensor gelu_exact(const Tensor& x) {
+Tensor gelu_exact(const Tensor& x, Caller at) {
+  const CallSite site("gelu_exact", at);
   return function(Unary::gelu_exact, x, Keeps::operand, slope_of<Binary::gelu_exact_backward>);
 }
-Tensor sigmoid(const Tensor& x) {
+Tensor sigmoid(const Tensor& x, Caller at) {
+  const CallSite site("sigmoid", at);
   return function(Unary::sigmoid, x, Keeps::result, slope_of<Binary::sigmoid_backward>);
 }
-Tensor softplus(const Tensor& x) {
+Tensor softplus(const Tensor& x, Caller at) {
+  const CallSite site("softplus", at);
   return function(Unary::softplus, x, Keeps::operand, [](const Tensor& kept, const Tensor& g) {
     return raw::mul(g, raw::sigmoid(kept));
   });
 }
-Tensor log_sigmoid(const Tensor& x) { return neg(softplus(neg(x))); }
-Tensor silu(const Tensor& x) {
+Tensor log_sigmoid(const Tensor& x, Caller at) {
+  const CallSite site("log_sigmoid", at);
+  return neg(softplus(neg(x)));
+}
+Tensor silu(const Tensor& x, Caller at) {
+  const CallSite site("silu", at);
   return function(Unary::silu, x, Keeps::operand, slope_of<Binary::silu_backward>);
 }
-Tensor swiglu(const Tensor& gate, const Tensor& up) {
+Tensor swiglu(const Tensor& gate, const Tensor& up, Caller at) {
+  const CallSite site("swiglu", at);
   return record("swiglu", {gate, up}, raw::swiglu(gate, up),
                 [gate = Saved(gate), up = Saved(up)](const Tensor& g, Gradients& out) mutable {
                   const bool again = out.graph_is_retained();
@@ -327,7 +388,8 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
                 });
 }
 
-Tensor cast(const Tensor& x, DType dtype) {
+Tensor cast(const Tensor& x, DType dtype, Caller at) {
+  const CallSite site("cast", at);
   if (x.dtype() == dtype) return x;
   return record("cast", {x}, raw::cast(x, dtype),
                 [from = x.dtype()](const Tensor& g, Gradients& out) {

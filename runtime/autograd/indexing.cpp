@@ -20,7 +20,8 @@ Tensor along(const Tensor& x) { return x.ndim() == 0 ? reshape(x, {1}) : x; }
 
 }  // namespace
 
-Tensor index_select(const Tensor& x, int dim, const Tensor& index) {
+Tensor index_select(const Tensor& x, int dim, const Tensor& index, Caller at) {
+  const CallSite site("index_select", at);
   const int d = normalize_dim(dim, std::max(x.ndim(), 1));
   if (x.ndim() == 0) return reshape(index_select(along(x), d, along(index)), {});
   return record("index_select", {x}, raw::index_select(x, d, index),
@@ -77,7 +78,8 @@ Tensor source_of(const char* name, const Tensor& source, const Tensor& index) {
 
 }  // namespace
 
-Tensor gather(const Tensor& x, int dim, const Tensor& index) {
+Tensor gather(const Tensor& x, int dim, const Tensor& index, Caller at) {
+  const CallSite site("gather", at);
   const int d = normalize_dim(dim, std::max(x.ndim(), 1));
   if (x.ndim() == 0) return reshape(gather(along(x), d, along(index)), index.shape());
   const Tensor from = fitted("gather", x, index, d);
@@ -88,7 +90,8 @@ Tensor gather(const Tensor& x, int dim, const Tensor& index) {
                   out.set(0, std::move(dx));
                 });
 }
-Tensor scatter(const Tensor& x, int dim, const Tensor& index, const Tensor& source) {
+Tensor scatter(const Tensor& x, int dim, const Tensor& index, const Tensor& source, Caller at) {
+  const CallSite site("scatter", at);
   const int d = normalize_dim(dim, std::max(x.ndim(), 1));
   if (x.ndim() == 0) return reshape(scatter(along(x), d, along(index), along(source)), {});
   const Tensor values = source_of("scatter", source, index);
@@ -102,10 +105,12 @@ Tensor scatter(const Tensor& x, int dim, const Tensor& index, const Tensor& sour
                     out.set(1, raw::gather(fitted("scatter", g, index.get(), d), d, index.get()));
                 });
 }
-Tensor scatter(const Tensor& x, int dim, const Tensor& index, double value) {
+Tensor scatter(const Tensor& x, int dim, const Tensor& index, double value, Caller at) {
+  const CallSite site("scatter", at);
   return scatter(x, dim, index, Tensor::full(index.shape(), value, x.dtype(), x.device()));
 }
-Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source) {
+Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source, Caller at) {
+  const CallSite site("scatter_add", at);
   const int d = normalize_dim(dim, std::max(x.ndim(), 1));
   if (x.ndim() == 0) return reshape(scatter_add(along(x), d, along(index), along(source)), {});
   const Tensor values = source_of("scatter_add", source, index);
@@ -118,7 +123,8 @@ Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& 
       });
 }
 
-Tensor index_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source) {
+Tensor index_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source, Caller at) {
+  const CallSite site("index_add", at);
   const int d = normalize_dim(dim, x.ndim());
   Tensor y = copy_of(x);
   raw::index_add_into(y, d, index, source);
@@ -128,7 +134,8 @@ Tensor index_add(const Tensor& x, int dim, const Tensor& index, const Tensor& so
                   if (out.wants(1)) out.set(1, raw::index_select(g, d, index.get()));
                 });
 }
-Tensor index_copy(const Tensor& x, int dim, const Tensor& index, const Tensor& source) {
+Tensor index_copy(const Tensor& x, int dim, const Tensor& index, const Tensor& source, Caller at) {
+  const CallSite site("index_copy", at);
   const int d = normalize_dim(dim, std::max(x.ndim(), 1));
   if (x.ndim() == 0) return reshape(index_copy(along(x), d, along(index), along(source)), {});
   TESSERA_EXPECT(index.ndim() == 1 && source.shape() == x.shape().with(d, index.numel()),
@@ -219,7 +226,8 @@ Tensor sliced(const Tensor& y, int d, const Range& range) {
 
 }  // namespace
 
-Tensor index(const Tensor& x, std::span<const Index> at) {
+Tensor index(const Tensor& x, std::span<const Index> at, Caller line) {
+  const CallSite site("index", line);
   int taken = 0, ellipses = 0;
   for (const Index& i : at) {
     const bool is_ellipsis = std::holds_alternative<Ellipsis>(i.value);
@@ -246,7 +254,9 @@ Tensor index(const Tensor& x, std::span<const Index> at) {
   return placed.empty() ? y : at_places(y, placed);
 }
 
-Tensor index_put(const Tensor& x, std::span<const Tensor> at, const Tensor& values, Put put) {
+Tensor index_put(const Tensor& x, std::span<const Tensor> at, const Tensor& values, Put put,
+                 Caller line) {
+  const CallSite site("index_put", line);
   TESSERA_EXPECT(!at.empty() && std::ssize(at) <= x.ndim(), "index_put: ", at.size(),
                  " indices for ", x.shape());
   const int last = static_cast<int>(at.size()) - 1;

@@ -42,7 +42,8 @@ Tensor matmul(const Tensor& a, const Tensor& b, Caller at) {
       });
 }
 
-Tensor outer(const Tensor& a, const Tensor& b) {
+Tensor outer(const Tensor& a, const Tensor& b, Caller at) {
+  const CallSite site("outer", at);
   TESSERA_EXPECT(a.ndim() == 1 && b.ndim() == 1, "outer: ", a.shape(), " and ", b.shape(),
                  " are no vectors");
   return unsqueeze(a, 1) * b;

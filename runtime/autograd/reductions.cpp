@@ -38,13 +38,15 @@ Tensor quotient_or_zero(const Tensor& g, const Tensor& y) {
 
 }  // namespace
 
-Tensor sum(const Tensor& x, const Dims& dims, KeepDim keep) {
+Tensor sum(const Tensor& x, const Dims& dims, KeepDim keep, Caller at) {
+  const CallSite site("sum", at);
   return record("sum", {x}, raw::reduce(Reduction::sum, x, dims, keep),
                 [shape = x.shape(), mask = dims.mask(x.ndim())](const Tensor& g, Gradients& out) {
                   out.set(0, spread(g, shape, mask));
                 });
 }
-Tensor mean(const Tensor& x, const Dims& dims, KeepDim keep) {
+Tensor mean(const Tensor& x, const Dims& dims, KeepDim keep, Caller at) {
+  const CallSite site("mean", at);
   return record("mean", {x}, raw::reduce(Reduction::mean, x, dims, keep),
                 [shape = x.shape(), mask = dims.mask(x.ndim())](const Tensor& g, Gradients& out) {
                   out.set(0, spread(raw::mul(g, 1 / count_of(shape, mask)), shape, mask));
@@ -53,7 +55,8 @@ Tensor mean(const Tensor& x, const Dims& dims, KeepDim keep) {
 
 // Halves are multiplied until one element is left, so that the gradient of a product with a 0 in it
 // is that of products, too.
-Tensor prod(const Tensor& x, const Dims& dims, KeepDim keep) {
+Tensor prod(const Tensor& x, const Dims& dims, KeepDim keep, Caller at) {
+  const CallSite site("prod", at);
   const unsigned mask = dims.mask(x.ndim());
   const Shape shape =
       keep == KeepDim::yes ? kept_shape(x.shape(), mask) : dropped_shape(x.shape(), mask);
@@ -73,19 +76,22 @@ Tensor prod(const Tensor& x, const Dims& dims, KeepDim keep) {
   return reshape(y, shape);
 }
 
-Tensor var(const Tensor& x, const Dims& dims, double correction, KeepDim keep) {
+Tensor var(const Tensor& x, const Dims& dims, double correction, KeepDim keep, Caller at) {
+  const CallSite site("var", at);
   const double n = count_of(x.shape(), dims.mask(x.ndim()));
   const Tensor centred = sub(x, mean(x, dims, KeepDim::yes));
   return mul(sum(square(centred), dims, keep), 1 / std::max(n - correction, 0.0));
 }
-Tensor stddev(const Tensor& x, const Dims& dims, double correction, KeepDim keep) {
+Tensor stddev(const Tensor& x, const Dims& dims, double correction, KeepDim keep, Caller at) {
+  const CallSite site("stddev", at);
   const Tensor squared = var(x, dims, correction, keep);
   Tensor y = raw::sqrt(squared);
   return record("stddev", {squared}, y, [y = Saved(y)](const Tensor& g, Gradients& out) {
     out.set(0, raw::mul(quotient_or_zero(g, y.get()), 0.5));
   });
 }
-Tensor norm(const Tensor& x, const Dims& dims, KeepDim keep) {
+Tensor norm(const Tensor& x, const Dims& dims, KeepDim keep, Caller at) {
+  const CallSite site("norm", at);
   Tensor y = raw::sqrt(raw::reduce(Reduction::sumsq, x, dims, keep));
   return record(
       "norm", {x}, y,
@@ -95,7 +101,8 @@ Tensor norm(const Tensor& x, const Dims& dims, KeepDim keep) {
       });
 }
 
-Tensor logsumexp(const Tensor& x, const Dims& dims, KeepDim keep) {
+Tensor logsumexp(const Tensor& x, const Dims& dims, KeepDim keep, Caller at) {
+  const CallSite site("logsumexp", at);
   const unsigned mask = dims.mask(x.ndim());
   const Tensor top = raw::reduce(Reduction::max, x, dims, KeepDim::yes);
   // Of infinite ones nothing can be taken away.
@@ -117,10 +124,12 @@ Tensor logsumexp(const Tensor& x, const Dims& dims, KeepDim keep) {
 namespace {
 Tensor as_boolean(const Tensor& x) { return x.dtype() == boolean ? x : x != 0; }
 }  // namespace
-Tensor any(const Tensor& x, const Dims& dims, KeepDim keep) {
+Tensor any(const Tensor& x, const Dims& dims, KeepDim keep, Caller at) {
+  const CallSite site("any", at);
   return raw::reduce(Reduction::max, as_boolean(x), dims, keep);
 }
-Tensor all(const Tensor& x, const Dims& dims, KeepDim keep) {
+Tensor all(const Tensor& x, const Dims& dims, KeepDim keep, Caller at) {
+  const CallSite site("all", at);
   return raw::reduce(Reduction::min, as_boolean(x), dims, keep);
 }
 
@@ -167,28 +176,54 @@ ValuesAndIndices first_extreme(const char* name, Reduction op, const Tensor& x, 
 
 }  // namespace
 
-Tensor amax(const Tensor& x, const Dims& dims, KeepDim keep) {
+Tensor amax(const Tensor& x, const Dims& dims, KeepDim keep, Caller at) {
+  const CallSite site("amax", at);
   return shared_extreme("amax", Reduction::max, x, dims, keep);
 }
-Tensor amin(const Tensor& x, const Dims& dims, KeepDim keep) {
+Tensor amin(const Tensor& x, const Dims& dims, KeepDim keep, Caller at) {
+  const CallSite site("amin", at);
   return shared_extreme("amin", Reduction::min, x, dims, keep);
 }
-ValuesAndIndices max_with_index(const Tensor& x, int dim, KeepDim keep) {
+Tensor max(const Tensor& x, Caller at) {
+  const CallSite site("max", at);
+  return amax(x);
+}
+Tensor min(const Tensor& x, Caller at) {
+  const CallSite site("min", at);
+  return amin(x);
+}
+ValuesAndIndices max_with_index(const Tensor& x, int dim, KeepDim keep, Caller at) {
+  const CallSite site("max_with_index", at);
   return first_extreme("max", Reduction::argmax, x, dim, keep);
 }
-ValuesAndIndices min_with_index(const Tensor& x, int dim, KeepDim keep) {
+ValuesAndIndices min_with_index(const Tensor& x, int dim, KeepDim keep, Caller at) {
+  const CallSite site("min_with_index", at);
   return first_extreme("min", Reduction::argmin, x, dim, keep);
 }
-Tensor max(const Tensor& x, int dim, KeepDim keep) { return max_with_index(x, dim, keep).values; }
-Tensor min(const Tensor& x, int dim, KeepDim keep) { return min_with_index(x, dim, keep).values; }
-Tensor argmax(const Tensor& x, int dim, KeepDim keep) {
+Tensor max(const Tensor& x, int dim, KeepDim keep, Caller at) {
+  const CallSite site("max", at);
+  return max_with_index(x, dim, keep).values;
+}
+Tensor min(const Tensor& x, int dim, KeepDim keep, Caller at) {
+  const CallSite site("min", at);
+  return min_with_index(x, dim, keep).values;
+}
+Tensor argmax(const Tensor& x, int dim, KeepDim keep, Caller at) {
+  const CallSite site("argmax", at);
   return place("argmax", Reduction::argmax, x, dim, keep);
 }
-Tensor argmin(const Tensor& x, int dim, KeepDim keep) {
+Tensor argmin(const Tensor& x, int dim, KeepDim keep, Caller at) {
+  const CallSite site("argmin", at);
   return place("argmin", Reduction::argmin, x, dim, keep);
 }
-Tensor argmax(const Tensor& x) { return place("argmax", Reduction::argmax, x, {}, KeepDim::no); }
-Tensor argmin(const Tensor& x) { return place("argmin", Reduction::argmin, x, {}, KeepDim::no); }
+Tensor argmax(const Tensor& x, Caller at) {
+  const CallSite site("argmax", at);
+  return place("argmax", Reduction::argmax, x, {}, KeepDim::no);
+}
+Tensor argmin(const Tensor& x, Caller at) {
+  const CallSite site("argmin", at);
+  return place("argmin", Reduction::argmin, x, {}, KeepDim::no);
+}
 
 namespace {
 
@@ -200,22 +235,26 @@ Tensor as_scalar(const Tensor& x, F f) {
 
 }  // namespace
 
-Tensor cumsum(const Tensor& x, int dim) {
+Tensor cumsum(const Tensor& x, int dim, Caller at) {
+  const CallSite site("cumsum", at);
   if (x.ndim() == 0) return as_scalar(x, [=](const Tensor& t) { return cumsum(t, dim); });
   const int d = normalize_dim(dim, x.ndim());
   return record("cumsum", {x}, raw::cumsum(x, d), [d](const Tensor& g, Gradients& out) {
     out.set(0, raw::cumsum(g, d, raw::Direction::backward));
   });
 }
-Tensor argsort(const Tensor& x, int dim, Order order) {
+Tensor argsort(const Tensor& x, int dim, Order order, Caller at) {
+  const CallSite site("argsort", at);
   if (x.ndim() == 0) return as_scalar(x, [=](const Tensor& t) { return argsort(t, dim, order); });
   return raw::argsort(x, dim, order);
 }
-ValuesAndIndices sort(const Tensor& x, int dim, Order order) {
+ValuesAndIndices sort(const Tensor& x, int dim, Order order, Caller at) {
+  const CallSite site("sort", at);
   const Tensor places = argsort(x, dim, order);
   return {gather(x, dim, places), places};
 }
-ValuesAndIndices topk(const Tensor& x, std::int64_t k, int dim, Order order) {
+ValuesAndIndices topk(const Tensor& x, std::int64_t k, int dim, Order order, Caller at) {
+  const CallSite site("topk", at);
   if (x.ndim() == 0) {
     const auto [values, indices] = topk(reshape(x, {1}), k, dim, order);
     return {squeeze(values), squeeze(indices)};

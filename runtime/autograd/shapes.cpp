@@ -32,12 +32,14 @@ Shape around(const Shape& shape, int dim) {
 
 }  // namespace
 
-Tensor reshape(const Tensor& x, const Shape& shape) {
+Tensor reshape(const Tensor& x, const Shape& shape, Caller at) {
+  const CallSite site("reshape", at);
   return record(
       "reshape", {x}, raw::reshape(x, shape),
       [from = x.shape()](const Tensor& g, Gradients& out) { out.set(0, raw::reshape(g, from)); });
 }
-Tensor flatten(const Tensor& x, int first, int last) {
+Tensor flatten(const Tensor& x, int first, int last, Caller at) {
+  const CallSite site("flatten", at);
   if (x.ndim() == 0) return reshape(x, {1});
   const int from = normalize_dim(first, x.ndim()), to = normalize_dim(last, x.ndim());
   TESSERA_EXPECT(from <= to, "flatten: dimension ", first, " lies behind ", last, " of ",
@@ -51,78 +53,91 @@ Tensor flatten(const Tensor& x, int first, int last) {
   }
   return reshape(x, shape);
 }
-Tensor squeeze(const Tensor& x) {
+Tensor squeeze(const Tensor& x, Caller at) {
+  const CallSite site("squeeze", at);
   Shape shape;
   for (const std::int64_t size : x.shape())
     if (size != 1) shape.push_back(size);
   return reshape(x, shape);
 }
-Tensor squeeze(const Tensor& x, int dim) {
+Tensor squeeze(const Tensor& x, int dim, Caller at) {
+  const CallSite site("squeeze", at);
   const int d = normalize_dim(dim, std::max(x.ndim(), 1));
   return x.ndim() == 0 || x.shape()[d] != 1 ? x : reshape(x, x.shape().without(d));
 }
-Tensor unsqueeze(const Tensor& x, int dim) {
-  const int at = normalize_dim(dim, x.ndim() + 1);
+Tensor unsqueeze(const Tensor& x, int dim, Caller at) {
+  const CallSite site("unsqueeze", at);
+  const int added = normalize_dim(dim, x.ndim() + 1);
   Shape shape;
   for (int d = 0; d <= x.ndim(); ++d) {
-    if (d == at) shape.push_back(1);
+    if (d == added) shape.push_back(1);
     if (d < x.ndim()) shape.push_back(x.shape()[d]);
   }
   return reshape(x, shape);
 }
-Tensor transpose(const Tensor& x, int dim0, int dim1) {
+Tensor transpose(const Tensor& x, int dim0, int dim1, Caller at) {
+  const CallSite site("transpose", at);
   if (x.ndim() == 0 && normalize_dim(dim0, 1) == normalize_dim(dim1, 1)) return x;
   return record(
       "transpose", {x}, raw::transpose(x, dim0, dim1),
       [dim0, dim1](const Tensor& g, Gradients& out) { out.set(0, raw::transpose(g, dim0, dim1)); });
 }
-Tensor permute(const Tensor& x, std::span<const int> order) {
+Tensor permute(const Tensor& x, std::span<const int> order, Caller at) {
+  const CallSite site("permute", at);
   Tensor y = raw::permute(x, order);
   std::array<int, kMaxDims> inverse{};
-  int at = 0;
-  for (const int o : order) inverse[normalize_dim(o, x.ndim())] = at++;
+  int next = 0;
+  for (const int o : order) inverse[normalize_dim(o, x.ndim())] = next++;
   return record("permute", {x}, y, [inverse, n = order.size()](const Tensor& g, Gradients& out) {
     out.set(0, raw::permute(g, {inverse.data(), n}));
   });
 }
-Tensor expand(const Tensor& x, const Shape& shape) {
+Tensor expand(const Tensor& x, const Shape& shape, Caller at) {
+  const CallSite site("expand", at);
   return record(
       "expand", {x}, raw::expand(x, shape),
       [from = x.shape()](const Tensor& g, Gradients& out) { out.set(0, raw::sum_to(g, from)); });
 }
-Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end, std::int64_t step) {
+Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end, std::int64_t step,
+             Caller at) {
+  const CallSite site("slice", at);
   const int d = normalize_dim(dim, x.ndim());
   return part("slice", x, [=](const Tensor& t) { return raw::slice(t, d, begin, end, step); });
 }
-Tensor select(const Tensor& x, int dim, std::int64_t i) {
+Tensor select(const Tensor& x, int dim, std::int64_t i, Caller at) {
+  const CallSite site("select", at);
   const int d = normalize_dim(dim, x.ndim());
   const std::int64_t size = x.shape()[d];
   TESSERA_EXPECT(i >= -size && i < size, "select: place ", i, " is outside dimension ", d, " of ",
                  x.shape());
-  const std::int64_t at = i < 0 ? i + size : i;
+  const std::int64_t from = i < 0 ? i + size : i;
   return part("select", x, [=](const Tensor& t) {
-    const Tensor row = raw::slice(t, d, at, at + 1);
+    const Tensor row = raw::slice(t, d, from, from + 1);
     return row.view(row.shape().without(d), row.strides().without(d), 0);
   });
 }
-Tensor diagonal(const Tensor& x, int offset, int dim0, int dim1) {
+Tensor diagonal(const Tensor& x, int offset, int dim0, int dim1, Caller at) {
+  const CallSite site("diagonal", at);
   return part("diagonal", x, [=](const Tensor& t) { return raw::diagonal(t, offset, dim0, dim1); });
 }
-std::vector<Tensor> split(const Tensor& x, std::int64_t size, int dim) {
+std::vector<Tensor> split(const Tensor& x, std::int64_t size, int dim, Caller at) {
+  const CallSite site("split", at);
   TESSERA_EXPECT(size > 0, "split: pieces of ", size, "; expected at least 1");
   std::vector<Tensor> out;
   for (std::int64_t at = 0; at < x.size(dim); at += size)
     out.push_back(slice(x, dim, at, std::min(at + size, x.size(dim))));
   return out;
 }
-std::vector<Tensor> chunk(const Tensor& x, std::int64_t count, int dim) {
+std::vector<Tensor> chunk(const Tensor& x, std::int64_t count, int dim, Caller at) {
+  const CallSite site("chunk", at);
   TESSERA_EXPECT(count > 0, "chunk: ", count, " pieces; expected at least 1");
   const std::int64_t n = x.size(dim);
   if (n == 0) return std::vector<Tensor>(static_cast<std::size_t>(count), x);
   return split(x, (n + count - 1) / count, dim);
 }
 
-Tensor cat(std::span<const Tensor> parts, int dim) {
+Tensor cat(std::span<const Tensor> parts, int dim, Caller at) {
+  const CallSite site("cat", at);
   Tensor y = raw::cat(parts, dim);
   const int d = normalize_dim(dim, y.ndim());
   std::vector<std::int64_t> sizes;
@@ -134,7 +149,8 @@ Tensor cat(std::span<const Tensor> parts, int dim) {
         out.set(static_cast<int>(i), raw::slice(g, d, at, at + sizes[i]));
   });
 }
-Tensor stack(std::span<const Tensor> parts, int dim) {
+Tensor stack(std::span<const Tensor> parts, int dim, Caller at) {
+  const CallSite site("stack", at);
   TESSERA_EXPECT(!parts.empty(), "stack: no tensors given");
   std::vector<Tensor> raised;
   for (const Tensor& part : parts) {
@@ -145,7 +161,8 @@ Tensor stack(std::span<const Tensor> parts, int dim) {
   return cat(raised, dim);
 }
 
-Tensor repeat(const Tensor& x, const Shape& times) {
+Tensor repeat(const Tensor& x, const Shape& times, Caller at) {
+  const CallSite site("repeat", at);
   Shape shape = x.shape();
   while (shape.ndim() < times.ndim()) {
     Shape raised{1};
@@ -162,14 +179,16 @@ Tensor repeat(const Tensor& x, const Shape& times) {
   }
   return y;
 }
-Tensor repeat_interleave(const Tensor& x, std::int64_t times, int dim) {
+Tensor repeat_interleave(const Tensor& x, std::int64_t times, int dim, Caller at) {
+  const CallSite site("repeat_interleave", at);
   const int d = normalize_dim(dim, x.ndim());
   TESSERA_EXPECT(times >= 0, "repeat_interleave: ", times, " times");
   const Shape m = around(x.shape(), d);
   const Tensor copies = expand(reshape(x, {m[0] * m[1], 1, m[2]}), {m[0] * m[1], times, m[2]});
   return reshape(copies, x.shape().with(d, x.shape()[d] * times));
 }
-Tensor flip(const Tensor& x, const Dims& dims) {
+Tensor flip(const Tensor& x, const Dims& dims, Caller at) {
+  const CallSite site("flip", at);
   const unsigned mask = dims.mask(x.ndim());
   Tensor y = x;
   for (int d = 0; d < x.ndim(); ++d) {
@@ -179,14 +198,16 @@ Tensor flip(const Tensor& x, const Dims& dims) {
   }
   return y;
 }
-Tensor roll(const Tensor& x, std::int64_t by, int dim) {
+Tensor roll(const Tensor& x, std::int64_t by, int dim, Caller at) {
+  const CallSite site("roll", at);
   const std::int64_t n = x.size(dim);
   if (n == 0) return x;
   const std::int64_t last = (by % n + n) % n;
   return last == 0 ? x : cat({slice(x, dim, n - last, n), slice(x, dim, 0, n - last)}, dim);
 }
 
-Tensor pad(const Tensor& x, std::span<const std::int64_t> widths, double value) {
+Tensor pad(const Tensor& x, std::span<const std::int64_t> widths, double value, Caller at) {
+  const CallSite site("pad", at);
   TESSERA_EXPECT(widths.size() % 2 == 0 && std::ssize(widths) <= 2 * x.ndim(),
                  "pad: ", widths.size(), " widths for ", x.shape(), "; expected two a dimension");
   Shape shape = x.shape();
@@ -229,9 +250,16 @@ Tensor is_lower(const Tensor& x, int diagonal) {
 
 }  // namespace
 
-Tensor tril(const Tensor& x, int diagonal) { return where(is_lower(x, diagonal), x, 0.0); }
-Tensor triu(const Tensor& x, int diagonal) { return where(is_lower(x, diagonal - 1), 0.0, x); }
-Tensor diag(const Tensor& x, int offset) {
+Tensor tril(const Tensor& x, int diagonal, Caller at) {
+  const CallSite site("tril", at);
+  return where(is_lower(x, diagonal), x, 0.0);
+}
+Tensor triu(const Tensor& x, int diagonal, Caller at) {
+  const CallSite site("triu", at);
+  return where(is_lower(x, diagonal - 1), 0.0, x);
+}
+Tensor diag(const Tensor& x, int offset, Caller at) {
+  const CallSite site("diag", at);
   if (x.ndim() == 2) return diagonal(x, offset);
   TESSERA_EXPECT(x.ndim() == 1, "diag: ", x.shape(), " is neither a vector nor a matrix");
   const std::int64_t n = x.numel() + std::abs(offset);

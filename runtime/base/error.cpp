@@ -56,12 +56,11 @@ void fail_size(std::int64_t a, char operation, std::int64_t b) {
 
 void fail_contract(const std::string& message, std::source_location where) {
   if (innermost == nullptr) throw ContractError(message, where);
-  for (const CallSite* site = innermost; site != nullptr; site = site->outer_)
-    if (site->at_.line() > 0) {
-      where = site->at_;
-      break;
-    }
-  const std::string_view operation = innermost->operation_;
+  std::string_view operation;
+  for (const CallSite* site = innermost; site != nullptr; site = site->outer_) {
+    operation = site->operation_;
+    if (site->at_.line() > 0) where = site->at_;
+  }
   const bool is_named = std::string_view(message).starts_with(operation) &&
                         message.substr(operation.size(), 1) == ":";
   throw ContractError(is_named ? message : concat(operation, ": ", message), where);

@@ -256,7 +256,8 @@ void Tensor::copy_to_host(std::span<std::byte> out) const {
   DeviceContext& context = device().context();
   context.submit_held();
   // What the host has waited for already is read where it lies, by several threads if they like.
-  if (device().runs_bodies() && context.host_clock().covers(source.impl().storage->use->touched)) {
+  const Access read = source.access(AccessMode::read);  // an error if it was only lent
+  if (device().runs_bodies() && context.host_clock().covers(read.use->touched)) {
     context.host_reads(source.data(), out.size());
     std::memcpy(out.data(), source.data(), out.size());
     return;
@@ -268,8 +269,7 @@ void Tensor::copy_to_host(std::span<std::byte> out) const {
       std::make_shared<std::vector<std::byte>>(device().runs_bodies() ? out.size() : 0);
   std::byte* const to = device().runs_bodies() ? landing->data() : out.data();
   LastUse use;  // of these bytes, until the host has blocked
-  const Access accesses[] = {source.access(AccessMode::read),
-                             {&use, to, to + out.size(), AccessMode::write}};
+  const Access accesses[] = {read, {&use, to, to + out.size(), AccessMode::write}};
   try {
     device().compute().launch(
         {.name = "copy_to_host",

@@ -47,6 +47,36 @@ TEST_CASE("errors of operations name the operation and the line that called it")
   check_names("linear", __LINE__, [&] { linear(Tensor(), x); });
   check_names("add", __LINE__, [&] { add(x, y); });
   check_names("where", __LINE__, [&] { where(x < x, x, y); });
+  check_names("outer", __LINE__, [&] { outer(x, y); });
+  check_names("einsum", __LINE__, [&] { einsum("ij,jk->ik", x, x); });
+}
+
+TEST_CASE("an operation made of others is the one that its errors name") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  const Tensor x = Tensor::zeros({2, 3}, f32, device), y = Tensor::zeros({4}, f32, device);
+  const Tensor n = Tensor::zeros({2}, i32, device), b = Tensor::zeros({2}, boolean, device);
+  check_names("masked_fill", __LINE__, [&] { masked_fill(x, x, 0); });
+  check_names("square", __LINE__, [&] { square(b); });
+  check_names("exp", __LINE__, [&] { exp(n); });
+  check_names("pow", __LINE__, [&] { pow(x, y); });
+  check_names("maximum", __LINE__, [&] { maximum(x, y); });
+  check_names("sum", __LINE__, [&] { sum(x, 2); });
+  check_names("stddev", __LINE__, [&] { stddev(n); });
+  check_names("max", __LINE__, [&] { max(x, 5); });
+  check_names("min", __LINE__, [&] { min(Tensor::zeros({0}, f32, device)); });
+  check_names("topk", __LINE__, [&] { topk(x, 7); });
+  check_names("cumsum", __LINE__, [&] { cumsum(x, -4); });
+  check_names("reshape", __LINE__, [&] { reshape(x, {4}); });
+  check_names("unsqueeze", __LINE__, [&] { unsqueeze(x, 9); });
+  check_names("expand", __LINE__, [&] { expand(x, {3, 3}); });
+  check_names("split", __LINE__, [&] { split(x, 0, 0); });
+  check_names("cat", __LINE__, [&] { cat({x, y}, 0); });
+  check_names("stack", __LINE__, [&] { stack({x, y}, 0); });
+  check_names("pad", __LINE__, [&] { pad(x, {1}); });
+  check_names("tril", __LINE__, [&] { tril(y); });
+  check_names("index", __LINE__, [&] { index(x, {5}); });
+  check_names("index_add", __LINE__, [&] { index_add(x, 0, n, y); });
+  check_names("gather", __LINE__, [&] { gather(x, 3, n); });
 }
 
 TEST_CASE("errors of operators name the line where they stand") {

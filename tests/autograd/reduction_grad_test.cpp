@@ -10,19 +10,19 @@ TEST_CASE("derivatives of reductions over any dimensions of any layout") {
   Draw draw;
   struct Reduction {
     const char* name;
-    Tensor (*f)(const Tensor&, const Dims&, raw::KeepDim);
+    Tensor (*f)(const Tensor&, const Dims&, raw::KeepDim, Caller);
   };
-  const Reduction reductions[] = {
-      {"sum", sum},
-      {"mean", mean},
-      {"prod", prod},
-      {"norm", norm},
-      {"logsumexp", logsumexp},
-      {"amax", amax},
-      {"amin", amin},
-      {"var", [](const Tensor& x, const Dims& d, raw::KeepDim k) { return var(x, d, 1, k); }},
-      {"stddev",
-       [](const Tensor& x, const Dims& d, raw::KeepDim k) { return stddev(x, d, 0, k); }}};
+  const Reduction reductions[] = {{"sum", sum},
+                                  {"mean", mean},
+                                  {"prod", prod},
+                                  {"norm", norm},
+                                  {"logsumexp", logsumexp},
+                                  {"amax", amax},
+                                  {"amin", amin},
+                                  {"var", [](const Tensor& x, const Dims& d, raw::KeepDim k,
+                                             Caller) { return var(x, d, 1, k); }},
+                                  {"stddev", [](const Tensor& x, const Dims& d, raw::KeepDim k,
+                                                Caller) { return stddev(x, d, 0, k); }}};
   for (const auto& layout : layouts()) {
     const Tensor x = draw.distinct(layout.shape) + 0.5;
     const bool is_repeated = layout.name == "broadcast";  // ties, and a deviation of 0, are kinks
@@ -37,7 +37,9 @@ TEST_CASE("derivatives of reductions over any dimensions of any layout") {
           const bool has_kink = name == "amax" || name == "amin" || name == "stddev";
           if (is_repeated && has_kink) continue;
           if (x.numel() == 0 && name != "sum" && name != "prod") continue;
-          check_gradients([&](const auto& v) { return r.f(layout.view(v[0]), dims, keep); }, {x});
+          check_gradients(
+              [&](const auto& v) { return r.f(layout.view(v[0]), dims, keep, Caller::current()); },
+              {x});
         }
   }
 }

@@ -125,7 +125,7 @@ TEST_CASE("an error in an operation names it and the line that called it") {
   };
   const auto line = std::source_location::current().line();
   CHECK(seen([&] { inner(); }) == std::pair(std::string("inner: sizes differ"), line + 1));
-  CHECK(seen([&] { outer(); }) == std::pair(std::string("part: sizes differ"), line + 2));
+  CHECK(seen([&] { outer(); }) == std::pair(std::string("outer: sizes differ"), line + 2));
   CHECK(seen(fail).first == "sizes differ");  // the scopes have ended
   const CallSite site("sizes");
   CHECK(seen([] { TESSERA_EXPECT(false, "sizes: 1 and 2"); }).first == "sizes: 1 and 2");

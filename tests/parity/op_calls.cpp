@@ -103,11 +103,11 @@ struct Call {
 
 using Ours = std::function<Tensors(const Call&)>;
 
-Ours unary(Tensor (*f)(const Tensor&)) {
-  return [f](const Call& c) { return Tensors{f(c.t(0))}; };
+Ours unary(Tensor (*f)(const Tensor&, Caller)) {
+  return [f](const Call& c) { return Tensors{f(c.t(0), Caller::current())}; };
 }
-Ours reduction(Tensor (*f)(const Tensor&, const Dims&, raw::KeepDim)) {
-  return [f](const Call& c) { return Tensors{f(c.t(0), c.dims(1), c.keep(2))}; };
+Ours reduction(Tensor (*f)(const Tensor&, const Dims&, raw::KeepDim, Caller)) {
+  return [f](const Call& c) { return Tensors{f(c.t(0), c.dims(1), c.keep(2), Caller::current())}; };
 }
 // Of two operands, either of which may be a number.
 template <class F>
@@ -126,8 +126,8 @@ Ours comparison(F f) {
     return Tensors{f(c.t(0), c.t(1))};
   };
 }
-Ours pair(Tensor (*f)(const Tensor&, const Tensor&)) {
-  return [f](const Call& c) { return Tensors{f(c.t(0), c.t(1))}; };
+Ours pair(Tensor (*f)(const Tensor&, const Tensor&, Caller)) {
+  return [f](const Call& c) { return Tensors{f(c.t(0), c.t(1), Caller::current())}; };
 }
 Tensors both(const ValuesAndIndices& v) { return {v.values, v.indices}; }
 

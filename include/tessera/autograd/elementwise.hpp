@@ -36,16 +36,17 @@ inline Tensor operator-(const Operand& x) { return neg(x.tensor, x.at); }
 
 // x to the power of y, floating. The gradient of x is 0 where y is 0, that of y where x is 0 and
 // y >= 0.
-Tensor pow(const Tensor& x, const Tensor& y);
-Tensor pow(const Tensor& x, double y);
-Tensor pow(double x, const Tensor& y);
-Tensor square(const Tensor& x);
-Tensor reciprocal(const Tensor& x);
+Tensor pow(const Tensor& x, const Tensor& y, Caller at = Caller::current());
+Tensor pow(const Tensor& x, double y, Caller at = Caller::current());
+Tensor pow(double x, const Tensor& y, Caller at = Caller::current());
+Tensor square(const Tensor& x, Caller at = Caller::current());
+Tensor reciprocal(const Tensor& x, Caller at = Caller::current());
 // The smaller and the larger of each two, NaN if either is; equal ones share the gradient.
-Tensor minimum(const Tensor& a, const Tensor& b);
-Tensor maximum(const Tensor& a, const Tensor& b);
+Tensor minimum(const Tensor& a, const Tensor& b, Caller at = Caller::current());
+Tensor maximum(const Tensor& a, const Tensor& b, Caller at = Caller::current());
 // min(max(x, low), high), either of which may be left out; the gradient is 0 where x is outside.
-Tensor clamp(const Tensor& x, std::optional<double> low, std::optional<double> high);
+Tensor clamp(const Tensor& x, std::optional<double> low, std::optional<double> high,
+             Caller at = Caller::current());
 
 // --- comparisons and logic: boolean tensors without history ---
 namespace detail {
@@ -89,49 +90,56 @@ inline Tensor operator>=(const Operand& a, double b) {
   return detail::compare(raw::Binary::ge, a, b);
 }
 // Of any dtype: what is not 0 is true.
-Tensor logical_and(const Tensor& a, const Tensor& b);
-Tensor logical_or(const Tensor& a, const Tensor& b);
-Tensor logical_not(const Tensor& x);
-Tensor isnan(const Tensor& x);
-Tensor isinf(const Tensor& x);
-Tensor isfinite(const Tensor& x);
+Tensor logical_and(const Tensor& a, const Tensor& b, Caller at = Caller::current());
+Tensor logical_or(const Tensor& a, const Tensor& b, Caller at = Caller::current());
+Tensor logical_not(const Tensor& x, Caller at = Caller::current());
+Tensor isnan(const Tensor& x, Caller at = Caller::current());
+Tensor isinf(const Tensor& x, Caller at = Caller::current());
+Tensor isfinite(const Tensor& x, Caller at = Caller::current());
 
 // condition ? a : b.
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b,
              Caller at = Caller::current());
-Tensor where(const Tensor& condition, const Tensor& a, double b);
-Tensor where(const Tensor& condition, double a, const Tensor& b);
+Tensor where(const Tensor& condition, const Tensor& a, double b, Caller at = Caller::current());
+Tensor where(const Tensor& condition, double a, const Tensor& b, Caller at = Caller::current());
 // x, but `value` where `mask` is true.
-Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
+Tensor masked_fill(const Tensor& x, const Tensor& mask, double value,
+                   Caller at = Caller::current());
 
 // --- functions, floating but abs, sign, floor and round ---
-Tensor exp(const Tensor& x);
-Tensor expm1(const Tensor& x);  // exp(x) - 1
-Tensor log(const Tensor& x);
-Tensor log1p(const Tensor& x);  // log(1 + x)
-Tensor sqrt(const Tensor& x);
-Tensor rsqrt(const Tensor& x);
-Tensor sin(const Tensor& x);
-Tensor cos(const Tensor& x);
-Tensor tanh(const Tensor& x);
-Tensor erf(const Tensor& x);
-Tensor abs(const Tensor& x);   // derivative 0 at 0
-Tensor sign(const Tensor& x);  // 0 for 0 and NaN; derivative 0, as of the next two
-Tensor floor(const Tensor& x);
-Tensor round(const Tensor& x);  // halves to even
+Tensor exp(const Tensor& x, Caller at = Caller::current());
+Tensor expm1(const Tensor& x, Caller at = Caller::current());  // exp(x) - 1
+Tensor log(const Tensor& x, Caller at = Caller::current());
+Tensor log1p(const Tensor& x, Caller at = Caller::current());  // log(1 + x)
+Tensor sqrt(const Tensor& x, Caller at = Caller::current());
+Tensor rsqrt(const Tensor& x, Caller at = Caller::current());
+Tensor sin(const Tensor& x, Caller at = Caller::current());
+Tensor cos(const Tensor& x, Caller at = Caller::current());
+Tensor tanh(const Tensor& x, Caller at = Caller::current());
+Tensor erf(const Tensor& x, Caller at = Caller::current());
+Tensor abs(const Tensor& x, Caller at = Caller::current());  // derivative 0 at 0
+Tensor sign(const Tensor& x,
+            Caller at = Caller::current());  // 0 for 0 and NaN; derivative 0, as of the next two
+Tensor floor(const Tensor& x, Caller at = Caller::current());
+Tensor round(const Tensor& x, Caller at = Caller::current());  // halves to even
 
 // --- activations ---
-Tensor relu(const Tensor& x);                             // derivative 0 at 0
-Tensor leaky_relu(const Tensor& x, double slope = 0.01);  // slope x below 0, derivative slope at 0
-Tensor elu(const Tensor& x, double alpha = 1);            // alpha (exp(x) - 1) below 0
-Tensor gelu(const Tensor& x);        // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
-Tensor gelu_exact(const Tensor& x);  // 0.5 x (1 + erf(x / sqrt(2)))
-Tensor sigmoid(const Tensor& x);
-Tensor log_sigmoid(const Tensor& x);
-Tensor softplus(const Tensor& x);                     // log(1 + exp(x))
-Tensor silu(const Tensor& x);                         // x sigmoid(x)
-Tensor swiglu(const Tensor& gate, const Tensor& up);  // silu(gate) * up
+Tensor relu(const Tensor& x, Caller at = Caller::current());  // derivative 0 at 0
+Tensor leaky_relu(const Tensor& x, double slope = 0.01,
+                  Caller at = Caller::current());  // slope x below 0, derivative slope at 0
+Tensor elu(const Tensor& x, double alpha = 1,
+           Caller at = Caller::current());  // alpha (exp(x) - 1) below 0
+Tensor gelu(const Tensor& x,
+            Caller at = Caller::current());  // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+Tensor gelu_exact(const Tensor& x, Caller at = Caller::current());  // 0.5 x (1 + erf(x / sqrt(2)))
+Tensor sigmoid(const Tensor& x, Caller at = Caller::current());
+Tensor log_sigmoid(const Tensor& x, Caller at = Caller::current());
+Tensor softplus(const Tensor& x, Caller at = Caller::current());  // log(1 + exp(x))
+Tensor silu(const Tensor& x, Caller at = Caller::current());      // x sigmoid(x)
+Tensor swiglu(const Tensor& gate, const Tensor& up,
+              Caller at = Caller::current());  // silu(gate) * up
 
-Tensor cast(const Tensor& x, DType dtype);  // the gradient between floating dtypes is cast back
+Tensor cast(const Tensor& x, DType dtype,
+            Caller at = Caller::current());  // the gradient between floating dtypes is cast back
 
 }  // namespace tessera

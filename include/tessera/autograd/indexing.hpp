@@ -42,31 +42,37 @@ struct Index {
 // Numbers and ranges make a view. Tensors broadcast to one shape, which stands where they do, or in
 // front where other dimensions lie between them; their negative indices count from the end, one
 // that is out of range reads as NaN.
-Tensor index(const Tensor& x, std::span<const Index> at);
-inline Tensor index(const Tensor& x, std::initializer_list<Index> at) {
-  return index(x, std::span<const Index>(at.begin(), at.size()));
+Tensor index(const Tensor& x, std::span<const Index> at, Caller line = Caller::current());
+inline Tensor index(const Tensor& x, std::initializer_list<Index> at,
+                    Caller line = Caller::current()) {
+  return index(x, std::span<const Index>(at.begin(), at.size()), line);
 }
 // x with `values`, which broadcast, set or added at the places that index(x, {at[0], at[1], ..})
 // reads. Of several at one place the last is set.
 enum class Put { set, add };
 Tensor index_put(const Tensor& x, std::span<const Tensor> at, const Tensor& values,
-                 Put put = Put::set);
+                 Put put = Put::set, Caller line = Caller::current());
 inline Tensor index_put(const Tensor& x, std::initializer_list<Tensor> at, const Tensor& values,
-                        Put put = Put::set) {
-  return index_put(x, std::span<const Tensor>(at.begin(), at.size()), values, put);
+                        Put put = Put::set, Caller line = Caller::current()) {
+  return index_put(x, std::span<const Tensor>(at.begin(), at.size()), values, put, line);
 }
 
 // --- along one dimension ---
 // An index out of range reads as NaN (0 for integers and boolean) and writes nothing.
 // Rows `index` [count] of dim; x with the rows of `source` set or added there.
-Tensor index_select(const Tensor& x, int dim, const Tensor& index);
-Tensor index_copy(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
-Tensor index_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
+Tensor index_select(const Tensor& x, int dim, const Tensor& index, Caller at = Caller::current());
+Tensor index_copy(const Tensor& x, int dim, const Tensor& index, const Tensor& source,
+                  Caller at = Caller::current());
+Tensor index_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source,
+                 Caller at = Caller::current());
 // x at `index` along dim; x with the elements of `source` set or added there. The index is as large
 // as x in other dimensions, or smaller, `source` as large as the index, or larger.
-Tensor gather(const Tensor& x, int dim, const Tensor& index);
-Tensor scatter(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
-Tensor scatter(const Tensor& x, int dim, const Tensor& index, double value);
-Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
+Tensor gather(const Tensor& x, int dim, const Tensor& index, Caller at = Caller::current());
+Tensor scatter(const Tensor& x, int dim, const Tensor& index, const Tensor& source,
+               Caller at = Caller::current());
+Tensor scatter(const Tensor& x, int dim, const Tensor& index, double value,
+               Caller at = Caller::current());
+Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source,
+                   Caller at = Caller::current());
 
 }  // namespace tessera

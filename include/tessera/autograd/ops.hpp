@@ -29,10 +29,12 @@ Tensor on_gradient(const Tensor& x, std::function<Tensor(const Tensor& gradient)
 // Matrices, or stacks of them; leading dimensions broadcast. A vector is a row on the left, a
 // column on the right, and its dimension of size 1 is dropped.
 Tensor matmul(const Tensor& a, const Tensor& b, Caller at = Caller::current());
-Tensor outer(const Tensor& a, const Tensor& b);  // [n], [m] -> [n, m]
+// [n], [m] -> [n, m].
+Tensor outer(const Tensor& a, const Tensor& b, Caller at = Caller::current());
 // Sums of products by Einstein's rule, as "bqd,bkd->bqk", "..." for leading dimensions of both.
 // Without "->" the letters that stand once come out in alphabetic order.
-Tensor einsum(std::string_view formula, const Tensor& a, const Tensor& b);
+Tensor einsum(std::string_view formula, const Tensor& a, const Tensor& b,
+              Caller at = Caller::current());
 // x W^T + bias: x [..., in], weight [out, in], bias [out] or undefined -> [..., out].
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               Caller at = Caller::current());

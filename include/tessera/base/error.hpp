@@ -67,8 +67,8 @@ struct Caller {
 };
 
 // The operation that runs in this scope on this thread. A ContractError of TESSERA_EXPECT in it
-// begins with the operation's name, and `where` is the line that called it; the innermost scope
-// counts. Costs two accesses of a thread's variable.
+// begins with the operation's name, and `where` is the line that called it; the outermost scope
+// counts, for an operation may be made of others. Costs two accesses of a thread's variable.
 class CallSite {
  public:
   // `operation` outlives the scope. Without a caller, errors keep the line of the scope around, or
