@@ -185,8 +185,8 @@ LoadReport load_from_rank_0(const std::vector<StateTarget>& targets,
                             const StateOwner& owner, const LoadOptions& options) {
   const RankGroup& group = *options.from_rank_0;
   for (const StateTarget& target : targets)  // before anything is sent
-    TESSERA_EXPECT(target.held().device() == group.device(), "load: '", target.names[0],
-                   "' lies on another device than group '", group.name(),
+    TESSERA_EXPECT(owner.materialize || target.held().device() == group.device(), "load: '",
+                   target.names[0], "' lies on another device than group '", group.name(),
                    "', which rank 0 sends over");
   Found found;
   if (group.rank() == 0) found = find(targets, source, owner, options);
@@ -203,6 +203,7 @@ LoadReport load_from_rank_0(const std::vector<StateTarget>& targets,
   const std::string text = broadcast_text(sender, found.text, text_bytes);
   if (found.refusal) std::rethrow_exception(found.refusal);
   TESSERA_EXPECT(agreed[0] == 0, "rank 0 refuses: ", text);
+  if (owner.materialize) owner.materialize(group.device());
 
   LoadReport report;
   for (std::size_t i = 0; i < targets.size(); ++i) {

@@ -18,13 +18,11 @@ StateDict Module::state_dict(const StateDictOptions& options) const {
 
 LoadReport load(Module& model, const std::function<std::shared_ptr<const StateSource>()>& source,
                 const LoadOptions& options) {
-  if (options.from_rank_0) {
-    const auto parameters = model.parameters();
-    const auto has_memory = [](const Parameter& p) { return p.group() != nullptr; };
-    if (std::ranges::none_of(parameters, has_memory))
-      model.materialize(options.from_rank_0->device());
-  }
-  return load_state(state_targets(model), source, state_owner(model), options);
+  StateOwner owner = state_owner(model);
+  const auto has_memory = [](const Parameter& p) { return p.group() != nullptr; };
+  if (options.from_rank_0 && std::ranges::none_of(model.parameters(), has_memory))
+    owner.materialize = [&model](const Device& device) { model.materialize(device); };
+  return load_state(state_targets(model), source, owner, options);
 }
 
 LoadReport load(Module& model, const StateSource& source, const LoadOptions& options) {

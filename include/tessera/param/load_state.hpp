@@ -80,6 +80,8 @@ struct StateOwner {
   // Of files: what all names may begin with or not, and which of a file's nobody wants.
   std::string_view optional_prefix{};
   std::function<bool(std::string_view)> is_left_in_files{};
+  // Gives memory to what is on meta, once rank 0 has not refused; empty for what has some.
+  std::function<void(const Device&)> materialize{};
 };
 
 // The targets that a source has, under which names, and the report of a load.
