@@ -39,8 +39,19 @@ Slots::~Slots() {
 // is planned from its uses, for the next time that it is expected: after the two that it came
 // after.
 void Slots::begin_step() {
-  for (const Live& live : live_) uses_[live.use].end = now_ + 1;  // and it goes on
-  const std::vector<SlotUse> running = uses_;
+  std::vector<SlotUse> carried;
+  for (Live& live : live_) {
+    uses_[live.use].end = now_ + 1;  // and it goes on
+    SlotUse use = uses_[live.use];
+    use.begin = 0;
+    use.ends_forward = false;
+    use.stays = 0;
+    use.is_carried = true;
+    if (const Block& planned = blocks_[0]; live.slot.arena == planned.arena.get())
+      use.offset = live.slot.data - planned.memory->data();
+    live.use = carried.size();
+    carried.push_back(use);
+  }
   join_at_turn(uses_);
   const std::uint64_t ended = fingerprint(uses_);
   const std::uint64_t context = last_ * 31 + ended;
@@ -64,18 +75,6 @@ void Slots::begin_step() {
   if (const auto next = next_.find(context_); next != next_.end() && kept_.contains(next->second))
     follow(next->second);
 
-  std::vector<SlotUse> carried;
-  for (Live& live : live_) {
-    SlotUse use = running[live.use];
-    use.begin = 0;
-    use.ends_forward = false;
-    use.stays = 0;
-    use.is_carried = true;
-    if (const Block& planned = blocks_[0]; live.slot.arena == planned.arena.get())
-      use.offset = live.slot.data - planned.memory->data();
-    live.use = carried.size();
-    carried.push_back(use);
-  }
   uses_.assign(carried.begin(), carried.end());
   now_ = 1;
   is_planned_ = true;
