@@ -16,4 +16,9 @@ void init(Module& module, Seed seed) {
     buffer.initialize(key_of(seed, name), buffer.value().device());
 }
 
+void init(Module& module, Seed seed, const Device& device) {
+  module.materialize(device);
+  init(module, seed);
+}
+
 }  // namespace tessera::nn

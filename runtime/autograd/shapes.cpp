@@ -136,6 +136,12 @@ std::vector<Tensor> chunk(const Tensor& x, std::int64_t count, int dim, Caller a
   return split(x, (n + count - 1) / count, dim);
 }
 
+Tensor contiguous(const Tensor& x, Caller at) {
+  const CallSite site("contiguous", at);
+  if (x.is_contiguous()) return x;
+  return record("contiguous", {x}, raw::contiguous(x),
+                [](const Tensor& g, Gradients& out) { out.set(0, g); });
+}
 Tensor cat(std::span<const Tensor> parts, int dim, Caller at) {
   const CallSite site("cat", at);
   Tensor y = raw::cat(parts, dim);

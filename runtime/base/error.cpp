@@ -57,13 +57,18 @@ void fail_size(std::int64_t a, char operation, std::int64_t b) {
 void fail_contract(const std::string& message, std::source_location where) {
   if (innermost == nullptr) throw ContractError(message, where);
   std::string_view operation;
+  bool is_at_caller = false;
   for (const CallSite* site = innermost; site != nullptr; site = site->outer_) {
     operation = site->operation_;
-    if (site->at_.line() > 0) where = site->at_;
+    if (site->at_.line() == 0) continue;
+    where = site->at_;
+    is_at_caller = true;
   }
   const bool is_named = std::string_view(message).starts_with(operation) &&
                         message.substr(operation.size(), 1) == ":";
-  throw ContractError(is_named ? message : concat(operation, ": ", message), where);
+  ContractError error(is_named ? message : concat(operation, ": ", message), where);
+  if (is_at_caller) error.set_at_caller();
+  throw error;
 }
 
 void fail_assert(const char* condition, std::source_location where) {

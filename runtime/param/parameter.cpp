@@ -21,10 +21,16 @@ bool has_gradient(const ParameterState& state) {
   return state.trainable && entry_of(state).trainable >= 0;
 }
 
+std::string without_memory(const ParameterState& state) {
+  if (state.name.empty())
+    return "a parameter of no module has no memory; register it and its module before materialize";
+  return concat("parameter '", state.name,
+                "' has no memory yet; call materialize on the model first");
+}
+
 // This rank's rows of the values.
 Tensor rows_of(const ParameterState& state) {
-  TESSERA_EXPECT(state.group != nullptr, "parameter '", state.name,
-                 "' has no memory yet; call materialize on the model first");
+  TESSERA_EXPECT(state.group != nullptr, without_memory(state));
   const Shape local = state.spec.local_shape();
   return state.group->values.view(local, local.strides(), entry_of(state).offset);
 }
@@ -140,8 +146,7 @@ void Parameter::set_trainable(bool trainable) const {
 }
 
 Tensor value_of(const std::shared_ptr<ParameterState>& state) {
-  TESSERA_EXPECT(state->window != nullptr, "parameter '", state->name,
-                 "' has no memory yet; call materialize on the model first");
+  TESSERA_EXPECT(state->window != nullptr, without_memory(*state));
   TESSERA_EXPECT(!state->window->is_closed(), "parameter '", state->name, "' of unit '",
                  *state->unit,
                  "' was used while the unit is closed; use it inside the module's call");
@@ -224,8 +229,7 @@ std::vector<GroupPart> parts_of(const std::vector<Parameter>& parameters) {
     TESSERA_EXPECT(p.defined(), "an undefined parameter was given");
     const ParameterState& state = *state_of(p);
     const std::shared_ptr<FlatGroup>& group = state.group;
-    TESSERA_EXPECT(group != nullptr, "parameter '", state.name,
-                   "' has no memory yet; call materialize on the model first");
+    TESSERA_EXPECT(group != nullptr, without_memory(state));
     const std::size_t i = part_of.try_emplace(group.get(), parts.size()).first->second;
     if (i == parts.size()) {
       parts.push_back({group, {}});

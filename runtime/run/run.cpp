@@ -29,6 +29,14 @@ int parse_count(const char* flag, std::string_view text) {
 
 const char* lookup(const char* name) { return std::getenv(name); }
 
+// " (train.cpp:12)", the line of the program that an error of an operation names.
+std::string line_of(const std::exception& error) {
+  const auto* const contract = dynamic_cast<const ContractError*>(&error);
+  if (!contract || !contract->is_at_caller()) return "";
+  const std::string_view path = contract->where().file_name();
+  return concat(" (", path.substr(path.rfind('/') + 1), ':', contract->where().line(), ')');
+}
+
 int close(const RunOptions& options, int rank, int code) {
   const auto line = [&options](const char* kind) {
     return [&options, kind](const std::string& text) { write_line(options.program, kind, text); };
@@ -94,8 +102,8 @@ int run(const RunOptions& given, const std::function<void(World&)>& body) {
       return code;
     }
     const auto* const ours = dynamic_cast<const Error*>(&error);
-    const std::string where = ours && ours->rank() >= 0 ? concat("rank ", ours->rank(), ": ") : "";
-    write_line(options.program, "error: ", where + error.what());
+    const std::string who = ours && ours->rank() >= 0 ? concat("rank ", ours->rank(), ": ") : "";
+    write_line(options.program, "error: ", concat(who, error.what(), line_of(error)));
     return close(options, rank, code);
   }
 }

@@ -57,6 +57,10 @@ Tensor one_hot(const Tensor& index, std::int64_t classes, DType dtype) {
   return raw::cast(raw::binary(Binary::eq, raw::reshape(index, shape), each), dtype);
 }
 
+Tensor randn(const Shape& shape, std::uint64_t key, const Device& device) {
+  return Tensor::normal(shape, 0, 1, key, f32, device);
+}
+
 Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, std::uint64_t key,
                DType dtype, const Device& device) {
   TESSERA_EXPECT(low < high && high - low <= std::int64_t{1} << 48, "randint: [", low, ", ", high,

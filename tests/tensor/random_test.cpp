@@ -50,6 +50,8 @@ TEST_CASE("whole random numbers lie in their range, each as often") {
   const List drawn = randint(-2, 3, {n}, key, i64, device).to_vector<std::int64_t>();
   for (std::int64_t v = -2; v < 3; ++v) near_share(std::ranges::count(drawn, v), n, 0.2);
   CHECK(std::ranges::all_of(drawn, [](std::int64_t v) { return v >= -2 && v < 3; }));
+  CHECK(randn({n}, key, device).to_vector<float>() ==
+        Tensor::normal({n}, 0, 1, key, f32, device).to_vector<float>());
   CHECK(drawn == randint(-2, 3, {n}, key, i64, device).to_vector<std::int64_t>());
   CHECK(drawn != randint(-2, 3, {n}, key + 1, i64, device).to_vector<std::int64_t>());
   // The lower bits of a wide range are drawn, too.

@@ -45,7 +45,7 @@ Tensor reciprocal(const Tensor& x, Caller at = Caller::current());
 Tensor minimum(const Tensor& a, const Tensor& b, Caller at = Caller::current());
 Tensor maximum(const Tensor& a, const Tensor& b, Caller at = Caller::current());
 // min(max(x, low), high), either of which may be left out; the gradient is 0 where x is outside.
-Tensor clamp(const Tensor& x, std::optional<double> low, std::optional<double> high,
+Tensor clamp(const Tensor& x, std::optional<double> low, std::optional<double> high = {},
              Caller at = Caller::current());
 
 // --- comparisons and logic: boolean tensors without history ---
@@ -89,6 +89,10 @@ inline Tensor operator>(const Operand& a, double b) {
 inline Tensor operator>=(const Operand& a, double b) {
   return detail::compare(raw::Binary::ge, a, b);
 }
+inline Tensor operator<(double a, const Operand& b) { return b > a; }
+inline Tensor operator<=(double a, const Operand& b) { return b >= a; }
+inline Tensor operator>(double a, const Operand& b) { return b < a; }
+inline Tensor operator>=(double a, const Operand& b) { return b <= a; }
 // Of any dtype: what is not 0 is true.
 Tensor logical_and(const Tensor& a, const Tensor& b, Caller at = Caller::current());
 Tensor logical_or(const Tensor& a, const Tensor& b, Caller at = Caller::current());

@@ -4,8 +4,10 @@
 //   backward   y' = f(x) again, with history ── backward of y' ── gradient of x
 #pragma once
 
+#include <concepts>
 #include <functional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "tessera/autograd/node.hpp"
@@ -21,6 +23,12 @@ namespace tessera {
 // ContractError in backward when f uses the result of another operation that this backward runs,
 // and does not get it as an input.
 Tensor recompute(std::function<Tensor(const Tensor&)> f, const Tensor& x);
+// The same of what can't be copied, a module: it is taken by reference, and lives until backward.
+template <class F>
+  requires(!std::copy_constructible<F> && std::is_invocable_r_v<Tensor, F&, const Tensor&>)
+Tensor recompute(F& f, const Tensor& x) {
+  return recompute([&f](const Tensor& in) -> Tensor { return f(in); }, x);
+}
 // The same of several inputs, each of which gets its gradient: what blocks share goes here, such as
 // a condition or the states of an encoder.
 Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<Tensor> inputs);

@@ -7,57 +7,54 @@
 
 namespace tessera {
 
-Tensor sum(const Tensor& x, const Dims& dims = {}, raw::KeepDim keep = raw::KeepDim::no,
+using raw::KeepDim;
+Tensor sum(const Tensor& x, const Dims& dims = {}, KeepDim keep = KeepDim::no,
            Caller at = Caller::current());
-Tensor mean(const Tensor& x, const Dims& dims = {}, raw::KeepDim keep = raw::KeepDim::no,
+Tensor mean(const Tensor& x, const Dims& dims = {}, KeepDim keep = KeepDim::no,
             Caller at = Caller::current());
 // By halves, in log2(n) launches; i64 of integers and boolean, as a sum is.
-Tensor prod(const Tensor& x, const Dims& dims = {}, raw::KeepDim keep = raw::KeepDim::no,
+Tensor prod(const Tensor& x, const Dims& dims = {}, KeepDim keep = KeepDim::no,
             Caller at = Caller::current());
 // The mean of (x - mean)^2 with n - correction in place of n, and its root, whose gradient is 0
 // where it is 0.
 Tensor var(const Tensor& x, const Dims& dims = {}, double correction = 1,
-           raw::KeepDim keep = raw::KeepDim::no, Caller at = Caller::current());
+           KeepDim keep = KeepDim::no, Caller at = Caller::current());
 Tensor stddev(const Tensor& x, const Dims& dims = {}, double correction = 1,
-              raw::KeepDim keep = raw::KeepDim::no, Caller at = Caller::current());
+              KeepDim keep = KeepDim::no, Caller at = Caller::current());
 // sqrt of the sum of squares; its gradient is 0 where it is 0.
-Tensor norm(const Tensor& x, const Dims& dims = {}, raw::KeepDim keep = raw::KeepDim::no,
+Tensor norm(const Tensor& x, const Dims& dims = {}, KeepDim keep = KeepDim::no,
             Caller at = Caller::current());
 // log of the sum of exp(x), which does not overflow; floating.
-Tensor logsumexp(const Tensor& x, const Dims& dims = {}, raw::KeepDim keep = raw::KeepDim::no,
+Tensor logsumexp(const Tensor& x, const Dims& dims = {}, KeepDim keep = KeepDim::no,
                  Caller at = Caller::current());
 // Whether any element is not 0, and whether none is; boolean, without history.
-Tensor any(const Tensor& x, const Dims& dims = {}, raw::KeepDim keep = raw::KeepDim::no,
+Tensor any(const Tensor& x, const Dims& dims = {}, KeepDim keep = KeepDim::no,
            Caller at = Caller::current());
-Tensor all(const Tensor& x, const Dims& dims = {}, raw::KeepDim keep = raw::KeepDim::no,
+Tensor all(const Tensor& x, const Dims& dims = {}, KeepDim keep = KeepDim::no,
            Caller at = Caller::current());
 
 // --- extremes: NaN wins; over no element they are an error ---
 // Equal ones share the gradient.
-Tensor amax(const Tensor& x, const Dims& dims = {}, raw::KeepDim keep = raw::KeepDim::no,
+Tensor amax(const Tensor& x, const Dims& dims = {}, KeepDim keep = KeepDim::no,
             Caller at = Caller::current());
-Tensor amin(const Tensor& x, const Dims& dims = {}, raw::KeepDim keep = raw::KeepDim::no,
+Tensor amin(const Tensor& x, const Dims& dims = {}, KeepDim keep = KeepDim::no,
             Caller at = Caller::current());
 Tensor max(const Tensor& x, Caller at = Caller::current());
 Tensor min(const Tensor& x, Caller at = Caller::current());
 // The gradient goes to the first of equal ones.
-Tensor max(const Tensor& x, int dim, raw::KeepDim keep = raw::KeepDim::no,
-           Caller at = Caller::current());
-Tensor min(const Tensor& x, int dim, raw::KeepDim keep = raw::KeepDim::no,
-           Caller at = Caller::current());
+Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no, Caller at = Caller::current());
+Tensor min(const Tensor& x, int dim, KeepDim keep = KeepDim::no, Caller at = Caller::current());
 // The i64 place of the first, along dim or in row-major order.
-Tensor argmax(const Tensor& x, int dim, raw::KeepDim keep = raw::KeepDim::no,
-              Caller at = Caller::current());
-Tensor argmin(const Tensor& x, int dim, raw::KeepDim keep = raw::KeepDim::no,
-              Caller at = Caller::current());
+Tensor argmax(const Tensor& x, int dim, KeepDim keep = KeepDim::no, Caller at = Caller::current());
+Tensor argmin(const Tensor& x, int dim, KeepDim keep = KeepDim::no, Caller at = Caller::current());
 Tensor argmax(const Tensor& x, Caller at = Caller::current());
 Tensor argmin(const Tensor& x, Caller at = Caller::current());
 struct ValuesAndIndices {
   Tensor values, indices;  // what was chosen, and its i64 places along the dimension
 };
-ValuesAndIndices max_with_index(const Tensor& x, int dim, raw::KeepDim keep = raw::KeepDim::no,
+ValuesAndIndices max_with_index(const Tensor& x, int dim, KeepDim keep = KeepDim::no,
                                 Caller at = Caller::current());
-ValuesAndIndices min_with_index(const Tensor& x, int dim, raw::KeepDim keep = raw::KeepDim::no,
+ValuesAndIndices min_with_index(const Tensor& x, int dim, KeepDim keep = KeepDim::no,
                                 Caller at = Caller::current());
 
 // --- orders: NaN is largest, equal ones keep their order ---

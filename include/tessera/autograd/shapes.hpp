@@ -40,6 +40,7 @@ std::vector<Tensor> chunk(const Tensor& x, std::int64_t count, int dim = 0,
                           Caller at = Caller::current());
 
 // --- copies ---
+Tensor contiguous(const Tensor& x, Caller at = Caller::current());  // x itself when it is
 Tensor cat(std::span<const Tensor> parts, int dim, Caller at = Caller::current());
 Tensor stack(std::span<const Tensor> parts, int dim, Caller at = Caller::current());
 inline Tensor cat(std::initializer_list<Tensor> parts, int dim, Caller at = Caller::current()) {

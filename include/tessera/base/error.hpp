@@ -30,7 +30,15 @@ class Error : public std::runtime_error {
 
 // The caller broke a stated requirement.
 class ContractError : public Error {
+ public:
   using Error::Error;
+
+  // Whether `where` is the line that called an operation, and not one of the library.
+  bool is_at_caller() const noexcept { return is_at_caller_; }
+  void set_at_caller() noexcept { is_at_caller_ = true; }
+
+ private:
+  bool is_at_caller_ = false;
 };
 // A device, its driver or the system refused.
 class DeviceError : public Error {

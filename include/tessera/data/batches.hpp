@@ -33,6 +33,7 @@ class Batches {
                    "Batches: ", options.world, " ranks do not divide a global batch of ",
                    loader.options().global_batch);
   }
+  Batches(const TokenLoader&&, const BatchesOptions&, const Device&) = delete;  // it would be gone
 
   class iterator {
    public:

@@ -126,6 +126,9 @@ class DataLoader {
               return detail::sample(dataset, index);
             },
             std::move(collate), options) {}
+  template <class Dataset, class Collate>
+    requires requires(const Dataset& d) { d.size(); }
+  DataLoader(const Dataset&& dataset, Collate collate, const DataLoaderOptions& options) = delete;
   // The samples are get(0) .. get(size - 1).
   template <class Get, class Collate>
   DataLoader(std::int64_t size, Get get, Collate collate, const DataLoaderOptions& options)

@@ -4,11 +4,10 @@
 //    public:
 //     Mlp(std::int64_t dim, const Device& device)
 //         : up(dim, 4 * dim, device), down(4 * dim, dim, device) {
-//       register_module("up", up);
-//       register_module("down", down);
+//       register_modules("up", up, "down", down);
 //     }
 //     Tensor operator()(const Tensor& x) {
-//       return call([&](const Tensor& in) { return down(gelu(up(in))); }, x);  // unsharded inside
+//       return call([&] { return down(gelu(up(x))); });  // unsharded inside
 //     }
 //     nn::Linear up, down;
 //   };
@@ -127,6 +126,8 @@ class Module {
   // uses parameters goes through here, with the tensors that hooks are to see behind f.
   template <class F, class... Inputs>
   auto call(F&& f, const Inputs&... inputs) {
+    static_assert(!std::is_void_v<std::invoke_result_t<F&, const Inputs&...>>,
+                  "Module::call: the function returns nothing; return what the call gives");
     if (!hook_ && !forward_hooks_) return f(inputs...);
     CallScope scope(*this);
     auto result = forward_hooks_ ? forward_hooks_->run(*this, f, inputs...) : f(inputs...);
@@ -151,6 +152,12 @@ class Module {
   // registered, for a scalar, and for a parameter that is sharded already.
   void stream_parameter(const Parameter& parameter);
   void register_module(std::string_view name, Module& module);
+  // The same of several: register_modules("up", up, "down", down).
+  template <class... Rest>
+  void register_modules(std::string_view name, Module& module, Rest&&... rest) {
+    register_module(name, module);
+    if constexpr (sizeof...(rest) > 0) register_modules(std::forward<Rest>(rest)...);
+  }
   void register_buffer(std::string_view name, const Buffer& buffer,
                        Persistent persistent = Persistent::yes);
 
@@ -197,6 +204,8 @@ struct Seed {
 // depends on (seed, name of p, e) only, so the values are the same for any number of ranks, sharded
 // or not. Throws: ContractError for a parameter without memory, and what an initializer throws.
 void init(Module& module, Seed seed);
+// Materializes the module on `device` first.
+void init(Module& module, Seed seed, const Device& device);
 // What such an element depends on beside e.
 std::uint64_t key_of(Seed seed, std::string_view name);
 

@@ -15,6 +15,9 @@ Tensor eye(std::int64_t rows, std::int64_t cols, DType dtype, const Device& devi
 // index [...] -> [..., classes], 1 at each index; one out of range gives 0 everywhere.
 Tensor one_hot(const Tensor& index, std::int64_t classes, DType dtype = i64);
 
+// Tensor::normal with mean 0 and deviation 1, f32. Keys that differ give other values: seed, step
+// and rank belong in them.
+Tensor randn(const Shape& shape, std::uint64_t key, const Device& device);
 // Whole numbers in [low, high), at most 2^48 of them.
 Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, std::uint64_t key,
                DType dtype, const Device& device);
