@@ -17,7 +17,7 @@ namespace tessera {
 struct RunOptions {
   std::string program = "tessera";  // opens every line on stderr
   std::optional<int> ranks;  // as threads of this process; unset: what the launcher says, else 1
-  WorldOptions world;
+  WorldOptions world{};
 };
 
 // Calls `body` once per rank of the job and returns the exit code: 0 done, 2 bad input (DataError),
