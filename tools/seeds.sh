@@ -1,4 +1,4 @@
-# Sourced by tools/schedules and tools/programs, behind common.sh: the arguments of both, fresh seeds, and the soak.
+# Sourced by tools/schedules, tools/programs and tools/attacks, behind common.sh: the arguments of both, fresh seeds, and the soak.
 
 # shellcheck shell=bash
 
@@ -51,7 +51,7 @@ soak() {
     say "$summary"
     printf '%s commit %s seeds %s..%s of %s: %s, %s, %s s on %s cores\n' "$(date -u +%FT%TZ)" \
       "$commit" "$next" $((next + size - 1)) "$target" \
-      "$result" "$(sed -n 's/^[a-z]*: seeds=[0-9]* \(.*failures=[0-9]*\).*/\1/p' <<<"$summary")" \
+      "$result" "$(sed -n 's/^[a-z]*: [a-z]*s=[0-9]* \(.*failures=[0-9]*\).*/\1/p' <<<"$summary")" \
       $((SECONDS - begin)) "$(nproc)" >>"$log"
     [ $result = passed ] || exit 1  # the next soak starts with this slice again
     next=$((next + size))

@@ -225,6 +225,9 @@ void write_whole(const std::string& path, std::string_view text, WholeFileOption
 void check_writable(const std::string& path) {
   struct stat status{};
   const bool exists = ::stat(path.c_str(), &status) == 0;
+  // A file would take the place of the link.
+  if (!exists && errno == ELOOP)
+    throw DataError(concat("'", path, "' cannot be written: ", std::strerror(ELOOP)));
   if (path.empty() || path.back() == '/' || (exists && S_ISDIR(status.st_mode))) {
     throw DataError(concat("'", path, "' is a folder; name a file in it"));
   }

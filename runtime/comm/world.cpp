@@ -294,7 +294,7 @@ void run_local(int ranks, const WorldOptions& options, const std::function<void(
     int rank = 0;
     try {
       for (; rank < ranks; ++rank) rank_threads.emplace_back(run_rank, rank);
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {  // std::system_error, or no memory to ask for it
       shared->end(concat("the system has no thread for rank ", rank));
       for (int missing = rank; scheduler && missing < ranks; ++missing) scheduler->detach(missing);
       failures.add(rank);

@@ -52,6 +52,16 @@ struct WorkerPool::State {
 
   std::vector<std::thread> threads;
 
+  // Here, so that those that were started end where the system has no thread for the next one.
+  ~State() {
+    {
+      const std::lock_guard lock(mutex);
+      stop = true;
+    }
+    opened.notify_all();
+    for (std::thread& thread : threads) thread.join();
+  }
+
   void work() {
     for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;)
       task(context, i);
@@ -83,14 +93,7 @@ WorkerPool::WorkerPool(int threads) : state_(std::make_unique<State>()) {
     });
 }
 
-WorkerPool::~WorkerPool() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stop = true;
-  }
-  state_->opened.notify_all();
-  for (std::thread& thread : state_->threads) thread.join();
-}
+WorkerPool::~WorkerPool() = default;
 
 int WorkerPool::threads() const noexcept { return static_cast<int>(state_->threads.size()) + 1; }
 

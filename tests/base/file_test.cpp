@@ -15,6 +15,7 @@
 #include "tessera/base/error.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "tests/support/text.hpp"
 
 using namespace tessera;
 using testing::TemporaryFolder;
@@ -164,6 +165,8 @@ TEST_CASE("a link to a file stays, and what it names is replaced or made") {
   CHECK(folder.read("other/file") == "link");
   CHECK(folder.read("other/new") == "chain");
   CHECK(folder.entries() == 4);
+  std::filesystem::create_symlink("loop", folder / "loop");
+  CHECK(testing::has(refusal(folder / "loop"), "Too many levels of symbolic links"));
 }
 
 TEST_CASE("a file that is replaced keeps its mode") {

@@ -99,6 +99,41 @@ TEST_CASE("a limit on the size of files is a line, and leaves no part of a file"
     CHECK_FALSE(has(entry.path().string(), ".tmp-"));
 }
 
+TEST_CASE("a limit on the size of files ends the metrics with a whole line") {
+  const BookFolder folder;
+  const Outcome outcome =
+      run_command("ulimit -f 2; " + kTiny + "--training.steps=30", folder.path().string());
+  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.err ==
+        "tessera-train: metrics.jsonl: writing 'out.jsonl' failed: File too large\n");
+  CHECK(whole_lines(folder) > 0);
+  CHECK(whole_lines(folder) < 30);
+}
+
+TEST_CASE("files that may not be opened by the end of a run are its failure, not bad input") {
+  const BookFolder folder;
+  // The folder goes once the run has begun.
+  const Outcome outcome = run_command(
+      "mkdir gone; " + kTiny +
+          "--training.steps=1000000 --save=gone/a.safetensors > log & run=$!; until [ -s out.jsonl "
+          "]; do sleep 0.05; done; rmdir gone; kill -TERM $run; wait $run",
+      folder.path().string());
+  CHECK(outcome.exit_code == 1);
+  CHECK(has(outcome.err, "'gone/a.safetensors' cannot be written: the folder 'gone'"));
+}
+
+TEST_CASE("too few addresses are a line and no crash, wherever they run out") {
+  const BookFolder folder;
+  for (int kib = 60000; kib < 200000; kib += 7000) {  // where two ranks get to, in small steps
+    const Outcome outcome = run_command("ulimit -c 0; ulimit -v " + std::to_string(kib) + "; " +
+                                            kTiny + "--ranks 2 --training.steps=1",
+                                        folder.path().string());
+    INFO(kib << ": " << outcome.err);
+    CHECK(outcome.exit_code <= 1);
+    CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == outcome.exit_code);
+  }
+}
+
 TEST_CASE("one signal ends sampling and planning at once") {
   const BookFolder folder;
   const std::string model = "tessera-train --model.dim=16 --model.n_layers=1 --model.n_heads=2 ",

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -11,6 +13,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -116,6 +119,26 @@ int run(const std::vector<std::string>& arguments, LaunchEnvironment& environmen
   });
 }
 
+std::atomic<bool> g_lacks_memory{false};
+const std::terminate_handler g_mistake = std::get_terminate();
+
+[[noreturn]] void note_lack_of_memory() {
+  g_lacks_memory = true;
+  throw std::bad_alloc();
+}
+
+// For std::terminate: where memory runs out in what must not fail, a destructor or an observer,
+// nothing can be ended in order. Speaks once, without memory. All else is a mistake of ours.
+void end_without_memory() {
+  static std::atomic_flag has_spoken;
+  if (!g_lacks_memory) g_mistake();
+  while (has_spoken.test_and_set()) ::pause();  // another thread's turn, which ends the process
+  constexpr std::string_view kLine =
+      "tessera-train: out of memory; use a smaller model, batch or sequence\n";
+  if (::write(STDERR_FILENO, kLine.data(), kLine.size()) < 0) errno = 0;  // nobody listens
+  ::_exit(1);
+}
+
 // What a shell may have taken away, and the signals whose cause is reported where it is met.
 void prepare_process() {
   // Else the next file that is opened would be taken for a closed stream. Writing to this one
@@ -158,6 +181,8 @@ int main(int argc, char** argv) {
     return 1;
   }
   prepare_process();
+  std::set_new_handler(note_lack_of_memory);
+  std::set_terminate(end_without_memory);
   LaunchEnvironment environment;
   try {
     set_log_sink([](LogLevel, const std::string& message) { report(message); });

@@ -126,6 +126,7 @@ void JsonlWriter::open(int flags) {
   if (descriptor < 0) return;
   ::fcntl(descriptor, F_SETFL, 0);
   file_.reset(::fdopen(descriptor, "w"));
+  std::setvbuf(file_.get(), nullptr, _IONBF, 0);
   // Two runs in one file would mix their lines. Not every file system can tell.
   if (is_regular() && ::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     file_.reset();
@@ -148,7 +149,10 @@ JsonlWriter::JsonlWriter(const std::string& path) : path_(path) {
 
 void JsonlWriter::write(const StepMetrics& metrics) {
   const auto fail = [&] {
-    throw DeviceError(concat("metrics.jsonl: writing '", path_, "' failed: ", reason(errno)));
+    const std::string why = reason(errno);
+    // No part of a line stays; nor is there a buffer that would be written later.
+    if (file_ && is_regular() && ::ftruncate(::fileno(file_.get()), whole_bytes_) != 0) errno = 0;
+    throw DeviceError(concat("metrics.jsonl: writing '", path_, "' failed: ", why));
   };
   if (!std::exchange(begun_, true)) {
     if (!file_) open(O_CREAT);
@@ -159,6 +163,7 @@ void JsonlWriter::write(const StepMetrics& metrics) {
   if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size() ||
       std::fflush(file_.get()) != 0)
     fail();
+  whole_bytes_ += static_cast<std::int64_t>(line.size());
 }
 
 Terminal Terminal::detect() {

@@ -63,6 +63,7 @@ class JsonlWriter {
 
   std::string path_;
   bool begun_ = false;
+  std::int64_t whole_bytes_ = 0;  // of lines
   std::unique_ptr<std::FILE, Close> file_;
 };
 

@@ -312,8 +312,12 @@ class Run {
 
   void save(nn::LanguageModel& model) {
     trainer_->memory().ledger().reset_peak();
-    checkpoint::save_weights(config_.flags.save, model, world_,
-                             {.dtype = config_.checkpoint.export_dtype});
+    try {
+      checkpoint::save_weights(config_.flags.save, model, world_,
+                               {.dtype = config_.checkpoint.export_dtype});
+    } catch (const DataError& error) {  // it could be written when the run began
+      throw DeviceError(error.what(), error.where());
+    }
     if (steps_done_ > 0) report_phase("the save", plan_.save, trainer_->phase_memory());
   }
 

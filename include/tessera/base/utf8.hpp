@@ -39,15 +39,26 @@ constexpr bool is_utf8(std::string_view text) {
   return true;
 }
 
-// `text` with '?' for every control character and every byte that is not UTF-8.
+// Whether the character that `text` starts with is one that a terminal obeys: a control character
+// (C0, DEL, C1), the end of a line or paragraph, or what turns the direction of the text behind it.
+constexpr bool is_control(std::string_view text) {
+  const std::string_view c = text.substr(0, utf8_length(text));
+  if (c.empty()) return false;
+  const auto last = static_cast<unsigned char>(c.back());
+  if (c.size() == 1) return last < 0x20 || last == 0x7f;
+  return (c.starts_with("\xc2") && last <= 0x9f) ||                      // U+0080 to U+009F
+         (c.starts_with("\xe2\x80") && last >= 0xa8 && last <= 0xae) ||  // U+2028 to U+202E
+         (c.starts_with("\xe2\x81") && last >= 0xa6 && last <= 0xa9);    // U+2066 to U+2069
+}
+
+// `text` with '?' for every such character and every byte that is not UTF-8.
 inline std::string printable(std::string_view text) {
   std::string out;
   while (!text.empty()) {
     const std::size_t length = utf8_length(text);
-    const auto byte = static_cast<unsigned char>(text[0]);
-    const bool plain = length > 0 && byte >= 0x20 && byte != 0x7f;
+    const bool plain = length > 0 && !is_control(text);
     out += plain ? text.substr(0, length) : std::string_view("?");
-    text.remove_prefix(plain ? length : 1);
+    text.remove_prefix(std::max<std::size_t>(length, 1));
   }
   return out;
 }
@@ -80,5 +91,7 @@ inline std::string as_utf8(std::string_view text) {
 static_assert(utf8_length("\xe2\x82\xac!") == 3 && utf8_length("\xc0\xaf") == 0);
 static_assert(utf8_length("\xed\xa0\x80") == 0 && is_utf8("a\xf0\x9f\x98\x80") &&
               !is_utf8("a\xf0\x9f"));
+static_assert(is_control("\x1b[") && is_control("\xc2\x9b") && is_control("\xe2\x80\xa8") &&
+              !is_control("\xc2\xa0") && !is_control("\xe2\x80\xa7") && !is_control(""));
 
 }  // namespace tessera
