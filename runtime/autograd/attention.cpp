@@ -149,6 +149,7 @@ struct KeptHeads {
 
 Tensor causal_attention(const Tensor& query, const Tensor& key, const Tensor& value, Caller at) {
   const CallSite site("causal_attention", at);
+  autograd::expect_floating(query);
   TESSERA_EXPECT(
       query.ndim() == 4 && key.shape() == value.shape() && key.ndim() == 4 &&
           query.size(0) == key.size(0) && query.size(1) == key.size(1) &&
@@ -171,6 +172,7 @@ Tensor causal_attention(const Tensor& query, const Tensor& key, const Tensor& va
 
 Tensor causal_attention(const Tensor& qkv, std::int64_t kv_heads, Caller at) {
   const CallSite site("causal_attention", at);
+  autograd::expect_floating(qkv);
   const std::int64_t heads = qkv.ndim() == 4 ? qkv.size(2) - 2 * kv_heads : 0;
   TESSERA_EXPECT(kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && qkv.size(3) > 0 &&
                      qkv.size(3) <= kernels::kAttentionMaxHeadDim,

@@ -5,6 +5,7 @@
 //   forward    logits 0 | losses | logits 1 | losses | ...     kept: x, lse [N]
 //   backward   logits 0 | d_logits | dx, dW = | logits 1 | d_logits | dx, dW += | ...
 #include "runtime/autograd/logits.hpp"
+#include "runtime/autograd/operands.hpp"
 #include "tessera/autograd/ops.hpp"
 
 namespace tessera {
@@ -75,6 +76,7 @@ void Chunked::backward(const Tensor& gradient, Gradients& out) const {
 
 Tensor cross_entropy(const Tensor& input, const Tensor& target, Caller at) {
   const CallSite site("cross_entropy", at);
+  autograd::expect_floating(input);
   TESSERA_EXPECT(input.ndim() == 2, "cross_entropy: logits are ", input.shape(),
                  "; expected [N, V]");
   check_targets("cross_entropy", target, input.size(0), input.size(1));
@@ -101,6 +103,7 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, Caller at) {
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
                             const Tensor& target, std::int64_t chunk_rows, Caller at) {
   const CallSite site("linear_cross_entropy", at);
+  autograd::expect_floating(x);
   TESSERA_EXPECT(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(1) &&
                      x.dtype() == weight.dtype(),
                  "linear_cross_entropy: x is ", x.shape(), " of ", x.dtype(), ", weight is ",

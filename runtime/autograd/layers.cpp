@@ -1,6 +1,7 @@
 // Derivatives of the layers' functions but the linear one, the norms and attention. Weight
 // gradients go straight to the parameter's gradient sink, scaled, added when something is there.
 #include "runtime/autograd/gradient_sink.hpp"
+#include "runtime/autograd/operands.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/ops.hpp"
 
@@ -99,6 +100,7 @@ Tensor rotate(const Tensor& input, const RopeTables& tables, bool inverse) {
 
 Tensor rope(const Tensor& x, const RopeTables& tables, Caller at) {
   const CallSite site("rope", at);
+  autograd::expect_floating(x);
   TESSERA_EXPECT(
       x.ndim() == 4 && x.size(3) == 2 * tables.cos.size(1) && x.size(1) <= tables.cos.size(0),
       "rope: x is ", x.shape(), ", the tables are ", tables.cos.shape(),
@@ -124,6 +126,7 @@ Tensor drop(const Tensor& input, double p, std::uint64_t key, std::int64_t offse
 
 Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset, Caller at) {
   const CallSite site("dropout", at);
+  autograd::expect_floating(x);
   TESSERA_EXPECT(p >= 0 && p <= 1, "dropout: p is ", p, ", expected a probability");
   if (p == 0) return x;
   return record(

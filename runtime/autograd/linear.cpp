@@ -1,5 +1,6 @@
 // The linear layer's function, alone and after GELU, and its derivatives. The weight's gradient
 // goes straight to the parameter's gradient sink.
+#include "runtime/autograd/operands.hpp"
 #include "tessera/autograd/ops.hpp"
 
 #include "runtime/autograd/gradient_sink.hpp"
@@ -72,6 +73,7 @@ Tensor record_linear(const Tensor& x, SavedOperands saved, const Tensor& weight,
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Caller at) {
   const CallSite site("linear", at);
+  autograd::expect_floating(x);
   const Tensor rows = rows_of_linear(x, weight, bias);
   SavedOperands saved(rows, weight);
   Tensor y = Tensor::empty({rows.size(0), weight.size(0)}, x.dtype(), x.device());
@@ -82,6 +84,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Caller 
 
 Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Caller at) {
   const CallSite site("linear_gelu", at);
+  autograd::expect_floating(x);
   const Tensor rows = rows_of_linear(x, weight, bias);
   Tensor before = Tensor::empty({rows.size(0), weight.size(0)}, x.dtype(), x.device());
   Tensor value = Tensor::empty(before.shape(), x.dtype(), x.device());
@@ -93,6 +96,7 @@ Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias,
 
 Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias, Caller at) {
   const CallSite site("linear", at);
+  autograd::expect_floating(x.value);
   const Tensor rows = rows_of_linear(x.value, weight, bias);
   SavedOperands saved(rows, weight);
   Saved saved_before(x.before);

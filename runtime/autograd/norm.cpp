@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/autograd/gradient_sink.hpp"
+#include "runtime/autograd/operands.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/ops.hpp"
 
@@ -172,24 +173,28 @@ SumAndNorm layer_norm_of(const char* name, const Tensor& input, const Tensor& re
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, Caller at) {
   const CallSite site("rms_norm", at);
+  autograd::expect_floating(x);
   return rms_norm_of("rms_norm", x, {}, weight, eps).norm;
 }
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
                   Caller at) {
   const CallSite site("layer_norm", at);
+  autograd::expect_floating(x);
   return layer_norm_of("layer_norm", x, {}, weight, bias, eps).norm;
 }
 
 SumAndNorm add_rms_norm(const Tensor& x, Tensor residual, const Tensor& weight, double eps,
                         Caller at) {
   const CallSite site("add_rms_norm", at);
+  autograd::expect_floating(x);
   return rms_norm_of("add_rms_norm", x, residual, weight, eps);
 }
 
 SumAndNorm add_layer_norm(const Tensor& x, Tensor residual, const Tensor& weight,
                           const Tensor& bias, double eps, Caller at) {
   const CallSite site("add_layer_norm", at);
+  autograd::expect_floating(x);
   return layer_norm_of("add_layer_norm", x, residual, weight, bias, eps);
 }
 

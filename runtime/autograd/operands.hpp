@@ -9,6 +9,11 @@ namespace tessera::autograd {
 // In f32, or f64, so that what several operations make of it is rounded to 16 bits once.
 inline Tensor widened(const Tensor& x) { return raw::cast(x, statistics_dtype(x.dtype())); }
 
+inline void expect_floating(const Tensor& x) {
+  TESSERA_EXPECT(is_floating(x.dtype()), "a tensor is ", x.dtype(),
+                 ", expected a floating dtype; cast it first");
+}
+
 // Whether `from` can be expanded to `to`.
 constexpr bool broadcasts_to(const Shape& from, const Shape& to) {
   const int added = to.ndim() - from.ndim();

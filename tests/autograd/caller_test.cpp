@@ -106,3 +106,24 @@ TEST_CASE("operands that do not broadcast are an error of their operation") {
   CHECK_THROWS_WITH(x < y, "lt: shapes [2, 3] and [4] do not broadcast");
   CHECK_THROWS_WITH(where(x < x, x, y), "where: shapes [2, 3] and [4] do not broadcast");
 }
+
+TEST_CASE("operations of floating tensors refuse others, instead of giving what nobody wrote") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  const Tensor x = Tensor::ones({1, 2, 2, 2}, i32, device), v = Tensor::ones({2}, i32, device);
+  const Tensor w = Tensor::ones({2, 2}, i32, device);
+  const auto refused = [](const std::function<void()>& f) {
+    CHECK_THROWS_WITH(f(), Catch::Matchers::Contains("is i32") &&
+                               Catch::Matchers::Contains("expected a floating dtype"));
+  };
+  refused([&] { dropout(x, 0.5, 0, 0); });
+  refused([&] { causal_attention(x, x, x); });
+  refused([&] { causal_attention(Tensor::ones({1, 2, 3, 2}, i32, device), 1); });
+  refused([&] { rms_norm(x, v, 1e-5); });
+  refused([&] { layer_norm(x, v, v, 1e-5); });
+  refused([&] { add_rms_norm(x, x, v, 1e-5); });
+  refused([&] { rope(x, RopeTables::make(4, 2, 1e4, device)); });
+  refused([&] { linear(x, w); });
+  refused([&] { linear_gelu(x, w); });
+  refused([&] { cross_entropy(w, v); });
+  refused([&] { linear_cross_entropy(w, w, {}, v, 2); });
+}

@@ -24,7 +24,7 @@ struct ScaledDotProductOptions {
   Tensor mask{};           // boolean, true where a key takes part; broadcasts to [B, H, L, S]
   Tensor bias{};           // added to the scaled scores; broadcasts to [B, H, L, S]
   bool is_causal = false;  // query l attends to keys 0 to l, whatever L and S are
-  std::optional<double> scale{};  // of q k^T; 1 / sqrt(E) where none is given
+  std::optional<double> scale{};  // of q k^T, as f32; 1 / sqrt(E) where none is given
   double dropout = 0;             // of the softmax's elements, as the function `dropout` does it
   std::uint64_t dropout_key = 0;
   std::int64_t dropout_offset = 0;
