@@ -112,6 +112,12 @@ Tensor div(double a, const Tensor& b, Caller at) {
                   out.set(0, raw::mul(g, slope));
                 });
 }
+Tensor div(const Tensor& a, double b, Caller at) {
+  const CallSite site("div", at);
+  return record("div", {a}, raw::binary(Binary::div, a, b), [b](const Tensor& g, Gradients& out) {
+    out.set(0, raw::binary(Binary::div, g, b));
+  });
+}
 Tensor neg(const Tensor& x, Caller at) {
   const CallSite site("neg", at);
   return record("neg", {x}, raw::neg(x),

@@ -71,6 +71,26 @@ Tensor put(const char* name, PutInto put_into, const Tensor& x, int d, const Ten
   return y;
 }
 
+// Of a vector along dimension d of `shape`.
+Shape column_of(const Shape& shape, int d) {
+  Shape column;
+  for (int i = 0; i < shape.ndim(); ++i) column.push_back(i == d ? shape[i] : 1);
+  return column;
+}
+// The part of g for sources that were put at `index`, of the result's shape: 0 where that is out of
+// range, for nothing was written.
+Tensor at_written(const Tensor& part, const Tensor& index, std::int64_t size) {
+  const Tensor written = logical_and(index >= 0, index < static_cast<double>(size));
+  return where(written, part, 0.0);
+}
+// The same of sources that were set: 0, too, where another was set at this location after it.
+Tensor at_set(const Tensor& part, const Shape& shape, int d, const Tensor& index) {
+  const Tensor own = reshape(Tensor::arange(index.numel(), i64, index.device()) + 1, index.shape());
+  const Tensor none = Tensor::zeros(shape, i64, index.device());
+  const Tensor last = put("scatter", raw::scatter_into, none, d, index, own);
+  return where(raw::gather(fitted("scatter", last, index, d), d, index) == own, part, 0.0);
+}
+
 // The elements of `source` that the index has a place for.
 Tensor source_of(const char* name, const Tensor& source, const Tensor& index) {
   return fitted(name, source, index, -1);
@@ -101,8 +121,11 @@ Tensor scatter(const Tensor& x, int dim, const Tensor& index, const Tensor& sour
                     const Tensor zeros = Tensor::zeros(index.get().shape(), g.dtype(), g.device());
                     out.set(0, put("scatter", raw::scatter_into, g, d, index.get(), zeros));
                   }
-                  if (out.wants(1))
-                    out.set(1, raw::gather(fitted("scatter", g, index.get(), d), d, index.get()));
+                  if (out.wants(1)) {
+                    const Tensor part =
+                        raw::gather(fitted("scatter", g, index.get(), d), d, index.get());
+                    out.set(1, at_set(part, g.shape(), d, index.get()));
+                  }
                 });
 }
 Tensor scatter(const Tensor& x, int dim, const Tensor& index, double value, Caller at) {
@@ -118,8 +141,10 @@ Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& 
       "scatter_add", {x, values}, put("scatter_add", raw::scatter_add_into, x, d, index, values),
       [d, index = Saved(index)](const Tensor& g, Gradients& out) {
         out.set(0, g);
-        if (out.wants(1))
-          out.set(1, raw::gather(fitted("scatter_add", g, index.get(), d), d, index.get()));
+        if (out.wants(1)) {
+          const Tensor part = raw::gather(fitted("scatter_add", g, index.get(), d), d, index.get());
+          out.set(1, at_written(part, index.get(), g.size(d)));
+        }
       });
 }
 
@@ -131,7 +156,10 @@ Tensor index_add(const Tensor& x, int dim, const Tensor& index, const Tensor& so
   return record("index_add", {x, source}, y,
                 [d, index = Saved(index)](const Tensor& g, Gradients& out) {
                   out.set(0, g);
-                  if (out.wants(1)) out.set(1, raw::index_select(g, d, index.get()));
+                  if (!out.wants(1)) return;
+                  const Tensor part = raw::index_select(g, d, index.get());
+                  const Tensor column = reshape(index.get(), column_of(part.shape(), d));
+                  out.set(1, at_written(part, column, g.size(d)));
                 });
 }
 Tensor index_copy(const Tensor& x, int dim, const Tensor& index, const Tensor& source, Caller at) {
@@ -141,9 +169,7 @@ Tensor index_copy(const Tensor& x, int dim, const Tensor& index, const Tensor& s
   TESSERA_EXPECT(index.ndim() == 1 && source.shape() == x.shape().with(d, index.numel()),
                  "index_copy: index ", index.shape(), " and source ", source.shape(),
                  " do not fit ", x.shape(), " along dimension ", d);
-  Shape column = x.shape();
-  for (std::int64_t& size : std::span(&column[0], static_cast<std::size_t>(x.ndim()))) size = 1;
-  const Tensor places = raw::reshape(index, column.with(d, index.numel()));
+  const Tensor places = raw::reshape(index, column_of(source.shape(), d));
   return scatter(x, d, raw::expand(places, source.shape()), source);
 }
 

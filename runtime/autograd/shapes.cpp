@@ -123,9 +123,11 @@ Tensor diagonal(const Tensor& x, int offset, int dim0, int dim1, Caller at) {
 std::vector<Tensor> split(const Tensor& x, std::int64_t size, int dim, Caller at) {
   const CallSite site("split", at);
   TESSERA_EXPECT(size > 0, "split: pieces of ", size, "; expected at least 1");
+  const std::int64_t n = x.size(dim);
+  if (n == 0) return {x};
   std::vector<Tensor> out;
-  for (std::int64_t at = 0; at < x.size(dim); at += size)
-    out.push_back(slice(x, dim, at, std::min(at + size, x.size(dim))));
+  for (std::int64_t first = 0; first < n; first += size)
+    out.push_back(slice(x, dim, first, std::min(first + size, n)));
   return out;
 }
 std::vector<Tensor> chunk(const Tensor& x, std::int64_t count, int dim, Caller at) {

@@ -65,7 +65,8 @@ StateDict Optimizer::state_dict(const NamedParameters& names, const StateDictOpt
   return make_state_dict(views, options);
 }
 
-LoadReport Optimizer::load(const NamedParameters& names, const StateSource& source,
+LoadReport Optimizer::load(const NamedParameters& names,
+                           const std::function<std::shared_ptr<const StateSource>()>& source,
                            const LoadOptions& options) {
   prepare();
   // Numbers come first and are checked; they are set when nothing can refuse any more.
@@ -110,8 +111,7 @@ LoadReport Optimizer::load(const NamedParameters& names, const StateSource& sour
            .held = [rows = moments[k]] { return rows; },
            .assign = [rows = moments[k]](const Tensor& v) { raw::copy_into(rows, v); }});
   }
-  std::shared_ptr<const StateSource> here(std::shared_ptr<void>(), &source);  // not owned
-  const LoadReport report = load_state(targets, [&] { return here; }, kOwner, options);
+  const LoadReport report = load_state(targets, source, kOwner, options);
   for (const auto& put : set) put();
   rates_changed_ = true;
   return report;

@@ -105,6 +105,8 @@ TEST_CASE("derivatives of index operations, repeats among the indices") {
     check_gradients([&](const auto& v) { return gather(v[0], dim, v[1]); }, {x, at});
     check_gradients([&](const auto& v) { return scatter_add(v[0], dim, v[1], v[2]); },
                     {x, at, draw.normal(shape)});
+    check_gradients([&](const auto& v) { return scatter(v[0], dim, v[1], v[2]); },
+                    {x, at, draw.normal(shape)});
   }
   const Tensor rows = draw.indices({3}, 4, dtype);
   check_gradients([&](const auto& v) { return index_select(transpose(v[0], 0, 1), 0, v[1]); },
@@ -166,4 +168,61 @@ TEST_CASE("derivatives of views and indices worked by hand") {
   const Tensor y = leaf(), rows = Tensor::from(std::vector<std::int32_t>{1, 0, 1}, {3}, device);
   sum(index_select(y, 0, rows)).backward();
   CHECK(y.grad().to_vector<double>() == std::vector<double>{1, 1, 1, 2, 2, 2});
+}
+
+TEST_CASE("a source that is not written, or not last, has no gradient") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  const auto slope = [&](const std::vector<std::int64_t>& places, const auto& f) {
+    const auto n = static_cast<std::int64_t>(places.size());
+    const Tensor index = Tensor::from(places, {n}, device);
+    const Tensor x = Tensor::zeros({2}, f32, device);
+    const Tensor source = Tensor::ones({n}, f32, device).require_grad();
+    sum(f(x, index, source)).backward();
+    return source.grad().template to_vector<float>();
+  };
+  const auto set = [](const Tensor& x, const Tensor& i, const Tensor& s) {
+    return scatter(x, 0, i, s);
+  };
+  const auto copied = [](const Tensor& x, const Tensor& i, const Tensor& s) {
+    return index_copy(x, 0, i, s);
+  };
+  const auto stored = [](const Tensor& x, const Tensor& i, const Tensor& s) {
+    return index_put(x, {i}, s);
+  };
+  const auto added = [](const Tensor& x, const Tensor& i, const Tensor& s) {
+    return index_add(x, 0, i, s);
+  };
+  const auto summed = [](const Tensor& x, const Tensor& i, const Tensor& s) {
+    return scatter_add(x, 0, i, s);
+  };
+  using List = std::vector<float>;
+  for (const std::int64_t outside : {-1, 2, 7}) {
+    INFO("place " << outside);
+    CHECK(slope({0, outside, 1}, set) == List{1, 0, 1});
+    CHECK(slope({0, outside, 1}, copied) == List{1, 0, 1});
+    CHECK(slope({0, outside, 1}, added) == List{1, 0, 1});
+    CHECK(slope({0, outside, 1}, summed) == List{1, 0, 1});
+  }
+  CHECK(slope({0, 7, 1}, stored) == List{1, 0, 1});
+  CHECK(slope({0, 0, 1}, set) == List{0, 1, 1});
+  CHECK(slope({0, 0, 1}, copied) == List{0, 1, 1});
+  CHECK(slope({0, 0, 1}, stored) == List{0, 1, 1});
+  CHECK(slope({0, 0, 1}, added) == List{1, 1, 1});
+}
+
+TEST_CASE("a quotient by a number is that, and no product with its inverse") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  const Tensor x = Tensor::from(std::vector<double>{49, 0}, {2}, device);
+  CHECK((x / 49.0).to_vector<double>() == std::vector<double>{1, 0});
+  CHECK((x / 1e-310).to_vector<double>()[1] == 0);
+  const Tensor n = Tensor::from(std::vector<std::int64_t>{7, -7}, {2}, device);
+  CHECK((n / 2.0).to_vector<std::int64_t>() == std::vector<std::int64_t>{3, -3});
+  CHECK_THROWS_WITH(n / 0.5, Catch::Matchers::Contains("div: the scalar 0.5 is no whole number"));
+}
+
+TEST_CASE("a dimension without elements splits into one piece, which joins again") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  const Tensor none = Tensor::zeros({0, 3}, f32, device);
+  CHECK(split(none, 2, 0).size() == 1);
+  CHECK(cat(split(none, 2, 0), 0).shape() == Shape{0, 3});
 }

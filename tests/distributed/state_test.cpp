@@ -160,7 +160,7 @@ TEST_CASE("what one number of ranks has trained goes on another, each rank loadi
 TEST_CASE("what rank 0 refuses is refused on every rank, and nothing changes",
           "[distributed][threads]") {
   const auto [model, optimizer] = trained(1, 3);
-  const auto said = on_ranks(3, [&, &model = model](World& world) {
+  const auto said = on_ranks(3, [&, &model = model, &optimizer = optimizer](World& world) {
     Job job;
     job.shard(world);
     StateDict bad = model;
@@ -175,6 +175,12 @@ TEST_CASE("what rank 0 refuses is refused on every rank, and nothing changes",
     const Values before = full_values(job.model, world);
     const std::string error = contract_error(load_bad);
     if (error != on_meta) return concat("on meta: ", on_meta);
+    const StateDict none{{"lr", StateTensor()}};  // has no tensor
+    const auto load_optimizer = [&](int which, const StateDict& whole) {
+      job.optimizer->load(job.model, world.rank() == which ? none : whole, {.from_rank_0 = &world});
+    };
+    load_optimizer(1, optimizer);  // what it gives isn't looked at
+    if (contract_error([&] { load_optimizer(0, {}); }).empty()) return std::string("accepted");
     const nn::LoadReport report =
         job.model.load(world.rank() == 0 ? StateDict{{"extra", model.at("count")}} : StateDict(),
                        {.strict = false, .from_rank_0 = &world});

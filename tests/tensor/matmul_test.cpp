@@ -152,6 +152,16 @@ TEST_CASE("matmul_into scales, adds, writes a wider dtype and takes a bias") {
     }
 }
 
+TEST_CASE("a stack without elements, however it lies, gives zeros") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  const auto zeros = [&](const Shape& s) { return Tensor::zeros(s, f32, device); };
+  const Tensor sliced = raw::slice(zeros({1, 5, 0, 2}), 1, 0, 5, 2);  // [1, 3, 0, 2]
+  const Tensor crossed = raw::transpose(zeros({3, 4, 4, 0}), 0, 1);   // [4, 3, 4, 0]
+  const Tensor y = raw::matmul(crossed, raw::expand(sliced, {4, 3, 0, 2}));
+  CHECK(y.shape() == Shape{4, 3, 4, 2});
+  CHECK(y.to_vector<float>() == std::vector<float>(96, 0.f));
+}
+
 TEST_CASE("products that do not fit are refused with both shapes") {
   const Device device = Device::cpu({.executor = ExecutorKind::inlined});
   const auto zeros = [&](const Shape& s, DType d = f32) { return Tensor::zeros(s, d, device); };

@@ -14,7 +14,7 @@ static void check(bool holds, const char* what) {
 
 int main() {
   const ts::World world = ts::World::single();
-  const ts::Device device = world.device();
+  const ts::Device& device = world.device();
   std::vector<float> values(12);
   std::iota(values.begin(), values.end(), 0.5f);
 

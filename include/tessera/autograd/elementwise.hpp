@@ -19,6 +19,7 @@ Tensor add(const Tensor& a, double b, Caller at = Caller::current());
 Tensor mul(const Tensor& a, double b, Caller at = Caller::current());
 Tensor sub(double a, const Tensor& b, Caller at = Caller::current());
 Tensor div(double a, const Tensor& b, Caller at = Caller::current());
+Tensor div(const Tensor& a, double b, Caller at = Caller::current());
 Tensor neg(const Tensor& x, Caller at = Caller::current());
 inline Tensor operator+(const Operand& a, const Tensor& b) { return add(a.tensor, b, a.at); }
 inline Tensor operator-(const Operand& a, const Tensor& b) { return sub(a.tensor, b, a.at); }
@@ -27,7 +28,7 @@ inline Tensor operator/(const Operand& a, const Tensor& b) { return div(a.tensor
 inline Tensor operator+(const Operand& a, double b) { return add(a.tensor, b, a.at); }
 inline Tensor operator-(const Operand& a, double b) { return add(a.tensor, -b, a.at); }
 inline Tensor operator*(const Operand& a, double b) { return mul(a.tensor, b, a.at); }
-inline Tensor operator/(const Operand& a, double b) { return mul(a.tensor, 1 / b, a.at); }
+inline Tensor operator/(const Operand& a, double b) { return div(a.tensor, b, a.at); }
 inline Tensor operator+(double a, const Operand& b) { return add(b.tensor, a, b.at); }
 inline Tensor operator-(double a, const Operand& b) { return sub(a, b.tensor, b.at); }
 inline Tensor operator*(double a, const Operand& b) { return mul(b.tensor, a, b.at); }

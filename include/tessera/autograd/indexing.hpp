@@ -48,8 +48,7 @@ inline Tensor index(const Tensor& x, std::initializer_list<Index> at,
   return index(x, std::span<const Index>(at.begin(), at.size()), line);
 }
 // x with `values`, which broadcast, set or added at the places that index(x, {at[0], at[1], ..})
-// reads. Of several at one place the last is set; the gradient goes to each of them, as in PyTorch,
-// here and in index_copy and scatter.
+// reads. Of several at one place the last is set, and gets the gradient; PyTorch gives it to all.
 enum class Put { set, add };
 Tensor index_put(const Tensor& x, std::span<const Tensor> at, const Tensor& values,
                  Put put = Put::set, Caller line = Caller::current());

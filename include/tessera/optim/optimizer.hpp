@@ -17,6 +17,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -141,7 +142,7 @@ class Optimizer {
   }
   LoadReport load(const NamedParameters& names, const StateDict& state,
                   const LoadOptions& options = {}) {
-    return load(names, DictSource(state), options);
+    return load(names, [&] { return std::make_shared<DictSource>(state); }, options);
   }
   // The same from files: load(model, checkpoint::WeightFiles("adamw.safetensors")).
   template <class Model>
@@ -149,6 +150,13 @@ class Optimizer {
     return load(model.named_parameters(), source, options);
   }
   LoadReport load(const NamedParameters& names, const StateSource& source,
+                  const LoadOptions& options = {}) {
+    std::shared_ptr<const StateSource> here(std::shared_ptr<void>(), &source);  // not owned
+    return load(names, [&] { return here; }, options);
+  }
+  // The source is made where it is asked for: on rank 0 alone, where that sends.
+  LoadReport load(const NamedParameters& names,
+                  const std::function<std::shared_ptr<const StateSource>()>& source,
                   const LoadOptions& options = {});
 
  protected:
