@@ -77,8 +77,7 @@ void expect_holds(std::string_view op, DType dtype, double s) {
   if (is_floating(dtype)) return;
   TESSERA_EXPECT(s == std::trunc(s), op, ": the scalar ", s,
                  " is no whole number, and the tensor is ", dtype,
-                 "; cast the tensor to a floating dtype first (to divide, too: a quotient is a "
-                 "product with the inverse)");
+                 "; cast the tensor to a floating dtype first");
   const double end = dtype == i32 ? 0x1p31 : 0x1p63;
   TESSERA_EXPECT(s >= -end && s < end, op, ": the scalar ", s, " is beyond ", dtype,
                  "; cast the tensor to a wider dtype first");

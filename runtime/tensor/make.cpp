@@ -1,5 +1,6 @@
 #include "tessera/tensor/make.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "runtime/tensor/launch.hpp"
@@ -11,6 +12,32 @@ namespace tessera {
 using raw::Binary;
 
 namespace {
+
+// The largest n of which a dtype has all whole numbers from -n to n, and integers from -n - 1.
+double whole_numbers(DType dtype) {
+  switch (dtype) {
+    case boolean:
+      return 1;
+    case bf16:
+      return 0x1p8;
+    case f16:
+      return 0x1p11;
+    case f32:
+      return 0x1p24;
+    case i32:
+      return 0x1p31 - 1;
+    default:
+      return 0x1p53;  // what a double, which counts here, has of f64 and i64
+  }
+}
+
+void expect_whole(const char* name, DType dtype, double least, double most) {
+  const double end = whole_numbers(dtype), begin = dtype == boolean ? 0
+                                                   : dtype == i32   ? -end - 1
+                                                                    : -end;
+  TESSERA_EXPECT(least >= begin && most <= end, name, ": ", least, " to ", most, " is beyond what ",
+                 dtype, " counts, ", begin, " to ", end, "; give a wider dtype");
+}
 
 Tensor steps(double first, double step, std::int64_t count, DType dtype, const Device& device) {
   Tensor out = Tensor::empty({count}, dtype, device);
@@ -31,7 +58,12 @@ Tensor fine_uniform(const Shape& shape, std::uint64_t key, const Device& device)
 Tensor arange(double from, double to, double step, DType dtype, const Device& device) {
   TESSERA_EXPECT(step != 0 && (to - from) / step >= 0 && std::isfinite((to - from) / step),
                  "arange: no step of ", step, " leads from ", from, " to ", to);
-  return steps(from, step, static_cast<std::int64_t>(std::ceil((to - from) / step)), dtype, device);
+  const auto count = static_cast<std::int64_t>(std::ceil((to - from) / step));
+  if (count > 0 && !is_floating(dtype)) {
+    const double last = from + step * static_cast<double>(count - 1);
+    expect_whole("arange", dtype, std::min(from, last), std::max(from, last));
+  }
+  return steps(from, step, count, dtype, device);
 }
 
 Tensor linspace(double first, double last, std::int64_t count, DType dtype, const Device& device) {
@@ -65,6 +97,7 @@ Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, std::uin
                DType dtype, const Device& device) {
   TESSERA_EXPECT(low < high && high - low <= std::int64_t{1} << 48, "randint: [", low, ", ", high,
                  ") holds no whole number, or more than 2^48");
+  expect_whole("randint", dtype, static_cast<double>(low), static_cast<double>(high - 1));
   const Tensor scaled = raw::mul(fine_uniform(shape, key, device), static_cast<double>(high - low));
   const Tensor whole = raw::unary(raw::Unary::floor, scaled);
   return raw::cast(raw::binary(Binary::add, whole, static_cast<double>(low)), dtype);

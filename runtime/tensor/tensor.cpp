@@ -131,6 +131,7 @@ Tensor Tensor::uniform(const Shape& shape, double low, double high, std::uint64_
 void raw::uniform_into(const Tensor& out, double low, double high, std::uint64_t key,
                        std::int64_t first) {
   check_drawn("uniform_into", out);
+  TESSERA_EXPECT(low <= high, "uniform: [", low, ", ", high, ") holds no number");
   if (out.numel() == 0 || out.device().is_meta()) return;
   detail::launch("uniform", out.device(), detail::table(out.device()).uniform,
                  kernels::UniformArgs{out.data(), key, first, out.numel(), low, high, out.dtype()},

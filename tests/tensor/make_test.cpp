@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/device/device_context.hpp"
+#include "tessera/tensor/make.hpp"
 #include "tests/tensor/host.hpp"
 
 using namespace tessera;
@@ -178,6 +179,19 @@ TEST_CASE("whole numbers take no fraction: it would be cut off in silence") {
                                                         Catch::Contains("cast the tensor"));
   CHECK(raw::mul(n, 2.0).to_vector<std::int32_t>() == std::vector<std::int32_t>{0, 2, 4});
   CHECK_THROWS_WITH(Tensor::uniform({3}, 0, 1, 1, i32, device), Catch::Contains("floating"));
+}
+
+TEST_CASE("a range that its dtype cannot count is refused, and not cut off at its end") {
+  const Device device = Device::cpu();
+  CHECK_THROWS_WITH(arange(0, 5e9, 2e9, i32, device),
+                    Catch::Contains("arange: 0 to 4e+09") && Catch::Contains("wider dtype"));
+  CHECK_THROWS_WITH(arange(5, -1, -1, boolean, device), Catch::Contains("bool"));
+  CHECK_THROWS_WITH(randint(0, 5000000000, {3}, 1, i32, device), Catch::Contains("i32 counts"));
+  CHECK_THROWS_WITH(randint(0, 100000, {3}, 1, f16, device), Catch::Contains("f16 counts"));
+  CHECK_THROWS_WITH(randint(0, 3, {3}, 1, boolean, device), Catch::Contains("0 to 1"));
+  CHECK(randint(-2048, -2047, {1}, 1, f16, device).item() == -2048);
+  CHECK(arange(-2147483648., -2147483647., 1, i32, device).item() == -2147483648.);
+  CHECK_THROWS_WITH(Tensor::uniform({3}, 1, 0, 1, f32, device), "uniform: [1, 0) holds no number");
 }
 
 TEST_CASE("operands that do not fit are refused with operation, values and remedy") {

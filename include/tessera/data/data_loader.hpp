@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/error.hpp"
 #include "tessera/data/token_file.hpp"
 
 namespace tessera::data {

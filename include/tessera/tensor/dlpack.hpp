@@ -69,7 +69,7 @@ using Owned = std::unique_ptr<Managed, Delete>;
 // DLManagedTensor needs: it has no flag to say so. Managed: DLManagedTensorVersioned (what
 // `__dlpack__(max_version=(1, 0))` returns) or DLManagedTensor.
 // Throws: ContractError for a tensor that requires a gradient, is not on a CPU or holds no values,
-// and, to write, for a parameter or memory lent read-only.
+// and, to write, for a parameter or memory lent read-only; for DLManagedTensor unless to write.
 template <class Managed = dlpack::DLManagedTensorVersioned>
 dlpack::Owned<Managed> to_dlpack(const Tensor& x, AccessMode mode = AccessMode::read);
 

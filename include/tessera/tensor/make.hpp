@@ -18,7 +18,7 @@ Tensor one_hot(const Tensor& index, std::int64_t classes, DType dtype = i64);
 // Tensor::normal with mean 0 and deviation 1, f32. Keys that differ give other values: seed, step
 // and rank belong in them.
 Tensor randn(const Shape& shape, std::uint64_t key, const Device& device);
-// Whole numbers in [low, high), at most 2^48 of them.
+// Whole numbers in [low, high), at most 2^48 of them, each of which the dtype has.
 Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, std::uint64_t key,
                DType dtype, const Device& device);
 // 1 with probability p, else 0; of a tensor for each of its elements, in its dtype.
