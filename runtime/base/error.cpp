@@ -51,6 +51,7 @@ Error::Error(const std::string& message, std::source_location where)
 namespace tessera::detail {
 
 void fail_size(std::int64_t a, char operation, std::int64_t b) {
+  TESSERA_EXPECT(a >= 0 && b >= 0, "a size is ", std::min(a, b), "; expected 0 or more");
   TESSERA_EXPECT(false, "size overflow: ", a, ' ', operation, ' ', b);
 }
 
@@ -59,13 +60,13 @@ void fail_contract(const std::string& message, std::source_location where) {
   std::string_view operation;
   bool is_at_caller = false;
   for (const CallSite* site = innermost; site != nullptr; site = site->outer_) {
-    operation = site->operation_;
+    if (site->operation_) operation = site->operation_;
     if (site->at_.line() == 0) continue;
     where = site->at_;
     is_at_caller = true;
   }
-  const bool is_named = std::string_view(message).starts_with(operation) &&
-                        message.substr(operation.size(), 1) == ":";
+  const bool is_named = operation.empty() || (std::string_view(message).starts_with(operation) &&
+                                              message.substr(operation.size(), 1) == ":");
   ContractError error(is_named ? message : concat(operation, ": ", message), where);
   if (is_at_caller) error.set_at_caller();
   throw error;

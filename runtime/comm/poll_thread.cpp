@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "runtime/base/wait.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera::comm {
@@ -14,12 +15,13 @@ namespace tessera::comm {
 PollThread::PollThread(std::vector<int> descriptors, std::function<void(int)> look)
     : look_(std::move(look)), stop_(eventfd(0, EFD_CLOEXEC)) {
   if (stop_ < 0) throw DeviceError("World: the system has no file descriptor left for its watch");
-  thread_ = std::thread([this, d = std::move(descriptors)]() mutable { run(std::move(d)); });
+  thread_ = Thread([this, d = std::move(descriptors)]() mutable { run(std::move(d)); });
 }
 
 PollThread::~PollThread() {
   const std::uint64_t one = 1;
   static_cast<void>(!write(stop_, &one, sizeof one));
+  const Wait wait("a watch thread did not end", [] { return 0; });
   thread_.join();
   close(stop_);
 }

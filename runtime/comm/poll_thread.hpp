@@ -4,8 +4,9 @@
 #pragma once
 
 #include <functional>
-#include <thread>
 #include <vector>
+
+#include "runtime/base/thread.hpp"
 
 namespace tessera::comm {
 
@@ -25,7 +26,7 @@ class PollThread {
 
   std::function<void(int)> look_;
   int stop_;  // readable when the thread is to end
-  std::thread thread_;
+  Thread thread_;
 };
 
 }  // namespace tessera::comm

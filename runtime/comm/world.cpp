@@ -7,8 +7,11 @@
 #include <cmath>
 #include <exception>
 #include <numeric>
+#include <optional>
 #include <thread>
 
+#include "runtime/base/thread.hpp"
+#include "runtime/base/wait.hpp"
 #include "runtime/comm/agreement.hpp"
 #include "runtime/comm/local.hpp"
 #include "runtime/comm/testing.hpp"
@@ -232,6 +235,7 @@ class Failures {
       first_is_echo_ = echo;
     }
     world_.end(concat("rank ", rank, " failed: ", what));
+    if (!others_) others_.emplace("ranks did not end after a failure", [] { return 0; });
   }
   void rethrow() const {
     if (first_) std::rethrow_exception(first_);
@@ -242,6 +246,7 @@ class Failures {
   std::mutex mutex_;
   std::exception_ptr first_;
   bool first_is_echo_ = false;
+  std::optional<Wait> others_;  // the rank's thread, and the one that joins it, for the other ranks
 };
 
 struct Attached {
@@ -290,10 +295,10 @@ void run_local(int ranks, const WorldOptions& options, const std::function<void(
   };
 
   {
-    std::vector<std::jthread> rank_threads;
+    std::vector<Thread> rank_threads;
     int rank = 0;
     try {
-      for (; rank < ranks; ++rank) rank_threads.emplace_back(run_rank, rank);
+      for (; rank < ranks; ++rank) rank_threads.emplace_back([&run_rank, rank] { run_rank(rank); });
     } catch (const std::exception&) {  // std::system_error, or no memory to ask for it
       shared->end(concat("the system has no thread for rank ", rank));
       for (int missing = rank; scheduler && missing < ranks; ++missing) scheduler->detach(missing);

@@ -5,8 +5,8 @@
 #include <exception>
 #include <map>
 #include <mutex>
-#include <thread>
 
+#include "runtime/base/thread.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
 
@@ -61,7 +61,7 @@ struct Prefetcher::Shared {
   std::map<std::int64_t, Result> results;  // by step
   std::int64_t to_make, limit;             // steps from `limit` on are too far ahead
   bool ends = false;
-  std::vector<std::jthread> threads;  // last: joined first
+  std::vector<Thread> threads;  // last: joined first
 };
 
 Prefetcher::Prefetcher(Make make, std::int64_t first_step, std::int64_t steps, int workers,

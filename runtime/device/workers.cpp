@@ -4,10 +4,10 @@
 #include <condition_variable>
 #include <mutex>
 #include <new>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "runtime/base/thread.hpp"
 #include "tessera/base/error.hpp"
 
 namespace tessera {
@@ -50,7 +50,7 @@ struct WorkerPool::State {
   void (*task)(void*, std::int64_t) = nullptr;
   void* context = nullptr;
 
-  std::vector<std::thread> threads;
+  std::vector<Thread> threads;
 
   // Here, so that those that were started end where the system has no thread for the next one.
   ~State() {
@@ -59,7 +59,7 @@ struct WorkerPool::State {
       stop = true;
     }
     opened.notify_all();
-    for (std::thread& thread : threads) thread.join();
+    for (Thread& thread : threads) thread.join();
   }
 
   void work() {

@@ -9,6 +9,7 @@
 #include "tessera/base/log.hpp"
 #include "tessera/base/utf8.hpp"
 #include "tessera/run/race_check.hpp"
+#include "tessera/run/watchdog.hpp"
 
 namespace tessera {
 namespace {
@@ -93,6 +94,7 @@ int run(const RunOptions& given, const std::function<void(World&)>& body) {
     if (const char* module = lookup("TESSERA_CUDA_MODULE");
         module && options.world.device.module.empty())
       options.world.device.module = module;
+    const Watchdog watchdog(options.world.timeout_seconds, [] { return 1; });
     run_ranks(environment, options.ranks, options.world, body);
     return close(options, rank, 0);
   } catch (const std::exception& error) {

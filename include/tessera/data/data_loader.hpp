@@ -113,7 +113,8 @@ using BatchOf = std::invoke_result_t<const Collate&, std::vector<Sample>>;
 
 // Batch: what `collate` makes of a std::vector of samples. It and `get` are called on threads of
 // the workers, several at once, on const objects: they return host values, and tensors are made of
-// these by who takes the batch, since one thread alone submits to a device.
+// these by who takes the batch, since one thread alone submits to a device. What a worker has for
+// itself, an open file or a decoder, is a thread_local in `get`: a worker is one thread of a run.
 template <class Batch>
 class DataLoader {
  public:

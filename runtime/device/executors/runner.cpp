@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "runtime/base/wait.hpp"
 #include "runtime/device/tell.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
@@ -52,6 +53,11 @@ Runner::Runner(const ExecutorOptions& options, const Observers& observers)
     execs_[i].stream = static_cast<StreamId>(i);
     execs_[i].rank = rank_;
   }
+}
+
+Runner::~Runner() {
+  const Wait wait("a worker thread did not end", [] { return 0; });
+  workers_.reset();
 }
 
 void Runner::call(const Operation& operation, Exec::Phase phase, StreamFiber* fiber) {

@@ -55,6 +55,9 @@ struct Operation {
 class Runner {
  public:
   Runner(const ExecutorOptions& options, const Observers& observers);
+  ~Runner();
+  Runner(const Runner&) = delete;
+  Runner& operator=(const Runner&) = delete;
 
   // The whole operation on the calling thread; blocks in `enter` and `leave` of a barrier. Never
   // throws.

@@ -11,8 +11,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <thread>
 
+#include "runtime/base/thread.hpp"
+#include "runtime/base/wait.hpp"
 #include "runtime/device/executors/counter.hpp"
 #include "runtime/device/executors/executors.hpp"
 #include "runtime/device/executors/runner.hpp"
@@ -43,6 +44,15 @@ struct Progress {
       if (completed[i].load() < clock.ticks[i]) return false;
     return true;
   }
+  void block(const Clock& clock) {
+    if (covers(clock)) return;
+    const Wait wait("the host waited for its device", [this] {
+      std::uint64_t sum = 0;
+      for (const Counter& counter : completed) sum += counter.load();
+      return sum;
+    });
+    wait_for(clock);
+  }
   void wait_for(const Clock& clock) {
     for (std::size_t i = 0; i < kMaxStreams; ++i)
       if (completed[i].load() < clock.ticks[i]) completed[i].wait_for(clock.ticks[i]);
@@ -54,9 +64,10 @@ class Worker {
  public:
   Worker(StreamId stream, Runner& runner, Progress& progress)
       : stream_(stream), runner_(runner), progress_(progress), ring_(new QueueItem[kCapacity]) {
-    thread_ = std::thread([this] { drain(); });
+    thread_ = Thread([this] { drain(); });
   }
   ~Worker() {
+    const Wait wait("a stream's thread did not end", [this] { return consumed_.load(); });
     push([](QueueItem& item) { item.kind = QueueItem::Kind::stop; });
     thread_.join();
   }
@@ -69,6 +80,7 @@ class Worker {
     if (pushed_ - consumed_seen_ == kCapacity) {
       consumed_seen_ = consumed_.load();
       if (pushed_ - consumed_seen_ == kCapacity) {
+        const Wait wait("the host waited for its device", [this] { return consumed_.load(); });
         consumed_.wait_for(pushed_ - kCapacity / 2);
         consumed_seen_ = consumed_.load();
       }
@@ -118,7 +130,7 @@ class Worker {
   Counter submitted_;                             // advanced by the host
   Counter consumed_;                              // advanced by the worker
   std::atomic<double> waited_{0};
-  std::thread thread_;
+  Thread thread_;
 };
 
 class ThreadedExecutor final : public Executor {
@@ -153,7 +165,7 @@ class ThreadedExecutor final : public Executor {
 
   // Waits first: whoever catches the failure may free what the skipped operations named.
   void block(const Event& event) override {
-    progress_.wait_for(event.clock);
+    progress_.block(event.clock);
     report_.blocked(event);
     runner_.failure().rethrow();
   }

@@ -1,0 +1,38 @@
+// Which threads of the process wait for others, and whether those get on: what a watchdog looks at
+// to tell a thread that is slow from one that stands still. See run/watchdog.hpp.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+namespace tessera {
+
+// In its scope the calling thread waits for others. `what` outlives it; `progress`, called by
+// another thread, changes as often as one of those gets on.
+class Wait {
+ public:
+  Wait(const char* what, std::function<std::uint64_t()> progress);
+  ~Wait();
+  Wait(const Wait&) = delete;
+  Wait& operator=(const Wait&) = delete;
+
+  // What waits for threads that have not got on for `patience` since somebody looked; null: none.
+  static const char* overdue(std::chrono::duration<double> patience);
+
+ private:
+  struct All {
+    std::mutex mutex;
+    std::vector<Wait*> waits;
+  };
+  static All& all();
+
+  const char* what_;
+  std::function<std::uint64_t()> progress_;
+  std::uint64_t seen_ = 0;
+  std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace tessera
