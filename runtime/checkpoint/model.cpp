@@ -1,8 +1,11 @@
 #include "tessera/checkpoint/model.hpp"
 
+#include <cstdint>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -45,12 +48,30 @@ void for_each_saved_tensor(nn::Module& model, const World& world,
 
 namespace {
 
+// Whether there is no infinity and no NaN: their exponent has all its bits.
+template <class Bits>
+bool are_finite(std::span<const std::byte> values, Bits exponent) {
+  for (std::size_t at = 0; at < values.size(); at += sizeof(Bits)) {
+    Bits bits;
+    std::memcpy(&bits, values.data() + at, sizeof bits);
+    if ((bits & exponent) == exponent) return false;
+  }
+  return true;
+}
+bool are_finite(std::span<const std::byte> values, DType dtype) {
+  if (dtype == f64) return are_finite<std::uint64_t>(values, 0x7ff0'0000'0000'0000);
+  if (dtype == f32) return are_finite<std::uint32_t>(values, 0x7f80'0000);
+  if (dtype == bf16) return are_finite<std::uint16_t>(values, 0x7f80);
+  return dtype != f16 || are_finite<std::uint16_t>(values, 0x7c00);
+}
+
 using Entries = std::vector<SafetensorsEntry>;
 using Write = std::function<void(const std::string& name, const Tensor& full)>;
 
 // Rank 0's file of these entries, which all ranks make by `each`.
 void save(const std::string& path, const World& world, const std::function<Entries()>& entries,
-          const std::function<void(const Write&)>& each) {
+          const std::function<void(const Write&)>& each, bool must_be_finite = false) {
+  std::string diverged;  // the first such name
   std::unique_ptr<SafetensorsWriter> writer;
   if (world.rank() == 0)
     writer = std::make_unique<SafetensorsWriter>(
@@ -60,8 +81,11 @@ void save(const std::string& path, const World& world, const std::function<Entri
     std::vector<std::byte> values(static_cast<std::size_t>(full.numel()) *
                                   size_bytes(full.dtype()));
     full.to_bytes(values);
-    writer->write(name, values);
+    if (must_be_finite && diverged.empty() && !are_finite(values, full.dtype())) diverged = name;
+    if (diverged.empty()) writer->write(name, values);
   });
+  if (must_be_finite && world.max(!diverged.empty()) > 0)
+    throw NotFinite(concat("save_weights: '", diverged, "' is not finite, and nothing is written"));
   if (writer) writer->commit();
   world.barrier();
 }
@@ -78,8 +102,10 @@ void save_weights(const std::string& path, nn::Module& model, const World& world
       all.push_back(whole_entry(name, b.shape(), b.dtype()));
     return all;
   };
-  save(path, world, entries,
-       [&](const Write& write) { for_each_saved_tensor(model, world, write, options); });
+  save(
+      path, world, entries,
+      [&](const Write& write) { for_each_saved_tensor(model, world, write, options); },
+      options.must_be_finite);
 }
 
 void save_state(const std::string& path, const StateDict& state, const World& world) {

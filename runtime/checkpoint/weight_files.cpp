@@ -112,6 +112,12 @@ void WeightFiles::open_index(const std::string& path) {
   }
 }
 
+std::vector<std::string> WeightFiles::paths() const {
+  std::vector<std::string> paths;
+  for (const SafetensorsReader& file : files_) paths.push_back(file.path());
+  return paths;
+}
+
 std::vector<std::string> WeightFiles::names() const {
   std::vector<std::string> names;
   for (const SafetensorsReader& file : files_)

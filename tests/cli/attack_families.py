@@ -252,7 +252,7 @@ def weights(draw, folder, fixture):
         codes = [0, 2] if mutates else [2] if what == 7 else [0]
     if draw.random() < 0.1:
         loads, codes = draw.choice(["folder", "pipe", "loop", "/dev/full", "book.txt", "run.toml", "/proc/self/exe", "/proc/self/mem", "/"]), [2]
-    return Attack(*options(data__path=None, training__steps=0, load=loads, save="out"), codes=codes, culprits=["--load"], writes={"out": "save"})
+    return Attack(*options(data__path=None, training__steps=0, training__stop_on_nan="false", load=loads, save="out"), codes=codes, culprits=["--load"], writes={"out": "save"})
 
 
 def outputs(draw, folder, fixture):

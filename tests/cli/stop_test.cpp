@@ -122,6 +122,21 @@ TEST_CASE("files that may not be opened by the end of a run are its failure, not
   CHECK(has(outcome.err, "'gone/a.safetensors' cannot be written: the folder 'gone'"));
 }
 
+TEST_CASE("too few open files are a line and no part of a file, wherever they run out") {
+  for (int files = 4; files < 16; ++files) {
+    const BookFolder folder;
+    const Outcome outcome = run_command("ulimit -n " + std::to_string(files) + "; " + kTiny +
+                                            "--ranks 4 --training.steps=1 --save=a.safetensors",
+                                        folder.path().string());
+    INFO(files << ": " << outcome.exit_code << ' ' << outcome.err);
+    if (outcome.exit_code == 127) continue;  // the loader's own
+    CHECK(outcome.exit_code <= 2);
+    CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == (outcome.exit_code != 0));
+    CHECK(std::filesystem::exists(folder / "a.safetensors") == (outcome.exit_code == 0));
+    if (outcome.exit_code == 2) CHECK_FALSE(std::filesystem::exists(folder / "out.jsonl"));
+  }
+}
+
 TEST_CASE("too few addresses are a line and no crash, wherever they run out") {
   const BookFolder folder;
   for (int kib = 60000; kib < 200000; kib += 7000) {  // where two ranks get to, in small steps

@@ -1,7 +1,12 @@
 #include "tools/train/agreement.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,12 +17,39 @@
 namespace tessera::train {
 namespace {
 
+// A hash of a file's size and of 64 blocks spread evenly over it (so of all, up to 256 kB): ranks
+// that were given another file, or another version of it, nearly always have another one.
+std::string fingerprint(const std::string& path) {
+  constexpr std::int64_t kBlocks = 64, kBlock = 4096;
+  const OpenFile file(path, "file");
+  const std::int64_t last = std::max<std::int64_t>(file.size_bytes() - kBlock, 0);
+  std::uint64_t hash = fnv1a(static_cast<std::uint64_t>(file.size_bytes()), 0);
+  std::string block(kBlock, '\0');
+  for (std::int64_t i = 0; i < kBlocks; ++i) {
+    const auto bytes = std::as_writable_bytes(std::span(block));
+    const std::size_t size = file.read_some(last * i / (kBlocks - 1), bytes);
+    hash = fnv1a(std::string_view(block).substr(0, size), hash);
+  }
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+  return text;
+}
+
+std::string fingerprint(const checkpoint::WeightFiles& files) {
+  std::string all;
+  for (const std::string& path : files.paths()) all += fingerprint(path);
+  return all;
+}
+
 // What every rank must be told alike, by name. Each machine has its own paths, threads and modules.
 std::vector<std::pair<std::string, std::string>> common_facts(const Config& config,
                                                               const Inputs& inputs) {
   std::vector<std::pair<std::string, std::string>> facts = {
       {"the program's commit", tools::kCommit},
-      {"the tokens in data.path", inputs.loader ? concat(inputs.loader->file().size()) : "none"}};
+      {"the tokens in data.path", inputs.loader ? concat(inputs.loader->file().size()) : "none"},
+      {"the contents of data.path",
+       inputs.loader ? fingerprint(inputs.loader->file().path()) : "none"},
+      {"the weights of --load", inputs.load ? fingerprint(*inputs.load) : "none"}};
   for (const Key& key : schema())
     if (const std::string name = key.full_name();
         name != "threads" && name != "device.module" && name != "data.path" && name != "load")

@@ -38,8 +38,11 @@ int FlightRecordFiles::during(const World& world, const std::function<int()>& bo
     return code;
   } catch (const CommError& error) {
     leave();
-    if (!has_cause_) write(own, error.what());
-    throw;
+    const std::string unwritten = has_cause_ ? "" : write(own, error.what());
+    if (unwritten.empty()) throw;
+    CommError both(concat(error.what(), "; ", unwritten), error.where());
+    both.set_rank(error.rank());
+    throw both;
   } catch (...) {
     leave();
     has_cause_ = true;
@@ -55,16 +58,19 @@ void FlightRecordFiles::serve_signals() {
     ::sigwait(&awaited, &signal);
     if (stop_) return;
     const std::lock_guard lock(mutex_);
-    for (const Rank& rank : ranks_) write(rank, "");
+    for (const Rank& rank : ranks_)
+      if (const std::string unwritten = write(rank, ""); !unwritten.empty())
+        log(LogLevel::warning, unwritten);
   }
 }
 
-void FlightRecordFiles::write(const Rank& of, const std::string& failure) const {
+std::string FlightRecordFiles::write(const Rank& of, const std::string& failure) const {
   try {  // for nobody else's eyes: it names the parts of a model
     write_whole(flight_record_path(path_, of.rank), of.recorder->to_json(of.rank, of.size, failure),
                 {.mode = 0600, .flush = false});
+    return "";
   } catch (const DeviceError& error) {
-    log(LogLevel::warning, concat("comm.flight_record: ", error.what()));
+    return concat("comm.flight_record: ", error.what());
   }
 }
 

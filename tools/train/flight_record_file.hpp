@@ -25,7 +25,8 @@ class FlightRecordFiles {
   FlightRecordFiles& operator=(const FlightRecordFiles&) = delete;
 
   // Runs `body`, the rank's run, and returns what it returns. What it throws goes on; a CommError
-  // is written first, unless it only echoes what another rank of this process has thrown.
+  // is written first, unless it only echoes what another rank of this process has thrown; where it
+  // can't be, the message says so, too.
   int during(const World& world, const std::function<int()>& body);
 
  private:
@@ -35,8 +36,8 @@ class FlightRecordFiles {
   };
 
   void serve_signals();
-  // A file that can't be written is reported to the log: it must not hide why it was to be written.
-  void write(const Rank& of, const std::string& failure) const;
+  // Returns why the file could not be written, which must not hide why it was to be; else "".
+  std::string write(const Rank& of, const std::string& failure) const;
 
   const std::string path_;
   std::mutex mutex_;

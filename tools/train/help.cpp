@@ -27,7 +27,8 @@ Examples
   tessera-train --print-config > run.toml
 
 Exit codes: 0 done; 2 bad input; 1 anything else; 128 + signal after SIGINT or SIGTERM, at the end of the step (at once
-after a second one, and before and after training). SIGUSR2 writes the flight record. Errors are one line on stderr, results go to stdout.
+after a second one, and before and after training). SIGUSR2 writes the flight record. Errors are one line on stderr, results go to stdout,
+in colour on a terminal, but under mpirun, and with NO_COLOR set.
 )";
 
 constexpr std::string_view kTail =

@@ -19,6 +19,7 @@
 #include "tessera/base/file.hpp"
 #include "tessera/base/json.hpp"
 #include "tessera/base/text.hpp"
+#include "tessera/run/environment.hpp"
 #include "tools/train/signals.hpp"
 
 namespace tessera::train {
@@ -170,7 +171,9 @@ Terminal Terminal::detect() {
   Terminal terminal;
   const char* kind = std::getenv("TERM");
   const bool dumb = !kind || std::string_view(kind) == "dumb";
-  terminal.colour = ::isatty(STDOUT_FILENO) && !dumb && !is_set("NO_COLOR");
+  terminal.colour =
+      ::isatty(STDOUT_FILENO) && !dumb && !is_set("NO_COLOR") &&
+      !tessera::detect(std::getenv).several_processes();  // mpirun gives each a terminal
   terminal.bar = ::isatty(STDERR_FILENO) && !dumb;
   struct stat out{};
   const bool waits = (::fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY &&

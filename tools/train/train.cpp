@@ -22,6 +22,7 @@
 #include "tessera/checkpoint/model.hpp"
 #include "tessera/nn/generate.hpp"
 #include "tessera/run/run.hpp"
+#include "tessera/run/watchdog.hpp"
 #include "tools/train/agreement.hpp"
 #include "tools/train/flight_record_file.hpp"
 #include "tools/train/inputs.hpp"
@@ -148,7 +149,9 @@ class Run {
     if (steps_done_ > 0) report_memory();
     if (evaluation_.peak_bytes > 0) report_phase("evaluation", plan_.evaluation, evaluation_);
     const bool learnt = !diverged_ || steps_done_ > 1;  // else nothing that was not there before
-    if (!config_.flags.save.empty() && learnt) save(model);
+    const std::string saved = config_.flags.save.empty() ? "nothing was saved"
+                              : learnt                   ? save(model)
+                                                         : "there was no step before it to save";
     int signal = agreed_signal();
     if (speaks_ && traces_) traces_->write();
     if (output_failure_) std::rethrow_exception(output_failure_);
@@ -159,12 +162,9 @@ class Run {
     }
     if (diverged_) {
       if (speaks_)
-        log(LogLevel::error, concat("training.stop_on_nan: ", not_finite_, " of step ", steps_done_,
-                                    " is not finite; ",
-                                    config_.flags.save.empty() ? "nothing was saved"
-                                    : learnt                   ? "the weights before it are saved"
-                                             : "there was no step before it to save",
-                                    "; lower optimizer.lr or look at the data"));
+        log(LogLevel::error,
+            concat("training.stop_on_nan: ", not_finite_, " of step ", steps_done_,
+                   " is not finite; ", saved, "; lower optimizer.lr or look at the data"));
       return 1;
     }
     return signal != 0 ? 128 + signal : stopped ? 128 + SIGTERM : 0;
@@ -310,15 +310,23 @@ class Run {
     evaluation_ = {std::max(evaluation_.peak_bytes, now.peak_bytes), now.reserved_bytes};
   }
 
-  void save(nn::LanguageModel& model) {
+  // Returns what became of the weights, after "... of step N is not finite; ".
+  std::string save(nn::LanguageModel& model) {
     trainer_->memory().ledger().reset_peak();
     try {
       checkpoint::save_weights(config_.flags.save, model, world_,
-                               {.dtype = config_.checkpoint.export_dtype});
+                               {.dtype = config_.checkpoint.export_dtype,
+                                .must_be_finite = config_.training.stop_on_nan});
+    } catch (const checkpoint::NotFinite& error) {
+      if (!diverged_)
+        throw DeviceError(concat("training.stop_on_nan: ", error.what(),
+                                 "; lower optimizer.lr or look at the data"));
+      return "nor are the weights before it, and nothing is written";
     } catch (const DataError& error) {  // it could be written when the run began
       throw DeviceError(error.what(), error.where());
     }
     if (steps_done_ > 0) report_phase("the save", plan_.save, trainer_->phase_memory());
+    return "the weights before it are saved";
   }
 
   // Collective. Of the largest rank, and on how many each number is that of the rank's own plan.
@@ -418,6 +426,10 @@ int train(const Config& config, const LaunchEnvironment& environment,
         world, [&] { return Run(config, *inputs, world, traces ? &*traces : nullptr)(); });
     if (environment.several_processes() || world.rank() == 0) code = own;
   };
+  const Watchdog watchdog(options.timeout_seconds, [] {
+    const int signal = requested_signal();
+    return signal != 0 ? 128 + signal : 1;
+  });
   if (config.flags.emulate)
     rank(World::emulated(0, ranks, options));
   else

@@ -21,6 +21,13 @@ namespace tessera::checkpoint {
 
 struct SaveOptions {
   DType dtype = f32;  // of parameters: f32, or bf16 or f16, rounded; buffers keep theirs
+  // Where a value would not be finite in the file, none is written, and an older one stays.
+  bool must_be_finite = false;
+};
+
+// What was to be saved has diverged.
+class NotFinite : public DataError {
+  using DataError::DataError;
 };
 
 // Writes every parameter below `model`, a tied one under its first name, in its own shape [d0,
@@ -29,7 +36,8 @@ struct SaveOptions {
 // replaced an older one in one step (see WholeFile). Collective. Memory: the largest parameter in
 // f32 on each rank, twice where it is transposed, and half of it more in 16 bits.
 // Throws: on rank 0 DataError if `path` cannot be written (see check_writable) and DeviceError if
-// the system refuses; ContractError for a parameter without memory, and for other dtypes.
+// the system refuses; ContractError for a parameter without memory, and for other dtypes; on every
+// rank NotFinite, see SaveOptions, where rank 0's names the first parameter.
 void save_weights(const std::string& path, nn::Module& model, const World& world,
                   const SaveOptions& options = {});
 
@@ -61,6 +69,8 @@ class WeightFiles final : public nn::StateSource {
   explicit WeightFiles(const std::string& path);
   // These files together.  Throws: likewise; ContractError for none.
   explicit WeightFiles(const std::vector<std::string>& paths);
+
+  std::vector<std::string> paths() const;
 
   // Of the interface; see nn::StateSource.
   const std::string& what() const noexcept override { return what_; }
