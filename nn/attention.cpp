@@ -44,7 +44,8 @@ GroupedQueryAttention::GroupedQueryAttention(const AttentionOptions& given,
   if (!device.is_meta()) materialize(device);
 }
 
-Tensor GroupedQueryAttention::operator()(const Tensor& x_BTC) {
+Tensor GroupedQueryAttention::operator()(const Tensor& x_BTC, Caller at) {
+  const CallSite site(at);
   check_input(x_BTC);
   const auto attend = [&](const Tensor& in_BTC) {
     const std::int64_t B = in_BTC.size(0), T = in_BTC.size(1);
@@ -69,7 +70,8 @@ FusedAttention::FusedAttention(std::int64_t dim, std::int64_t n_heads, const Dev
   if (!device.is_meta()) materialize(device);
 }
 
-Tensor FusedAttention::operator()(const Tensor& x_BTC) {
+Tensor FusedAttention::operator()(const Tensor& x_BTC, Caller at) {
+  const CallSite site(at);
   check_input(x_BTC);
   const auto attend = [&](const Tensor& in_BTC) {
     const std::int64_t B = in_BTC.size(0), T = in_BTC.size(1), C = in_BTC.size(2), H = n_heads_;

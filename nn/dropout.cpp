@@ -10,7 +10,8 @@ Dropout::Dropout(double p) : p_(p) {
   TESSERA_EXPECT(p >= 0 && p < 1, "Dropout: p is ", p, ", expected at least 0 and less than 1");
 }
 
-Tensor Dropout::operator()(const Tensor& x) {
+Tensor Dropout::operator()(const Tensor& x, Caller at) {
+  const CallSite site(at);
   const auto forward = [&](const Tensor& in) {
     if (p_ == 0 || !is_training()) return in;
     autograd::RandomState& state = autograd::random_state();

@@ -13,7 +13,8 @@ Embedding::Embedding(std::int64_t count, std::int64_t dim, const Device& device)
   if (!device.is_meta()) materialize(device);
 }
 
-Tensor Embedding::operator()(const Tensor& ids) {
+Tensor Embedding::operator()(const Tensor& ids, Caller at) {
+  const CallSite site(at);
   const auto look_up = [&](const Tensor& in) {
     SlicedEmbedding rows(in);
     weight.for_each_slice([&](const Tensor& slice, const SliceRows& of) { rows.add(slice, of); },

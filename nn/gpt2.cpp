@@ -33,7 +33,8 @@ Gpt2Block::Gpt2Block(const Gpt2Config& config, const Device& device)
   if (!device.is_meta()) materialize(device);
 }
 
-Tensor Gpt2Block::operator()(const Tensor& x_BTC) {
+Tensor Gpt2Block::operator()(const Tensor& x_BTC, Caller at) {
+  const CallSite site(at);
   const auto forward = [&](const Tensor& in_BTC) {
     const auto [h_BTC, normed_BTC] = ln_2.of_sum(in_BTC, drop(attn(ln_1(in_BTC))));
     return h_BTC + drop(mlp(normed_BTC));

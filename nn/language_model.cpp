@@ -17,12 +17,14 @@ void check_tokens(const Tensor& tokens, std::int64_t max_seq_len) {
 
 }  // namespace
 
-Tensor LanguageModel::operator()(const Tensor& tokens_BT) {
+Tensor LanguageModel::operator()(const Tensor& tokens_BT, Caller at) {
+  const CallSite site(at);
   check_tokens(tokens_BT, max_seq_len_);
   return call([&](const Tensor& tokens) { return output()(forward(tokens)); }, tokens_BT);
 }
 
-Tensor LanguageModel::loss(const Tensor& tokens_BT, const Tensor& targets_BT) {
+Tensor LanguageModel::loss(const Tensor& tokens_BT, const Tensor& targets_BT, Caller at) {
+  const CallSite site(at);
   check_tokens(tokens_BT, max_seq_len_);
   TESSERA_EXPECT(targets_BT.shape() == tokens_BT.shape(), "loss: tokens are ", tokens_BT.shape(),
                  ", targets ", targets_BT.shape(), "; expected one shape");

@@ -29,7 +29,8 @@ Linear::Linear(const Parameter& shared_weight) : weight(shared_weight) {
   stream_parameter(weight);
 }
 
-Tensor Linear::operator()(const Tensor& x) {
+Tensor Linear::operator()(const Tensor& x, Caller at) {
+  const CallSite site(at);
   return call(
       [&](const Tensor& in) {
         if (!weight.is_streamed())
@@ -42,7 +43,8 @@ Tensor Linear::operator()(const Tensor& x) {
       x);
 }
 
-Activated Linear::gelu(const Tensor& x) {
+Activated Linear::gelu(const Tensor& x, Caller at) {
+  const CallSite site(at);
   return call(
       [&](const Tensor& in) {
         return linear_gelu(in, weight, bias.defined() ? bias.value() : Tensor());
@@ -50,7 +52,8 @@ Activated Linear::gelu(const Tensor& x) {
       x);
 }
 
-Tensor Linear::operator()(const Activated& x) {
+Tensor Linear::operator()(const Activated& x, Caller at) {
+  const CallSite site(at);
   return call(
       [&](const Activated& in) {
         return linear(in, weight, bias.defined() ? bias.value() : Tensor());
@@ -58,7 +61,9 @@ Tensor Linear::operator()(const Activated& x) {
       x);
 }
 
-Tensor Linear::cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits) {
+Tensor Linear::cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits,
+                             Caller at) {
+  const CallSite site(at);
   const auto loss_of = [&](const Tensor& in, const Tensor& wanted) {
     if (weight.slices() == 1) {
       Tensor loss;

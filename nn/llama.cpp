@@ -35,7 +35,8 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, std::shared_ptr<Rotary> rotary
   if (!device.is_meta()) materialize(device);
 }
 
-Tensor LlamaBlock::operator()(const Tensor& x_BTC) {
+Tensor LlamaBlock::operator()(const Tensor& x_BTC, Caller at) {
+  const CallSite site(at);
   const auto forward = [&](const Tensor& in_BTC) {
     const auto [h_BTC, normed_BTC] =
         post_attention_layernorm.of_sum(in_BTC, self_attn(input_layernorm(in_BTC)));

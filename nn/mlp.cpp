@@ -14,7 +14,8 @@ SwigluMlp::SwigluMlp(std::int64_t dim, std::int64_t hidden, const Device& device
   if (!device.is_meta()) materialize(device);
 }
 
-Tensor SwigluMlp::operator()(const Tensor& x) {
+Tensor SwigluMlp::operator()(const Tensor& x, Caller at) {
+  const CallSite site(at);
   const auto forward = [&](const Tensor& in) {
     const Tensor gate = gate_proj(in);  // before up: as registered, so backward needs them in turn
     return down_proj(swiglu(gate, up_proj(in)));
@@ -29,7 +30,8 @@ GeluMlp::GeluMlp(std::int64_t dim, std::int64_t hidden, const Device& device)
   if (!device.is_meta()) materialize(device);
 }
 
-Tensor GeluMlp::operator()(const Tensor& x) {
+Tensor GeluMlp::operator()(const Tensor& x, Caller at) {
+  const CallSite site(at);
   return call([&](const Tensor& in) { return c_proj(c_fc.gelu(in)); }, x);
 }
 

@@ -10,11 +10,13 @@ RMSNorm::RMSNorm(std::int64_t dim, double eps, const Device& device)
   if (!device.is_meta()) materialize(device);
 }
 
-Tensor RMSNorm::operator()(const Tensor& x) {
+Tensor RMSNorm::operator()(const Tensor& x, Caller at) {
+  const CallSite site(at);
   return call([&](const Tensor& in) { return rms_norm(in, weight, eps_); }, x);
 }
 
-SumAndNorm RMSNorm::of_sum(const Tensor& x, Tensor residual) {
+SumAndNorm RMSNorm::of_sum(const Tensor& x, Tensor residual, Caller at) {
+  const CallSite site(at);
   return call([&] { return add_rms_norm(x, std::move(residual), weight, eps_); });
 }
 
@@ -27,11 +29,13 @@ LayerNorm::LayerNorm(std::int64_t dim, double eps, const Device& device)
   if (!device.is_meta()) materialize(device);
 }
 
-Tensor LayerNorm::operator()(const Tensor& x) {
+Tensor LayerNorm::operator()(const Tensor& x, Caller at) {
+  const CallSite site(at);
   return call([&](const Tensor& in) { return layer_norm(in, weight, bias, eps_); }, x);
 }
 
-SumAndNorm LayerNorm::of_sum(const Tensor& x, Tensor residual) {
+SumAndNorm LayerNorm::of_sum(const Tensor& x, Tensor residual, Caller at) {
+  const CallSite site(at);
   return call([&] { return add_layer_norm(x, std::move(residual), weight, bias, eps_); });
 }
 

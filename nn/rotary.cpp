@@ -9,7 +9,8 @@ Rotary::Rotary(std::int64_t positions, std::int64_t head_dim, double theta)
                  "; expected at least one position, an even head width and a positive theta");
 }
 
-Tensor Rotary::operator()(const Tensor& x) {
+Tensor Rotary::operator()(const Tensor& x, Caller at) {
+  const CallSite site(at);
   TESSERA_EXPECT(x.ndim() == 4 && x.size(1) <= positions_, "Rotary: x is ", x.shape(),
                  ", expected [B, T, H, D] with T at most ", positions_,
                  "; raise the model's max_seq_len");

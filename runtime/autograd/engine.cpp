@@ -415,7 +415,8 @@ void skip_backward(const std::function<bool(Region&)>& is_mine) {
 
 }  // namespace autograd
 
-void Tensor::backward(const Tensor& gradient, bool retain_graph) const {
+void Tensor::backward(const Tensor& gradient, bool retain_graph, Caller at) const {
+  const CallSite site(at);
   TESSERA_EXPECT(requires_grad(),
                  "backward: the tensor has no history; was it made without gradients, or of frozen "
                  "parameters alone?");

@@ -28,7 +28,8 @@ class TensorLeaf final : public autograd::Leaf {
 
 }  // namespace
 
-Tensor& Tensor::require_grad() {
+Tensor& Tensor::require_grad(Caller at) {
+  const CallSite site("require_grad", at);
   TESSERA_EXPECT(is_floating(dtype()), "require_grad: the tensor is ", dtype(),
                  "; only floating tensors have gradients");
   TESSERA_EXPECT(!grad_meta() || grad_meta()->leaf,

@@ -74,33 +74,38 @@ Tensor exchange(const Tensor& x, const Shape& shape, Rows rows, Collective item,
 
 }  // namespace
 
-Tensor all_reduce(const Tensor& x, const RankGroup& group, ReduceOp op) {
+Tensor all_reduce(const Tensor& x, const RankGroup& group, ReduceOp op, Caller at) {
+  const CallSite site("all_reduce", at);
   check("all_reduce", x, group);
   return exchange(x, x.shape(), {1, 1}, {.kind = CollectiveKind::all_reduce, .reduce = op}, group);
 }
 
-Tensor all_gather(const Tensor& x, const RankGroup& group) {
+Tensor all_gather(const Tensor& x, const RankGroup& group, Caller at) {
+  const CallSite site("all_gather", at);
   check("all_gather", x, group);
   const Shape shape =
       x.ndim() == 0 ? Shape{group.size()} : x.shape().with(0, checked_mul(x.size(0), group.size()));
   return exchange(x, shape, {1, group.size()}, {.kind = CollectiveKind::all_gather}, group);
 }
 
-Tensor reduce_scatter(const Tensor& x, const RankGroup& group, ReduceOp op) {
+Tensor reduce_scatter(const Tensor& x, const RankGroup& group, ReduceOp op, Caller at) {
+  const CallSite site("reduce_scatter", at);
   check("reduce_scatter", x, group);
   check_parts("reduce_scatter", x, group);
   return exchange(x, x.shape().with(0, x.size(0) / group.size()), {group.size(), 1},
                   {.kind = CollectiveKind::reduce_scatter, .reduce = op}, group);
 }
 
-Tensor broadcast(const Tensor& x, int root, const RankGroup& group) {
+Tensor broadcast(const Tensor& x, int root, const RankGroup& group, Caller at) {
+  const CallSite site("broadcast", at);
   check("broadcast", x, group);
   TESSERA_EXPECT(root >= 0 && root < group.size(), "broadcast: root is ", root, " of ",
                  group.size(), " ranks of group '", group.name(), "'");
   return exchange(x, x.shape(), {1, 1}, {.kind = CollectiveKind::broadcast, .root = root}, group);
 }
 
-Tensor all_to_all(const Tensor& x, const RankGroup& group) {
+Tensor all_to_all(const Tensor& x, const RankGroup& group, Caller at) {
+  const CallSite site("all_to_all", at);
   check("all_to_all", x, group);
   check_parts("all_to_all", x, group);
   return exchange(x, x.shape(), {group.size(), group.size()}, {.kind = CollectiveKind::all_to_all},

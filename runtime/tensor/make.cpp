@@ -55,32 +55,40 @@ Tensor fine_uniform(const Shape& shape, std::uint64_t key, const Device& device)
 
 }  // namespace
 
-Tensor arange(double from, double to, double step, DType dtype, const Device& device) {
+Tensor arange(double from, double to, double step, DType dtype, const Device& device, Caller at) {
+  const CallSite site("arange", at);
   TESSERA_EXPECT(step != 0 && (to - from) / step >= 0 && std::isfinite((to - from) / step),
                  "arange: no step of ", step, " leads from ", from, " to ", to);
   const auto count = static_cast<std::int64_t>(std::ceil((to - from) / step));
   if (count > 0 && !is_floating(dtype)) {
+    TESSERA_EXPECT(from == std::floor(from) && step == std::floor(step), "arange: ", dtype,
+                   " has no fractions, as of ", from, " and ", step);
     const double last = from + step * static_cast<double>(count - 1);
     expect_whole("arange", dtype, std::min(from, last), std::max(from, last));
   }
   return steps(from, step, count, dtype, device);
 }
 
-Tensor linspace(double first, double last, std::int64_t count, DType dtype, const Device& device) {
+Tensor linspace(double first, double last, std::int64_t count, DType dtype, const Device& device,
+                Caller at) {
+  const CallSite site("linspace", at);
   const double step = count > 1 ? (last - first) / static_cast<double>(count - 1) : 0;
   return steps(first, step, count, dtype, device);
 }
 
-Tensor eye(std::int64_t rows, DType dtype, const Device& device) {
+Tensor eye(std::int64_t rows, DType dtype, const Device& device, Caller at) {
+  const CallSite site("eye", at);
   return eye(rows, rows, dtype, device);
 }
-Tensor eye(std::int64_t rows, std::int64_t cols, DType dtype, const Device& device) {
+Tensor eye(std::int64_t rows, std::int64_t cols, DType dtype, const Device& device, Caller at) {
+  const CallSite site("eye", at);
   Tensor out = Tensor::zeros({rows, cols}, dtype, device);
   raw::fill(raw::diagonal(out, 0, 0, 1), 1);
   return out;
 }
 
-Tensor one_hot(const Tensor& index, std::int64_t classes, DType dtype) {
+Tensor one_hot(const Tensor& index, std::int64_t classes, DType dtype, Caller at) {
+  const CallSite site("one_hot", at);
   TESSERA_EXPECT(index.dtype() == i32 || index.dtype() == i64, "one_hot: the index is ",
                  index.dtype(), ", expected i32 or i64");
   Shape shape = index.shape();
@@ -89,12 +97,14 @@ Tensor one_hot(const Tensor& index, std::int64_t classes, DType dtype) {
   return raw::cast(raw::binary(Binary::eq, raw::reshape(index, shape), each), dtype);
 }
 
-Tensor randn(const Shape& shape, std::uint64_t key, const Device& device) {
+Tensor randn(const Shape& shape, std::uint64_t key, const Device& device, Caller at) {
+  const CallSite site("randn", at);
   return Tensor::normal(shape, 0, 1, key, f32, device);
 }
 
 Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, std::uint64_t key,
-               DType dtype, const Device& device) {
+               DType dtype, const Device& device, Caller at) {
+  const CallSite site("randint", at);
   TESSERA_EXPECT(low < high && high - low <= std::int64_t{1} << 48, "randint: [", low, ", ", high,
                  ") holds no whole number, or more than 2^48");
   expect_whole("randint", dtype, static_cast<double>(low), static_cast<double>(high - 1));
@@ -103,24 +113,28 @@ Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, std::uin
   return raw::cast(raw::binary(Binary::add, whole, static_cast<double>(low)), dtype);
 }
 
-Tensor bernoulli(double p, const Shape& shape, std::uint64_t key, DType dtype,
-                 const Device& device) {
+Tensor bernoulli(double p, const Shape& shape, std::uint64_t key, DType dtype, const Device& device,
+                 Caller at) {
+  const CallSite site("bernoulli", at);
   TESSERA_EXPECT(p >= 0 && p <= 1, "bernoulli: a probability of ", p);
   return raw::cast(raw::binary(Binary::lt, fine_uniform(shape, key, device), p), dtype);
 }
-Tensor bernoulli(const Tensor& p, std::uint64_t key) {
+Tensor bernoulli(const Tensor& p, std::uint64_t key, Caller at) {
+  const CallSite site("bernoulli", at);
   const Tensor drawn = fine_uniform(p.shape(), key, p.device());
   return raw::cast(raw::binary(Binary::lt, drawn, raw::cast(p, f64)), p.dtype());
 }
 
-Tensor randperm(std::int64_t n, std::uint64_t key, const Device& device) {
+Tensor randperm(std::int64_t n, std::uint64_t key, const Device& device, Caller at) {
+  const CallSite site("randperm", at);
   return raw::argsort(fine_uniform({n}, key, device), 0);
 }
 
 // The largest of weight / E, E exponential, is each place in proportion to its weight, and the
 // `count` largest are draws without replacement.
 Tensor multinomial(const Tensor& weights, std::int64_t count, Replacement replacement,
-                   std::uint64_t key) {
+                   std::uint64_t key, Caller at) {
+  const CallSite site("multinomial", at);
   TESSERA_EXPECT(weights.ndim() >= 1 && is_floating(weights.dtype()),
                  "multinomial: the weights are ", weights.shape(), " of ", weights.dtype(),
                  "; expected floating rows");

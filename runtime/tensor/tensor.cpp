@@ -80,23 +80,29 @@ Tensor Tensor::wrap(std::shared_ptr<Storage> storage, const Shape& shape, DType 
   return out;
 }
 
-Tensor Tensor::empty(const Shape& shape, DType dtype, const Device& device) {
+Tensor Tensor::empty(const Shape& shape, DType dtype, const Device& device, Caller at) {
+  const CallSite site("empty", at);
   return wrap(Storage::owned(device, bytes_of(shape, dtype)), shape, dtype);
 }
 
-Tensor Tensor::full(const Shape& shape, double value, DType dtype, const Device& device) {
+Tensor Tensor::full(const Shape& shape, double value, DType dtype, const Device& device,
+                    Caller at) {
+  const CallSite site("full", at);
   Tensor out = empty(shape, dtype, device);
   raw::fill(out, value);
   return out;
 }
-Tensor Tensor::zeros(const Shape& shape, DType dtype, const Device& device) {
+Tensor Tensor::zeros(const Shape& shape, DType dtype, const Device& device, Caller at) {
+  const CallSite site("zeros", at);
   return full(shape, 0, dtype, device);
 }
-Tensor Tensor::ones(const Shape& shape, DType dtype, const Device& device) {
+Tensor Tensor::ones(const Shape& shape, DType dtype, const Device& device, Caller at) {
+  const CallSite site("ones", at);
   return full(shape, 1, dtype, device);
 }
 
-Tensor Tensor::arange(std::int64_t n, DType dtype, const Device& device) {
+Tensor Tensor::arange(std::int64_t n, DType dtype, const Device& device, Caller at) {
+  const CallSite site("arange", at);
   Tensor out = empty({n}, dtype, device);
   if (n == 0 || device.is_meta()) return out;
   detail::launch("arange", device, detail::table(device).arange,
@@ -105,7 +111,8 @@ Tensor Tensor::arange(std::int64_t n, DType dtype, const Device& device) {
 }
 
 Tensor Tensor::normal(const Shape& shape, double mean, double deviation, std::uint64_t key,
-                      DType dtype, const Device& device) {
+                      DType dtype, const Device& device, Caller at) {
+  const CallSite site("normal", at);
   Tensor out = empty(shape, dtype, device);
   raw::normal_into(out, mean, deviation, key, 0);
   return out;
@@ -122,7 +129,8 @@ void raw::normal_into(const Tensor& out, double mean, double deviation, std::uin
 }
 
 Tensor Tensor::uniform(const Shape& shape, double low, double high, std::uint64_t key, DType dtype,
-                       const Device& device) {
+                       const Device& device, Caller at) {
+  const CallSite site("uniform", at);
   Tensor out = empty(shape, dtype, device);
   raw::uniform_into(out, low, high, key, 0);
   return out;
@@ -139,7 +147,8 @@ void raw::uniform_into(const Tensor& out, double low, double high, std::uint64_t
 }
 
 Tensor Tensor::from_bytes(std::span<const std::byte> bytes, const Shape& shape, DType dtype,
-                          const Device& device) {
+                          const Device& device, Caller at) {
+  const CallSite site("Tensor::from", at);
   Tensor out = empty(shape, dtype, device);
   TESSERA_EXPECT(static_cast<std::int64_t>(bytes.size()) == out.storage()->bytes,
                  "Tensor::from: ", bytes.size(), " bytes do not fill ", shape, " of ", dtype);
@@ -212,7 +221,8 @@ Access Tensor::access(AccessMode mode) const {
           begin + (last + 1) * static_cast<std::int64_t>(size_bytes(dtype())), mode};
 }
 
-void Tensor::to_bytes(std::span<std::byte> out) const {
+void Tensor::to_bytes(std::span<std::byte> out, Caller at) const {
+  const CallSite site("to_bytes", at);
   TESSERA_EXPECT(!device().is_meta(),
                  "a tensor on meta has no values; materialize the model first");
   TESSERA_EXPECT(device().runs_bodies(),
@@ -288,7 +298,8 @@ void Tensor::copy_to_host(std::span<std::byte> out) const {
   context.tell({.kind = MemoryEvent::Kind::released, .begin = to, .end = to + out.size()});
 }
 
-double Tensor::item(std::optional<double> stand_in) const {
+double Tensor::item(std::optional<double> stand_in, Caller at) const {
+  const CallSite site("item", at);
   TESSERA_EXPECT(numel() == 1, "item: the tensor has ", numel(), " elements, expected one");
   const bool plans = stand_in && !device().is_meta() && !device().runs_bodies();
   return visit(dtype(), [&](auto tag) {

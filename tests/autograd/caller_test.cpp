@@ -2,7 +2,11 @@
 #include <functional>
 #include <string_view>
 
+#include "tessera/nn/embedding.hpp"
 #include "tessera/nn/linear.hpp"
+#include "tessera/nn/norm.hpp"
+#include "tessera/nn/sequential.hpp"
+#include "tessera/tensor/make.hpp"
 #include "tests/autograd/helpers.hpp"
 
 using namespace tessera;
@@ -49,6 +53,30 @@ TEST_CASE("errors of operations name the operation and the line that called it")
   check_names("where", __LINE__, [&] { where(x < x, x, y); });
   check_names("outer", __LINE__, [&] { outer(x, y); });
   check_names("einsum", __LINE__, [&] { einsum("ij,jk->ik", x, x); });
+}
+
+TEST_CASE("members of tensors and layers name the line that called them") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  const Tensor x = Tensor::zeros({2, 3}, f32, device);
+  check_names("zeros", __LINE__, [&] { Tensor::zeros({2, -1}, f32, device); });
+  check_names("normal", __LINE__, [&] { Tensor::normal({2}, 0, 1, 0, i32, device); });
+  check_names("Tensor::from", __LINE__, [&] { Tensor::from({1, 2}, {3}, device); });
+  check_names("item", __LINE__, [&] { (void)x.item(); });
+  check_names("to_vector", __LINE__, [&] { (void)x.to_vector<double>(); });
+  check_names("to_span", __LINE__, [&] { (void)x.to_span<std::int64_t>(); });
+  check_names("backward", __LINE__, [&] { x.backward(); });
+  check_names("require_grad", __LINE__, [&] { Tensor::arange(2, i64, device).require_grad(); });
+  check_names("randint", __LINE__, [&] { randint(0, 300, {2}, 0, boolean, device); });
+  // What a layer is made of is named, with the line that called the layer.
+  nn::Linear linear(4, 2, device);
+  check_names("linear", __LINE__, [&] { linear(x); });
+  nn::Embedding embedding(5, 4, device);
+  check_names("embedding", __LINE__, [&] { embedding(x); });
+  nn::LayerNorm norm(4, 1e-5, device);
+  check_names("layer_norm", __LINE__, [&] { norm(x); });
+  nn::Sequential two(std::make_unique<nn::Linear>(3, 4, device),
+                     std::make_unique<nn::Linear>(3, 4, device));
+  check_names("linear", __LINE__, [&] { two(x); });
 }
 
 TEST_CASE("an operation made of others is the one that its errors name") {

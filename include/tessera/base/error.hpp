@@ -82,6 +82,8 @@ class CallSite {
   // `operation` outlives the scope. Without a caller, errors keep the line of the scope around, or
   // their own.
   explicit CallSite(const char* operation, const Caller& at = std::source_location()) noexcept;
+  // Of what is made of operations, as a layer: errors name the operation, and this line.
+  explicit CallSite(const Caller& at) noexcept : CallSite(nullptr, at) {}
   ~CallSite();
   CallSite(const CallSite&) = delete;
   CallSite& operator=(const CallSite&) = delete;

@@ -27,21 +27,23 @@ namespace tessera::dist {
 
 // The sum, or the largest, over all ranks, on every rank; summed in rank order, in f32 for 16-bit
 // types.  x: [...], returns the same shape.
-Tensor all_reduce(const Tensor& x, const RankGroup& group, ReduceOp op = ReduceOp::sum);
+Tensor all_reduce(const Tensor& x, const RankGroup& group, ReduceOp op = ReduceOp::sum,
+                  Caller at = Caller::current());
 
 // All ranks' tensors one behind the other along dimension 0, in rank order.
 // x: [n, ...] or [], returns [size n, ...] or [size].
-Tensor all_gather(const Tensor& x, const RankGroup& group);
+Tensor all_gather(const Tensor& x, const RankGroup& group, Caller at = Caller::current());
 
 // Rank r gets the r-th part along dimension 0 of the sum, or of the largest, over all ranks.
 // x: [size n, ...], returns [n, ...].
-Tensor reduce_scatter(const Tensor& x, const RankGroup& group, ReduceOp op = ReduceOp::sum);
+Tensor reduce_scatter(const Tensor& x, const RankGroup& group, ReduceOp op = ReduceOp::sum,
+                      Caller at = Caller::current());
 
 // The tensor of the rank that is `root` within the group; of the others only shape and dtype count.
-Tensor broadcast(const Tensor& x, int root, const RankGroup& group);
+Tensor broadcast(const Tensor& x, int root, const RankGroup& group, Caller at = Caller::current());
 
 // Part r of x along dimension 0 goes to rank r; part r of the result came from there.
 // x: [size n, ...], returns the same shape.
-Tensor all_to_all(const Tensor& x, const RankGroup& group);
+Tensor all_to_all(const Tensor& x, const RankGroup& group, Caller at = Caller::current());
 
 }  // namespace tessera::dist

@@ -34,7 +34,7 @@ class GroupedQueryAttention : public Module {
   GroupedQueryAttention(const AttentionOptions& options, std::shared_ptr<Rotary> rotary,
                         const Device& device = Device::meta());
   // x_BTC -> [B, T, C].
-  Tensor operator()(const Tensor& x_BTC);
+  Tensor operator()(const Tensor& x_BTC, Caller at = Caller::current());
 
   Linear q_proj, k_proj, v_proj, o_proj;
 
@@ -49,7 +49,7 @@ class FusedAttention : public Module {
  public:
   FusedAttention(std::int64_t dim, std::int64_t n_heads, const Device& device = Device::meta());
   // x_BTC -> [B, T, C].
-  Tensor operator()(const Tensor& x_BTC);
+  Tensor operator()(const Tensor& x_BTC, Caller at = Caller::current());
 
   Linear c_attn, c_proj;
 

@@ -17,7 +17,7 @@ class Dropout : public Module {
   // autograd::random_state(): the mask depends on its seed, on the number of the draw, and on the
   // element's index within the global batch, which starts at row `first_row` of dimension 0
   // (exactly so where a row has a multiple of 4 elements).
-  Tensor operator()(const Tensor& x);
+  Tensor operator()(const Tensor& x, Caller at = Caller::current());
 
  private:
   double p_;

@@ -11,7 +11,7 @@ class Embedding : public Module {
 
   // ids [...] in [0, count), i32 or i64 -> [..., dim] of the weight's dtype. Any other id gives a
   // row of NaN.
-  Tensor operator()(const Tensor& ids);
+  Tensor operator()(const Tensor& ids, Caller at = Caller::current());
 
   // The gradient of a row goes to its id.
   bool reads_parameters_in_backward() const override { return false; }

@@ -28,7 +28,7 @@ class Gpt2Block : public Module {
  public:
   explicit Gpt2Block(const Gpt2Config& config, const Device& device = Device::meta());
   // x_BTC -> [B, T, C].
-  Tensor operator()(const Tensor& x_BTC);
+  Tensor operator()(const Tensor& x_BTC, Caller at = Caller::current());
 
   LayerNorm ln_1;
   FusedAttention attn;

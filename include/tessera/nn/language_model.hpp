@@ -25,9 +25,9 @@ class LanguageModel : public Module {
  public:
   // tokens [B, T], i32 or i64 in [0, vocab_size), T at most max_seq_len -> logits [B, T, V] of the
   // weights' dtype.
-  Tensor operator()(const Tensor& tokens_BT);
+  Tensor operator()(const Tensor& tokens_BT, Caller at = Caller::current());
   // The mean over B T of the cross-entropy with targets [B, T], in nats: f32 [].
-  Tensor loss(const Tensor& tokens_BT, const Tensor& targets_BT);
+  Tensor loss(const Tensor& tokens_BT, const Tensor& targets_BT, Caller at = Caller::current());
 
   // The modules that make good units of their own, in the order in which forward uses them:
   // embedding, blocks, head; without embedding and head when these share their weight, which then

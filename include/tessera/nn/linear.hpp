@@ -39,13 +39,14 @@ class Linear : public Module {
   explicit Linear(const Parameter& shared_weight);
 
   // x [..., in] of the weight's dtype -> [..., out].
-  Tensor operator()(const Tensor& x);
+  Tensor operator()(const Tensor& x, Caller at = Caller::current());
   // The same with its GELU, in one product, for the layer that follows.
-  Activated gelu(const Tensor& x);
-  Tensor operator()(const Activated& x);
+  Activated gelu(const Tensor& x, Caller at = Caller::current());
+  Tensor operator()(const Activated& x, Caller at = Caller::current());
   // The mean cross-entropy of these outputs with targets [N], in nats, without ever having them
   // all: at most `most_logits`, or 256 columns of one row.
-  Tensor cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits);
+  Tensor cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits,
+                       Caller at = Caller::current());
 
   Parameter weight;  // [out, in], normal
   Parameter bias;    // [out], 0; undefined without

@@ -37,7 +37,7 @@ class LlamaBlock : public Module {
   LlamaBlock(const LlamaConfig& config, std::shared_ptr<Rotary> rotary,
              const Device& device = Device::meta());
   // x_BTC -> [B, T, C].
-  Tensor operator()(const Tensor& x_BTC);
+  Tensor operator()(const Tensor& x_BTC, Caller at = Caller::current());
 
   RMSNorm input_layernorm;
   GroupedQueryAttention self_attn;

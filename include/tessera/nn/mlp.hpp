@@ -11,7 +11,7 @@ class SwigluMlp : public Module {
  public:
   SwigluMlp(std::int64_t dim, std::int64_t hidden, const Device& device = Device::meta());
   // x [..., dim] -> [..., dim].
-  Tensor operator()(const Tensor& x);
+  Tensor operator()(const Tensor& x, Caller at = Caller::current());
 
   Linear gate_proj, up_proj, down_proj;
 };
@@ -22,7 +22,7 @@ class GeluMlp : public Module {
  public:
   GeluMlp(std::int64_t dim, std::int64_t hidden, const Device& device = Device::meta());
   // x [..., dim] -> [..., dim].
-  Tensor operator()(const Tensor& x);
+  Tensor operator()(const Tensor& x, Caller at = Caller::current());
 
   Linear c_fc, c_proj;
 };

@@ -204,7 +204,7 @@ struct Seed {
 // depends on (seed, name of p, e) only, so the values are the same for any number of ranks, sharded
 // or not. Throws: ContractError for a parameter without memory, and what an initializer throws.
 void init(Module& module, Seed seed);
-// Materializes the module on `device` first.
+// The same of a module on meta: materializes it on `device` first. Throws: as materialize, too.
 void init(Module& module, Seed seed, const Device& device);
 // What such an element depends on beside e.
 std::uint64_t key_of(Seed seed, std::string_view name);

@@ -23,9 +23,9 @@ class RMSNorm : public Module {
  public:
   explicit RMSNorm(std::int64_t dim, double eps = 1e-5, const Device& device = Device::meta());
   // x [..., dim] -> the same shape.
-  Tensor operator()(const Tensor& x);
+  Tensor operator()(const Tensor& x, Caller at = Caller::current());
   // The sum of both, [..., dim] each, and its norm.
-  SumAndNorm of_sum(const Tensor& x, Tensor residual);
+  SumAndNorm of_sum(const Tensor& x, Tensor residual, Caller at = Caller::current());
 
   Parameter weight;  // [dim], 1
 
@@ -39,9 +39,9 @@ class LayerNorm : public Module {
  public:
   explicit LayerNorm(std::int64_t dim, double eps = 1e-5, const Device& device = Device::meta());
   // x [..., dim] -> the same shape.
-  Tensor operator()(const Tensor& x);
+  Tensor operator()(const Tensor& x, Caller at = Caller::current());
   // The sum of both, [..., dim] each, and its norm.
-  SumAndNorm of_sum(const Tensor& x, Tensor residual);
+  SumAndNorm of_sum(const Tensor& x, Tensor residual, Caller at = Caller::current());
 
   Parameter weight, bias;  // [dim], 1 and 0
 

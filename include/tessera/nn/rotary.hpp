@@ -16,7 +16,7 @@ class Rotary {
   Rotary(std::int64_t positions, std::int64_t head_dim, double theta);
 
   // x [B, T, H, head_dim], T at most `positions` -> the same shape, rotated by position.
-  Tensor operator()(const Tensor& x);
+  Tensor operator()(const Tensor& x, Caller at = Caller::current());
 
  private:
   std::int64_t positions_, head_dim_;

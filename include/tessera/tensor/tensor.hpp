@@ -29,39 +29,48 @@ class Tensor {
 
   // Uninitialised, on the device's compute stream. `shape` may have zero-sized dimensions.
   // Throws, as all that follow: OutOfMemory.
-  static Tensor empty(const Shape& shape, DType dtype, const Device& device);
-  static Tensor full(const Shape& shape, double value, DType dtype, const Device& device);
-  static Tensor zeros(const Shape& shape, DType dtype, const Device& device);
-  static Tensor ones(const Shape& shape, DType dtype, const Device& device);
+  static Tensor empty(const Shape& shape, DType dtype, const Device& device,
+                      Caller at = Caller::current());
+  static Tensor full(const Shape& shape, double value, DType dtype, const Device& device,
+                     Caller at = Caller::current());
+  static Tensor zeros(const Shape& shape, DType dtype, const Device& device,
+                      Caller at = Caller::current());
+  static Tensor ones(const Shape& shape, DType dtype, const Device& device,
+                     Caller at = Caller::current());
   // 0, 1, ..., n - 1.
-  static Tensor arange(std::int64_t n, DType dtype, const Device& device);
+  static Tensor arange(std::int64_t n, DType dtype, const Device& device,
+                       Caller at = Caller::current());
   // Copies host values, row-major; on meta only their shape.
   // Requires: values.size() == shape.numel(); T is the C++ type of a DType.
   template <class T>
-  static Tensor from(std::span<const T> values, const Shape& shape, const Device& device) {
-    return from_bytes(std::as_bytes(values), shape, dtype_of<T>(), device);
+  static Tensor from(std::span<const T> values, const Shape& shape, const Device& device,
+                     Caller at = Caller::current()) {
+    return from_bytes(std::as_bytes(values), shape, dtype_of<T>(), device, at);
   }
   template <class T, std::size_t N>
     requires(!std::is_const_v<T> || N != std::dynamic_extent)
-  static Tensor from(std::span<T, N> values, const Shape& shape, const Device& device) {
-    return from(std::span<const std::remove_const_t<T>>(values), shape, device);
+  static Tensor from(std::span<T, N> values, const Shape& shape, const Device& device,
+                     Caller at = Caller::current()) {
+    return from(std::span<const std::remove_const_t<T>>(values), shape, device, at);
   }
   template <class T>
-  static Tensor from(const std::vector<T>& values, const Shape& shape, const Device& device) {
-    return from(std::span<const T>(values), shape, device);
+  static Tensor from(const std::vector<T>& values, const Shape& shape, const Device& device,
+                     Caller at = Caller::current()) {
+    return from(std::span<const T>(values), shape, device, at);
   }
-  static Tensor from(std::initializer_list<float> values, const Shape& shape,
-                     const Device& device) {
-    return from(std::span<const float>(values.begin(), values.size()), shape, device);
+  // In braces f32, whatever the numbers are: for others name them, std::vector<std::int64_t>{..}.
+  static Tensor from(std::initializer_list<float> values, const Shape& shape, const Device& device,
+                     Caller at = Caller::current()) {
+    return from(std::span<const float>(values.begin(), values.size()), shape, device, at);
   }
   static Tensor from_bytes(std::span<const std::byte> bytes, const Shape& shape, DType dtype,
-                           const Device& device);
+                           const Device& device, Caller at = Caller::current());
   // Philox values that depend on (key, index) only: normal with the given mean and deviation;
   // uniform in [low, high). kernels/random.hpp has the formulas.  Requires: a floating dtype.
   static Tensor normal(const Shape& shape, double mean, double deviation, std::uint64_t key,
-                       DType dtype, const Device& device);
+                       DType dtype, const Device& device, Caller at = Caller::current());
   static Tensor uniform(const Shape& shape, double low, double high, std::uint64_t key, DType dtype,
-                        const Device& device);
+                        const Device& device, Caller at = Caller::current());
 
   bool defined() const noexcept { return impl_ != nullptr; }
   const Shape& shape() const { return impl().shape; }
@@ -76,13 +85,15 @@ class Tensor {
   // The value of a tensor of one element; the host blocks. Where nothing runs (`virtual`) it is the
   // stand-in.
   // Throws: ContractError for any other number of elements, on meta, and without a stand-in.
-  double item(std::optional<double> stand_in = std::nullopt) const;
+  double item(std::optional<double> stand_in = std::nullopt, Caller at = Caller::current()) const;
   // All values, row-major; the host blocks.  Requires: T is the C++ type of dtype(), not bool.
   // Where nothing runs (`virtual`) they are the stand-in.
   // Throws: ContractError on meta, and where nothing runs without a stand-in.
   template <class T>
-  std::vector<T> to_vector(std::optional<double> stand_in = std::nullopt) const {
-    TESSERA_EXPECT(dtype() == dtype_of<T>(), "to_vector: the tensor is ", dtype(), ", asked for ",
+  std::vector<T> to_vector(std::optional<double> stand_in = std::nullopt,
+                           Caller at = Caller::current()) const {
+    const CallSite site("to_vector", at);
+    TESSERA_EXPECT(dtype() == dtype_of<T>(), "the tensor is ", dtype(), ", asked for ",
                    dtype_of<T>());
     std::vector<T> out(static_cast<std::size_t>(numel()), static_cast<T>(stand_in.value_or(0)));
     const auto bytes = std::as_writable_bytes(std::span<T>(out));
@@ -90,24 +101,24 @@ class Tensor {
     return out;
   }
   // The same as raw bytes, for any dtype.  Requires: out holds numel() elements.
-  void to_bytes(std::span<std::byte> out) const;
+  void to_bytes(std::span<std::byte> out, Caller at = Caller::current()) const;
   // The values where they lie, row-major, without a copy; the host blocks until what was submitted
   // on them is done. Valid while this tensor lives, until the next operation that writes it.
   // Requires: a contiguous tensor on a CPU that runs bodies; T is the C++ type of dtype().
   template <class T>
-  std::span<const T> to_span() const& {
-    return span_of<const T>(AccessMode::read);
+  std::span<const T> to_span(Caller at = Caller::current()) const& {
+    return span_of<const T>(AccessMode::read, at);
   }
   // The same to be written by the host, until the next operation that uses it. Every view of these
   // bytes sees it.  Throws: ContractError, too, for a parameter and for memory lent read-only.
   template <class T>
-  std::span<T> to_writable_span() const& {
-    return span_of<T>(AccessMode::write);
+  std::span<T> to_writable_span(Caller at = Caller::current()) const& {
+    return span_of<T>(AccessMode::write, at);
   }
   template <class T>
-  std::span<const T> to_span() && = delete;  // keep the tensor
+  std::span<const T> to_span(Caller at = Caller::current()) && = delete;  // keep the tensor
   template <class T>
-  std::span<T> to_writable_span() && = delete;
+  std::span<T> to_writable_span(Caller at = Caller::current()) && = delete;
   // Blocks until what was submitted on these bytes, in any layout, is done; the host is about to
   // read or to write them.  Returns, throws: as `to_span`, but null for no elements.
   std::byte* host_data(AccessMode mode) const;
@@ -120,16 +131,18 @@ class Tensor {
   // --- autograd (bodies in runtime/autograd) ---
   // A leaf whose gradient `backward` accumulates. Returns *this.
   // Throws: ContractError for a dtype that is not floating, and for a tensor with history.
-  Tensor& require_grad();
+  Tensor& require_grad(Caller at = Caller::current());
   bool requires_grad() const;
-  // The accumulated gradient of a leaf, undefined when there is none.
+  // The gradient of a leaf so far, undefined when there is none: the accumulator itself, to which a
+  // later backward adds. A copy stays: cast or contiguous of it times 1.
   Tensor grad() const;
   void zero_grad();
   // Runs the graph behind this tensor backwards and frees it, unless it is retained for another
   // backward through a part of it. `gradient` has this shape; for a single element it defaults
   // to 1. Throws: ContractError without history, for a graph that has run already, and without a
   // gradient where there are several elements; also what a backward function throws.
-  void backward(const Tensor& gradient = {}, bool retain_graph = false) const;
+  void backward(const Tensor& gradient = {}, bool retain_graph = false,
+                Caller at = Caller::current()) const;
   // The same values without history.
   Tensor detach() const;
 
@@ -170,10 +183,11 @@ class Tensor {
     return *impl_;
   }
   template <class T>
-  std::span<T> span_of(AccessMode mode) const {
+  std::span<T> span_of(AccessMode mode, const Caller& at) const {
+    const CallSite site("to_span", at);
     constexpr DType kAsked = dtype_of<std::remove_const_t<T>>();
-    TESSERA_EXPECT(dtype() == kAsked, "to_span: the tensor is ", dtype(), ", asked for ", kAsked);
-    TESSERA_EXPECT(is_contiguous(), "to_span: the tensor of ", shape(), " has strides ", strides(),
+    TESSERA_EXPECT(dtype() == kAsked, "the tensor is ", dtype(), ", asked for ", kAsked);
+    TESSERA_EXPECT(is_contiguous(), "the tensor of ", shape(), " has strides ", strides(),
                    "; make it contiguous first");
     return {reinterpret_cast<T*>(host_data(mode)), static_cast<std::size_t>(numel())};
   }
