@@ -256,6 +256,10 @@ void Optimizer::keep_moments(const Own& from, const GroupState& held, const Own&
 
 void Optimizer::step() {
   prepare();
+  for (const GroupState& state : states_)
+    TESSERA_EXPECT(state.group->has_values || !state.group->device.runs_bodies(),
+                   "step: the parameters of '", state.group->name,
+                   "' are the zeros of materialize; call nn::init, load or assign before training");
   DeviceContext& device = scalars_.device().context();
   const auto now = [&] { return device.clock(StreamId::compute)[StreamId::compute]; };
   std::erase_if(log_->queued, [&](const UpdateLog::Update& update) {

@@ -65,9 +65,9 @@ StateDict Optimizer::state_dict(const NamedParameters& names, const StateDictOpt
   return make_state_dict(views, options);
 }
 
-LoadReport Optimizer::load(const NamedParameters& names,
-                           const std::function<std::shared_ptr<const StateSource>()>& source,
-                           const LoadOptions& options) {
+LoadReport Optimizer::load_from(const NamedParameters& names,
+                                const std::function<std::shared_ptr<const StateSource>()>& source,
+                                const LoadOptions& options) {
   prepare();
   // Numbers come first and are checked; they are set when nothing can refuse any more.
   std::vector<std::function<void()>> set;

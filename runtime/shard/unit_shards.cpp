@@ -27,6 +27,7 @@ UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
                        const ShardOptions& options)
     : options(options) {
   const auto mesh = std::make_shared<const DeviceMesh>(options.mesh);
+  name = concat("(with ", claimed.empty() ? "no parameters" : claimed[0]->name, ')');
   for (auto& p : claimed) {
     p->unit = &name;
     p->mesh = mesh;
@@ -51,6 +52,8 @@ UnitShards::UnitShards(const UnitShards& unit, std::shared_ptr<ParameterState> s
 
 void UnitShards::materialize(const Device& on) {
   TESSERA_EXPECT(!is_materialized(), "materialize: unit '", name, "' already has memory");
+  TESSERA_EXPECT(on == options.mesh.world().device(), "materialize: unit '", name,
+                 "' is sharded over a mesh whose world has another device; give world.device()");
   device = on;
   std::vector<std::shared_ptr<ParameterState>> states = parameters;
   states.insert(states.end(), streamed.begin(), streamed.end());

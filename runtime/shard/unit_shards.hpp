@@ -64,7 +64,7 @@ struct UnitShards {
   void give_back(const Slot& slot, bool ends_forward = false) const noexcept;
 
   ShardOptions options;
-  std::string name = "(not yet named)";
+  std::string name;                                 // until the root's first call: of a parameter
   int number = -1;                                  // of the units under its root, which have
   Slots* slots = nullptr;                           // in common
   const char *gather_name = "", *reduce_name = "";  // of the unit's collectives

@@ -25,6 +25,7 @@ class Bag : public nn::Module {
       register_parameter(std::to_string(items.size() - 1), items.back());
     }
   }
+  void materialize(const Device& device) { nn::init(*this, {0}, device); }
   std::vector<Parameter> items;
 };
 

@@ -322,6 +322,18 @@ TEST_CASE("weight decay is refused for what is not the optimizer's, and out of r
                       Catch::Contains("weight_decay is"));
 }
 
+TEST_CASE("parameters that nobody has set aren't trained from the zeros of their memory",
+          "[optim]") {
+  const Device device = Device::cpu();
+  Bag bag({{2, 2}});
+  bag.nn::Module::materialize(device);
+  optim::Sgd optimizer(bag.parameters());
+  CHECK_THROWS_WITH(optimizer.step(), Catch::Contains("step: the parameters of 'model'") &&
+                                          Catch::Contains("call nn::init, load or assign"));
+  bag.items[0].assign(Tensor::zeros({2, 2}, f32, device));
+  optimizer.step();
+}
+
 TEST_CASE("two optimizers over one group clear the gradients of their own parameters", "[optim]") {
   Fixture f;
   INFO("seed " << f.draw.seed);

@@ -103,8 +103,13 @@ TEST_CASE("a parameter shared by two units belongs to the module that holds both
 TEST_CASE("units of one model lie on one mesh, have memory, and start from the root") {
   const RaceCheck check;
   const World world = World::single(check({})), other = World::single(check({}));
+  Stack elsewhere(kWidths);
+  fully_shard(elsewhere.layers[1], {.mesh = DeviceMesh::flat(other)});
+  CHECK_THAT(contract_error([&] { elsewhere.materialize(world.device()); }),
+             Contains("unit '(with weight)'") && Contains("give world.device()"));
+
   Stack mixed(kWidths);
-  fully_shard(mixed.layers[1], {.mesh = DeviceMesh::flat(other)});
+  fully_shard(mixed.layers[1], {.mesh = DeviceMesh::hybrid(world, {})["dp_shard"]});
   fully_shard(mixed, {.mesh = DeviceMesh::flat(world)});
   mixed.materialize(world.device());
   CHECK_THAT(contract_error([&] { shard_plan(mixed); }),

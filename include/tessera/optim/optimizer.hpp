@@ -77,6 +77,7 @@ class Optimizer {
   // Throws: ContractError for a parameter without memory, and for groups on several devices.
   void prepare();
   // One update from the gradients as they are. Every call counts as one step for all parameters.
+  // Throws: as prepare; ContractError for parameters that nobody initialised, loaded or edited.
   void step();
   // Drops the gradients of its parameters: none is there until the next backward. Where a group has
   // others too, they are kept, and zeros with an arrival count of 0 lie where these were.
@@ -142,7 +143,7 @@ class Optimizer {
   }
   LoadReport load(const NamedParameters& names, const StateDict& state,
                   const LoadOptions& options = {}) {
-    return load(names, [&] { return std::make_shared<DictSource>(state); }, options);
+    return load_from(names, [&] { return std::make_shared<DictSource>(state); }, options);
   }
   // The same from files: load(model, checkpoint::WeightFiles("adamw.safetensors")).
   template <class Model>
@@ -152,12 +153,8 @@ class Optimizer {
   LoadReport load(const NamedParameters& names, const StateSource& source,
                   const LoadOptions& options = {}) {
     std::shared_ptr<const StateSource> here(std::shared_ptr<void>(), &source);  // not owned
-    return load(names, [&] { return here; }, options);
+    return load_from(names, [&] { return here; }, options);
   }
-  // The source is made where it is asked for: on rank 0 alone, where that sends.
-  LoadReport load(const NamedParameters& names,
-                  const std::function<std::shared_ptr<const StateSource>()>& source,
-                  const LoadOptions& options = {});
 
  protected:
   // What an update keeps and is told: arrays of f32 state a group, and bytes of scalars.
@@ -195,6 +192,10 @@ class Optimizer {
   static void launch_update(kernels::UpdateOp op, const GroupState& state, const Tensor& scalars);
 
  private:
+  // The source is made where it is asked for: on rank 0 alone, where that sends.
+  LoadReport load_from(const NamedParameters& names,
+                       const std::function<std::shared_ptr<const StateSource>()>& source,
+                       const LoadOptions& options);
   static void put(const Tensor& to, const void* scalars, std::size_t bytes);
   static void submit(const char* name, const GroupState& state, const Tensor& scalars,
                      const Body& body);
