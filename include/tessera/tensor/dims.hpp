@@ -11,6 +11,7 @@ class Dims {
  public:
   constexpr Dims() = default;
   constexpr Dims(int dim) : Dims({dim}) {}
+  Dims(bool) = delete;  // sum(x, true): KeepDim::yes comes behind the dimensions
   constexpr Dims(std::initializer_list<int> dims) {
     for (const int dim : dims) list_.push_back(dim);
   }
