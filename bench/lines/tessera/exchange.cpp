@@ -1,4 +1,5 @@
 // Values in from vectors, spans and Eigen and out again, DLPack both ways, safetensors.
+#include <Eigen/Core>
 #include <cstdio>
 #include <numeric>
 #include <tessera/tensor/eigen.hpp>
