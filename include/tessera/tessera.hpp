@@ -89,6 +89,7 @@
 #include "tessera/run/environment.hpp"
 #include "tessera/run/race_check.hpp"
 #include "tessera/run/run.hpp"
+#include "tessera/run/watchdog.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/shard/layout.hpp"
 #include "tessera/tensor/dims.hpp"

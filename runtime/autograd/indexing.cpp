@@ -80,8 +80,8 @@ Shape column_of(const Shape& shape, int d) {
 // The part of g for sources that were put at `index`, of the result's shape: 0 where that is out of
 // range, for nothing was written.
 Tensor at_written(const Tensor& part, const Tensor& index, std::int64_t size) {
-  const Tensor written = logical_and(index >= 0, index < static_cast<double>(size));
-  return where(written, part, 0.0);
+  const Tensor at = raw::cast(index, i64);  // i32 does not hold every size
+  return where(logical_and(at >= 0, at < static_cast<double>(size)), part, 0.0);
 }
 // The same of sources that were set: 0, too, where another was set at this location after it.
 Tensor at_set(const Tensor& part, const Shape& shape, int d, const Tensor& index) {

@@ -38,12 +38,13 @@ Matrices matrices_of(const Tensor& x, std::int64_t batch) {
       regular = regular && x.strides()[d] == stride * own;
     own *= x.shape()[d];
   }
-  if (x.numel() == 0) return {x, batch, rows, cols, std::max<std::int64_t>(cols, 1), 0, false};
   const bool plain = (sc == 1 || cols <= 1) && (sr >= cols || rows <= 1);
   const bool flipped = (sr == 1 || rows <= 1) && (sc >= rows || cols <= 1);
-  if (!regular || (!plain && !flipped)) return matrices_of(contiguous(x), batch);
+  const bool is_empty = x.numel() == 0;  // nothing is read
+  if (!is_empty && (!regular || (!plain && !flipped))) return matrices_of(contiguous(x), batch);
   TESSERA_EXPECT(own == batch || own == 1, "matmul: batches of ", own, " and ", batch,
                  " do not fit");
+  if (is_empty) return {x, batch, rows, cols, std::max<std::int64_t>(cols, 1), 0, false};
   if (own == 1) stride = 0;
   if (plain)
     return {x, batch, rows, cols, std::max<std::int64_t>(rows <= 1 ? cols : sr, 1), stride, false};

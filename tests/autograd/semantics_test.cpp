@@ -77,6 +77,11 @@ TEST_CASE("numbers on either side, logic and comparisons") {
   CHECK((1.0 + x).to_vector<float>() == Floats{2, 3, 5});
   CHECK((5 - whole).to_vector<std::int64_t>() == List{5, 4, 3});
   CHECK(booleans(x > 1) == std::vector<bool>{false, true, true});
+  CHECK(booleans(1.0 < x) == booleans(x > 1));
+  CHECK(booleans(2.0 <= x) == booleans(x >= 2));
+  CHECK(booleans(2.0 > x) == booleans(x < 2));
+  CHECK(booleans(1.0 >= x) == booleans(x <= 1));
+  CHECK(clamp(x, 2).to_vector<float>() == maximum(x, x * 0 + 2).to_vector<float>());
   CHECK(booleans(whole == 1) == std::vector<bool>{false, true, false});
   CHECK(booleans(logical_and(x > 1, x <= 2)) == std::vector<bool>{false, true, false});
   CHECK(booleans(logical_or(x < 2, x >= 4)) == std::vector<bool>{true, false, true});

@@ -12,6 +12,7 @@ TEST_CASE("derivatives of views") {
   check_gradients([](const auto& v) { return reshape(v[0], {4, -1}); }, {x});
   check_gradients([](const auto& v) { return reshape(transpose(v[0], 0, 2), {6, 4}); }, {x});
   check_gradients([](const auto& v) { return transpose(v[0], 0, -1); }, {x});
+  check_gradients([](const auto& v) { return contiguous(transpose(v[0], 0, -1)); }, {x});
   check_gradients([](const auto& v) { return permute(v[0], {1, -1, 0}); }, {x});
   check_gradients([](const auto& v) { return slice(v[0], 1, 1, 3); }, {x});
   check_gradients([](const auto& v) { return slice(transpose(v[0], 0, 1), -1, 1, 2); }, {x});

@@ -1,6 +1,8 @@
 // Any data set as batches: which samples a step takes, threads that make them ahead, resuming.
 #include "tessera/data/data_loader.hpp"
 
+#include "tessera/data/batches.hpp"
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -18,6 +20,13 @@ using namespace tessera;
 using namespace tessera::data;
 using Catch::Matchers::Contains;
 using tessera::testing::TemporaryFolder;
+
+// A data set or a loader that would be gone is refused.
+static_assert(std::is_constructible_v<DataLoader<std::vector<int>>, const std::vector<int>&,
+                                      std::vector<int> (*)(std::vector<int>), DataLoaderOptions>);
+static_assert(!std::is_constructible_v<DataLoader<std::vector<int>>, std::vector<int>,
+                                       std::vector<int> (*)(std::vector<int>), DataLoaderOptions>);
+static_assert(!std::is_constructible_v<Batches, TokenLoader, BatchesOptions, Device>);
 
 namespace {
 

@@ -47,9 +47,9 @@ std::string data_error(F&& f) {
   return "no error";
 }
 
-struct Batch {
+struct HostBatch {
   std::vector<std::int32_t> inputs, targets;
-  explicit Batch(std::int64_t count)
+  explicit HostBatch(std::int64_t count)
       : inputs(static_cast<std::size_t>(count)), targets(static_cast<std::size_t>(count)) {}
 };
 
@@ -182,7 +182,7 @@ TEST_CASE("a sample is T inputs and the T targets one token later") {
     for (std::int64_t step = 0; step < 5; ++step) {
       for (int rank = 0; rank < world; ++rank) {
         const std::int64_t part = batch / world;
-        Batch b(part * length);
+        HostBatch b(part * length);
         loader.batch(step, rank, world, 0, b.inputs, b.targets);
         for (std::int64_t i = 0; i < part * length; ++i) {
           const std::int64_t sample = (step * batch + rank * part + i / length) % 10;
@@ -204,14 +204,14 @@ TEST_CASE("the samples of a step are the same for every world and every micro-ba
   const TokenLoader loader(counting_file(folder, 500),
                            {.seq_len = length, .global_batch = batch, .seed = seed});
   for (std::int64_t step = 0; step < 40; ++step) {
-    Batch whole(batch * length);
+    HostBatch whole(batch * length);
     loader.batch(step, 0, 1, 0, whole.inputs, whole.targets);
     for (const int world : {2, 3, 4, 12}) {
       for (const std::int64_t rows : {std::int64_t{1}, batch / world}) {
-        Batch joined(0);
+        HostBatch joined(0);
         for (int rank = 0; rank < world; ++rank) {
           for (std::int64_t row = 0; row < batch / world; row += rows) {
-            Batch part(rows * length);
+            HostBatch part(rows * length);
             loader.batch(step, rank, world, row, part.inputs, part.targets);
             joined.inputs.insert(joined.inputs.end(), part.inputs.begin(), part.inputs.end());
             joined.targets.insert(joined.targets.end(), part.targets.begin(), part.targets.end());
@@ -230,7 +230,7 @@ TEST_CASE("a shuffled epoch shows each sample once, the next one in another orde
   REQUIRE(loader.samples() == 20);
   std::vector<std::vector<std::int32_t>> epochs(3);
   for (std::int64_t step = 0; step < 12; ++step) {  // 4 steps an epoch
-    Batch b(15);
+    HostBatch b(15);
     loader.batch(step, 0, 1, 0, b.inputs, b.targets);
     for (std::size_t row = 0; row < 5; ++row) {
       epochs[static_cast<std::size_t>(step / 4)].push_back(b.inputs[row * 3] / 3);
@@ -250,14 +250,14 @@ TEST_CASE("held-out tokens are the last fraction, and training never sees one") 
                            {.seq_len = 5, .global_batch = 4, .heldout = 0.25});
   CHECK(loader.samples() == 15);           // 76 tokens: (76 - 1) / 5
   REQUIRE(loader.heldout_samples() == 4);  // floor(25.25) = 25 tokens: (25 - 1) / 5
-  Batch held(20);
+  HostBatch held(20);
   loader.heldout(0, held.inputs, held.targets);
   for (std::size_t i = 0; i < 20; ++i) {
     CHECK(held.inputs[i] == 76 + static_cast<std::int32_t>(i));
     CHECK(held.targets[i] == 77 + static_cast<std::int32_t>(i));
   }
   CHECK_THROWS_AS(loader.heldout(1, held.inputs, held.targets), ContractError);
-  Batch b(20);
+  HostBatch b(20);
   for (std::int64_t step = 0; step < 50; ++step) {
     loader.batch(step, 0, 1, 0, b.inputs, b.targets);
     CHECK(*std::max_element(b.targets.begin(), b.targets.end()) < 76);
@@ -289,7 +289,7 @@ TEST_CASE("data too short for a sample says how long it is and what it needs") {
 TEST_CASE("a batch that does not fit its rank is refused") {
   const TemporaryFolder folder;
   const TokenLoader loader(counting_file(folder, 100), {.seq_len = 4, .global_batch = 6});
-  Batch b(8);
+  HostBatch b(8);
   CHECK_THROWS_AS(loader.batch(0, 0, 4, 0, b.inputs, b.targets),
                   ContractError);  // 4 does not divide 6
   CHECK_THROWS_AS(loader.batch(0, 3, 3, 0, b.inputs, b.targets), ContractError);

@@ -1,7 +1,11 @@
 // The pieces of ts::run that a program with its own way to report is made of.
 #include "tessera/run/run.hpp"
 
+#include <unistd.h>
+
 #include <atomic>
+#include <cstdio>
+#include <source_location>
 #include <stdexcept>
 
 #include "tessera/base/error.hpp"
@@ -58,4 +62,29 @@ TEST_CASE("what a rank throws comes out of run_ranks, and so does a launcher tha
   CHECK_THROWS_AS(run_ranks(launched, 2, {}, [](World&) {}), DataError);
   CHECK_THROWS_AS(run_ranks(launched, {}, {.device = {.kind = DeviceKind::cuda}}, [](World&) {}),
                   DataError);
+}
+
+TEST_CASE("a program's error line ends with the line that called the operation", "[run]") {
+  std::FILE* const written = std::tmpfile();
+  const int before = ::dup(STDERR_FILENO);
+  std::fflush(stderr);
+  ::dup2(::fileno(written), STDERR_FILENO);
+  std::uint_least32_t line = 0;
+  const int code = run({.program = "tests"}, [&](World&) {
+    const auto operation = [](Caller at = Caller::current()) {
+      CallSite site("sum", at);
+      TESSERA_EXPECT(false, "no");
+    };
+    line = std::source_location::current().line() + 1;
+    operation();
+  });
+  std::fflush(stderr);
+  ::dup2(before, STDERR_FILENO);
+  ::close(before);
+  char text[200] = {};
+  std::rewind(written);
+  CHECK(std::fread(text, 1, sizeof(text) - 1, written) > 0);
+  std::fclose(written);
+  CHECK(code == 1);
+  CHECK(std::string(text) == concat("tests: error: rank 0: sum: no (run_test.cpp:", line, ")\n"));
 }

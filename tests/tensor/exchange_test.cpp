@@ -1,4 +1,5 @@
 // Values that change hands without a copy: spans, DLPack and Eigen maps of tensors.
+#include <Eigen/Core>
 #include <array>
 #include <atomic>
 #include <numeric>
@@ -355,6 +356,13 @@ TEST_CASE("dlpack: the race checker knows when the lender may write") {
   CHECK(watched.checker->race_count() == 1);
   watched.device.synchronize();  // the array goes before the device does
 }
+
+// What eigen.hpp spells out is what programs that have Eigen write.
+static_assert(
+    std::is_same_v<EigenMatrix<float>,
+                   Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>);
+static_assert(std::is_same_v<EigenVector<double>, Eigen::Matrix<double, Eigen::Dynamic, 1>>);
+static_assert(std::is_same_v<EigenMap<EigenVector<float>>, Eigen::Map<EigenVector<float>>>);
 
 TEST_CASE("eigen maps see a tensor's values, row by row") {
   const Device device = any_device();

@@ -160,6 +160,7 @@ TEST_CASE("a stack without elements, however it lies, gives zeros") {
   const Tensor y = raw::matmul(crossed, raw::expand(sliced, {4, 3, 0, 2}));
   CHECK(y.shape() == Shape{4, 3, 4, 2});
   CHECK(y.to_vector<float>() == std::vector<float>(96, 0.f));
+  CHECK_THROWS_AS(raw::matmul(zeros({2, 4, 0}), zeros({3, 0, 2})), ContractError);
 }
 
 TEST_CASE("products that do not fit are refused with both shapes") {

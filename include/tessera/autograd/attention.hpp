@@ -24,7 +24,7 @@ struct ScaledDotProductOptions {
   Tensor mask{};           // boolean, true where a key takes part; broadcasts to [B, H, L, S]
   Tensor bias{};           // added to the scaled scores; broadcasts to [B, H, L, S]
   bool is_causal = false;  // query l attends to keys 0 to l, whatever L and S are
-  std::optional<double> scale{};  // of q k^T, as f32; 1 / sqrt(E) where none is given
+  std::optional<double> scale{};  // of q k^T; 1 / sqrt(E) where none is given
   double dropout = 0;             // of the softmax's elements, as the function `dropout` does it
   std::uint64_t dropout_key = 0;
   std::int64_t dropout_offset = 0;
@@ -37,9 +37,9 @@ struct ScaledDotProductOptions {
 //
 // The fused kernel computes it, without a buffer of L x S, where L = S, E = Ev <= 256 and there is
 // neither mask, bias nor dropout. Transposed views of [B, L, H, E], as projections give, are read
-// in place. Anything else makes the scores: in f32 (f64 for f64), of B H L S elements one tensor is
-// kept for backward, and at most two live beside it at a time.
-// Throws: ContractError for shapes and dtypes that do not fit.
+// in place. It takes the scale as f32, in f64 too. Anything else makes the scores: in f32 (f64 for
+// f64), of B H L S elements one tensor is kept for backward, and at most two live beside it at a
+// time. Throws: ContractError for shapes and dtypes that do not fit.
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                     const ScaledDotProductOptions& options = {},
                                     Caller at = Caller::current());

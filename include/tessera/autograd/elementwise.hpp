@@ -123,28 +123,28 @@ Tensor cos(const Tensor& x, Caller at = Caller::current());
 Tensor tanh(const Tensor& x, Caller at = Caller::current());
 Tensor erf(const Tensor& x, Caller at = Caller::current());
 Tensor abs(const Tensor& x, Caller at = Caller::current());  // derivative 0 at 0
-Tensor sign(const Tensor& x,
-            Caller at = Caller::current());  // 0 for 0 and NaN; derivative 0, as of the next two
+// 0 for 0 and NaN; derivative 0, as of the next two.
+Tensor sign(const Tensor& x, Caller at = Caller::current());
 Tensor floor(const Tensor& x, Caller at = Caller::current());
 Tensor round(const Tensor& x, Caller at = Caller::current());  // halves to even
 
 // --- activations ---
 Tensor relu(const Tensor& x, Caller at = Caller::current());  // derivative 0 at 0
-Tensor leaky_relu(const Tensor& x, double slope = 0.01,
-                  Caller at = Caller::current());  // slope x below 0, derivative slope at 0
-Tensor elu(const Tensor& x, double alpha = 1,
-           Caller at = Caller::current());  // alpha (exp(x) - 1) below 0
-Tensor gelu(const Tensor& x,
-            Caller at = Caller::current());  // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+// slope x below 0, derivative slope at 0.
+Tensor leaky_relu(const Tensor& x, double slope = 0.01, Caller at = Caller::current());
+// alpha (exp(x) - 1) below 0.
+Tensor elu(const Tensor& x, double alpha = 1, Caller at = Caller::current());
+// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+Tensor gelu(const Tensor& x, Caller at = Caller::current());
 Tensor gelu_exact(const Tensor& x, Caller at = Caller::current());  // 0.5 x (1 + erf(x / sqrt(2)))
 Tensor sigmoid(const Tensor& x, Caller at = Caller::current());
 Tensor log_sigmoid(const Tensor& x, Caller at = Caller::current());
 Tensor softplus(const Tensor& x, Caller at = Caller::current());  // log(1 + exp(x))
 Tensor silu(const Tensor& x, Caller at = Caller::current());      // x sigmoid(x)
-Tensor swiglu(const Tensor& gate, const Tensor& up,
-              Caller at = Caller::current());  // silu(gate) * up
+// silu(gate) * up.
+Tensor swiglu(const Tensor& gate, const Tensor& up, Caller at = Caller::current());
 
-Tensor cast(const Tensor& x, DType dtype,
-            Caller at = Caller::current());  // the gradient between floating dtypes is cast back
+// The gradient between floating dtypes is cast back.
+Tensor cast(const Tensor& x, DType dtype, Caller at = Caller::current());
 
 }  // namespace tessera

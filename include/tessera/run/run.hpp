@@ -16,7 +16,7 @@ namespace tessera {
 
 struct RunOptions {
   std::string program = "tessera";  // opens every line on stderr
-  std::optional<int> ranks;  // as threads of this process; unset: what the launcher says, else 1
+  std::optional<int> ranks{};  // as threads of this process; unset: what the launcher says, else 1
   WorldOptions world{};
 };
 

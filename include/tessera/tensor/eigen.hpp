@@ -1,32 +1,42 @@
-// Eigen's view of a tensor's values, without a copy. For programs that have Eigen: the library's
-// other headers need it not, and tessera/tessera.hpp leaves this one out.
+// Eigen's view of a tensor's values, without a copy. For programs that have Eigen and include
+// <Eigen/Core> themselves, before this header or behind it; tessera/tessera.hpp leaves it out.
 //
 //   const auto w = eigen_matrix<float>(weight);       // [rows, columns], row-major
 //   const Eigen::VectorXf y = w * eigen_vector<float>(x);
 #pragma once
 
-#include <Eigen/Core>
-
 #include "tessera/tensor/tensor.hpp"
+
+namespace Eigen {  // as <Eigen/Core> declares them; its defaults are spelt out below
+template <class Scalar, int Rows, int Columns, int Options, int MostRows, int MostColumns>
+class Matrix;
+template <int Outer, int Inner>
+class Stride;
+template <class Plain, int Options, class Strides>
+class Map;
+}  // namespace Eigen
 
 namespace tessera {
 
+// Matrix<T, Dynamic, Dynamic, RowMajor>, Matrix<T, Dynamic, 1>, and Map of these.
 template <class T>
-using EigenMatrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using EigenMatrix = Eigen::Matrix<T, -1, -1, 1, -1, -1>;
 template <class T>
-using EigenVector = Eigen::Matrix<T, Eigen::Dynamic, 1>;
+using EigenVector = Eigen::Matrix<T, -1, 1, 0, -1, 1>;
+template <class M>
+using EigenMap = Eigen::Map<M, 0, Eigen::Stride<0, 0>>;
 
 // A contiguous CPU tensor of two dimensions, or of one; the host blocks until its values are there.
 // Valid as `to_span` is, and as long as `x`.
 // Throws: as Tensor::to_span, and ContractError for another number of dimensions.
 template <class T>
-Eigen::Map<const EigenMatrix<T>> eigen_matrix(const Tensor& x) {
+EigenMap<const EigenMatrix<T>> eigen_matrix(const Tensor& x) {
   TESSERA_EXPECT(x.ndim() == 2, "eigen_matrix: the tensor has shape ", x.shape(),
                  ", expected two dimensions");
   return {x.to_span<T>().data(), x.size(0), x.size(1)};
 }
 template <class T>
-Eigen::Map<const EigenVector<T>> eigen_vector(const Tensor& x) {
+EigenMap<const EigenVector<T>> eigen_vector(const Tensor& x) {
   TESSERA_EXPECT(x.ndim() == 1, "eigen_vector: the tensor has shape ", x.shape(),
                  ", expected one dimension");
   return {x.to_span<T>().data(), x.size(0)};
@@ -34,13 +44,13 @@ Eigen::Map<const EigenVector<T>> eigen_vector(const Tensor& x) {
 
 // The same to be written by the host, as Tensor::to_writable_span.
 template <class T>
-Eigen::Map<EigenMatrix<T>> writable_eigen_matrix(const Tensor& x) {
+EigenMap<EigenMatrix<T>> writable_eigen_matrix(const Tensor& x) {
   TESSERA_EXPECT(x.ndim() == 2, "writable_eigen_matrix: the tensor has shape ", x.shape(),
                  ", expected two dimensions");
   return {x.to_writable_span<T>().data(), x.size(0), x.size(1)};
 }
 template <class T>
-Eigen::Map<EigenVector<T>> writable_eigen_vector(const Tensor& x) {
+EigenMap<EigenVector<T>> writable_eigen_vector(const Tensor& x) {
   TESSERA_EXPECT(x.ndim() == 1, "writable_eigen_vector: the tensor has shape ", x.shape(),
                  ", expected one dimension");
   return {x.to_writable_span<T>().data(), x.size(0)};
