@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/autograd/gradient_sink.hpp"
+#include "tessera/autograd/shapes.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera::autograd {
@@ -12,6 +13,12 @@ inline Tensor widened(const Tensor& x) { return raw::cast(x, statistics_dtype(x.
 inline void expect_floating(const Tensor& x) {
   TESSERA_EXPECT(is_floating(x.dtype()), "a tensor is ", x.dtype(),
                  ", expected a floating dtype; cast it first");
+}
+
+// What f makes of x [] as one element along a dimension 0, of shape [] again.
+template <class F>
+Tensor as_scalar(const Tensor& x, F f) {
+  return reshape(f(reshape(x, {1})), {});
 }
 
 // Whether `from` can be expanded to `to`.

@@ -1,10 +1,12 @@
 // Derivatives of sums, statistics and extremes, and of orders along a dimension.
 #include "tessera/autograd/reductions.hpp"
 
+#include "runtime/autograd/operands.hpp"
 #include "tessera/autograd/ops.hpp"
 
 namespace tessera {
 
+using autograd::as_scalar;
 using autograd::Gradients;
 using autograd::record;
 using autograd::Saved;
@@ -224,16 +226,6 @@ Tensor argmin(const Tensor& x, Caller at) {
   const CallSite site("argmin", at);
   return place("argmin", Reduction::argmin, x, {}, KeepDim::no);
 }
-
-namespace {
-
-// What f makes of x as one element along a dimension 0, of shape [] again.
-template <class F>
-Tensor as_scalar(const Tensor& x, F f) {
-  return reshape(f(reshape(x, {1})), {});
-}
-
-}  // namespace
 
 Tensor cumsum(const Tensor& x, int dim, Caller at) {
   const CallSite site("cumsum", at);

@@ -4,6 +4,7 @@
 
 namespace tessera {
 
+using autograd::as_scalar;
 using autograd::Gradients;
 using autograd::record;
 using autograd::Saved;
@@ -20,16 +21,17 @@ Tensor over_rows(raw::Reduction op, const Tensor& x) {
   return raw::reduce(op, x, -1, raw::KeepDim::yes);
 }
 
-void check_rows(const char* name, const Tensor& x) {
-  TESSERA_EXPECT(x.ndim() >= 1 && is_floating(x.dtype()), name,
-                 ": needs a floating tensor with a dimension, got ", x.shape(), " of ", x.dtype());
+void check_floating(const char* name, const Tensor& x) {
+  TESSERA_EXPECT(is_floating(x.dtype()), name, ": needs a floating tensor, got ", x.shape(), " of ",
+                 x.dtype());
 }
 
 }  // namespace
 
 Tensor softmax(const Tensor& x, int dim, Caller at) {
   const CallSite site("softmax", at);
-  check_rows("softmax", x);
+  check_floating("softmax", x);
+  if (x.ndim() == 0) return as_scalar(x, [=](const Tensor& t) { return softmax(t, dim); });
   const int d = normalize_dim(dim, x.ndim());
   const Tensor y = raw::softmax(dim_last(x, d));
   return record("softmax", {x}, dim_last(y, d), [y = Saved(y), d](const Tensor& g, Gradients& out) {
@@ -40,7 +42,8 @@ Tensor softmax(const Tensor& x, int dim, Caller at) {
 // x - m - log(sum(e^(x - m))), m the row's largest.
 Tensor log_softmax(const Tensor& x, int dim, Caller at) {
   const CallSite site("log_softmax", at);
-  check_rows("log_softmax", x);
+  check_floating("log_softmax", x);
+  if (x.ndim() == 0) return as_scalar(x, [=](const Tensor& t) { return log_softmax(t, dim); });
   const int d = normalize_dim(dim, x.ndim());
   Tensor y = Tensor::empty(dim_last(x, d).shape(), x.dtype(), x.device());
   if (x.numel() > 0) {

@@ -58,14 +58,15 @@ TEST_CASE("derivatives of softmax and its logarithm over any dimension") {
     check_gradients([dim](const auto& v) { return log_softmax(transpose(v[0], 0, 2), dim); },
                     {draw.normal({3, 2, 4})});
   }
-  for (const Shape& shape : {Shape{0, 3}, Shape{3, 0}, Shape{1}}) {
+  for (const Shape& shape : {Shape{0, 3}, Shape{3, 0}, Shape{1}, Shape{}}) {
     check_gradients([](const auto& v) { return softmax(v[0], 0); }, {draw.normal(shape)});
     check_gradients([](const auto& v) { return log_softmax(v[0], 0); }, {draw.normal(shape)});
   }
-  CHECK_THROWS_WITH(softmax(Tensor::zeros({}, f32, draw.device)),
-                    "softmax: needs a floating tensor with a dimension, got [] of f32");
+  CHECK(softmax(Tensor::zeros({}, f32, draw.device)).item() == 1);
+  CHECK(log_softmax(Tensor::zeros({}, f32, draw.device), 0).item() == 0);
+  CHECK_THROWS_AS(softmax(Tensor::zeros({}, f32, draw.device), 1), ContractError);
   CHECK_THROWS_WITH(log_softmax(Tensor::zeros({2}, i32, draw.device)),
-                    "log_softmax: needs a floating tensor with a dimension, got [2] of i32");
+                    "log_softmax: needs a floating tensor, got [2] of i32");
 }
 
 TEST_CASE("log_softmax keeps what the logarithm of a softmax loses") {

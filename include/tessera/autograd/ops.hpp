@@ -50,7 +50,8 @@ Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias = {},
               Caller at = Caller::current());
 
 // --- layers' functions ---
-// Over one dimension. A slice of -inf alone gives NaN. 16-bit floats compute in f32.
+// Over one dimension; [] is one element along dimension 0. A slice of -inf alone gives NaN. 16-bit
+// floats compute in f32.
 Tensor softmax(const Tensor& x, int dim = -1, Caller at = Caller::current());
 Tensor log_softmax(const Tensor& x, int dim = -1, Caller at = Caller::current());
 // Rows of weight [V, C] by ids [...] -> [..., C].
