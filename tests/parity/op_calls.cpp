@@ -2,21 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
-#include <map>
-#include <nlohmann/json.hpp>
 #include <vector>
 
-#include "tessera/autograd/ops.hpp"
+#include "tests/parity/op_arguments.hpp"
 
 namespace op_samples {
-namespace {
-
-using namespace tessera;
-using Json = nlohmann::json;
-using Tensors = std::vector<Tensor>;
-using Sizes = std::vector<std::int64_t>;
 
 double number_of(const Json& j) {
   if (j.is_boolean()) return j.get<bool>() ? 1 : 0;
@@ -27,7 +18,7 @@ double number_of(const Json& j) {
 }
 
 DType dtype_of_name(const std::string& name) {
-  for (const DType dtype : {f32, f64, i32, i64, boolean})
+  for (const DType dtype : {f32, f64, bf16, f16, i32, i64, boolean})
     if (concat(dtype) == name) return dtype;
   throw std::runtime_error("unknown dtype " + name);
 }
@@ -36,6 +27,8 @@ Shape shape_of(const Json& j) {
   const Sizes sizes = j.get<Sizes>();
   return Shape(std::span<const std::int64_t>(sizes));
 }
+
+namespace {
 
 Tensor tensor_of(const Json& j, const Device& device) {
   const DType dtype = dtype_of_name(j.at("dtype"));
@@ -49,280 +42,6 @@ Tensor tensor_of(const Json& j, const Device& device) {
   for (const Json& v : j.at("values"))
     values.push_back(v.is_boolean() ? v.get<bool>() : v.get<std::int64_t>());
   return raw::cast(Tensor::from(values, shape, device), dtype);
-}
-
-// The arguments of a call; those that are left out have the defaults of PyTorch.
-struct Call {
-  const Json& args;
-  const Tensors& tensors;
-
-  bool has(std::size_t i) const { return i < args.size() && !args[i].is_null(); }
-  bool is_tensor(std::size_t i) const {
-    return has(i) && args[i].is_object() && args[i].contains("tensor");
-  }
-  const Tensor& of(const Json& j) const {
-    if (!j.is_object() || !j.contains("tensor"))
-      throw ContractError("the call has a number where ours takes a tensor: expected numbers");
-    return tensors.at(j.at("tensor").get<std::size_t>());
-  }
-  const Tensor& t(std::size_t i) const { return of(args.at(i)); }
-  Tensors list(std::size_t i) const {
-    Tensors out;
-    for (const Json& j : args.at(i)) out.push_back(of(j));
-    return out;
-  }
-  double number(std::size_t i, double otherwise = 0) const {
-    return has(i) ? number_of(args[i]) : otherwise;
-  }
-  std::int64_t whole(std::size_t i, std::int64_t otherwise = 0) const {
-    return has(i) ? args[i].get<std::int64_t>() : otherwise;
-  }
-  int dim(std::size_t i, int otherwise = 0) const { return static_cast<int>(whole(i, otherwise)); }
-  bool flag(std::size_t i) const { return has(i) && args[i].get<bool>(); }
-  Shape shape(std::size_t i) const { return shape_of(args.at(i)); }
-  raw::KeepDim keep(std::size_t i) const { return flag(i) ? raw::KeepDim::yes : raw::KeepDim::no; }
-  Dims dims(std::size_t i) const {
-    const auto d = has(i) ? args[i].get<std::vector<int>>() : std::vector<int>{};
-    switch (d.size()) {
-      case 0:
-        return {};
-      case 1:
-        return d[0];
-      case 2:
-        return {d[0], d[1]};
-      case 3:
-        return {d[0], d[1], d[2]};
-      default:
-        return {d.at(0), d.at(1), d.at(2), d.at(3)};
-    }
-  }
-  std::optional<double> maybe(std::size_t i) const {
-    return has(i) ? std::optional(number(i)) : std::nullopt;
-  }
-};
-
-using Ours = std::function<Tensors(const Call&)>;
-
-Ours unary(Tensor (*f)(const Tensor&, Caller)) {
-  return [f](const Call& c) { return Tensors{f(c.t(0), Caller::current())}; };
-}
-Ours reduction(Tensor (*f)(const Tensor&, const Dims&, raw::KeepDim, Caller)) {
-  return [f](const Call& c) { return Tensors{f(c.t(0), c.dims(1), c.keep(2), Caller::current())}; };
-}
-// Of two operands, either of which may be a number.
-template <class F>
-Ours binary(F f) {
-  return [f](const Call& c) {
-    if (!c.is_tensor(0)) return Tensors{f(c.number(0), c.t(1))};
-    if (!c.is_tensor(1)) return Tensors{f(c.t(0), c.number(1))};
-    return Tensors{f(c.t(0), c.t(1))};
-  };
-}
-// Of tensors alone on the left.
-template <class F>
-Ours comparison(F f) {
-  return [f](const Call& c) {
-    if (!c.is_tensor(1)) return Tensors{f(c.t(0), c.number(1))};
-    return Tensors{f(c.t(0), c.t(1))};
-  };
-}
-Ours pair(Tensor (*f)(const Tensor&, const Tensor&, Caller)) {
-  return [f](const Call& c) { return Tensors{f(c.t(0), c.t(1), Caller::current())}; };
-}
-Tensors both(const ValuesAndIndices& v) { return {v.values, v.indices}; }
-
-std::vector<Index> places_of(const Call& c) {
-  const auto end_of = [](const Json& j) {
-    return j.is_null() ? std::nullopt : std::optional(j.get<std::int64_t>());
-  };
-  std::vector<Index> out;
-  for (const Json& j : c.args.at(1)) {
-    if (j.contains("place")) out.emplace_back(j["place"].get<std::int64_t>());
-    if (j.contains("all")) out.emplace_back(ellipsis);
-    if (j.contains("new")) out.emplace_back(new_axis);
-    if (j.contains("at")) out.emplace_back(c.of(j["at"]));
-    if (j.contains("range")) {
-      const Json& r = j["range"];
-      out.emplace_back(Range{end_of(r[0]), end_of(r[1]), r[2].get<std::int64_t>()});
-    }
-  }
-  return out;
-}
-
-Order order_of(const Call& c, std::size_t i) {
-  return c.flag(i) ? Order::descending : Order::ascending;
-}
-
-const std::map<std::string, Ours>& ours() {
-  static const std::map<std::string, Ours> table = {
-      {"add", binary([](const auto& a, const auto& b) { return a + b; })},
-      {"sub", binary([](const auto& a, const auto& b) { return a - b; })},
-      {"mul", binary([](const auto& a, const auto& b) { return a * b; })},
-      {"div", binary([](const auto& a, const auto& b) { return a / b; })},
-      {"pow", binary([](const auto& a, const auto& b) { return pow(a, b); })},
-      {"eq", comparison([](const Tensor& a, const auto& b) { return a == b; })},
-      {"ne", comparison([](const Tensor& a, const auto& b) { return a != b; })},
-      {"lt", comparison([](const Tensor& a, const auto& b) { return a < b; })},
-      {"le", comparison([](const Tensor& a, const auto& b) { return a <= b; })},
-      {"gt", comparison([](const Tensor& a, const auto& b) { return a > b; })},
-      {"ge", comparison([](const Tensor& a, const auto& b) { return a >= b; })},
-      {"logical_and", pair(logical_and)},
-      {"logical_or", pair(logical_or)},
-      {"logical_not", unary(logical_not)},
-      {"isnan", unary(isnan)},
-      {"isinf", unary(isinf)},
-      {"isfinite", unary(isfinite)},
-      {"neg", [](const Call& c) { return Tensors{-c.t(0)}; }},
-      {"square", unary(square)},
-      {"reciprocal", unary(reciprocal)},
-      {"minimum", pair(minimum)},
-      {"maximum", pair(maximum)},
-      {"clamp", [](const Call& c) { return Tensors{clamp(c.t(0), c.maybe(1), c.maybe(2))}; }},
-      {"where",
-       [](const Call& c) {
-         if (!c.is_tensor(1)) return Tensors{where(c.t(0), c.number(1), c.t(2))};
-         if (!c.is_tensor(2)) return Tensors{where(c.t(0), c.t(1), c.number(2))};
-         return Tensors{where(c.t(0), c.t(1), c.t(2))};
-       }},
-      {"masked_fill",
-       [](const Call& c) { return Tensors{masked_fill(c.t(0), c.t(1), c.number(2))}; }},
-      {"exp", unary(exp)},
-      {"expm1", unary(expm1)},
-      {"log", unary(log)},
-      {"log1p", unary(log1p)},
-      {"sqrt", unary(sqrt)},
-      {"rsqrt", unary(rsqrt)},
-      {"sin", unary(sin)},
-      {"cos", unary(cos)},
-      {"tanh", unary(tanh)},
-      {"erf", unary(erf)},
-      {"abs", unary(abs)},
-      {"sign", unary(sign)},
-      {"floor", unary(floor)},
-      {"round", unary(round)},
-      {"relu", unary(relu)},
-      {"leaky_relu", [](const Call& c) { return Tensors{leaky_relu(c.t(0), c.number(1))}; }},
-      {"elu", [](const Call& c) { return Tensors{elu(c.t(0), c.number(1))}; }},
-      {"gelu",
-       [](const Call& c) {
-         return Tensors{c.args.at(1) == "tanh" ? gelu(c.t(0)) : gelu_exact(c.t(0))};
-       }},
-      {"sigmoid", unary(sigmoid)},
-      {"log_sigmoid", unary(log_sigmoid)},
-      {"softplus", unary(softplus)},
-      {"silu", unary(silu)},
-      {"sum", reduction(sum)},
-      {"mean", reduction(mean)},
-      {"prod",
-       [](const Call& c) {
-         return Tensors{prod(c.t(0), c.dims(1), c.keep(2))};
-       }},
-      {"var",
-       [](const Call& c) { return Tensors{var(c.t(0), c.dims(1), c.number(2), c.keep(3))}; }},
-      {"stddev",
-       [](const Call& c) { return Tensors{stddev(c.t(0), c.dims(1), c.number(2), c.keep(3))}; }},
-      {"norm", reduction(norm)},
-      {"logsumexp", reduction(logsumexp)},
-      {"any", reduction(any)},
-      {"all", reduction(all)},
-      {"amax", reduction(amax)},
-      {"amin", reduction(amin)},
-      {"max_with_index",
-       [](const Call& c) { return both(max_with_index(c.t(0), c.dim(1), c.keep(2))); }},
-      {"min_with_index",
-       [](const Call& c) { return both(min_with_index(c.t(0), c.dim(1), c.keep(2))); }},
-      {"argmax",
-       [](const Call& c) {
-         return Tensors{c.has(1) ? argmax(c.t(0), c.dim(1), c.keep(2)) : argmax(c.t(0))};
-       }},
-      {"argmin",
-       [](const Call& c) {
-         return Tensors{c.has(1) ? argmin(c.t(0), c.dim(1), c.keep(2)) : argmin(c.t(0))};
-       }},
-      {"cumsum", [](const Call& c) { return Tensors{cumsum(c.t(0), c.dim(1))}; }},
-      {"sort", [](const Call& c) { return both(sort(c.t(0), c.dim(1), order_of(c, 2))); }},
-      {"argsort", [](const Call& c) { return Tensors{argsort(c.t(0), c.dim(1), order_of(c, 2))}; }},
-      {"topk",
-       [](const Call& c) { return both(topk(c.t(0), c.whole(1), c.dim(2), order_of(c, 3))); }},
-      {"reshape", [](const Call& c) { return Tensors{reshape(c.t(0), c.shape(1))}; }},
-      {"flatten", [](const Call& c) { return Tensors{flatten(c.t(0), c.dim(1), c.dim(2))}; }},
-      {"squeeze",
-       [](const Call& c) {
-         return Tensors{c.has(1) ? squeeze(c.t(0), c.dim(1)) : squeeze(c.t(0))};
-       }},
-      {"unsqueeze", [](const Call& c) { return Tensors{unsqueeze(c.t(0), c.dim(1))}; }},
-      {"transpose", [](const Call& c) { return Tensors{transpose(c.t(0), c.dim(1), c.dim(2))}; }},
-      {"permute",
-       [](const Call& c) {
-         return Tensors{permute(c.t(0), std::span<const int>(c.args.at(1).get<std::vector<int>>()))};
-       }},
-      {"expand", [](const Call& c) { return Tensors{expand(c.t(0), c.shape(1))}; }},
-      {"narrow",
-       [](const Call& c) {
-         return Tensors{slice(c.t(0), c.dim(1), c.whole(2), c.whole(2) + c.whole(3))};
-       }},
-      {"select", [](const Call& c) { return Tensors{select(c.t(0), c.dim(1), c.whole(2))}; }},
-      {"diagonal",
-       [](const Call& c) {
-         return Tensors{diagonal(c.t(0), c.dim(1), c.dim(2), c.dim(3, 1))};
-       }},
-      {"split", [](const Call& c) { return split(c.t(0), c.whole(1), c.dim(2)); }},
-      {"chunk", [](const Call& c) { return chunk(c.t(0), c.whole(1), c.dim(2)); }},
-      {"cat", [](const Call& c) { return Tensors{cat(c.list(0), c.dim(1))}; }},
-      {"stack", [](const Call& c) { return Tensors{stack(c.list(0), c.dim(1))}; }},
-      {"repeat", [](const Call& c) { return Tensors{repeat(c.t(0), c.shape(1))}; }},
-      {"repeat_interleave",
-       [](const Call& c) { return Tensors{repeat_interleave(c.t(0), c.whole(1), c.dim(2))}; }},
-      {"flip",
-       [](const Call& c) {
-         return Tensors{c.args.at(1).empty() ? c.t(0) * 1.0 : flip(c.t(0), c.dims(1))};
-       }},
-      {"roll", [](const Call& c) { return Tensors{roll(c.t(0), c.whole(1), c.dim(2))}; }},
-      {"pad",
-       [](const Call& c) {
-         return Tensors{pad(c.t(0), std::span<const std::int64_t>(c.args.at(1).get<Sizes>()),
-                            c.number(2))};
-       }},
-      {"tril", [](const Call& c) { return Tensors{tril(c.t(0), c.dim(1))}; }},
-      {"triu", [](const Call& c) { return Tensors{triu(c.t(0), c.dim(1))}; }},
-      {"diag", [](const Call& c) { return Tensors{diag(c.t(0), c.dim(1))}; }},
-      {"index_select",
-       [](const Call& c) { return Tensors{index_select(c.t(0), c.dim(1), c.t(2))}; }},
-      {"index_copy",
-       [](const Call& c) { return Tensors{index_copy(c.t(0), c.dim(1), c.t(2), c.t(3))}; }},
-      {"index_add",
-       [](const Call& c) { return Tensors{index_add(c.t(0), c.dim(1), c.t(2), c.t(3))}; }},
-      {"index_put",
-       [](const Call& c) {
-         return Tensors{index_put(c.t(0), c.list(1), c.t(2), c.flag(3) ? Put::add : Put::set)};
-       }},
-      {"gather", [](const Call& c) { return Tensors{gather(c.t(0), c.dim(1), c.t(2))}; }},
-      {"scatter",
-       [](const Call& c) {
-         return Tensors{c.is_tensor(3) ? scatter(c.t(0), c.dim(1), c.t(2), c.t(3))
-                                       : scatter(c.t(0), c.dim(1), c.t(2), c.number(3))};
-       }},
-      {"scatter_add",
-       [](const Call& c) { return Tensors{scatter_add(c.t(0), c.dim(1), c.t(2), c.t(3))}; }},
-      {"index",
-       [](const Call& c) {
-         return Tensors{index(c.t(0), std::span<const Index>(places_of(c)))};
-       }},
-      {"einsum",
-       [](const Call& c) {
-         return Tensors{einsum(c.args.at(0).get<std::string>(), c.t(1), c.t(2))};
-       }},
-      {"outer", pair(outer)},
-      {"one_hot", [](const Call& c) { return Tensors{one_hot(c.t(0), c.whole(1))}; }},
-      {"linspace",
-       [](const Call& c) {
-         return Tensors{linspace(c.number(0), c.number(1), c.whole(2), dtype_of_name(c.args.at(3)),
-                                 Device::cpu({.executor = ExecutorKind::inlined}))};
-       }},
-      {"matmul", [](const Call& c) { return Tensors{matmul(c.t(0), c.t(1))}; }},
-      {"softmax", [](const Call& c) { return Tensors{softmax(c.t(0))}; }},
-  };
-  return table;
 }
 
 // How a value may differ: samples have at most some hundred terms a result, of the size of the
@@ -364,6 +83,11 @@ bool is_whole_quotient(const Json& line) {
   return true;
 }
 
+const Ours& ours(const std::string& name) {
+  const auto found = operations().find(name);
+  return found != operations().end() ? found->second : layers().at(name);
+}
+
 enum class Layout { contiguous, strided };
 
 // x as rows with a gap between them.
@@ -379,7 +103,7 @@ std::string run(const Json& line, Layout layout, const Device& device) {
     operands.push_back(layout == Layout::strided ? with_gaps(tensors.back()) : tensors.back());
   }
   const Call call{line.at("args"), operands};
-  const Tensors got = ours().at(line.at("ours"))(call);
+  const Tensors got = ours(line.at("ours"))(call);
   if (line.contains("fails")) return "it was accepted, and PyTorch refuses it";
   const Json& expected = line.at("out");
   if (got.size() != expected.size())
@@ -409,7 +133,7 @@ Outcome call(const std::string& text) {
   Outcome out{line.at("theirs"), Verdict::agreed, {}};
   const bool fails = line.contains("fails");
   try {
-    const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+    const Device device = cpu();
     out.why = run(line, Layout::contiguous, device);
     if (out.why.empty()) out.why = run(line, Layout::strided, device);
     if (!out.why.empty())
