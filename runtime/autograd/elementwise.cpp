@@ -397,6 +397,7 @@ Tensor swiglu(const Tensor& gate, const Tensor& up, Caller at) {
 Tensor cast(const Tensor& x, DType dtype, Caller at) {
   const CallSite site("cast", at);
   if (x.dtype() == dtype) return x;
+  if (!is_floating(dtype)) return raw::cast(x, dtype);  // has no derivative, and so no history
   return record("cast", {x}, raw::cast(x, dtype),
                 [from = x.dtype()](const Tensor& g, Gradients& out) {
                   if (is_floating(from)) out.set(0, raw::cast(g, from));

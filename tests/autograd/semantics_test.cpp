@@ -25,6 +25,12 @@ std::vector<bool> booleans(const Tensor& x) {
 
 }  // namespace
 
+TEST_CASE("what is cast to integers or boolean has no history") {
+  const Tensor x = trainable_values({1.5, -2}, any_device());
+  for (const DType dtype : {i32, i64, boolean}) CHECK_FALSE(cast(x, dtype).requires_grad());
+  CHECK(cast(x, f64).requires_grad());
+}
+
 TEST_CASE("gradients at ties and kinks are PyTorch's") {
   const Device device = any_device();
   const auto gradient = [&](const Floats& values, Tensor (*f)(const Tensor&)) {
