@@ -14,7 +14,6 @@
 // make them: see Note [Exact sums].
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <iostream>
 #include <map>
 #include <random>
@@ -36,7 +35,6 @@ namespace {
 
 constexpr int kWidth = 3;
 constexpr double kRate = 0.25;
-constexpr int kMostFailures = 10;  // of a process, after which it stops
 
 // --- what runs it ---
 
@@ -320,69 +318,11 @@ std::string complaint(const Program& program) {
   return "";
 }
 
-// ---- What is asked
-
-constexpr const char* kUsage =
-    "usage: programs [--first N] --count N [--jobs N]\n"
-    "       programs --seed N\n";
-
-struct Request {
-  std::uint64_t first = 0, count = 0;
-  int jobs = 2;
-  bool is_one = false;
-};
-
-Request parse(const std::vector<std::string>& words) {
-  Request request;
-  for (std::size_t i = 1; i < words.size(); i += 2) {
-    std::size_t end = 0;
-    std::uint64_t value = 0;
-    try {
-      value = std::stoull(words.at(i + 1), &end);
-    } catch (const std::logic_error&) {
-      end = 0;
-    }
-    TESSERA_EXPECT(end > 0 && end == words[i + 1].size(), words[i], " needs a number");
-    if (words[i] == "--first")
-      request.first = value;
-    else if (words[i] == "--count")
-      request.count = value;
-    else if (words[i] == "--jobs")
-      request.jobs = static_cast<int>(std::clamp<std::uint64_t>(value, 1, kMostProcesses));
-    else if (words[i] == "--seed")
-      request = {.first = value, .count = 1, .jobs = 1, .is_one = true};
-    else
-      TESSERA_EXPECT(false, "there is no option ", words[i]);
-  }
-  TESSERA_EXPECT(request.count > 0, "how many seeds?");
-  return request;
-}
-
 }  // namespace
 
 int main(int count, char** arguments) {
-  try {
-    const std::vector<std::string> words(arguments, arguments + count);
-    const Request request = parse(words);
-    if (request.is_one) print(std::cout, make_program(request.first));
-    const auto start = std::chrono::steady_clock::now();
-    const SeedBoard* const board = try_seeds(
-        request.count, request.jobs, kMostFailures,
-        [&](std::uint64_t i) { return complaint(make_program(request.first + i)); },
-        [&](std::uint64_t i, const std::string& what) {
-          std::cout << concat("FAILED seed ", request.first + i, ": ", what,
-                              "\n  again: ", words[0], " --seed ", request.first + i, '\n')
-                    << std::flush;
-        },
-        [](SeedBoard&) {});
-    if (!board) return 0;
-    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-    const std::uint64_t tried = std::min<std::uint64_t>(board->next, request.count);
-    std::cout << "programs: seeds=" << tried << " failures=" << board->failures
-              << " first=" << request.first << " seconds=" << taken.count() << '\n';
-    return board->failures == 0 && tried == request.count ? 0 : 1;
-  } catch (const ContractError& error) {
-    std::cerr << "programs: " << error.what() << '\n' << kUsage;
-    return 2;
-  }
+  return tessera::testing::try_asked(
+      "programs", {arguments, arguments + count},
+      [](std::uint64_t seed) { print(std::cout, make_program(seed)); },
+      [](std::uint64_t seed) { return complaint(make_program(seed)); });
 }

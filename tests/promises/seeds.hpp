@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <iostream>
 #include <string>
@@ -88,6 +89,72 @@ const SeedBoard* try_seeds(std::uint64_t count, int processes, int most_failures
       std::cout << "FAILED at the end of a process: " << what << '\n';
   }
   return &board;
+}
+
+// What the command line of a program that tries seeds asks for.
+struct SeedRequest {
+  std::uint64_t first = 0, count = 0;
+  int jobs = 2;
+  bool is_one = false;
+};
+
+// Throws: ContractError for words that it does not know.
+inline SeedRequest parse_seeds(const std::vector<std::string>& words) {
+  SeedRequest request;
+  for (std::size_t i = 1; i < words.size(); i += 2) {
+    std::size_t end = 0;
+    std::uint64_t value = 0;
+    try {
+      value = std::stoull(words.at(i + 1), &end);
+    } catch (const std::logic_error&) {
+      end = 0;
+    }
+    TESSERA_EXPECT(end > 0 && end == words[i + 1].size(), words[i], " needs a number");
+    if (words[i] == "--first")
+      request.first = value;
+    else if (words[i] == "--count")
+      request.count = value;
+    else if (words[i] == "--jobs")
+      request.jobs = static_cast<int>(std::clamp<std::uint64_t>(value, 1, kMostProcesses));
+    else if (words[i] == "--seed")
+      request = {.first = value, .count = 1, .jobs = 1, .is_one = true};
+    else
+      TESSERA_EXPECT(false, "there is no option ", words[i]);
+  }
+  TESSERA_EXPECT(request.count > 0, "how many seeds?");
+  return request;
+}
+
+// The main of such a program: print(seed) shows what a seed is where one alone is asked for,
+// complaint(seed) is empty where all is well. Returns the exit code.
+template <class Print, class Complaint>
+int try_asked(const std::string& name, const std::vector<std::string>& words, const Print& print,
+              const Complaint& complaint) {
+  constexpr int kMostFailures = 10;  // of a process, after which it stops
+  try {
+    const SeedRequest request = parse_seeds(words);
+    if (request.is_one) print(request.first);
+    const auto start = std::chrono::steady_clock::now();
+    const SeedBoard* const board = try_seeds(
+        request.count, request.jobs, kMostFailures,
+        [&](std::uint64_t i) { return complaint(request.first + i); },
+        [&](std::uint64_t i, const std::string& what) {
+          std::cout << concat("FAILED seed ", request.first + i, ": ", what,
+                              "\n  again: ", words[0], " --seed ", request.first + i, '\n')
+                    << std::flush;
+        },
+        [](SeedBoard&) {});
+    if (!board) return 0;
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    const std::uint64_t tried = std::min<std::uint64_t>(board->next, request.count);
+    std::cout << name << ": seeds=" << tried << " failures=" << board->failures
+              << " first=" << request.first << " seconds=" << taken.count() << '\n';
+    return board->failures == 0 && tried == request.count ? 0 : 1;
+  } catch (const ContractError& error) {
+    std::cerr << name << ": " << error.what() << "\nusage: " << words[0]
+              << " [--first N] --count N [--jobs N]\n       " << words[0] << " --seed N\n";
+    return 2;
+  }
 }
 
 }  // namespace tessera::testing
