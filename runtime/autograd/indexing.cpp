@@ -263,18 +263,25 @@ Tensor index(const Tensor& x, std::span<const Index> at, Caller line) {
   TESSERA_EXPECT(taken <= x.ndim() && ellipses <= 1, "index: ", taken, " dimensions and ", ellipses,
                  " ellipses for ", x.shape());
   Tensor y = x;
-  std::vector<Placed> placed;
   int d = 0;
-  for (const Index& i : at) {
+  for (const Index& i : at) {  // numbers take dimensions away, so that new ones have room
     if (const auto* place = std::get_if<std::int64_t>(&i.value))
       y = select(y, d, *place);
-    else if (const auto* range = std::get_if<Range>(&i.value))
+    else if (std::holds_alternative<Ellipsis>(i.value))
+      d += x.ndim() - taken;
+    else if (!std::holds_alternative<NewAxis>(i.value))
+      ++d;
+  }
+  std::vector<Placed> placed;
+  d = 0;
+  for (const Index& i : at) {
+    if (const auto* range = std::get_if<Range>(&i.value))
       y = sliced(y, d, *range), ++d;
     else if (const auto* places = std::get_if<Tensor>(&i.value))
       placed.push_back({d++, *places});
     else if (std::holds_alternative<NewAxis>(i.value))
       y = unsqueeze(y, d++);
-    else
+    else if (std::holds_alternative<Ellipsis>(i.value))
       d += x.ndim() - taken;
   }
   return placed.empty() ? y : at_places(y, placed);

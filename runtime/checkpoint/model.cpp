@@ -1,5 +1,6 @@
 #include "tessera/checkpoint/model.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -71,21 +72,26 @@ using Write = std::function<void(const std::string& name, const Tensor& full)>;
 // Rank 0's file of these entries, which all ranks make by `each`.
 void save(const std::string& path, const World& world, const std::function<Entries()>& entries,
           const std::function<void(const Write&)>& each, bool must_be_finite = false) {
-  std::string diverged;  // the first such name
+  const Entries all = entries();
+  std::size_t written = 0, diverged = all.size();  // the first such entry
   std::unique_ptr<SafetensorsWriter> writer;
   if (world.rank() == 0)
     writer = std::make_unique<SafetensorsWriter>(
-        path, entries(), std::map<std::string, std::string>{{"format", "pt"}});
+        path, all, std::map<std::string, std::string>{{"format", "pt"}});
   each([&](const std::string& name, const Tensor& full) {
     if (!writer) return;
     std::vector<std::byte> values(static_cast<std::size_t>(full.numel()) *
                                   size_bytes(full.dtype()));
     full.to_bytes(values);
-    if (must_be_finite && diverged.empty() && !are_finite(values, full.dtype())) diverged = name;
-    if (diverged.empty()) writer->write(name, values);
+    if (must_be_finite && !are_finite(values, full.dtype())) diverged = std::min(diverged, written);
+    if (diverged == all.size()) writer->write(name, values);
+    ++written;
   });
-  if (must_be_finite && world.max(!diverged.empty()) > 0)
-    throw NotFinite(concat("save_weights: '", diverged, "' is not finite, and nothing is written"));
+  if (must_be_finite)
+    diverged = static_cast<std::size_t>(-world.max(-static_cast<double>(diverged)));
+  if (diverged < all.size())
+    throw NotFinite(
+        concat("save_weights: '", all[diverged].name, "' is not finite, and nothing is written"));
   if (writer) writer->commit();
   world.barrier();
 }

@@ -26,6 +26,8 @@ TEST_CASE("an index list reads as Python's does") {
   CHECK(index(x, {Range{3, 1}}).shape() == Shape{0, 3, 4});
   CHECK(whole(index(x, {ellipsis, 2})) == List{2, 6, 10, 14, 18, 22});
   CHECK(index(x, {0, new_axis, ellipsis, new_axis}).shape() == Shape{1, 3, 4, 1});
+  const Tensor full = reshape(x, {1, 1, 1, 2, 3, 4});  // as many as there may be
+  CHECK(index(full, {new_axis, 0, ellipsis, 3}).shape() == Shape{1, 1, 1, 2, 3});
   CHECK(index(x, {}).shape() == x.shape());
   CHECK(index(x, {1}).storage() == x.storage());
   // One tensor, in place of its dimension; negative places count from the end.

@@ -20,12 +20,12 @@ using Sizes = std::vector<std::int64_t>;
 double number_of(const Json& j);
 DType dtype_of_name(const std::string& name);
 Shape shape_of(const Json& j);
-inline Device cpu() { return Device::cpu({.executor = ExecutorKind::inlined}); }
 
 // The arguments of a call; those that are left out have the defaults of PyTorch.
 struct Call {
   const Json& args;
   const Tensors& tensors;
+  const Device& device;
 
   bool has(std::size_t i) const { return i < args.size() && !args[i].is_null(); }
   bool is_tensor(std::size_t i) const {

@@ -102,7 +102,7 @@ std::string run(const Json& line, Layout layout, const Device& device) {
     if (j.at("grad").get<bool>()) tensors.back().require_grad();
     operands.push_back(layout == Layout::strided ? with_gaps(tensors.back()) : tensors.back());
   }
-  const Call call{line.at("args"), operands};
+  const Call call{line.at("args"), operands, device};
   const Tensors got = ours(line.at("ours"))(call);
   if (line.contains("fails")) return "it was accepted, and PyTorch refuses it";
   const Json& expected = line.at("out");
@@ -128,12 +128,11 @@ std::string run(const Json& line, Layout layout, const Device& device) {
 
 }  // namespace
 
-Outcome call(const std::string& text) {
+Outcome call(const std::string& text, const Device& device) {
   const Json line = Json::parse(text);
   Outcome out{line.at("theirs"), Verdict::agreed, {}};
   const bool fails = line.contains("fails");
   try {
-    const Device device = cpu();
     out.why = run(line, Layout::contiguous, device);
     if (out.why.empty()) out.why = run(line, Layout::strided, device);
     if (!out.why.empty())

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "tessera/device/device.hpp"
+
 namespace op_samples {
 
 enum class Verdict {
@@ -18,6 +20,6 @@ struct Outcome {
 };
 
 // `line`: one line of JSON.
-Outcome call(const std::string& line);
+Outcome call(const std::string& line, const tessera::Device& device);
 
 }  // namespace op_samples

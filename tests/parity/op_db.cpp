@@ -14,8 +14,9 @@ int main(int argc, char** argv) {
     std::string why;
   };
   std::map<std::string, Counts> table;
+  const auto device = tessera::Device::cpu({.executor = tessera::ExecutorKind::inlined});
   for (std::string line; std::getline(std::cin, line);) {
-    const op_samples::Outcome outcome = op_samples::call(line);
+    const op_samples::Outcome outcome = op_samples::call(line, device);
     Counts& counts = table[outcome.theirs];
     ++counts.samples;
     if (outcome.verdict == op_samples::Verdict::refused) ++counts.refused;

@@ -122,19 +122,20 @@ const std::map<std::string, Ours>& layers() {
        })},
       {"cast", one([](const Call& c) { return cast(c.t(0), dtype(c, 1)); })},
       {"full", one([](const Call& c) {
-         return Tensor::full(c.shape(0), c.number(1), dtype(c, 2), cpu());
+         return Tensor::full(c.shape(0), c.number(1), dtype(c, 2), c.device);
        })},
-      {"zeros", one([](const Call& c) { return Tensor::zeros(c.shape(0), dtype(c, 2), cpu()); })},
-      {"ones", one([](const Call& c) { return Tensor::ones(c.shape(0), dtype(c, 2), cpu()); })},
+      {"zeros",
+       one([](const Call& c) { return Tensor::zeros(c.shape(0), dtype(c, 2), c.device); })},
+      {"ones", one([](const Call& c) { return Tensor::ones(c.shape(0), dtype(c, 2), c.device); })},
       {"arange", one([](const Call& c) {
-         return arange(c.number(0), c.number(1), c.number(2), dtype(c, 3), cpu());
+         return arange(c.number(0), c.number(1), c.number(2), dtype(c, 3), c.device);
        })},
       {"linspace", one([](const Call& c) {
-         return linspace(c.number(0), c.number(1), c.whole(2), dtype(c, 3), cpu());
+         return linspace(c.number(0), c.number(1), c.whole(2), dtype(c, 3), c.device);
        })},
       {"eye", one([](const Call& c) {
-         return c.has(1) ? eye(c.whole(0), c.whole(1), dtype(c, 2), cpu())
-                         : eye(c.whole(0), dtype(c, 2), cpu());
+         return c.has(1) ? eye(c.whole(0), c.whole(1), dtype(c, 2), c.device)
+                         : eye(c.whole(0), dtype(c, 2), c.device);
        })},
   };
   return table;

@@ -6,9 +6,10 @@
 
 TEST_CASE("operations agree with PyTorch over samples of its database") {
   std::ifstream file(GOLDEN_FOLDER "/op_samples.jsonl");
+  const auto device = tessera::Device::cpu({.executor = tessera::ExecutorKind::inlined});
   int agreed = 0, refused = 0;
   for (std::string line; std::getline(file, line);) {
-    const op_samples::Outcome outcome = op_samples::call(line);
+    const op_samples::Outcome outcome = op_samples::call(line, device);
     if (outcome.verdict == op_samples::Verdict::refused) ++refused;
     if (outcome.verdict == op_samples::Verdict::agreed) ++agreed;
     if (outcome.verdict != op_samples::Verdict::differed) continue;

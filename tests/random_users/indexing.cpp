@@ -108,7 +108,6 @@ std::size_t add_index(Draw& draw, Expression& e, std::size_t x) {
       for (const std::int64_t size : e[operands[1]].shape) result.push_back(size);
     } else {
       if (kind == Part::axis && result.ndim() == 0) {
-        need(shape.ndim() < kMaxDims);  // it stands beside all of x's, whatever is taken later
         result.push_back(1);
         written.emplace_back(new_axis);
       }
@@ -125,6 +124,8 @@ std::size_t add_index(Draw& draw, Expression& e, std::size_t x) {
   }
   if (draw.chance(0.3)) written.emplace_back(ellipsis);
   const int rest = result.ndim();
+  // A new dimension, of which there is one, stands beside all that no number takes away.
+  need(shape.ndim() < kMaxDims || std::ranges::count(parts, Part::number, &Part::kind) > 0);
   for (int d = dims; d < shape.ndim(); ++d) result.push_back(shape[d]);
   const Run run = [=](auto v) {
     std::vector<Index> at = written;

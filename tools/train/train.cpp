@@ -167,6 +167,7 @@ class Run {
                    " is not finite; ", saved, "; lower optimizer.lr or look at the data"));
       return 1;
     }
+    if (!is_saved_) return 1;
     return signal != 0 ? 128 + signal : stopped ? 128 + SIGTERM : 0;
   }
 
@@ -318,9 +319,10 @@ class Run {
                                {.dtype = config_.checkpoint.export_dtype,
                                 .must_be_finite = config_.training.stop_on_nan});
     } catch (const checkpoint::NotFinite& error) {
-      if (!diverged_)
-        throw DeviceError(concat("training.stop_on_nan: ", error.what(),
-                                 "; lower optimizer.lr or look at the data"));
+      is_saved_ = false;
+      if (!diverged_ && speaks_)
+        log(LogLevel::error, concat("training.stop_on_nan: ", error.what(),
+                                    "; lower optimizer.lr or look at the data"));
       return "nor are the weights before it, and nothing is written";
     } catch (const DataError& error) {  // it could be written when the run began
       throw DeviceError(error.what(), error.where());
@@ -386,6 +388,7 @@ class Run {
   std::int64_t peak_ = 0;
   bool diverged_ = false;         // in step steps_done_
   std::string not_finite_;        // there
+  bool is_saved_ = true;          // or nothing was to be
   bool steps_as_planned_ = true;  // live and reserved, on this rank
   PhaseMemory evaluation_;
 };

@@ -37,7 +37,7 @@ class NotFinite : public DataError {
 // f32 on each rank, twice where it is transposed, and half of it more in 16 bits.
 // Throws: on rank 0 DataError if `path` cannot be written (see check_writable) and DeviceError if
 // the system refuses; ContractError for a parameter without memory, and for other dtypes; on every
-// rank NotFinite, see SaveOptions, where rank 0's names the first parameter.
+// rank NotFinite, which names the first parameter; see SaveOptions.
 void save_weights(const std::string& path, nn::Module& model, const World& world,
                   const SaveOptions& options = {});
 

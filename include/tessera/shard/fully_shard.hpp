@@ -33,8 +33,8 @@ namespace tessera {
 // of a call that backward comes to before any other slot is taken, as the last block's.
 enum class Reshard : std::uint8_t { automatic, always, never };
 
-// f32, bf16 or f16. Inputs stay as they are (FSDP2's cast_forward_inputs): a model that is given f32
-// casts at its entry, where the copy is seen.
+// f32, bf16 or f16. Inputs stay as they are (PyTorch: cast_forward_inputs): a model that is given
+// f32 casts at its entry, where the copy is seen.
 struct MixedPrecision {
   // Of the full parameters and so of compute; unset: f32, the shards' dtype.
   std::optional<DType> param{};
