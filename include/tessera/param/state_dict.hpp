@@ -25,7 +25,7 @@ struct StateTensor {
   StateTensor(Tensor rows, const ShardSpec& of, std::shared_ptr<const DeviceMesh> over = {})
       : values(std::move(rows)), spec(of), mesh(std::move(over)) {}
 
-  Tensor values;                             // [rows, ...]
+  Tensor values;                             // [rows, ...]; a scalar's on every rank
   ShardSpec spec;                            // of which global shape, and of which rank of how many
   std::shared_ptr<const DeviceMesh> mesh{};  // these ranks, of one dimension; null: not known
 };
@@ -34,7 +34,8 @@ using StateDict = std::map<std::string, StateTensor, std::less<>>;
 // What a state dict has of what is sharded.
 enum class StateForm : std::uint8_t {
   sharded,  // this rank's rows, copied; no communication
-  view,     // this rank's rows as they lie, to be read before they are next updated
+  view,     // this rank's rows as they lie, to be read before they are next updated: also by a load
+            // into the same model under other names, which reads what it has written
   full,     // whole tensors, copied; collective over each mesh
 };
 // Who gets whole tensors; the other ranks take part and get an empty dict.
