@@ -18,6 +18,7 @@ void check_options(const ShardOptions& options) {
   };
   check("precision.param", options.precision.param);
   check("precision.reduce", options.precision.reduce);
+  check("precision.output", options.precision.output);
   TESSERA_EXPECT(options.prefetch_depth >= 1 && options.prefetch_depth <= 64,
                  "fully_shard: prefetch_depth is ", options.prefetch_depth, "; expected 1 to 64");
   TESSERA_EXPECT(options.reductions_in_flight >= 1 && options.reductions_in_flight <= 64,

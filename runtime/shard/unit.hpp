@@ -37,6 +37,11 @@ class Unit final : public nn::ModuleHook,
 
   // --- nn::ModuleHook: around the module's calls ---
   void materialize(const Device& device) override;
+  std::optional<DType> input_dtype() const override {
+    const MixedPrecision& precision = shards_.options.precision;
+    return precision.cast_forward_inputs ? precision.param : std::nullopt;
+  }
+  std::optional<DType> output_dtype() const override { return shards_.options.precision.output; }
   void before_call(nn::Module& module) override;
   void after_call(nn::Module& module) override;
   // Around any call. `is_read`: whether backward reads the parameters.

@@ -40,6 +40,12 @@ class CallTensors {
     return *tensors_[i];
   }
 
+  template <class... T>
+  static CallTensors of(T&... values) {
+    CallTensors all;
+    (all.collect(values), ...);
+    return all;
+  }
   template <class T>
   void collect(T& value) {
     using Value = std::remove_const_t<T>;
@@ -91,12 +97,11 @@ class ForwardHooks {
     std::erase_if(hooks_, [](const Hook& hook) { return !*hook.is_alive; });
     const std::vector<Hook> hooks = hooks_;  // as they are now: a hook may add another
     std::tuple<Inputs...> given(inputs...);
-    CallTensors in, out;
-    in.collect(given);
+    const CallTensors in = CallTensors::of(given);
     for (const Hook& hook : hooks)
       if (hook.before && *hook.is_alive) hook.before(module, in);
     auto result = std::apply(f, std::as_const(given));
-    out.collect(result);
+    const CallTensors out = CallTensors::of(result);
     for (const Hook& hook : hooks)
       if (hook.after && *hook.is_alive) hook.after(module, in, out);
     return result;
@@ -112,5 +117,19 @@ class ForwardHooks {
 
   std::vector<Hook> hooks_;
 };
+
+// Whether one of these is floating, and of another dtype; makes all such ones be of it.
+bool are_others(const CallTensors& tensors, DType dtype);
+void cast_tensors(const CallTensors& tensors, DType dtype);
+
+// f of the inputs with their floating tensors in this dtype; where they are, of the inputs
+// themselves, so that nobody holds a tensor beside those who give it.
+template <class F, class... Inputs>
+auto with_dtype(DType dtype, const F& f, const Inputs&... inputs) {
+  if (!are_others(CallTensors::of(const_cast<Inputs&>(inputs)...), dtype)) return f(inputs...);
+  std::tuple<Inputs...> given(inputs...);
+  cast_tensors(CallTensors::of(given), dtype);
+  return std::apply(f, std::as_const(given));
+}
 
 }  // namespace tessera::nn

@@ -20,6 +20,7 @@
 #include <functional>
 #include <iosfwd>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -45,6 +46,10 @@ class ModuleHook {
   virtual void after_call(Module& module) = 0;
   // The call ended by an exception.
   virtual void abandon_call(Module& module) noexcept = 0;
+  // What floating tensors become that go into a call, before other hooks see them, and that come
+  // out of it, after these; unset: they stay.
+  virtual std::optional<DType> input_dtype() const { return {}; }
+  virtual std::optional<DType> output_dtype() const { return {}; }
   // Gives the parameters that the hook has claimed their memory on `device`.
   virtual void materialize(const Device& device) = 0;
 };
@@ -130,7 +135,13 @@ class Module {
                   "Module::call: the function returns nothing; return what the call gives");
     if (!hook_ && !forward_hooks_) return f(inputs...);
     CallScope scope(*this);
-    auto result = forward_hooks_ ? forward_hooks_->run(*this, f, inputs...) : f(inputs...);
+    const std::optional<DType> in = hook_ ? hook_->input_dtype() : std::nullopt,
+                               out = hook_ ? hook_->output_dtype() : std::nullopt;
+    const auto hooked = [&](const Inputs&... cast) {
+      return forward_hooks_ ? forward_hooks_->run(*this, f, cast...) : f(cast...);
+    };
+    auto result = in ? with_dtype(*in, hooked, inputs...) : hooked(inputs...);
+    if (out) cast_tensors(CallTensors::of(result), *out);
     scope.leave();
     return result;
   }

@@ -33,13 +33,17 @@ namespace tessera {
 // of a call that backward comes to before any other slot is taken, as the last block's.
 enum class Reshard : std::uint8_t { automatic, always, never };
 
-// f32, bf16 or f16. Inputs stay as they are (PyTorch: cast_forward_inputs): a model that is given
-// f32 casts at its entry, where the copy is seen.
+// f32, bf16 or f16 (PyTorch: MixedPrecisionPolicy).
 struct MixedPrecision {
   // Of the full parameters and so of compute; unset: f32, the shards' dtype.
   std::optional<DType> param{};
   // Of gradients on the wire: f32 or `param`; unset: f32.
   std::optional<DType> reduce{};
+  // Of floating tensors that a call of the module gives; unset: as they are. Both of these know the
+  // tensors that hooks do, see nn::Module::call.
+  std::optional<DType> output{};
+  // Whether floating tensors that go into a call become `param`, where it is set.
+  bool cast_forward_inputs = true;
 };
 
 struct ShardOptions {
