@@ -10,8 +10,8 @@
 namespace tessera::optim {
 namespace {
 
-// Sums `value` over the ranks of `comm`, in place.
-void all_reduce(const Tensor& value, Communicator& comm) {
+// `value` over the ranks of `comm`, in place.
+void all_reduce(const Tensor& value, Communicator& comm, ReduceOp op) {
   const Device& device = value.device();
   const Stream compute = device.compute(), wire = device.stream(comm.stream());
   wire.wait(compute.record());
@@ -20,32 +20,52 @@ void all_reduce(const Tensor& value, Communicator& comm) {
                          .recv = value.data(),
                          .count = 1,
                          .kind = CollectiveKind::all_reduce,
-                         .dtype = f64},
+                         .dtype = f64,
+                         .reduce = op},
               "grad_norm", accesses);
   compute.wait(wire.record());
 }
 
-// The sum of squares of the gradients whose other shards are reached through `comm`. Padding and
-// missing gradients are zeros.
-Tensor sum_of_squares(const std::vector<GroupPart>& parts, Communicator* comm,
-                      const Device& device) {
-  const Tensor sum = Tensor::empty({}, f64, device);
-  auto accumulate = raw::Accumulate::no;
+// Adds the squares of a gradient to what `total` has, or joins the norm of another type with it: in
+// pieces, since a copy in f64 takes twice the gradient's memory.
+Tensor joined(const Tensor& total, const Tensor& gradient, NormType type) {
+  if (type == NormType::l2) {
+    const Tensor sum = total.defined() ? total : Tensor::empty({}, f64, gradient.device());
+    raw::sumsq_into(sum, gradient, total.defined() ? raw::Accumulate::yes : raw::Accumulate::no);
+    return sum;
+  }
+  constexpr std::int64_t kPiece = 1 << 20;
+  const bool sums = type == NormType::l1;
+  Tensor all = total;
+  for (std::int64_t at = 0; at < gradient.numel(); at += kPiece) {
+    const Tensor piece = raw::slice(gradient, 0, at, std::min(gradient.numel(), at + kPiece));
+    const Tensor norm = raw::reduce_all(sums ? raw::Reduction::sum : raw::Reduction::max,
+                                        raw::cast(raw::abs(piece), f64));
+    all =
+        !all.defined() ? norm : raw::binary(sums ? raw::Binary::add : raw::Binary::max, all, norm);
+  }
+  return all;
+}
+
+// The norm, or for l2 its square, of the gradients whose other shards are reached through `comm`.
+// Padding and missing gradients are zeros.
+Tensor norm_over(Communicator* comm, const std::vector<GroupPart>& parts, const Device& device,
+                 NormType type) {
+  Tensor total;
   for (const GroupPart& part : parts) {
     if (part.group->sums.get() != comm || !part.group->gradient.defined()) continue;
-    for (const GroupPart::Stretch& stretch : part.stretches) {
-      raw::sumsq_into(sum, part.gradient(stretch), accumulate);
-      accumulate = raw::Accumulate::yes;
-    }
+    for (const GroupPart::Stretch& stretch : part.stretches)
+      total = joined(total, part.gradient(stretch), type);
   }
-  if (accumulate == raw::Accumulate::no) raw::fill(sum, 0);
-  if (comm != nullptr && comm->size() > 1) all_reduce(sum, *comm);
-  return sum;
+  if (!total.defined()) total = Tensor::zeros({}, f64, device);
+  if (comm != nullptr && comm->size() > 1)
+    all_reduce(total, *comm, type == NormType::inf ? ReduceOp::max : ReduceOp::sum);
+  return total;
 }
 
 }  // namespace
 
-Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm) {
+Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm, NormType type) {
   TESSERA_EXPECT(!parameters.empty(), "clip_grad_norm: no parameters given");
   TESSERA_EXPECT(!std::isnan(max_norm), "clip_grad_norm: max_norm is NaN");
   const std::vector<GroupPart> parts = parts_of(parameters);
@@ -58,9 +78,12 @@ Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm)
       comms.push_back(part.group->sums.get());
   Tensor sum;
   for (Communicator* const comm : comms) {
-    const Tensor squares = sum_of_squares(parts, comm, device);
-    sum = sum.defined() ? raw::add(sum, squares) : squares;
+    const Tensor own = norm_over(comm, parts, device, type);
+    sum = !sum.defined()
+              ? own
+              : raw::binary(type == NormType::inf ? raw::Binary::max : raw::Binary::add, sum, own);
   }
+  if (type != NormType::l2) sum = raw::mul(sum, sum);  // the kernel takes the root
 
   const bool clips = max_norm > 0 && std::isfinite(max_norm);
   const Tensor norm = Tensor::empty({}, f32, device);

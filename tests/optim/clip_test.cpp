@@ -73,6 +73,34 @@ TEST_CASE("small gradients, a maximum of 0 and one of infinity leave every bit",
   CHECK_THROWS_AS(optim::clip_grad_norm({}, 1), ContractError);
 }
 
+TEST_CASE("the sum and the largest of all magnitudes are norms, too", "[optim]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Device device = Device::cpu();
+  for (const optim::NormType type : {optim::NormType::l1, optim::NormType::inf}) {
+    Bag bag(kClippedShapes);
+    bag.materialize(device);
+    auto gradients = random_gradients(draw, 0.1f, 3);
+    give_gradients(bag, gradients);
+    double norm = 0;
+    for (const auto& [i, g] : gradients)
+      for (const float x : g)
+        norm = type == optim::NormType::l1 ? norm + std::abs(double{x})
+                                           : std::max(norm, std::abs(double{x}));
+    // In f64, rounded to f32 once.
+    const double got = optim::clip_grad_norm(bag.parameters(), 0.5, type).item();
+    CHECK(std::abs(got / norm - 1) <= 0x1p-23);
+    const Values scaled = bag.items[2].grad().to_vector<float>();
+    for (std::size_t k = 0; k < scaled.size(); ++k) {
+      const double expected = gradients.at(2)[k] * (0.5 / (norm + 1e-6));
+      CHECK(std::abs(scaled[k] - expected) <= 0x1p-22 * std::abs(expected));
+    }
+    gradients[1][2] = NAN;
+    give_gradients(bag, gradients);
+    CHECK(std::isnan(optim::clip_grad_norm(bag.parameters(), 0.5, type).item()));
+  }
+}
+
 TEST_CASE("only the gradients of the parameters given are summed and scaled", "[optim]") {
   Draw draw;
   INFO("seed " << draw.seed);
@@ -139,7 +167,14 @@ TEST_CASE("ranks with different shards find one norm and one factor", "[optim][t
     sum += sum_of_squares(all.back());
   }
   const double norm = std::sqrt(sum);
-  std::vector<double> norms(ranks);
+  double magnitudes = 0, largest = 0;
+  for (const auto& gradients : all)
+    for (const auto& [i, g] : gradients)
+      for (const float x : g) {
+        magnitudes += std::abs(double{x});
+        largest = std::max(largest, std::abs(double{x}));
+      }
+  std::vector<double> norms(ranks), of_magnitudes(ranks), of_largest(ranks);
   std::vector<Values> scaled(ranks);
   run_checked(ranks, {}, [&](World& world) {
     const auto r = static_cast<std::size_t>(world.rank());
@@ -147,12 +182,16 @@ TEST_CASE("ranks with different shards find one norm and one factor", "[optim][t
     bag.materialize(world.device());
     state_of(bag.items[0])->group->sums = {world.share(), &world.control()};
     give_gradients(bag, all[r]);
+    of_magnitudes[r] = optim::clip_grad_norm(bag.parameters(), 0, optim::NormType::l1).item();
+    of_largest[r] = optim::clip_grad_norm(bag.parameters(), 0, optim::NormType::inf).item();
     norms[r] = optim::clip_grad_norm(bag.parameters(), 2).item();
     scaled[r] = bag.items[2].grad().to_vector<float>();
   });
   for (std::size_t r = 0; r < norms.size(); ++r) {
     CHECK(std::abs(norms[r] / norm - 1) <= 0x1p-23);
     CHECK(norms[r] == norms[0]);
+    CHECK(std::abs(of_magnitudes[r] / magnitudes - 1) <= 0x1p-23);
+    CHECK(of_largest[r] == largest);
     for (std::size_t k = 0; k < scaled[r].size(); ++k) {
       const double expected = all[r].at(2)[k] * (2 / (norm + 1e-6));
       CHECK(std::abs(scaled[r][k] - expected) <= 0x1p-22 * std::abs(expected));
