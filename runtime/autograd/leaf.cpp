@@ -43,10 +43,12 @@ Tensor& Tensor::require_grad(Caller at) {
 bool Tensor::requires_grad() const { return defined() && grad_meta() != nullptr; }
 
 Tensor Tensor::grad() const {
+  static_cast<void>(impl());  // an error where there is none
   return grad_meta() && grad_meta()->leaf ? grad_meta()->leaf->gradient() : Tensor();
 }
 
 void Tensor::zero_grad() {
+  static_cast<void>(impl());
   if (grad_meta() && grad_meta()->leaf) grad_meta()->leaf->clear();
 }
 

@@ -24,8 +24,10 @@ Wait::~Wait() {
 const char* Wait::overdue(std::chrono::duration<double> patience) {
   const auto now = std::chrono::steady_clock::now();
   const std::lock_guard lock(all().mutex);
+  const bool was_stopped = now - std::exchange(all().looked, now) > patience / 10;
   for (Wait* const wait : all().waits) {
-    if (const std::uint64_t progress = wait->progress_(); progress != wait->seen_) {
+    const std::uint64_t progress = wait->progress_();
+    if (progress != wait->seen_ || was_stopped) {
       wait->seen_ = progress;
       wait->since_ = now;
     } else if (now - wait->since_ > patience) {

@@ -19,13 +19,16 @@ class Wait {
   Wait(const Wait&) = delete;
   Wait& operator=(const Wait&) = delete;
 
-  // What waits for threads that have not got on for `patience` since somebody looked; null: none.
+  // What waits for threads that have not got on for `patience`, in which somebody has looked again
+  // and again; null: none. After a tenth of it without a look, as of a process that was stopped, the
+  // time begins anew.
   static const char* overdue(std::chrono::duration<double> patience);
 
  private:
   struct All {
     std::mutex mutex;
     std::vector<Wait*> waits;
+    std::chrono::steady_clock::time_point looked{};
   };
   static All& all();
 

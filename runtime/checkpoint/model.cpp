@@ -90,8 +90,8 @@ void save(const std::string& path, const World& world, const std::function<Entri
   if (must_be_finite)
     diverged = static_cast<std::size_t>(-world.max(-static_cast<double>(diverged)));
   if (diverged < all.size())
-    throw NotFinite(
-        concat("save_weights: '", all[diverged].name, "' is not finite, and nothing is written"));
+    throw NotFinite(concat("save_weights: '", all[diverged].name, "' is not finite as ",
+                           all[diverged].dtype, ", and nothing is written"));
   if (writer) writer->commit();
   world.barrier();
 }

@@ -235,7 +235,9 @@ class Failures {
       first_is_echo_ = echo;
     }
     world_.end(concat("rank ", rank, " failed: ", what));
-    if (!others_) others_.emplace("ranks did not end after a failure", [] { return 0; });
+    if (others_) return;
+    waits_ = concat("rank ", rank, " failed: ", what, "; and other ranks did not end");
+    others_.emplace(waits_.c_str(), [] { return 0; });
   }
   void rethrow() const {
     if (first_) std::rethrow_exception(first_);
@@ -246,7 +248,8 @@ class Failures {
   std::mutex mutex_;
   std::exception_ptr first_;
   bool first_is_echo_ = false;
-  std::optional<Wait> others_;  // the rank's thread, and the one that joins it, for the other ranks
+  std::string waits_;           // of
+  std::optional<Wait> others_;  // the rank's thread, and the one that joins it, for other ranks
 };
 
 struct Attached {

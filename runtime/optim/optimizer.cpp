@@ -192,7 +192,7 @@ void Optimizer::prepare() {
     const OwnerGuard owner(device, "scalars");
     scalars_ = Tensor::empty({static_cast<std::int64_t>(needs_.scalar_bytes) / 4}, f32, device);
   }
-  rates_changed_ = false;
+  rates_changed_ = are_set_ = false;
   log_->prepared = std::max<Tick>(1, device.compute().clock()[StreamId::compute]);
 }
 
@@ -256,10 +256,12 @@ void Optimizer::keep_moments(const Own& from, const GroupState& held, const Own&
 
 void Optimizer::step() {
   prepare();
-  for (const GroupState& state : states_)
-    TESSERA_EXPECT(state.group->has_values || !state.group->device.runs_bodies(),
-                   "step: the parameters of '", state.group->name,
-                   "' are the zeros of materialize; call nn::init, load or assign before training");
+  if (!are_set_ && scalars_.device().runs_bodies())
+    for (const Own& own : own_)
+      TESSERA_EXPECT(own.offset < 0 || state_of(own.parameter)->is_set, "step: parameter '",
+                     own.parameter.name(),
+                     "' has the zeros of its memory; call nn::init, load or assign on every rank");
+  are_set_ = true;
   DeviceContext& device = scalars_.device().context();
   const auto now = [&] { return device.clock(StreamId::compute)[StreamId::compute]; };
   std::erase_if(log_->queued, [&](const UpdateLog::Update& update) {

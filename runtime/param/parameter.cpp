@@ -168,7 +168,7 @@ Tensor Parameter::grad() const { return gradient_of(*state_of(*this)); }
 void Parameter::edit(const std::function<void(const Tensor& rows)>& f) const {
   const Tensor rows = rows_of(*state_of(*this));
   FlatGroup& group = *state_->group;
-  group.has_values = true;
+  state_->is_set = true;
   group.device.compute().wait(group.device.gather().record());  // it may still read them
   ++rows.storage()->version;  // for what saved them where they are whole
   rows.storage()->last_writer = kEdit.c_str();

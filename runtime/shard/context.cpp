@@ -27,6 +27,7 @@ std::shared_ptr<StreamedParameter> slices_of(const ParameterState& p) {
 
 void Context::build(nn::Module& root) {
   const std::shared_ptr<Context> context(new Context());
+  std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units;  // join when all have passed
   root.named_parameters();  // sets the names that errors use
   for (const auto& [name, module] : root.named_modules()) {
     const std::shared_ptr<Unit> unit = unit_of(*module);
@@ -44,9 +45,10 @@ void Context::build(nn::Module& root) {
     context->group_ = &group;
     context->device_ = group.device();
     context->units_.push_back(unit);
-    unit->join(context, name.empty() ? "(root)" : name,
-               static_cast<int>(context->units_.size()) - 1);
+    units.emplace_back(name.empty() ? "(root)" : name, unit);
   }
+  for (std::size_t i = 0; i < units.size(); ++i)
+    units[i].second->join(context, units[i].first, static_cast<int>(i));
   context->modules_ = context->units_.size();
   context->forwards_ahead_ =
       static_cast<std::size_t>(context->unit(0)->shards().options.forwards_ahead);

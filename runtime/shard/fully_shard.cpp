@@ -74,7 +74,6 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
   struct Held {
     std::shared_ptr<ParameterState> state;
     Tensor values;
-    bool are_set;
   };
   std::vector<Held> held;
   Device device = Device::meta();
@@ -84,9 +83,8 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
     if (!state->group) continue;
     const FlatEntry& entry = state->group->entries[static_cast<std::size_t>(state->entry)];
     ++state->group->layouts;  // for optimizers
-    held.push_back({state,
-                    state->group->values.view(state->shape, state->shape.strides(), entry.offset),
-                    state->group->has_values});
+    held.push_back(
+        {state, state->group->values.view(state->shape, state->shape.strides(), entry.offset)});
     state->group = nullptr;
   }
   TESSERA_EXPECT(held.empty() || held.size() == claimed.size(), "fully_shard: ", held.size(),
@@ -108,7 +106,6 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
           h.state->group->values.view(local, local.strides(), entry.offset),
           h.state->shape.ndim() == 0 ? h.values : raw::slice(h.values, 0, rows.begin, rows.end));
     h.state->group->mark_updated();
-    h.state->group->has_values |= h.are_set;
   }
 }
 

@@ -225,6 +225,9 @@ void Tensor::to_bytes(std::span<std::byte> out, Caller at) const {
   const CallSite site("to_bytes", at);
   TESSERA_EXPECT(!device().is_meta(),
                  "a tensor on meta has no values; materialize the model first");
+  TESSERA_EXPECT(static_cast<std::int64_t>(out.size()) == bytes_of(shape(), dtype()), "room for ",
+                 out.size(), " bytes is given, and ", shape(), " of ", dtype(), " has ",
+                 bytes_of(shape(), dtype()));
   TESSERA_EXPECT(device().runs_bodies(),
                  "a value was read while planning, where none exists; pass a stand-in");
   copy_to_host(out);

@@ -2,6 +2,7 @@
 #include <functional>
 #include <string_view>
 
+#include "tessera/autograd/recompute.hpp"
 #include "tessera/nn/embedding.hpp"
 #include "tessera/nn/linear.hpp"
 #include "tessera/nn/norm.hpp"
@@ -77,6 +78,7 @@ TEST_CASE("members of tensors and layers name the line that called them") {
   nn::Sequential two(std::make_unique<nn::Linear>(3, 4, device),
                      std::make_unique<nn::Linear>(3, 4, device));
   check_names("linear", __LINE__, [&] { two(x); });
+  check_names("linear", __LINE__, [&] { recompute(two, x); });
 }
 
 TEST_CASE("an operation made of others is the one that its errors name") {

@@ -325,12 +325,21 @@ TEST_CASE("weight decay is refused for what is not the optimizer's, and out of r
 TEST_CASE("parameters that nobody has set aren't trained from the zeros of their memory",
           "[optim]") {
   const Device device = Device::cpu();
-  Bag bag({{2, 2}});
+  Bag bag({{2, 2}, {3}});
   bag.nn::Module::materialize(device);
   optim::Sgd optimizer(bag.parameters());
-  CHECK_THROWS_WITH(optimizer.step(), Catch::Contains("step: the parameters of 'model'") &&
-                                          Catch::Contains("call nn::init, load or assign"));
+  const auto is_refused = [&](const char* name) {
+    CHECK_THROWS_WITH(optimizer.step(), Catch::Contains(std::string("step: parameter '") + name) &&
+                                            Catch::Contains("call nn::init, load or assign"));
+  };
+  is_refused("0");
   bag.items[0].assign(Tensor::zeros({2, 2}, f32, device));
+  is_refused("1");
+  bag.items[1].freeze();
+  optimizer.step();
+  bag.items[1].set_trainable(true);
+  is_refused("1");
+  bag.load({{"1", Tensor::zeros({3}, f32, device)}}, {.strict = false});
   optimizer.step();
 }
 

@@ -121,6 +121,14 @@ TEST_CASE("units of one model lie on one mesh, have memory, and start from the r
              Contains("no memory yet") && Contains("materialize"));
   CHECK_THAT(contract_error([&] { nn::init(empty, {1}); }),
              Contains("no memory yet") && Contains("materialize"));
+  // A call that was refused has joined nothing, and the remedy is one.
+  Stack early(kWidths);
+  early.shard({.mesh = DeviceMesh::flat(world)});
+  const auto call = [&] { early(rows_of(1, 0, 2, 5, world.device())); };
+  for (int i = 0; i < 2; ++i) CHECK_THAT(contract_error(call), Contains("no memory yet"));
+  CHECK_THAT(contract_error([&] { shard_plan(early); }), Contains("no memory yet"));
+  nn::init(early, {1}, world.device());
+  CHECK(contract_error(call) == "");
 
   Stack inside_first(kWidths);
   inside_first.shard({.mesh = DeviceMesh::flat(world)});

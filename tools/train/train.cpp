@@ -321,8 +321,10 @@ class Run {
     } catch (const checkpoint::NotFinite& error) {
       is_saved_ = false;
       if (!diverged_ && speaks_)
-        log(LogLevel::error, concat("training.stop_on_nan: ", error.what(),
-                                    "; lower optimizer.lr or look at the data"));
+        log(LogLevel::error,
+            concat("training.stop_on_nan: ", error.what(),
+                   steps_done_ > 0 ? "; lower optimizer.lr or look at the data"
+                                   : "; look at --load and checkpoint.export_dtype"));
       return "nor are the weights before it, and nothing is written";
     } catch (const DataError& error) {  // it could be written when the run began
       throw DeviceError(error.what(), error.where());

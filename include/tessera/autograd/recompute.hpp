@@ -26,7 +26,8 @@ Tensor recompute(std::function<Tensor(const Tensor&)> f, const Tensor& x);
 // The same of what can't be copied, a module: it is taken by reference, and lives until backward.
 template <class F>
   requires(!std::copy_constructible<F> && std::is_invocable_r_v<Tensor, F&, const Tensor&>)
-Tensor recompute(F& f, const Tensor& x) {
+Tensor recompute(F& f, const Tensor& x, Caller at = Caller::current()) {
+  const CallSite site(at);
   return recompute([&f](const Tensor& in) -> Tensor { return f(in); }, x);
 }
 // The same of several inputs, each of which gets its gradient: what blocks share goes here, such as

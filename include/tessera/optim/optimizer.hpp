@@ -223,6 +223,7 @@ class Optimizer {
   std::unordered_map<const void*, std::size_t> own_of_;  // a parameter's index there, by its id
   double lr_, weight_decay_;
   bool rates_changed_ = false;
+  bool are_set_ = false;  // all that it trains, not the zeros of their memory
   Needs needs_;
   std::shared_ptr<UpdateLog> log_ = std::make_shared<UpdateLog>();
   std::vector<GroupState> states_;

@@ -64,7 +64,6 @@ struct FlatGroup {
   Event reduced;              // after which `gradient` may be read; set by whoever reduces it
   Event updated;              // after which `values` may be read; set by whoever writes them
   std::uint64_t version = 0;  // counts writes of `values`
-  bool has_values = false;    // of nn::init, a load or an edit, beside the zeros of `make`
   // False when an update was left half done, or when ranks are at different updates: `values` and
   // what an optimizer keeps for them are to be loaded. See ShardReset.
   bool is_consistent = true;

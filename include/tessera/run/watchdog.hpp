@@ -1,6 +1,8 @@
-// Ends a process in which a thread stands still: in a kernel or a callback that never returns, or
-// stopped from outside. Nobody can end such a thread, and who joins it waits for ever; peers that
-// wait for it in a collective have an error of their own, sooner. `run` has one.
+// Ends a process in which a thread that others wait for stands still: in a kernel that never
+// returns, or stopped from outside. Nobody can end such a thread, and who joins it waits for ever.
+// Peers that wait for a rank in a collective have an error of their own, sooner; what the program
+// does itself on a rank's thread, in a hook or a data set, takes as long as it likes. `run` has
+// one.
 #pragma once
 
 #include <functional>
