@@ -92,7 +92,8 @@ void sums(const ReduceArgs& a, Exec& exec) {
                  const std::int64_t o = task / chunks, first = task % chunks * kColumns;
                  const std::int64_t cols = std::min(kColumns, a.inner - first);
                  A acc[kColumns];
-                 sum_columns(acc, in + o * a.n * a.inner + first, a.n, a.inner, cols, squared);
+                 const T* const from = a.n > 0 ? in + o * a.n * a.inner + first : in;  // or null
+                 sum_columns(acc, from, a.n, a.inner, cols, squared);
                  finish(o * a.inner + first, acc, cols);
                }
              });
