@@ -20,8 +20,8 @@ class Wait {
   Wait& operator=(const Wait&) = delete;
 
   // What waits for threads that have not got on for `patience`, in which somebody has looked again
-  // and again; null: none. After a tenth of it without a look, as of a process that was stopped, the
-  // time begins anew.
+  // and again; null: none. After a tenth of it without a look, as of a process that was stopped,
+  // the time begins anew.
   static const char* overdue(std::chrono::duration<double> patience);
 
  private:

@@ -19,7 +19,7 @@ struct ParameterState {
   Initializer initializer;
   bool trainable = true;
   bool is_set = false;  // by nn::init, a load or an edit: not the zeros of its memory
-  ShardSpec spec;                          // the whole parameter until a unit claims it
+  ShardSpec spec;       // the whole parameter until a unit claims it
   std::shared_ptr<const DeviceMesh> mesh;  // of its unit; null without one
   std::shared_ptr<FlatGroup> group;        // null before it is materialized
   int entry = -1;                          // in the group
