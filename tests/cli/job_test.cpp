@@ -1,5 +1,8 @@
 // Runs of several processes: whether they are one job, and how a launcher ends them.
+#include <array>
 #include <csignal>
+#include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -7,6 +10,7 @@
 #include "tests/cli/tiny_run.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/text.hpp"
+#include "tools/train/agreement.hpp"
 #include "tools/train/flight_record_file.hpp"
 #include "tools/train/signals.hpp"
 
@@ -61,6 +65,22 @@ TEST_CASE("processes of a launcher that MPI does not know are no job", "[mpi]") 
   }
 }
 
+TEST_CASE("ranks look at the tokens between them, at each once", "[threads]") {
+  const TemporaryFolder folder;
+  constexpr std::size_t kTokens = 100003;
+  folder.write("tokens.bin", std::string(2 * kTokens, '\0'));
+  train::Inputs inputs;
+  inputs.loader.emplace(data::TokenFile(folder / "tokens.bin", 50, data::Scan::later),
+                        data::LoaderOptions{.seq_len = 8});
+  std::array<std::int64_t, 3> looked{};
+  run_local(3, {.threads = 1}, [&](World& world) {
+    looked[static_cast<std::size_t>(world.rank())] = train::look_at_tokens(inputs, &world);
+  });
+  for (const std::int64_t count : looked) CHECK(std::abs(count - std::int64_t{kTokens} / 3) <= 1);
+  CHECK(looked[0] + looked[1] + looked[2] == std::int64_t{kTokens});
+  CHECK(train::look_at_tokens(inputs) == std::int64_t{kTokens});
+}
+
 TEST_CASE("a failed collective whose flight record cannot be written is still one line") {
   train::hold_record_signal();
   const TemporaryFolder folder;
@@ -75,15 +95,18 @@ TEST_CASE("a failed collective whose flight record cannot be written is still on
   }
 }
 
-// Open MPI's passes SIGTERM on, and SIGINT, as SIGTERM; its own exit code is another matter.
+// Open MPI's passes SIGTERM on, and SIGINT as SIGTERM, and a second later, which is short on a busy
+// machine, a SIGKILL; its own exit code is another matter.
 TEST_CASE("a launcher that is told to end lets the ranks save", "[mpi]") {
   if (std::string(TESSERA_MPIRUN).empty()) return;
+  auto variables = kMpirun;
+  variables["OMPI_MCA_odls_base_sigkill_timeout"] = "60";
   for (const char* const signal : {"INT", "TERM"}) {
     const BookFolder folder;
     const Outcome outcome = run_command(
         "mpirun -n 2 " + kTiny + "--training.steps=1000000 --save=a.safetensors > log & run=$!; " +
             "until [ -s out.jsonl ]; do sleep 0.05; done; kill -" + signal + " $run; wait $run",
-        folder.path().string(), kMpirun);
+        folder.path().string(), variables);
     INFO(signal << ' ' << outcome.exit_code << outcome.err);
     CHECK(has(folder.read("a.safetensors"), "lm_head.weight"));
     for (const auto& entry : std::filesystem::directory_iterator(folder.path()))

@@ -6,6 +6,8 @@
 
 #include "tessera/autograd/custom_op.hpp"
 #include "tessera/autograd/ops.hpp"
+#include "tessera/tensor/initializer.hpp"
+#include "tessera/tensor/make.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/support/catch.hpp"
 
@@ -113,6 +115,44 @@ TEST_CASE(
       for (std::size_t j = 0; j < ours[i].size(); ++j)
         worst = std::max(worst, std::abs(double{ours[i][j]} - double{theirs[i][j]}));
     CHECK(worst < 2e-5);
+  }
+}
+
+TEST_CASE("random tensors and initial values are the CPU's on a GPU whose kernels run by threads") {
+  const Device cpu = Device::cpu({.executor = ExecutorKind::inlined});
+  const Device gpu = Device::cuda({.module = TESSERA_EMULATED_MODULE});
+  constexpr std::uint64_t kKey = 17;
+  const auto whole = [&](const std::function<Tensor(const Device&)>& f) {
+    return raw::cast(f(cpu), i64).to_vector<std::int64_t>() ==
+           raw::cast(f(gpu), i64).to_vector<std::int64_t>();
+  };
+  CHECK(whole([&](const Device& d) { return randint(-5, 70000, {300}, kKey, i64, d); }));
+  CHECK(whole([&](const Device& d) { return bernoulli(0.3, {300}, kKey, boolean, d); }));
+  CHECK(whole([&](const Device& d) { return randperm(300, kKey, d); }));
+  for (const Replacement replacement : {Replacement::no, Replacement::yes})
+    CHECK(whole([&](const Device& d) {
+      return multinomial(arange(1, 9, 1, f32, d), 5, replacement, kKey);
+    }));
+  const Initializer initializers[] = {
+      Initializer::constant(3),
+      Initializer::normal(1, 2),
+      Initializer::uniform(-1, 2),
+      Initializer::truncated_normal(0, 1, -0.5, 2),
+      Initializer::kaiming_normal(),
+      Initializer::xavier_uniform(),
+      Initializer::by_index([](std::int64_t i) { return 0.5 * i; })};
+  for (std::size_t i = 0; i < std::size(initializers); ++i) {
+    INFO("initializer " << i);
+    const Shape shape{7, 9};
+    std::vector<float> values[2];
+    for (const Device& device : {cpu, gpu}) {
+      const Tensor out = Tensor::empty(shape, f32, device);
+      initializers[i].fill(out, shape, kKey, 0);
+      values[device == gpu] = out.to_vector<float>();
+    }
+    // log, sine, cosine and root of numbers of at most 6 in f32, in two libraries.
+    for (std::size_t k = 0; k < values[0].size(); ++k)
+      CHECK(std::abs(double{values[0][k]} - double{values[1][k]}) <= 32 * 6 * 0x1p-24);
   }
 }
 

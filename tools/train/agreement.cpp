@@ -91,14 +91,16 @@ void check_agreement(const Config& config, const Inputs& inputs, const World& wo
   }
 }
 
-void look_at_tokens(const Inputs& inputs, const World* world) {
-  if (!inputs.loader) return;
+std::int64_t look_at_tokens(const Inputs& inputs, const World* world) {
+  if (!inputs.loader) return 0;
   const data::TokenFile& file = inputs.loader->file();
   const std::int64_t rank = world ? world->rank() : 0, ranks = world ? world->size() : 1,
                      begin = checked_mul(file.size(), rank) / ranks,
                      end = checked_mul(file.size(), rank + 1) / ranks;
   ScanReport report(file, end - begin);
+  std::int64_t looked = 0;
   const std::int64_t bad = file.find_bad(begin, end, [&](std::int64_t done) {
+    looked = done;
     if (rank == 0) report(done);
   });
   double first = -static_cast<double>(bad < end ? bad : file.size());  // the largest is the first
@@ -106,6 +108,7 @@ void look_at_tokens(const Inputs& inputs, const World* world) {
   const auto position = static_cast<std::int64_t>(-first);
   std::int32_t id = 0;
   if (position < file.size()) named("data.path", [&] { file.read(position, {&id, 1}); });
+  return looked;
 }
 
 }  // namespace tessera::train
