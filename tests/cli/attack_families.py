@@ -127,7 +127,8 @@ def values(draw, folder, fixture):
             bad = draw.choice(NUMBERS)
     elif "|" in kind:
         right = draw.choice(kind.split("|"))
-        bad = draw.choice(["", right.swapcase(), right + draw.choice(NASTY[1:]), " " + right, right[1:], right * 1000, right + "\n"])
+        bad = draw.choice(["", right.swapcase(), right + draw.choice(NASTY[1:]), " " + right, right[:-1], right * 1000, right + "\n"])
+        bad = bad if bad not in kind.split("|") else "x"
     elif kind in ("DEVICE", "KINDS"):
         bad = draw.choice(["", "x", "cpu:0", "cuda:", "cuda:-1", "cuda:1e3", "cuda:99999999999", "norms,,biases", ",", "n" * 5000] + NASTY[1:])
     elif name == "data.path" or name == "load":
