@@ -98,6 +98,7 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
                                   folder.path().string());
   INFO(plan.err << run.err);
   REQUIRE(plan.exit_code == 0);
+  CHECK(plan.out.ends_with(": 2.00 MiB of scratch for each thread that runs kernels\n"));
   REQUIRE(run.exit_code == 0);
   const Phases expected = planned(plan.out), found = used(folder.read("out.jsonl"), run.out, ranks);
   CHECK(found == expected);

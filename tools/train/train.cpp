@@ -20,6 +20,7 @@
 #include "tessera/base/philox.hpp"
 #include "tessera/base/utf8.hpp"
 #include "tessera/checkpoint/model.hpp"
+#include "tessera/device/workers.hpp"
 #include "tessera/nn/generate.hpp"
 #include "tessera/run/run.hpp"
 #include "tessera/run/watchdog.hpp"
@@ -98,6 +99,9 @@ int dry_run(const Config& config, int ranks) {
         static_cast<long long>(plan.save.reserved_bytes));
     std::printf("%s\n", plan.ledger.c_str());
   }
+  if (device_choice(config).kind == DeviceKind::cpu)
+    std::printf("beside it, whatever the model: %s of scratch for each thread that runs kernels\n",
+                mebibytes(kScratchBytes).c_str());
   if (traces) traces->write();
   if (std::fflush(stdout) != 0 || std::ferror(stdout))
     throw DeviceError("writing to stdout failed");
