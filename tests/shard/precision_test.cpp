@@ -11,27 +11,27 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-struct Pair : nn::Module {
-  Pair() { register_modules("a", a, "b", b); }
+struct TwoTypes : nn::Module {
+  TwoTypes() { register_modules("a", a, "b", b); }
   Tensor operator()(const Tensor& x) {
     return call([&](const Tensor& in) { return b(a(in)); }, x);
   }
   nn::Linear a{5, 4}, b{4, 3};
 };
 
-struct Run {
+struct TypedRun {
   DType between = f64, out = f64;
   std::vector<float> y;
   Values gradients;  // of the parameters, and of the input
 };
 
 // a computes in f16 and gives f32, b computes in bf16.
-Run run_pair(World& world, bool casts, bool recomputes) {
+TypedRun run_typed(World& world, bool casts, bool recomputes) {
   const DeviceMesh mesh = DeviceMesh::flat(world);
   const auto precision = [&](DType param) {
     return MixedPrecision{.param = param, .cast_forward_inputs = casts};
   };
-  Pair model;
+  TwoTypes model;
   MixedPrecision first = precision(f16);
   if (casts) first.output = f32;
   fully_shard(model.a, {.mesh = mesh, .precision = first});
@@ -41,7 +41,7 @@ Run run_pair(World& world, bool casts, bool recomputes) {
   Tensor x =
       Tensor::normal({3, 5}, 0, 1, static_cast<std::uint64_t>(world.rank()), f32, world.device());
   x.require_grad();
-  Run run;
+  TypedRun run;
   const auto forward = [&](const Tensor& in) {
     return model.call(
         [&](const Tensor& given) {
@@ -67,9 +67,9 @@ TEST_CASE("floating inputs of a unit become its dtype, and its outputs what it s
     for (const bool recomputes : {false, true}) {
       INFO(ranks << " ranks, recomputed " << recomputes);
       const auto of = [&](bool casts) {
-        return on_ranks(ranks, [&](World& world) { return run_pair(world, casts, recomputes); });
+        return on_ranks(ranks, [&](World& world) { return run_typed(world, casts, recomputes); });
       };
-      const std::vector<Run> ours = of(true), by_hand = of(false);
+      const std::vector<TypedRun> ours = of(true), by_hand = of(false);
       for (std::size_t rank = 0; rank < ours.size(); ++rank) {
         CHECK(ours[rank].between == f32);
         CHECK(ours[rank].out == bf16);
@@ -81,14 +81,14 @@ TEST_CASE("floating inputs of a unit become its dtype, and its outputs what it s
 
 TEST_CASE("a unit that casts nothing refuses another dtype than its own") {
   const World world = World::single({});
-  Pair model;
+  TwoTypes model;
   fully_shard(model, {.mesh = DeviceMesh::flat(world),
                       .precision = {.param = bf16, .cast_forward_inputs = false}});
   nn::init(model, {7}, world.device());
   CHECK_THAT(contract_error([&] { model(Tensor::ones({2, 5}, f32, world.device())); }),
              Contains("linear") && Contains("bf16") && Contains("f32"));
   CHECK_THAT(contract_error([&] {
-               Pair other;
+               TwoTypes other;
                fully_shard(other, {.mesh = DeviceMesh::flat(world), .precision = {.output = i32}});
              }),
              Contains("precision.output is i32"));
