@@ -1,6 +1,7 @@
 #include "runtime/shard/unit_shards.hpp"
 
 #include <algorithm>
+#include <exception>
 
 #include "tessera/base/log.hpp"
 #include "tessera/comm/world.hpp"
@@ -95,6 +96,7 @@ void UnitShards::give_back(const Slot& slot, bool ends_forward) const noexcept {
   try {
     slots->give_back(slot, ends_forward);
   } catch (const std::exception& error) {
+    if (std::uncaught_exceptions() > 0) return;  // that one will be heard of
     log(LogLevel::error, concat("unit '", name, "': could not give its slot back: ", error.what()));
   }
 }

@@ -100,7 +100,7 @@ TEST_CASE("a failed collective whose flight record cannot be written is still on
 TEST_CASE("a launcher that is told to end lets the ranks save", "[mpi]") {
   if (std::string(TESSERA_MPIRUN).empty()) return;
   auto variables = kMpirun;
-  variables["OMPI_MCA_odls_base_sigkill_timeout"] = "60";
+  variables["OMPI_MCA_odls_base_sigkill_timeout"] = "5";  // which it waits out
   for (const char* const signal : {"INT", "TERM"}) {
     const BookFolder folder;
     const Outcome outcome = run_command(
