@@ -1,5 +1,6 @@
 #include "runtime/base/wait.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace tessera {
@@ -24,15 +25,13 @@ Wait::~Wait() {
 const char* Wait::overdue(std::chrono::duration<double> patience) {
   const auto now = std::chrono::steady_clock::now();
   const std::lock_guard lock(all().mutex);
-  const bool was_stopped = now - std::exchange(all().looked, now) > patience / 10;
+  const std::chrono::duration<double> passed = now - std::exchange(all().looked, now);
   for (Wait* const wait : all().waits) {
     const std::uint64_t progress = wait->progress_();
-    if (progress != wait->seen_ || was_stopped) {
-      wait->seen_ = progress;
-      wait->since_ = now;
-    } else if (now - wait->since_ > patience) {
+    if (std::exchange(wait->seen_, progress) != progress)
+      wait->age_ = {};
+    else if ((wait->age_ += std::min(passed, patience / 10)) > patience)
       return wait->what_;
-    }
   }
   return nullptr;
 }

@@ -19,9 +19,9 @@ class Wait {
   Wait(const Wait&) = delete;
   Wait& operator=(const Wait&) = delete;
 
-  // What waits for threads that have not got on for `patience`, in which somebody has looked again
-  // and again; null: none. After a tenth of it without a look, as of a process that was stopped,
-  // the time begins anew.
+  // What waits for threads that have not got on for `patience`; null: none. To be asked again and
+  // again: of the time between two looks at most a tenth of it counts, so that a process that was
+  // stopped goes on.
   static const char* overdue(std::chrono::duration<double> patience);
 
  private:
@@ -35,7 +35,7 @@ class Wait {
   const char* what_;
   std::function<std::uint64_t()> progress_;
   std::uint64_t seen_ = 0;
-  std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+  std::chrono::duration<double> age_{};  // of `seen_`
 };
 
 }  // namespace tessera

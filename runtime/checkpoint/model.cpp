@@ -70,9 +70,8 @@ using Entries = std::vector<SafetensorsEntry>;
 using Write = std::function<void(const std::string& name, const Tensor& full)>;
 
 // Rank 0's file of these entries, which all ranks make by `each`.
-void save(const std::string& path, const World& world, const std::function<Entries()>& entries,
+void save(const std::string& path, const World& world, const Entries& all,
           const std::function<void(const Write&)>& each, bool must_be_finite = false) {
-  const Entries all = entries();
   std::size_t written = 0, diverged = all.size();  // the first such entry
   std::unique_ptr<SafetensorsWriter> writer;
   if (world.rank() == 0)
@@ -100,28 +99,22 @@ void save(const std::string& path, const World& world, const std::function<Entri
 
 void save_weights(const std::string& path, nn::Module& model, const World& world,
                   const SaveOptions& options) {
-  const auto entries = [&] {
-    Entries all;
-    for (const auto& [name, parameter] : model.named_parameters())
-      all.push_back(entry_of(model, name, parameter.shape(), options.dtype));
-    for (const auto& [name, b] : model.named_buffers(nn::Persistent::yes))
-      all.push_back(whole_entry(name, b.shape(), b.dtype()));
-    return all;
-  };
+  Entries all;
+  for (const auto& [name, parameter] : model.named_parameters())
+    all.push_back(entry_of(model, name, parameter.shape(), options.dtype));
+  for (const auto& [name, b] : model.named_buffers(nn::Persistent::yes))
+    all.push_back(whole_entry(name, b.shape(), b.dtype()));
   save(
-      path, world, entries,
+      path, world, all,
       [&](const Write& write) { for_each_saved_tensor(model, world, write, options); },
       options.must_be_finite);
 }
 
 void save_state(const std::string& path, const StateDict& state, const World& world) {
-  const auto entries = [&] {
-    Entries all;
-    for (const auto& [name, entry] : state)
-      all.push_back(whole_entry(name, entry.spec.shape, entry.values.dtype()));
-    return all;
-  };
-  save(path, world, entries, [&](const Write& write) { for_each_full(state, write); });
+  Entries all;
+  for (const auto& [name, entry] : state)
+    all.push_back(whole_entry(name, entry.spec.shape, entry.values.dtype()));
+  save(path, world, all, [&](const Write& write) { for_each_full(state, write); });
 }
 
 }  // namespace tessera::checkpoint

@@ -236,8 +236,8 @@ class Failures {
     }
     world_.end(concat("rank ", rank, " failed: ", what));
     if (others_) return;
-    waits_ = concat("rank ", rank, " failed: ", what, "; and other ranks did not end");
-    others_.emplace(waits_.c_str(), [] { return 0; });
+    late_ = concat("rank ", rank, " failed: ", what, "; and other ranks did not end");
+    others_.emplace(late_.c_str(), [] { return 0; });
   }
   void rethrow() const {
     if (first_) std::rethrow_exception(first_);
@@ -248,8 +248,8 @@ class Failures {
   std::mutex mutex_;
   std::exception_ptr first_;
   bool first_is_echo_ = false;
-  std::string waits_;           // of
-  std::optional<Wait> others_;  // the rank's thread, and the one that joins it, for other ranks
+  std::string late_;            // what a watchdog says of
+  std::optional<Wait> others_;  // the wait of a rank that failed for the others' ends
 };
 
 struct Attached {

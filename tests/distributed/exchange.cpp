@@ -5,6 +5,7 @@
 
 #include "tessera/distributed/collectives.hpp"
 #include "tessera/tensor/ops.hpp"
+#include "tests/support/values.hpp"
 
 using namespace tessera;
 
@@ -16,21 +17,6 @@ namespace {
 double value(DType dtype, int rank, std::int64_t i) {
   const auto v = static_cast<double>((i * 5 + rank * 3) % 11);
   return dtype == boolean ? static_cast<double>(static_cast<int>(v) % 2) : v - (rank % 2);
-}
-
-std::vector<double> values_of(const Tensor& x) {
-  return visit(x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    std::vector<std::byte> bytes(static_cast<std::size_t>(x.numel()) * sizeof(T));
-    x.to_bytes(bytes);
-    std::vector<double> out;
-    for (std::size_t at = 0; at < bytes.size(); at += sizeof(T)) {
-      T element;
-      std::memcpy(&element, bytes.data() + at, sizeof(T));
-      out.push_back(static_cast<double>(element));
-    }
-    return out;
-  });
 }
 
 // Rank r's input in row-major order, laid out as it is or with its dimensions swapped in memory.
@@ -99,7 +85,7 @@ class Check {
       errors.push_back(concat(what, " has shape ", got.shape(), ", expected ", shape));
       return;
     }
-    const std::vector<double> values = values_of(got);
+    const std::vector<double> values = testing::to_doubles(got);
     for (std::size_t i = 0; i < values.size(); ++i)
       if (values[i] != expected(static_cast<std::int64_t>(i))) {
         errors.push_back(concat(what, ": element ", i, " is ", values[i], ", expected ",

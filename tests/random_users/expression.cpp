@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "tessera/autograd/ops.hpp"
+#include "tests/support/values.hpp"
 
 namespace tessera::testing {
 
@@ -105,21 +106,6 @@ Tensor to_tensor(const Shape& shape, DType dtype, const std::function<double(std
       std::memcpy(bytes.data() + i * sizeof(T), &element, sizeof(T));
     }
     return Tensor::from_bytes(bytes, shape, dtype, device);
-  });
-}
-
-std::vector<double> to_doubles(const Tensor& x) {
-  return visit(x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    std::vector<std::byte> bytes(static_cast<std::size_t>(x.numel()) * sizeof(T));
-    x.to_bytes(bytes);
-    std::vector<double> out;
-    for (std::size_t at = 0; at < bytes.size(); at += sizeof(T)) {
-      T element;
-      std::memcpy(&element, bytes.data() + at, sizeof(T));
-      out.push_back(static_cast<double>(element));
-    }
-    return out;
   });
 }
 

@@ -28,7 +28,7 @@ Examples
 
 Exit codes: 0 done; 2 bad input; 1 anything else; 128 + signal after SIGINT or SIGTERM, at the end of the step (at once
 after a second one, and before and after training). SIGUSR2 writes the flight record. Errors are one line on stderr, results go to stdout,
-in colour on a terminal, but under mpirun, and with NO_COLOR set.
+in colour on a terminal unless NO_COLOR is set or mpirun, whose pipes look like one, has started it.
 )";
 
 constexpr std::string_view kTail =

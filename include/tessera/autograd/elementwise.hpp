@@ -144,7 +144,7 @@ Tensor silu(const Tensor& x, Caller at = Caller::current());      // x sigmoid(x
 // silu(gate) * up.
 Tensor swiglu(const Tensor& gate, const Tensor& up, Caller at = Caller::current());
 
-// The gradient between floating dtypes is cast back.
+// The gradient between floating dtypes is cast back; what becomes integer or boolean has none.
 Tensor cast(const Tensor& x, DType dtype, Caller at = Caller::current());
 
 }  // namespace tessera

@@ -70,6 +70,7 @@ class WeightFiles final : public nn::StateSource {
   // These files together.  Throws: likewise; ContractError for none.
   explicit WeightFiles(const std::vector<std::string>& paths);
 
+  // Of the files, in the order in which they were given or the index names them.
   std::vector<std::string> paths() const;
 
   // Of the interface; see nn::StateSource.

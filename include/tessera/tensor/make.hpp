@@ -6,8 +6,9 @@
 
 namespace tessera {
 
-// from, from + step, .. before `to`, which an integer dtype has; and `count` numbers from `first`
-// to `last` at equal distances.
+// from, from + step, .. before `to`; and `count` numbers from `first` to `last` at equal distances.
+// Throws: ContractError for no step from `from` to `to`; of an integer dtype for fractions, and for
+// numbers that it or f64, which counts, does not have.
 Tensor arange(double from, double to, double step, DType dtype, const Device& device,
               Caller at = Caller::current());
 Tensor linspace(double first, double last, std::int64_t count, DType dtype, const Device& device,
@@ -24,7 +25,8 @@ Tensor one_hot(const Tensor& index, std::int64_t classes, DType dtype = i64,
 // and rank belong in them.
 Tensor randn(const Shape& shape, std::uint64_t key, const Device& device,
              Caller at = Caller::current());
-// Whole numbers in [low, high), at most 2^48 of them, each of which the dtype has.
+// Whole numbers in [low, high).  Throws: ContractError for none, for more than 2^48, and for those
+// that the dtype or f64 does not have.
 Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, std::uint64_t key,
                DType dtype, const Device& device, Caller at = Caller::current());
 // 1 with probability p, else 0; of a tensor for each of its elements, in its dtype.

@@ -100,20 +100,22 @@ class Tensor {
     stand_in ? copy_to_host(bytes) : to_bytes(bytes);
     return out;
   }
-  // The same as raw bytes, for any dtype.  Requires: out holds numel() elements.
+  // The same as raw bytes, for any dtype.  Throws: ContractError, too, for another number of them.
   void to_bytes(std::span<std::byte> out, Caller at = Caller::current()) const;
   // The values where they lie, row-major, without a copy; the host blocks until what was submitted
   // on them is done. Valid while this tensor lives, until the next operation that writes it.
   // Requires: a contiguous tensor on a CPU that runs bodies; T is the C++ type of dtype().
   template <class T>
   std::span<const T> to_span(Caller at = Caller::current()) const& {
-    return span_of<const T>(AccessMode::read, at);
+    const CallSite site("to_span", at);
+    return span_of<const T>(AccessMode::read);
   }
   // The same to be written by the host, until the next operation that uses it. Every view of these
   // bytes sees it.  Throws: ContractError, too, for a parameter and for memory lent read-only.
   template <class T>
   std::span<T> to_writable_span(Caller at = Caller::current()) const& {
-    return span_of<T>(AccessMode::write, at);
+    const CallSite site("to_writable_span", at);
+    return span_of<T>(AccessMode::write);
   }
   template <class T>
   std::span<const T> to_span(Caller at = Caller::current()) && = delete;  // keep the tensor
@@ -134,7 +136,7 @@ class Tensor {
   Tensor& require_grad(Caller at = Caller::current());
   bool requires_grad() const;
   // The gradient of a leaf so far, undefined when there is none: the accumulator itself, to which a
-  // later backward adds. A copy stays: cast or contiguous of it times 1.
+  // later backward adds. `grad() * 1.0` is a copy that stays.
   Tensor grad() const;
   void zero_grad();
   // Runs the graph behind this tensor backwards and frees it, unless it is retained for another
@@ -183,8 +185,7 @@ class Tensor {
     return *impl_;
   }
   template <class T>
-  std::span<T> span_of(AccessMode mode, const Caller& at) const {
-    const CallSite site("to_span", at);
+  std::span<T> span_of(AccessMode mode) const {
     constexpr DType kAsked = dtype_of<std::remove_const_t<T>>();
     TESSERA_EXPECT(dtype() == kAsked, "the tensor is ", dtype(), ", asked for ", kAsked);
     TESSERA_EXPECT(is_contiguous(), "the tensor of ", shape(), " has strides ", strides(),
