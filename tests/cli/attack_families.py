@@ -315,7 +315,8 @@ def limits(draw, folder, fixture):
     limit = draw.choice([f"-v {draw.randint(60000, 400000)}", f"-f {draw.randint(1, 60)}", f"-s {draw.randint(64, 1024)}", f"-n {draw.randint(4, 14)}"])
     steps = draw.choice([1, 3, 20])
     return Attack(*options(**RUN, training__steps=steps, ranks=draw.choice([None, 2])), codes=[0, 1, 2], before=f"ulimit {limit};",
-                  culprits=["out", "lines", "trace", "limit", "memory", "ulimit", "data.path", "Too many open files"], writes=WRITES)
+                  culprits=["out", "lines", "trace", "limit", "memory", "ulimit", "data.path", "Too many open files"],
+                  writes=WRITES | {f"flight_record.{rank}.json": "record" for rank in (0, 1)})  # where a rank runs, and peers wait for it
 
 
 def streams(draw, folder, fixture):
