@@ -36,7 +36,7 @@ void for_each_saved_tensor(nn::Module& model, const World& world,
                            const SaveOptions& options) {
   TESSERA_EXPECT(options.dtype == f32 || options.dtype == bf16 || options.dtype == f16,
                  "save_weights: dtype is ", options.dtype, "; expected f32, bf16 or f16");
-  for_each_full_parameter(model, world, [&](const std::string& name, const Tensor& full) {
+  for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {
     if (world.rank() != 0) return;
     const Tensor own =
         model.saves_transposed(name) ? raw::contiguous(raw::transpose(full, 0, 1)) : full;

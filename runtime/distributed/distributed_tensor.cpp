@@ -158,7 +158,9 @@ DistributedTensor handle_of(const Parameter& parameter, const Tensor& rows) {
   TESSERA_EXPECT(parameter.mesh() != nullptr, "parameter '", parameter.name(),
                  "' belongs to no unit and is whole; `distribute` spreads a tensor over a mesh");
   if (!rows.defined()) return {};
-  return {rows, parameter.shape(), *parameter.mesh(), {Shard{}}};
+  const DeviceMesh& mesh = *parameter.mesh();
+  if (mesh.ndim() == 1) return {rows, parameter.shape(), mesh, {Shard{}}};
+  return {rows, parameter.shape(), mesh, {Replicate{}, Shard{}}};
 }
 
 }  // namespace

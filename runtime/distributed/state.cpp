@@ -23,7 +23,7 @@ const RankGroup& group_of(const std::string& name, const StateTensor& entry) {
   TESSERA_EXPECT(entry.mesh != nullptr, "for_each_full: '", name, "' is rows of rank ",
                  entry.spec.rank, " of ", entry.spec.world,
                  " without a mesh; give what a state_dict has made");
-  const RankGroup& group = entry.mesh->group();
+  const RankGroup& group = entry.mesh->shard_group();
   TESSERA_EXPECT(group.size() == entry.spec.world && group.rank() == entry.spec.rank,
                  "for_each_full: '", name, "' is rows of rank ", entry.spec.rank, " of ",
                  entry.spec.world, ", its mesh has rank ", group.rank(), " of ", group.size());
@@ -50,11 +50,11 @@ std::vector<std::unique_ptr<Gatherer>> gatherers_of(const StateDict& state) {
   return made;
 }
 
-// Where it is in the mesh of what is sharded, or in its world.
-int rank_of(const StateDict& state) {
+// Whether this rank is the first of the mesh of what is sharded, or of its world.
+bool is_rank_0(const StateDict& state) {
   for (const auto& [name, entry] : state)
-    if (entry.mesh) return entry.mesh->shard_rank();
-  return state.empty() ? 0 : state.begin()->second.values.device().rank();
+    if (entry.mesh) return entry.mesh->world().rank() == entry.mesh->ranks()[0];
+  return state.empty() || state.begin()->second.values.device().rank() == 0;
 }
 
 Tensor copy_of(const Tensor& values, const Device& device) {
@@ -78,7 +78,7 @@ void for_each_full(const StateDict& of,
   for (const auto& [name, entry] : of) {
     Tensor whole = entry.values;
     if (entry.spec.world > 1) {
-      const RankGroup& group = entry.mesh->group();
+      const RankGroup& group = entry.mesh->shard_group();
       const auto own = std::ranges::find_if(
           gatherers, [&](const auto& gatherer) { return &gatherer->group() == &group; });
       whole = (*own)->gather("all_gather_state", whole, entry.spec);
@@ -113,7 +113,7 @@ StateDict make_state_dict(const StateDict& views, const StateDictOptions& option
     for (const auto& [name, view] : views) keep(name, view.values, view);
     return on_host();
   }
-  const bool keeps = options.ranks == StateRanks::every_rank || rank_of(views) == 0;
+  const bool keeps = options.ranks == StateRanks::every_rank || is_rank_0(views);
   for_each_full(views, [&](const std::string& name, const Tensor& whole) {
     if (keeps) keep(name, whole, {});
   });

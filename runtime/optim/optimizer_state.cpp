@@ -41,7 +41,7 @@ std::vector<DistributedTensor> Optimizer::distributed_moments(const Parameter& o
   for (const Tensor& rows : moments(of)) {
     TESSERA_EXPECT(of.mesh() != nullptr, "distributed_moments: parameter '", of.name(),
                    "' belongs to no unit and is whole; use moments");
-    handles.emplace_back(rows, of.shape(), *of.mesh(), Placements{Shard{}});
+    handles.emplace_back(rows, of.shape(), *of.mesh(), of.distributed().placements());
   }
   return handles;
 }

@@ -39,8 +39,12 @@ void Context::build(nn::Module& root) {
                    name.empty() ? "(root)" : name, "' has no memory yet",
                    parameters.empty() ? "" : concat(" for '", parameters[0]->name, '\''),
                    "; call materialize on the model first");
-    const RankGroup& group = unit->shards().options.mesh.group();
-    TESSERA_EXPECT(!context->group_ || context->group_ == &group, "fully_shard: unit '", name,
+    const DeviceMesh& mesh = unit->shards().options.mesh;
+    const RankGroup& group = mesh.shard_group();
+    const bool is_first = context->units_.empty();
+    TESSERA_EXPECT(is_first || (context->group_ == &group &&
+                                mesh.replicate_group() == context->mesh().replicate_group()),
+                   "fully_shard: unit '", name,
                    "' lies on another mesh than its root; give all units of a model one mesh");
     context->group_ = &group;
     context->device_ = group.device();
@@ -69,10 +73,11 @@ void Context::lay_out(nn::Module& root) {
       needs[static_cast<std::size_t>(call.unit)] = unit(call.unit)->needs(
           call.parent < 0 ? -1 : calls[static_cast<std::size_t>(call.parent)].unit);
     slots_ = std::make_unique<Slots>(*group_, needs, calls);
+    make_replicas();
     for (std::size_t i = 0; i < units_.size(); ++i) {
       const int number = static_cast<int>(i);
       const std::size_t pieces = std::max<std::size_t>(needs[i].pieces.size(), 1);
-      unit(number)->set_slots(slots_.get());
+      unit(number)->set_slots(slots_.get(), replicas_.get());
       unit(number)->expect(static_cast<int>(slots_->planned(number, SlotKind::parameters)),
                            static_cast<int>(slots_->planned(number, SlotKind::gradients) / pieces));
     }
@@ -82,6 +87,15 @@ void Context::lay_out(nn::Module& root) {
     throw;
   }
 }
+
+void Context::make_replicas() {
+  const RankGroup* const group = mesh().replicate_group();
+  std::int64_t bytes = 0;
+  for (const auto& unit : units_) bytes = std::max(bytes, unit.lock()->most_shard_bytes());
+  if (group && bytes > 0) replicas_ = std::make_unique<Replicas>(*group, bytes);
+}
+
+const DeviceMesh& Context::mesh() const { return unit(0)->shards().options.mesh; }
 
 void Context::follow_masks(nn::Module& root) {
   if (autograd::in_backward()) return;
@@ -102,10 +116,11 @@ void Context::follow_masks(nn::Module& root) {
   for (std::size_t i = 0; i < units_.size(); ++i)
     if (const std::shared_ptr<Unit> unit = units_[i].lock()) {
       unit->close();
-      i < modules_ ? unit->set_slots(nullptr) : unit->leave();
+      i < modules_ ? unit->set_slots(nullptr, nullptr) : unit->leave();
     }
   units_.resize(modules_);
   slots_ = nullptr;
+  replicas_ = nullptr;
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock())
       unit->join(shared_from_this(), unit->name(), unit->shards().number);  // counts calls anew

@@ -25,6 +25,7 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/shard/replicas.hpp"
 #include "runtime/shard/slots.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/shard/fully_shard.hpp"
@@ -87,6 +88,8 @@ class Context : public std::enable_shared_from_this<Context> {
   Context() = default;
   // Slices and slots, by what is trainable now.
   void lay_out(nn::Module& root);
+  void make_replicas();
+  const DeviceMesh& mesh() const;
   // The parameters that units stream become units of their own, a slice each.
   void cut_streamed(std::int64_t bytes);
   std::vector<AssumedCall> assumed_calls(nn::Module& root) const;
@@ -106,12 +109,13 @@ class Context : public std::enable_shared_from_this<Context> {
     }
   };
 
-  const RankGroup* group_ = nullptr;
+  const RankGroup* group_ = nullptr;  // that shards
   Device device_ = Device::meta();
   std::uint64_t recovery_count_ = 0;        // Device::recoveries() since when its units are in use
   std::vector<std::weak_ptr<Unit>> units_;  // in order of the module tree, then slices
   std::size_t modules_ = 0;                 // how many are no slices
   std::unique_ptr<Slots> slots_;
+  std::unique_ptr<Replicas> replicas_;  // of a hybrid mesh
   std::uint64_t gathers_ = 0, reductions_ = 0;
 
   std::size_t forwards_ahead_ = 2;

@@ -1,10 +1,11 @@
 // Full parameters one by one, for files and for comparisons.
 #include <algorithm>
+#include <map>
 
 #include "runtime/distributed/gatherer.hpp"
 #include "runtime/param/parameter_state.hpp"
 #include "runtime/tensor/lent.hpp"
-#include "tessera/comm/world.hpp"
+#include "tessera/comm/mesh.hpp"
 #include "tessera/shard/fully_shard.hpp"
 
 namespace tessera {
@@ -15,24 +16,26 @@ const std::string kLender = "for_each_full_parameter";
 }  // namespace
 
 void for_each_full_parameter(
-    nn::Module& module, const RankGroup& group,
-    const std::function<void(const std::string& name, const Tensor& full)>& f) {
+    nn::Module& module, const std::function<void(const std::string& name, const Tensor& full)>& f) {
   const auto parameters = module.named_parameters();
-  std::int64_t largest = 0;
+  std::map<const RankGroup*, std::int64_t> largest;  // bytes
   for (const auto& [name, p] : parameters)
-    largest = std::max(largest, gathered_bytes(p.spec(), f32));
-  Gatherer gatherer(group, largest);
+    if (const auto mesh = p.mesh()) {
+      std::int64_t& bytes = largest[&mesh->shard_group()];
+      bytes = std::max(bytes, gathered_bytes(p.spec(), f32));
+    }
+  std::map<const RankGroup*, Gatherer> gatherers;
   for (const auto& [name, p] : parameters) {
-    const ShardSpec& spec = p.spec();
-    TESSERA_EXPECT(spec.world == 1 || spec.world == group.size(), "parameter '", name,
-                   "' is sharded over ", spec.world, " ranks, but group '", group.name(), "' has ",
-                   group.size(), "; give the group of its mesh");
     const Tensor rows = p.shard();
-    const Tensor whole =
-        spec.world == 1 ? rows : gatherer.gather("all_gather_parameter", rows, spec);
-    f(name, read_only(Lent(whole, kLender).tensor(), state_of(p)));
+    Tensor full = rows;
+    if (const auto mesh = p.mesh()) {
+      const RankGroup& group = mesh->shard_group();
+      Gatherer& gatherer = gatherers.try_emplace(&group, group, largest[&group]).first->second;
+      full = gatherer.gather("all_gather_parameter", rows, p.spec());
+    }
+    f(name, read_only(Lent(full, kLender).tensor(), state_of(p)));
   }
-  group.device().synchronize();
+  for (const auto& [group, gatherer] : gatherers) group->device().synchronize();
 }
 
 }  // namespace tessera

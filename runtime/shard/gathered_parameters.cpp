@@ -89,7 +89,7 @@ bool GatheredParameters::fill_slot() {
                              .dtype = dtype});
     }
     const Access accesses[] = {write_access(slot_)};
-    shards_.options.mesh.group().gather().submit(group, accesses);
+    shards_.options.mesh.shard_group().gather().submit(group, accesses);
   }
   gathered_ = shards_.device.gather().record();
   return shards_.size() > 1;

@@ -1,5 +1,6 @@
 #include "runtime/shard/gradient_buffer.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "tessera/tensor/ops.hpp"
@@ -46,7 +47,7 @@ autograd::GradientSink GradientBuffer::early_sink(std::size_t at) {
     early_[at] = Tensor::empty(shards_.parameters[shards_.parameter_of[at]]->shape,
                                shards_.reduce_dtype(), shards_.device);
   }
-  return {early_[at], 1.0 / shards_.size(), is_there};
+  return {early_[at], 1.0 / shards_.ranks(), is_there};
 }
 
 bool GradientBuffer::on_last_use(int i) {
@@ -66,6 +67,12 @@ void GradientBuffer::reduce() {
   if (taken_ == 0) take(false);
   while (sent_ < pieces_.size()) send();
   forget_pass();
+}
+
+std::int64_t GradientBuffer::most_shard_bytes() const noexcept {
+  std::int64_t most = 0;
+  for (const GradientPiece& piece : pieces_) most = std::max(most, piece.shard_bytes());
+  return most;
 }
 
 void GradientBuffer::drop() noexcept {

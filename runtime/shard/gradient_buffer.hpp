@@ -39,6 +39,8 @@ class GradientBuffer {
   bool on_last_use(int i);
   // Reduces what is left, zeros for what has not arrived.
   void reduce();
+  // The most that the reduce-scatter of a piece leaves on this rank.
+  std::int64_t most_shard_bytes() const noexcept;
   // For a pass that failed: what has arrived is lost.
   void drop() noexcept;
 

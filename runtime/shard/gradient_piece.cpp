@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/shard/replicas.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/comm/world.hpp"
 
@@ -25,9 +26,10 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
                    {layout.offset_bytes[i], p.shape.numel() * wire, p.spec.padded_numel() * wire});
     const std::int64_t offset = range_.numel(), chunk = p.spec.chunk_numel();
     // What follows a slice is the next one, but for the last.
-    const bool is_last =
-        shards.first_of(parameter(i)) + chunk == shards.entry_of(parameter(i)).chunk;
-    const std::int64_t padded = is_last ? round_up(chunk, kFlatAlign) : chunk;
+    const std::int64_t first = shards.first_of(parameter(i)),
+                       whole = shards.entry_of(parameter(i)).chunk;
+    const bool is_last = first + chunk == whole;
+    const std::int64_t padded = is_last ? round_up(whole, kFlatAlign) - first : chunk;
     gaps_f32.insert(gaps_f32.end(), {offset * 4, chunk * 4, padded * 4});
     gaps_reduce.insert(gaps_reduce.end(), {offset * wire, chunk * wire, padded * wire});
     range_.end += padded;
@@ -55,7 +57,7 @@ autograd::GradientSink GradientPiece::sink(std::size_t at) {
   const bool is_there = arrived_.add(i);
   return {Tensor::wrap(buffer_, shards_.parameters[parameter(i)]->shape, shards_.reduce_dtype(),
                        layout_.offset_bytes[i]),
-          1.0 / shards_.size(), is_there};
+          1.0 / shards_.ranks(), is_there};
 }
 
 void GradientPiece::drop() noexcept {
@@ -79,22 +81,22 @@ void GradientPiece::reduce() {
   reduced_ = gradient.storage();
   const Stream reduce = shards_.device.reduce();
   reduce.wait(shards_.device.compute().record());
-  const auto part_of = [](const Tensor& t, std::int64_t numel, std::int64_t begin) {
-    return t.view({numel}, {1}, begin);
-  };
-  const Tensor values = part_of(gradient, range_.numel(), range_.begin),
-               counts = part_of(gradient, range_.counts, range_.counts_begin);
-  if (is_fresh && shards_.reduce_dtype() == f32) {
-    scatter(values, counts);
-  } else {
-    const Tensor staged = staging(), staged_values = part_of(staged, range_.numel(), 0),
-                 staged_counts = part_of(staged, range_.counts, range_.numel());
-    scatter(staged_values, staged_counts);
-    accumulate(values, staged_values, is_fresh);
-    accumulate(counts, staged_counts, is_fresh);
+  const Parts flat{gradient.view({range_.numel()}, {1}, range_.begin),
+                   gradient.view({range_.counts}, {1}, range_.counts_begin)};
+  const Stream last = shards_.replicas ? shards_.replicas->stream() : reduce;
+  const bool is_direct = is_fresh && shards_.reduce_dtype() == f32;
+  const Parts sums = is_direct ? flat : parts_of(staging(last.id()));
+  shards_.replicas ? sum_replicas(sums) : scatter(sums);
+  if (!is_direct) {
+    accumulate(last, flat.values, sums.values, is_fresh);
+    accumulate(last, flat.counts, sums.counts, is_fresh);
   }
   drop();
-  group.reduced = reduce.record();
+  group.reduced = last.record();
+}
+
+GradientPiece::Parts GradientPiece::parts_of(const Tensor& staged) const {
+  return {staged.view({range_.numel()}, {1}, 0), staged.view({range_.counts}, {1}, range_.numel())};
 }
 
 // Zeros where no gradient came, and behind the last one a 0 or 1 for each: summed over the ranks
@@ -143,20 +145,40 @@ Tensor GradientPiece::fresh_gradient() const {
   return gradient;
 }
 
-// In the dtype of the wire, on the reduce stream's own memory: values, then counts.
-Tensor GradientPiece::staging() const {
-  const DType wire = shards_.reduce_dtype();
-  const Shape shape{range_.numel() + range_.counts};
-  const std::int64_t bytes = shape.numel() * static_cast<std::int64_t>(size_bytes(wire));
+// In the dtype of the wire, on the stream's own memory: values, then counts.
+Tensor GradientPiece::staging(StreamId stream) const {
   const OwnerGuard owner(shards_.device, "staging");
-  Tensor staged =
-      Tensor::wrap(Storage::owned(shards_.device, bytes, StreamId::reduce), shape, wire);
-  clear_gaps(shards_.device.reduce(), staged, gaps_reduce_);
+  Tensor staged = Tensor::wrap(Storage::owned(shards_.device, shard_bytes(), stream),
+                               {range_.numel() + range_.counts}, shards_.reduce_dtype());
+  if (!shards_.replicas) clear_gaps(shards_.device.reduce(), staged, gaps_reduce_);
   return staged;
 }
 
+std::int64_t GradientPiece::shard_bytes() const noexcept {
+  return (range_.numel() + range_.counts) *
+         static_cast<std::int64_t>(size_bytes(shards_.reduce_dtype()));
+}
+
+// The reduce-scatter's sums over the ranks of this replica, summed over the replicas.
+void GradientPiece::sum_replicas(const Parts& to) {
+  Replicas& replicas = *shards_.replicas;
+  const Slot slot = replicas.take(shard_bytes());
+  {
+    const Tensor terms =
+        Tensor::wrap(Storage::borrowed(shards_.device, slot.data, slot.bytes, *slot.use),
+                     {range_.numel() + range_.counts}, shards_.reduce_dtype());
+    clear_gaps(shards_.device.reduce(), terms, gaps_reduce_);
+    const Parts parts = parts_of(terms);
+    scatter(parts);
+    const Replicas::Sum sums[] = {{parts.values, to.values}, {parts.counts, to.counts}};
+    replicas.all_reduce(shards_.all_reduce_name, sums);
+  }
+  replicas.give_back(slot);
+}
+
 // Queues the reduce-scatter of the buffer into its parts of a flat gradient.
-void GradientPiece::scatter(const Tensor& values, const Tensor& counts) {
+void GradientPiece::scatter(const Parts& to) {
+  const auto& [values, counts] = to;
   const DType wire = shards_.reduce_dtype();
   const auto element = static_cast<std::int64_t>(size_bytes(wire));
   CollectiveGroup& group = prepared_.next(shards_.reduce_name);
@@ -177,11 +199,12 @@ void GradientPiece::scatter(const Tensor& values, const Tensor& counts) {
       {buffer_->use, buffer_->data, buffer_->data + buffer_->bytes, AccessMode::read},
       values.access(AccessMode::write),
       counts.access(AccessMode::write)};
-  shards_.options.mesh.group().reduce().submit(group, accesses);
+  shards_.options.mesh.shard_group().reduce().submit(group, accesses);
 }
 
 // Adds what was staged to its part of the flat gradient, or makes it that part.
-void GradientPiece::accumulate(const Tensor& to, const Tensor& staged, bool is_fresh) const {
+void GradientPiece::accumulate(Stream stream, const Tensor& to, const Tensor& staged,
+                               bool is_fresh) const {
   kernels::AxpbyArgs args{};
   args.y = to.data();
   args.x = staged.data();
@@ -193,9 +216,8 @@ void GradientPiece::accumulate(const Tensor& to, const Tensor& staged, bool is_f
   const Access accesses[] = {staged.access(AccessMode::read), to.access(AccessMode::write)};
   const double bytes = static_cast<double>(size_bytes(staged.dtype()) + (is_fresh ? 4 : 8)) *
                        static_cast<double>(staged.numel());
-  shards_.device.reduce().launch(
-      {.name = "accumulate_shard", .cost = {.bytes = bytes}, .accesses = accesses},
-      kernels::Call<kernels::AxpbyArgs>{detail::table(shards_.device).axpby, args});
+  stream.launch({.name = "accumulate_shard", .cost = {.bytes = bytes}, .accesses = accesses},
+                kernels::Call<kernels::AxpbyArgs>{detail::table(shards_.device).axpby, args});
 }
 
 // Zeroes the alignment gaps between the entries of a flat array, so that sums over all of it are

@@ -41,7 +41,13 @@ class GradientPiece {
   // For a pass that failed: what has arrived is lost.
   void drop() noexcept;
 
+  // Of what a reduce-scatter leaves on this rank: values and counts, in the dtype of the wire.
+  std::int64_t shard_bytes() const noexcept;
+
  private:
+  struct Parts {
+    Tensor values, counts;
+  };
   // Of the unit's parameters that of this piece's entry.
   std::size_t parameter(std::size_t entry) const {
     return shards_.parameter_of[layout_.first + entry];
@@ -51,9 +57,11 @@ class GradientPiece {
   void complete();
   double missing_part(std::size_t word) const;
   Tensor fresh_gradient() const;
-  Tensor staging() const;
-  void scatter(const Tensor& values, const Tensor& counts);
-  void accumulate(const Tensor& to, const Tensor& staged, bool is_fresh) const;
+  Tensor staging(StreamId stream) const;
+  Parts parts_of(const Tensor& staged) const;
+  void sum_replicas(const Parts& to);
+  void scatter(const Parts& to);
+  void accumulate(Stream stream, const Tensor& to, const Tensor& staged, bool is_fresh) const;
   void clear_gaps(Stream stream, const Tensor& flat, const Tensor& table) const;
 
   // Of the flat gradient: what this piece is reduced into, in elements.

@@ -9,6 +9,7 @@ namespace tessera::shard {
 ShardPlan Context::plan() const {
   ShardPlan plan;
   plan.ranks = group_->size();
+  plan.replicas = mesh().replicas();
   for (const auto& weak : units_)
     if (const auto unit = weak.lock()) plan.units.push_back(unit->describe());
   plan.arena_bytes = slots_->bytes();
@@ -17,7 +18,12 @@ ShardPlan Context::plan() const {
   return plan;
 }
 
-ShardCounters Context::counters() const { return {gathers_, reductions_, slots_->unplanned()}; }
+ShardCounters Context::counters() const {
+  return {.gathers = gathers_,
+          .reductions = reductions_,
+          .all_reduces = replicas_ ? reductions_ : 0,
+          .unplanned_slots = slots_->unplanned()};
+}
 
 ShardPlan::Unit Unit::describe() const {
   const bool is_shared = shards_.size() > 1;
@@ -49,7 +55,8 @@ std::string with_commas(std::int64_t n) { return tessera::with_commas(std::to_st
 }  // namespace
 
 std::string ShardPlan::to_string() const {
-  std::string out = concat("plan for ", ranks, ranks == 1 ? " rank\n" : " ranks\n");
+  std::string out = concat("plan for ", ranks, ranks == 1 ? " rank" : " ranks",
+                           replicas > 1 ? concat(", in ", replicas, " replicas") : "", "\n");
   char line[256];
   std::snprintf(line, sizeof line, "  %-28s %7s %15s %15s %5s %6s %8s %8s %9s\n", "unit", "tensors",
                 "elements", "shard elements", "param", "reduce", "reshard", "gathers", "reduces");

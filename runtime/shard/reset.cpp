@@ -44,7 +44,7 @@ void Unit::detach() noexcept {
 }
 
 void Unit::leave() noexcept {
-  set_slots(nullptr);
+  set_slots(nullptr, nullptr);
   context_ = nullptr;
 }
 
@@ -78,6 +78,7 @@ void Context::reset() {
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock()) unit->reset();
   slots_->restart();
+  if (replicas_) replicas_->restart();
   forwards_.clear();
 }
 

@@ -9,7 +9,7 @@ namespace tessera::shard {
 
 void Unit::materialize(const Device& device) {
   shards_.materialize(device);
-  if (shards_.group && shards_.size() == 1) {
+  if (shards_.group && shards_.ranks() == 1) {
     local_ = std::make_shared<LocalGradient>(shards_.group);
     local_->completed_by_caller = true;
   }
@@ -33,7 +33,7 @@ void Unit::lay_out() {
 void Unit::make_buffer() {
   for (const auto& p : shards_.parameters) p->sinks = {std::shared_ptr<void>(), this};  // owns none
   buffer_ = nullptr;
-  if (!shards_.parameter_of.empty() && shards_.size() > 1)
+  if (!shards_.parameter_of.empty() && shards_.ranks() > 1)
     buffer_ = std::make_unique<GradientBuffer>(shards_);
 }
 
@@ -145,7 +145,7 @@ void Unit::join(std::shared_ptr<Context> context, std::string name, int number) 
 
 UnitNeeds Unit::needs(int parent) const {
   std::vector<std::int64_t> pieces;
-  if (shards_.size() > 1)
+  if (shards_.ranks() > 1)
     for (const PieceLayout& piece : shards_.layout.pieces) pieces.push_back(piece.bytes);
   return {.parent = parent,
           .keeps_open = keeps_open_,

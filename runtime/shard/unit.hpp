@@ -105,7 +105,14 @@ class Unit final : public nn::ModuleHook,
   // `parent`: the number of the unit around it.
   UnitNeeds needs(int parent) const;
   bool is_read_in_backward() const noexcept { return is_read_; }
-  void set_slots(Slots* slots) noexcept { shards_.slots = slots; }
+  void set_slots(Slots* slots, Replicas* replicas) noexcept {
+    shards_.slots = slots;
+    shards_.replicas = replicas;
+  }
+  // The most that the reduce-scatter of a piece leaves on this rank.
+  std::int64_t most_shard_bytes() const noexcept {
+    return buffer_ ? buffer_->most_shard_bytes() : 0;
+  }
 
   // --- after a failure ---
   void abandon_call(nn::Module&) noexcept override { abandon_call(); }

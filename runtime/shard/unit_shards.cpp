@@ -60,7 +60,8 @@ void UnitShards::materialize(const Device& on) {
   states.insert(states.end(), streamed.begin(), streamed.end());
   if (states.empty()) return;
   group = FlatGroup::make(name, states, device);
-  if (size() > 1) group->sums = {options.mesh.world().share(), &options.mesh.group().control()};
+  if (size() > 1)
+    group->sums = {options.mesh.world().share(), &options.mesh.shard_group().control()};
   for (const auto& p : streamed) {  // not as it was in a module that had memory before
     p->window = Storage::window(device, p->shape.numel() * 4, name);
     p->sinks = nullptr;
@@ -89,6 +90,7 @@ void UnitShards::set_name(std::string to) {
   DeviceContext& context = options.mesh.world().device().context();
   gather_name = context.intern("all_gather " + name);
   reduce_name = context.intern("reduce_scatter " + name);
+  all_reduce_name = context.intern("all_reduce " + name);
   if (group) group->name = name;
 }
 

@@ -18,6 +18,8 @@
 
 namespace tessera::shard {
 
+class Replicas;
+
 struct UnitShards {
   UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed, const ShardOptions& options);
   // Those of one slice of a parameter that `unit` streams: the same groups, of which it is a part.
@@ -49,12 +51,14 @@ struct UnitShards {
   DType param_dtype() const noexcept { return options.precision.param.value_or(f32); }
   DType reduce_dtype() const noexcept { return options.precision.reduce.value_or(f32); }
   int size() const noexcept { return options.mesh.shard_size(); }
+  // Of the ranks whose gradients are averaged.
+  int ranks() const noexcept { return size() * options.mesh.replicas(); }
   // Whether the full tensors need a slot: not where one rank computes in the shards' own dtype.
   bool needs_slot() const noexcept { return size() > 1 || param_dtype() != f32; }
 
   std::int64_t gather_bytes() const noexcept { return needs_slot() ? layout.gather_bytes : 0; }
   std::int64_t gradient_bytes() const noexcept {
-    return size() > 1 ? layout.gradient_buffer_bytes : 0;
+    return ranks() > 1 ? layout.gradient_buffer_bytes : 0;
   }
   // What a slice of a table may have where the gradient of it is to be no larger than a piece.
   std::int64_t slice_bytes() const;
@@ -64,10 +68,11 @@ struct UnitShards {
   void give_back(const Slot& slot, bool ends_forward = false) const noexcept;
 
   ShardOptions options;
-  std::string name;                                 // until the root's first call: of a parameter
-  int number = -1;                                  // of the units under its root, which have
-  Slots* slots = nullptr;                           // in common
-  const char *gather_name = "", *reduce_name = "";  // of the unit's collectives
+  std::string name;              // until the root's first call: of a parameter
+  int number = -1;               // of the units under its root, which have
+  Slots* slots = nullptr;        // in common
+  Replicas* replicas = nullptr;  // likewise; null without any
+  const char *gather_name = "", *reduce_name = "", *all_reduce_name = "";  // of its collectives
   std::vector<std::shared_ptr<ParameterState>> parameters;  // without those that are streamed
   std::vector<std::shared_ptr<ParameterState>> streamed;    // which come last in their groups
   UnitLayout layout;

@@ -57,7 +57,7 @@ Values save(const std::string& path, const MakeModel& make, int ranks, std::uint
   return on_ranks(ranks, [&](World& world) {
     const auto model = built(make, world, seed);
     checkpoint::save_weights(path, *model, world);
-    return full_values(*model, world);
+    return full_values(*model);
   })[0];
 }
 
@@ -120,7 +120,7 @@ TEST_CASE("a model is saved as one file from any number of ranks, and loaded on 
           const auto model = built(make, world, seed + 1);
           checkpoint::load_weights(folder / "model", *model);
           world.barrier();
-          return full_values(*model, world);
+          return full_values(*model);
         });
         CHECK(same_bits(loaded[0], saved));
       }
@@ -181,7 +181,7 @@ TEST_CASE("any floating dtype becomes f32", "[checkpoint]") {
     const auto model = built(llama(false), world, 1);
     checkpoint::load_weights(path, *model);
     const auto bytes = changed.bytes(*changed.find("model.norm.weight"));
-    const std::vector<float> got = full_values(*model, world).at("model.norm.weight");
+    const std::vector<float> got = full_values(*model).at("model.norm.weight");
     visit(dtype, [&](auto tag) {
       using T = typename decltype(tag)::type;
       for (std::size_t i = 0; i < got.size(); ++i) {
@@ -289,7 +289,7 @@ TEST_CASE("a file that rank 0 alone has is sent to models on meta", "[checkpoint
         said = error.what();
       }
       model->load(world.rank() == 0 ? path : none, {.from_rank_0 = &world});
-      return std::pair(said, full_values(*model, world));
+      return std::pair(said, full_values(*model));
     });
     for (const auto& [said, values] : found) {
       CHECK(same_bits(values, saved));

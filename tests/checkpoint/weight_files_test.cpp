@@ -77,7 +77,7 @@ struct Saved {
     const World world = World::single({.threads = 1});
     const Model model = on(world, make(), 3);
     checkpoint::save_weights(folder / "model.safetensors", *model, world, options);
-    values = full_values(*model, world);
+    values = full_values(*model);
   }
 };
 
@@ -98,7 +98,7 @@ Loaded load(const std::string& path, Model (*make)(), int ranks = 1,
       loaded.said = error.what();
     }
     world.barrier();
-    loaded.values = full_values(*model, world);
+    loaded.values = full_values(*model);
     return loaded;
   })[0];
 }
@@ -203,7 +203,7 @@ TEST_CASE("an index, its folder, or all files by name are one model", "[checkpoi
   const Model model = on(world, small_llama(), 8);
   model->load(
       std::vector<std::string>{saved.folder / "b.safetensors", saved.folder / "a.safetensors"});
-  CHECK(same_bits(full_values(*model, world), saved.values));
+  CHECK(same_bits(full_values(*model), saved.values));
 }
 
 TEST_CASE("a folder with one file is that file", "[checkpoint]") {
@@ -240,7 +240,7 @@ TEST_CASE("a wrong index is named in one line, and nothing is loaded", "[checkpo
   };
   const World world = World::single({.threads = 1});
   const Model model = on(world, small_llama(), 8);
-  const Values before = full_values(*model, world);
+  const Values before = full_values(*model);
   for (const auto& [said, text] : table) {
     const std::string path = saved.folder.write("bad.json", text);
     std::string got;
@@ -253,7 +253,7 @@ TEST_CASE("a wrong index is named in one line, and nothing is loaded", "[checkpo
     if (std::string(said) != "does not begin with") CHECK(has(got, said));
     CHECK(!got.empty());
     CHECK(got.find('\n') == std::string::npos);
-    CHECK(same_bits(full_values(*model, world), before));
+    CHECK(same_bits(full_values(*model), before));
   }
 }
 

@@ -83,6 +83,8 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
       "--model.name=gpt2 --activation_checkpoint.mode=full --training.local_batch_size=1 "
       "--training.mixed_precision_param=bfloat16 --parallelism.fsdp_reshard_after_forward=never");
   const int ranks = GENERATE(1, 2, 3, 4);  // 3 divides neither the vocabulary nor the widths
+  const int replicas = GENERATE(1, 2, 4);
+  if (ranks % replicas != 0 || (replicas > 1 && options.find("model") != std::string::npos)) return;
   TemporaryFolder folder;
   std::string text;
   while (text.size() < 6000) text += "and there was light. ";
@@ -91,7 +93,11 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
       "tessera-train --model.dim=16 --model.n_layers=3 --model.n_heads=2 --training.seq_len=16 "
       "--training.global_batch_size=12 --training.steps=3 --data.path=book.txt --data.heldout=0.2 "
       "--ranks " +
-      std::to_string(ranks) + " " + options;
+      std::to_string(ranks) +
+      (replicas == 1
+           ? ""
+           : " --parallelism.data_parallel_replicate_degree=" + std::to_string(replicas)) +
+      " " + options;
   INFO(command);
   const Outcome plan = run_command(command + " --dry-run", folder.path().string());
   const Outcome run = run_command(command + " --metrics.jsonl=out.jsonl --save=a.safetensors",

@@ -121,7 +121,7 @@ TEST_CASE("a rank on a GPU that throws is named to its peers, and after a reset 
         trained.losses.push_back(static_cast<float>(world.sum(scalars.loss.item()) / 2));
         trained.norms.push_back(static_cast<float>(scalars.norm.item()));
       }
-      trained.parameters = full_values(trainee.model(), world);
+      trained.parameters = full_values(trainee.model());
       return trained;
     });
     for (const std::string& why : heard)

@@ -91,7 +91,7 @@ TEST_CASE("handles of parameter, gradient and moments are the shards, and full()
       mean_square(model(rows_of(seed, 0, 6, 4, world.device()))).backward();
       optimizer.step();
       Found f;
-      f.gathered = full_values(model, world);
+      f.gathered = full_values(model);
       const std::uint64_t calls = calls_of(world);
       for (const auto& [name, p] : model.named_parameters()) {
         const DistributedTensor w = p.distributed();

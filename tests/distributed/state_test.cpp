@@ -146,7 +146,7 @@ TEST_CASE("what one number of ranks has trained goes on another, each rank loadi
         const Bytes loaded = bytes_of(all);
         world.barrier();
         job.train(world, 1);
-        return std::pair(loaded, full_values(job.model, world));
+        return std::pair(loaded, full_values(job.model));
       });
       StateDict all = model;
       all.insert(optimizer.begin(), optimizer.end());
@@ -172,7 +172,7 @@ TEST_CASE("what rank 0 refuses is refused on every rank, and nothing changes",
     if (job.model.parameters()[0].group() != nullptr) return std::string("materialized");
     job.model.materialize(world.device());
     nn::init(job.model, {1});
-    const Values before = full_values(job.model, world);
+    const Values before = full_values(job.model);
     const std::string error = contract_error(load_bad);
     if (error != on_meta) return concat("on meta: ", on_meta);
     const StateDict none{{"lr", StateTensor()}};  // has no tensor
@@ -184,7 +184,7 @@ TEST_CASE("what rank 0 refuses is refused on every rank, and nothing changes",
     const nn::LoadReport report =
         job.model.load(world.rank() == 0 ? StateDict{{"extra", model.at("count")}} : StateDict(),
                        {.strict = false, .from_rank_0 = &world});
-    const bool is_kept = same_bits(full_values(job.model, world), before) &&
+    const bool is_kept = same_bits(full_values(job.model), before) &&
                          report.missing.size() == 7 &&
                          report.unexpected == std::vector<std::string>{"extra"};
     return is_kept ? error : "changed";

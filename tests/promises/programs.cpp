@@ -2,7 +2,7 @@
 // checker: trees of modules, units at random, calls whose results some ranks do not use, calls
 // without gradients, recomputed calls, tables that several modules use slice by slice, several
 // forwards, and backwards in any order that some ranks leave out and that may retain their graphs,
-// and parameters that are frozen and thawed between steps.
+// parameters that are frozen and thawed between steps, and meshes with and without replicas.
 //
 //   programs --count 10000 [--first N]     seeds N.., in two processes
 //   programs --seed 7                      one of them, and what it is: what a failure prints
@@ -27,6 +27,7 @@
 #include "tessera/shard/fully_shard.hpp"
 #include "tests/promises/random_program.hpp"
 #include "tests/promises/seeds.hpp"
+#include "tests/support/mesh.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -124,10 +125,10 @@ class Part final : public nn::Module {
     });
   }
 
-  void shard(const World& world) {
-    for (const auto& child : children_) child->shard(world);
+  void shard(const DeviceMesh& mesh) {
+    for (const auto& child : children_) child->shard(mesh);
     if (plan_.is_unit)
-      fully_shard(*this, {.mesh = DeviceMesh::flat(world),
+      fully_shard(*this, {.mesh = mesh,
                           .reshard_after_forward = plan_.reshard,
                           .prefetch_depth = plan_.prefetch,
                           .slice_bytes = plan_.slice_bytes,
@@ -284,7 +285,7 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
   run_local(program.ranks, {.threads = 1, .race_checker = checker}, [&](World& world) {
     std::vector<Part*> parts;
     Part model(program.root, nullptr, parts);
-    model.shard(world);
+    model.shard(mesh_of(world, program.replicas));
     model.materialize(world.device());
     nn::init(model, {program.seed});
     optim::Sgd optimizer(model.parameters(), {.lr = kRate, .momentum = 0.5});
@@ -292,7 +293,7 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
       run_step(program, k, model, world.rank(), world.device(), true);
       end_step(program.steps[k], model, optimizer);
     }
-    for_each_full_parameter(model, world, [&](const std::string& name, const Tensor& full) {
+    for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {
       const std::vector<float> whole = full.to_vector<float>();
       if (world.rank() == 0) values[name] = whole;
     });

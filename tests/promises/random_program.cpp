@@ -210,12 +210,15 @@ Program make_program(std::uint64_t seed) {
   vary_skips(input_dice, program);
   Dice turn_dice(seed ^ 0x7042);
   turn_parameters(turn_dice, program, parts);
+  Dice mesh_dice(seed ^ 0x3e54);
+  if (mesh_dice.once_in(3))
+    while (program.replicas < program.ranks && !mesh_dice.once_in(3)) program.replicas *= 2;
   return program;
 }
 
 void print(std::ostream& out, const Program& program) {
-  out << "seed " << program.seed << ", " << program.ranks << " ranks, slices of "
-      << program.root.slice_bytes << " bytes\n";
+  out << "seed " << program.seed << ", " << program.ranks << " ranks, " << program.replicas
+      << " replicas, slices of " << program.root.slice_bytes << " bytes\n";
   print(out, program.root, 0);
   for (const Step& step : program.steps) {
     out << "step:";

@@ -133,7 +133,7 @@ std::vector<Result> train(int ranks, const WorldOptions& options, std::uint64_t 
     world.device().synchronize();
     if (trace) trace->add_to(result.gathers, result.reductions);
     trace.reset();
-    result.parameters = full_values(model, world);
+    result.parameters = full_values(model);
     return result;
   });
 }

@@ -8,6 +8,7 @@
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tests/shard/support.hpp"
+#include "tests/support/mesh.hpp"
 
 namespace tessera::testing {
 
@@ -22,6 +23,7 @@ struct Cell {
   std::int64_t loss_chunk = nn::kLossChunk;  // 40 elements: 3 rows at a time
   std::int64_t slice_bytes = 400;            // two slices of the tables on 2 to 4 ranks; 0: one
   std::int64_t piece_bytes = 700;            // most matrices of a block are pieces of their own
+  int replicas = 1;                          // on as many ranks or a multiple of them
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   const char* const reshard[] = {"automatic", "always", "never"};
@@ -30,7 +32,7 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << c.micro_batches << ", " << c.param << '/' << c.reduce << ", layers " << c.layers
              << ", prefetch " << c.prefetch_depth << ", in flight " << c.reductions_in_flight
              << ", loss chunk " << c.loss_chunk << ", slices of " << c.slice_bytes << ", pieces of "
-             << c.piece_bytes;
+             << c.piece_bytes << ", replicas " << c.replicas;
 }
 
 // The cells that every promise is checked in.
@@ -47,11 +49,13 @@ inline std::vector<Cell> cells() {
       {.recomputes = true, .freezes = true, .micro_batches = 3},
       {.micro_batches = 3},
       {.reshard = Reshard::always, .keeps_gradients = true, .micro_batches = 3, .loss_chunk = 40},
-      {.layers = 4, .prefetch_depth = 3, .reductions_in_flight = 2}};
+      {.layers = 4, .prefetch_depth = 3, .reductions_in_flight = 2},
+      {.micro_batches = 3, .replicas = 2}};
 }
 inline std::vector<Cell> narrow_cells() {
   return {{.param = bf16},
           {.param = bf16, .reduce = bf16},
+          {.param = bf16, .reduce = bf16, .replicas = 2},
           {.reshard = Reshard::never, .micro_batches = 3, .param = bf16},
           {.recomputes = true, .tied = true, .param = bf16, .loss_chunk = 40},
           {.param = f16},
@@ -83,7 +87,7 @@ class Trainee {
       model_.blocks[0].mlp.up_proj.weight.freeze();
       for (Parameter p : model_.blocks[1].parameters()) p.freeze();
     }
-    const ShardOptions options{.mesh = DeviceMesh::flat(world),
+    const ShardOptions options{.mesh = mesh_of(world, cell.replicas),
                                .precision = {.param = cell.param, .reduce = cell.reduce},
                                .reshard_after_forward = cell.reshard,
                                .prefetch_depth = cell.prefetch_depth,
@@ -135,7 +139,7 @@ class Trainee {
   }
   // Every rank reads all parameters, one after another.
   void save() {
-    for_each_full_parameter(model_, world_, [&](const std::string&, const Tensor& full) {
+    for_each_full_parameter(model_, [&](const std::string&, const Tensor& full) {
       if (world_.device().runs_bodies())
         full.to_vector<float>();
       else
@@ -195,7 +199,7 @@ inline Trained train(World& world, const Cell& cell, std::uint64_t seed, int ste
     trained.losses.push_back(static_cast<float>(world.sum(scalars.loss.item()) / world.size()));
     trained.norms.push_back(static_cast<float>(scalars.norm.item()));
   }
-  trained.parameters = full_values(trainee.model(), world);
+  trained.parameters = full_values(trainee.model());
   return trained;
 }
 // On all ranks; every rank must come to the same.

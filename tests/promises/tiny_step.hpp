@@ -20,6 +20,7 @@
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tests/support/mesh.hpp"
 
 namespace tessera::testing {
 
@@ -37,6 +38,7 @@ struct TinyConfig {
   std::int64_t piece_bytes = 80;  // some matrices of a block are pieces of their own
   std::int64_t slice_bytes = 1;   // each row of a rank's part of a table is a slice; 0: one slice
   int steps = 2;
+  int replicas = 1;
 };
 
 inline constexpr TinyConfig kTinyConfigs[] = {
@@ -64,6 +66,7 @@ inline constexpr TinyConfig kTinyConfigs[] = {
      .layers = 3,
      .prefetch_depth = 3,
      .reductions_in_flight = 2},
+    {.name = "replicas-4", .ranks = 4, .replicas = 2},
 };
 
 class TinyStep {
@@ -86,7 +89,7 @@ class TinyStep {
       model_.blocks[0].mlp.up_proj.weight.freeze();
       for (Parameter p : model_.blocks[1].parameters()) p.freeze();
     }
-    const ShardOptions options{.mesh = DeviceMesh::flat(world),
+    const ShardOptions options{.mesh = mesh_of(world, config.replicas),
                                .precision = {.param = config.param, .reduce = config.reduce},
                                .reshard_after_forward = config.reshard,
                                .prefetch_depth = config.prefetch_depth,

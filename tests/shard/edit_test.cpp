@@ -119,7 +119,7 @@ TEST_CASE("a forward behind an edit has the new values, on any number of ranks a
           }
           edit_all(speaker.model);
           Values seen = speaker.step();
-          for (const auto& [name, values] : full_values(speaker.model, world))
+          for (const auto& [name, values] : full_values(speaker.model))
             seen["value of " + name] = values;
           return seen;
         });
@@ -235,7 +235,7 @@ TEST_CASE("an edit is this rank's rows, also where there are none, and scalars")
       p.assign(raw::mul(p.shard(), 2));
     }
     double total = 0;
-    for (const auto& [name, values] : full_values(stack, world))
+    for (const auto& [name, values] : full_values(stack))
       for (const float v : values) total += v;
     return std::pair(sizes, total);
   });

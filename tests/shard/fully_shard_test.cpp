@@ -42,7 +42,7 @@ Values train(World& world, bool optimizer_first) {
     optimizer->step();
     optimizer->zero_grad();
   }
-  return full_values(model, world);
+  return full_values(model);
 }
 
 }  // namespace
@@ -287,7 +287,7 @@ TEST_CASE("a module that has values keeps them when it is sharded, and computes 
       const Tensor x = rows_of(1, 0, 2, 5, world.device());
       pair.loss_before = mean_square(model(x)).to_vector<float>();
       model.shard({.mesh = DeviceMesh::flat(world)});
-      pair.after = full_values(model, world);
+      pair.after = full_values(model);
       const Tensor loss = mean_square(model(x));
       pair.loss_after = loss.to_vector<float>();
       loss.backward();
@@ -323,7 +323,7 @@ TEST_CASE("initial values are the same bits for any number of ranks, sharded or 
       }
       model->materialize(world.device());
       nn::init(*model, {seed});
-      return full_values(*model, world);
+      return full_values(*model);
     });
     for (const Values& other : all) CHECK(same_bits(all[0], other));
     return all[0];

@@ -27,7 +27,7 @@ Kept keep_all(World& world) {
   stack.materialize(world.device());
   nn::init(stack, nn::Seed{7});
   Kept kept;
-  for_each_full_parameter(stack, world, [&](const std::string& name, const Tensor& full) {
+  for_each_full_parameter(stack, [&](const std::string& name, const Tensor& full) {
     kept.values[name] = full.to_vector<float>();
     kept.tensors[name] = full;
     kept.written = contract_error([&] { raw::fill(full, 1); });
@@ -37,14 +37,14 @@ Kept keep_all(World& world) {
   kept.view = contract_error([&] { raw::mul(raw::transpose(weight, 0, 1), 2.0); });
   Tensor last;
   try {
-    for_each_full_parameter(stack, world, [&](const std::string&, const Tensor& full) {
+    for_each_full_parameter(stack, [&](const std::string&, const Tensor& full) {
       last = full;
       throw std::runtime_error("the callback's own");
     });
   } catch (const std::runtime_error&) {
     kept.thrown = contract_error([&] { last.to_vector<float>(); });
   }
-  kept.values["again"] = full_values(stack, world).at("layers.0.weight");
+  kept.values["again"] = full_values(stack).at("layers.0.weight");
   return kept;
 }
 
@@ -95,7 +95,7 @@ TEST_CASE("a model that outlives its world keeps its values, and says what is go
         if (ranks == 1) continue;
         const auto forward = [&] { model(rows_of(1, 0, 2, 3, ended.device())); };
         CHECK_THAT(contract_error(forward), Contains("its World has ended; keep"));
-        CHECK_THAT(contract_error([&] { full_values(model, ended); }),
+        CHECK_THAT(contract_error([&] { full_values(model); }),
                    Contains("its World has ended; keep"));
       }
       models.clear();

@@ -99,7 +99,7 @@ TEST_CASE("a forward without backward changes nothing of the step after it", "[t
           optimizer.step();
           optimizer.zero_grad();
         }
-        return Result{full_values(model, world), shard_counters(model)};
+        return Result{full_values(model), shard_counters(model)};
       });
     };
     const auto plain = train(Before::nothing);
@@ -271,11 +271,11 @@ TEST_CASE("a parameter that no rank used is left alone by AdamW, weight decay in
       Branches& model = sharded.model;
       optim::AdamW optimizer(model.parameters(), {.lr = 0.1, .weight_decay = 0.5});
       Result result;
-      result.before = full_values(model, world);
+      result.before = full_values(model);
       mean_square(model(inputs(world, 3), true, false)).backward();
       result.counts = arrival_counts(model);
       optimizer.step();
-      result.after = full_values(model, world);
+      result.after = full_values(model);
       return result;
     });
     for (const Result& r : results) {

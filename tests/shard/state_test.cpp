@@ -54,7 +54,7 @@ TEST_CASE("a sharded state dict has this rank's rows, and loads them back", "[sh
       model.shard(world);
       nn::init(model, {seed});
       Found f;
-      f.full = full_values(model, world);
+      f.full = full_values(model);
       const StateDict state = model.state_dict();
       f.shards = shards_of(state);
       for (const auto& [name, p] : model.named_parameters()) {
@@ -65,7 +65,7 @@ TEST_CASE("a sharded state dict has this rank's rows, and loads them back", "[sh
       nn::init(model, {seed + 1});
       model(rows_of(seed, 0, 3, 2, world.device()));  // fills slots with what is replaced
       model.load(state);
-      f.reloaded = full_values(model, world);
+      f.reloaded = full_values(model);
       return f;
     });
     INFO(ranks << " ranks");
@@ -104,7 +104,7 @@ TEST_CASE("whole tensors are loaded on any number of ranks, and the next call us
         model.load(whole);
         world.barrier();
       }
-      const Values values = full_values(model, world);
+      const Values values = full_values(model);
       model.eval();
       model.mean.assign(Tensor::full({2}, 0.5, f32, world.device()));
       return std::pair(values, model(x).detach().to_vector<float>());
@@ -126,13 +126,13 @@ TEST_CASE("rows of another number of ranks are refused on every rank, unchanged"
     Averaged model;
     model.shard(world);
     nn::init(model, {1});
-    const Values before = full_values(model, world);
+    const Values before = full_values(model);
     StateDict state = model.state_dict();
     StateTensor& weight = state.at("stack.layers.1.weight");
     weight.spec = {weight.spec.shape, 2, world.rank() / 2};
     weight.values = Tensor::zeros(weight.spec.local_shape(), f32, world.device());
     const std::string error = contract_error([&] { model.load(state); });
-    const bool unchanged = same_bits(full_values(model, world), before);
+    const bool unchanged = same_bits(full_values(model), before);
     return unchanged ? error : "changed";
   });
   for (std::size_t rank = 0; rank < said.size(); ++rank) {
@@ -198,7 +198,7 @@ TEST_CASE("every initializer gives the same values on any number of ranks", "[sh
         stack.shard({.mesh = DeviceMesh::flat(world)});
         stack.materialize(world.device());
         nn::init(stack, {9});
-        return full_values(stack, world);
+        return full_values(stack);
       })[0]);
     CHECK(same_bits(by_ranks[0], by_ranks[1]));
     CHECK(same_bits(by_ranks[0], by_ranks[2]));

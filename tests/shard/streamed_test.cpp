@@ -2,6 +2,7 @@
 // what a training leaves.
 #include "runtime/shard/streamed_parameter.hpp"
 
+#include "tessera/nn/embedding.hpp"
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tests/shard/support.hpp"
@@ -76,13 +77,46 @@ Learned train_streamed(World& world, const Streaming& c) {
     result.counts = arrival_counts(model);
     optimizer.step();
   }
-  result.parameters = full_values(model, world);
+  result.parameters = full_values(model);
   result.units = shard_plan(model).units.size();
   result.unplanned = shard_counters(model).unplanned_slots;
   return result;
 }
 
+// Two tables of one unit, whose rows end anywhere.
+struct TwoTables : nn::Module {
+  TwoTables() { register_modules("a", a, "b", b); }
+  Tensor operator()(const Tensor& index) {
+    return call([&] { return a_is_last ? b(index) + a(index) : a(index) + b(index); });
+  }
+  nn::Embedding a{7, 3}, b{7, 3};
+  bool a_is_last = false;
+};
+
 }  // namespace
+
+// What is reduced in 16 bits is staged, with the gap behind it: that of the last slice must not
+// reach into the next table.
+TEST_CASE("the last slice of a table leaves the next table's gradient as it is", "[threads]") {
+  const int replicas = GENERATE(1, 2);
+  const bool a_is_last = GENERATE(false, true);
+  const auto gradients = on_ranks(2 * replicas, [&](World& world) {
+    TwoTables model;
+    model.a_is_last = a_is_last;
+    fully_shard(model, {.mesh = DeviceMesh::hybrid(world, {.replicate = replicas, .shard = 2}),
+                        .precision = {.param = bf16, .reduce = bf16},
+                        .slice_bytes = 1});
+    nn::init(model, {5}, world.device());
+    const Tensor index =
+        Tensor::from(std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 6, 2}, {8}, world.device());
+    sum(cast(model(index), f32) * positive_rows(3, 0, 8, 3, world.device())).backward();
+    return shard_gradients(model);
+  });
+  for (const Values& rank : gradients) {
+    CHECK(largest(rank.at("a.weight")) > 0.5);
+    CHECK(same_bits(rank.at("a.weight"), rank.at("b.weight")));
+  }
+}
 
 TEST_CASE("a slice has the same rows of every rank's chunk, and slices have all") {
   const std::uint64_t seed = fresh_seed();

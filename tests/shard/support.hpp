@@ -71,9 +71,9 @@ inline bool same_bits(const Values& a, const Values& b) {
 }
 
 // The whole f32 parameters, gathered. Collective.
-inline Values full_values(nn::Module& module, const RankGroup& group) {
+inline Values full_values(nn::Module& module) {
   Values values;
-  for_each_full_parameter(module, group, [&](const std::string& name, const Tensor& full) {
+  for_each_full_parameter(module, [&](const std::string& name, const Tensor& full) {
     values[name] = full.to_vector<float>();
   });
   return values;

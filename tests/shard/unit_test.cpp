@@ -27,7 +27,7 @@ Outcome run(int ranks, Reshard reshard, std::uint64_t seed, const F& step) {
     nn::init(model, {seed});
     const std::int64_t rows = kRows / ranks;
     step(model, positive_rows(seed, world.rank() * rows, rows, 5, world.device()));
-    return Mine{shard_gradients(model), full_values(model, world)};
+    return Mine{shard_gradients(model), full_values(model)};
   });
   std::vector<Values> shards;
   for (const Mine& m : mine) shards.push_back(m.gradients);
@@ -108,7 +108,7 @@ TEST_CASE("a parameter of no dimension is one element on every rank", "[threads]
       const std::int64_t rows = kRows / ranks;
       backward(model(positive_rows(seed, world.rank() * rows, rows, 5, world.device())));
       sgd.step();
-      return full_values(model, world);
+      return full_values(model);
     });
   };
   const Values one = train(1)[0];
@@ -151,13 +151,13 @@ TEST_CASE("frozen parameters are used, never changed, and hold no state", "[thre
     nn::init(model, {1});
     optim::AdamW optimizer(model.parameters(), {.lr = 0.1, .weight_decay = 0.1});
     optimizer.prepare();
-    const Values before = full_values(model, world);
+    const Values before = full_values(model);
     backward(model(rows_of(1, world.rank() * 4, 4, 5, world.device())));
     const Ledger& ledger = Memory::of(world.device()).ledger();
     const Bytes bytes{ledger.live_bytes("weights"), ledger.live_bytes("gradients"),
                       ledger.live_bytes("moments")};
     optimizer.step();
-    const Values after = full_values(model, world);
+    const Values after = full_values(model);
     const auto same = [&](const char* name) { return same_bits(before.at(name), after.at(name)); };
     Bytes out = bytes;
     out.unchanged = same("a.weight") && same("b.weight") && same("b.bias");

@@ -89,6 +89,8 @@ struct Config {
   } lr_scheduler;
 
   struct Parallelism {
+    std::int64_t data_parallel_replicate_degree = 1;
+    std::optional<std::int64_t> data_parallel_shard_degree;  // unset: the ranks that are left
     Reshard fsdp_reshard_after_forward = Reshard::automatic;
   } parallelism;
 
@@ -157,6 +159,9 @@ struct BatchSplit {
 // Unset: local is global / world; global is local * world, or 24 rounded up to a multiple of the
 // world. Throws: DataError if world * local does not divide global.
 BatchSplit split_batch(const Config& config, int world_size);
+
+// Over how many ranks parameters are sharded, how many times. Throws: DataError.
+HybridSizes mesh_sizes(const Config& config, int world_size);
 
 // All sections as TOML that parse_arguments reads back to the same values; unset keys are comments
 // that say what stands in.

@@ -283,6 +283,13 @@ const std::vector<Key>& schema() {
       key<&C::device, &C::DeviceSection::module>(
           "device.module", "the driver module of a GPU",
           {.only_if = kGpu, .unset = "libtessera-cuda.so near this program", .argument = "FILE"}),
+      key<&C::parallelism, &C::Parallelism::data_parallel_replicate_degree>(
+          "parallelism.data_parallel_replicate_degree",
+          "so many replicas of all parameters, each sharded over its ranks",
+          {.range = between(1, 1 << 20), .argument = "N"}),
+      key<&C::parallelism, &C::Parallelism::data_parallel_shard_degree>(
+          "parallelism.data_parallel_shard_degree", "over so many ranks parameters are sharded",
+          {.range = between(1, 1 << 20), .unset = "all ranks of a replica", .argument = "N"}),
       key<&C::parallelism, &C::Parallelism::fsdp_reshard_after_forward>(
           "parallelism.fsdp_reshard_after_forward",
           "free a unit's parameters between forward and backward; default: all but the last unit",

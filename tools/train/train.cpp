@@ -57,13 +57,14 @@ WorldOptions world_options(const Config& config, const std::shared_ptr<RaceCheck
 // there are.
 std::map<int, int> distinct_layouts(const Config& config, int ranks) {
   const auto model = make_model(config);
+  const int shards = mesh_sizes(config, ranks).shard;
   std::map<std::vector<std::int64_t>, int> first;
   std::map<int, int> counts;
   const std::vector<Parameter> parameters = model->parameters();
   for (int rank = 0; rank < ranks; ++rank) {
     std::vector<std::int64_t> rows;
     for (const Parameter& p : parameters)
-      rows.push_back(ShardSpec{p.shape(), ranks, rank}.owned().size());
+      rows.push_back(ShardSpec{p.shape(), shards, rank % shards}.owned().size());
     ++counts[first.try_emplace(std::move(rows), rank).first->second];
   }
   return counts;

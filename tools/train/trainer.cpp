@@ -103,7 +103,9 @@ Trainer::Trainer(const Config& config, const World& world)
       world_(world),
       split_(split_batch(config, world.size())),
       model_(make_model(config)) {
-  ShardOptions options{.mesh = DeviceMesh::flat(world)};
+  const HybridSizes sizes = mesh_sizes(config, world.size());
+  ShardOptions options{.mesh = sizes.replicate == 1 ? DeviceMesh::flat(world)
+                                                    : DeviceMesh::hybrid(world, sizes)};
   options.reshard_after_forward = config.parallelism.fsdp_reshard_after_forward;
   if (config.training.mixed_precision_param != f32)
     options.precision.param = config.training.mixed_precision_param;

@@ -203,13 +203,30 @@ BatchSplit split_batch(const Config& config, int world_size) {
   return split;
 }
 
+HybridSizes mesh_sizes(const Config& config, int world_size) {
+  constexpr const char* kReplicate = "parallelism.data_parallel_replicate_degree=";
+  constexpr const char* kShard = "parallelism.data_parallel_shard_degree=";
+  const auto& [replicate, given, reshard] = config.parallelism;
+  if (world_size % replicate != 0)
+    fail(kReplicate, replicate, ": does not divide the ", world_size,
+         world_size == 1 ? " rank" : " ranks");
+  const std::int64_t shard = given.value_or(world_size / replicate);
+  if (shard * replicate != world_size)
+    fail(kShard, shard, ": times ", replicate, replicate == 1 ? " replica" : " replicas",
+         " is not ", world_size, ", the number of ranks; leave it out for ",
+         world_size / replicate);
+  return {.replicate = static_cast<int>(replicate), .shard = static_cast<int>(shard)};
+}
+
 void validate(const Config& config, int world_size) {
   check_given(config);
   check_model(config);
   check_schedule(config);
   check_no_decay(config);
   check_run(config, world_size);
-  if (world_size > 0) split_batch(config, world_size);
+  if (world_size == 0) return;
+  split_batch(config, world_size);
+  mesh_sizes(config, world_size);
 }
 
 }  // namespace tessera::train

@@ -50,8 +50,7 @@ class DeviceMesh {
   // The same of these ranks alone, in this order; the others of the world call, too, and get a mesh
   // that they are not in.
   static DeviceMesh grid(const World& world, std::vector<MeshDim> dims, std::span<const int> ranks);
-  // "dp_replicate" by "dp_shard"; sums over replicas are to run on the replicate stream.
-  // fully_shard takes one dimension, as mesh["dp_shard"]; replicas then have to be summed by hand.
+  // "dp_replicate" by "dp_shard"; sums over replicas run on the replicate stream.
   static DeviceMesh hybrid(const World& world, HybridSizes sizes);
 
   const World& world() const noexcept { return *world_; }
@@ -73,9 +72,14 @@ class DeviceMesh {
   DeviceMesh operator[](std::string_view name) const { return select({name}); }
   DeviceMesh select(std::initializer_list<std::string_view> names) const;
 
-  // Within the only dimension.
-  int shard_rank() const { return group().rank(); }
-  int shard_size() const { return group().size(); }
+  // As fully_shard takes a mesh: its last dimension shards, and one before it replicates. The
+  // second is null where there is none, or one rank along it.  Throws: ContractError for a mesh of
+  // three dimensions, and on ranks that are not in it.
+  const RankGroup& shard_group() const;
+  const RankGroup* replicate_group() const;
+  int shard_rank() const { return shard_group().rank(); }
+  int shard_size() const { return shard_group().size(); }
+  int replicas() const { return replicate_group() ? replicate_group()->size() : 1; }
 
   // "dp_replicate 2 x dp_shard 4", then a line of ranks for each row.
   std::string to_string() const;

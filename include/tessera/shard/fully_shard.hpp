@@ -47,6 +47,9 @@ struct MixedPrecision {
 };
 
 struct ShardOptions {
+  // One dimension shards. Of two the first replicates: parameters are sharded over the second, and
+  // gradients, averaged over all ranks, are summed over the first as well (PyTorch: HSDP; with one
+  // rank in the second, DDP).
   DeviceMesh mesh;
   MixedPrecision precision = {};
   Reshard reshard_after_forward = Reshard::automatic;
@@ -90,7 +93,8 @@ struct ShardPlan {
     int gathers_per_call = 0, reductions_per_call = 0;
   };
   std::vector<Unit> units;  // behind the modules' the slices of what they stream, as 'weight[2]'
-  int ranks = 1;
+  int ranks = 1;            // over which parameters are sharded,
+  int replicas = 1;         // so many times
   // Of all slots together: where full parameters and unreduced gradients lie. Slots that are never
   // alive together share addresses.
   std::int64_t arena_bytes = 0;
@@ -106,7 +110,7 @@ ShardPlan shard_plan(nn::Module& root);
 
 // Collectives that a root's units have issued so far; see shard_plan for what it throws.
 struct ShardCounters {
-  std::uint64_t gathers = 0, reductions = 0;
+  std::uint64_t gathers = 0, reductions = 0, all_reduces = 0;
   std::uint64_t unplanned_slots =
       0;  // taken where the plan had none: by a step unlike those before
 };
@@ -155,12 +159,10 @@ void skip_backward(nn::Module& root);
 void skip_backward(const Tensor& loss, bool retain_graph = false);
 
 // Calls f(name, full tensor f32) for every parameter below `module`, gathered one at a time from
-// the f32 shards, in the same order on every rank of `group`, whose ranks hold the shards: a world,
-// or the group of a mesh. The tensor is lent for the call of f, for reading. Collective. Throws:
-// ContractError for a parameter without memory, for one that is sharded over another number of
-// ranks, and where the tensor is used later.
+// the f32 shards, in the same order on every rank. The tensor is lent for the call of f, for
+// reading. Collective over each mesh. Throws: ContractError for a parameter without memory, and
+// where the tensor is used later.
 void for_each_full_parameter(
-    nn::Module& module, const RankGroup& group,
-    const std::function<void(const std::string& name, const Tensor& full)>& f);
+    nn::Module& module, const std::function<void(const std::string& name, const Tensor& full)>& f);
 
 }  // namespace tessera
