@@ -83,8 +83,8 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
       "--model.name=gpt2 --activation_checkpoint.mode=full --training.local_batch_size=1 "
       "--training.mixed_precision_param=bfloat16 --parallelism.fsdp_reshard_after_forward=never");
   const int ranks = GENERATE(1, 2, 3, 4);  // 3 divides neither the vocabulary nor the widths
-  const int replicas = GENERATE(1, 2, 4);
-  if (ranks % replicas != 0 || (replicas > 1 && options.find("model") != std::string::npos)) return;
+  const int replicas = GENERATE(1, 2);
+  const bool is_even = ranks % replicas == 0;  // else as without
   TemporaryFolder folder;
   std::string text;
   while (text.size() < 6000) text += "and there was light. ";
