@@ -3,28 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/optim/gradients.hpp"
 #include "runtime/tensor/launch.hpp"
-#include "tessera/comm/communicator.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera::optim {
 namespace {
-
-// `value` over the ranks of `comm`, in place.
-void all_reduce(const Tensor& value, Communicator& comm, ReduceOp op) {
-  const Device& device = value.device();
-  const Stream compute = device.compute(), wire = device.stream(comm.stream());
-  wire.wait(compute.record());
-  const Access accesses[] = {value.access(AccessMode::write)};
-  comm.submit(Collective{.send = value.data(),
-                         .recv = value.data(),
-                         .count = 1,
-                         .kind = CollectiveKind::all_reduce,
-                         .dtype = f64,
-                         .reduce = op},
-              "grad_norm", accesses);
-  compute.wait(wire.record());
-}
 
 // Adds the squares of a gradient to what `total` has, or joins the norm of another type with it: in
 // pieces, since a copy in f64 takes twice the gradient's memory.
@@ -58,8 +42,7 @@ Tensor norm_over(Communicator* comm, const std::vector<GroupPart>& parts, const 
       total = joined(total, part.gradient(stretch), type);
   }
   if (!total.defined()) total = Tensor::zeros({}, f64, device);
-  if (comm != nullptr && comm->size() > 1)
-    all_reduce(total, *comm, type == NormType::inf ? ReduceOp::max : ReduceOp::sum);
+  all_reduce("grad_norm", total, comm, type == NormType::inf ? ReduceOp::max : ReduceOp::sum);
   return total;
 }
 
@@ -72,12 +55,8 @@ Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm,
   const Device& device = parts[0].group->device;
   const OwnerGuard owner(device, "scalars");
 
-  std::vector<Communicator*> comms;  // in order of first mention, the same on every rank
-  for (const GroupPart& part : parts)
-    if (std::ranges::find(comms, part.group->sums.get()) == comms.end())
-      comms.push_back(part.group->sums.get());
   Tensor sum;
-  for (Communicator* const comm : comms) {
+  for (Communicator* const comm : communicators_of(parts)) {
     const Tensor own = norm_over(comm, parts, device, type);
     sum = !sum.defined()
               ? own
@@ -95,16 +74,8 @@ Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm,
   detail::launch("clip", device, kernels.clip,
                  kernels::ClipArgs{floats(factor), floats(norm), sum.data(), max_norm, f64},
                  {detail::reads(sum), detail::writes(norm), detail::writes(factor)});
-  if (!clips) return norm;
-  for (const GroupPart& part : parts) {
-    if (!part.group->gradient.defined()) continue;
-    for (const GroupPart::Stretch& stretch : part.stretches) {
-      const Tensor gradient = part.gradient(stretch);
-      const kernels::ScaleFlatArgs args{floats(gradient), floats(factor), gradient.numel()};
-      detail::launch("scale_gradient", device, kernels.scale_flat, args,
-                     {detail::reads(factor), detail::updates(gradient)});
-    }
-  }
+  if (clips)
+    for_each_gradient(parts, [&](const Tensor& g) { multiply("scale_gradient", g, factor); });
   return norm;
 }
 

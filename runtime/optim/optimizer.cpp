@@ -4,9 +4,12 @@
 #include <cmath>
 #include <cstring>
 
+#include "runtime/device/queue.hpp"
+#include "runtime/optim/gradients.hpp"
 #include "runtime/param/parameter_state.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/device/device_context.hpp"
+#include "tessera/memory/memory.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera::optim {
@@ -70,7 +73,15 @@ void Optimizer::set_lr_factor(const std::vector<Parameter>& of, double factor) {
 
 void Optimizer::set_steps(std::int64_t steps) {
   expect_steps("Optimizer::set_steps: steps", steps);
-  log_->steps = steps;
+  log_->steps += steps - this->steps();
+}
+std::int64_t Optimizer::steps() const {
+  for (UpdateLog::Update& update : log_->queued) {
+    if (!update.was_skipped) continue;
+    if (update.was_skipped()) --log_->steps;  // throws where the device has failed
+    update.was_skipped = {};
+  }
+  return log_->steps;
 }
 
 // By a kernel whose arguments hold the values.
@@ -254,8 +265,43 @@ void Optimizer::keep_moments(const Own& from, const GroupState& held, const Own&
 
 // --- a step ---
 
-void Optimizer::step() {
+namespace {
+
+// Copies `flag`, boolean [], to the host when the device comes to it. What is returned blocks until
+// then and says whether it was false; in a plan it is true.
+std::function<bool()> read_later(const Tensor& flag) {
+  const Device& device = flag.device();
+  HostStaging& staging = Memory::of(device).staging();
+  const std::shared_ptr<HostStaging::Piece> piece(
+      &staging.take(1),
+      [device](HostStaging::Piece* p) { Memory::of(device).staging().give_back(*p); });
+  const Access accesses[] = {flag.access(AccessMode::read),
+                             {&piece->use, piece->data, piece->data + 1, AccessMode::write}};
+  device.compute().launch(
+      {.name = "copy_to_host", .cost = {.bytes = 2}, .accesses = accesses},
+      [to = piece->data, from = flag.data()](Exec& exec) { queue_copy(exec, to, from, 1); });
+  return [device, piece, landed = device.compute().record()] {
+    device.context().block(landed);
+    device.context().host_reads(piece->data, 1);
+    return device.runs_bodies() && *piece->data == std::byte{0};
+  };
+}
+
+}  // namespace
+
+void Optimizer::step() { update_all({}); }
+
+void Optimizer::step_if(const Tensor& condition) {
+  TESSERA_EXPECT(condition.dtype() == boolean && condition.numel() == 1,
+                 "step_if: the condition is ", condition.dtype(), " of ", condition.shape(),
+                 ", expected one boolean");
+  update_all(condition);
+}
+
+void Optimizer::update_all(const Tensor& condition) {
   prepare();
+  TESSERA_EXPECT(!condition.defined() || condition.device() == scalars_.device(),
+                 "step_if: the condition lies on another device than the parameters; move it");
   if (!are_set_ && scalars_.device().runs_bodies())
     for (const Own& own : own_)
       TESSERA_EXPECT(own.offset < 0 || state_of(own.parameter)->is_set, "step: parameter '",
@@ -264,12 +310,19 @@ void Optimizer::step() {
   are_set_ = true;
   DeviceContext& device = scalars_.device().context();
   const auto now = [&] { return device.clock(StreamId::compute)[StreamId::compute]; };
+  device.wait(StreamId::compute, device.record(StreamId::gather));  // it may still read values
+  write_scalars(scalars_, steps() + 1);
   std::erase_if(log_->queued, [&](const UpdateLog::Update& update) {
     return update.last <= device.host_clock()[StreamId::compute];
   });
-  device.wait(StreamId::compute, device.record(StreamId::gather));  // it may still read values
-  write_scalars(scalars_, steps() + 1);
+  if (condition.defined()) {  // where it does not hold, no rank had a gradient
+    const Tensor factor = raw::cast(condition, f32);
+    for (const GroupPart& part : parts_of(parameters()))
+      for (const GroupPart::Stretch& stretch : part.stretches)
+        if (part.group->gradient.defined()) multiply("skip_step", part.counts(stretch), factor);
+  }
   const Tick before = now();
+  UpdateLog::Update done{.first = before + 1};
   try {
     for (const GroupState& state : states_) {
       if (!state.group->gradient.defined()) continue;
@@ -277,6 +330,7 @@ void Optimizer::step() {
       if (state.segment_count > 0) update(state, scalars_);
       state.group->mark_updated();  // also of an empty shard: its unit is gathered on every rank
     }
+    if (condition.defined()) done.was_skipped = read_later(condition);
   } catch (...) {
     if (now() > before) {  // some groups are a step ahead of the others, if it comes to run
       log_->queued.push_back({before + 1, now(), true});
@@ -284,7 +338,8 @@ void Optimizer::step() {
     }
     throw;
   }
-  if (now() > before) log_->queued.push_back({before + 1, now()});
+  done.last = now();
+  if (done.last > before) log_->queued.push_back(std::move(done));
   ++log_->steps;
 }
 

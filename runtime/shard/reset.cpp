@@ -132,7 +132,7 @@ bool is_of(const FlatGroup& group, const std::shared_ptr<UpdateLog>& log) {
   return std::find(group.updates.begin(), group.updates.end(), log) != group.updates.end();
 }
 
-// Takes back the updates that never began. False when one is half done.
+// Takes back the updates that never began or were skipped. False when one is half done.
 bool settle(const std::shared_ptr<UpdateLog>& log_of, const Lost& lost,
             const std::vector<FlatGroup*>& groups) {
   UpdateLog& log = *log_of;
@@ -144,7 +144,7 @@ bool settle(const std::shared_ptr<UpdateLog>& log_of, const Lost& lost,
     if (!has_begun && update.is_cut)
       for (FlatGroup* const group : groups)
         group->is_consistent = group->is_consistent || is_of(*group, log_of);
-    else if (!has_begun)
+    else if (!has_begun || (has_run && update.was_skipped && update.was_skipped()))
       --log.steps;
     else if (!has_run || update.is_cut)
       is_consistent = false;

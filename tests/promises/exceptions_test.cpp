@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "tessera/optim/grad_scaler.hpp"
 #include "tests/promises/trials.hpp"
 
 using namespace tessera;
@@ -64,21 +65,28 @@ void with_wired(World& world, Trapper& trapper, const std::function<void(Subject
   model.materialize(world.device());
   nn::init(model, {1});
   optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
-  Subject subject(world, model, optimizer, trapper, [&](int k) {
+  optim::GradScaler scaler(world.device(), {.init_scale = 1024});
+  const auto step = [&](int k) {
     const Tensor x = rows_of(static_cast<std::uint64_t>(k), world.rank() * 2, 2, 5, world.device());
     trapper.hook();
     const Tensor loss = mean_square(model(x));
     trapper.hook();
-    loss.backward();
+    scaler.scale(loss).backward();
+    trapper.hook();
+    scaler.unscale(optimizer);
     trapper.hook();
     optim::clip_grad_norm(model.parameters(), 1.0);
     trapper.hook();
-    optimizer.step();
+    scaler.step(optimizer);
+    trapper.hook();
+    scaler.update();
     trapper.hook();
     optimizer.zero_grad();
     trapper.hook();
     return loss.detach();
-  });
+  };
+  // What ranks have agreed on of the gradients, which a scaler drops when it is next asked.
+  Subject subject(world, model, optimizer, trapper, step, kAlignmentBytes);
   f(subject);
 }
 

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/clip.hpp"
+#include "tessera/optim/grad_scaler.hpp"
 #include "tests/shard/support.hpp"
 #include "tests/support/mesh.hpp"
 
@@ -24,6 +26,7 @@ struct Cell {
   std::int64_t slice_bytes = 400;            // two slices of the tables on 2 to 4 ranks; 0: one
   std::int64_t piece_bytes = 700;            // most matrices of a block are pieces of their own
   int replicas = 1;                          // on as many ranks or a multiple of them
+  bool scales_loss = false;
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   const char* const reshard[] = {"automatic", "always", "never"};
@@ -32,7 +35,7 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << c.micro_batches << ", " << c.param << '/' << c.reduce << ", layers " << c.layers
              << ", prefetch " << c.prefetch_depth << ", in flight " << c.reductions_in_flight
              << ", loss chunk " << c.loss_chunk << ", slices of " << c.slice_bytes << ", pieces of "
-             << c.piece_bytes << ", replicas " << c.replicas;
+             << c.piece_bytes << ", replicas " << c.replicas << ", scaled loss " << c.scales_loss;
 }
 
 // The cells that every promise is checked in.
@@ -58,7 +61,7 @@ inline std::vector<Cell> narrow_cells() {
           {.param = bf16, .reduce = bf16, .replicas = 2},
           {.reshard = Reshard::never, .micro_batches = 3, .param = bf16},
           {.recomputes = true, .tied = true, .param = bf16, .loss_chunk = 40},
-          {.param = f16},
+          {.param = f16, .scales_loss = true},
           {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16}};
 }
 
@@ -102,6 +105,10 @@ class Trainee {
     const optim::AdamWOptions adamw{.lr = 1e-2, .eps = 1e-2};
     optimizer_ = std::make_unique<optim::AdamW>(model_.parameters(), adamw);
     optimizer_->prepare();
+    // Small enough for f16, and raised once in three steps.
+    if (cell.scales_loss)
+      scaler_.emplace(world.device(),
+                      optim::GradScalerOptions{.init_scale = 256, .growth_interval = 2});
     shard_plan(model_);
   }
 
@@ -118,15 +125,17 @@ class Trainee {
       const NoGradGuard values_only;
       out.loss = out.loss.defined() ? raw::add(out.loss, loss) : loss;
     }
+    if (scaler_) scaler_->unscale(*optimizer_);
     out.norm = optim::clip_grad_norm(model_.parameters(), 1.0);
-    optimizer_->step();
+    scaler_ ? scaler_->step(*optimizer_) : optimizer_->step();
+    if (scaler_) scaler_->update();
     if (!cell_.keeps_gradients) optimizer_->zero_grad();
     return out;
   }
   // Forward and backward of one micro-batch: the loss of this rank's part, without history.
   Tensor backward(int k, int m) {
     const Tensor loss = forward(k, m) / cell_.micro_batches;
-    loss.backward();
+    (scaler_ ? scaler_->scale(loss) : loss).backward();
     return loss.detach();
   }
   // The loss of samples that nothing is learned from.
@@ -178,6 +187,7 @@ class Trainee {
   std::uint64_t seed_;
   nn::Llama model_;
   std::unique_ptr<optim::AdamW> optimizer_;
+  std::optional<optim::GradScaler> scaler_{};
 };
 
 // What a training leaves, equal on all ranks: per step the mean loss and the norm, and the

@@ -24,13 +24,15 @@ struct Heard {
 class Subject {
  public:
   // `step(k)` is a whole step, and returns this rank's loss; `first` is an optimizer with state.
+  // `most_kept_bytes`: what else of a failed step may be there until the next one.
   Subject(World& world, nn::Module& model, optim::Optimizer& optimizer, Trapper& trapper,
-          std::function<Tensor(int)> step)
+          std::function<Tensor(int)> step, std::int64_t most_kept_bytes = 0)
       : world_(world),
         model_(model),
         optimizer_(optimizer),
         trapper_(trapper),
-        step_(std::move(step)) {
+        step_(std::move(step)),
+        most_kept_bytes_(most_kept_bytes) {
     one_step(0);
     states_.push_back(state());
     for (const int k : {1, 2}) {
@@ -74,7 +76,8 @@ class Subject {
       heard.is_whole = reset.parameters_are_consistent;
     }
     heard.has_updated = trapper_.has_updated();
-    heard.leaked_bytes = ledger().live_bytes() - live_bytes;
+    const std::int64_t more_bytes = ledger().live_bytes() - live_bytes;
+    if (more_bytes < 0 || more_bytes > most_kept_bytes_) heard.leaked_bytes = more_bytes;
     if (heard.failed && !heard.is_whole) restore(states_[0]);
     heard.steps = optimizer_.steps();
     if (heard.failed) heard.is_same = next_is_same();
@@ -137,6 +140,7 @@ class Subject {
   optim::Optimizer& optimizer_;
   Trapper& trapper_;
   std::function<Tensor(int)> step_;
+  std::int64_t most_kept_bytes_;
   std::vector<State> states_;  // before steps 1 and 2, and after
   std::vector<double> losses_;
 };

@@ -98,6 +98,15 @@ inline std::map<std::string, float> arrival_counts(const nn::Module& module) {
   }
   return counts;
 }
+// Writes `value` over the first element of this rank's gradients, if it has any.
+inline void spoil_gradient(const nn::Module& module, double value) {
+  for (const Parameter& p : module.parameters()) {
+    if (p.spec().owned().size() == 0) continue;
+    const FlatGroup& group = *state_of(p)->group;
+    const FlatEntry& entry = group.entries[static_cast<std::size_t>(state_of(p)->entry)];
+    return raw::fill(group.await_gradient().view({1}, {1}, entry.gradient_offset), value);
+  }
+}
 // Rank after rank: the rows of dimension 0 in order.
 inline Values assemble(const std::vector<Values>& shards) {
   Values whole;

@@ -79,6 +79,12 @@ class Optimizer {
   // One update from the gradients as they are. Every call counts as one step for all parameters.
   // Throws: as prepare; ContractError for parameters that nobody initialised, loaded or edited.
   void step();
+  // The same where `condition`, boolean [], holds when the device comes to it; else values, moments
+  // and the count of steps stay as they are, and its gradients count as none. The host does not
+  // wait for the condition: it blocks for it with the next step, which needs the count, or where
+  // steps() or a state dict asks before. Every rank has the same condition.
+  // Throws: as step; ContractError for a condition of another kind or device.
+  void step_if(const Tensor& condition);
   // Drops the gradients of its parameters: none is there until the next backward. Where a group has
   // others too, they are kept, and zeros with an arrival count of 0 lie where these were.
   void zero_grad();
@@ -99,11 +105,13 @@ class Optimizer {
   double lr() const noexcept { return lr_; }
   void set_lr(double lr);  // throws: ContractError for what is negative or not finite
 
-  // For keeping and restoring: steps taken so far (a reset takes back those that never began), this
-  // rank's rows of the moments of a parameter, to be read and written (none before prepare(), and
-  // where it is frozen), and
-  // the state of each group, in order of first mention.
-  std::int64_t steps() const noexcept { return log_->steps; }
+  std::vector<Parameter> parameters() const;  // its own, in the order in which they were given
+
+  // For keeping and restoring: steps taken so far (a reset takes back those that never began; the
+  // host blocks where the last was a step_if), this rank's rows of the moments of a parameter, to
+  // be read and written (none before prepare(), and where it is frozen), and the state of each
+  // group, in order of first mention.
+  std::int64_t steps() const;
   void set_steps(std::int64_t steps);  // throws: ContractError outside [0, 2^53]
   std::vector<Tensor> moments(const Parameter& of) const;
   // The same with the global shape and the mesh; see distributed/distributed_tensor.hpp.
@@ -196,6 +204,7 @@ class Optimizer {
   LoadReport load_from(const NamedParameters& names,
                        const std::function<std::shared_ptr<const StateSource>()>& source,
                        const LoadOptions& options);
+  void update_all(const Tensor& condition);  // undefined: always
   static void put(const Tensor& to, const void* scalars, std::size_t bytes);
   static void submit(const char* name, const GroupState& state, const Tensor& scalars,
                      const Body& body);
@@ -212,7 +221,6 @@ class Optimizer {
   bool is_current() const;
   void lay_out(std::size_t state, const std::vector<Own*>& own);
   void keep_moments(const Own& from, const GroupState& held, const Own& to) const;
-  std::vector<Parameter> parameters() const;
   std::vector<std::pair<std::string, const Own*>> named(const char* function,
                                                         const NamedParameters& names) const;
   // Throw: ContractError for what is out of range.

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,8 +41,10 @@ struct UpdateLog {
   struct Update {
     Tick first = 0, last = 0;  // of its launches that write values, on the compute stream
     bool is_cut = false;       // an exception interrupted submitting it: counts as no step
+    // Whether the device skipped it, so that it is no step; blocks. Empty: known to be one.
+    std::function<bool()> was_skipped{};
   };
-  std::int64_t steps = 0;        // submitted, without those that never began
+  std::int64_t steps = 0;        // submitted, without those known not to count
   std::vector<Update> queued{};  // of them, those that may still be running
   Tick prepared = 0;  // the last launch that made the optimizer's state; 0: none is there
 };

@@ -1,0 +1,96 @@
+// Loss scaling for f16, by PyTorch's rules (torch.amp.GradScaler): small gradients become 0 there,
+// so the loss is multiplied by a scale, and the gradients by its inverse before the update. A step
+// whose gradients overflowed is skipped and the scale lowered; after many good ones it is raised.
+//
+//   optim::GradScaler scaler(world.device());
+//   scaler.scale(model.loss(tokens, targets)).backward();     each micro-batch alike
+//   scaler.unscale(optimizer);                                only where gradients are looked at:
+//   optim::clip_grad_norm(model.parameters(), 1.0);
+//   scaler.step(optimizer);                                   for each optimizer
+//   scaler.update();
+//   optimizer.zero_grad();
+//
+//   update(), where an optimizer was skipped:  scale *= backoff_factor
+//   after growth_interval others in a row:     scale *= growth_factor, unless that is infinite
+//
+// All of it happens on the device: the host does not read the scale, nor whether a step was
+// skipped, but for the count of steps, one step later (Optimizer::step_if).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tessera/optim/optimizer.hpp"
+
+namespace tessera::optim {
+
+struct GradScalerOptions {
+  double init_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  std::int64_t growth_interval = 2000;  // updates in a row, none of them skipped; up to 2^24
+};
+
+// One on every rank, which all call alike. An inf or NaN in one rank's shard skips the step on all
+// (one all-reduce of 24 bytes for each communicator of the optimizer's groups), and so does a scale
+// that is another one there, as after a reset that met a rank between step and update; the smallest
+// is taken then.
+//
+// Ordered: on the compute stream. After a reset of the model what the failed step had begun is
+// forgotten; the scale stays.
+class GradScaler {
+ public:
+  // Throws: ContractError for a value out of range, and for meta.
+  explicit GradScaler(const Device& device, const GradScalerOptions& options = {});
+
+  // loss times the scale, in f32 where it has 16 bits: [...], returns the same shape.
+  Tensor scale(const Tensor& loss) const;
+  // Multiplies the gradients of the optimizer's parameters by 1 / scale, and notes whether they are
+  // finite. Collective.  Throws: ContractError a second time before update(), after step(), and for
+  // an optimizer on another device; as Optimizer::step for parameters without memory.
+  void unscale(Optimizer& optimizer);
+  // unscale, where that was not called, and the optimizer's step, which the device skips where a
+  // gradient was inf or NaN: on every rank parameters, moments and the count of steps stay.
+  // Collective.  Throws: ContractError a second time before update(); as Optimizer::step.
+  void step(Optimizer& optimizer);
+  // Once after the steps of all optimizers.  Throws: ContractError where none was unscaled.
+  void update();
+
+  // f32 []: reading it blocks the host.
+  Tensor current_scale() const;
+  // boolean [], between unscale, or step, and update: whether this optimizer's step is skipped.
+  // Throws: ContractError at any other time.
+  Tensor found_inf(const Optimizer& optimizer) const;
+
+  // scale f32, growth_factor and backoff_factor f64, growth_interval and growth_tracker i64, all
+  // [], as PyTorch has them. Between steps.
+  StateDict state_dict(const StateDictOptions& options = {}) const;
+  // Looks at everything first, and changes nothing when it refuses.
+  // Throws: ContractError naming what is missing, unexpected or out of range.
+  LoadReport load(const StateDict& state, const LoadOptions& options = {});
+  LoadReport load(const StateSource& source, const LoadOptions& options = {});
+
+ private:
+  struct Seen {
+    const Optimizer* optimizer;
+    // f64 [3], the largest over all ranks: 0, or NaN where a gradient is not finite; the scale; and
+    // its negative, of which the largest is that of the smallest scale.
+    Tensor agreed;
+    bool has_stepped = false;
+  };
+  bool was_reset() const;  // the device, since what is seen
+  // What this step has of an optimizer; null for nothing yet.
+  Seen* find(const Optimizer& optimizer);
+  LoadReport load_from(const std::function<std::shared_ptr<const StateSource>()>& source,
+                       const LoadOptions& options);
+  void set(double scale, double tracker);
+
+  GradScalerOptions options_;
+  Tensor state_;                  // f32 [2]: the scale, and the updates since it changed
+  std::vector<Seen> seen_;        // since the last update
+  std::uint64_t recoveries_ = 0;  // of the device, before these
+};
+
+}  // namespace tessera::optim

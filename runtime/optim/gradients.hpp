@@ -1,0 +1,31 @@
+// What clipping and loss scaling do with the gradients of some parameters as one vector. Over the
+// ranks: one small all-reduce for each communicator.
+#pragma once
+
+#include <vector>
+
+#include "tessera/comm/communicator.hpp"
+#include "tessera/param/parameter.hpp"
+
+namespace tessera::optim {
+
+// Those that reach the other shards, null for one rank's own: in order of first mention, the same
+// on every rank.
+std::vector<Communicator*> communicators_of(const std::vector<GroupPart>& parts);
+
+// `value`, a small contiguous tensor, over the ranks of `comm`, in place; nothing for null.
+void all_reduce(const char* name, const Tensor& value, Communicator* comm, ReduceOp op);
+
+// f(gradient [n], f32) for every stretch of those that are there, padding included.
+template <class F>
+void for_each_gradient(const std::vector<GroupPart>& parts, const F& f) {
+  for (const GroupPart& part : parts) {
+    if (!part.group->gradient.defined()) continue;
+    for (const GroupPart::Stretch& stretch : part.stretches) f(part.gradient(stretch));
+  }
+}
+
+// values *= factor, f32 [n] and []: none is touched where the factor is 1.
+void multiply(const char* name, const Tensor& values, const Tensor& factor);
+
+}  // namespace tessera::optim
