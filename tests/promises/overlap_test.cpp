@@ -245,7 +245,7 @@ std::vector<Cell> overlap_cells() {
 
 }  // namespace
 
-TEST_CASE("a step takes at most 1.01 of the computed minimum", "[promises]") {
+TEST_CASE("a step takes at most 1.01 of the computed minimum", "[promises][fsdp2-112]") {
   for (const Cell& cell : overlap_cells())
     for (const double ratio : {0.25, 0.5, 0.9, 1.5, 3.}) {
       const Step step = run_step(cell, machine(cell, ratio));
@@ -309,7 +309,8 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("as many reductions are in flight, and gathers ahead, as the options say", "[promises]") {
+TEST_CASE("as many reductions are in flight, and gathers ahead, as the options say",
+          "[promises][fsdp2-063][fsdp2-064]") {
   for (const int count : {1, 2, 3}) {
     INFO(count << " in flight");
     // Without gathers in backward a slow wire is all for reductions, which pile up.
