@@ -25,18 +25,20 @@ struct Shapes final : nn::Module {
   std::vector<Parameter> all;
 };
 
-// The bytes on the wire of each reduction, and the streams in use.
+// The bytes on the wire of each reduction, the streams in use, and what compute does.
 class Wire final : public Observer {
  public:
   explicit Wire(const Device& device) : device_(device) { device_.context().add_observer(*this); }
   ~Wire() override { device_.context().remove_observer(*this); }
   void launched(StreamId stream, Tick, const Op& op) override {
     streams.insert(stream);
+    if (stream == StreamId::compute) computed.emplace_back(op.name);
     if (std::string_view(op.name).starts_with("reduce_scatter "))
       reduced.push_back(op.cost.wire_bytes);
   }
   std::set<StreamId> streams;
   std::vector<double> reduced;
+  std::vector<std::string> computed;
 
  private:
   Device device_;
@@ -113,6 +115,89 @@ TEST_CASE("a reduction sums as many elements as a rank has, in its dtype, of wha
         CHECK(wire.streams ==
               std::set<StreamId>{StreamId::compute, StreamId::gather, StreamId::reduce});
       }
+}
+
+TEST_CASE("weights that are loaded in 16 bits, into shards that are f32, change no reduced dtype",
+          "[fsdp2-094]") {
+  const RaceCheck check;
+  const World world = World::emulated(1, 4, check({.executor = ExecutorKind::virtual_}));
+  Stack model({64, 64});
+  model.shard({.mesh = DeviceMesh::flat(world), .precision = {.param = bf16, .reduce = bf16}});
+  nn::init(model, {1}, world.device());
+  const auto reduced = [&] {
+    Wire wire(world.device());
+    mean_square(model(rows_of(1, 0, 4, 64, world.device(), bf16))).backward();
+    return wire.reduced;
+  };
+  const std::vector<double> before = reduced();
+  StateDict narrow;
+  for (const auto& [name, p] : model.named_parameters())
+    narrow[name] = Tensor::ones(p.shape(), bf16, world.device());
+  model.load(narrow);
+  for (const Parameter& p : model.parameters()) CHECK(p.shard().dtype() == f32);
+  CHECK(reduced() == before);
+  CHECK(before[0] == 2 * 3 * (64 * 64 / 4 + 64 / 4 + 2) * 2);
+}
+
+// FSDP2 concatenates chunks and casts them on the way, in two kernels.
+TEST_CASE("no kernel is between a gradient and its reduction, which rounds as a cast",
+          "[threads][fsdp2-079]") {
+  const std::vector<Shape> shapes = {{5, 3}, {7}, {2049, 2, 2}};
+  const auto loss_of = [](Shapes& model, const World& world, DType dtype, std::uint64_t seed) {
+    return model.call([&] {
+      Tensor total;
+      for (const Parameter& p : model.all) {
+        const Tensor factor =
+            cast(Tensor::normal(p.shape(), 0, 1, seed++, f32, world.device()), dtype);
+        const Tensor part = cast(sum(p.value() * factor), f32);
+        total = total.defined() ? total + part : part;
+      }
+      return total;
+    });
+  };
+  for (const auto& [param, reduce] : {std::pair(f32, f32), {bf16, f32}, {bf16, bf16}}) {
+    INFO(param << '/' << reduce);
+    const auto computed = [&, param = param, reduce = reduce](int ranks) {
+      const RaceCheck check;
+      const World world = World::emulated(0, ranks, check({.executor = ExecutorKind::virtual_}));
+      Shapes model(shapes);
+      fully_shard(model, {.mesh = DeviceMesh::flat(world),
+                          .precision = {.param = param, .reduce = reduce}});
+      nn::init(model, {1}, world.device());
+      const Tensor loss = loss_of(model, world, param, 1);
+      Wire wire(world.device());
+      loss.backward();
+      std::erase_if(wire.computed, [](const std::string& name) {
+        // Zeros of padding, and of what has no gradient.
+        return name.starts_with("complete_gradient") || name == "clear_gaps";
+      });
+      return wire.computed;
+    };
+    CHECK(computed(4) == computed(1));
+
+    const auto fit = on_ranks(2, [&, param = param, reduce = reduce](World& world) {
+      Shapes model(shapes);
+      fully_shard(model, {.mesh = DeviceMesh::flat(world),
+                          .precision = {.param = param, .reduce = reduce}});
+      nn::init(model, {1}, world.device());
+      loss_of(model, world, param, world.rank() == 0 ? 10 : 20).backward();
+      bool fits = true;
+      std::uint64_t i = 0;
+      for (const Parameter& p : model.all) {
+        const auto half = [&](std::uint64_t seed) {
+          const Tensor factor = Tensor::normal(p.shape(), 0, 1, seed + i, f32, world.device());
+          return raw::mul(raw::cast(raw::cast(factor, param), f32), 0.5);
+        };
+        const Tensor mean = raw::cast(raw::cast(raw::add(half(10), half(20)), reduce), f32);
+        const RowRange rows = p.spec().owned();
+        fits = fits && same_bits(p.grad().to_vector<float>(),
+                                 raw::slice(mean, 0, rows.begin, rows.end).to_vector<float>());
+        ++i;
+      }
+      return fits;
+    });
+    CHECK(fit == std::vector<bool>(2, true));
+  }
 }
 
 TEST_CASE("three roots of one world use one stream for gathers and one for reductions",
