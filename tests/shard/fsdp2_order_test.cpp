@@ -66,13 +66,13 @@ std::vector<Pass> passes(Model&& model, Reshard reshard, int steps, const F& for
   return out;
 }
 const std::vector<std::int64_t> kThree{4, 4, 4, 4};  // three layers
-const auto kOnce = [](auto& model, const Tensor& x) { return mean_square(model(x)); };
-const auto kTwice = [](auto& model, const Tensor& x) {
+const auto kOneForward = [](auto& model, const Tensor& x) { return mean_square(model(x)); };
+const auto kTwoForwards = [](auto& model, const Tensor& x) {
   return mean_square(model(x)) + mean_square(model(x));
 };
 
 // As Stack; each layer runs again in backward.
-class Again final : public Stack {
+class RunsAgain final : public Stack {
  public:
   using Stack::Stack;
   Tensor operator()(const Tensor& x) {
@@ -160,9 +160,9 @@ class Groups final : public nn::Module {
 };
 
 // Another policy for the root than for its layers.
-class Mixed final : public Stack {
+class TwoPolicies final : public Stack {
  public:
-  explicit Mixed(Reshard of_root) : Stack({4, 4, 4, 4}), root(of_root) {}
+  explicit TwoPolicies(Reshard of_root) : Stack({4, 4, 4, 4}), root(of_root) {}
   void shard(ShardOptions options) {
     for (nn::Linear& layer : layers) fully_shard(layer, options);
     options.reshard_after_forward = root;
@@ -180,20 +180,20 @@ TEST_CASE("gathers come in the order of calls, and backward goes back along it, 
       {Reshard::always, {"root 0 1 2", "2 root 1 -2 0 -1 -0 -root"}},
       {Reshard::never, {"root 0 1 2", "-2 -1 -0 -root"}}};
   for (const auto& [reshard, pass] : table) {
-    CHECK(passes(Stack(kThree), reshard, 3, kOnce) == std::vector<Pass>(3, pass));
-    CHECK(passes(Again(kThree), reshard, 3, kOnce) == std::vector<Pass>(3, pass));
+    CHECK(passes(Stack(kThree), reshard, 3, kOneForward) == std::vector<Pass>(3, pass));
+    CHECK(passes(RunsAgain(kThree), reshard, 3, kOneForward) == std::vector<Pass>(3, pass));
   }
 }
 
 TEST_CASE("a second forward gathers what is closed, and one backward goes back along both",
           "[fsdp2-061]") {
   const std::string back = "2 root 1 -2 0 -1 -0 -root";
-  CHECK(passes(Stack(kThree), Reshard::always, 2, kTwice) ==
+  CHECK(passes(Stack(kThree), Reshard::always, 2, kTwoForwards) ==
         std::vector<Pass>(2, {"root 0 1 2 root 0 1 2", back + " " + back}));
   // What the first half has closed is gathered for the second.
-  CHECK(passes(Stack(kThree), Reshard::never, 2, kTwice) ==
+  CHECK(passes(Stack(kThree), Reshard::never, 2, kTwoForwards) ==
         std::vector<Pass>(2, {"root 0 1 2", "-2 -1 -0 -root root 2 -2 1 -1 0 -0 -root"}));
-  for (const Pass& pass : passes(Stack(kThree), Reshard::automatic, 3, kTwice)) {
+  for (const Pass& pass : passes(Stack(kThree), Reshard::automatic, 3, kTwoForwards)) {
     CHECK(pass.forward.starts_with("root 0 1 2 0 1"));  // the root stays, and 2 where it can
     CHECK(pass.backward == "2 1 -2 0 -1 -0 -root 2 root 1 -2 0 -1 -0 -root");
   }
@@ -204,7 +204,7 @@ TEST_CASE("backward asks for as many gathers ahead as prefetch_depth, and forwar
   const char* const backward[] = {"2 -3 1 -2 0 -1 -0 -root", "2 1 -3 0 -2 -1 -0 -root",
                                   "2 1 0 -3 -2 -1 -0 -root"};
   for (const int depth : {1, 2, 3})
-    CHECK(passes(Stack({4, 4, 4, 4, 4}), Reshard::automatic, 2, kOnce, depth) ==
+    CHECK(passes(Stack({4, 4, 4, 4, 4}), Reshard::automatic, 2, kOneForward, depth) ==
           std::vector<Pass>(2, {"root 0 1 2 3", backward[depth - 1]}));
 }
 
@@ -216,7 +216,7 @@ TEST_CASE("a unit inside a block that runs again is gathered where it would be w
       {Reshard::never, "-1.inner -1 -0.inner -0"}};
   for (const auto& [reshard, backward] : table)
     for (const bool recomputes : {false, true})
-      CHECK(passes(Nest(recomputes), reshard, 2, kOnce) ==
+      CHECK(passes(Nest(recomputes), reshard, 2, kOneForward) ==
             std::vector<Pass>(2, {"0 0.inner 1 1.inner", backward}));
 }
 
@@ -224,7 +224,7 @@ TEST_CASE("units of several layers are gathered and reduced as one, also where o
           "[fsdp2-066][fsdp2-067]") {
   for (const std::size_t used : {2, 1})
     for (const Reshard reshard : {Reshard::automatic, Reshard::always})
-      CHECK(passes(Groups(used), reshard, 2, kOnce) ==
+      CHECK(passes(Groups(used), reshard, 2, kOneForward) ==
             std::vector<Pass>(
                 2, {"table.weight[0] one two tail", "two -tail one -two -one -table.weight[0]"}));
 }
@@ -240,6 +240,6 @@ TEST_CASE("root and blocks may differ in whether they are gathered for backward"
                        {Reshard::never, Reshard::always, "root -2 -1 -0 -root"},
                        {Reshard::never, Reshard::automatic, "-2 -1 -0 -root"}};
   for (const Row& row : table)
-    CHECK(passes(Mixed(row.root), row.blocks, 2, kOnce) ==
+    CHECK(passes(TwoPolicies(row.root), row.blocks, 2, kOneForward) ==
           std::vector<Pass>(2, {"root 0 1 2", row.backward}));
 }

@@ -109,10 +109,10 @@ void check_program() {
   }
 }
 
-// Layers of a stack, each a unit below the root.
-struct Layers : Program {
-  Layers() : Layers(3) {}
-  explicit Layers(int count) {
+// ThreeLayers of a stack, each a unit below the root.
+struct ThreeLayers : Program {
+  ThreeLayers() : ThreeLayers(3) {}
+  explicit ThreeLayers(int count) {
     for (int i = 0; i < count; ++i) layers.emplace_back(5, 5);
     register_module("layers", layers);
   }
@@ -134,8 +134,6 @@ struct Layers : Program {
   nn::ModuleList<nn::Linear> layers;
 };
 
-}  // namespace
-
 // Products of 17 terms, rounded 18 times on either way; a ReLU of what is positive rounds nothing.
 // Two of them are fewer roundings than kRounding has.
 template <std::int64_t kIn, std::int64_t kMiddle, std::int64_t kOut>
@@ -150,6 +148,9 @@ struct OneUnit final : Program {
   }
   nn::Linear first{kIn, kMiddle}, second{kMiddle, kOut};
 };
+
+}  // namespace
+
 TEST_CASE("linear layers of any size in one unit", "[threads][fsdp2-030][fsdp2-083]") {
   check_program<OneUnit<16, 15, 8>>();
   check_program<OneUnit<7, 15, 3>>();
@@ -157,7 +158,7 @@ TEST_CASE("linear layers of any size in one unit", "[threads][fsdp2-030][fsdp2-0
 }
 
 TEST_CASE("a unit is called on its own after a step of the whole", "[threads][fsdp2-034]") {
-  struct Partly final : Layers {
+  struct Partly final : ThreeLayers {
     Tensor step(const World&, const Tensor& x, int k) override {
       return backward(mean_square(k % 2 == 0 ? forward(x) : layers[0](x)));
     }
@@ -220,7 +221,7 @@ TEST_CASE("a tied table of 4 N + 1 rows: every row is trained", "[threads][fsdp2
 
 TEST_CASE("micro-batches whose forwards run ahead of their backwards, as in 1F1B",
           "[threads][fsdp2-045]") {
-  struct Pipelined final : Layers {
+  struct Pipelined final : ThreeLayers {
     Tensor step(const World&, const Tensor& x, int) override {
       const auto loss = [&](int part) { return mean_square(forward(part_of(x, part, 3))) / 3; };
       const Tensor first = loss(0), second = loss(1);
@@ -235,8 +236,8 @@ TEST_CASE("micro-batches whose forwards run ahead of their backwards, as in 1F1B
 }
 
 TEST_CASE("methods of one unit that are called apart", "[threads][fsdp2-050]") {
-  struct Coder final : Layers {
-    Coder() : Layers(2) {}
+  struct Coder final : ThreeLayers {
+    Coder() : ThreeLayers(2) {}
     Tensor encode(const Tensor& x) {
       return call([&] { return tanh(layers[0](x)); });
     }
@@ -252,7 +253,7 @@ TEST_CASE("methods of one unit that are called apart", "[threads][fsdp2-050]") {
 }
 
 TEST_CASE("three roots one after another", "[threads][fsdp2-051]") {
-  struct Roots final : Layers {
+  struct Roots final : ThreeLayers {
     void shard(const ShardOptions& options) override {
       for (nn::Linear& layer : layers) fully_shard(layer, options);
     }
@@ -262,6 +263,8 @@ TEST_CASE("three roots one after another", "[threads][fsdp2-051]") {
   };
   check_program<Roots>();
 }
+
+namespace {
 
 // FSDP2's [norm, head] is a module that has both. The model's forward leaves it out; then it is
 // called for each chunk of rows, each of which goes backward at once.
@@ -301,6 +304,9 @@ struct Chunked : Program {
   Tail tail;
   double before = 0;  // what earlier chunks of the step have left
 };
+
+}  // namespace
+
 TEST_CASE("a loss in chunks through a unit that the model's forward leaves out",
           "[threads][fsdp2-054]") {
   struct Whole final : Chunked {
@@ -311,6 +317,7 @@ TEST_CASE("a loss in chunks through a unit that the model's forward leaves out",
   };
   check_program<Whole>();
 }
+
 TEST_CASE("a loss in chunks over micro-batches", "[threads][fsdp2-055]") {
   struct Parts final : Chunked {
     Tensor step(const World&, const Tensor& x, int) override {
@@ -324,7 +331,7 @@ TEST_CASE("a loss in chunks over micro-batches", "[threads][fsdp2-055]") {
 }
 
 TEST_CASE("two forwards of a part of a model, whose head has no gradient", "[threads][fsdp2-058]") {
-  struct Headless final : Layers {
+  struct Headless final : ThreeLayers {
     Tensor step(const World&, const Tensor& x, int) override {
       const Tensor a = forward(part_of(x, 0, 2), 2), b = forward(part_of(x, 1, 2), 2);
       const Tensor loss = backward((mean_square(a) + mean_square(b)) / 2);
@@ -337,7 +344,7 @@ TEST_CASE("two forwards of a part of a model, whose head has no gradient", "[thr
 }
 
 TEST_CASE("a sum over ranks by hand beside gathers", "[threads][fsdp2-072]") {
-  struct Normed final : Layers {
+  struct Normed final : ThreeLayers {
     Tensor step(const World& world, const Tensor& x, int) override {
       return backward(mean_square(call([&] {
         const Tensor h = tanh(layers[0](x));
@@ -352,7 +359,7 @@ TEST_CASE("a sum over ranks by hand beside gathers", "[threads][fsdp2-072]") {
 
 TEST_CASE("a module without inputs trains, and one with inputs of elsewhere says so",
           "[threads][fsdp2-026]") {
-  struct Alone final : Layers {
+  struct Alone final : ThreeLayers {
     Tensor step(const World& world, const Tensor&, int) override {
       return backward(mean_square(forward(Tensor::ones({3, 5}, f32, world.device()))));
     }
@@ -368,7 +375,7 @@ TEST_CASE("a module without inputs trains, and one with inputs of elsewhere says
 
 TEST_CASE("an output that the loss leaves out from some step on, and a layer that none uses",
           "[threads][fsdp2-098]") {
-  struct Leaves final : Layers {
+  struct Leaves final : ThreeLayers {
     Tensor step(const World&, const Tensor& x, int k) override {
       const auto [a, b] = call([&] {
         const Tensor h = tanh(layers[0](x));
@@ -381,6 +388,7 @@ TEST_CASE("an output that the loss leaves out from some step on, and a layer tha
 }
 
 namespace {
+
 struct Box {
   Tensor h;
   std::vector<Tensor> rest;
@@ -390,10 +398,12 @@ void for_each_tensor(Box& box, const F& f) {
   f(box.h);
   for (Tensor& t : box.rest) f(t);
 }
+
 }  // namespace
+
 TEST_CASE("inputs and outputs in vectors, pairs, tuples, optionals and types of one's own",
           "[threads][fsdp2-089][fsdp2-099]") {
-  struct Boxes final : Layers {
+  struct Boxes final : ThreeLayers {
     Tensor step(const World&, const Tensor& x, int) override {
       const auto pair = layers[0].call(
           [&](const std::vector<Tensor>& in) {
