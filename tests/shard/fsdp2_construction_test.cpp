@@ -303,3 +303,26 @@ TEST_CASE("views of state are the shards, over updates and passes, and a load wr
       CHECK(fit == std::vector<bool>(fit.size(), true));
     }
 }
+
+TEST_CASE("a mesh of ranks that are named one by one trains as one of as many",
+          "[threads][fsdp2-019]") {
+  const auto train = [](World& world, const DeviceMesh& mesh) {
+    Mlps model(4);
+    model.shard({.mesh = mesh});
+    nn::init(model, {4}, world.device());
+    const Tensor loss = mean_square(model(rows_of(3, 2 * mesh.shard_rank(), 2, 4, world.device())));
+    loss.backward();
+    Values seen = shard_gradients(model);
+    seen["loss"] = loss.to_vector<float>();
+    return seen;
+  };
+  const auto flat =
+      on_ranks(2, [&](World& world) { return train(world, DeviceMesh::flat(world)); });
+  const auto named = on_ranks(3, [&](World& world) {
+    const DeviceMesh mesh = DeviceMesh::grid(world, {{"dp_shard", 2}}, std::vector<int>{2, 0});
+    return mesh.is_member() ? train(world, mesh) : Values();
+  });
+  CHECK(same_bits(named[2], flat[0]));
+  CHECK(same_bits(named[0], flat[1]));
+  CHECK(named[1].empty());
+}
