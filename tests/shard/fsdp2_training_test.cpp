@@ -217,6 +217,10 @@ TEST_CASE("a tied table of 4 N + 1 rows: every row is trained", "[threads][fsdp2
     nn::Linear out;
   };
   check_program<Tied>();
+  const World nowhere = World::single();
+  const ShardOptions options{.mesh = DeviceMesh::flat(nowhere)};
+  const Course course = train_program<Tied>(4, &options, 1);
+  for (const float g : course.gradients.at("table.weight")) CHECK(g > 0);
 }
 
 TEST_CASE("micro-batches whose forwards run ahead of their backwards, as in 1F1B",
