@@ -272,7 +272,7 @@ TEST_CASE("what an optimizer keeps is one file from any number of ranks, loaded 
   }
 }
 
-TEST_CASE("a file that rank 0 alone has is sent to models on meta", "[checkpoint]") {
+TEST_CASE("a file that rank 0 alone has is sent to models on meta", "[checkpoint][fsdp2-018]") {
   const TemporaryFolder folder;
   const std::string path = folder / "model.safetensors", none = folder / "none.safetensors";
   const Values saved = save(path, gpt2, 1, 5);

@@ -73,7 +73,7 @@ TEST_CASE("terms become their sum, or the largest, on every rank or by rows",
 }
 
 TEST_CASE("handles of parameter, gradient and moments are the shards, and full() all of them",
-          "[distributed][threads]") {
+          "[distributed][threads][fsdp2-009]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   for (const int ranks : {1, 2, 3}) {

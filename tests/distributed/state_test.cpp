@@ -125,7 +125,7 @@ TEST_CASE("whole state of model and optimizer is the rows of all ranks, on 1, 2 
 }
 
 TEST_CASE("what one number of ranks has trained goes on another, each rank loading it or rank 0",
-          "[distributed][threads]") {
+          "[distributed][threads][fsdp2-018]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   const auto [model, optimizer] = trained(2, seed);

@@ -113,7 +113,8 @@ TEST_CASE("a handle outlives its module", "[nn]") {
   CHECK_NOTHROW(nn::HookHandle().remove());
 }
 
-TEST_CASE("tensors are found in pairs, vectors, optionals and the layers' own types", "[nn]") {
+TEST_CASE("tensors are found in pairs, vectors, optionals and the layers' own types",
+          "[nn][fsdp2-089]") {
   struct Many : nn::Module {
     auto run(const std::vector<Tensor>& xs, const std::optional<Tensor>& y, int n) {
       return call([](const auto& all, const auto& extra, int) { return std::pair(all[0], extra); },

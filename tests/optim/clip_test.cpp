@@ -155,7 +155,8 @@ TEST_CASE("a norm that is no number is returned and reaches the gradients", "[op
   CHECK(std::isnan(bag.items[0].grad().to_vector<float>()[0]));
 }
 
-TEST_CASE("ranks with different shards find one norm and one factor", "[optim][threads]") {
+TEST_CASE("ranks with different shards find one norm and one factor",
+          "[optim][threads][fsdp2-101]") {
   const std::uint64_t seed = std::random_device{}();
   INFO("seed " << seed);
   const int ranks = 3;

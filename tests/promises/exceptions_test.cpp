@@ -121,7 +121,7 @@ void with_pair(World& world, Trapper& trapper, const std::function<void(Subject&
 }  // namespace
 
 TEST_CASE("an exception in the model's own code: a reset, and training goes on",
-          "[promises][exceptions][threads]") {
+          "[promises][exceptions][threads][fsdp2-057]") {
   std::uint64_t tried = 0;
   for (const auto executor :
        {ExecutorKind::threaded, ExecutorKind::inlined, ExecutorKind::shuffled})

@@ -22,7 +22,7 @@ std::int64_t padded_elements(const nn::Module& model, int rank, int ranks, bool 
 }  // namespace
 
 TEST_CASE("planned memory is measured memory, on every rank and in every phase",
-          "[promises][threads]") {
+          "[promises][threads][fsdp2-110]") {
   std::vector<Cell> all = cells();
   for (const Cell& cell : narrow_cells()) all.push_back(cell);
   GridShare share;

@@ -245,7 +245,7 @@ std::vector<Cell> overlap_cells() {
 
 }  // namespace
 
-TEST_CASE("a step takes at most 1.01 of the computed minimum", "[promises]") {
+TEST_CASE("a step takes at most 1.01 of the computed minimum", "[promises][fsdp2-112]") {
   for (const Cell& cell : overlap_cells())
     for (const double ratio : {0.25, 0.5, 0.9, 1.5, 3.}) {
       const Step step = run_step(cell, machine(cell, ratio));
@@ -309,7 +309,8 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("as many reductions are in flight, and gathers ahead, as the options say", "[promises]") {
+TEST_CASE("as many reductions are in flight, and gathers ahead, as the options say",
+          "[promises][fsdp2-063][fsdp2-064]") {
   for (const int count : {1, 2, 3}) {
     INFO(count << " in flight");
     // Without gathers in backward a slow wire is all for reductions, which pile up.
@@ -341,4 +342,45 @@ TEST_CASE("as many reductions are in flight, and gathers ahead, as the options s
     }
     CHECK(most >= depth);
   }
+}
+
+TEST_CASE("reductions run beside gathers", "[promises][fsdp2-114]") {
+  // Where the wire is what a step takes, one communicator would take all of it in a row.
+  const Cell cell{.reshard = Reshard::always};
+  for (const std::int64_t piece_bytes : {kWhole, kMatrix}) {
+    const Step step = run_step(cell, machine(cell, 3), piece_bytes);
+    CHECK(step.seconds < 0.8 * step.wire);
+  }
+}
+
+TEST_CASE("a gather waits for its unit's update, not for what is computed before its call",
+          "[promises][fsdp2-113]") {
+  constexpr std::int64_t kWidth = 2048;
+  // A product takes 17 ms, the gather of a unit and its reduction 10 ms each.
+  const CostModel cost{
+      .flops_per_second = 1e12, .bytes_per_second = 1e15, .wire_bytes_per_second = 1.7e9};
+  const RaceCheck check;
+  const World world =
+      World::emulated(1, 2, check({.executor = ExecutorKind::virtual_, .cost = cost}));
+  nn::Linear heavy(kWidth, kWidth), unit(kWidth, kWidth);  // heavy is no unit's
+  fully_shard(unit, {.mesh = DeviceMesh::flat(world)});
+  for (nn::Linear* const layer : {&heavy, &unit}) nn::init(*layer, {1}, world.device());
+  optim::Sgd of_heavy(heavy.parameters(), {.lr = 0.1}), of_unit(unit.parameters(), {.lr = 0.1});
+  const Tensor x = Tensor::zeros({kWidth, kWidth}, f32, world.device());
+  Recorder recorder(world.device(), cost);
+  for (int step = 0; step < 5; ++step) {
+    mean_square(unit(heavy(x))).backward();
+    for (optim::Sgd* const optimizer : {&of_heavy, &of_unit}) {
+      optimizer->step();
+      optimizer->zero_grad();
+    }
+  }
+  double compute = 0, end = 0, wire = 0;
+  for (const Operation& op : recorder.operations) {
+    (op.stream == StreamId::compute ? compute : wire) += op.seconds;
+    end = std::max(end, op.end);
+  }
+  const double begin = recorder.operations.front().begin;
+  CHECK(wire > 0.1 * compute);
+  CHECK(end - begin < 1.001 * compute + wire / 10);  // hidden but for one, of the first call
 }

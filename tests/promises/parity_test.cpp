@@ -27,7 +27,8 @@ double worst(const std::vector<float>& a, const std::vector<float>& b) {
 // a thousand elements that are off in directions of their own a thirtieth counts along the slope,
 // so a loss is off by 1e-6. Allowed are 1e-5 on a loss and 1e-4 on a norm, the promise of
 // tessera-train. A rank's sample left out or a factor of N moves the norm by 1e-2 and more.
-TEST_CASE("N ranks train as one does, in f32", "[promises][threads]") {
+TEST_CASE("N ranks train as one does, in f32",
+          "[promises][threads][fsdp2-032][fsdp2-036][fsdp2-038][fsdp2-042]") {
   const std::uint64_t seed = fresh_seed();
   GridShare share;
   for (const Cell& cell : cells()) {
@@ -53,7 +54,8 @@ TEST_CASE("N ranks train as one does, in f32", "[promises][threads]") {
 // above 2^-14: gradients of a loss over 216 tokens are 1e-3 and more where they count, and below
 // 2^-14 an element is off by 2^-25 = 3e-8 at most. Beside f32 the logits are off too, by 15
 // roundings of at most 0.5, 3e-2; with the 1e-2 of the updates less than 2 % of a loss of 2.5.
-TEST_CASE("N ranks train as one does, in bf16 and f16, and near f32", "[promises][threads]") {
+TEST_CASE("N ranks train as one does, in bf16 and f16, and near f32",
+          "[promises][threads][fsdp2-084][fsdp2-085][fsdp2-088]") {
   const std::uint64_t seed = fresh_seed();
   GridShare share;
   for (const Cell& cell : narrow_cells()) {
@@ -106,7 +108,7 @@ TEST_CASE("an MLP with empty shards trains as one rank does", "[promises][thread
       CHECK(worst(one, losses(ranks, reshard)) < 1e-5);
 }
 
-TEST_CASE("bits depend on the number of ranks only", "[promises][threads]") {
+TEST_CASE("bits depend on the number of ranks only", "[promises][threads][fsdp2-032][fsdp2-037]") {
   const std::uint64_t seed = fresh_seed();
   std::vector<Cell> all = cells();
   for (const Cell& cell : narrow_cells()) all.push_back(cell);

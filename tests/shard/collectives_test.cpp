@@ -109,7 +109,7 @@ class Nested final : public nn::Module {
 }  // namespace
 
 TEST_CASE("a step gathers each unit twice with resharding, once without, and reduces it once",
-          "[threads]") {
+          "[threads][fsdp2-069]") {
   for (const int ranks : {2, 3}) {
     INFO(ranks << " ranks");
     const auto counted = [&](Reshard reshard) {
@@ -121,7 +121,7 @@ TEST_CASE("a step gathers each unit twice with resharding, once without, and red
   }
 }
 
-TEST_CASE("one rank has no collective at all") {
+TEST_CASE("one rank has no collective at all", "[fsdp2-052]") {
   for (const Reshard reshard : {Reshard::automatic, Reshard::always, Reshard::never})
     CHECK(count<Stack>(1, make_stack, reshard, one_step) == Counted{0, 0});
 }

@@ -93,7 +93,8 @@ std::vector<Edited> all_cases() {
 
 }  // namespace
 
-TEST_CASE("a forward behind an edit has the new values, on any number of ranks and schedule") {
+TEST_CASE("a forward behind an edit has the new values, on any number of ranks and schedule",
+          "[fsdp2-037]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   for (const Edited& c : all_cases())

@@ -47,7 +47,8 @@ Values train(World& world, bool optimizer_first) {
 
 }  // namespace
 
-TEST_CASE("fully_shard refuses what cannot take effect, naming value and remedy") {
+TEST_CASE("fully_shard refuses what cannot take effect, naming value and remedy",
+          "[fsdp2-002][fsdp2-082]") {
   const World world = World::single();
   const DeviceMesh mesh = DeviceMesh::flat(world);
   const auto refused = [&](const ShardOptions& options) {
@@ -77,7 +78,7 @@ TEST_CASE("fully_shard refuses what cannot take effect, naming value and remedy"
   CHECK_THAT(contract_error([&] { shard_plan(model.layers); }), Contains("call fully_shard on it"));
 }
 
-TEST_CASE("a parameter shared by two units belongs to the module that holds both") {
+TEST_CASE("a parameter shared by two units belongs to the module that holds both", "[fsdp2-043]") {
   const World world = World::single();
   const DeviceMesh mesh = DeviceMesh::flat(world);
   nn::Llama apart(tiny_llama(true));
@@ -100,7 +101,8 @@ TEST_CASE("a parameter shared by two units belongs to the module that holds both
   CHECK(plan.units[3].numel == 13 * 12);  // the shared weight once
 }
 
-TEST_CASE("units of one model lie on one mesh, have memory, and start from the root") {
+TEST_CASE("units of one model lie on one mesh, have memory, and start from the root",
+          "[fsdp2-013][fsdp2-017]") {
   const RaceCheck check;
   const World world = World::single(check({})), other = World::single(check({}));
   Stack elsewhere(kWidths);
@@ -175,7 +177,8 @@ TEST_CASE("a model that has its values shrinks unit by unit while it is sharded"
     }
 }
 
-TEST_CASE("a parameter used outside its unit's call is an error that names both", "[threads]") {
+TEST_CASE("a parameter used outside its unit's call is an error that names both",
+          "[threads][fsdp2-028]") {
   const auto messages = on_ranks(2, [](World& world) {
     Stack model(kWidths);
     model.shard({.mesh = DeviceMesh::flat(world)});
@@ -236,7 +239,7 @@ TEST_CASE("a full parameter that leaves its unit's call is named with the operat
   }
 }
 
-TEST_CASE("handles, names and shapes stay when a module is sharded") {
+TEST_CASE("handles, names and shapes stay when a module is sharded", "[fsdp2-009]") {
   const World world = World::emulated(1, 3);
   nn::Llama model(tiny_llama(false));
   const auto before = model.named_parameters();
@@ -268,7 +271,7 @@ TEST_CASE("an optimizer made before sharding is the one made after", "[threads]"
 }
 
 TEST_CASE("a module that has values keeps them when it is sharded, and computes with them",
-          "[threads]") {
+          "[threads][fsdp2-052][fsdp2-073]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   for (const int ranks : {1, 2, 4}) {
@@ -303,7 +306,8 @@ TEST_CASE("a module that has values keeps them when it is sharded, and computes 
   }
 }
 
-TEST_CASE("initial values are the same bits for any number of ranks, sharded or not", "[threads]") {
+TEST_CASE("initial values are the same bits for any number of ranks, sharded or not",
+          "[threads][fsdp2-015]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   const auto values = [&](int ranks, bool sharded, bool llama) {

@@ -93,7 +93,7 @@ Values train(const Device& device, const World* world, bool tied, int shards_aft
 TEST_CASE(
     "what is frozen and thawed between steps trains as without units, before and after it is "
     "sharded",
-    "[threads]") {
+    "[threads][fsdp2-097]") {
   for (const bool tied : {false, true}) {
     const Values alone = train(Device::cpu({.threads = 1}), nullptr, tied, -1);
     for (const int ranks : {1, 2, 3})

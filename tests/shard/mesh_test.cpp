@@ -31,7 +31,7 @@ Values train_over(const DeviceMesh& mesh) {
 }  // namespace
 
 TEST_CASE("a model sharded over a part of the world trains as over a world of as many ranks",
-          "[threads]") {
+          "[threads][fsdp2-019]") {
   Values alone;
   run_checked(2, {.threads = 1}, [&](World& world) {
     const Values values = train_over(DeviceMesh::flat(world));

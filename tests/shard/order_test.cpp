@@ -222,7 +222,7 @@ TEST_CASE("a rank that leaves a backward out says so in its place", "[threads]")
 }
 
 TEST_CASE("losses over one trunk go backward one by one, where the graph is retained",
-          "[threads]") {
+          "[threads][fsdp2-062]") {
   const auto bodies = [](int) -> Pair::Body {
     return [](Pair& m, const Tensor& x) {
       const Tensor trunk = tanh(m.a(x));

@@ -70,7 +70,8 @@ void drop_gradients(nn::Module& module) {
 
 }  // namespace
 
-TEST_CASE("a forward without backward changes nothing of the step after it", "[threads]") {
+TEST_CASE("a forward without backward changes nothing of the step after it",
+          "[threads][fsdp2-097]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   enum class Before { nothing, evaluation, training, kept };
@@ -120,7 +121,8 @@ TEST_CASE("a forward without backward changes nothing of the step after it", "[t
   }
 }
 
-TEST_CASE("several forwards before their backwards give the sum of their gradients", "[threads]") {
+TEST_CASE("several forwards before their backwards give the sum of their gradients",
+          "[threads][fsdp2-039]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   struct Result {
@@ -160,7 +162,7 @@ TEST_CASE("several forwards before their backwards give the sum of their gradien
     }
 }
 
-TEST_CASE("micro-batches accumulate to the gradient of the whole batch", "[threads]") {
+TEST_CASE("micro-batches accumulate to the gradient of the whole batch", "[threads][fsdp2-088]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   const auto train = [&](int ranks, int micro_batches, DType wire) {
@@ -198,7 +200,8 @@ TEST_CASE("micro-batches accumulate to the gradient of the whole batch", "[threa
     }
 }
 
-TEST_CASE("a branch that one rank does not use holds up nobody and counts as zeros", "[threads]") {
+TEST_CASE("a branch that one rank does not use holds up nobody and counts as zeros",
+          "[threads][fsdp2-098]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   struct Result {
@@ -260,7 +263,7 @@ TEST_CASE("a branch that one rank does not use holds up nobody and counts as zer
 }
 
 TEST_CASE("a parameter that no rank used is left alone by AdamW, weight decay included",
-          "[threads]") {
+          "[threads][fsdp2-098]") {
   for (const int ranks : {1, 2, 3}) {
     struct Result {
       Values before, after;
@@ -287,7 +290,8 @@ TEST_CASE("a parameter that no rank used is left alone by AdamW, weight decay in
   }
 }
 
-TEST_CASE("after an exception in a call the next step is as if it had not been", "[threads]") {
+TEST_CASE("after an exception in a call the next step is as if it had not been",
+          "[threads][fsdp2-057]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   // Throws within the call of a unit, of the root, or in backward, on all ranks alike.

@@ -62,7 +62,8 @@ TypedRun run_typed(World& world, bool casts, bool recomputes) {
 
 }  // namespace
 
-TEST_CASE("floating inputs of a unit become its dtype, and its outputs what it says", "[threads]") {
+TEST_CASE("floating inputs of a unit become its dtype, and its outputs what it says",
+          "[threads][fsdp2-090][fsdp2-091][fsdp2-092]") {
   for (const int ranks : {1, 2})
     for (const bool recomputes : {false, true}) {
       INFO(ranks << " ranks, recomputed " << recomputes);
@@ -79,7 +80,8 @@ TEST_CASE("floating inputs of a unit become its dtype, and its outputs what it s
     }
 }
 
-TEST_CASE("a unit that casts nothing refuses another dtype than its own") {
+TEST_CASE("a unit that casts nothing refuses another dtype than its own",
+          "[fsdp2-090][fsdp2-091]") {
   const World world = World::single({});
   TwoTypes model;
   fully_shard(model, {.mesh = DeviceMesh::flat(world),
@@ -94,7 +96,8 @@ TEST_CASE("a unit that casts nothing refuses another dtype than its own") {
              Contains("precision.output is i32"));
 }
 
-TEST_CASE("casts reach what a call passes on in pairs and vectors, and floating tensors alone") {
+TEST_CASE("casts reach what a call passes on in pairs and vectors, and floating tensors alone",
+          "[fsdp2-089]") {
   struct Mixed : nn::Module {
     Mixed() { register_parameter("p", p); }
     Parameter p{{2}, Initializer::constant(1)};

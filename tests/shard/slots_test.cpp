@@ -149,7 +149,7 @@ TEST_CASE("a step in another order is planned from its own uses") {
     }
 }
 
-TEST_CASE("steps that alternate come to rest") {
+TEST_CASE("steps that alternate come to rest", "[fsdp2-068]") {
   for (const Way& way : all_ways()) {
     std::vector<Step> steps;
     for (int round = 0; round < 6; ++round)

@@ -41,7 +41,7 @@ Values shards_of(const StateDict& state) {
 
 }  // namespace
 
-TEST_CASE("a sharded state dict has this rank's rows, and loads them back", "[shard]") {
+TEST_CASE("a sharded state dict has this rank's rows, and loads them back", "[shard][fsdp2-106]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   for (const int ranks : {1, 2, 4}) {

@@ -61,7 +61,8 @@ std::string contract_error(const F& f) {
 using Values = std::map<std::string, std::vector<float>>;
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 inline bool same_bits(const Values& a, const Values& b) {
   if (a.size() != b.size()) return false;

@@ -94,7 +94,7 @@ TEST_CASE("a model that nobody has initialised is zero, on any number of ranks",
   }
 }
 
-TEST_CASE("a parameter of no dimension is one element on every rank", "[threads]") {
+TEST_CASE("a parameter of no dimension is one element on every rank", "[threads][fsdp2-010]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   const auto train = [&](int ranks) {
@@ -176,7 +176,8 @@ TEST_CASE("frozen parameters are used, never changed, and hold no state", "[thre
   }
 }
 
-TEST_CASE("a weight that two layers share has one gradient, the sum of both uses", "[threads]") {
+TEST_CASE("a weight that two layers share has one gradient, the sum of both uses",
+          "[threads][fsdp2-042]") {
   class Tied final : public nn::Module {
    public:
     Tied() : up(5, 5), down(up.weight), middle(5, 5) {
@@ -197,7 +198,8 @@ TEST_CASE("a weight that two layers share has one gradient, the sum of both uses
   check_as_one_rank<Tied>(4, [](Tied& model, const Tensor& x) { backward(model(x)); });
 }
 
-TEST_CASE("a unit may have no parameter, or units inside it, or be called twice", "[threads]") {
+TEST_CASE("a unit may have no parameter, or units inside it, or be called twice",
+          "[threads][fsdp2-035][fsdp2-073]") {
   class Inner final : public nn::Module {
    public:
     Inner() : pre(5, 6), deep(6, 6), post(6, 5) {
@@ -241,7 +243,7 @@ TEST_CASE("a unit may have no parameter, or units inside it, or be called twice"
   check_as_one_rank<Nested>(12, [](Nested& model, const Tensor& x) { backward(model(x)); });
 }
 
-TEST_CASE("recomputed blocks have the gradients of those that are kept", "[threads]") {
+TEST_CASE("recomputed blocks have the gradients of those that are kept", "[threads][fsdp2-038]") {
   class Kept : public nn::Module {
    public:
     explicit Kept(bool again = false) : recomputes(again), a(5, 6), b(6, 5), c(5, 3) {

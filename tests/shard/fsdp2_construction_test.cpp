@@ -1,0 +1,328 @@
+// What fully_shard makes of a tree of modules, and what a rank has of it before, between and after
+// passes: FSDP2's tests of construction, registration and state, with our words.
+#include <memory>
+#include <type_traits>
+
+#include "tessera/distributed/distributed_tensor.hpp"
+#include "tests/shard/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+// A module is no value: a sharded one is never copied.
+static_assert(!std::is_copy_constructible_v<nn::Linear>);
+
+namespace {
+
+struct Mlp final : nn::Module {
+  explicit Mlp(std::int64_t dim) : in(dim, 3 * dim), out(3 * dim, dim) {
+    register_modules("in", in, "out", out);
+  }
+  Tensor operator()(const Tensor& x) {
+    return call([&](const Tensor& h) { return out(tanh(in(h))); }, x);
+  }
+  nn::Linear in, out;
+};
+struct Mlps final : nn::Module {
+  explicit Mlps(std::int64_t dim) : shared(dim, dim), again(shared.weight) {
+    for (int i = 0; i < 3; ++i) mlps.emplace_back(dim);
+    register_modules("mlps", mlps, "shared", shared, "again", again);
+    apply<nn::Linear>([](nn::Linear& layer) {  // no gradient that is below f16's numbers
+      layer.weight.set_initializer(Initializer::normal(0, 0.5));
+    });
+  }
+  Tensor operator()(const Tensor& x) {
+    return call(
+        [&](const Tensor& given) {
+          Tensor h = shared(given);
+          for (Mlp& mlp : mlps) h = mlp(h);
+          return again(h);
+        },
+        x);
+  }
+  void shard(const ShardOptions& options) {
+    for (Mlp& mlp : mlps) fully_shard(mlp, options);
+    fully_shard(*this, options);
+  }
+  nn::ModuleList<Mlp> mlps;
+  nn::Linear shared, again;
+};
+
+struct NamedUnit {
+  std::string name;
+  std::int64_t parameters, numel;
+  bool operator==(const NamedUnit&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const NamedUnit& u) {
+  return out << u.name << ' ' << u.parameters << ' ' << u.numel;
+}
+std::vector<NamedUnit> units_of(nn::Module& root, const World& world) {
+  root.materialize(world.device());
+  std::vector<NamedUnit> units;
+  for (const ShardPlan::Unit& u : shard_plan(root).units)
+    units.push_back({u.name, u.parameters, u.numel});
+  return units;
+}
+
+}  // namespace
+
+TEST_CASE("each call makes a unit of what is below its module, once, and leaves the other modules",
+          "[fsdp2-001][fsdp2-003][fsdp2-008][fsdp2-012]") {
+  const World world = World::single();
+  const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+  Mlps model(3);
+  model.shard(options);
+  // 9 x 3 + 9 and 3 x 9 + 3; the shared weight once, with the bias of its first owner.
+  CHECK(units_of(model, world) ==
+        std::vector<NamedUnit>{
+            {"(root)", 2, 12}, {"mlps.0", 4, 66}, {"mlps.1", 4, 66}, {"mlps.2", 4, 66}});
+  CHECK(model.shared.weight.unit() == model.again.weight.unit());
+  for (const auto& [name, p] : model.named_parameters()) CHECK(p.name() == name);
+
+  Mlp alone(3);
+  fully_shard(alone.in, options);
+  CHECK(alone.in.hook() != nullptr);
+  CHECK(alone.hook() == nullptr);
+  CHECK(alone.out.hook() == nullptr);
+}
+
+TEST_CASE("a list that nobody calls opens nothing, and its layers say so", "[fsdp2-004]") {
+  const World world = World::single();
+  Stack model({4, 4, 4});
+  fully_shard(model.layers, {.mesh = DeviceMesh::flat(world)});
+  nn::init(model, {1}, world.device());
+  CHECK_THAT(contract_error([&] { model(rows_of(1, 0, 2, 4, world.device())); }),
+             Contains("'layers.0.") && Contains("inside the module's call"));
+}
+
+TEST_CASE("materialize puts parameters and buffers on the world's device, and leaves the rest",
+          "[fsdp2-005]") {
+  const World world = World::single();
+  struct Counting final : nn::Module {
+    Counting() {
+      register_module("layer", layer);
+      register_buffer("mean", mean);
+    }
+    nn::Linear layer{4, 4};
+    nn::Buffer mean{{4}, Initializer::constant(1)};
+    Tensor ignored = Tensor::ones({4}, f32, Device::cpu());
+  } model;
+  const Device before = model.ignored.device();
+  fully_shard(model, {.mesh = DeviceMesh::flat(world)});
+  model.materialize(world.device());
+  for (const Parameter& p : model.parameters()) CHECK(p.shard().device() == world.device());
+  CHECK(model.mean.value().device() == world.device());
+  CHECK(model.ignored.device() == before);
+  CHECK_FALSE(before == world.device());
+}
+
+TEST_CASE("a mesh of three dimensions, or without names, is refused", "[fsdp2-007]") {
+  const World world = World::emulated(0, 8);
+  const DeviceMesh mesh = DeviceMesh::grid(world, {{"a", 2}, {"b", 2}, {"c", 2}});
+  Stack model({4, 4});
+  CHECK_THAT(contract_error([&] { fully_shard(model, {.mesh = mesh}); }),
+             Contains("a 2 x b 2 x c 2"));
+  CHECK_THAT(contract_error([&] { DeviceMesh::grid(world, {{"", 2}, {"", 4}}); }),
+             Contains("name"));
+}
+
+TEST_CASE("every parameter has the shape of the whole and its rank's rows",
+          "[threads][fsdp2-009]") {
+  for (const int ranks : {2, 4}) {
+    const auto fit = on_ranks(ranks, [](World& world) {
+      Mlps model(3);
+      model.materialize(world.device());
+      nn::init(model, {4});
+      std::map<std::string, Tensor> before;
+      for (const auto& [name, p] : model.named_parameters())
+        before[name] = Tensor::from(p.shard().to_vector<float>(), p.shape(), world.device());
+      model.shard({.mesh = DeviceMesh::flat(world)});
+      bool fits = true;
+      for (const auto& [name, p] : model.named_parameters()) {
+        const Tensor& whole = before.at(name);
+        const RowRange rows = ShardSpec{whole.shape(), world.size(), world.rank()}.owned();
+        const DistributedTensor t = p.distributed();
+        fits = fits && t.shape() == whole.shape() && t.placements() == Placements{Shard{}} &&
+               same_bits(t.local().to_vector<float>(),
+                         raw::slice(whole, 0, rows.begin, rows.end).to_vector<float>());
+      }
+      return fits;
+    });
+    CHECK(fit == std::vector<bool>(fit.size(), true));
+  }
+}
+
+TEST_CASE("values that are written before the first call are those that it computes with",
+          "[threads][fsdp2-014]") {
+  // Each weight becomes its half, a power of two: the same bits as of a plain model's halves.
+  const auto run = [](int ranks, bool shards) {
+    return on_ranks(ranks, [&](World& world) {
+      Mlps model(4);
+      if (shards) model.shard({.mesh = DeviceMesh::flat(world)});
+      nn::init(model, {6}, world.device());
+      for (const Parameter& p : model.parameters()) p.assign(raw::mul(p.shard(), 0.5));
+      const Tensor loss = mean_square(model(rows_of(3, 0, 4, 4, world.device())));
+      loss.backward();
+      return std::pair(loss.to_vector<float>(), shard_gradients(model));
+    });
+  };
+  const auto plain = run(1, false);
+  for (const int ranks : {1, 2, 4}) {
+    const auto sharded = run(ranks, true);
+    std::vector<Values> rows;
+    for (const auto& [loss, gradients] : sharded) {
+      CHECK(same_bits(loss, plain[0].first));
+      rows.push_back(gradients);
+    }
+    // The mean over 1, 2 or 4 ranks of the same gradients is exact.
+    CHECK(same_bits(assemble(rows), plain[0].second));
+  }
+}
+
+TEST_CASE("models of 8, 3 and 1 start on 4 ranks with the values of one, and train",
+          "[threads][fsdp2-015]") {
+  for (const DType param : {f32, bf16, f16})
+    for (const std::int64_t dim : {8, 3, 1}) {
+      INFO(param << ", dim " << dim);
+      const auto run = [&](int ranks) {
+        return on_ranks(ranks, [&](World& world) {
+          Mlps model(dim);
+          model.shard({.mesh = DeviceMesh::flat(world), .precision = {.param = param}});
+          nn::init(model, {6}, world.device());
+          const Values start = full_values(model, world);
+          optim::AdamW optimizer(model.parameters(), {.lr = 0.1, .eps = 1e-30});
+          mean_square(model(rows_of(3, 0, 2, dim, world.device()))).backward();
+          optimizer.step();
+          return std::pair(start, full_values(model, world));
+        })[0];
+      };
+      const auto [start, trained] = run(4);
+      CHECK(same_bits(start, run(1).first));
+      for (const auto& [name, values] : trained) {
+        CHECK_FALSE(same_bits(values, start.at(name)));
+        for (const float v : values) CHECK(std::isfinite(v));
+      }
+    }
+}
+
+TEST_CASE("a parameter is its shard before, between and after passes, and whole within its call",
+          "[threads][fsdp2-027][fsdp2-028]") {
+  for (const Reshard reshard : {Reshard::automatic, Reshard::always, Reshard::never}) {
+    struct Found {
+      bool is_shard = true;
+      std::string inside, outside;
+      std::vector<float> whole;
+    };
+    const auto found = on_ranks(2, [&](World& world) {
+      Mlps model(3);
+      model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = reshard});
+      nn::init(model, {4}, world.device());
+      const Parameter& weight = model.mlps[1].in.weight;
+      const std::vector<float> rows = weight.shard().to_vector<float>();
+      Found f;
+      const auto look = [&] {
+        f.is_shard = f.is_shard && weight.shape() == Shape{9, 3} &&
+                     same_bits(weight.shard().to_vector<float>(), rows);
+      };
+      look();
+      const Tensor loss = mean_square(model(rows_of(3, 0, 2, 3, world.device())));
+      look();
+      model.mlps[1].call([&] {
+        look();
+        f.whole = weight.value().detach().to_vector<float>();
+        return 0;
+      });
+      loss.backward();
+      look();
+      f.outside = contract_error([&] { weight.value(); });
+      look();
+      f.is_shard = f.is_shard && weight.grad().shape() == weight.shard().shape();
+      return f;
+    });
+    std::vector<float> whole;
+    for (const Found& f : found) {
+      CHECK(f.is_shard);
+      CHECK_THAT(f.outside, Contains("mlps.1.in.weight") && Contains("inside the module's call"));
+      CHECK(same_bits(f.whole, found[0].whole));
+    }
+    CHECK(found[0].whole.size() == 27);
+  }
+}
+
+TEST_CASE("layers that come and go at one address are each sharded once", "[fsdp2-043]") {
+  const World world = World::single();
+  std::vector<std::unique_ptr<Stack>> kept;
+  for (int i = 0; i < 20; ++i) {
+    auto layer = std::make_unique<Stack>(std::vector<std::int64_t>{4, 4});
+    layer->shard({.mesh = DeviceMesh::flat(world)});
+    nn::init(*layer, {1}, world.device());
+    CHECK_NOTHROW((*layer)(rows_of(1, 0, 2, 4, world.device())));
+    if (i % 2 == 0) kept.push_back(std::move(layer));
+  }
+}
+
+TEST_CASE("views of state are the shards, over updates and passes, and a load writes them back",
+          "[threads][fsdp2-106][fsdp2-107]") {
+  for (const int ranks : {1, 2, 4})
+    for (const std::int64_t dim : {2, 3, 4, 5}) {
+      INFO(ranks << " ranks, dim " << dim);
+      const auto fit = on_ranks(ranks, [&](World& world) {
+        Mlps model(dim);
+        model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = Reshard::never});
+        nn::init(model, {4}, world.device());
+        optim::AdamW optimizer(model.parameters(), {.lr = 0.1});
+        const StateDict start = model.state_dict(),
+                        views = model.state_dict({.form = StateForm::view});
+        bool fits = true, moved = false;
+        const auto look = [&] {
+          for (const auto& [name, p] : model.named_parameters()) {
+            const Tensor& view = views.at(name).values;
+            fits = fits && view.shape() == p.shard().shape() && view.data() == p.shard().data();
+          }
+        };
+        for (int step = 0; step < 5; ++step) {
+          const Tensor loss = mean_square(model(rows_of(3, 0, 2, dim, world.device())));
+          look();
+          loss.backward();
+          optimizer.step();
+          optimizer.zero_grad();
+          look();
+        }
+        const auto values = [&](const StateDict& state) {
+          Values all;
+          for (const auto& [name, p] : model.named_parameters())
+            all[name] = state.at(name).values.to_vector<float>();
+          return all;
+        };
+        moved = !same_bits(values(views), values(start)) || world.rank() > 0;
+        model.load(start);
+        look();
+        return fits && moved && same_bits(values(views), values(start));
+      });
+      CHECK(fit == std::vector<bool>(fit.size(), true));
+    }
+}
+
+TEST_CASE("a mesh of ranks that are named one by one trains as one of as many",
+          "[threads][fsdp2-019]") {
+  const auto train = [](World& world, const DeviceMesh& mesh) {
+    Mlps model(4);
+    model.shard({.mesh = mesh});
+    nn::init(model, {4}, world.device());
+    const Tensor loss = mean_square(model(rows_of(3, 2 * mesh.shard_rank(), 2, 4, world.device())));
+    loss.backward();
+    Values seen = shard_gradients(model);
+    seen["loss"] = loss.to_vector<float>();
+    return seen;
+  };
+  const auto flat =
+      on_ranks(2, [&](World& world) { return train(world, DeviceMesh::flat(world)); });
+  const auto named = on_ranks(3, [&](World& world) {
+    const DeviceMesh mesh = DeviceMesh::grid(world, {{"dp_shard", 2}}, std::vector<int>{2, 0});
+    return mesh.is_member() ? train(world, mesh) : Values();
+  });
+  CHECK(same_bits(named[2], flat[0]));
+  CHECK(same_bits(named[0], flat[1]));
+  CHECK(named[1].empty());
+}

@@ -1,0 +1,245 @@
+// The exact order in which a host asks for gathers and reductions, in the cases in which FSDP2's
+// own tests spell theirs out. Where ours differs it is by design: what is called last stays
+// gathered through the turn, and nothing is gathered that backward does not read.
+#include "tessera/autograd/recompute.hpp"
+#include "tessera/device/device_context.hpp"
+#include "tessera/nn/embedding.hpp"
+#include "tests/shard/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+// What the host submits, as "root 0 -0": a gather of the root, one of unit 0, a reduction of it.
+class Submitted final : public Observer {
+ public:
+  explicit Submitted(const Device& device) : device_(device) {
+    device_.context().add_observer(*this);
+  }
+  ~Submitted() override { device_.context().remove_observer(*this); }
+  void launched(StreamId, Tick, const Op& op) override {
+    std::string_view name = op.name;
+    const bool gathers = name.starts_with("all_gather ");
+    if (!gathers && !name.starts_with("reduce_scatter ")) return;
+    name.remove_prefix(name.find(' ') + 1);
+    if (name.starts_with("layers.")) name.remove_prefix(7);
+    if (name == "(root)") name = "root";
+    text_ += (text_.empty() ? "" : " ") + std::string(gathers ? "" : "-") + std::string(name);
+  }
+  std::string take() { return std::exchange(text_, {}); }
+
+ private:
+  Device device_;
+  std::string text_;
+};
+
+struct Pass {
+  std::string forward, backward;
+  bool operator==(const Pass&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Pass& p) {
+  return out << '"' << p.forward << "\", \"" << p.backward << '"';
+}
+
+// Of each of `steps` steps of rank 1 of 2: what forward(model, x), which gives a loss, submits, and
+// what its backward does.
+template <class Model, class F>
+std::vector<Pass> passes(Model&& model, Reshard reshard, int steps, const F& forward,
+                         int prefetch_depth = 1) {
+  const RaceCheck check;
+  const World world = World::emulated(1, 2, check({.executor = ExecutorKind::virtual_}));
+  model.shard({.mesh = DeviceMesh::flat(world),
+               .reshard_after_forward = reshard,
+               .prefetch_depth = prefetch_depth});
+  model.materialize(world.device());
+  nn::init(model, {1});
+  Submitted submitted(world.device());
+  std::vector<Pass> out;
+  for (int k = 0; k < steps; ++k) {
+    const Tensor loss = forward(model, rows_of(1, 0, 2, 4, world.device()));
+    Pass pass{submitted.take(), {}};
+    loss.backward();
+    pass.backward = submitted.take();
+    out.push_back(pass);
+  }
+  return out;
+}
+const std::vector<std::int64_t> kThree{4, 4, 4, 4};  // three layers
+const auto kOneForward = [](auto& model, const Tensor& x) { return mean_square(model(x)); };
+const auto kTwoForwards = [](auto& model, const Tensor& x) {
+  return mean_square(model(x)) + mean_square(model(x));
+};
+
+// As Stack; each layer runs again in backward.
+class RunsAgain final : public Stack {
+ public:
+  using Stack::Stack;
+  Tensor operator()(const Tensor& x) {
+    return call([&] {
+      Tensor h = x;
+      for (nn::Linear& layer : layers)
+        h = recompute([&layer](const Tensor& in) { return tanh(layer(in)); }, h);
+      return h * scale.value() + offset.value();
+    });
+  }
+};
+
+// A unit within a block that runs again in backward.
+class Nest final : public nn::Module {
+ public:
+  struct Block final : nn::Module {
+    Block() { register_modules("inner", inner, "outer", outer); }
+    Tensor operator()(const Tensor& x) {
+      return call([&] { return outer(tanh(inner(x))); });
+    }
+    nn::Linear inner{4, 4}, outer{4, 4};
+  };
+  explicit Nest(bool again) : recomputes(again) {
+    for (int i = 0; i < 2; ++i) layers.emplace_back();
+    register_module("layers", layers);
+  }
+  Tensor operator()(const Tensor& x) {
+    return call([&] {
+      Tensor h = x;
+      for (Block& block : layers)
+        h = recomputes ? recompute([&block](const Tensor& in) { return block(in); }, h) : block(h);
+      return h;
+    });
+  }
+  void shard(const ShardOptions& options) {
+    for (Block& block : layers) {
+      fully_shard(block.inner, options);
+      fully_shard(block, options);
+    }
+    fully_shard(*this, options);
+  }
+  bool recomputes;
+  nn::ModuleList<Block> layers;
+};
+
+// Units of several layers each, as FSDP2's lists of modules: a table, {0}, {1, 2}, and a tail of
+// which one layer need not be used.
+class Groups final : public nn::Module {
+ public:
+  struct Several final : nn::Module {
+    explicit Several(int count) {
+      for (int i = 0; i < count; ++i) parts.emplace_back(4, 4);
+      register_module("parts", parts);
+    }
+    Tensor operator()(const Tensor& x, std::size_t used) {
+      return call([&] {
+        Tensor h = x;
+        for (std::size_t i = 0; i < used; ++i) h = tanh(parts[i](h));
+        return h;
+      });
+    }
+    nn::ModuleList<nn::Linear> parts;
+  };
+  explicit Groups(std::size_t of_tail = 2) : used(of_tail) {
+    register_modules("table", table, "one", one, "two", two, "tail", tail);
+  }
+  Tensor operator()(const Tensor&) {
+    return call([&] {
+      const Device device = table.weight.shard().device();
+      return tail(two(one(table(Tensor::zeros({2}, i64, device)), 1), 2), used);
+    });
+  }
+  void shard(const ShardOptions& options) {
+    ShardOptions keeps = options;
+    keeps.reshard_after_forward = Reshard::never;
+    fully_shard(table, options);
+    fully_shard(one, options);
+    fully_shard(two, options);
+    fully_shard(tail, keeps);
+    fully_shard(*this, options);
+  }
+  std::size_t used;
+  nn::Embedding table{6, 4};
+  Several one{1}, two{2}, tail{2};
+};
+
+// Another policy for the root than for its layers.
+class TwoPolicies final : public Stack {
+ public:
+  explicit TwoPolicies(Reshard of_root) : Stack({4, 4, 4, 4}), root(of_root) {}
+  void shard(ShardOptions options) {
+    for (nn::Linear& layer : layers) fully_shard(layer, options);
+    options.reshard_after_forward = root;
+    fully_shard(*this, options);
+  }
+  Reshard root;
+};
+
+}  // namespace
+
+TEST_CASE("gathers come in the order of calls, and backward goes back along it, in every step",
+          "[fsdp2-060]") {
+  const std::pair<Reshard, Pass> table[] = {
+      {Reshard::automatic, {"root 0 1 2", "1 -2 0 -1 -0 -root"}},
+      {Reshard::always, {"root 0 1 2", "2 root 1 -2 0 -1 -0 -root"}},
+      {Reshard::never, {"root 0 1 2", "-2 -1 -0 -root"}}};
+  for (const auto& [reshard, pass] : table) {
+    CHECK(passes(Stack(kThree), reshard, 3, kOneForward) == std::vector<Pass>(3, pass));
+    CHECK(passes(RunsAgain(kThree), reshard, 3, kOneForward) == std::vector<Pass>(3, pass));
+  }
+}
+
+TEST_CASE("a second forward gathers what is closed, and one backward goes back along both",
+          "[fsdp2-061]") {
+  const std::string back = "2 root 1 -2 0 -1 -0 -root";
+  CHECK(passes(Stack(kThree), Reshard::always, 2, kTwoForwards) ==
+        std::vector<Pass>(2, {"root 0 1 2 root 0 1 2", back + " " + back}));
+  // What the first half has closed is gathered for the second.
+  CHECK(passes(Stack(kThree), Reshard::never, 2, kTwoForwards) ==
+        std::vector<Pass>(2, {"root 0 1 2", "-2 -1 -0 -root root 2 -2 1 -1 0 -0 -root"}));
+  for (const Pass& pass : passes(Stack(kThree), Reshard::automatic, 3, kTwoForwards)) {
+    CHECK(pass.forward.starts_with("root 0 1 2 0 1"));  // the root stays, and 2 where it can
+    CHECK(pass.backward == "2 1 -2 0 -1 -0 -root 2 root 1 -2 0 -1 -0 -root");
+  }
+}
+
+TEST_CASE("backward asks for as many gathers ahead as prefetch_depth, and forward for none",
+          "[fsdp2-063][fsdp2-064]") {
+  const char* const backward[] = {"2 -3 1 -2 0 -1 -0 -root", "2 1 -3 0 -2 -1 -0 -root",
+                                  "2 1 0 -3 -2 -1 -0 -root"};
+  for (const int depth : {1, 2, 3})
+    CHECK(passes(Stack({4, 4, 4, 4, 4}), Reshard::automatic, 2, kOneForward, depth) ==
+          std::vector<Pass>(2, {"root 0 1 2 3", backward[depth - 1]}));
+}
+
+TEST_CASE("a unit inside a block that runs again is gathered where it would be without that",
+          "[fsdp2-065]") {
+  const std::pair<Reshard, const char*> table[] = {
+      {Reshard::automatic, "1.inner 0 -1.inner -1 0.inner -0.inner -0"},
+      {Reshard::always, "1 1.inner 0 -1.inner -1 0.inner -0.inner -0"},
+      {Reshard::never, "-1.inner -1 -0.inner -0"}};
+  for (const auto& [reshard, backward] : table)
+    for (const bool recomputes : {false, true})
+      CHECK(passes(Nest(recomputes), reshard, 2, kOneForward) ==
+            std::vector<Pass>(2, {"0 0.inner 1 1.inner", backward}));
+}
+
+TEST_CASE("units of several layers are gathered and reduced as one, also where one is not used",
+          "[fsdp2-066][fsdp2-067]") {
+  for (const std::size_t used : {2, 1})
+    for (const Reshard reshard : {Reshard::automatic, Reshard::always})
+      CHECK(passes(Groups(used), reshard, 2, kOneForward) ==
+            std::vector<Pass>(
+                2, {"table.weight[0] one two tail", "two -tail one -two -one -table.weight[0]"}));
+}
+
+TEST_CASE("root and blocks may differ in whether they are gathered for backward", "[fsdp2-071]") {
+  struct Row {
+    Reshard blocks, root;
+    const char* backward;
+  };
+  const Row table[] = {{Reshard::always, Reshard::never, "2 1 -2 0 -1 -0 -root"},
+                       {Reshard::always, Reshard::automatic, "2 1 -2 0 -1 -0 -root"},
+                       {Reshard::automatic, Reshard::always, "root 1 -2 0 -1 -0 -root"},
+                       {Reshard::never, Reshard::always, "root -2 -1 -0 -root"},
+                       {Reshard::never, Reshard::automatic, "-2 -1 -0 -root"}};
+  for (const Row& row : table)
+    CHECK(passes(TwoPolicies(row.root), row.blocks, 2, kOneForward) ==
+          std::vector<Pass>(2, {"root 0 1 2", row.backward}));
+}

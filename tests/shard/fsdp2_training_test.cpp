@@ -1,0 +1,432 @@
+// FSDP2's tests of training: programs of users, on several ranks and with every policy, against the
+// same program on one rank and on a model without units.
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "tessera/autograd/recompute.hpp"
+#include "tessera/distributed/collectives.hpp"
+#include "tessera/nn/embedding.hpp"
+#include "tests/shard/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+constexpr int kTrainedSteps = 4;
+// Of a batch, which 1, 2, 3 or 4 ranks share in halves or thirds. With 6 layers at most they round
+// less often than the 9 layers and 24 rows of kRounding.
+constexpr std::int64_t kAllRows = 72;
+
+Tensor my_rows(const World& world, std::uint64_t seed, std::int64_t width) {
+  const std::int64_t rows = kAllRows / world.size();
+  return positive_rows(seed, world.rank() * rows, rows, width, world.device());
+}
+Tensor part_of(const Tensor& x, int part, int parts) {
+  const std::int64_t rows = x.shape()[0] / parts;
+  return slice(x, 0, part * rows, (part + 1) * rows);
+}
+
+// A model and how it is used.
+struct Program : nn::Module {
+  virtual void shard(const ShardOptions& options) = 0;
+  // Forward and backward on this rank's rows; gives the loss.
+  virtual Tensor step(const World& world, const Tensor& x, int k) = 0;
+  virtual std::int64_t width() const { return 5; }
+};
+
+struct Course {
+  Values gradients;  // of the first step
+  Values values;     // at the end
+  Values losses;     // of all steps, averaged over the ranks
+};
+
+// Steps of SGD. `options` null: without units.
+template <class P>
+Course train_program(int ranks, const ShardOptions* options, std::uint64_t seed) {
+  const auto all = on_ranks(ranks, [&](World& world) {
+    P program;
+    make_positive(program);
+    if (options) {
+      ShardOptions mine = *options;
+      mine.mesh = DeviceMesh::flat(world);
+      program.shard(mine);
+    }
+    nn::init(program, {seed}, world.device());
+    optim::Sgd optimizer(program.parameters(), {.lr = 0.003});
+    Course course;
+    for (int k = 0; k < kTrainedSteps; ++k) {
+      const Tensor x = my_rows(world, seed + static_cast<std::uint64_t>(k), program.width());
+      const double loss = program.step(world, x, k).item();
+      course.losses["loss"].push_back(static_cast<float>(world.sum(loss) / ranks));
+      if (k == 0) course.gradients = shard_gradients(program);
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    for (const auto& [name, p] : program.named_parameters())
+      course.values[name] = p.shard().template to_vector<float>();
+    return course;
+  });
+  std::vector<Values> gradients, values;
+  for (const Course& course : all) {
+    gradients.push_back(course.gradients);
+    values.push_back(course.values);
+  }
+  Course whole{assemble(gradients), assemble(values), all[0].losses};
+  // What nobody used is missing, or zeros beside what was used: a model without units has one
+  // group.
+  std::erase_if(whole.gradients, [](const auto& named) { return largest(named.second) == 0; });
+  return whole;
+}
+
+// One rank has the bits of a model without units, and others its values: gradients of the first
+// step within kRounding. A step moves no parameter by more than a twentieth of it, so none cancels,
+// and the relative error of a parameter after four is below 4 / 20 of a gradient's; a gradient and
+// a loss take in that of fewer than 20 factors, which is 4 times as much at most.
+template <class P>
+void check_program() {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const World nowhere = World::single();
+  const Course plain = train_program<P>(1, nullptr, seed);
+  CHECK(!plain.gradients.empty());
+  for (const Reshard reshard : {Reshard::automatic, Reshard::always, Reshard::never}) {
+    const ShardOptions options{.mesh = DeviceMesh::flat(nowhere), .reshard_after_forward = reshard};
+    const Course one = train_program<P>(1, &options, seed);
+    INFO("reshard " << static_cast<int>(reshard));
+    CHECK(same_bits(one.gradients, plain.gradients));
+    CHECK(same_bits(one.losses, plain.losses));
+    CHECK(same_bits(one.values, plain.values));
+    for (const int ranks : {2, 3, 4}) {
+      INFO(ranks << " ranks");
+      const Course many = train_program<P>(ranks, &options, seed);
+      CHECK(distance(plain.gradients, many.gradients) < kRounding);
+      CHECK(distance(plain.losses, many.losses) < 5 * kRounding);
+      CHECK(distance(plain.values, many.values) < 5 * kRounding);
+    }
+  }
+}
+
+// ThreeLayers of a stack, each a unit below the root.
+struct ThreeLayers : Program {
+  ThreeLayers() : ThreeLayers(3) {}
+  explicit ThreeLayers(int count) {
+    for (int i = 0; i < count; ++i) layers.emplace_back(5, 5);
+    register_module("layers", layers);
+  }
+  void shard(const ShardOptions& options) override {
+    for (nn::Linear& layer : layers) fully_shard(layer, options);
+    fully_shard(*this, options);
+  }
+  Tensor forward(const Tensor& x, std::size_t used = 3) {
+    return call([&] {
+      Tensor h = x;
+      for (std::size_t i = 0; i < used; ++i) h = tanh(layers[i](h));
+      return h;
+    });
+  }
+  Tensor backward(const Tensor& loss) {
+    loss.backward();
+    return loss.detach();
+  }
+  nn::ModuleList<nn::Linear> layers;
+};
+
+// Products of 17 terms, rounded 18 times on either way; a ReLU of what is positive rounds nothing.
+// Two of them are fewer roundings than kRounding has.
+template <std::int64_t kIn, std::int64_t kMiddle, std::int64_t kOut>
+struct OneUnit final : Program {
+  OneUnit() { register_modules("first", first, "second", second); }
+  void shard(const ShardOptions& options) override { fully_shard(*this, options); }
+  std::int64_t width() const override { return kIn; }
+  Tensor step(const World&, const Tensor& x, int) override {
+    const Tensor loss = mean_square(call([&] { return second(relu(first(x))); }));
+    loss.backward();
+    return loss.detach();
+  }
+  nn::Linear first{kIn, kMiddle}, second{kMiddle, kOut};
+};
+
+}  // namespace
+
+TEST_CASE("linear layers of any size in one unit", "[threads][fsdp2-030][fsdp2-083]") {
+  check_program<OneUnit<16, 15, 8>>();
+  check_program<OneUnit<7, 15, 3>>();
+  check_program<OneUnit<16, 17, 8>>();
+}
+
+TEST_CASE("a unit is called on its own after a step of the whole", "[threads][fsdp2-034]") {
+  struct Partly final : ThreeLayers {
+    Tensor step(const World&, const Tensor& x, int k) override {
+      return backward(mean_square(k % 2 == 0 ? forward(x) : layers[0](x)));
+    }
+  };
+  check_program<Partly>();
+}
+
+TEST_CASE("two forwards of nested units that run again, and one loss over both",
+          "[threads][fsdp2-039]") {
+  struct Twice final : Program {
+    struct Block final : nn::Module {
+      Block() { register_modules("inner", inner, "outer", outer); }
+      Tensor operator()(const Tensor& x) {
+        return call([&] { return tanh(outer(tanh(inner(x)))); });
+      }
+      nn::Linear inner{5, 5}, outer{5, 5};
+    };
+    Twice() { register_modules("a", a, "b", b); }
+    void shard(const ShardOptions& options) override {
+      for (Block* const block : {&a, &b}) {
+        fully_shard(block->inner, options);
+        fully_shard(*block, options);
+      }
+      fully_shard(*this, options);
+    }
+    Tensor forward(const Tensor& x) {
+      return call([&] {
+        return recompute([this](const Tensor& h) { return b(h); },
+                         recompute([this](const Tensor& h) { return a(h); }, x));
+      });
+    }
+    Tensor step(const World&, const Tensor& x, int) override {
+      const Tensor loss =
+          mean_square(forward(part_of(x, 0, 2))) + mean_square(forward(part_of(x, 1, 2)));
+      loss.backward();
+      return loss.detach();
+    }
+    Block a, b;
+  };
+  check_program<Twice>();
+}
+
+TEST_CASE("a tied table of 4 N + 1 rows: every row is trained", "[threads][fsdp2-042]") {
+  struct Tied final : Program {
+    Tied() : table(17, 5), out(table.weight) { register_modules("table", table, "out", out); }
+    void shard(const ShardOptions& options) override { fully_shard(*this, options); }
+    Tensor step(const World& world, const Tensor&, int) override {
+      const Tensor loss = mean_square(call([&] {
+        const auto body = [&](const Tensor& ids) { return out(tanh(table(ids))); };
+        return recompute(body, Tensor::arange(17, i64, world.device()));
+      }));
+      loss.backward();
+      return loss.detach();
+    }
+    nn::Embedding table;
+    nn::Linear out;
+  };
+  check_program<Tied>();
+  const World nowhere = World::single();
+  const ShardOptions options{.mesh = DeviceMesh::flat(nowhere)};
+  const Course course = train_program<Tied>(4, &options, 1);
+  for (const float g : course.gradients.at("table.weight")) CHECK(g > 0);
+}
+
+TEST_CASE("micro-batches whose forwards run ahead of their backwards, as in 1F1B",
+          "[threads][fsdp2-045]") {
+  struct Pipelined final : ThreeLayers {
+    Tensor step(const World&, const Tensor& x, int) override {
+      const auto loss = [&](int part) { return mean_square(forward(part_of(x, part, 3))) / 3; };
+      const Tensor first = loss(0), second = loss(1);
+      first.backward();
+      const Tensor third = loss(2);
+      second.backward();
+      third.backward();
+      return (first + second + third).detach();
+    }
+  };
+  check_program<Pipelined>();
+}
+
+TEST_CASE("methods of one unit that are called apart", "[threads][fsdp2-050]") {
+  struct Coder final : ThreeLayers {
+    Coder() : ThreeLayers(2) {}
+    Tensor encode(const Tensor& x) {
+      return call([&] { return tanh(layers[0](x)); });
+    }
+    Tensor decode(const Tensor& h) {
+      return call([&] { return tanh(layers[1](h)); });
+    }
+    Tensor step(const World&, const Tensor& x, int) override {
+      return backward(mean_square(decode(encode(x))));
+    }
+    void shard(const ShardOptions& options) override { fully_shard(*this, options); }
+  };
+  check_program<Coder>();
+}
+
+TEST_CASE("three roots one after another", "[threads][fsdp2-051]") {
+  struct Roots final : ThreeLayers {
+    void shard(const ShardOptions& options) override {
+      for (nn::Linear& layer : layers) fully_shard(layer, options);
+    }
+    Tensor step(const World&, const Tensor& x, int) override {
+      return backward(mean_square(layers[2](tanh(layers[1](tanh(layers[0](x)))))));
+    }
+  };
+  check_program<Roots>();
+}
+
+namespace {
+
+// FSDP2's [norm, head] is a module that has both. The model's forward leaves it out; then it is
+// called for each chunk of rows, each of which goes backward at once.
+struct Chunked : Program {
+  struct Tail final : nn::Module {
+    Tail() { register_modules("norm", norm, "head", head); }
+    Tensor operator()(const Tensor& h) {
+      return call([&] { return head(tanh(norm(h))); });
+    }
+    nn::Linear norm{5, 5}, head{5, 3};
+  };
+  Chunked() { register_modules("trunk", trunk, "tail", tail); }
+  void shard(const ShardOptions& options) override {
+    fully_shard(trunk, options);
+    fully_shard(tail, options);
+    fully_shard(*this, options);
+  }
+  // The loss of the rows, a share of a step's.
+  Tensor chunks(const Tensor& x, double share) {
+    const Tensor h = call([&] { return tanh(trunk(x)); });
+    Tensor cut = h.detach();
+    cut.require_grad();
+    Tensor sum;
+    for (int chunk = 0; chunk < 2; ++chunk) {
+      const Tensor loss = mean_square(tail(part_of(cut, chunk, 2))) * (share / 2);
+      loss.backward();
+      sum = sum.defined() ? sum + loss.detach() : loss.detach();
+      const double arrived = largest(tail.norm.weight.grad().to_vector<float>());
+      if (tail.norm.weight.shard().numel() > 0 && !(arrived > before))
+        throw std::logic_error("a chunk adds nothing");
+      before = arrived;
+    }
+    h.backward(cut.grad());
+    return sum;
+  }
+  nn::Linear trunk{5, 5};
+  Tail tail;
+  double before = 0;  // what earlier chunks of the step have left
+};
+
+}  // namespace
+
+TEST_CASE("a loss in chunks through a unit that the model's forward leaves out",
+          "[threads][fsdp2-054]") {
+  struct Whole final : Chunked {
+    Tensor step(const World&, const Tensor& x, int) override {
+      before = 0;
+      return chunks(x, 1);
+    }
+  };
+  check_program<Whole>();
+}
+
+TEST_CASE("a loss in chunks over micro-batches", "[threads][fsdp2-055]") {
+  struct Parts final : Chunked {
+    Tensor step(const World&, const Tensor& x, int) override {
+      before = 0;
+      const Tensor first = chunks(part_of(x, 0, 3), 1. / 3),
+                   second = chunks(part_of(x, 1, 3), 1. / 3);
+      return first + second + chunks(part_of(x, 2, 3), 1. / 3);
+    }
+  };
+  check_program<Parts>();
+}
+
+TEST_CASE("two forwards of a part of a model, whose head has no gradient", "[threads][fsdp2-058]") {
+  struct Headless final : ThreeLayers {
+    Tensor step(const World&, const Tensor& x, int) override {
+      const Tensor a = forward(part_of(x, 0, 2), 2), b = forward(part_of(x, 1, 2), 2);
+      const Tensor loss = backward((mean_square(a) + mean_square(b)) / 2);
+      if (layers[2].weight.unit() && layers[2].weight.grad().defined())
+        throw std::logic_error("a head without calls");
+      return loss;
+    }
+  };
+  check_program<Headless>();
+}
+
+TEST_CASE("a sum over ranks by hand beside gathers", "[threads][fsdp2-072]") {
+  struct Normed final : ThreeLayers {
+    Tensor step(const World& world, const Tensor& x, int) override {
+      return backward(mean_square(call([&] {
+        const Tensor h = tanh(layers[0](x));
+        const Tensor mine = mean(h.detach());
+        const Tensor all = dist::all_reduce(mine, world) / world.size();
+        return tanh(layers[2](tanh(layers[1](h)) / (all + 1)));
+      })));
+    }
+  };
+  check_program<Normed>();
+}
+
+TEST_CASE("a module without inputs trains, and one with inputs of elsewhere says so",
+          "[threads][fsdp2-026]") {
+  struct Alone final : ThreeLayers {
+    Tensor step(const World& world, const Tensor&, int) override {
+      return backward(mean_square(forward(Tensor::ones({3, 5}, f32, world.device()))));
+    }
+  };
+  check_program<Alone>();
+  const World world = World::single();
+  Alone model;
+  model.shard({.mesh = DeviceMesh::flat(world)});
+  nn::init(model, {1}, world.device());
+  CHECK_THAT(contract_error([&] { model.forward(Tensor::ones({3, 5}, f32, Device::cpu())); }),
+             Contains("device"));
+}
+
+TEST_CASE("an output that the loss leaves out from some step on, and a layer that none uses",
+          "[threads][fsdp2-098]") {
+  struct Leaves final : ThreeLayers {
+    Tensor step(const World&, const Tensor& x, int k) override {
+      const auto [a, b] = call([&] {
+        const Tensor h = tanh(layers[0](x));
+        return std::pair(h, tanh(layers[1](h)));
+      });
+      return backward(k < 2 ? mean_square(a) + mean_square(b) : mean_square(a));
+    }
+  };
+  check_program<Leaves>();
+}
+
+namespace {
+
+struct Box {
+  Tensor h;
+  std::vector<Tensor> rest;
+};
+template <class F>
+void for_each_tensor(Box& box, const F& f) {
+  f(box.h);
+  for (Tensor& t : box.rest) f(t);
+}
+
+}  // namespace
+
+TEST_CASE("inputs and outputs in vectors, pairs, tuples, optionals and types of one's own",
+          "[threads][fsdp2-089][fsdp2-099]") {
+  struct Boxes final : ThreeLayers {
+    Tensor step(const World&, const Tensor& x, int) override {
+      const auto pair = layers[0].call(
+          [&](const std::vector<Tensor>& in) {
+            return std::pair(tanh(linear(in[0], layers[0].weight, layers[0].bias)), in[1]);
+          },
+          std::vector<Tensor>{x, x});
+      const auto [y, none] = layers[1].call(
+          [&](const std::tuple<Tensor, Tensor>& in, const std::optional<Tensor>& extra) {
+            return std::tuple(tanh(linear(std::get<0>(in), layers[1].weight, layers[1].bias)),
+                              extra);
+          },
+          std::tuple(pair.first, pair.second), std::optional<Tensor>());
+      const Box box = layers[2].call(
+          [&](const Box& in) {
+            return Box{linear(in.h, layers[2].weight, layers[2].bias), {in.h}};
+          },
+          Box{y, {}});
+      return backward(mean_square(box.h) + mean_square(box.rest[0]));
+    }
+  };
+  check_program<Boxes>();
+}
