@@ -94,9 +94,7 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
       "--training.global_batch_size=12 --training.steps=3 --data.path=book.txt --data.heldout=0.2 "
       "--ranks " +
       std::to_string(ranks) +
-      (replicas == 1
-           ? ""
-           : " --parallelism.data_parallel_replicate_degree=" + std::to_string(replicas)) +
+      (is_even ? " --parallelism.data_parallel_replicate_degree=" + std::to_string(replicas) : "") +
       " " + options;
   INFO(command);
   const Outcome plan = run_command(command + " --dry-run", folder.path().string());

@@ -184,8 +184,7 @@ TEST_CASE("what rank 0 refuses is refused on every rank, and nothing changes",
     const nn::LoadReport report =
         job.model.load(world.rank() == 0 ? StateDict{{"extra", model.at("count")}} : StateDict(),
                        {.strict = false, .from_rank_0 = &world});
-    const bool is_kept = same_bits(full_values(job.model), before) &&
-                         report.missing.size() == 7 &&
+    const bool is_kept = same_bits(full_values(job.model), before) && report.missing.size() == 7 &&
                          report.unexpected == std::vector<std::string>{"extra"};
     return is_kept ? error : "changed";
   });

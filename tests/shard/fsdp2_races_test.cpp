@@ -89,7 +89,7 @@ TEST_CASE("no step of three MLPs has a race, and none has other bits for its sch
           optimizer.step();
           optimizer.zero_grad();
         }
-        return full_values(model, world);
+        return full_values(model);
       });
     };
     const auto threads = train({.threads = 1});

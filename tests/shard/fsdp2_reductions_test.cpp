@@ -277,7 +277,7 @@ TEST_CASE("how many reductions are in flight, and how far gathers run ahead, cha
         optimizer.step();
         optimizer.zero_grad();
       }
-      return std::pair(gradients, full_values(model, world));
+      return std::pair(gradients, full_values(model));
     });
   };
   for (const DType param : {f32, bf16})
@@ -372,7 +372,7 @@ TEST_CASE("a module that no unit has is averaged by hand beside units", "[thread
            Values values;
            for (const auto& [name, p] : inner.named_parameters())
              values[name] = p.shard().to_vector<float>();
-           return std::pair(full_values(model, world), values);
+           return std::pair(full_values(model), values);
          })) {
       own.push_back(sharded);
       ignored.push_back(whole);

@@ -1,6 +1,7 @@
 // Models that are sharded over a part of the world, or over parts that replicate each other.
 #include "tessera/comm/mesh.hpp"
 
+#include "tessera/distributed/collectives.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tests/shard/support.hpp"
@@ -85,7 +86,8 @@ Trained train_rows(World& world, const DeviceMesh& mesh, const ShardOptions& opt
 
 }  // namespace
 
-TEST_CASE("replicas of shards train as one rank does, and stay equal to the bit", "[threads]") {
+TEST_CASE("replicas of shards train as one rank does, and stay equal to the bit",
+          "[threads][fsdp2-046][fsdp2-115]") {
   const auto [replicas, shards] =
       GENERATE(std::pair(2, 2), std::pair(4, 1), std::pair(2, 1), std::pair(1, 4), std::pair(2, 4));
   // A piece each, all in one; a wire of 16 bits rounds 2^-9 where f32 rounds 2^-24, once more for
@@ -146,6 +148,32 @@ TEST_CASE("gradients of replicas travel over the stream that their dimension nam
   CHECK(mesh.replicate_group()->reduce().submitted() - before == 2 * 4);
   CHECK(shard_plan(model).replicas == 4);
   CHECK_THAT(shard_plan(model).to_string(), Contains("plan for 2 ranks, in 4 replicas"));
+}
+
+TEST_CASE("replicas that differ become equal by a broadcast among them", "[threads][fsdp2-020]") {
+  const auto found = on_ranks(4, [&](World& world) {
+    const DeviceMesh mesh = DeviceMesh::hybrid(world, {.replicate = 2, .shard = 2});
+    Stack model({5, 3});
+    model.shard({.mesh = mesh});
+    model.materialize(world.device());
+    nn::init(model, {static_cast<std::uint64_t>(world.rank() / 2)});  // of the replica
+    const Values before = full_values(model);
+    for (Parameter& p : model.parameters())
+      p.edit([&](const Tensor& rows) {
+        raw::copy_into(rows, dist::broadcast(rows, 0, *mesh.replicate_group()));
+      });
+    optim::Sgd optimizer(model.parameters(), {.lr = 0.1});
+    const Values equal = full_values(model);
+    mean_square(model(rows_of(3, world.rank(), 1, 5, world.device()))).backward();
+    optimizer.step();
+    return std::array{before, equal, full_values(model)};
+  });
+  CHECK(!same_bits(found[0][0], found[2][0]));
+  for (const auto& [before, equal, trained] : found) {
+    CHECK(same_bits(equal, found[0][0]));
+    CHECK(same_bits(trained, found[0][2]));
+    CHECK(!same_bits(trained, equal));
+  }
 }
 
 TEST_CASE("handles of replicas say so, and hold the rows of their shard", "[threads]") {
