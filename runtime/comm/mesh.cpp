@@ -150,18 +150,12 @@ const RankGroup& DeviceMesh::refuse_group() const {
   return group(dims()[0].name);
 }
 
-const RankGroup& DeviceMesh::shard_group() const {
+const RankGroup& DeviceMesh::refuse_shards() const {
   TESSERA_EXPECT(ndim() <= 2, "DeviceMesh: ", sizes_of(dims()),
                  " are three dimensions; parameters are sharded over one, and replicated over the "
                  "one before it: choose these, as mesh.select({\"",
                  dims()[1].name, "\", \"", dims().back().name, "\"})");
   return group(dims().back().name);
-}
-
-const RankGroup* DeviceMesh::replicate_group() const {
-  const RankGroup& shard = shard_group();  // throws
-  const RankGroup* const first = layout_->groups[0];
-  return first == &shard || first->size() == 1 ? nullptr : first;
 }
 
 DeviceMesh DeviceMesh::select(std::initializer_list<std::string_view> names) const {

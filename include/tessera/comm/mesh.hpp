@@ -75,8 +75,14 @@ class DeviceMesh {
   // As fully_shard takes a mesh: its last dimension shards, and one before it replicates. The
   // second is null where there is none, or one rank along it.  Throws: ContractError for a mesh of
   // three dimensions, and on ranks that are not in it.
-  const RankGroup& shard_group() const;
-  const RankGroup* replicate_group() const;
+  const RankGroup& shard_group() const {
+    return ndim() <= 2 && is_member() ? *layout_->groups.back() : refuse_shards();
+  }
+  const RankGroup* replicate_group() const {
+    const RankGroup* const first =
+        &shard_group() == layout_->groups[0] ? nullptr : layout_->groups[0];
+    return first && first->size() > 1 ? first : nullptr;
+  }
   int shard_rank() const { return shard_group().rank(); }
   int shard_size() const { return shard_group().size(); }
   int replicas() const { return replicate_group() ? replicate_group()->size() : 1; }
@@ -95,7 +101,8 @@ class DeviceMesh {
   DeviceMesh(std::shared_ptr<const World> world, Layout layout)
       : world_(std::move(world)), layout_(std::make_shared<const Layout>(std::move(layout))) {}
   std::size_t find(std::string_view name) const;
-  const RankGroup& refuse_group() const;  // throws
+  const RankGroup& refuse_group() const;   // throws
+  const RankGroup& refuse_shards() const;  // throws
 
   std::shared_ptr<const World> world_;
   std::shared_ptr<const Layout> layout_;
