@@ -28,11 +28,12 @@ UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
                        const ShardOptions& options)
     : options(options) {
   const auto mesh = std::make_shared<const DeviceMesh>(options.mesh);
+  const int ranks = mesh->shard_size(), rank = mesh->shard_rank();  // before anything is claimed
   name = concat("(with ", claimed.empty() ? "no parameters" : claimed[0]->name, ')');
   for (auto& p : claimed) {
     p->unit = &name;
     p->mesh = mesh;
-    p->spec = {p->shape, options.mesh.shard_size(), options.mesh.shard_rank()};
+    p->spec = {p->shape, ranks, rank};
     p->compute_dtype = param_dtype();
     p->is_streamed = p->may_be_streamed();
     (p->is_streamed ? streamed : parameters).push_back(std::move(p));
