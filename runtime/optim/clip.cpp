@@ -56,7 +56,7 @@ Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm,
   const OwnerGuard owner(device, "scalars");
 
   Tensor sum;
-  for (Communicator* const comm : communicators_of(parts)) {
+  for (Communicator* const comm : communicators_of(parts, &FlatGroup::sums)) {
     const Tensor own = norm_over(comm, parts, device, type);
     sum = !sum.defined()
               ? own

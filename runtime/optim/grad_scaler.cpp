@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "runtime/optim/gradients.hpp"
 #include "tessera/autograd/ops.hpp"
@@ -15,13 +16,14 @@ namespace {
 
 using raw::Binary;
 
-constexpr std::int64_t kMostInterval = 1 << 24;  // which an f32 counts exactly
+constexpr std::int64_t kMostInterval = 1 << 24;                    // which an f32 counts exactly
+constexpr double kLeastScale = std::numeric_limits<float>::min();  // has a finite inverse
 
 // Throws: ContractError for what is out of range.
 void expect_valid(const GradScalerOptions& o) {
   const double scale = static_cast<float>(o.init_scale);
-  TESSERA_EXPECT(scale > 0 && std::isfinite(scale), "GradScaler: the scale is ", o.init_scale,
-                 ", expected a finite f32 above 0");
+  TESSERA_EXPECT(scale >= kLeastScale && std::isfinite(scale), "GradScaler: the scale is ",
+                 o.init_scale, ", expected a finite f32 of 2^-126 or more");
   TESSERA_EXPECT(o.growth_factor > 1 && std::isfinite(o.growth_factor),
                  "GradScaler: growth_factor is ", o.growth_factor,
                  ", expected a finite number above 1");
@@ -89,8 +91,9 @@ void GradScaler::unscale(Optimizer& optimizer) {
   const Tensor wide = raw::cast(scale, f64);
   const Tensor of_ranks[] = {raw::mul(squares, 0), wide, raw::neg(wide)};
   const Tensor agreed = raw::cat(of_ranks, 0);
-  for (Communicator* const comm : communicators_of(parts))
-    all_reduce("found_inf", agreed, comm, ReduceOp::max);
+  for (const auto of : {&FlatGroup::sums, &FlatGroup::replicas})
+    for (Communicator* const comm : communicators_of(parts, of))
+      all_reduce("found_inf", agreed, comm, ReduceOp::max);
   const Tensor inverse = raw::binary(Binary::div, 1, scale);
   for_each_gradient(
       parts, [&](const Tensor& gradient) { multiply("unscale_gradient", gradient, inverse); });
@@ -130,8 +133,10 @@ void GradScaler::update() {
   const Tensor grown = raw::mul(scale, options_.growth_factor);
   const Tensor good =
       raw::where(raw::binary(Binary::logical_and, is_due, raw::isfinite(grown)), grown, scale);
+  const Tensor lowered =
+      raw::binary(Binary::max, raw::mul(scale, options_.backoff_factor), kLeastScale);
   const Tensor next[] = {
-      raw::where(bad, raw::mul(scale, options_.backoff_factor), good),
+      raw::where(bad, lowered, good),
       raw::where(raw::binary(Binary::logical_or, bad, is_due), raw::mul(scale, 0), since)};
   raw::copy_into(state_, raw::cat(next, 0));  // one write: a step that fails has it or has it not
   seen_.clear();

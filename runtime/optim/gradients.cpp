@@ -6,11 +6,13 @@
 
 namespace tessera::optim {
 
-std::vector<Communicator*> communicators_of(const std::vector<GroupPart>& parts) {
+std::vector<Communicator*> communicators_of(const std::vector<GroupPart>& parts,
+                                            CommunicatorOf of) {
   std::vector<Communicator*> comms;
   for (const GroupPart& part : parts)
-    if (std::ranges::find(comms, part.group->sums.get()) == comms.end())
-      comms.push_back(part.group->sums.get());
+    if (Communicator* const comm = ((*part.group).*of).get();
+        std::ranges::find(comms, comm) == comms.end())
+      comms.push_back(comm);
   return comms;
 }
 

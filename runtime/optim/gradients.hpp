@@ -9,9 +9,10 @@
 
 namespace tessera::optim {
 
-// Those that reach the other shards, null for one rank's own: in order of first mention, the same
-// on every rank.
-std::vector<Communicator*> communicators_of(const std::vector<GroupPart>& parts);
+// Those that `of` reaches, FlatGroup::sums or replicas, null for one rank's own: in order of first
+// mention, the same on every rank.
+using CommunicatorOf = std::shared_ptr<Communicator> FlatGroup::*;
+std::vector<Communicator*> communicators_of(const std::vector<GroupPart>& parts, CommunicatorOf of);
 
 // `value`, a small contiguous tensor, over the ranks of `comm`, in place; nothing for null.
 void all_reduce(const char* name, const Tensor& value, Communicator* comm, ReduceOp op);

@@ -162,23 +162,29 @@ std::vector<Tensor> Optimizer::moments(const Parameter& of) const {
 }
 
 bool Optimizer::is_current() const {
-  return log_->prepared > 0 && !rates_changed_ &&
+  return log_->prepared > 0 && log_->tables > 0 && !rates_changed_ &&
          std::all_of(states_.begin(), states_.end(),
                      [](const GroupState& state) { return state.layouts == state.group->layouts; });
 }
 
-// Moments of what was there before go on; those of a parameter that was whole become this rank's
-// rows of them.
 void Optimizer::prepare() {
   if (is_current()) return;
   if (log_->prepared == 0) {
     states_.clear();
     for (Own& own : own_) own.offset = -1;
   }
-  const std::vector<Own> before = own_;
-  const std::vector<GroupState> held = std::move(states_);
-  states_.clear();
-  log_->prepared = 0;  // until it is there again
+  Before before{own_, std::exchange(states_, {})};
+  try {
+    make_states(before);
+  } catch (...) {
+    own_ = std::move(before.own);
+    states_ = std::move(before.states);
+    log_->tables = 0;
+    throw;
+  }
+}
+
+void Optimizer::make_states(const Before& before) {
   const auto groups = groups_of(parameters());
   std::unordered_map<const FlatGroup*, std::size_t> states_at;
   std::vector<std::vector<Own*>> own(groups.size());
@@ -194,22 +200,25 @@ void Optimizer::prepare() {
     one.state = states_at.at(one.parameter.group().get());
     own[one.state].push_back(&one);
   }
-  for (std::size_t i = 0; i < states_.size(); ++i) lay_out(i, own[i]);
-  for (std::size_t i = 0; i < own_.size(); ++i)
-    if (before[i].offset >= 0 && own_[i].offset >= 0)
-      keep_moments(before[i], held[before[i].state], own_[i]);
   const Device& device = groups[0]->device;
+  bool has_new = false;
+  for (std::size_t i = 0; i < states_.size(); ++i)
+    has_new = take_moments(states_[i], own[i], lay_out(states_[i], own[i]), before) || has_new;
+  const Event made = device.compute().record();
+  // Moments of before go when those that follow them are there: a step that fails has either.
+  if (has_new && !before.states.empty()) device.block(made);
   if (!scalars_.defined() || !(scalars_.device() == device)) {
     const OwnerGuard owner(device, "scalars");
     scalars_ = Tensor::empty({static_cast<std::int64_t>(needs_.scalar_bytes) / 4}, f32, device);
   }
   rates_changed_ = are_set_ = false;
-  log_->prepared = std::max<Tick>(1, device.compute().clock()[StreamId::compute]);
+  log_->tables = std::max<Tick>(1, made.tick);
+  if (has_new || log_->prepared == 0) log_->prepared = log_->tables;
 }
 
-// The segments of a group and the moments of those that are the optimizer's.
-void Optimizer::lay_out(std::size_t at, const std::vector<Own*>& own) {
-  GroupState& state = states_[at];
+// The segments of a group, and where the moments of those that are the optimizer's lie; returns
+// how many elements each has.
+std::int64_t Optimizer::lay_out(GroupState& state, const std::vector<Own*>& own) {
   const FlatGroup& group = *state.group;
   const auto entry_of = [&](const Own* one) -> const FlatEntry& {
     return group.entries[static_cast<std::size_t>(state_of(one->parameter)->entry)];
@@ -217,12 +226,10 @@ void Optimizer::lay_out(std::size_t at, const std::vector<Own*>& own) {
   std::vector<Own*> trained;
   for (Own* const one : own) {
     one->offset = -1;
-    if (one->parameter.trainable() && entry_of(one).trainable >= 0) trained.push_back(one);
+    if (one->parameter.trainable()) trained.push_back(one);
   }
-  if (trained.empty()) return;
-  std::sort(trained.begin(), trained.end(), [&](const Own* a, const Own* b) {
-    return entry_of(a).trainable < entry_of(b).trainable;
-  });
+  std::sort(trained.begin(), trained.end(),
+            [&](const Own* a, const Own* b) { return entry_of(a).offset < entry_of(b).offset; });
   std::vector<FlatSegment> segments;
   std::int64_t numel = 0;
   for (Own* const one : trained) {
@@ -230,7 +237,7 @@ void Optimizer::lay_out(std::size_t at, const std::vector<Own*>& own) {
     one->spec = one->parameter.spec();
     one->offset = numel;
     numel += round_up(entry.chunk, kFlatAlign);
-    if (entry.numel == 0) continue;
+    if (entry.numel == 0 || entry.trainable < 0) continue;  // thawed: no gradient has a place yet
     segments.push_back({.begin = entry.offset,
                         .end = entry.offset + entry.numel,
                         .gradient_shift = entry.gradient_offset - entry.offset,
@@ -247,19 +254,48 @@ void Optimizer::lay_out(std::size_t at, const std::vector<Own*>& own) {
     state.segments =
         Tensor::from_bytes(bytes, {static_cast<std::int64_t>(bytes.size()) / 8}, i64, group.device);
   }
-  const OwnerGuard owner(group.device, "moments");
-  for (int k = 0; k < needs_.moments; ++k)
-    state.moments.push_back(Tensor::zeros({numel}, f32, group.device));
+  return numel;
 }
 
-void Optimizer::keep_moments(const Own& from, const GroupState& held, const Own& to) const {
+// The moments of a group, [numel] each: those that were there, where all lie as they did; else new
+// ones, 0, with copies of what was there. True: of new ones.
+bool Optimizer::take_moments(GroupState& state, const std::vector<Own*>& own, std::int64_t numel,
+                             const Before& before) const {
+  const auto was = [&](const Own* one) -> const Own& {
+    return before.own[static_cast<std::size_t>(one - own_.data())];
+  };
+  const auto held = [&](const Own* one) -> const GroupState& {
+    return before.states[was(one).state];
+  };
+  const auto has_any = [](const Own* one) { return one->offset >= 0; };
+  if (needs_.moments == 0 || std::ranges::none_of(own, has_any)) return false;
+  const auto stays = [&](const Own* one) {
+    return was(one).offset == one->offset &&
+           (one->offset < 0 ||
+            (held(one).group == state.group && held(one).moments[0].numel() == numel));
+  };
+  if (std::ranges::all_of(own, stays)) {
+    state.moments = held(*std::ranges::find_if(own, has_any)).moments;
+    return false;
+  }
+  const OwnerGuard owner(state.group->device, "moments");
+  for (int k = 0; k < needs_.moments; ++k)
+    state.moments.push_back(Tensor::zeros({numel}, f32, state.group->device));
+  for (const Own* const one : own)
+    if (has_any(one) && was(one).offset >= 0 && one->spec.local_shape().numel() > 0)
+      keep_moments(was(one), held(one), *one, state);
+  return true;
+}
+
+// Those of a parameter that was whole become this rank's rows of them.
+void Optimizer::keep_moments(const Own& from, const GroupState& held, const Own& to,
+                             const GroupState& state) {
   const Shape whole = from.spec.local_shape(), local = to.spec.local_shape();
-  if (local.numel() == 0) return;
   for (std::size_t k = 0; k < held.moments.size(); ++k) {
     Tensor rows = held.moments[k].view(whole, whole.strides(), from.offset);
     if (from.spec.world < to.spec.world && whole.ndim() > 0)
       rows = raw::slice(rows, 0, to.spec.owned().begin, to.spec.owned().end);
-    raw::copy_into(states_[to.state].moments[k].view(local, local.strides(), to.offset), rows);
+    raw::copy_into(state.moments[k].view(local, local.strides(), to.offset), rows);
   }
 }
 

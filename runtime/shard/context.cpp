@@ -73,6 +73,7 @@ void Context::lay_out(nn::Module& root) {
       needs[static_cast<std::size_t>(call.unit)] = unit(call.unit)->needs(
           call.parent < 0 ? -1 : calls[static_cast<std::size_t>(call.parent)].unit);
     slots_ = std::make_unique<Slots>(*group_, needs, calls);
+    ++layouts_;
     make_replicas();
     for (std::size_t i = 0; i < units_.size(); ++i) {
       const int number = static_cast<int>(i);

@@ -12,7 +12,6 @@ namespace tessera {
 namespace {
 
 void check_options(const ShardOptions& options) {
-  options.mesh.shard_group();  // throws for a mesh that shards nothing
   const auto check = [](const char* what, const std::optional<DType>& dtype) {
     TESSERA_EXPECT(!dtype || *dtype == f32 || *dtype == bf16 || *dtype == f16,
                    "fully_shard: ", what, " is ", *dtype, "; expected f32, bf16 or f16");

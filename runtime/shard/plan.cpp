@@ -21,7 +21,7 @@ ShardPlan Context::plan() const {
 ShardCounters Context::counters() const {
   return {.gathers = gathers_,
           .reductions = reductions_,
-          .all_reduces = replicas_ ? reductions_ : 0,
+          .all_reduces = all_reduces_,
           .unplanned_slots = slots_->unplanned()};
 }
 

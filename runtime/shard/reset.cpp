@@ -149,8 +149,10 @@ bool settle(const std::shared_ptr<UpdateLog>& log_of, const Lost& lost,
     else if (!has_run || update.is_cut)
       is_consistent = false;
   }
-  if (first == 0 || log.prepared < first) return is_consistent;
-  log.prepared = 0;  // made anew by the next step, or loaded
+  if (first == 0) return is_consistent;
+  if (log.tables >= first) log.tables = 0;  // made anew by the next step
+  if (log.prepared < first) return is_consistent;
+  log.prepared = 0;  // likewise, or loaded
   return is_consistent && log.steps == 0;
 }
 

@@ -61,8 +61,12 @@ void UnitShards::materialize(const Device& on) {
   states.insert(states.end(), streamed.begin(), streamed.end());
   if (states.empty()) return;
   group = FlatGroup::make(name, states, device);
-  if (size() > 1)
-    group->sums = {options.mesh.world().share(), &options.mesh.shard_group().control()};
+  const auto control_of = [&](const RankGroup& ranks) {
+    return std::shared_ptr<Communicator>(options.mesh.world().share(), &ranks.control());
+  };
+  if (size() > 1) group->sums = control_of(options.mesh.shard_group());
+  if (const RankGroup* const same = options.mesh.replicate_group())
+    group->replicas = control_of(*same);
   for (const auto& p : streamed) {  // not as it was in a module that had memory before
     p->window = Storage::window(device, p->shape.numel() * 4, name);
     p->sinks = nullptr;

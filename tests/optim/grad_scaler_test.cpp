@@ -213,6 +213,27 @@ TEST_CASE("the scale never becomes infinite, and largest finite gradients are fi
   }
 }
 
+TEST_CASE("the scale never becomes so small that its inverse is infinite", "[optim]") {
+  constexpr double kLeast = std::numeric_limits<float>::min();
+  Scaled s({.init_scale = kLeast * 4, .growth_interval = 1});
+  optim::AdamW with(s.bag.parameters());
+  const auto step = [&](bool is_bad) {
+    auto gradients = s.gradients();
+    if (is_bad) gradients[2][0] = std::numeric_limits<float>::infinity();
+    give_scaled(s.scaler, s.bag, gradients);
+    s.scaler.step(with);
+    s.scaler.update();
+    with.zero_grad();
+    return s.scale();
+  };
+  for (const double expected : {kLeast * 2, kLeast, kLeast, kLeast}) CHECK(step(true) == expected);
+  CHECK(with.steps() == 0);
+  CHECK(step(false) == kLeast * 2);
+  CHECK(with.steps() == 1);
+  for (const Parameter& p : s.bag.items)
+    for (const float value : get(p)) CHECK(std::isfinite(value));
+}
+
 TEST_CASE("a scaled step blocks the host for nothing but the count of the step before", "[optim]") {
   struct Blocks final : Observer {
     void blocked(const Event& event) override { ticks.push_back(event.tick); }
@@ -287,7 +308,7 @@ TEST_CASE("a scaler refuses factors that are none", "[optim]") {
   const auto refusal = [&](const optim::GradScalerOptions& options) {
     return scaler_refusal([&] { optim::GradScaler(device, options); });
   };
-  for (const double bad : {0.0, -1.0, 1e-60, 1e60, double{INFINITY}, double{NAN}})
+  for (const double bad : {0.0, -1.0, 1e-60, 1e-38, 1e60, double{INFINITY}, double{NAN}})
     CHECK_THAT(refusal({.init_scale = bad}), Contains("the scale is"));
   for (const double bad : {1.0, 0.5, double{INFINITY}, double{NAN}})
     CHECK_THAT(refusal({.growth_factor = bad}), Contains("growth_factor is"));

@@ -14,8 +14,10 @@ namespace {
 // A model in training, with a scaler or without. The optimizer is older than the units.
 struct ScaledJob {
   explicit ScaledJob(const World& world, const optim::GradScalerOptions& options = {})
+      : ScaledJob(world, DeviceMesh::flat(world), options) {}
+  ScaledJob(const World& world, const DeviceMesh& mesh, const optim::GradScalerOptions& options)
       : world(world), optimizer(stack.parameters()), scaler(world.device(), options) {
-    stack.shard({.mesh = DeviceMesh::flat(world)});
+    stack.shard({.mesh = mesh});
     stack.materialize(world.device());
     nn::init(stack, {3});
   }
@@ -130,12 +132,46 @@ TEST_CASE("an inf in a unit of one mesh skips the step of those of another, too"
 }
 
 TEST_CASE("ranks whose scales differ skip the step, and go on from the smallest", "[threads]") {
-  const auto scales = on_ranks(3, [](World& world) {
-    ScaledJob job(world, {.init_scale = world.rank() == 1 ? 512.0 : 1024.0});
-    const bool found = job.scaled_step(0);
-    return found && job.optimizer.steps() == 0 && !job.scaled_step(0) ? job.scale() : -1;
-  });
-  CHECK(scales == std::vector<double>(3, 256));
+  for (const HybridSizes sizes :
+       {HybridSizes{.shard = 3}, HybridSizes{.replicate = 3}, HybridSizes{2, 2}})
+    for (int other = 0; other < sizes.replicate * sizes.shard; ++other)
+      for (const double scale : on_ranks(sizes.replicate * sizes.shard, [&](World& world) {
+             ScaledJob job(world, DeviceMesh::hybrid(world, sizes),
+                           {.init_scale = world.rank() == other ? 512.0 : 1024.0});
+             const bool found = job.scaled_step(0);
+             return found && job.optimizer.steps() == 0 && !job.scaled_step(0) ? job.scale() : -1;
+           }))
+        CHECK(scale == 256);
+}
+
+TEST_CASE("the loop that fully_shard documents recovers where steps may be skipped", "[threads]") {
+  constexpr std::int64_t kSteps = 4;
+  for (const bool is_last : {false, true}) {
+    const auto seen = on_ranks(3, [&](World& world) {
+      ScaledJob job(world, {.init_scale = 64});
+      int failures = 0, resets = 0;
+      for (bool is_done = false; !is_done;) try {
+          while (job.optimizer.steps() < kSteps) {
+            const std::int64_t k = job.optimizer.steps();
+            job.scaler.scale(job.loss(static_cast<int>(k))).backward();
+            if (world.rank() == 1 && k == (is_last ? kSteps - 1 : 1) && failures++ == 0)
+              throw std::runtime_error("no luck");
+            job.scaler.step(job.optimizer);
+            job.scaler.update();
+            job.optimizer.zero_grad();
+          }
+          world.barrier();
+          is_done = true;
+        } catch (const std::exception&) {
+          if (++resets > 1 || !reset(job.stack).parameters_are_consistent) throw;
+        }
+      return std::pair(job.optimizer.steps(), resets);
+    });
+    for (const auto& [steps, resets] : seen) {
+      CHECK(steps == kSteps);
+      CHECK(resets == 1);
+    }
+  }
 }
 
 TEST_CASE("a reset forgets what a failed step has begun, and still counts what was skipped",

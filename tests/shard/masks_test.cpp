@@ -118,7 +118,7 @@ TEST_CASE("frozen parameters have no gradient and no moments, from the next step
   struct Seen {
     std::int64_t numel = 0, gradients = 0, moments = 0, moments_then = 0, gradients_then = 0,
                  moments_again = 0, arena = 0, arena_then = 0, arena_again = 0;
-    bool is_kept = false;
+    bool is_kept = false, is_back = false;
   };
   const std::string name = "model.layers.1.mlp.down_proj.weight";
   for (const Seen& seen : on_ranks(2, [&](World& world) {
@@ -147,6 +147,7 @@ TEST_CASE("frozen parameters have no gradient and no moments, from the next step
          seen.moments_then = talker.live("moments");
          seen.arena_then = shard_plan(talker.model).arena_bytes;
          p.set_trainable(true);
+         seen.is_back = optimizer.state_dict(talker.model).contains(name + ".exp_avg");
          step(2);
          seen.moments_again = talker.live("moments");
          seen.arena_again = shard_plan(talker.model).arena_bytes;
@@ -156,6 +157,7 @@ TEST_CASE("frozen parameters have no gradient and no moments, from the next step
     CHECK(seen.moments_then == seen.moments - 8 * seen.numel);
     CHECK(seen.moments_again == seen.moments);
     CHECK(seen.is_kept);
+    CHECK(seen.is_back);
     CHECK(seen.arena_then <= seen.arena);
     CHECK(seen.arena_again == seen.arena);
   }

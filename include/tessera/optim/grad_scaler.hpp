@@ -10,7 +10,7 @@
 //   scaler.update();
 //   optimizer.zero_grad();
 //
-//   update(), where an optimizer was skipped:  scale *= backoff_factor
+//   update(), where an optimizer was skipped:  scale *= backoff_factor, 2^-126 at least
 //   after growth_interval others in a row:     scale *= growth_factor, unless that is infinite
 //
 // All of it happens on the device: the host does not read the scale, nor whether a step was
@@ -34,9 +34,9 @@ struct GradScalerOptions {
 };
 
 // One on every rank, which all call alike. An inf or NaN in one rank's shard skips the step on all
-// (one all-reduce of 24 bytes for each communicator of the optimizer's groups), and so does a scale
-// that is another one there, as after a reset that met a rank between step and update; the smallest
-// is taken then.
+// (one all-reduce of 24 bytes over the ranks that shard, and one over replicas), and so does a
+// scale that is another one there, as after a reset that met a rank between step and update; the
+// smallest is taken then.
 //
 // Ordered: on the compute stream. After a reset of the model what the failed step had begun is
 // forgotten; the scale stays.

@@ -219,8 +219,17 @@ class Optimizer {
   // own.*rate = value, for those given.
   void set(const char* what, double Own::* rate, const std::vector<Parameter>& of, double value);
   bool is_current() const;
-  void lay_out(std::size_t state, const std::vector<Own*>& own);
-  void keep_moments(const Own& from, const GroupState& held, const Own& to) const;
+  // What was there before the state is made anew.
+  struct Before {
+    std::vector<Own> own;
+    std::vector<GroupState> states;
+  };
+  void make_states(const Before& before);
+  static std::int64_t lay_out(GroupState& state, const std::vector<Own*>& own);
+  bool take_moments(GroupState& state, const std::vector<Own*>& own, std::int64_t numel,
+                    const Before& before) const;
+  static void keep_moments(const Own& from, const GroupState& held, const Own& to,
+                           const GroupState& state);
   std::vector<std::pair<std::string, const Own*>> named(const char* function,
                                                         const NamedParameters& names) const;
   // Throw: ContractError for what is out of range.

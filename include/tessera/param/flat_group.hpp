@@ -46,7 +46,9 @@ struct UpdateLog {
   };
   std::int64_t steps = 0;        // submitted, without those known not to count
   std::vector<Update> queued{};  // of them, those that may still be running
-  Tick prepared = 0;  // the last launch that made the optimizer's state; 0: none is there
+  // The last launch that made arrays of the optimizer's state, and the one that made its tables; 0:
+  // none are there.
+  Tick prepared = 0, tables = 0;
 };
 
 struct FlatGroup {
@@ -71,8 +73,9 @@ struct FlatGroup {
   // what an optimizer keeps for them are to be loaded. See ShardReset.
   bool is_consistent = true;
   std::vector<std::shared_ptr<UpdateLog>> updates;  // of the optimizers that write `values`
-  // For sums over the ranks that hold the other shards; null for one rank.
-  std::shared_ptr<Communicator> sums;
+  // For sums over the ranks that hold the other shards, and for agreement with those that hold the
+  // same; each null for one rank.
+  std::shared_ptr<Communicator> sums, replicas;
 
   std::int64_t counts_numel() const {
     return round_up(static_cast<std::int64_t>(trainable.size()), kFlatAlign);

@@ -128,16 +128,20 @@ struct ShardReset {
 // process. Every rank calls it, outside of the modules, once it has caught what the step threw
 // there: its own exception, or the CommError that a peer's became.
 //
-//   while (optimizer.steps() < steps) {
-//     try { step(batches[optimizer.steps()]); }
-//     catch (const std::exception&) {
+//   for (bool is_done = false; !is_done;) {
+//     try {
+//       while (optimizer.steps() < steps) step(batches[optimizer.steps()]);
+//       world.barrier();          // no rank leaves while a peer may still fail
+//       is_done = true;
+//     } catch (const std::exception&) {
 //       if (!reset(model).parameters_are_consistent) load(checkpoint);
 //     }
 //   }
 //
 // The loop asks the optimizer which step is next: a rank that is behind hears of a failure in its
 // peers' step k while it still is in step k - 1, and an update that has not begun is taken back on
-// every rank.
+// every rank. What else the program has queued and not waited for may not have run: batches, and
+// state dicts on the device, are made anew, or read by the host before.
 //
 // Does World::recover with `cause`, closes all units below `tree`, and drops all their gradients,
 // those of earlier micro-batches too: the step is discarded whole. Kept are parameters and
