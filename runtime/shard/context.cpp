@@ -104,6 +104,11 @@ void Context::follow_masks(nn::Module& root) {
     return !unit || !unit->shards().group || unit->shards().group->is_laid_out;
   };
   if (std::all_of(units_.begin(), units_.end(), is_laid_out)) return;
+  for (const auto& weak : units_)
+    if (const auto unit = weak.lock(); unit && unit->shards().group) {
+      const FlatGroup& group = *unit->shards().group;
+      group.expect_reduced("parameters were frozen or thawed", 0, group.unreduced.size());
+    }
   TESSERA_EXPECT(autograd::forget_forwards([this](autograd::Region& region) {
                    const auto* const call = dynamic_cast<UnitRegion*>(&region);
                    const auto called = call ? call->unit() : nullptr;

@@ -49,7 +49,10 @@ class Context : public std::enable_shared_from_this<Context> {
   ShardPlan plan() const;
   ShardCounters counters() const;
   void count_gather() noexcept { ++gathers_; }
-  void count_reduction() noexcept { ++reductions_; }
+  void count_reduction(bool all_reduces) noexcept {
+    ++reductions_;
+    if (all_reduces) ++all_reduces_;
+  }
 
   // --- forward ---
   // The root is called, and the call ends.
@@ -116,7 +119,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::size_t modules_ = 0;                 // how many are no slices
   std::unique_ptr<Slots> slots_;
   std::unique_ptr<Replicas> replicas_;  // of a hybrid mesh
-  std::uint64_t gathers_ = 0, reductions_ = 0;
+  std::uint64_t gathers_ = 0, reductions_ = 0, all_reduces_ = 0;
 
   std::size_t forwards_ahead_ = 2;
   std::vector<Event> forwards_;  // the ends of the last, as many at most

@@ -26,7 +26,7 @@ UnitLayout layout_of(const UnitShards& shards) {
 
 UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
                        const ShardOptions& options)
-    : options(options) {
+    : options(options), divide_factor(ranks()) {
   const auto mesh = std::make_shared<const DeviceMesh>(options.mesh);
   const int ranks = mesh->shard_size(), rank = mesh->shard_rank();  // before anything is claimed
   name = concat("(with ", claimed.empty() ? "no parameters" : claimed[0]->name, ')');
@@ -47,7 +47,12 @@ UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
 }
 
 UnitShards::UnitShards(const UnitShards& unit, std::shared_ptr<ParameterState> slice)
-    : options(unit.options), parameters{std::move(slice)}, device(unit.device), group(unit.group) {
+    : options(unit.options),
+      is_slice(true),
+      divide_factor(unit.divide_factor),
+      parameters{std::move(slice)},
+      device(unit.device),
+      group(unit.group) {
   parameters[0]->unit = &name;
   lay_out();
 }
