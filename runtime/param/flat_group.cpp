@@ -52,6 +52,7 @@ void FlatGroup::lay_out_gradient() {
   const Tensor held = gradient.defined() ? await_gradient() : Tensor(),
                held_counts = gradient.defined() ? counts() : Tensor();
   trainable.clear();
+  unreduced.clear();  // of what was frozen
   gradient_numel = 0;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     FlatEntry& entry = entries[i];

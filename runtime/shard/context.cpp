@@ -107,7 +107,9 @@ void Context::follow_masks(nn::Module& root) {
   for (const auto& weak : units_)
     if (const auto unit = weak.lock(); unit && unit->shards().group) {
       const FlatGroup& group = *unit->shards().group;
-      group.expect_reduced("parameters were frozen or thawed", 0, group.unreduced.size());
+      for (std::size_t i = 0; i < group.unreduced.size(); ++i)
+        if (const auto p = group.trained(i).parameter.lock(); p && p->trainable)
+          group.expect_reduced("parameters were frozen or thawed", i, i + 1);
     }
   TESSERA_EXPECT(autograd::forget_forwards([this](autograd::Region& region) {
                    const auto* const call = dynamic_cast<UnitRegion*>(&region);

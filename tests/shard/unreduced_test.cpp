@@ -169,6 +169,34 @@ TEST_CASE("a reset drops what was kept, and a pass that fails what it has touche
   }
 }
 
+TEST_CASE(
+    "parameters frozen before a backward that keeps gradients are followed once it is dropped",
+    "[threads]") {
+  const auto found = on_ranks(2, [](World& world) {
+    Unreduced kept(world, Accumulation::reduced);
+    const Tensor x = positive_rows(3, world.rank(), 1, 5, world.device());
+    const Tensor loss = mean_square(kept.model(x));
+    kept.model.layers[0].weight.freeze();
+    set_requires_gradient_sync(kept.model, false);
+    loss.backward();
+    set_requires_gradient_sync(kept.model, true);
+    std::vector<std::string> messages = {contract_error([&] { kept.model(x); })};
+    kept.optimizer.zero_grad();
+    messages.push_back(contract_error([&] { kept.backward(world); }));
+    messages.push_back(contract_error([&] { kept.optimizer.step(); }));
+    return std::tuple(messages, kept.model.layers[0].weight.grad().defined(),
+                      kept.model.layers[0].bias.grad().defined());
+  });
+  for (const auto& [messages, has_frozen, has_other] : found) {
+    CHECK_THAT(messages[0],
+               Contains("parameters were frozen or thawed: unit") && Contains("zero_grad"));
+    CHECK(messages[1].empty());
+    CHECK(messages[2].empty());
+    CHECK(!has_frozen);
+    CHECK(has_other);
+  }
+}
+
 TEST_CASE("kept gradients of a model that is gone hold up no optimizer", "[threads]") {
   const auto found = on_ranks(2, [](World& world) {
     auto kept = std::make_unique<Unreduced>(world, Accumulation::unsharded);
