@@ -52,6 +52,7 @@ Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm,
   TESSERA_EXPECT(!parameters.empty(), "clip_grad_norm: no parameters given");
   TESSERA_EXPECT(!std::isnan(max_norm), "clip_grad_norm: max_norm is NaN");
   const std::vector<GroupPart> parts = parts_of(parameters);
+  for (const GroupPart& part : parts) part.expect_reduced("clip_grad_norm");
   const Device& device = parts[0].group->device;
   const OwnerGuard owner(device, "scalars");
 

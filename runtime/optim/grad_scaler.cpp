@@ -79,6 +79,7 @@ void GradScaler::unscale(Optimizer& optimizer) {
                  seen && seen->has_stepped ? "step was taken" : "gradients were unscaled",
                  " since the last update(); call update() between");
   const std::vector<GroupPart> parts = parts_of(optimizer.parameters());
+  for (const GroupPart& part : parts) part.expect_reduced("GradScaler::unscale");
   const Device& device = parts[0].group->device;
   TESSERA_EXPECT(device == state_.device(),
                  "GradScaler::unscale: the optimizer is on another device; use one scaler each");

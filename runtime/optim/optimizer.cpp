@@ -344,6 +344,9 @@ void Optimizer::update_all(const Tensor& condition) {
                      own.parameter.name(),
                      "' has the zeros of its memory; call nn::init, load or assign on every rank");
   are_set_ = true;
+  for (const GroupState& state : states_)
+    if (!state.group->unreduced.empty())
+      for (const GroupPart& part : parts_of(parameters())) part.expect_reduced("step");
   DeviceContext& device = scalars_.device().context();
   const auto now = [&] { return device.clock(StreamId::compute)[StreamId::compute]; };
   device.wait(StreamId::compute, device.record(StreamId::gather));  // it may still read values
@@ -379,8 +382,20 @@ void Optimizer::update_all(const Tensor& condition) {
   ++log_->steps;
 }
 
+namespace {
+
+void drop_unreduced(const GroupPart& part) {
+  for (const auto& [first, end] : part.stretches)
+    for (std::size_t i = first; i < end && !part.group->unreduced.empty(); ++i)
+      if (const auto p = part.group->trained(i).parameter.lock(); p && p->sinks)
+        p->sinks->drop_unreduced(static_cast<int>(i));
+}
+
+}  // namespace
+
 void Optimizer::zero_grad() {
   for (const GroupPart& part : parts_of(parameters())) {
+    drop_unreduced(part);
     if (part.is_whole()) part.group->gradient = {};
     if (!part.group->gradient.defined()) continue;
     for (const GroupPart::Stretch& stretch : part.stretches) {

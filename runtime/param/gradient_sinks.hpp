@@ -25,6 +25,8 @@ class GradientSinks {
   virtual autograd::GradientSink sink(int i) = 0;
   // In a backward pass, after its last contribution.
   virtual void on_last_use(int i) { (void)i; }
+  // Drops what backward has kept of that gradient; see FlatGroup::unreduced.
+  virtual void drop_unreduced(int i) { (void)i; }
 };
 
 // A set of a group's entries, 64 to a word, as kernels::CompleteArgs takes it: those whose gradient
@@ -67,6 +69,8 @@ class LocalGradient final : public GradientSinks,
   // After a pass that ended with an exception: drops the gradient if the pass had begun to write
   // it.
   void abandon() noexcept;
+  // What a gradient is divided by where it is written.
+  double divide_factor = 1;
   // When set, `complete` and `abandon` are left to the caller; otherwise one of them runs at the
   // end of each backward pass.
   bool completed_by_caller = false;

@@ -133,6 +133,8 @@ void Parameter::set_trainable(bool trainable) const {
   TESSERA_EXPECT(!autograd::in_backward() && !autograd::in_call(), "set_trainable: parameter '",
                  state_->name,
                  "' is frozen or thawed between steps, outside of calls and backward");
+  if (state_->group)
+    state_->group->expect_reduced("set_trainable", 0, state_->group->unreduced.size());
   if (const Tensor gradient = gradient_of(*state_); gradient.defined()) {  // none from here on
     raw::fill(gradient, 0);
     raw::fill(raw::slice(state_->group->counts(), 0, entry_of(*state_).trainable,
@@ -251,6 +253,11 @@ std::vector<GroupPart> parts_of(const std::vector<Parameter>& parameters) {
 
 bool GroupPart::is_whole() const {
   return stretches.size() == 1 && stretches[0].end - stretches[0].first == group->trainable.size();
+}
+
+void GroupPart::expect_reduced(const char* function) const {
+  for (const Stretch& stretch : stretches)
+    group->expect_reduced(function, stretch.first, stretch.end);
 }
 
 Tensor GroupPart::gradient(const Stretch& stretch) const {

@@ -105,6 +105,13 @@ void Context::follow_masks(nn::Module& root) {
     return !unit || !unit->shards().group || unit->shards().group->is_laid_out;
   };
   if (std::all_of(units_.begin(), units_.end(), is_laid_out)) return;
+  for (const auto& weak : units_)
+    if (const auto unit = weak.lock(); unit && unit->shards().group) {
+      const FlatGroup& group = *unit->shards().group;
+      for (std::size_t i = 0; i < group.unreduced.size(); ++i)
+        if (const auto p = group.trained(i).parameter.lock(); p && p->trainable)
+          group.expect_reduced("parameters were frozen or thawed", i, i + 1);
+    }
   TESSERA_EXPECT(autograd::forget_forwards([this](autograd::Region& region) {
                    const auto* const call = dynamic_cast<UnitRegion*>(&region);
                    const auto called = call ? call->unit() : nullptr;

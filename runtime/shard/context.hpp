@@ -49,9 +49,9 @@ class Context : public std::enable_shared_from_this<Context> {
   ShardPlan plan() const;
   ShardCounters counters() const;
   void count_gather() noexcept { ++gathers_; }
-  void count_reduction() noexcept {
+  void count_reduction(bool all_reduces) noexcept {
     ++reductions_;
-    if (replicas_) ++all_reduces_;
+    if (all_reduces) ++all_reduces_;
   }
 
   // --- forward ---

@@ -12,6 +12,7 @@ namespace tessera {
 namespace {
 
 void check_options(const ShardOptions& options) {
+  options.mesh.shard_group();  // throws for one of three dimensions
   const auto check = [](const char* what, const std::optional<DType>& dtype) {
     TESSERA_EXPECT(!dtype || *dtype == f32 || *dtype == bf16 || *dtype == f16,
                    "fully_shard: ", what, " is ", *dtype, "; expected f32, bf16 or f16");

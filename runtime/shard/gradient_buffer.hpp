@@ -11,8 +11,9 @@
 // Between a unit's enter and leave nothing else of its own is issued, so all ranks take and reduce
 // in one order, whatever their graphs reach. A piece goes as soon as this rank's graph has no more
 // for it, and those before it have gone. What comes before its piece is taken waits in the pool: a
-// rank's own graph takes no slot.
-// One rank has no buffer: its gradients go straight into the flat group (LocalGradient).
+// rank's own graph takes no slot. Where a pass reduces nothing, no piece is taken, and what has
+// come waits for the next that does. One rank has no buffer: its gradients go straight into the
+// flat group (LocalGradient).
 //
 // PyTorch FSDP2 keeps a gradient a parameter until all of a unit are there, and copies them into
 // reduce_scatter_input.
@@ -39,16 +40,18 @@ class GradientBuffer {
   bool on_last_use(int i);
   // Reduces what is left, zeros for what has not arrived.
   void reduce();
+  const std::deque<GradientPiece>& pieces() const noexcept { return pieces_; }
   // The most that the reduce-scatter of a piece leaves on this rank.
   std::int64_t most_shard_bytes() const noexcept;
-  // For a pass that failed: what has arrived is lost.
-  void drop() noexcept;
+  // For a pass that failed: what has arrived in slots is lost.
+  void give_back() noexcept;
+  // Drops what is kept from pass to pass: all, or of the group's i-th trainable entry.
+  void drop_kept() noexcept;
+  void drop_kept(int i) { pieces_[piece_of(at(i))].drop_kept(at(i)); }
 
  private:
   std::size_t at(int i) const { return static_cast<std::size_t>(i - shards_.first_trainable); }
   std::size_t piece_of(std::size_t at) const;
-  autograd::GradientSink early_sink(std::size_t at);
-  void take_next();
   void send();
   void forget_pass() noexcept;
 
@@ -58,7 +61,6 @@ class GradientBuffer {
   bool in_turn_ = false;
   ArrivalMask whole_;              // gradients of which nothing more comes
   std::vector<std::size_t> left_;  // of each piece how many are not
-  std::vector<Tensor> early_;      // what came before its piece was taken
 };
 
 }  // namespace tessera::shard

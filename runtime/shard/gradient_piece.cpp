@@ -1,10 +1,13 @@
 #include "runtime/shard/gradient_piece.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/shard/replicas.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/comm/world.hpp"
+#include "tessera/device/device_context.hpp"
+#include "tessera/tensor/ops.hpp"
 
 namespace tessera::shard {
 
@@ -12,7 +15,8 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
     : shards_(shards),
       layout_(layout),
       prepared_(shards.device, StreamId::reduce),
-      arrived_(size()) {
+      arrived_(size()),
+      held_(size()) {
   if (shards.group->gradient.defined()) reduced_ = shards.group->gradient.storage();  // adds to it
   std::vector<std::int64_t> entries, gaps_f32, gaps_reduce;
   const auto wire = static_cast<std::int64_t>(size_bytes(shards.reduce_dtype()));
@@ -49,22 +53,59 @@ void GradientPiece::begin_use() {
   slot_.arena->begin_use(slot_, StreamId::compute);
   buffer_ = Storage::borrowed(shards_.device, slot_.data, slot_.bytes, *slot_.use);
   arrived_.clear();
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (!held_[i].defined()) continue;
+    raw::copy_into(gradient(i), std::exchange(held_[i], {}));
+    arrived_.add(i);
+  }
+}
+
+Tensor GradientPiece::gradient(std::size_t entry) const {
+  return Tensor::wrap(buffer_, shards_.parameters[parameter(entry)]->shape, shards_.reduce_dtype(),
+                      layout_.offset_bytes[entry]);
 }
 
 autograd::GradientSink GradientPiece::sink(std::size_t at) {
-  if (!buffer_) begin_use();
   const std::size_t i = at - layout_.first;
-  const bool is_there = arrived_.add(i);
-  return {Tensor::wrap(buffer_, shards_.parameters[parameter(i)]->shape, shards_.reduce_dtype(),
-                       layout_.offset_bytes[i]),
-          1.0 / shards_.ranks(), is_there};
+  const double factor = 1 / shards_.divide_factor;
+  if (is_taken()) {
+    if (!buffer_) begin_use();
+    const bool is_there = arrived_.add(i);
+    return {gradient(i), factor, is_there};
+  }
+  const bool is_there = held_[i].defined();
+  if (!is_there) {
+    const OwnerGuard owner(shards_.device, "unsharded gradients");
+    held_[i] = Tensor::empty(shards_.parameters[parameter(i)]->shape, shards_.reduce_dtype(),
+                             shards_.device);
+  }
+  return {held_[i], factor, is_there};
 }
 
-void GradientPiece::drop() noexcept {
+void GradientPiece::give_back() noexcept {
   if (!slot_.arena) return;
   buffer_.reset();
   shards_.give_back(slot_);
   slot_ = {};
+}
+
+void GradientPiece::drop_kept() noexcept {
+  for (Tensor& held : held_) held = {};
+  terms_ = {};
+  backwards_ = 0;
+}
+
+// The terms are reduced on their own stream, before and after.
+void GradientPiece::drop_kept(std::size_t at) {
+  const std::size_t i = at - layout_.first;
+  held_[i] = {};
+  if (!terms_.defined()) return;
+  shards_.device.compute().wait(shards_.device.reduce().record());
+  const Parts parts = parts_of(terms_);
+  const std::int64_t chunk = shards_.parameters[parameter(i)]->spec.chunk_numel(),
+                     begin = shards_.gradient_offset_of(parameter(i)) - range_.begin;
+  raw::fill(parts.values.view({chunk}, {1}, begin), 0);
+  raw::fill(parts.counts.view({1}, {1}, static_cast<std::int64_t>(i)), 0);
 }
 
 // --- reducing ---
@@ -74,24 +115,34 @@ void GradientPiece::drop() noexcept {
 void GradientPiece::reduce() {
   if (!buffer_) begin_use();  // nothing arrived here: zeros travel
   complete();
+  const Stream reduce = shards_.device.reduce();
+  if (shards_.postpones_all_reduce()) {
+    reduce.wait(shards_.device.compute().record());
+    keep_terms();
+    return give_back();
+  }
   FlatGroup& group = *shards_.group;
   if (!group.gradient.defined()) group.gradient = fresh_gradient();
   const Tensor& gradient = group.gradient;
   const bool is_fresh = reduced_.lock() != gradient.storage();
   reduced_ = gradient.storage();
-  const Stream reduce = shards_.device.reduce();
   reduce.wait(shards_.device.compute().record());
   const Parts flat{gradient.view({range_.numel()}, {1}, range_.begin),
                    gradient.view({range_.counts}, {1}, range_.counts_begin)};
   const Stream last = shards_.replicas ? shards_.replicas->stream() : reduce;
   const bool is_direct = is_fresh && shards_.reduce_dtype() == f32;
-  const Parts sums = is_direct ? flat : parts_of(staging(last.id()));
-  shards_.replicas ? sum_replicas(sums) : scatter(sums);
+  const Parts sums = is_direct ? flat : parts_of(staging(last.id(), "staging"));
+  if (shards_.replicas) {
+    sum_replicas(sums);
+  } else {
+    if (!is_direct) clear_gaps(reduce, sums.values, gaps_reduce_);
+    scatter(sums);
+  }
   if (!is_direct) {
     accumulate(last, flat.values, sums.values, is_fresh);
     accumulate(last, flat.counts, sums.counts, is_fresh);
   }
-  drop();
+  give_back();
   group.reduced = last.record();
 }
 
@@ -146,17 +197,38 @@ Tensor GradientPiece::fresh_gradient() const {
 }
 
 // In the dtype of the wire, on the stream's own memory: values, then counts.
-Tensor GradientPiece::staging(StreamId stream) const {
-  const OwnerGuard owner(shards_.device, "staging");
-  Tensor staged = Tensor::wrap(Storage::owned(shards_.device, shard_bytes(), stream),
-                               {range_.numel() + range_.counts}, shards_.reduce_dtype());
-  if (!shards_.replicas) clear_gaps(shards_.device.reduce(), staged, gaps_reduce_);
-  return staged;
+Tensor GradientPiece::staging(StreamId stream, const char* owned_by) const {
+  const OwnerGuard owner(shards_.device, owned_by);
+  return Tensor::wrap(Storage::owned(shards_.device, shard_bytes(), stream),
+                      {range_.numel() + range_.counts}, shards_.reduce_dtype());
+}
+
+std::int64_t GradientPiece::held_bytes() const noexcept {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < size(); ++i)
+    bytes += round_up(shards_.parameters[parameter(i)]->shape.numel() *
+                          static_cast<std::int64_t>(size_bytes(shards_.reduce_dtype())),
+                      kAlignmentBytes);
+  return bytes;
 }
 
 std::int64_t GradientPiece::shard_bytes() const noexcept {
   return (range_.numel() + range_.counts) *
          static_cast<std::int64_t>(size_bytes(shards_.reduce_dtype()));
+}
+
+// The reduce-scatter's sums, added to what is kept of earlier ones.
+void GradientPiece::keep_terms() {
+  const Stream reduce = shards_.device.reduce();
+  ++backwards_;
+  const bool is_first = !terms_.defined();
+  const Tensor terms = staging(reduce.id(), is_first ? "postponed sums" : "staging");
+  clear_gaps(reduce, terms, gaps_reduce_);
+  scatter(parts_of(terms));
+  if (is_first)
+    terms_ = terms;
+  else
+    accumulate(reduce, terms_, terms, false);
 }
 
 // The reduce-scatter's sums over the ranks of this replica, summed over the replicas.
@@ -170,10 +242,20 @@ void GradientPiece::sum_replicas(const Parts& to) {
     clear_gaps(shards_.device.reduce(), terms, gaps_reduce_);
     const Parts parts = parts_of(terms);
     scatter(parts);
+    if (terms_.defined()) accumulate(shards_.device.reduce(), terms, terms_, false);
+    terms_ = {};
     const Replicas::Sum sums[] = {{parts.values, to.values}, {parts.counts, to.counts}};
-    replicas.all_reduce(shards_.all_reduce_name, sums);
+    replicas.all_reduce(all_reduce_name(), sums);
   }
   replicas.give_back(slot);
+}
+
+// Ranks that have postponed it differently are told so by the name.
+const char* GradientPiece::all_reduce_name() {
+  const int backwards = std::exchange(backwards_, 0) + 1;
+  if (backwards == 1) return shards_.all_reduce_name;
+  return shards_.device.context().intern(
+      concat(shards_.all_reduce_name, " of ", backwards, " backwards"));
 }
 
 // Queues the reduce-scatter of the buffer into its parts of a flat gradient.
@@ -202,7 +284,7 @@ void GradientPiece::scatter(const Parts& to) {
   shards_.options.mesh.shard_group().reduce().submit(group, accesses);
 }
 
-// Adds what was staged to its part of the flat gradient, or makes it that part.
+// Adds what was staged to `to`, or makes it that.
 void GradientPiece::accumulate(Stream stream, const Tensor& to, const Tensor& staged,
                                bool is_fresh) const {
   kernels::AxpbyArgs args{};
@@ -211,11 +293,13 @@ void GradientPiece::accumulate(Stream stream, const Tensor& to, const Tensor& st
   args.alpha = 1;
   args.beta = is_fresh ? 0 : 1;
   args.count = staged.numel();
-  args.y_dtype = f32;
+  args.y_dtype = to.dtype();
   args.x_dtype = staged.dtype();
   const Access accesses[] = {staged.access(AccessMode::read), to.access(AccessMode::write)};
-  const double bytes = static_cast<double>(size_bytes(staged.dtype()) + (is_fresh ? 4 : 8)) *
-                       static_cast<double>(staged.numel());
+  const auto element = static_cast<double>(size_bytes(to.dtype()));
+  const double bytes =
+      (static_cast<double>(size_bytes(staged.dtype())) + (is_fresh ? element : 2 * element)) *
+      static_cast<double>(staged.numel());
   stream.launch({.name = "accumulate_shard", .cost = {.bytes = bytes}, .accesses = accesses},
                 kernels::Call<kernels::AxpbyArgs>{detail::table(shards_.device).axpby, args});
 }

@@ -1,11 +1,12 @@
-// The unreduced gradients of some of a unit's parameters. Backward writes them into a slot, scaled
-// by 1/N; one grouped reduce-scatter then sums them over the ranks into their part of the flat
-// gradient of this rank's shards.
+// The unreduced gradients of some of a unit's parameters. Backward writes them into a slot, divided
+// by N; one grouped reduce-scatter then sums them over the ranks into their part of the flat
+// gradient of this rank's shards. What comes while there is no slot is held in the pool: early in a
+// pass, or all of it where the pass reduces nothing.
 //
 //   empty ──take──▶ taken ──sink──▶ filling ──reduce──▶ empty
-//                                             │ zeros for what did not arrive, a count of 0 or 1
-//                                             │ for each parameter, reduce-scatter queued, slot
-//                                             │ given back
+//     │ sink: held          │ held: copied    │ zeros for what did not arrive, a count of 0 or 1
+//     ▼                                       │ for each parameter, reduce-scatter queued, slot
+//   empty                                     │ given back
 //
 //   compute   dW │ dW │ complete ┐ record
 //   reduce                       └ wait │ reduce_scatter │ (accumulate) │ record ┐
@@ -25,7 +26,7 @@ class GradientPiece {
  public:
   // Both outlive this; `shards` has memory.
   GradientPiece(const UnitShards& shards, const PieceLayout& layout);
-  ~GradientPiece() { drop(); }
+  ~GradientPiece() { give_back(); }
   GradientPiece(const GradientPiece&) = delete;
   GradientPiece& operator=(const GradientPiece&) = delete;
 
@@ -33,14 +34,20 @@ class GradientPiece {
   void take();
   bool is_taken() const noexcept { return slot_.arena != nullptr; }
   // The sink of one more contribution to the gradient of the unit's trainable parameter `at`, from
-  // 0, which is one of these.
+  // 0, which is one of these: in the slot if it is taken.
   autograd::GradientSink sink(std::size_t at);
   // Reduces what has arrived, zeros for what has not, and gives the slot back. Adds to a gradient
-  // that is there. FlatGroup::reduced is recorded after it.
+  // that is there. FlatGroup::reduced is recorded after it. Where the sum over the replicas is
+  // postponed, this rank's terms of it are kept.
   void reduce();
-  // For a pass that failed: what has arrived is lost.
-  void drop() noexcept;
+  // Gives the slot back; what has arrived in it is lost.
+  void give_back() noexcept;
+  // Drops what is kept from pass to pass: all, or of the trainable parameter `at`.
+  void drop_kept() noexcept;
+  void drop_kept(std::size_t at);
 
+  // Of its gradients without a slot.
+  std::int64_t held_bytes() const noexcept;
   // Of what a reduce-scatter leaves on this rank: values and counts, in the dtype of the wire.
   std::int64_t shard_bytes() const noexcept;
 
@@ -53,12 +60,15 @@ class GradientPiece {
     return shards_.parameter_of[layout_.first + entry];
   }
   std::size_t size() const noexcept { return layout_.end - layout_.first; }
+  Tensor gradient(std::size_t entry) const;  // in the slot
   void begin_use();
   void complete();
   double missing_part(std::size_t word) const;
   Tensor fresh_gradient() const;
-  Tensor staging(StreamId stream) const;
+  Tensor staging(StreamId stream, const char* owned_by) const;
   Parts parts_of(const Tensor& staged) const;
+  void keep_terms();
+  const char* all_reduce_name();
   void sum_replicas(const Parts& to);
   void scatter(const Parts& to);
   void accumulate(Stream stream, const Tensor& to, const Tensor& staged, bool is_fresh) const;
@@ -81,6 +91,9 @@ class GradientPiece {
   std::shared_ptr<Storage> buffer_;  // null before the first sink
   std::weak_ptr<Storage> reduced_;   // the flat gradient that it was reduced into
   ArrivalMask arrived_;
+  std::vector<Tensor> held_;  // of each entry what came without a slot
+  Tensor terms_;              // of a sum over the replicas that is to come: values, counts
+  int backwards_ = 0;         // whose they are
 };
 
 }  // namespace tessera::shard

@@ -36,6 +36,12 @@ ShardPlan::Unit Unit::describe() const {
   }
   out.gather_bytes = shards_.gather_bytes();
   out.gradient_buffer_bytes = shards_.gradient_bytes();
+  if (buffer_ && !shards_.is_slice)  // which reduces all that comes
+    for (const GradientPiece& piece : buffer_->pieces()) {
+      out.unsharded_gradient_bytes += piece.held_bytes();
+      if (shards_.replicas)
+        out.postponed_sum_bytes += round_up(piece.shard_bytes(), kAlignmentBytes);
+    }
   out.param = shards_.param_dtype();
   out.reduce = shards_.reduce_dtype();
   out.reshard_after_forward = !keeps_open_;
@@ -80,6 +86,16 @@ std::string ShardPlan::to_string() const {
   out += concat("  collectives of one forward and backward: ", gathers, " all-gathers of ",
                 with_commas(gathered), " bytes, ", reductions, " reduce-scatters of ",
                 with_commas(reduced), " bytes\n");
+  std::int64_t held = 0, postponed = 0;
+  for (const Unit& u : units) {
+    held += u.unsharded_gradient_bytes;
+    postponed += u.postponed_sum_bytes;
+  }
+  if (held > 0)
+    out += concat(
+        "  without gradient sync ", with_commas(held), " bytes of unsharded gradients",
+        postponed > 0 ? concat(", without all-reduce ", with_commas(postponed), " of sums") : "",
+        "\n");
   out += concat("  arena ", with_commas(arena_bytes), " bytes of slots, ",
                 with_commas(most_alive_bytes), " alive at a time, planned from ",
                 is_assumed ? "one call of each unit in the order of the module tree\n"

@@ -25,17 +25,19 @@ void Unit::abandon_call() noexcept {
 void Unit::abandon_backward() noexcept {
   const bool was_touched = owes_reduction_ || (context_ && reduced_in_ == context_->pass());
   if (shards_.group && was_touched) shards_.group->gradient = {};
+  if (was_touched) drop_kept();
   if (local_) local_->abandon();
   entered_calls_ = 0;
   trains_ = false;
   owes_reduction_ = false;
   parameters_.close_unchecked();
-  if (buffer_) buffer_->drop();
+  if (buffer_) buffer_->give_back();
 }
 
 void Unit::reset() noexcept {
   abandon_backward();
   if (shards_.group) shards_.group->gradient = {};
+  drop_kept();
 }
 
 void Unit::detach() noexcept {

@@ -12,6 +12,7 @@ void Unit::materialize(const Device& device) {
   if (shards_.group && shards_.ranks() == 1) {
     local_ = std::make_shared<LocalGradient>(shards_.group);
     local_->completed_by_caller = true;
+    local_->divide_factor = shards_.divide_factor;
   }
   parameters_.materialize();
   make_buffer();
@@ -40,6 +41,7 @@ void Unit::make_buffer() {
 // A handle, a graph or an optimizer that outlives the unit keeps no slice, whose unit would keep
 // the slots, writes no gradient, and an error finds a name.
 Unit::~Unit() {
+  drop_kept();
   static const std::string gone = "(gone)";
   for (const auto& part : {shards_.parameters, shards_.streamed})
     for (const auto& p : part) {
@@ -110,6 +112,14 @@ void Unit::on_last_use(int i) {
   context_->on_reduced(shards_.group->reduced);
 }
 
+void Unit::drop_unreduced(int i) {
+  if (!buffer_ || !shards_.group->unreduced[static_cast<std::size_t>(i)]) return;
+  const auto at = static_cast<std::size_t>(i);
+  shards_.group->set_unreduced(at, at + 1, false);
+  buffer_->drop_kept(i);
+  if (shards_.group->unreduced.empty()) buffer_->drop_kept();
+}
+
 // --- the steps ---
 
 void Unit::gather() {
@@ -122,9 +132,32 @@ void Unit::reduce() {
   reduced_in_ = context_->pass();
   if (local_) local_->complete();
   if (!buffer_) return;
+  const bool is_postponed = !shards_.reduces || shards_.postpones_all_reduce();
+  set_unreduced(is_postponed);
+  if (!shards_.reduces) return;
   buffer_->reduce();
   context_->on_reduced(shards_.group->reduced);
-  context_->count_reduction();
+  context_->count_reduction(shards_.replicas && !is_postponed);
+}
+
+void Unit::set_unreduced(bool is_unreduced) {
+  const auto first = static_cast<std::size_t>(shards_.first_trainable);
+  shards_.group->set_unreduced(first, first + shards_.parameter_of.size(), is_unreduced);
+}
+
+void Unit::drop_kept() noexcept {
+  if (!buffer_) return;
+  set_unreduced(false);
+  buffer_->drop_kept();
+}
+
+void Unit::set_divide_factor(double factor) {
+  shards_.divide_factor = factor;
+  if (local_) local_->divide_factor = factor;
+  for (const auto& p : shards_.streamed)
+    for (int slice = 0; p->slices && slice < p->slices->count(); ++slice)
+      std::static_pointer_cast<StreamedParameter>(p->slices)->unit(slice)->set_divide_factor(
+          factor);
 }
 
 void Unit::cut_streamed(std::int64_t bytes) {

@@ -51,16 +51,18 @@ class Unit final : public nn::ModuleHook,
   // --- GradientSinks: where backward writes ---
   autograd::GradientSink sink(int i) override;
   void on_last_use(int i) override;
+  void drop_unreduced(int i) override;
 
   // --- the steps: see GatheredParameters and GradientBuffer ---
   void gather();
   void open() { parameters_.open(); }
   void close() { parameters_.close(); }
   void note_uses() { parameters_.note_uses(); }
+  // Or keeps them for a pass that does.
   void reduce();
   // Takes the memory that its gradients will need. `call_ends_next`: of the call entered last.
   void take_buffer(bool call_ends_next) {
-    if (buffer_) buffer_->take(call_ends_next && entered_calls_ == 1);
+    if (buffer_ && shards_.reduces) buffer_->take(call_ends_next && entered_calls_ == 1);
   }
 
   // --- its part of backward ---
@@ -99,6 +101,11 @@ class Unit final : public nn::ModuleHook,
     planned_reductions_ = reductions;
   }
 
+  // --- what its reductions do, between steps ---
+  void set_reduces(bool reduces) noexcept { shards_.reduces = shards_.all_reduces = reduces; }
+  void set_all_reduces(bool all_reduces) noexcept { shards_.all_reduces = all_reduces; }
+  void set_divide_factor(double factor);
+
   // --- its root ---
   const std::shared_ptr<Context>& context() const noexcept { return context_; }
   void join(std::shared_ptr<Context> context, std::string name, int number);
@@ -132,6 +139,8 @@ class Unit final : public nn::ModuleHook,
 
  private:
   void make_buffer();
+  void set_unreduced(bool is_unreduced);
+  void drop_kept() noexcept;
 
   UnitShards shards_;
   const bool is_read_;

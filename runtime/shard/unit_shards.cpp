@@ -26,14 +26,13 @@ UnitLayout layout_of(const UnitShards& shards) {
 
 UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
                        const ShardOptions& options)
-    : options(options) {
+    : options(options), divide_factor(ranks()) {
   const auto mesh = std::make_shared<const DeviceMesh>(options.mesh);
-  const int ranks = mesh->shard_size(), rank = mesh->shard_rank();  // before anything is claimed
   name = concat("(with ", claimed.empty() ? "no parameters" : claimed[0]->name, ')');
   for (auto& p : claimed) {
     p->unit = &name;
     p->mesh = mesh;
-    p->spec = {p->shape, ranks, rank};
+    p->spec = {p->shape, mesh->shard_size(), mesh->shard_rank()};
     p->compute_dtype = param_dtype();
     p->is_streamed = p->may_be_streamed();
     (p->is_streamed ? streamed : parameters).push_back(std::move(p));
@@ -47,7 +46,12 @@ UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
 }
 
 UnitShards::UnitShards(const UnitShards& unit, std::shared_ptr<ParameterState> slice)
-    : options(unit.options), parameters{std::move(slice)}, device(unit.device), group(unit.group) {
+    : options(unit.options),
+      is_slice(true),
+      divide_factor(unit.divide_factor),
+      parameters{std::move(slice)},
+      device(unit.device),
+      group(unit.group) {
   parameters[0]->unit = &name;
   lay_out();
 }

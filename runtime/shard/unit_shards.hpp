@@ -56,6 +56,8 @@ struct UnitShards {
   // Whether the full tensors need a slot: not where one rank computes in the shards' own dtype.
   bool needs_slot() const noexcept { return size() > 1 || param_dtype() != f32; }
 
+  // Whether backward reduces within each replica only, by set_requires_all_reduce.
+  bool postpones_all_reduce() const noexcept { return replicas && !all_reduces; }
   std::int64_t gather_bytes() const noexcept { return needs_slot() ? layout.gather_bytes : 0; }
   std::int64_t gradient_bytes() const noexcept {
     return ranks() > 1 ? layout.gradient_buffer_bytes : 0;
@@ -68,10 +70,13 @@ struct UnitShards {
   void give_back(const Slot& slot, bool ends_forward = false) const noexcept;
 
   ShardOptions options;
-  std::string name;              // until the root's first call: of a parameter
-  int number = -1;               // of the units under its root, which have
-  Slots* slots = nullptr;        // in common
-  Replicas* replicas = nullptr;  // likewise; null without any
+  std::string name;                         // until the root's first call: of a parameter
+  int number = -1;                          // of the units under its root, which have
+  Slots* slots = nullptr;                   // in common
+  Replicas* replicas = nullptr;             // likewise; null without any
+  bool is_slice = false;                    // of a streamed parameter
+  bool reduces = true, all_reduces = true;  // by set_requires_gradient_sync, ..
+  double divide_factor;                     // of gradients, before they are summed
   const char *gather_name = "", *reduce_name = "", *all_reduce_name = "";  // of its collectives
   std::vector<std::shared_ptr<ParameterState>> parameters;  // without those that are streamed
   std::vector<std::shared_ptr<ParameterState>> streamed;    // which come last in their groups

@@ -115,6 +115,12 @@ TEST_CASE("a choice is the enumerator of the library that bears its name") {
   CHECK(reshard("default") == Reshard::automatic);
   CHECK(reshard("always") == Reshard::always);
   CHECK(reshard("never") == Reshard::never);
+  const auto sync = [](const std::string& name) {
+    return parse({"--parallelism.fsdp_gradient_sync=" + name}).parallelism.fsdp_gradient_sync;
+  };
+  CHECK(sync("always") == GradientSync::always);
+  CHECK(sync("last") == GradientSync::last);
+  CHECK(sync("all_reduce_last") == GradientSync::all_reduce_last);
   const auto recompute = [](const std::string& name) {
     return parse({"--activation_checkpoint.mode=" + name}).activation_checkpoint.mode;
   };

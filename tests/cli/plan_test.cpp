@@ -81,7 +81,8 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
       "--model.tie_embeddings=true", "--optimizer.name=SGD --optimizer.momentum=0.9",
       "--model.name=gpt2 --model.dropout=0.1",
       "--model.name=gpt2 --activation_checkpoint.mode=full --training.local_batch_size=1 "
-      "--training.mixed_precision_param=bfloat16 --parallelism.fsdp_reshard_after_forward=never");
+      "--training.mixed_precision_param=bfloat16 --parallelism.fsdp_reshard_after_forward=never",
+      "--training.local_batch_size=1 --parallelism.fsdp_gradient_sync=");
   const int ranks = GENERATE(1, 2, 3, 4);  // 3 divides neither the vocabulary nor the widths
   const int replicas = GENERATE(1, 2);
   const bool is_even = ranks % replicas == 0;  // else as without
@@ -95,7 +96,10 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
       "--ranks " +
       std::to_string(ranks) +
       (is_even ? " --parallelism.data_parallel_replicate_degree=" + std::to_string(replicas) : "") +
-      " " + options;
+      " " + options +
+      (!options.ends_with("_sync=") ? ""
+       : is_even && replicas > 1    ? "all_reduce_last"
+                                    : "last");
   INFO(command);
   const Outcome plan = run_command(command + " --dry-run", folder.path().string());
   const Outcome run = run_command(command + " --metrics.jsonl=out.jsonl --save=a.safetensors",

@@ -73,10 +73,20 @@ TEST_CASE("between steps a rank holds 12 bytes per element of its shards, and na
         for (const Ledger::Line& line : ledger.lines()) held.owners.push_back(line.owner);
         return held;
       });
-      const std::set<std::string> names = {"activations",    "weights",      "gradients",
-                                           "moments",        "tables",       "scalars",
-                                           "batch",          "staging",      "gather slots",
-                                           "gradient slots", "host staging", "replica sums"};
+      const std::set<std::string> names = {"activations",
+                                           "weights",
+                                           "gradients",
+                                           "moments",
+                                           "tables",
+                                           "scalars",
+                                           "batch",
+                                           "staging",
+                                           "gather slots",
+                                           "gradient slots",
+                                           "host staging",
+                                           "replica sums",
+                                           "unsharded gradients",
+                                           "postponed sums"};
       for (const Held& held : results) {
         CHECK(held.weights == 4 * held.elements);
         CHECK(held.moments == 8 * held.trainable);

@@ -2,7 +2,8 @@
 // checker: trees of modules, units at random, calls whose results some ranks do not use, calls
 // without gradients, recomputed calls, tables that several modules use slice by slice, several
 // forwards, and backwards in any order that some ranks leave out and that may retain their graphs,
-// parameters that are frozen and thawed between steps, and meshes with and without replicas.
+// parameters that are frozen and thawed between steps, backwards that leave reductions to later
+// ones, and meshes with and without replicas.
 //
 //   programs --count 10000 [--first N]     seeds N.., in two processes
 //   programs --seed 7                      one of them, and what it is: what a failure prints
@@ -25,6 +26,7 @@
 #include "tessera/nn/module.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/runtime_control.hpp"
 #include "tests/promises/random_program.hpp"
 #include "tests/promises/seeds.hpp"
 #include "tests/support/mesh.hpp"
@@ -135,6 +137,15 @@ class Part final : public nn::Module {
                           .piece_bytes = plan_.piece_bytes});
   }
 
+  // Which units of the tree the next backward reduces, and sums over replicas.
+  void set_reductions(const Step::Backward& b) {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      if (!parts_[i]->plan_.is_unit) continue;
+      set_requires_gradient_sync(*parts_[i], (b.unreduced >> i % 32 & 1U) == 0, false);
+      if ((b.in_replicas >> i % 32 & 1U) != 0) set_requires_all_reduce(*parts_[i], false, false);
+    }
+  }
+
   // The most rows that have given a parameter a gradient since they were forgotten.
   std::int64_t most_rows() const {
     std::int64_t most = std::max(rows_, table_->uses);
@@ -230,6 +241,7 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
       const Tensor term = sum(y * y);
       loss = is_first ? term : loss + term;
     }
+    if (has_peers) model.set_reductions(b);
     if (has(b.runs, rank))
       loss.backward({}, b.retains);
     else if (has_peers && b.skips_model)

@@ -125,6 +125,19 @@ void vary_skips(Dice& dice, Program& program) {
     if (!step.backwards.empty()) step.backwards.back().skips_model = dice.once_in(2);
 }
 
+// Backwards that leave reductions to a later one of their step, in half of the programs.
+void postpone_reductions(Dice& dice, Program& program) {
+  if (dice.once_in(2)) return;
+  for (Step& step : program.steps)
+    for (std::size_t i = 0; i + 1 < step.backwards.size(); ++i) {
+      const auto some = [&] {
+        return dice.once_in(2) ? ~0U : static_cast<unsigned>(dice.below(64));
+      };
+      step.backwards[i].unreduced = dice.once_in(3) ? 0 : some();
+      step.backwards[i].in_replicas = some();
+    }
+}
+
 // Parameters that are frozen and thawed, in half of the programs.
 void turn_parameters(Dice& dice, Program& program, int parts) {
   if (dice.once_in(2)) return;
@@ -210,6 +223,8 @@ Program make_program(std::uint64_t seed) {
   vary_skips(input_dice, program);
   Dice turn_dice(seed ^ 0x7042);
   turn_parameters(turn_dice, program, parts);
+  Dice reduction_dice(seed ^ 0x54c);
+  postpone_reductions(reduction_dice, program);
   Dice mesh_dice(seed ^ 0x3e54);
   if (mesh_dice.once_in(3))
     while (program.replicas < program.ranks && !mesh_dice.once_in(3)) program.replicas *= 2;
@@ -232,6 +247,8 @@ void print(std::ostream& out, const Program& program) {
       for (const int i : b.forwards) out << " " << i;
       out << " on " << (b.runs) << (b.retains ? ", retained," : ",")
           << (b.skips_model ? " else skips the model," : "");
+      if (b.unreduced || b.in_replicas)
+        out << " unreduced in " << b.unreduced << ", in replicas in " << b.in_replicas << ",";
     }
     for (const int i : step.turned)
       out << " parameter " << i << " turned" << (step.is_turned_late ? " late," : ",");

@@ -57,6 +57,9 @@ struct Step {
     Ranks runs = kAllRanks;
     bool retains = false;
     bool skips_model = false;  // who leaves it out skips all that the model has, not this loss
+    // Parts, a bit each, whose gradients it does not reduce, or not over replicas. The last
+    // backward of a step reduces all.
+    unsigned unreduced = 0, in_replicas = 0;
   };
   std::vector<Forward> forwards;
   std::vector<Backward> backwards;

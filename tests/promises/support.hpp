@@ -10,6 +10,7 @@
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/grad_scaler.hpp"
 #include "tests/shard/support.hpp"
+#include "tests/support/accumulation.hpp"
 #include "tests/support/mesh.hpp"
 
 namespace tessera::testing {
@@ -27,6 +28,7 @@ struct Cell {
   std::int64_t piece_bytes = 700;            // most matrices of a block are pieces of their own
   int replicas = 1;                          // on as many ranks or a multiple of them
   bool scales_loss = false;
+  Accumulation accumulation = Accumulation::reduced;
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   const char* const reshard[] = {"automatic", "always", "never"};
@@ -35,7 +37,8 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << c.micro_batches << ", " << c.param << '/' << c.reduce << ", layers " << c.layers
              << ", prefetch " << c.prefetch_depth << ", in flight " << c.reductions_in_flight
              << ", loss chunk " << c.loss_chunk << ", slices of " << c.slice_bytes << ", pieces of "
-             << c.piece_bytes << ", replicas " << c.replicas << ", scaled loss " << c.scales_loss;
+             << c.piece_bytes << ", replicas " << c.replicas << ", scaled loss " << c.scales_loss
+             << ", accumulation " << static_cast<int>(c.accumulation);
 }
 
 // The cells that every promise is checked in.
@@ -53,13 +56,16 @@ inline std::vector<Cell> cells() {
       {.micro_batches = 3},
       {.reshard = Reshard::always, .keeps_gradients = true, .micro_batches = 3, .loss_chunk = 40},
       {.layers = 4, .prefetch_depth = 3, .reductions_in_flight = 2},
-      {.micro_batches = 3, .replicas = 2}};
+      {.micro_batches = 3, .replicas = 2},
+      {.reshard = Reshard::never, .micro_batches = 3, .accumulation = Accumulation::unsharded},
+      {.micro_batches = 3, .replicas = 2, .accumulation = Accumulation::in_replicas}};
 }
 inline std::vector<Cell> narrow_cells() {
   return {{.param = bf16},
           {.param = bf16, .reduce = bf16},
           {.param = bf16, .reduce = bf16, .replicas = 2},
           {.reshard = Reshard::never, .micro_batches = 3, .param = bf16},
+          {.micro_batches = 3, .param = bf16, .accumulation = Accumulation::unsharded},
           {.recomputes = true, .tied = true, .param = bf16, .loss_chunk = 40},
           {.param = f16, .scales_loss = true},
           {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16}};
@@ -134,6 +140,7 @@ class Trainee {
   }
   // Forward and backward of one micro-batch: the loss of this rank's part, without history.
   Tensor backward(int k, int m) {
+    begin_micro_batch(model_, cell_.accumulation, m + 1 == cell_.micro_batches);
     const Tensor loss = forward(k, m) / cell_.micro_batches;
     (scaler_ ? scaler_->scale(loss) : loss).backward();
     return loss.detach();

@@ -20,6 +20,7 @@
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tests/support/accumulation.hpp"
 #include "tests/support/mesh.hpp"
 
 namespace tessera::testing {
@@ -39,6 +40,7 @@ struct TinyConfig {
   std::int64_t slice_bytes = 1;   // each row of a rank's part of a table is a slice; 0: one slice
   int steps = 2;
   int replicas = 1;
+  Accumulation accumulation = Accumulation::reduced;
 };
 
 inline constexpr TinyConfig kTinyConfigs[] = {
@@ -67,6 +69,16 @@ inline constexpr TinyConfig kTinyConfigs[] = {
      .prefetch_depth = 3,
      .reductions_in_flight = 2},
     {.name = "replicas-4", .ranks = 4, .replicas = 2},
+    {.name = "unsharded-3",
+     .ranks = 3,
+     .micro_batches = 2,
+     .param = bf16,
+     .accumulation = Accumulation::unsharded},
+    {.name = "in-replicas-4",
+     .ranks = 4,
+     .micro_batches = 3,
+     .replicas = 2,
+     .accumulation = Accumulation::in_replicas},
 };
 
 class TinyStep {
@@ -108,6 +120,7 @@ class TinyStep {
   std::vector<std::byte> train() {
     for (int k = 0; k < config_.steps; ++k) {
       for (int m = 0; m < config_.micro_batches; ++m) {
+        begin_micro_batch(model_, config_.accumulation, m + 1 == config_.micro_batches);
         const Tensor loss = model_.loss(tokens(k, m, 0), tokens(k, m, 1)) / config_.micro_batches;
         loss.backward();
         kept_.push_back(loss.detach());

@@ -2,6 +2,8 @@
 // take one, where streams run as threads and as a seed says. That the checker finds what is missing
 // show tests/promises/mutants_test and tests/device/race_checker_test.
 #include "tests/shard/support.hpp"
+#include "tests/support/accumulation.hpp"
+#include "tests/support/mesh.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -13,6 +15,8 @@ struct Racing {
   ShardOptions options;
   int micro_batches = 1;
   bool in_chunks = false;
+  Accumulation accumulation = Accumulation::reduced;
+  int replicas = 1;
 };
 
 struct RacedMlp final : nn::Module {
@@ -64,6 +68,8 @@ TEST_CASE("no step of three MLPs has a race, and none has other bits for its sch
   const Racing table[] = {
       {"plain", {.mesh = mesh}},
       {"micro-batches", {.mesh = mesh}, 2},
+      {"unsharded micro-batches", {.mesh = mesh}, 2, false, Accumulation::unsharded},
+      {"micro-batches in replicas", {.mesh = mesh}, 2, false, Accumulation::in_replicas, 2},
       {"two reductions in flight", {.mesh = mesh, .reductions_in_flight = 2, .piece_bytes = 64}},
       {"bf16", {.mesh = mesh, .precision = {.param = bf16}}},
       {"resharded", {.mesh = mesh, .reshard_after_forward = Reshard::always}},
@@ -74,9 +80,9 @@ TEST_CASE("no step of three MLPs has a race, and none has other bits for its sch
   for (const Racing& way : table) {
     INFO(way.name);
     const auto train = [&](const WorldOptions& world_options) {
-      return on_ranks(2, world_options, [&](World& world) {
+      return on_ranks(2 * way.replicas, world_options, [&](World& world) {
         ShardOptions options = way.options;
-        options.mesh = DeviceMesh::flat(world);
+        options.mesh = mesh_of(world, way.replicas);
         RacedMlps model;
         model.shard(options);
         nn::init(model, {1}, world.device());
@@ -84,6 +90,7 @@ TEST_CASE("no step of three MLPs has a race, and none has other bits for its sch
         for (int step = 0; step < 4; ++step) {
           for (int micro = 0; micro < way.micro_batches; ++micro) {
             const Tensor x = rows_of(2, 8 * step + 4 * world.rank(), 4, 6, world.device());
+            begin_micro_batch(model, way.accumulation, micro + 1 == way.micro_batches);
             way.in_chunks ? model.chunks(x) : model.loss(x).backward();
           }
           optimizer.step();
@@ -96,7 +103,8 @@ TEST_CASE("no step of three MLPs has a race, and none has other bits for its sch
     for (const std::uint64_t schedule : {seed, seed + 1}) {
       const auto shuffled =
           train({.executor = ExecutorKind::shuffled, .schedule_seed = schedule, .threads = 1});
-      for (std::size_t rank = 0; rank < 2; ++rank) CHECK(same_bits(threads[rank], shuffled[rank]));
+      for (std::size_t rank = 0; rank < threads.size(); ++rank)
+        CHECK(same_bits(threads[rank], shuffled[rank]));
     }
   }
 }

@@ -21,6 +21,8 @@ namespace tessera::train {
 
 enum class ModelName : std::uint8_t { llama, gpt2 };
 enum class OptimizerName : std::uint8_t { adamw, sgd };
+// Which micro-batches of a step are reduced, see shard/runtime_control.hpp.
+enum class GradientSync : std::uint8_t { always, last, all_reduce_last };
 
 // An empty text and an empty optional mean "not set".
 struct Config {
@@ -92,6 +94,7 @@ struct Config {
     std::int64_t data_parallel_replicate_degree = 1;
     std::optional<std::int64_t> data_parallel_shard_degree;  // unset: the ranks that are left
     Reshard fsdp_reshard_after_forward = Reshard::automatic;
+    GradientSync fsdp_gradient_sync = GradientSync::always;
   } parallelism;
 
   struct ActivationCheckpoint {

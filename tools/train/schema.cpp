@@ -294,6 +294,11 @@ const std::vector<Key>& schema() {
           "parallelism.fsdp_reshard_after_forward",
           "free a unit's parameters between forward and backward; default: all but the last unit",
           {.choices = {"default", "always", "never"}}),
+      key<&C::parallelism, &C::Parallelism::fsdp_gradient_sync>(
+          "parallelism.fsdp_gradient_sync",
+          "which micro-batches are reduced; last: unsharded gradients stay until then; "
+          "all_reduce_last: the last alone over replicas",
+          {.choices = {"always", "last", "all_reduce_last"}}),
       key<&C::activation_checkpoint, &C::ActivationCheckpoint::mode>(
           "activation_checkpoint.mode",
           "full: keep a block's input only and compute the rest again",

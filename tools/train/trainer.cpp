@@ -14,6 +14,7 @@
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/sgd.hpp"
+#include "tessera/shard/runtime_control.hpp"
 
 namespace tessera::train {
 namespace {
@@ -141,6 +142,11 @@ Tensor Trainer::accumulate(std::int64_t step, const FillBatch& fill) {
   Tensor total;
   for (std::int64_t micro = 0; micro < split_.micro_batches; ++micro) {
     const std::int64_t row = micro * split_.local;
+    const bool is_last = micro + 1 == split_.micro_batches;
+    if (config_.parallelism.fsdp_gradient_sync == GradientSync::last)
+      set_requires_gradient_sync(*model_, is_last);
+    if (config_.parallelism.fsdp_gradient_sync == GradientSync::all_reduce_last)
+      set_requires_all_reduce(*model_, is_last);
     fill(step, row, inputs_, targets_);
     // Dropout's mask of a sample depends on the seed, the step and the sample's position in the
     // global batch only.

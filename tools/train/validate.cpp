@@ -168,6 +168,20 @@ void check_run(const Config& config, int world_size) {
   }
 }
 
+void check_gradient_sync(const Config& config, const BatchSplit& split, const HybridSizes& sizes) {
+  constexpr const char* kSync = "parallelism.fsdp_gradient_sync=";
+  const GradientSync sync = config.parallelism.fsdp_gradient_sync;
+  if (sync == GradientSync::always) return;
+  const bool is_last = sync == GradientSync::last;
+  if (split.micro_batches == 1)
+    fail(kSync, is_last ? "last" : "all_reduce_last",
+         ": a step has one micro-batch; give a smaller training.local_batch_size");
+  if (!is_last && sizes.replicate == 1)
+    fail(kSync,
+         "all_reduce_last: there is one replica; choose last, or more by "
+         "parallelism.data_parallel_replicate_degree");
+}
+
 }  // namespace
 
 DeviceChoice device_choice(const Config& config) {
@@ -206,7 +220,7 @@ BatchSplit split_batch(const Config& config, int world_size) {
 HybridSizes mesh_sizes(const Config& config, int world_size) {
   constexpr const char* kReplicate = "parallelism.data_parallel_replicate_degree=";
   constexpr const char* kShard = "parallelism.data_parallel_shard_degree=";
-  const auto& [replicate, given, reshard] = config.parallelism;
+  const auto& [replicate, given, reshard, sync] = config.parallelism;
   if (world_size % replicate != 0)
     fail(kReplicate, replicate, ": does not divide the ", world_size,
          world_size == 1 ? " rank" : " ranks");
@@ -225,8 +239,7 @@ void validate(const Config& config, int world_size) {
   check_no_decay(config);
   check_run(config, world_size);
   if (world_size == 0) return;
-  split_batch(config, world_size);
-  mesh_sizes(config, world_size);
+  check_gradient_sync(config, split_batch(config, world_size), mesh_sizes(config, world_size));
 }
 
 }  // namespace tessera::train

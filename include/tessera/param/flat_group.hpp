@@ -66,6 +66,9 @@ struct FlatGroup {
   // count for each: where it is 0 no rank had a gradient, and the parameter is skipped by whoever
   // reads it, on the device.
   Tensor gradient;
+  // Of which trainable entries backward has kept gradients without reducing them, which `gradient`
+  // lacks; empty for none. Equal on every rank.
+  std::vector<bool> unreduced;
   Event reduced;              // after which `gradient` may be read; set by whoever reduces it
   Event updated;              // after which `values` may be read; set by whoever writes them
   std::uint64_t version = 0;  // counts writes of `values`
@@ -98,6 +101,10 @@ struct FlatGroup {
     ++version;
     is_consistent = true;
   }
+  // Of the trainable entries from first to before end.
+  void set_unreduced(std::size_t first, std::size_t end, bool is_unreduced);
+  // Throws: ContractError naming `function`, the unit and the remedy where one of them is.
+  void expect_reduced(const char* function, std::size_t first, std::size_t end) const;
   // Lays out the gradient of those parameters that are trainable now; what is there of it stays,
   // and those that come have none.
   void lay_out_gradient();

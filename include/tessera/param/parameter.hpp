@@ -112,8 +112,9 @@ class Parameter {
   // at once and its moments with the next step. The memory of the gradient goes with the next call
   // of the root (without a unit, with the next use of a parameter beside it). Optimizers count
   // steps for all of their parameters: what is thawed late begins with moments of 0 at that count.
-  // Throws: ContractError inside of a unit's calls for training and of backward, and from that call
-  // of the root where a forward from before has still to go backward.
+  // Throws: ContractError inside of a unit's calls for training and of backward, while backward has
+  // kept gradients of the unit unreduced, and from that call of the root where a forward from
+  // before has still to go backward.
   void set_trainable(bool trainable) const;
   void freeze() const { set_trainable(false); }
 
@@ -177,6 +178,8 @@ struct GroupPart {
   std::vector<Stretch> stretches;
 
   bool is_whole() const;
+  // Throws: ContractError naming `function` where backward has kept one unreduced.
+  void expect_reduced(const char* function) const;
   // Of a gradient that is there, for work on the compute stream: flat, with the gaps behind the
   // entries, which are 0; and their arrival counts.
   Tensor gradient(const Stretch& stretch) const;

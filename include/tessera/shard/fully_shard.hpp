@@ -87,6 +87,9 @@ struct ShardPlan {
     std::int64_t numel = 0;        // elements, without padding
     std::int64_t shard_numel = 0;  // this rank's, padding included
     std::int64_t gather_bytes = 0, gradient_buffer_bytes = 0;
+    // What backward keeps while it is told not to reduce: full gradients; sums of this rank's
+    // shards that are still to be summed over the replicas. See runtime_control.hpp.
+    std::int64_t unsharded_gradient_bytes = 0, postponed_sum_bytes = 0;
     DType param = f32, reduce = f32;
     bool reshard_after_forward = true;
     // Collectives of one forward and backward that call each module once.

@@ -1,0 +1,333 @@
+// Micro-batches whose gradients are reduced at once, later, or over the replicas later: values,
+// collectives, memory; divisors of gradients.
+#include "tessera/distributed/distributed_tensor.hpp"
+#include "tessera/nn/embedding.hpp"
+#include "tessera/shard/runtime_control.hpp"
+#include "tests/shard/support.hpp"
+#include "tests/support/mesh.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+constexpr int kMicroBatches = 3;
+
+// How micro-batches but the last of a step are reduced.
+enum class Way { sync, no_sync, no_sync_of_one, no_sync_of_root, no_all_reduce };
+
+void begin_micro_batch(Way way, Stack& model, bool is_last) {
+  switch (way) {
+    case Way::sync:
+      return;
+    case Way::no_sync:
+      return set_requires_gradient_sync(model, is_last);
+    case Way::no_sync_of_one:
+      return set_requires_gradient_sync(model.layers[1], is_last);
+    case Way::no_sync_of_root:
+      return set_requires_gradient_sync(model, is_last, /*recurse=*/false);
+    case Way::no_all_reduce:
+      return set_requires_all_reduce(model, is_last);
+  }
+}
+
+struct Accumulated {
+  Values gradients;  // whole, of the first step
+  Values parameters;
+  ShardCounters counters;
+  std::uint64_t unplanned_later = 0;  // slots behind the third step
+  std::int64_t held = 0;              // bytes, before the last micro-batch of a step, the most
+  std::int64_t left = 0;              // and behind it
+};
+
+Tensor micro_batch(const World& world, int step, int micro, DType dtype) {
+  const std::int64_t rows = 24 / world.size() / kMicroBatches;
+  const std::int64_t first = 24 * step + world.rank() * (24 / world.size()) + micro * rows;
+  return positive_rows(5, first, rows, 5, world.device(), dtype);
+}
+
+std::int64_t kept_bytes(const Device& device) {
+  const Ledger& ledger = Memory::of(device).ledger();
+  return ledger.live_bytes("unsharded gradients") + ledger.live_bytes("postponed sums");
+}
+
+Accumulated accumulate(World& world, const DeviceMesh& mesh, ShardOptions options, Way way,
+                       int steps = 2) {
+  Stack model({5, 7, 1, 3});
+  make_positive(model);
+  options.mesh = mesh;
+  model.shard(options);
+  nn::init(model, {11}, world.device());
+  optim::Sgd optimizer(model.parameters(), {.lr = 0.05, .momentum = 0.5});
+  Accumulated found;
+  const DType dtype = options.precision.param.value_or(f32);
+  for (int step = 0; step < steps; ++step) {
+    for (int micro = 0; micro < kMicroBatches; ++micro) {
+      begin_micro_batch(way, model, micro + 1 == kMicroBatches);
+      found.held = std::max(found.held, kept_bytes(world.device()));
+      const Tensor y = cast(model(micro_batch(world, step, micro, dtype)), f32);
+      (mean_square(y) / kMicroBatches).backward();
+    }
+    found.left = std::max(found.left, kept_bytes(world.device()));
+    if (step == 0)
+      for (const auto& [name, p] : model.named_parameters())
+        found.gradients[name] = p.distributed_grad().full().to_vector<float>();
+    if (step == 2) found.unplanned_later = shard_counters(model).unplanned_slots;
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  found.parameters = full_values(model);
+  found.counters = shard_counters(model);
+  found.unplanned_later = found.counters.unplanned_slots - found.unplanned_later;
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("micro-batches give the gradient of one rank, whenever they are reduced",
+          "[threads][fsdp2-044][fsdp2-046]") {
+  const auto [replicas, ranks] =
+      GENERATE(std::pair(1, 2), std::pair(1, 4), std::pair(2, 4), std::pair(4, 4));
+  const std::int64_t piece = GENERATE(std::int64_t{1}, std::int64_t{32} << 20);
+  const Reshard reshard = GENERATE(Reshard::automatic, Reshard::always, Reshard::never);
+  const World nowhere = World::single();
+  const ShardOptions options{
+      .mesh = DeviceMesh::flat(nowhere), .reshard_after_forward = reshard, .piece_bytes = piece};
+  const auto run = [&, replicas = replicas](int count, Way way, ExecutorKind executor) {
+    return on_ranks(
+        count, {.executor = executor, .schedule_seed = 7, .threads = 1},
+        [&](World& world) { return accumulate(world, mesh_of(world, replicas), options, way); });
+  };
+  const Accumulated alone = run(1, Way::no_sync, ExecutorKind::threaded)[0];
+  CHECK(alone.held == 0);  // nothing is shared, so nothing waits
+  for (const Way way :
+       {Way::sync, Way::no_sync, Way::no_sync_of_one, Way::no_sync_of_root, Way::no_all_reduce}) {
+    CAPTURE(replicas, ranks, piece, static_cast<int>(reshard), static_cast<int>(way));
+    const auto all = run(ranks, way, ExecutorKind::threaded);
+    const auto shuffled = run(ranks, way, ExecutorKind::shuffled);
+    // Units: three layers and the root. Two steps, in which `reduced` reductions are left out.
+    const std::uint64_t every = 4 * kMicroBatches * 2, once = 4 * 2,
+                        missing = way == Way::no_sync         ? every - once
+                                  : way == Way::sync          ? 0
+                                  : way == Way::no_all_reduce ? 0
+                                                              : (every - once) / 4;
+    const bool postpones = way == Way::no_all_reduce && replicas > 1;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      // Sums of terms of one sign in another order, of as many roundings as one rank's.
+      CHECK(distance(alone.gradients, all[rank].gradients) < kRounding);
+      CHECK(same_bits(all[rank].gradients, all[0].gradients));
+      CHECK(same_bits(all[rank].parameters, shuffled[rank].parameters));
+      CHECK(all[rank].counters.reductions == every - missing);
+      CHECK(all[rank].counters.all_reduces == (replicas == 1 ? 0
+                                               : postpones   ? once
+                                                             : every - missing));
+      CHECK((all[rank].held > 0) == (missing > 0 || postpones));
+      CHECK(all[rank].left == 0);
+    }
+  }
+}
+
+TEST_CASE("gradients in 16 bits add up unreduced in the dtype of the wire",
+          "[threads][fsdp2-088]") {
+  const World nowhere = World::single();
+  for (const bool is_narrow : {false, true}) {
+    const ShardOptions options{
+        .mesh = DeviceMesh::flat(nowhere),
+        .precision = {.param = bf16, .reduce = is_narrow ? std::optional(bf16) : std::nullopt}};
+    for (const auto& [way, replicas] : {std::pair(Way::no_sync, 1), {Way::no_all_reduce, 2}}) {
+      const auto run = [&, replicas = replicas](Way chosen) {
+        return on_ranks(4, [&](World& world) {
+          return accumulate(world, mesh_of(world, replicas), options, chosen, 1);
+        });
+      };
+      const auto later = run(way), at_once = run(Way::sync);
+      CAPTURE(is_narrow, static_cast<int>(way));
+      // Terms of one sign. In bf16 a sum of three is rounded at most twice more than where f32 has
+      // them, and is sent and summed once where the others are three times: 2^-8 each. In f32 only
+      // the order differs.
+      const double most = is_narrow ? 2 * 5 * 0x1p-8 : kRounding;
+      for (std::size_t rank = 0; rank < later.size(); ++rank)
+        CHECK(distance(at_once[rank].gradients, later[rank].gradients) < most);
+      CHECK(later[0].held > 0);
+    }
+  }
+}
+
+TEST_CASE("steps with and without reductions in turn come to rest", "[threads]") {
+  const World nowhere = World::single();
+  for (const Reshard reshard : {Reshard::automatic, Reshard::always, Reshard::never})
+    for (const Way way : {Way::no_sync, Way::no_sync_of_one, Way::no_sync_of_root}) {
+      const ShardOptions options{
+          .mesh = DeviceMesh::flat(nowhere), .reshard_after_forward = reshard, .piece_bytes = 1};
+      CAPTURE(static_cast<int>(reshard), static_cast<int>(way));
+      for (const Accumulated& rank : on_ranks(2, [&](World& world) {
+             return accumulate(world, DeviceMesh::flat(world), options, way, 6);
+           }))
+        CHECK(rank.unplanned_later == 0);
+    }
+}
+
+TEST_CASE("what backward keeps unreduced has the bytes of the plan", "[threads]") {
+  const auto found = on_ranks(4, [&](World& world) {
+    Stack model({64, 64, 64});
+    model.shard({.mesh = DeviceMesh::hybrid(world, {.replicate = 2, .shard = 2})});
+    nn::init(model, {1}, world.device());
+    const ShardPlan plan = shard_plan(model);
+    const Ledger& ledger = Memory::of(world.device()).ledger();
+    const auto backward = [&] {
+      mean_square(model(rows_of(1, world.rank(), 1, 64, world.device()))).backward();
+    };
+    std::vector<std::int64_t> bytes(4);
+    for (const ShardPlan::Unit& unit : plan.units) {
+      bytes[0] += unit.unsharded_gradient_bytes;
+      bytes[1] += unit.postponed_sum_bytes;
+    }
+    set_requires_gradient_sync(model, false);
+    backward();
+    bytes[2] = ledger.live_bytes("unsharded gradients");
+    set_requires_gradient_sync(model, true);
+    set_requires_all_reduce(model, false);
+    backward();
+    bytes[3] = ledger.live_bytes("postponed sums");
+    bytes.push_back(ledger.live_bytes("unsharded gradients"));
+    return std::pair(bytes, plan.to_string());
+  });
+  for (const auto& [bytes, text] : found) {
+    CHECK(bytes[0] > 0);
+    CHECK(bytes[2] == bytes[0]);
+    CHECK(bytes[3] == bytes[1]);
+    CHECK(bytes[4] == 0);  // they have been reduced with the others
+    CHECK_THAT(text, Contains("without gradient sync ") && Contains(", without all-reduce "));
+  }
+}
+
+TEST_CASE("what is to be reduced changes between steps only, and of units", "[threads]") {
+  const auto found = on_ranks(2, [](World& world) {
+    Stack model({5, 7, 3});
+    nn::Linear plain(2, 2);
+    std::vector<std::string> messages = {
+        contract_error([&] { set_requires_gradient_sync(model, false); })};
+    model.shard({.mesh = DeviceMesh::flat(world)});
+    nn::init(model, {11}, world.device());
+    messages.push_back(contract_error([&] { set_requires_all_reduce(plain, false, false); }));
+    messages.push_back(contract_error([&] { set_gradient_divide_factor(plain, 2); }));
+    for (const double factor : {0., -1., double{NAN}, double{INFINITY}})
+      messages.push_back(contract_error([&] { set_gradient_divide_factor(model, factor); }));
+    const auto set = [&] {
+      messages.push_back(contract_error([&] { set_requires_gradient_sync(model, false); }));
+      messages.push_back(contract_error([&] { set_gradient_divide_factor(model, 1); }));
+    };
+    const Tensor x = rows_of(1, world.rank(), 1, 5, world.device());
+    const Tensor h = model.call([&] {
+      set();
+      const Tensor y = model.layers[0](x);
+      return autograd::record("sets", {y}, y.detach(),
+                              [&](const Tensor& g, autograd::Gradients& out) {
+                                set();
+                                out.set(0, g);
+                              });
+    });
+    mean_square(h).backward();
+    return messages;
+  });
+  for (const auto& messages : found) {
+    REQUIRE(messages.size() == 11);
+    CHECK_THAT(messages[0], Contains("is no unit and has none below it; call fully_shard"));
+    CHECK_THAT(messages[1], Contains("set_requires_all_reduce: the module is no unit; call"));
+    CHECK_THAT(messages[2], Contains("set_gradient_divide_factor: the module is no unit; call"));
+    for (std::size_t i = 3; i < 7; ++i) CHECK_THAT(messages[i], Contains("finite number above 0"));
+    for (std::size_t i = 7; i < 11; ++i) CHECK_THAT(messages[i], Contains("call it between them"));
+  }
+}
+
+TEST_CASE("gradients are divided by the factor that their unit was given",
+          "[threads][fsdp2-080][fsdp2-083]") {
+  for (const auto& [replicas, ranks] : {std::pair(1, 1), {1, 2}, {2, 4}, {4, 4}})
+    for (const Way way : {Way::sync, Way::no_sync, Way::no_all_reduce}) {
+      const auto found = on_ranks(ranks, [&, replicas = replicas](World& world) {
+        const auto gradients = [&](double factor) {
+          Stack model({5, 7, 3});
+          model.shard({.mesh = mesh_of(world, replicas)});
+          nn::init(model, {11}, world.device());
+          if (factor > 0) set_gradient_divide_factor(model, factor);
+          for (const bool is_last : {false, true}) {
+            begin_micro_batch(way, model, is_last);
+            mean_square(model(rows_of(1, world.rank(), 1, 5, world.device()))).backward();
+          }
+          return shard_gradients(model);
+        };
+        return std::array{gradients(0), gradients(world.size()), gradients(2 * world.size())};
+      });
+      for (const auto& [mean, same, half] : found) {
+        CAPTURE(replicas, ranks, static_cast<int>(way));
+        CHECK(same_bits(mean, same));
+        for (const auto& [name, values] : mean) {
+          std::vector<float> expected = values;  // powers of 2: exact
+          if (!name.starts_with("layers"))       // the root's alone
+            for (float& g : expected) g /= 2;
+          CHECK(same_bits(expected, half.at(name)));
+        }
+      }
+    }
+}
+
+TEST_CASE("what is streamed is reduced by each backward, divided by its unit's factor",
+          "[threads]") {
+  const auto found = on_ranks(2, [](World& world) {
+    const auto train = [&](bool syncs, double factor) {
+      nn::Embedding table(8, 4);
+      fully_shard(table, {.mesh = DeviceMesh::flat(world), .slice_bytes = 1});
+      nn::init(table, {5}, world.device());
+      set_gradient_divide_factor(table, factor);
+      const Tensor tokens =
+          Tensor::from(std::vector<std::int64_t>{1, 7, world.rank()}, {3}, world.device());
+      for (const bool is_last : {false, true}) {
+        set_requires_gradient_sync(table, syncs || is_last);
+        mean_square(table(tokens)).backward();
+        if (is_last && factor == 2) set_gradient_divide_factor(table, 4);
+      }
+      return std::pair(shard_gradients(table), shard_counters(table).reductions);
+    };
+    return std::array{train(true, 2), train(false, 2), train(true, 1)};
+  });
+  for (const auto& [at_once, later, sums] : found) {
+    CHECK(same_bits(at_once.first, later.first));
+    CHECK(at_once.second == later.second);
+    std::vector<float> expected = sums.first.at("weight");
+    for (float& g : expected) g /= 2;
+    CHECK(same_bits(at_once.first.at("weight"), expected));
+  }
+}
+
+TEST_CASE("ranks that differ in what they reduce are told so on each of them", "[threads]") {
+  for (const Way way : {Way::no_sync, Way::no_all_reduce}) {
+    const int ranks = way == Way::no_sync ? 2 : 4;
+    std::vector<std::string> messages(static_cast<std::size_t>(ranks));
+    CHECK_THROWS_AS(
+        run_checked(
+            ranks, {.threads = 1},
+            [&](World& world) {
+              Stack model({5, 7, 3});
+              model.shard({.mesh = mesh_of(world, way == Way::no_sync ? 1 : 2)});
+              nn::init(model, {11}, world.device());
+              const auto backward = [&] {
+                mean_square(model(rows_of(1, world.rank(), 1, 5, world.device()))).backward();
+              };
+              try {
+                if (world.rank() == 1) begin_micro_batch(way, model, false);
+                backward();
+                begin_micro_batch(way, model, true);
+                backward();
+                world.device().synchronize();
+              } catch (const CommError& error) {
+                messages[static_cast<std::size_t>(world.rank())] = error.what();
+                throw;
+              }
+            }),
+        CommError);
+    for (const std::string& message : messages) {
+      CHECK_THAT(message, Contains("set_requires_"));
+    }
+  }
+}

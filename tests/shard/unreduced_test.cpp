@@ -1,0 +1,208 @@
+// Gradients that backward was told not to reduce yet: what would lack them is refused, and who
+// drops them.
+#include <tuple>
+
+#include "tessera/optim/clip.hpp"
+#include "tessera/optim/grad_scaler.hpp"
+#include "tests/shard/support.hpp"
+#include "tests/support/accumulation.hpp"
+#include "tests/support/mesh.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+std::int64_t unreduced_bytes(const Device& device) {
+  const Ledger& ledger = Memory::of(device).ledger();
+  return ledger.live_bytes("unsharded gradients") + ledger.live_bytes("postponed sums");
+}
+
+// A model of two ranks, or of two replicas, whose last backward has kept its gradients.
+struct Unreduced {
+  Unreduced(World& world, Accumulation way)
+      : model({5, 7, 3}), optimizer(parameters(world), {.lr = 0.1}) {
+    begin_micro_batch(model, way, false);
+    backward(world);
+    begin_micro_batch(model, way, true);
+  }
+  void backward(const World& world) {
+    mean_square(model(positive_rows(3, world.rank(), 1, 5, world.device()))).backward();
+  }
+  std::vector<Parameter> parameters(const World& world) {
+    make_positive(model);
+    model.shard({.mesh = mesh_of(world, 2)});
+    nn::init(model, {11}, world.device());
+    return model.parameters();
+  }
+  Stack model;
+  optim::Sgd optimizer;
+};
+
+}  // namespace
+
+TEST_CASE("a step, a norm and a frozen parameter are refused while gradients are kept unreduced",
+          "[threads]") {
+  for (const auto& [ranks, way] :
+       {std::pair(3, Accumulation::unsharded), {4, Accumulation::in_replicas}}) {
+    const auto found = on_ranks(ranks, [&, way = way](World& world) {
+      Unreduced kept(world, way);
+      Stack& model = kept.model;
+      optim::GradScaler scaler(world.device());
+      std::vector<std::string> messages;
+      for (const auto& f : std::vector<std::function<void()>>{
+               [&] { kept.optimizer.step(); },
+               [&] { optim::clip_grad_norm(model.parameters(), 1); },
+               [&] { scaler.unscale(kept.optimizer); }, [&] { model.layers[0].weight.freeze(); }})
+        messages.push_back(contract_error(f));
+      // Of other parameters nothing is kept once theirs was dropped.
+      optim::Sgd of_one(model.layers[0].parameters(), {.lr = 0.1});
+      of_one.zero_grad();
+      messages.push_back(contract_error([&] { of_one.step(); }));
+      messages.push_back(contract_error([&] { kept.optimizer.step(); }));
+      kept.backward(world);
+      messages.push_back(contract_error([&] { kept.optimizer.step(); }));
+      return messages;
+    });
+    for (const auto& messages : found) {
+      CAPTURE(ranks);
+      const char* const functions[] = {
+          "step: ", "clip_grad_norm: ", "GradScaler::unscale: ", "set_trainable: "};
+      for (std::size_t i = 0; i < 4; ++i)
+        CHECK_THAT(messages[i], Contains(functions[i]) &&
+                                    Contains(i < 3 ? "unit '(root)'" : "unit 'layers.0'") &&
+                                    Contains(i < 3 ? "'scale'" : "'layers.0.weight'") &&
+                                    Contains("set_requires_gradient_sync") &&
+                                    Contains("zero_grad"));
+      CHECK(messages[4].empty());
+      CHECK_THAT(messages[5], Contains("unit '(root)'"));
+      CHECK(messages[6].empty());
+    }
+  }
+}
+
+TEST_CASE("zero_grad drops what was kept of its parameters, and of no others", "[threads]") {
+  for (const auto& [ranks, way] :
+       {std::pair(3, Accumulation::unsharded), {4, Accumulation::in_replicas}}) {
+    struct Result {
+      Values kept, dropped, fresh, both;
+      std::int64_t bytes = 0;
+    };
+    const auto found = on_ranks(ranks, [&, way = way](World& world) {
+      const auto gradients = [&](const std::function<void(Unreduced&)>& before) {
+        Unreduced kept(world, way);
+        before(kept);
+        const std::int64_t bytes = unreduced_bytes(world.device());
+        kept.backward(world);
+        return std::pair(shard_gradients(kept.model), bytes);
+      };
+      Result result;
+      result.both = gradients([](Unreduced&) {}).first;
+      std::tie(result.fresh, result.bytes) =
+          gradients([](Unreduced& kept) { kept.optimizer.zero_grad(); });
+      // All weights, not their biases.
+      result.dropped = gradients([](Unreduced& kept) {
+                         std::vector<Parameter> weights;
+                         for (nn::Linear& layer : kept.model.layers)
+                           weights.push_back(layer.weight);
+                         optim::Sgd(weights, {.lr = 0.1}).zero_grad();
+                       }).first;
+      return result;
+    });
+    for (const Result& r : found) {
+      CAPTURE(ranks);
+      CHECK(r.bytes == 0);
+      for (const auto& [name, once] : r.fresh) {
+        // The same rows twice: the kept ones are exactly as much again.
+        std::vector<float> twice = once;
+        for (float& g : twice) g *= 2;
+        CHECK(same_bits(r.both.at(name), twice));
+        const bool is_weight = name.ends_with("weight");
+        CHECK(same_bits(r.dropped.at(name), is_weight ? once : twice));
+      }
+    }
+  }
+}
+
+TEST_CASE("a reset drops what was kept, and a pass that fails what it has touched", "[threads]") {
+  for (const auto& [ranks, way] :
+       {std::pair(2, Accumulation::unsharded), {4, Accumulation::in_replicas}}) {
+    const auto found = on_ranks(ranks, [&, way = way](World& world) {
+      std::vector<Values> gradients;
+      for (const bool resets : {false, true}) {
+        Unreduced kept(world, way);
+        if (resets)
+          reset(kept.model);
+        else
+          kept.optimizer.zero_grad();
+        kept.backward(world);
+        gradients.push_back(shard_gradients(kept.model));
+      }
+      // Unreduced gradients of a pass that ends in an exception, on all ranks.
+      Unreduced kept(world, way);
+      begin_micro_batch(kept.model, way, false);
+      const Tensor x = positive_rows(3, world.rank(), 1, 5, world.device());
+      const Tensor y = kept.model.call([&] {
+        const Tensor h = tanh(kept.model.layers[0](x));
+        const Tensor breaks = autograd::record(
+            "breaks", {h}, h.detach(),
+            [](const Tensor&, autograd::Gradients&) { throw std::runtime_error("in backward"); });
+        return kept.model.layers[1](breaks) * kept.model.scale.value();
+      });
+      try {
+        mean_square(y).backward();
+      } catch (const std::runtime_error&) {
+        world.device().synchronize();
+      }
+      begin_micro_batch(kept.model, way, true);
+      kept.optimizer.zero_grad();
+      kept.backward(world);
+      gradients.push_back(shard_gradients(kept.model));
+      return gradients;
+    });
+    for (const auto& gradients : found) {
+      CAPTURE(ranks);
+      CHECK(same_bits(gradients[0], gradients[1]));
+      CHECK(same_bits(gradients[0], gradients[2]));
+    }
+  }
+}
+
+TEST_CASE(
+    "parameters frozen before a backward that keeps gradients are followed once it is dropped",
+    "[threads]") {
+  const auto found = on_ranks(2, [](World& world) {
+    Unreduced kept(world, Accumulation::reduced);
+    const Tensor x = positive_rows(3, world.rank(), 1, 5, world.device());
+    const Tensor loss = mean_square(kept.model(x));
+    kept.model.layers[0].weight.freeze();
+    set_requires_gradient_sync(kept.model, false);
+    loss.backward();
+    set_requires_gradient_sync(kept.model, true);
+    std::vector<std::string> messages = {contract_error([&] { kept.model(x); })};
+    kept.optimizer.zero_grad();
+    messages.push_back(contract_error([&] { kept.backward(world); }));
+    messages.push_back(contract_error([&] { kept.optimizer.step(); }));
+    return std::tuple(messages, kept.model.layers[0].weight.grad().defined(),
+                      kept.model.layers[0].bias.grad().defined());
+  });
+  for (const auto& [messages, has_frozen, has_other] : found) {
+    CHECK_THAT(messages[0],
+               Contains("parameters were frozen or thawed: unit") && Contains("zero_grad"));
+    CHECK(messages[1].empty());
+    CHECK(messages[2].empty());
+    CHECK(!has_frozen);
+    CHECK(has_other);
+  }
+}
+
+TEST_CASE("kept gradients of a model that is gone hold up no optimizer", "[threads]") {
+  const auto found = on_ranks(2, [](World& world) {
+    auto kept = std::make_unique<Unreduced>(world, Accumulation::unsharded);
+    optim::Sgd optimizer(kept->model.parameters(), {.lr = 0.1});
+    kept = nullptr;
+    return contract_error([&] { optimizer.step(); });
+  });
+  for (const std::string& message : found) CHECK(message.empty());
+}
