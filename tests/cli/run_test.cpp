@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -158,6 +159,32 @@ TEST_CASE("launched processes print once and write once") {
   const std::size_t first = outcome.out.find("step:  2  ");
   REQUIRE(first != std::string::npos);
   CHECK(outcome.out.find("step:  2  ", first + 1) == std::string::npos);
+}
+
+TEST_CASE("processes and threads have the same losses, whichever micro-batches are reduced") {
+  if (std::string(TESSERA_MPIRUN).empty()) return;
+  const BookFolder folder;
+  const auto losses = [&](const std::string& how, const std::string& options) {
+    const Outcome outcome = run_command(how + kTiny +
+                                            "--training.global_batch_size=12 "
+                                            "--training.local_batch_size=1 --training.steps=3 "
+                                            "--parallelism.data_parallel_replicate_degree=2 " +
+                                            options,
+                                        folder.path().string(), kMpirun);
+    INFO(outcome.err);
+    CHECK(outcome.exit_code == 0);
+    std::vector<std::string> found;
+    std::istringstream lines(folder.read("out.jsonl"));
+    for (std::string line; std::getline(lines, line);)
+      found.push_back(line.substr(0, line.find(", \"lr\"")));
+    return found;
+  };
+  for (const std::string sync : {"last", "all_reduce_last"}) {
+    const std::string option = "--parallelism.fsdp_gradient_sync=" + sync;
+    const auto threads = losses("", option + " --ranks=4");
+    CHECK(threads.size() == 3);
+    CHECK(threads == losses("mpirun -n 4 ", option));
+  }
 }
 
 TEST_CASE("under TESSERA_CHECK=1 a run closes with what the race checker saw") {

@@ -16,11 +16,13 @@ using namespace tessera::testing;
 
 TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[threads]") {
   const std::uint64_t seed = fresh_seed();
-  const std::vector<Cell> tried = {{},
-                                   {.reshard = Reshard::never, .recomputes = true},
-                                   {.recomputes = true, .freezes = true, .micro_batches = 3},
-                                   {.param = bf16},
-                                   {.param = f16, .scales_loss = true}};
+  const std::vector<Cell> tried = {
+      {},
+      {.reshard = Reshard::never, .recomputes = true},
+      {.recomputes = true, .freezes = true, .micro_batches = 3},
+      {.param = bf16},
+      {.param = f16, .scales_loss = true},
+      {.micro_batches = 3, .param = bf16, .accumulation = Accumulation::unsharded}};
   GridShare share;
   for (const Cell& cell : tried)
     for (const int ranks : share.of({1, 2, 4, 8})) {
@@ -40,7 +42,8 @@ TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[t
 
 TEST_CASE("the planned peak of a GPU is the measured one, on every rank and step", "[threads]") {
   for (const Cell& cell : {Cell{}, Cell{.recomputes = true, .tied = true, .micro_batches = 3},
-                           Cell{.param = f16, .scales_loss = true}})
+                           Cell{.param = f16, .scales_loss = true},
+                           Cell{.micro_batches = 3, .accumulation = Accumulation::unsharded}})
     for (const CudaMemory memory : {CudaMemory::pieces, CudaMemory::mapped})
       for (const int ranks : {1, 2, 4}) {
         INFO(cell << ", " << ranks << " ranks");
