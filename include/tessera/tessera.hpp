@@ -93,6 +93,7 @@
 #include "tessera/run/watchdog.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/shard/layout.hpp"
+#include "tessera/shard/runtime_control.hpp"
 #include "tessera/tensor/dims.hpp"
 #include "tessera/tensor/dlpack.hpp"
 #include "tessera/tensor/initializer.hpp"

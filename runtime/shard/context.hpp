@@ -50,6 +50,11 @@ class Context : public std::enable_shared_from_this<Context> {
   ShardCounters counters() const;
   void count_gather() noexcept { ++gathers_; }
   void count_reduction() noexcept { ++reductions_; }
+  Slots& slots() noexcept { return *slots_; }
+  // From here on a unit may be open, or gathered, between two forwards of the root.
+  void expect_open_units() noexcept { may_hold_units_ = true; }
+  // Closes those that an update has made stale, so that their slots are not in the way of others.
+  void close_stale_units();
 
   // --- forward ---
   // The root is called, and the call ends.
@@ -96,7 +101,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<Unit> unit(int number) const {
     return units_[static_cast<std::size_t>(number)].lock();
   }
-  void prefetch(int depth);
+  void prefetch(Unit& unit);
   bool call_ends_next() const;
   void end_of_backward();
   void recover() noexcept;
@@ -117,6 +122,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::unique_ptr<Slots> slots_;
   std::unique_ptr<Replicas> replicas_;  // of a hybrid mesh
   std::uint64_t gathers_ = 0, reductions_ = 0;
+  bool may_hold_units_ = false;
 
   std::size_t forwards_ahead_ = 2;
   std::vector<Event> forwards_;  // the ends of the last, as many at most
