@@ -152,6 +152,9 @@ Tensor value_of(const std::shared_ptr<ParameterState>& state) {
   TESSERA_EXPECT(!state->window->is_closed(), "parameter '", state->name, "' of unit '",
                  *state->unit,
                  "' was used while the unit is closed; use it inside the module's call");
+  TESSERA_EXPECT(!state->unit || state->window->version == state->group->version, "parameter '",
+                 state->name, "' of unit '", *state->unit,
+                 "' was updated since the unit was unsharded; call unshard again");
   if (!state->unit && !state->group->is_laid_out) state->group->lay_out_gradient();
   if (state->ready) state->group->device.compute().wait(*state->ready);
   Tensor out = read_only(

@@ -62,7 +62,10 @@ void Context::build(nn::Module& root) {
 
 void Context::lay_out(nn::Module& root) {
   try {
-    for (const auto& unit : units_) unit.lock()->lay_out();
+    for (const auto& unit : units_) {
+      unit.lock()->check_control();
+      unit.lock()->lay_out();
+    }
     cut_streamed(unit(0)->shards().options.slice_bytes);
     // The tables of slices are made now, not before the first step: were one that fails to skip
     // them, they would be missing in the next.
@@ -179,7 +182,15 @@ void Context::begin_forward() {
     device().block(forwards_.front());
     forwards_.erase(forwards_.begin());
   }
+  if (may_hold_units_) close_stale_units();
   slots_->begin_step();
+}
+
+void Context::close_stale_units() {
+  for (const auto& weak : units_)
+    if (const std::shared_ptr<Unit> unit = weak.lock();
+        unit && unit->is_stale() && !unit->is_in_call())
+      unit->close();
 }
 
 void Context::end_forward() { forwards_.push_back(device().compute().record()); }
@@ -190,16 +201,15 @@ void Context::enter(Unit& unit, const BackwardNeeds& needs) {
   schedule_end();
   unit.enter_call(needs.gradients);
   entered_.push_back(&unit);
-  const int depth = unit.shards().options.prefetch_depth;
   // The last blocks are prefetched before the root is gathered. The root's slot is in use until
   // forward has ended, so its gather waits, and every gather queued behind it would wait as well.
-  if (unit.is_root()) prefetch(depth);
+  if (unit.is_root()) prefetch(unit);
   if (needs.parameters) {
     unit.gather();
     unit.open();
   }
   if (needs.gradients) unit.take_buffer(call_ends_next());
-  if (!unit.is_root()) prefetch(depth);
+  if (!unit.is_root()) prefetch(unit);
 }
 
 void Context::leave(Unit& unit) {
@@ -207,14 +217,16 @@ void Context::leave(Unit& unit) {
   entered_.pop_back();
   if (unit.is_in_backward()) return;
   if (unit.trains()) unit.reduce();  // on some ranks pieces have gone long before
-  unit.close();
+  if (unit.reshards_after_backward()) unit.close();
   // Most units use their parameters once, and stay entered until the calls inside have ended.
   for (Unit* const outer : entered_) outer->note_uses();
 }
 
-// Gathers the units of the `depth` calls that backward enters next.
-void Context::prefetch(int depth) {
-  if (depth == 0) return;
+// Gathers the units of the calls that backward enters next, or those that the program has listed.
+void Context::prefetch(Unit& unit) {
+  if (!unit.prefetch_list(Unit::Prefetch::backward).empty())
+    return unit.gather_listed(Unit::Prefetch::backward);
+  int depth = unit.shards().options.prefetch_depth;
   autograd::for_each_upcoming_step([&](autograd::Region& region, bool begins) {
     const auto* const call = begins ? dynamic_cast<UnitRegion*>(&region) : nullptr;
     const std::shared_ptr<Unit> unit = call ? call->unit() : nullptr;
@@ -255,7 +267,7 @@ void Context::end_of_backward() {
     const std::shared_ptr<Unit> unit = weak.lock();
     if (!unit) continue;
     if (unit->owes_reduction()) unit->reduce();
-    unit->close();
+    if (unit->reshards_after_backward()) unit->close();
   }
   in_pass_ = false;
 }

@@ -53,6 +53,10 @@ class Context : public std::enable_shared_from_this<Context> {
     ++reductions_;
     if (all_reduces) ++all_reduces_;
   }
+  // From here on a unit may be open, or gathered, between two forwards of the root.
+  void expect_open_units() noexcept { may_hold_units_ = true; }
+  // Closes those that an update has made stale, so that their slots are not in the way of others.
+  void close_stale_units();
 
   // --- forward ---
   // The root is called, and the call ends.
@@ -100,7 +104,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<Unit> unit(int number) const {
     return units_[static_cast<std::size_t>(number)].lock();
   }
-  void prefetch(int depth);
+  void prefetch(Unit& unit);
   bool call_ends_next() const;
   void end_of_backward();
   void recover() noexcept;
@@ -122,6 +126,7 @@ class Context : public std::enable_shared_from_this<Context> {
   int layouts_ = 0;                     // that were made of them
   std::unique_ptr<Replicas> replicas_;  // of a hybrid mesh
   std::uint64_t gathers_ = 0, reductions_ = 0, all_reduces_ = 0;
+  bool may_hold_units_ = false;
 
   std::size_t forwards_ahead_ = 2;
   std::vector<Event> forwards_;  // the ends of the last, as many at most

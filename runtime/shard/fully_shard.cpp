@@ -55,16 +55,19 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
   TESSERA_EXPECT(module.hook() == nullptr,
                  "fully_shard: the module is a unit already; call it once on each module");
   std::vector<std::shared_ptr<ParameterState>> claimed;
-  std::vector<const std::string*> inside;
+  std::vector<shard::Unit*> inside;
   for (const auto& [name, below] : module.named_modules())
-    if (const auto* unit = dynamic_cast<shard::Unit*>(below->hook().get()))
-      inside.push_back(&unit->name());
+    if (auto* const unit = dynamic_cast<shard::Unit*>(below->hook().get())) inside.push_back(unit);
+  const auto is_inside = [&](const std::string* unit) {
+    return std::any_of(inside.begin(), inside.end(),
+                       [&](const shard::Unit* inner) { return &inner->name() == unit; });
+  };
   for (const auto& [name, parameter] : module.named_parameters()) {
     const auto& state = state_of(parameter);
     if (state->unit) {
       TESSERA_EXPECT(
-          std::find(inside.begin(), inside.end(), state->unit) != inside.end(),
-          "fully_shard: parameter '", name, "' belongs to unit '", *state->unit,
+          is_inside(state->unit), "fully_shard: parameter '", name, "' belongs to unit '",
+          *state->unit,
           "' already; shard inner modules before those around them, and the module that holds both "
           "where two share a parameter");
       continue;
@@ -96,6 +99,7 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
       module.reads_parameters_in_backward() || claimed.size() > module.own_parameters().size();
   auto unit = std::make_shared<shard::Unit>(claimed, options, is_read);
   module.set_hook(unit);
+  for (shard::Unit* const inner : inside) inner->set_inner();
   if (device.is_meta() || held.size() < claimed.size()) return;
   unit->materialize(device);
   for (const Held& h : held) {

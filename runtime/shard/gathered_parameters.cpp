@@ -52,6 +52,7 @@ bool GatheredParameters::is_stale() const noexcept {
 // --- gather ---
 
 bool GatheredParameters::gather() {
+  if (state_ == State::gathering && is_stale()) close();  // nobody has opened it since an update
   if (state_ != State::closed) return false;
   TESSERA_EXPECT(!shards_.group || shards_.group->is_consistent, "unit '", shards_.name,
                  "': an update of its parameters was left half done by a step that failed; load "
@@ -115,11 +116,12 @@ void GatheredParameters::pack() {
 void GatheredParameters::open() {
   // Also where it has stayed open: what it kept from before an update is an error to use.
   for (const auto& p : shards_.parameters) p->window->version = shards_.group->version;
-  if (state_ == State::open) return;
   // In forward the wait is lazy: Parameter::value waits at a parameter's first use. The root uses
   // its parameters after its inner units, whose waits cover the root's gather, so it seldom waits
-  // at all. In backward nobody calls value(): nodes read saved tensors. So the wait stands here.
+  // at all. In backward nobody calls value(): nodes read saved tensors. So the wait stands here,
+  // also for what a program has unsharded and not read.
   if (uses_slot() && autograd::in_backward()) shards_.device.compute().wait(gathered_);
+  if (state_ == State::open) return;
   advance(State::gathering, State::open);
   for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
     ParameterState& p = *shards_.parameters[i];

@@ -30,7 +30,7 @@ class GatheredParameters {
 
   // --- the steps ---
   // Casts this rank's shards into a slot and queues the all-gather around them, unless that is
-  // queued or done. Whether an all-gather was queued.
+  // queued, and not stale, or done. Whether an all-gather was queued.
   // Throws: ContractError while the shards are not consistent; see ShardReset.
   bool gather();
   // Makes the full tensors usable by later work on the compute stream.

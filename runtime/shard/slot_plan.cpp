@@ -83,7 +83,7 @@ SlotPlan plan_slots(std::span<const SlotUse> uses, std::span<const UnitNeeds> un
 void join_at_turn(std::vector<SlotUse>& uses) {
   std::vector<std::int64_t> gone;  // times
   for (std::size_t i = 0; i < uses.size(); ++i) {
-    while (uses[i].ends_forward) {
+    while (uses[i].ends_forward && !uses[i].is_carried) {
       std::size_t next = i + 1;  // uses are in the order in which they are taken
       while (next < uses.size() && uses[next].begin < uses[i].end) ++next;
       if (next == uses.size() || uses[next].unit != uses[i].unit ||

@@ -57,7 +57,8 @@ struct SlotPlan {
 // reduction, as large as the largest of its unit, less a third of one.
 SlotPlan plan_slots(std::span<const SlotUse> uses, std::span<const UnitNeeds> units);
 // Where a call has ended forward, and the next slot that anybody takes is its unit's, for backward,
-// the two become one use: what was gathered stays, and no other slot is alive for longer.
+// the two become one use: what was gathered stays, and no other slot is alive for longer. Not so of
+// what was taken before the step, for Slots::stays follows the plan of the step in which it was.
 void join_at_turn(std::vector<SlotUse>& uses);
 // Who takes what, in which order: equal for steps that one plan serves.
 std::uint64_t fingerprint(std::span<const SlotUse> uses);

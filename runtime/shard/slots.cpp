@@ -35,9 +35,10 @@ Slots::~Slots() {
 
 // --- a step ---
 
-// A step whose slots all lay where its plan had them needs no other. One that had slots elsewhere
-// is planned from its uses, for the next time that it is expected: after the two that it came
-// after.
+// A step that had slots where no plan had them, or that kept to the plan of another, is planned
+// from its uses, for the next time that it is expected: after the two that it came after. So steps
+// that come again follow plans of their own, and what they leave for the next lies where it lay
+// before.
 void Slots::begin_step() {
   std::vector<SlotUse> carried;
   for (Live& live : live_) {
@@ -61,11 +62,11 @@ void Slots::begin_step() {
     last_ = ended;
     context_ = context;
   }
-  const bool makes_plan = !is_planned_;
+  const bool makes_plan = !is_planned_ || !(is_new_ || uses_.empty() || kept_.contains(ended));
   is_assumption_met_ = is_assumption_met_ || (is_new_ && is_planned_ && !uses_.empty());
   // Where a step does not keep to the plan of its own uses, what an earlier one has left was in
   // the way. With room for all that was taken it comes to rest.
-  std::int64_t bytes = makes_plan && followed_ == ended ? this->bytes() : 0;
+  if (makes_plan && followed_ == ended) least_bytes_ = std::max(least_bytes_, this->bytes());
   if (makes_plan) {
     if (is_new_ && !is_assumption_met_) kept_.clear();  // nobody calls the units so
     is_new_ = false;
@@ -81,14 +82,21 @@ void Slots::begin_step() {
   for (PlannedUses& planned : planned_uses_) planned.next = 0;
 
   wants_resize_ = wants_resize_ || makes_plan;
+  resize_if_due();
+}
+
+// The room that the plans need, as soon as no slot is taken.
+void Slots::resize_if_due() {
   if (!wants_resize_ || !live_.empty()) return;
   wants_resize_ = false;
+  std::int64_t bytes = least_bytes_;
   for (const auto& [step, kept] : kept_) bytes = std::max(bytes, kept.plan.bytes);
   if (bytes != this->bytes()) resize(bytes);
 }
 
 Slot Slots::take(int unit, SlotKind kind, std::int64_t bytes) {
   if (uses_.size() == kMostUses) begin_step();
+  resize_if_due();  // of units that are open whenever the root is called
   const OwnerId owner = owners_[static_cast<std::size_t>(kind)];
   PlannedUses& known = planned_uses(unit, kind);
   const std::int64_t offset =

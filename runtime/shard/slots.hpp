@@ -35,6 +35,10 @@ class Slots {
   void give_back(const Slot& slot, bool ends_forward);
   // Whether a slot that such a call would give back stays taken, as the plan has it.
   bool stays(const Slot& slot);
+  // Whether it is given back by the unit's calls for training, from here on.
+  void set_keeps_open(int unit, bool keeps_open) {
+    units_[static_cast<std::size_t>(unit)].keeps_open = keeps_open;
+  }
   // How many the plan that is followed has.
   std::size_t planned(int unit, SlotKind kind) { return planned_uses(unit, kind).offsets.size(); }
 
@@ -75,6 +79,7 @@ class Slots {
   Live& live(const Slot& slot);
   void keep(std::vector<SlotUse> uses);
   void follow(std::uint64_t step);
+  void resize_if_due();
   void resize(std::int64_t bytes);
   void add_block(std::int64_t bytes);
   Slot take_gap(std::int64_t bytes, OwnerId owner);
@@ -92,6 +97,7 @@ class Slots {
   std::int64_t now_ = 0;
   bool is_planned_ = true;  // so far
   bool wants_resize_ = false;
+  std::int64_t least_bytes_ = 0;
   std::vector<PlannedUses> planned_uses_;
   std::uint64_t followed_ = 0;  // whose plan these are
 

@@ -19,7 +19,10 @@ void Unit::materialize(const Device& device) {
 }
 
 Unit::Unit(const Unit& unit, std::shared_ptr<ParameterState> slice)
-    : shards_(unit.shards_, std::move(slice)), is_read_(true), local_(unit.local_) {
+    : shards_(unit.shards_, std::move(slice)),
+      is_read_(true),
+      reshards_after_backward_(unit.reshards_after_backward_),
+      local_(unit.local_) {
   parameters_.materialize();
   make_buffer();
 }
@@ -63,9 +66,7 @@ void Unit::before_call(nn::Module& module) {
 }
 
 void Unit::begin_call(bool is_read) {
-  TESSERA_EXPECT(context_->is_valid(), "unit '", name(),
-                 "': its world has recovered from a failure without it; give reset a module that "
-                 "holds all roots of the world");
+  expect_valid();
   if (call_depth_ > 0) {
     ++call_depth_;
     return;
@@ -79,6 +80,8 @@ void Unit::begin_call(bool is_read) {
     if (parameters_.is_stale() && !autograd::in_backward()) close();
     gather();
     open();
+    if (!prefetch_list(Prefetch::forward).empty() && !autograd::in_backward())
+      gather_listed(Prefetch::forward);
   }
   const bool trains = autograd::history_is_wanted(), runs_again = autograd::runs_again();
   if ((trains || runs_again) && !autograd::in_backward()) {
@@ -86,6 +89,12 @@ void Unit::begin_call(bool is_read) {
     guard_.emplace(std::make_shared<UnitRegion>(shared_from_this(), needs), shared_from_this());
   }
   ++call_depth_;
+}
+
+void Unit::expect_valid() const {
+  TESSERA_EXPECT(context_->is_valid(), "unit '", name(),
+                 "': its world has recovered from a failure without it; give reset a module that "
+                 "holds all roots of the world");
 }
 
 void Unit::after_call(nn::Module&) { end_call(); }
@@ -151,15 +160,6 @@ void Unit::drop_kept() noexcept {
   buffer_->drop_kept();
 }
 
-void Unit::set_divide_factor(double factor) {
-  shards_.divide_factor = factor;
-  if (local_) local_->divide_factor = factor;
-  for (const auto& p : shards_.streamed)
-    for (int slice = 0; p->slices && slice < p->slices->count(); ++slice)
-      std::static_pointer_cast<StreamedParameter>(p->slices)->unit(slice)->set_divide_factor(
-          factor);
-}
-
 void Unit::cut_streamed(std::int64_t bytes) {
   for (const auto& p : shards_.streamed)
     p->slices = std::make_shared<StreamedParameter>(*this, p, bytes);
@@ -172,8 +172,7 @@ void Unit::join(std::shared_ptr<Context> context, std::string name, int number) 
   shards_.set_name(std::move(name));
   shards_.number = number;
   is_root_ = number == 0;
-  const Reshard reshard = shards_.options.reshard_after_forward;
-  keeps_open_ = reshard == Reshard::never || (is_root_ && reshard == Reshard::automatic);
+  set_reshard_after_forward(shards_.options.reshard_after_forward);
 }
 
 UnitNeeds Unit::needs(int parent) const {

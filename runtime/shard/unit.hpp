@@ -11,6 +11,7 @@
 // PyTorch FSDP2: FSDPParamGroup with the hooks of its FSDPState.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -64,6 +65,31 @@ class Unit final : public nn::ModuleHook,
   void take_buffer(bool call_ends_next) {
     if (buffer_ && shards_.reduces) buffer_->take(call_ends_next && entered_calls_ == 1);
   }
+
+  // --- what a program decides while it runs: see shard/runtime_control.hpp ---
+  void unshard();
+  void reshard();
+  // Throws: ContractError inside of a call or of backward.
+  void expect_between_steps(const char* function) const;
+  void set_reshard_after_forward(Reshard when);
+  void set_reshard_after_backward(bool reshards);
+  bool reshards_after_backward() const noexcept { return reshards_after_backward_; }
+  void set_unshard_in_backward(bool unshards) noexcept { is_read_ = unshards; }
+  // Whose gathers are queued behind its own: when it is called, when backward enters it.
+  enum class Prefetch : std::uint8_t { forward, backward };
+  using PrefetchList = std::vector<std::weak_ptr<Unit>>;
+  void set_prefetch(Prefetch where, PrefetchList units);
+  const PrefetchList& prefetch_list(Prefetch where) const noexcept {
+    return prefetch_[static_cast<std::size_t>(where)];
+  }
+  void gather_listed(Prefetch where);
+  // Throws: ContractError where it has listed a unit of another root.
+  void check_control() const;
+  // Whether an update has come since it was opened outside of a call, or stayed open.
+  bool is_stale() const noexcept { return parameters_.is_stale(); }
+  // It lies inside the module of another unit.
+  void set_inner() noexcept { is_inner_ = true; }
+  bool is_inner() const noexcept { return is_inner_; }
 
   // --- its part of backward ---
   // One of its calls is entered, is left. `trains`: it may give gradients.
@@ -141,13 +167,16 @@ class Unit final : public nn::ModuleHook,
   void make_buffer();
   void set_unreduced(bool is_unreduced);
   void drop_kept() noexcept;
+  void for_each_slice(const std::function<void(Unit&)>& f) const;
+  void expect_valid() const;
 
   UnitShards shards_;
-  const bool is_read_;
+  bool is_read_;
   // Above what has slots of it, which give them back first when the unit goes.
   std::shared_ptr<Context> context_;
-  bool is_root_ = false;
-  bool keeps_open_ = false;
+  bool is_root_ = false, is_inner_ = false;
+  bool keeps_open_ = false, reshards_after_backward_ = true;
+  PrefetchList prefetch_[2];
 
   std::unique_ptr<GradientBuffer> buffer_;  // several ranks, with something to train
   std::shared_ptr<LocalGradient> local_;    // one rank, with something to train

@@ -163,6 +163,20 @@ TEST_CASE("steps that alternate come to rest", "[fsdp2-068]") {
   }
 }
 
+TEST_CASE("two forwards a step, whose second begins with what the first has left, come to rest") {
+  for (const Way& way : all_ways()) {
+    const std::vector<Step> steps(24, [](Layers& model, const Tensor& x) {
+      const Tensor a = mean_square(model(x, kInOrder)), b = mean_square(model(x, kInOrder));
+      b.backward();
+      a.backward();
+    });
+    for (const Seen& seen : check_values(way, steps)) {
+      CHECK(seen.unplanned[15] == seen.unplanned.back());
+      CHECK(seen.bytes[15] == seen.bytes.back());
+    }
+  }
+}
+
 TEST_CASE("after a failure all ranks begin with the plan of none") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);

@@ -1,21 +1,79 @@
-// What a program may change of its units between steps; PyTorch: the setters of FSDPModule.
+// What a program decides about its units while it runs: when they are gathered, for how long, and
+// which backwards reduce (PyTorch: the methods of FSDPModule). Every rank makes the same of these
+// calls, at the same place among its calls of the model: gathers are collectives.
 //
-// Every rank makes the same calls at the same point of its program. They issue nothing, and hold
-// until they are changed.
+// To run further methods of a module as calls of its unit needs no registration (PyTorch:
+// register_fsdp_forward_method): nn::Module::call is public, and what runs inside it is a call.
+//
+//   Tensor Model::encode(const Tensor& x) { return call([&] { return encoder(x); }); }
+//   model.call([&] { return model.of_others(x); });            // of a class that can't be changed
 #pragma once
 
-#include "tessera/nn/module.hpp"
+#include <vector>
+
+#include "tessera/shard/fully_shard.hpp"
 
 namespace tessera {
+
+// --- Outside of calls ---
+
+// Queues the gather of the unit's parameters and opens it: Parameter::value gives full tensors, and
+// calls of the unit gather nothing. Until reshard, the end of the unit's next call, where that
+// reshards, or the end of backward. After an update of the parameters it is an error to use them
+// before the next unshard. The host waits for nothing, and no stream before the first use of a
+// value, so what is queued in between overlaps with the gather; there is no handle to wait for
+// (PyTorch: UnshardHandle). A streamed parameter stays as it is: there one slice at a time.
+// Throws: ContractError for a module that is no unit or has no memory, for one inside of another
+// unit's module whose root has not run yet, and in backward, recomputed functions included.
+void unshard(nn::Module& module);
+// Closes the unit; what comes next gathers it again. Nothing, where it is closed.
+// Throws: ContractError as unshard, inside of a call of the unit, and for a full tensor that
+// somebody still holds.
+void reshard(nn::Module& module);
+
+// --- How long units stay open ---
+
+// `recurse`: for all units below the module, too.
+
+// ShardOptions::reshard_after_forward from here on. shard_plan goes on to count the gathers of the
+// options that fully_shard was given. Slots are planned anew by the steps that follow, once for
+// each way.
+// Throws: ContractError for a module that is no unit, and inside of calls and of backward.
+void set_reshard_after_forward(nn::Module& module, Reshard when, bool recurse = true);
+// Whether backward closes a unit when its part has ended, as it does from the beginning. Where not,
+// the next forward finds it open, and gathers it only where it was updated in between: so forwards
+// of several micro-batches gather once. Throws: as set_reshard_after_forward.
+void set_reshard_after_backward(nn::Module& module, bool reshards, bool recurse = true);
+// Whether backward gathers this unit for calls made from here on; at first what
+// nn::Module::reads_parameters_in_backward says. A unit that a recomputed function calls is
+// gathered all the same, and of a streamed parameter its module says at each use. Where it is false
+// and backward reads a parameter that is not there, that is a ContractError.
+// Throws: as set_reshard_after_forward.
+void set_unshard_in_backward(nn::Module& module, bool unshards);
+
+// --- Which gathers run ahead ---
+
+// The units whose gathers are queued, in this order, behind the unit's own, when it is called; an
+// empty list, as at first, is none. It matters where the host is not ahead of the device already.
+// Throws: ContractError naming what is no unit under the same root, and as
+// set_reshard_after_forward.
+void set_modules_to_forward_prefetch(nn::Module& module, const std::vector<nn::Module*>& modules);
+// The same when backward enters the unit, in the place of the default, the `prefetch_depth` units
+// that come next; an empty list brings that back. Of the root they are queued before its own
+// gather, which waits until forward has ended. What backward does not enter after all is closed
+// when it ends.
+void set_modules_to_backward_prefetch(nn::Module& module, const std::vector<nn::Module*>& modules);
 
 // --- Gradients ---
 //
 // Micro-batches that are reduced once, three ways:
 //
-//                                        a micro-batch     the last one
-//   as it is                             rs, ar            rs, ar           sharded gradients add
-//   up set_requires_all_reduce(.., false)   rs                rs, ar           hybrid meshes
-//   set_requires_gradient_sync(.., false)                  rs, ar           full gradients add up
+//                                          a micro-batch   the last one   what adds up
+//   as it is                               rs, ar          rs, ar         gradients of shards
+//   set_requires_all_reduce(.., false)     rs              rs, ar         sums of shards, hybrid
+//   set_requires_gradient_sync(.., false)                  rs, ar         full gradients
+//
+//   rs: reduce-scatter over the ranks that shard    ar: all-reduce over replicas
 //
 //   for (int micro = 0; micro < 8; ++micro) {
 //     set_requires_gradient_sync(model, micro == 7);
@@ -29,9 +87,8 @@ namespace tessera {
 // gradients: ShardPlan::Unit::unsharded_gradient_bytes of them stay in memory. true makes
 // set_requires_all_reduce true, too. No effect on one rank, where there is nothing to reduce, and
 // on what is streamed: slices of a table are reduced by each backward.
-//   In between the optimizer's step, clip_grad_norm, GradScaler::unscale and
-//   Parameter::set_trainable
-// throw ContractError naming the unit; zero_grad drops what is kept of its parameters, reset all.
+//   In between the optimizer's step, clip_grad_norm, GradScaler::unscale and set_trainable throw
+// ContractError naming the unit; zero_grad drops what is kept of its parameters, reset all.
 // Parameter::grad has what was reduced.
 // Throws: ContractError where there is no such unit, within a call of one and within backward.
 // Where ranks differ, the step fails on all of them with a CommError.
