@@ -1,4 +1,5 @@
-// Programs of random decisions, beside the same training without any.
+// Programs of random decisions, beside the same training without any; both reduce every
+// micro-batch, or the last one only.
 #include <random>
 
 #include "tests/shard/trained.hpp"
@@ -51,16 +52,20 @@ TEST_CASE("decisions at random change no bit of what is trained", "[threads]") {
         };
         decide();
         const int micro = 1 + static_cast<int>(below(kind, 2));
-        const bool ahead = below(kind, 3) == 0, evaluates = below(kind, 3) == 0;
+        const bool ahead = below(kind, 3) == 0, evaluates = below(kind, 3) == 0,
+                   reduces_once = below(kind, 2) == 0;
         std::vector<Tensor> losses;
+        const auto backward = [&](int m) {
+          set_requires_gradient_sync(one.model, !reduces_once || m + 1 == micro);
+          std::exchange(losses[static_cast<std::size_t>(m)], {}).backward();
+        };
         for (int m = 0; m < micro; ++m) {
           losses.push_back(one.loss(number + static_cast<std::uint64_t>(m)));
           decide();
-          if (!ahead) std::exchange(losses.back(), {}).backward();
+          if (!ahead) backward(m);
           decide();
         }
-        for (Tensor& loss : losses)
-          if (loss.defined()) std::exchange(loss, {}).backward();
+        for (int m = 0; ahead && m < micro; ++m) backward(m);
         decide();
         one.update();
         if (!evaluates) return;

@@ -1,5 +1,6 @@
 // What a program decides about units while it runs: unshard and reshard outside of calls, and how
 // long units stay open.
+#include "tessera/nn/embedding.hpp"
 #include "tests/shard/trained.hpp"
 
 using namespace tessera;
@@ -242,6 +243,77 @@ TEST_CASE("a unit is gathered once for all chunks of a loss, where the flags say
        })) {
     CHECK(gathers == 1);
     CHECK_THAT(closed, Contains("while the unit is closed"));
+  }
+}
+
+TEST_CASE("the slices of a table stay open and are closed as their unit is told to", "[threads]") {
+  struct Tabled final : nn::Module {
+    Tabled() { register_modules("ids", ids, "layer", layer); }
+    Tensor operator()(const Tensor& x) {
+      return call([&] { return layer(ids(x)); });
+    }
+    nn::Embedding ids{6, 4};
+    nn::Linear layer{4, 4};
+  };
+  for (const auto& [plain, open, again] : on_ranks(2, [](World& world) {
+         Tabled model;
+         fully_shard(model, {.mesh = DeviceMesh::flat(world),
+                             .reshard_after_forward = Reshard::always,
+                             .slice_bytes = 1});
+         nn::init(model, {1}, world.device());
+         const auto gathers = [&] {
+           const std::uint64_t before = shard_counters(model).gathers;
+           for (int micro = 0; micro < 2; ++micro)
+             mean_square(model(Tensor::arange(6, i64, world.device()))).backward();
+           return shard_counters(model).gathers - before;
+         };
+         const std::uint64_t first = gathers();
+         set_reshard_after_forward(model, Reshard::never);
+         set_reshard_after_backward(model, false);
+         gathers();
+         const std::uint64_t none = gathers();
+         set_reshard_after_forward(model, Reshard::always);
+         set_reshard_after_backward(model, true);
+         gathers();
+         return std::tuple(first, none, gathers());
+       })) {
+    CHECK(plain == 2 * (3 + 2));  // three slices, which backward does not read
+    CHECK(open == 0);
+    CHECK(again == plain);
+  }
+}
+
+TEST_CASE("a reset closes what was unsharded, and the step after it is as any other", "[threads]") {
+  const auto run = [](bool fails) {
+    return on_ranks(2, [fails](World& world) {
+      TrainedStack t(world, Reshard::always);
+      const auto step = [&] { t.loss().backward(), t.update(); };
+      if (fails) {
+        set_reshard_after_backward(t.model, false);
+        set_modules_to_forward_prefetch(t.layer(0), {&t.layer(2)});
+      }
+      step();
+      std::string closed;
+      if (fails) {
+        try {
+          unshard(t.layer(1));
+          t.loss().backward();
+          if (world.rank() == 0) throw std::runtime_error("one rank");
+          unshard(t.layer(0));
+          t.loss().backward();
+        } catch (const std::exception&) {
+          reset(t.model);
+          closed = contract_error([&] { first_weight(t); });
+        }
+      }
+      for (int k = 0; k < 3; ++k) step();
+      return std::pair(closed, full_values(t.model));
+    });
+  };
+  const auto plain = run(false), failed = run(true);
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    CHECK_THAT(failed[rank].first, Contains("while the unit is closed"));
+    CHECK(same_bits(failed[rank].second, plain[rank].second));
   }
 }
 
