@@ -1,5 +1,7 @@
 #include "tessera/device/collective_barrier.hpp"
 
+#include <algorithm>
+
 #include "tessera/base/error.hpp"
 
 namespace tessera {
@@ -57,6 +59,17 @@ void CollectiveBarrier::leave() {
     abort_signal_.changed_.wait(lock, [&] { return inside_ == 0; });
   }
   if (given_up_) throw CommError("collective: given up because " + abort_signal_.reason_);
+}
+
+// A group's barrier knows how many ranks it has, not which: each takes the next entry.
+CollectiveBarrier::Marks& CollectiveBarrier::marks_of(int rank) {
+  const std::lock_guard lock(abort_signal_.mutex_);
+  const auto found = std::ranges::find_if(
+      marks_, [rank](const Marks& marks) { return marks.rank == rank || marks.rank < 0; });
+  TESSERA_EXPECT(found != marks_.end(), "CollectiveBarrier: rank ", rank, " is one more than its ",
+                 size_);
+  found->rank = rank;
+  return *found;
 }
 
 void CollectiveBarrier::rearm() {

@@ -22,7 +22,9 @@ TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[t
       {.recomputes = true, .freezes = true, .micro_batches = 3},
       {.param = bf16},
       {.param = f16, .scales_loss = true},
-      {.micro_batches = 3, .param = bf16, .accumulation = Accumulation::unsharded}};
+      {.micro_batches = 3, .param = bf16, .accumulation = Accumulation::unsharded},
+      {.replicas = 2},
+      {.micro_batches = 3, .replicas = 2, .accumulation = Accumulation::in_replicas}};
   GridShare share;
   for (const Cell& cell : tried)
     for (const int ranks : share.of({1, 2, 4, 8})) {
@@ -41,9 +43,11 @@ TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[t
 }
 
 TEST_CASE("the planned peak of a GPU is the measured one, on every rank and step", "[threads]") {
-  for (const Cell& cell : {Cell{}, Cell{.recomputes = true, .tied = true, .micro_batches = 3},
-                           Cell{.param = f16, .scales_loss = true},
-                           Cell{.micro_batches = 3, .accumulation = Accumulation::unsharded}})
+  for (const Cell& cell :
+       {Cell{}, Cell{.recomputes = true, .tied = true, .micro_batches = 3},
+        Cell{.param = f16, .scales_loss = true},
+        Cell{.micro_batches = 3, .accumulation = Accumulation::unsharded},
+        Cell{.micro_batches = 2, .replicas = 2, .accumulation = Accumulation::in_replicas}})
     for (const CudaMemory memory : {CudaMemory::pieces, CudaMemory::mapped})
       for (const int ranks : {1, 2, 4}) {
         INFO(cell << ", " << ranks << " ranks");

@@ -60,12 +60,16 @@ class CollectiveBarrier {
   // here. An abort does not cut this short, because a peer may still be reading this rank's buffer.
   // Throws: CommError on all of them when the world was aborted before the last one came.
   void leave();
-  // The events of `rank` on CUDA, made by its executor. They live as long as the barrier: a peer
-  // may be about to wait for them when the rank is gone.
+  // The events of a rank of the world on CUDA, made by its executor. They live as long as the
+  // barrier: a peer may be about to wait for them when the rank is gone.
   struct Marks {
-    std::shared_ptr<void> ready, done;
+    int rank = -1;
+    std::shared_ptr<void> ready{}, done{};
   };
-  Marks& marks(int rank) { return marks_.at(static_cast<std::size_t>(rank)); }
+  // Those of `rank`, one of `size`, which are there from its first call on.
+  Marks& marks_of(int rank);
+  // Those of all ranks, between `enter` and `leave`.
+  const std::vector<Marks>& marks() const noexcept { return marks_; }
 
   // Forgets who had come to a round that was aborted.  Requires: as AbortSignal::rearm.
   void rearm();
@@ -73,7 +77,7 @@ class CollectiveBarrier {
  private:
   AbortSignal& abort_signal_;
   int size_;
-  std::vector<Marks> marks_;  // by rank; a rank reads its peers' between `enter` and `leave`
+  std::vector<Marks> marks_;  // in the order in which ranks have come
   int arrived_ = 0;           // at `enter`
   int inside_ = 0;            // between `enter` and `leave`
   bool given_up_ = false;     // as the last one left

@@ -212,8 +212,8 @@ class CudaExecutor final : public Executor {
   void run_together(const Operation& operation, void* native) {
     try {
       CollectiveBarrier& barrier = *operation.barrier;
-      CollectiveBarrier::Marks& mine = barrier.marks(runner_.rank());
-      if (!mine.ready) mine = {make_event(driver_), make_event(driver_)};
+      CollectiveBarrier::Marks& mine = barrier.marks_of(runner_.rank());
+      if (!mine.ready) mine = {mine.rank, make_event(driver_), make_event(driver_)};
       runner_.invoke(operation, Exec::Phase::publish);
       runner_.failure().rethrow();
       mark(mine.ready, native);
@@ -232,7 +232,7 @@ class CudaExecutor final : public Executor {
     try {
       wait_for_peers(barrier, native, &CollectiveBarrier::Marks::ready);
       runner_.invoke(operation, Exec::Phase::run);
-      mark(barrier.marks(runner_.rank()).done, native);
+      mark(barrier.marks_of(runner_.rank()).done, native);
     } catch (...) {
       runner_.fail(operation, std::current_exception());
     }
@@ -250,9 +250,9 @@ class CudaExecutor final : public Executor {
 
   void wait_for_peers(CollectiveBarrier& barrier, void* native,
                       std::shared_ptr<void> CollectiveBarrier::Marks::* mark) const {
-    for (int peer = 0; peer < barrier.size(); ++peer)
-      if (peer != runner_.rank())
-        check(driver_.wait(native, (barrier.marks(peer).*mark).get()), "a stream could not wait");
+    for (const CollectiveBarrier::Marks& peer : barrier.marks())
+      if (peer.rank != runner_.rank())
+        check(driver_.wait(native, (peer.*mark).get()), "a stream could not wait");
   }
 
   void delay(const Operation& operation, void* native) {
