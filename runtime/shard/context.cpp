@@ -62,6 +62,7 @@ void Context::build(nn::Module& root) {
 
 void Context::lay_out(nn::Module& root) {
   try {
+    expect_alike();
     for (const auto& unit : units_) {
       unit.lock()->check_control();
       unit.lock()->lay_out();
@@ -76,7 +77,6 @@ void Context::lay_out(nn::Module& root) {
       needs[static_cast<std::size_t>(call.unit)] = unit(call.unit)->needs(
           call.parent < 0 ? -1 : calls[static_cast<std::size_t>(call.parent)].unit);
     slots_ = std::make_unique<Slots>(*group_, needs, calls);
-    ++layouts_;
     make_replicas();
     for (std::size_t i = 0; i < units_.size(); ++i) {
       const int number = static_cast<int>(i);

@@ -86,9 +86,8 @@ class Context : public std::enable_shared_from_this<Context> {
   void resume() noexcept { recovery_count_ = device_.recoveries(); }
   // False: its world has recovered without it.
   bool is_valid() const noexcept { return recovery_count_ == device_.recoveries(); }
-  // Whether it is as all ranks made it, whatever they have done since: a rank may follow masks
-  // while its peers have not come so far.
-  bool is_new() const noexcept { return layouts_ == 1 && slots_->is_new(); }
+  // Whether it is as all ranks made it, whatever they have done since.
+  bool is_new() const noexcept { return slots_->is_new(); }
   // Its units have no context again, as before the first step.
   void dissolve() noexcept;
 
@@ -96,6 +95,8 @@ class Context : public std::enable_shared_from_this<Context> {
   Context() = default;
   // Slices and slots, by what is trainable now.
   void lay_out(nn::Module& root);
+  // Collective over the mesh. Throws: ContractError, on every rank, where units differ.
+  void expect_alike() const;
   void make_replicas();
   const DeviceMesh& mesh() const;
   // The parameters that units stream become units of their own, a slice each.
@@ -123,7 +124,6 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<std::weak_ptr<Unit>> units_;  // in order of the module tree, then slices
   std::size_t modules_ = 0;                 // how many are no slices
   std::unique_ptr<Slots> slots_;
-  int layouts_ = 0;                     // that were made of them
   std::unique_ptr<Replicas> replicas_;  // of a hybrid mesh
   std::uint64_t gathers_ = 0, reductions_ = 0, all_reduces_ = 0;
   bool may_hold_units_ = false;

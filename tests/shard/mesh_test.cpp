@@ -240,3 +240,49 @@ TEST_CASE("a mesh of three dimensions is refused, and another one below a root")
   CHECK_THAT(contract_error([&] { model(Tensor::zeros({1, 5}, f32, world.device())); }),
              Contains("lies on another mesh than its root"));
 }
+
+TEST_CASE(
+    "ranks whose units differ are told what differs, all of them, before anything is gathered",
+    "[threads]") {
+  struct Difference {
+    const char* says;
+    std::function<void(ShardOptions& block, Stack& model)> made;
+  };
+  const std::vector<Difference> differences = {
+      {"prefetch_depth of unit 'layers.1' differ between ranks; here: ",
+       [](ShardOptions& o, Stack&) { o.prefetch_depth = 3; }},
+      {"precision.reduce of unit 'layers.1' differ",
+       [](ShardOptions& o, Stack&) { o.precision = {.param = bf16, .reduce = bf16}; }},
+      {"reshard_after_forward of unit 'layers.1' differ",
+       [](ShardOptions& o, Stack&) { o.reshard_after_forward = Reshard::never; }},
+      {"parameters of unit 'layers.0' differ",
+       [](ShardOptions&, Stack& model) { model.layers[0].bias.freeze(); }},
+  };
+  for (const HybridSizes sizes : {HybridSizes{.shard = 4}, HybridSizes{2, 2}})
+    for (int odd = 0; odd < 4; ++odd)
+      for (const Difference& difference : differences) {
+        const auto messages = on_ranks(4, [&](World& world) {
+          Stack model({5, 4, 3});
+          const DeviceMesh mesh = DeviceMesh::hybrid(world, sizes);
+          ShardOptions options{.mesh = mesh, .precision = {.param = bf16}};
+          fully_shard(model.layers[0], options);
+          if (world.rank() == odd) difference.made(options, model);
+          fully_shard(model.layers[1], options);
+          fully_shard(model, {.mesh = mesh});
+          model.materialize(world.device());
+          nn::init(model, {3});
+          return contract_error([&] { model(Tensor::zeros({1, 5}, f32, world.device())); });
+        });
+        for (const std::string& message : messages) CHECK_THAT(message, Contains(difference.says));
+      }
+  const auto counts = on_ranks(3, [](World& world) {
+    Stack model({5, 4, 3});
+    const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+    if (world.rank() != 1) fully_shard(model.layers[0], options);
+    fully_shard(model, options);
+    model.materialize(world.device());
+    return contract_error([&] { shard_plan(model); });
+  });
+  CHECK_THAT(counts[0], Contains("here the model has 2 units, on other ranks not"));
+  CHECK_THAT(counts[1], Contains("here the model has 1 unit, on other ranks not"));
+}

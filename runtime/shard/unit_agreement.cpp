@@ -1,0 +1,76 @@
+// Whether all ranks have made the same units: looked at before anything else of them is collective.
+#include <algorithm>
+#include <utility>
+
+#include "runtime/shard/unit.hpp"
+#include "tessera/base/philox.hpp"
+
+namespace tessera::shard {
+namespace {
+
+// What a unit was made of, one line for each thing that may differ.
+using Facts = std::vector<std::pair<const char*, std::string>>;
+
+Facts facts_of(const Unit& unit) {
+  static constexpr const char* kReshard[] = {"automatic", "always", "never"};
+  const UnitShards& shards = unit.shards();
+  const ShardOptions& o = shards.options;
+  const auto or_unset = [](const std::optional<DType>& d) { return d ? concat(*d) : "unset"; };
+  std::string parameters;
+  for (const auto& part : {shards.parameters, shards.streamed})
+    for (const auto& p : part)
+      parameters += concat(parameters.empty() ? "" : ", ", p->name, ' ', p->shape,
+                           p->trainable ? "" : " frozen");
+  return {{"the name", unit.name()},
+          {"parameters", parameters},
+          {"precision.param", or_unset(o.precision.param)},
+          {"precision.reduce", or_unset(o.precision.reduce)},
+          {"precision.output", or_unset(o.precision.output)},
+          {"precision.cast_forward_inputs", o.precision.cast_forward_inputs ? "true" : "false"},
+          {"reshard_after_forward", kReshard[static_cast<int>(o.reshard_after_forward)]},
+          {"prefetch_depth", concat(o.prefetch_depth)},
+          {"reductions_in_flight", concat(o.reductions_in_flight)},
+          {"forwards_ahead", concat(o.forwards_ahead)},
+          {"slice_bytes", concat(o.slice_bytes)},
+          {"piece_bytes", concat(o.piece_bytes)}};
+}
+
+std::string text_of(const Facts& facts) {
+  std::string text;
+  for (const auto& [what, value] : facts) text += value + '\n';
+  return text;
+}
+
+// Collective over the mesh: all ranks get the same answer.
+bool is_alike(const DeviceMesh& mesh, std::string_view text) {
+  const auto hash = static_cast<double>(fnv1a(text) >> 11);  // 53 bits travel exactly
+  double ends[] = {hash, -hash};
+  mesh.shard_group().max(ends);
+  if (const RankGroup* const same = mesh.replicate_group()) same->max(ends);
+  return ends[0] == -ends[1];
+}
+
+}  // namespace
+
+// One small collective where all is well; else as many as it takes to say what differs.
+void Context::expect_alike() const {
+  std::vector<Facts> units;
+  std::string all;
+  for (const auto& weak : units_) {
+    units.push_back(facts_of(*weak.lock()));
+    all += text_of(units.back());
+  }
+  if (is_alike(mesh(), all)) return;
+  const char* const remedy = "; every rank makes the same units, with the same options";
+  TESSERA_EXPECT(is_alike(mesh(), concat(units.size())), "fully_shard: here the model has ",
+                 units.size(), units.size() == 1 ? " unit" : " units", ", on other ranks not",
+                 remedy);
+  for (const Facts& facts : units) {
+    if (is_alike(mesh(), text_of(facts))) continue;
+    for (const auto& [what, value] : facts)
+      TESSERA_EXPECT(is_alike(mesh(), value), "fully_shard: ", what, " of unit '", facts[0].second,
+                     "' differ between ranks; here: ", value, remedy);
+  }
+}
+
+}  // namespace tessera::shard
