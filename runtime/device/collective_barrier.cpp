@@ -68,7 +68,7 @@ CollectiveBarrier::Marks& CollectiveBarrier::marks_of(int rank) {
       marks_, [rank](const Marks& marks) { return marks.rank == rank || marks.rank < 0; });
   TESSERA_EXPECT(found != marks_.end(), "CollectiveBarrier: rank ", rank, " is one more than its ",
                  size_);
-  found->rank = rank;
+  if (found->rank < 0) found->rank = rank;  // later, peers read it without the lock
   return *found;
 }
 

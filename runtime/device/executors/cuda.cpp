@@ -213,7 +213,10 @@ class CudaExecutor final : public Executor {
     try {
       CollectiveBarrier& barrier = *operation.barrier;
       CollectiveBarrier::Marks& mine = barrier.marks_of(runner_.rank());
-      if (!mine.ready) mine = {mine.rank, make_event(driver_), make_event(driver_)};
+      if (!mine.ready) {
+        mine.ready = make_event(driver_);
+        mine.done = make_event(driver_);
+      }
       runner_.invoke(operation, Exec::Phase::publish);
       runner_.failure().rethrow();
       mark(mine.ready, native);
