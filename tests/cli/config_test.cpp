@@ -121,6 +121,15 @@ TEST_CASE("a choice is the enumerator of the library that bears its name") {
   CHECK(sync("always") == GradientSync::always);
   CHECK(sync("last") == GradientSync::last);
   CHECK(sync("all_reduce_last") == GradientSync::all_reduce_last);
+  const auto strategy = [](const std::string& name) {
+    return parse({"--parallelism.strategy=" + name}).parallelism.strategy;
+  };
+  CHECK(strategy("none") == Strategy::none);
+  CHECK(strategy("ddp") == Strategy::ddp);
+  CHECK(strategy("zero1") == Strategy::zero1);
+  CHECK(strategy("zero2") == Strategy::zero2);
+  CHECK(strategy("zero3") == Strategy::zero3);
+  CHECK(strategy("hybrid") == Strategy::hybrid);
   const auto recompute = [](const std::string& name) {
     return parse({"--activation_checkpoint.mode=" + name}).activation_checkpoint.mode;
   };

@@ -82,6 +82,7 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
       "--model.name=gpt2 --model.dropout=0.1",
       "--model.name=gpt2 --activation_checkpoint.mode=full --training.local_batch_size=1 "
       "--training.mixed_precision_param=bfloat16 --parallelism.fsdp_reshard_after_forward=never",
+      "--training.local_batch_size=1 --parallelism.fsdp_reshard_after_backward=false",
       "--training.local_batch_size=1 --parallelism.fsdp_gradient_sync=");
   const int ranks = GENERATE(1, 2, 3, 4);  // 3 divides neither the vocabulary nor the widths
   const int replicas = GENERATE(1, 2);

@@ -187,6 +187,35 @@ TEST_CASE("processes and threads have the same losses, whichever micro-batches a
   }
 }
 
+// Sums are taken in rank order, and no gradient is clipped, so that what is sharded changes no bit.
+TEST_CASE("strategies have the same losses, and say what they stand for") {
+  const BookFolder folder;
+  const auto losses = [&](const std::string& strategy) {
+    const Outcome outcome =
+        run_command(kTiny +
+                        "--training.global_batch_size=8 --training.steps=3 --training.max_norm=1e9 "
+                        "--ranks=4 --parallelism.strategy=" +
+                        strategy,
+                    folder.path().string());
+    INFO(outcome.err);
+    CHECK(outcome.exit_code == 0);
+    CHECK((outcome.out.find("strategy ") != std::string::npos) == (strategy != "none"));
+    std::vector<std::string> found;
+    std::istringstream lines(folder.read("out.jsonl"));
+    for (std::string line; std::getline(lines, line);)
+      if (const std::size_t at = line.find("\"loss\""); at != std::string::npos)
+        found.push_back(line.substr(at, line.find(',', at) - at));
+    return found;
+  };
+  const auto plain = losses("none");
+  CHECK(plain.size() == 3);
+  for (const std::string strategy : {"ddp", "zero1", "zero2", "zero3"}) {
+    INFO(strategy);
+    CHECK(losses(strategy) == plain);
+  }
+  CHECK(losses("hybrid --parallelism.data_parallel_replicate_degree=2").size() == 3);
+}
+
 TEST_CASE("under TESSERA_CHECK=1 a run closes with what the race checker saw") {
   const BookFolder folder;
   const std::string where = folder.path().string();

@@ -23,6 +23,7 @@ enum class ModelName : std::uint8_t { llama, gpt2 };
 enum class OptimizerName : std::uint8_t { adamw, sgd };
 // Which micro-batches of a step are reduced, see shard/runtime_control.hpp.
 enum class GradientSync : std::uint8_t { always, last, all_reduce_last };
+enum class Strategy : std::uint8_t { none, ddp, zero1, zero2, zero3, hybrid };
 
 // An empty text and an empty optional mean "not set".
 struct Config {
@@ -91,9 +92,11 @@ struct Config {
   } lr_scheduler;
 
   struct Parallelism {
+    Strategy strategy = Strategy::none;
     std::int64_t data_parallel_replicate_degree = 1;
     std::optional<std::int64_t> data_parallel_shard_degree;  // unset: the ranks that are left
     Reshard fsdp_reshard_after_forward = Reshard::automatic;
+    bool fsdp_reshard_after_backward = true;
     GradientSync fsdp_gradient_sync = GradientSync::always;
   } parallelism;
 
@@ -162,6 +165,12 @@ struct BatchSplit {
 // Unset: local is global / world; global is local * world, or 24 rounded up to a multiple of the
 // world. Throws: DataError if world * local does not divide global.
 BatchSplit split_batch(const Config& config, int world_size);
+
+// The same with what parallelism.strategy stands for on so many ranks in its section's other keys.
+// Throws: DataError for a key that was given and contradicts it.
+Config apply_strategy(const Config& config, int world_size);
+// "strategy zero2: data_parallel_replicate_degree=1, ...", empty for none. Throws: as that.
+std::string describe_strategy(const Config& config, int world_size);
 
 // Over how many ranks parameters are sharded, how many times. Throws: DataError.
 HybridSizes mesh_sizes(const Config& config, int world_size);

@@ -283,6 +283,12 @@ const std::vector<Key>& schema() {
       key<&C::device, &C::DeviceSection::module>(
           "device.module", "the driver module of a GPU",
           {.only_if = kGpu, .unset = "libtessera-cuda.so near this program", .argument = "FILE"}),
+      key<&C::parallelism, &C::Parallelism::strategy>(
+          "parallelism.strategy",
+          "what is sharded, in a word. ddp: nothing; zero1: the optimizer's state; zero2: and "
+          "gradients; zero3: and parameters; hybrid: zero3 within each replica; none: as the "
+          "other keys say",
+          {.choices = {"none", "ddp", "zero1", "zero2", "zero3", "hybrid"}}),
       key<&C::parallelism, &C::Parallelism::data_parallel_replicate_degree>(
           "parallelism.data_parallel_replicate_degree",
           "so many replicas of all parameters, each sharded over its ranks",
@@ -294,6 +300,9 @@ const std::vector<Key>& schema() {
           "parallelism.fsdp_reshard_after_forward",
           "free a unit's parameters between forward and backward; default: all but the last unit",
           {.choices = {"default", "always", "never"}}),
+      key<&C::parallelism, &C::Parallelism::fsdp_reshard_after_backward>(
+          "parallelism.fsdp_reshard_after_backward",
+          "free parameters between micro-batches, too; false: until the update", {}),
       key<&C::parallelism, &C::Parallelism::fsdp_gradient_sync>(
           "parallelism.fsdp_gradient_sync",
           "which micro-batches are reduced; last: unsharded gradients stay until then; "

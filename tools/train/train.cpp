@@ -76,6 +76,8 @@ int dry_run(const Config& config, int ranks) {
   const auto model = make_model(config);
   std::printf("model %lld parameters, %s of f32\n", static_cast<long long>(model->numel()),
               mebibytes(4 * model->numel()).c_str());
+  if (const std::string strategy = describe_strategy(config, ranks); !strategy.empty())
+    std::printf("%s\n", strategy.c_str());
   std::fflush(stdout);  // the plan may take its time
   bool first = true;
   for (const auto& [rank, count] : distinct_layouts(config, ranks)) {
@@ -221,6 +223,8 @@ class Run {
                               ? concat(" on ", config_.flags.device)
                               : concat(", ", world_.threads(),
                                        world_.threads() == 1 ? " thread" : " threads", " a rank")));
+    if (const std::string strategy = describe_strategy(config_, world_.size()); !strategy.empty())
+      console_->line(strategy);
     if (world_.kind() == WorldKind::emulated)
       console_->line(concat("emulated: the first of ", world_.size(),
                             " ranks without its peers; losses and norms mean nothing and are "

@@ -99,11 +99,12 @@ double flops_per_token(const Config& config, nn::LanguageModel& model) {
                                                   static_cast<double>(config.training.seq_len);
 }
 
-Trainer::Trainer(const Config& config, const World& world)
-    : config_(config),
+Trainer::Trainer(const Config& given, const World& world)
+    : config_(apply_strategy(given, world.size())),
       world_(world),
-      split_(split_batch(config, world.size())),
-      model_(make_model(config)) {
+      split_(split_batch(config_, world.size())),
+      model_(make_model(config_)) {
+  const Config& config = config_;
   const HybridSizes sizes = mesh_sizes(config, world.size());
   ShardOptions options{.mesh = sizes.replicate == 1 ? DeviceMesh::flat(world)
                                                     : DeviceMesh::hybrid(world, sizes)};
@@ -114,6 +115,7 @@ Trainer::Trainer(const Config& config, const World& world)
     options.precision.reduce = config.training.mixed_precision_reduce;
   for (nn::Module* part : model_->parts()) fully_shard(*part, options);
   fully_shard(*model_, options);
+  set_reshard_after_backward(*model_, config.parallelism.fsdp_reshard_after_backward);
   model_->materialize(world.device());
   parameters_ = model_->parameters();
   const auto& o = config.optimizer;

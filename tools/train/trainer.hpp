@@ -80,7 +80,7 @@ class Trainer {
   // good one pays nothing. Collective.
   std::string find_bad_parameter(std::int64_t step, const FillBatch& fill);
 
-  const Config& config_;
+  const Config config_;  // with what a strategy stands for
   const World& world_;
   BatchSplit split_;
   std::unique_ptr<nn::LanguageModel> model_;

@@ -217,14 +217,16 @@ BatchSplit split_batch(const Config& config, int world_size) {
   return split;
 }
 
-HybridSizes mesh_sizes(const Config& config, int world_size) {
+HybridSizes mesh_sizes(const Config& given_config, int world_size) {
   constexpr const char* kReplicate = "parallelism.data_parallel_replicate_degree=";
   constexpr const char* kShard = "parallelism.data_parallel_shard_degree=";
-  const auto& [replicate, given, reshard, sync] = config.parallelism;
+  const Config config = apply_strategy(given_config, world_size);
+  const std::int64_t replicate = config.parallelism.data_parallel_replicate_degree;
   if (world_size % replicate != 0)
     fail(kReplicate, replicate, ": does not divide the ", world_size,
          world_size == 1 ? " rank" : " ranks");
-  const std::int64_t shard = given.value_or(world_size / replicate);
+  const std::int64_t shard =
+      config.parallelism.data_parallel_shard_degree.value_or(world_size / replicate);
   if (shard * replicate != world_size)
     fail(kShard, shard, ": times ", replicate, replicate == 1 ? " replica" : " replicas",
          " is not ", world_size, ", the number of ranks; leave it out for ",
@@ -239,7 +241,8 @@ void validate(const Config& config, int world_size) {
   check_no_decay(config);
   check_run(config, world_size);
   if (world_size == 0) return;
-  check_gradient_sync(config, split_batch(config, world_size), mesh_sizes(config, world_size));
+  check_gradient_sync(apply_strategy(config, world_size), split_batch(config, world_size),
+                      mesh_sizes(config, world_size));
 }
 
 }  // namespace tessera::train
