@@ -1,0 +1,510 @@
+// Lists of modules that are one unit: rounds of calls, in whatever order, at whatever depth.
+#include <random>
+
+#include "tessera/autograd/recompute.hpp"
+#include "tests/shard/trained.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+// --- random programs ---
+
+// A layer is called by itself, or with others inside of a block's call.
+struct CallOf {
+  int block = -1;
+  bool runs_again = false, has_no_gradients = false;
+  std::vector<std::size_t> layers;
+};
+
+// At most six layers deep, a layer of at most 15 u with what stands around it, so that kRounding
+// holds: 6 * 15 < 9 * 12.
+struct ListProgram {
+  static constexpr std::size_t kLayers = 6;
+  std::vector<std::vector<std::size_t>>
+      lists;  // of layers; others are their block's, or the root's
+  bool block_is_unit[2] = {};
+  bool is_frozen[kLayers] = {};
+  std::vector<CallOf> calls;
+  std::vector<std::size_t> alone;  // called by themselves, outside of the root
+  Reshard way = Reshard::automatic;
+  int prefetch_depth = 1, micro_batches = 1;
+  bool syncs_last = false, reshards = true, lists_prefetch = false, opens_by_hand = false;
+};
+
+ListProgram random_list_program(std::uint64_t seed) {
+  std::mt19937_64 engine(seed);
+  const auto below = [&](std::size_t n) { return static_cast<std::size_t>(engine() % n); };
+  const auto one_in = [&](std::size_t n) { return below(n) == 0; };
+  ListProgram out;
+  out.lists.resize(2);
+  for (std::size_t i = 0; i < out.kLayers; ++i) {
+    const std::size_t list = below(3);
+    if (list < 2) out.lists[list].push_back(i);
+    out.is_frozen[i] = one_in(6);
+  }
+  std::erase_if(out.lists, [](const auto& list) { return list.empty(); });
+  for (auto& list : out.lists) std::shuffle(list.begin(), list.end(), engine);
+  for (bool& is_unit : out.block_is_unit) is_unit = one_in(2);
+  for (std::size_t used = 0; used < out.kLayers;) {
+    CallOf call{.has_no_gradients = used + 1 < out.kLayers && one_in(6)};
+    if (one_in(2)) {
+      call.block = static_cast<int>(below(2));
+      call.runs_again = one_in(2);
+      for (std::size_t k = below(3); k > 0; --k) call.layers.push_back(below(4));
+    } else {
+      call.layers.push_back(below(4));
+    }
+    used += call.layers.size() + (call.block >= 0 ? 1 : 0);
+    if (used > out.kLayers) break;
+    out.calls.push_back(call);
+  }
+  for (std::size_t k = below(3); k > 0; --k) out.alone.push_back(below(out.kLayers));
+  out.way = kWays[below(3)];
+  out.prefetch_depth = 1 + static_cast<int>(below(2));
+  out.micro_batches = 1 + static_cast<int>(below(2));
+  out.syncs_last = one_in(2);
+  out.reshards = !one_in(3);
+  out.lists_prefetch = one_in(3);
+  out.opens_by_hand = one_in(3);
+  return out;
+}
+
+class ListModel final : public nn::Module {
+ public:
+  struct Block final : nn::Module {
+    Block() { register_module("own", own); }
+    nn::Linear own{5, 5};
+  };
+  explicit ListModel(const ListProgram& program) : program_(program) {
+    for (int i = 0; i < 4; ++i) layers_.emplace_back(5, 5);
+    for (int i = 0; i < 2; ++i) blocks_.emplace_back();
+    register_modules("layers", layers_, "blocks", blocks_, "last", last_);
+    make_positive(*this);
+    for (std::size_t i = 0; i < program.kLayers; ++i)
+      if (program.is_frozen[i]) layer(i).freeze();
+  }
+  nn::Linear& layer(std::size_t i) { return i < 4 ? layers_[i] : blocks_[i - 4].own; }
+  void shard(const ShardOptions& options) {
+    for (const auto& list : program_.lists) {
+      std::vector<nn::Module*> modules;
+      for (const std::size_t i : list) modules.push_back(&layer(i));
+      fully_shard(modules, options);
+    }
+    for (std::size_t i = 0; i < 2; ++i)
+      if (program_.block_is_unit[i]) fully_shard(blocks_[i], options);
+    fully_shard(*this, options);
+  }
+  Tensor loss(const Tensor& x) {
+    Tensor out = mean_square(call([&] {
+      Tensor h = x;
+      for (const CallOf& one : program_.calls) {
+        if (!one.has_no_gradients) {
+          h = run(one, h);
+          continue;
+        }
+        Tensor y;
+        {
+          const NoGradGuard none;
+          y = run(one, h);
+        }
+        h = (h + y) * 0.5;
+      }
+      return last_(h);
+    }));
+    for (const std::size_t i : program_.alone)
+      if (layer(i).weight.trainable() && callable_alone(i)) out = out + mean_square(layer(i)(x));
+    return out;
+  }
+  // Whether its parameters are there outside of the root's call.
+  bool callable_alone(std::size_t i) const {
+    for (const auto& list : program_.lists)
+      if (std::find(list.begin(), list.end(), i) != list.end()) return true;
+    return false;
+  }
+
+ private:
+  Tensor run(const CallOf& one, const Tensor& x) {
+    const auto through = [&](Tensor h) {
+      for (const std::size_t i : one.layers) h = tanh(layer(i)(h));
+      return h;
+    };
+    if (one.block < 0) return through(x);
+    Block& block = blocks_[static_cast<std::size_t>(one.block)];
+    const auto body = [&](const Tensor& h) {
+      return block.call([&] { return through(tanh(block.own(h))); });
+    };
+    return one.runs_again ? recompute([body](const Tensor& h) { return body(h); }, x) : body(x);
+  }
+
+  const ListProgram& program_;
+  nn::ModuleList<nn::Linear> layers_;
+  nn::ModuleList<Block> blocks_;
+  nn::Linear last_{5, 5};
+};
+
+struct ListCourse {
+  Values gradients, values;
+  std::uint64_t unplanned = 0;  // in the last step
+};
+
+ListCourse run_list_program(const ListProgram& program, int ranks, bool is_sharded,
+                            std::uint64_t seed) {
+  const auto all = on_ranks(ranks, [&](World& world) {
+    ListModel model(program);
+    if (is_sharded)
+      model.shard({.mesh = DeviceMesh::flat(world),
+                   .reshard_after_forward = program.way,
+                   .prefetch_depth = program.prefetch_depth});
+    nn::init(model, {seed}, world.device());
+    optim::Sgd optimizer(model.parameters(), {.lr = 0.003});
+    if (is_sharded && program.lists_prefetch && program.lists.size() == 2) {
+      nn::Linear &a = model.layer(program.lists[0][0]), &b = model.layer(program.lists[1][0]);
+      set_modules_to_forward_prefetch(a, {&b});
+      set_modules_to_backward_prefetch(b, {&a});
+    }
+    if (is_sharded) set_reshard_after_backward(model, program.reshards);
+    ListCourse course;
+    constexpr int kSteps = 8;  // until the plans have come to rest
+    for (int k = 0; k < kSteps; ++k) {
+      const std::uint64_t before = is_sharded ? shard_counters(model).unplanned_slots : 0;
+      if (is_sharded && program.opens_by_hand && !program.lists.empty()) {
+        unshard(model.layer(program.lists[0].back()));
+        if (k % 2 == 0) reshard(model.layer(program.lists[0].front()));
+      }
+      for (int micro = 0; micro < program.micro_batches; ++micro) {
+        if (is_sharded)
+          set_requires_gradient_sync(model,
+                                     !program.syncs_last || micro + 1 == program.micro_batches);
+        const std::int64_t rows = 12 / ranks;
+        const Tensor x = positive_rows(seed + static_cast<std::uint64_t>(k * 7 + micro),
+                                       world.rank() * rows, rows, 5, world.device());
+        (model.loss(x) / program.micro_batches).backward();
+      }
+      if (k == 0) course.gradients = shard_gradients(model);
+      optimizer.step();
+      optimizer.zero_grad();
+      if (is_sharded) course.unplanned = shard_counters(model).unplanned_slots - before;
+    }
+    for (const auto& [name, p] : model.named_parameters())
+      course.values[name] = p.shard().template to_vector<float>();
+    return course;
+  });
+  std::vector<Values> gradients, values;
+  for (const ListCourse& course : all) {
+    gradients.push_back(course.gradients);
+    values.push_back(course.values);
+  }
+  ListCourse whole{assemble(gradients), assemble(values), all[0].unplanned};
+  std::erase_if(whole.gradients, [](const auto& named) { return largest(named.second) == 0; });
+  return whole;
+}
+
+}  // namespace
+
+// As the programs of fsdp2_training_test: one rank has the bits of the model without units, others
+// its values.
+TEST_CASE("random programs of lists train as without units", "[threads]") {
+  for (int trial = 0; trial < 60; ++trial) {
+    const std::uint64_t seed = fresh_seed();
+    INFO("seed " << seed);
+    const ListProgram program = random_list_program(seed);
+    const ListCourse plain = run_list_program(program, 1, false, seed),
+                     one = run_list_program(program, 1, true, seed);
+    CHECK(same_bits(one.gradients, plain.gradients));
+    CHECK(same_bits(one.values, plain.values));
+    for (const int ranks : {2, 3}) {
+      INFO(ranks << " ranks");
+      const ListCourse many = run_list_program(program, ranks, true, seed);
+      CHECK(distance(plain.gradients, many.gradients) < kRounding);
+      CHECK(distance(plain.values, many.values) < 10 * kRounding);
+      CHECK(many.unplanned == 0);
+    }
+  }
+}
+
+namespace {
+
+// Layers of which the first two are a list, and the others units; what is done with them is given.
+struct Pair final : nn::Module {
+  using Use = std::function<Tensor(Pair&, const Tensor&)>;
+  explicit Pair(Use use) : use(std::move(use)) {
+    register_modules("a", a, "b", b, "c", c);
+    for (const Parameter& p : parameters()) p.set_initializer(Initializer::normal(0, 0.5));
+  }
+  void shard(const ShardOptions& options) {
+    fully_shard({&a, &b}, options);
+    fully_shard(c, options);
+    fully_shard(*this, options);
+  }
+  Tensor operator()(const Tensor& x) {
+    return call([&] { return use(*this, x); });
+  }
+  Use use;
+  nn::Linear a{4, 4}, b{4, 4}, c{4, 4};
+};
+
+struct Counted {
+  std::uint64_t forward = 0, backward = 0, reductions = 0;
+  bool operator==(const Counted&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Counted& c) {
+  return out << c.forward << " and " << c.backward << " gathers, " << c.reductions << " reductions";
+}
+// Of a step with Reshard::always, the root apart, which has nothing.
+Counted counted(const Pair::Use& use, const std::function<void(Pair&)>& prepare = {}) {
+  const auto all = on_ranks(2, [&](World& world) {
+    Pair model(use);
+    model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = Reshard::always});
+    nn::init(model, {1}, world.device());
+    if (prepare) prepare(model);
+    const ShardCounters none = shard_counters(model);
+    const Tensor loss = mean_square(model(rows_of(1, world.rank(), 2, 4, world.device())));
+    const ShardCounters before = shard_counters(model);
+    loss.backward();
+    const ShardCounters after = shard_counters(model);
+    return Counted{before.gathers - none.gathers, after.gathers - before.gathers,
+                   after.reductions - none.reductions};
+  });
+  CHECK(all[0] == all[1]);
+  return all[0];
+}
+
+Tensor in_turn(Pair& m, const Tensor& x) { return m.b(tanh(m.c(tanh(m.a(x))))); }
+
+}  // namespace
+
+TEST_CASE("a list is gathered once in forward, once in backward, and reduced once", "[threads]") {
+  const Counted once{2, 2, 2};  // c's and the list's
+  CHECK(counted(in_turn) == once);
+  CHECK(counted([](Pair& m, const Tensor& x) { return m.a(tanh(m.c(tanh(m.b(x))))); }) == once);
+  CHECK(counted([](Pair& m, const Tensor& x) { return m.c(tanh(m.a(x))); }) == once);
+  CHECK(counted([](Pair& m, const Tensor& x) { return m.c(tanh(m.b(x))); }) == once);
+  CHECK(counted([](Pair& m, const Tensor& x) {  // one of them inside of another unit's call
+          return m.c.call([&] { return m.b(tanh(linear(m.a(x), m.c.weight, m.c.bias))); });
+        }) == once);
+  CHECK(counted([](Pair& m, const Tensor& x) {  // and one in the other's
+          return m.c(m.a.call([&] { return m.b(tanh(linear(x, m.a.weight, m.a.bias))); }));
+        }) == once);
+  CHECK(counted([](Pair& m, const Tensor& x) {  // one twice, before the other
+          return m.b(tanh(m.c(tanh(m.a(tanh(m.a(x)))))));
+        }) == once);
+  CHECK(counted([](Pair& m, const Tensor& x) {
+          return recompute([&m](const Tensor& h) { return in_turn(m, h); }, x);
+        }) == once);
+  CHECK(counted([](Pair& m, const Tensor& x) {  // run again apart from each other
+          const Tensor h = recompute([&m](const Tensor& in) { return tanh(m.a(in)); }, x);
+          return recompute([&m](const Tensor& in) { return m.b(in); }, tanh(m.c(h)));
+        }) == once);
+  CHECK(counted([](Pair& m, const Tensor& x) {  // the second round of a is one of its own
+          return m.a(tanh(in_turn(m, x)));
+        }) == Counted{3, 3, 3});
+  CHECK(counted([](Pair& m, const Tensor& x) {
+          const NoGradGuard none;
+          m.a(m.b(x));
+          const autograd::GradModeGuard some(true);
+          return m.c(x);
+        }) == Counted{2, 1, 1});
+  CHECK(counted([](Pair& m, const Tensor& x) {  // of a round, the first call has no gradient
+          Tensor h = x;
+          {
+            const NoGradGuard none;
+            h = m.a(x);
+          }
+          return m.c(tanh(m.b(h)));
+        }) == once);
+  CHECK(counted(in_turn, [](Pair& m) { m.a.freeze(), m.b.freeze(); }) == Counted{2, 2, 1});
+  CHECK(counted(in_turn, [](Pair& m) { m.a.freeze(); }) == once);
+  CHECK(counted(in_turn, [](Pair& m) { set_requires_gradient_sync(m, false); }) ==
+        Counted{2, 2, 0});
+  CHECK(counted(in_turn, [](Pair& m) { set_reshard_after_forward(m.b, Reshard::never); }) ==
+        Counted{2, 1, 2});
+  CHECK(counted(in_turn, [](Pair& m) { set_modules_to_backward_prefetch(m.b, {&m.c}); }) == once);
+}
+
+TEST_CASE("a loss inside of the root's call goes backward along a part of a round", "[threads]") {
+  CHECK(counted([](Pair& m, const Tensor& x) {
+          mean_square(m.a(x)).backward();
+          return m.c(m.b(x));  // of the same round: reduced where the pass ends
+        }) == Counted{3, 2, 3});
+}
+
+TEST_CASE("a list has the bits of units of their own where each module is called once",
+          "[threads]") {
+  for (const Reshard way : kWays)
+    for (const int ranks : {1, 2, 3}) {
+      const auto same = on_ranks(ranks, [&](World& world) {
+        const ShardOptions options{.mesh = DeviceMesh::flat(world), .reshard_after_forward = way};
+        Pair listed(in_turn), apart(in_turn);
+        listed.shard(options);
+        for (nn::Linear* const layer : {&apart.a, &apart.b, &apart.c}) fully_shard(*layer, options);
+        fully_shard(apart, options);
+        for (Pair* const model : {&listed, &apart}) {
+          nn::init(*model, {1}, world.device());
+          optim::Sgd optimizer(model->parameters(), {.lr = 0.1});
+          for (std::uint64_t k = 0; k < 3; ++k) {
+            mean_square((*model)(rows_of(k, world.rank(), 2, 4, world.device()))).backward();
+            optimizer.step();
+            optimizer.zero_grad();
+          }
+        }
+        return same_bits(full_values(listed), full_values(apart));
+      });
+      for (const bool is_same : same) CHECK(is_same);
+    }
+}
+
+TEST_CASE("the plan has a list as one unit, and the first step follows it", "[threads]") {
+  for (const Reshard way : kWays)
+    for (const auto& [plan, unplanned, bytes] : on_ranks(2, [&](World& world) {
+           Pair model([](Pair& m, const Tensor& x) { return m.c(tanh(m.b(tanh(m.a(x))))); });
+           model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = way});
+           nn::init(model, {1}, world.device());
+           const ShardPlan plan = shard_plan(model);
+           for (int k = 0; k < 3; ++k)
+             mean_square(model(rows_of(1, world.rank(), 2, 4, world.device()))).backward();
+           return std::tuple(plan, shard_counters(model).unplanned_slots,
+                             shard_plan(model).arena_bytes);
+         })) {
+      REQUIRE(plan.units.size() == 3);
+      CHECK(plan.units[1].name == "a, b");
+      CHECK(plan.units[1].parameters == 4);
+      CHECK(plan.units[1].gathers_per_call == (way == Reshard::never ? 1 : 2));
+      CHECK(plan.units[1].reductions_per_call == 1);
+      CHECK(unplanned == 0);
+      CHECK(bytes == plan.arena_bytes);
+    }
+}
+
+TEST_CASE("a list stays open to the end of its round and no longer", "[threads]") {
+  for (const auto& [between, whole, partial, after, by_hand] : on_ranks(2, [](World& world) {
+         const Tensor x = rows_of(1, world.rank(), 2, 4, world.device());
+         std::string between, whole;
+         Pair model([&](Pair& m, const Tensor& in) {
+           const Tensor h = m.a(in);
+           between = contract_error([&] { m.b.weight.value(); });
+           const Tensor y = m.b(h);
+           whole = contract_error([&] { m.b.weight.value(); });
+           return y;
+         });
+         model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = Reshard::always});
+         nn::init(model, {1}, world.device());
+         model(x);
+         model.use = [](Pair& m, const Tensor& in) { return m.a(in); };
+         model(x);
+         const std::string partial = contract_error([&] { model.a.weight.value(); });
+         model.use = [](Pair& m, const Tensor& in) { return m.b(in); };  // a round of its own
+         model(x);
+         const std::string after = contract_error([&] { model.b.weight.value(); });
+         unshard(model.a);
+         std::string by_hand = contract_error([&] { model.b.weight.value(); });
+         reshard(model.b);
+         by_hand += contract_error([&] { model.a.weight.value(); });
+         return std::tuple(between, whole, partial, after, by_hand);
+       })) {
+    CHECK(between.empty());
+    for (const std::string& closed : {whole, partial, after, by_hand})
+      CHECK_THAT(closed, Contains("of unit 'a, b'") && Contains("while the unit is closed"));
+  }
+}
+
+TEST_CASE("what a round has left open is closed after an exception, with and without a reset",
+          "[threads]") {
+  const auto run = [](int fails_with_reset) {
+    return on_ranks(2, [&](World& world) {
+      bool fails = false;
+      Pair model([&](Pair& m, const Tensor& x) {
+        const Tensor h = tanh(m.a(x));
+        if (fails) throw std::runtime_error("between two calls of a round");
+        return m.b(tanh(m.c(h)));
+      });
+      model.shard({.mesh = DeviceMesh::flat(world)});
+      nn::init(model, {1}, world.device());
+      optim::Sgd optimizer(model.parameters(), {.lr = 0.1});
+      std::string closed;
+      for (std::uint64_t k = 0; k < 3; ++k) {
+        const Tensor x = rows_of(k, world.rank(), 2, 4, world.device());
+        if (k == 1 && fails_with_reset >= 0) {
+          fails = true;
+          try {
+            mean_square(model(x));
+          } catch (const std::exception&) {
+            closed = contract_error([&] { model.b.weight.value(); });
+            if (fails_with_reset) reset(model);
+          }
+          fails = false;
+        }
+        mean_square(model(x)).backward();
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      return std::pair(closed, full_values(model));
+    });
+  };
+  const auto plain = run(-1);
+  for (const int with_reset : {0, 1}) {
+    const auto failed = run(with_reset);
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      CHECK_THAT(failed[rank].first, Contains("while the unit is closed"));
+      CHECK(same_bits(failed[rank].second, plain[rank].second));
+    }
+  }
+}
+
+TEST_CASE("a list is the union of its modules' trees, of which inner ones are left out",
+          "[fsdp2-008]") {
+  const World world = World::single();
+  const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+  struct Nested final : nn::Module {
+    Nested() { register_modules("outer", outer, "tied", tied, "rest", rest); }
+    struct Outer final : nn::Module {
+      Outer() { register_modules("inner", inner, "unit", unit); }
+      nn::Linear inner{4, 4}, unit{4, 4};
+    } outer;
+    nn::Linear tied{outer.inner.weight}, rest{4, 4};
+  } model;
+  fully_shard(model.outer.unit, options);
+  fully_shard({&model.outer.inner, &model.tied, &model.outer}, options);
+  CHECK(model.outer.inner.hook() == nullptr);
+  CHECK(model.outer.hook() == model.tied.hook());
+  fully_shard(model, options);
+  model.materialize(world.device());
+  const ShardPlan plan = shard_plan(model);
+  REQUIRE(plan.units.size() == 3);
+  CHECK(plan.units[0].parameters == 2);
+  CHECK(plan.units[1].name == "outer, tied");
+  CHECK(plan.units[1].parameters == 2);  // the tied one once
+  CHECK(plan.units[2].name == "outer.unit");
+}
+
+TEST_CASE("lists that can't be a unit say why", "[fsdp2-002][fsdp2-013]") {
+  const World world = World::single();
+  const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+  Pair model(in_turn);
+  const auto said = [&](const std::vector<nn::Module*>& modules) {
+    return contract_error([&] { fully_shard(modules, options); });
+  };
+  CHECK_THAT(said({}), Contains("the list of modules is empty"));
+  CHECK_THAT(said({&model.a, nullptr}), Contains("module 1 of the list is a null pointer"));
+  CHECK_THAT(said({&model.a, &model.b, &model.a}),
+             Contains("module 2 of the list is there already"));
+  fully_shard(model.c, options);
+  CHECK_THAT(said({&model.c, &model.a}), Contains("module 0 of the list is a unit already"));
+  CHECK(model.a.hook() == nullptr);
+  fully_shard({&model.a, &model.b}, options);
+  CHECK_THAT(said({&model.b}), Contains("is a unit already"));
+  model.materialize(world.device());
+  const Tensor x = rows_of(1, 0, 2, 4, world.device());
+  for (const std::string& error :
+       {contract_error([&] { model.a(x); }), contract_error([&] { shard_plan(model.b); }),
+        contract_error([&] { unshard(model.a); })})
+    CHECK_THAT(error, Contains("is a list of modules and can't be the root"));
+  fully_shard(model, options);
+  CHECK(model(x).shape() == Shape{2, 4});
+  Pair alone(in_turn);  // a list of one is that module
+  fully_shard({&alone.a}, options);
+  alone.a.materialize(world.device());
+  CHECK(alone.a(x).shape() == Shape{2, 4});
+}
