@@ -195,27 +195,6 @@ std::vector<AssumedCall> Context::assumed_calls(nn::Module& root) const {
   return calls;
 }
 
-// --- calls ---
-
-void Context::begin_round(int unit) {
-  if (std::find(rounds_.begin(), rounds_.end(), unit) == rounds_.end()) rounds_.push_back(unit);
-}
-
-void Context::end_rounds() {
-  while (!rounds_.empty()) {
-    const std::shared_ptr<Unit> unit = this->unit(rounds_.back());
-    rounds_.pop_back();
-    if (unit && unit->is_in_round()) unit->end_round();
-  }
-}
-
-void Context::abandon_rounds() noexcept {
-  for (const int number : rounds_)
-    if (const std::shared_ptr<Unit> unit = this->unit(number); unit && unit->is_in_round())
-      unit->abandon_round();
-  rounds_.clear();
-}
-
 // --- forward ---
 
 // Where the host learns what has run: what it prepares is used again, and nothing is polled.

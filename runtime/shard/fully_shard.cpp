@@ -1,7 +1,6 @@
 #include "tessera/shard/fully_shard.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <unordered_set>
 
 #include "runtime/shard/unit.hpp"
@@ -50,38 +49,20 @@ std::shared_ptr<shard::Unit> root_unit(const char* function, nn::Module& root) {
   return unit;
 }
 
-// Those that lie inside of no other.
-std::vector<nn::Module*> outermost(const std::vector<nn::Module*>& modules) {
-  TESSERA_EXPECT(!modules.empty(), "fully_shard: the list of modules is empty; give one or more");
-  std::unordered_set<const nn::Module*> listed, inside;
-  for (std::size_t i = 0; i < modules.size(); ++i) {
-    nn::Module* const module = modules[i];
-    TESSERA_EXPECT(module != nullptr, "fully_shard: module ", i,
-                   " of the list is a null pointer; give the addresses of modules");
-    TESSERA_EXPECT(listed.insert(module).second, "fully_shard: module ", i,
-                   " of the list is there already; give each once");
-    TESSERA_EXPECT(module->hook() == nullptr, "fully_shard: module ", i,
-                   " of the list is a unit already; call it once on each module");
-    for (const auto& [name, below] : module->named_modules())
-      if (below != module) inside.insert(below);
-  }
-  std::vector<nn::Module*> out;
-  std::copy_if(modules.begin(), modules.end(), std::back_inserter(out),
-               [&](const nn::Module* module) { return !inside.contains(module); });
-  return out;
-}
+}  // namespace
 
-// Of modules of which none lies inside of another.
+namespace shard {
+
 void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& options) {
+  check_options(options);
   std::vector<std::shared_ptr<ParameterState>> claimed;
-  std::vector<shard::Unit*> inside;
+  std::vector<Unit*> inside;
   for (nn::Module* const module : modules)
     for (const auto& [name, below] : module->named_modules())
-      if (auto* const unit = dynamic_cast<shard::Unit*>(below->hook().get()))
-        inside.push_back(unit);
+      if (auto* const unit = dynamic_cast<Unit*>(below->hook().get())) inside.push_back(unit);
   const auto is_inside = [&](const std::string* unit) {
     return std::any_of(inside.begin(), inside.end(),
-                       [&](const shard::Unit* inner) { return &inner->name() == unit; });
+                       [&](const Unit* inner) { return &inner->name() == unit; });
   };
   std::unordered_set<const ParameterState*> known;  // two modules may share one
   bool is_read = false;                             // in backward
@@ -127,9 +108,9 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
                  " parameters have memory; materialize all of them or none");
   std::vector<const nn::Module*> list;
   if (modules.size() > 1) list.assign(modules.begin(), modules.end());
-  auto unit = std::make_shared<shard::Unit>(claimed, options, is_read, std::move(list));
+  auto unit = std::make_shared<Unit>(claimed, options, is_read, std::move(list));
   for (nn::Module* const module : modules) module->set_hook(unit);
-  for (shard::Unit* const inner : inside) inner->set_inner();
+  for (Unit* const inner : inside) inner->set_inner();
   if (device.is_meta() || held.size() < claimed.size()) return;
   unit->materialize(device);
   for (const Held& h : held) {
@@ -144,17 +125,12 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   }
 }
 
-}  // namespace
+}  // namespace shard
 
 void fully_shard(nn::Module& module, const ShardOptions& options) {
-  check_options(options);
   TESSERA_EXPECT(module.hook() == nullptr,
                  "fully_shard: the module is a unit already; call it once on each module");
-  make_unit({&module}, options);
-}
-void fully_shard(const std::vector<nn::Module*>& modules, const ShardOptions& options) {
-  check_options(options);
-  make_unit(outermost(modules), options);
+  shard::make_unit({&module}, options);
 }
 
 ShardPlan shard_plan(nn::Module& root) { return root_unit("shard_plan", root)->context()->plan(); }

@@ -23,12 +23,6 @@ void Unit::abandon_call() noexcept {
   if (context_ && context_->end_call()) context_->abandon_rounds();
 }
 
-void Unit::abandon_round() noexcept {
-  left_.clear();
-  round_trains_ = false;
-  parameters_.close_unchecked();
-}
-
 void Unit::abandon_backward() noexcept {
   const bool was_touched = owes_reduction_ || (context_ && reduced_in_ == context_->pass());
   if (shards_.group && was_touched) shards_.group->gradient = {};

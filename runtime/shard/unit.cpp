@@ -63,10 +63,7 @@ void Unit::before_call(nn::Module& module) {
   else if (is_root_ && call_depth_ == 0)
     context_->follow_masks(module);
   begin_call(is_read_);
-  if (is_list() && call_depth_ == 1 && !is_in_backward() && !is_in_round()) {
-    left_ = modules_;
-    context_->begin_round(shards_.number);
-  }
+  if (is_list() && call_depth_ == 1 && !is_in_backward() && !is_in_round()) begin_round();
 }
 
 void Unit::begin_call(bool is_read) {

@@ -56,6 +56,7 @@ class Unit final : public nn::ModuleHook,
   // module each call is a round.
   bool is_list() const noexcept { return !modules_.empty(); }
   bool is_in_round() const noexcept { return !left_.empty(); }
+  void begin_round();
   void end_round();
   void abandon_round() noexcept;
   // --- GradientSinks: where backward writes ---
@@ -210,5 +211,8 @@ class Unit final : public nn::ModuleHook,
   bool owes_reduction_ = false;
   std::uint64_t reduced_in_ = 0;  // the backward pass of the last reduction
 };
+
+// Of modules of which none lies inside of another; see fully_shard.
+void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& options);
 
 }  // namespace tessera::shard
