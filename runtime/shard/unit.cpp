@@ -86,10 +86,10 @@ void Unit::begin_call(bool is_read) {
   }
   const bool trains = autograd::history_is_wanted(), runs_again = autograd::runs_again();
   if ((trains || runs_again) && !autograd::in_backward()) {
-    const BackwardNeeds needs{.gradients = trains,
-                              .parameters = runs_again || is_read,
-                              .ends_round = !std::exchange(round_trains_, true)};
+    const BackwardNeeds needs{
+        .gradients = trains, .parameters = runs_again || is_read, .ends_round = !round_trains_};
     guard_.emplace(std::make_shared<UnitRegion>(shared_from_this(), needs), shared_from_this());
+    round_trains_ = true;
   }
   context_->begin_call();
   ++call_depth_;
