@@ -126,16 +126,16 @@ class ListModel final : public nn::Module {
 
  private:
   Tensor run(const CallOf& one, const Tensor& x) {
-    const auto through = [&](Tensor h) {
+    const auto through = [this, &one](Tensor h) {
       for (const std::size_t i : one.layers) h = tanh(layer(i)(h));
       return h;
     };
     if (one.block < 0) return through(x);
     Block& block = blocks_[static_cast<std::size_t>(one.block)];
-    const auto body = [&](const Tensor& h) {
+    const auto body = [&block, through](const Tensor& h) {
       return block.call([&] { return through(tanh(block.own(h))); });
     };
-    return one.runs_again ? recompute([body](const Tensor& h) { return body(h); }, x) : body(x);
+    return one.runs_again ? recompute(body, x) : body(x);
   }
 
   const ListProgram& program_;
