@@ -1,5 +1,6 @@
 // Lists of modules that are one unit: rounds of calls, in whatever order, at whatever depth.
 #include "tessera/autograd/recompute.hpp"
+#include "tessera/nn/embedding.hpp"
 #include "tests/shard/trained.hpp"
 
 using namespace tessera;
@@ -82,6 +83,9 @@ TEST_CASE("a list is gathered once in forward, once in backward, and reduced onc
   CHECK(counted([](Pair& m, const Tensor& x) {  // the second round of a is one of its own
           return m.a(tanh(in_turn(m, x)));
         }) == Counted{3, 3, 3});
+  CHECK(counted([](Pair& m, const Tensor& x) {  // two rounds that run again together
+          return recompute([&m](const Tensor& h) { return m.a(tanh(m.b(tanh(m.a(h))))); }, x);
+        }) == Counted{2, 1, 1});
   CHECK(counted([](Pair& m, const Tensor& x) {
           const NoGradGuard none;
           m.a(m.b(x));
@@ -135,6 +139,45 @@ TEST_CASE("a list has the bits of units of their own where each module is called
       });
       for (const bool is_same : same) CHECK(is_same);
     }
+}
+
+TEST_CASE("modules that share a parameter train as a list as in the unit around both",
+          "[threads]") {
+  struct Tied final : nn::Module {
+    explicit Tied(bool streams) {
+      register_modules("table", table, "middle", middle, "out", out);
+      for (nn::Module* const module :
+           {static_cast<nn::Module*>(&table), static_cast<nn::Module*>(&out)})
+        if (streams) module->stream_parameter(table.weight);
+    }
+    Tensor operator()(const Tensor& ids) {
+      return call([&] { return out(tanh(middle(table(ids)))); });
+    }
+    nn::Embedding table{9, 4};
+    nn::Linear middle{4, 4}, out{table.weight};
+  };
+  for (const bool streams : {false, true})
+    for (const Reshard way : kWays)
+      for (const int ranks : {1, 2, 3})
+        for (const bool is_same : on_ranks(ranks, [&](World& world) {
+               const ShardOptions options{.mesh = DeviceMesh::flat(world),
+                                          .reshard_after_forward = way};
+               Tied listed(streams), around(streams);
+               fully_shard({&listed.table, &listed.out}, options);
+               for (Tied* const model : {&listed, &around}) {
+                 fully_shard(model->middle, options);
+                 fully_shard(*model, options);
+                 nn::init(*model, {1}, world.device());
+                 optim::Sgd optimizer(model->parameters(), {.lr = 0.1});
+                 for (int k = 0; k < 3; ++k) {
+                   mean_square((*model)(Tensor::arange(9, i64, world.device()))).backward();
+                   optimizer.step();
+                   optimizer.zero_grad();
+                 }
+               }
+               return same_bits(full_values(listed), full_values(around));
+             }))
+          CHECK(is_same);
 }
 
 TEST_CASE("the plan has a list as one unit, and the first step follows it", "[threads]") {
