@@ -141,43 +141,50 @@ TEST_CASE("a list has the bits of units of their own where each module is called
     }
 }
 
+namespace {
+
+// A table that is streamed, or a layer that is not, and a head with the same weight.
+template <class First>
+struct Tied final : nn::Module {
+  Tied() { register_modules("first", first, "middle", middle, "head", head); }
+  Tensor operator()(const Tensor& x) {
+    return call([&] { return head(tanh(middle(first(x)))); });
+  }
+  First first{4, 4};
+  nn::Linear middle{4, 4}, head{first.weight};
+};
+
+template <class First>
+void check_tied(const std::function<Tensor(const Device&)>& input) {
+  for (const Reshard way : kWays)
+    for (const int ranks : {1, 2, 3})
+      for (const bool is_same : on_ranks(ranks, [&](World& world) {
+             const ShardOptions options{.mesh = DeviceMesh::flat(world),
+                                        .reshard_after_forward = way};
+             Tied<First> listed, around;
+             fully_shard({&listed.first, &listed.head}, options);
+             for (Tied<First>* const model : {&listed, &around}) {
+               fully_shard(model->middle, options);
+               fully_shard(*model, options);
+               nn::init(*model, {1}, world.device());
+               optim::Sgd optimizer(model->parameters(), {.lr = 0.1});
+               for (int k = 0; k < 3; ++k) {
+                 mean_square((*model)(input(world.device()))).backward();
+                 optimizer.step();
+                 optimizer.zero_grad();
+               }
+             }
+             return same_bits(full_values(listed), full_values(around));
+           }))
+        CHECK(is_same);
+}
+
+}  // namespace
+
 TEST_CASE("modules that share a parameter train as a list as in the unit around both",
           "[threads]") {
-  struct Tied final : nn::Module {
-    explicit Tied(bool streams) {
-      register_modules("table", table, "middle", middle, "out", out);
-      for (nn::Module* const module :
-           {static_cast<nn::Module*>(&table), static_cast<nn::Module*>(&out)})
-        if (streams) module->stream_parameter(table.weight);
-    }
-    Tensor operator()(const Tensor& ids) {
-      return call([&] { return out(tanh(middle(table(ids)))); });
-    }
-    nn::Embedding table{9, 4};
-    nn::Linear middle{4, 4}, out{table.weight};
-  };
-  for (const bool streams : {false, true})
-    for (const Reshard way : kWays)
-      for (const int ranks : {1, 2, 3})
-        for (const bool is_same : on_ranks(ranks, [&](World& world) {
-               const ShardOptions options{.mesh = DeviceMesh::flat(world),
-                                          .reshard_after_forward = way};
-               Tied listed(streams), around(streams);
-               fully_shard({&listed.table, &listed.out}, options);
-               for (Tied* const model : {&listed, &around}) {
-                 fully_shard(model->middle, options);
-                 fully_shard(*model, options);
-                 nn::init(*model, {1}, world.device());
-                 optim::Sgd optimizer(model->parameters(), {.lr = 0.1});
-                 for (int k = 0; k < 3; ++k) {
-                   mean_square((*model)(Tensor::arange(9, i64, world.device()))).backward();
-                   optimizer.step();
-                   optimizer.zero_grad();
-                 }
-               }
-               return same_bits(full_values(listed), full_values(around));
-             }))
-          CHECK(is_same);
+  check_tied<nn::Embedding>([](const Device& device) { return Tensor::arange(4, i64, device); });
+  check_tied<nn::Linear>([](const Device& device) { return rows_of(1, 0, 2, 4, device); });
 }
 
 TEST_CASE("the plan has a list as one unit, and the first step follows it", "[threads]") {
