@@ -10,9 +10,9 @@ using Catch::Matchers::Contains;
 namespace {
 
 // Layers of which the first two are a list, and the others units; what is done with them is given.
-struct Pair final : nn::Module {
-  using Use = std::function<Tensor(Pair&, const Tensor&)>;
-  explicit Pair(Use use) : use(std::move(use)) {
+struct ListedPair final : nn::Module {
+  using Use = std::function<Tensor(ListedPair&, const Tensor&)>;
+  explicit ListedPair(Use use) : use(std::move(use)) {
     register_modules("a", a, "b", b, "c", c);
     for (const Parameter& p : parameters()) p.set_initializer(Initializer::normal(0, 0.5));
   }
@@ -28,17 +28,18 @@ struct Pair final : nn::Module {
   nn::Linear a{4, 4}, b{4, 4}, c{4, 4};
 };
 
-struct Counted {
+struct CountedStep {
   std::uint64_t forward = 0, backward = 0, reductions = 0;
-  bool operator==(const Counted&) const = default;
+  bool operator==(const CountedStep&) const = default;
 };
-std::ostream& operator<<(std::ostream& out, const Counted& c) {
+std::ostream& operator<<(std::ostream& out, const CountedStep& c) {
   return out << c.forward << " and " << c.backward << " gathers, " << c.reductions << " reductions";
 }
 // Of a step with Reshard::always, the root apart, which has nothing.
-Counted counted(const Pair::Use& use, const std::function<void(Pair&)>& prepare = {}) {
+CountedStep counted_step(const ListedPair::Use& use,
+                         const std::function<void(ListedPair&)>& prepare = {}) {
   const auto all = on_ranks(2, [&](World& world) {
-    Pair model(use);
+    ListedPair model(use);
     model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = Reshard::always});
     nn::init(model, {1}, world.device());
     if (prepare) prepare(model);
@@ -47,73 +48,80 @@ Counted counted(const Pair::Use& use, const std::function<void(Pair&)>& prepare 
     const ShardCounters before = shard_counters(model);
     loss.backward();
     const ShardCounters after = shard_counters(model);
-    return Counted{before.gathers - none.gathers, after.gathers - before.gathers,
-                   after.reductions - none.reductions};
+    return CountedStep{before.gathers - none.gathers, after.gathers - before.gathers,
+                       after.reductions - none.reductions};
   });
   CHECK(all[0] == all[1]);
   return all[0];
 }
 
-Tensor in_turn(Pair& m, const Tensor& x) { return m.b(tanh(m.c(tanh(m.a(x))))); }
+Tensor calls_in_turn(ListedPair& m, const Tensor& x) { return m.b(tanh(m.c(tanh(m.a(x))))); }
 
 }  // namespace
 
 TEST_CASE("a list is gathered once in forward, once in backward, and reduced once", "[threads]") {
-  const Counted once{2, 2, 2};  // c's and the list's
-  CHECK(counted(in_turn) == once);
-  CHECK(counted([](Pair& m, const Tensor& x) { return m.a(tanh(m.c(tanh(m.b(x))))); }) == once);
-  CHECK(counted([](Pair& m, const Tensor& x) { return m.c(tanh(m.a(x))); }) == once);
-  CHECK(counted([](Pair& m, const Tensor& x) { return m.c(tanh(m.b(x))); }) == once);
-  CHECK(counted([](Pair& m, const Tensor& x) {  // one of them inside of another unit's call
-          return m.c.call([&] { return m.b(tanh(linear(m.a(x), m.c.weight, m.c.bias))); });
-        }) == once);
-  CHECK(counted([](Pair& m, const Tensor& x) {  // and one in the other's
+  const CountedStep once{2, 2, 2};  // c's and the list's
+  CHECK(counted_step(calls_in_turn) == once);
+  CHECK(counted_step([](ListedPair& m, const Tensor& x) { return m.a(tanh(m.c(tanh(m.b(x))))); }) ==
+        once);
+  CHECK(counted_step([](ListedPair& m, const Tensor& x) { return m.c(tanh(m.a(x))); }) == once);
+  CHECK(counted_step([](ListedPair& m, const Tensor& x) { return m.c(tanh(m.b(x))); }) == once);
+  CHECK(counted_step(
+            [](ListedPair& m, const Tensor& x) {  // one of them inside of another unit's call
+              return m.c.call([&] { return m.b(tanh(linear(m.a(x), m.c.weight, m.c.bias))); });
+            }) == once);
+  CHECK(counted_step([](ListedPair& m, const Tensor& x) {  // and one in the other's
           return m.c(m.a.call([&] { return m.b(tanh(linear(x, m.a.weight, m.a.bias))); }));
         }) == once);
-  CHECK(counted([](Pair& m, const Tensor& x) {  // one twice, before the other
+  CHECK(counted_step([](ListedPair& m, const Tensor& x) {  // one twice, before the other
           return m.b(tanh(m.c(tanh(m.a(tanh(m.a(x)))))));
         }) == once);
-  CHECK(counted([](Pair& m, const Tensor& x) {
-          return recompute([&m](const Tensor& h) { return in_turn(m, h); }, x);
+  CHECK(counted_step([](ListedPair& m, const Tensor& x) {
+          return recompute([&m](const Tensor& h) { return calls_in_turn(m, h); }, x);
         }) == once);
-  CHECK(counted([](Pair& m, const Tensor& x) {  // run again apart from each other
+  CHECK(counted_step([](ListedPair& m, const Tensor& x) {  // run again apart from each other
           const Tensor h = recompute([&m](const Tensor& in) { return tanh(m.a(in)); }, x);
           return recompute([&m](const Tensor& in) { return m.b(in); }, tanh(m.c(h)));
         }) == once);
-  CHECK(counted([](Pair& m, const Tensor& x) {  // the second round of a is one of its own
-          return m.a(tanh(in_turn(m, x)));
-        }) == Counted{3, 3, 3});
-  CHECK(counted([](Pair& m, const Tensor& x) {  // two rounds that run again together
+  CHECK(
+      counted_step([](ListedPair& m, const Tensor& x) {  // the second round of a is one of its own
+        return m.a(tanh(calls_in_turn(m, x)));
+      }) == CountedStep{3, 3, 3});
+  CHECK(counted_step([](ListedPair& m, const Tensor& x) {  // two rounds that run again together
           return recompute([&m](const Tensor& h) { return m.a(tanh(m.b(tanh(m.a(h))))); }, x);
-        }) == Counted{2, 1, 1});
-  CHECK(counted([](Pair& m, const Tensor& x) {
+        }) == CountedStep{2, 1, 1});
+  CHECK(counted_step([](ListedPair& m, const Tensor& x) {
           const NoGradGuard none;
           m.a(m.b(x));
           const autograd::GradModeGuard some(true);
           return m.c(x);
-        }) == Counted{2, 1, 1});
-  CHECK(counted([](Pair& m, const Tensor& x) {  // of a round, the first call has no gradient
-          Tensor h = x;
-          {
-            const NoGradGuard none;
-            h = m.a(x);
-          }
-          return m.c(tanh(m.b(h)));
-        }) == once);
-  CHECK(counted(in_turn, [](Pair& m) { m.a.freeze(), m.b.freeze(); }) == Counted{2, 2, 1});
-  CHECK(counted(in_turn, [](Pair& m) { m.a.freeze(); }) == once);
-  CHECK(counted(in_turn, [](Pair& m) { set_requires_gradient_sync(m, false); }) ==
-        Counted{2, 2, 0});
-  CHECK(counted(in_turn, [](Pair& m) { set_reshard_after_forward(m.b, Reshard::never); }) ==
-        Counted{2, 1, 2});
-  CHECK(counted(in_turn, [](Pair& m) { set_modules_to_backward_prefetch(m.b, {&m.c}); }) == once);
+        }) == CountedStep{2, 1, 1});
+  CHECK(counted_step(
+            [](ListedPair& m, const Tensor& x) {  // of a round, the first call has no gradient
+              Tensor h = x;
+              {
+                const NoGradGuard none;
+                h = m.a(x);
+              }
+              return m.c(tanh(m.b(h)));
+            }) == once);
+  CHECK(counted_step(calls_in_turn, [](ListedPair& m) { m.a.freeze(), m.b.freeze(); }) ==
+        CountedStep{2, 2, 1});
+  CHECK(counted_step(calls_in_turn, [](ListedPair& m) { m.a.freeze(); }) == once);
+  CHECK(counted_step(calls_in_turn, [](ListedPair& m) { set_requires_gradient_sync(m, false); }) ==
+        CountedStep{2, 2, 0});
+  CHECK(counted_step(calls_in_turn, [](ListedPair& m) {
+          set_reshard_after_forward(m.b, Reshard::never);
+        }) == CountedStep{2, 1, 2});
+  CHECK(counted_step(calls_in_turn,
+                     [](ListedPair& m) { set_modules_to_backward_prefetch(m.b, {&m.c}); }) == once);
 }
 
 TEST_CASE("a loss inside of the root's call goes backward along a part of a round", "[threads]") {
-  CHECK(counted([](Pair& m, const Tensor& x) {
+  CHECK(counted_step([](ListedPair& m, const Tensor& x) {
           mean_square(m.a(x)).backward();
           return m.c(m.b(x));  // of the same round: reduced where the pass ends
-        }) == Counted{3, 2, 3});
+        }) == CountedStep{3, 2, 3});
 }
 
 TEST_CASE("a list has the bits of units of their own where each module is called once",
@@ -122,11 +130,11 @@ TEST_CASE("a list has the bits of units of their own where each module is called
     for (const int ranks : {1, 2, 3}) {
       const auto same = on_ranks(ranks, [&](World& world) {
         const ShardOptions options{.mesh = DeviceMesh::flat(world), .reshard_after_forward = way};
-        Pair listed(in_turn), apart(in_turn);
+        ListedPair listed(calls_in_turn), apart(calls_in_turn);
         listed.shard(options);
         for (nn::Linear* const layer : {&apart.a, &apart.b, &apart.c}) fully_shard(*layer, options);
         fully_shard(apart, options);
-        for (Pair* const model : {&listed, &apart}) {
+        for (ListedPair* const model : {&listed, &apart}) {
           nn::init(*model, {1}, world.device());
           optim::Sgd optimizer(model->parameters(), {.lr = 0.1});
           for (std::uint64_t k = 0; k < 3; ++k) {
@@ -145,8 +153,8 @@ namespace {
 
 // A table that is streamed, or a layer that is not, and a head with the same weight.
 template <class First>
-struct Tied final : nn::Module {
-  Tied() { register_modules("first", first, "middle", middle, "head", head); }
+struct TiedList final : nn::Module {
+  TiedList() { register_modules("first", first, "middle", middle, "head", head); }
   Tensor operator()(const Tensor& x) {
     return call([&] { return head(tanh(middle(first(x)))); });
   }
@@ -155,15 +163,15 @@ struct Tied final : nn::Module {
 };
 
 template <class First>
-void check_tied(const std::function<Tensor(const Device&)>& input) {
+void check_tied_list(const std::function<Tensor(const Device&)>& input) {
   for (const Reshard way : kWays)
     for (const int ranks : {1, 2, 3})
       for (const bool is_same : on_ranks(ranks, [&](World& world) {
              const ShardOptions options{.mesh = DeviceMesh::flat(world),
                                         .reshard_after_forward = way};
-             Tied<First> listed, around;
+             TiedList<First> listed, around;
              fully_shard({&listed.first, &listed.head}, options);
-             for (Tied<First>* const model : {&listed, &around}) {
+             for (TiedList<First>* const model : {&listed, &around}) {
                fully_shard(model->middle, options);
                fully_shard(*model, options);
                nn::init(*model, {1}, world.device());
@@ -183,14 +191,16 @@ void check_tied(const std::function<Tensor(const Device&)>& input) {
 
 TEST_CASE("modules that share a parameter train as a list as in the unit around both",
           "[threads]") {
-  check_tied<nn::Embedding>([](const Device& device) { return Tensor::arange(4, i64, device); });
-  check_tied<nn::Linear>([](const Device& device) { return rows_of(1, 0, 2, 4, device); });
+  check_tied_list<nn::Embedding>(
+      [](const Device& device) { return Tensor::arange(4, i64, device); });
+  check_tied_list<nn::Linear>([](const Device& device) { return rows_of(1, 0, 2, 4, device); });
 }
 
 TEST_CASE("the plan has a list as one unit, and the first step follows it", "[threads]") {
   for (const Reshard way : kWays)
     for (const auto& [plan, unplanned, bytes] : on_ranks(2, [&](World& world) {
-           Pair model([](Pair& m, const Tensor& x) { return m.c(tanh(m.b(tanh(m.a(x))))); });
+           ListedPair model(
+               [](ListedPair& m, const Tensor& x) { return m.c(tanh(m.b(tanh(m.a(x))))); });
            model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = way});
            nn::init(model, {1}, world.device());
            const ShardPlan plan = shard_plan(model);
@@ -213,7 +223,7 @@ TEST_CASE("a list stays open to the end of its round and no longer", "[threads]"
   for (const auto& [between, whole, partial, after, by_hand] : on_ranks(2, [](World& world) {
          const Tensor x = rows_of(1, world.rank(), 2, 4, world.device());
          std::string between, whole;
-         Pair model([&](Pair& m, const Tensor& in) {
+         ListedPair model([&](ListedPair& m, const Tensor& in) {
            const Tensor h = m.a(in);
            between = contract_error([&] { m.b.weight.value(); });
            const Tensor y = m.b(h);
@@ -223,10 +233,10 @@ TEST_CASE("a list stays open to the end of its round and no longer", "[threads]"
          model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = Reshard::always});
          nn::init(model, {1}, world.device());
          model(x);
-         model.use = [](Pair& m, const Tensor& in) { return m.a(in); };
+         model.use = [](ListedPair& m, const Tensor& in) { return m.a(in); };
          model(x);
          const std::string partial = contract_error([&] { model.a.weight.value(); });
-         model.use = [](Pair& m, const Tensor& in) { return m.b(in); };  // a round of its own
+         model.use = [](ListedPair& m, const Tensor& in) { return m.b(in); };  // a round of its own
          model(x);
          const std::string after = contract_error([&] { model.b.weight.value(); });
          unshard(model.a);
@@ -246,7 +256,7 @@ TEST_CASE("what a round has left open is closed after an exception, with and wit
   const auto run = [](int fails_with_reset) {
     return on_ranks(2, [&](World& world) {
       bool fails = false;
-      Pair model([&](Pair& m, const Tensor& x) {
+      ListedPair model([&](ListedPair& m, const Tensor& x) {
         const Tensor h = tanh(m.a(x));
         if (fails) throw std::runtime_error("between two calls of a round");
         return m.b(tanh(m.c(h)));
@@ -313,7 +323,7 @@ TEST_CASE("a list is the union of its modules' trees, of which inner ones are le
 TEST_CASE("lists that can't be a unit say why", "[fsdp2-002][fsdp2-013]") {
   const World world = World::single();
   const ShardOptions options{.mesh = DeviceMesh::flat(world)};
-  Pair model(in_turn);
+  ListedPair model(calls_in_turn);
   const auto said = [&](const std::vector<nn::Module*>& modules) {
     return contract_error([&] { fully_shard(modules, options); });
   };
@@ -334,7 +344,7 @@ TEST_CASE("lists that can't be a unit say why", "[fsdp2-002][fsdp2-013]") {
     CHECK_THAT(error, Contains("is a list of modules and can't be the root"));
   fully_shard(model, options);
   CHECK(model(x).shape() == Shape{2, 4});
-  Pair alone(in_turn);  // a list of one is that module
+  ListedPair alone(calls_in_turn);  // a list of one is that module
   fully_shard({&alone.a}, options);
   alone.a.materialize(world.device());
   CHECK(alone.a(x).shape() == Shape{2, 4});
