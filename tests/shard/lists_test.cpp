@@ -122,6 +122,11 @@ TEST_CASE("a loss inside of the root's call goes backward along a part of a roun
           mean_square(m.a(x)).backward();
           return m.c(m.b(x));  // of the same round: reduced where the pass ends
         }) == CountedStep{3, 2, 3});
+  CHECK(counted_step([](ListedPair& m, const Tensor& x) {
+          mean_square(m.a(x)).backward();
+          const Tensor y = m.b(x);
+          return m.c(m.b.weight.spec().rank == 0 ? y : x);  // on all ranks, whoever uses it
+        }) == CountedStep{3, 2, 3});
 }
 
 TEST_CASE("a list has the bits of units of their own where each module is called once",
