@@ -109,8 +109,10 @@ void Module::materialize(const Device& device) {
   std::vector<Parameter> loose;
   for (const auto& [name, parameter] : named_parameters())
     if (!parameter.group() && !parameter.unit()) loose.push_back(parameter);
+  std::unordered_set<const ModuleHook*> known;  // several modules may have one
   for (const auto& [name, module] : named_modules())
-    if (module->hook_) module->hook_->materialize(device);
+    if (module->hook_ && known.insert(module->hook_.get()).second)
+      module->hook_->materialize(device);
   if (!loose.empty()) materialize_whole("model", loose, device);
   for (const auto& [name, buffer] : named_buffers()) buffer.materialize(device);
 }

@@ -28,10 +28,22 @@ std::shared_ptr<StreamedParameter> slices_of(const ParameterState& p) {
 void Context::build(nn::Module& root) {
   const std::shared_ptr<Context> context(new Context());
   std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units;  // join when all have passed
+  TESSERA_EXPECT(
+      !unit_of(root)->is_list(), "unit '", unit_of(root)->name(),
+      "' is a list of modules and can't be the root; call fully_shard on a module around "
+      "them too, and that module first");
   root.named_parameters();  // sets the names that errors use
   for (const auto& [name, module] : root.named_modules()) {
     const std::shared_ptr<Unit> unit = unit_of(*module);
     if (!unit) continue;
+    if (unit->is_list()) {
+      const auto known = std::find_if(units.begin(), units.end(),
+                                      [&](const auto& other) { return other.second == unit; });
+      if (known != units.end()) {
+        known->first += ", " + name;
+        continue;
+      }
+    }
     TESSERA_EXPECT(unit->context() == nullptr, "fully_shard: unit '", name,
                    "' has already run as a root of its own; call the outermost module first");
     const auto& parameters = unit->shards().parameters;
@@ -54,6 +66,7 @@ void Context::build(nn::Module& root) {
   for (std::size_t i = 0; i < units.size(); ++i)
     units[i].second->join(context, units[i].first, static_cast<int>(i));
   context->modules_ = context->units_.size();
+  context->rounds_.reserve(context->modules_);
   context->forwards_ahead_ =
       static_cast<std::size_t>(context->unit(0)->shards().options.forwards_ahead);
   context->forwards_.reserve(context->forwards_ahead_);
@@ -159,12 +172,20 @@ void Context::cut_streamed(std::int64_t bytes) {
 std::vector<AssumedCall> Context::assumed_calls(nn::Module& root) const {
   std::vector<AssumedCall> calls;
   std::vector<std::pair<std::string, int>> around;  // the units' calls that a module is inside of
+  std::vector<int> last(units_.size(), -1);         // of each unit
   for (const auto& [name, module] : root.named_modules()) {
     while (!around.empty() && !is_below(name, around.back().first)) around.pop_back();
     const int parent = around.empty() ? -1 : around.back().second;
     if (const std::shared_ptr<Unit> unit = unit_of(*module)) {
+      const int number = unit->shards().number,
+                before = std::exchange(last[static_cast<std::size_t>(number)],
+                                       static_cast<int>(calls.size()));
+      if (before >= 0) calls[static_cast<std::size_t>(before)].is_last = false;
       around.emplace_back(name, static_cast<int>(calls.size()));
-      calls.push_back({unit->shards().number, parent, unit->is_read_in_backward()});
+      calls.push_back({.unit = number,
+                       .parent = parent,
+                       .is_read_in_backward = unit->is_read_in_backward(),
+                       .is_first = before < 0});
     }
     for (const auto& [own, parameter] : module->own_parameters())
       for (int slice = 0; state_of(parameter)->slices && slice < parameter.slices(); ++slice)
@@ -208,14 +229,13 @@ void Context::enter(Unit& unit, const BackwardNeeds& needs) {
     unit.gather();
     unit.open();
   }
-  if (needs.gradients) unit.take_buffer(call_ends_next());
+  if (needs.gradients) unit.take_buffer(needs.ends_round && call_ends_next());
   if (!unit.is_root()) prefetch(unit);
 }
 
-void Context::leave(Unit& unit) {
-  unit.leave_call();
+void Context::leave(Unit& unit, const BackwardNeeds& needs) {
   entered_.pop_back();
-  if (unit.is_in_backward()) return;
+  if (!unit.leave_call(needs.ends_round)) return unit.note_uses();
   if (unit.trains()) unit.reduce();  // on some ranks pieces have gone long before
   if (unit.reshards_after_backward()) unit.close();
   // Most units use their parameters once, and stay entered until the calls inside have ended.
@@ -224,8 +244,10 @@ void Context::leave(Unit& unit) {
 
 // Gathers the units of the calls that backward enters next, or those that the program has listed.
 void Context::prefetch(Unit& unit) {
-  if (!unit.prefetch_list(Unit::Prefetch::backward).empty())
-    return unit.gather_listed(Unit::Prefetch::backward);
+  if (!unit.prefetch_list(Unit::Prefetch::backward).empty()) {
+    if (!unit.awaits_calls()) unit.gather_listed(Unit::Prefetch::backward);
+    return;
+  }
   int depth = unit.shards().options.prefetch_depth;
   autograd::for_each_upcoming_step([&](autograd::Region& region, bool begins) {
     const auto* const call = begins ? dynamic_cast<UnitRegion*>(&region) : nullptr;
@@ -261,12 +283,13 @@ void Context::schedule_end() {
   in_pass_ = true;
 }
 
-// What is written to a unit outside of its calls, as to one that stays open, is reduced here.
+// What is written to a unit outside of its calls, as to one that stays open, is reduced here, and a
+// round of which this pass has not come to the first call.
 void Context::end_of_backward() {
   for (const auto& weak : units_) {
     const std::shared_ptr<Unit> unit = weak.lock();
     if (!unit) continue;
-    if (unit->owes_reduction()) unit->reduce();
+    if (unit->owes_reduction() || unit->trains()) unit->reduce();
     if (unit->reshards_after_backward()) unit->close();
   }
   in_pass_ = false;

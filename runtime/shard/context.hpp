@@ -58,6 +58,16 @@ class Context : public std::enable_shared_from_this<Context> {
   // Closes those that an update has made stale, so that their slots are not in the way of others.
   void close_stale_units();
 
+  // --- calls ---
+  // Of any unit. Whether no other runs when it has ended: then end_rounds or abandon_rounds
+  // follows.
+  void begin_call() noexcept { ++running_calls_; }
+  bool end_call() noexcept { return --running_calls_ == 0; }
+  // The first call of a round of a list, which the end of the outermost call ends, too.
+  void begin_round(int unit);
+  void end_rounds();
+  void abandon_rounds() noexcept;
+
   // --- forward ---
   // The root is called, and the call ends.
   void begin_forward();
@@ -68,8 +78,8 @@ class Context : public std::enable_shared_from_this<Context> {
   // those that backward enters next are queued.
   void enter(Unit& unit, const BackwardNeeds& needs);
   // Reduces what its calls may have given and closes the unit, unless it is entered by a call
-  // around this one.
-  void leave(Unit& unit);
+  // around this one, or others of the same round come.
+  void leave(Unit& unit, const BackwardNeeds& needs);
   // After each reduce-scatter, which has ended when `event` has.
   void on_reduced(const Event& event);
 
@@ -127,6 +137,9 @@ class Context : public std::enable_shared_from_this<Context> {
   std::unique_ptr<Replicas> replicas_;  // of a hybrid mesh
   std::uint64_t gathers_ = 0, reductions_ = 0, all_reduces_ = 0;
   bool may_hold_units_ = false;
+
+  int running_calls_ = 0;
+  std::vector<int> rounds_;  // of which units rounds have begun since the outermost call did
 
   std::size_t forwards_ahead_ = 2;
   std::vector<Event> forwards_;  // the ends of the last, as many at most

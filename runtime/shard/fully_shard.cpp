@@ -1,6 +1,7 @@
 #include "tessera/shard/fully_shard.hpp"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "runtime/shard/unit.hpp"
 #include "runtime/shard/unit_region.hpp"
@@ -50,29 +51,39 @@ std::shared_ptr<shard::Unit> root_unit(const char* function, nn::Module& root) {
 
 }  // namespace
 
-void fully_shard(nn::Module& module, const ShardOptions& options) {
+namespace shard {
+
+void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& options) {
   check_options(options);
-  TESSERA_EXPECT(module.hook() == nullptr,
-                 "fully_shard: the module is a unit already; call it once on each module");
   std::vector<std::shared_ptr<ParameterState>> claimed;
-  std::vector<shard::Unit*> inside;
-  for (const auto& [name, below] : module.named_modules())
-    if (auto* const unit = dynamic_cast<shard::Unit*>(below->hook().get())) inside.push_back(unit);
+  std::vector<Unit*> inside;
+  for (nn::Module* const module : modules)
+    for (const auto& [name, below] : module->named_modules())
+      if (auto* const unit = dynamic_cast<Unit*>(below->hook().get())) inside.push_back(unit);
   const auto is_inside = [&](const std::string* unit) {
     return std::any_of(inside.begin(), inside.end(),
-                       [&](const shard::Unit* inner) { return &inner->name() == unit; });
+                       [&](const Unit* inner) { return &inner->name() == unit; });
   };
-  for (const auto& [name, parameter] : module.named_parameters()) {
-    const auto& state = state_of(parameter);
-    if (state->unit) {
-      TESSERA_EXPECT(
-          is_inside(state->unit), "fully_shard: parameter '", name, "' belongs to unit '",
-          *state->unit,
-          "' already; shard inner modules before those around them, and the module that holds both "
-          "where two share a parameter");
-      continue;
+  std::unordered_set<const ParameterState*> known;  // two modules may share one
+  bool is_read = false;                             // in backward
+  for (const nn::Module* const module : modules) {
+    std::size_t claims = 0;
+    for (const auto& [name, parameter] : module->named_parameters()) {
+      const auto& state = state_of(parameter);
+      if (state->unit) {
+        TESSERA_EXPECT(
+            is_inside(state->unit), "fully_shard: parameter '", name, "' belongs to unit '",
+            *state->unit,
+            "' already; shard inner modules before those around them, and the module that holds "
+            "both where two share a parameter, or a list of the two");
+        continue;
+      }
+      ++claims;
+      if (known.insert(state.get()).second) claimed.push_back(state);
     }
-    claimed.push_back(state);
+    // A module below this one may be called again inside of this one's call.
+    is_read = is_read || module->reads_parameters_in_backward() ||
+              claims > module->own_parameters().size();
   }
   // Values that exist move from their whole arrays into the shards.
   struct Held {
@@ -81,8 +92,9 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
   };
   std::vector<Held> held;
   Device device = Device::meta();
-  for (const Parameter& p : module.parameters())  // also of what inner units have
-    if (p.group()) device = p.group()->device;
+  for (const nn::Module* const module : modules)
+    for (const Parameter& p : module->parameters())  // also of what inner units have
+      if (p.group()) device = p.group()->device;
   for (const auto& state : claimed) {
     if (!state->group) continue;
     const FlatEntry& entry = state->group->entries[static_cast<std::size_t>(state->entry)];
@@ -94,12 +106,11 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
   TESSERA_EXPECT(held.empty() || held.size() == claimed.size(), "fully_shard: ", held.size(),
                  " of ", claimed.size(),
                  " parameters have memory; materialize all of them or none");
-  // A module below this one may be called again inside of this one's call.
-  const bool is_read =
-      module.reads_parameters_in_backward() || claimed.size() > module.own_parameters().size();
-  auto unit = std::make_shared<shard::Unit>(claimed, options, is_read);
-  module.set_hook(unit);
-  for (shard::Unit* const inner : inside) inner->set_inner();
+  std::vector<const nn::Module*> list;
+  if (modules.size() > 1) list.assign(modules.begin(), modules.end());
+  auto unit = std::make_shared<Unit>(claimed, options, is_read, std::move(list));
+  for (nn::Module* const module : modules) module->set_hook(unit);
+  for (Unit* const inner : inside) inner->set_inner();
   if (device.is_meta() || held.size() < claimed.size()) return;
   unit->materialize(device);
   for (const Held& h : held) {
@@ -112,6 +123,14 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
           h.state->shape.ndim() == 0 ? h.values : raw::slice(h.values, 0, rows.begin, rows.end));
     h.state->group->mark_updated();
   }
+}
+
+}  // namespace shard
+
+void fully_shard(nn::Module& module, const ShardOptions& options) {
+  TESSERA_EXPECT(module.hook() == nullptr,
+                 "fully_shard: the module is a unit already; call it once on each module");
+  shard::make_unit({&module}, options);
 }
 
 ShardPlan shard_plan(nn::Module& root) { return root_unit("shard_plan", root)->context()->plan(); }

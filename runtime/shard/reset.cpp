@@ -19,7 +19,8 @@ namespace tessera::shard {
 void Unit::abandon_call() noexcept {
   if (--call_depth_ > 0) return;
   guard_.reset();
-  parameters_.close_unchecked();
+  abandon_round();
+  if (context_ && context_->end_call()) context_->abandon_rounds();
 }
 
 void Unit::abandon_backward() noexcept {
@@ -28,6 +29,7 @@ void Unit::abandon_backward() noexcept {
   if (was_touched) drop_kept();
   if (local_) local_->abandon();
   entered_calls_ = 0;
+  awaits_calls_ = false;
   trains_ = false;
   owes_reduction_ = false;
   parameters_.close_unchecked();
@@ -35,6 +37,7 @@ void Unit::abandon_backward() noexcept {
 }
 
 void Unit::reset() noexcept {
+  abandon_round();
   abandon_backward();
   if (shards_.group) shards_.group->gradient = {};
   drop_kept();
@@ -79,6 +82,7 @@ void Context::reset() {
   recover();
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock()) unit->reset();
+  rounds_.clear();
   slots_->restart();
   if (replicas_) replicas_->restart();
   forwards_.clear();
@@ -107,7 +111,7 @@ Below below(nn::Module& tree) {
   Below out;
   for (const auto& [name, module] : tree.named_modules()) {
     auto* const unit = dynamic_cast<shard::Unit*>(module->hook().get());
-    if (!unit) continue;
+    if (!unit || std::find(out.units.begin(), out.units.end(), unit) != out.units.end()) continue;
     out.units.push_back(unit);
     if (unit->context() && unit->is_root()) out.contexts.push_back(unit->context());
   }

@@ -1,6 +1,7 @@
 // What a program decides about its units while it runs; all that units do for it.
 #include "tessera/shard/runtime_control.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "runtime/shard/streamed_parameter.hpp"
@@ -112,7 +113,8 @@ void for_each_unit(const char* function, nn::Module& module, bool recurse,
   std::vector<std::shared_ptr<Unit>> units;
   for (const auto& [name, below] : module.named_modules())
     if (auto unit = std::dynamic_pointer_cast<Unit>(below->hook());
-        unit && (recurse || below == &module))
+        unit && (recurse || below == &module) &&
+        std::find(units.begin(), units.end(), unit) == units.end())
       units.push_back(std::move(unit));
   TESSERA_EXPECT(!units.empty(), function, ": the module is not a unit",
                  recurse ? ", nor is one below it" : "", "; call fully_shard on it first");

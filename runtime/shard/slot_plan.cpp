@@ -120,7 +120,11 @@ namespace {
 class AssumedStep {
  public:
   AssumedStep(std::span<const UnitNeeds> units, std::span<const AssumedCall> calls)
-      : units_(units), calls_(calls), inside_(calls.size()), parameters_(units.size(), kNone) {
+      : units_(units),
+        calls_(calls),
+        inside_(calls.size()),
+        parameters_(units.size(), kNone),
+        gradients_(units.size()) {
     for (std::size_t i = 1; i < calls.size(); ++i)
       inside_[static_cast<std::size_t>(calls[i].parent)].push_back(i);
     mirror(0);
@@ -163,14 +167,14 @@ class AssumedStep {
     const int unit = calls_[call].unit;
     gather(unit);
     for (const std::size_t inner : inside_[call]) forward(inner);
-    if (!needs(unit).keeps_open) close(unit, needs(unit).may_stay);
+    if (calls_[call].is_last && !needs(unit).keeps_open) close(unit, needs(unit).may_stay);
   }
   // As Context::enter and leave, and GradientBuffer.
   void backward(std::size_t call) {
     const int unit = calls_[call].unit;
     const std::vector<std::size_t>& inside = inside_[call];
     const std::vector<std::int64_t>& pieces = needs(unit).pieces;
-    std::vector<std::size_t> taken;
+    std::vector<std::size_t>& taken = gradients_[static_cast<std::size_t>(unit)];
     const auto take_pieces = [&](std::size_t count) {
       while (taken.size() < std::min(count, pieces.size()))
         taken.push_back(take(unit, SlotKind::gradients, pieces[taken.size()]));
@@ -178,13 +182,15 @@ class AssumedStep {
     ++entered_;
     if (call == 0) prefetch(0);
     if (calls_[call].is_read_in_backward) gather(unit);
-    take_pieces(inside.empty() ? 1 : pieces.size());
+    take_pieces(inside.empty() && calls_[call].is_first ? 1 : pieces.size());
     if (call != 0) prefetch(unit);
     for (auto inner = inside.rbegin(); inner != inside.rend(); ++inner) backward(*inner);
+    if (!calls_[call].is_first) return;
     for (std::size_t sent = 0; sent < pieces.size(); ++sent) {
       uses_[taken[sent]].end = now_++;
       take_pieces(sent + 2);
     }
+    taken.clear();
     close(unit, false);
   }
   void prefetch(int unit) {
@@ -201,7 +207,8 @@ class AssumedStep {
   std::span<const AssumedCall> calls_;
   std::vector<std::vector<std::size_t>> inside_;  // each call
   std::vector<SlotUse> uses_;
-  std::vector<std::size_t> parameters_;  // the use that runs, of each unit
+  std::vector<std::size_t> parameters_;              // the use that runs, of each unit
+  std::vector<std::vector<std::size_t>> gradients_;  // those of its pieces
   std::vector<std::size_t> order_;
   std::size_t entered_ = 0;
   std::int64_t now_ = 0;

@@ -32,6 +32,7 @@ struct AssumedCall {
   int unit = 0;
   int parent = -1;  // the call around it; -1: the root's, which comes first
   bool is_read_in_backward = true;
+  bool is_first = true, is_last = true;  // of its unit, a list of modules
 };
 
 // One slot from when it is taken until it is given back. Time counts these events.

@@ -63,6 +63,7 @@ void Unit::before_call(nn::Module& module) {
   else if (is_root_ && call_depth_ == 0)
     context_->follow_masks(module);
   begin_call(is_read_);
+  if (is_list() && call_depth_ == 1 && !is_in_backward() && !is_in_round()) begin_round();
 }
 
 void Unit::begin_call(bool is_read) {
@@ -80,14 +81,17 @@ void Unit::begin_call(bool is_read) {
     if (parameters_.is_stale() && !autograd::in_backward()) close();
     gather();
     open();
-    if (!prefetch_list(Prefetch::forward).empty() && !autograd::in_backward())
+    if (!prefetch_list(Prefetch::forward).empty() && !autograd::in_backward() && !is_in_round())
       gather_listed(Prefetch::forward);
   }
   const bool trains = autograd::history_is_wanted(), runs_again = autograd::runs_again();
   if ((trains || runs_again) && !autograd::in_backward()) {
-    const BackwardNeeds needs{.gradients = trains, .parameters = runs_again || is_read};
+    const BackwardNeeds needs{
+        .gradients = trains, .parameters = runs_again || is_read, .ends_round = !round_trains_};
     guard_.emplace(std::make_shared<UnitRegion>(shared_from_this(), needs), shared_from_this());
+    round_trains_ = true;
   }
+  context_->begin_call();
   ++call_depth_;
 }
 
@@ -97,14 +101,23 @@ void Unit::expect_valid() const {
                  "holds all roots of the world");
 }
 
-void Unit::after_call(nn::Module&) { end_call(); }
+void Unit::after_call(nn::Module& module) {
+  if (is_in_round() && !is_in_backward()) std::erase(left_, &module);
+  end_call();
+}
 
 void Unit::end_call() {
   if (--call_depth_ > 0) return;
-  const bool is_training = guard_.has_value();
   guard_.reset();
+  const bool is_outermost = context_->end_call();
   if (is_root_ && !autograd::in_backward()) context_->end_forward();
-  if (is_in_backward()) return;  // until its part of backward ends
+  if (!is_in_backward() && !is_in_round()) end_round();  // else its part of backward ends it
+  if (is_outermost) context_->end_rounds();
+}
+
+void Unit::end_round() {
+  left_.clear();
+  const bool is_training = std::exchange(round_trains_, false);
   if (keeps_open_ && is_training) return;
   parameters_.close(is_training && may_stay());
 }

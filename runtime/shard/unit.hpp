@@ -28,10 +28,12 @@ class Unit final : public nn::ModuleHook,
                    public GradientSinks,
                    public std::enable_shared_from_this<Unit> {
  public:
-  // `is_read`: whether backward reads any of the parameters.
+  // `is_read`: whether backward reads any of the parameters. `modules`: of a list.
   Unit(std::vector<std::shared_ptr<ParameterState>> parameters, const ShardOptions& options,
-       bool is_read)
-      : shards_(std::move(parameters), options), is_read_(is_read) {}
+       bool is_read, std::vector<const nn::Module*> modules)
+      : shards_(std::move(parameters), options), modules_(std::move(modules)), is_read_(is_read) {
+    left_.reserve(modules_.size());
+  }
   // One slice of a parameter that `unit` streams; see StreamedParameter.
   Unit(const Unit& unit, std::shared_ptr<ParameterState> slice);
   ~Unit() override;
@@ -49,6 +51,14 @@ class Unit final : public nn::ModuleHook,
   void begin_call(bool is_read);
   void end_call();
   void abandon_call() noexcept;
+  // Calls of a list, from the first until all modules have run or the outermost call ends, are one
+  // round: it stays open through them, and backward reduces once, where it leaves the first. Of one
+  // module each call is a round.
+  bool is_list() const noexcept { return !modules_.empty(); }
+  bool is_in_round() const noexcept { return !left_.empty(); }
+  void begin_round();
+  void end_round();
+  void abandon_round() noexcept;
   // --- GradientSinks: where backward writes ---
   autograd::GradientSink sink(int i) override;
   void on_last_use(int i) override;
@@ -97,7 +107,12 @@ class Unit final : public nn::ModuleHook,
     ++entered_calls_;
     trains_ = trains_ || trains;
   }
-  void leave_call() noexcept { --entered_calls_; }
+  // Whether it is left with it: no call of it is entered, or comes in the same round.
+  bool leave_call(bool ends_round) noexcept {
+    awaits_calls_ = !ends_round;
+    return --entered_calls_ == 0 && ends_round;
+  }
+  bool awaits_calls() const noexcept { return awaits_calls_; }
   bool trains() const noexcept { return trains_; }
   bool is_in_backward() const noexcept { return entered_calls_ > 0; }
   // Counts updates of its parameters. A recomputed call of it must find this version, forward's.
@@ -171,6 +186,9 @@ class Unit final : public nn::ModuleHook,
   void expect_valid() const;
 
   UnitShards shards_;
+  // Of a list: which; those that have still to run in the round that has begun.
+  std::vector<const nn::Module*> modules_, left_;
+  bool round_trains_ = false;  // a call of it has a region
   bool is_read_;
   // Above what has slots of it, which give them back first when the unit goes.
   std::shared_ptr<Context> context_;
@@ -187,10 +205,14 @@ class Unit final : public nn::ModuleHook,
   std::optional<autograd::RegionGuard> guard_;  // of the call that runs, for training
 
   int entered_calls_ = 0;
+  bool awaits_calls_ = false;          // of a round of which some have been left
   bool trains_ = false;                // one of these
   std::uint64_t forward_version_ = 0;  // of the call entered last
   bool owes_reduction_ = false;
   std::uint64_t reduced_in_ = 0;  // the backward pass of the last reduction
 };
+
+// Of modules of which none lies inside of another; see fully_shard.
+void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& options);
 
 }  // namespace tessera::shard

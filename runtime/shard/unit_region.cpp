@@ -19,7 +19,7 @@ void UnitRegion::on_backward_begin() {
 }
 
 void UnitRegion::on_backward_end() {
-  if (const std::shared_ptr<Unit> unit = unit_.lock()) unit->context()->leave(*unit);
+  if (const std::shared_ptr<Unit> unit = unit_.lock()) unit->context()->leave(*unit, needs_);
 }
 
 }  // namespace tessera::shard

@@ -15,6 +15,7 @@ class Unit;
 struct BackwardNeeds {
   bool gradients = true;   // false for a call without them that a recomputed function makes again
   bool parameters = true;  // false where nothing reads them
+  bool ends_round = true;  // false where backward comes to calls of the same round later
 };
 
 class UnitRegion final : public autograd::Region {

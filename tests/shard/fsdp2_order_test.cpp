@@ -23,9 +23,10 @@ class Submitted final : public Observer {
     const bool gathers = name.starts_with("all_gather ");
     if (!gathers && !name.starts_with("reduce_scatter ")) return;
     name.remove_prefix(name.find(' ') + 1);
-    if (name.starts_with("layers.")) name.remove_prefix(7);
-    if (name == "(root)") name = "root";
-    text_ += (text_.empty() ? "" : " ") + std::string(gathers ? "" : "-") + std::string(name);
+    std::string of(name == "(root)" ? "root" : name);
+    for (std::size_t at; (at = of.find("layers.")) != of.npos;) of.erase(at, 7);
+    if (const std::size_t at = of.find(", "); at != of.npos) of.erase(at + 1, 1);
+    text_ += (text_.empty() ? "" : " ") + std::string(gathers ? "" : "-") + of;
   }
   std::string take() { return std::exchange(text_, {}); }
 
@@ -118,45 +119,32 @@ class Nest final : public nn::Module {
   nn::ModuleList<Block> layers;
 };
 
-// Units of several layers each, as FSDP2's lists of modules: a table, {0}, {1, 2}, and a tail of
-// which one layer need not be used.
+// A table, a layer, and two lists of two layers, of which the last need not be used.
 class Groups final : public nn::Module {
  public:
-  struct Several final : nn::Module {
-    explicit Several(int count) {
-      for (int i = 0; i < count; ++i) parts.emplace_back(4, 4);
-      register_module("parts", parts);
-    }
-    Tensor operator()(const Tensor& x, std::size_t used) {
-      return call([&] {
-        Tensor h = x;
-        for (std::size_t i = 0; i < used; ++i) h = tanh(parts[i](h));
-        return h;
-      });
-    }
-    nn::ModuleList<nn::Linear> parts;
-  };
-  explicit Groups(std::size_t of_tail = 2) : used(of_tail) {
-    register_modules("table", table, "one", one, "two", two, "tail", tail);
+  explicit Groups(std::size_t of_layers) : used(of_layers) {
+    for (int i = 0; i < 5; ++i) layers.emplace_back(4, 4);
+    register_modules("table", table, "layers", layers);
   }
   Tensor operator()(const Tensor&) {
     return call([&] {
-      const Device device = table.weight.shard().device();
-      return tail(two(one(table(Tensor::zeros({2}, i64, device)), 1), 2), used);
+      Tensor h = table(Tensor::zeros({2}, i64, table.weight.shard().device()));
+      for (std::size_t i = 0; i < used; ++i) h = tanh(layers[i](h));
+      return h;
     });
   }
   void shard(const ShardOptions& options) {
     ShardOptions keeps = options;
     keeps.reshard_after_forward = Reshard::never;
     fully_shard(table, options);
-    fully_shard(one, options);
-    fully_shard(two, options);
-    fully_shard(tail, keeps);
+    fully_shard(layers[0], options);
+    fully_shard({&layers[1], &layers[2]}, options);
+    fully_shard({&layers[3], &layers[4]}, keeps);
     fully_shard(*this, options);
   }
   std::size_t used;
   nn::Embedding table{6, 4};
-  Several one{1}, two{2}, tail{2};
+  nn::ModuleList<nn::Linear> layers;
 };
 
 // Another policy for the root than for its layers.
@@ -220,13 +208,13 @@ TEST_CASE("a unit inside a block that runs again is gathered where it would be w
             std::vector<Pass>(2, {"0 0.inner 1 1.inner", backward}));
 }
 
-TEST_CASE("units of several layers are gathered and reduced as one, also where one is not used",
+TEST_CASE("lists of layers are gathered and reduced as one, also where one is not used",
           "[fsdp2-066][fsdp2-067]") {
-  for (const std::size_t used : {2, 1})
+  for (const std::size_t used : {5, 4})
     for (const Reshard reshard : {Reshard::automatic, Reshard::always})
       CHECK(passes(Groups(used), reshard, 2, kOneForward) ==
             std::vector<Pass>(
-                2, {"table.weight[0] one two tail", "two -tail one -two -one -table.weight[0]"}));
+                2, {"table.weight[0] 0 1,2 3,4", "1,2 -3,4 0 -1,2 -0 -table.weight[0]"}));
 }
 
 TEST_CASE("root and blocks may differ in whether they are gathered for backward", "[fsdp2-071]") {

@@ -7,24 +7,22 @@
 using namespace tessera;
 using namespace tessera::testing;
 
-TEST_CASE("each call of a unit casts what goes into it, also between two of its parts",
+TEST_CASE("each module of a list casts what goes into it, also what comes from another",
           "[fsdp2-059]") {
-  // One unit of two layers, as FSDP2's list of two modules; the value between them is f32.
+  // The value between the two is f32.
   struct Two final : nn::Module {
     Two() { register_modules("a", a, "b", b); }
-    Tensor first(const Tensor& x) {
-      return call([&](const Tensor& in) { return a(in); }, x);
-    }
-    Tensor second(const Tensor& x) {
-      return call([&](const Tensor& in) { return b(in); }, x);
+    Tensor operator()(const Tensor& x) {
+      return call([&] { return b(cast(a(x), f32) * 1.5); });
     }
     nn::Linear a{4, 4}, b{4, 3};
   } model;
   const World world = World::single();
-  fully_shard(model, {.mesh = DeviceMesh::flat(world), .precision = {.param = bf16}});
+  const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+  fully_shard({&model.a, &model.b}, {.mesh = options.mesh, .precision = {.param = bf16}});
+  fully_shard(model, options);
   nn::init(model, {1}, world.device());
-  const Tensor between = cast(model.first(rows_of(1, 0, 2, 4, world.device())), f32) * 1.5;
-  const Tensor y = model.second(between);
+  const Tensor y = model(rows_of(1, 0, 2, 4, world.device()));
   CHECK(y.dtype() == bf16);
   mean(cast(y, f32)).backward();
   CHECK(model.a.weight.grad().dtype() == f32);

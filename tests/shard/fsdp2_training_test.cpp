@@ -270,48 +270,40 @@ TEST_CASE("three roots one after another", "[threads][fsdp2-051]") {
 
 namespace {
 
-// FSDP2's [norm, head] is a module that has both. The model's forward leaves it out; then it is
-// called for each chunk of rows, each of which goes backward at once.
+// The model's forward calls the norm, and leaves the head out; that is called for each chunk of
+// rows, each of which goes backward at once. Both are one unit.
 struct Chunked : Program {
-  struct Tail final : nn::Module {
-    Tail() { register_modules("norm", norm, "head", head); }
-    Tensor operator()(const Tensor& h) {
-      return call([&] { return head(tanh(norm(h))); });
-    }
-    nn::Linear norm{5, 5}, head{5, 3};
-  };
-  Chunked() { register_modules("trunk", trunk, "tail", tail); }
+  Chunked() { register_modules("trunk", trunk, "norm", norm, "head", head); }
   void shard(const ShardOptions& options) override {
     fully_shard(trunk, options);
-    fully_shard(tail, options);
+    fully_shard({&norm, &head}, options);
     fully_shard(*this, options);
   }
   // The loss of the rows, a share of a step's.
   Tensor chunks(const Tensor& x, double share) {
-    const Tensor h = call([&] { return tanh(trunk(x)); });
+    const Tensor h = call([&] { return tanh(norm(tanh(trunk(x)))); });
     Tensor cut = h.detach();
     cut.require_grad();
     Tensor sum;
     for (int chunk = 0; chunk < 2; ++chunk) {
-      const Tensor loss = mean_square(tail(part_of(cut, chunk, 2))) * (share / 2);
+      const Tensor loss = mean_square(head(part_of(cut, chunk, 2))) * (share / 2);
       loss.backward();
       sum = sum.defined() ? sum + loss.detach() : loss.detach();
-      const double arrived = largest(tail.norm.weight.grad().to_vector<float>());
-      if (tail.norm.weight.shard().numel() > 0 && !(arrived > before))
+      const double arrived = largest(head.weight.grad().to_vector<float>());
+      if (head.weight.shard().numel() > 0 && !(arrived > before))
         throw std::logic_error("a chunk adds nothing");
       before = arrived;
     }
     h.backward(cut.grad());
     return sum;
   }
-  nn::Linear trunk{5, 5};
-  Tail tail;
+  nn::Linear trunk{5, 5}, norm{5, 5}, head{5, 3};
   double before = 0;  // what earlier chunks of the step have left
 };
 
 }  // namespace
 
-TEST_CASE("a loss in chunks through a unit that the model's forward leaves out",
+TEST_CASE("a loss in chunks through one of a list, which the model's forward leaves out",
           "[threads][fsdp2-054]") {
   struct Whole final : Chunked {
     Tensor step(const World&, const Tensor& x, int) override {
@@ -336,6 +328,11 @@ TEST_CASE("a loss in chunks over micro-batches", "[threads][fsdp2-055]") {
 
 TEST_CASE("two forwards of a part of a model, whose head has no gradient", "[threads][fsdp2-058]") {
   struct Headless final : ThreeLayers {
+    void shard(const ShardOptions& options) override {
+      fully_shard({&layers[0], &layers[1]}, options);
+      fully_shard({&layers[2]}, options);
+      fully_shard(*this, options);
+    }
     Tensor step(const World&, const Tensor& x, int) override {
       const Tensor a = forward(part_of(x, 0, 2), 2), b = forward(part_of(x, 1, 2), 2);
       const Tensor loss = backward((mean_square(a) + mean_square(b)) / 2);

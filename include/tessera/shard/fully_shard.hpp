@@ -79,6 +79,19 @@ struct ShardOptions {
 // and for options that cannot take effect; and from the root's first call, on every rank, where
 // ranks have made other units, given other options or frozen other parameters.
 void fully_shard(nn::Module& module, const ShardOptions& options);
+// Makes several modules one unit, of all parameters below them:
+//
+//   fully_shard({&model.norm, &model.head}, {.mesh = mesh});
+//
+// Its modules may be called in any order and at any depth under a root, which the unit itself can't
+// be. The first call gathers, and the unit stays open until all modules have been called, or else
+// until the outermost call of the root's units ends. Backward gathers once for these calls, and
+// reduces once, where it has come back through the first of them. What is called after that, as a
+// head that is called by itself for each chunk of a loss, is gathered and reduced for itself. A
+// module that lies inside another one of the list belongs to that one.
+// Throws: ContractError for an empty list, a null pointer, a module that is there twice, and as
+// above.
+void fully_shard(const std::vector<nn::Module*>& modules, const ShardOptions& options);
 
 // What a sharded module will do: everything the engine has fixed, for printing and for assertions.
 struct ShardPlan {
