@@ -55,12 +55,15 @@ Slot Arena::take(std::int64_t offset, std::int64_t bytes, OwnerId owner) {
   }
   if (number == holders_.size()) holders_.push_back(std::make_unique<Holder>());
   Holder& user = *holders_[number];
+  cut_out(offset, end, user.events);
+  // What give_back adds: slots go back where memory has run out, too.
+  user.events.reserve(user.events.size() + kMaxStreams);
+  past_.reserve(past_.size() + static_cast<std::size_t>(taken_) + 1);
   user.begin = offset;
   user.end = end;
   user.owner = owner;
   user.use = {};
   user.is_used = false;
-  cut_out(offset, end, user.events);
   ++taken_;
   Memory::of(context_).ledger().add(owner, end - offset);
   return {data_ + offset, bytes, &user.use, this, static_cast<int>(number)};
