@@ -132,10 +132,13 @@ TEST_CASE("a reset drops what was kept, and a pass that fails what it has touche
       std::vector<Values> gradients;
       for (const bool resets : {false, true}) {
         Unreduced kept(world, way);
-        if (resets)
+        if (resets) {
+          world.device().synchronize();
+          world.barrier();  // a reset ends what peers still wait for
           reset(kept.model);
-        else
+        } else {
           kept.optimizer.zero_grad();
+        }
         kept.backward(world);
         gradients.push_back(shard_gradients(kept.model));
       }
