@@ -9,56 +9,18 @@
 // more than 2e-3. Gradient norms differ in PyTorch's two precisions by at most 1.2e-6, relative;
 // 1e-5 is allowed too. All inputs are fixed.
 #include <cmath>
-#include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "tessera/autograd/ops.hpp"
-#include "tessera/base/philox.hpp"
 #include "tessera/nn/gpt2.hpp"
-#include "tessera/nn/llama.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
-#include "tests/support/catch.hpp"
+#include "tests/parity/golden.hpp"
 
 using namespace tessera;
+using namespace tessera::testing;
 using nlohmann::json;
 
 namespace {
-
-json read_golden(const std::string& name) {
-  std::ifstream file(std::string(GOLDEN_FOLDER) + "/" + name);
-  REQUIRE(file);
-  return json::parse(file);
-}
-
-// splitmix64 of key + i (Steele, Lea and Flood, 2014).
-std::uint64_t bits(std::uint64_t key, std::uint64_t i) {
-  std::uint64_t z = (key + i) * 0x9E3779B97F4A7C15ull;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
-
-float weight(std::uint64_t key, std::uint64_t i, bool is_norm) {
-  const double unit = static_cast<double>(bits(key, i) >> 40) * 0x1p-23 - 1;
-  return static_cast<float>((is_norm ? 1.0 : 0.0) + unit / 16);
-}
-
-// The formula's values, which are laid out as Hugging Face does.
-void set_weights(nn::LanguageModel& model, int seed) {
-  for (const auto& [name, parameter] : model.named_parameters()) {
-    const Shape& shape = parameter.shape();
-    const std::uint64_t key = fnv1a(std::to_string(seed) + " " + name);
-    const bool is_norm = shape.ndim() == 1 && name.ends_with("weight");
-    const bool transposed = model.saves_transposed(name);
-    std::vector<float> values(static_cast<std::size_t>(shape.numel()));
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = weight(key, i, is_norm);
-    Tensor theirs = Tensor::from(values, transposed ? Shape{shape[1], shape[0]} : shape,
-                                 parameter.shard().device());
-    if (transposed) theirs = raw::transpose(theirs, 0, 1);
-    parameter.assign(theirs);
-  }
-}
 
 struct Batch {
   Tensor tokens, targets;  // i32 [B, T]
@@ -108,18 +70,6 @@ void check_training(nn::LanguageModel& model, const json& golden, const Device& 
   // Even PyTorch's two precisions differ, so a perfect agreement would mean that nothing was run.
   INFO("worst loss " << worst_loss << ", worst norm " << worst_norm);
   CHECK(worst_loss + worst_norm > 0);
-}
-
-nn::LlamaConfig llama_config(const json& c) {
-  return {.dim = c["dim"],
-          .n_layers = c["n_layers"],
-          .n_heads = c["n_heads"],
-          .n_kv_heads = c["n_kv_heads"],
-          .ffn_dim = c["ffn_dim"],
-          .vocab_size = c["vocab_size"],
-          .max_seq_len = c["max_seq_len"],
-          .rope_theta = c["rope_theta"],
-          .norm_eps = c["norm_eps"]};
 }
 
 nn::Gpt2Config gpt2_config(const json& c) {
