@@ -108,7 +108,7 @@ void Module::materialize(const Device& device) {
   TESSERA_EXPECT(!device.is_meta(), "materialize: meta is no memory; give a real device");
   std::vector<Parameter> loose;
   for (const auto& [name, parameter] : named_parameters())
-    if (!parameter.group() && !parameter.unit()) loose.push_back(parameter);
+    if (parameter.device().is_meta() && !parameter.unit()) loose.push_back(parameter);
   std::unordered_set<const ModuleHook*> known;  // several modules may have one
   for (const auto& [name, module] : named_modules())
     if (module->hook_ && known.insert(module->hook_.get()).second)

@@ -159,7 +159,7 @@ std::string Module::to_string() const {
   const std::vector<Parameter> all = parameters();
   for (const Parameter& p : all) {
     own += own_numel(p);
-    without_memory += p.group() == nullptr;
+    without_memory += p.device().is_meta();
     is_sharded = is_sharded || p.spec().world > 1;
   }
   std::string out = concat(root.what, ": ", all.size(), " parameters, ", number(numel()),

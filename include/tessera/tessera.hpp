@@ -82,7 +82,6 @@
 #include "tessera/optim/optimizer.hpp"
 #include "tessera/optim/schedule.hpp"
 #include "tessera/optim/sgd.hpp"
-#include "tessera/param/flat_group.hpp"
 #include "tessera/param/load_state.hpp"
 #include "tessera/param/parameter.hpp"
 #include "tessera/param/shard_spec.hpp"

@@ -4,8 +4,8 @@
 
 #include <vector>
 
+#include "runtime/param/group_part.hpp"
 #include "tessera/comm/communicator.hpp"
-#include "tessera/param/parameter.hpp"
 
 namespace tessera::optim {
 

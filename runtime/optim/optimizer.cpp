@@ -25,7 +25,7 @@ void Optimizer::expect_steps(const char* what, std::int64_t steps) {
 
 Optimizer::Optimizer(const std::vector<Parameter>& parameters, double lr, double weight_decay,
                      const Needs& needs)
-    : lr_(lr), weight_decay_(weight_decay), needs_(needs) {
+    : lr_(lr), weight_decay_(weight_decay), needs_(needs), log_(std::make_shared<UpdateLog>()) {
   TESSERA_EXPECT(!parameters.empty(), "optimizer: no parameters given");
   add_parameters(parameters);
   expect_rate("optimizer: lr", lr);
@@ -197,7 +197,7 @@ void Optimizer::make_states(const Before& before) {
     if (std::find(logs.begin(), logs.end(), log_) == logs.end()) logs.push_back(log_);
   }
   for (Own& one : own_) {
-    one.state = states_at.at(one.parameter.group().get());
+    one.state = states_at.at(state_of(one.parameter)->group.get());
     own[one.state].push_back(&one);
   }
   const Device& device = groups[0]->device;
@@ -221,7 +221,7 @@ void Optimizer::make_states(const Before& before) {
 std::int64_t Optimizer::lay_out(GroupState& state, const std::vector<Own*>& own) {
   const FlatGroup& group = *state.group;
   const auto entry_of = [&](const Own* one) -> const FlatEntry& {
-    return group.entries[static_cast<std::size_t>(state_of(one->parameter)->entry)];
+    return state_of(one->parameter)->flat_entry();
   };
   std::vector<Own*> trained;
   for (Own* const one : own) {

@@ -1,4 +1,4 @@
-#include "tessera/param/flat_group.hpp"
+#include "runtime/param/flat_group.hpp"
 
 #include <algorithm>
 

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/param/flat_group.hpp"
 #include "tessera/autograd/node.hpp"
-#include "tessera/param/flat_group.hpp"
 
 namespace tessera {
 

@@ -1,6 +1,5 @@
 #include "tessera/param/parameter.hpp"
 
-#include <unordered_map>
 #include <utility>
 
 #include "runtime/param/parameter_state.hpp"
@@ -12,35 +11,19 @@ namespace {
 
 const std::string kEdit = "Parameter::edit";
 
-const FlatEntry& entry_of(const ParameterState& state) {
-  return state.group->entries[static_cast<std::size_t>(state.entry)];
-}
-
-// Frozen and thawed parameters have one until, and from when, their unit follows.
-bool has_gradient(const ParameterState& state) {
-  return state.trainable && entry_of(state).trainable >= 0;
-}
-
-std::string without_memory(const ParameterState& state) {
-  if (state.name.empty())
-    return "a parameter of no module has no memory; register it and its module before materialize";
-  return concat("parameter '", state.name,
-                "' has no memory yet; call materialize on the model first");
-}
-
 // This rank's rows of the values.
 Tensor rows_of(const ParameterState& state) {
-  TESSERA_EXPECT(state.group != nullptr, without_memory(state));
+  TESSERA_EXPECT(state.group != nullptr, state.without_memory());
   const Shape local = state.spec.local_shape();
-  return state.group->values.view(local, local.strides(), entry_of(state).offset);
+  return state.group->values.view(local, local.strides(), state.flat_entry().offset);
 }
 
 // This rank's rows of the gradient.
 Tensor gradient_of(const ParameterState& state) {
-  if (!state.group || !state.group->gradient.defined() || !has_gradient(state)) return {};
+  if (!state.group || !state.group->gradient.defined() || !state.has_gradient()) return {};
   const Shape local = state.spec.local_shape();
   return state.group->await_gradient().view(local, local.strides(),
-                                            entry_of(state).gradient_offset);
+                                            state.flat_entry().gradient_offset);
 }
 
 // Keeps the parameter: a graph may outlive its module.
@@ -48,7 +31,7 @@ class ParameterLeaf final : public autograd::Leaf {
  public:
   explicit ParameterLeaf(std::shared_ptr<ParameterState> state) : state_(std::move(state)) {}
   autograd::GradientSink sink() override {
-    const int i = entry_of(*state_).trainable;
+    const int i = state_->flat_entry().trainable;
     TESSERA_EXPECT(i >= 0 && state_->sinks, "backward: parameter '", state_->name,
                    "' was frozen, thawed or sharded since the forward that used it; go backward "
                    "before");
@@ -65,7 +48,7 @@ class ParameterLeaf final : public autograd::Leaf {
                    "' was updated after the forward that is recomputed; go backward first");
   }
   void on_last_use() override {
-    if (state_->sinks) state_->sinks->on_last_use(entry_of(*state_).trainable);
+    if (state_->sinks) state_->sinks->on_last_use(state_->flat_entry().trainable);
   }
 
  private:
@@ -99,7 +82,10 @@ const std::string& Parameter::name() const { return state_of(*this)->name; }
 const ShardSpec& Parameter::spec() const { return state_of(*this)->spec; }
 std::shared_ptr<const DeviceMesh> Parameter::mesh() const { return state_of(*this)->mesh; }
 const std::string* Parameter::unit() const { return state_of(*this)->unit; }
-std::shared_ptr<const FlatGroup> Parameter::group() const { return state_of(*this)->group; }
+Device Parameter::device() const {
+  const ParameterState& state = *state_of(*this);
+  return state.group ? state.group->device : Device::meta();
+}
 bool Parameter::trainable() const { return state_of(*this)->trainable; }
 
 std::shared_ptr<ParameterSlices> Parameter::made_slices() const { return state_of(*this)->slices; }
@@ -137,8 +123,8 @@ void Parameter::set_trainable(bool trainable) const {
     state_->group->expect_reduced("set_trainable", 0, state_->group->unreduced.size());
   if (const Tensor gradient = gradient_of(*state_); gradient.defined()) {  // none from here on
     raw::fill(gradient, 0);
-    raw::fill(raw::slice(state_->group->counts(), 0, entry_of(*state_).trainable,
-                         entry_of(*state_).trainable + 1),
+    raw::fill(raw::slice(state_->group->counts(), 0, state_->flat_entry().trainable,
+                         state_->flat_entry().trainable + 1),
               0);
   }
   state_->trainable = trainable;
@@ -147,8 +133,14 @@ void Parameter::set_trainable(bool trainable) const {
   ++state_->group->layouts;  // optimizers follow at once
 }
 
+std::string ParameterState::without_memory() const {
+  if (name.empty())
+    return "a parameter of no module has no memory; register it and its module before materialize";
+  return concat("parameter '", name, "' has no memory yet; call materialize on the model first");
+}
+
 Tensor value_of(const std::shared_ptr<ParameterState>& state) {
-  TESSERA_EXPECT(state->window != nullptr, without_memory(*state));
+  TESSERA_EXPECT(state->window != nullptr, state->without_memory());
   TESSERA_EXPECT(!state->window->is_closed(), "parameter '", state->name, "' of unit '",
                  *state->unit,
                  "' was used while the unit is closed; use it inside the module's call");
@@ -203,11 +195,11 @@ void materialize_whole(const std::string& name, const std::vector<Parameter>& pa
     for (const auto& state : states) {
       state->sinks = sinks;
       state->window = group->values.storage();
-      state->window_offset_bytes = entry_of(*state).offset * 4;
+      state->window_offset_bytes = state->flat_entry().offset * 4;
     }
   };
   for (const Parameter& p : parameters)
-    TESSERA_EXPECT(p.group() == nullptr, "materialize: parameter '", p.name(),
+    TESSERA_EXPECT(p.device().is_meta(), "materialize: parameter '", p.name(),
                    "' already has memory");
   std::vector<std::shared_ptr<ParameterState>> states;
   std::int64_t numel = 0;
@@ -219,62 +211,6 @@ void materialize_whole(const std::string& name, const std::vector<Parameter>& pa
     numel = 0;
   }
   if (!states.empty()) make(states);
-}
-
-std::vector<std::shared_ptr<FlatGroup>> groups_of(const std::vector<Parameter>& parameters) {
-  std::vector<std::shared_ptr<FlatGroup>> groups;
-  for (const GroupPart& part : parts_of(parameters)) groups.push_back(part.group);
-  return groups;
-}
-
-std::vector<GroupPart> parts_of(const std::vector<Parameter>& parameters) {
-  std::vector<GroupPart> parts;
-  std::vector<std::vector<bool>> is_given;  // of the trainable entries, and one that is not
-  std::unordered_map<const FlatGroup*, std::size_t> part_of;
-  for (const Parameter& p : parameters) {
-    TESSERA_EXPECT(p.defined(), "an undefined parameter was given");
-    const ParameterState& state = *state_of(p);
-    const std::shared_ptr<FlatGroup>& group = state.group;
-    TESSERA_EXPECT(group != nullptr, without_memory(state));
-    const std::size_t i = part_of.try_emplace(group.get(), parts.size()).first->second;
-    if (i == parts.size()) {
-      parts.push_back({group, {}});
-      is_given.emplace_back(group->trainable.size() + 1);
-    }
-    if (has_gradient(state))
-      is_given[i][static_cast<std::size_t>(entry_of(state).trainable)] = true;
-  }
-  for (std::size_t i = 0; i < parts.size(); ++i)
-    for (std::size_t end = 0; end < is_given[i].size(); ++end) {
-      if (!is_given[i][end]) continue;
-      const std::size_t first = end;
-      while (is_given[i][end]) ++end;
-      parts[i].stretches.push_back({first, end});
-    }
-  return parts;
-}
-
-bool GroupPart::is_whole() const {
-  return stretches.size() == 1 && stretches[0].end - stretches[0].first == group->trainable.size();
-}
-
-void GroupPart::expect_reduced(const char* function) const {
-  for (const Stretch& stretch : stretches)
-    group->expect_reduced(function, stretch.first, stretch.end);
-}
-
-Tensor GroupPart::gradient(const Stretch& stretch) const {
-  const auto offset_of = [&](std::size_t i) {
-    return i < group->trainable.size() ? group->trained(i).gradient_offset : group->gradient_numel;
-  };
-  const std::int64_t begin = offset_of(stretch.first);
-  return group->await_gradient().view({offset_of(stretch.end) - begin}, {1}, begin);
-}
-
-Tensor GroupPart::counts(const Stretch& stretch) const {
-  return group->await_gradient().view(
-      {static_cast<std::int64_t>(stretch.end - stretch.first)}, {1},
-      group->gradient_numel + static_cast<std::int64_t>(stretch.first));
 }
 
 }  // namespace tessera

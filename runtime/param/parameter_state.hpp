@@ -35,6 +35,11 @@ struct ParameterState {
   std::shared_ptr<ParameterSlices> slices;  // null: it is there as a whole
   std::int64_t first_row = 0;               // of a slice: in its chunk
 
+  const FlatEntry& flat_entry() const { return group->entries[static_cast<std::size_t>(entry)]; }
+  // Frozen and thawed parameters have one until, and from when, their unit follows.
+  bool has_gradient() const { return trainable && flat_entry().trainable >= 0; }
+  // What an error says where it is not materialized.
+  std::string without_memory() const;
   // What a unit decides that claims it now.
   bool may_be_streamed() const { return streaming > 0 && streaming == modules && shape[0] > 0; }
 };

@@ -94,10 +94,10 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   Device device = Device::meta();
   for (const nn::Module* const module : modules)
     for (const Parameter& p : module->parameters())  // also of what inner units have
-      if (p.group()) device = p.group()->device;
+      if (!p.device().is_meta()) device = p.device();
   for (const auto& state : claimed) {
     if (!state->group) continue;
-    const FlatEntry& entry = state->group->entries[static_cast<std::size_t>(state->entry)];
+    const FlatEntry& entry = state->flat_entry();
     ++state->group->layouts;  // for optimizers
     held.push_back(
         {state, state->group->values.view(state->shape, state->shape.strides(), entry.offset)});
@@ -115,7 +115,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   unit->materialize(device);
   for (const Held& h : held) {
     const RowRange rows = h.state->spec.owned();
-    const FlatEntry& entry = h.state->group->entries[static_cast<std::size_t>(h.state->entry)];
+    const FlatEntry& entry = h.state->flat_entry();
     const Shape local = h.state->spec.local_shape();
     if (local.numel() > 0)
       raw::copy_into(

@@ -34,9 +34,7 @@ struct UnitShards {
   void lay_out();
   bool is_empty() const noexcept { return parameters.empty() && streamed.empty(); }
   // Of parameter i: its entry, and how far into it this rank's chunk begins.
-  const FlatEntry& entry_of(std::size_t i) const {
-    return group->entries[static_cast<std::size_t>(parameters[i]->entry)];
-  }
+  const FlatEntry& entry_of(std::size_t i) const { return parameters[i]->flat_entry(); }
   std::int64_t first_of(std::size_t i) const {
     return parameters[i]->first_row * parameters[i]->spec.row_numel();
   }

@@ -51,7 +51,7 @@ TEST_CASE("gradients are scaled to the maximum norm, and the norm before is retu
     }
   }
   // Counts lie behind the gradients in the same array and must not be scaled.
-  const Values counts = bag.items[0].group()->counts().to_vector<float>();
+  const Values counts = state_of(bag.items[0])->group->counts().to_vector<float>();
   CHECK(std::count(counts.begin(), counts.end(), 1.0f) == 3);
 }
 

@@ -1,6 +1,7 @@
 // AdamW and SGD against their formulas in f64, over parameters that are frozen, missing, odd-sized.
 #include <algorithm>
 
+#include "runtime/param/parameter_state.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/sgd.hpp"
@@ -146,7 +147,7 @@ TEST_CASE("a parameter without a gradient keeps its value and its moments", "[op
   CHECK(get(f.bag.items[2]) == kept);
   CHECK(get(f.bag.items[4]) != changed);
   const Values after = adamw.states()[0].moments[0].to_vector<float>();
-  const FlatGroup& group = *f.bag.items[0].group();
+  const FlatGroup& group = *state_of(f.bag.items[0])->group;
   for (std::size_t i = 0; i < group.entries.size(); ++i) {
     const auto begin = static_cast<std::ptrdiff_t>(group.entries[i].offset);
     const auto end = begin + static_cast<std::ptrdiff_t>(group.entries[i].numel);
@@ -178,7 +179,7 @@ TEST_CASE("state exists after prepare, twelve bytes an element, and zero_grad fr
   f.start();
   optim::AdamW optimizer(f.bag.parameters());
   optimizer.prepare();
-  const std::int64_t numel = f.bag.items[0].group()->numel;
+  const std::int64_t numel = state_of(f.bag.items[0])->group->numel;
   const auto state_bytes = [&] {
     return f.ledger().live_bytes("weights") + f.ledger().live_bytes("moments");
   };
@@ -204,14 +205,14 @@ TEST_CASE("without any gradient a step changes nothing but the count", "[optim]"
   f.start();
   optim::AdamW optimizer(f.bag.parameters(), {.weight_decay = 0.5});
   const Values before = get(f.bag.items[0]);
-  const std::uint64_t version = f.bag.items[0].group()->version;
+  const std::uint64_t version = state_of(f.bag.items[0])->group->version;
   optimizer.step();
   CHECK(get(f.bag.items[0]) == before);
-  CHECK(f.bag.items[0].group()->version == version);
+  CHECK(state_of(f.bag.items[0])->group->version == version);
   CHECK(optimizer.steps() == 1);
   give_gradients(f.bag, f.gradients({0}));
   optimizer.step();
-  CHECK(f.bag.items[0].group()->version == version + 1);
+  CHECK(state_of(f.bag.items[0])->group->version == version + 1);
 }
 
 TEST_CASE("an optimizer touches its own parameters only, at the rate set last", "[optim]") {
@@ -352,7 +353,7 @@ TEST_CASE("two optimizers over one group clear the gradients of their own parame
   optim::Sgd some({f.bag.items[0], f.bag.items[3]}), others({f.bag.items[1], f.bag.items[2]}),
       last({f.bag.items[4]});
   some.zero_grad();
-  const FlatGroup& group = *f.bag.items[0].group();
+  const FlatGroup& group = *state_of(f.bag.items[0])->group;
   REQUIRE(group.gradient.defined());
   const Values counts = group.counts().to_vector<float>();
   for (std::size_t i = 0; i < kShapes.size(); ++i) {

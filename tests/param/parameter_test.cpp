@@ -1,5 +1,6 @@
 // Parameters without a unit: one flat group, gradients written into it, arrival counts.
 #include "tessera/param/parameter.hpp"
+#include "runtime/param/group_part.hpp"
 #include "runtime/param/parameter_state.hpp"
 
 #include <stdexcept>
@@ -71,8 +72,8 @@ TEST_CASE("a frozen parameter has no history and no gradient") {
   Parameter w({3}, Initializer::constant(0)), frozen({3}, Initializer::constant(0));
   frozen.freeze();
   materialize_whole("model", {w, frozen}, device);
-  const FlatGroup& group = *w.group();
-  CHECK(frozen.group().get() == &group);
+  const FlatGroup& group = *state_of(w)->group;
+  CHECK(state_of(frozen)->group.get() == &group);
   CHECK(group.numel == 128);
   CHECK(group.gradient_numel == 64);
   CHECK_FALSE(frozen.value().requires_grad());

@@ -14,6 +14,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "runtime/param/group_part.hpp"
 #include "runtime/param/parameter_state.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/nn/linear.hpp"
@@ -91,7 +92,7 @@ inline Values shard_gradients(const nn::Module& module) {
 inline std::map<std::string, float> arrival_counts(const nn::Module& module) {
   std::map<std::string, float> counts;
   for (const auto& [name, p] : module.named_parameters()) {
-    const FlatGroup& group = *p.group();
+    const FlatGroup& group = *state_of(p)->group;
     const int i = group.entries[static_cast<std::size_t>(state_of(p)->entry)].trainable;
     counts[name] = i >= 0 && group.await_gradient().defined()
                        ? group.counts().to_vector<float>()[static_cast<std::size_t>(i)]

@@ -28,6 +28,11 @@
 #include "tessera/param/load_state.hpp"
 #include "tessera/param/parameter.hpp"
 
+namespace tessera {
+struct FlatGroup;
+struct UpdateLog;
+}  // namespace tessera
+
 namespace tessera::optim {
 
 using kernels::FlatSegment;
@@ -117,7 +122,7 @@ class Optimizer {
   // The same with the global shape and the mesh; see distributed/distributed_tensor.hpp.
   std::vector<DistributedTensor> distributed_moments(const Parameter& of) const;
   struct GroupState {
-    std::shared_ptr<FlatGroup> group;
+    std::shared_ptr<FlatGroup> group;  // no record for programs to change
     // f32, of the parameters that are the optimizer's; what they are says the optimizer
     std::vector<Tensor> moments{};
     Tensor segments{};  // table of FlatSegment
@@ -242,7 +247,7 @@ class Optimizer {
   bool rates_changed_ = false;
   bool are_set_ = false;  // all that it trains, not the zeros of their memory
   Needs needs_;
-  std::shared_ptr<UpdateLog> log_ = std::make_shared<UpdateLog>();
+  std::shared_ptr<UpdateLog> log_;
   std::vector<GroupState> states_;
   Tensor scalars_;  // needs_.scalar_bytes, on the device
 };

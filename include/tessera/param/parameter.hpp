@@ -3,7 +3,7 @@
 //
 // A Parameter is always the shard: `shape()` is the global shape, `shard()` this rank's rows in the
 // flat array of its unit, and inside its module's call it converts to the full tensor. Optimizers,
-// clipping and initialisation see flat groups only (flat_group.hpp).
+// clipping and initialisation see flat arrays only, a unit's parameters in one.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,6 @@
 
 #include "tessera/autograd/node.hpp"
 #include "tessera/autograd/sliced.hpp"
-#include "tessera/param/flat_group.hpp"
 #include "tessera/param/shard_spec.hpp"
 #include "tessera/tensor/initializer.hpp"
 
@@ -59,8 +58,8 @@ class Parameter {
   std::shared_ptr<const DeviceMesh> mesh() const;
   // The name of the unit that owns it; null for none.
   const std::string* unit() const;
-  // Where its values and its gradient lie; null before it is materialized.
-  std::shared_ptr<const FlatGroup> group() const;
+  // Where its values lie: meta before it is materialized.
+  Device device() const;
   // The full tensor, with history recorded when trainable.  Throws: ContractError naming the unit
   // when it is closed, and when the parameter has no memory yet.
   operator Tensor() const { return value(); }
@@ -164,28 +163,5 @@ using NamedParameters = std::vector<std::pair<std::string, Parameter>>;
 // Throws: ContractError when one of them has memory already.
 void materialize_whole(const std::string& name, const std::vector<Parameter>& parameters,
                        const Device& device);
-
-// The distinct groups of `parameters`, in order of first mention.
-// Throws: ContractError when one is not materialized.
-std::vector<std::shared_ptr<FlatGroup>> groups_of(const std::vector<Parameter>& parameters);
-
-// The gradients of some parameters of one group.
-struct GroupPart {
-  struct Stretch {
-    std::size_t first, end;  // trainable entries that follow one another
-  };
-  std::shared_ptr<FlatGroup> group;
-  std::vector<Stretch> stretches;
-
-  bool is_whole() const;
-  // Throws: ContractError naming `function` where backward has kept one unreduced.
-  void expect_reduced(const char* function) const;
-  // Of a gradient that is there, for work on the compute stream: flat, with the gaps behind the
-  // entries, which are 0; and their arrival counts.
-  Tensor gradient(const Stretch& stretch) const;
-  Tensor counts(const Stretch& stretch) const;
-};
-// As groups_of.
-std::vector<GroupPart> parts_of(const std::vector<Parameter>& parameters);
 
 }  // namespace tessera

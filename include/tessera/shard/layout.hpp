@@ -10,7 +10,7 @@
 // parameters there. The gradient buffer holds the full gradients of one backward pass, in pieces: a
 // parameter's lies in one of them. A piece has a count of 0 or 1 for each of its parameters, and
 // one grouped reduce-scatter sums both over the ranks into this rank's flat gradient; see
-// param/flat_group.hpp.
+// runtime/param/flat_group.hpp.
 #pragma once
 
 #include <algorithm>

@@ -5,6 +5,7 @@
 #include <set>
 #include <vector>
 
+#include "runtime/param/parameter_state.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
@@ -114,7 +115,7 @@ Seen run_a_step(World& world) {
   const Device device = world.device();
   layer.materialize(device);
   write_values(layer);
-  const FlatGroup& group = *layer.W.group();
+  const FlatGroup& group = *state_of(layer.W)->group;
   Seen seen{group.values.to_vector<float>(), {}, group.entries, {}, {}, 0, {}, {}};
 
   Watcher watcher;

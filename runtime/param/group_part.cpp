@@ -1,0 +1,65 @@
+#include "runtime/param/group_part.hpp"
+
+#include <unordered_map>
+
+#include "runtime/param/parameter_state.hpp"
+
+namespace tessera {
+
+std::vector<std::shared_ptr<FlatGroup>> groups_of(const std::vector<Parameter>& parameters) {
+  std::vector<std::shared_ptr<FlatGroup>> groups;
+  for (const GroupPart& part : parts_of(parameters)) groups.push_back(part.group);
+  return groups;
+}
+
+std::vector<GroupPart> parts_of(const std::vector<Parameter>& parameters) {
+  std::vector<GroupPart> parts;
+  std::vector<std::vector<bool>> is_given;  // of the trainable entries, and one that is not
+  std::unordered_map<const FlatGroup*, std::size_t> part_of;
+  for (const Parameter& p : parameters) {
+    TESSERA_EXPECT(p.defined(), "an undefined parameter was given");
+    const ParameterState& state = *state_of(p);
+    const std::shared_ptr<FlatGroup>& group = state.group;
+    TESSERA_EXPECT(group != nullptr, state.without_memory());
+    const std::size_t i = part_of.try_emplace(group.get(), parts.size()).first->second;
+    if (i == parts.size()) {
+      parts.push_back({group, {}});
+      is_given.emplace_back(group->trainable.size() + 1);
+    }
+    if (state.has_gradient())
+      is_given[i][static_cast<std::size_t>(state.flat_entry().trainable)] = true;
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    for (std::size_t end = 0; end < is_given[i].size(); ++end) {
+      if (!is_given[i][end]) continue;
+      const std::size_t first = end;
+      while (is_given[i][end]) ++end;
+      parts[i].stretches.push_back({first, end});
+    }
+  return parts;
+}
+
+bool GroupPart::is_whole() const {
+  return stretches.size() == 1 && stretches[0].end - stretches[0].first == group->trainable.size();
+}
+
+void GroupPart::expect_reduced(const char* function) const {
+  for (const Stretch& stretch : stretches)
+    group->expect_reduced(function, stretch.first, stretch.end);
+}
+
+Tensor GroupPart::gradient(const Stretch& stretch) const {
+  const auto offset_of = [&](std::size_t i) {
+    return i < group->trainable.size() ? group->trained(i).gradient_offset : group->gradient_numel;
+  };
+  const std::int64_t begin = offset_of(stretch.first);
+  return group->await_gradient().view({offset_of(stretch.end) - begin}, {1}, begin);
+}
+
+Tensor GroupPart::counts(const Stretch& stretch) const {
+  return group->await_gradient().view(
+      {static_cast<std::int64_t>(stretch.end - stretch.first)}, {1},
+      group->gradient_numel + static_cast<std::int64_t>(stretch.first));
+}
+
+}  // namespace tessera
