@@ -148,7 +148,7 @@ class Spent:
 
 def launch(test, command, log, options):
     """(exit status, negative for a signal; why it was ended, or ""; seconds of processors). Ends whatever the test started."""
-    env = dict(os.environ, PATIENCE=str(options.patience), **test["env"])  # for tests that have limits of their own
+    env = dict(os.environ, PATIENCE=str(options.patience), TRY_ONE_CELL_IN=str(options.cells), **test["env"])  # read by the tests
     limit = test["timeout"] * options.patience
     with open(log, "wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env,
@@ -301,6 +301,7 @@ def main():
     parser.add_argument("--filter", help="a Catch2 filter, such as '[threads]'; suites of other kinds are left out")
     parser.add_argument("--draw", type=int, metavar="SEED",
                         help="a quarter of the lessons, and MPI suites on one number of ranks each, other ones for each seed; SOAK=1: all")
+    parser.add_argument("--cells", type=int, metavar="N", help="of a grid one cell in N [3; 1 with --all and for what is named]")
     parser.add_argument("--patience", type=float, default=1, help="multiplies every timeout")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="suites at a time")
     options = parser.parse_intermixed_args()
@@ -310,6 +311,7 @@ def main():
         print("\n".join(dict.fromkeys(name_of(test) + (" (long)" if is_long(test) else "") for test in tests)))
         return 0
     tests = chosen(options)
+    options.cells = options.cells or (1 if options.all or options.names else 3)
     folder = pathlib.Path(options.folder).absolute()
     if options.targets:
         needed = {target for test in tests for target in test["depends"]}

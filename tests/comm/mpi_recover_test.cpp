@@ -86,7 +86,7 @@ TEST_CASE("mpi: collectives given up half-way leave nothing behind", "[comm][mpi
     double cut = 0;
     const testing::RaceCheck check;
     World world = World::mpi(check({.threads = 1, .transport = transport}));
-    for (int round = 0; round < 12 || (cut == 0 && round < 200); ++round) {
+    for (int round = 0; round < 6 || (cut == 0 && round < 200); ++round) {
       const int thrower = static_cast<int>(draw() % static_cast<unsigned>(size));
       const std::chrono::microseconds nap(draw() % 6000);
       Traffic traffic(world);

@@ -1,5 +1,6 @@
 // How many of its places or steps a test tries: the share that TRY_ONE_IN=N in the environment of
-// its suite says (tests/meson.build), all of them with SOAK=1.
+// its suite says (tests/meson.build), and of the cells of a grid TRY_ONE_CELL_IN=N
+// (tools/suites.py); all of them with SOAK=1.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +13,16 @@
 
 namespace tessera::testing {
 
+inline std::uint64_t share_in(const char* name) {
+  const char* const soak = std::getenv("SOAK");
+  const char* const text = std::getenv(name);
+  if (!text || (soak && std::string_view(soak) == "1")) return 1;
+  return std::max<std::uint64_t>(1, std::strtoull(text, nullptr, 10));
+}
+
 // One place in so many is tried.
 inline std::uint64_t stride() {
-  static const std::uint64_t stride = [] {
-    const char* const soak = std::getenv("SOAK");
-    const char* const text = std::getenv("TRY_ONE_IN");
-    if (!text || (soak && std::string_view(soak) == "1")) return std::uint64_t{1};
-    return std::max<std::uint64_t>(1, std::strtoull(text, nullptr, 10));
-  }();
+  static const std::uint64_t stride = share_in("TRY_ONE_IN");
   return stride;
 }
 
@@ -35,12 +38,15 @@ inline std::uint64_t at_least(std::uint64_t all) {
   return stride() > 1 ? all / (2 * stride()) : all;
 }
 
-// The trials of a grid, whose values an ordinary run compares in full. Sanitizers look at paths,
-// which neighbours share, so with their share of places, one in 200, they take a fifth of a grid:
-// other trials in each process.
+// The trials of a grid: all of them where a suite is named and with --all; of the quick suites
+// together a third, and under sanitizers, which look at paths that neighbours share, with their
+// share of places, one in 200, a fifth. Other trials in each process.
 class GridShare {
  public:
-  static std::uint64_t stride() { return std::max<std::uint64_t>(1, testing::stride() / 40); }
+  static std::uint64_t stride() {
+    static const std::uint64_t cells = share_in("TRY_ONE_CELL_IN");
+    return std::max(cells, testing::stride() / 40);
+  }
   // Whether the next trial is done.
   bool takes() { return next_++ % stride() == 0; }
   // Those of the next trials that are done.
@@ -59,7 +65,8 @@ class GridShare {
 // fifth of a share's.
 inline int long_run(int steps) {
   const int share = stride() > 1 ? steps / 10 : steps;
-  return std::max(share / static_cast<int>(GridShare::stride()), std::min(share, 50));
+  const int fifth = share / std::max(1, static_cast<int>(stride() / 40));
+  return std::max(fifth, std::min(share, 50));
 }
 
 }  // namespace tessera::testing
