@@ -1,5 +1,5 @@
-// A product with GELU as the kernels that it stands for, for devices and shapes that have no kernel
-// of its own; see GemmGeluArgs.
+// A product and GELU as separate kernels, for devices and shapes without a fused one; see
+// GemmGeluArgs.
 #pragma once
 
 #include "kernels/elementwise.hpp"

@@ -1,7 +1,7 @@
-// A block sorts a row by Batcher's bitonic network over places in global memory: log2(cols)^2 / 2
-// steps, a barrier after each. Its first comparison of each stage is mirrored, so that all put the
-// smaller element in front and those past the end of a row, which are the largest, never move: no
-// padding. Source: Batcher, "Sorting networks and their applications", 1968.
+// A block sorts a row by Batcher's bitonic network over positions in global memory: log2(cols)^2 /
+// 2 steps, a barrier after each. Its first comparison of each stage is mirrored, so that all put
+// the smaller element in front and those past the end of a row, which are the largest, never move:
+// no padding. Source: Batcher, "Sorting networks and their applications", 1968.
 #include "kernels/sort.hpp"
 
 #include "kernels/cuda/kernels.hpp"
@@ -34,26 +34,27 @@ struct Sort {
     if (descending ? less(b, a) : less(a, b)) return true;
     return !(descending ? less(a, b) : less(b, a)) && i < j;
   }
-  // Puts each pair of places `apart` bits apart in order.
-  TESSERA_DEVICE void exchange(Thread& t, std::int64_t* places, const T* row,
+  // Puts each pair of positions `apart` bits apart in order.
+  TESSERA_DEVICE void exchange(Thread& t, std::int64_t* positions, const T* row,
                                std::int64_t apart) const {
     for (std::int64_t i = t.index(); i < cols; i += kThreads) {
       const std::int64_t other = i ^ apart;
-      if (other <= i || other >= cols || !is_before(row, places[other], places[i])) continue;
-      const std::int64_t first = places[i];
-      places[i] = places[other];
-      places[other] = first;
+      if (other <= i || other >= cols || !is_before(row, positions[other], positions[i])) continue;
+      const std::int64_t first = positions[i];
+      positions[i] = positions[other];
+      positions[other] = first;
     }
     t.sync();
   }
   TESSERA_DEVICE void operator()(Thread& t) const {
-    std::int64_t* places = order + t.block() * cols;
+    std::int64_t* positions = order + t.block() * cols;
     const T* row = in + t.block() * cols;
-    for (std::int64_t i = t.index(); i < cols; i += kThreads) places[i] = i;
+    for (std::int64_t i = t.index(); i < cols; i += kThreads) positions[i] = i;
     t.sync();
     for (std::int64_t sorted = 1; sorted < cols; sorted *= 2) {
-      exchange(t, places, row, 2 * sorted - 1);
-      for (std::int64_t apart = sorted / 2; apart > 0; apart /= 2) exchange(t, places, row, apart);
+      exchange(t, positions, row, 2 * sorted - 1);
+      for (std::int64_t apart = sorted / 2; apart > 0; apart /= 2)
+        exchange(t, positions, row, apart);
     }
   }
 };

@@ -39,7 +39,7 @@ std::vector<StateTarget> state_targets(const Module& module) {
   return targets;
 }
 
-StateOwner state_owner(const Module& module) {
+StateHolder state_holder(const Module& module) {
   return {.optional_prefix = module.optional_prefix(),
           .is_left_in_files = [&module](std::string_view name) {
             return module.is_left_in_files(name);
@@ -48,8 +48,8 @@ StateOwner state_owner(const Module& module) {
 
 LoadReport check_load(const Module& model, const StateSource& source, const LoadOptions& options) {
   const auto targets = state_targets(model);
-  const StateOwner owner = state_owner(model);
-  return StateMatching(targets, source, owner, options).report;
+  const StateHolder holder = state_holder(model);
+  return StateMatching(targets, source, holder, options).report;
 }
 
 void Module::register_buffer(std::string_view name, const Buffer& buffer, Persistent persistent) {

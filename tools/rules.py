@@ -23,7 +23,10 @@ ASSERTION = re.compile(r"\b\w*(?:CHECK|REQUIRE|FAIL|assert|check|expect|require|
 HELPER = re.compile(r"^\w[^;{}=]*?\b(\w+)\([^;{}]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 UNFINISHED = re.compile("|".join(rf"\b{word}\b" for word in ("TO" + "DO", "FIX" + "ME", "XX" + "X")))
 PROSE_COLUMNS = 140  # wrapped at 130; tables, code and pictures are as wide as they are
-MOST_LINES = {"README.md": 150, "include/tessera/README.md": 80}  # what every reader meets
+GLOSSARY = "include/tessera/README.md"
+MOST_LINES = {"README.md": 150, GLOSSARY: 80}  # what every reader meets
+ROW = re.compile(r"^\| (?!word \||---)(.*) \|$", re.MULTILINE)
+ONE_SENTENCE = re.compile(r"(?:[^.]|\.(?!\s))*\.")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 WIDE = re.compile(rf"^(?!\||\s*$).{{{PROSE_COLUMNS + 1},}}$", re.MULTILINE)
 LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.DOTALL)
@@ -43,6 +46,11 @@ def breaches(path, content):
         prose = FENCED.sub(lambda match: re.sub(r"[^\n]", " ", match.group(0)), content)  # blank, and every position stays
         for match in WIDE.finditer(prose):
             yield match.start(), f"prose of {len(match.group(0))} columns; wrap it at 130"
+        if path == GLOSSARY:
+            for match in ROW.finditer(content, content.index("## Glossary")):
+                cells = [cell.strip() for cell in match.group(1).split("|")]
+                if len(cells) != 3 or not all(cells) or not ONE_SENTENCE.fullmatch(cells[1]):
+                    yield match.start(), "a word has one sentence, and PyTorch's word or 'none' beside it"
         if content.count("\n") > MOST_LINES.get(path, len(content)):
             yield 0, f"{content.count(chr(10))} lines of at most {MOST_LINES[path]}"
     if not path.endswith((".hpp", ".cpp", ".cu")):

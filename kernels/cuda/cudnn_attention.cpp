@@ -184,7 +184,7 @@ std::int64_t delta_bytes(const Problem& p) {
 
 std::vector<Proposal> proposals(const Library& library, const Problem& problem,
                                 std::int64_t enough_bytes, cudnnHandle_t handle,
-                                std::string_view device_record) {
+                                std::string_view device_description) {
   Graph graph(library);
   const Shapes shapes{problem};
   problem.backward ? build_backward(graph, shapes) : build_forward(graph, shapes);
@@ -198,8 +198,8 @@ std::vector<Proposal> proposals(const Library& library, const Problem& problem,
   if (!handle) {
     device.emplace(library, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
     device
-        ->set(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, device_record.data(),
-              device_record.size())
+        ->set(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, device_description.data(),
+              device_description.size())
         .finalize("device record");
     heuristic.set(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, *device);
   }
@@ -238,9 +238,10 @@ std::vector<Proposal> proposals(const Library& library, const Problem& problem,
 }
 
 Proposal choose(const Library& library, const Problem& problem, std::int64_t workspace_bytes,
-                cudnnHandle_t handle, std::string_view device_record) {
+                cudnnHandle_t handle, std::string_view device_description) {
   Proposal none{.plan = std::nullopt, .reason = "no configuration is proposed"};
-  for (Proposal& proposal : proposals(library, problem, workspace_bytes, handle, device_record)) {
+  for (Proposal& proposal :
+       proposals(library, problem, workspace_bytes, handle, device_description)) {
     if (proposal.plan && proposal.plan->workspace_bytes <= workspace_bytes)
       return std::move(proposal);
     none.reason = proposal.plan

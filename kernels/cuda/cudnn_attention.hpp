@@ -69,16 +69,16 @@ struct Proposal {
   std::string reason;
 };
 
-// What cuDNN's heuristic proposes, its best guess first. `device_record` describes a device that is
-// not there, as JSON (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR); it is read where `handle` is null. Each
-// plan takes about a second: the last is the first that wants at most `enough_bytes`.
+// What cuDNN's heuristic proposes, its best guess first. `device_description` describes a device
+// that is not there, as JSON (CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR); it is read where `handle` is
+// null. Each plan takes about a second: the last is the first that wants at most `enough_bytes`.
 // Throws: std::runtime_error where cuDNN refuses the graph.
 std::vector<Proposal> proposals(const Library& library, const Problem& problem,
                                 std::int64_t enough_bytes, cudnnHandle_t handle,
-                                std::string_view device_record = {});
+                                std::string_view device_description = {});
 
 // The first that wants at most `workspace_bytes`; `reason` says why there is none.
 Proposal choose(const Library& library, const Problem& problem, std::int64_t workspace_bytes,
-                cudnnHandle_t handle, std::string_view device_record = {});
+                cudnnHandle_t handle, std::string_view device_description = {});
 
 }  // namespace tessera::kernels::cuda::cudnn

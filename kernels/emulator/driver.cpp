@@ -48,9 +48,9 @@ State& state() {
   return all;
 }
 
-// One record of an event: reached when the stream comes there. Recorded anew, an event leaves those
-// who wait for an earlier record waiting for that.
-struct Record {
+// A mark of an event in a stream: reached when the stream comes there. Recorded anew, an event
+// leaves those who wait for an earlier mark waiting for that.
+struct Mark {
   std::mutex mutex;
   std::condition_variable changed;
   bool reached = false;
@@ -72,15 +72,15 @@ struct Record {
 
 struct Event {
   std::mutex mutex;
-  std::shared_ptr<Record> last;  // null before the first
+  std::shared_ptr<Mark> last;  // null before the first
 
-  std::shared_ptr<Record> get() {
+  std::shared_ptr<Mark> get() {
     const std::lock_guard lock(mutex);
     return last;
   }
-  std::shared_ptr<Record> renew() {
+  std::shared_ptr<Mark> renew() {
     const std::lock_guard lock(mutex);
-    return last = std::make_shared<Record>();
+    return last = std::make_shared<Mark>();
   }
 };
 Event& event_of(void* event) { return *static_cast<Event*>(event); }
@@ -121,17 +121,17 @@ DriverError end_event(void* event) {
 }
 DriverError record(void* event, void* stream) {
   ++state().records;
-  enqueue(stream, [record = event_of(event).renew()] { record->reach(); });
+  enqueue(stream, [mark = event_of(event).renew()] { mark->reach(); });
   return nullptr;
 }
 DriverError wait(void* stream, void* event) {
   ++state().waits;
-  if (auto record = event_of(event).get()) enqueue(stream, [record] { record->wait(); });
+  if (auto mark = event_of(event).get()) enqueue(stream, [mark] { mark->wait(); });
   return nullptr;
 }
 DriverError block(void* event) {
   ++state().blocks;
-  if (const auto record = event_of(event).get()) record->wait();
+  if (const auto mark = event_of(event).get()) mark->wait();
   return nullptr;
 }
 DriverError failure() { return state().failure.exchange(nullptr); }
@@ -235,9 +235,9 @@ DriverError fill(void* to, std::uint8_t byte, std::int64_t bytes, void* stream) 
 
 DriverError elapsed(void* from, void* to, double* seconds) {
   const auto when = [](void* event) {
-    const auto record = event_of(event).get();
-    const std::lock_guard lock(record->mutex);
-    return record->when;
+    const auto mark = event_of(event).get();
+    const std::lock_guard lock(mark->mutex);
+    return mark->when;
   };
   *seconds = std::chrono::duration<double>(when(to) - when(from)).count();
   return nullptr;

@@ -95,8 +95,7 @@ GradcheckReport gradcheck(const Function& f, const std::vector<Tensor>& inputs,
   double worst = 1;  // error / allowed
   const auto compare = [&](std::size_t i, std::size_t element, double got, double expected,
                            const char* what) {
-    const double allowed =
-        100 * options.slack * std::pow(eps, 2.0 / 3) * (scale + std::abs(expected));
+    const double allowed = 100 * std::pow(eps, 2.0 / 3) * (scale + std::abs(expected));
     const double error = std::abs(got - expected) / allowed;
     if (error <= worst) return;  // a NaN goes on
     worst = std::isnan(error) ? std::numeric_limits<double>::infinity() : error;

@@ -91,7 +91,7 @@ Tensor at_set(const Tensor& part, const Shape& shape, int d, const Tensor& index
   return where(raw::gather(fitted("scatter", last, index, d), d, index) == own, part, 0.0);
 }
 
-// The elements of `source` that the index has a place for.
+// The elements of `source` that the index has a position for.
 Tensor source_of(const char* name, const Tensor& source, const Tensor& index) {
   return fitted(name, source, index, -1);
 }
@@ -169,8 +169,8 @@ Tensor index_copy(const Tensor& x, int dim, const Tensor& index, const Tensor& s
   TESSERA_EXPECT(index.ndim() == 1 && source.shape() == x.shape().with(d, index.numel()),
                  "index_copy: index ", index.shape(), " and source ", source.shape(),
                  " do not fit ", x.shape(), " along dimension ", d);
-  const Tensor places = raw::reshape(index, column_of(source.shape(), d));
-  return scatter(x, d, raw::expand(places, source.shape()), source);
+  const Tensor positions = raw::reshape(index, column_of(source.shape(), d));
+  return scatter(x, d, raw::expand(positions, source.shape()), source);
 }
 
 namespace {
@@ -193,9 +193,9 @@ Tensor merged_index(const char* name, std::span<const Tensor> at,
     expect_places(name, at[i]);
     const Tensor given = raw::cast(at[i], i64);
     const auto n = static_cast<double>(sizes[i]);
-    const Tensor place = raw::where(given < 0, raw::binary(Binary::add, given, n), given);
-    const Tensor is_out = logical_or(place < 0, place >= n);
-    merged = i == 0 ? place : raw::add(raw::mul(merged, n), place);
+    const Tensor position = raw::where(given < 0, raw::binary(Binary::add, given, n), given);
+    const Tensor is_out = logical_or(position < 0, position >= n);
+    merged = i == 0 ? position : raw::add(raw::mul(merged, n), position);
     outside = i == 0 ? is_out : logical_or(outside, is_out);
   }
   return raw::where(outside, Tensor::full({}, -1, i64, merged.device()), merged);
@@ -203,10 +203,10 @@ Tensor merged_index(const char* name, std::span<const Tensor> at,
 
 struct Placed {
   int dim;
-  Tensor places;
+  Tensor positions;
 };
 
-// y at tensors of places, all broadcast to one shape.
+// y at tensors of positions, all broadcast to one shape.
 Tensor at_places(const Tensor& y, const std::vector<Placed>& placed) {
   bool beside = true;
   for (std::size_t i = 1; i < placed.size(); ++i)
@@ -223,7 +223,7 @@ Tensor at_places(const Tensor& y, const std::vector<Placed>& placed) {
   others(0, front);
   for (const Placed& p : placed) {
     order.push_back(p.dim);
-    at.push_back(p.places);
+    at.push_back(p.positions);
     sizes.push_back(y.shape()[p.dim]);
   }
   others(front, y.ndim());
@@ -265,8 +265,8 @@ Tensor index(const Tensor& x, std::span<const Index> at, Caller line) {
   Tensor y = x;
   int d = 0;
   for (const Index& i : at) {  // numbers take dimensions away, so that new ones have room
-    if (const auto* place = std::get_if<std::int64_t>(&i.value))
-      y = select(y, d, *place);
+    if (const auto* position = std::get_if<std::int64_t>(&i.value))
+      y = select(y, d, *position);
     else if (std::holds_alternative<Ellipsis>(i.value))
       d += x.ndim() - taken;
     else if (!std::holds_alternative<NewAxis>(i.value))
@@ -277,8 +277,8 @@ Tensor index(const Tensor& x, std::span<const Index> at, Caller line) {
   for (const Index& i : at) {
     if (const auto* range = std::get_if<Range>(&i.value))
       y = sliced(y, d, *range), ++d;
-    else if (const auto* places = std::get_if<Tensor>(&i.value))
-      placed.push_back({d++, *places});
+    else if (const auto* positions = std::get_if<Tensor>(&i.value))
+      placed.push_back({d++, *positions});
     else if (std::holds_alternative<NewAxis>(i.value))
       y = unsqueeze(y, d++);
     else if (std::holds_alternative<Ellipsis>(i.value))
@@ -293,14 +293,14 @@ Tensor index_put(const Tensor& x, std::span<const Tensor> at, const Tensor& valu
   TESSERA_EXPECT(!at.empty() && std::ssize(at) <= x.ndim(), "index_put: ", at.size(),
                  " indices for ", x.shape());
   const int last = static_cast<int>(at.size()) - 1;
-  const Tensor places =
+  const Tensor positions =
       merged_index("index_put", at, {x.shape().begin(), x.shape().begin() + at.size()});
-  Shape shape = places.shape(), rows{places.numel()};
+  Shape shape = positions.shape(), rows{positions.numel()};
   for (int d = last + 1; d < x.ndim(); ++d) {
     shape.push_back(x.shape()[d]);
     rows.push_back(x.shape()[d]);
   }
-  const Tensor index = raw::reshape(places, {places.numel()}), merged = flatten(x, 0, last),
+  const Tensor index = raw::reshape(positions, {positions.numel()}), merged = flatten(x, 0, last),
                source = reshape(expand(values, shape), rows);
   return reshape(
       put == Put::add ? index_add(merged, 0, index, source) : index_copy(merged, 0, index, source),

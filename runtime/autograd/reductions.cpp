@@ -157,17 +157,17 @@ Tensor shared_extreme(const char* name, Reduction op, const Tensor& x, const Dim
       });
 }
 
-// Of shape [], the one place along a dimension that is not there.
-Tensor place(const char* name, Reduction op, const Tensor& x, const Dims& dims, KeepDim keep) {
+// Of shape [], the one position along a dimension that is not there.
+Tensor position(const char* name, Reduction op, const Tensor& x, const Dims& dims, KeepDim keep) {
   expect_elements(name, x.shape(), dims.mask(x.ndim()));
   return raw::reduce(op, x, dims, keep);
 }
 
 ValuesAndIndices first_extreme(const char* name, Reduction op, const Tensor& x, int dim,
                                KeepDim keep) {
-  if (x.ndim() == 0) return {x * 1.0, place(name, op, x, dim, keep)};
+  if (x.ndim() == 0) return {x * 1.0, position(name, op, x, dim, keep)};
   const int d = normalize_dim(dim, x.ndim());
-  const Tensor at = place(name, op, x, d, KeepDim::yes);
+  const Tensor at = position(name, op, x, d, KeepDim::yes);
   ValuesAndIndices out{gather(x, d, at), at};
   if (keep == KeepDim::no) {
     const Shape shape = x.shape().without(d);
@@ -212,19 +212,19 @@ Tensor min(const Tensor& x, int dim, KeepDim keep, Caller at) {
 }
 Tensor argmax(const Tensor& x, int dim, KeepDim keep, Caller at) {
   const CallSite site("argmax", at);
-  return place("argmax", Reduction::argmax, x, dim, keep);
+  return position("argmax", Reduction::argmax, x, dim, keep);
 }
 Tensor argmin(const Tensor& x, int dim, KeepDim keep, Caller at) {
   const CallSite site("argmin", at);
-  return place("argmin", Reduction::argmin, x, dim, keep);
+  return position("argmin", Reduction::argmin, x, dim, keep);
 }
 Tensor argmax(const Tensor& x, Caller at) {
   const CallSite site("argmax", at);
-  return place("argmax", Reduction::argmax, x, {}, KeepDim::no);
+  return position("argmax", Reduction::argmax, x, {}, KeepDim::no);
 }
 Tensor argmin(const Tensor& x, Caller at) {
   const CallSite site("argmin", at);
-  return place("argmin", Reduction::argmin, x, {}, KeepDim::no);
+  return position("argmin", Reduction::argmin, x, {}, KeepDim::no);
 }
 
 Tensor cumsum(const Tensor& x, int dim, Caller at) {
@@ -242,8 +242,8 @@ Tensor argsort(const Tensor& x, int dim, Order order, Caller at) {
 }
 ValuesAndIndices sort(const Tensor& x, int dim, Order order, Caller at) {
   const CallSite site("sort", at);
-  const Tensor places = argsort(x, dim, order);
-  return {gather(x, dim, places), places};
+  const Tensor positions = argsort(x, dim, order);
+  return {gather(x, dim, positions), positions};
 }
 ValuesAndIndices topk(const Tensor& x, std::int64_t k, int dim, Order order, Caller at) {
   const CallSite site("topk", at);
@@ -254,8 +254,8 @@ ValuesAndIndices topk(const Tensor& x, std::int64_t k, int dim, Order order, Cal
   const int d = normalize_dim(dim, x.ndim());
   TESSERA_EXPECT(k >= 0 && k <= x.shape()[d], "topk: ", k, " of the ", x.shape()[d],
                  " elements along dimension ", d, " of ", x.shape());
-  const Tensor places = raw::contiguous(raw::slice(raw::argsort(x, d, order), d, 0, k));
-  return {gather(x, d, places), places};
+  const Tensor positions = raw::contiguous(raw::slice(raw::argsort(x, d, order), d, 0, k));
+  return {gather(x, d, positions), positions};
 }
 
 }  // namespace tessera

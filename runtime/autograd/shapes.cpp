@@ -108,8 +108,8 @@ Tensor select(const Tensor& x, int dim, std::int64_t i, Caller at) {
   const CallSite site("select", at);
   const int d = normalize_dim(dim, x.ndim());
   const std::int64_t size = x.shape()[d];
-  TESSERA_EXPECT(i >= -size && i < size, "select: place ", i, " is outside dimension ", d, " of ",
-                 x.shape());
+  TESSERA_EXPECT(i >= -size && i < size, "select: position ", i, " is outside dimension ", d,
+                 " of ", x.shape());
   const std::int64_t from = i < 0 ? i + size : i;
   return part("select", x, [=](const Tensor& t) {
     const Tensor row = raw::slice(t, d, from, from + 1);
@@ -248,7 +248,8 @@ Tensor pad(const Tensor& x, std::span<const std::int64_t> widths, double value, 
 
 namespace {
 
-// Whether the column of each place of the last two dimensions is at most its row plus `diagonal`.
+// Whether the column of each position of the last two dimensions is at most its row plus
+// `diagonal`.
 Tensor is_lower(const Tensor& x, int diagonal) {
   TESSERA_EXPECT(x.ndim() >= 2, "tril and triu: ", x.shape(), " has no rows and columns");
   const std::int64_t rows = x.size(-2), cols = x.size(-1);

@@ -260,7 +260,7 @@ void check_space(const std::string& path, std::int64_t bytes) {
   const auto free = static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize);
   if (free < static_cast<double>(bytes))
     throw DataError(concat("'", path, "' needs ", bytes, " bytes, and where it lies ",
-                           static_cast<std::int64_t>(free), " are free; name another place"));
+                           static_cast<std::int64_t>(free), " are free; name another folder"));
 }
 
 bool is_same_file(const std::string& a, const std::string& b) {

@@ -58,7 +58,7 @@ bool is_rank_0(const StateDict& state) {
 }
 
 Tensor copy_of(const Tensor& values, const Device& device) {
-  const OwnerGuard owner(device, "state dicts");
+  const OwnerGuard holder(device, "state dicts");
   if (device == values.device()) {
     const Tensor copy = Tensor::empty(values.shape(), values.dtype(), device);
     raw::copy_into(copy, values);
@@ -94,18 +94,18 @@ StateDict make_state_dict(const StateDict& views, const StateDictOptions& option
   const bool is_full = options.form == StateForm::full;
   TESSERA_EXPECT(is_full || options.ranks == StateRanks::every_rank,
                  "state_dict: only whole tensors can be for rank 0 alone; use StateForm::full");
-  TESSERA_EXPECT(options.form != StateForm::view || options.place == StatePlace::device,
+  TESSERA_EXPECT(options.form != StateForm::view || options.memory == StateMemory::device,
                  "state_dict: views lie where the model is; use StateForm::sharded for the host");
   if (options.form == StateForm::view) return views;
   const Device host = Device::cpu({.executor = ExecutorKind::inlined});
   StateDict state;
   // Whoever has a dict on the host may read it from several threads.
   const auto on_host = [&] {
-    if (options.place == StatePlace::host) host.synchronize();
+    if (options.memory == StateMemory::host) host.synchronize();
     return std::move(state);
   };
   const auto keep = [&](const std::string& name, const Tensor& values, const StateTensor& of) {
-    const Device& device = options.place == StatePlace::host ? host : values.device();
+    const Device& device = options.memory == StateMemory::host ? host : values.device();
     const Tensor copy = copy_of(values, device);
     state.emplace(name, is_full ? StateTensor(copy) : StateTensor(copy, of.spec, of.mesh));
   };
@@ -147,11 +147,11 @@ struct Found {
 
 Found find(const std::vector<StateTarget>& targets,
            const std::function<std::shared_ptr<const StateSource>()>& source,
-           const StateOwner& owner, const LoadOptions& options) {
+           const StateHolder& holder, const LoadOptions& options) {
   Found found;
   try {
     found.source = source();
-    const StateMatching matching(targets, *found.source, owner, options, true);
+    const StateMatching matching(targets, *found.source, holder, options, true);
     found.names.resize(targets.size());
     for (const auto& [target, name] : matching.matches)
       found.names[static_cast<std::size_t>(target - targets.data())] = name;
@@ -182,18 +182,18 @@ Tensor rows_of(const Tensor& whole, const ShardSpec& spec) {
 
 LoadReport load_from_rank_0(const std::vector<StateTarget>& targets,
                             const std::function<std::shared_ptr<const StateSource>()>& source,
-                            const StateOwner& owner, const LoadOptions& options) {
+                            const StateHolder& holder, const LoadOptions& options) {
   const RankGroup& group = *options.from_rank_0;
   for (const StateTarget& target : targets)  // before anything is sent
-    TESSERA_EXPECT(owner.materialize || target.held().device() == group.device(), "load: '",
+    TESSERA_EXPECT(holder.materialize || target.held().device() == group.device(), "load: '",
                    target.names[0], "' lies on another device than group '", group.name(),
                    "', which rank 0 sends over");
   Found found;
-  if (group.rank() == 0) found = find(targets, source, owner, options);
+  if (group.rank() == 0) found = find(targets, source, holder, options);
   const double hash = hash_of(targets);
   double agreed[] = {found.refusal ? 1. : 0., static_cast<double>(found.text.size()), hash, -hash};
   group.max(agreed);
-  TESSERA_EXPECT(agreed[2] == -agreed[3], "load: the ", owner.what,
+  TESSERA_EXPECT(agreed[2] == -agreed[3], "load: the ", holder.what,
                  "s of the ranks differ in names, shapes or dtypes; build the same on each");
   const auto text_bytes = static_cast<std::int64_t>(agreed[1]);
   std::int64_t largest = text_bytes + 4;
@@ -203,7 +203,7 @@ LoadReport load_from_rank_0(const std::vector<StateTarget>& targets,
   const std::string text = broadcast_text(sender, found.text, text_bytes);
   if (found.refusal) std::rethrow_exception(found.refusal);
   TESSERA_EXPECT(agreed[0] == 0, "rank 0 refuses: ", text);
-  if (owner.materialize) owner.materialize(group.device());
+  if (holder.materialize) holder.materialize(group.device());
 
   LoadReport report;
   for (std::size_t i = 0; i < targets.size(); ++i) {
@@ -233,9 +233,9 @@ LoadReport load_from_rank_0(const std::vector<StateTarget>& targets,
 
 LoadReport load_state(const std::vector<StateTarget>& targets,
                       const std::function<std::shared_ptr<const StateSource>()>& source,
-                      const StateOwner& owner, const LoadOptions& options) {
-  if (options.from_rank_0) return load_from_rank_0(targets, source, owner, options);
-  return load_own_state(targets, *source(), owner, options);
+                      const StateHolder& holder, const LoadOptions& options) {
+  if (options.from_rank_0) return load_from_rank_0(targets, source, holder, options);
+  return load_own_state(targets, *source(), holder, options);
 }
 
 }  // namespace tessera

@@ -237,7 +237,7 @@ std::int64_t Optimizer::lay_out(GroupState& state, const std::vector<Own*>& own)
     one->spec = one->parameter.spec();
     one->offset = numel;
     numel += round_up(entry.chunk, kFlatAlign);
-    if (entry.numel == 0 || entry.trainable < 0) continue;  // thawed: no gradient has a place yet
+    if (entry.numel == 0 || entry.trainable < 0) continue;  // thawed: it has no gradient yet
     segments.push_back({.begin = entry.offset,
                         .end = entry.offset + entry.numel,
                         .gradient_shift = entry.gradient_offset - entry.offset,

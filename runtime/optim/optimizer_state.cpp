@@ -15,7 +15,7 @@ namespace {
 
 const std::string kSteps = "steps", kLr = "lr", kLrFactor = ".lr_factor",
                   kWeightDecay = ".weight_decay";
-const StateOwner kOwner{.what = "optimizer", .article = "an"};
+const StateHolder kHolder{.what = "optimizer", .article = "an"};
 
 }  // namespace
 
@@ -111,7 +111,7 @@ LoadReport Optimizer::load_from(const NamedParameters& names,
            .held = [rows = moments[k]] { return rows; },
            .assign = [rows = moments[k]](const Tensor& v) { raw::copy_into(rows, v); }});
   }
-  const LoadReport report = load_state(targets, source, kOwner, options);
+  const LoadReport report = load_state(targets, source, kHolder, options);
   for (const auto& put : set) put();
   rates_changed_ = true;
   return report;

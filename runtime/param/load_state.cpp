@@ -34,25 +34,25 @@ std::vector<std::byte> bytes_of(const Tensor& t) {
 // --- the match ---
 
 StateMatching::StateMatching(const std::vector<StateTarget>& targets, const StateSource& source,
-                             const StateOwner& owner, const LoadOptions& options, bool is_whole)
-    : source_(source), owner_(owner), is_whole_(is_whole) {
+                             const StateHolder& holder, const LoadOptions& options, bool is_whole)
+    : source_(source), holder_(holder), is_whole_(is_whole) {
   find_prefix();
   for (const StateTarget& target : targets) match(target);
   find_unexpected();
   if (!options.strict) return;
-  const std::string kind = concat("is it ", owner.article, ' ', owner.what, " of this kind");
+  const std::string kind = concat("is it ", holder.article, ' ', holder.what, " of this kind");
   if (!report.missing.empty())
     source.refuse(concat(source.what(), " has no tensor ", first_of(report.missing), "; ", kind,
                          " and size?"));
   if (!report.unexpected.empty())
     source.refuse(concat(source.what(), " holds ", first_of(report.unexpected), ", which the ",
-                         owner.what, " does not have; ", kind, " and size?"));
+                         holder.what, " does not have; ", kind, " and size?"));
 }
 
 // Either all of a file's names have the beginning that they may lack, or none.
 void StateMatching::find_prefix() {
   if (!source_.is_file()) return;
-  const std::string_view prefix = owner_.optional_prefix;
+  const std::string_view prefix = holder_.optional_prefix;
   const auto names = source_.names();
   if (std::none_of(names.begin(), names.end(),
                    [&](const std::string& name) { return name.starts_with(prefix); }))
@@ -97,7 +97,7 @@ void StateMatching::check(const StateTarget& target, const std::string& name) co
   std::vector<std::int64_t> expected(target.spec.shape.begin(), target.spec.shape.end());
   if (source_.is_file() && target.is_transposed_in_files) std::swap(expected.at(0), expected.at(1));
   if (shape != expected)
-    refuse(text_of(shape), " of ", own, ", the ", owner_.what, " has ", text_of(expected),
+    refuse(text_of(shape), " of ", own, ", the ", holder_.what, " has ", text_of(expected),
            "; give the sizes that it was saved with");
   const ShardSpec spec = is_whole_ ? ShardSpec{target.spec.shape, 1, 0} : target.spec;
   if (const std::string fault = source_.fault(name, spec); !fault.empty()) refuse(fault);
@@ -108,18 +108,18 @@ void StateMatching::find_unexpected() {
   std::sort(known_.begin(), known_.end());
   for (const std::string& name : source_.names()) {
     if (std::binary_search(known_.begin(), known_.end(), name)) continue;
-    if (source_.is_file() && owner_.is_left_in_files && owner_.is_left_in_files(name)) continue;
+    if (source_.is_file() && holder_.is_left_in_files && holder_.is_left_in_files(name)) continue;
     report.unexpected.push_back(name);
   }
   if (!differs_.empty())
-    source_.refuse(concat(source_.what(), " holds '", differs_[0], "', which the ", owner_.what,
-                          " ties to another tensor of other values; is it ", owner_.article, ' ',
-                          owner_.what, " of this kind?"));
+    source_.refuse(concat(source_.what(), " holds '", differs_[0], "', which the ", holder_.what,
+                          " ties to another tensor of other values; is it ", holder_.article, ' ',
+                          holder_.what, " of this kind?"));
 }
 
 LoadReport load_own_state(const std::vector<StateTarget>& targets, const StateSource& source,
-                          const StateOwner& owner, const LoadOptions& options) {
-  const StateMatching matching(targets, source, owner, options);
+                          const StateHolder& holder, const LoadOptions& options) {
+  const StateMatching matching(targets, source, holder, options);
   for (const auto& [target, name] : matching.matches) target->held();  // before one is written
   for (const auto& [target, name] : matching.matches)
     target->assign(source.rows(name, target->spec,

@@ -44,7 +44,7 @@ struct ParameterState {
   bool may_be_streamed() const { return streaming > 0 && streaming == modules && shape[0] > 0; }
 };
 
-// The record of a parameter. Throws: ContractError for an undefined one.
+// What a parameter stands for. Throws: ContractError for an undefined one.
 const std::shared_ptr<ParameterState>& state_of(const Parameter& parameter);
 
 // What Parameter::value gives, of what is there as a whole.

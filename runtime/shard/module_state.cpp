@@ -18,11 +18,11 @@ StateDict Module::state_dict(const StateDictOptions& options) const {
 
 LoadReport load(Module& model, const std::function<std::shared_ptr<const StateSource>()>& source,
                 const LoadOptions& options) {
-  StateOwner owner = state_owner(model);
+  StateHolder holder = state_holder(model);
   const auto has_memory = [](const Parameter& p) { return !p.device().is_meta(); };
   if (options.from_rank_0 && std::ranges::none_of(model.parameters(), has_memory))
-    owner.materialize = [&model](const Device& device) { model.materialize(device); };
-  return load_state(state_targets(model), source, owner, options);
+    holder.materialize = [&model](const Device& device) { model.materialize(device); };
+  return load_state(state_targets(model), source, holder, options);
 }
 
 LoadReport load(Module& model, const StateSource& source, const LoadOptions& options) {

@@ -130,7 +130,7 @@ Tensor randperm(std::int64_t n, std::uint64_t key, const Device& device, Caller 
   return raw::argsort(fine_uniform({n}, key, device), 0);
 }
 
-// The largest of weight / E, E exponential, is each place in proportion to its weight, and the
+// The largest of weight / E, E exponential, is each position in proportion to its weight, and the
 // `count` largest are draws without replacement.
 Tensor multinomial(const Tensor& weights, std::int64_t count, Replacement replacement,
                    std::uint64_t key, Caller at) {
@@ -140,7 +140,7 @@ Tensor multinomial(const Tensor& weights, std::int64_t count, Replacement replac
                  "; expected floating rows");
   const std::int64_t n = weights.shape().back();
   TESSERA_EXPECT(count >= 0 && (replacement == Replacement::yes ? n > 0 : count <= n),
-                 "multinomial: ", count, " of ", n, " places; draw with replacement");
+                 "multinomial: ", count, " of ", n, " positions; draw with replacement");
   Shape shape = weights.shape();
   Tensor w = raw::cast(weights, f64);
   if (replacement == Replacement::yes) {  // a race for each draw

@@ -71,7 +71,7 @@ Parts number(double v, DType dtype, bool scientific, int most) {
   if (scientific) return split(text_of(v, std::chars_format::scientific, std::min(digits, most)));
   const Parts p = split(text_of(v, std::chars_format::scientific, digits));
   const int magnitude = v == 0 ? 0 : std::stoi(p.exponent);
-  if (digits < magnitude) {  // fewer digits than places before the point: zeros fill them
+  if (digits < magnitude) {  // fewer digits than stand before the point: zeros fill them
     std::string whole = p.whole + p.fraction;
     whole.resize(p.whole.size() + static_cast<std::size_t>(magnitude), '0');
     return {whole, "", ""};

@@ -44,7 +44,7 @@ TEST_CASE("an index list reads as Python's does") {
   CHECK(whole(index(x, {places({1}, {}), 0, 0})) == List{12});
   // Out of range in either reads as 0 of integers.
   CHECK(whole(index(x, {places({0, 2}, {2}), places({3, 0}, {2}), 0})) == List{0, 0});
-  CHECK_THROWS_WITH(index(x, {2}), Catch::Contains("place 2 is outside dimension 0"));
+  CHECK_THROWS_WITH(index(x, {2}), Catch::Contains("position 2 is outside dimension 0"));
   CHECK_THROWS_WITH(index(x, {0, 0, 0, 0}), Catch::Contains("4 dimensions"));
   CHECK_THROWS_WITH(index(x, {Range{0, 2, -1}}), Catch::Contains("flip"));
   CHECK_THROWS_WITH(index(x, {x > 3}), Catch::Contains("masked_fill"));

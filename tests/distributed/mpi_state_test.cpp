@@ -44,7 +44,7 @@ TEST_CASE("mpi: whole state is gathered, sent from rank 0 and the same in other 
     first.model.materialize(world.device());
     nn::init(first.model, {seed});
     first.train(world, seed);
-    const StateDictOptions options{StateForm::full, StateRanks::rank_0, StatePlace::host};
+    const StateDictOptions options{StateForm::full, StateRanks::rank_0, StateMemory::host};
     const StateDict weights = first.model.state_dict(options),
                     kept = first.optimizer.state_dict(first.model, options);
     CHECK(weights.empty() == (world.rank() > 0));

@@ -60,7 +60,7 @@ std::pair<StateDict, StateDict> trained(int ranks, std::uint64_t seed) {
     job.model.materialize(world.device());
     nn::init(job.model, {seed});
     job.train(world, 2);
-    const StateDictOptions options{StateForm::full, StateRanks::rank_0, StatePlace::host};
+    const StateDictOptions options{StateForm::full, StateRanks::rank_0, StateMemory::host};
     return std::pair(job.model.state_dict(options), job.optimizer->state_dict(job.model, options));
   })[0];
 }
@@ -91,13 +91,13 @@ TEST_CASE("whole state of model and optimizer is the rows of all ranks, on 1, 2 
         all.merge(job.optimizer->state_dict(job.model, options));
         return all;
       };
-      f.rows = both({.place = StatePlace::host});
+      f.rows = both({.memory = StateMemory::host});
       f.full = bytes_of(both({.form = StateForm::full}));
       for_each_full(both({.form = StateForm::view}),
                     [&](const std::string& name, const Tensor& whole) {
                       f.streamed.merge(bytes_of({{name, whole}}));
                     });
-      const StateDict host = both({StateForm::full, StateRanks::rank_0, StatePlace::host});
+      const StateDict host = both({StateForm::full, StateRanks::rank_0, StateMemory::host});
       f.on_rank_0 = host.size();
       f.on_host = bytes_of(host);
       for (const auto& [name, entry] : host)
@@ -241,7 +241,7 @@ TEST_CASE("options of a state dict that say nothing together are refused", "[dis
           model.state_dict({.ranks = StateRanks::rank_0});
         }).starts_with("state_dict: only whole tensors can be for rank 0 alone"));
   CHECK(contract_error([&] {
-          model.state_dict({.form = StateForm::view, .place = StatePlace::host});
+          model.state_dict({.form = StateForm::view, .memory = StateMemory::host});
         }).starts_with("state_dict: views lie where the model is"));
   const StateDict rows{{"x", {Tensor::ones({1}, f32, Device::cpu()), ShardSpec{{2}, 2, 0}}}};
   CHECK(
@@ -278,7 +278,7 @@ TEST_CASE("whole state on rank 0's host takes the memory of one tensor on the de
     optim::AdamW optimizer(model.parameters());
     optimizer.prepare();
     Memory& memory = Memory::of(world.device());
-    const StateDictOptions options{StateForm::full, StateRanks::rank_0, StatePlace::host};
+    const StateDictOptions options{StateForm::full, StateRanks::rank_0, StateMemory::host};
     Found f{memory.ledger().live_bytes(), 0, memory.reserved_bytes(), 0};
     memory.ledger().reset_peak();
     for_each_full(model.state_dict({.form = StateForm::view}),

@@ -130,7 +130,7 @@ struct Step {
       if (operations[i].stream == stream && operations[i].is(kind)) out.push_back(i);
     return out;
   }
-  // When the shard is cast into its place, before the wire's part.
+  // When the shard is cast into the slot, before the all-gather.
   double begin_of_gather(std::size_t gather) const { return operations[gather - 1].begin; }
   // The first operation of compute after `gather` that reads what it gathered.
   const Operation& first_reader(std::size_t gather) const {

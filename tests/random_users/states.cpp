@@ -213,7 +213,7 @@ class OneRank {
   void check(const std::string& what) {
     const StateDictOptions options{StateForm::full,
                                    draw_.chance(0.5) ? StateRanks::rank_0 : StateRanks::every_rank,
-                                   draw_.chance(0.5) ? StatePlace::host : StatePlace::device};
+                                   draw_.chance(0.5) ? StateMemory::host : StateMemory::device};
     const bool has = options.ranks == StateRanks::every_rank || world_.rank() == 0;
     expect_same("the model " + what, has ? given_.model : Wholes(),
                 wholes_of(model_.state_dict(options)));

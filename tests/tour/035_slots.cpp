@@ -1,7 +1,7 @@
 // Lesson 35: slots.
 //
 // A gate (lesson 30) makes any reuse of memory safe, and costs a wait wherever an address happens
-// to repeat. What sharding gathers repeats with every layer. In one place, each gather would wait
+// to repeat. What sharding gathers repeats with every layer. In one slot, each gather would wait
 // for the layer that has just computed; in two, taken in turn, it runs beside it:
 //
 //   gather    │1│     │2│     │3│              gather    │1│2│   │3│   │4│
@@ -100,7 +100,7 @@ static void places_of_many_sizes() {
   const std::int64_t sum = std::accumulate(layers.begin(), layers.end(), std::int64_t{0});
   std::cout << "3. Layers of 8, 2, 2, 2 and 8 MiB: " << plan.bytes / kMiB
             << " MiB, where two equal "
-            << "places take 16 and a place each " << sum / kMiB << ". At";
+            << "slots take 16 and a slot each " << sum / kMiB << ". At";
   for (const std::int64_t offset : plan.offsets) std::cout << ' ' << offset / kMiB;
   std::cout << '\n';
   CHECK(plan.bytes == ts::most_alive(alive));  // here: no plan can be smaller

@@ -106,8 +106,9 @@ class Mixture : public ts::nn::Module {
       const Tensor expert = reshape(argmax(left, 1), {tokens, 1});
       const Tensor is_it = Tensor::arange(kExperts, ts::i64, left.device()) == expert;  // [T, E]
       const Tensor chosen = cast(is_it, ts::f32);
-      const Tensor place = sum((matmul(before, chosen) + taken) * chosen, 1, ts::raw::KeepDim::yes);
-      const Tensor fits = place < number(room), row = cast(expert, ts::f32) * room + place;
+      const Tensor position =
+          sum((matmul(before, chosen) + taken) * chosen, 1, ts::raw::KeepDim::yes);
+      const Tensor fits = position < number(room), row = cast(expert, ts::f32) * room + position;
       choices.push_back({expert, cast(where(fits, row, number(kExperts * room)), ts::i64)});
       dropped = dropped + sum(cast(ts::raw::logical_not(fits), ts::f32));
       taken = taken + sum(chosen, 0);

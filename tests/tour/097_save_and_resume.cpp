@@ -100,7 +100,7 @@ int main() {
     ts::checkpoint::save_state(adamw, t.optimizer.state_dict(t.net, {.form = ts::StateForm::view}),
                                world);
     const ts::StateDictOptions on_rank_0{ts::StateForm::full, ts::StateRanks::rank_0,
-                                         ts::StatePlace::host};
+                                         ts::StateMemory::host};
     ts::StateDict whole = t.net.state_dict(on_rank_0),
                   kept = t.optimizer.state_dict(t.net, on_rank_0);
     const ts::DistributedTensor moment = t.optimizer.distributed_moments(t.net.layers[0].weight)[0];

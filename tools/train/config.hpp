@@ -14,7 +14,9 @@
 #include "tessera/data/token_file.hpp"
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
+#include "tessera/optim/adamw.hpp"
 #include "tessera/optim/schedule.hpp"
+#include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
 
 namespace tessera::train {
@@ -52,7 +54,8 @@ struct Config {
     std::int64_t dim = kModel.dim, n_layers = kModel.n_layers, n_heads = kModel.n_heads,
                  vocab_size = kModel.vocab_size;
     std::optional<std::int64_t> n_kv_heads, ffn_dim, max_seq_len;
-    double rope_theta = kModel.rope_theta, norm_eps = kModel.norm_eps, dropout = 0;
+    double rope_theta = kModel.rope_theta, norm_eps = kModel.norm_eps,
+           dropout = nn::Gpt2Config{}.dropout;
     std::optional<bool> tie_embeddings;
 
     // The fields above with the values that stand in for unset ones.
@@ -77,18 +80,21 @@ struct Config {
     DType mixed_precision_param = f32, mixed_precision_reduce = f32;
   } training;
 
+  static constexpr optim::AdamWOptions kAdamW{};
   struct Optimizer {
     OptimizerName name = OptimizerName::adamw;
-    double lr = 8e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, momentum = 0;
+    double lr = 8e-4;  // torchtitan's
+    double beta1 = kAdamW.beta1, beta2 = kAdamW.beta2, eps = kAdamW.eps,
+           weight_decay = kAdamW.weight_decay, momentum = optim::SgdOptions{}.momentum;
     std::string no_decay;  // kinds of parameters, with commas between them
   } optimizer;
 
   // See optim::lr_factor, which is the factor on lr.
   struct LrScheduler {
-    std::int64_t warmup_steps = 0;
-    optim::DecayType decay_type = optim::DecayType::constant;
+    std::int64_t warmup_steps = optim::Schedule{}.warmup_steps;
+    optim::DecayType decay_type = optim::Schedule{}.decay_type;
     std::optional<double> decay_ratio;
-    double min_lr_factor = 0;
+    double min_lr_factor = optim::Schedule{}.min_lr_factor;
   } lr_scheduler;
 
   struct Parallelism {
@@ -127,8 +133,9 @@ struct Config {
   } validation;
 
   struct Comm {
-    std::int64_t train_timeout_seconds = 100;
-    std::int64_t heartbeat_timeout_seconds = 5;  // 0: never
+    std::int64_t train_timeout_seconds = static_cast<std::int64_t>(WorldOptions{}.timeout_seconds),
+                 heartbeat_timeout_seconds =  // 0: never
+                 static_cast<std::int64_t>(WorldOptions{}.heartbeat_timeout_seconds);
     std::string flight_record = "flight_record.json";
   } comm;
 

@@ -13,7 +13,6 @@ namespace tessera {
 
 struct GradcheckOptions {
   std::uint64_t seed = 1;  // of the projection
-  double slack = 1;        // factor on the allowed difference
 };
 
 struct GradcheckReport {

@@ -31,11 +31,11 @@ inline constexpr NewAxis new_axis;
 
 struct Index {
   template <std::integral I>
-  Index(I place) : value(static_cast<std::int64_t>(place)) {}
+  Index(I position) : value(static_cast<std::int64_t>(position)) {}
   Index(const Range& range) : value(range) {}
   Index(Ellipsis all) : value(all) {}
   Index(NewAxis axis) : value(axis) {}
-  Index(const Tensor& places) : value(places) {}
+  Index(const Tensor& positions) : value(positions) {}
 
   std::variant<std::int64_t, Range, Ellipsis, NewAxis, Tensor> value;
 };
@@ -47,8 +47,9 @@ inline Tensor index(const Tensor& x, std::initializer_list<Index> at,
                     Caller line = Caller::current()) {
   return index(x, std::span<const Index>(at.begin(), at.size()), line);
 }
-// x with `values`, which broadcast, set or added at the places that index(x, {at[0], at[1], ..})
-// reads. Of several at one place the last is set, and gets the gradient; PyTorch gives it to all.
+// x with `values`, which broadcast, set or added at the positions that index(x, {at[0], at[1], ..})
+// reads. Of several at one position the last is set, and gets the gradient; PyTorch gives it to
+// all.
 enum class Put { set, add };
 Tensor index_put(const Tensor& x, std::span<const Tensor> at, const Tensor& values,
                  Put put = Put::set, Caller line = Caller::current());

@@ -44,13 +44,13 @@ Tensor min(const Tensor& x, Caller at = Caller::current());
 // The gradient goes to the first of equal ones.
 Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no, Caller at = Caller::current());
 Tensor min(const Tensor& x, int dim, KeepDim keep = KeepDim::no, Caller at = Caller::current());
-// The i64 place of the first, along dim or in row-major order.
+// The i64 position of the first, along dim or in row-major order.
 Tensor argmax(const Tensor& x, int dim, KeepDim keep = KeepDim::no, Caller at = Caller::current());
 Tensor argmin(const Tensor& x, int dim, KeepDim keep = KeepDim::no, Caller at = Caller::current());
 Tensor argmax(const Tensor& x, Caller at = Caller::current());
 Tensor argmin(const Tensor& x, Caller at = Caller::current());
 struct ValuesAndIndices {
-  Tensor values, indices;  // what was chosen, and its i64 places along the dimension
+  Tensor values, indices;  // what was chosen, and its i64 positions along the dimension
 };
 ValuesAndIndices max_with_index(const Tensor& x, int dim, KeepDim keep = KeepDim::no,
                                 Caller at = Caller::current());

@@ -30,7 +30,7 @@ Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end, std
              Caller at = Caller::current());
 // Place i of dim, which is dropped; negative ones count from the end.
 Tensor select(const Tensor& x, int dim, std::int64_t i, Caller at = Caller::current());
-// Elements whose place along dim1 is `offset` more than along dim0, as the last dimension.
+// Elements whose position along dim1 is `offset` more than along dim0, as the last dimension.
 Tensor diagonal(const Tensor& x, int offset = 0, int dim0 = 0, int dim1 = 1,
                 Caller at = Caller::current());
 // Pieces of `size` along dim, and at most `count` pieces of one size; the last may be shorter.
@@ -51,7 +51,7 @@ inline Tensor stack(std::initializer_list<Tensor> parts, int dim, Caller at = Ca
 }
 // The whole of x `times[d]` times along d; dimensions of one side alone stand in front.
 Tensor repeat(const Tensor& x, const Shape& times, Caller at = Caller::current());
-// Each place of dim `times` times in a row.
+// Each position of dim `times` times in a row.
 Tensor repeat_interleave(const Tensor& x, std::int64_t times, int dim,
                          Caller at = Caller::current());
 Tensor flip(const Tensor& x, const Dims& dims, Caller at = Caller::current());

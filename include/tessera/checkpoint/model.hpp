@@ -101,7 +101,7 @@ class WeightFiles final : public nn::StateSource {
   std::map<std::string, Location, std::less<>> locations_;
 };
 
-// What Module::load does with a path. Each rank reads the rows that it owns; floating dtypes become
+// What Module::load does with a path. Each rank reads the rows that it has; floating dtypes become
 // those of the model. A tied parameter may stand under any of its names, and under several as long
 // as its bytes are the same. What the model computes itself is left (Module::is_left_in_files), and
 // a prefix of all names may be missing (Module::optional_prefix). Not collective; ranks use the

@@ -2,7 +2,7 @@
 // time. Modules and optimizers give their state dicts through here.
 //
 //   const StateDict all = model.state_dict({.form = StateForm::full});            every rank
-//   optimizer.state_dict(model, {StateForm::full, StateRanks::rank_0, StatePlace::host});
+//   optimizer.state_dict(model, {StateForm::full, StateRanks::rank_0, StateMemory::host});
 //   for_each_full(model.state_dict({.form = StateForm::view}),                    streamed
 //                 [](const std::string& name, const Tensor& whole) { ... });
 //   model.load(all, {.from_rank_0 = &world});                                     a broadcast
@@ -35,6 +35,6 @@ StateDict make_state_dict(const StateDict& views, const StateDictOptions& option
 // then a ContractError that says the same. Nothing has changed then, on any rank.
 LoadReport load_state(const std::vector<StateTarget>& targets,
                       const std::function<std::shared_ptr<const StateSource>()>& source,
-                      const StateOwner& owner, const LoadOptions& options);
+                      const StateHolder& holder, const LoadOptions& options);
 
 }  // namespace tessera

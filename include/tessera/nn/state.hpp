@@ -24,7 +24,7 @@ using tessera::StateSource;
 
 // What of `module` takes values: parameters and persistent buffers, under each of their names.
 std::vector<StateTarget> state_targets(const Module& module);
-StateOwner state_owner(const Module& module);
+StateHolder state_holder(const Module& module);
 
 // Loads what `source()` has; it is called on each rank, or, with LoadOptions::from_rank_0, there.
 // Throws: what the source refuses with, naming what is missing, unexpected, of another shape or of

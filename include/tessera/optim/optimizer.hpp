@@ -122,7 +122,7 @@ class Optimizer {
   // The same with the global shape and the mesh; see distributed/distributed_tensor.hpp.
   std::vector<DistributedTensor> distributed_moments(const Parameter& of) const;
   struct GroupState {
-    std::shared_ptr<FlatGroup> group;  // no record for programs to change
+    std::shared_ptr<FlatGroup> group;  // not for programs to change
     // f32, of the parameters that are the optimizer's; what they are says the optimizer
     std::vector<Tensor> moments{};
     Tensor segments{};  // table of FlatSegment

@@ -74,7 +74,7 @@ struct StateTarget {
   std::function<void(const Tensor& rows)> assign;  // of this dtype
 };
 // Whose targets they are.
-struct StateOwner {
+struct StateHolder {
   std::string_view what = "model";
   std::string_view article = "a";
   // Of files: what all names may begin with or not, and which of a file's nobody wants.
@@ -95,7 +95,7 @@ class StateMatching {
   // Throws: what the source refuses with, naming what is missing, unexpected, of another shape, or
   // of a dtype that cannot be loaded.
   StateMatching(const std::vector<StateTarget>& targets, const StateSource& source,
-                const StateOwner& owner, const LoadOptions& options, bool is_whole = false);
+                const StateHolder& holder, const LoadOptions& options, bool is_whole = false);
 
   std::vector<Match> matches;
   LoadReport report;
@@ -108,15 +108,15 @@ class StateMatching {
   void find_unexpected();
 
   const StateSource& source_;
-  const StateOwner& owner_;
+  const StateHolder& holder_;
   const bool is_whole_;
-  std::string prefix_;                // of the owner's names, which the file lacks
-  std::vector<std::string> known_;    // to the owner, of the source's
+  std::string prefix_;                // of the holder's names, which the file lacks
+  std::vector<std::string> known_;    // to the holder, of the source's
   std::vector<std::string> differs_;  // of them, those with other bytes than their tied ones
 };
 
 // Each rank loads what it gives. Throws: as StateMatching, and what a target has no memory with.
 LoadReport load_own_state(const std::vector<StateTarget>& targets, const StateSource& source,
-                          const StateOwner& owner, const LoadOptions& options);
+                          const StateHolder& holder, const LoadOptions& options);
 
 }  // namespace tessera

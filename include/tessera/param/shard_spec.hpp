@@ -1,6 +1,6 @@
-// Who owns which rows of a parameter: pure arithmetic. FSDP2's chunking, so that shards compare one
-// to one: for d0 rows and N ranks a chunk has ceil(d0 / N) rows, rank r owns [r c, (r + 1) c) cut
-// at d0, and the last ranks may own nothing.
+// Who has which rows of a parameter: pure arithmetic. FSDP2's chunking, so that shards compare one
+// to one: for d0 rows and N ranks a chunk has ceil(d0 / N) rows, rank r has [r c, (r + 1) c) cut
+// at d0, and the last ranks may have none.
 //
 //   d0 = 10, N = 4, c = 3   rank 0: 0..2   rank 1: 3..5   rank 2: 6..8   rank 3: 9 and 2 of padding
 #pragma once

@@ -18,7 +18,7 @@ namespace tessera {
 class DeviceMesh;
 class RankGroup;
 
-// Values of one parameter, buffer or moment: the rows that `spec` owns.
+// Values of one parameter, buffer or moment: the rows of `spec`.
 struct StateTensor {
   StateTensor() = default;
   StateTensor(Tensor whole) : values(std::move(whole)), spec{values.shape(), 1, 0} {}
@@ -40,7 +40,7 @@ enum class StateForm : std::uint8_t {
 };
 // Who gets whole tensors; the other ranks take part and get an empty dict.
 enum class StateRanks : std::uint8_t { every_rank, rank_0 };
-enum class StatePlace : std::uint8_t {
+enum class StateMemory : std::uint8_t {
   device,  // where the model is
   host,    // on a CPU device of the dict's own, which all ranks may load at once (PyTorch:
            // cpu_offload)
@@ -48,7 +48,7 @@ enum class StatePlace : std::uint8_t {
 struct StateDictOptions {
   StateForm form = StateForm::sharded;
   StateRanks ranks = StateRanks::every_rank;  // of `full`
-  StatePlace place = StatePlace::device;      // of `sharded` and `full`
+  StateMemory memory = StateMemory::device;   // of `sharded` and `full`
 };
 
 struct LoadOptions {

@@ -1,5 +1,5 @@
 // Tensors from numbers, and random ones. Those that Tensor makes itself: empty, full, zeros, ones,
-// arange, from, normal, uniform. Random values depend on (key, place) only, as the library's do.
+// arange, from, normal, uniform. Random values depend on (key, position) only, as the library's do.
 #pragma once
 
 #include "tessera/tensor/tensor.hpp"
@@ -36,10 +36,10 @@ Tensor bernoulli(const Tensor& p, std::uint64_t key, Caller at = Caller::current
 // 0, 1, .. n - 1 in random order, i64.
 Tensor randperm(std::int64_t n, std::uint64_t key, const Device& device,
                 Caller at = Caller::current());
-// `count` places of each row of weights [..., n] -> i64 [..., count], each with a probability in
-// proportion to its weight, which is not negative. Without replacement no place comes twice, so a
-// row has at least `count` positive weights.
-// Source: Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
+// `count` positions of each row of weights [..., n] -> i64 [..., count], each with a probability in
+// proportion to its weight, which is not negative. Without replacement no position comes twice, so
+// a row has at least `count` positive weights. Source: Efraimidis and Spirakis, "Weighted random
+// sampling with a reservoir", 2006.
 enum class Replacement { no, yes };
 Tensor multinomial(const Tensor& weights, std::int64_t count, Replacement replacement,
                    std::uint64_t key, Caller at = Caller::current());

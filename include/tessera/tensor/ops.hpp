@@ -27,7 +27,8 @@ Tensor transpose(const Tensor& x, int dim0, int dim1);
 // Rows begin, begin + step, .. below end of dim.
 Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end, std::int64_t step = 1);
 Tensor expand(const Tensor& x, const Shape& shape);  // broadcast, strides 0; -1 keeps x's size
-// Elements whose place along dim1 is `offset` more than along dim0; they become the last dimension.
+// Elements whose position along dim1 is `offset` more than along dim0; they become the last
+// dimension.
 Tensor diagonal(const Tensor& x, int offset, int dim0, int dim1);
 // A view where the layout allows it, else a contiguous copy. One size may be -1.
 Tensor reshape(const Tensor& x, const Shape& shape);
@@ -125,7 +126,7 @@ Tensor gather(const Tensor& x, int dim, const Tensor& index);
 void index_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source);
 void scatter_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source);
 
-// out = source at index along dim, the last of several at one place; out is contiguous.
+// out = source at index along dim, the last of several at one position; out is contiguous.
 void scatter_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source);
 
 // Sums of the elements so far along dim, or of those from here on; i64 for integers and boolean.

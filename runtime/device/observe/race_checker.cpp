@@ -175,7 +175,7 @@ bool Checker::is_ready(Rank& rank, Entry& entry) {
   return here.size() >= static_cast<std::size_t>(entry.barrier_size);
 }
 
-// Collectives that a rank met nobody at did not happen.
+// A collective where a rank has met no peer counts as not run.
 void Checker::leave_barriers(Rank& rank) {
   for (Entry& entry : rank.backlog) {
     if (entry.arrived) std::erase(barriers_[entry.barrier], &rank);
