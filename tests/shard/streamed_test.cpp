@@ -10,6 +10,7 @@
 using namespace tessera;
 using namespace tessera::testing;
 using Catch::Matchers::Contains;
+using Catch::Matchers::EndsWith;
 
 namespace {
 
@@ -203,7 +204,7 @@ TEST_CASE("a streamed parameter is no tensor, and says so", "[threads]") {
     for (const std::string& message : {said.before, said.slices, said.after})
       CHECK_THAT(message, Contains("'transformer.wte.weight' of unit") && Contains("is streamed") &&
                               Contains("from the first call of the root") &&
-                              Contains("for_each_slice"));
+                              Contains("by for_each_slice: 'transformer.wte', 'lm_head'"));
 }
 
 namespace {
@@ -226,6 +227,37 @@ class Projection : public nn::Module {
 };
 
 }  // namespace
+
+TEST_CASE("a streamed parameter used elsewhere names the modules that stream it", "[threads]") {
+  struct Both final : nn::Module {
+    Both() { register_modules("first", first, "second", second, "layer", layer); }
+    Projection first{8};
+    nn::Linear second{first.weight}, layer{4, 4};
+  };
+  struct Elsewhere {
+    std::string inside, after, alone;
+  };
+  for (const int ranks : {1, 2})
+    for (const Elsewhere& said : on_ranks(ranks, [](World& world) {
+           Both model;
+           fully_shard(model, {.mesh = DeviceMesh::flat(world), .slice_bytes = 1});
+           nn::init(model, {1}, world.device());
+           const Parameter& p = model.first.weight;
+           Elsewhere result;
+           result.inside = contract_error(
+               [&] { model.call([&] { return model.layer.call([&] { return p.value(); }); }); });
+           model.first.parameters();  // a part renames nothing
+           result.after = contract_error([&] { p.value(); });
+           Projection root(8);
+           fully_shard(root, {.mesh = DeviceMesh::flat(world)});
+           result.alone = contract_error([&] { root.weight.value(); });
+           return result;
+         })) {
+      CHECK_THAT(said.inside, EndsWith("by for_each_slice: 'first', 'second'"));
+      CHECK_THAT(said.after, EndsWith("by for_each_slice: 'first', 'second'"));
+      CHECK_THAT(said.alone, EndsWith("by for_each_slice: '(root)'"));
+    }
+}
 
 TEST_CASE("a streamed table without rows is used as one that is there whole", "[threads]") {
   for (const int ranks : {1, 2})
