@@ -18,7 +18,7 @@ bool has(const std::vector<std::pair<std::string, Parameter>>& parameters, const
 
 // It has no say any more in how its parameters are used. Each module counts once.
 Module::~Module() {
-  for (const Parameter& p : streamed_) p.count_streaming(-1);
+  for (const Parameter& p : streamed_) p.remove_streaming(*this);
   while (!parameters_.empty()) {
     const Parameter p = std::move(parameters_.back().second);
     parameters_.pop_back();
@@ -43,7 +43,7 @@ void Module::stream_parameter(const Parameter& parameter) {
   TESSERA_EXPECT(!parameter.unit(), "stream_parameter: parameter '", parameter.name(),
                  "' belongs to unit '", *parameter.unit(), "' already; call it before fully_shard");
   streamed_.push_back(parameter);
-  parameter.count_streaming(1);
+  parameter.add_streaming(*this);
 }
 
 void Module::register_module(std::string_view name, Module& module) {
@@ -79,7 +79,8 @@ std::vector<std::pair<std::string, Module*>> Module::named_modules() {
 std::vector<std::pair<std::string, Parameter>> Module::named_parameters(Tied tied) const {
   std::vector<std::pair<std::string, Parameter>> found;
   std::unordered_set<const void*> known;
-  for (const auto& [path, module] : const_cast<Module*>(this)->named_modules())
+  for (const auto& [path, module] : const_cast<Module*>(this)->named_modules()) {
+    for (const Parameter& p : module->streamed_) p.name_streaming(*module, path);
     for (const auto& [name, parameter] : module->parameters_) {
       const bool is_new = known.insert(parameter.id()).second;
       if (!is_new && tied == Tied::once) continue;
@@ -87,6 +88,7 @@ std::vector<std::pair<std::string, Parameter>> Module::named_parameters(Tied tie
       if (is_new && parameter.name().size() < found.back().first.size())
         parameter.set_name(found.back().first);
     }
+  }
   return found;
 }
 

@@ -11,6 +11,14 @@ namespace {
 
 const std::string kEdit = "Parameter::edit";
 
+// Behind what is said of them; empty where none of them is alive.
+std::string streaming_modules(const ParameterState& state) {
+  std::string names;
+  for (const ParameterState::Streaming& by : state.streaming)
+    names += concat(names.empty() ? ": '" : ", '", by.name.empty() ? "(root)" : by.name, '\'');
+  return names;
+}
+
 // This rank's rows of the values.
 Tensor rows_of(const ParameterState& state) {
   TESSERA_EXPECT(state.group != nullptr, state.without_memory());
@@ -96,7 +104,17 @@ bool Parameter::is_streamed() const {
 
 void Parameter::set_name(const std::string& name) const { state_of(*this)->name = name; }
 void Parameter::count_module(int by) const { state_of(*this)->modules += by; }
-void Parameter::count_streaming(int by) const { state_of(*this)->streaming += by; }
+void Parameter::add_streaming(const nn::Module& module) const {
+  state_of(*this)->streaming.push_back({&module, ""});
+}
+void Parameter::remove_streaming(const nn::Module& module) const {
+  std::erase_if(state_of(*this)->streaming,
+                [&](const ParameterState::Streaming& by) { return by.module == &module; });
+}
+void Parameter::name_streaming(const nn::Module& module, const std::string& name) const {
+  for (ParameterState::Streaming& by : state_of(*this)->streaming)
+    if (by.module == &module && by.name.size() < name.size()) by.name = name;
+}
 
 void Parameter::set_initializer(Initializer how) const {
   state_of(*this)->initializer = std::move(how);
@@ -110,7 +128,8 @@ Tensor Parameter::value() const {
   TESSERA_EXPECT(!state_of(*this)->is_streamed, "parameter '", state_->name, "' of unit '",
                  *state_->unit,
                  "' is streamed: it is there one slice at a time, from the first call of the root "
-                 "on, and only the modules that stream it can use it, by for_each_slice");
+                 "on, and only the modules that stream it can use it, by for_each_slice",
+                 streaming_modules(*state_));
   return value_of(state_);
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "runtime/param/gradient_sinks.hpp"
 #include "tessera/param/parameter.hpp"
@@ -14,6 +15,11 @@
 namespace tessera {
 
 struct ParameterState {
+  struct Streaming {
+    const nn::Module* module;
+    std::string name;  // full, dotted; empty of a root, and until its tree has been asked for names
+  };
+
   std::string name;  // full, dotted; set by the module tree
   Shape shape;
   Initializer initializer;
@@ -29,9 +35,10 @@ struct ParameterState {
   const Event* ready = nullptr;        // compute waits for it before value(); null where it has
   std::weak_ptr<autograd::Leaf> leaf;  // of the graphs that use it
   std::shared_ptr<GradientSinks> sinks;
-  const std::string* unit = nullptr;  // the name of the unit that claimed it
-  int modules = 0, streaming = 0;     // that have registered it, and of these those that stream it
-  bool is_streamed = false;           // by its unit
+  const std::string* unit = nullptr;        // the name of the unit that claimed it
+  int modules = 0;                          // that have registered it
+  std::vector<Streaming> streaming;         // of these modules, in order of what they said
+  bool is_streamed = false;                 // by its unit
   std::shared_ptr<ParameterSlices> slices;  // null: it is there as a whole
   std::int64_t first_row = 0;               // of a slice: in its chunk
 
@@ -41,7 +48,10 @@ struct ParameterState {
   // What an error says where it is not materialized.
   std::string without_memory() const;
   // What a unit decides that claims it now.
-  bool may_be_streamed() const { return streaming > 0 && streaming == modules && shape[0] > 0; }
+  bool may_be_streamed() const {
+    return !streaming.empty() && streaming.size() == static_cast<std::size_t>(modules) &&
+           shape[0] > 0;
+  }
 };
 
 // What a parameter stands for. Throws: ContractError for an undefined one.

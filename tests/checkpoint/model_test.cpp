@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 #include <optional>
+#include <tuple>
 
 #include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/nn/gpt2.hpp"
@@ -42,9 +43,9 @@ std::unique_ptr<nn::LanguageModel> gpt2() {
 
 // The model on `world`, with values that belong to `seed`.
 std::unique_ptr<nn::LanguageModel> built(const MakeModel& make, const World& world,
-                                         std::uint64_t seed) {
+                                         std::uint64_t seed, std::int64_t slice_bytes = 0) {
   auto model = make();
-  const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+  const ShardOptions options{.mesh = DeviceMesh::flat(world), .slice_bytes = slice_bytes};
   for (nn::Module* part : model->parts()) fully_shard(*part, options);
   fully_shard(*model, options);
   model->materialize(world.device());
@@ -125,6 +126,41 @@ TEST_CASE("a model is saved as one file from any number of ranks, and loaded on 
         CHECK(same_bits(loaded[0], saved));
       }
     }
+  }
+}
+
+TEST_CASE("a model whose tables are cut into slices is saved whole, and loaded into them",
+          "[checkpoint]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const TemporaryFolder folder;
+  const auto loss_of = [](nn::LanguageModel& model, const Device& device) {
+    const NoGradGuard no_gradient;
+    const Tensor tokens = raw::reshape(Tensor::arange(6, i32, device), {2, 3});
+    return model.loss(tokens, tokens).item();
+  };
+  for (const MakeModel& make : {llama(false), llama(true), MakeModel(gpt2)}) {
+    save(folder / "whole", make, 1, seed);
+    for (const int ranks : {2, 3})
+      for (const auto& [slices, saved, before, loaded] : on_ranks(ranks, [&](World& world) {
+             // Slices are there from the first call on.
+             const auto model = built(make, world, seed, 1),
+                        other = built(make, world, seed + 1, 1);
+             const double loss = loss_of(*model, world.device()),
+                          unlike = loss_of(*other, world.device());
+             checkpoint::save_weights(folder / "slices", *model, world);
+             checkpoint::load_weights(folder / "slices", *other);
+             world.barrier();
+             int most = 0;
+             for (const Parameter& p : other->parameters()) most = std::max(most, p.slices());
+             return std::tuple(most, loss, unlike, loss_of(*other, world.device()));
+           })) {
+        INFO(ranks << " ranks");
+        CHECK(slices == (7 + ranks - 1) / ranks);  // a row of each rank's chunk
+        CHECK(saved != before);
+        CHECK(saved == loaded);
+      }
+    CHECK(folder.read("slices") == folder.read("whole"));
   }
 }
 

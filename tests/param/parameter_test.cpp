@@ -67,6 +67,15 @@ TEST_CASE("gradients arrive in the group, add up over passes, and absent ones co
   CHECK(counts[2] > 0);
 }
 
+TEST_CASE("zero_grad of a parameter's tensor is refused, and clears nothing") {
+  const Model m;
+  sum(m.a.value() * m.a.value()).backward();
+  CHECK_THROWS_WITH(m.a.value().zero_grad(),
+                    Catch::Contains("parameter 'a' shares the gradient of its flat group") &&
+                        Catch::Contains("call zero_grad of an optimizer"));
+  CHECK(values(m.a.grad()) == std::vector<float>(6, 4));
+}
+
 TEST_CASE("a frozen parameter has no history and no gradient") {
   const Device device = Device::cpu({.executor = ExecutorKind::inlined});
   Parameter w({3}, Initializer::constant(0)), frozen({3}, Initializer::constant(0));

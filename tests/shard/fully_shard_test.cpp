@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "tessera/memory/memory.hpp"
+#include "tessera/nn/embedding.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tests/shard/support.hpp"
 
@@ -86,6 +87,13 @@ TEST_CASE("a parameter shared by two units belongs to the module that holds both
   const std::string message = contract_error([&] { fully_shard(apart.head, {.mesh = mesh}); });
   CHECK_THAT(message, Contains("'weight' belongs to unit") && Contains("holds both"));
   CHECK(apart.head.hook() == nullptr);
+  // So it is where the outer module came first: what is wrong then is the order.
+  Stack outer_first(kWidths);
+  fully_shard(outer_first, {.mesh = mesh});
+  CHECK_THAT(contract_error([&] { fully_shard(outer_first.layers[1], {.mesh = mesh}); }),
+             Contains("'weight' belongs to unit '(with ") &&
+                 Contains("shard inner modules before those around them"));
+  CHECK(outer_first.layers[1].hook() == nullptr);
 
   nn::Llama together(tiny_llama(true));
   for (nn::Module* part : together.parts()) fully_shard(*part, {.mesh = mesh});
@@ -120,9 +128,13 @@ TEST_CASE("units of one model lie on one mesh, have memory, and start from the r
   Stack empty(kWidths);
   empty.shard({.mesh = DeviceMesh::flat(world)});
   CHECK_THAT(contract_error([&] { shard_plan(empty); }),
-             Contains("no memory yet") && Contains("materialize"));
+             Contains("unit '(root)' has no memory yet for 'scale'") && Contains("materialize"));
   CHECK_THAT(contract_error([&] { nn::init(empty, {1}); }),
              Contains("no memory yet") && Contains("materialize"));
+  nn::Embedding table(5, 4);  // all that its unit has is streamed
+  fully_shard(table, {.mesh = DeviceMesh::flat(world)});
+  CHECK_THAT(contract_error([&] { shard_plan(table); }),
+             Contains("unit '(root)' has no memory yet for 'weight'"));
   // A call that was refused has joined nothing, and the remedy is one.
   Stack early(kWidths);
   early.shard({.mesh = DeviceMesh::flat(world)});
@@ -237,6 +249,52 @@ TEST_CASE("a full parameter that leaves its unit's call is named with the operat
                Contains("unit 'layer'") && Contains("'layer.weight'") && Contains("'tanh'"));
     CHECK(result.works_again);
   }
+}
+
+TEST_CASE("a full parameter in the closure of a custom operation is an error that says Saved",
+          "[threads]") {
+  // x * weight, of one element each.
+  class Product final : public nn::Module {
+   public:
+    explicit Product(bool saves) : saves_(saves) { register_parameter("weight", weight); }
+    Tensor operator()(const Tensor& x) {
+      return call([&] {
+        const Tensor w = weight.value(), y = raw::mul(x, w);
+        if (saves_)
+          return autograd::record(
+              "product", {x}, y,
+              [w = autograd::Saved(w)](const Tensor& g, autograd::Gradients& out) {
+                out.set(0, raw::mul(g, w.get()));
+              });
+        return autograd::record("product", {x}, y, [w](const Tensor& g, autograd::Gradients& out) {
+          out.set(0, raw::mul(g, w));
+        });
+      });
+    }
+    Parameter weight{{1}, Initializer::constant(3)};
+
+   private:
+    bool saves_;
+  };
+  for (const int ranks : {1, 2})
+    for (const bool saves : {false, true})
+      for (const auto& [message, gradient] : on_ranks(ranks, [&](World& world) {
+             Product model(saves);
+             fully_shard(model, {.mesh = DeviceMesh::flat(world),
+                                 .reshard_after_forward = Reshard::always});
+             nn::init(model, {1}, world.device());
+             Tensor x = Tensor::ones({1}, f32, world.device());
+             x.require_grad();
+             const std::string what = contract_error([&] { sum(model(x)).backward(); });
+             return std::pair(what, x.grad().defined() ? x.grad().item() : 0);
+           })) {
+        INFO(ranks << " ranks");
+        CHECK(gradient == (saves ? 3 : 0));
+        if (saves) CHECK(message.empty());
+        if (!saves)
+          CHECK_THAT(message, Contains("'weight' is still referenced outside its call") &&
+                                  Contains("let a custom operation hold it in an autograd::Saved"));
+      }
 }
 
 TEST_CASE("handles, names and shapes stay when a module is sharded", "[fsdp2-009]") {

@@ -266,7 +266,7 @@ TEST_CASE("a parameter that no rank used is left alone by AdamW, weight decay in
           "[threads][fsdp2-098]") {
   for (const int ranks : {1, 2, 3}) {
     struct Result {
-      Values before, after;
+      Values before, after, gradients;
       std::map<std::string, float> counts;
     };
     const auto results = on_ranks(ranks, [&](World& world) {
@@ -277,6 +277,7 @@ TEST_CASE("a parameter that no rank used is left alone by AdamW, weight decay in
       result.before = full_values(model);
       mean_square(model(inputs(world, 3), true, false)).backward();
       result.counts = arrival_counts(model);
+      result.gradients = shard_gradients(model);
       optimizer.step();
       result.after = full_values(model);
       return result;
@@ -285,7 +286,11 @@ TEST_CASE("a parameter that no rank used is left alone by AdamW, weight decay in
       CHECK(same_bits(r.before.at("right.weight"), r.after.at("right.weight")));
       CHECK(same_bits(r.before.at("right.bias"), r.after.at("right.bias")));
       CHECK(!same_bits(r.before.at("left.weight"), r.after.at("left.weight")));
-      CHECK(r.counts.at("right.weight") <= 0);  // zeros on several ranks, none on one
+      // Zeros on several ranks, none on one.
+      CHECK(r.counts.at("right.weight") == (ranks == 1 ? -1 : 0));
+      CHECK(r.gradients.contains("right.weight") == (ranks > 1));
+      if (ranks > 1) CHECK(largest(r.gradients.at("right.weight")) == 0);
+      CHECK(largest(r.gradients.at("left.weight")) > 0);
     }
   }
 }

@@ -96,6 +96,23 @@ TEST_CASE("a unit that casts nothing refuses another dtype than its own",
              Contains("precision.output is i32"));
 }
 
+// A rank's part of the mean is half of the gradient, and f16 has 11 bits down to 2^-14.
+TEST_CASE("a wire of f16 keeps the bits of what is above 6e-5 times the number of ranks",
+          "[threads]") {
+  constexpr float kLeast = 0x1p-13f * (1 + 0x1p-10f);
+  for (const DType reduce : {f16, f32})
+    for (const float gradient : {kLeast, kLeast / 2})
+      for (const float found : on_ranks(2, [&](World& world) {
+             nn::Linear layer(1, 2, {.bias = false});
+             fully_shard(layer, {.mesh = DeviceMesh::flat(world),
+                                 .precision = {.param = f16, .reduce = reduce}});
+             nn::init(layer, {1}, world.device());
+             sum(layer(Tensor::full({1, 1}, gradient, f16, world.device()))).backward();
+             return layer.weight.grad().to_vector<float>()[0];
+           }))
+        CHECK((found == gradient) == (reduce == f32 || gradient == kLeast));
+}
+
 TEST_CASE("casts reach what a call passes on in pairs and vectors, and floating tensors alone",
           "[fsdp2-089]") {
   struct Mixed : nn::Module {

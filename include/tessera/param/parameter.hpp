@@ -61,7 +61,8 @@ class Parameter {
   // Where its values lie: meta before it is materialized.
   Device device() const;
   // The full tensor, with history recorded when trainable.  Throws: ContractError naming the unit
-  // when it is closed, and when the parameter has no memory yet.
+  // when it is closed, when the parameter has no memory yet, and of what is streamed, naming the
+  // modules that stream it.
   operator Tensor() const { return value(); }
   Tensor value() const;
   // Calls f(slice [rows.count(), ...], rows) for each slice in turn, by rising rows.begin, where
@@ -127,7 +128,9 @@ class Parameter {
   friend class nn::Module;  // which names it, and says who has it and who streams it
   void set_name(const std::string& name) const;
   void count_module(int by) const;
-  void count_streaming(int by) const;
+  void add_streaming(const nn::Module& module) const;
+  void remove_streaming(const nn::Module& module) const;
+  void name_streaming(const nn::Module& module, const std::string& name) const;
 
   std::shared_ptr<ParameterSlices> made_slices() const;  // null: it is there as a whole
 
