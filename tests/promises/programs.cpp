@@ -15,14 +15,18 @@
 // make them: see Note [Exact sums].
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <random>
 
+#include "tessera/autograd/custom_op.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/observe/race_checker.hpp"
+#include "tessera/memory/memory.hpp"
 #include "tessera/nn/module.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
@@ -41,11 +45,62 @@ constexpr double kRate = 0.25;
 
 // --- what runs it ---
 
-Tensor rounded(const Tensor& t) {
-  return raw::binary(raw::Binary::sub, raw::binary(raw::Binary::add, t, 3072), 3072);
+// A tensor, all are f32, of f(i, inputs...) for each element i: one launch for whatever f computes.
+// Where ranks have so little to compute, what launches cost the host is what a program costs.
+template <class F, class... X>
+Tensor filled(const CustomOp& op, const Shape& shape, F f, const X&... inputs) {
+  return op.run(
+      shape, 1,
+      [f, n = shape.numel()]<class T>(std::int64_t, T* to, const auto*... from) {
+        if constexpr (std::is_same_v<T, float>)
+          for (std::int64_t i = 0; i < n; ++i) to[i] = f(i, from...);
+      },
+      inputs...);
 }
 
-// x * w for rows of x. `rows` counts those that have given w a gradient.
+// tanh, rounded to a multiple of 2^-12: see Note [Exact sums].
+float rounded(float v) { return std::tanh(v) + 3072 - 3072; }
+
+// The sum of rounded(f(at)) over the elements `at` of column i in `rows` rows.
+template <class F>
+float column(std::int64_t i, std::int64_t rows, F f) {
+  float sum = 0;
+  for (std::int64_t r = 0; r < rows; ++r) sum += rounded(f(r * kWidth + i));
+  return sum;
+}
+
+// What a module's statements end with: tanh(v + 1/8), so that nothing grows however often parts are
+// called. Its derivative is made of it.
+float bent(float v) { return std::tanh(v + 0.125f); }
+float slope(float y) { return 1 - y * y; }
+Tensor before_bent(const CustomOp& op, const Tensor& y, const Tensor& g) {
+  const auto f = [](std::int64_t i, const float* to, const float* d) {
+    return d[i] * slope(to[i]);
+  };
+  return filled(op, g.shape(), f, y, g);
+}
+
+Tensor bent(const Tensor& h) {
+  const CustomOp op("bent");
+  const auto f = [](std::int64_t i, const float* from) { return bent(from[i]); };
+  const Tensor y = filled(op, h.shape(), f, h);
+  return op.record({h}, y, [op, y = autograd::Saved(y)](const Tensor& g, autograd::Gradients& out) {
+    out.set(0, before_bent(op, y.get(), g));
+  });
+}
+Tensor joined(const Tensor& h, const Tensor& other) {
+  const CustomOp op("joined");
+  const auto f = [](std::int64_t i, const float* a, const float* b) { return bent(a[i] + b[i]); };
+  const Tensor y = filled(op, h.shape(), f, h, other);
+  return op.record({h, other}, y,
+                   [op, y = autograd::Saved(y)](const Tensor& g, autograd::Gradients& out) {
+                     const Tensor d = before_bent(op, y.get(), g);
+                     if (out.wants(0)) out.set(0, d);
+                     if (out.wants(1)) out.set(1, d);
+                   });
+}
+
+// x * w, bent, for rows of x. `rows` counts those that have given w a gradient.
 //
 // Note [Exact sums]
 // What w gets in backward is not the gradient but numbers made of it, one a row: tanh of it, which
@@ -54,42 +109,69 @@ Tensor rounded(const Tensor& t) {
 // checks, every sum fits the 24 bits of an f32. There are 1, 2 or 4 ranks, so that dividing by
 // their number is exact too.
 Tensor used(const Tensor& x, const Tensor& w, std::int64_t& rows) {
-  return autograd::record("used", {x, w}, raw::mul(x, w),
-                          [x = autograd::Saved(x), w = autograd::Saved(w), &rows](
-                              const Tensor& g, autograd::Gradients& out) {
-                            if (out.wants(0)) out.set(0, raw::mul(g, w.get()));
-                            const Tensor t = rounded(raw::tanh(raw::mul(g, x.get())));
-                            out.set(1, raw::reduce(raw::Reduction::sum, t, 0));
-                            rows += g.size(0);
-                          });
+  const CustomOp op("used");
+  const auto f = [](std::int64_t i, const float* from, const float* by) {
+    return bent(from[i] * by[i % kWidth]);
+  };
+  return op.record(
+      {x, w}, filled(op, x.shape(), f, x, w),
+      [op, f, x = autograd::Saved(x), w = autograd::Saved(w), &rows](const Tensor& g,
+                                                                     autograd::Gradients& out) {
+        const auto of_x = [f](std::int64_t i, const float* d, const float* from, const float* by) {
+          return d[i] * slope(f(i, from, by)) * by[i % kWidth];
+        };
+        const auto of_w = [f, n = g.size(0)](std::int64_t i, const float* d, const float* from,
+                                             const float* by) {
+          return column(i, n,
+                        [=](std::int64_t at) { return d[at] * slope(f(at, from, by)) * from[at]; });
+        };
+        if (out.wants(0)) out.set(0, filled(op, g.shape(), of_x, g, x.get(), w.get()));
+        if (out.wants(1)) out.set(1, filled(op, {kWidth}, of_w, g, x.get(), w.get()));
+        rows += g.size(0);
+      });
 }
 constexpr std::int64_t kMostRows = 1 << 12;
 
-// x + w, of a weight that may be closed again when backward comes: it is not read there.
+// x + w, bent, of a weight that may be closed again when backward comes: it is not read there.
 Tensor added(const Tensor& x, const Tensor& w, std::int64_t& rows) {
-  return autograd::record("added", {x, w}, raw::add(x, w),
-                          [&rows](const Tensor& g, autograd::Gradients& out) {
-                            if (out.wants(0)) out.set(0, g);
-                            const Tensor t = rounded(raw::tanh(g));
-                            out.set(1, raw::reduce(raw::Reduction::sum, t, 0));
-                            rows += g.size(0);
-                          });
+  const CustomOp op("added");
+  const auto f = [](std::int64_t i, const float* to, const float* what) {
+    return bent(to[i] + what[i % kWidth]);
+  };
+  const Tensor y = filled(op, x.shape(), f, x, w);
+  return op.record({x, w}, y,
+                   [op, y = autograd::Saved(y), &rows](const Tensor& g, autograd::Gradients& out) {
+                     const Tensor d = before_bent(op, y.get(), g);
+                     if (out.wants(0)) out.set(0, d);
+                     const auto of_w = [n = g.size(0)](std::int64_t i, const float* from) {
+                       return column(i, n, [from](std::int64_t at) { return from[at]; });
+                     };
+                     if (out.wants(1)) out.set(1, filled(op, {kWidth}, of_w, d));
+                     rows += g.size(0);
+                   });
 }
 
 // A sum over the rows of a slice, and so over those of the table, whichever slices it has: the
 // terms are rounded as in Note [Exact sums]. x gets no gradient of it.
 Tensor streamed(const Tensor& x, const Tensor& slice, std::int64_t& rows) {
-  const Shape one{x.size(0), 1, kWidth};
-  const Tensor products = raw::mul(raw::reshape(x, one), slice);
-  return autograd::record(
-      "streamed", {x, slice}, raw::reduce(raw::Reduction::sum, rounded(raw::tanh(products)), 1),
-      [products, slice = autograd::Saved(slice), one, &rows](const Tensor& g,
-                                                             autograd::Gradients& out) {
-        const Tensor terms = raw::mul(raw::mul(products, slice.get()), raw::reshape(g, one));
-        if (out.wants(1))
-          out.set(1, raw::reduce(raw::Reduction::sum, rounded(raw::tanh(terms)), 0));
-        rows += g.size(0);
-      });
+  const CustomOp op("streamed");
+  const auto sum = [n = slice.size(0)](std::int64_t i, const float* from, const float* table) {
+    return column(i % kWidth, n, [=](std::int64_t at) { return from[i] * table[at]; });
+  };
+  return op.record({x, slice}, filled(op, x.shape(), sum, x, slice),
+                   [op, x = autograd::Saved(x), slice = autograd::Saved(slice), &rows](
+                       const Tensor& g, autograd::Gradients& out) {
+                     const Tensor table = slice.get();
+                     const auto sum_of = [n = g.size(0)](std::int64_t i, const float* d,
+                                                         const float* from, const float* by) {
+                       return column(i % kWidth, n, [=](std::int64_t at) {
+                         return from[at] * by[i] * by[i] * d[at];
+                       });
+                     };
+                     if (out.wants(1))
+                       out.set(1, filled(op, table.shape(), sum_of, g, x.get(), table));
+                     rows += g.size(0);
+                   });
 }
 
 class Part final : public nn::Module {
@@ -118,11 +200,11 @@ class Part final : public nn::Module {
   Tensor operator()(const Tensor& x, int rank) {
     return call([&] {
       Tensor h = x;
-      for (const Statement& s : plan_.body) h = tanh(run(s, h, x, rank) + 0.125);
+      for (const Statement& s : plan_.body) h = run(s, h, x, rank);
       for (const int i : plan_.read_later)
         if (Part& child = *children_[static_cast<std::size_t>(i)];
             autograd::grad_enabled() && has(plan_.reads_later, rank))
-          h = tanh(added(h, child.w_.value(), child.rows_));
+          h = added(h, child.w_.value(), child.rows_);
       return h;
     });
   }
@@ -165,8 +247,8 @@ class Part final : public nn::Module {
   Tensor run(const Statement& s, const Tensor& h, const Tensor& x, int rank) {
     if (s.kind == Statement::own) return used(h, w_.value(), rows_);
     if (s.kind == Statement::outer) return used(h, outer_->w_.value(), outer_->rows_);
-    if (s.kind == Statement::streamed)
-      return has(s.used, rank) ? h + of_table(h) : (of_table(h), h);
+    const auto with = [&](const Tensor& y) { return has(s.used, rank) ? joined(h, y) : bent(h); };
+    if (s.kind == Statement::streamed) return with(of_table(h));
     const auto callee = static_cast<std::size_t>(s.callee);
     Part& child = s.kind == Statement::call ? *children_[callee] : *parts_[callee];
     Tensor y;
@@ -182,7 +264,7 @@ class Part final : public nn::Module {
     } else {
       y = child(h, rank);
     }
-    return has(s.used, rank) ? h + y : h;
+    return with(y);
   }
 
   Tensor of_table(const Tensor& h) {
@@ -212,6 +294,38 @@ Tensor input_of(const Program& program, std::size_t step, std::size_t forward, i
   return Tensor::from(values, {2, kWidth}, device);
 }
 
+bool is_in_loss(const Step& step, const Step::Backward& b, int forward, int rank) {
+  return forward == b.forwards[0] ||
+         has(step.forwards[static_cast<std::size_t>(forward)].in_loss, rank);
+}
+
+void add_to(Tensor& loss, const Tensor& y) {
+  const Tensor term = sum(y * y);
+  loss = loss.defined() ? loss + term : term;
+}
+
+// A backward of which this rank has all outputs, those that are not in its loss too: their forwards
+// are skipped in the turn in which peers go back along them, the last first.
+void run_parts(const Step& step, const Step::Backward& b, std::vector<Tensor>& outputs, int rank,
+               bool has_peers) {
+  std::vector<int> forwards = b.forwards;
+  std::sort(forwards.begin(), forwards.end(), std::greater<>());
+  const auto runs = [&](int i) { return has(b.runs, rank) && is_in_loss(step, b, i, rank); };
+  for (auto first = forwards.begin(); first != forwards.end();) {
+    const bool part_runs = runs(*first);
+    const auto last =
+        std::find_if(first, forwards.end(), [&](int i) { return runs(i) != part_runs; });
+    Tensor loss;
+    for (; first != last; ++first) add_to(loss, outputs[static_cast<std::size_t>(*first)]);
+    if (part_runs)
+      loss.backward({}, b.retains);
+    else if (has_peers)
+      skip_backward(loss, b.retains);
+  }
+  for (const int i : forwards)
+    if (!b.retains) outputs[static_cast<std::size_t>(i)] = {};
+}
+
 // One rank's part of a step. Where peers may run what it leaves out, it says so.
 void run_step(const Program& program, std::size_t k, Part& model, int rank, const Device& device,
               bool has_peers) {
@@ -230,19 +344,21 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
     }
   }
   for (const Step::Backward& b : step.backwards) {
+    if (has_peers) model.set_reductions(b);
+    const bool runs = has(b.runs, rank);
+    if (has(b.says, rank) && (runs || !b.skips_model)) {
+      run_parts(step, b, outputs, rank, has_peers);
+      continue;
+    }
     Tensor loss;
     for (const int i : b.forwards) {
       Tensor& output = outputs[static_cast<std::size_t>(i)];
       const Tensor y = b.retains ? output : std::exchange(output, {});
-      const bool is_first = !loss.defined();
       // A rank that keeps a forward that it leaves out would have to say so.
-      if (!is_first && !b.retains && !has(step.forwards[static_cast<std::size_t>(i)].in_loss, rank))
-        continue;
-      const Tensor term = sum(y * y);
-      loss = is_first ? term : loss + term;
+      if (loss.defined() && !b.retains && !is_in_loss(step, b, i, rank)) continue;
+      add_to(loss, y);
     }
-    if (has_peers) model.set_reductions(b);
-    if (has(b.runs, rank))
+    if (runs)
       loss.backward({}, b.retains);
     else if (has_peers && b.skips_model)
       skip_backward(model);
@@ -294,7 +410,12 @@ Values reference(const Program& program) {
 
 Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& checker) {
   Values values;
-  run_local(program.ranks, {.threads = 1, .race_checker = checker}, [&](World& world) {
+  const WorldOptions options{.executor = program.executor,
+                             .schedule_seed = program.seed,
+                             .threads = 1,
+                             .race_checker = checker};
+  run_local(program.ranks, options, [&](World& world) {
+    if (program.is_poisoned) Memory::of(world.device()).poison_freed();
     std::vector<Part*> parts;
     Part model(program.root, nullptr, parts);
     model.shard(mesh_of(world, program.replicas));

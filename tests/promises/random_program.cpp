@@ -138,6 +138,22 @@ void postpone_reductions(Dice& dice, Program& program) {
     }
 }
 
+// Ranks that keep an output which is not in their loss skip it by itself. A pass of its own goes
+// back along the forwards whose graphs are gone, too, as the first pass of a step finds those that
+// it has dropped: that is their place only where they come after all that the ranks part.
+void vary_parts(Dice& dice, Program& program) {
+  for (Step& step : program.steps)
+    for (Step::Backward& b : step.backwards) {
+      std::vector<int> parted = b.forwards;
+      std::sort(parted.begin(), parted.end());
+      parted.pop_back();
+      bool is_in_turn = !parted.empty();
+      for (int i = 0; is_in_turn && &b == &step.backwards[0] && i < parted.back(); ++i)
+        is_in_turn = !step.forwards[static_cast<std::size_t>(i)].is_dropped;
+      if (is_in_turn && dice.once_in(2)) b.says = dice.ranks();
+    }
+}
+
 // Parameters that are frozen and thawed, in half of the programs.
 void turn_parameters(Dice& dice, Program& program, int parts) {
   if (dice.once_in(2)) return;
@@ -148,6 +164,17 @@ void turn_parameters(Dice& dice, Program& program, int parts) {
     step.is_turned_late = dice.once_in(2);
     step.keeps_gradients = dice.once_in(3);
   }
+}
+
+// Most run in an order that the seed chooses: it costs less than threads that hand over by the
+// system's leave, and stream and rank fall behind each other as they never would there. Poison
+// costs a launch at each allocation and each free.
+void choose_executor(Dice& dice, Program& program) {
+  const int drawn = dice.below(16);
+  program.executor = drawn == 0  ? ExecutorKind::threaded
+                     : drawn == 1 ? ExecutorKind::inlined
+                                 : ExecutorKind::shuffled;
+  program.is_poisoned = dice.once_in(6);
 }
 
 void print(std::ostream& out, const PartPlan& part, int depth) {
@@ -228,12 +255,17 @@ Program make_program(std::uint64_t seed) {
   Dice mesh_dice(seed ^ 0x3e54);
   if (mesh_dice.once_in(3))
     while (program.replicas < program.ranks && !mesh_dice.once_in(3)) program.replicas *= 2;
+  Dice part_dice(seed ^ 0x9a27);
+  vary_parts(part_dice, program);
+  Dice executor_dice(seed ^ 0xe8ec);
+  choose_executor(executor_dice, program);
   return program;
 }
 
 void print(std::ostream& out, const Program& program) {
   out << "seed " << program.seed << ", " << program.ranks << " ranks, " << program.replicas
-      << " replicas, slices of " << program.root.slice_bytes << " bytes\n";
+      << " replicas, slices of " << program.root.slice_bytes << " bytes, " << name(program.executor)
+      << (program.is_poisoned ? ", poisoned\n" : "\n");
   print(out, program.root, 0);
   for (const Step& step : program.steps) {
     out << "step:";
@@ -247,6 +279,7 @@ void print(std::ostream& out, const Program& program) {
       for (const int i : b.forwards) out << " " << i;
       out << " on " << (b.runs) << (b.retains ? ", retained," : ",")
           << (b.skips_model ? " else skips the model," : "");
+      if (b.says) out << " parted on " << b.says << ",";
       if (b.unreduced || b.in_replicas)
         out << " unreduced in " << b.unreduced << ", in replicas in " << b.in_replicas << ",";
     }

@@ -57,6 +57,8 @@ struct Step {
     Ranks runs = kAllRanks;
     bool retains = false;
     bool skips_model = false;  // who leaves it out skips all that the model has, not this loss
+    // The ranks that keep what is not in their loss, and say so of each such forward in its turn.
+    Ranks says = 0;
     // Parts, a bit each, whose gradients it does not reduce, or not over replicas. The last
     // backward of a step reduces all.
     unsigned unreduced = 0, in_replicas = 0;
@@ -71,6 +73,9 @@ struct Step {
 struct Program {
   int ranks = 2;     // 1, 2 or 4,
   int replicas = 1;  // in so many replicas
+  // What runs the ranks. Under `shuffled` the seed is the schedule's, too.
+  ExecutorKind executor = ExecutorKind::threaded;
+  bool is_poisoned = false;  // freed memory is filled with NaN
   PartPlan root;
   std::vector<Step> steps;
   std::uint64_t seed = 0;
