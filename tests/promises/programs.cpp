@@ -1,9 +1,11 @@
 // Random programs on several ranks against the same program on one, without units, under the race
-// checker: trees of modules, units at random, calls whose results some ranks do not use, calls
-// without gradients, recomputed calls, tables that several modules use slice by slice, several
-// forwards, and backwards in any order that some ranks leave out and that may retain their graphs,
-// parameters that are frozen and thawed between steps, backwards that leave reductions to later
-// ones, and meshes with and without replicas.
+// checker: trees of modules, units at random, some of them lists, hooks, calls whose results some
+// ranks do not use, calls without gradients, recomputed calls, tables that several modules use
+// slice by slice, several forwards, and backwards in any order that some ranks leave out, as a
+// whole or one output of several, and that may retain their graphs, parameters that are frozen and
+// thawed between steps, backwards that leave reductions to later ones, and meshes with and without
+// replicas. Ranks and streams run in an order that the seed chooses, or as threads, or each rank in
+// program order, some with freed memory poisoned.
 //
 //   programs --count 10000 [--first N]     seeds N.., in two processes
 //   programs --seed 7                      one of them, and what it is: what a failure prints
@@ -190,6 +192,10 @@ class Part final : public nn::Module {
     register_parameter("table" + std::to_string(parts.size()), table_->parameter);
     if (plan.table.is_frozen && !plan.table.is_outer) table_->parameter.freeze();
     if (plan.table.is_streamed) stream_parameter(table_->parameter);
+    if (plan.has_hook)
+      register_forward_hook([this](Module&, const nn::CallTensors&, const nn::CallTensors& out) {
+        if (has(plan_.hooked, rank_)) out[0] = used(out[0], w_.value(), rows_);
+      });
     parts.push_back(this);
     for (std::size_t i = 0; i < plan.children.size(); ++i) {
       children_.push_back(std::make_unique<Part>(plan.children[i], this, parts));
@@ -198,6 +204,7 @@ class Part final : public nn::Module {
   }
 
   Tensor operator()(const Tensor& x, int rank) {
+    rank_ = rank;
     return call([&] {
       Tensor h = x;
       for (const Statement& s : plan_.body) h = run(s, h, x, rank);
@@ -210,13 +217,16 @@ class Part final : public nn::Module {
   }
 
   void shard(const DeviceMesh& mesh) {
-    for (const auto& child : children_) child->shard(mesh);
-    if (plan_.is_unit)
-      fully_shard(*this, {.mesh = mesh,
-                          .reshard_after_forward = plan_.reshard,
-                          .prefetch_depth = plan_.prefetch,
-                          .slice_bytes = plan_.slice_bytes,
-                          .piece_bytes = plan_.piece_bytes});
+    std::vector<nn::Module*> listed;
+    const Part* first = nullptr;
+    for (const auto& child : children_) {
+      child->shard(mesh);
+      if (!child->plan_.is_listed) continue;
+      if (!first) first = child.get();
+      listed.push_back(child.get());
+    }
+    if (first) fully_shard(listed, first->options(mesh));
+    if (plan_.is_unit && !plan_.is_listed) fully_shard(*this, options(mesh));
   }
 
   // Which units of the tree the next backward reduces, and sums over replicas.
@@ -244,6 +254,13 @@ class Part final : public nn::Module {
     Parameter parameter;
     std::int64_t uses = 0;
   };
+  ShardOptions options(const DeviceMesh& mesh) const {
+    return {.mesh = mesh,
+            .reshard_after_forward = plan_.reshard,
+            .prefetch_depth = plan_.prefetch,
+            .slice_bytes = plan_.slice_bytes,
+            .piece_bytes = plan_.piece_bytes};
+  }
   Tensor run(const Statement& s, const Tensor& h, const Tensor& x, int rank) {
     if (s.kind == Statement::own) return used(h, w_.value(), rows_);
     if (s.kind == Statement::outer) return used(h, outer_->w_.value(), outer_->rows_);
@@ -282,6 +299,7 @@ class Part final : public nn::Module {
   Parameter w_;
   std::shared_ptr<Table> table_;
   std::int64_t rows_ = 0;
+  int rank_ = 0;  // whose part of the program runs
   std::vector<std::unique_ptr<Part>> children_;
 };
 

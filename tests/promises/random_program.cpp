@@ -119,6 +119,27 @@ void vary_inputs(Dice& dice, PartPlan& root) {
   }
 }
 
+// Units beside each other that become one, a list. Not those whose weights the root reads later:
+// when a list closes depends on all of it.
+void list_units(Dice& dice, PartPlan& part) {
+  std::vector<PartPlan*> listed;
+  const bool lists = dice.once_in(2);
+  for (std::size_t i = 0; i < part.children.size(); ++i) {
+    const auto& later = part.read_later;
+    const bool is_read = std::find(later.begin(), later.end(), static_cast<int>(i)) != later.end();
+    if (lists && part.children[i].is_unit && !is_read && !dice.once_in(4))
+      listed.push_back(&part.children[i]);
+  }
+  for (PartPlan* const child : listed) child->is_listed = listed.size() > 1;
+  for (PartPlan& child : part.children) list_units(dice, child);
+}
+
+void add_hooks(Dice& dice, PartPlan& part) {
+  part.has_hook = dice.once_in(6);
+  part.hooked = dice.ranks();
+  for (PartPlan& child : part.children) add_hooks(dice, child);
+}
+
 // Who leaves the last backward of a step out may say so of the model.
 void vary_skips(Dice& dice, Program& program) {
   for (Step& step : program.steps)
@@ -171,14 +192,14 @@ void turn_parameters(Dice& dice, Program& program, int parts) {
 // costs a launch at each allocation and each free.
 void choose_executor(Dice& dice, Program& program) {
   const int drawn = dice.below(16);
-  program.executor = drawn == 0  ? ExecutorKind::threaded
+  program.executor = drawn == 0   ? ExecutorKind::threaded
                      : drawn == 1 ? ExecutorKind::inlined
-                                 : ExecutorKind::shuffled;
+                                  : ExecutorKind::shuffled;
   program.is_poisoned = dice.once_in(6);
 }
 
 void print(std::ostream& out, const PartPlan& part, int depth) {
-  out << std::string(static_cast<std::size_t>(2 * depth), ' ')
+  out << std::string(static_cast<std::size_t>(2 * depth), ' ') << (part.is_listed ? "listed " : "")
       << (part.is_unit ? concat("unit, pieces of ", part.piece_bytes, " bytes, reshard ",
                                 static_cast<int>(part.reshard), ", prefetch ", part.prefetch)
                        : "part")
@@ -197,6 +218,7 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
           << (s.without_gradient ? " no_grad" : "") << " used " << (s.used);
     out << ",";
   }
+  if (part.has_hook) out << " hook on " << part.hooked << ",";
   for (const int i : part.read_later)
     out << " weight of " << i << " read on " << part.reads_later << ",";
   out << "\n";
@@ -255,6 +277,10 @@ Program make_program(std::uint64_t seed) {
   Dice mesh_dice(seed ^ 0x3e54);
   if (mesh_dice.once_in(3))
     while (program.replicas < program.ranks && !mesh_dice.once_in(3)) program.replicas *= 2;
+  Dice list_dice(seed ^ 0x1157);
+  list_units(list_dice, program.root);
+  Dice hook_dice(seed ^ 0x400c);
+  add_hooks(hook_dice, program.root);
   Dice part_dice(seed ^ 0x9a27);
   vary_parts(part_dice, program);
   Dice executor_dice(seed ^ 0xe8ec);

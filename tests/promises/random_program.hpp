@@ -1,4 +1,6 @@
-// A random program of tools/programs: what its modules do and what its steps do, drawn from a seed.
+// A random program of tools/programs: what its modules do, what its steps do, and what runs its
+// ranks, drawn from a seed. What was added later has dice of its own, so that the rest of a seed's
+// program stays as it was.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +35,10 @@ struct PartPlan {
   std::vector<int> read_later;
   Ranks reads_later = kAllRanks;
   bool is_unit = false;
+  bool is_listed = false;  // it is one unit together with the listed parts beside it
+  // A forward hook changes what its calls give by its weight, where a rank has one that acts.
+  bool has_hook = false;
+  Ranks hooked = kAllRanks;
   Reshard reshard = Reshard::automatic;
   int prefetch = 1;
   std::int64_t slice_bytes = 0;  // of the root counts
