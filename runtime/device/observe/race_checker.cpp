@@ -337,7 +337,9 @@ void Checker::touch(Rank& rank, const Entry& entry, const shadow::Range& range, 
   if (range.begin >= range.end) return;
   const LaneClock& clock = lanes_[rank.base + entry.lane];
   const Touch now = touch_of(rank, entry, mode);
+  bool is_whole = false;  // one cell already
   rank.memory->visit(range, entry.sequence, [&](shadow::Cell& cell, std::int64_t bytes) {
+    is_whole = static_cast<std::uintptr_t>(bytes) == range.end - range.begin;
     if (cell.is_free) report(RaceKind::use_after_free, cell.last(), now, cell, bytes);
     cell.each([&](const Touch& earlier) {
       if (mode == AccessMode::read && earlier.mode == AccessMode::read) return;
@@ -346,7 +348,7 @@ void Checker::touch(Rank& rank, const Entry& entry, const shadow::Range& range, 
     });
     cell.add(now);
   });
-  if (mode == AccessMode::write) rank.memory->join(range);
+  if (mode == AccessMode::write && !is_whole) rank.memory->join(range);
 }
 
 // Memory that nobody announced may have come from another rank through the system's allocator,
