@@ -1,9 +1,11 @@
 // Random programs on several ranks against the same program on one, without units, under the race
-// checker: trees of modules, units at random, calls whose results some ranks do not use, calls
-// without gradients, recomputed calls, tables that several modules use slice by slice, several
-// forwards, and backwards in any order that some ranks leave out and that may retain their graphs,
-// parameters that are frozen and thawed between steps, backwards that leave reductions to later
-// ones, and meshes with and without replicas.
+// checker: trees of modules, units at random, some of them lists, hooks, calls whose results some
+// ranks do not use, calls without gradients, recomputed calls, tables that several modules use
+// slice by slice, several forwards, and backwards in any order that some ranks leave out, as a
+// whole or one output of several, and that may retain their graphs, parameters that are frozen and
+// thawed between steps, backwards that leave reductions to later ones, and meshes with and without
+// replicas. Ranks and streams run in an order that the seed chooses, or as threads, or each rank in
+// program order, some with freed memory poisoned.
 //
 //   programs --count 10000 [--first N]     seeds N.., in two processes
 //   programs --seed 7                      one of them, and what it is: what a failure prints
@@ -12,9 +14,10 @@
 // every rank, without a race, and left the bits of the parameters that one rank has.
 //
 // Bits can be asked for because sums of gradients are exact, in whatever order and parts the ranks
-// make them: see Note [Exact sums].
+// make them: see Note [Exact sums] in exact_sums.hpp.
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <random>
@@ -23,10 +26,12 @@
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/observe/race_checker.hpp"
+#include "tessera/memory/memory.hpp"
 #include "tessera/nn/module.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/shard/runtime_control.hpp"
+#include "tests/promises/exact_sums.hpp"
 #include "tests/promises/random_program.hpp"
 #include "tests/promises/seeds.hpp"
 #include "tests/support/mesh.hpp"
@@ -36,61 +41,9 @@ using namespace tessera::testing;
 
 namespace {
 
-constexpr int kWidth = 3;
 constexpr double kRate = 0.25;
 
 // --- what runs it ---
-
-Tensor rounded(const Tensor& t) {
-  return raw::binary(raw::Binary::sub, raw::binary(raw::Binary::add, t, 3072), 3072);
-}
-
-// x * w for rows of x. `rows` counts those that have given w a gradient.
-//
-// Note [Exact sums]
-// What w gets in backward is not the gradient but numbers made of it, one a row: tanh of it, which
-// is at most 1, rounded to a multiple of 2^-12. 3072 + t has an ulp of 2^-12 for all such t, so
-// that adding it and taking it away again rounds. Of at most 2^12 such numbers, which `reference`
-// checks, every sum fits the 24 bits of an f32. There are 1, 2 or 4 ranks, so that dividing by
-// their number is exact too.
-Tensor used(const Tensor& x, const Tensor& w, std::int64_t& rows) {
-  return autograd::record("used", {x, w}, raw::mul(x, w),
-                          [x = autograd::Saved(x), w = autograd::Saved(w), &rows](
-                              const Tensor& g, autograd::Gradients& out) {
-                            if (out.wants(0)) out.set(0, raw::mul(g, w.get()));
-                            const Tensor t = rounded(raw::tanh(raw::mul(g, x.get())));
-                            out.set(1, raw::reduce(raw::Reduction::sum, t, 0));
-                            rows += g.size(0);
-                          });
-}
-constexpr std::int64_t kMostRows = 1 << 12;
-
-// x + w, of a weight that may be closed again when backward comes: it is not read there.
-Tensor added(const Tensor& x, const Tensor& w, std::int64_t& rows) {
-  return autograd::record("added", {x, w}, raw::add(x, w),
-                          [&rows](const Tensor& g, autograd::Gradients& out) {
-                            if (out.wants(0)) out.set(0, g);
-                            const Tensor t = rounded(raw::tanh(g));
-                            out.set(1, raw::reduce(raw::Reduction::sum, t, 0));
-                            rows += g.size(0);
-                          });
-}
-
-// A sum over the rows of a slice, and so over those of the table, whichever slices it has: the
-// terms are rounded as in Note [Exact sums]. x gets no gradient of it.
-Tensor streamed(const Tensor& x, const Tensor& slice, std::int64_t& rows) {
-  const Shape one{x.size(0), 1, kWidth};
-  const Tensor products = raw::mul(raw::reshape(x, one), slice);
-  return autograd::record(
-      "streamed", {x, slice}, raw::reduce(raw::Reduction::sum, rounded(raw::tanh(products)), 1),
-      [products, slice = autograd::Saved(slice), one, &rows](const Tensor& g,
-                                                             autograd::Gradients& out) {
-        const Tensor terms = raw::mul(raw::mul(products, slice.get()), raw::reshape(g, one));
-        if (out.wants(1))
-          out.set(1, raw::reduce(raw::Reduction::sum, rounded(raw::tanh(terms)), 0));
-        rows += g.size(0);
-      });
-}
 
 class Part final : public nn::Module {
  public:
@@ -108,6 +61,10 @@ class Part final : public nn::Module {
     register_parameter("table" + std::to_string(parts.size()), table_->parameter);
     if (plan.table.is_frozen && !plan.table.is_outer) table_->parameter.freeze();
     if (plan.table.is_streamed) stream_parameter(table_->parameter);
+    if (plan.has_hook)
+      register_forward_hook([this](Module&, const nn::CallTensors&, const nn::CallTensors& out) {
+        if (has(plan_.hooked, rank_)) out[0] = used(out[0], w_.value(), rows_);
+      });
     parts.push_back(this);
     for (std::size_t i = 0; i < plan.children.size(); ++i) {
       children_.push_back(std::make_unique<Part>(plan.children[i], this, parts));
@@ -116,25 +73,29 @@ class Part final : public nn::Module {
   }
 
   Tensor operator()(const Tensor& x, int rank) {
+    rank_ = rank;
     return call([&] {
       Tensor h = x;
-      for (const Statement& s : plan_.body) h = tanh(run(s, h, x, rank) + 0.125);
+      for (const Statement& s : plan_.body) h = run(s, h, x, rank);
       for (const int i : plan_.read_later)
         if (Part& child = *children_[static_cast<std::size_t>(i)];
             autograd::grad_enabled() && has(plan_.reads_later, rank))
-          h = tanh(added(h, child.w_.value(), child.rows_));
+          h = added(h, child.w_.value(), child.rows_);
       return h;
     });
   }
 
   void shard(const DeviceMesh& mesh) {
-    for (const auto& child : children_) child->shard(mesh);
-    if (plan_.is_unit)
-      fully_shard(*this, {.mesh = mesh,
-                          .reshard_after_forward = plan_.reshard,
-                          .prefetch_depth = plan_.prefetch,
-                          .slice_bytes = plan_.slice_bytes,
-                          .piece_bytes = plan_.piece_bytes});
+    std::vector<nn::Module*> listed;
+    const Part* first = nullptr;
+    for (const auto& child : children_) {
+      child->shard(mesh);
+      if (!child->plan_.is_listed) continue;
+      if (!first) first = child.get();
+      listed.push_back(child.get());
+    }
+    if (first) fully_shard(listed, first->options(mesh));
+    if (plan_.is_unit && !plan_.is_listed) fully_shard(*this, options(mesh));
   }
 
   // Which units of the tree the next backward reduces, and sums over replicas.
@@ -162,11 +123,18 @@ class Part final : public nn::Module {
     Parameter parameter;
     std::int64_t uses = 0;
   };
+  ShardOptions options(const DeviceMesh& mesh) const {
+    return {.mesh = mesh,
+            .reshard_after_forward = plan_.reshard,
+            .prefetch_depth = plan_.prefetch,
+            .slice_bytes = plan_.slice_bytes,
+            .piece_bytes = plan_.piece_bytes};
+  }
   Tensor run(const Statement& s, const Tensor& h, const Tensor& x, int rank) {
     if (s.kind == Statement::own) return used(h, w_.value(), rows_);
     if (s.kind == Statement::outer) return used(h, outer_->w_.value(), outer_->rows_);
-    if (s.kind == Statement::streamed)
-      return has(s.used, rank) ? h + of_table(h) : (of_table(h), h);
+    const auto with = [&](const Tensor& y) { return has(s.used, rank) ? joined(h, y) : bent(h); };
+    if (s.kind == Statement::streamed) return with(of_table(h));
     const auto callee = static_cast<std::size_t>(s.callee);
     Part& child = s.kind == Statement::call ? *children_[callee] : *parts_[callee];
     Tensor y;
@@ -182,7 +150,7 @@ class Part final : public nn::Module {
     } else {
       y = child(h, rank);
     }
-    return has(s.used, rank) ? h + y : h;
+    return with(y);
   }
 
   Tensor of_table(const Tensor& h) {
@@ -200,6 +168,7 @@ class Part final : public nn::Module {
   Parameter w_;
   std::shared_ptr<Table> table_;
   std::int64_t rows_ = 0;
+  int rank_ = 0;  // whose part of the program runs
   std::vector<std::unique_ptr<Part>> children_;
 };
 
@@ -210,6 +179,38 @@ Tensor input_of(const Program& program, std::size_t step, std::size_t forward, i
   std::vector<float> values(2 * kWidth);
   for (float& v : values) v = static_cast<float>(engine() % 2001) / 1000.f - 1.f;
   return Tensor::from(values, {2, kWidth}, device);
+}
+
+bool is_in_loss(const Step& step, const Step::Backward& b, int forward, int rank) {
+  return forward == b.forwards[0] ||
+         has(step.forwards[static_cast<std::size_t>(forward)].in_loss, rank);
+}
+
+void add_to(Tensor& loss, const Tensor& y) {
+  const Tensor term = sum(y * y);
+  loss = loss.defined() ? loss + term : term;
+}
+
+// A backward of which this rank has all outputs, those that are not in its loss too: their forwards
+// are skipped in the turn in which peers go back along them, the last first.
+void run_parts(const Step& step, const Step::Backward& b, std::vector<Tensor>& outputs, int rank,
+               bool has_peers) {
+  std::vector<int> forwards = b.forwards;
+  std::sort(forwards.begin(), forwards.end(), std::greater<>());
+  const auto runs = [&](int i) { return has(b.runs, rank) && is_in_loss(step, b, i, rank); };
+  for (auto first = forwards.begin(); first != forwards.end();) {
+    const bool part_runs = runs(*first);
+    const auto last =
+        std::find_if(first, forwards.end(), [&](int i) { return runs(i) != part_runs; });
+    Tensor loss;
+    for (; first != last; ++first) add_to(loss, outputs[static_cast<std::size_t>(*first)]);
+    if (part_runs)
+      loss.backward({}, b.retains);
+    else if (has_peers)
+      skip_backward(loss, b.retains);
+  }
+  for (const int i : forwards)
+    if (!b.retains) outputs[static_cast<std::size_t>(i)] = {};
 }
 
 // One rank's part of a step. Where peers may run what it leaves out, it says so.
@@ -230,19 +231,21 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
     }
   }
   for (const Step::Backward& b : step.backwards) {
+    if (has_peers) model.set_reductions(b);
+    const bool runs = has(b.runs, rank);
+    if (has(b.says, rank) && (runs || !b.skips_model)) {
+      run_parts(step, b, outputs, rank, has_peers);
+      continue;
+    }
     Tensor loss;
     for (const int i : b.forwards) {
       Tensor& output = outputs[static_cast<std::size_t>(i)];
       const Tensor y = b.retains ? output : std::exchange(output, {});
-      const bool is_first = !loss.defined();
       // A rank that keeps a forward that it leaves out would have to say so.
-      if (!is_first && !b.retains && !has(step.forwards[static_cast<std::size_t>(i)].in_loss, rank))
-        continue;
-      const Tensor term = sum(y * y);
-      loss = is_first ? term : loss + term;
+      if (loss.defined() && !b.retains && !is_in_loss(step, b, i, rank)) continue;
+      add_to(loss, y);
     }
-    if (has_peers) model.set_reductions(b);
-    if (has(b.runs, rank))
+    if (runs)
       loss.backward({}, b.retains);
     else if (has_peers && b.skips_model)
       skip_backward(model);
@@ -294,7 +297,12 @@ Values reference(const Program& program) {
 
 Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& checker) {
   Values values;
-  run_local(program.ranks, {.threads = 1, .race_checker = checker}, [&](World& world) {
+  const WorldOptions options{.executor = program.executor,
+                             .schedule_seed = program.seed,
+                             .threads = 1,
+                             .race_checker = checker};
+  run_local(program.ranks, options, [&](World& world) {
+    if (program.is_poisoned) Memory::of(world.device()).poison_freed();
     std::vector<Part*> parts;
     Part model(program.root, nullptr, parts);
     model.shard(mesh_of(world, program.replicas));

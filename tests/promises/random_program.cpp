@@ -119,6 +119,27 @@ void vary_inputs(Dice& dice, PartPlan& root) {
   }
 }
 
+// Units beside each other that become one, a list. Not those whose weights the root reads later:
+// when a list closes depends on all of it.
+void list_units(Dice& dice, PartPlan& part) {
+  std::vector<PartPlan*> listed;
+  const bool lists = dice.once_in(2);
+  for (std::size_t i = 0; i < part.children.size(); ++i) {
+    const auto& later = part.read_later;
+    const bool is_read = std::find(later.begin(), later.end(), static_cast<int>(i)) != later.end();
+    if (lists && part.children[i].is_unit && !is_read && !dice.once_in(4))
+      listed.push_back(&part.children[i]);
+  }
+  for (PartPlan* const child : listed) child->is_listed = listed.size() > 1;
+  for (PartPlan& child : part.children) list_units(dice, child);
+}
+
+void add_hooks(Dice& dice, PartPlan& part) {
+  part.has_hook = dice.once_in(6);
+  part.hooked = dice.ranks();
+  for (PartPlan& child : part.children) add_hooks(dice, child);
+}
+
 // Who leaves the last backward of a step out may say so of the model.
 void vary_skips(Dice& dice, Program& program) {
   for (Step& step : program.steps)
@@ -138,6 +159,22 @@ void postpone_reductions(Dice& dice, Program& program) {
     }
 }
 
+// Ranks that keep an output which is not in their loss skip it by itself. A pass of its own goes
+// back along the forwards whose graphs are gone, too, as the first pass of a step finds those that
+// it has dropped: that is their place only where they come after all that the ranks part.
+void vary_parts(Dice& dice, Program& program) {
+  for (Step& step : program.steps)
+    for (Step::Backward& b : step.backwards) {
+      std::vector<int> parted = b.forwards;
+      std::sort(parted.begin(), parted.end());
+      parted.pop_back();
+      bool is_in_turn = !parted.empty();
+      for (int i = 0; is_in_turn && &b == &step.backwards[0] && i < parted.back(); ++i)
+        is_in_turn = !step.forwards[static_cast<std::size_t>(i)].is_dropped;
+      if (is_in_turn && dice.once_in(2)) b.says = dice.ranks();
+    }
+}
+
 // Parameters that are frozen and thawed, in half of the programs.
 void turn_parameters(Dice& dice, Program& program, int parts) {
   if (dice.once_in(2)) return;
@@ -150,8 +187,19 @@ void turn_parameters(Dice& dice, Program& program, int parts) {
   }
 }
 
+// Most run in an order that the seed chooses: it costs less than threads that hand over by the
+// system's leave, and stream and rank fall behind each other as they never would there. Poison
+// costs a launch at each allocation and each free.
+void choose_executor(Dice& dice, Program& program) {
+  const int drawn = dice.below(16);
+  program.executor = drawn == 0   ? ExecutorKind::threaded
+                     : drawn == 1 ? ExecutorKind::inlined
+                                  : ExecutorKind::shuffled;
+  program.is_poisoned = dice.once_in(6);
+}
+
 void print(std::ostream& out, const PartPlan& part, int depth) {
-  out << std::string(static_cast<std::size_t>(2 * depth), ' ')
+  out << std::string(static_cast<std::size_t>(2 * depth), ' ') << (part.is_listed ? "listed " : "")
       << (part.is_unit ? concat("unit, pieces of ", part.piece_bytes, " bytes, reshard ",
                                 static_cast<int>(part.reshard), ", prefetch ", part.prefetch)
                        : "part")
@@ -170,6 +218,7 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
           << (s.without_gradient ? " no_grad" : "") << " used " << (s.used);
     out << ",";
   }
+  if (part.has_hook) out << " hook on " << part.hooked << ",";
   for (const int i : part.read_later)
     out << " weight of " << i << " read on " << part.reads_later << ",";
   out << "\n";
@@ -228,12 +277,21 @@ Program make_program(std::uint64_t seed) {
   Dice mesh_dice(seed ^ 0x3e54);
   if (mesh_dice.once_in(3))
     while (program.replicas < program.ranks && !mesh_dice.once_in(3)) program.replicas *= 2;
+  Dice list_dice(seed ^ 0x1157);
+  list_units(list_dice, program.root);
+  Dice hook_dice(seed ^ 0x400c);
+  add_hooks(hook_dice, program.root);
+  Dice part_dice(seed ^ 0x9a27);
+  vary_parts(part_dice, program);
+  Dice executor_dice(seed ^ 0xe8ec);
+  choose_executor(executor_dice, program);
   return program;
 }
 
 void print(std::ostream& out, const Program& program) {
   out << "seed " << program.seed << ", " << program.ranks << " ranks, " << program.replicas
-      << " replicas, slices of " << program.root.slice_bytes << " bytes\n";
+      << " replicas, slices of " << program.root.slice_bytes << " bytes, " << name(program.executor)
+      << (program.is_poisoned ? ", poisoned\n" : "\n");
   print(out, program.root, 0);
   for (const Step& step : program.steps) {
     out << "step:";
@@ -247,6 +305,7 @@ void print(std::ostream& out, const Program& program) {
       for (const int i : b.forwards) out << " " << i;
       out << " on " << (b.runs) << (b.retains ? ", retained," : ",")
           << (b.skips_model ? " else skips the model," : "");
+      if (b.says) out << " parted on " << b.says << ",";
       if (b.unreduced || b.in_replicas)
         out << " unreduced in " << b.unreduced << ", in replicas in " << b.in_replicas << ",";
     }

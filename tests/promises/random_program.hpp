@@ -1,4 +1,6 @@
-// A random program of tools/programs: what its modules do and what its steps do, drawn from a seed.
+// A random program of tools/programs: what its modules do, what its steps do, and what runs its
+// ranks, drawn from a seed. What was added later has dice of its own, so that the rest of a seed's
+// program stays as it was.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +35,10 @@ struct PartPlan {
   std::vector<int> read_later;
   Ranks reads_later = kAllRanks;
   bool is_unit = false;
+  bool is_listed = false;  // it is one unit together with the listed parts beside it
+  // A forward hook changes what its calls give by its weight, where a rank has one that acts.
+  bool has_hook = false;
+  Ranks hooked = kAllRanks;
   Reshard reshard = Reshard::automatic;
   int prefetch = 1;
   std::int64_t slice_bytes = 0;  // of the root counts
@@ -57,6 +63,8 @@ struct Step {
     Ranks runs = kAllRanks;
     bool retains = false;
     bool skips_model = false;  // who leaves it out skips all that the model has, not this loss
+    // The ranks that keep what is not in their loss, and say so of each such forward in its turn.
+    Ranks says = 0;
     // Parts, a bit each, whose gradients it does not reduce, or not over replicas. The last
     // backward of a step reduces all.
     unsigned unreduced = 0, in_replicas = 0;
@@ -71,6 +79,9 @@ struct Step {
 struct Program {
   int ranks = 2;     // 1, 2 or 4,
   int replicas = 1;  // in so many replicas
+  // What runs the ranks. Under `shuffled` the seed is the schedule's, too.
+  ExecutorKind executor = ExecutorKind::threaded;
+  bool is_poisoned = false;  // freed memory is filled with NaN
   PartPlan root;
   std::vector<Step> steps;
   std::uint64_t seed = 0;

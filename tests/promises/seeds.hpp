@@ -134,6 +134,7 @@ int try_asked(const std::string& name, const std::vector<std::string>& words, co
   try {
     const SeedRequest request = parse_seeds(words);
     if (request.is_one) print(request.first);
+    std::cout << std::flush;  // or each process prints it again
     const auto start = std::chrono::steady_clock::now();
     const SeedBoard* const board = try_seeds(
         request.count, request.jobs, kMostFailures,

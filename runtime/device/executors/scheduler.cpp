@@ -195,9 +195,11 @@ bool Scheduler::barrier_is_ready(const CollectiveBarrier& barrier) const {
 // ---- Operations
 
 Program::Entry& Scheduler::head(const Candidate& c) const {
-  return ranks_[static_cast<std::size_t>(c.rank)]
-      .program->queues[static_cast<std::size_t>(c.actor - 1)]
-      .front();
+  Program::Entry& entry = ranks_[static_cast<std::size_t>(c.rank)]
+                              .program->queues[static_cast<std::size_t>(c.actor - 1)]
+                              .front();
+  entry.operation.body = &entry.body;  // wherever it lies by now
+  return entry;
 }
 
 // The chosen operation alone, or one of each rank of its barrier, in rank order.

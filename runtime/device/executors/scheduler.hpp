@@ -12,7 +12,6 @@
 
 #include <array>
 #include <condition_variable>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -32,12 +31,34 @@ struct Program {
     bool is_wait = false;
   };
 
+  // In order, in memory that it keeps. Addresses change when it grows.
+  class Queue {
+   public:
+    bool empty() const noexcept { return first_ == entries_.size(); }
+    Entry& front() { return entries_[first_]; }
+    const Entry& front() const { return entries_[first_]; }
+    void pop_front() {
+      if (++first_ == entries_.size()) entries_.clear(), first_ = 0;
+    }
+    Entry& add() {
+      if (entries_.size() == entries_.capacity() && 2 * first_ >= entries_.size()) {
+        entries_.erase(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(first_));
+        first_ = 0;
+      }
+      return entries_.emplace_back();
+    }
+
+   private:
+    std::vector<Entry> entries_;
+    std::size_t first_ = 0;
+  };
+
   Program(const ExecutorOptions& options, const Observers& observers)
       : runner(options, observers) {}
 
   Runner runner;
   std::array<StreamFiber, kMaxStreams> fibers;
-  std::array<std::deque<Entry>, kMaxStreams> queues;
+  std::array<Queue, kMaxStreams> queues;
   Clock completed;
 };
 

@@ -29,9 +29,9 @@ class ShuffledExecutor final : public Executor {
               CollectiveBarrier* barrier) override {
     scheduler_->expect_attached(number_);
     report_.launched(stream, tick, op, barrier);
-    Program::Entry& entry = program_.queues[index(stream)].emplace_back();
+    Program::Entry& entry = program_.queues[index(stream)].add();
     entry.body = body;
-    entry.operation = {op.name, tick, stream, barrier, &entry.body};
+    entry.operation = {op.name, tick, stream, barrier};
     program_.fibers[index(stream)].submitted(tick);
   }
 
@@ -39,7 +39,7 @@ class ShuffledExecutor final : public Executor {
 
   void wait(StreamId stream, const Event& event) override {
     scheduler_->expect_attached(number_);
-    Program::Entry& entry = program_.queues[index(stream)].emplace_back();
+    Program::Entry& entry = program_.queues[index(stream)].add();
     entry.event = event;
     entry.is_wait = true;
     report_.waited(stream, event);

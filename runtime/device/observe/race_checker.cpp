@@ -7,6 +7,7 @@
 #include "tessera/device/observe/race_checker.hpp"
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -95,10 +96,13 @@ class Checker final : public RaceChecker,
     frozen_[lane] = nullptr;
     return lanes_[lane];
   }
-  // The same text at the same address for ever.
+  // The same text at the same address for ever. Most come again from where they came before.
   const std::string* intern(std::string_view text) {
+    const std::string*& known =
+        known_[reinterpret_cast<std::uintptr_t>(text.data()) / 8 % known_.size()];
+    if (known != nullptr && *known == text) return known;
     const auto found = names_.find(text);
-    return &*(found != names_.end() ? found : names_.emplace(text).first);
+    return known = &*(found != names_.end() ? found : names_.emplace(text).first);
   }
 
   mutable std::mutex mutex_;
@@ -110,6 +114,7 @@ class Checker final : public RaceChecker,
   std::vector<std::unique_ptr<ShadowMemory>> plans_;
   std::map<const CollectiveBarrier*, std::vector<Rank*>> barriers_;  // never walked
   std::set<std::string, std::less<>> names_;
+  std::array<const std::string*, 256> known_{};  // some of them
   std::set<std::string> seen_;
   std::vector<Race> races_;
   std::uint64_t operations_ = 0, sequence_ = 0;
@@ -148,6 +153,7 @@ void Checker::submit(std::size_t number, Entry&& entry) {
   if (entry.kind == Entry::Kind::memory && entry.memory == MemoryEvent::Kind::acquired)
     return rank.memory->acquire(entry.range, entry.owner, entry.sequence);
   if (rank.backlog.empty() && !entry.barrier) return process(rank, entry);
+  entry.keep_accesses();
   rank.backlog.push_back(std::move(entry));
   drain();
 }
@@ -245,6 +251,7 @@ void Checker::enter(Rank& rank, const Entry& entry) {
 }
 
 void Checker::touch_all(Rank& rank, const Entry& entry) {
+  for (const Access& a : entry.given) touch(rank, entry, {a.begin, a.end}, a.mode);
   for (const auto& [range, mode] : entry.accesses) touch(rank, entry, range, mode);
 }
 
@@ -330,7 +337,9 @@ void Checker::touch(Rank& rank, const Entry& entry, const shadow::Range& range, 
   if (range.begin >= range.end) return;
   const LaneClock& clock = lanes_[rank.base + entry.lane];
   const Touch now = touch_of(rank, entry, mode);
+  bool is_whole = false;  // one cell already
   rank.memory->visit(range, entry.sequence, [&](shadow::Cell& cell, std::int64_t bytes) {
+    is_whole = static_cast<std::uintptr_t>(bytes) == range.end - range.begin;
     if (cell.is_free) report(RaceKind::use_after_free, cell.last(), now, cell, bytes);
     cell.each([&](const Touch& earlier) {
       if (mode == AccessMode::read && earlier.mode == AccessMode::read) return;
@@ -339,7 +348,7 @@ void Checker::touch(Rank& rank, const Entry& entry, const shadow::Range& range, 
     });
     cell.add(now);
   });
-  if (mode == AccessMode::write) rank.memory->join(range);
+  if (mode == AccessMode::write && !is_whole) rank.memory->join(range);
 }
 
 // Memory that nobody announced may have come from another rank through the system's allocator,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,7 +34,14 @@ struct Entry {
   Range range;
   std::string_view owner_name{};  // while it is being submitted
   const std::string* owner = nullptr;
-  std::vector<std::pair<Range, AccessMode>> accesses;
+  std::span<const Access> given{};                     // of a launch, while it is being submitted,
+  std::vector<std::pair<Range, AccessMode>> accesses;  // and when it is kept
+
+  void keep_accesses() {
+    accesses.reserve(given.size());
+    for (const Access& a : given) accesses.push_back({{a.begin, a.end}, a.mode});
+    given = {};
+  }
 };
 
 // Where the entries of all ranks go.  Threads: the ranks' host threads.
@@ -57,8 +65,7 @@ class Watcher final : public Observer {
     entry.name = op.name;
     entry.barrier = barrier;
     entry.barrier_size = barrier ? barrier->size() : 0;
-    entry.accesses.reserve(op.accesses.size());
-    for (const Access& a : op.accesses) entry.accesses.push_back({{a.begin, a.end}, a.mode});
+    entry.given = op.accesses;
     inbox_->submit(rank_, std::move(entry));
   }
   void executor_recorded(const Event& event) noexcept override {

@@ -112,15 +112,18 @@ class ShadowMemory {
     cell.since = sequence;
     replace(range, std::move(cell));
   }
+  // Requires: `range` was visited, which has made its cells and cut them at its ends.
   void hand_out(const Range& range, const std::string* owner, const Touch& touch,
                 std::uint64_t sequence) {
-    const auto found = find(range.begin);
-    if (found != cells_.end() && found->second.since > sequence) return;
-    Cell cell;
+    if (range.begin >= range.end) return;
+    auto i = cells_.find(range.begin);
+    if (i->second.since > sequence) return;
+    Cell& cell = i->second;
+    cell.end = range.end;
     cell.owner = owner;
-    cell.since = found != cells_.end() ? found->second.since : 0;
+    cell.is_free = false;
     cell.touches.assign(1, touch);
-    replace(range, std::move(cell));
+    for (++i; i != cells_.end() && i->first < range.end;) i = cells_.erase(i);
   }
   void give_back(const Range& range, std::uint64_t sequence) {
     visit(range, sequence, [](Cell& cell, std::int64_t) { cell.is_free = true; });
@@ -150,12 +153,6 @@ class ShadowMemory {
  private:
   using Cells = std::map<std::uintptr_t, Cell>;
 
-  Cells::iterator find(std::uintptr_t at) {
-    auto i = cells_.upper_bound(at);
-    if (i == cells_.begin()) return cells_.end();
-    --i;
-    return i->second.end > at ? i : cells_.end();
-  }
   void split(Cells::iterator i, std::uintptr_t at) {
     Cell tail = i->second;
     i->second.end = at;
@@ -164,7 +161,7 @@ class ShadowMemory {
   // No cell goes across `at`. The first one behind it.
   Cells::iterator cut(std::uintptr_t at) {
     const auto behind = cells_.lower_bound(at);
-    if (behind == cells_.begin()) return behind;
+    if (behind == cells_.begin() || (behind != cells_.end() && behind->first == at)) return behind;
     const auto before = std::prev(behind);
     if (before->second.end <= at) return behind;
     split(before, at);
