@@ -75,30 +75,55 @@ class Model {
   int units_ = 0;
 };
 
-// One unit of many small parameters, of which a step uses one: what is left is the engine's.
+// One unit of many small parameters, of which a step uses all: one operation reads them, and its
+// backward writes their gradients, each in one launch. That is the user's; what a step does besides
+// is the engine's, for every parameter: value, gather, open, sink, last use, reduce, close, and
+// what clipping, the optimizer and zero_grad look up for their launches.
 class Wide : public nn::Module {
  public:
-  explicit Wide(int parameters)
-      : world_(World::emulated(0, 8, {.executor = ExecutorKind::virtual_})) {
+  Wide(const World& world, int parameters) : device_(world.device()) {
     for (int i = 0; i < parameters; ++i)
       register_parameter("p" + std::to_string(i),
                          parameters_.emplace_back(Shape{8}, Initializer::constant(1)));
-    fully_shard(*this, {.mesh = DeviceMesh::flat(world_)});
-    materialize(world_.device());
+    fully_shard(*this, {.mesh = DeviceMesh::flat(world)});
+    materialize(device_);
+    nn::init(*this, {1});
     optimizer_.emplace(parameters_);
     for (int i = 0; i < 3; ++i) step();
   }
 
   void step() {
-    call([&] { return sum(parameters_[0].value()); }).backward();
+    call([&] { return read_all(); }).backward();
     optim::clip_grad_norm(Module::parameters(), 1.0);
     optimizer_->step();
     optimizer_->zero_grad();
-    world_.device().synchronize();
+    device_.synchronize();
   }
 
  private:
-  World world_;
+  Tensor read_all() const {
+    std::vector<Tensor> values;
+    values.reserve(parameters_.size());
+    for (const Parameter& p : parameters_) values.push_back(p.value());
+    launch("read_all", values, AccessMode::read);
+    return autograd::record("read_all", values, Tensor::zeros({}, f32, device_),
+                            [this](const Tensor&, autograd::Gradients& out) { write_all(out); });
+  }
+  void write_all(autograd::Gradients& out) const {
+    std::vector<Tensor> gradients;
+    gradients.reserve(parameters_.size());
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      gradients.push_back(out.sink(static_cast<int>(i))->tensor);
+    launch("write_all", gradients, AccessMode::write);
+  }
+  void launch(const char* name, const std::vector<Tensor>& tensors, AccessMode mode) const {
+    std::vector<Access> accesses;
+    accesses.reserve(tensors.size());
+    for (const Tensor& t : tensors) accesses.push_back(t.access(mode));
+    device_.compute().launch({.name = name, .accesses = accesses}, [](Exec&) {});
+  }
+
+  Device device_;
   std::vector<Parameter> parameters_;
   std::optional<optim::AdamW> optimizer_;
 };
@@ -145,7 +170,8 @@ int repeat(const std::string& what, int times) {
     return 0;
   }
   if (what == "some" || what == "many") {
-    Wide model(what == "some" ? 1000 : 4000);
+    const World world = World::emulated(0, 8, {.executor = ExecutorKind::virtual_});
+    Wide model(world, what == "some" ? 1000 : 4000);
     for (int i = 0; i < times; ++i) model.step();
     std::printf("units 1\n");
     return 0;
@@ -203,11 +229,13 @@ int main(int argc, char** argv) {
     std::printf("  %d ranks: %8.1f us a step, %.1f us without units: %.2f us a unit (%d units)\n",
                 ranks, median(with), median(without), median(hooks), sharded.units());
   }
-  for (const int parameters : {1000, 4000}) {
-    Wide wide(parameters);
-    std::vector<double> steps;
-    for (int sample = 0; sample < kSamples; ++sample) steps.push_back(microseconds(wide));
-    std::printf("  one unit of %d parameters, 8 ranks: %.0f us a whole step\n", parameters,
-                median(steps));
-  }
+  for (const int ranks : {2, 8})
+    for (const int parameters : {1000, 4000}) {
+      const World world = World::emulated(0, ranks, {.executor = ExecutorKind::virtual_});
+      Wide wide(world, parameters);
+      std::vector<double> steps;
+      for (int sample = 0; sample < kSamples; ++sample) steps.push_back(microseconds(wide));
+      std::printf("  %d ranks, one unit of %d parameters, all used: %.0f us a whole step\n", ranks,
+                  parameters, median(steps));
+    }
 }
