@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-struct ParameterState {
+struct ParameterState final : autograd::Leaf {
   std::string name;  // full, dotted; set by the module tree
   Shape shape;
   Initializer initializer;
@@ -26,10 +26,11 @@ struct ParameterState {
   DType compute_dtype = DType::f32;        // of the full tensor
   std::shared_ptr<Storage> window;         // of the full tensor; see Note [Windows]
   std::int64_t window_offset_bytes = 0;
-  const Event* ready = nullptr;        // compute waits for it before value(); null where it has
-  std::weak_ptr<autograd::Leaf> leaf;  // of the graphs that use it
+  const Tensor* full = nullptr;  // what value() gives while it is trainable; null: made anew
+  const Event* ready = nullptr;  // compute waits for it before value(); null where it has
   std::shared_ptr<GradientSinks> sinks;
   const std::string* unit = nullptr;  // the name of the unit that claimed it
+  int names = 0;                      // under which modules have registered it
   int modules = 0, streaming = 0;     // that have registered it, and of these those that stream it
   bool is_streamed = false;           // by its unit
   std::shared_ptr<ParameterSlices> slices;  // null: it is there as a whole
@@ -42,6 +43,13 @@ struct ParameterState {
   std::string without_memory() const;
   // What a unit decides that claims it now.
   bool may_be_streamed() const { return streaming > 0 && streaming == modules && shape[0] > 0; }
+
+  autograd::GradientSink sink() override;
+  Tensor gradient() const override;
+  void clear() override;
+  void on_last_use() override;
+  std::uint64_t version() const override;
+  void expect_version(std::uint64_t forward) const override;
 };
 
 // The record of a parameter. Throws: ContractError for an undefined one.
@@ -49,6 +57,8 @@ const std::shared_ptr<ParameterState>& state_of(const Parameter& parameter);
 
 // What Parameter::value gives, of what is there as a whole.
 Tensor value_of(const std::shared_ptr<ParameterState>& state);
+// The full tensor of a trainable parameter, whether its window is open or not.
+Tensor with_history(const std::shared_ptr<ParameterState>& state);
 // The same bytes for operations that only read them: others are told whose they are.
 inline Tensor read_only(Tensor bytes, const std::shared_ptr<ParameterState>& state) {
   return std::move(bytes).read_only({state, &state->name});
