@@ -22,6 +22,7 @@ Module::~Module() {
   while (!parameters_.empty()) {
     const Parameter p = std::move(parameters_.back().second);
     parameters_.pop_back();
+    p.count_name(-1);
     if (!has(parameters_, p)) p.count_module(-1);
   }
 }
@@ -31,6 +32,7 @@ void Module::register_parameter(std::string_view name, const Parameter& paramete
   expect_free("register_parameter", name);
   if (!has(parameters_, parameter)) parameter.count_module(1);
   parameters_.emplace_back(name, parameter);
+  parameter.count_name(1);
 }
 
 void Module::stream_parameter(const Parameter& parameter) {
@@ -78,11 +80,11 @@ std::vector<std::pair<std::string, Module*>> Module::named_modules() {
 
 std::vector<std::pair<std::string, Parameter>> Module::named_parameters(Tied tied) const {
   std::vector<std::pair<std::string, Parameter>> found;
-  std::unordered_set<const void*> known;
+  std::unordered_set<const void*> known;  // of those that it may meet again
   for (const auto& [path, module] : const_cast<Module*>(this)->named_modules()) {
     for (const Parameter& p : module->streamed_) p.name_streaming(*module, path);
     for (const auto& [name, parameter] : module->parameters_) {
-      const bool is_new = known.insert(parameter.id()).second;
+      const bool is_new = !parameter.is_tied() || known.insert(parameter.id()).second;
       if (!is_new && tied == Tied::once) continue;
       found.emplace_back(path.empty() ? name : path + '.' + name, parameter);
       if (is_new && parameter.name().size() < found.back().first.size())
@@ -96,7 +98,10 @@ bool Module::saves_transposed(std::string_view) const { return false; }
 
 std::vector<Parameter> Module::parameters() const {
   std::vector<Parameter> out;
-  for (auto& [name, parameter] : named_parameters()) out.push_back(parameter);
+  std::unordered_set<const void*> known;  // of those that it may meet again
+  for (const auto& [path, module] : const_cast<Module*>(this)->named_modules())
+    for (const auto& [name, parameter] : module->parameters_)
+      if (!parameter.is_tied() || known.insert(parameter.id()).second) out.push_back(parameter);
   return out;
 }
 

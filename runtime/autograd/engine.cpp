@@ -33,10 +33,7 @@ ThreadState& state() {
   return instance;
 }
 
-Edge edge_of(const Tensor& tensor) {
-  if (!tensor.defined() || !tensor.grad_meta()) return {};
-  return {tensor.grad_meta()->node, tensor.grad_meta()->leaf};
-}
+Edge edge_of(const Tensor& tensor) { return tensor.defined() ? tensor.history() : Edge(); }
 
 void accumulate(const Edge& edge, Tensor gradient) {
   if (edge.leaf) {
@@ -191,7 +188,7 @@ Tensor record_if(bool always, const char* name, std::span<const Tensor> inputs, 
   node->sequence = ++s.sequence;
   node->backward = std::move(backward);
   node->calls = s.calls;
-  out.grad_meta() = std::make_shared<GradMeta>(GradMeta{std::move(node), nullptr});
+  out.history() = {std::move(node), nullptr};
   return out;
 }
 }  // namespace
@@ -405,9 +402,9 @@ class Engine {
 }  // namespace
 
 void skip_backward(const Tensor& loss, bool retain_graph) {
-  TESSERA_EXPECT(loss.grad_meta() && loss.grad_meta()->node,
+  TESSERA_EXPECT(loss.requires_grad() && loss.history().node,
                  "skip_backward: the tensor has no history; give the model instead");
-  Engine::skip(loss.grad_meta()->node, retain_graph);
+  Engine::skip(loss.history().node, retain_graph);
 }
 void skip_backward(const std::function<bool(Region&)>& is_mine) {
   Engine::skip(false, [&](Walk& walk) { walk.add_if(is_mine); });
@@ -428,11 +425,11 @@ void Tensor::backward(const Tensor& gradient, bool retain_graph, Caller at) cons
       " for a tensor of shape ", shape(), " in ", dtype());
   const Tensor first =
       gradient.defined() ? gradient.detach() : Tensor::ones(shape(), dtype(), device());
-  if (grad_meta()->leaf) {
-    write(grad_meta()->leaf->sink(), first);
+  if (history().leaf) {
+    write(history().leaf->sink(), first);
     return;
   }
-  autograd::Engine::run(grad_meta()->node, first, retain_graph);
+  autograd::Engine::run(history().node, first, retain_graph);
 }
 
 }  // namespace tessera

@@ -76,8 +76,8 @@ GradcheckReport gradcheck(const Function& f, const std::vector<Tensor>& inputs,
   const std::vector<double> weights = p.to_vector<double>();
   double scale = 1;  // of the roundings in L
   for (std::size_t j = 0; j < at.size(); ++j) scale += std::abs(weights[j] * at[j]);
-  const bool history = y.requires_grad() && y.grad_meta()->node;
-  const std::string name = history ? y.grad_meta()->node->name : "a function without history";
+  const bool history = y.requires_grad() && y.history().node;
+  const std::string name = history ? y.history().node->name : "a function without history";
 
   if (y.requires_grad()) y.backward(p);
   std::vector<std::vector<double>> once;

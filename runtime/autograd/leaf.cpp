@@ -32,24 +32,21 @@ Tensor& Tensor::require_grad(Caller at) {
   const CallSite site("require_grad", at);
   TESSERA_EXPECT(is_floating(dtype()), "require_grad: the tensor is ", dtype(),
                  "; only floating tensors have gradients");
-  TESSERA_EXPECT(!grad_meta() || grad_meta()->leaf,
-                 "require_grad: the tensor has a history; detach it first");
-  if (!grad_meta())
-    grad_meta() =
-        std::make_shared<GradMeta>(GradMeta{nullptr, std::make_shared<TensorLeaf>(*this)});
+  TESSERA_EXPECT(!history().node, "require_grad: the tensor has a history; detach it first");
+  if (!history()) history().leaf = std::make_shared<TensorLeaf>(*this);
   return *this;
 }
 
-bool Tensor::requires_grad() const { return defined() && grad_meta() != nullptr; }
+bool Tensor::requires_grad() const { return defined() && history(); }
 
 Tensor Tensor::grad() const {
   static_cast<void>(impl());  // an error where there is none
-  return grad_meta() && grad_meta()->leaf ? grad_meta()->leaf->gradient() : Tensor();
+  return history().leaf ? history().leaf->gradient() : Tensor();
 }
 
 void Tensor::zero_grad() {
   static_cast<void>(impl());
-  if (grad_meta() && grad_meta()->leaf) grad_meta()->leaf->clear();
+  if (history().leaf) history().leaf->clear();
 }
 
 Tensor Tensor::detach() const { return view(shape(), strides(), 0); }

@@ -58,7 +58,7 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
           if (const Tensor dx = again[i].defined() ? again[i].grad() : Tensor(); dx.defined())
             out.set(static_cast<int>(i), dx);
       });
-  y.grad_meta()->node->uses = std::move(uses);
+  y.history().node->uses = std::move(uses);
   return y;
 }
 

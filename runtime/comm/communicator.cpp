@@ -26,21 +26,28 @@ struct Range {
 };
 
 // The bytes of the send and of the recv side; one that this rank does not give has none.
-Range send_side(const Collective& c, int rank, int size) {
-  if (c.kind == CollectiveKind::send_recv && !comm::sends(c, rank)) return {nullptr, 0};
-  const auto width = static_cast<std::int64_t>(size_bytes(c.dtype));
-  return {c.send, checked_mul(checked_mul(c.count, comm::send_chunks(c.kind, size)), width)};
-}
-Range recv_side(const Collective& c, int rank, int size) {
-  if (!comm::receives(c, rank)) return {nullptr, 0};
-  const auto width = static_cast<std::int64_t>(size_bytes(c.dtype));
-  return {c.recv, checked_mul(checked_mul(c.count, comm::recv_chunks(c.kind, size)), width)};
-}
+struct Sides {
+  std::int64_t bytes = 0;  // as comm::item_bytes
+  Range send{std::uintptr_t{0}, 0}, recv = send;
 
-void check_item(const Collective& c, std::size_t item, const char* group,
-                comm::StagingPlan& staging, int rank, int size) {
+  Sides() = default;
+  Sides(const Collective& c, int rank, int size) {
+    if (c.count == 0 || c.kind == CollectiveKind::barrier) return;
+    bytes = checked_mul(c.count, static_cast<std::int64_t>(size_bytes(c.dtype)));
+    if (c.kind != CollectiveKind::send_recv || comm::sends(c, rank))
+      send = {c.send, checked_mul(bytes, comm::send_chunks(c.kind, size))};
+    if (comm::receives(c, rank))
+      recv = {c.recv, checked_mul(bytes, comm::recv_chunks(c.kind, size))};
+  }
+  bool clash(const Sides& o) const {
+    return recv.overlaps(o.recv) || recv.overlaps(o.send) || send.overlaps(o.recv);
+  }
+};
+
+Sides check_item(const Collective& c, std::size_t item, const char* group,
+                 comm::StagingPlan& staging, int rank, int size) {
   const bool is_staged = staging.next(c) != comm::StagingPlan::kDirect;
-  if (c.kind == CollectiveKind::barrier) return;
+  if (c.kind == CollectiveKind::barrier) return {};
   const auto where = [&] { return concat(name(c.kind), " '", group, "', item ", item, ": "); };
   TESSERA_EXPECT(c.count >= 0, where(), "count is ", c.count, "; give the elements of the item");
   TESSERA_EXPECT(c.root >= 0 && c.root < size, where(), "root is ", c.root, " of ", size, " ranks");
@@ -50,18 +57,19 @@ void check_item(const Collective& c, std::size_t item, const char* group,
                      staging.address() != comm::StagingPlan::kDirect,
                  where(), "a group has room for ", kMostSendRecvs, " of them, staged items of ",
                  kStagedBytes, " bytes among them; split the group");
-  if (c.count == 0) return;
-  const Range send = send_side(c, rank, size), recv = recv_side(c, rank, size);
+  const Sides sides(c, rank, size);
+  if (c.count == 0) return sides;
+  const auto& [bytes, send, recv] = sides;
   TESSERA_EXPECT((send.begin != 0 || send.end == 0) && (recv.begin != 0 || recv.end == 0), where(),
                  "send is ", c.send, ", recv is ", c.recv,
                  c.kind == CollectiveKind::send_recv ? "; its root gives a send, its target a recv"
                                                      : "; every rank gives both, in place or not");
-  const auto width = static_cast<std::int64_t>(size_bytes(c.dtype));
-  TESSERA_EXPECT(send.begin % size_bytes(c.dtype) == 0 && recv.begin % size_bytes(c.dtype) == 0,
-                 where(), "send ", c.send, " and recv ", c.recv, " must be multiples of the ",
-                 width, " bytes of a ", c.dtype);
-  if (!send.overlaps(recv)) return;
-  const auto chunk = static_cast<std::uintptr_t>(c.count * width * rank);
+  const std::size_t width = size_bytes(c.dtype);
+  TESSERA_EXPECT(((send.begin | recv.begin) & (width - 1)) == 0, where(), "send ", c.send,
+                 " and recv ", c.recv, " must be multiples of the ", width, " bytes of a ",
+                 c.dtype);
+  if (!send.overlaps(recv)) return sides;
+  const auto chunk = static_cast<std::uintptr_t>(bytes * rank);
   const bool in_place = c.kind == CollectiveKind::all_gather ? send.begin == recv.begin + chunk
                         : c.kind == CollectiveKind::reduce_scatter
                             ? recv.begin == send.begin + chunk
@@ -73,12 +81,12 @@ void check_item(const Collective& c, std::size_t item, const char* group,
   TESSERA_EXPECT(!reads_while_writing || is_staged || size == 1, where(), c.count, " x ", c.dtype,
                  " in place do not fit the ", kStagedBytes,
                  " bytes that a group stages; use a recv of its own or split the group");
+  return sides;
 }
 
 // The least that any transport moves: a ring's. Received and sent bytes together.
-void add_cost(Cost& cost, const Collective& c, int rank, int size) {
-  const double bytes = static_cast<double>(c.count) * static_cast<double>(size_bytes(c.dtype));
-  const double n = size;
+void add_cost(Cost& cost, const Collective& c, std::int64_t item_bytes, int rank, int size) {
+  const auto bytes = static_cast<double>(item_bytes), n = static_cast<double>(size);
   switch (c.kind) {
     case CollectiveKind::all_gather:
       cost.wire_bytes += 2 * (n - 1) * bytes;
@@ -133,50 +141,40 @@ std::uint64_t copy_and_fold(char (&out)[N], const char* text, std::uint64_t hash
   return mix(hash, rest);
 }
 
-// What one item reads and what it writes; in place the chunk that it both reads and writes.
-struct Sides {
-  Range read, write;
-  bool empty;
-
-  Sides(const Collective& c, int rank, int size)
-      : read(send_side(c, rank, size)),
-        write(recv_side(c, rank, size)),
-        empty(c.count == 0 || c.kind == CollectiveKind::barrier ||
-              (read.begin == 0 && write.begin == 0)) {
-    if (read.begin == 0) read = {write.begin, write.begin};  // of a send_recv
-    if (write.begin == 0) write = {read.begin, read.begin};
-  }
-  bool clashes(const Sides& o) const {
-    return write.overlaps(o.write) || write.overlaps(o.read) || read.overlaps(o.write);
-  }
-  Range hull() const { return {std::min(read.begin, write.begin), std::max(read.end, write.end)}; }
-};
-
 // No item may write what another reads or writes: they run in any order. Groups are laid out one
-// item after another, in one range or in one for sends and one for recvs, which is seen in one
-// pass; only others are compared pair by pair.
-void check_items_apart(std::span<const Collective> items, const char* group, int rank, int size) {
-  if (items.size() < 2) return;
-  Range reads{std::uintptr_t{0}, 0}, writes = reads, both = reads;
-  bool in_one = true, in_two = true;
-  for (const Collective& c : items) {
-    const Sides s(c, rank, size);
-    if (s.empty) continue;
-    in_one &= s.hull().begin >= both.end;
-    in_two &= s.read.begin >= reads.end && s.write.begin >= writes.end;
-    both = {both.begin == 0 ? s.hull().begin : both.begin, s.hull().end};
-    reads = {reads.begin == 0 ? s.read.begin : reads.begin, s.read.end};
-    writes = {writes.begin == 0 ? s.write.begin : writes.begin, s.write.end};
+// item after another, in one range or in one for sends and one for recvs, which is seen as they are
+// added; only others are compared pair by pair.
+class ItemsApart {
+ public:
+  void add(const Sides& s) {
+    const bool sends = s.send.begin != 0, receives = s.recv.begin != 0;
+    if (sends) in_two_ &= extend(sends_, s.send);
+    if (receives) in_two_ &= extend(recvs_, s.recv);
+    if (sends || receives)
+      in_one_ &= extend(all_, {sends && receives ? std::min(s.send.begin, s.recv.begin)
+                                                 : std::max(s.send.begin, s.recv.begin),
+                               std::max(s.send.end, s.recv.end)});
   }
-  if (in_one || (in_two && !reads.overlaps(writes))) return;
-  for (std::size_t j = 1; j < items.size(); ++j)
-    for (std::size_t i = 0; i < j; ++i) {
-      const Sides a(items[i], rank, size), b(items[j], rank, size);
-      TESSERA_EXPECT(a.empty || b.empty || !a.clashes(b), name(items[j].kind), " '", group,
-                     "': items ", i, " and ", j,
-                     " overlap, and one of them is written; give each item memory of its own");
-    }
-}
+  void expect(std::span<const Collective> items, const char* group, int rank, int size) const {
+    if (in_one_ || (in_two_ && !sends_.overlaps(recvs_))) return;
+    for (std::size_t j = 1; j < items.size(); ++j)
+      for (std::size_t i = 0; i < j; ++i)
+        TESSERA_EXPECT(!Sides(items[i], rank, size).clash(Sides(items[j], rank, size)),
+                       name(items[j].kind), " '", group, "': items ", i, " and ", j,
+                       " overlap, and one of them is written; give each item memory of its own");
+  }
+
+ private:
+  // Whether `by` lies behind what is there.
+  static bool extend(Range& range, const Range& by) {
+    const bool lies_behind = by.begin >= range.end;
+    range = {range.begin == 0 ? by.begin : range.begin, by.end};
+    return lies_behind;
+  }
+
+  Range sends_{std::uintptr_t{0}, 0}, recvs_ = sends_, all_ = sends_;
+  bool in_one_ = true, in_two_ = true;
+};
 
 // One rank alone: what it sends is what it receives.
 struct CopyAlone {
@@ -227,18 +225,19 @@ void Communicator::check_and_launch(std::span<const Collective> items, const cha
   Op op{.name = group, .cost = {}, .accesses = accesses};
   const int rank = seat_.rank, size = seat_.size();
   comm::StagingPlan staging(size);
+  ItemsApart apart;
   bool moves = false;
   FlightEntry call;
   std::uint64_t content = copy_and_fold(call.name, group, role_hash_);
   for (std::size_t i = 0; i < items.size(); ++i) {
-    check_item(items[i], i, group, staging, rank, size);
-    add_cost(op.cost, items[i], rank, size);
+    const Sides sides = check_item(items[i], i, group, staging, rank, size);
+    apart.add(sides);
+    add_cost(op.cost, items[i], sides.bytes, rank, size);
     content = fold(content, items[i]);
-    call.bytes += static_cast<std::int64_t>(comm::item_bytes(items[i]));
-    moves |= items[i].count > 0 && items[i].kind != CollectiveKind::barrier &&
-             items[i].send != items[i].recv;
+    call.bytes += sides.bytes;
+    moves |= sides.bytes > 0 && items[i].send != items[i].recv;
   }
-  check_items_apart(items, group, rank, size);
+  apart.expect(items, group, rank, size);
   check_order(group, accesses);
   if (size == 1) {
     const CopyAlone copy{comm::GroupCall(call, 0, group, items, prepared)};

@@ -161,6 +161,10 @@ std::vector<Tensor> Optimizer::moments(const Parameter& of) const {
   return rows;
 }
 
+std::shared_ptr<const std::vector<GroupPart>> Optimizer::parts() const {
+  return is_current() ? parts_ : std::make_shared<std::vector<GroupPart>>(parts_of(parameters()));
+}
+
 bool Optimizer::is_current() const {
   return log_->prepared > 0 && log_->tables > 0 && !rates_changed_ &&
          std::all_of(states_.begin(), states_.end(),
@@ -185,11 +189,13 @@ void Optimizer::prepare() {
 }
 
 void Optimizer::make_states(const Before& before) {
-  const auto groups = groups_of(parameters());
+  parts_ = std::make_shared<std::vector<GroupPart>>(parts_of(parameters()));
   std::unordered_map<const FlatGroup*, std::size_t> states_at;
-  std::vector<std::vector<Own*>> own(groups.size());
-  for (const auto& group : groups) {
-    TESSERA_EXPECT(groups[0]->device == group->device,
+  std::vector<std::vector<Own*>> own(parts_->size());
+  const Device device = parts_->front().group->device;
+  for (const GroupPart& part : *parts_) {
+    const std::shared_ptr<FlatGroup>& group = part.group;
+    TESSERA_EXPECT(device == group->device,
                    "optimizer: parameter groups lie on different devices; use one optimizer each");
     states_at[group.get()] = states_.size();
     states_.push_back({.group = group, .layouts = group->layouts});
@@ -200,7 +206,6 @@ void Optimizer::make_states(const Before& before) {
     one.state = states_at.at(state_of(one.parameter)->group.get());
     own[one.state].push_back(&one);
   }
-  const Device& device = groups[0]->device;
   bool has_new = false;
   for (std::size_t i = 0; i < states_.size(); ++i)
     has_new = take_moments(states_[i], own[i], lay_out(states_[i], own[i]), before) || has_new;
@@ -346,7 +351,7 @@ void Optimizer::update_all(const Tensor& condition) {
   are_set_ = true;
   for (const GroupState& state : states_)
     if (!state.group->unreduced.empty())
-      for (const GroupPart& part : parts_of(parameters())) part.expect_reduced("step");
+      for (const GroupPart& part : *parts_) part.expect_reduced("step");
   DeviceContext& device = scalars_.device().context();
   const auto now = [&] { return device.clock(StreamId::compute)[StreamId::compute]; };
   device.wait(StreamId::compute, device.record(StreamId::gather));  // it may still read values
@@ -356,7 +361,7 @@ void Optimizer::update_all(const Tensor& condition) {
   });
   if (condition.defined()) {  // where it does not hold, no rank had a gradient
     const Tensor factor = raw::cast(condition, f32);
-    for (const GroupPart& part : parts_of(parameters()))
+    for (const GroupPart& part : *parts_)
       for (const GroupPart::Stretch& stretch : part.stretches)
         if (part.group->gradient.defined()) multiply("skip_step", part.counts(stretch), factor);
   }
@@ -394,7 +399,8 @@ void drop_unreduced(const GroupPart& part) {
 }  // namespace
 
 void Optimizer::zero_grad() {
-  for (const GroupPart& part : parts_of(parameters())) {
+  const auto parts = this->parts();
+  for (const GroupPart& part : *parts) {
     drop_unreduced(part);
     if (part.is_whole()) part.group->gradient = {};
     if (!part.group->gradient.defined()) continue;

@@ -16,18 +16,20 @@ std::vector<GroupPart> parts_of(const std::vector<Parameter>& parameters) {
   std::vector<GroupPart> parts;
   std::vector<std::vector<bool>> is_given;  // of the trainable entries, and one that is not
   std::unordered_map<const FlatGroup*, std::size_t> part_of;
+  std::size_t at = 0;  // of the last one, whose neighbours are mostly in its group
   for (const Parameter& p : parameters) {
     TESSERA_EXPECT(p.defined(), "an undefined parameter was given");
     const ParameterState& state = *state_of(p);
     const std::shared_ptr<FlatGroup>& group = state.group;
     TESSERA_EXPECT(group != nullptr, state.without_memory());
-    const std::size_t i = part_of.try_emplace(group.get(), parts.size()).first->second;
-    if (i == parts.size()) {
+    if (parts.empty() || parts[at].group != group)
+      at = part_of.try_emplace(group.get(), parts.size()).first->second;
+    if (at == parts.size()) {
       parts.push_back({group, {}});
       is_given.emplace_back(group->trainable.size() + 1);
     }
     if (state.has_gradient())
-      is_given[i][static_cast<std::size_t>(state.flat_entry().trainable)] = true;
+      is_given[at][static_cast<std::size_t>(state.flat_entry().trainable)] = true;
   }
   for (std::size_t i = 0; i < parts.size(); ++i)
     for (std::size_t end = 0; end < is_given[i].size(); ++end) {

@@ -26,6 +26,13 @@ Tensor rows_of(const ParameterState& state) {
   return state.group->values.view(local, local.strides(), state.flat_entry().offset);
 }
 
+// The full tensor, without history.
+Tensor view_of(const std::shared_ptr<ParameterState>& state) {
+  return read_only(
+      Tensor::wrap(state->window, state->shape, state->compute_dtype, state->window_offset_bytes),
+      state);
+}
+
 // This rank's rows of the gradient.
 Tensor gradient_of(const ParameterState& state) {
   if (!state.group || !state.group->gradient.defined() || !state.has_gradient()) return {};
@@ -34,43 +41,32 @@ Tensor gradient_of(const ParameterState& state) {
                                             state.flat_entry().gradient_offset);
 }
 
-// Keeps the parameter: a graph may outlive its module.
-class ParameterLeaf final : public autograd::Leaf {
- public:
-  explicit ParameterLeaf(std::shared_ptr<ParameterState> state) : state_(std::move(state)) {}
-  autograd::GradientSink sink() override {
-    const int i = state_->flat_entry().trainable;
-    TESSERA_EXPECT(i >= 0 && state_->sinks, "backward: parameter '", state_->name,
-                   "' was frozen, thawed or sharded since the forward that used it; go backward "
-                   "before");
-    return state_->sinks->sink(i);
-  }
-  Tensor gradient() const override { return gradient_of(*state_); }
-  void clear() override {
-    TESSERA_EXPECT(false, "Tensor::zero_grad: parameter '", state_->name,
-                   "' shares the gradient of its flat group; call zero_grad of an optimizer");
-  }
-  std::uint64_t version() const override { return state_->group->version; }
-  void expect_version(std::uint64_t forward) const override {
-    TESSERA_EXPECT(version() == forward, "backward: parameter '", state_->name,
-                   "' was updated after the forward that is recomputed; go backward first");
-  }
-  void on_last_use() override {
-    if (state_->sinks) state_->sinks->on_last_use(state_->flat_entry().trainable);
-  }
+}  // namespace
 
- private:
-  std::shared_ptr<ParameterState> state_;
-};
+// --- what the tape asks of it ---
 
-// The one that graphs hold, or the first.
-std::shared_ptr<autograd::Leaf> leaf_of(const std::shared_ptr<ParameterState>& state) {
-  std::shared_ptr<autograd::Leaf> leaf = state->leaf.lock();
-  if (!leaf) state->leaf = leaf = std::make_shared<ParameterLeaf>(state);
-  return leaf;
+autograd::GradientSink ParameterState::sink() {
+  const int i = flat_entry().trainable;
+  TESSERA_EXPECT(i >= 0 && sinks, "backward: parameter '", name,
+                 "' was frozen, thawed or sharded since the forward that used it; go backward "
+                 "before");
+  return sinks->sink(i);
+}
+Tensor ParameterState::gradient() const { return gradient_of(*this); }
+void ParameterState::clear() {
+  TESSERA_EXPECT(false, "Tensor::zero_grad: parameter '", name,
+                 "' shares the gradient of its flat group; call zero_grad of an optimizer");
+}
+std::uint64_t ParameterState::version() const { return group->version; }
+void ParameterState::expect_version(std::uint64_t forward) const {
+  TESSERA_EXPECT(version() == forward, "backward: parameter '", name,
+                 "' was updated after the forward that is recomputed; go backward first");
+}
+void ParameterState::on_last_use() {
+  if (sinks) sinks->on_last_use(flat_entry().trainable);
 }
 
-}  // namespace
+// --- the handle ---
 
 Parameter::Parameter(const Shape& shape, Initializer initializer)
     : state_(std::make_shared<ParameterState>()) {
@@ -103,6 +99,8 @@ bool Parameter::is_streamed() const {
 }
 
 void Parameter::set_name(const std::string& name) const { state_of(*this)->name = name; }
+void Parameter::count_name(int by) const { state_of(*this)->names += by; }
+bool Parameter::is_tied() const { return state_of(*this)->names > 1; }
 void Parameter::count_module(int by) const { state_of(*this)->modules += by; }
 void Parameter::add_streaming(const nn::Module& module) const {
   state_of(*this)->streaming.push_back({&module, ""});
@@ -168,13 +166,14 @@ Tensor value_of(const std::shared_ptr<ParameterState>& state) {
                  "' was updated since the unit was unsharded; call unshard again");
   if (!state->unit && !state->group->is_laid_out) state->group->lay_out_gradient();
   if (state->ready) state->group->device.compute().wait(*state->ready);
-  Tensor out = read_only(
-      Tensor::wrap(state->window, state->shape, state->compute_dtype, state->window_offset_bytes),
-      state);
-  if (!state->trainable) return out;
-  const auto leaf = leaf_of(state);
-  autograd::note_use(leaf);
-  out.grad_meta() = std::make_shared<GradMeta>(GradMeta{nullptr, leaf});
+  if (!state->trainable) return view_of(state);
+  autograd::note_use(state);
+  return state->full ? *state->full : with_history(state);
+}
+
+Tensor with_history(const std::shared_ptr<ParameterState>& state) {
+  Tensor out = view_of(state);
+  out.history().leaf = state;
   return out;
 }
 

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-struct ParameterState {
+struct ParameterState final : autograd::Leaf {
   struct Streaming {
     const nn::Module* module;
     std::string name;  // full, dotted; empty of a root, and until its tree has been asked for names
@@ -32,10 +32,11 @@ struct ParameterState {
   DType compute_dtype = DType::f32;        // of the full tensor
   std::shared_ptr<Storage> window;         // of the full tensor; see Note [Windows]
   std::int64_t window_offset_bytes = 0;
-  const Event* ready = nullptr;        // compute waits for it before value(); null where it has
-  std::weak_ptr<autograd::Leaf> leaf;  // of the graphs that use it
+  const Tensor* full = nullptr;  // what value() gives while it is trainable; null: made anew
+  const Event* ready = nullptr;  // compute waits for it before value(); null where it has
   std::shared_ptr<GradientSinks> sinks;
   const std::string* unit = nullptr;        // the name of the unit that claimed it
+  int names = 0;                            // under which modules have registered it
   int modules = 0;                          // that have registered it
   std::vector<Streaming> streaming;         // of these modules, in order of what they said
   bool is_streamed = false;                 // by its unit
@@ -52,6 +53,13 @@ struct ParameterState {
     return !streaming.empty() && streaming.size() == static_cast<std::size_t>(modules) &&
            shape[0] > 0;
   }
+
+  autograd::GradientSink sink() override;
+  Tensor gradient() const override;
+  void clear() override;
+  void on_last_use() override;
+  std::uint64_t version() const override;
+  void expect_version(std::uint64_t forward) const override;
 };
 
 // What a parameter stands for. Throws: ContractError for an undefined one.
@@ -59,6 +67,8 @@ const std::shared_ptr<ParameterState>& state_of(const Parameter& parameter);
 
 // What Parameter::value gives, of what is there as a whole.
 Tensor value_of(const std::shared_ptr<ParameterState>& state);
+// The full tensor of a trainable parameter, whether its window is open or not.
+Tensor with_history(const std::shared_ptr<ParameterState>& state);
 // The same bytes for operations that only read them: others are told whose they are.
 inline Tensor read_only(Tensor bytes, const std::shared_ptr<ParameterState>& state) {
   return std::move(bytes).read_only({state, &state->name});

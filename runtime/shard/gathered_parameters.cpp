@@ -24,12 +24,15 @@ void GatheredParameters::advance(State from, State to) {
 
 void GatheredParameters::materialize() {
   std::vector<std::int64_t> rows;
+  full_.reserve(shards_.parameters.size());
   const DType dtype = shards_.param_dtype();
   const auto element = static_cast<std::int64_t>(size_bytes(dtype));
   for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
     ParameterState& p = *shards_.parameters[i];
     p.window = Storage::window(shards_.device, p.shape.numel() * element, shards_.name);
     p.window_offset_bytes = 0;  // not what it was in a module that had memory before
+    full_.push_back(with_history(shards_.parameters[i]));
+    p.full = &full_[i];
     const std::int64_t chunk = p.spec.chunk_numel(), own_chunk = p.spec.rank * chunk * element;
     packed_numel_ += chunk;
     if (chunk == 0) continue;
@@ -79,15 +82,19 @@ bool GatheredParameters::fill_slot() {
     CollectiveGroup& group = prepared_.next(shards_.gather_name);
     group.backward_of = autograd::forward_of_step();
     const DType dtype = shards_.param_dtype();
-    const auto element = static_cast<std::int64_t>(size_bytes(dtype));
-    for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
-      const ShardSpec& spec = shards_.parameters[i]->spec;
+    if (group.items.empty()) {
+      group.items.resize(shards_.parameters.size(),
+                         {.kind = CollectiveKind::all_gather, .dtype = dtype});
+      for (std::size_t i = 0; i < group.items.size(); ++i)
+        group.items[i].count = shards_.parameters[i]->spec.chunk_numel();
+    }
+    const std::int64_t own =
+        shards_.options.mesh.shard_rank() * static_cast<std::int64_t>(size_bytes(dtype));
+    for (std::size_t i = 0; i < group.items.size(); ++i) {
+      Collective& item = group.items[i];
       std::byte* const full = slot_.data + shards_.layout.gather_offset_bytes[i];
-      group.items.push_back({.send = full + spec.rank * spec.chunk_numel() * element,
-                             .recv = full,
-                             .count = spec.chunk_numel(),
-                             .kind = CollectiveKind::all_gather,
-                             .dtype = dtype});
+      item.send = full + own * item.count;
+      item.recv = full;
     }
     const Access accesses[] = {write_access(slot_)};
     shards_.options.mesh.shard_group().gather().submit(group, accesses);
@@ -123,10 +130,11 @@ void GatheredParameters::open() {
   if (uses_slot() && autograd::in_backward()) shards_.device.compute().wait(gathered_);
   if (state_ == State::open) return;
   advance(State::gathering, State::open);
+  const bool is_gathered = uses_slot(), needs_slot = shards_.needs_slot();
   for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
     ParameterState& p = *shards_.parameters[i];
-    p.ready = uses_slot() ? &gathered_ : nullptr;
-    if (shards_.needs_slot()) {
+    p.ready = is_gathered ? &gathered_ : nullptr;
+    if (needs_slot) {
       p.window->data = slot_.data + shards_.layout.gather_offset_bytes[i];
       p.window->use = slot_.use;
     } else {
@@ -153,9 +161,10 @@ void GatheredParameters::close(bool ends_forward) {
 
 // Names the parameter that somebody outside still holds, empty for none.
 std::string GatheredParameters::escape() const {
-  for (const auto& p : shards_.parameters) {
-    const long others = p->window.use_count() - 1 - p->window->saved;
-    if (others > 0)
+  for (std::size_t i = 0; i < full_.size(); ++i) {
+    const std::shared_ptr<ParameterState>& p = shards_.parameters[i];
+    const long views = p->window.use_count() - 2 - p->window->saved;  // without `full_`
+    if (views > 0 || full_[i].handles() > 1)
       return concat("unit '", shards_.name, "' closes while parameter '", p->name,
                     "' is still referenced outside its call",
                     *p->window->last_op ? concat(" (last used by '", p->window->last_op, "')") : "",

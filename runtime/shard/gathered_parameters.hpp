@@ -62,6 +62,7 @@ class GatheredParameters {
 
   const UnitShards& shards_;
   PreparedGroups prepared_;
+  std::vector<Tensor> full_;       // what Parameter::value gives: steady steps make none
   Tensor pack_;                    // table of kernels::PackEntry
   std::int64_t packed_numel_ = 0;  // of this rank's chunks
   State state_ = State::closed;

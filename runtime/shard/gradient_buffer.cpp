@@ -30,7 +30,7 @@ autograd::GradientSink GradientBuffer::sink(int i) {
 
 bool GradientBuffer::on_last_use(int i) {
   if (!in_turn_ || whole_.add(at(i))) return false;
-  --left_[piece_of(at(i))];
+  if (--left_[piece_of(at(i))] > 0) return false;
   const std::size_t before = sent_;
   while (sent_ < pieces_.size() && left_[sent_] == 0) send();
   return sent_ > before;

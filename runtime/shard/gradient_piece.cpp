@@ -15,6 +15,7 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
     : shards_(shards),
       layout_(layout),
       prepared_(shards.device, StreamId::reduce),
+      buffer_(std::make_shared<Storage>(Storage{.device = shards.device, .bytes = layout.bytes})),
       arrived_(size()),
       held_(size()) {
   if (shards.group->gradient.defined()) reduced_ = shards.group->gradient.storage();  // adds to it
@@ -26,6 +27,8 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
                         static_cast<std::int64_t>(layout.first);
   for (std::size_t i = 0; i < size(); ++i) {
     const ParameterState& p = *shards.parameters[parameter(i)];
+    gradients_.push_back(
+        Tensor::wrap(buffer_, p.shape, shards.reduce_dtype(), layout.offset_bytes[i]));
     entries.insert(entries.end(),
                    {layout.offset_bytes[i], p.shape.numel() * wire, p.spec.padded_numel() * wire});
     const std::int64_t offset = range_.numel(), chunk = p.spec.chunk_numel();
@@ -51,27 +54,24 @@ void GradientPiece::take() {
 
 void GradientPiece::begin_use() {
   slot_.arena->begin_use(slot_, StreamId::compute);
-  buffer_ = Storage::borrowed(shards_.device, slot_.data, slot_.bytes, *slot_.use);
+  is_filling_ = true;
+  buffer_->data = slot_.data;
+  buffer_->use = slot_.use;
   arrived_.clear();
   for (std::size_t i = 0; i < size(); ++i) {
     if (!held_[i].defined()) continue;
-    raw::copy_into(gradient(i), std::exchange(held_[i], {}));
+    raw::copy_into(gradients_[i], std::exchange(held_[i], {}));
     arrived_.add(i);
   }
-}
-
-Tensor GradientPiece::gradient(std::size_t entry) const {
-  return Tensor::wrap(buffer_, shards_.parameters[parameter(entry)]->shape, shards_.reduce_dtype(),
-                      layout_.offset_bytes[entry]);
 }
 
 autograd::GradientSink GradientPiece::sink(std::size_t at) {
   const std::size_t i = at - layout_.first;
   const double factor = 1 / shards_.divide_factor;
   if (is_taken()) {
-    if (!buffer_) begin_use();
+    if (!is_filling_) begin_use();
     const bool is_there = arrived_.add(i);
-    return {gradient(i), factor, is_there};
+    return {gradients_[i], factor, is_there};
   }
   const bool is_there = held_[i].defined();
   if (!is_there) {
@@ -84,7 +84,8 @@ autograd::GradientSink GradientPiece::sink(std::size_t at) {
 
 void GradientPiece::give_back() noexcept {
   if (!slot_.arena) return;
-  buffer_.reset();
+  is_filling_ = false;
+  buffer_->data = nullptr;
   shards_.give_back(slot_);
   slot_ = {};
 }
@@ -113,7 +114,7 @@ void GradientPiece::drop_kept(std::size_t at) {
 // The flat gradient may be older than this piece's part of it: the pieces of a unit and the slices
 // of a streamed parameter fill one in turn.
 void GradientPiece::reduce() {
-  if (!buffer_) begin_use();  // nothing arrived here: zeros travel
+  if (!is_filling_) begin_use();  // nothing arrived here: zeros travel
   complete();
   const Stream reduce = shards_.device.reduce();
   if (shards_.postpones_all_reduce()) {
@@ -265,18 +266,20 @@ void GradientPiece::scatter(const Parts& to) {
   const auto element = static_cast<std::int64_t>(size_bytes(wire));
   CollectiveGroup& group = prepared_.next(shards_.reduce_name);
   group.backward_of = autograd::forward_of_step();
-  const auto add = [&](std::int64_t from_bytes, std::byte* to, std::int64_t count) {
-    group.items.push_back({.send = buffer_->data + from_bytes,
-                           .recv = to,
-                           .count = count,
-                           .kind = CollectiveKind::reduce_scatter,
-                           .dtype = wire});
+  if (group.items.empty()) {
+    group.items.resize(size() + 1, {.kind = CollectiveKind::reduce_scatter, .dtype = wire});
+    for (std::size_t i = 0; i < size(); ++i)
+      group.items[i].count = shards_.parameters[parameter(i)]->spec.chunk_numel();
+    group.items.back().count = range_.counts;
+  }
+  const auto put = [&](Collective& item, std::int64_t from_bytes, std::byte* to) {
+    item.send = buffer_->data + from_bytes;
+    item.recv = to;
   };
   for (std::size_t i = 0; i < size(); ++i)
-    add(layout_.offset_bytes[i],
-        values.data() + (shards_.gradient_offset_of(parameter(i)) - range_.begin) * element,
-        shards_.parameters[parameter(i)]->spec.chunk_numel());
-  add(layout_.counts_offset_bytes, counts.data(), range_.counts);
+    put(group.items[i], layout_.offset_bytes[i],
+        values.data() + (shards_.gradient_offset_of(parameter(i)) - range_.begin) * element);
+  put(group.items.back(), layout_.counts_offset_bytes, counts.data());
   const Access accesses[] = {
       {buffer_->use, buffer_->data, buffer_->data + buffer_->bytes, AccessMode::read},
       values.access(AccessMode::write),

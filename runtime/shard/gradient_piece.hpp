@@ -60,7 +60,6 @@ class GradientPiece {
     return shards_.parameter_of[layout_.first + entry];
   }
   std::size_t size() const noexcept { return layout_.end - layout_.first; }
-  Tensor gradient(std::size_t entry) const;  // in the slot
   void begin_use();
   void complete();
   double missing_part(std::size_t word) const;
@@ -88,7 +87,9 @@ class GradientPiece {
   Range range_;
   Tensor entries_, gaps_f32_, gaps_reduce_;  // tables of kernels::FlatSpan
   Slot slot_;
-  std::shared_ptr<Storage> buffer_;  // null before the first sink
+  bool is_filling_ = false;          // from the first sink on
+  std::shared_ptr<Storage> buffer_;  // the slot, while it is filled
+  std::vector<Tensor> gradients_;    // of each entry, there
   std::weak_ptr<Storage> reduced_;   // the flat gradient that it was reduced into
   ArrivalMask arrived_;
   std::vector<Tensor> held_;  // of each entry what came without a slot

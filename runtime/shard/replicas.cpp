@@ -27,6 +27,7 @@ Slot Replicas::take(std::int64_t bytes) {
 void Replicas::all_reduce(const char* name, std::span<const Sum> sums) {
   CollectiveGroup& group = prepared_.next(name);
   group.backward_of = autograd::forward_of_step();
+  group.items.clear();  // of another piece
   std::vector<Access> accesses;
   for (const auto& [terms, out] : sums) {
     group.items.push_back({.send = terms.data(),

@@ -50,6 +50,7 @@ Unit::~Unit() {
     for (const auto& p : part) {
       p->unit = &gone;
       p->slices = nullptr;
+      p->full = nullptr;
       p->sinks = nullptr;
       if (p->window) p->window->unit = &gone;
     }

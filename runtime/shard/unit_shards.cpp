@@ -128,7 +128,6 @@ CollectiveGroup& PreparedGroups::next(const char* name) {
     if (p->tick <= has_run) found = p.get();
   if (!found) found = prepared_.emplace_back(std::make_shared<Prepared>()).get();
   found->group.name = name;
-  found->group.items.clear();
   found->tick = device_.context().clock(stream_)[stream_] + 1;
   return found->group;
 }

@@ -98,7 +98,7 @@ class PreparedGroups {
   PreparedGroups(const PreparedGroups&) = delete;
   PreparedGroups& operator=(const PreparedGroups&) = delete;
 
-  // An empty group, for the stream's next launch.
+  // A group for the stream's next launch: without items, or with those of an earlier one.
   CollectiveGroup& next(const char* name);
 
  private:

@@ -75,8 +75,8 @@ std::shared_ptr<Storage> Storage::borrowed(const Device& device, std::byte* data
 Tensor Tensor::wrap(std::shared_ptr<Storage> storage, const Shape& shape, DType dtype,
                     std::int64_t offset_bytes) {
   Tensor out;
-  out.impl_ = std::make_shared<Impl>(
-      Impl{std::move(storage), offset_bytes, shape, shape.strides(), dtype, nullptr});
+  out.impl_ =
+      std::make_shared<Impl>(std::move(storage), offset_bytes, shape, shape.strides(), dtype);
   return out;
 }
 
@@ -181,9 +181,9 @@ bool Tensor::strides_are_contiguous(const Shape& shape, const Shape& strides) {
 
 Tensor Tensor::view(const Shape& shape, const Shape& strides, std::int64_t offset) const {
   Tensor out;
-  out.impl_ = std::make_shared<Impl>(Impl{
+  out.impl_ = std::make_shared<Impl>(
       impl().storage, impl().offset_bytes + offset * static_cast<std::int64_t>(size_bytes(dtype())),
-      shape, strides, dtype(), nullptr, impl().parameter});
+      shape, strides, dtype(), autograd::Edge(), impl().parameter);
   return out;
 }
 

@@ -197,7 +197,7 @@ TEST_CASE("a leaf hears when nothing more comes, in every pass") {
   const auto use = [&] {  // as a parameter's value
     Tensor x = Tensor::ones({2}, f32, device);
     autograd::note_use(heard);
-    x.grad_meta() = std::make_shared<GradMeta>(GradMeta{nullptr, heard});
+    x.history() = {nullptr, heard};
     return x;
   };
   const Tensor x = leaf({1, 2}, device);

@@ -69,13 +69,6 @@ class Region {
 struct Node;
 struct CallGraph;  // what the nodes of one forward hold
 
-// An input of a node: another node, a leaf, or neither when it needs no gradient.
-struct Edge {
-  std::shared_ptr<Node> node;
-  std::shared_ptr<Leaf> leaf;
-  explicit operator bool() const noexcept { return node != nullptr || leaf != nullptr; }
-};
-
 // What a backward function hands its results to; `i` numbers the inputs given to `record`.
 class Gradients {
  public:
@@ -213,12 +206,6 @@ bool in_call() noexcept;
 void at_end_of_backward(std::function<void()> f);
 
 }  // namespace autograd
-
-// What a tensor carries for autograd.
-struct GradMeta {
-  std::shared_ptr<autograd::Node> node;  // the operation that made it
-  std::shared_ptr<autograd::Leaf> leaf;  // or where its gradient accumulates
-};
 
 // Operations in its scope record no history.
 class NoGradGuard : public autograd::GradModeGuard {

@@ -15,14 +15,16 @@ namespace detail {
 
 // a * b and a + b of non-negative sizes.  Throws: ContractError on overflow or a negative operand.
 constexpr std::int64_t checked_mul(std::int64_t a, std::int64_t b) {
-  if (a < 0 || b < 0 || (b != 0 && a > std::numeric_limits<std::int64_t>::max() / b)) [[unlikely]]
+  std::int64_t product = 0;
+  if (a < 0 || b < 0 || __builtin_mul_overflow(a, b, &product)) [[unlikely]]
     detail::fail_size(a, '*', b);
-  return a * b;
+  return product;
 }
 constexpr std::int64_t checked_add(std::int64_t a, std::int64_t b) {
-  if (a < 0 || b < 0 || a > std::numeric_limits<std::int64_t>::max() - b) [[unlikely]]
+  std::int64_t sum = 0;
+  if (a < 0 || b < 0 || __builtin_add_overflow(a, b, &sum)) [[unlikely]]
     detail::fail_size(a, '+', b);
-  return a + b;
+  return sum;
 }
 
 // a / b rounded up, for a >= 0 and b > 0.

@@ -30,6 +30,7 @@
 
 namespace tessera {
 struct FlatGroup;
+struct GroupPart;
 struct UpdateLog;
 }  // namespace tessera
 
@@ -224,6 +225,8 @@ class Optimizer {
   // own.*rate = value, for those given.
   void set(const char* what, double Own::* rate, const std::vector<Parameter>& of, double value);
   bool is_current() const;
+  // Those, or where parameters are not as the tables are, looked up one by one.
+  std::shared_ptr<const std::vector<GroupPart>> parts() const;
   // What was there before the state is made anew.
   struct Before {
     std::vector<Own> own;
@@ -249,6 +252,8 @@ class Optimizer {
   Needs needs_;
   std::shared_ptr<UpdateLog> log_;
   std::vector<GroupState> states_;
+  // Their gradients, as the tables are.
+  std::shared_ptr<const std::vector<GroupPart>> parts_;
   Tensor scalars_;  // needs_.scalar_bytes, on the device
 };
 

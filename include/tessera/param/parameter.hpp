@@ -127,6 +127,8 @@ class Parameter {
   friend const std::shared_ptr<ParameterState>& state_of(const Parameter& parameter);
   friend class nn::Module;  // which names it, and says who has it and who streams it
   void set_name(const std::string& name) const;
+  void count_name(int by) const;
+  bool is_tied() const;  // it has several names
   void count_module(int by) const;
   void add_streaming(const nn::Module& module) const;
   void remove_streaming(const nn::Module& module) const;

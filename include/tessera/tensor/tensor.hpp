@@ -19,7 +19,17 @@
 
 namespace tessera {
 
-struct GradMeta;  // autograd's part, see autograd/node.hpp
+// What autograd keeps of a tensor, see autograd/node.hpp: the operation that made it, the leaf
+// where its gradient accumulates, or neither when it needs no gradient. Also an input of a node.
+namespace autograd {
+struct Node;
+class Leaf;
+struct Edge {
+  std::shared_ptr<Node> node{};
+  std::shared_ptr<Leaf> leaf{};
+  explicit operator bool() const noexcept { return node != nullptr || leaf != nullptr; }
+};
+}  // namespace autograd
 
 // A handle; copies share the same tensor, gradient included. Values never change after the
 // operation that made them, but by raw::fill, axpby and ..._into; a parameter's by its edit only.
@@ -165,10 +175,13 @@ class Tensor {
   // Throws: ContractError for a write where they may only be read, and as `data`.
   Access access(AccessMode mode) const;
 
+  // How many handles share this tensor; views are others.
+  long handles() const noexcept { return impl_.use_count(); }
   // Whether nobody but this handle sees these bytes, so that they may be overwritten in place.
   bool is_exclusive() const;
 
-  std::shared_ptr<GradMeta>& grad_meta() const { return impl_->grad; }
+  // Requires: a defined tensor.
+  autograd::Edge& history() const { return impl_->history; }
 
  private:
   struct Impl {
@@ -177,7 +190,7 @@ class Tensor {
     Shape shape;
     Shape strides;
     DType dtype = DType::f32;
-    std::shared_ptr<GradMeta> grad;
+    autograd::Edge history{};
     std::shared_ptr<const std::string> parameter{};  // whose bytes may only be read; null: no such
   };
   const Impl& impl() const {
