@@ -1,11 +1,12 @@
-// The part of a collective that is the same for every transport: checks, counts, the fingerprint,
-// costs, and the world of one rank.
+// The part of a collective that is the same for every transport: counts, the fingerprint, costs,
+// and the world of one rank.
 #include "tessera/comm/communicator.hpp"
 
 #include <algorithm>
 #include <cstring>
 
 #include "runtime/comm/agreement.hpp"
+#include "runtime/comm/item_checks.hpp"
 #include "runtime/comm/pull.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
@@ -14,75 +15,6 @@
 
 namespace tessera {
 namespace {
-
-struct Range {
-  std::uintptr_t begin, end;
-
-  Range(const void* data, std::int64_t bytes)
-      : begin(reinterpret_cast<std::uintptr_t>(data)),
-        end(begin + static_cast<std::uintptr_t>(bytes)) {}
-  Range(std::uintptr_t b, std::uintptr_t e) : begin(b), end(e) {}
-  bool overlaps(const Range& o) const { return begin < o.end && o.begin < end; }
-};
-
-// The bytes of the send and of the recv side; one that this rank does not give has none.
-struct Sides {
-  std::int64_t bytes = 0;  // as comm::item_bytes
-  Range send{std::uintptr_t{0}, 0}, recv = send;
-
-  Sides() = default;
-  Sides(const Collective& c, int rank, int size) {
-    if (c.count == 0 || c.kind == CollectiveKind::barrier) return;
-    bytes = checked_mul(c.count, static_cast<std::int64_t>(size_bytes(c.dtype)));
-    if (c.kind != CollectiveKind::send_recv || comm::sends(c, rank))
-      send = {c.send, checked_mul(bytes, comm::send_chunks(c.kind, size))};
-    if (comm::receives(c, rank))
-      recv = {c.recv, checked_mul(bytes, comm::recv_chunks(c.kind, size))};
-  }
-  bool clash(const Sides& o) const {
-    return recv.overlaps(o.recv) || recv.overlaps(o.send) || send.overlaps(o.recv);
-  }
-};
-
-Sides check_item(const Collective& c, std::size_t item, const char* group,
-                 comm::StagingPlan& staging, int rank, int size) {
-  const bool is_staged = staging.next(c) != comm::StagingPlan::kDirect;
-  if (c.kind == CollectiveKind::barrier) return {};
-  const auto where = [&] { return concat(name(c.kind), " '", group, "', item ", item, ": "); };
-  TESSERA_EXPECT(c.count >= 0, where(), "count is ", c.count, "; give the elements of the item");
-  TESSERA_EXPECT(c.root >= 0 && c.root < size, where(), "root is ", c.root, " of ", size, " ranks");
-  TESSERA_EXPECT(c.target >= 0 && c.target < size, where(), "target is ", c.target, " of ", size,
-                 " ranks");
-  TESSERA_EXPECT(c.kind != CollectiveKind::send_recv || is_staged ||
-                     staging.address() != comm::StagingPlan::kDirect,
-                 where(), "a group has room for ", kMostSendRecvs, " of them, staged items of ",
-                 kStagedBytes, " bytes among them; split the group");
-  const Sides sides(c, rank, size);
-  if (c.count == 0) return sides;
-  const auto& [bytes, send, recv] = sides;
-  TESSERA_EXPECT((send.begin != 0 || send.end == 0) && (recv.begin != 0 || recv.end == 0), where(),
-                 "send is ", c.send, ", recv is ", c.recv,
-                 c.kind == CollectiveKind::send_recv ? "; its root gives a send, its target a recv"
-                                                     : "; every rank gives both, in place or not");
-  const std::size_t width = size_bytes(c.dtype);
-  TESSERA_EXPECT(((send.begin | recv.begin) & (width - 1)) == 0, where(), "send ", c.send,
-                 " and recv ", c.recv, " must be multiples of the ", width, " bytes of a ",
-                 c.dtype);
-  if (!send.overlaps(recv)) return sides;
-  const auto chunk = static_cast<std::uintptr_t>(bytes * rank);
-  const bool in_place = c.kind == CollectiveKind::all_gather ? send.begin == recv.begin + chunk
-                        : c.kind == CollectiveKind::reduce_scatter
-                            ? recv.begin == send.begin + chunk
-                            : recv.begin == send.begin;
-  TESSERA_EXPECT(in_place, where(), "send ", c.send, " and recv ", c.recv,
-                 " overlap, but not as in place (see Collective)");
-  const bool reads_while_writing =
-      c.kind == CollectiveKind::all_reduce || c.kind == CollectiveKind::all_to_all;
-  TESSERA_EXPECT(!reads_while_writing || is_staged || size == 1, where(), c.count, " x ", c.dtype,
-                 " in place do not fit the ", kStagedBytes,
-                 " bytes that a group stages; use a recv of its own or split the group");
-  return sides;
-}
 
 // The least that any transport moves: a ring's. Received and sent bytes together.
 void add_cost(Cost& cost, const Collective& c, std::int64_t item_bytes, int rank, int size) {
@@ -141,41 +73,6 @@ std::uint64_t copy_and_fold(char (&out)[N], const char* text, std::uint64_t hash
   return mix(hash, rest);
 }
 
-// No item may write what another reads or writes: they run in any order. Groups are laid out one
-// item after another, in one range or in one for sends and one for recvs, which is seen as they are
-// added; only others are compared pair by pair.
-class ItemsApart {
- public:
-  void add(const Sides& s) {
-    const bool sends = s.send.begin != 0, receives = s.recv.begin != 0;
-    if (sends) in_two_ &= extend(sends_, s.send);
-    if (receives) in_two_ &= extend(recvs_, s.recv);
-    if (sends || receives)
-      in_one_ &= extend(all_, {sends && receives ? std::min(s.send.begin, s.recv.begin)
-                                                 : std::max(s.send.begin, s.recv.begin),
-                               std::max(s.send.end, s.recv.end)});
-  }
-  void expect(std::span<const Collective> items, const char* group, int rank, int size) const {
-    if (in_one_ || (in_two_ && !sends_.overlaps(recvs_))) return;
-    for (std::size_t j = 1; j < items.size(); ++j)
-      for (std::size_t i = 0; i < j; ++i)
-        TESSERA_EXPECT(!Sides(items[i], rank, size).clash(Sides(items[j], rank, size)),
-                       name(items[j].kind), " '", group, "': items ", i, " and ", j,
-                       " overlap, and one of them is written; give each item memory of its own");
-  }
-
- private:
-  // Whether `by` lies behind what is there.
-  static bool extend(Range& range, const Range& by) {
-    const bool lies_behind = by.begin >= range.end;
-    range = {range.begin == 0 ? by.begin : range.begin, by.end};
-    return lies_behind;
-  }
-
-  Range sends_{std::uintptr_t{0}, 0}, recvs_ = sends_, all_ = sends_;
-  bool in_one_ = true, in_two_ = true;
-};
-
 // One rank alone: what it sends is what it receives.
 struct CopyAlone {
   comm::GroupCall call;
@@ -224,20 +121,18 @@ void Communicator::check_and_launch(std::span<const Collective> items, const cha
   TESSERA_EXPECT(!has_ended_, "Communicator::submit '", group, "': ", comm::kWorldHasEnded);
   Op op{.name = group, .cost = {}, .accesses = accesses};
   const int rank = seat_.rank, size = seat_.size();
-  comm::StagingPlan staging(size);
-  ItemsApart apart;
+  comm::ItemChecks checks(group, rank, size);
   bool moves = false;
   FlightEntry call;
   std::uint64_t content = copy_and_fold(call.name, group, role_hash_);
   for (std::size_t i = 0; i < items.size(); ++i) {
-    const Sides sides = check_item(items[i], i, group, staging, rank, size);
-    apart.add(sides);
-    add_cost(op.cost, items[i], sides.bytes, rank, size);
+    const std::int64_t bytes = checks.add(items[i], i);
+    add_cost(op.cost, items[i], bytes, rank, size);
     content = fold(content, items[i]);
-    call.bytes += sides.bytes;
-    moves |= sides.bytes > 0 && items[i].send != items[i].recv;
+    call.bytes += bytes;
+    moves |= bytes > 0 && items[i].send != items[i].recv;
   }
-  apart.expect(items, group, rank, size);
+  checks.expect_apart(items);
   check_order(group, accesses);
   if (size == 1) {
     const CopyAlone copy{comm::GroupCall(call, 0, group, items, prepared)};
