@@ -21,10 +21,10 @@ def step_figures(lines, skipped=10):
 
 def predicted_figures(text):
     """What `tessera-train --dry-run --machine` predicts for a step of the first rank."""
-    found = re.search(r"^  step ([\d,.]+) s, .*, MFU ([\d.]+) % .*\n  exposed communication ([\d,.]+) s,", text, re.M)
-    seconds, mfu, exposed = found.groups()
-    return dict(predicted_step_ms=1e3 * float(seconds.replace(",", "")), predicted_mfu=float(mfu) / 100,
-                predicted_exposed_comm_ms=1e3 * float(exposed.replace(",", "")))
+    found = re.search(r"^  step ([\d,.]+) ms, .*, MFU ([\d.]+) % .*\n  exposed communication ([\d,.]+) ms,", text, re.M)
+    step, mfu, exposed = found.groups()
+    return dict(predicted_step_ms=float(step.replace(",", "")), predicted_mfu=float(mfu) / 100,
+                predicted_exposed_comm_ms=float(exposed.replace(",", "")))
 
 
 def beside_prediction(line):

@@ -20,6 +20,8 @@ std::string fixed(double value, int digits) {
   return with_commas(text);
 }
 
+std::string milliseconds(double seconds) { return fixed(1e3 * seconds, 2) + " ms"; }
+
 // "all_gather" of "all_gather model.layers.3".
 std::string_view kind_of(std::string_view name) { return name.substr(0, name.find(' ')); }
 
@@ -133,22 +135,22 @@ std::string describe(const StepPrice& price, const PricedStep& step) {
                                                         : ", collectives in a ring",
              ", at ", fixed(100 * machine.efficiency, 1), " % of the rates of its table:\n");
   text +=
-      concat("  step ", fixed(price.seconds, 4), " s, ", fixed(tokens_per_second, 0),
+      concat("  step ", milliseconds(price.seconds), ", ", fixed(tokens_per_second, 0),
              " tokens/s a rank, MFU ", fixed(100 * mfu, 1), " % (6 N + 12 L d T flops a token, of ",
              fixed(machine.peak_flops_per_second * 1e-12, 1), " TFLOP/s)\n");
-  text += concat("  exposed communication ", fixed(price.exposed_seconds, 4), " s, ",
-                 share(price.exposed_seconds), " of the step, of ", fixed(price.wire_seconds, 4),
-                 " s of collectives; compute waits for the host ", fixed(price.idle_seconds, 4),
-                 " s; ", price.launches, " operations\n");
+  text += concat("  exposed communication ", milliseconds(price.exposed_seconds), ", ",
+                 share(price.exposed_seconds), " of the step, of ",
+                 milliseconds(price.wire_seconds), " of collectives; compute waits for the host ",
+                 milliseconds(price.idle_seconds), "; ", price.launches, " operations\n");
   char line[128];
-  std::snprintf(line, sizeof line, "  %-26s %8s %10s %8s  %s\n", "most expensive operations",
-                "times", "seconds", "of step", "bound by");
+  std::snprintf(line, sizeof line, "  %-26s %8s %14s %8s  %s\n", "most expensive operations",
+                "times", "on its stream", "of step", "bound by");
   text += line;
   for (std::size_t i = 0; i < std::min(kMostOperations, price.operations.size()); ++i) {
     const StepPrice::Operation& o = price.operations[i];
-    std::snprintf(line, sizeof line, "  %-26s %8lld %10.4f %8s  %s\n", o.name.c_str(),
-                  static_cast<long long>(o.count), o.seconds, share(o.seconds).c_str(),
-                  std::string(name(o.bound)).c_str());
+    std::snprintf(line, sizeof line, "  %-26s %8lld %14s %8s  %s\n", o.name.c_str(),
+                  static_cast<long long>(o.count), milliseconds(o.seconds).c_str(),
+                  share(o.seconds).c_str(), std::string(name(o.bound)).c_str());
     text += line;
   }
   return text;
