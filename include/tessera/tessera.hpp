@@ -43,6 +43,7 @@
 #include "tessera/device/driver.hpp"
 #include "tessera/device/event.hpp"
 #include "tessera/device/executor.hpp"
+#include "tessera/device/machine.hpp"
 #include "tessera/device/observe/profiler_ranges.hpp"
 #include "tessera/device/observe/race_checker.hpp"
 #include "tessera/device/observe/trace.hpp"

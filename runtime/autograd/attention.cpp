@@ -37,6 +37,16 @@ std::uint16_t row_heads(const Tensor& x) {
       x.size(1) <= 1 && x.is_contiguous() ? x.size(2) : x.strides()[1] / x.size(3));
 }
 
+Products attention_products(const Tensor& q, Products::Kind kind) {
+  const auto length = static_cast<std::int32_t>(q.size(1));
+  return {.kind = kind,
+          .dtype = q.dtype(),
+          .batch = static_cast<std::int32_t>(q.size(0) * q.size(2)),
+          .m = length,
+          .n = length,
+          .k = static_cast<std::int32_t>(q.size(3))};
+}
+
 // Two products over all keys, or half of them.
 double attention_flops(const Tensor& q, bool causal) {
   return (causal ? 2.0 : 4.0) * static_cast<double>(q.numel()) * static_cast<double>(q.size(1));
@@ -93,7 +103,7 @@ Attended attend(const Heads& x) {
     launch("attention", device, table(device).attention,
            attention_args<kernels::AttentionArgs>(x, y),
            {reads(q), reads(x.k), reads(x.v), writes(y.o), writes(y.lse)},
-           attention_flops(q, x.causal));
+           attention_flops(q, x.causal), attention_products(q, Products::Kind::attention));
   return y;
 }
 
@@ -122,7 +132,8 @@ void attention_backward(const Tensor& gradient, const Heads& x, const Attended& 
   launch("attention_backward", device, table(device).attention_backward, args,
          {reads(x.q), reads(x.k), reads(x.v), reads(y.o), reads(y.lse), reads(g), writes(workspace),
           writes(d.q), writes(d.k), writes(d.v)},
-         2.5 * attention_flops(x.q, x.causal));
+         2.5 * attention_flops(x.q, x.causal),
+         attention_products(x.q, Products::Kind::attention_backward));
 }
 
 // What is kept between the passes of separate q, k and v.

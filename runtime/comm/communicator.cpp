@@ -3,6 +3,7 @@
 #include "tessera/comm/communicator.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "runtime/comm/agreement.hpp"
@@ -121,6 +122,8 @@ void Communicator::check_and_launch(std::span<const Collective> items, const cha
   TESSERA_EXPECT(!has_ended_, "Communicator::submit '", group, "': ", comm::kWorldHasEnded);
   Op op{.name = group, .cost = {}, .accesses = accesses};
   const int rank = seat_.rank, size = seat_.size();
+  op.cost.ranks = size;
+  op.cost.rank_step = size > 1 ? std::abs(seat_.ranks[1] - seat_.ranks[0]) : 1;
   comm::ItemChecks checks(group, rank, size);
   bool moves = false;
   FlightEntry call;

@@ -44,11 +44,11 @@ inline Use updates_some(const Tensor& t, const Tensor& of) {
 // on meta. The cost in bytes is what the uses pass over.
 template <class F>
 void launch_body(const char* name, const Device& device, const F& body,
-                 std::initializer_list<Use> uses, double flops = 0) {
+                 std::initializer_list<Use> uses, double flops = 0, const Products& products = {}) {
   if (device.is_meta()) return;
   std::array<Access, 12> accesses;
   std::size_t count = 0;
-  Cost cost{.flops = flops};
+  Cost cost{.flops = flops, .products = products};
   for (const Use& use : uses) {
     if (!use.tensor->defined() || use.tensor->numel() == 0) continue;
     TESSERA_EXPECT(use.tensor->device() == device, name,
@@ -71,8 +71,8 @@ void launch_body(const char* name, const Device& device, const F& body,
 // The same with the body `kernel(args)`.
 template <kernels::KernelArgs Args>
 void launch(const char* name, const Device& device, kernels::Kernel<Args> kernel, const Args& args,
-            std::initializer_list<Use> uses, double flops = 0) {
-  launch_body(name, device, kernels::Call<Args>{kernel, args}, uses, flops);
+            std::initializer_list<Use> uses, double flops = 0, const Products& products = {}) {
+  launch_body(name, device, kernels::Call<Args>{kernel, args}, uses, flops, products);
 }
 
 // The common device of operands.  Throws: ContractError when they differ.

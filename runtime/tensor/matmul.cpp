@@ -90,7 +90,13 @@ void multiply(const Tensor& out, std::int64_t c_batch_stride, std::int64_t ldc, 
   detail::launch("matmul", device, detail::table(device).gemm, args,
                  {detail::reads(x.tensor), detail::reads(y.tensor), detail::reads(bias),
                   detail::updates(out, beta != 0)},
-                 2.0 * static_cast<double>(batch) * args.m * args.n * args.k);
+                 2.0 * static_cast<double>(batch) * args.m * args.n * args.k,
+                 {.kind = Products::Kind::matrix,
+                  .dtype = args.dtype,
+                  .batch = args.batch,
+                  .m = args.m,
+                  .n = args.n,
+                  .k = args.k});
 }
 
 // Both of the products with GELU: `backward` reads aux.
@@ -127,7 +133,13 @@ void multiply_gelu(const Tensor& out, const Tensor& aux, const Tensor& a, const 
                  detail::table(device).gemm_gelu, args,
                  {detail::reads(x.tensor), detail::reads(y.tensor), detail::reads(bias),
                   backward ? detail::reads(aux) : detail::writes(aux), detail::writes(out)},
-                 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
+                 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k),
+                 {.kind = Products::Kind::matrix,
+                  .dtype = args.dtype,
+                  .batch = 1,
+                  .m = args.m,
+                  .n = args.n,
+                  .k = args.k});
 }
 
 }  // namespace

@@ -1,12 +1,13 @@
 // How close the memory-bound kernels of a driver module come to the bandwidth of a plain copy on
 // the same device, in the same process, and its products to the fastest algorithm of the library:
 //
-//   gpu-check-bench MODULE [--device N] [--scale X] [NAME...]
+//   gpu-check-bench MODULE [--device N] [--scale X] [--machine NAME] [NAME...]
 //
 // One line a kernel on stdout, as JSON. Bytes are what the contract makes a kernel read and write
 // once, so a kernel that passes twice over its input shows half the share. Time is the shortest of
 // several samples of back-to-back launches. `--scale` makes the arrays smaller, for a look at the
-// program itself on the emulated GPU.
+// program itself on the emulated GPU. `--machine` is one of device/machine.hpp, and adds what that
+// table predicts: each kernel alone, at the table's whole rates.
 #include "tools/gpu_check/bench.hpp"
 
 #include <algorithm>
@@ -36,8 +37,9 @@ double now() {
 
 }  // namespace
 
-Bench::Bench(const kernel_test::Target& target, double scale, std::vector<std::string> names)
-    : target_(target), scale_(scale), names_(std::move(names)) {}
+Bench::Bench(const kernel_test::Target& target, double scale, std::vector<std::string> names,
+             const Machine* machine)
+    : target_(target), scale_(scale), names_(std::move(names)), machine_(machine) {}
 
 std::int64_t Bench::scaled(std::int64_t rows) const {
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(rows) * scale_));
@@ -112,9 +114,10 @@ void Bench::measure_arithmetic(const std::vector<Arithmetic>& works) {
       const double seconds = time(w.work);
       std::printf(
           "{\"arithmetic\": \"%s\", \"shape\": \"%s\", \"seconds\": %.4g, \"tflops\": %.1f, "
-          "\"workspace_bytes\": %lld, \"note\": %s, \"ended\": %.1f}\n",
+          "\"workspace_bytes\": %lld, \"note\": %s%s, \"ended\": %.1f}\n",
           w.name.c_str(), w.shape.c_str(), seconds, w.flops / seconds * 1e-12,
-          static_cast<long long>(w.workspace_bytes), json::quote(note_).c_str(), now());
+          static_cast<long long>(w.workspace_bytes), json::quote(note_).c_str(),
+          predicted({.flops = w.flops, .products = w.products}).c_str(), now());
     } catch (const DeviceError& e) {
       std::printf("{\"kernel\": %s, \"error\": %s}\n", json::quote(w.name).c_str(),
                   json::quote(e.what()).c_str());
@@ -126,6 +129,12 @@ void Bench::measure_arithmetic(const std::vector<Arithmetic>& works) {
 
 void Bench::product(const std::string& name, const GemmArgs& args) {
   const double flops = 2. * args.m * args.n * args.k;
+  const Products products{.kind = Products::Kind::matrix,
+                          .dtype = args.dtype,
+                          .batch = args.batch,
+                          .m = args.m,
+                          .n = args.n,
+                          .k = args.k};
   const double ours = time([&](Exec& exec) { k().gemm(args, exec); });
   double best = ours;
   int choices = 0;
@@ -136,9 +145,9 @@ void Bench::product(const std::string& name, const GemmArgs& args) {
   }
   std::printf(
       "{\"product\": \"%s\", \"shape\": \"[%d, %d, %d]\", \"seconds\": %.4g, "
-      "\"tflops\": %.1f, \"choices\": %d, \"share_of_best\": %.3f, \"ended\": %.1f}\n",
+      "\"tflops\": %.1f, \"choices\": %d, \"share_of_best\": %.3f%s, \"ended\": %.1f}\n",
       name.c_str(), args.m, args.n, args.k, ours, flops / ours * 1e-12, choices, best / ours,
-      now());
+      predicted({.flops = flops, .products = products}).c_str(), now());
   std::fflush(stdout);
   release();
 }
@@ -147,27 +156,44 @@ void Bench::print(const std::string& name, const std::string& shape, double byte
   const double rate = bytes / seconds;
   std::printf(
       "{\"kernel\": \"%s\", \"shape\": \"%s\", \"bytes\": %.0f, \"seconds\": %.4g, "
-      "\"gb_per_second\": %.1f, \"share_of_copy\": %.3f, \"ended\": %.1f}\n",
+      "\"gb_per_second\": %.1f, \"share_of_copy\": %.3f%s, \"ended\": %.1f}\n",
       name.c_str(), shape.c_str(), bytes, seconds, rate * 1e-9, rate / copy_bytes_per_second_,
-      now());
+      predicted({.bytes = bytes}).c_str(), now());
   std::fflush(stdout);
 }
 
+std::string Bench::predicted(const Cost& cost) const {
+  if (machine_ == nullptr) return "";
+  char text[64];
+  std::snprintf(text, sizeof text, ", \"predicted_seconds\": %.4g", price(*machine_, cost).seconds);
+  return text;
+}
+
 namespace {
+
+const Machine* machine_of(const std::string& name) {
+  const auto* const found = std::find_if(kMachines.begin(), kMachines.end(),
+                                         [&](const Machine& m) { return m.name == name; });
+  if (found == kMachines.end()) throw DataError("--machine " + name + ": the table has none");
+  return found;
+}
 
 int run(const std::vector<std::string>& arguments) {
   std::string module;
   int device = 0;
   double scale = 1;
+  const Machine* machine = nullptr;
   std::vector<std::string> names;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& a = arguments[i];
-    const bool takes = a == "--device" || a == "--scale";
-    if (takes && i + 1 == arguments.size()) throw DataError(a + ": wants a number");
+    const bool takes = a == "--device" || a == "--scale" || a == "--machine";
+    if (takes && i + 1 == arguments.size()) throw DataError(a + ": wants a value");
     if (a == "--device")
       device = std::stoi(arguments[++i]);
     else if (a == "--scale")
       scale = std::stod(arguments[++i]);
+    else if (a == "--machine")
+      machine = machine_of(arguments[++i]);
     else if (module.empty())
       module = a;
     else
@@ -175,7 +201,7 @@ int run(const std::vector<std::string>& arguments) {
   }
   if (module.empty()) throw DataError("which module?");
   const kernel_test::Target target = open_module(module, device);
-  Bench bench(target, scale, names);
+  Bench bench(target, scale, names, machine);
   bench.copy();
   measure_kernels(bench);
   measure_products(bench);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/table.hpp"
+#include "tessera/device/machine.hpp"
 #include "tests/kernels/target.hpp"
 #include "tools/gpu_check/module.hpp"
 
@@ -16,8 +17,10 @@ class Bench {
  public:
   using Work = std::function<void(Exec&)>;
 
-  // `scale` of the real shapes; kernels by name, all when there is none.
-  Bench(const kernel_test::Target& target, double scale, std::vector<std::string> names);
+  // `scale` of the real shapes; kernels by name, all when there is none. Beside what is measured
+  // stands what `machine` predicts, unless it is null.
+  Bench(const kernel_test::Target& target, double scale, std::vector<std::string> names,
+        const Machine* machine);
 
   const kernels::Kernels& k() const { return kernels::kernels_of(target_.driver); }
   // `rows` of the real shape, at least one here.
@@ -55,6 +58,7 @@ class Bench {
     double flops;
     std::int64_t workspace_bytes;
     Work work;
+    Products products;
   };
   // The same of what waits for arithmetic, over the same arrays; with what the module has to say,
   // as that a library refuses the shape.
@@ -68,10 +72,12 @@ class Bench {
   double run(const Work& work, int calls);  // seconds of all
   double time(const Work& work);            // seconds of one call
   void print(const std::string& name, const std::string& shape, double bytes, double seconds);
+  std::string predicted(const Cost& cost) const;  // a field of a line
 
   const kernel_test::Target& target_;
   double scale_;
   std::vector<std::string> names_;
+  const Machine* machine_;
   std::vector<void*> arrays_;
   double copy_bytes_per_second_ = 1;
   std::string note_;  // the last that a kernel had for the log

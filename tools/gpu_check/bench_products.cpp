@@ -99,9 +99,19 @@ void measure_attention(Bench& b, Heads s, DType dtype) {
                                    s.kv_heads, ", ", s.head_dim, "]");
   // Two products forward and five backward, half of each under the diagonal.
   const double flops = 2. * static_cast<double>(q_size) * static_cast<double>(length);
-  b.measure_arithmetic({{"attention", shape, flops, 0, [&](Exec& e) { b.k().attention(f, e); }},
+  const auto products = [&](Products::Kind kind) {
+    return Products{.kind = kind,
+                    .dtype = dtype,
+                    .batch = static_cast<std::int32_t>(s.batch * s.heads),
+                    .m = f.length,
+                    .n = f.length,
+                    .k = f.head_dim};
+  };
+  b.measure_arithmetic({{"attention", shape, flops, 0, [&](Exec& e) { b.k().attention(f, e); },
+                         products(Products::Kind::attention)},
                         {"attention_backward", shape, 2.5 * flops, workspace,
-                         [&](Exec& e) { b.k().attention_backward(g, e); }}});
+                         [&](Exec& e) { b.k().attention_backward(g, e); },
+                         products(Products::Kind::attention_backward)}});
 }
 
 }  // namespace

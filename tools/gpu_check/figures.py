@@ -1,5 +1,7 @@
-"""Figures from what programs print: of a training run, of its timeline, and of kernels beside the share that they are to reach."""
+"""Figures from what programs print: of a training run, of its timeline, of a dry run's prediction, and of kernels beside the share
+that they are to reach."""
 import json
+import re
 
 
 def json_lines(text):
@@ -15,6 +17,20 @@ def step_figures(lines, skipped=10):
     return dict(tokens_per_second=median("tokens_per_second"), mfu=median("mfu"), host_ms=median("host_ms"),
                 exposed_comm_ms=median("exposed_comm_ms"), peak_gib=median("memory_peak_bytes") / 2**30,
                 reserved_gib=median("memory_reserved_bytes") / 2**30)
+
+
+def predicted_figures(text):
+    """What `tessera-train --dry-run --machine` predicts for a step of the first rank."""
+    found = re.search(r"^  step ([\d,.]+) ms, .*, MFU ([\d.]+) % .*\n  exposed communication ([\d,.]+) ms,", text, re.M)
+    step, mfu, exposed = found.groups()
+    return dict(predicted_step_ms=float(step.replace(",", "")), predicted_mfu=float(mfu) / 100,
+                predicted_exposed_comm_ms=float(exposed.replace(",", "")))
+
+
+def beside_prediction(line):
+    """How a line of the bench shows what the device table predicts for it; nothing where the table has no such GPU."""
+    predicted = line.get("predicted_seconds")
+    return f"  {100 * line['seconds'] / predicted:4.0f} % of the time predicted" if predicted else ""
 
 
 def idle_figures(events):

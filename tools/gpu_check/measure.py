@@ -5,7 +5,8 @@ import pathlib
 
 from compare_cuda import CASES as ALL_CASES
 from gpu_check.correct import TINY
-from gpu_check.figures import below_expected, expected_shares, idle_figures, json_lines, step_figures
+from gpu_check.figures import (below_expected, beside_prediction, expected_shares, idle_figures, json_lines, predicted_figures,
+                               step_figures)
 from gpu_check.parts import PROFILED
 from gpu_check.steps import Failed, Skipped, say, short
 
@@ -13,6 +14,7 @@ CASES = {name: case for name, case in ALL_CASES.items() if not name.startswith("
 SHARES = pathlib.Path(__file__).resolve().parents[2] / "kernels/cuda/shares.txt"
 SHARE_MARK = 0.75  # the aim is 0.85
 WORLD = 8  # a step is timed as that of one rank of so many
+MACHINES = {"H200": "h200", "H100": "h100", "A100": "a100", "B200": "b200"}  # of include/tessera/device/machine.hpp
 PEAK_TFLOPS = {"H200": 989.4, "H100": 989.4, "A100": 312.0, "B200": 2250.0}  # dense bf16, vendors' data sheets
 
 
@@ -46,10 +48,16 @@ class Measure:
         for kernel in PROFILED:
             self.step(f"profile of {kernel}", lambda kernel=kernel: self.profile(kernel))
 
+    def in_table(self):
+        """The option that names this GPU in the device table; none where it is not there."""
+        name = next((v for k, v in MACHINES.items() if self.gpu and k in self.gpu["name"]), None)
+        return ["--machine", name] if name else []
+
     def measured(self, what):
         """What one part of the bench prints; on the emulated GPU only that it runs."""
         scale = [] if self.gpu else ["--scale", "0.0001"]
-        lines = json_lines(self.run([self.program("gpu-check-bench"), self.module(), *self.on_device(), *scale, what], timeout=400))
+        lines = json_lines(self.run([self.program("gpu-check-bench"), self.module(), *self.on_device(), *self.in_table(), *scale, what],
+                                    timeout=400))
         lines = [self.beside_state(line) for line in lines if line.get("kernel") != "copy"]
         if refused := [f"{line['kernel']}: {line['error']}" for line in lines if "error" in line]:
             raise Failed("; ".join(refused), lines)
@@ -81,7 +89,7 @@ class Measure:
         scale = [] if self.gpu else ["--scale", "0.0001"]
         failure = None
         try:
-            text = self.run([self.program("gpu-check-bench"), self.module(), *self.on_device(), *scale], timeout=240)
+            text = self.run([self.program("gpu-check-bench"), self.module(), *self.on_device(), *self.in_table(), *scale], timeout=240)
         except Failed as e:
             text, failure = e.output, str(e)  # what it had measured until then counts
         lines = json_lines(text)
@@ -90,10 +98,10 @@ class Measure:
         for line in lines if self.gpu else []:
             if "product" in line:
                 say(f"    {line['product']:24} {line['tflops']:8.1f} TFLOP/s {100 * line['share_of_best']:5.1f} % of the best of "
-                    f"{line['choices']} algorithms  {line['shape']}")
+                    f"{line['choices']} algorithms  {line['shape']}{beside_prediction(line)}")
             else:
                 say(f"    {line['kernel']:24} {line['gb_per_second']:8.1f} GB/s  {100 * line['share_of_copy']:5.1f} % of copy  "
-                    f"{line['shape']}")
+                    f"{line['shape']}{beside_prediction(line)}")
         if refused or not lines:
             raise Failed("; ".join(refused) or f"no kernel; see {self.log}", lines)
         if not self.gpu:
@@ -117,7 +125,17 @@ class Measure:
         figures = step_figures(lines)
         if figures["exposed_comm_ms"] is None:
             raise Failed("the run does not say how long communication was exposed", figures)
-        return figures | idle_figures(json.loads((self.work / name / "trace.json").read_text())["traceEvents"])
+        idle = idle_figures(json.loads((self.work / name / "trace.json").read_text())["traceEvents"])
+        return figures | idle | self.predicted_step(whole)
+
+    def predicted_step(self, setup):
+        """The same step by the device table, on as many GPUs; the measured one has no peers and its wire takes no time."""
+        if not self.in_table():
+            return {}
+        return predicted_figures(self.run(
+            [self.program("tessera-train"), "--dry-run", "--device=cuda", *self.in_table(), "--ranks", WORLD,
+             *(f"--model.{k}={v}" for k, v in setup["model"].items()), f"--training.seq_len={setup['length']}",
+             f"--training.global_batch_size={setup['batch']}", "--training.mixed_precision_param=bfloat16"], timeout=60))
 
     def tiny_step(self):
         """What makes the figures of a step, tried where there is no GPU to measure."""

@@ -12,6 +12,7 @@
 #include "tessera/base/dtype.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/data/token_file.hpp"
+#include "tessera/device/machine.hpp"
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/adamw.hpp"
@@ -25,6 +26,8 @@ enum class ModelName : std::uint8_t { llama, gpt2 };
 enum class OptimizerName : std::uint8_t { adamw, sgd };
 // Which micro-batches of a step are reduced, see shard/runtime_control.hpp.
 enum class GradientSync : std::uint8_t { always, last, all_reduce_last };
+// Of kMachines, in its order, after `none`.
+enum class MachineName : std::uint8_t { none, h100, h200, b200, a100 };
 enum class Strategy : std::uint8_t { none, ddp, zero1, zero2, zero3, hybrid };
 
 // An empty text and an empty optional mean "not set".
@@ -36,6 +39,10 @@ struct Config {
     std::optional<std::int64_t> threads;  // per rank; unset: World decides
     std::string device = "cpu";           // or "cuda", "cuda:1"
     bool dry_run = false;
+    MachineName machine = MachineName::none;  // whose times a plan has
+    std::optional<std::int64_t> gpus_per_machine;
+    double machine_efficiency = 1;
+    WireAlgorithm machine_wire = WireAlgorithm::two_level;
     std::string load, save, trace, sample;
     std::int64_t sample_tokens = 200;
     bool print_config = false, help = false, version = false;

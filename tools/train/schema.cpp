@@ -95,7 +95,8 @@ Key key(std::string_view full_name, std::string_view help, const Extra& extra = 
 constexpr std::string_view kLlama = "model.name=llama", kGpt2 = "model.name=gpt2",
                            kAdamw = "optimizer.name=AdamW", kSgd = "optimizer.name=SGD",
                            kDecays = "lr_scheduler.decay_type!=constant",
-                           kShuffled = "debug.executor=shuffled", kGpu = "device!=cpu";
+                           kShuffled = "debug.executor=shuffled", kGpu = "device!=cpu",
+                           kPlanned = "dry-run=true", kPriced = "machine!=none";
 
 // Optimal string alignment distance. Source: Damerau 1964; the dynamic programme is Wagner and
 // Fischer's.
@@ -167,6 +168,20 @@ const std::vector<Key>& schema() {
                                          "print units, shards, collectives and the planned peak; "
                                          "train nothing, open no data, write "
                                          "no metrics"),
+      key<&C::flags, &C::Flags::machine>(
+          "machine",
+          "let the dry run predict the time of a step on GPUs of this kind (none: the trace has "
+          "times of the order of a CPU's)",
+          {.choices = {"none", "h100", "h200", "b200", "a100"}, .only_if = kPlanned}),
+      key<&C::flags, &C::Flags::gpus_per_machine>(
+          "gpus-per-machine", "how many of them NVLink joins",
+          {.range = between(1, 1024), .only_if = kPriced, .unset = "8", .argument = "N"}),
+      key<&C::flags, &C::Flags::machine_efficiency>(
+          "machine-efficiency", "what is reached of the rates of compute and memory in its table",
+          {.range = {0, 2, true, false}, .only_if = kPriced, .argument = "X"}),
+      key<&C::flags, &C::Flags::machine_wire>(
+          "machine-wire", "how collectives go over several of them; ring: as NCCL's",
+          {.choices = {"two-level", "ring"}, .only_if = kPriced}),
       key<&C::flags, &C::Flags::load>(
           "load", "start from these weights (safetensors, an index, or their folder)",
           {.argument = "FILE"}),

@@ -79,6 +79,13 @@ int dry_run(const Config& config, int ranks) {
   if (const std::string strategy = describe_strategy(config, ranks); !strategy.empty())
     std::printf("%s\n", strategy.c_str());
   std::fflush(stdout);  // the plan may take its time
+  const std::optional<Machine> machine = priced_machine(config);
+  const BatchSplit split = split_batch(config, ranks);
+  const PricedStep step{
+      .machine = machine ? &*machine : nullptr,
+      .ranks = ranks,
+      .tokens = static_cast<double>(split.global / ranks * config.training.seq_len),
+      .flops_per_token = flops_per_token(config, *model)};
   bool first = true;
   for (const auto& [rank, count] : distinct_layouts(config, ranks)) {
     const MemoryPlan plan = plan_memory(config, rank, ranks, traces ? &*traces : nullptr);
@@ -101,6 +108,7 @@ int dry_run(const Config& config, int ranks) {
         static_cast<long long>(plan.evaluation.reserved_bytes),
         static_cast<long long>(plan.save.reserved_bytes));
     std::printf("%s\n", plan.ledger.c_str());
+    if (machine) std::printf("%s", describe(plan.price, step).c_str());
   }
   if (device_choice(config).kind == DeviceKind::cpu)
     std::printf("beside it, whatever the model: %s of scratch for each thread that runs kernels\n",

@@ -264,12 +264,27 @@ CostModel planned_machine(const Config& config) {
           .wire_bytes_per_second = 10e9};
 }
 
+std::optional<Machine> priced_machine(const Config& config) {
+  const Config::Flags& flags = config.flags;
+  if (flags.machine == MachineName::none) return std::nullopt;
+  Machine machine = kMachines.at(static_cast<std::size_t>(flags.machine) - 1);
+  if (flags.gpus_per_machine) machine.gpus = static_cast<int>(*flags.gpus_per_machine);
+  machine.efficiency = flags.machine_efficiency;
+  machine.wire = flags.machine_wire;
+  return machine;
+}
+
 MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces) {
+  const std::optional<Machine> machine = priced_machine(config);  // outlives the device
+  CostModel cost = planned_machine(config);
+  cost.machine = machine ? &*machine : nullptr;
   const World world = World::emulated(rank, ranks,
                                       {.device = device_choice(config),
                                        .executor = ExecutorKind::virtual_,
                                        .threads = 1,
-                                       .cost = planned_machine(config)});
+                                       .cost = cost});
+  std::optional<StepPricer> pricer;
+  if (machine) pricer.emplace(world, *machine);
   Trainer trainer(config, world);
   nn::init(trainer.model(), {static_cast<std::uint64_t>(config.debug.seed)});
   const FillBatch nothing = [](std::int64_t, std::int64_t, std::span<std::int32_t>,
@@ -277,10 +292,13 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
   MemoryPlan plan;
   StepTrace trace(traces, world, StepTrace::Of::plan);
   for (const int step : {0, 1}) {
+    if (pricer) pricer->begin();
     const StepResult done = trace.during(step, [&] { return trainer.step(step, nothing, false); });
     (step == 0 ? plan.first_step : plan.steady_step) = {done.peak_bytes,
                                                         trainer.memory().reserved_bytes()};
+    if (pricer) plan.price = pricer->end();
   }
+  pricer.reset();
   trace.finish();
   Ledger& ledger = trainer.memory().ledger();
   plan.ledger = ledger.table();

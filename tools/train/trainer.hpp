@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "tessera/optim/optimizer.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tools/train/config.hpp"
+#include "tools/train/step_price.hpp"
 #include "tools/train/trace_file.hpp"
 
 namespace tessera::train {
@@ -96,12 +98,16 @@ struct MemoryPlan {
   PhaseMemory save;                     // writing the weights
   std::string ledger;                   // owners at the steady peak
   ShardPlan shard;
+  StepPrice price;  // of the steady step, with --machine
 };
 // `traces`, unless null, gets the timeline of both steps, by planned_machine.
 MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces = nullptr);
 
-// How long operations take in a plan's timeline: one core of a CPU and a wire of its host's memory,
-// or metrics.peak_tflops where given. An order of magnitude, for the shape of a step.
+// How long operations take in a plan's timeline without --machine: one core of a CPU and a wire of
+// its host's memory, or metrics.peak_tflops where given. An order of magnitude, for the shape of a
+// step.
 CostModel planned_machine(const Config& config);
+// The machine of --machine, as the flags beside it change it; none without it.
+std::optional<Machine> priced_machine(const Config& config);
 
 }  // namespace tessera::train

@@ -53,6 +53,15 @@ void check_given(const Config& config) {
         ": --dry-run reads no weights, trains nothing and writes nothing but --trace; leave one of "
         "them out");
   }
+  if (config.flags.machine != MachineName::none) {
+    const std::string machine =
+        concat("--machine=", kMachines.at(static_cast<std::size_t>(config.flags.machine) - 1).name);
+    if (device_choice(config).kind == DeviceKind::cpu)
+      fail(machine, ": is a GPU's; add --device=cuda, so that the plan is a GPU's, too");
+    if (config.metrics.peak_tflops)
+      fail("metrics.peak_tflops=", *config.metrics.peak_tflops, ": ", machine,
+           " has a peak of its own; leave one of them out");
+  }
   if (config.given.contains("sample-tokens") && config.flags.sample.empty()) {
     fail("--sample-tokens=", config.flags.sample_tokens, ": nothing is sampled; add --sample TEXT");
   }

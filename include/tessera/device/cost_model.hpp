@@ -6,6 +6,8 @@
 // Every communicator has a wire of its own with the whole bandwidth. Numbers are given, not
 // guessed: what is left out takes no time. Roofline: Williams, Waterman, Patterson, "Roofline: an
 // insightful visual performance model", CACM 2009; alpha-beta: Hockney, Parallel Computing 1994.
+//
+// A Machine prices operations by their shape, and its ranks by where they are; see machine.hpp.
 #pragma once
 
 #include <limits>
@@ -13,6 +15,8 @@
 #include "tessera/device/op.hpp"
 
 namespace tessera {
+
+struct Machine;
 
 struct CostModel {
   static constexpr double kNoTime = std::numeric_limits<double>::infinity();
@@ -23,8 +27,10 @@ struct CostModel {
   double wire_latency_seconds = 0;         // of a collective, whatever its size
   double wire_bytes_per_second = kNoTime;  // of a rank, sent and received together
   double host_seconds = 0;                 // for which the host is busy with one launch
+  // Prices all operations in place of the numbers above, unless null. Outlives the device.
+  const Machine* machine = nullptr;
 
-  // How long a stream is busy with an operation.
+  // How long a stream is busy with an operation, without a look at `machine`.
   constexpr double seconds(const Cost& cost) const {
     if (cost.wire_bytes > 0) return wire_latency_seconds + cost.wire_bytes / wire_bytes_per_second;
     const double compute = cost.flops / flops_per_second, memory = cost.bytes / bytes_per_second;

@@ -6,17 +6,57 @@
 //   other    │ d                               │ record          the stream is free, and what it
 //                                                                waits for has ended
 //
-// Bodies run only on request, one by one on the host thread. See CostModel for what a wire is.
+// Bodies run only on request, one by one on the host thread. See CostModel and Machine for what a
+// wire is.
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <vector>
 
 #include "runtime/device/executors/executors.hpp"
 #include "runtime/device/executors/runner.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/device/machine.hpp"
 
 namespace tessera {
 namespace {
+
+// What a machine's collectives do to each other and to compute. Whoever submits first goes first:
+// the program's order is what the streams' order follows from, too.
+class SharedLinks {
+ public:
+  // Of a collective that could begin at `ready`.
+  double begin(double ready) const { return std::max(ready, last_end_); }
+  void add(double begin, double end) {
+    busy_.push_back({begin, end});
+    last_end_ = end;
+  }
+
+  // The end of an operation of compute that begins at `now`, no earlier than the one before, and
+  // would take `left` alone.
+  double end_of_compute(double now, double left, double contention) {
+    for (const double slower = 1 + contention; left > 0;) {
+      while (!busy_.empty() && busy_.front().end <= now) busy_.pop_front();
+      if (busy_.empty()) return now + left;
+      const Span span = busy_.front();
+      const double until = std::max(now, span.begin), alone = std::min(left, until - now);
+      left -= alone;
+      if (left <= 0) return now + alone;
+      const double beside = (span.end - until) / slower;
+      if (left <= beside) return until + left * slower;
+      left -= beside;
+      now = span.end;
+    }
+    return now;
+  }
+
+ private:
+  struct Span {
+    double begin, end;
+  };
+  std::deque<Span> busy_;  // in order, without those that compute has passed
+  double last_end_ = 0;
+};
 
 class VirtualExecutor final : public Executor {
  public:
@@ -35,12 +75,13 @@ class VirtualExecutor final : public Executor {
     const Operation operation{op.name, tick, stream, barrier, &body};
     line.now = std::max(line.now, host_);
     report_.launched(stream, tick, op, barrier);
+    if (cost_.machine != nullptr && op.cost.wire_bytes > 0) line.now = links_.begin(line.now);
     runner_.begin(operation);
     if (run_bodies_) run(operation);
-    line.now += cost_.seconds(op.cost);
+    line.now = end_of(stream, line.now, op.cost);
     line.ends.push_back(line.now);
     runner_.end(operation);
-    host_ += cost_.host_seconds;
+    host_ += cost_.machine != nullptr ? cost_.machine->host_seconds : cost_.host_seconds;
   }
 
   void record(Event& event) override { report_.recorded(event); }
@@ -67,6 +108,16 @@ class VirtualExecutor final : public Executor {
   double host_seconds() const override { return host_; }
 
  private:
+  double end_of(StreamId stream, double begin, const Cost& cost) {
+    if (cost_.machine == nullptr) return begin + cost_.seconds(cost);
+    const double seconds = price(*cost_.machine, cost).seconds;
+    if (cost.wire_bytes > 0)
+      links_.add(begin, begin + seconds);
+    else if (stream == StreamId::compute)
+      return links_.end_of_compute(begin, seconds, cost_.machine->contention);
+    return begin + seconds;
+  }
+
   void run(const Operation& operation) {
     if (operation.barrier == nullptr) return runner_.invoke(operation, Exec::Phase::run);
     runner_.fail(operation, std::make_exception_ptr(ContractError(concat(
@@ -102,6 +153,7 @@ class VirtualExecutor final : public Executor {
   const Report report_;
   Runner runner_;
   std::array<Timeline, kMaxStreams> lines_;
+  SharedLinks links_;
   double host_ = 0;
 };
 

@@ -1,0 +1,222 @@
+// Machines that need not be here: what an operation takes on a GPU, from its shape, and a
+// collective, from where its ranks are. The device table of `tessera-train --dry-run --machine`,
+// whose times are predictions: nothing here has been measured by this program.
+//
+//   kernel       │ launch │ the longer of its products and its bytes │
+//   collective   │ start  │ hops              │ bytes over the slowest of the links on their way
+//
+// All collectives of a rank share its links: one begins when the one before is through. While one
+// is on its way, compute gets less done: it takes multiprocessors and bandwidth of memory.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "tessera/base/checked.hpp"
+#include "tessera/device/op.hpp"
+
+namespace tessera {
+
+// How a collective goes over several machines. ring: along all ranks, one after another, as NCCL
+// does. two_level: every GPU exchanges with those of its number in the other machines, by doubling,
+// while each machine exchanges within, piece by piece.
+enum class WireAlgorithm : std::uint8_t { two_level, ring };
+
+// What an operation waits for most.
+enum class Bound : std::uint8_t { compute, memory, launch, wire, host };
+constexpr std::string_view name(Bound bound) {
+  constexpr std::string_view kNames[] = {"compute", "memory", "launch", "wire", "host"};
+  return kNames[static_cast<std::size_t>(bound)];
+}
+
+// Rates are those of one GPU.
+struct Machine {
+  // A rate that grows with the length of the sequences: half of it at `half_length`.
+  struct Attention {
+    double flops_per_second = 0, half_length = 0;
+  };
+
+  std::string_view name;
+  double peak_flops_per_second = 0;         // of the data sheet, bf16 without sparsity: MFU's
+  double product_flops_per_second = 0;      // of large products in bf16, random values
+  double f32_product_flops_per_second = 0;  // without tensor cores
+  Attention attention{}, attention_backward{};
+  double copy_bytes_per_second = 0;  // read and written
+  int multiprocessors = 0;
+  double launch_seconds = 0;            // from the end of a kernel to the beginning of the next one
+  double host_seconds = 0;              // for which the host is busy with one launch
+  int gpus = 8;                         // that NVLink joins: of one machine
+  double link_bytes_per_second = 0;     // NVLink, each direction, as collectives get it
+  double network_bytes_per_second = 0;  // each direction, as collectives get it
+  double start_seconds = 0;             // of a collective
+  double link_hop_seconds = 0, network_hop_seconds = 0;  // of a ring's step
+  double contention = 0;  // by so much longer compute takes while a collective is on its way
+  // What a program reaches of the rates of compute and memory above: fitted to a run of it.
+  double efficiency = 1;
+  WireAlgorithm wire = WireAlgorithm::two_level;
+};
+
+// Hops and start: NCCL 2.19, src/graph/tuning.cc, protocol Simple over NVLink and a network.
+// Contention: NCCL's kernels slow the products beside them by 30 to 40 %, pytorch/pytorch#179937.
+// Launch and host: estimates, until a GPU has been measured here.
+inline constexpr Machine kH100{
+    .name = "h100",
+    .peak_flops_per_second = 989.4e12,        // NVIDIA H100 SXM5 data sheet
+    .product_flops_per_second = 794.5e12,     // stas00/ml-engineering, compute/accelerator: MAMF
+    .f32_product_flops_per_second = 66.9e12,  // data sheet
+    .attention = {704e12, 790},               // NVIDIA/cudnn-frontend, benchmark/
+    .attention_backward = {605e12, 1100},     // sdpa_benchmark_training, h200_919: 2k to 32k tokens
+    .copy_bytes_per_second = 2.9e12,          // 87 % of the data sheet's 3.35e12, as on other cards
+    .multiprocessors = 132,
+    .launch_seconds = 2e-6,
+    .host_seconds = 2.5e-6,
+    .link_bytes_per_second =
+        361e9,  // stas00/ml-engineering, network/benchmarks: all-gather, 8 GPUs
+    .network_bytes_per_second = 45e9,  // 400 Gb/s a GPU; the same source: 365e9 over 4 machines
+    .start_seconds = 8.4e-6,
+    .link_hop_seconds = 3.4e-6,
+    .network_hop_seconds = 14e-6,
+    .contention = 0.35};
+
+constexpr Machine make_h200() {
+  Machine m = kH100;
+  m.name = "h200";
+  m.copy_bytes_per_second = 4.3e12;  // measured on one H200 by PyTorch's copy
+  return m;
+}
+inline constexpr Machine kH200 = make_h200();
+
+inline constexpr Machine kB200{
+    .name = "b200",
+    .peak_flops_per_second = 2250e12,       // NVIDIA HGX B200 data sheet
+    .product_flops_per_second = 1745e12,    // stas00/ml-engineering, compute/accelerator: MAMF
+    .f32_product_flops_per_second = 75e12,  // data sheet
+    .attention = {1500e12, 1600},           // the H100's share of the peak; needs longer sequences
+    .attention_backward = {1290e12, 2200},
+    .copy_bytes_per_second = 6.9e12,  // 87 % of the data sheet's 8e12
+    .multiprocessors = 148,
+    .launch_seconds = 2e-6,
+    .host_seconds = 2.5e-6,
+    .link_bytes_per_second = 722e9,  // NVLink 5 has twice the H100's
+    .network_bytes_per_second = 45e9,
+    .start_seconds = 8.4e-6,
+    .link_hop_seconds = 3.4e-6,
+    .network_hop_seconds = 14e-6,
+    .contention = 0.35};
+
+inline constexpr Machine kA100{
+    .name = "a100",
+    .peak_flops_per_second = 312e12,          // NVIDIA A100 80GB SXM data sheet
+    .product_flops_per_second = 268e12,       // an estimate: 86 % of the peak
+    .f32_product_flops_per_second = 19.5e12,  // data sheet
+    .attention = {220e12, 500},               // FlashAttention-2, Dao 2023, figure 5: 225 at most
+    .attention_backward = {190e12, 700},      // there, too
+    .copy_bytes_per_second = 1.77e12,         // 87 % of the data sheet's 2.04e12
+    .multiprocessors = 108,
+    .launch_seconds = 2e-6,
+    .host_seconds = 2.5e-6,
+    .link_bytes_per_second = 240e9,    // NVLink 3: the H100's share of the data sheet's 300e9
+    .network_bytes_per_second = 22e9,  // 200 Gb/s a GPU
+    .start_seconds = 8.4e-6,
+    .link_hop_seconds = 3.4e-6,
+    .network_hop_seconds = 14e-6,
+    .contention = 0.35};
+
+inline constexpr std::array<Machine, 4> kMachines = {kH100, kH200, kB200, kA100};
+
+// The share of its best rate that a product of this shape has. Tiles of 128 by 128 go over the
+// multiprocessors in waves, of which the last one may be short, and a tile of depth k begins and
+// ends in the time of 128 more.
+constexpr double shape_share(const Machine& machine, const Products& p) {
+  constexpr std::int64_t kTile = 128;
+  const std::int64_t tiles = ceil_div(p.m, kTile) * ceil_div(p.n, kTile) * p.batch;
+  if (tiles == 0) return 1;
+  const double whole = static_cast<double>(p.batch) * p.m * p.n;
+  const double done = static_cast<double>(round_up(tiles, machine.multiprocessors) * kTile * kTile);
+  return whole / done * p.k / static_cast<double>(p.k + kTile);
+}
+
+// Floating-point operations a second.
+constexpr double product_rate(const Machine& machine, const Products& p) {
+  const auto of_length = [&](const Machine::Attention& a) {
+    return a.flops_per_second * p.n / (p.n + a.half_length);
+  };
+  if (p.dtype == DType::f32 && p.kind != Products::Kind::none)
+    return machine.f32_product_flops_per_second * shape_share(machine, p);
+  switch (p.kind) {
+    case Products::Kind::attention:
+      return of_length(machine.attention);
+    case Products::Kind::attention_backward:
+      return of_length(machine.attention_backward);
+    case Products::Kind::matrix:
+      return machine.product_flops_per_second * shape_share(machine, p);
+    case Products::Kind::none:
+      break;
+  }
+  return machine.f32_product_flops_per_second;
+}
+
+// Of `ranks` ranks, numbered in the world by steps of `rank_step`: how many share a machine.
+constexpr int ranks_a_machine(const Machine& machine, int ranks, int rank_step) {
+  return std::clamp(machine.gpus / std::max(rank_step, 1), 1, ranks);
+}
+
+// An all-gather, reduce-scatter or all-reduce in which each rank sends and receives `wire_bytes` in
+// all. alpha-beta: Hockney, Parallel Computing 1994; two levels: Thakur, Rabenseifner, Gropp,
+// "Optimization of collective communication operations in MPICH", 2005.
+constexpr double collective_seconds(const Machine& machine, int ranks, int rank_step,
+                                    double wire_bytes) {
+  if (ranks <= 1) return 0;
+  const int here = ranks_a_machine(machine, ranks, rank_step);
+  const auto machines = static_cast<int>(ceil_div(ranks, here));
+  const double received = wire_bytes / 2;
+  if (machines == 1)
+    return machine.start_seconds + (ranks - 1) * machine.link_hop_seconds +
+           received / machine.link_bytes_per_second;
+  if (machine.wire == WireAlgorithm::ring)
+    return machine.start_seconds + (ranks - machines) * machine.link_hop_seconds +
+           (machines - 1) * machine.network_hop_seconds +
+           received / (here == 1 ? machine.network_bytes_per_second
+                                 : std::min(machine.link_bytes_per_second,
+                                            here * machine.network_bytes_per_second));
+  int doublings = 0;
+  while ((1 << doublings) < machines) ++doublings;
+  const double chunk = received / (ranks - 1);
+  const double across = (machines - 1) * chunk / machine.network_bytes_per_second,
+               within = static_cast<double>(machines) * (here - 1) * chunk /
+                        machine.link_bytes_per_second;
+  return machine.start_seconds + doublings * machine.network_hop_seconds +
+         (here - 1) * machine.link_hop_seconds + std::max(across, within);
+}
+
+struct Price {
+  double seconds = 0;
+  Bound bound = Bound::launch;
+};
+
+// How long a stream is busy with an operation that has the machine to itself.
+constexpr Price price(const Machine& machine, const Cost& cost) {
+  if (cost.wire_bytes > 0)
+    return {collective_seconds(machine, cost.ranks, cost.rank_step, cost.wire_bytes), Bound::wire};
+  const double compute = cost.flops > 0 ? cost.flops / product_rate(machine, cost.products) /
+                                              machine.efficiency
+                                        : 0,
+               memory = cost.bytes / machine.copy_bytes_per_second / machine.efficiency,
+               longer = std::max(compute, memory);
+  return {machine.launch_seconds + longer, machine.launch_seconds > longer ? Bound::launch
+                                           : compute >= memory             ? Bound::compute
+                                                                           : Bound::memory};
+}
+
+static_assert(collective_seconds(kH100, 1, 1, 1e9) == 0);
+static_assert(collective_seconds(kH100, 64, 1, 1e9) > collective_seconds(kH100, 64, 1, 1e8));
+static_assert(ranks_a_machine(kH100, 64, 1) == 8 && ranks_a_machine(kH100, 8, 8) == 1);
+// 132 tiles are one wave; one more is another.
+static_assert(shape_share(kH100, {.batch = 132, .m = 128, .n = 128, .k = 128}) == 0.5);
+static_assert(shape_share(kH100, {.batch = 133, .m = 128, .n = 128, .k = 128}) < 0.26);
+static_assert(price(kH100, {.bytes = 2.9e12}).bound == Bound::memory);
+static_assert(price(kH100, {}).seconds == kH100.launch_seconds);
+
+}  // namespace tessera
