@@ -11,7 +11,6 @@
 #include "tessera/optim/grad_scaler.hpp"
 #include "tessera/shard/runtime_control.hpp"
 #include "tests/shard/support.hpp"
-#include "tests/support/executors.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;

@@ -138,7 +138,8 @@ class Optimizer {
   //
   //   steps  i64 []   lr  f64 []                    of all
   //   blocks.0.up.weight.exp_avg  f32 [rows, ...]   of AdamW, with exp_avg_sq; of SGD with momentum
-  //                                                 momentum_buffer; none of what is frozen
+  //                                                 and Muon's matrices momentum_buffer; none of
+  //                                                 what is frozen
   //   blocks.0.up.weight.lr_factor  f64 []          likewise weight_decay
   //
   // Collective with StateForm::full.  Throws: ContractError for a parameter of the optimizer that
