@@ -58,6 +58,25 @@ struct Update<UpdateOp::sgd, V> {
   }
 };
 
+// Muon's two passes, before a matrix is orthogonalised and after it.
+//   with its momentum:  m = momentum m + (1 - momentum) g;   p *= 1 - lr weight_decay
+//   without, where g is the orthogonalised matrix:           p -= lr g
+template <class V>
+struct Update<UpdateOp::muon, V> {
+  V rate, momentum, rest, decay;
+
+  TESSERA_DEVICE Update(const UpdateScalars& s, const FlatSegment& of)
+      : rate(s.lr * of.lr_factor),
+        momentum(s.momentum),
+        rest(1 - s.momentum),
+        decay(1 - s.lr * of.lr_factor * of.weight_decay) {}
+  TESSERA_DEVICE V operator()(V p, V g, V* moments) const {
+    if (moments == nullptr) return p - rounded_product(rate, g);
+    moments[0] = fma(momentum, moments[0], rest * g);
+    return p * decay;
+  }
+};
+
 // `moments`: the most that it has; where `fewest` is 0, none may be kept.
 template <UpdateOp op_, int fewest_, int moments_>
 struct UpdateTag {

@@ -25,26 +25,43 @@ void Optimizer::expect_steps(const char* what, std::int64_t steps) {
 
 Optimizer::Optimizer(const std::vector<Parameter>& parameters, double lr, double weight_decay,
                      const Needs& needs)
-    : lr_(lr), weight_decay_(weight_decay), needs_(needs), log_(std::make_shared<UpdateLog>()) {
+    : Optimizer(lr, {{.needs = needs, .weight_decay = weight_decay}}) {
   TESSERA_EXPECT(!parameters.empty(), "optimizer: no parameters given");
   add_parameters(parameters);
-  expect_rate("optimizer: lr", lr);
-  expect_rate("optimizer: weight_decay", weight_decay);
-  TESSERA_EXPECT(needs.moments >= 0 && needs.moments <= kernels::kMostMoments,
-                 "optimizer: an update has 0 to ", kernels::kMostMoments, " arrays of state, not ",
-                 needs.moments);
-  TESSERA_EXPECT(needs.scalar_bytes > 0 && needs.scalar_bytes % 4 == 0 &&
-                     needs.scalar_bytes <= kernels::kMostScalarBytes,
-                 "optimizer: the scalars of a step are 4 to ", kernels::kMostScalarBytes,
-                 " bytes, whole words, not ", needs.scalar_bytes);
 }
 
-void Optimizer::add_parameters(const std::vector<Parameter>& parameters) {
+Optimizer::Optimizer(double lr, const std::vector<Kind>& kinds)
+    : lr_(lr), kinds_(kinds), log_(std::make_shared<UpdateLog>()) {
+  TESSERA_EXPECT(!kinds.empty(), "optimizer: has no kind of parameters");
+  expect_rate("optimizer: lr", lr);
+  for (const Kind& kind : kinds) {
+    const Needs& needs = kind.needs;
+    expect_rate("optimizer: weight_decay", kind.weight_decay);
+    expect_rate("optimizer: lr_factor", kind.lr_factor);
+    TESSERA_EXPECT(needs.moments >= 0 && needs.moments <= kernels::kMostMoments,
+                   "optimizer: an update has 0 to ", kernels::kMostMoments,
+                   " arrays of state, not ", needs.moments);
+    TESSERA_EXPECT(needs.scalar_bytes > 0 && needs.scalar_bytes % 4 == 0 &&
+                       needs.scalar_bytes <= kernels::kMostScalarBytes &&
+                       needs.scalar_bytes == kinds[0].needs.scalar_bytes,
+                   "optimizer: the scalars of a step are 4 to ", kernels::kMostScalarBytes,
+                   " bytes, whole words, as many for each kind of parameters, not ",
+                   needs.scalar_bytes);
+  }
+}
+
+void Optimizer::add_parameters(const std::vector<Parameter>& parameters) { add(parameters, 0); }
+
+void Optimizer::add(const std::vector<Parameter>& parameters, std::size_t kind) {
   for (const Parameter& p : parameters)
     TESSERA_EXPECT(p.defined(), "optimizer: an undefined parameter was given");
+  const Kind& rates = kinds_.at(kind);
   for (const Parameter& p : parameters)
     if (own_of_.try_emplace(p.id(), own_.size()).second)
-      own_.push_back({.parameter = p, .weight_decay = weight_decay_});
+      own_.push_back({.parameter = p,
+                      .kind = kind,
+                      .weight_decay = rates.weight_decay,
+                      .lr_factor = rates.lr_factor});
   rates_changed_ = true;
 }
 
@@ -189,32 +206,39 @@ void Optimizer::prepare() {
 }
 
 void Optimizer::make_states(const Before& before) {
+  TESSERA_EXPECT(!own_.empty(), "optimizer: no parameters given");
   parts_ = std::make_shared<std::vector<GroupPart>>(parts_of(parameters()));
-  std::unordered_map<const FlatGroup*, std::size_t> states_at;
-  std::vector<std::vector<Own*>> own(parts_->size());
+  const std::size_t kinds = kinds_.size();
   const Device device = parts_->front().group->device;
+  std::unordered_map<const FlatGroup*, std::size_t> group_at;
+  std::vector<std::vector<Own*>> own(parts_->size() * kinds);  // of each kind in each group
   for (const GroupPart& part : *parts_) {
     const std::shared_ptr<FlatGroup>& group = part.group;
     TESSERA_EXPECT(device == group->device,
                    "optimizer: parameter groups lie on different devices; use one optimizer each");
-    states_at[group.get()] = states_.size();
-    states_.push_back({.group = group, .layouts = group->layouts});
+    group_at.emplace(group.get(), group_at.size());
     auto& logs = group->updates;
     if (std::find(logs.begin(), logs.end(), log_) == logs.end()) logs.push_back(log_);
   }
-  for (Own& one : own_) {
-    one.state = states_at.at(state_of(one.parameter)->group.get());
-    own[one.state].push_back(&one);
-  }
+  for (Own& one : own_)
+    own[group_at.at(state_of(one.parameter)->group.get()) * kinds + one.kind].push_back(&one);
   bool has_new = false;
-  for (std::size_t i = 0; i < states_.size(); ++i)
-    has_new = take_moments(states_[i], own[i], lay_out(states_[i], own[i]), before) || has_new;
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (own[i].empty()) continue;
+    for (Own* const one : own[i]) one->state = states_.size();
+    const std::shared_ptr<FlatGroup>& group = (*parts_)[i / kinds].group;
+    GroupState& state = states_.emplace_back(
+        GroupState{.group = group, .layouts = group->layouts, .kind = i % kinds});
+    has_new = take_moments(state, own[i], lay_out(state, own[i]), before) || has_new;
+  }
+  has_laid_out();
   const Event made = device.compute().record();
   // Moments of before go when those that follow them are there: a step that fails has either.
   if (has_new && !before.states.empty()) device.block(made);
   if (!scalars_.defined() || !(scalars_.device() == device)) {
     const OwnerGuard owner(device, "scalars");
-    scalars_ = Tensor::empty({static_cast<std::int64_t>(needs_.scalar_bytes) / 4}, f32, device);
+    scalars_ =
+        Tensor::empty({static_cast<std::int64_t>(kinds_[0].needs.scalar_bytes) / 4}, f32, device);
   }
   rates_changed_ = are_set_ = false;
   log_->tables = std::max<Tick>(1, made.tick);
@@ -273,7 +297,8 @@ bool Optimizer::take_moments(GroupState& state, const std::vector<Own*>& own, st
     return before.states[was(one).state];
   };
   const auto has_any = [](const Own* one) { return one->offset >= 0; };
-  if (needs_.moments == 0 || std::ranges::none_of(own, has_any)) return false;
+  const int moments = kinds_[state.kind].needs.moments;
+  if (moments == 0 || std::ranges::none_of(own, has_any)) return false;
   const auto stays = [&](const Own* one) {
     return was(one).offset == one->offset &&
            (one->offset < 0 ||
@@ -284,7 +309,7 @@ bool Optimizer::take_moments(GroupState& state, const std::vector<Own*>& own, st
     return false;
   }
   const OwnerGuard owner(state.group->device, "moments");
-  for (int k = 0; k < needs_.moments; ++k)
+  for (int k = 0; k < moments; ++k)
     state.moments.push_back(Tensor::zeros({numel}, f32, state.group->device));
   for (const Own* const one : own)
     if (has_any(one) && was(one).offset >= 0 && one->spec.local_shape().numel() > 0)
@@ -374,6 +399,7 @@ void Optimizer::update_all(const Tensor& condition) {
       if (state.segment_count > 0) update(state, scalars_);
       state.group->mark_updated();  // also of an empty shard: its unit is gathered on every rank
     }
+    update_together(scalars_);
     if (condition.defined()) done.was_skipped = read_later(condition);
   } catch (...) {
     if (now() > before) {  // some groups are a step ahead of the others, if it comes to run

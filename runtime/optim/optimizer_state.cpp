@@ -59,7 +59,7 @@ StateDict Optimizer::state_dict(const NamedParameters& names, const StateDictOpt
     keep(name + kWeightDecay, own->weight_decay);
     const std::vector<Tensor> rows = moments(own->parameter);
     for (std::size_t k = 0; k < rows.size(); ++k)
-      views.emplace(concat(name, '.', needs_.names[k]),
+      views.emplace(concat(name, '.', kinds_[own->kind].needs.names[k]),
                     StateTensor(rows[k], own->spec, own->parameter.mesh()));
   }
   return make_state_dict(views, options);
@@ -105,7 +105,7 @@ LoadReport Optimizer::load_from(const NamedParameters& names,
     const std::vector<Tensor> moments = this->moments(one->parameter);
     for (std::size_t k = 0; k < moments.size(); ++k)
       targets.push_back(
-          {.names = {concat(name, '.', needs_.names[k])},
+          {.names = {concat(name, '.', kinds_[one->kind].needs.names[k])},
            .kind = "moment",
            .spec = one->spec,
            .held = [rows = moments[k]] { return rows; },

@@ -342,7 +342,7 @@ def valid(draw, folder, fixture):
     given = RUN | {"training__steps": steps, "ranks": draw.choice([1, 2]), "model__name": "gpt2" if gpt2 else "llama",
                    "model__dim": draw.choice([2, 8, 24]), "model__n_heads": 1, "debug__seed": draw.choice([0, 2**53]),
                    "training__local_batch_size": draw.choice([None, 1]), "model__tie_embeddings": draw.choice([None, "true", "false"]),
-                   "training__mixed_precision_param": draw.choice([None, "bfloat16"]), "optimizer__name": draw.choice([None, "SGD"]),
+                   "training__mixed_precision_param": draw.choice([None, "bfloat16"]), "optimizer__name": draw.choice([None, "SGD", "Muon"]),
                    "data__heldout": draw.choice([None, 0.1]), "checkpoint__export_dtype": draw.choice([None, "float16", "bfloat16"]),
                    "activation_checkpoint__mode": draw.choice([None, "full"]), "debug__executor": draw.choice([None, "inline", "shuffled"]),
                    "sample": draw.choice([None, "In the"]), "sample-tokens": None}

@@ -71,6 +71,9 @@ TEST_CASE("the defaults are the documented ones") {
   CHECK(c.optimizer.beta2 == 0.95);
   CHECK(c.optimizer.eps == 1e-8);
   CHECK(c.optimizer.weight_decay == 0.1);
+  CHECK(!c.optimizer.momentum);  // SGD has none, Muon its own
+  CHECK(c.optimizer.muon().momentum == 0.95);
+  CHECK(c.optimizer.muon().ns_steps == 5);
   CHECK(c.lr_scheduler.warmup_steps == 0);
   CHECK(c.lr_scheduler.decay_type == optim::DecayType::constant);
   CHECK(c.data.order == data::SampleOrder::shuffled);

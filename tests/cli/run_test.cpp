@@ -205,7 +205,7 @@ TEST_CASE("processes and threads have the same losses, whichever micro-batches a
       found.push_back(line.substr(0, line.find(", \"lr\"")));
     return found;
   };
-  for (const std::string sync : {"last", "all_reduce_last"}) {
+  for (const std::string sync : {"last", "all_reduce_last", "last --optimizer.name=Muon"}) {
     const std::string option = "--parallelism.fsdp_gradient_sync=" + sync;
     const auto threads = losses("", option + " --ranks=4");
     CHECK(threads.size() == 3);
@@ -225,7 +225,7 @@ TEST_CASE("strategies have the same losses, and say what they stand for") {
                     folder.path().string());
     INFO(outcome.err);
     CHECK(outcome.exit_code == 0);
-    CHECK((outcome.out.find("strategy ") != std::string::npos) == (strategy != "none"));
+    CHECK((outcome.out.find("strategy ") != std::string::npos) != strategy.starts_with("none"));
     std::vector<std::string> found;
     std::istringstream lines(folder.read("out.jsonl"));
     for (std::string line; std::getline(lines, line);)
@@ -233,12 +233,16 @@ TEST_CASE("strategies have the same losses, and say what they stand for") {
         found.push_back(line.substr(at, line.find(',', at) - at));
     return found;
   };
-  const auto plain = losses("none");
-  CHECK(plain.size() == 3);
-  for (const std::string strategy : {"ddp", "zero1", "zero2", "zero3"}) {
-    INFO(strategy);
-    CHECK(losses(strategy) == plain);
+  const std::string muon = " --optimizer.name=Muon --optimizer.lr=0.02";  // each rank owns some
+  for (const std::string& optimizer : {std::string(), muon}) {
+    const auto plain = losses("none" + optimizer);
+    CHECK(plain.size() == 3);
+    for (const std::string strategy : {"ddp", "zero1", "zero2", "zero3"}) {
+      INFO(strategy << optimizer);
+      CHECK(losses(strategy + optimizer) == plain);
+    }
   }
+  CHECK(losses("none" + muon) != losses("none"));
   CHECK(losses("hybrid --parallelism.data_parallel_replicate_degree=2").size() == 3);
 }
 

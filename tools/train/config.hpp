@@ -16,6 +16,7 @@
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/adamw.hpp"
+#include "tessera/optim/muon.hpp"
 #include "tessera/optim/schedule.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
@@ -23,7 +24,7 @@
 namespace tessera::train {
 
 enum class ModelName : std::uint8_t { llama, gpt2 };
-enum class OptimizerName : std::uint8_t { adamw, sgd };
+enum class OptimizerName : std::uint8_t { adamw, sgd, muon };
 // Which micro-batches of a step are reduced, see shard/runtime_control.hpp.
 enum class GradientSync : std::uint8_t { always, last, all_reduce_last };
 // Of kMachines, in its order, after `none`.
@@ -92,8 +93,31 @@ struct Config {
     OptimizerName name = OptimizerName::adamw;
     double lr = 8e-4;  // torchtitan's
     double beta1 = kAdamW.beta1, beta2 = kAdamW.beta2, eps = kAdamW.eps,
-           weight_decay = kAdamW.weight_decay, momentum = optim::SgdOptions{}.momentum;
+           weight_decay = kAdamW.weight_decay;
+    std::optional<double> momentum;
     std::string no_decay;  // kinds of parameters, with commas between them
+    // Of Muon.
+    static constexpr optim::MuonOptions kMuon{};
+    bool nesterov = kMuon.nesterov;
+    std::int64_t ns_steps = kMuon.ns_steps;
+    DType ns_dtype = kMuon.ns_dtype;
+    optim::MuonRate adjust_lr_fn = kMuon.adjust_lr;
+    double adamw_lr_factor = kMuon.others.lr_factor;
+
+    optim::MuonOptions muon() const {
+      return {.lr = lr,
+              .momentum = momentum.value_or(kMuon.momentum),
+              .nesterov = nesterov,
+              .weight_decay = weight_decay,
+              .ns_steps = static_cast<int>(ns_steps),
+              .ns_dtype = ns_dtype,
+              .adjust_lr = adjust_lr_fn,
+              .others = {.lr_factor = adamw_lr_factor,
+                         .beta1 = beta1,
+                         .beta2 = beta2,
+                         .eps = eps,
+                         .weight_decay = weight_decay}};
+    }
   } optimizer;
 
   // See optim::lr_factor, which is the factor on lr.

@@ -93,7 +93,8 @@ Key key(std::string_view full_name, std::string_view help, const Extra& extra = 
 }
 
 constexpr std::string_view kLlama = "model.name=llama", kGpt2 = "model.name=gpt2",
-                           kAdamw = "optimizer.name=AdamW", kSgd = "optimizer.name=SGD",
+                           kHasAdamw = "optimizer.name!=SGD",
+                           kHasMomentum = "optimizer.name!=AdamW", kMuon = "optimizer.name=Muon",
                            kDecays = "lr_scheduler.decay_type!=constant",
                            kShuffled = "debug.executor=shuffled", kGpu = "device!=cpu",
                            kPlanned = "dry-run=true", kPriced = "machine!=none";
@@ -259,23 +260,42 @@ const std::vector<Key>& schema() {
                                                               "type in which gradients are summed",
                                                               {.choices = {"float32"}}),
       key<&C::optimizer, &C::Optimizer::name>("optimizer.name", "which optimizer",
-                                              {.choices = {"AdamW", "SGD"}}),
+                                              {.choices = {"AdamW", "SGD", "Muon"}}),
       key<&C::optimizer, &C::Optimizer::lr>("optimizer.lr", "peak learning rate",
                                             {.range = at_least(0)}),
       key<&C::optimizer, &C::Optimizer::beta1>("optimizer.beta1", "decay of the first moment",
-                                               {.range = fraction(), .only_if = kAdamw}),
+                                               {.range = fraction(), .only_if = kHasAdamw}),
       key<&C::optimizer, &C::Optimizer::beta2>("optimizer.beta2", "decay of the second moment",
-                                               {.range = fraction(), .only_if = kAdamw}),
+                                               {.range = fraction(), .only_if = kHasAdamw}),
       key<&C::optimizer, &C::Optimizer::eps>("optimizer.eps",
                                              "added to the root of the second moment",
-                                             {.range = above(0), .only_if = kAdamw}),
+                                             {.range = above(0), .only_if = kHasAdamw}),
       key<&C::optimizer, &C::Optimizer::weight_decay>(
           "optimizer.weight_decay", "decay of all parameters", {.range = at_least(0)}),
       key<&C::optimizer, &C::Optimizer::no_decay>(
           "optimizer.no_decay", "those without decay, some of norms,biases,embeddings",
           {.argument = "KINDS"}),
-      key<&C::optimizer, &C::Optimizer::momentum>("optimizer.momentum", "momentum",
-                                                  {.range = fraction(), .only_if = kSgd}),
+      key<&C::optimizer, &C::Optimizer::momentum>(
+          "optimizer.momentum", "momentum",
+          {.range = fraction(), .only_if = kHasMomentum, .unset = "SGD: 0; Muon: 0.95"}),
+      key<&C::optimizer, &C::Optimizer::nesterov>("optimizer.nesterov",
+                                                  "the gradient once more on top of the momentum",
+                                                  {.only_if = kMuon}),
+      key<&C::optimizer, &C::Optimizer::ns_steps>(
+          "optimizer.ns_steps", "steps of the iteration that makes a matrix orthogonal",
+          {.range = between(1, 99), .only_if = kMuon}),
+      key<&C::optimizer, &C::Optimizer::ns_dtype>(
+          "optimizer.ns_dtype", "type in which that iteration computes",
+          {.choices = {"float32", "bfloat16"}, .only_if = kMuon}),
+      key<&C::optimizer, &C::Optimizer::adjust_lr_fn>(
+          "optimizer.adjust_lr_fn",
+          "how the shape of a matrix changes its rate; match_rms_adamw: lr and weight_decay as for "
+          "AdamW",
+          {.choices = {"original", "match_rms_adamw"}, .only_if = kMuon}),
+      key<&C::optimizer, &C::Optimizer::adamw_lr_factor>(
+          "optimizer.adamw_lr_factor",
+          "times lr is the rate of AdamW, which Muon leaves all but the matrices of the blocks to",
+          {.range = at_least(0), .only_if = kMuon}),
       key<&C::lr_scheduler, &C::LrScheduler::warmup_steps>(
           "lr_scheduler.warmup_steps", "steps of linear warm-up", {.range = between(0, kMaxCount)}),
       key<&C::lr_scheduler, &C::LrScheduler::decay_type>(

@@ -16,6 +16,7 @@
 
 #include "runtime/base/machine.hpp"
 #include "runtime/device/testing.hpp"
+#include "runtime/optim/matrix_owners.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/base/philox.hpp"
 #include "tessera/base/utf8.hpp"
@@ -53,16 +54,35 @@ WorldOptions world_options(const Config& config, const std::shared_ptr<RaceCheck
           .heartbeat_timeout_seconds = static_cast<double>(config.comm.heartbeat_timeout_seconds)};
 }
 
-// Ranks whose shards have the same sizes need the same memory: one of each kind, with how many
-// there are.
+// Of each rank of a shard group, the sizes of the matrices that it orthogonalises, one behind the
+// other; empty ones without Muon.
+std::vector<std::vector<std::int64_t>> matrices_of_ranks(const Config& config,
+                                                         const std::vector<Parameter>& parameters,
+                                                         int ranks) {
+  std::vector<std::vector<std::int64_t>> owned(static_cast<std::size_t>(ranks));
+  if (config.optimizer.name != OptimizerName::muon) return owned;
+  std::vector<optim::MatrixSize> sizes;
+  for (const Parameter& p : optim::split_for_muon(parameters).matrices)
+    sizes.push_back({p.shape()[0], p.shape()[1]});
+  const optim::MatrixPlan plan =
+      optim::plan_matrices(sizes, ranks, config.optimizer.muon().turn_bytes);
+  for (std::size_t rank = 0; rank < owned.size(); ++rank)
+    for (const auto& [rows, columns] : optim::matrices_of(plan, sizes, static_cast<int>(rank)))
+      owned[rank].insert(owned[rank].end(), {rows, columns});
+  return owned;
+}
+
+// Ranks whose shards have the same sizes, and who orthogonalise matrices of the same sizes, need
+// the same memory: one of each kind, with how many there are.
 std::map<int, int> distinct_layouts(const Config& config, int ranks) {
   const auto model = make_model(config);
   const int shards = mesh_sizes(config, ranks).shard;
   std::map<std::vector<std::int64_t>, int> first;
   std::map<int, int> counts;
   const std::vector<Parameter> parameters = model->parameters();
+  const auto owned = matrices_of_ranks(config, parameters, shards);
   for (int rank = 0; rank < ranks; ++rank) {
-    std::vector<std::int64_t> rows;
+    std::vector<std::int64_t> rows = owned[static_cast<std::size_t>(rank % shards)];
     for (const Parameter& p : parameters)
       rows.push_back(ShardSpec{p.shape(), shards, rank % shards}.owned().size());
     ++counts[first.try_emplace(std::move(rows), rank).first->second];

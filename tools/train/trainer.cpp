@@ -126,10 +126,15 @@ Trainer::Trainer(const Config& given, const World& world)
                                          .beta2 = o.beta2,
                                          .eps = o.eps,
                                          .weight_decay = o.weight_decay});
-  else
+  else if (o.name == OptimizerName::sgd)
     optimizer_ = std::make_unique<optim::Sgd>(
         parameters_,
-        optim::SgdOptions{.lr = o.lr, .momentum = o.momentum, .weight_decay = o.weight_decay});
+        optim::SgdOptions{
+            .lr = o.lr, .momentum = o.momentum.value_or(0), .weight_decay = o.weight_decay});
+  else {
+    const auto [matrices, others] = optim::split_for_muon(parameters_);
+    optimizer_ = std::make_unique<optim::Muon>(matrices, others, o.muon());
+  }
   optimizer_->set_weight_decay(without_decay(*model_, o.no_decay), 0);
   optimizer_->prepare();
   const auto tokens = static_cast<std::size_t>(split_.local * config.training.seq_len);

@@ -23,6 +23,33 @@ struct AdamWOptions {
   double weight_decay = 0.1;  // of all parameters but those of set_weight_decay
 };
 
+// What its update reads of a step, which counts from 1; the weight decay is each parameter's.
+inline kernels::UpdateScalars adamw_scalars(const AdamWOptions& options, double lr,
+                                            std::int64_t step) {
+  const auto t = static_cast<double>(step);
+  kernels::UpdateScalars s{};
+  s.lr = static_cast<float>(lr);
+  s.beta1 = static_cast<float>(options.beta1);
+  s.beta2 = static_cast<float>(options.beta2);
+  s.eps = static_cast<float>(options.eps);
+  // Of the betas that the kernel uses: it computes 1 - beta in f32, which for beta2 = 0.999 is
+  // 1e-5 away from the exact difference, and the two cancel.
+  s.bias_correction1 = static_cast<float>(1 - std::pow(static_cast<double>(s.beta1), t));
+  s.bias_correction2 = static_cast<float>(1 - std::pow(static_cast<double>(s.beta2), t));
+  s.grad_scale = 1;
+  return s;
+}
+
+// Throws: ContractError naming `what` for a value out of range.
+inline void expect_valid(const char* what, const AdamWOptions& options) {
+  TESSERA_EXPECT(options.lr >= 0 && options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 &&
+                     options.beta2 < 1 && options.eps >= 0 && std::isfinite(options.eps) &&
+                     options.weight_decay >= 0,
+                 what, ": lr ", options.lr, ", betas ", options.beta1, " and ", options.beta2,
+                 ", eps ", options.eps, ", weight_decay ", options.weight_decay,
+                 "; none may be negative or infinite, betas are less than 1");
+}
+
 class AdamW final : public Optimizer {
  public:
   // Throws: ContractError for a value out of range.
@@ -30,28 +57,12 @@ class AdamW final : public Optimizer {
       : Optimizer(parameters, options.lr, options.weight_decay,
                   {.moments = 2, .names = {"exp_avg", "exp_avg_sq"}}),
         options_(options) {
-    TESSERA_EXPECT(options.lr >= 0 && options.beta1 >= 0 && options.beta1 < 1 &&
-                       options.beta2 >= 0 && options.beta2 < 1 && options.eps >= 0 &&
-                       std::isfinite(options.eps) && options.weight_decay >= 0,
-                   "AdamW: lr ", options.lr, ", betas ", options.beta1, " and ", options.beta2,
-                   ", eps ", options.eps, ", weight_decay ", options.weight_decay,
-                   "; none may be negative or infinite, betas are less than 1");
+    expect_valid("AdamW", options);
   }
 
  private:
   void write_scalars(const Tensor& scalars, std::int64_t step) const override {
-    const auto t = static_cast<double>(step);
-    kernels::UpdateScalars s{};
-    s.lr = static_cast<float>(lr());
-    s.beta1 = static_cast<float>(options_.beta1);
-    s.beta2 = static_cast<float>(options_.beta2);
-    s.eps = static_cast<float>(options_.eps);
-    // Of the betas that the kernel uses: it computes 1 - beta in f32, which for beta2 = 0.999 is
-    // 1e-5 away from the exact difference, and the two cancel.
-    s.bias_correction1 = static_cast<float>(1 - std::pow(static_cast<double>(s.beta1), t));
-    s.bias_correction2 = static_cast<float>(1 - std::pow(static_cast<double>(s.beta2), t));
-    s.grad_scale = 1;
-    put_scalars(scalars, s);
+    put_scalars(scalars, adamw_scalars(options_, lr(), step));
   }
   void update(const GroupState& state, const Tensor& scalars) const override {
     launch_update(kernels::UpdateOp::adamw, state, scalars);

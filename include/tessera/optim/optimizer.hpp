@@ -13,7 +13,8 @@
 // and as they are frozen and thawed (Parameter::set_trainable).
 //
 // An optimizer of your own derives from Optimizer and says two things: the scalars of a step, and
-// one launch that updates one group. Lesson tests/tour/095_your_own_optimizer.cpp writes one.
+// one launch that updates one group. Lesson tests/tour/095_your_own_optimizer.cpp writes one. One
+// that updates some parameters in another way than the rest has several kinds of them.
 #pragma once
 
 #include <array>
@@ -102,10 +103,10 @@ class Optimizer {
   void set_weight_decay(const std::vector<Parameter>& of, double weight_decay);
   void set_lr_factor(const std::vector<Parameter>& of, double factor);
 
-  // Takes more parameters, with the weight decay that the optimizer was made with and a factor of
-  // 1; their moments begin as 0 at the count of steps so far. One that it has already stays as it
-  // is (PyTorch: add_param_group).  Throws: ContractError for an undefined one; nothing is taken
-  // then.
+  // Takes more parameters, with the weight decay and the factor that the optimizer was made with
+  // (1 unless it says so); their moments begin as 0 at the count of steps so far. One that it has
+  // already stays as it is (PyTorch: add_param_group).  Throws: ContractError for an undefined one;
+  // nothing is taken then.
   void add_parameters(const std::vector<Parameter>& parameters);
 
   double lr() const noexcept { return lr_; }
@@ -116,7 +117,7 @@ class Optimizer {
   // For keeping and restoring: steps taken so far (a reset takes back those that never began; the
   // host blocks where the last was a step_if), this rank's rows of the moments of a parameter, to
   // be read and written (none before prepare(), and where it is frozen), and the state of each
-  // group, in order of first mention.
+  // group, in order of first mention; one for each kind of parameters that it has of the group.
   std::int64_t steps() const;
   void set_steps(std::int64_t steps);  // throws: ContractError outside [0, 2^53]
   std::vector<Tensor> moments(const Parameter& of) const;
@@ -129,6 +130,7 @@ class Optimizer {
     Tensor segments{};  // table of FlatSegment
     std::int32_t segment_count = 0;
     std::uint64_t layouts = 0;  // of the group, as this is
+    std::size_t kind = 0;       // of these parameters
   };
   const std::vector<GroupState>& states() const noexcept { return states_; }
 
@@ -137,7 +139,8 @@ class Optimizer {
   //
   //   steps  i64 []   lr  f64 []                    of all
   //   blocks.0.up.weight.exp_avg  f32 [rows, ...]   of AdamW, with exp_avg_sq; of SGD with momentum
-  //                                                 momentum_buffer; none of what is frozen
+  //                                                 and Muon's matrices momentum_buffer; none of
+  //                                                 what is frozen
   //   blocks.0.up.weight.lr_factor  f64 []          likewise weight_decay
   //
   // Collective with StateForm::full.  Throws: ContractError for a parameter of the optimizer that
@@ -181,10 +184,26 @@ class Optimizer {
   Optimizer(const std::vector<Parameter>& parameters, double lr, double weight_decay,
             const Needs& needs);
 
+  // Parameters that are updated in one way: what that keeps of each, and the rates that they begin
+  // with.
+  struct Kind {
+    Needs needs{};  // scalar_bytes are the same for all kinds
+    double weight_decay = 0, lr_factor = 1;
+  };
+  // Of several kinds, without parameters yet. What add_parameters takes is of the first.
+  Optimizer(double lr, const std::vector<Kind>& kinds);
+  // As add_parameters.
+  void add(const std::vector<Parameter>& parameters, std::size_t kind);
+
   // Writes this step's scalars, by put_scalars; `step` counts from 1.
   virtual void write_scalars(const Tensor& scalars, std::int64_t step) const = 0;
-  // Updates one group, by one launch or launch_update.
+  // Updates the parameters of one kind in one group, by one launch or launch_update.
   virtual void update(const GroupState& state, const Tensor& scalars) const = 0;
+  // What a step does over all groups together, behind update() of each. Collective where it talks
+  // to other ranks: it is called on every rank that takes the step, whatever its shards are.
+  virtual void update_together(const Tensor& /*scalars*/) {}
+  // The states were laid out: tables that follow them are to be made anew. Not collective.
+  virtual void has_laid_out() {}
 
   // Writes a plain struct of at most 88 bytes where the device reads it. The values travel with the
   // launch, without staging.
@@ -205,6 +224,17 @@ class Optimizer {
   // The same of an update that the library has, with a body for every device.
   static void launch_update(kernels::UpdateOp op, const GroupState& state, const Tensor& scalars);
 
+  // One of its parameters, and where its moments lie.
+  struct Own {
+    Parameter parameter;
+    std::size_t kind = 0;
+    double weight_decay = 0, lr_factor = 1;
+    std::size_t state = 0;     // of states()
+    std::int64_t offset = -1;  // in the moments there; -1: has none
+    ShardSpec spec{};
+  };
+  const std::vector<Own>& own() const noexcept { return own_; }
+
  private:
   // The source is made where it is asked for: on rank 0 alone, where that sends.
   LoadReport load_from(const NamedParameters& names,
@@ -214,14 +244,6 @@ class Optimizer {
   static void put(const Tensor& to, const void* scalars, std::size_t bytes);
   static void submit(const char* name, const GroupState& state, const Tensor& scalars,
                      const Body& body);
-  // One of its parameters, and where its moments lie.
-  struct Own {
-    Parameter parameter;
-    double weight_decay = 0, lr_factor = 1;
-    std::size_t state = 0;     // of states_
-    std::int64_t offset = -1;  // -1: has none
-    ShardSpec spec{};
-  };
   // own.*rate = value, for those given.
   void set(const char* what, double Own::* rate, const std::vector<Parameter>& of, double value);
   bool is_current() const;
@@ -246,15 +268,15 @@ class Optimizer {
 
   std::vector<Own> own_;
   std::unordered_map<const void*, std::size_t> own_of_;  // a parameter's index there, by its id
-  double lr_, weight_decay_;
+  double lr_;
   bool rates_changed_ = false;
   bool are_set_ = false;  // all that it trains, not the zeros of their memory
-  Needs needs_;
+  std::vector<Kind> kinds_;
   std::shared_ptr<UpdateLog> log_;
   std::vector<GroupState> states_;
   // Their gradients, as the tables are.
   std::shared_ptr<const std::vector<GroupPart>> parts_;
-  Tensor scalars_;  // needs_.scalar_bytes, on the device
+  Tensor scalars_;  // Needs::scalar_bytes, on the device
 };
 
 }  // namespace tessera::optim

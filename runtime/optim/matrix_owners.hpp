@@ -1,0 +1,48 @@
+// Which rank orthogonalises which matrix, and in which turns the matrices travel to it: pure
+// arithmetic, the same on every rank.
+//
+//   owner 0   │ mlp.up ──────│ attn.k ─│        A turn takes the next matrices of each owner, as
+//   owner 1   │ mlp.down ────│ attn.q ─│        many as its share of the bytes has room for, but
+//   owner 2   │ mlp.gate ────│         │        at least one.
+//               turn 0         turn 1
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tessera::optim {
+
+struct MatrixSize {
+  std::int64_t rows = 0, columns = 0;
+
+  bool operator==(const MatrixSize&) const = default;
+};
+
+// What a step of Newton and Schulz costs, up to a factor: min^2 max.
+double orthogonalisation_work(const MatrixSize& size);
+
+struct MatrixPlan {
+  // Of each matrix: its rank, its turn, and where its rows begin in what one rank sends to that
+  // rank, in elements: a multiple of 64.
+  struct Place {
+    int owner = 0;
+    std::size_t turn = 0;
+    std::int64_t offset = 0;
+  };
+  std::vector<Place> places;
+  std::vector<std::size_t> order;    // the matrices as they were dealt, largest first
+  std::vector<std::int64_t> widths;  // of each turn: elements that a rank sends to each
+};
+
+// Deals matrices to ranks: the one with most work to the rank that has least, the first of equal
+// ones. `most_bytes`: of f32 that a rank sends in a turn, padding included.
+// Requires: at least one rank, no size of 0.
+MatrixPlan plan_matrices(std::span<const MatrixSize> sizes, int ranks, std::int64_t most_bytes);
+
+// The sizes of the matrices of `rank`, in the order of their turns: ranks whose lists are equal do
+// the same work in the same memory.
+std::vector<MatrixSize> matrices_of(const MatrixPlan& plan, std::span<const MatrixSize> sizes,
+                                    int rank);
+
+}  // namespace tessera::optim
