@@ -209,7 +209,7 @@ class Optimizer {
   LoadReport load_from(const NamedParameters& names,
                        const std::function<std::shared_ptr<const StateSource>()>& source,
                        const LoadOptions& options);
-  void update_all(const Tensor& condition);  // undefined: always
+  void update_all(const Tensor& given);  // undefined: always
   static void put(const Tensor& to, const void* scalars, std::size_t bytes);
   static void submit(const char* name, const GroupState& state, const Tensor& scalars,
                      const Body& body);
