@@ -127,14 +127,15 @@ class Part final : public nn::Module {
     });
   }
 
-  void shard(const DeviceMesh& mesh) {
-    for (const auto& child : children_) child->shard(mesh);
+  void shard(const DeviceMesh& mesh, Offload offload) {
+    for (const auto& child : children_) child->shard(mesh, offload);
     if (plan_.is_unit)
       fully_shard(*this, {.mesh = mesh,
                           .reshard_after_forward = plan_.reshard,
                           .prefetch_depth = plan_.prefetch,
                           .slice_bytes = plan_.slice_bytes,
-                          .piece_bytes = plan_.piece_bytes});
+                          .piece_bytes = plan_.piece_bytes,
+                          .offload = offload});
   }
 
   // Which units of the tree the next backward reduces, and sums over replicas.
@@ -297,7 +298,7 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
   run_local(program.ranks, {.threads = 1, .race_checker = checker}, [&](World& world) {
     std::vector<Part*> parts;
     Part model(program.root, nullptr, parts);
-    model.shard(mesh_of(world, program.replicas));
+    model.shard(mesh_of(world, program.replicas), program.offload);
     model.materialize(world.device());
     nn::init(model, {program.seed});
     optim::Sgd optimizer(model.parameters(), {.lr = kRate, .momentum = 0.5});

@@ -228,12 +228,15 @@ Program make_program(std::uint64_t seed) {
   Dice mesh_dice(seed ^ 0x3e54);
   if (mesh_dice.once_in(3))
     while (program.replicas < program.ranks && !mesh_dice.once_in(3)) program.replicas *= 2;
+  Dice offload_dice(seed ^ 0x0ff10);
+  if (offload_dice.once_in(3)) program.offload = Offload::cpu;
   return program;
 }
 
 void print(std::ostream& out, const Program& program) {
   out << "seed " << program.seed << ", " << program.ranks << " ranks, " << program.replicas
-      << " replicas, slices of " << program.root.slice_bytes << " bytes\n";
+      << " replicas, slices of " << program.root.slice_bytes << " bytes"
+      << (program.offload == Offload::cpu ? ", offloaded\n" : "\n");
   print(out, program.root, 0);
   for (const Step& step : program.steps) {
     out << "step:";

@@ -71,6 +71,7 @@ struct Step {
 struct Program {
   int ranks = 2;     // 1, 2 or 4,
   int replicas = 1;  // in so many replicas
+  Offload offload = Offload::none;
   PartPlan root;
   std::vector<Step> steps;
   std::uint64_t seed = 0;

@@ -18,8 +18,9 @@ using Catch::Matchers::Contains;
 namespace {
 
 // A stack in training, on the host or not.
-struct Job {
-  Job(const World& world, Offload offload, DType param = f32, DType reduce = f32, int replicas = 1)
+struct OffloadJob {
+  OffloadJob(const World& world, Offload offload, DType param = f32, DType reduce = f32,
+             int replicas = 1)
       : world(world) {
     stack.shard({.mesh = mesh_of(world, replicas),
                  .precision = {.param = param, .reduce = reduce},
@@ -67,9 +68,9 @@ std::int64_t live(const Memory& memory, const char* owner) {
 }
 
 // Throws at the n-th operation of a name that is submitted.
-class Cuts final : public Observer {
+class CutsOne final : public Observer {
  public:
-  Cuts(int n, std::string_view name) : left_(n), name_(name) {}
+  CutsOne(int n, std::string_view name) : left_(n), name_(name) {}
   void launched(StreamId, Tick, const Op& op) override {
     if (name_ == op.name && --left_ == 0) throw std::runtime_error("cut");
   }
@@ -96,7 +97,7 @@ TEST_CASE("a training on the host gives the bits of one on the device, in every 
         return train(ranks, {.executor = executor, .schedule_seed = fresh_seed(), .threads = 1},
                      cell, 5, 3);
       };
-      const Trained device = run(Offload::none, ExecutorKind::threaded);
+      const testing::Trained device = run(Offload::none, ExecutorKind::threaded);
       CHECK(testing::same_bits(device, run(Offload::cpu, ExecutorKind::threaded)));
       CHECK(testing::same_bits(device, run(Offload::cpu, ExecutorKind::shuffled)));
     }
@@ -117,7 +118,7 @@ TEST_CASE("optimizers, norms and meshes of what lies on the host",
       const auto run = [&, param = param, reduce = reduce, ranks = ranks,
                         replicas = replicas](Offload offload) {
         return on_ranks(ranks, [&](World& world) {
-          Job job(world, offload, param, reduce, replicas);
+          OffloadJob job(world, offload, param, reduce, replicas);
           const auto optimizer = optimizer_of(job.stack, is_adamw);
           Left left;
           for (int k = 0; k < 3; ++k)
@@ -138,7 +139,7 @@ TEST_CASE("one rank that adds micro-batches up on the host is within rounding of
           "[threads]") {
   const auto run = [&](Offload offload) {
     return on_ranks(1, [&](World& world) {
-      Job job(world, offload);
+      OffloadJob job(world, offload);
       for (int m = 0; m < 3; ++m) job.loss(m).backward();
       return shard_gradients(job.stack);
     })[0];
@@ -154,7 +155,7 @@ TEST_CASE("at rest a device holds no shard, no gradient and no moment of what is
       bool lies_on_host = true;
     };
     const auto held = on_ranks(ranks, [&](World& world) {
-      Job job(world, Offload::cpu);
+      OffloadJob job(world, Offload::cpu);
       optim::AdamW optimizer(job.stack.parameters());
       job.step(0, optimizer);
       job.loss(1).backward();
@@ -190,7 +191,7 @@ TEST_CASE("at rest a device holds no shard, no gradient and no moment of what is
 
 TEST_CASE("what one rank offloads costs no collective", "[threads]") {
   const auto counters = on_ranks(1, [](World& world) {
-    Job job(world, Offload::cpu);
+    OffloadJob job(world, Offload::cpu);
     optim::AdamW optimizer(job.stack.parameters());
     job.step(0, optimizer);
     return shard_counters(job.stack);
@@ -207,7 +208,7 @@ TEST_CASE("an inf on the host of one rank skips the step of all", "[threads]") {
       double scale = 0;
     };
     const auto seen = on_ranks(ranks, [&](World& world) {
-      Job job(world, Offload::cpu, f16);
+      OffloadJob job(world, Offload::cpu, f16);
       optim::AdamW optimizer(job.stack.parameters());
       optim::GradScaler scaler(world.device(), {.init_scale = 256});
       const auto step = [&](int k, bool is_poisoned) {
@@ -246,7 +247,7 @@ TEST_CASE("parameters are frozen and thawed on the host as on the device", "[thr
     INFO(ranks << " ranks");
     const auto run = [&](Offload offload) {
       return on_ranks(ranks, [&](World& world) {
-        Job job(world, offload);
+        OffloadJob job(world, offload);
         optim::AdamW optimizer(job.stack.parameters());
         job.step(0, optimizer);
         job.stack.layers[0].weight.freeze();
@@ -272,7 +273,7 @@ TEST_CASE("values and state of what is offloaded are read and written from eithe
       const auto check = [&](bool holds, const char* what) {
         if (!holds) failed.emplace_back(what);
       };
-      Job job(world, Offload::cpu), other(world, Offload::cpu), device(world, Offload::none);
+      OffloadJob job(world, Offload::cpu), other(world, Offload::cpu), device(world, Offload::none);
       optim::AdamW optimizer(job.stack.parameters()), of_other(other.stack.parameters()),
           of_device(device.stack.parameters());
       for (int k = 0; k < 2; ++k) job.step(k, optimizer);
@@ -356,13 +357,13 @@ TEST_CASE("after a step that failed, on the host or on its way there, the next o
   };
   const auto run = [&](bool cuts) {
     return on_ranks(2, [&](World& world) {
-      Job job(world, Offload::cpu, bf16, bf16);
+      OffloadJob job(world, Offload::cpu, bf16, bf16);
       optim::AdamW optimizer(job.stack.parameters());
       job.step(0, optimizer);
       world.device().synchronize();
       world.barrier();
       if (cuts && world.rank() == 1)
-        world.device().context().add_observer(std::make_shared<Cuts>(at, name));
+        world.device().context().add_observer(std::make_shared<CutsOne>(at, name));
       Seen out;
       try {
         job.step(1, optimizer);

@@ -298,7 +298,7 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
   trace.finish();
   plan.ledger = trainer.memory().ledger().table();
   if (trainer.memory().has_host())
-    plan.ledger += "on the host\n" + trainer.memory().host().ledger().table();
+    plan.ledger += "\non the host\n" + trainer.memory().host().ledger().table();
   plan.shard = shard_plan(trainer.model());
   trainer.reset_peaks();
   trainer.heldout_loss(split_batch(config, ranks).local * ranks,

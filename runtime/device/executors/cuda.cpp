@@ -190,7 +190,9 @@ class CudaExecutor final : public Executor {
     check(driver_.block(origin_.get()), "a timer could not be reached");
     origin_seconds_ = host_seconds();
   }
-  double seconds(StreamId) const override { return now_ < 0 ? host_seconds() : now_; }
+  double seconds(StreamId stream) const override {
+    return stream == StreamId::offload || now_ < 0 ? host_seconds() : now_;
+  }
 
   // The first question about a stream begins the measuring, and its answer is 0: who never asks has
   // no timers in the stream. Counts what the host has blocked on, and with each wait the
