@@ -47,7 +47,8 @@ struct FlatRange {
 };
 
 // The arrays of one group's update, for a body to hold: 72 of its 128 bytes. A body for a GPU reads
-// the segments itself: kernels::FlatSegment says where each lies in the arrays.
+// the segments itself: kernels::FlatSegment says where each lies in the arrays. Those of offloaded
+// units lie on the host, beside a GPU too, and so their body runs there: Exec::driver is null.
 struct FlatUpdate {
   float* values;
   const float* gradient;
