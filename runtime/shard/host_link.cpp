@@ -80,8 +80,6 @@ Tensor HostLink::take_sums(Stream stream, std::int64_t numel, DType dtype) {
 Event HostLink::add_to(const Tensor& values, const Tensor& counts, const Tensor& sums,
                        Stream stream, bool is_fresh) {
   const Stream host = host_.compute(), transfer = device_.stream(StreamId::transfer);
-  const Tensor of_values = sums.view({values.numel()}, {1}, 0),
-               of_counts = sums.view({counts.numel()}, {1}, values.numel());
   transfer.wait(stream.record());
   if (is_fresh && sums.dtype() == values.dtype()) {
     transfer.wait(host.record());  // which has made the gradient
