@@ -10,10 +10,12 @@ namespace tessera::kernels {
 void cpu::pack(const PackArgs& args, Exec&) {
   for (std::int32_t i = 0; i < args.entry_count; ++i) {
     const PackEntry& e = args.entries[i];
-    const float* const src = args.src + e.src;
+    const auto width = static_cast<std::int64_t>(size_bytes(args.src_dtype));
+    const std::byte* const from = args.src + e.src * width;
     std::byte* const dst = args.dst + e.dst_bytes;
-    if (args.dst_dtype == DType::f32) {
-      std::memcpy(dst, src, static_cast<std::size_t>(e.count) * sizeof(float));
+    const auto* const src = reinterpret_cast<const float*>(from);
+    if (args.dst_dtype == args.src_dtype) {
+      std::memcpy(dst, from, static_cast<std::size_t>(e.count * width));
     } else if (args.dst_dtype == DType::bf16) {
       auto* const out = reinterpret_cast<BFloat16*>(dst);
       for (std::int64_t j = 0; j < e.count; ++j) out[j] = BFloat16(src[j]);

@@ -11,10 +11,10 @@ namespace {
 constexpr int kFours = 4;  // groups of four elements that a thread has in flight
 constexpr std::int64_t kPackChunk = 4 * kFours * kChunkThreads;
 
-template <class T>
+template <class S, class T>
 struct PackBody {
   std::byte* dst;
-  const float* src;
+  const S* src;
   const PackEntry* entries;
   std::int32_t entry_count;
 
@@ -30,11 +30,10 @@ struct PackBody {
 
  private:
   // This thread's elements first, first + 1, .. of every group of four of the chunk.
-  TESSERA_DEVICE static void move(const float* from, T* to, std::int64_t first,
-                                  std::int64_t count) {
-    const bool aligned = reinterpret_cast<std::uintptr_t>(from) % 16 == 0 &&
+  TESSERA_DEVICE static void move(const S* from, T* to, std::int64_t first, std::int64_t count) {
+    const bool aligned = reinterpret_cast<std::uintptr_t>(from) % alignof(Pack<S, 4>) == 0 &&
                          reinterpret_cast<std::uintptr_t>(to) % alignof(Pack<T, 4>) == 0;
-    Pack<float, 4> x[kFours];
+    Pack<S, 4> x[kFours];
     unrolled<kFours>([&](int u) {
       const std::int64_t i = first + u * 4 * kChunkThreads;
       x[u] =
@@ -43,9 +42,15 @@ struct PackBody {
     unrolled<kFours>([&](int u) {
       const std::int64_t i = first + u * 4 * kChunkThreads;
       Pack<T, 4> y;
-      for (int j = 0; j < 4; ++j) y.at[j] = rounded<T>(x[u].at[j]);
+      for (int j = 0; j < 4; ++j) y.at[j] = converted(x[u].at[j]);
       aligned ? store_most(to + i, y, left(count, i)) : store_few(to + i, y, left(count, i));
     });
+  }
+  TESSERA_DEVICE static T converted(S x) {
+    if constexpr (std::is_same_v<S, T>)
+      return x;
+    else
+      return rounded<T>(x);
   }
   // Of the four elements from i.
   TESSERA_DEVICE static int left(std::int64_t count, std::int64_t i) {
@@ -86,10 +91,15 @@ struct Complete {
 }  // namespace
 
 void pack(const PackArgs& a, Exec& exec) {
-  const auto queue = [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    launch<kChunkThreads>(exec, chunk_grid(a.entry_count), kChunkShared,
-                          PackBody<T>{a.dst, a.src, a.entries, a.entry_count});
+  const auto queue_from = [&](auto from, auto to) {
+    using S = typename decltype(from)::type;
+    using T = typename decltype(to)::type;
+    launch<kChunkThreads>(
+        exec, chunk_grid(a.entry_count), kChunkShared,
+        PackBody<S, T>{a.dst, reinterpret_cast<const S*>(a.src), a.entries, a.entry_count});
+  };
+  const auto queue = [&](auto to) {
+    a.src_dtype == a.dst_dtype ? queue_from(to, to) : queue_from(TypeTag<float>{}, to);
   };
   if (a.dst_dtype == DType::f32) return queue(TypeTag<float>{});
   if (a.dst_dtype == DType::bf16) return queue(TypeTag<BFloat16>{});

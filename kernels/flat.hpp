@@ -8,17 +8,17 @@
 
 namespace tessera::kernels {
 
-// dst[entry.dst_bytes ...] = src[entry.src ...], `count` elements cast from f32 to dst_dtype (f32,
-// bf16 or f16), per entry.
+// dst[entry.dst_bytes ...] = src[entry.src ...], `count` elements of src_dtype cast to dst_dtype
+// (f32, bf16 or f16), per entry. src_dtype is f32 or dst_dtype.
 struct PackEntry {
   std::int64_t src, dst_bytes, count;
 };
 struct PackArgs {
   std::byte* dst;
-  const float* src;
+  const std::byte* src;
   const PackEntry* entries;  // device memory
   std::int32_t entry_count;
-  DType dst_dtype;
+  DType dst_dtype, src_dtype;
 };
 
 // One parameter's part of a gradient buffer: `used` bytes hold its gradient, the rest up to

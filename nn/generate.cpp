@@ -75,7 +75,7 @@ std::vector<std::int32_t> generate(LanguageModel& model, std::span<const std::in
                    " of the prompt is outside the vocabulary of ", model.vocab_size());
   const EvaluationGuard evaluation(model);
   const NoGradGuard no_grad;
-  const Device device = model.parameters()[0].shard().device();
+  const Device device = model.parameters()[0].device().main();
   std::vector<std::int32_t> tokens(prompt.begin(), prompt.end());
   for (std::int64_t i = 0; i < count; ++i) {
     const auto length = static_cast<std::int64_t>(tokens.size());

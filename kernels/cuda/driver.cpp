@@ -357,6 +357,9 @@ DriverError fill(void* to, std::uint8_t byte, std::int64_t bytes, void* stream) 
   return said("cudaMemsetAsync",
               cudaMemsetAsync(to, byte, static_cast<std::size_t>(bytes), stream_of(stream)));
 }
+DriverError call_host(void (*function)(void* data), void* data, void* stream) {
+  return said("cudaLaunchHostFunc", cudaLaunchHostFunc(stream_of(stream), function, data));
+}
 
 // --- for measurements and tests
 
@@ -410,6 +413,7 @@ constexpr Driver kDriver = {
     .memory_info = memory_info,
     .copy = copy,
     .fill = fill,
+    .call_host = call_host,
     .make_timer = make_timer,
     .elapsed = elapsed,
     .delay = delay,

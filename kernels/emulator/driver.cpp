@@ -242,6 +242,11 @@ DriverError elapsed(void* from, void* to, double* seconds) {
   *seconds = std::chrono::duration<double>(when(to) - when(from)).count();
   return nullptr;
 }
+DriverError call_host(void (*function)(void* data), void* data, void* stream) {
+  enqueue(stream, [=] { function(data); });
+  return nullptr;
+}
+
 DriverError delay(std::int64_t nanoseconds, void* stream) {
   enqueue(stream, [=] { std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds)); });
   return nullptr;
@@ -293,6 +298,7 @@ constinit const Driver kDriver = {
     .memory_info = memory_info,
     .copy = copy,
     .fill = fill,
+    .call_host = call_host,
     .make_timer = make_event,
     .elapsed = elapsed,
     .delay = delay,

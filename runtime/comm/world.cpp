@@ -99,6 +99,7 @@ Device make_device(WorldKind kind, const WorldOptions& options, int rank, int th
                                        : ExecutorKind::cuda,
                        .cost = options.cost,
                        .memory = choice.memory,
+                       .threads = threads,
                        .tf32 = choice.tf32,
                        .module = choice.module});
 }

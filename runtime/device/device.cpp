@@ -24,7 +24,16 @@ void Stream::submit(const Op& op, const Body& body, CollectiveBarrier* barrier) 
 
 // ---- Device
 
-DeviceKind Device::kind() const noexcept { return context_ ? context_->kind() : DeviceKind::meta; }
+DeviceKind Device::kind() const noexcept {
+  if (!context_) return DeviceKind::meta;
+  return is_host() ? DeviceKind::cpu : context_->kind();
+}
+Device Device::host() const {
+  context();  // throws on meta
+  Device host = *this;
+  host.compute_ = StreamId::offload;
+  return host;
+}
 int Device::rank() const noexcept { return context_ ? context_->rank() : 0; }
 bool Device::runs_bodies() const noexcept { return context_ && context_->executor().runs_bodies(); }
 

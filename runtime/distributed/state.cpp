@@ -58,8 +58,8 @@ bool is_rank_0(const StateDict& state) {
 }
 
 Tensor copy_of(const Tensor& values, const Device& device) {
-  const OwnerGuard holder(device, "state dicts");
-  if (device == values.device()) {
+  const OwnerGuard owner(device, "state dicts");
+  if (device.is_beside(values.device())) {
     const Tensor copy = Tensor::empty(values.shape(), values.dtype(), device);
     raw::copy_into(copy, values);
     return copy;
@@ -105,7 +105,9 @@ StateDict make_state_dict(const StateDict& views, const StateDictOptions& option
     return std::move(state);
   };
   const auto keep = [&](const std::string& name, const Tensor& values, const StateTensor& of) {
-    const Device& device = options.memory == StateMemory::host ? host : values.device();
+    // Where the model is: a whole tensor may have been gathered beside that.
+    const Device& device =
+        options.memory == StateMemory::host ? host : views.find(name)->second.values.device();
     const Tensor copy = copy_of(values, device);
     state.emplace(name, is_full ? StateTensor(copy) : StateTensor(copy, of.spec, of.mesh));
   };
@@ -185,9 +187,9 @@ LoadReport load_from_rank_0(const std::vector<StateTarget>& targets,
                             const StateHolder& holder, const LoadOptions& options) {
   const RankGroup& group = *options.from_rank_0;
   for (const StateTarget& target : targets)  // before anything is sent
-    TESSERA_EXPECT(holder.materialize || target.held().device() == group.device(), "load: '",
-                   target.names[0], "' lies on another device than group '", group.name(),
-                   "', which rank 0 sends over");
+    TESSERA_EXPECT(holder.materialize || target.held().device().is_beside(group.device()),
+                   "load: '", target.names[0], "' lies on another device than group '",
+                   group.name(), "', which rank 0 sends over");
   Found found;
   if (group.rank() == 0) found = find(targets, source, holder, options);
   const double hash = hash_of(targets);

@@ -17,22 +17,29 @@ bool fine(DriverError error) {
   return error == nullptr;
 }
 
-class DevicePieces final : public Upstream {
+using Allocate = DriverError (*)(std::int64_t bytes, void** data);
+using Release = DriverError (*)(void* data);
+
+// Of the device, or pinned.
+class DriverPieces final : public Upstream {
  public:
-  explicit DevicePieces(const DeviceContext& context) : context_(context) {}
+  DriverPieces(const DeviceContext& context, Allocate Driver::* allocate, Release Driver::* release)
+      : context_(context), allocate_(allocate), release_(release) {}
 
   std::byte* allocate(std::int64_t bytes) noexcept override {
     void* data = nullptr;
-    fine(context_.acting_driver().allocate(bytes, &data));
+    fine((context_.acting_driver().*allocate_)(bytes, &data));
     return static_cast<std::byte*>(data);
   }
   void release(std::byte* data, std::int64_t) noexcept override {
-    fine(context_.acting_driver().release(data));
+    fine((context_.acting_driver().*release_)(data));
   }
   bool resize(std::byte*, std::int64_t, std::int64_t) noexcept override { return false; }
 
  private:
   const DeviceContext& context_;
+  Allocate Driver::* const allocate_;
+  Release Driver::* const release_;
 };
 
 // A range of addresses for each segment; memory is mapped behind its beginning, in pieces of one
@@ -80,9 +87,6 @@ class DeviceRanges final : public Upstream {
   const DeviceContext& context_;
 };
 
-using Allocate = DriverError (*)(std::int64_t bytes, void** data);
-using Release = DriverError (*)(void* data);
-
 std::shared_ptr<std::byte> outside_pool(const DeviceContext& context, std::int64_t bytes,
                                         Allocate Driver::* allocate, Release Driver::* release,
                                         const char* where) {
@@ -109,7 +113,10 @@ std::shared_ptr<std::byte> outside_pool(const DeviceContext& context, std::int64
 
 std::unique_ptr<Upstream> device_memory(const DeviceContext& context, CudaMemory kind) {
   if (kind == CudaMemory::mapped) return std::make_unique<DeviceRanges>(context);
-  return std::make_unique<DevicePieces>(context);
+  return std::make_unique<DriverPieces>(context, &Driver::allocate, &Driver::release);
+}
+std::unique_ptr<Upstream> pinned_memory(const DeviceContext& context) {
+  return std::make_unique<DriverPieces>(context, &Driver::allocate_host, &Driver::release_host);
 }
 
 std::shared_ptr<std::byte> host_memory(const DeviceContext& context, std::int64_t bytes) {

@@ -54,8 +54,14 @@ void HostStaging::give_back(Piece& piece) noexcept {
 
 namespace {
 
-std::unique_ptr<Upstream> upstream_of(DeviceContext& context) {
+// Pinned memory comes in pieces that cannot grow.
+std::unique_ptr<Upstream> upstream_of(DeviceContext& context, MemorySide side) {
   const bool counted = !context.executor().runs_bodies();
+  if (side == MemorySide::host) {
+    const bool is_pinned = context.kind() == DeviceKind::cuda;
+    if (counted) return counted_memory(is_pinned ? CudaMemory::pieces : CudaMemory::mapped, place);
+    return is_pinned ? pinned_memory(context) : system_memory();
+  }
   if (context.kind() != DeviceKind::cuda) return counted ? counted_memory() : system_memory();
   return counted ? counted_memory(context.cuda_memory())
                  : device_memory(context, context.cuda_memory());
@@ -63,11 +69,13 @@ std::unique_ptr<Upstream> upstream_of(DeviceContext& context) {
 
 }  // namespace
 
-Memory::Memory(DeviceContext& context)
-    : pool_(context, ledger_, upstream_of(context)), staging_(context, ledger_) {
-  if (context.kind() == DeviceKind::cpu && context.executor().runs_bodies())
-    pool_.set_limit_bytes(physical_memory_bytes());
-  if (context.kind() != DeviceKind::cuda) return;
+Memory::Memory(DeviceContext& context, MemorySide side)
+    : context_(context),
+      pool_(context, ledger_, upstream_of(context, place)),
+      staging_(context, ledger_) {
+  const bool is_host = side == MemorySide::host || context.kind() == DeviceKind::cpu;
+  if (is_host && context.executor().runs_bodies()) pool_.set_limit_bytes(physical_memory_bytes());
+  if (is_host) return;
   const OwnerId owner = ledger_.owner("workspace");
   workspace_ = Buffer(pool_, pool_.allocate(kWorkspaceBytes, StreamId::compute, owner));
   context.executor().set_workspace(StreamId::compute, workspace_.data(),
@@ -81,7 +89,16 @@ Memory& Memory::of(DeviceContext& context) {
 
 Memory& Memory::of(const Device& device) {
   TESSERA_EXPECT(!device.is_meta(), "a tensor on meta has no memory; materialize the model first");
-  return of(device.context());
+  Memory& main = of(device.context());
+  return device.is_host() ? main.host() : main;
+}
+
+Memory& Memory::host() {
+  if (!host_) {
+    host_ = std::make_unique<Memory>(context_, MemorySide::host);
+    if (poisons()) host_->poison_freed();
+  }
+  return *host_;
 }
 
 Buffer Memory::allocate(std::int64_t bytes, StreamId stream) {

@@ -40,7 +40,9 @@ class SystemMemory final : public Upstream {
 
 class CountedMemory final : public Upstream {
  public:
-  explicit CountedMemory(CudaMemory like) : grows_(like == CudaMemory::mapped) {}
+  CountedMemory(CudaMemory like, MemorySide side)
+      : grows_(like == CudaMemory::mapped),
+        next_(std::uintptr_t{1} << (side == MemorySide::host ? 48 : 47)) {}
 
   std::byte* allocate(std::int64_t bytes) noexcept override {
     const std::uintptr_t data = next_;
@@ -54,14 +56,14 @@ class CountedMemory final : public Upstream {
 
  private:
   const bool grows_;
-  std::uintptr_t next_ = std::uintptr_t{1} << 47;  // outside what user space can map
+  std::uintptr_t next_;  // outside what user space can map
 };
 
 }  // namespace
 
 std::unique_ptr<Upstream> system_memory() { return std::make_unique<SystemMemory>(); }
-std::unique_ptr<Upstream> counted_memory(CudaMemory like) {
-  return std::make_unique<CountedMemory>(like);
+std::unique_ptr<Upstream> counted_memory(CudaMemory like, MemorySide side) {
+  return std::make_unique<CountedMemory>(like, place);
 }
 
 }  // namespace tessera

@@ -54,6 +54,10 @@ Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm,
   const std::vector<GroupPart> parts = parts_of(parameters);
   for (const GroupPart& part : parts) part.expect_reduced("clip_grad_norm");
   const Device& device = parts[0].group->device;
+  for (const GroupPart& part : parts)
+    TESSERA_EXPECT(part.group->device == device, "clip_grad_norm: unit '", part.group->name,
+                   "' has its gradients on another device than '", parts[0].group->name,
+                   "'; clip those of each device alone");
   const OwnerGuard owner(device, "scalars");
 
   Tensor sum;

@@ -81,11 +81,11 @@ void GradScaler::unscale(Optimizer& optimizer) {
   const std::vector<GroupPart> parts = parts_of(optimizer.parameters());
   for (const GroupPart& part : parts) part.expect_reduced("GradScaler::unscale");
   const Device& device = parts[0].group->device;
-  TESSERA_EXPECT(device == state_.device(),
+  TESSERA_EXPECT(device.is_beside(state_.device()),
                  "GradScaler::unscale: the optimizer is on another device; use one scaler each");
   const OwnerGuard owner(device, "scalars");
   // In f64 no sum of squares of finite f32 is infinite.
-  const Tensor squares = Tensor::zeros({1}, f64, device), scale = at(state_, 0);
+  const Tensor squares = Tensor::zeros({1}, f64, device), scale = raw::moved(at(state_, 0), device);
   for_each_gradient(parts, [&](const Tensor& gradient) {
     raw::sumsq_into(squares.view({}, {}, 0), gradient, raw::Accumulate::yes);
   });
@@ -115,7 +115,7 @@ void GradScaler::step(Optimizer& optimizer) {
   TESSERA_EXPECT(!seen.has_stepped,
                  "GradScaler::step: this optimizer's step was taken since the last update(); call "
                  "update() between");
-  const OwnerGuard owner(state_.device(), "scalars");
+  const OwnerGuard owner(seen.agreed.device(), "scalars");
   optimizer.step_if(raw::logical_not(is_bad(seen.agreed)));
   seen.has_stepped = true;
 }
@@ -125,8 +125,9 @@ void GradScaler::update() {
                  "GradScaler::update: no optimizer was unscaled since the last one; call step() "
                  "before");
   const OwnerGuard owner(state_.device(), "scalars");
-  Tensor agreed = seen_[0].agreed;
-  for (const Seen& seen : seen_) agreed = raw::binary(Binary::max, agreed, seen.agreed);
+  const auto agreed_of = [&](const Seen& seen) { return raw::moved(seen.agreed, state_.device()); };
+  Tensor agreed = agreed_of(seen_[0]);
+  for (const Seen& seen : seen_) agreed = raw::binary(Binary::max, agreed, agreed_of(seen));
   const Tensor bad = is_bad(agreed), scale = raw::cast(raw::neg(at(agreed, 2)), f32);
   const Tensor since = raw::binary(Binary::add, at(state_, 1), 1);
   const Tensor is_due =

@@ -241,6 +241,7 @@ void Optimizer::make_states(const Before& before) {
         Tensor::empty({static_cast<std::int64_t>(kinds_[0].needs.scalar_bytes) / 4}, f32, device);
   }
   rates_changed_ = are_set_ = false;
+  log_->stream = made.stream;
   log_->tables = std::max<Tick>(1, made.tick);
   if (has_new || log_->prepared == 0) log_->prepared = log_->tables;
 }
@@ -364,10 +365,11 @@ void Optimizer::step_if(const Tensor& condition) {
   update_all(condition);
 }
 
-void Optimizer::update_all(const Tensor& condition) {
+void Optimizer::update_all(const Tensor& given) {
   prepare();
-  TESSERA_EXPECT(!condition.defined() || condition.device() == scalars_.device(),
+  TESSERA_EXPECT(!given.defined() || given.device().is_beside(scalars_.device()),
                  "step_if: the condition lies on another device than the parameters; move it");
+  const Tensor condition = given.defined() ? raw::moved(given, scalars_.device()) : given;
   if (!are_set_ && scalars_.device().runs_bodies())
     for (const Own& own : own_)
       TESSERA_EXPECT(own.offset < 0 || state_of(own.parameter)->is_set, "step: parameter '",
@@ -378,11 +380,12 @@ void Optimizer::update_all(const Tensor& condition) {
     if (!state.group->unreduced.empty())
       for (const GroupPart& part : *parts_) part.expect_reduced("step");
   DeviceContext& device = scalars_.device().context();
-  const auto now = [&] { return device.clock(StreamId::compute)[StreamId::compute]; };
-  device.wait(StreamId::compute, device.record(StreamId::gather));  // it may still read values
+  const StreamId stream = log_->stream;
+  const auto now = [&] { return device.clock(stream)[stream]; };
+  states_[0].group->await_readers();
   write_scalars(scalars_, steps() + 1);
   std::erase_if(log_->queued, [&](const UpdateLog::Update& update) {
-    return update.last <= device.host_clock()[StreamId::compute];
+    return update.last <= device.host_clock()[stream];
   });
   if (condition.defined()) {  // where it does not hold, no rank had a gradient
     const Tensor factor = raw::cast(condition, f32);

@@ -39,13 +39,14 @@ inline constexpr std::int64_t kFlatAlign = kAlignmentBytes / 4;  // elements of 
 // which have run.
 struct UpdateLog {
   struct Update {
-    Tick first = 0, last = 0;  // of its launches that write values, on the compute stream
+    Tick first = 0, last = 0;  // of its launches that write values, on `stream`
     bool is_cut = false;       // an exception interrupted submitting it: counts as no step
     // Whether the device skipped it, so that it is no step; blocks. Empty: known to be one.
     std::function<bool()> was_skipped{};
   };
-  std::int64_t steps = 0;        // submitted, without those known not to count
-  std::vector<Update> queued{};  // of them, those that may still be running
+  StreamId stream = StreamId::compute;  // of the groups' device
+  std::int64_t steps = 0;               // submitted, without those known not to count
+  std::vector<Update> queued{};         // of them, those that may still be running
   // The last launch that made arrays of the optimizer's state, and the one that made its tables; 0:
   // none are there.
   Tick prepared = 0, tables = 0;
@@ -53,7 +54,7 @@ struct UpdateLog {
 
 struct FlatGroup {
   std::string name;
-  Device device = Device::meta();
+  Device device = Device::meta();  // where the arrays lie: of a unit that is offloaded the host
   std::vector<FlatEntry> entries;
   std::int64_t numel = 0;           // of `values`, padding included
   Tensor values;                    // [numel]; padding is 0
@@ -89,11 +90,17 @@ struct FlatGroup {
   const FlatEntry& trained(std::size_t i) const {
     return entries[static_cast<std::size_t>(trainable[i])];
   }
-  // The gradient, for work on the compute stream from here on. Waiting here and not at the end of
-  // backward lets the next micro-batch compute beside the reductions of the last.
+  // The gradient, for work on the device's compute stream from here on. Waiting here and not at the
+  // end of backward lets the next micro-batch compute beside the reductions of the last.
   const Tensor& await_gradient() const {
     if (reduced.tick > 0) device.compute().wait(reduced);
     return gradient;
+  }
+  // What writes `values` on the compute stream comes after what still reads them: gathers, or of a
+  // host's shards the copies to the device.
+  void await_readers() const {
+    device.compute().wait(
+        device.stream(device.is_host() ? StreamId::transfer : StreamId::gather).record());
   }
   // To be called after `values` were written on the compute stream.
   void mark_updated() {

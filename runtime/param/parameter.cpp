@@ -165,7 +165,7 @@ Tensor value_of(const std::shared_ptr<ParameterState>& state) {
                  state->name, "' of unit '", *state->unit,
                  "' was updated since the unit was unsharded; call unshard again");
   if (!state->unit && !state->group->is_laid_out) state->group->lay_out_gradient();
-  if (state->ready) state->group->device.compute().wait(*state->ready);
+  if (state->ready) state->window->device.compute().wait(*state->ready);
   if (!state->trainable) return view_of(state);
   autograd::note_use(state);
   return state->full ? *state->full : with_history(state);
@@ -184,7 +184,7 @@ void Parameter::edit(const std::function<void(const Tensor& rows)>& f) const {
   const Tensor rows = rows_of(*state_of(*this));
   FlatGroup& group = *state_->group;
   state_->is_set = true;
-  group.device.compute().wait(group.device.gather().record());  // it may still read them
+  group.await_readers();
   ++rows.storage()->version;  // for what saved them where they are whole
   rows.storage()->last_writer = kEdit.c_str();
   try {

@@ -58,6 +58,12 @@ void Context::build(nn::Module& root) {
                                 mesh.replicate_group() == context->mesh().replicate_group()),
                    "fully_shard: unit '", name,
                    "' lies on another mesh than its root; give all units of a model one mesh");
+    TESSERA_EXPECT(
+        is_first || unit->shards().options.offload == units[0].second->shards().options.offload,
+        "fully_shard: unit '", name, "' has its shards on the ",
+        unit->shards().is_offloaded() ? "host" : "device", ", its root on the ",
+        unit->shards().is_offloaded() ? "device" : "host",
+        "; give all units of a model one ShardOptions::offload");
     context->group_ = &group;
     context->device_ = group.device();
     context->units_.push_back(unit);
@@ -91,10 +97,11 @@ void Context::lay_out(nn::Module& root) {
           call.parent < 0 ? -1 : calls[static_cast<std::size_t>(call.parent)].unit);
     slots_ = std::make_unique<Slots>(*group_, needs, calls);
     make_replicas();
+    make_host_link();
     for (std::size_t i = 0; i < units_.size(); ++i) {
       const int number = static_cast<int>(i);
       const std::size_t pieces = std::max<std::size_t>(needs[i].pieces.size(), 1);
-      unit(number)->set_slots(slots_.get(), replicas_.get());
+      unit(number)->set_slots(slots_.get(), replicas_.get(), host_link_.get());
       unit(number)->expect(static_cast<int>(slots_->planned(number, SlotKind::parameters)),
                            static_cast<int>(slots_->planned(number, SlotKind::gradients) / pieces));
     }
@@ -110,6 +117,22 @@ void Context::make_replicas() {
   std::int64_t bytes = 0;
   for (const auto& unit : units_) bytes = std::max(bytes, unit.lock()->most_shard_bytes());
   if (group && bytes > 0) replicas_ = std::make_unique<Replicas>(*group, bytes);
+}
+
+void Context::make_host_link() {
+  HostLink::Sizes sizes;
+  bool is_offloaded = false;
+  for (const auto& weak : units_) {
+    const std::shared_ptr<Unit> unit = weak.lock();
+    const UnitShards& shards = unit->shards();
+    is_offloaded = is_offloaded || shards.is_offloaded();
+    const std::int64_t bytes =
+        shards.values().numel() * static_cast<std::int64_t>(size_bytes(shards.param_dtype()));
+    sizes.gathered = std::max(sizes.gathered, bytes);
+    if (shards.param_dtype() != f32) sizes.cast = std::max(sizes.cast, bytes);
+    sizes.reduced = std::max(sizes.reduced, unit->most_shard_bytes());
+  }
+  if (is_offloaded) host_link_ = std::make_unique<HostLink>(device(), sizes);
 }
 
 const DeviceMesh& Context::mesh() const { return unit(0)->shards().options.mesh; }
@@ -140,11 +163,12 @@ void Context::follow_masks(nn::Module& root) {
   for (std::size_t i = 0; i < units_.size(); ++i)
     if (const std::shared_ptr<Unit> unit = units_[i].lock()) {
       unit->close();
-      i < modules_ ? unit->set_slots(nullptr, nullptr) : unit->leave();
+      i < modules_ ? unit->set_slots(nullptr, nullptr, nullptr) : unit->leave();
     }
   units_.resize(modules_);
   slots_ = nullptr;
   replicas_ = nullptr;
+  host_link_ = nullptr;
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock())
       unit->join(shared_from_this(), unit->name(), unit->shards().number);  // counts calls anew

@@ -25,6 +25,7 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/shard/host_link.hpp"
 #include "runtime/shard/replicas.hpp"
 #include "runtime/shard/slots.hpp"
 #include "tessera/comm/world.hpp"
@@ -108,6 +109,7 @@ class Context : public std::enable_shared_from_this<Context> {
   // Collective over the mesh. Throws: ContractError, on every rank, where units differ.
   void expect_alike() const;
   void make_replicas();
+  void make_host_link();
   const DeviceMesh& mesh() const;
   // The parameters that units stream become units of their own, a slice each.
   void cut_streamed(std::int64_t bytes);
@@ -134,7 +136,8 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<std::weak_ptr<Unit>> units_;  // in order of the module tree, then slices
   std::size_t modules_ = 0;                 // how many are no slices
   std::unique_ptr<Slots> slots_;
-  std::unique_ptr<Replicas> replicas_;  // of a hybrid mesh
+  std::unique_ptr<Replicas> replicas_;   // of a hybrid mesh
+  std::unique_ptr<HostLink> host_link_;  // of what is offloaded
   std::uint64_t gathers_ = 0, reductions_ = 0, all_reduces_ = 0;
   bool may_hold_units_ = false;
 

@@ -94,7 +94,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   Device device = Device::meta();
   for (const nn::Module* const module : modules)
     for (const Parameter& p : module->parameters())  // also of what inner units have
-      if (!p.device().is_meta()) device = p.device();
+      if (!p.device().is_meta()) device = p.device().main();
   for (const auto& state : claimed) {
     if (!state->group) continue;
     const FlatEntry& entry = state->flat_entry();

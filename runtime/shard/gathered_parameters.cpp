@@ -1,5 +1,6 @@
 #include "runtime/shard/gathered_parameters.hpp"
 
+#include "runtime/shard/host_link.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/comm/world.hpp"
 
@@ -27,6 +28,8 @@ void GatheredParameters::materialize() {
   full_.reserve(shards_.parameters.size());
   const DType dtype = shards_.param_dtype();
   const auto element = static_cast<std::int64_t>(size_bytes(dtype));
+  // What comes from the host is these parameters' alone.
+  const std::int64_t first = shards_.is_offloaded() ? shards_.values().begin : 0;
   for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
     ParameterState& p = *shards_.parameters[i];
     p.window = Storage::window(shards_.device, p.shape.numel() * element, shards_.name);
@@ -36,8 +39,8 @@ void GatheredParameters::materialize() {
     const std::int64_t chunk = p.spec.chunk_numel(), own_chunk = p.spec.rank * chunk * element;
     packed_numel_ += chunk;
     if (chunk == 0) continue;
-    rows.insert(rows.end(),
-                {shards_.offset_of(i), shards_.layout.gather_offset_bytes[i] + own_chunk, chunk});
+    rows.insert(rows.end(), {shards_.offset_of(i) - first,
+                             shards_.layout.gather_offset_bytes[i] + own_chunk, chunk});
   }
   if (!shards_.needs_slot()) return;
   if (!rows.empty()) pack_ = table_of(rows, shards_.device);
@@ -61,7 +64,8 @@ bool GatheredParameters::gather() {
                  "': an update of its parameters was left half done by a step that failed; load "
                  "parameters and optimizer state on every rank before the next step");
   // First, because it often covers the slot's last use as well.
-  if (shards_.needs_slot() && shards_.group) shards_.device.gather().wait(shards_.group->updated);
+  if (shards_.needs_slot() && shards_.group && !shards_.is_offloaded())
+    shards_.device.gather().wait(shards_.group->updated);
   if (uses_slot()) slot_ = shards_.take(SlotKind::parameters, shards_.gather_bytes());
   advance(State::closed, State::gathering);
   gathered_version_ = version();
@@ -77,7 +81,15 @@ bool GatheredParameters::gather() {
 
 // Each parameter's own chunk is packed at its offset in the slot, so the all-gather is in place.
 bool GatheredParameters::fill_slot() {
-  if (pack_.defined()) pack();
+  if (pack_.defined() && shards_.host) {
+    const FlatGroup& group = *shards_.group;
+    const UnitShards::ValueRange own = shards_.values();
+    pack(shards_.host->begin_gather(group.values.view({own.numel()}, {1}, own.begin),
+                                    shards_.param_dtype(), group.updated));
+    shards_.host->end_gather();
+  } else if (pack_.defined()) {
+    pack(shards_.group->values);
+  }
   if (shards_.size() > 1) {
     CollectiveGroup& group = prepared_.next(shards_.gather_name);
     group.backward_of = autograd::forward_of_step();
@@ -103,16 +115,18 @@ bool GatheredParameters::fill_slot() {
   return shards_.size() > 1;
 }
 
-void GatheredParameters::pack() {
+void GatheredParameters::pack(const Tensor& values) {
   const DType dtype = shards_.param_dtype();
-  const Tensor& values = shards_.group->values;
-  const kernels::PackArgs args{slot_.data, reinterpret_cast<const float*>(values.data()),
+  const kernels::PackArgs args{slot_.data,
+                               values.data(),
                                reinterpret_cast<const kernels::PackEntry*>(pack_.data()),
-                               static_cast<std::int32_t>(pack_.size(0)), dtype};
+                               static_cast<std::int32_t>(pack_.size(0)),
+                               dtype,
+                               values.dtype()};
   const Access accesses[] = {values.access(AccessMode::read), pack_.access(AccessMode::read),
                              write_access(slot_)};
-  const auto bytes =
-      static_cast<double>(packed_numel_) * (4.0 + static_cast<double>(size_bytes(dtype)));
+  const auto bytes = static_cast<double>(packed_numel_) *
+                     static_cast<double>(size_bytes(values.dtype()) + size_bytes(dtype));
   shards_.device.gather().launch(
       {.name = "pack_shard", .cost = {.bytes = bytes}, .accesses = accesses},
       kernels::Call<kernels::PackArgs>{detail::table(shards_.device).pack, args});

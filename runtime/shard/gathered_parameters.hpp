@@ -8,6 +8,8 @@
 //   gather    wait updated │ pack_shard │ all_gather │ record ┐
 //   compute                                                   └ wait │ kernels read the slot
 //
+// Shards that lie on the host come first to where the gather stream packs them: HostLink.
+//
 // PyTorch FSDP2 calls the steps unshard, wait_for_unshard and reshard. There a copy brings what was
 // gathered into the parameters; here kernels read it where the all-gather has put it.
 #pragma once
@@ -56,7 +58,7 @@ class GatheredParameters {
   void advance(State from, State to);
   bool uses_slot() const noexcept { return shards_.gather_bytes() > 0; }
   bool fill_slot();
-  void pack();
+  void pack(const Tensor& values);
   void shut_windows() noexcept;
   std::string escape() const;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/shard/host_link.hpp"
 #include "runtime/shard/replicas.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/comm/world.hpp"
@@ -131,20 +132,23 @@ void GradientPiece::reduce() {
   const Parts flat{gradient.view({range_.numel()}, {1}, range_.begin),
                    gradient.view({range_.counts}, {1}, range_.counts_begin)};
   const Stream last = shards_.replicas ? shards_.replicas->stream() : reduce;
-  const bool is_direct = is_fresh && shards_.reduce_dtype() == f32;
-  const Parts sums = is_direct ? flat : parts_of(staging(last.id(), "staging"));
+  const bool is_direct = is_fresh && shards_.reduce_dtype() == f32 && !shards_.host;
+  const Tensor staged = is_direct ? Tensor() : sums_memory(last);
+  const Parts sums = is_direct ? flat : parts_of(staged);
   if (shards_.replicas) {
     sum_replicas(sums);
   } else {
     if (!is_direct) clear_gaps(reduce, sums.values, gaps_reduce_);
     scatter(sums);
   }
-  if (!is_direct) {
+  if (!is_direct && !shards_.host) {
     accumulate(last, flat.values, sums.values, is_fresh);
     accumulate(last, flat.counts, sums.counts, is_fresh);
   }
   give_back();
-  group.reduced = last.record();
+  group.reduced = shards_.host
+                      ? shards_.host->add_to(flat.values, flat.counts, staged, last, is_fresh)
+                      : last.record();
 }
 
 GradientPiece::Parts GradientPiece::parts_of(const Tensor& staged) const {
@@ -189,11 +193,12 @@ double GradientPiece::missing_part(std::size_t word) const {
 // Where this piece has a part of it only, the rest is zeros: nobody may have a gradient for it.
 Tensor GradientPiece::fresh_gradient() const {
   const FlatGroup& group = *shards_.group;
-  const OwnerGuard owner(shards_.device, "gradients");
+  const OwnerGuard owner(group.device, "gradients");
   const Shape shape{group.gradient_numel + group.counts_numel()};
-  if (range_.numel() < group.gradient_numel) return Tensor::zeros(shape, f32, shards_.device);
-  Tensor gradient = Tensor::empty(shape, f32, shards_.device);
-  clear_gaps(shards_.device.compute(), gradient, gaps_f32_);
+  if (range_.numel() < group.gradient_numel) return Tensor::zeros(shape, f32, group.device);
+  Tensor gradient = Tensor::empty(shape, f32, group.device);
+  if (!shards_.host)
+    clear_gaps(shards_.device.compute(), gradient, gaps_f32_);  // else sums bring them
   return gradient;
 }
 
@@ -202,6 +207,12 @@ Tensor GradientPiece::staging(StreamId stream, const char* owned_by) const {
   const OwnerGuard owner(shards_.device, owned_by);
   return Tensor::wrap(Storage::owned(shards_.device, shard_bytes(), stream),
                       {range_.numel() + range_.counts}, shards_.reduce_dtype());
+}
+
+// Of what goes to the gradient from there, which `last` writes.
+Tensor GradientPiece::sums_memory(Stream last) const {
+  if (!shards_.host) return staging(last.id(), "staging");
+  return shards_.host->take_sums(last, range_.numel() + range_.counts, shards_.reduce_dtype());
 }
 
 std::int64_t GradientPiece::held_bytes() const noexcept {

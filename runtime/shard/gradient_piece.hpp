@@ -65,6 +65,7 @@ class GradientPiece {
   double missing_part(std::size_t word) const;
   Tensor fresh_gradient() const;
   Tensor staging(StreamId stream, const char* owned_by) const;
+  Tensor sums_memory(Stream last) const;
   Parts parts_of(const Tensor& staged) const;
   void keep_terms();
   const char* all_reduce_name();

@@ -1,6 +1,7 @@
 // What a sharded model will do, as numbers and as a table.
 #include <cstdio>
 
+#include "runtime/shard/host_link.hpp"
 #include "runtime/shard/unit.hpp"
 #include "tessera/base/text.hpp"
 
@@ -15,6 +16,10 @@ ShardPlan Context::plan() const {
   plan.arena_bytes = slots_->bytes();
   plan.most_alive_bytes = slots_->most_alive();
   plan.is_assumed = slots_->is_new();
+  if (host_link_) {
+    plan.offload_device_bytes = host_link_->device_bytes();
+    plan.offload_host_bytes = host_link_->host_bytes();
+  }
   return plan;
 }
 
@@ -46,7 +51,8 @@ ShardPlan::Unit Unit::describe() const {
   out.reduce = shards_.reduce_dtype();
   out.reshard_after_forward = !keeps_open_;
   if (is_shared) out.gathers_per_call = planned_gathers_;
-  if (out.gradient_buffer_bytes > 0) out.reductions_per_call = planned_reductions_;
+  if (out.gradient_buffer_bytes > 0 && shards_.ranks() > 1)
+    out.reductions_per_call = planned_reductions_;
   return out;
 }
 
@@ -100,6 +106,10 @@ std::string ShardPlan::to_string() const {
                 with_commas(most_alive_bytes), " alive at a time, planned from ",
                 is_assumed ? "one call of each unit in the order of the module tree\n"
                            : "the steps so far\n");
+  if (offload_device_bytes > 0)
+    out += concat("  offload: shards, their gradients and moments on the host; staging ",
+                  with_commas(offload_device_bytes), " bytes on the device, ",
+                  with_commas(offload_host_bytes), " on the host\n");
   return out;
 }
 

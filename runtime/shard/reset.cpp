@@ -49,7 +49,7 @@ void Unit::detach() noexcept {
 }
 
 void Unit::leave() noexcept {
-  set_slots(nullptr, nullptr);
+  set_slots(nullptr, nullptr, nullptr);
   context_ = nullptr;
 }
 
@@ -142,7 +142,7 @@ bool is_of(const FlatGroup& group, const std::shared_ptr<UpdateLog>& log) {
 bool settle(const std::shared_ptr<UpdateLog>& log_of, const Lost& lost,
             const std::vector<FlatGroup*>& groups) {
   UpdateLog& log = *log_of;
-  const Tick first = lost.first[StreamId::compute], failed = lost.failed[StreamId::compute];
+  const Tick first = lost.first[log.stream], failed = lost.failed[log.stream];
   bool is_consistent = true;
   for (const UpdateLog::Update& update : std::exchange(log.queued, {})) {
     const bool has_run = first == 0 || update.last < first;

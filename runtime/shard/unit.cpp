@@ -9,7 +9,7 @@ namespace tessera::shard {
 
 void Unit::materialize(const Device& device) {
   shards_.materialize(device);
-  if (shards_.group && shards_.ranks() == 1) {
+  if (shards_.group && !shards_.has_buffer()) {
     local_ = std::make_shared<LocalGradient>(shards_.group);
     local_->completed_by_caller = true;
     local_->divide_factor = shards_.divide_factor;
@@ -37,7 +37,7 @@ void Unit::lay_out() {
 void Unit::make_buffer() {
   for (const auto& p : shards_.parameters) p->sinks = {std::shared_ptr<void>(), this};  // owns none
   buffer_ = nullptr;
-  if (!shards_.parameter_of.empty() && shards_.ranks() > 1)
+  if (!shards_.parameter_of.empty() && shards_.has_buffer())
     buffer_ = std::make_unique<GradientBuffer>(shards_);
 }
 
@@ -160,7 +160,7 @@ void Unit::reduce() {
   if (!shards_.reduces) return;
   buffer_->reduce();
   context_->on_reduced(shards_.group->reduced);
-  context_->count_reduction(shards_.replicas && !is_postponed);
+  if (shards_.ranks() > 1) context_->count_reduction(shards_.replicas && !is_postponed);
 }
 
 void Unit::set_unreduced(bool is_unreduced) {
@@ -191,7 +191,7 @@ void Unit::join(std::shared_ptr<Context> context, std::string name, int number) 
 
 UnitNeeds Unit::needs(int parent) const {
   std::vector<std::int64_t> pieces;
-  if (shards_.ranks() > 1)
+  if (shards_.has_buffer())
     for (const PieceLayout& piece : shards_.layout.pieces) pieces.push_back(piece.bytes);
   return {.parent = parent,
           .keeps_open = keeps_open_,

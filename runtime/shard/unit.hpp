@@ -153,9 +153,10 @@ class Unit final : public nn::ModuleHook,
   // `parent`: the number of the unit around it.
   UnitNeeds needs(int parent) const;
   bool is_read_in_backward() const noexcept { return is_read_; }
-  void set_slots(Slots* slots, Replicas* replicas) noexcept {
+  void set_slots(Slots* slots, Replicas* replicas, HostLink* host) noexcept {
     shards_.slots = slots;
     shards_.replicas = replicas;
+    shards_.host = host;
   }
   // The most that the reduce-scatter of a piece leaves on this rank.
   std::int64_t most_shard_bytes() const noexcept {
@@ -196,8 +197,9 @@ class Unit final : public nn::ModuleHook,
   bool keeps_open_ = false, reshards_after_backward_ = true;
   PrefetchList prefetch_[2];
 
-  std::unique_ptr<GradientBuffer> buffer_;  // several ranks, with something to train
-  std::shared_ptr<LocalGradient> local_;    // one rank, with something to train
+  // With something to train: several ranks or shards on the host; one rank without these.
+  std::unique_ptr<GradientBuffer> buffer_;
+  std::shared_ptr<LocalGradient> local_;
   GatheredParameters parameters_{shards_};
   int planned_gathers_ = 0, planned_reductions_ = 0;
 

@@ -32,7 +32,8 @@ Facts facts_of(const Unit& unit) {
           {"reductions_in_flight", concat(o.reductions_in_flight)},
           {"forwards_ahead", concat(o.forwards_ahead)},
           {"slice_bytes", concat(o.slice_bytes)},
-          {"piece_bytes", concat(o.piece_bytes)}};
+          {"piece_bytes", concat(o.piece_bytes)},
+          {"offload", o.offload == Offload::cpu ? "cpu" : "none"}};
 }
 
 std::string text_of(const Facts& facts) {

@@ -64,7 +64,7 @@ void UnitShards::materialize(const Device& on) {
   std::vector<std::shared_ptr<ParameterState>> states = parameters;
   states.insert(states.end(), streamed.begin(), streamed.end());
   if (states.empty()) return;
-  group = FlatGroup::make(name, states, device);
+  group = FlatGroup::make(name, states, is_offloaded() ? device.host() : device);
   const auto control_of = [&](const RankGroup& ranks) {
     return std::shared_ptr<Communicator>(options.mesh.world().share(), &ranks.control());
   };
@@ -85,6 +85,12 @@ void UnitShards::lay_out() {
   for (std::size_t i = 0; i < parameters.size(); ++i)
     if (entry_of(i).trainable >= 0) parameter_of.push_back(i);  // entries lie in this order
   first_trainable = parameter_of.empty() ? 0 : entry_of(parameter_of[0]).trainable;
+}
+
+UnitShards::ValueRange UnitShards::values() const {
+  if (parameters.empty()) return {};
+  const std::size_t last = parameters.size() - 1;
+  return {offset_of(0), offset_of(last) + parameters[last]->spec.chunk_numel()};
 }
 
 std::int64_t UnitShards::slice_bytes() const {

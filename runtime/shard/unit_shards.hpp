@@ -18,6 +18,7 @@
 
 namespace tessera::shard {
 
+class HostLink;
 class Replicas;
 
 struct UnitShards {
@@ -43,22 +44,38 @@ struct UnitShards {
   std::int64_t gradient_offset_of(std::size_t i) const {
     return entry_of(i).gradient_offset + first_of(i);
   }
+  // Of the group's values those of `parameters`, which follow one another; of a slice its rows.
+  // Elements.
+  struct ValueRange {
+    std::int64_t begin = 0, end = 0;
+    std::int64_t numel() const { return end - begin; }
+  };
+  ValueRange values() const;
   // Names the unit, and with it group and collectives.
   void set_name(std::string to);
 
   DType param_dtype() const noexcept { return options.precision.param.value_or(f32); }
-  DType reduce_dtype() const noexcept { return options.precision.reduce.value_or(f32); }
+  // Of the gradient buffer. One rank has no wire: what it offloads comes as it was made.
+  DType reduce_dtype() const noexcept {
+    if (is_offloaded() && ranks() == 1) return f32;
+    return options.precision.reduce.value_or(f32);
+  }
   int size() const noexcept { return options.mesh.shard_size(); }
   // Of the ranks whose gradients are averaged.
   int ranks() const noexcept { return size() * options.mesh.replicas(); }
-  // Whether the full tensors need a slot: not where one rank computes in the shards' own dtype.
-  bool needs_slot() const noexcept { return size() > 1 || param_dtype() != f32; }
+  // Whether shards, gradients and moments lie on the host.
+  bool is_offloaded() const noexcept { return options.offload == Offload::cpu; }
+  // Whether the full tensors need a slot: not where one rank computes in the shards' own dtype, and
+  // where they lie.
+  bool needs_slot() const noexcept { return size() > 1 || param_dtype() != f32 || is_offloaded(); }
+  // Whether backward writes gradients to a buffer of the unit: not where it may write the shards'.
+  bool has_buffer() const noexcept { return ranks() > 1 || is_offloaded(); }
 
   // Whether backward reduces within each replica only, by set_requires_all_reduce.
   bool postpones_all_reduce() const noexcept { return replicas && !all_reduces; }
   std::int64_t gather_bytes() const noexcept { return needs_slot() ? layout.gather_bytes : 0; }
   std::int64_t gradient_bytes() const noexcept {
-    return ranks() > 1 ? layout.gradient_buffer_bytes : 0;
+    return has_buffer() ? layout.gradient_buffer_bytes : 0;
   }
   // What a slice of a table may have where the gradient of it is to be no larger than a piece.
   std::int64_t slice_bytes() const;
@@ -71,7 +88,8 @@ struct UnitShards {
   std::string name;                         // until the root's first call: of a parameter
   int number = -1;                          // of the units under its root, which have
   Slots* slots = nullptr;                   // in common
-  Replicas* replicas = nullptr;             // likewise; null without any
+  Replicas* replicas = nullptr;             // likewise; null without any,
+  HostLink* host = nullptr;                 // and where nothing is offloaded
   bool is_slice = false;                    // of a streamed parameter
   bool reduces = true, all_reduces = true;  // by set_requires_gradient_sync, ..
   double divide_factor;                     // of gradients, before they are summed

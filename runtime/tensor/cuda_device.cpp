@@ -20,6 +20,7 @@ Device Device::cuda(const CudaOptions& options) {
       ExecutorOptions{
           .kind = options.executor,
           .rank = options.rank,
+          .threads = options.threads,
           .cost = options.cost,
           .driver = plans ? nullptr
                           : &open_driver(options.module, kernels::kKernelsLayout, options.index),

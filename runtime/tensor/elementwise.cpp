@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "runtime/tensor/launch.hpp"
+#include "runtime/tensor/transfer.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera::raw {
@@ -127,6 +128,8 @@ Tensor cast(const Tensor& x, DType dtype) {
 void copy_into(const Tensor& out, const Tensor& x) {
   TESSERA_EXPECT(out.shape() == x.shape(), "copy_into: shapes ", out.shape(), " and ", x.shape(),
                  " differ");
+  if (out.device() != x.device() && !out.device().is_meta() && out.device().is_beside(x.device()))
+    return transfer_into(out, x);
   launch_unary("copy", UnaryOp::copy, out, x);
 }
 

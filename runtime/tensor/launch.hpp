@@ -13,9 +13,10 @@
 
 namespace tessera::detail {
 
-// The kernels of a device.
+// The kernels of a device; of a host's side the CPU's.
 inline const kernels::Kernels& table(const Device& device) {
-  return kernels::kernels_of(device.is_meta() ? nullptr : device.context().driver());
+  return kernels::kernels_of(device.is_meta() || device.is_host() ? nullptr
+                                                                  : device.context().driver());
 }
 
 // `passes`: how often the operation goes over the whole tensor, for its cost.
@@ -61,7 +62,7 @@ void launch_body(const char* name, const Device& device, const F& body,
     ++count;
   }
   const Op op{.name = name, .cost = cost, .accesses = {accesses.data(), count}};
-  if (!device.context().holds()) return device.compute().launch(op, body);
+  if (!device.context().holds() || device.is_host()) return device.compute().launch(op, body);
   std::array<std::shared_ptr<const void>, 12> storages;
   count = 0;
   for (const Use& use : uses)

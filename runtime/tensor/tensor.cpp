@@ -52,6 +52,9 @@ void copy_through_staging(std::span<std::byte> out, const Tensor& source) {
 
 }  // namespace
 
+std::shared_ptr<Storage> Storage::owned(const Device& device, std::int64_t bytes) {
+  return owned(device, bytes, device.is_host() ? StreamId::offload : StreamId::compute);
+}
 std::shared_ptr<Storage> Storage::owned(const Device& device, std::int64_t bytes, StreamId stream) {
   auto storage = std::make_shared<Storage>(Storage{.device = device, .bytes = bytes});
   if (bytes == 0 || device.is_meta()) return storage;
@@ -290,7 +293,7 @@ void Tensor::copy_to_host(std::span<std::byte> out) const {
          .cost = {.bytes = 2.0 * static_cast<double>(out.size())},
          .accesses = accesses},
         [to, from = source.data(), n = out.size()](Exec&) { std::memcpy(to, from, n); });
-    context.block(context.record(StreamId::compute));
+    context.block(device().compute().record());
   } catch (...) {
     context.keep(landing);
     throw;

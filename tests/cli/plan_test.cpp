@@ -39,7 +39,8 @@ std::vector<std::vector<std::int64_t>> numbers(const std::string& text, const ch
 Phases planned(const std::string& out) {
   Phases m;
   const auto steps = numbers(
-      out, R"(planned peak (\d+) bytes .* in step 1, (\d+) bytes .*, reserved (\d+) bytes)");
+      out,
+      R"(like it: planned peak (\d+) bytes .* in step 1, (\d+) bytes .*, reserved (\d+) bytes)");
   const auto phases =
       numbers(out, R"(in evaluation: (\d+) .*; in a save: (\d+) bytes; reserved after step 1: )"
                    R"((\d+) bytes, evaluation: (\d+) bytes, a save: (\d+) )");
@@ -85,7 +86,8 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
       "--model.name=gpt2 --activation_checkpoint.mode=full --training.local_batch_size=1 "
       "--training.mixed_precision_param=bfloat16 --parallelism.fsdp_reshard_after_forward=never",
       "--training.local_batch_size=1 --parallelism.fsdp_reshard_after_backward=false",
-      "--training.local_batch_size=1 --parallelism.fsdp_gradient_sync=");
+      "--training.local_batch_size=1 --parallelism.fsdp_gradient_sync=",
+      "--training.enable_cpu_offload=true --training.mixed_precision_param=bfloat16");
   const int ranks = GENERATE(1, 2, 3, 4);  // 3 divides neither the vocabulary nor the widths
   const int replicas = GENERATE(1, 2);
   const bool is_even = ranks % replicas == 0;  // else as without
@@ -114,4 +116,13 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
   const Phases expected = planned(plan.out), found = used(folder.read("out.jsonl"), run.out, ranks);
   CHECK(found == expected);
   CHECK(expected.peaks[3] > 0);
+  std::int64_t on_host = 0;  // of the largest rank
+  for (const auto& peaks :
+       numbers(plan.out, R"(on the host: planned peak (\d+) bytes .* in step 1, (\d+) bytes)"))
+    on_host = std::max({on_host, peaks[0], peaks[1]});
+  const auto of_run = numbers(run.out, R"(on the host: planned peak (\d+) bytes, used (\d+) )");
+  const bool is_offloaded = options.find("offload") != std::string::npos;
+  CHECK((on_host > 0) == is_offloaded);
+  CHECK(of_run == (is_offloaded ? std::vector<std::vector<std::int64_t>>{{on_host, on_host}}
+                                : std::vector<std::vector<std::int64_t>>{}));
 }

@@ -210,6 +210,7 @@ TEST_CASE("processes and threads have the same losses, whichever micro-batches a
     const auto threads = losses("", option + " --ranks=4");
     CHECK(threads.size() == 3);
     CHECK(threads == losses("mpirun -n 4 ", option));
+    CHECK(threads == losses("mpirun -n 4 ", option + " --training.enable_cpu_offload=true"));
   }
 }
 
@@ -243,6 +244,7 @@ TEST_CASE("strategies have the same losses, and say what they stand for") {
     }
   }
   CHECK(losses("none" + muon) != losses("none"));
+  CHECK(losses("none --training.enable_cpu_offload=true") == losses("none"));
   CHECK(losses("hybrid --parallelism.data_parallel_replicate_degree=2").size() == 3);
 }
 

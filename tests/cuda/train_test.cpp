@@ -24,7 +24,10 @@ TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[t
       {.param = f16, .scales_loss = true},
       {.micro_batches = 3, .param = bf16, .accumulation = Accumulation::unsharded},
       {.replicas = 2},
-      {.micro_batches = 3, .replicas = 2, .accumulation = Accumulation::in_replicas}};
+      {.micro_batches = 3, .replicas = 2, .accumulation = Accumulation::in_replicas},
+      {.recomputes = true, .replicas = 2, .offload = Offload::cpu},
+      {.micro_batches = 3, .param = bf16, .offload = Offload::cpu},
+      {.param = f16, .reduce = f16, .scales_loss = true, .offload = Offload::cpu}};
   GridShare share;
   for (const Cell& cell : tried)
     for (const int ranks : share.of({1, 2, 4, 8})) {
@@ -45,7 +48,7 @@ TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[t
 TEST_CASE("the planned peak of a GPU is the measured one, on every rank and step", "[threads]") {
   for (const Cell& cell :
        {Cell{}, Cell{.recomputes = true, .tied = true, .micro_batches = 3},
-        Cell{.param = f16, .scales_loss = true},
+        Cell{.param = f16, .scales_loss = true}, Cell{.param = bf16, .offload = Offload::cpu},
         Cell{.micro_batches = 3, .accumulation = Accumulation::unsharded},
         Cell{.micro_batches = 2, .replicas = 2, .accumulation = Accumulation::in_replicas}})
     for (const CudaMemory memory : {CudaMemory::pieces, CudaMemory::mapped})
@@ -107,36 +110,36 @@ TEST_CASE("a rank on a GPU that throws is named to its peers, and after a reset 
           "[threads]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
-  const Trained undisturbed = train(2, on_gpu(), {}, seed, 2);
-  for (const bool in_a_kernel : {false, true}) {
-    std::vector<std::string> heard(2);
-    const auto after = on_ranks(2, on_gpu(), [&](World& world) {
-      Trainee trainee(world, {}, seed);
-      try {
-        trainee.backward(7, 0);
-        if (world.rank() == 1 && !in_a_kernel) throw std::runtime_error("no luck");
-        if (world.rank() == 1)
-          world.device().compute().launch({.name = "unlucky"},
-                                          [](Exec& exec) { exec.error = "no luck"; });
-        trainee.backward(8, 0);
-        world.device().synchronize();
-      } catch (const std::exception&) {
-        heard[static_cast<std::size_t>(world.rank())] = reset(trainee.model()).cause;
-      }
-      trainee.optimizer().zero_grad();
-      Trained trained;
-      for (int k = 0; k < 2; ++k) {
-        const Trainee::Scalars scalars = trainee.step(k);
-        trained.losses.push_back(static_cast<float>(world.sum(scalars.loss.item()) / 2));
-        trained.norms.push_back(static_cast<float>(scalars.norm.item()));
-      }
-      trained.parameters = full_values(trainee.model());
-      return trained;
-    });
-    for (const std::string& why : heard)
-      CHECK_THAT(why, Catch::Contains("rank 1") && Catch::Contains("no luck"));
-    for (const Trained& trained : after) CHECK(same_bits(trained, undisturbed));
-  }
+  const bool in_a_kernel = GENERATE(false, true);
+  const Cell cell{.offload = GENERATE(Offload::none, Offload::cpu)};
+  const Trained undisturbed = train(2, on_gpu(), cell, seed, 2);
+  std::vector<std::string> heard(2);
+  const auto after = on_ranks(2, on_gpu(), [&](World& world) {
+    Trainee trainee(world, cell, seed);
+    try {
+      trainee.backward(7, 0);
+      if (world.rank() == 1 && !in_a_kernel) throw std::runtime_error("no luck");
+      if (world.rank() == 1)
+        world.device().compute().launch({.name = "unlucky"},
+                                        [](Exec& exec) { exec.error = "no luck"; });
+      trainee.backward(8, 0);
+      world.device().synchronize();
+    } catch (const std::exception&) {
+      heard[static_cast<std::size_t>(world.rank())] = reset(trainee.model()).cause;
+    }
+    trainee.optimizer().zero_grad();
+    Trained trained;
+    for (int k = 0; k < 2; ++k) {
+      const Trainee::Scalars scalars = trainee.step(k);
+      trained.losses.push_back(static_cast<float>(world.sum(scalars.loss.item()) / 2));
+      trained.norms.push_back(static_cast<float>(scalars.norm.item()));
+    }
+    trained.parameters = full_values(trainee.model());
+    return trained;
+  });
+  for (const std::string& why : heard)
+    CHECK_THAT(why, Catch::Contains("rank 1") && Catch::Contains("no luck"));
+  for (const Trained& trained : after) CHECK(same_bits(trained, undisturbed));
 }
 
 TEST_CASE("a GPU that is full says so on the rank that asked, with its ledger", "[threads]") {
@@ -174,9 +177,10 @@ TEST_CASE("freed memory of a GPU is poisoned and nobody reads it", "[threads]") 
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   const Delays delays(seed, 60);
+  const Cell cell{.param = bf16, .reduce = bf16, .offload = GENERATE(Offload::none, Offload::cpu)};
   const auto poisoned = on_ranks(2, on_gpu(), [&](World& world) {
     Memory::of(world.device()).poison_freed();
-    return train(world, {}, seed, 2);
+    return train(world, cell, seed, 2);
   });
-  CHECK(same_bits(poisoned[0], train(2, {.threads = 1}, {}, seed, 2)));
+  CHECK(same_bits(poisoned[0], train(2, {.threads = 1}, cell, seed, 2)));
 }

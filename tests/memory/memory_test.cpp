@@ -149,3 +149,26 @@ TEST_CASE("more than the machine has is OutOfMemory with the ledger, before a pa
   CHECK(range_bytes(1) <= std::min(kRangeBytes, all));
   CHECK(range_bytes(kRangeBytes + 1) == kRangeBytes + 1);
 }
+
+TEST_CASE("the host beside a device has memory of its own, and no address of the device's") {
+  for (const ExecutorKind kind : {ExecutorKind::inlined, ExecutorKind::virtual_}) {
+    const Device device = Device::cpu({.executor = kind});
+    Memory& memory = Memory::of(device);
+    CHECK_FALSE(memory.has_host());
+    Memory& host = Memory::of(device.host());
+    CHECK(memory.has_host());
+    CHECK(&host == &memory.host());
+    CHECK(&host == &Memory::of(device.main().host()));
+    const OwnerGuard on_device(device, "a"), on_host(device.host(), "b");
+    const Buffer one = memory.allocate(100, StreamId::compute),
+                 other = host.allocate(100, StreamId::offload);
+    CHECK(one.data() != other.data());
+    CHECK(memory.ledger().live_bytes("a") == 256);
+    CHECK(memory.ledger().live_bytes() == 256);
+    CHECK(host.ledger().live_bytes("b") == 256);
+    CHECK(host.ledger().live_bytes() == 256);
+    CHECK(host.reserved_bytes() == kSegmentBytes);
+    CHECK(memory.reserved_bytes() == kSegmentBytes);
+  }
+  CHECK_THROWS_AS(Device::meta().host(), ContractError);
+}

@@ -175,6 +175,7 @@ TEST_CASE("an exception wherever an observer is told of an event or of memory: a
                             .trap = trap},
                            with_wired);
     tried += try_all({.ranks = 2, .trap = trap}, Cell{.recomputes = true, .param = bf16});
+    tried += try_all({.ranks = 2, .trap = trap}, Cell{.param = bf16, .offload = Offload::cpu});
   }
   std::cout << tried << " exceptions at events\n";
   CHECK(tried >= at_least(500));
@@ -187,7 +188,8 @@ TEST_CASE("an exception at every launch of a language model's step",
   for (const Cell& cell :
        {Cell{.recomputes = true, .tied = true, .param = bf16},
         Cell{.reshard = Reshard::always, .keeps_gradients = true, .micro_batches = 3},
-        Cell{.reshard = Reshard::never, .freezes = true, .param = f16}}) {
+        Cell{.reshard = Reshard::never, .freezes = true, .param = f16},
+        Cell{.micro_batches = 2, .param = bf16, .offload = Offload::cpu}}) {
     const int ranks = 2 + i++ % 2;
     for (const Trap trap : {Trap::launch, Trap::body})
       tried += try_all({.ranks = ranks, .trap = trap}, cell);

@@ -23,7 +23,7 @@ std::int64_t padded_elements(const nn::Module& model, int rank, int ranks, bool 
 }  // namespace
 
 TEST_CASE("planned memory is measured memory, on every rank and in every phase",
-          "[promises][threads][fsdp2-110]") {
+          "[promises][threads][fsdp2-110][fsdp2-111]") {
   std::vector<Cell> all = cells();
   for (const Cell& cell : narrow_cells()) all.push_back(cell);
   GridShare share;
@@ -60,9 +60,10 @@ TEST_CASE("between steps a rank holds 12 bytes per element of its shards, and na
         world.device().synchronize();
         const int shards = ranks % cell.replicas == 0 ? ranks / cell.replicas : ranks;
         const Ledger& ledger = trainee.memory().ledger();
-        Held held{ledger.live_bytes("weights"),
-                  ledger.live_bytes("moments"),
-                  ledger.live_bytes("gradients"),
+        const Ledger& shards_in = trainee.shard_memory().ledger();
+        Held held{shards_in.live_bytes("weights"),
+                  shards_in.live_bytes("moments"),
+                  shards_in.live_bytes("gradients"),
                   ledger.live_bytes("gather slots") + ledger.live_bytes("gradient slots"),
                   ledger.live_bytes("activations"),
                   padded_elements(trainee.model(), world.rank() % shards, shards, false),
@@ -71,22 +72,17 @@ TEST_CASE("between steps a rank holds 12 bytes per element of its shards, and na
                   {}};
         for (const auto& group : groups_of(trainee.model().parameters()))
           held.groups += group->trainable.empty() ? 0 : 1;
-        for (const Ledger::Line& line : ledger.lines()) held.owners.push_back(line.owner);
+        for (const Ledger* of : {&ledger, &shards_in})
+          for (const Ledger::Line& line : of->lines()) held.owners.push_back(line.owner);
         return held;
       });
-      const std::set<std::string> names = {"activations",
-                                           "weights",
-                                           "gradients",
-                                           "moments",
-                                           "tables",
-                                           "scalars",
-                                           "batch",
-                                           "staging",
-                                           "gather slots",
-                                           "gradient slots",
-                                           "host staging",
-                                           "replica sums",
-                                           "unsharded gradients",
+      const std::set<std::string> names = {"activations",     "weights",
+                                           "gradients",       "moments",
+                                           "tables",          "scalars",
+                                           "batch",           "staging",
+                                           "gather slots",    "gradient slots",
+                                           "host staging",    "replica sums",
+                                           "offload staging", "unsharded gradients",
                                            "postponed sums"};
       for (const Held& held : results) {
         CHECK(held.weights == 4 * held.elements);
@@ -119,11 +115,14 @@ TEST_CASE("a steady step takes no memory from the system and waits for none in t
       const auto results = on_ranks(ranks, [&](World& world) {
         Trainee trainee(world, cell, 5);
         for (int k = 0; k < 2; ++k) trainee.step(k);
-        Pool& pool = trainee.memory().pool();
-        Pooled pooled{pool.gates_fired(), 0, pool.segments_taken(), 0};
+        // Of what is offloaded there are two; else this is the same one twice.
+        const Pool &pool = trainee.memory().pool(), &of_shards = trainee.shard_memory().pool();
+        const auto gates = [&] { return pool.gates_fired() + of_shards.gates_fired(); };
+        const auto segments = [&] { return pool.segments_taken() + of_shards.segments_taken(); };
+        Pooled pooled{gates(), 0, segments(), 0};
         for (int k = 2; k < 2 + long_run(50); ++k) trainee.step(k);
-        pooled.gates_after = pool.gates_fired();
-        pooled.segments_after = pool.segments_taken();
+        pooled.gates_after = gates();
+        pooled.segments_after = segments();
         return pooled;
       });
       for (const Pooled& pooled : results) {

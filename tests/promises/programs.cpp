@@ -85,17 +85,17 @@ class Part final : public nn::Module {
     });
   }
 
-  void shard(const DeviceMesh& mesh) {
+  void shard(const DeviceMesh& mesh, Offload offload) {
     std::vector<nn::Module*> listed;
     const Part* first = nullptr;
     for (const auto& child : children_) {
-      child->shard(mesh);
+      child->shard(mesh, offload);
       if (!child->plan_.is_listed) continue;
       if (!first) first = child.get();
       listed.push_back(child.get());
     }
-    if (first) fully_shard(listed, first->options(mesh));
-    if (plan_.is_unit && !plan_.is_listed) fully_shard(*this, options(mesh));
+    if (first) fully_shard(listed, first->options(mesh, offload));
+    if (plan_.is_unit && !plan_.is_listed) fully_shard(*this, options(mesh, offload));
   }
 
   // Which units of the tree the next backward reduces, and sums over replicas.
@@ -123,12 +123,13 @@ class Part final : public nn::Module {
     Parameter parameter;
     std::int64_t uses = 0;
   };
-  ShardOptions options(const DeviceMesh& mesh) const {
+  ShardOptions options(const DeviceMesh& mesh, Offload offload) const {
     return {.mesh = mesh,
             .reshard_after_forward = plan_.reshard,
             .prefetch_depth = plan_.prefetch,
             .slice_bytes = plan_.slice_bytes,
-            .piece_bytes = plan_.piece_bytes};
+            .piece_bytes = plan_.piece_bytes,
+            .offload = offload};
   }
   Tensor run(const Statement& s, const Tensor& h, const Tensor& x, int rank) {
     if (s.kind == Statement::own) return used(h, w_.value(), rows_);
@@ -305,7 +306,7 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
     if (program.is_poisoned) Memory::of(world.device()).poison_freed();
     std::vector<Part*> parts;
     Part model(program.root, nullptr, parts);
-    model.shard(mesh_of(world, program.replicas));
+    model.shard(mesh_of(world, program.replicas), program.offload);
     model.materialize(world.device());
     nn::init(model, {program.seed});
     optim::Sgd optimizer(model.parameters(), {.lr = kRate, .momentum = 0.5});

@@ -285,13 +285,16 @@ Program make_program(std::uint64_t seed) {
   vary_parts(part_dice, program);
   Dice executor_dice(seed ^ 0xe8ec);
   choose_executor(executor_dice, program);
+  Dice offload_dice(seed ^ 0x0ff10);
+  if (offload_dice.once_in(3)) program.offload = Offload::cpu;
   return program;
 }
 
 void print(std::ostream& out, const Program& program) {
   out << "seed " << program.seed << ", " << program.ranks << " ranks, " << program.replicas
       << " replicas, slices of " << program.root.slice_bytes << " bytes, " << name(program.executor)
-      << (program.is_poisoned ? ", poisoned\n" : "\n");
+      << (program.is_poisoned ? ", poisoned" : "")
+      << (program.offload == Offload::cpu ? ", offloaded\n" : "\n");
   print(out, program.root, 0);
   for (const Step& step : program.steps) {
     out << "step:";

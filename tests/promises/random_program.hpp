@@ -82,6 +82,7 @@ struct Program {
   // What runs the ranks. Under `shuffled` the seed is the schedule's, too.
   ExecutorKind executor = ExecutorKind::threaded;
   bool is_poisoned = false;  // freed memory is filled with NaN
+  Offload offload = Offload::none;
   PartPlan root;
   std::vector<Step> steps;
   std::uint64_t seed = 0;

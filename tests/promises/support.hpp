@@ -29,6 +29,7 @@ struct Cell {
   int replicas = 1;                          // on as many ranks or a multiple of them
   bool scales_loss = false;
   Accumulation accumulation = Accumulation::reduced;
+  Offload offload = Offload::none;
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   const char* const reshard[] = {"automatic", "always", "never"};
@@ -38,7 +39,8 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << ", prefetch " << c.prefetch_depth << ", in flight " << c.reductions_in_flight
              << ", loss chunk " << c.loss_chunk << ", slices of " << c.slice_bytes << ", pieces of "
              << c.piece_bytes << ", replicas " << c.replicas << ", scaled loss " << c.scales_loss
-             << ", accumulation " << static_cast<int>(c.accumulation);
+             << ", accumulation " << static_cast<int>(c.accumulation) << ", offload "
+             << static_cast<int>(c.offload);
 }
 
 // The cells that every promise is checked in.
@@ -58,7 +60,14 @@ inline std::vector<Cell> cells() {
       {.layers = 4, .prefetch_depth = 3, .reductions_in_flight = 2},
       {.micro_batches = 3, .replicas = 2},
       {.reshard = Reshard::never, .micro_batches = 3, .accumulation = Accumulation::unsharded},
-      {.micro_batches = 3, .replicas = 2, .accumulation = Accumulation::in_replicas}};
+      {.micro_batches = 3, .replicas = 2, .accumulation = Accumulation::in_replicas},
+      {.micro_batches = 3, .offload = Offload::cpu},
+      {.reshard = Reshard::never,
+       .recomputes = true,
+       .tied = true,
+       .freezes = true,
+       .replicas = 2,
+       .offload = Offload::cpu}};
 }
 inline std::vector<Cell> narrow_cells() {
   return {{.param = bf16},
@@ -68,7 +77,9 @@ inline std::vector<Cell> narrow_cells() {
           {.micro_batches = 3, .param = bf16, .accumulation = Accumulation::unsharded},
           {.recomputes = true, .tied = true, .param = bf16, .loss_chunk = 40},
           {.param = f16, .scales_loss = true},
-          {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16}};
+          {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16},
+          {.keeps_gradients = true, .param = bf16, .offload = Offload::cpu},
+          {.param = f16, .reduce = f16, .scales_loss = true, .offload = Offload::cpu}};
 }
 
 // 13 rows of the vocabulary are uneven on 2, 3 and 4 ranks.
@@ -102,7 +113,8 @@ class Trainee {
                                .prefetch_depth = cell.prefetch_depth,
                                .reductions_in_flight = cell.reductions_in_flight,
                                .slice_bytes = cell.slice_bytes,
-                               .piece_bytes = cell.piece_bytes};
+                               .piece_bytes = cell.piece_bytes,
+                               .offload = cell.offload};
     for (nn::Module* part : model_.parts()) fully_shard(*part, options);
     fully_shard(model_, options);
     model_.materialize(world.device());
@@ -166,6 +178,10 @@ class Trainee {
   nn::Llama& model() noexcept { return model_; }
   optim::AdamW& optimizer() noexcept { return *optimizer_; }
   Memory& memory() const { return Memory::of(world_.device()); }
+  // Of shards, gradients and moments.
+  Memory& shard_memory() const {
+    return cell_.offload == Offload::cpu ? memory().host() : memory();
+  }
 
  private:
   Tensor forward(int k, int m) {

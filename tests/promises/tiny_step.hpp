@@ -41,6 +41,7 @@ struct TinyConfig {
   int steps = 2;
   int replicas = 1;
   Accumulation accumulation = Accumulation::reduced;
+  Offload offload = Offload::none;
 };
 
 inline constexpr TinyConfig kTinyConfigs[] = {
@@ -79,6 +80,8 @@ inline constexpr TinyConfig kTinyConfigs[] = {
      .micro_batches = 3,
      .replicas = 2,
      .accumulation = Accumulation::in_replicas},
+    {.name = "offload-2", .reshard = Reshard::always, .micro_batches = 2, .offload = Offload::cpu},
+    {.name = "offload-bf16-3", .ranks = 3, .param = bf16, .reduce = bf16, .offload = Offload::cpu},
 };
 
 class TinyStep {
@@ -107,7 +110,8 @@ class TinyStep {
                                .prefetch_depth = config.prefetch_depth,
                                .reductions_in_flight = config.reductions_in_flight,
                                .slice_bytes = config.slice_bytes,
-                               .piece_bytes = config.piece_bytes};
+                               .piece_bytes = config.piece_bytes,
+                               .offload = config.offload};
     for (nn::Module* part : model_.parts()) fully_shard(*part, options);
     fully_shard(model_, options);
     model_.materialize(world.device());

@@ -227,7 +227,7 @@ TEST_CASE("the state of Muon goes on with another number of ranks", "[threads]")
   struct Kept {
     StateDict model, optimizer;
   };
-  const StateDictOptions options{StateForm::full, StateRanks::rank_0, StatePlace::host};
+  const StateDictOptions options{StateForm::full, StateRanks::rank_0, StateMemory::host};
   const auto kept = on_ranks(3, [&](World& world) {
     const DeviceMesh mesh = DeviceMesh::flat(world);
     MuonJob job(world, &mesh, seed);

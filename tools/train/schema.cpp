@@ -259,6 +259,9 @@ const std::vector<Key>& schema() {
       key<&C::training, &C::Training::mixed_precision_reduce>("training.mixed_precision_reduce",
                                                               "type in which gradients are summed",
                                                               {.choices = {"float32"}}),
+      key<&C::training, &C::Training::enable_cpu_offload>(
+          "training.enable_cpu_offload",
+          "shards, their gradients, moments and the optimizer's step are the host's"),
       key<&C::optimizer, &C::Optimizer::name>("optimizer.name", "which optimizer",
                                               {.choices = {"AdamW", "SGD", "Muon"}}),
       key<&C::optimizer, &C::Optimizer::lr>("optimizer.lr", "peak learning rate",

@@ -127,6 +127,15 @@ int dry_run(const Config& config, int ranks) {
         static_cast<long long>(plan.first_step.reserved_bytes),
         static_cast<long long>(plan.evaluation.reserved_bytes),
         static_cast<long long>(plan.save.reserved_bytes));
+    if (plan.steady_step.host_peak_bytes > 0)
+      std::printf(
+          "on the host: planned peak %lld bytes (%s) in step 1, %lld bytes in every later step, "
+          "reserved %lld bytes (%s)\n",
+          static_cast<long long>(plan.first_step.host_peak_bytes),
+          mebibytes(plan.first_step.host_peak_bytes).c_str(),
+          static_cast<long long>(plan.steady_step.host_peak_bytes),
+          static_cast<long long>(plan.steady_step.host_reserved_bytes),
+          mebibytes(plan.steady_step.host_reserved_bytes).c_str());
     std::printf("%s\n", plan.ledger.c_str());
     if (machine) std::printf("%s", describe(plan.price, step).c_str());
   }
@@ -211,13 +220,18 @@ class Run {
   // another than its peers, and all end with one code.
   int agreed_signal() const { return static_cast<int>(world_.max(requested_signal())); }
 
+  // A CPU's two memories are one machine's.
+  static std::int64_t of_machine(const PhaseMemory& planned) {
+    return planned.reserved_bytes + planned.host_reserved_bytes;
+  }
+
   // A system without that much would kill the process without a line. A GPU's driver says it.
   void check_memory(std::int64_t weight_bytes) {
     if (world_.device().kind() != DeviceKind::cpu) return;
     const std::int64_t size = world_.size(), here = world_.kind() == WorldKind::local ? size : 1,
                        have = physical_memory_bytes(),
-                       rank = std::max({weight_bytes / size, plan_.first_step.reserved_bytes,
-                                        plan_.steady_step.reserved_bytes});
+                       rank = std::max({weight_bytes / size, of_machine(plan_.first_step),
+                                        of_machine(plan_.steady_step)});
     if (have == 0 || rank <= have / here) return;
     throw OutOfMemory(concat("memory planned: ", mebibytes(rank), " a rank for ", here,
                              here == 1 ? " rank" : " ranks", ", and this machine has ",
@@ -284,7 +298,7 @@ class Run {
           result.diverged)
         trace.finish();
       const PhaseMemory& planned = step == 0 ? plan_.first_step : plan_.steady_step;
-      const PhaseMemory used{result.peak_bytes, trainer_->memory().reserved_bytes()};
+      const PhaseMemory& used = result.memory;
       steps_as_planned_ &= used == planned;
       // The largest of all ranks; report() names the numbers. An emulated rank counts for its
       // peers.
@@ -295,6 +309,7 @@ class Run {
       const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
       steps_done_ = step + 1;
       peak_ = std::max(peak_, bytes_of(largest[2]));
+      host_peak_ = std::max(host_peak_, used.host_peak_bytes);
       report(step, result, largest, tokens / wall.count(), flops);
       diverged_ = result.diverged;
       if (diverged_)
@@ -337,7 +352,7 @@ class Run {
   void validate_model(std::int64_t step) {
     if (!inputs_.loader || inputs_.loader->heldout_samples() == 0) return;
     if (world_.kind() == WorldKind::emulated) return;
-    trainer_->memory().ledger().reset_peak();
+    trainer_->reset_peaks();
     const double loss = trainer_->heldout_loss(
         inputs_.loader->heldout_samples(),
         [&](std::int64_t first, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
@@ -345,12 +360,14 @@ class Run {
         });
     say([&] { console_->validation(step, loss); });
     const PhaseMemory now = trainer_->phase_memory();
-    evaluation_ = {std::max(evaluation_.peak_bytes, now.peak_bytes), now.reserved_bytes};
+    evaluation_ = {std::max(evaluation_.peak_bytes, now.peak_bytes), now.reserved_bytes,
+                   std::max(evaluation_.host_peak_bytes, now.host_peak_bytes),
+                   now.host_reserved_bytes};
   }
 
   // Returns what became of the weights, after "... of step N is not finite; ".
   std::string save(nn::LanguageModel& model) {
-    trainer_->memory().ledger().reset_peak();
+    trainer_->reset_peaks();
     try {
       checkpoint::save_weights(config_.flags.save, model, world_,
                                {.dtype = config_.checkpoint.export_dtype,
@@ -395,6 +412,15 @@ class Run {
                             " bytes (", mebibytes(peak_), ")",
                             planned == peak_ ? ", as planned; " : "; ", equal));
     });
+    if (!config_.training.enable_cpu_offload) return;
+    const std::int64_t host = std::max(plan_.first_step.host_peak_bytes,
+                                       steps_done_ > 1 ? plan_.steady_step.host_peak_bytes : 0);
+    const std::int64_t most[] = {bytes_of(world_.max(static_cast<double>(host))),
+                                 bytes_of(world_.max(static_cast<double>(host_peak_)))};
+    say([&] {
+      console_->line(concat("on the host: planned peak ", most[0], " bytes, used ", most[1],
+                            " bytes (", mebibytes(most[1]), ")"));
+    });
   }
   std::string equal_ranks(bool is_mine_equal) {
     return concat(static_cast<std::int64_t>(world_.sum(is_mine_equal)), " of ", world_.size(),
@@ -424,7 +450,7 @@ class Run {
   bool says_ = true, measures_ = true;  // neither stdout nor metrics.jsonl has failed
   std::exception_ptr output_failure_;   // on rank 0, the first
   std::int64_t steps_done_ = 0;
-  std::int64_t peak_ = 0;
+  std::int64_t peak_ = 0, host_peak_ = 0;
   bool diverged_ = false;         // in step steps_done_
   std::string not_finite_;        // there
   bool is_saved_ = true;          // or nothing was to be

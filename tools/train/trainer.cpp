@@ -113,6 +113,7 @@ Trainer::Trainer(const Config& given, const World& world)
     options.precision.param = config.training.mixed_precision_param;
   if (config.training.mixed_precision_reduce != f32)
     options.precision.reduce = config.training.mixed_precision_reduce;
+  if (config.training.enable_cpu_offload) options.offload = Offload::cpu;
   for (nn::Module* part : model_->parts()) fully_shard(*part, options);
   fully_shard(*model_, options);
   set_reshard_after_backward(*model_, config.parallelism.fsdp_reshard_after_backward);
@@ -141,6 +142,19 @@ Trainer::Trainer(const Config& given, const World& world)
   inputs_.resize(tokens);
   targets_.resize(tokens);
   shard_plan(*model_);  // fixes the slots, on every rank at the same point
+}
+
+PhaseMemory Trainer::phase_memory() const {
+  PhaseMemory now{memory().ledger().peak_bytes(), memory().reserved_bytes()};
+  if (!memory().has_host()) return now;
+  now.host_peak_bytes = memory().host().ledger().peak_bytes();
+  now.host_reserved_bytes = memory().host().reserved_bytes();
+  return now;
+}
+
+void Trainer::reset_peaks() const {
+  memory().ledger().reset_peak();
+  if (memory().has_host()) memory().host().ledger().reset_peak();
 }
 
 Tensor Trainer::accumulate(std::int64_t step, const FillBatch& fill) {
@@ -192,7 +206,7 @@ std::string Trainer::find_bad_parameter(std::int64_t step, const FillBatch& fill
 StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   const Device& device = world_.device();
   DeviceContext& context = device.context();
-  memory().ledger().reset_peak();
+  reset_peaks();
   const auto begin = std::chrono::steady_clock::now();
   // A GPU measures its waits once somebody asks for them.
   const auto waited_seconds = [&] {
@@ -204,7 +218,8 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   const Tensor total = accumulate(step, fill);
   StepResult result;
   result.lr = learning_rate(config_, step);
-  const Tensor norm = optim::clip_grad_norm(parameters_, config_.training.max_norm);
+  const Tensor norm =
+      raw::moved(optim::clip_grad_norm(parameters_, config_.training.max_norm), device);
   const Tensor wish = Tensor::full({1}, stop ? 1 : 0, f32, device);
   const Tensor parts[] = {raw::reshape(raw::mul(total, 1.0 / world_.size()), {1}), wish};
   const Tensor sums = all_sum(world_, raw::cat(parts, 0));
@@ -223,7 +238,7 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
     optimizer_->step();
   }
   optimizer_->zero_grad();
-  result.peak_bytes = memory().ledger().peak_bytes();
+  result.memory = phase_memory();
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   // Only where bodies run on threads of their own is the host's time the time of submitting.
   const bool tells = context.executor().runs_ahead();
@@ -299,20 +314,20 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
   for (const int step : {0, 1}) {
     if (pricer) pricer->begin();
     const StepResult done = trace.during(step, [&] { return trainer.step(step, nothing, false); });
-    (step == 0 ? plan.first_step : plan.steady_step) = {done.peak_bytes,
-                                                        trainer.memory().reserved_bytes()};
+    (step == 0 ? plan.first_step : plan.steady_step) = done.memory;
     if (pricer) plan.price = pricer->end();
   }
   pricer.reset();
   trace.finish();
-  Ledger& ledger = trainer.memory().ledger();
-  plan.ledger = ledger.table();
+  plan.ledger = trainer.memory().ledger().table();
+  if (trainer.memory().has_host())
+    plan.ledger += "\non the host\n" + trainer.memory().host().ledger().table();
   plan.shard = shard_plan(trainer.model());
-  ledger.reset_peak();
+  trainer.reset_peaks();
   trainer.heldout_loss(split_batch(config, ranks).local * ranks,
                        [](std::int64_t, std::span<std::int32_t>, std::span<std::int32_t>) {});
   plan.evaluation = trainer.phase_memory();
-  ledger.reset_peak();
+  trainer.reset_peaks();
   checkpoint::for_each_saved_tensor(
       trainer.model(), world, [](const std::string&, const Tensor& full) { full.plan_to_bytes(); },
       {.dtype = config.checkpoint.export_dtype});

@@ -27,6 +27,14 @@ std::unique_ptr<nn::LanguageModel> make_model(const Config& config);
 // (the causal half is not taken off).
 double flops_per_token(const Config& config, nn::LanguageModel& model);
 
+// What a rank holds in a phase of a run.
+struct PhaseMemory {
+  std::int64_t peak_bytes = 0;                                // live
+  std::int64_t reserved_bytes = 0;                            // pool and arena, at its end
+  std::int64_t host_peak_bytes = 0, host_reserved_bytes = 0;  // the same of what is offloaded
+  bool operator==(const PhaseMemory&) const = default;
+};
+
 // What a step measured. Bytes are of this rank.
 struct StepResult {
   double loss = 0;       // mean over the global batch, before the update
@@ -36,14 +44,7 @@ struct StepResult {
   bool diverged = false;        // loss or norm is not finite, so that no weight was updated
   std::string bad_parameter{};  // then the first in the model whose gradient is not; "" for none
   double host_seconds = 0, exposed_seconds = 0;  // negative where the executor cannot tell
-  std::int64_t peak_bytes = 0;
-};
-
-// What a rank holds in a phase of a run.
-struct PhaseMemory {
-  std::int64_t peak_bytes = 0;      // live
-  std::int64_t reserved_bytes = 0;  // pool and arena, at its end
-  bool operator==(const PhaseMemory&) const = default;
+  PhaseMemory memory{};
 };
 
 // Fills the rows [first_row, ...) of this rank's part of a step's global batch.
@@ -70,10 +71,9 @@ class Trainer {
   nn::LanguageModel& model() noexcept { return *model_; }
   const World& world() const noexcept { return world_; }
   Memory& memory() const { return Memory::of(world_.device()); }
-  // Since the ledger's peak was last reset.
-  PhaseMemory phase_memory() const {
-    return {memory().ledger().peak_bytes(), memory().reserved_bytes()};
-  }
+  // Since the ledgers' peaks were last reset.
+  PhaseMemory phase_memory() const;
+  void reset_peaks() const;
 
  private:
   // The gradients of a step, without clipping. Returns the sum of its losses, f32 [].

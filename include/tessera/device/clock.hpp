@@ -17,12 +17,13 @@ namespace tessera {
 
 // The streams of a rank. `compute` is the caller's, copies from and to the host included; `gather`
 // and `reduce` are the sharding engine's. `replicate` is for sums along the first dimension of a
-// hybrid mesh. The library does not use `transfer` yet.
-enum class StreamId : std::uint8_t { compute, gather, reduce, replicate, transfer };
+// hybrid mesh. `transfer` copies between the device's memory and tensors of the host; bodies on
+// `offload` run on the host's processor, on any device: see Device::host.
+enum class StreamId : std::uint8_t { compute, gather, reduce, replicate, transfer, offload };
 
-inline constexpr int kMaxStreams = 5;
-inline constexpr const char* kStreamNames[kMaxStreams] = {"compute", "gather", "reduce",
-                                                          "replicate", "transfer"};
+inline constexpr int kMaxStreams = 6;
+inline constexpr const char* kStreamNames[kMaxStreams] = {"compute",   "gather",   "reduce",
+                                                          "replicate", "transfer", "offload"};
 
 constexpr std::size_t index(StreamId s) { return static_cast<std::size_t>(s); }
 constexpr const char* name(StreamId s) { return kStreamNames[index(s)]; }

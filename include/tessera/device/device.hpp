@@ -84,6 +84,7 @@ struct CudaOptions {
   ExecutorKind executor = ExecutorKind::cuda;
   CostModel cost{};  // of `virtual`
   CudaMemory memory = CudaMemory::pieces;
+  int threads = 1;  // per rank, for kernels of the host's side
   // f32 products may round their operands to 11 significant bits: TF32, on tensor cores.
   bool tf32 = false;
   // The driver module's file. Empty: libtessera-cuda.so near this library, or where the system
@@ -93,6 +94,10 @@ struct CudaOptions {
 
 // Where tensors live and work runs. A copyable handle; the last one gone ends the device, after its
 // work is done.
+//
+//   Device gpu = world.device(), host = gpu.host();
+//   Tensor moments = Tensor::zeros({n}, f32, host);   // memory of the host, a pool of its own
+//   raw::copy_into(moments, on_gpu);                  // by `transfer`, in the order of the program
 class Device {
  public:
   // No memory and no work: shapes only.
@@ -105,7 +110,23 @@ class Device {
   // another architecture. What runs on the CPU is not touched by that.
   static Device cuda(const CudaOptions& options = {});
 
-  DeviceKind kind() const noexcept;
+  // What this rank has on the host, whatever its device is: memory that copies to and from the
+  // device reach (pinned on CUDA), with a pool and a ledger of its own, and the CPU's kernels on
+  // the stream `offload`. Streams, clocks and events are the rank's, so that its work and the
+  // device's follow one another like that of two streams. A CPU has both, too, as two memories.
+  // Throws: ContractError on meta.
+  Device host() const;
+  bool is_host() const noexcept { return compute_ == StreamId::offload; }
+  // The device itself, of which this is the host's side or not.
+  Device main() const {
+    Device main = *this;
+    main.compute_ = StreamId::compute;
+    return main;
+  }
+  // Whether both are of one rank, so that events of one order work of the other.
+  bool is_beside(const Device& other) const noexcept { return context_ == other.context_; }
+
+  DeviceKind kind() const noexcept;  // of a host's side cpu
   bool is_meta() const noexcept { return context_ == nullptr; }
   int rank() const noexcept;
   // False on `virtual` unless asked for: memory is counted, never touched, and no body runs.
@@ -113,7 +134,8 @@ class Device {
 
   // Throws: ContractError on meta, as do all calls below.
   Stream stream(StreamId id) const;
-  Stream compute() const { return stream(StreamId::compute); }
+  // Of what is asked for on this device: on the host's side it is the stream `offload`.
+  Stream compute() const { return stream(compute_); }
   Stream gather() const { return stream(StreamId::gather); }
   Stream reduce() const { return stream(StreamId::reduce); }
 
@@ -131,13 +153,16 @@ class Device {
   // Everything else about the device: see device_context.hpp.
   DeviceContext& context() const;
 
-  bool operator==(const Device& other) const noexcept { return context_ == other.context_; }
+  bool operator==(const Device& other) const noexcept {
+    return context_ == other.context_ && compute_ == other.compute_;
+  }
 
  private:
   Device() = default;
   explicit Device(std::shared_ptr<DeviceContext> context) : context_(std::move(context)) {}
 
   std::shared_ptr<DeviceContext> context_;
+  StreamId compute_ = StreamId::compute;
 };
 
 }  // namespace tessera

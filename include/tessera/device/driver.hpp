@@ -27,7 +27,7 @@ struct DriverDevice {
 
 // Changes whenever this table or Exec does, or what a kernel means; kernels that were added, taken
 // away or given other arguments show in `kernels_layout`.
-inline constexpr std::uint32_t kDriverVersion = 3;
+inline constexpr std::uint32_t kDriverVersion = 4;
 
 struct Driver {
   std::uint32_t version;         // kDriverVersion of the module's build
@@ -72,6 +72,10 @@ struct Driver {
   // --- queued on a stream. Host memory in a copy is pinned, or the copy is not asynchronous.
   DriverError (*copy)(void* to, const void* from, std::int64_t bytes, void* stream);
   DriverError (*fill)(void* to, std::uint8_t byte, std::int64_t bytes, void* stream);
+
+  // Calls `function(data)` on a thread of the host when `stream` comes to it; what follows on the
+  // stream waits for its end. It may not call the driver.
+  DriverError (*call_host)(void (*function)(void* data), void* data, void* stream);
 
   // --- for measurements and tests
   DriverError (*make_timer)(void** event);  // an event that also says when it was reached

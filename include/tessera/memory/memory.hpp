@@ -82,11 +82,15 @@ class HostStaging {
 
 class Memory {
  public:
-  // The memory of a device.  Throws: ContractError for `meta`.
+  // The memory of a device, or of its host's side.  Throws: ContractError for `meta`.
   static Memory& of(const Device& device);
   static Memory& of(DeviceContext& context);
 
-  explicit Memory(DeviceContext& context);
+  explicit Memory(DeviceContext& context, MemorySide side = MemorySide::device);
+
+  // That of Device::host, made at first use; who never asks has none.
+  Memory& host();
+  bool has_host() const noexcept { return host_ != nullptr; }
 
   // A buffer on `stream`, booked under the current owner.
   // Requires: bytes > 0.  Throws: OutOfMemory.
@@ -99,7 +103,10 @@ class Memory {
   // From now on freed memory, fresh memory and slots are filled with NaN before their next use, by
   // operations on the streams that they belong to: what is read too late or too early shows. For
   // tests; it adds launches, never an order.
-  void poison_freed() noexcept { pool_.poison_freed(); }
+  void poison_freed() noexcept {
+    pool_.poison_freed();
+    if (host_) host_->poison_freed();
+  }
   bool poisons() const noexcept { return pool_.poisons(); }
 
   // Bytes taken from the system: the pool's and, once made, those of symmetric memory.
@@ -108,9 +115,11 @@ class Memory {
 
  private:
   friend class OwnerGuard;
+  DeviceContext& context_;
   Ledger ledger_;
   Pool pool_;
   HostStaging staging_;
+  std::unique_ptr<Memory> host_;
   Buffer workspace_;  // empty on the CPU
   OwnerId current_owner_ = 0;
   std::int64_t arena_bytes_ = 0;

@@ -95,8 +95,14 @@ inline constexpr std::int64_t kRangeBytes = 16ll << 30;
 // no more than the machine has memory, and a small part of what the process may have (ulimit -v).
 std::int64_t range_bytes(std::int64_t bytes);
 std::unique_ptr<Upstream> system_memory();
-// Hands out address ranges that are counted and never touched. `pieces`: that can't grow.
-std::unique_ptr<Upstream> counted_memory(CudaMemory like = CudaMemory::mapped);
+// Whose memory: the device's, or what this rank has on the host beside it; see Device::host.
+enum class MemorySide : std::uint8_t { device, host };
+// Hands out address ranges that are counted and never touched. `pieces`: that can't grow. No
+// address is both the device's and the host's.
+std::unique_ptr<Upstream> counted_memory(CudaMemory like = CudaMemory::mapped,
+                                         MemorySide side = MemorySide::device);
+// Memory of the host that a GPU's copies reach.  Requires: the device has a driver.
+std::unique_ptr<Upstream> pinned_memory(const DeviceContext& context);
 // A GPU's memory.  Requires: the device has a driver.
 std::unique_ptr<Upstream> device_memory(const DeviceContext& context, CudaMemory kind);
 

@@ -49,7 +49,8 @@ struct FlatRange {
 };
 
 // The arrays of one group's update, for a body to hold: 72 of its 128 bytes. A body for a GPU reads
-// the segments itself: kernels::FlatSegment says where each lies in the arrays.
+// the segments itself: kernels::FlatSegment says where each lies in the arrays. Those of offloaded
+// units lie on the host, beside a GPU too, and so their body runs there: Exec::driver is null.
 struct FlatUpdate {
   float* values;
   const float* gradient;
@@ -240,7 +241,7 @@ class Optimizer {
   LoadReport load_from(const NamedParameters& names,
                        const std::function<std::shared_ptr<const StateSource>()>& source,
                        const LoadOptions& options);
-  void update_all(const Tensor& condition);  // undefined: always
+  void update_all(const Tensor& given);  // undefined: always
   static void put(const Tensor& to, const void* scalars, std::size_t bytes);
   static void submit(const char* name, const GroupState& state, const Tensor& scalars,
                      const Body& body);

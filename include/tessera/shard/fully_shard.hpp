@@ -46,6 +46,17 @@ struct MixedPrecision {
   bool cast_forward_inputs = true;
 };
 
+// Where a unit's shards lie with their gradients and the optimizer's moments, and where the step is
+// computed (PyTorch: CPUOffloadPolicy, always pinned).
+//
+//   none   on the device
+//   cpu    on the host beside it (Device::host): a gather casts there and brings the shard to the
+//          device in one copy, a reduction takes its sums back in one. Parameter::shard and grad,
+//          state dicts and clip_grad_norm's norm are tensors of the host, whose operations run on
+//          the stream `offload`. The device keeps slots, activations and a staging of twice the
+//          largest shard. A CPU has both memories too, so that a plan of either is a plan of both.
+enum class Offload : std::uint8_t { none, cpu };
+
 struct ShardOptions {
   // One dimension shards. Of two the first replicates: parameters are sharded over the second, and
   // gradients, averaged over all ranks, are summed over the first as well (PyTorch: HSDP; with one
@@ -71,6 +82,8 @@ struct ShardOptions {
   // with so many bytes of gradient is one, smaller ones fill one together. A piece should take
   // several times the latency of a collective.
   std::int64_t piece_bytes = std::int64_t{32} << 20;
+  // The same for all units of a root.
+  Offload offload = Offload::none;
 };
 
 // Makes `module` a unit. Call inner modules first; the outermost call makes the root. Values that
@@ -116,7 +129,9 @@ struct ShardPlan {
   // alive together share addresses.
   std::int64_t arena_bytes = 0;
   std::int64_t most_alive_bytes = 0;  // no other addresses would need fewer
-  bool is_assumed = true;             // no step has called the units in another order yet
+  // Of what is copied from and to the host, where units are offloaded: on the device, on the host.
+  std::int64_t offload_device_bytes = 0, offload_host_bytes = 0;
+  bool is_assumed = true;  // no step has called the units in another order yet
 
   std::string to_string() const;
 };

@@ -36,7 +36,12 @@ Tensor reshape(const Tensor& x, const Shape& shape);
 // --- copies ---
 Tensor contiguous(const Tensor& x);  // x itself when it is
 Tensor cast(const Tensor& x, DType dtype);
-void copy_into(const Tensor& out, const Tensor& x);  // out = x, cast to out's dtype; shapes equal
+// out = x, cast to out's dtype; shapes equal. One of them may lie on the host beside the other's
+// device (Device::host): then by `transfer`, after what was submitted for either before.
+void copy_into(const Tensor& out, const Tensor& x);
+// x itself where it lies on that device, else a copy there; see copy_into.
+// Throws: ContractError for the device of another rank.
+Tensor moved(const Tensor& x, const Device& device);
 void fill(const Tensor& out, double value);
 // Elements first, first + 1, .. of the values that Tensor::normal and uniform draw by `key`, into a
 // contiguous floating tensor: so that each rank fills its part of one whole.

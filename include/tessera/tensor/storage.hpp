@@ -18,10 +18,11 @@ namespace tessera {
 // has bytes again when its unit opens for backward. `saved` counts these holders, so that the unit
 // can tell them from a tensor that escaped its scope.
 struct Storage {
-  // Bytes of its own: from the pool, for `stream`, booked under the current owner. On meta none.
+  // Bytes of its own: from the pool, for `stream`, the device's own without one, booked under the
+  // current owner. On meta none.
   // Throws: OutOfMemory.
-  static std::shared_ptr<Storage> owned(const Device& device, std::int64_t bytes,
-                                        StreamId stream = StreamId::compute);
+  static std::shared_ptr<Storage> owned(const Device& device, std::int64_t bytes, StreamId stream);
+  static std::shared_ptr<Storage> owned(const Device& device, std::int64_t bytes);
   // A closed window of a unit. `unit` is its name, which outlives the storage.
   static std::shared_ptr<Storage> window(const Device& device, std::int64_t bytes,
                                          const std::string& unit);

@@ -5,8 +5,12 @@
 //   compute  ─────│ a     ● event of the pool  │ b                            priority 1
 //   gather   ───────────────────────────────────────●──│ c                    priority 0
 //
+// Bodies of `offload` run on a thread of the driver's, when the stream of that name comes to them.
 // See device/collective_barrier.hpp for what a collective does.
 #include <array>
+#include <atomic>
+#include <deque>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -99,7 +103,9 @@ class CudaExecutor final : public Executor {
         runner_(options, observers),
         report_(observers),
         events_(driver_, driver_.make_event),
-        timers_(driver_, driver_.make_timer) {}
+        timers_(driver_, driver_.make_timer) {
+    runner_.exec_on(StreamId::offload).driver = nullptr;
+  }
   ~CudaExecutor() override {
     driver_.use(index_);
     for (void* stream : streams_)
@@ -122,6 +128,7 @@ class CudaExecutor final : public Executor {
     submitted_[stream] = tick;
     if (runner_.failure().happened()) return runner_.skip(operation);
     if (delay_seed_ != 0) delay(operation, native);
+    if (stream == StreamId::offload) return call_on_host(operation, native);
     const std::shared_ptr<void> begin = timer(native);
     if (!begin) runner_.begin(operation);
     if (barrier)
@@ -183,7 +190,9 @@ class CudaExecutor final : public Executor {
     check(driver_.block(origin_.get()), "a timer could not be reached");
     origin_seconds_ = host_seconds();
   }
-  double seconds(StreamId) const override { return now_ < 0 ? host_seconds() : now_; }
+  double seconds(StreamId stream) const override {
+    return stream == StreamId::offload || now_ < 0 ? host_seconds() : now_;
+  }
 
   // The first question about a stream begins the measuring, and its answer is 0: who never asks has
   // no timers in the stream. Counts what the host has blocked on, and with each wait the
@@ -194,6 +203,39 @@ class CudaExecutor final : public Executor {
   }
 
  private:
+  // A body of `offload` from its submission until it has run.
+  struct HostCall {
+    Runner& runner;
+    Operation operation{};
+    Body body{};
+    std::atomic<bool> has_run{false};
+
+    static void run(void* call) {
+      auto& self = *static_cast<HostCall*>(call);
+      self.runner.run(self.operation);
+      self.has_run.store(true, std::memory_order_release);
+    }
+  };
+
+  // They run in order: where the first has not, none has, and one more is made.
+  void call_on_host(const Operation& operation, void* native) {
+    if (!host_calls_.empty() && host_calls_.front()->has_run.load(std::memory_order_acquire)) {
+      host_calls_.push_back(std::move(host_calls_.front()));
+      host_calls_.pop_front();
+    } else {
+      host_calls_.push_back(std::make_unique<HostCall>(runner_));
+    }
+    HostCall& call = *host_calls_.back();
+    call.operation = operation;
+    call.body = *operation.body;
+    call.operation.body = &call.body;
+    call.has_run.store(false, std::memory_order_relaxed);
+    const DriverError error = driver_.call_host(&HostCall::run, &call, native);
+    if (!error) return;
+    call.has_run.store(true, std::memory_order_relaxed);
+    check(error, "a call of the host could not be queued");
+  }
+
   // Also makes the device the calling thread's: each call of the driver acts on that.
   void* native_of(StreamId stream) {
     check(driver_.use(index_), "the device could not be used");
@@ -329,7 +371,8 @@ class CudaExecutor final : public Executor {
   const Report report_;
   EventPool events_, timers_;
   std::array<void*, kMaxStreams> streams_{};
-  Clock submitted_, known_;  // known_: what the host has blocked on
+  Clock submitted_, known_;                           // known_: what the host has blocked on
+  std::deque<std::unique_ptr<HostCall>> host_calls_;  // from the oldest
   // See Executor::time_operations.
   bool times_ = false;
   std::vector<TimedOperation> timed_;

@@ -1,16 +1,19 @@
 // The flat arrays of sharding: packing shards, completing gradients.
 #include <cstring>
+#include <utility>
 
 #include "tests/kernels/case.hpp"
 
 namespace kernel_test {
 
 TESSERA_CASE("flat", "pack: entries of any length, aligned and not") {
-  for (const DType dtype : {f32, bf16, f16}) {
+  for (const auto [dtype, src_dtype] :
+       {std::pair(f32, f32), std::pair(bf16, f32), std::pair(f16, f32), std::pair(bf16, bf16),
+        std::pair(f16, f16)}) {
     const auto size = static_cast<std::int64_t>(size_bytes(dtype));
     const std::int64_t lengths[] = {5000, 0, 1, 3, 64, 4097, 7};
     constexpr std::int32_t count = 7;
-    Operand &entries = c.input(i64, 3 * count), &src = c.input(f32, 12000),
+    Operand &entries = c.input(i64, 3 * count), &src = c.input(src_dtype, 12000),
             &dst = c.updated(dtype, 12000);
     std::vector<double> expected;
     for (std::int64_t i = 0; i < dst.size(); ++i) expected.push_back(dst.get(i));
@@ -29,12 +32,13 @@ TESSERA_CASE("flat", "pack: entries of any length, aligned and not") {
       from += lengths[i];
       to += lengths[i];
     }
-    c.compute([&](const Kernels& k, Side side, Exec& exec) {
+    c.compute([&, dtype = dtype, src_dtype = src_dtype](const Kernels& k, Side side, Exec& exec) {
       k.pack({.dst = dst.at<std::byte>(side),
-              .src = src.at<float>(side),
+              .src = src.at<std::byte>(side),
               .entries = entries.at<PackEntry>(side),
               .entry_count = count,
-              .dst_dtype = dtype},
+              .dst_dtype = dtype,
+              .src_dtype = src_dtype},
              exec);
     });
     for (std::int64_t i = 0; i < dst.size(); ++i)

@@ -1,0 +1,76 @@
+// What goes between the device and shards that lie on the host: see ShardOptions::offload. Each
+// unit's part is one copy, through memory of fixed size that all units under a root share; two
+// parts of it take turns, so that the next copy comes in while one is read.
+//
+//   offload    wait updated │ cast ┐                    a gather
+//   transfer                       └ copy_to_device ┐
+//   gather                                          └ pack_shard │ all_gather
+//
+//   reduce     reduce_scatter ┐                         a reduction
+//   transfer                  └ copy_to_host ┐
+//   offload                                  └ accumulate_shard, where a gradient is there already
+//                                              or the wire has another dtype
+//
+// PyTorch FSDP2: CPUOffloadPolicy, which copies parameter by parameter and casts on the device.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "tessera/tensor/tensor.hpp"
+
+namespace tessera::shard {
+
+class HostLink {
+ public:
+  // The most bytes that a unit's shards have on the wire, of which it has to cast so many; and that
+  // a reduction leaves, values and arrival counts.
+  struct Sizes {
+    std::int64_t gathered = 0, cast = 0, reduced = 0;
+  };
+  HostLink(const Device& device, const Sizes& sizes);
+  HostLink(const HostLink&) = delete;
+  HostLink& operator=(const HostLink&) = delete;
+
+  // `shards`, f32 on the host and last written before `updated`, in `dtype` on the device: for work
+  // on the gather stream from here to `end_gather`, which stands before the next call.
+  Tensor begin_gather(const Tensor& shards, DType dtype, const Event& updated);
+  void end_gather();
+
+  // `numel` elements on the device that `stream` may write: the sums of a reduction.
+  Tensor take_sums(Stream stream, std::int64_t numel, DType dtype);
+  // Adds what `stream` has made of them, values and then counts, to these tensors of the host, or
+  // makes these that where `is_fresh`. What is returned has come then. Before the next take_sums.
+  Event add_to(const Tensor& values, const Tensor& counts, const Tensor& sums, Stream stream,
+               bool is_fresh);
+
+  // Of all its parts.
+  std::int64_t device_bytes() const noexcept { return 2 * (gathered_.bytes() + sums_.bytes()); }
+  std::int64_t host_bytes() const noexcept { return 2 * (cast_.bytes() + landed_.bytes()); }
+
+ private:
+  // Two parts in turn, each free again after an event.
+  class Turns {
+   public:
+    Turns(const Device& on, std::int64_t bytes);
+    // The next one, which `stream` may write now.
+    Tensor next(Stream stream, std::int64_t numel, DType dtype);
+    // Of the last one: whoever has it next waits for this.
+    void free_after(const Event& event) { parts_[turn_].free = event; }
+    std::int64_t bytes() const noexcept { return bytes_; }
+
+   private:
+    struct Part {
+      std::shared_ptr<Storage> memory;
+      Event free;
+    };
+    std::int64_t bytes_;
+    std::array<Part, 2> parts_;
+    std::size_t turn_ = 0;
+  };
+  Device device_, host_;
+  Turns cast_, gathered_, sums_, landed_;
+};
+
+}  // namespace tessera::shard

@@ -1,0 +1,426 @@
+// Shards, gradients, moments and the optimizer's step on the host: the same bits as on the device,
+// in every way to train, and a device that holds none of them.
+#include <algorithm>
+#include <stdexcept>
+
+#include "tessera/device/device_context.hpp"
+#include "tessera/distributed/distributed_tensor.hpp"
+#include "tessera/optim/clip.hpp"
+#include "tessera/optim/grad_scaler.hpp"
+#include "tessera/shard/runtime_control.hpp"
+#include "tests/promises/stride.hpp"
+#include "tests/promises/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+// A stack in training, on the host or not.
+struct OffloadJob {
+  OffloadJob(const World& world, Offload offload, DType param = f32, DType reduce = f32,
+             int replicas = 1)
+      : world(world) {
+    stack.shard({.mesh = mesh_of(world, replicas),
+                 .precision = {.param = param, .reduce = reduce},
+                 .piece_bytes = 64,
+                 .offload = offload});
+    stack.materialize(world.device());
+    nn::init(stack, {3});
+  }
+  Tensor loss(int k) {
+    const Tensor x = rows_of(static_cast<std::uint64_t>(k), 2 * world.rank(), 2, 4, world.device());
+    return mean_square(stack(x));
+  }
+  // The norm before clipping.
+  float step(int k, optim::Optimizer& optimizer, int micro_batches = 1,
+             optim::NormType type = optim::NormType::l2) {
+    for (int m = 0; m < micro_batches; ++m) loss(10 * k + m).backward();
+    const Tensor norm = optim::clip_grad_norm(stack.parameters(), 0.5, type);
+    optimizer.step();
+    const auto value = static_cast<float>(norm.item());
+    optimizer.zero_grad();
+    return value;
+  }
+
+  const World& world;
+  Stack stack{{4, 5, 3}};
+};
+
+struct Left {
+  std::vector<float> norms;
+  Values parameters, gradients;
+};
+bool same_bits(const Left& a, const Left& b) {
+  return testing::same_bits(a.norms, b.norms) && testing::same_bits(a.parameters, b.parameters) &&
+         testing::same_bits(a.gradients, b.gradients);
+}
+
+std::unique_ptr<optim::Optimizer> optimizer_of(const Stack& stack, bool is_adamw) {
+  if (is_adamw) return std::make_unique<optim::AdamW>(stack.parameters());
+  return std::make_unique<optim::Sgd>(stack.parameters(),
+                                      optim::SgdOptions{.lr = 0.1, .momentum = 0.9});
+}
+
+std::int64_t live(const Memory& memory, const char* owner) {
+  return const_cast<Memory&>(memory).ledger().live_bytes(owner);
+}
+
+// Throws at the n-th operation of a name that is submitted.
+class CutsOne final : public Observer {
+ public:
+  CutsOne(int n, std::string_view name) : left_(n), name_(name) {}
+  void launched(StreamId, Tick, const Op& op) override {
+    if (name_ == op.name && --left_ == 0) throw std::runtime_error("cut");
+  }
+
+ private:
+  int left_;
+  std::string_view name_;
+};
+
+}  // namespace
+
+TEST_CASE("a training on the host gives the bits of one on the device, in every way to train",
+          "[threads][fsdp2-033]") {
+  std::vector<Cell> all = cells();
+  for (const Cell& cell : narrow_cells()) all.push_back(cell);
+  GridShare share;
+  for (Cell cell : all)
+    for (const int ranks : share.of({1, 2, 4})) {
+      // One rank adds its gradients in the product that makes them, where nothing is offloaded.
+      if (ranks == 1 && (cell.micro_batches > 1 || cell.tied)) continue;
+      INFO(cell << ", " << ranks << " ranks");
+      const auto run = [&](Offload offload, ExecutorKind executor) {
+        cell.offload = offload;
+        return train(ranks, {.executor = executor, .schedule_seed = fresh_seed(), .threads = 1},
+                     cell, 5, 3);
+      };
+      const testing::Trained device = run(Offload::none, ExecutorKind::threaded);
+      CHECK(testing::same_bits(device, run(Offload::cpu, ExecutorKind::threaded)));
+      CHECK(testing::same_bits(device, run(Offload::cpu, ExecutorKind::shuffled)));
+    }
+}
+
+TEST_CASE("optimizers, norms and meshes of what lies on the host",
+          "[threads][fsdp2-044][fsdp2-046]") {
+  const bool is_adamw = GENERATE(true, false);
+  const auto [param, reduce] =
+      GENERATE(std::pair(f32, f32), std::pair(bf16, f32), std::pair(bf16, bf16));
+  const auto [ranks, replicas] =
+      GENERATE(std::pair(1, 1), std::pair(2, 1), std::pair(4, 1), std::pair(4, 2), std::pair(2, 2));
+  for (const optim::NormType type :
+       {optim::NormType::l2, optim::NormType::l1, optim::NormType::inf})
+    for (const int micro_batches : {1, 3}) {
+      if (ranks == 1 && micro_batches > 1) continue;  // as above
+      CAPTURE(is_adamw, param, reduce, ranks, replicas, micro_batches, static_cast<int>(type));
+      const auto run = [&, param = param, reduce = reduce, ranks = ranks,
+                        replicas = replicas](Offload offload) {
+        return on_ranks(ranks, [&](World& world) {
+          OffloadJob job(world, offload, param, reduce, replicas);
+          const auto optimizer = optimizer_of(job.stack, is_adamw);
+          Left left;
+          for (int k = 0; k < 3; ++k)
+            left.norms.push_back(job.step(k, *optimizer, micro_batches, type));
+          job.loss(40).backward();
+          left.gradients = shard_gradients(job.stack);
+          left.parameters = full_values(job.stack);
+          return left;
+        });
+      };
+      const auto device = run(Offload::none), host = run(Offload::cpu);
+      for (std::size_t rank = 0; rank < host.size(); ++rank)
+        CHECK(same_bits(device[rank], host[rank]));
+    }
+}
+
+TEST_CASE("one rank that adds micro-batches up on the host is within rounding of the device",
+          "[threads]") {
+  const auto run = [&](Offload offload) {
+    return on_ranks(1, [&](World& world) {
+      OffloadJob job(world, offload);
+      for (int m = 0; m < 3; ++m) job.loss(m).backward();
+      return shard_gradients(job.stack);
+    })[0];
+  };
+  CHECK(distance(run(Offload::none), run(Offload::cpu)) < 1e-5);  // 24 terms of 2^-24, some cancel
+}
+
+TEST_CASE("at rest a device holds no shard, no gradient and no moment of what is offloaded",
+          "[threads]") {
+  for (const int ranks : {1, 2, 3}) {
+    struct Held {
+      std::int64_t on_device = 0, staging = 0, weights = 0, moments = 0, gradients = 0, rows = 0;
+      bool lies_on_host = true;
+    };
+    const auto held = on_ranks(ranks, [&](World& world) {
+      OffloadJob job(world, Offload::cpu);
+      optim::AdamW optimizer(job.stack.parameters());
+      job.step(0, optimizer);
+      job.loss(1).backward();
+      const Memory& device = Memory::of(world.device());
+      const Memory& host = Memory::of(world.device().host());
+      Held out{.on_device =
+                   live(device, "weights") + live(device, "moments") + live(device, "gradients"),
+               .staging = live(device, "offload staging"),
+               .weights = live(host, "weights"),
+               .moments = live(host, "moments"),
+               .gradients = live(host, "gradients")};
+      for (const Parameter& p : job.stack.parameters()) {
+        out.rows += (p.spec().chunk_numel() + 63) / 64 * 64;
+        out.lies_on_host = out.lies_on_host && p.shard().device() == world.device().host() &&
+                           p.grad().device() == p.shard().device() &&
+                           optimizer.moments(p)[0].device() == p.shard().device() &&
+                           p.shard().device().kind() == DeviceKind::cpu;
+      }
+      const ShardPlan plan = shard_plan(job.stack);
+      out.lies_on_host = out.lies_on_host && plan.offload_device_bytes == out.staging;
+      return out;
+    });
+    for (const Held& h : held) {
+      CHECK(h.on_device == 0);
+      CHECK(h.staging > 0);
+      CHECK(h.weights == 4 * h.rows);
+      CHECK(h.moments == 8 * h.rows);
+      CHECK(h.gradients > 4 * h.rows);  // and arrival counts
+      CHECK(h.lies_on_host);
+    }
+  }
+}
+
+TEST_CASE("what one rank offloads costs no collective", "[threads]") {
+  const auto counters = on_ranks(1, [](World& world) {
+    OffloadJob job(world, Offload::cpu);
+    optim::AdamW optimizer(job.stack.parameters());
+    job.step(0, optimizer);
+    return shard_counters(job.stack);
+  })[0];
+  CHECK(counters.gathers == 0);
+  CHECK(counters.reductions == 0);
+  CHECK(counters.unplanned_slots == 0);
+}
+
+TEST_CASE("an inf on the host of one rank skips the step of all", "[threads]") {
+  for (const int ranks : {1, 2, 3}) {
+    struct Seen {
+      bool found = false, stayed = false, then_moved = false;
+      double scale = 0;
+    };
+    const auto seen = on_ranks(ranks, [&](World& world) {
+      OffloadJob job(world, Offload::cpu, f16);
+      optim::AdamW optimizer(job.stack.parameters());
+      optim::GradScaler scaler(world.device(), {.init_scale = 256});
+      const auto step = [&](int k, bool is_poisoned) {
+        scaler.scale(job.loss(k)).backward();
+        if (is_poisoned && world.rank() == 0) spoil_gradient(job.stack, INFINITY);
+        scaler.unscale(optimizer);
+        optim::clip_grad_norm(job.stack.parameters(), 0.5);
+        scaler.step(optimizer);
+        const bool found = scaler.found_inf(optimizer).item() != 0;
+        scaler.update();
+        optimizer.zero_grad();
+        return found;
+      };
+      step(0, false);
+      const Values before = full_values(job.stack);
+      Seen out;
+      out.found = step(1, true);
+      out.stayed = testing::same_bits(before, full_values(job.stack));
+      out.scale = scaler.current_scale().item();
+      step(2, false);
+      out.then_moved =
+          !testing::same_bits(before, full_values(job.stack)) && optimizer.steps() == 2;
+      return out;
+    });
+    for (const Seen& s : seen) {
+      CHECK(s.found);
+      CHECK(s.stayed);
+      CHECK(s.scale == 128);
+      CHECK(s.then_moved);
+    }
+  }
+}
+
+TEST_CASE("parameters are frozen and thawed on the host as on the device", "[threads]") {
+  for (const int ranks : {1, 2, 3}) {
+    INFO(ranks << " ranks");
+    const auto run = [&](Offload offload) {
+      return on_ranks(ranks, [&](World& world) {
+        OffloadJob job(world, offload);
+        optim::AdamW optimizer(job.stack.parameters());
+        job.step(0, optimizer);
+        job.stack.layers[0].weight.freeze();
+        job.stack.offset.freeze();
+        job.step(1, optimizer);
+        job.loss(2).backward();  // the gradients of what stays, laid out anew
+        job.stack.layers[0].weight.set_trainable(true);
+        if (ranks == 1) optimizer.zero_grad();  // one rank would add in its products
+        return Left{{job.step(3, optimizer), job.step(4, optimizer)}, full_values(job.stack), {}};
+      });
+    };
+    const auto device = run(Offload::none), host = run(Offload::cpu);
+    for (std::size_t rank = 0; rank < host.size(); ++rank)
+      CHECK(same_bits(device[rank], host[rank]));
+  }
+}
+
+TEST_CASE("values and state of what is offloaded are read and written from either side",
+          "[threads][fsdp2-108]") {
+  for (const int ranks : {1, 2}) {
+    const auto failures = on_ranks(ranks, [&](World& world) {
+      std::vector<std::string> failed;
+      const auto check = [&](bool holds, const char* what) {
+        if (!holds) failed.emplace_back(what);
+      };
+      OffloadJob job(world, Offload::cpu), other(world, Offload::cpu), device(world, Offload::none);
+      optim::AdamW optimizer(job.stack.parameters()), of_other(other.stack.parameters()),
+          of_device(device.stack.parameters());
+      for (int k = 0; k < 2; ++k) job.step(k, optimizer);
+      const Parameter& weight = job.stack.layers[0].weight;
+      const Values values = full_values(job.stack);
+
+      const StateDict full = job.stack.state_dict({.form = StateForm::full});
+      for (const auto& [name, entry] : full)
+        check(entry.values.device().is_host() && entry.spec.world == 1, "a whole dict on the host");
+      for (nn::Module* to :
+           {static_cast<nn::Module*>(&other.stack), static_cast<nn::Module*>(&device.stack)}) {
+        to->load(full);
+        check(testing::same_bits(values, full_values(*to)), "loaded whole");
+      }
+      const auto names = job.stack.named_parameters();
+      const StateDict state = optimizer.state_dict(names, {.form = StateForm::full});
+      of_other.load(other.stack.named_parameters(), state);
+      of_device.load(device.stack.named_parameters(), state);
+      for (int k = 2; k < 4; ++k)
+        for (const auto& [one, by] : {std::pair(&job, &optimizer), std::pair(&other, &of_other),
+                                      std::pair(&device, &of_device)})
+          one->step(k, *by);
+      check(testing::same_bits(full_values(job.stack), full_values(other.stack)), "goes on");
+      check(testing::same_bits(full_values(job.stack), full_values(device.stack)),
+            "goes on where it is not offloaded");
+
+      // A tensor of the device becomes the shard of the host.
+      const Shape rows = weight.spec().local_shape();
+      weight.assign(Tensor::full(rows, 0.25, f32, world.device()));
+      for (const float x : weight.shard().to_vector<float>()) check(x == 0.25f, "assigned");
+      const Tensor moved = raw::moved(weight.shard(), world.device());
+      check(moved.device() == world.device(), "moved to the device");
+      for (const float x : moved.to_vector<float>()) check(x == 0.25f, "moved");
+      const Tensor whole = weight.distributed().full();
+      check(whole.shape() == weight.shape(), "whole");
+      for (const float x : whole.to_vector<float>()) check(x == 0.25f, "gathered");
+
+      // From rank 0 into models of either kind.
+      const RankGroup& group = world;
+      other.stack.load(full, {.from_rank_0 = &group});
+      check(testing::same_bits(values, full_values(other.stack)), "sent by rank 0");
+      return failed;
+    });
+    for (const auto& failed : failures) CHECK(failed == std::vector<std::string>{});
+  }
+}
+
+TEST_CASE("a model that has values moves to the host when it is sharded, its moments with it",
+          "[threads]") {
+  for (const int ranks : {1, 2})
+    for (const bool same : on_ranks(ranks, [&](World& world) {
+           const auto run = [&](Offload offload) {
+             Stack stack({4, 5, 3});
+             nn::init(stack, {3}, world.device());
+             optim::AdamW optimizer(stack.parameters());
+             const auto step = [&] {
+               mean_square(stack(rows_of(1, 0, 2, 4, world.device()))).backward();
+               optimizer.step();
+               optimizer.zero_grad();
+             };
+             step();
+             stack.shard({.mesh = DeviceMesh::flat(world), .offload = offload});
+             step();
+             step();
+             return full_values(stack);
+           };
+           return testing::same_bits(run(Offload::none), run(Offload::cpu));
+         }))
+      CHECK(same);
+}
+
+TEST_CASE("after a step that failed, on the host or on its way there, the next ones are as planned",
+          "[threads]") {
+  const char* const name =
+      GENERATE("cast_shard", "copy_to_device", "pack_shard", "copy_to_host", "accumulate_shard");
+  const int at = GENERATE(1, 3);
+  CAPTURE(name, at);
+  struct Seen {
+    bool was_cut = false, is_consistent = true;
+    Values parameters;
+  };
+  const auto run = [&](bool cuts) {
+    return on_ranks(2, [&](World& world) {
+      OffloadJob job(world, Offload::cpu, bf16, bf16);
+      optim::AdamW optimizer(job.stack.parameters());
+      job.step(0, optimizer);
+      world.device().synchronize();
+      world.barrier();
+      if (cuts && world.rank() == 1)
+        world.device().context().add_observer(std::make_shared<CutsOne>(at, name));
+      Seen out;
+      try {
+        job.step(1, optimizer);
+        world.barrier();
+      } catch (const std::exception&) {
+        out.was_cut = true;
+        out.is_consistent = reset(job.stack).parameters_are_consistent;
+      }
+      for (int k = static_cast<int>(optimizer.steps()); k < 3; ++k) job.step(k, optimizer);
+      out.parameters = full_values(job.stack);
+      return out;
+    });
+  };
+  const auto cut = run(true), whole = run(false);
+  for (std::size_t rank = 0; rank < cut.size(); ++rank) {
+    CHECK(cut[rank].was_cut);
+    CHECK(cut[rank].is_consistent);
+    CHECK(testing::same_bits(cut[rank].parameters, whole[rank].parameters));
+  }
+}
+
+TEST_CASE("freed memory of the host is poisoned, and nobody reads it", "[threads]") {
+  for (const Cell& cell : {Cell{.micro_batches = 3, .offload = Offload::cpu},
+                           Cell{.param = bf16, .reduce = bf16, .offload = Offload::cpu}}) {
+    const std::uint64_t seed = fresh_seed();
+    INFO(cell << ", seed " << seed);
+    const auto poisoned = on_ranks(2, [&](World& world) {
+      Memory::of(world.device()).host().poison_freed();
+      Memory::of(world.device()).poison_freed();
+      return train(world, cell, seed, 2);
+    });
+    CHECK(testing::same_bits(poisoned[0], train(2, {.threads = 1}, cell, seed, 2)));
+  }
+}
+
+TEST_CASE("all units of a root lie on the same side, on every rank") {
+  const World world = World::single();
+  Stack stack({4, 5, 3});
+  const ShardOptions device{.mesh = DeviceMesh::flat(world)};
+  ShardOptions host = device;
+  host.offload = Offload::cpu;
+  fully_shard(stack.layers[0], device);
+  fully_shard(stack.layers[1], host);
+  fully_shard(stack, host);
+  stack.materialize(world.device());
+  CHECK_THAT(contract_error([&] { shard_plan(stack); }),
+             Contains("unit 'layers.0' has its shards on the device, its root on the host") &&
+                 Contains("one ShardOptions::offload"));
+}
+
+TEST_CASE("ranks that offload and ranks that do not are told of each other", "[threads]") {
+  for (const std::string& error : on_ranks(2, [](World& world) {
+         Stack stack({4, 5, 3});
+         stack.shard({.mesh = DeviceMesh::flat(world),
+                      .offload = world.rank() == 0 ? Offload::cpu : Offload::none});
+         stack.materialize(world.device());
+         return contract_error([&] { shard_plan(stack); });
+       }))
+    CHECK_THAT(error, Contains("offload of unit") && Contains("differ between ranks"));
+}
