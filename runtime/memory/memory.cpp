@@ -59,7 +59,7 @@ std::unique_ptr<Upstream> upstream_of(DeviceContext& context, MemorySide side) {
   const bool counted = !context.executor().runs_bodies();
   if (side == MemorySide::host) {
     const bool is_pinned = context.kind() == DeviceKind::cuda;
-    if (counted) return counted_memory(is_pinned ? CudaMemory::pieces : CudaMemory::mapped, place);
+    if (counted) return counted_memory(is_pinned ? CudaMemory::pieces : CudaMemory::mapped, side);
     return is_pinned ? pinned_memory(context) : system_memory();
   }
   if (context.kind() != DeviceKind::cuda) return counted ? counted_memory() : system_memory();
@@ -71,7 +71,7 @@ std::unique_ptr<Upstream> upstream_of(DeviceContext& context, MemorySide side) {
 
 Memory::Memory(DeviceContext& context, MemorySide side)
     : context_(context),
-      pool_(context, ledger_, upstream_of(context, place)),
+      pool_(context, ledger_, upstream_of(context, side)),
       staging_(context, ledger_) {
   const bool is_host = side == MemorySide::host || context.kind() == DeviceKind::cpu;
   if (is_host && context.executor().runs_bodies()) pool_.set_limit_bytes(physical_memory_bytes());

@@ -63,7 +63,7 @@ class CountedMemory final : public Upstream {
 
 std::unique_ptr<Upstream> system_memory() { return std::make_unique<SystemMemory>(); }
 std::unique_ptr<Upstream> counted_memory(CudaMemory like, MemorySide side) {
-  return std::make_unique<CountedMemory>(like, place);
+  return std::make_unique<CountedMemory>(like, side);
 }
 
 }  // namespace tessera
