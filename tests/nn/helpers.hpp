@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/param/group_part.hpp"
+#include "runtime/optim/group_part.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/nn/module.hpp"
 #include "tests/support/catch.hpp"

@@ -1,6 +1,6 @@
 // Parameters without a unit: one flat group, gradients written into it, arrival counts.
 #include "tessera/param/parameter.hpp"
-#include "runtime/param/group_part.hpp"
+#include "runtime/optim/group_part.hpp"
 #include "runtime/param/parameter_state.hpp"
 
 #include <stdexcept>

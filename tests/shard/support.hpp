@@ -14,7 +14,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "runtime/param/group_part.hpp"
+#include "runtime/optim/group_part.hpp"
 #include "runtime/param/parameter_state.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/nn/linear.hpp"

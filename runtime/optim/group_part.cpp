@@ -1,4 +1,4 @@
-#include "runtime/param/group_part.hpp"
+#include "runtime/optim/group_part.hpp"
 
 #include <unordered_map>
 
