@@ -20,12 +20,7 @@
 // Sharded, each matrix has an owner among the ranks that shard it, dealt by work over all units.
 // Momentum is updated where the shards are; its rows travel to the owner, which orthogonalises the
 // whole matrix, and the rows of the result travel back. So any number of ranks does the arithmetic
-// of one. Three turns:
-//
-//   compute   momenta │ pack 0 │ pack 1 │ O(turn 0) │ pack 2 │ O(turn 1) │ p -= turn 0 │ ...
-//   reduce                     │ in 0   │ in 1      │ out 0  │ in 2      │ out 1       │
-//
-// Replicas of a hybrid mesh each do the whole work.
+// of one. Replicas of a hybrid mesh each do the whole work.
 #pragma once
 
 #include <array>
@@ -36,6 +31,8 @@
 #include "tessera/optim/optimizer.hpp"
 
 namespace tessera::optim {
+
+class MatrixRing;
 
 // The factor by which the shape of a matrix changes its rate (PyTorch: adjust_lr_fn).
 enum class MuonRate : std::uint8_t { original, match_rms_adamw };
@@ -88,14 +85,13 @@ class Muon final : public Optimizer {
   int owner(const Parameter& matrix) const;
 
  private:
-  struct Ring;  // the matrices that one group of ranks shards
   void write_scalars(const Tensor& scalars, std::int64_t step) const override;
   void update(const GroupState& state, const Tensor& scalars) const override;
   void update_together(const Tensor& scalars) override;
   void has_laid_out() override;
 
-  MuonOptions options_;  // but lr, which changes
-  std::vector<std::unique_ptr<Ring>> rings_;
+  MuonOptions options_;                             // but lr, which changes
+  std::vector<std::unique_ptr<MatrixRing>> rings_;  // one for each group of ranks
 };
 
 }  // namespace tessera::optim
