@@ -21,7 +21,7 @@ double orthogonalisation_work(const MatrixSize& size) {
 
 MatrixPlan plan_matrices(std::span<const MatrixSize> sizes, int ranks, std::int64_t most_bytes) {
   MatrixPlan plan;
-  plan.places.resize(sizes.size());
+  plan.positions.resize(sizes.size());
   plan.order.resize(sizes.size());
   std::iota(plan.order.begin(), plan.order.end(), std::size_t{0});
   std::ranges::stable_sort(plan.order, [&](std::size_t a, std::size_t b) {
@@ -42,7 +42,7 @@ MatrixPlan plan_matrices(std::span<const MatrixSize> sizes, int ranks, std::int6
       ++least->turn;
       least->used = 0;
     }
-    plan.places[i] = {static_cast<int>(least - owners.begin()), least->turn, least->used};
+    plan.positions[i] = {static_cast<int>(least - owners.begin()), least->turn, least->used};
     least->used += chunk;
     least->work += orthogonalisation_work(sizes[i]);
     plan.widths.resize(std::max(plan.widths.size(), least->turn + 1));
@@ -56,7 +56,7 @@ std::vector<MatrixSize> matrices_of(const MatrixPlan& plan, std::span<const Matr
                                     int rank) {
   std::vector<MatrixSize> own;
   for (const std::size_t i : plan.order)
-    if (plan.places[i].owner == rank) own.push_back(sizes[i]);
+    if (plan.positions[i].owner == rank) own.push_back(sizes[i]);
   return own;
 }
 

@@ -25,12 +25,12 @@ double orthogonalisation_work(const MatrixSize& size);
 struct MatrixPlan {
   // Of each matrix: its rank, its turn, and where its rows begin in what one rank sends to that
   // rank, in elements: a multiple of 64.
-  struct Place {
+  struct Position {
     int owner = 0;
     std::size_t turn = 0;
     std::int64_t offset = 0;
   };
-  std::vector<Place> places;
+  std::vector<Position> positions;
   std::vector<std::size_t> order;    // the matrices as they were dealt, largest first
   std::vector<std::int64_t> widths;  // of each turn: elements that a rank sends to each
 };

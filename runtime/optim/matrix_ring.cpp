@@ -40,8 +40,8 @@ void MatrixRing::plan(std::size_t states, const MuonOptions& options) {
     most_width_ = std::max(most_width_, plan.widths[t]);
   }
   for (const std::size_t i : plan.order) {
-    matrices_[i].place = plan.places[i];
-    turns_[plan.places[i].turn].matrices.push_back(i);
+    matrices_[i].position = plan.positions[i];
+    turns_[plan.positions[i].turn].matrices.push_back(i);
   }
   std::vector<FlatSegment> table;
   for (Turn& turn : turns_)
@@ -51,7 +51,7 @@ void MatrixRing::plan(std::size_t states, const MuonOptions& options) {
         const Matrix& m = matrices_[i];
         const FlatEntry& entry = state_of(m.parameter)->flat_entry();
         if (m.state != s || entry.numel == 0) continue;
-        const std::int64_t received = m.place.owner * turn.width + m.place.offset;
+        const std::int64_t received = m.position.owner * turn.width + m.position.offset;
         table.push_back({.begin = entry.offset,
                          .end = entry.offset + entry.numel,
                          .gradient_shift = received - entry.offset,
@@ -155,7 +155,7 @@ MatrixRing::Received MatrixRing::send_momenta(const Turn& turn, std::size_t lane
     const auto flat = [&](const Tensor& of, std::int64_t at) {
       return of.view({entry.numel}, {1}, at);
     };
-    const Tensor rows = flat(parts, m.place.owner * turn.width + m.place.offset);
+    const Tensor rows = flat(parts, m.position.owner * turn.width + m.position.offset);
     raw::copy_into(rows, flat(state.moments[0], m.moment_offset));
     if (options.nesterov)
       raw::axpby(rows, flat(state.group->gradient, entry.gradient_offset), 1 - momentum, momentum);
@@ -171,15 +171,15 @@ MatrixRing::Received MatrixRing::orthogonalise(const Turn& turn, std::size_t lan
   const Tensor parts = area(2 + lane, turn.width);
   for (const std::size_t i : turn.matrices) {
     const Matrix& m = matrices_[i];
-    if (m.place.owner != rank() || !has_gradient(states[m.state])) continue;
+    if (m.position.owner != rank() || !has_gradient(states[m.state])) continue;
     const Tensor whole = Tensor::empty(m.spec.shape, f32, device_);
-    for_chunks(m.spec, turn.width, m.place.offset,
+    for_chunks(m.spec, turn.width, m.position.offset,
                [&](const Shape& shape, const Strided& in_whole, const Strided& in_parts) {
                  raw::copy_into(whole.view(shape, in_whole.strides, in_whole.offset),
                                 momenta.parts.view(shape, in_parts.strides, in_parts.offset));
                });
     const Tensor done = orthogonalised(whole, how);
-    for_chunks(m.spec, turn.width, m.place.offset,
+    for_chunks(m.spec, turn.width, m.position.offset,
                [&](const Shape& shape, const Strided& in_whole, const Strided& in_parts) {
                  raw::copy_into(parts.view(shape, in_parts.strides, in_parts.offset),
                                 done.view(shape, in_whole.strides, in_whole.offset));

@@ -23,14 +23,14 @@ namespace tessera::optim {
 // Collective in `step`, over the ranks of its group, which have planned the same matrices.
 class MatrixRing {
  public:
-  // One that has a gradient's place.
+  // One that has a gradient's position.
   struct Matrix {
     Parameter parameter;
     std::size_t state;           // of the optimizer's
     std::int64_t moment_offset;  // there
     ShardSpec spec;
     float rate;  // its factor on the learning rate
-    MatrixPlan::Place place{};
+    MatrixPlan::Position position{};
   };
 
   // `mesh`: null where nobody shards them.

@@ -101,7 +101,9 @@ void Muon::has_laid_out() {
   for (const Own& one : own()) {
     if (one.kind != kMatrices || one.offset < 0 || one.parameter.shape().numel() == 0) continue;
     const std::shared_ptr<ParameterState>& parameter = state_of(one.parameter);
-    if (!parameter->has_gradient()) continue;  // thawed: no gradient has a place yet
+    if (!parameter->has_gradient()) continue;  // thawed: it has no gradient yet
+    TESSERA_EXPECT(!parameter->group->device.is_host(), "Muon: the shards of parameter '",
+                   parameter->name, "' lie on the host; use AdamW, or Offload::none");
     std::shared_ptr<const DeviceMesh> mesh = parameter->mesh;
     if (mesh && mesh->shard_size() == 1) mesh = nullptr;
     const RankGroup* const group = mesh ? &mesh->shard_group() : nullptr;
@@ -137,7 +139,7 @@ int Muon::owner(const Parameter& matrix) const {
                  matrix.defined() ? matrix.name() : "", "' is none of its matrices");
   for (const auto& ring : rings_)
     if (const auto m = std::ranges::find_if(ring->matrices(), is_it); m != ring->matrices().end())
-      return m->place.owner;
+      return m->position.owner;
   return -1;
 }
 

@@ -204,7 +204,7 @@ TEST_CASE("matrices are dealt by work, and travel in turns of bounded size", "[o
     std::vector<double> work(static_cast<std::size_t>(ranks));
     double most = 0;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      work[static_cast<std::size_t>(plan.places[i].owner)] +=
+      work[static_cast<std::size_t>(plan.positions[i].owner)] +=
           optim::orthogonalisation_work(sizes[i]);
       most = std::max(most, optim::orthogonalisation_work(sizes[i]));
     }
@@ -220,14 +220,15 @@ TEST_CASE("matrices are dealt by work, and travel in turns of bounded size", "[o
       return round_up(ceil_div(sizes[i].rows, ranks) * sizes[i].columns, 64);
     };
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      const auto& place = plan.places[i];
-      ++in_turn.at(place.turn)[static_cast<std::size_t>(place.owner)];
-      CHECK(place.offset % 64 == 0);
-      CHECK(place.offset + chunk(i) <= plan.widths[place.turn]);
+      const auto& position = plan.positions[i];
+      ++in_turn.at(position.turn)[static_cast<std::size_t>(position.owner)];
+      CHECK(position.offset % 64 == 0);
+      CHECK(position.offset + chunk(i) <= plan.widths[position.turn]);
       for (std::size_t j = 0; j < i; ++j) {
-        const auto& other = plan.places[j];
-        if (other.owner != place.owner || other.turn != place.turn) continue;
-        CHECK((other.offset + chunk(j) <= place.offset || place.offset + chunk(i) <= other.offset));
+        const auto& other = plan.positions[j];
+        if (other.owner != position.owner || other.turn != position.turn) continue;
+        CHECK((other.offset + chunk(j) <= position.offset ||
+               position.offset + chunk(i) <= other.offset));
       }
     }
     for (std::size_t t = 0; t < plan.widths.size(); ++t)

@@ -7,6 +7,7 @@
 #include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/grad_scaler.hpp"
+#include "tessera/optim/muon.hpp"
 #include "tessera/shard/runtime_control.hpp"
 #include "tests/promises/stride.hpp"
 #include "tests/promises/support.hpp"
@@ -412,6 +413,18 @@ TEST_CASE("all units of a root lie on the same side, on every rank") {
   CHECK_THAT(contract_error([&] { shard_plan(stack); }),
              Contains("unit 'layers.0' has its shards on the device, its root on the host") &&
                  Contains("one ShardOptions::offload"));
+}
+
+TEST_CASE("Muon refuses shards that lie on the host", "[threads]") {
+  for (const int ranks : {1, 2})
+    for (const std::string& error : on_ranks(ranks, [](World& world) {
+           nn::Linear layer(4, 4);
+           fully_shard(layer, {.mesh = DeviceMesh::flat(world), .offload = Offload::cpu});
+           layer.materialize(world.device());
+           optim::Muon optimizer({layer.weight}, {layer.bias});
+           return contract_error([&] { optimizer.prepare(); });
+         }))
+      CHECK_THAT(error, Contains("'weight' lie on the host"));
 }
 
 TEST_CASE("ranks that offload and ranks that do not are told of each other", "[threads]") {

@@ -62,6 +62,10 @@ void check_given(const Config& config) {
       fail("metrics.peak_tflops=", *config.metrics.peak_tflops, ": ", machine,
            " has a peak of its own; leave one of them out");
   }
+  if (config.training.enable_cpu_offload && config.optimizer.name == OptimizerName::muon)
+    fail(
+        "training.enable_cpu_offload=true: Muon moves matrices between devices; leave it out, or "
+        "set optimizer.name=AdamW");
   if (config.given.contains("sample-tokens") && config.flags.sample.empty()) {
     fail("--sample-tokens=", config.flags.sample_tokens, ": nothing is sampled; add --sample TEXT");
   }
