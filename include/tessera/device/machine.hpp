@@ -58,7 +58,8 @@ struct Machine {
   WireAlgorithm wire = WireAlgorithm::two_level;
 };
 
-// Hops and start: NCCL 2.19, src/graph/tuning.cc, protocol Simple over NVLink and a network.
+// Hops and start: NCCL, src/graph/tuning.cc, ring and protocol Simple over NVLink and a network
+// (older releases have 9.6e-6 for a hop of the network).
 // Contention: NCCL's kernels slow the products beside them by 30 to 40 %, pytorch/pytorch#179937.
 // Launch and host: estimates, until a GPU has been measured here.
 inline constexpr Machine kH100{
@@ -72,9 +73,8 @@ inline constexpr Machine kH100{
     .multiprocessors = 132,
     .launch_seconds = 2e-6,
     .host_seconds = 2.5e-6,
-    .link_bytes_per_second =
-        361e9,  // stas00/ml-engineering, network/benchmarks: all-gather, 8 GPUs
-    .network_bytes_per_second = 45e9,  // 400 Gb/s a GPU; the same source: 365e9 over 4 machines
+    .link_bytes_per_second = 361e9,    // all-gather of 8 GPUs: stas00/ml-engineering, network/
+    .network_bytes_per_second = 45e9,  // benchmarks; there, too: 365e9 over 4 machines of 8
     .start_seconds = 8.4e-6,
     .link_hop_seconds = 3.4e-6,
     .network_hop_seconds = 14e-6,
@@ -93,9 +93,9 @@ inline constexpr Machine kB200{
     .peak_flops_per_second = 2250e12,       // NVIDIA HGX B200 data sheet
     .product_flops_per_second = 1745e12,    // stas00/ml-engineering, compute/accelerator: MAMF
     .f32_product_flops_per_second = 75e12,  // data sheet
-    .attention = {1500e12, 1600},           // the H100's share of the peak; needs longer sequences
-    .attention_backward = {1290e12, 2200},
-    .copy_bytes_per_second = 6.9e12,  // 87 % of the data sheet's 8e12
+    .attention = {1500e12, 1600},           // an estimate: somewhat less than the H100's share of
+    .attention_backward = {1290e12, 2200},  // the peak, with longer sequences
+    .copy_bytes_per_second = 6.9e12,        // 87 % of the data sheet's 8e12
     .multiprocessors = 148,
     .launch_seconds = 2e-6,
     .host_seconds = 2.5e-6,
@@ -111,8 +111,8 @@ inline constexpr Machine kA100{
     .peak_flops_per_second = 312e12,          // NVIDIA A100 80GB SXM data sheet
     .product_flops_per_second = 268e12,       // an estimate: 86 % of the peak
     .f32_product_flops_per_second = 19.5e12,  // data sheet
-    .attention = {220e12, 500},               // FlashAttention-2, Dao 2023, figure 5: 225 at most
-    .attention_backward = {190e12, 700},      // there, too
+    .attention = {228e12, 500},               // FlashAttention-2, Dao 2023: up to 73 % of the peak
+    .attention_backward = {196e12, 700},      // there, too: up to 63 %; half lengths are estimates
     .copy_bytes_per_second = 1.77e12,         // 87 % of the data sheet's 2.04e12
     .multiprocessors = 108,
     .launch_seconds = 2e-6,
