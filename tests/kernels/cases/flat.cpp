@@ -7,7 +7,7 @@
 namespace kernel_test {
 
 TESSERA_CASE("flat", "pack: entries of any length, aligned and not") {
-  for (const auto [dtype, src_dtype] :
+  for (const auto& [dtype, src_dtype] :
        {std::pair(f32, f32), std::pair(bf16, f32), std::pair(f16, f32), std::pair(bf16, bf16),
         std::pair(f16, f16)}) {
     const auto size = static_cast<std::int64_t>(size_bytes(dtype));
