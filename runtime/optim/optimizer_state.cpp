@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "runtime/param/flat_group.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/distributed/state.hpp"
