@@ -6,6 +6,12 @@
 #include "runtime/shard/unit.hpp"
 
 namespace tessera::shard {
+namespace {
+
+// Nobody gains by more, and planning slots takes time that grows with their square.
+constexpr std::int64_t kMostSlices = 256;
+
+}  // namespace
 
 StreamedParameter::StreamedParameter(const Unit& unit,
                                      const std::shared_ptr<ParameterState>& parameter,
@@ -20,7 +26,8 @@ StreamedParameter::StreamedParameter(const Unit& unit,
   const auto rounded = [aligned](std::int64_t rows, std::int64_t to) {
     return rows > aligned ? to : rows;
   };
-  std::int64_t most = std::max<std::int64_t>(bytes / std::max<std::int64_t>(row_bytes, 1), 1);
+  std::int64_t most = std::max({bytes / std::max<std::int64_t>(row_bytes, 1),
+                                ceil_div(chunk, kMostSlices), std::int64_t{1}});
   most = rounded(most, most / aligned * aligned);
   std::int64_t at_once = spec.world == 1 ? chunk : ceil_div(chunk, ceil_div(chunk, most));
   at_once = rounded(at_once, round_up(at_once, aligned));

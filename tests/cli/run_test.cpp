@@ -210,7 +210,8 @@ TEST_CASE("processes and threads have the same losses, whichever micro-batches a
     const auto threads = losses("", option + " --ranks=4");
     CHECK(threads.size() == 3);
     CHECK(threads == losses("mpirun -n 4 ", option));
-    CHECK(threads == losses("mpirun -n 4 ", option + " --training.enable_cpu_offload=true"));
+    if (sync.find("Muon") == std::string::npos)
+      CHECK(threads == losses("mpirun -n 4 ", option + " --training.enable_cpu_offload=true"));
   }
 }
 

@@ -177,6 +177,18 @@ TEST_CASE("a slice has the same rows of every rank's chunk, and slices have all"
 
 // Every sum of a step has at most a few hundred terms, in another order on other ranks and in other
 // slices, and an update follows its gradient with a slope of lr / eps = 1.
+TEST_CASE("a table of millions of rows beside units of nothing is planned in no time") {
+  const World world = World::emulated(0, 64, {.executor = ExecutorKind::virtual_});
+  nn::Llama model({.dim = 8, .n_layers = 1, .n_heads = 2, .ffn_dim = 8, .vocab_size = 1 << 24});
+  for (nn::Module* const part : model.parts())
+    fully_shard(*part, {.mesh = DeviceMesh::flat(world)});
+  fully_shard(model, {.mesh = DeviceMesh::flat(world)});
+  model.materialize(world.device());
+  shard_plan(model);
+  CHECK(model.embedding.weight.slices() > 100);
+  CHECK(model.embedding.weight.slices() <= 256);
+}
+
 TEST_CASE("training with streamed tables is training with whole ones", "[threads]") {
   const Streaming c = GENERATE(
       Streaming{}, Streaming{.tied = true}, Streaming{.freezes = true},

@@ -76,7 +76,7 @@ struct ShardOptions {
   int forwards_ahead = 2;
   // Of the root: the most that one slice of a streamed parameter may have, in bytes of the full
   // tensor; see nn::Module::stream_parameter. 0: so much that the gradient of a slice is no larger
-  // than the largest piece of any unit.
+  // than the largest piece of any unit. Slices are larger where a table would have more than 256.
   std::int64_t slice_bytes = 0;
   // A unit's gradients are reduced in pieces, each as soon as backward has made it: a parameter
   // with so many bytes of gradient is one, smaller ones fill one together. A piece should take
