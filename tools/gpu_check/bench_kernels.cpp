@@ -195,11 +195,16 @@ void states(Bench& b) {
     });
   }
   if (b.wanted("pack")) {
-    auto* src = b.array<float>(f32, n);
+    auto* src = b.array<std::byte>(f32, n);
     auto* dst = b.array<std::byte>(bf16, n);
     const auto* entries = b.constant(PackEntry{0, 0, n});
     b.measure("pack", "f32 to bf16", 6 * bytes, [&](Exec& e) {
-      b.k().pack({.dst = dst, .src = src, .entries = entries, .entry_count = 1, .dst_dtype = bf16},
+      b.k().pack({.dst = dst,
+                  .src = src,
+                  .entries = entries,
+                  .entry_count = 1,
+                  .dst_dtype = bf16,
+                  .src_dtype = f32},
                  e);
     });
   }
