@@ -281,11 +281,11 @@ TEST_CASE("over 10,000 steps of two ranks without a read nothing grows",
 }
 
 TEST_CASE("an event that every step of two ranks leaves behind is seen", "[promises]") {
-  if (allocations().made == 0) return;
+  const bool is_counted = allocations().made > 0;
   constexpr int kSteps = 200;
   const auto [early, late, acquired] = train_unread(kSteps, LeftByStep::an_event);
   INFO(early << ", then " << late);
-  CHECK(late.heap_bytes - early.heap_bytes > least_left(kSteps));
+  CHECK((late.heap_bytes - early.heap_bytes > least_left(kSteps) || !is_counted));
 }
 
 TEST_CASE("what computing one unit after another needs does not depend on depth", "[promises]") {
