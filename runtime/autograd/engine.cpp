@@ -188,6 +188,7 @@ Tensor record_if(bool always, const char* name, std::span<const Tensor> inputs, 
   node->sequence = ++s.sequence;
   node->backward = std::move(backward);
   node->calls = s.calls;
+  if (out.history()) out = out.detach();  // an input itself, which keeps its own
   out.history() = {std::move(node), nullptr};
   return out;
 }

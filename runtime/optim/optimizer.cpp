@@ -233,6 +233,11 @@ void Optimizer::make_states(const Before& before) {
   }
   has_laid_out();
   const Event made = device.compute().record();
+  if (log_->stream != made.stream && !log_->queued.empty()) {  // they are of the other side
+    static_cast<void>(steps());                                // asks those that may not count
+    device.block(device.stream(log_->stream).record());
+    log_->queued.clear();
+  }
   // Moments of before go when those that follow them are there: a step that fails has either.
   if (has_new && !before.states.empty()) device.block(made);
   if (!scalars_.defined() || !(scalars_.device() == device)) {
@@ -241,7 +246,7 @@ void Optimizer::make_states(const Before& before) {
         Tensor::empty({static_cast<std::int64_t>(kinds_[0].needs.scalar_bytes) / 4}, f32, device);
   }
   rates_changed_ = are_set_ = false;
-  log_->stream = made.stream;
+  if (std::exchange(log_->stream, made.stream) != made.stream) log_->prepared = 0;  // its ticks
   log_->tables = std::max<Tick>(1, made.tick);
   if (has_new || log_->prepared == 0) log_->prepared = log_->tables;
 }

@@ -90,8 +90,9 @@ struct FlatGroup {
   const FlatEntry& trained(std::size_t i) const {
     return entries[static_cast<std::size_t>(trainable[i])];
   }
-  // The gradient, for work on the device's compute stream from here on. Waiting here and not at the
-  // end of backward lets the next micro-batch compute beside the reductions of the last.
+  // The gradient, for work on the device's compute stream (of a host's side `offload`) from here
+  // on. Waiting here and not at the end of backward lets the next micro-batch compute beside the
+  // reductions of the last.
   const Tensor& await_gradient() const {
     if (reduced.tick > 0) device.compute().wait(reduced);
     return gradient;
@@ -102,7 +103,7 @@ struct FlatGroup {
     device.compute().wait(
         device.stream(device.is_host() ? StreamId::transfer : StreamId::gather).record());
   }
-  // To be called after `values` were written on the compute stream.
+  // To be called after `values` were written on that stream.
   void mark_updated() {
     if (!device.is_meta()) updated = device.compute().record();
     ++version;

@@ -152,7 +152,8 @@ void Parameter::set_trainable(bool trainable) const {
 
 std::string ParameterState::without_memory() const {
   if (name.empty())
-    return "a parameter of no module has no memory; register it and its module before materialize";
+    return "a parameter without a name yet has no memory; register it and its module, and call "
+           "materialize on the model";
   return concat("parameter '", name, "' has no memory yet; call materialize on the model first");
 }
 

@@ -44,7 +44,8 @@ void GatheredParameters::materialize() {
   }
   if (!shards_.needs_slot()) return;
   if (!rows.empty()) pack_ = table_of(rows, shards_.device);
-  // A gather waits for `updated` and no more, so that the table comes before it, too.
+  // A gather waits for `updated` and no more, so that the table comes before it, too; where shards
+  // lie on the host, for a part of HostLink's, which is free behind the table.
   if (shards_.group) shards_.group->mark_updated();
 }
 

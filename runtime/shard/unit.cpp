@@ -124,6 +124,8 @@ void Unit::end_round() {
 }
 
 autograd::GradientSink Unit::sink(int i) {
+  TESSERA_EXPECT(context_ != nullptr, "backward: a parameter of unit '", name(),
+                 "' was sharded since the forward that used it; go backward before");
   context_->schedule_end();
   owes_reduction_ = true;
   return local_ ? local_->sink(i) : buffer_->sink(i);

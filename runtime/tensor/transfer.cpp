@@ -19,6 +19,7 @@ void detail::launch_transfer(const char* name, const Tensor& out, const Tensor& 
           [to = out.data(), from = x.data(), bytes](Exec& exec) {
             queue_copy(exec, to, from, bytes);
           });
+  x.storage()->last_op = out.storage()->last_writer = name;
 }
 
 namespace raw {

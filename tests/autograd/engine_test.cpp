@@ -21,6 +21,21 @@ TEST_CASE("nodes run in the reverse of the order in which they were made, each o
   CHECK(values(x.grad()) == std::vector<float>{2});
 }
 
+TEST_CASE("an operation that gives its input back leaves the input's history as it is") {
+  const Device device = any_device();
+  Tensor x = leaf({1, 2}, device);
+  const Tensor y = x * 3.0;
+  for (const Tensor& input : {x, y}) {
+    const Tensor same = autograd::record(
+        "probe", {input}, input,
+        [](const Tensor& g, autograd::Gradients& out) { out.set(0, raw::mul(g, 2)); });
+    sum(same).backward();
+  }
+  CHECK(values(x.grad()) == std::vector<float>{8, 8});  // 2, and 2 * 3
+  sum(x).backward();
+  CHECK(values(x.grad()) == std::vector<float>{9, 9});
+}
+
 TEST_CASE("gradients of several uses add up, and further passes add to them") {
   const Device device = any_device();
   Tensor x = leaf({1, 2, 3}, device);

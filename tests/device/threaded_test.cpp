@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "runtime/device/executors/counter.hpp"
+#include "runtime/device/executors/runner.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tests/support/catch.hpp"
 
@@ -22,6 +23,15 @@ bool meet(std::atomic<int>& here) {
 }
 
 }  // namespace
+
+TEST_CASE("of what is lost the first is the least, whoever tells of it first") {
+  Failure failure;
+  for (const Tick tick : {13, 10, 12}) failure.lose(StreamId::offload, tick, tick != 10);
+  const Lost lost = failure.forget();
+  CHECK(lost.first[StreamId::offload] == 10);
+  CHECK(lost.failed[StreamId::offload] == 12);
+  CHECK(lost.first[StreamId::compute] == 0);
+}
 
 TEST_CASE("two streams run at the same time", "[threads]") {
   const Device device = Device::cpu();

@@ -346,6 +346,47 @@ TEST_CASE("a model that has values moves to the host when it is sharded, its mom
       CHECK(same);
 }
 
+TEST_CASE("updates from before a model moved to the host are no steps that a failure there loses",
+          "[threads]") {
+  for (const std::int64_t steps : on_ranks(2, [](World& world) {
+         Stack stack({4, 5, 3});
+         stack.materialize(world.device());
+         nn::init(stack, {3});
+         optim::Sgd optimizer(stack.parameters(), {.lr = 0.1});
+         const auto loss = [&] { return mean_square(stack(rows_of(1, 0, 2, 4, world.device()))); };
+         for (int k = 0; k < 20; ++k) {  // many operations of `compute`
+           loss().backward();
+           optimizer.step();
+           optimizer.zero_grad();
+         }
+         stack.shard({.mesh = DeviceMesh::flat(world), .offload = Offload::cpu});
+         loss().backward();
+         optimizer.step();
+         world.device().synchronize();
+         world.barrier();
+         if (world.rank() == 1)
+           world.device().context().add_observer(std::make_shared<CutsOne>(1, "copy_to_host"));
+         try {
+           loss().backward();
+           world.barrier();
+         } catch (const std::exception&) {
+         }
+         return reset(stack).parameters_are_consistent ? optimizer.steps() : -1;
+       }))
+    CHECK(steps == 21);
+}
+
+TEST_CASE("a backward of a forward from before fully_shard is refused") {
+  const World world = World::single();
+  Stack stack({4, 5, 3});
+  stack.materialize(world.device());
+  nn::init(stack, {3});
+  const Tensor loss = mean_square(stack(rows_of(1, 0, 2, 4, world.device())));
+  stack.shard({.mesh = DeviceMesh::flat(world)});
+  CHECK_THAT(contract_error([&] { loss.backward(); }),
+             Contains("was sharded since the forward that used it"));
+}
+
 TEST_CASE("after a step that failed, on the host or on its way there, the next ones are as planned",
           "[threads]") {
   const char* const name =

@@ -15,10 +15,10 @@
 
 namespace tessera {
 
-// The streams of a rank. `compute` is the caller's, copies from and to the host included; `gather`
-// and `reduce` are the sharding engine's. `replicate` is for sums along the first dimension of a
-// hybrid mesh. `transfer` copies between the device's memory and tensors of the host; bodies on
-// `offload` run on the host's processor, on any device: see Device::host.
+// The streams of a rank. `compute` is the caller's, copies from and to values of the program
+// included; `gather` and `reduce` are the sharding engine's. `replicate` is for sums along the
+// first dimension of a hybrid mesh. `transfer` copies between the device's memory and tensors of
+// the host; bodies on `offload` run on the host's processor, on any device: see Device::host.
 enum class StreamId : std::uint8_t { compute, gather, reduce, replicate, transfer, offload };
 
 inline constexpr int kMaxStreams = 6;

@@ -1,5 +1,6 @@
 #include "runtime/device/executors/runner.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/base/wait.hpp"
@@ -26,9 +27,12 @@ void Failure::rethrow() const {
 }
 
 void Failure::lose(StreamId stream, Tick tick, bool has_failed) {
+  const auto keep_least = [tick](Tick& least) {
+    least = least == 0 ? tick : std::min(least, tick);
+  };
   const std::lock_guard lock(mutex_);
-  if (lost_.first[stream] == 0) lost_.first[stream] = tick;
-  if (has_failed && lost_.failed[stream] == 0) lost_.failed[stream] = tick;
+  keep_least(lost_.first[stream]);  // a GPU's `offload` is told of by two threads, in any order
+  if (has_failed) keep_least(lost_.failed[stream]);
 }
 
 Lost Failure::forget() {
