@@ -169,6 +169,10 @@ TEST_CASE("each edge of the engine that is removed is missed by the race checker
   GridShare share;
   std::vector<Cell> all = cells();
   for (const Cell& cell : narrow_cells()) all.push_back(cell);
+  // A gradient that is new on the host is waited for before it is written by a copy, also where no
+  // operation has made it: without that wait there is nothing to report, and no edge that implies
+  // it.
+  std::erase_if(all, [](const Cell& cell) { return cell.offload == Offload::cpu; });
   for (const int ranks : {1, 2, 3})
     for (const Cell& cell : all)
       for (const Program& program : kPrograms) {
