@@ -274,8 +274,9 @@ void end_step(const Step& step, Part& model, optim::Optimizer& optimizer) {
 }
 
 // The parameters after all steps: of one rank that does every rank's part itself, and so has the
-// sum of what the ranks have the mean of.
-Values reference(const Program& program) {
+// sum of what the ranks have the mean of. A program ends before the step whose sums would be too
+// long to be exact: about one in 50,000 keeps that many gradients.
+Values reference(Program& program) {
   const Device device = Device::cpu({.executor = ExecutorKind::inlined, .threads = 1});
   std::vector<Part*> parts;
   Part model(program.root, nullptr, parts);
@@ -286,7 +287,10 @@ Values reference(const Program& program) {
     for (int rank = 0; rank < program.ranks; ++rank)
       run_step(program, k, model, rank, device, false);
     autograd::forget_forwards();
-    TESSERA_EXPECT(model.most_rows() <= kMostRows, "the program's sums are too long");
+    if (model.most_rows() > kMostRows) {
+      program.steps.resize(k);
+      break;
+    }
     if (!program.steps[k].keeps_gradients) model.forget_rows();
     end_step(program.steps[k], model, optimizer);
   }
@@ -323,7 +327,7 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
 }
 
 // Empty where all is well.
-std::string complaint(const Program& program) {
+std::string complaint(Program program) {
   const auto checker = RaceChecker::make();
   Values expected, found;
   try {
