@@ -260,14 +260,15 @@ def name_of(test):
     return test["name"].split()[0]  # "comm_mpi -n 2" and "comm_mpi -n 4" are one name
 
 
-def drawn(tests, seed):
-    """Of the lessons a quarter, and of the numbers of ranks of an MPI suite one: others for each seed; with SOAK=1 all."""
-    if seed is None or os.environ.get("SOAK") == "1":
+def drawn(tests, options):
+    """Of the numbers of ranks of an MPI suite one, and with --draw of the lessons a quarter: others for each seed. With SOAK=1 all."""
+    if (options.draw is None and (options.all or options.names)) or os.environ.get("SOAK") == "1":
         return tests
-    draw, groups = random.Random(seed), {}
+    draw, groups = random.Random(options.draw), {}
     for test in tests:
         kind = kind_of(test)
-        groups.setdefault(kind if kind == "lesson" else test["name"] if kind != "mpi" else name_of(test), []).append(test)
+        group = name_of(test) if kind == "mpi" else kind if kind == "lesson" and options.draw is not None else test["name"]
+        groups.setdefault(group, []).append(test)
     kept = [one for group in groups.values() for one in draw.sample(group, -(-len(group) // 4))]
     return [test for test in tests if test in kept]
 
@@ -284,7 +285,6 @@ def chosen(options):
              (not options.names and (options.all or not is_long(test)))]
     if options.filter:
         tests = [test for test in tests if kind_of(test) == "catch"]
-    tests = drawn(tests, options.draw)
     tests.sort(key=lambda test: -test["priority"])
     for test in tests:
         test["workdir"] = test["workdir"] or str(pathlib.Path(options.folder).absolute())
@@ -300,17 +300,18 @@ def main():
     parser.add_argument("--targets", action="store_true", help="print the ninja targets that the suites need")
     parser.add_argument("--filter", help="a Catch2 filter, such as '[threads]'; suites of other kinds are left out")
     parser.add_argument("--draw", type=int, metavar="SEED",
-                        help="a quarter of the lessons, and MPI suites on one number of ranks each, other ones for each seed; SOAK=1: all")
+                        help="a quarter of the lessons, and MPI suites on one number of ranks each, which quick runs draw anyway; SOAK=1: all")
     parser.add_argument("--cells", type=int, metavar="N", help="of a grid one cell in N [3; 1 with --all and for what is named]")
     parser.add_argument("--patience", type=float, default=1, help="multiplies every timeout")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="suites at a time")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) + 1,
+                        help="suites at a time [one more than there are processors: some sleep]")
     options = parser.parse_intermixed_args()
 
     if options.list:
         tests = introspect("--tests", options.folder)
         print("\n".join(dict.fromkeys(name_of(test) + (" (long)" if is_long(test) else "") for test in tests)))
         return 0
-    tests = chosen(options)
+    tests = drawn(chosen(options), options)
     options.cells = options.cells or (1 if options.all or options.names else 3)
     folder = pathlib.Path(options.folder).absolute()
     if options.targets:
