@@ -87,6 +87,10 @@ void Context::lay_out(nn::Module& root) {
       unit.lock()->lay_out();
     }
     cut_streamed(unit(0)->shards().options.slice_bytes);
+    for (const auto& weak : units_) {
+      const std::shared_ptr<Unit> unit = weak.lock();
+      unit->set_neighbours(neighbours(unit->shards().options.reshard_after_forward));
+    }
     // The tables of slices are made now, not before the first step: were one that fails to skip
     // them, they would be missing in the next.
     device().block(device().compute().record());
@@ -133,6 +137,17 @@ void Context::make_host_link() {
     sizes.reduced = std::max(sizes.reduced, unit->most_shard_bytes());
   }
   if (is_offloaded) host_link_ = std::make_unique<HostLink>(device(), sizes);
+}
+
+const RankGroup* Context::neighbours(Reshard reshard) {
+  if (!reshard.is_partial()) return nullptr;
+  const int k = reshard.ranks(), first = group_->rank() / k * k;
+  const auto [known, is_new] = neighbours_.try_emplace(k);
+  if (is_new)
+    known->second = mesh().world().split(
+        concat("dp_shard, ", k),
+        group_->ranks().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(k)));
+  return known->second;
 }
 
 const DeviceMesh& Context::mesh() const { return unit(0)->shards().options.mesh; }

@@ -22,6 +22,7 @@
 // graphs are gone. A rank that leaves one out while its graph is there says skip_backward.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -54,6 +55,9 @@ class Context : public std::enable_shared_from_this<Context> {
     ++reductions_;
     if (all_reduces) ++all_reduces_;
   }
+  // The ranks among which a unit's parameters stay after forward; null without `Reshard::to`.
+  // Collective over the world where they are asked for first.
+  const RankGroup* neighbours(Reshard reshard);
   // From here on a unit may be open, or gathered, between two forwards of the root.
   void expect_open_units() noexcept { may_hold_units_ = true; }
   // Closes those that an update has made stale, so that their slots are not in the way of others.
@@ -138,6 +142,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::unique_ptr<Slots> slots_;
   std::unique_ptr<Replicas> replicas_;   // of a hybrid mesh
   std::unique_ptr<HostLink> host_link_;  // of what is offloaded
+  std::map<int, const RankGroup*> neighbours_;
   std::uint64_t gathers_ = 0, reductions_ = 0, all_reduces_ = 0;
   bool may_hold_units_ = false;
 

@@ -18,6 +18,7 @@ void check_options(const ShardOptions& options) {
     TESSERA_EXPECT(!dtype || *dtype == f32 || *dtype == bf16 || *dtype == f16,
                    "fully_shard: ", what, " is ", *dtype, "; expected f32, bf16 or f16");
   };
+  shard::check_reshard("fully_shard", options.reshard_after_forward, options.mesh);
   check("precision.param", options.precision.param);
   check("precision.reduce", options.precision.reduce);
   check("precision.output", options.precision.output);
@@ -50,6 +51,11 @@ std::shared_ptr<shard::Unit> root_unit(const char* function, nn::Module& root) {
 }
 
 }  // namespace
+
+std::string Reshard::to_string() const {
+  static constexpr const char* kNames[] = {"automatic", "always", "never"};
+  return is_partial() ? concat("to(", ranks_, ')') : kNames[static_cast<int>(kind_)];
+}
 
 namespace shard {
 

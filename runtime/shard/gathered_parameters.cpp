@@ -5,13 +5,6 @@
 #include "tessera/comm/world.hpp"
 
 namespace tessera::shard {
-namespace {
-
-Access write_access(const Slot& slot) {
-  return {slot.use, slot.data, slot.data + slot.bytes, AccessMode::write};
-}
-
-}  // namespace
 
 const char* GatheredParameters::name(State state) noexcept {
   return state == State::closed ? "closed" : state == State::gathering ? "gathering" : "open";
@@ -82,14 +75,22 @@ bool GatheredParameters::gather() {
 
 // Each parameter's own chunk is packed at its offset in the slot, so the all-gather is in place.
 bool GatheredParameters::fill_slot() {
+  if (kept_ && kept_->has(version()) && autograd::in_backward()) {
+    kept_->gather(slot_);
+    gathered_ = shards_.device.gather().record();
+    return true;
+  }
+  const auto pack_shard = [this](const Tensor& values) {
+    pack("pack_shard", pack_, packed_numel_, values, slot_, shards_.param_dtype());
+  };
   if (pack_.defined() && shards_.host) {
     const FlatGroup& group = *shards_.group;
     const UnitShards::ValueRange own = shards_.values();
-    pack(shards_.host->begin_gather(group.values.view({own.numel()}, {1}, own.begin),
-                                    shards_.param_dtype(), group.updated));
+    pack_shard(shards_.host->begin_gather(group.values.view({own.numel()}, {1}, own.begin),
+                                          shards_.param_dtype(), group.updated));
     shards_.host->end_gather();
   } else if (pack_.defined()) {
-    pack(shards_.group->values);
+    pack_shard(shards_.group->values);
   }
   if (shards_.size() > 1) {
     CollectiveGroup& group = prepared_.next(shards_.gather_name);
@@ -109,28 +110,19 @@ bool GatheredParameters::fill_slot() {
       item.send = full + own * item.count;
       item.recv = full;
     }
-    const Access accesses[] = {write_access(slot_)};
+    const Access accesses[] = {slot_.access(AccessMode::write)};
     shards_.options.mesh.shard_group().gather().submit(group, accesses);
   }
   gathered_ = shards_.device.gather().record();
   return shards_.size() > 1;
 }
 
-void GatheredParameters::pack(const Tensor& values) {
-  const DType dtype = shards_.param_dtype();
-  const kernels::PackArgs args{slot_.data,
-                               values.data(),
-                               reinterpret_cast<const kernels::PackEntry*>(pack_.data()),
-                               static_cast<std::int32_t>(pack_.size(0)),
-                               dtype,
-                               values.dtype()};
-  const Access accesses[] = {values.access(AccessMode::read), pack_.access(AccessMode::read),
-                             write_access(slot_)};
-  const auto bytes = static_cast<double>(packed_numel_) *
-                     static_cast<double>(size_bytes(values.dtype()) + size_bytes(dtype));
-  shards_.device.gather().launch(
-      {.name = "pack_shard", .cost = {.bytes = bytes}, .accesses = accesses},
-      kernels::Call<kernels::PackArgs>{detail::table(shards_.device).pack, args});
+void GatheredParameters::keep_over(const RankGroup* neighbours) {
+  kept_ = neighbours ? std::make_unique<PostForwardShards>(shards_, *neighbours) : nullptr;
+}
+
+void GatheredParameters::keep_part() {
+  if (kept_ && uses_slot() && state_ == State::open) kept_->keep(slot_, gathered_version_);
 }
 
 // --- open, close ---

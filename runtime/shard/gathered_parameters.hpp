@@ -14,8 +14,10 @@
 // gathered into the parameters; here kernels read it where the all-gather has put it.
 #pragma once
 
+#include <memory>
 #include <string>
 
+#include "runtime/shard/post_forward_shards.hpp"
 #include "runtime/shard/unit_shards.hpp"
 
 namespace tessera::shard {
@@ -41,6 +43,16 @@ class GatheredParameters {
   // Throws, closed all the same: ContractError for a full tensor that somebody still holds.
   void close(bool ends_forward = false);
 
+  // --- Reshard::to ---
+  // What forward opens these neighbours keep for backward; null: nobody. Collective over them.
+  void keep_over(const RankGroup* neighbours);
+  // Before the close that ends a forward: keeps this rank's part.
+  void keep_part();
+  void drop_part() noexcept {
+    if (kept_) kept_->drop();
+  }
+  const PostForwardShards* kept() const noexcept { return kept_.get(); }
+
   // How often the shards were written; whether since they were gathered.
   std::uint64_t version() const noexcept;
   bool is_stale() const noexcept;
@@ -58,12 +70,12 @@ class GatheredParameters {
   void advance(State from, State to);
   bool uses_slot() const noexcept { return shards_.gather_bytes() > 0; }
   bool fill_slot();
-  void pack(const Tensor& values);
   void shut_windows() noexcept;
   std::string escape() const;
 
   const UnitShards& shards_;
   PreparedGroups prepared_;
+  std::unique_ptr<PostForwardShards> kept_;
   std::vector<Tensor> full_;       // what Parameter::value gives: steady steps make none
   Tensor pack_;                    // table of kernels::PackEntry
   std::int64_t packed_numel_ = 0;  // of this rank's chunks

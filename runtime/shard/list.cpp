@@ -46,7 +46,7 @@ void Unit::begin_round() {
 
 void Unit::abandon_round() noexcept {
   left_.clear();
-  round_trains_ = false;
+  round_trains_ = round_reads_ = false;
   parameters_.close_unchecked();
 }
 

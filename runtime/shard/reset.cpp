@@ -33,6 +33,7 @@ void Unit::abandon_backward() noexcept {
   trains_ = false;
   owes_reduction_ = false;
   parameters_.close_unchecked();
+  parameters_.drop_part();
   if (buffer_) buffer_->give_back();
 }
 

@@ -36,7 +36,10 @@ void Unit::expect_between_steps(const char* function) const {
 void Unit::set_reshard_after_forward(Reshard when) {
   shards_.options.reshard_after_forward = when;
   keeps_open_ = when == Reshard::never || (is_root_ && when == Reshard::automatic);
-  if (shards_.slots) shards_.slots->set_keeps_open(shards_.number, keeps_open_);
+  if (shards_.slots) {
+    shards_.slots->set_keeps_open(shards_.number, keeps_open_);
+    set_neighbours(context_->neighbours(when));
+  }
   for_each_slice([when](Unit& slice) { slice.set_reshard_after_forward(when); });
 }
 
@@ -154,8 +157,11 @@ void unshard(nn::Module& module) {
 void reshard(nn::Module& module) { unit_outside_of_backward("reshard", module)->reshard(); }
 
 void set_reshard_after_forward(nn::Module& module, Reshard when, bool recurse) {
-  for_each_unit("set_reshard_after_forward", module, recurse,
-                [when](Unit& unit) { unit.set_reshard_after_forward(when); });
+  constexpr const char* kFunction = "set_reshard_after_forward";
+  for_each_unit(kFunction, module, recurse, [when](Unit& unit) {
+    shard::check_reshard(kFunction, when, unit.shards().options.mesh);
+    unit.set_reshard_after_forward(when);
+  });
 }
 
 void set_reshard_after_backward(nn::Module& module, bool reshards, bool recurse) {

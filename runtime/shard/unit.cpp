@@ -91,6 +91,7 @@ void Unit::begin_call(bool is_read) {
         .gradients = trains, .parameters = runs_again || is_read, .ends_round = !round_trains_};
     guard_.emplace(std::make_shared<UnitRegion>(shared_from_this(), needs), shared_from_this());
     round_trains_ = true;
+    round_reads_ = round_reads_ || needs.parameters;
   }
   context_->begin_call();
   ++call_depth_;
@@ -118,8 +119,10 @@ void Unit::end_call() {
 
 void Unit::end_round() {
   left_.clear();
-  const bool is_training = std::exchange(round_trains_, false);
+  const bool is_training = std::exchange(round_trains_, false),
+             is_read = std::exchange(round_reads_, false);
   if (keeps_open_ && is_training) return;
+  if (is_read) parameters_.keep_part();
   parameters_.close(is_training && may_stay());
 }
 

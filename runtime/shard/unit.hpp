@@ -158,6 +158,7 @@ class Unit final : public nn::ModuleHook,
     shards_.replicas = replicas;
     shards_.host = host;
   }
+  void set_neighbours(const RankGroup* group) { parameters_.keep_over(group); }
   // The most that the reduce-scatter of a piece leaves on this rank.
   std::int64_t most_shard_bytes() const noexcept {
     return buffer_ ? buffer_->most_shard_bytes() : 0;
@@ -189,7 +190,8 @@ class Unit final : public nn::ModuleHook,
   UnitShards shards_;
   // Of a list: which; those that have still to run in the round that has begun.
   std::vector<const nn::Module*> modules_, left_;
-  bool round_trains_ = false;  // a call of it has a region
+  bool round_trains_ = false;  // a call of it has a region,
+  bool round_reads_ = false;   // and backward reads the parameters
   bool is_read_;
   // Above what has slots of it, which give them back first when the unit goes.
   std::shared_ptr<Context> context_;

@@ -12,7 +12,6 @@ namespace {
 using Facts = std::vector<std::pair<const char*, std::string>>;
 
 Facts facts_of(const Unit& unit) {
-  static constexpr const char* kReshard[] = {"automatic", "always", "never"};
   const UnitShards& shards = unit.shards();
   const ShardOptions& o = shards.options;
   const auto or_unset = [](const std::optional<DType>& d) { return d ? concat(*d) : "unset"; };
@@ -27,7 +26,7 @@ Facts facts_of(const Unit& unit) {
           {"precision.reduce", or_unset(o.precision.reduce)},
           {"precision.output", or_unset(o.precision.output)},
           {"precision.cast_forward_inputs", o.precision.cast_forward_inputs ? "true" : "false"},
-          {"reshard_after_forward", kReshard[static_cast<int>(o.reshard_after_forward)]},
+          {"reshard_after_forward", o.reshard_after_forward.to_string()},
           {"prefetch_depth", concat(o.prefetch_depth)},
           {"reductions_in_flight", concat(o.reductions_in_flight)},
           {"forwards_ahead", concat(o.forwards_ahead)},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "runtime/tensor/launch.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/device/device_context.hpp"
@@ -121,6 +122,23 @@ void UnitShards::give_back(const Slot& slot, bool ends_forward) const noexcept {
 Tensor table_of(const std::vector<std::int64_t>& rows, const Device& device) {
   const OwnerGuard owner(device, "tables");
   return Tensor::from(rows, {static_cast<std::int64_t>(rows.size()) / 3, 3}, device);
+}
+
+void pack(const char* name, const Tensor& table, std::int64_t numel, const Tensor& values,
+          const Slot& slot, DType dtype) {
+  const Device& device = values.device();
+  const kernels::PackArgs args{slot.data,
+                               values.data(),
+                               reinterpret_cast<const kernels::PackEntry*>(table.data()),
+                               static_cast<std::int32_t>(table.size(0)),
+                               dtype,
+                               values.dtype()};
+  const Access accesses[] = {values.access(AccessMode::read), table.access(AccessMode::read),
+                             slot.access(AccessMode::write)};
+  const auto bytes = static_cast<double>(numel) *
+                     static_cast<double>(size_bytes(values.dtype()) + size_bytes(dtype));
+  device.gather().launch({.name = name, .cost = {.bytes = bytes}, .accesses = accesses},
+                         kernels::Call<kernels::PackArgs>{detail::table(device).pack, args});
 }
 
 PreparedGroups::~PreparedGroups() {

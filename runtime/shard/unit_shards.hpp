@@ -106,6 +106,11 @@ struct UnitShards {
 // A table of the device with three numbers a row, for the kernels of flat.hpp.
 Tensor table_of(const std::vector<std::int64_t>& rows, const Device& device);
 
+// Queues the copies of a table, `numel` elements in all, from `values` into a slot, where they are
+// of `dtype`; on the gather stream.
+void pack(const char* name, const Tensor& table, std::int64_t numel, const Tensor& values,
+          const Slot& slot, DType dtype);
+
 // The grouped collectives that one stream has been given, each reused once the host knows that it
 // has run: no memory is allocated for them in a steady step.
 class PreparedGroups {

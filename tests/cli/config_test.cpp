@@ -118,6 +118,7 @@ TEST_CASE("a choice is the enumerator of the library that bears its name") {
   CHECK(reshard("default") == Reshard::automatic);
   CHECK(reshard("always") == Reshard::always);
   CHECK(reshard("never") == Reshard::never);
+  CHECK(reshard("8") == Reshard::to(8));
   const auto sync = [](const std::string& name) {
     return parse({"--parallelism.fsdp_gradient_sync=" + name}).parallelism.fsdp_gradient_sync;
   };

@@ -77,7 +77,8 @@ Phases used(const std::string& jsonl, const std::string& out, int ranks) {
 TEST_CASE("a run uses what --dry-run said in a process of its own, in every phase") {
   const std::string options = GENERATE(
       "", "--parallelism.fsdp_reshard_after_forward=always",
-      "--parallelism.fsdp_reshard_after_forward=never", "--activation_checkpoint.mode=full",
+      "--parallelism.fsdp_reshard_after_forward=never",
+      "--parallelism.fsdp_reshard_after_forward=", "--activation_checkpoint.mode=full",
       "--training.local_batch_size=1", "--training.mixed_precision_param=bfloat16",
       "--model.tie_embeddings=true", "--optimizer.name=SGD --optimizer.momentum=0.9",
       "--optimizer.name=Muon",
@@ -102,9 +103,9 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
       std::to_string(ranks) +
       (is_even ? " --parallelism.data_parallel_replicate_degree=" + std::to_string(replicas) : "") +
       " " + options +
-      (!options.ends_with("_sync=") ? ""
-       : is_even && replicas > 1    ? "all_reduce_last"
-                                    : "last");
+      (options.ends_with("_sync=")      ? is_even && replicas > 1 ? "all_reduce_last" : "last"
+       : options.ends_with("_forward=") ? ranks == 4 && replicas == 1 ? "2" : "always"
+                                        : "");
   INFO(command);
   const Outcome plan = run_command(command + " --dry-run", folder.path().string());
   const Outcome run = run_command(command + " --metrics.jsonl=out.jsonl --save=a.safetensors",

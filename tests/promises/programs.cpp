@@ -125,7 +125,7 @@ class Part final : public nn::Module {
   };
   ShardOptions options(const DeviceMesh& mesh, Offload offload) const {
     return {.mesh = mesh,
-            .reshard_after_forward = plan_.reshard,
+            .reshard_after_forward = reshard_on(mesh, plan_.reshard),
             .prefetch_depth = plan_.prefetch,
             .slice_bytes = plan_.slice_bytes,
             .piece_bytes = plan_.piece_bytes,

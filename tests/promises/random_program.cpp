@@ -36,8 +36,8 @@ PartPlan make_part(Dice& dice, int depth, int& number, std::vector<int>& units) 
   for (int i = 0; i < children; ++i)
     part.children.push_back(make_part(dice, depth + 1, number, units));
   part.is_unit = depth == 0 || !dice.once_in(4);
-  part.reshard = std::array{Reshard::automatic, Reshard::always,
-                            Reshard::never}[static_cast<std::size_t>(dice.below(3))];
+  part.reshard = std::array{Reshard::automatic, Reshard::always, Reshard::never,
+                            Reshard::to(2)}[static_cast<std::size_t>(dice.below(4))];
   part.prefetch = dice.below(3) + 1;
   const int statements = 1 + dice.below(3) + children;
   for (int i = 0; i < statements; ++i) {
@@ -201,7 +201,7 @@ void choose_executor(Dice& dice, Program& program) {
 void print(std::ostream& out, const PartPlan& part, int depth) {
   out << std::string(static_cast<std::size_t>(2 * depth), ' ') << (part.is_listed ? "listed " : "")
       << (part.is_unit ? concat("unit, pieces of ", part.piece_bytes, " bytes, reshard ",
-                                static_cast<int>(part.reshard), ", prefetch ", part.prefetch)
+                                part.reshard, ", prefetch ", part.prefetch)
                        : "part")
       << ", "
       << (part.table.is_outer    ? "outer"

@@ -198,9 +198,8 @@ Request parse(int argc, char** argv) {
 
 int ask_checker(const Request& request) {
   const auto checker = RaceChecker::make();
-  train(*request.config,
-        {.executor = ExecutorKind::threaded, .threads = 1, .race_checker = checker}, 0,
-        request.mutation);
+  train(*request.config, {.executor = ExecutorKind::inlined, .threads = 1, .race_checker = checker},
+        0, request.mutation);
   for (const Race& race : checker->races()) std::cout << race.to_string() << '\n';
   std::cout << checker->summary() << '\n';
   return checker->race_count() == 0 ? 0 : 1;

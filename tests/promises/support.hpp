@@ -32,15 +32,13 @@ struct Cell {
   Offload offload = Offload::none;
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
-  const char* const reshard[] = {"automatic", "always", "never"};
-  return out << "reshard " << reshard[static_cast<int>(c.reshard)] << ", recompute " << c.recomputes
-             << ", tied " << c.tied << ", frozen " << c.freezes << ", micro-batches "
-             << c.micro_batches << ", " << c.param << '/' << c.reduce << ", layers " << c.layers
-             << ", prefetch " << c.prefetch_depth << ", in flight " << c.reductions_in_flight
-             << ", loss chunk " << c.loss_chunk << ", slices of " << c.slice_bytes << ", pieces of "
-             << c.piece_bytes << ", replicas " << c.replicas << ", scaled loss " << c.scales_loss
-             << ", accumulation " << static_cast<int>(c.accumulation) << ", offload "
-             << static_cast<int>(c.offload);
+  return out << "reshard " << c.reshard << ", recompute " << c.recomputes << ", tied " << c.tied
+             << ", frozen " << c.freezes << ", micro-batches " << c.micro_batches << ", " << c.param
+             << '/' << c.reduce << ", layers " << c.layers << ", prefetch " << c.prefetch_depth
+             << ", in flight " << c.reductions_in_flight << ", loss chunk " << c.loss_chunk
+             << ", slices of " << c.slice_bytes << ", pieces of " << c.piece_bytes << ", replicas "
+             << c.replicas << ", scaled loss " << c.scales_loss << ", accumulation "
+             << static_cast<int>(c.accumulation) << ", offload " << static_cast<int>(c.offload);
 }
 
 // The cells that every promise is checked in.
@@ -57,6 +55,7 @@ inline std::vector<Cell> cells() {
       {.recomputes = true, .freezes = true, .micro_batches = 3},
       {.micro_batches = 3},
       {.reshard = Reshard::always, .keeps_gradients = true, .micro_batches = 3, .loss_chunk = 40},
+      {.reshard = Reshard::to(2), .tied = true, .micro_batches = 3},
       {.layers = 4, .prefetch_depth = 3, .reductions_in_flight = 2},
       {.micro_batches = 3, .replicas = 2},
       {.reshard = Reshard::never, .micro_batches = 3, .accumulation = Accumulation::unsharded},
@@ -76,6 +75,7 @@ inline std::vector<Cell> narrow_cells() {
           {.reshard = Reshard::never, .micro_batches = 3, .param = bf16},
           {.micro_batches = 3, .param = bf16, .accumulation = Accumulation::unsharded},
           {.recomputes = true, .tied = true, .param = bf16, .loss_chunk = 40},
+          {.reshard = Reshard::to(2), .recomputes = true, .param = bf16, .offload = Offload::cpu},
           {.param = f16, .scales_loss = true},
           {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16},
           {.keeps_gradients = true, .param = bf16, .offload = Offload::cpu},
@@ -107,9 +107,10 @@ class Trainee {
       model_.blocks[0].mlp.up_proj.weight.freeze();
       for (Parameter p : model_.blocks[1].parameters()) p.freeze();
     }
-    const ShardOptions options{.mesh = mesh_of(world, cell.replicas),
+    const DeviceMesh mesh = mesh_of(world, cell.replicas);
+    const ShardOptions options{.mesh = mesh,
                                .precision = {.param = cell.param, .reduce = cell.reduce},
-                               .reshard_after_forward = cell.reshard,
+                               .reshard_after_forward = reshard_on(mesh, cell.reshard),
                                .prefetch_depth = cell.prefetch_depth,
                                .reductions_in_flight = cell.reductions_in_flight,
                                .slice_bytes = cell.slice_bytes,

@@ -16,9 +16,8 @@ struct Edited {
   bool tied = false, streams = false, recomputes = false, is_whole = false;
 };
 std::ostream& operator<<(std::ostream& out, const Edited& c) {
-  return out << "reshard " << static_cast<int>(c.reshard) << ", " << c.param << ", tied " << c.tied
-             << ", streamed " << c.streams << ", recomputed " << c.recomputes << ", whole "
-             << c.is_whole;
+  return out << "reshard " << c.reshard << ", " << c.param << ", tied " << c.tied << ", streamed "
+             << c.streams << ", recomputed " << c.recomputes << ", whole " << c.is_whole;
 }
 
 constexpr std::int64_t kWords = 11, kLength = 4;

@@ -95,7 +95,7 @@ void check_program() {
   for (const Reshard reshard : {Reshard::automatic, Reshard::always, Reshard::never}) {
     const ShardOptions options{.mesh = DeviceMesh::flat(nowhere), .reshard_after_forward = reshard};
     const Course one = train_program<P>(1, &options, seed);
-    INFO("reshard " << static_cast<int>(reshard));
+    INFO("reshard " << reshard);
     CHECK(same_bits(one.gradients, plain.gradients));
     CHECK(same_bits(one.losses, plain.losses));
     CHECK(same_bits(one.values, plain.values));

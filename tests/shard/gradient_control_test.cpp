@@ -103,7 +103,7 @@ TEST_CASE("micro-batches give the gradient of one rank, whenever they are reduce
   CHECK(alone.held == 0);  // nothing is shared, so nothing waits
   for (const Way way :
        {Way::sync, Way::no_sync, Way::no_sync_of_one, Way::no_sync_of_root, Way::no_all_reduce}) {
-    CAPTURE(replicas, ranks, piece, static_cast<int>(reshard), static_cast<int>(way));
+    CAPTURE(replicas, ranks, piece, reshard, static_cast<int>(way));
     const auto all = run(ranks, way, ExecutorKind::threaded);
     const auto shuffled = run(ranks, way, ExecutorKind::shuffled);
     // Units: three layers and the root. Two steps, in which `reduced` reductions are left out.
@@ -160,7 +160,7 @@ TEST_CASE("steps with and without reductions in turn come to rest", "[threads]")
     for (const Way way : {Way::no_sync, Way::no_sync_of_one, Way::no_sync_of_root}) {
       const ShardOptions options{
           .mesh = DeviceMesh::flat(nowhere), .reshard_after_forward = reshard, .piece_bytes = 1};
-      CAPTURE(static_cast<int>(reshard), static_cast<int>(way));
+      CAPTURE(reshard, static_cast<int>(way));
       for (const Accumulated& rank : on_ranks(2, [&](World& world) {
              return accumulate(world, DeviceMesh::flat(world), options, way, 6);
            }))

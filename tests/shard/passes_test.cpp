@@ -105,7 +105,7 @@ TEST_CASE("a forward without backward changes nothing of the step after it",
     };
     const auto plain = train(Before::nothing);
     for (const Before before : {Before::evaluation, Before::training, Before::kept}) {
-      INFO("case " << static_cast<int>(before) << ", reshard " << static_cast<int>(reshard));
+      INFO("case " << static_cast<int>(before) << ", reshard " << reshard);
       const auto other = train(before);
       for (std::size_t rank = 0; rank < 3; ++rank) {
         CHECK(plain[rank] == other[rank]);
@@ -152,7 +152,7 @@ TEST_CASE("several forwards before their backwards give the sum of their gradien
       };
       const auto one_by_one = train(0);
       for (const int way : {1, 2}) {
-        INFO(ranks << " ranks, way " << way << ", reshard " << static_cast<int>(reshard));
+        INFO(ranks << " ranks, way " << way << ", reshard " << reshard);
         const auto other = train(way);
         for (std::size_t rank = 0; rank < other.size(); ++rank) {
           CHECK(distance(one_by_one[rank].gradients, other[rank].gradients) < kRounding);
@@ -222,7 +222,7 @@ TEST_CASE("a branch that one rank does not use holds up nobody and counts as zer
   };
   for (const bool recomputes : {false, true})
     for (const Reshard reshard : {Reshard::automatic, Reshard::always, Reshard::never}) {
-      INFO("recomputes " << recomputes << ", reshard " << static_cast<int>(reshard));
+      INFO("recomputes " << recomputes << ", reshard " << reshard);
       const std::vector<std::vector<bool>> cases[] = {{{true, true}, {true, false}},
                                                       {{false, true}, {true, false}},
                                                       {{true, false}, {false, false}}};
@@ -361,7 +361,7 @@ TEST_CASE("after an exception in a call the next step is as if it had not been",
       };
       const auto whole = train(0);
       for (const int breaks : {1, 2, 3}) {
-        INFO(ranks << " ranks, case " << breaks << ", reshard " << static_cast<int>(reshard));
+        INFO(ranks << " ranks, case " << breaks << ", reshard " << reshard);
         const auto after = train(breaks);
         for (std::size_t rank = 0; rank < after.size(); ++rank) {
           CHECK_THAT(after[rank].message, Contains("in"));

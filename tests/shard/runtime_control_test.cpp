@@ -164,8 +164,7 @@ TEST_CASE("whether units are gathered for backward may change between steps",
                        {Reshard::always, Reshard::automatic, true, 2},
                        {Reshard::never, Reshard::automatic, false, 0}};
   for (const Row& row : table) {
-    INFO(static_cast<int>(row.first)
-         << " to " << static_cast<int>(row.then) << ", " << row.recurse);
+    INFO(row.first << " to " << row.then << ", " << row.recurse);
     const auto seen = on_ranks(2, [&](World& world) {
       TrainedStack t(world, row.first);
       const auto step = [&] {

@@ -110,7 +110,7 @@ std::vector<Seen> check_values(const Way& way, const std::vector<Step>& steps) {
   const Values one = assemble({train(1, way, seed, steps)[0].gradients});
   std::vector<Seen> all;
   for (const int ranks : {2, 3}) {
-    INFO(ranks << " ranks, reshard " << static_cast<int>(way.reshard));
+    INFO(ranks << " ranks, reshard " << way.reshard);
     const std::vector<Seen> seen = train(ranks, way, seed, steps);
     std::vector<Values> shards;
     for (const Seen& of_rank : seen) {

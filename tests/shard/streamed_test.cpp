@@ -258,7 +258,7 @@ TEST_CASE("samples and evaluations between steps change no bit of what tables in
           "[threads]") {
   for (const bool tied : {false, true})
     for (const Reshard reshard : {Reshard::automatic, Reshard::always, Reshard::never}) {
-      INFO("tied " << tied << ", reshard " << static_cast<int>(reshard));
+      INFO("tied " << tied << ", reshard " << reshard);
       Streaming c{.tied = tied, .reshard = reshard};
       const auto alone = on_ranks(2, [&](World& world) { return train_streamed(world, c); });
       c.looks = true;

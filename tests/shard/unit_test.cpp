@@ -42,7 +42,7 @@ void check_as_one_rank(std::size_t gradients, const F& step) {
   CHECK(one.gradients.size() == gradients);
   for (const int ranks : {2, 3, 4})
     for (const Reshard reshard : {Reshard::automatic, Reshard::always, Reshard::never}) {
-      INFO(ranks << " ranks, reshard " << static_cast<int>(reshard));
+      INFO(ranks << " ranks, reshard " << reshard);
       const Outcome many = run<Model>(ranks, reshard, seed, step);
       CHECK(distance(one.gradients, many.gradients) < kRounding);
       CHECK(distance(one.parameters, many.parameters) < kRounding);

@@ -34,9 +34,27 @@ void check_range(const Key& key, double value, const Origin& origin) {
   if (!low || !high) origin.fail(concat("out of range; expected ", key.expected()));
 }
 
+template <class T>
+Value parse_number(const Key& key, std::string_view text, const Origin& origin) {
+  if (text.starts_with('+') && text.size() > 1 && text[1] != '-') text.remove_prefix(1);
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc::result_out_of_range)
+    origin.fail(concat("beyond 64 bits; expected ", key.expected()));
+  if (error != std::errc() || end != text.data() + text.size())
+    origin.fail(concat("expected ", key.expected()));
+  return value;
+}
+
 Value choice_of(const Key& key, const std::string& text, const Origin& origin) {
   for (std::size_t i = 0; i < key.choices.size(); ++i) {
     if (key.choices[i] == text) return static_cast<std::int64_t>(i);
+  }
+  if (key.has_number() && !text.empty() &&
+      text.find_first_not_of("0123456789") == std::string::npos) {
+    const auto number = std::get<std::int64_t>(parse_number<std::int64_t>(key, text, origin));
+    check_range(key, static_cast<double>(number), origin);
+    return -number;
   }
   origin.fail(concat("expected ", key.expected(), "; the nearest is ", nearest(text, key.choices)));
 }
@@ -57,18 +75,6 @@ void assign(Config& config, const Key& key, Value value, const Origin& origin) {
   }
   key.set(config, value);
   config.given.insert(key.full_name());
-}
-
-template <class T>
-Value parse_number(const Key& key, std::string_view text, const Origin& origin) {
-  if (text.starts_with('+') && text.size() > 1 && text[1] != '-') text.remove_prefix(1);
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc::result_out_of_range)
-    origin.fail(concat("beyond 64 bits; expected ", key.expected()));
-  if (error != std::errc() || end != text.data() + text.size())
-    origin.fail(concat("expected ", key.expected()));
-  return value;
 }
 
 Value parse_text(const Key& key, const std::string& text, const Origin& origin) {
@@ -93,6 +99,7 @@ Value convert(const Key& key, const Value& value, const Origin& origin) {
   if (text && std::holds_alternative<std::string>(value)) return value;
   if (key.type == ValueType::boolean && std::holds_alternative<bool>(value)) return value;
   const auto* integer = std::get_if<std::int64_t>(&value);
+  if (key.has_number() && integer) return concat(*integer);
   if (key.type == ValueType::integer && integer) return value;
   if (key.type == ValueType::real && integer) return static_cast<double>(*integer);
   if (key.type == ValueType::real && std::holds_alternative<double>(value)) return value;

@@ -54,6 +54,7 @@ std::string argument_of(const Key& key) {
   }
   std::string all;
   for (const std::string_view choice : key.choices) all += concat(all.empty() ? "" : "|", choice);
+  if (key.has_number()) all += "|N";
   return all;
 }
 

@@ -1,6 +1,7 @@
 #include "tools/train/schema.hpp"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <type_traits>
 
@@ -41,10 +42,12 @@ constexpr ValueType type_of() {
   else if constexpr (std::is_same_v<T, std::string>)
     return ValueType::text;
   else {
-    static_assert(std::is_enum_v<T>);
+    static_assert(std::is_enum_v<T> || std::is_same_v<T, Reshard>);
     return ValueType::choice;
   }
 }
+
+constexpr std::array kReshards{Reshard::automatic, Reshard::always, Reshard::never};
 
 template <class T>
 Value to_value(const T& field) {
@@ -52,6 +55,9 @@ Value to_value(const T& field) {
     return field ? Value(*field) : Value();
   else if constexpr (std::is_enum_v<T>)
     return static_cast<std::int64_t>(field);
+  else if constexpr (std::is_same_v<T, Reshard>)
+    return field.is_partial() ? -std::int64_t{field.ranks()}
+                              : std::ranges::find(kReshards, field) - kReshards.begin();
   else if constexpr (std::is_same_v<T, std::string>)
     return field.empty() ? Value() : Value(field);
   else
@@ -62,7 +68,11 @@ template <class T>
 void from_value(T& field, const Value& value) {
   if constexpr (std::is_enum_v<T>)
     field = static_cast<T>(std::get<std::int64_t>(value));
-  else
+  else if constexpr (std::is_same_v<T, Reshard>) {
+    const std::int64_t index = std::get<std::int64_t>(value);
+    field = index < 0 ? Reshard::to(static_cast<int>(-index))
+                      : kReshards[static_cast<std::size_t>(index)];
+  } else
     field = std::get<typename Optional<T>::Type>(value);
 }
 
@@ -130,6 +140,9 @@ std::string Key::expected() const {
   if (type == ValueType::choice) {
     std::string all;
     for (const std::string_view choice : choices) all += concat(all.empty() ? "" : ", ", choice);
+    if (has_number())
+      all += concat(" or a whole number from ", range.low, " to ",
+                    static_cast<std::int64_t>(range.high));
     return choices.size() == 1 ? all : concat("one of ", all);
   }
   const auto bound = [&](double value) {
@@ -336,8 +349,9 @@ const std::vector<Key>& schema() {
           {.range = between(1, 1 << 20), .unset = "all ranks of a replica", .argument = "N"}),
       key<&C::parallelism, &C::Parallelism::fsdp_reshard_after_forward>(
           "parallelism.fsdp_reshard_after_forward",
-          "free a unit's parameters between forward and backward; default: all but the last unit",
-          {.choices = {"default", "always", "never"}}),
+          "free a unit's parameters between forward and backward; default: all but the last unit; "
+          "N: keep shards over N ranks",
+          {.range = between(2, 1 << 20), .choices = {"default", "always", "never"}}),
       key<&C::parallelism, &C::Parallelism::fsdp_reshard_after_backward>(
           "parallelism.fsdp_reshard_after_backward",
           "free parameters between micro-batches, too; false: until the update", {}),
@@ -455,7 +469,8 @@ std::string shown_value(const Key& key, const Value& value) {
   if (const auto* text = std::get_if<std::string>(&value)) return *text;
   if (const auto* integer = std::get_if<std::int64_t>(&value)) {
     return key.type == ValueType::choice
-               ? std::string(key.choices.at(static_cast<std::size_t>(*integer)))
+               ? *integer < 0 ? concat(-*integer)
+                              : std::string(key.choices.at(static_cast<std::size_t>(*integer)))
                : concat(*integer);
   }
   return {};

@@ -14,7 +14,8 @@
 
 namespace tessera::train {
 
-// A value on its way between text and field; monostate is "not set". A choice is its index.
+// A value on its way between text and field; monostate is "not set". A choice is its index, and a
+// number where a key has choices or a number is below 0: 8 is -8.
 using Value = std::variant<std::monostate, bool, std::int64_t, double, std::string>;
 
 enum class ValueType : std::uint8_t { boolean, integer, real, text, choice };
@@ -33,6 +34,7 @@ struct Key {
   ValueType type = ValueType::text;
   Range range;
   std::vector<std::string_view> choices;
+  bool has_number() const noexcept { return type == ValueType::choice && range.low > 0; }
   std::string_view
       only_if;  // "section.key=choice" or "section.key!=choice": elsewhere the key has no meaning
   std::string_view unset;     // what stands in while the key is not set

@@ -244,6 +244,11 @@ HybridSizes mesh_sizes(const Config& given_config, int world_size) {
     fail(kShard, shard, ": times ", replicate, replicate == 1 ? " replica" : " replicas",
          " is not ", world_size, ", the number of ranks; leave it out for ",
          world_size / replicate);
+  const int kept_over = config.parallelism.fsdp_reshard_after_forward.ranks();
+  if (kept_over > 0 && (kept_over >= shard || shard % kept_over != 0))
+    fail("parallelism.fsdp_reshard_after_forward=", kept_over, ": of ", shard,
+         shard == 1 ? " rank" : " ranks",
+         " that shard; give a divisor of them, above 1 and below them");
   return {.replicate = static_cast<int>(replicate), .shard = static_cast<int>(shard)};
 }
 

@@ -32,6 +32,8 @@ struct Slot {
   LastUse* use = nullptr;
   Arena* arena = nullptr;
   int number = -1;
+
+  Access access(AccessMode mode) const noexcept { return {use, data, data + bytes, mode}; }
 };
 
 // Slots in memory that somebody else keeps.

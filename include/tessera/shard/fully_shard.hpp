@@ -19,6 +19,7 @@
 
 #include <functional>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,9 +30,35 @@
 namespace tessera {
 
 // Whether a unit frees its full parameters after forward and gathers them again in backward.
-// `automatic` does, except for those that backward needs at once: the outermost unit's, and those
-// of a call that backward comes to before any other slot is taken, as the last block's.
-enum class Reshard : std::uint8_t { automatic, always, never };
+class Reshard {
+ public:
+  static const Reshard always, never;
+  // As `always`, except for those that backward needs at once: the outermost unit's, and those of a
+  // call that backward comes to before any other slot is taken, as the last block's.
+  static const Reshard automatic;
+  // From forward to backward each rank keeps the k-th part of the full parameters, and backward
+  // gathers them from k neighbours, which are on one machine if any ranks are (ZeRO++: hpZ).
+  // `ranks` divides those that shard, and is neither 1 nor all of them.
+  static constexpr Reshard to(int ranks) noexcept { return {Kind::to, ranks}; }
+
+  bool operator==(const Reshard&) const = default;
+  constexpr bool is_partial() const noexcept { return kind_ == Kind::to; }
+  constexpr int ranks() const noexcept { return ranks_; }  // of `to`
+  // "always", "to(8)"
+  std::string to_string() const;
+  friend std::ostream& operator<<(std::ostream& out, Reshard reshard) {
+    return out << reshard.to_string();
+  }
+
+ private:
+  enum class Kind : std::uint8_t { automatic, always, never, to };
+  constexpr Reshard(Kind kind, int ranks = 0) noexcept : kind_(kind), ranks_(ranks) {}
+
+  Kind kind_;
+  int ranks_;
+};
+inline constexpr Reshard Reshard::automatic{Kind::automatic}, Reshard::always{Kind::always},
+    Reshard::never{Kind::never};
 
 // f32, bf16 or f16 (PyTorch: MixedPrecisionPolicy).
 struct MixedPrecision {
@@ -119,6 +146,9 @@ struct ShardPlan {
     std::int64_t unsharded_gradient_bytes = 0, postponed_sum_bytes = 0;
     DType param = f32, reduce = f32;
     bool reshard_after_forward = true;
+    // What `Reshard::to` keeps until backward, over how many ranks.
+    std::int64_t post_forward_bytes = 0;
+    int post_forward_ranks = 0;
     // Collectives of one forward and backward that call each module once.
     int gathers_per_call = 0, reductions_per_call = 0;
   };

@@ -1,0 +1,80 @@
+#include "runtime/shard/post_forward_shards.hpp"
+
+#include "runtime/tensor/launch.hpp"
+#include "tessera/autograd/node.hpp"
+#include "tessera/comm/group.hpp"
+#include "tessera/device/device_context.hpp"
+
+namespace tessera::shard {
+
+PostForwardShards::PostForwardShards(const UnitShards& shards, const RankGroup& group)
+    : shards_(shards), group_(group), prepared_(shards.device, StreamId::gather) {
+  const auto element = static_cast<std::int64_t>(size_bytes(shards.param_dtype()));
+  std::vector<std::int64_t> rows;
+  for (std::size_t i = 0; i < shards.parameters.size(); ++i) {
+    offset_bytes_.push_back(bytes_);
+    const std::int64_t numel = part_numel(i);
+    if (numel == 0) continue;
+    const std::int64_t first = shards.layout.gather_offset_bytes[i] / element;
+    rows.insert(rows.end(), {first + group.rank() * numel, bytes_, numel});
+    bytes_ += round_up(numel * element, kAlignmentBytes);
+  }
+  if (bytes_ == 0) return;
+  table_ = table_of(rows, shards.device);
+  shards.device.gather().wait(shards.device.compute().record());
+  memory_ = group.allocate_symmetric(bytes_);
+  arena_ = std::make_unique<Arena>(shards.device.context(), memory_->data(), bytes_);
+}
+
+PostForwardShards::~PostForwardShards() {
+  drop();
+  if (memory_) shards_.device.context().keep(std::move(memory_));
+}
+
+void PostForwardShards::keep(const Slot& slot, std::uint64_t version) {
+  if (bytes_ == 0 || has(version)) return;
+  drop();
+  Ledger& ledger = Memory::of(shards_.device.context()).ledger();
+  part_ = arena_->take(0, bytes_, ledger.owner("shards after forward"));
+  version_ = version;
+  arena_->begin_use(part_, StreamId::gather);
+  const DType dtype = shards_.param_dtype();
+  const std::int64_t numel = slot.bytes / static_cast<std::int64_t>(size_bytes(dtype));
+  const Tensor full = Tensor::wrap(
+      Storage::borrowed(shards_.device, slot.data, slot.bytes, *slot.use), {numel}, dtype);
+  pack("keep_shard", table_, numel / group_.size(), full, part_, dtype);
+}
+
+void PostForwardShards::gather(const Slot& slot) {
+  CollectiveGroup& group = prepared_.next(shards_.gather_name);
+  group.backward_of = autograd::forward_of_step();
+  group.items.resize(shards_.parameters.size(),
+                     {.kind = CollectiveKind::all_gather, .dtype = shards_.param_dtype()});
+  for (std::size_t i = 0; i < group.items.size(); ++i) {
+    Collective& item = group.items[i];
+    item.send = part_.data + offset_bytes_[i];
+    item.recv = slot.data + shards_.layout.gather_offset_bytes[i];
+    item.count = part_numel(i);
+  }
+  const Access accesses[] = {part_.access(AccessMode::read), slot.access(AccessMode::write)};
+  group_.gather().submit(group, accesses);
+  drop();
+}
+
+void PostForwardShards::drop() noexcept {
+  if (part_.arena) arena_->give_back(std::exchange(part_, {}));
+}
+
+void check_reshard(const char* function, Reshard reshard, const DeviceMesh& mesh) {
+  if (!reshard.is_partial()) return;
+  const int k = reshard.ranks(), ranks = mesh.shard_size(),
+            others = mesh.world().size() - mesh.size();
+  TESSERA_EXPECT(k > 1 && k < ranks && ranks % k == 0, function, ": Reshard::", reshard, " of ",
+                 ranks, ranks == 1 ? " rank" : " ranks",
+                 " that shard; give a divisor of them, above 1 and below them");
+  TESSERA_EXPECT(others == 0, function, ": Reshard::", reshard,
+                 " makes groups of all ranks of the world, of which ", others,
+                 " are not in the mesh; use Reshard::always");
+}
+
+}  // namespace tessera::shard

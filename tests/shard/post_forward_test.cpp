@@ -1,0 +1,207 @@
+// Reshard::to(k): what forward has gathered stays in parts over k neighbours, and backward gathers
+// it from them. The same bits, fewer ranks on the wire.
+#include "tessera/autograd/recompute.hpp"
+#include "tessera/shard/runtime_control.hpp"
+#include "tests/shard/support.hpp"
+#include "tests/support/mesh.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+const std::vector<std::int64_t> kWidths{5, 7, 6, 3};
+
+struct Neighbours {
+  int ranks = 4, replicas = 1, k = 2;
+  DType param = f32;
+  Offload offload = Offload::none;
+};
+std::ostream& operator<<(std::ostream& out, const Neighbours& w) {
+  return out << w.ranks << " ranks, " << w.replicas << " replicas, to(" << w.k << "), " << w.param
+             << (w.offload == Offload::cpu ? ", offloaded" : "");
+}
+
+Tensor loss_of(Stack& model, const World& world, int k) {
+  const auto seed = static_cast<std::uint64_t>(k);
+  return mean_square(model(rows_of(seed, world.rank() * 4, 4, 5, world.device())));
+}
+
+// The parameters after three steps of two micro-batches, the first of which is evaluated between
+// forward and backward too.
+Values values_of(World& world, const Neighbours& way, Reshard reshard) {
+  Stack model(kWidths);
+  model.shard({.mesh = mesh_of(world, way.replicas),
+               .precision = {.param = way.param},
+               .reshard_after_forward = reshard,
+               .piece_bytes = 64,
+               .offload = way.offload});
+  model.materialize(world.device());
+  nn::init(model, {3});
+  optim::AdamW optimizer(model.parameters(), {.lr = 1e-2, .eps = 1e-2});
+  for (int k = 0; k < 3; ++k) {
+    for (int m = 0; m < 2; ++m) {
+      const Tensor loss = loss_of(model, world, 2 * k + m);
+      if (m == 0) {
+        const NoGradGuard no_gradient;
+        loss_of(model, world, 100 + k);
+      }
+      loss.backward();
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return full_values(model);
+}
+
+// Gathers over all ranks that shard and over the neighbours, of `step` in a model that has run.
+struct Submitted {
+  std::uint64_t all = 0, near = 0;
+  bool operator==(const Submitted&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Submitted& c) {
+  return out << c.all << " of all, " << c.near << " of neighbours";
+}
+template <class F>
+Submitted submitted_in(const World& world, int k, const F& step) {
+  const int first = world.rank() / k * k;
+  const RankGroup& near = *world.split(
+      concat("dp_shard, ", k),
+      world.ranks().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(k)));
+  const Submitted before{world.gather().submitted(), near.gather().submitted()};
+  step();
+  return {world.gather().submitted() - before.all, near.gather().submitted() - before.near};
+}
+
+}  // namespace
+
+TEST_CASE("parts over neighbours train to the bits of full shards", "[shard][threads]") {
+  for (const Neighbours& way :
+       {Neighbours{}, Neighbours{.ranks = 6, .k = 3}, Neighbours{.ranks = 6, .k = 2},
+        Neighbours{.ranks = 8, .replicas = 2}, Neighbours{.ranks = 8, .k = 4},
+        Neighbours{.param = bf16}, Neighbours{.param = f16, .offload = Offload::cpu}}) {
+    INFO(way);
+    const auto values = [&](Reshard reshard) {
+      return on_ranks(way.ranks, [&](World& world) { return values_of(world, way, reshard); })[0];
+    };
+    CHECK(same_bits(values(Reshard::to(way.k)), values(Reshard::always)));
+  }
+}
+
+TEST_CASE("backward gathers from neighbours what forward gathered from all", "[shard]") {
+  constexpr int k = 2;
+  struct Found {
+    Submitted step, second, twice, stale, changed;
+    std::int64_t live = 0, planned = 0;
+  };
+  const auto results = on_ranks(4, [&](World& world) {
+    Stack model(kWidths);
+    model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = Reshard::to(k)});
+    model.materialize(world.device());
+    nn::init(model, {3});
+    optim::Sgd optimizer(model.parameters(), {.lr = 1e-3});
+    const auto step = [&] { loss_of(model, world, 1).backward(); };
+    step();
+    Found found;
+    found.step = submitted_in(world, k, step);
+    found.second = submitted_in(world, k, step);
+    // Two forwards, two backwards: the parts are of one, and let go of by the first backward.
+    found.twice = submitted_in(world, k, [&] {
+      const Tensor a = loss_of(model, world, 1), b = loss_of(model, world, 2);
+      b.backward();
+      a.backward();
+    });
+    // What a forward without backward has left is not what the next step reads; its calls are
+    // walked through all the same, and gathered from all.
+    found.stale = submitted_in(world, k, [&] {
+      loss_of(model, world, 1);
+      optimizer.step();
+      loss_of(model, world, 1).backward();
+    });
+    optimizer.zero_grad();
+    const auto live = [&] {
+      return Memory::of(world.device()).ledger().live_bytes("shards after forward");
+    };
+    const std::int64_t before = live();
+    {
+      const Tensor loss = loss_of(model, world, 1);
+      found.live = live() - before;
+      loss.backward();
+      found.live += live();  // nothing more
+    }
+    for (const ShardPlan::Unit& unit : shard_plan(model).units)
+      found.planned += unit.post_forward_bytes;
+    set_reshard_after_forward(model, Reshard::always);
+    found.changed = submitted_in(world, k, step);
+    set_reshard_after_forward(model, Reshard::to(k));
+    return found;
+  });
+  for (const Found& found : results) {
+    CHECK(found.step == Submitted{4, 4});  // three layers and the root
+    CHECK(found.second == found.step);
+    CHECK(found.twice == Submitted{12, 4});
+    CHECK(found.stale == Submitted{12, 4});
+    CHECK(found.changed == Submitted{8, 0});
+    CHECK(found.planned > 0);
+    CHECK(found.live == found.planned);
+  }
+}
+
+TEST_CASE("neighbours that are no proper part of the ranks are refused", "[shard]") {
+  const auto errors = on_ranks(4, [&](World& world) {
+    std::vector<std::string> found;
+    const DeviceMesh mesh = DeviceMesh::flat(world);
+    for (const int k : {-1, 0, 1, 3, 4, 8})
+      found.push_back(contract_error(
+          [&] { Stack(kWidths).shard({.mesh = mesh, .reshard_after_forward = Reshard::to(k)}); }));
+    Stack model(kWidths);
+    model.shard({.mesh = mesh});
+    found.push_back(contract_error([&] { set_reshard_after_forward(model, Reshard::to(3)); }));
+    return found;
+  });
+  for (const auto& found : errors) {
+    CHECK_THAT(found[3],
+               Contains("fully_shard: Reshard::to(3) of 4 ranks that shard; give a divisor of "
+                        "them, above 1 and below them"));
+    for (std::size_t i = 0; i < 6; ++i) CHECK_THAT(found[i], Contains("of 4 ranks that shard"));
+    CHECK_THAT(found[6], Contains("set_reshard_after_forward: Reshard::to(3) of 4 ranks"));
+  }
+}
+
+TEST_CASE("neighbours need all ranks of the world in the mesh", "[shard]") {
+  const auto errors = on_ranks(5, [&](World& world) -> std::string {
+    const std::vector<int> ranks{0, 1, 2, 3};
+    const DeviceMesh mesh = DeviceMesh::grid(world, {{"dp_shard", 4}}, ranks);
+    if (!mesh.is_member()) return "";
+    return contract_error(
+        [&] { Stack(kWidths).shard({.mesh = mesh, .reshard_after_forward = Reshard::to(2)}); });
+  });
+  CHECK_THAT(errors[0], Contains("of which 1 are not in the mesh; use Reshard::always"));
+}
+
+TEST_CASE("ranks that keep parts over other neighbours are told so", "[shard]") {
+  const auto errors = on_ranks(4, [&](World& world) {
+    Stack model(kWidths);
+    model.shard({.mesh = DeviceMesh::flat(world),
+                 .reshard_after_forward = world.rank() == 0 ? Reshard::always : Reshard::to(2)});
+    model.materialize(world.device());
+    return contract_error([&] { shard_plan(model); });
+  });
+  CHECK_THAT(errors[0], Contains("reshard_after_forward of unit"));
+  CHECK_THAT(errors[1], Contains("here: to(2)"));
+}
+
+TEST_CASE("a step that failed leaves no parts behind", "[shard][threads]") {
+  const auto results = on_ranks(4, [&](World& world) {
+    Stack model(kWidths);
+    model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = Reshard::to(2)});
+    model.materialize(world.device());
+    nn::init(model, {3});
+    loss_of(model, world, 1).backward();
+    const Tensor lost = loss_of(model, world, 2);
+    reset(model);
+    return submitted_in(world, 2, [&] { loss_of(model, world, 1).backward(); });
+  });
+  for (const Submitted& counted : results) CHECK(counted == Submitted{4, 4});
+}
