@@ -49,7 +49,7 @@ ShardPlan::Unit Unit::describe() const {
     }
   out.param = shards_.param_dtype();
   out.reduce = shards_.reduce_dtype();
-  out.reshard_after_forward = !keeps_open_;
+  out.reshard_after_forward = !control_.keeps_open();
   if (is_shared) out.gathers_per_call = planned_gathers_;
   if (out.gradient_buffer_bytes > 0 && shards_.ranks() > 1)
     out.reductions_per_call = planned_reductions_;
