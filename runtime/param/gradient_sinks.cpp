@@ -53,8 +53,7 @@ autograd::GradientSink LocalGradient::sink(int i) {
   const std::shared_ptr<ParameterState> p = entry.parameter.lock();
   arrived_.add(at);
   const bool is_there = held_.add(at);
-  return {group_->gradient.view(p->shape, p->shape.strides(), entry.gradient_offset),
-          1 / divide_factor, is_there};
+  return {group_->gradient.view(p->shape, p->shape.strides(), entry.gradient_offset), 1, is_there};
 }
 
 void LocalGradient::complete() {

@@ -69,8 +69,6 @@ class LocalGradient final : public GradientSinks,
   // After a pass that ended with an exception: drops the gradient if the pass had begun to write
   // it.
   void abandon() noexcept;
-  // What a gradient is divided by where it is written.
-  double divide_factor = 1;
   // When set, `complete` and `abandon` are left to the caller; otherwise one of them runs at the
   // end of each backward pass.
   bool completed_by_caller = false;

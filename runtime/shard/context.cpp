@@ -29,14 +29,14 @@ void Context::build(nn::Module& root) {
   const std::shared_ptr<Context> context(new Context());
   std::vector<std::pair<std::string, std::shared_ptr<Unit>>> units;  // join when all have passed
   TESSERA_EXPECT(
-      !unit_of(root)->is_list(), "unit '", unit_of(root)->name(),
+      !unit_of(root)->calls().is_list(), "unit '", unit_of(root)->name(),
       "' is a list of modules and can't be the root; call fully_shard on a module around "
       "them too, and that module first");
   root.named_parameters();  // sets the names that errors use
   for (const auto& [name, module] : root.named_modules()) {
     const std::shared_ptr<Unit> unit = unit_of(*module);
     if (!unit) continue;
-    if (unit->is_list()) {
+    if (unit->calls().is_list()) {
       const auto known = std::find_if(units.begin(), units.end(),
                                       [&](const auto& other) { return other.second == unit; });
       if (known != units.end()) {
@@ -83,7 +83,7 @@ void Context::lay_out(nn::Module& root) {
   try {
     expect_alike();
     for (const auto& unit : units_) {
-      unit.lock()->check_control();
+      unit.lock()->control().check(*this);
       unit.lock()->lay_out();
     }
     cut_streamed(unit(0)->shards().options.slice_bytes);
@@ -223,7 +223,7 @@ std::vector<AssumedCall> Context::assumed_calls(nn::Module& root) const {
       around.emplace_back(name, static_cast<int>(calls.size()));
       calls.push_back({.unit = number,
                        .parent = parent,
-                       .is_read_in_backward = unit->is_read_in_backward(),
+                       .is_read_in_backward = unit->control().is_read_in_backward(),
                        .is_first = before < 0});
     }
     for (const auto& [own, parameter] : module->own_parameters())
@@ -249,49 +249,56 @@ void Context::begin_forward() {
 void Context::close_stale_units() {
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock();
-        unit && unit->is_stale() && !unit->is_in_call())
+        unit && unit->is_stale() && !unit->calls().is_running())
       unit->close();
 }
 
 void Context::end_forward() { forwards_.push_back(device().compute().record()); }
 
+void Context::expect_valid(const std::string& unit) const {
+  TESSERA_EXPECT(is_valid(), "unit '", unit,
+                 "': its world has recovered from a failure without it; give reset a module that "
+                 "holds all roots of the world");
+}
+
 // --- backward ---
 
 void Context::enter(Unit& unit, const BackwardNeeds& needs) {
   schedule_end();
-  unit.enter_call(needs.gradients);
+  unit.calls().enter(needs.version);
   entered_.push_back(&unit);
   // The last blocks are prefetched before the root is gathered. The root's slot is in use until
   // forward has ended, so its gather waits, and every gather queued behind it would wait as well.
-  if (unit.is_root()) prefetch(unit);
+  if (unit.shards().is_root()) prefetch(unit);
   if (needs.parameters) {
     unit.gather();
     unit.open();
   }
   if (needs.gradients) unit.take_buffer(needs.ends_round && call_ends_next());
-  if (!unit.is_root()) prefetch(unit);
+  if (!unit.shards().is_root()) prefetch(unit);
 }
 
 void Context::leave(Unit& unit, const BackwardNeeds& needs) {
   entered_.pop_back();
-  if (!unit.leave_call(needs.ends_round)) return unit.note_uses();
+  if (!unit.calls().leave(needs.ends_round)) return unit.note_uses();
   if (unit.trains()) unit.reduce();  // on some ranks pieces have gone long before
-  if (unit.reshards_after_backward()) unit.close();
+  if (unit.control().reshards_after_backward()) unit.close();
   // Most units use their parameters once, and stay entered until the calls inside have ended.
   for (Unit* const outer : entered_) outer->note_uses();
 }
 
 // Gathers the units of the calls that backward enters next, or those that the program has listed.
 void Context::prefetch(Unit& unit) {
-  if (!unit.prefetch_list(Unit::Prefetch::backward).empty()) {
-    if (!unit.awaits_calls()) unit.gather_listed(Unit::Prefetch::backward);
+  if (!unit.control().prefetch_list(UnitControl::Prefetch::backward).empty()) {
+    if (!unit.calls().awaits_round()) unit.gather_listed(UnitControl::Prefetch::backward);
     return;
   }
   int depth = unit.shards().options.prefetch_depth;
   autograd::for_each_upcoming_step([&](autograd::Region& region, bool begins) {
     const auto* const call = begins ? dynamic_cast<UnitRegion*>(&region) : nullptr;
     const std::shared_ptr<Unit> unit = call ? call->unit() : nullptr;
-    if (!unit || unit->context().get() != this || unit->keeps_open() || !call->needs().parameters)
+    if (!unit || unit->context().get() != this || unit->control().keeps_open() ||
+        !call->needs().parameters)
       return true;
     unit->gather();
     return --depth > 0;
@@ -329,7 +336,7 @@ void Context::end_of_backward() {
     const std::shared_ptr<Unit> unit = weak.lock();
     if (!unit) continue;
     if (unit->owes_reduction() || unit->trains()) unit->reduce();
-    if (unit->reshards_after_backward()) unit->close();
+    if (unit->control().reshards_after_backward()) unit->close();
   }
   in_pass_ = false;
 }

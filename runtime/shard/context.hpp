@@ -101,6 +101,8 @@ class Context : public std::enable_shared_from_this<Context> {
   void resume() noexcept { recovery_count_ = device_.recoveries(); }
   // False: its world has recovered without it.
   bool is_valid() const noexcept { return recovery_count_ == device_.recoveries(); }
+  // Throws: ContractError, naming the unit, where it is not.
+  void expect_valid(const std::string& unit) const;
   // Whether it is as all ranks made it, whatever they have done since.
   bool is_new() const noexcept { return slots_->is_new(); }
   // Its units have no context again, as before the first step.

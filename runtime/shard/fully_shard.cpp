@@ -45,7 +45,7 @@ std::shared_ptr<shard::Unit> root_unit(const char* function, nn::Module& root) {
                  ": the module is not a unit; call fully_shard on it first");
   if (!unit->context())
     shard::Context::build(root);
-  else if (unit->is_root() && !unit->is_in_call())
+  else if (unit->shards().is_root() && !unit->calls().is_running())
     unit->context()->follow_masks(root);
   return unit;
 }
@@ -116,7 +116,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   if (modules.size() > 1) list.assign(modules.begin(), modules.end());
   auto unit = std::make_shared<Unit>(claimed, options, is_read, std::move(list));
   for (nn::Module* const module : modules) module->set_hook(unit);
-  for (Unit* const inner : inside) inner->set_inner();
+  for (Unit* const inner : inside) inner->control().set_inner();
   if (device.is_meta() || held.size() < claimed.size()) return;
   unit->materialize(device);
   for (const Held& h : held) {
@@ -147,7 +147,7 @@ ShardCounters shard_counters(nn::Module& root) {
 
 void skip_backward(nn::Module& root) {
   const auto* const unit = dynamic_cast<shard::Unit*>(root.hook().get());
-  TESSERA_EXPECT(unit && (!unit->context() || unit->is_root()),
+  TESSERA_EXPECT(unit && (!unit->context() || unit->shards().is_root()),
                  "skip_backward: the module is no root; give the one of the outermost fully_shard");
   autograd::skip_backward([&](autograd::Region& region) {
     const auto* const call = dynamic_cast<shard::UnitRegion*>(&region);

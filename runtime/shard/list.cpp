@@ -39,17 +39,6 @@ void fully_shard(const std::vector<nn::Module*>& modules, const ShardOptions& op
 
 namespace tessera::shard {
 
-void Unit::begin_round() {
-  left_ = modules_;
-  context_->begin_round(shards_.number);
-}
-
-void Unit::abandon_round() noexcept {
-  left_.clear();
-  round_trains_ = round_reads_ = false;
-  parameters_.close_unchecked();
-}
-
 void Context::begin_round(int unit) {
   if (std::find(rounds_.begin(), rounds_.end(), unit) == rounds_.end()) rounds_.push_back(unit);
 }
@@ -58,13 +47,13 @@ void Context::end_rounds() {
   while (!rounds_.empty()) {
     const std::shared_ptr<Unit> unit = this->unit(rounds_.back());
     rounds_.pop_back();
-    if (unit && unit->is_in_round()) unit->end_round();
+    if (unit && unit->calls().is_in_round()) unit->end_round();
   }
 }
 
 void Context::abandon_rounds() noexcept {
   for (const int number : rounds_)
-    if (const std::shared_ptr<Unit> unit = this->unit(number); unit && unit->is_in_round())
+    if (const std::shared_ptr<Unit> unit = this->unit(number); unit && unit->calls().is_in_round())
       unit->abandon_round();
   rounds_.clear();
 }

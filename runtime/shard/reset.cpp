@@ -17,10 +17,14 @@ namespace tessera::shard {
 // --- units and their context ---
 
 void Unit::abandon_call() noexcept {
-  if (--call_depth_ > 0) return;
-  guard_.reset();
+  if (!calls_.end()) return;
   abandon_round();
   if (context_ && context_->end_call()) context_->abandon_rounds();
+}
+
+void Unit::abandon_round() noexcept {
+  calls_.end_round();
+  parameters_.close_unchecked();
 }
 
 void Unit::abandon_backward() noexcept {
@@ -28,8 +32,7 @@ void Unit::abandon_backward() noexcept {
   if (shards_.group && was_touched) shards_.group->gradient = {};
   if (was_touched) drop_kept();
   if (local_) local_->abandon();
-  entered_calls_ = 0;
-  awaits_calls_ = false;
+  calls_.abandon_backward();
   trains_ = false;
   owes_reduction_ = false;
   parameters_.close_unchecked();
@@ -44,11 +47,6 @@ void Unit::reset() noexcept {
   drop_kept();
 }
 
-void Unit::detach() noexcept {
-  reset();
-  leave();
-}
-
 void Unit::leave() noexcept {
   set_slots(nullptr, nullptr, nullptr);
   context_ = nullptr;
@@ -59,10 +57,6 @@ void Unit::expect_no_recovery_since(std::uint64_t recovery_count) const {
                  "backward: the graph of unit '", name(),
                  "' belongs to a step that failed and was reset, or was made before parameters "
                  "were frozen or thawed; run forward again");
-}
-
-void Unit::set_consistent(bool is_consistent) noexcept {
-  if (shards_.group) shards_.group->is_consistent = is_consistent;
 }
 
 // After a pass that failed: everything is closed, and the gradients that it had touched are gone.
@@ -91,7 +85,10 @@ void Context::reset() {
 
 void Context::dissolve() noexcept {
   for (const auto& weak : units_)
-    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->detach();
+    if (const std::shared_ptr<Unit> unit = weak.lock()) {
+      unit->reset();
+      unit->leave();
+    }
 }
 
 }  // namespace tessera::shard
@@ -114,7 +111,7 @@ Below below(nn::Module& tree) {
     auto* const unit = dynamic_cast<shard::Unit*>(module->hook().get());
     if (!unit || std::find(out.units.begin(), out.units.end(), unit) != out.units.end()) continue;
     out.units.push_back(unit);
-    if (unit->context() && unit->is_root()) out.contexts.push_back(unit->context());
+    if (unit->context() && unit->shards().is_root()) out.contexts.push_back(unit->context());
   }
   const auto has_root = [&](const shard::Unit* unit) {
     const auto& known = out.contexts;
@@ -125,8 +122,8 @@ Below below(nn::Module& tree) {
       !out.units.empty() && std::all_of(out.units.begin(), out.units.end(), has_root),
       "reset: the module is not the root; give the one of the outermost fully_shard, or one that "
       "holds all roots of its world");
-  for (const shard::Unit* const unit : out.units) {
-    TESSERA_EXPECT(!autograd::in_backward() && !unit->is_in_call(),
+  for (shard::Unit* const unit : out.units) {
+    TESSERA_EXPECT(!autograd::in_backward() && !unit->calls().is_running(),
                    "reset: a call or a backward pass is running; catch outside of the model");
     TESSERA_EXPECT(
         &unit->shards().options.mesh.world() == &out.units[0]->shards().options.mesh.world(),
@@ -200,7 +197,7 @@ ShardReset reset(nn::Module& tree, std::string_view cause) {
     if (agreed[no_context] == 1) context->dissolve();  // made anew by all
     context->resume();
   }
-  for (shard::Unit* const unit : units) unit->set_consistent(done.parameters_are_consistent);
+  for (FlatGroup* const group : groups) group->is_consistent = done.parameters_are_consistent;
   autograd::random_state().draws = static_cast<std::uint64_t>(agreed[draws]);
   return done;
 }

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "runtime/shard/streamed_parameter.hpp"
-#include "runtime/shard/unit_region.hpp"
 
 namespace tessera::shard {
 
@@ -12,17 +11,14 @@ void Unit::materialize(const Device& device) {
   if (shards_.group && !shards_.has_buffer()) {
     local_ = std::make_shared<LocalGradient>(shards_.group);
     local_->completed_by_caller = true;
-    local_->divide_factor = shards_.divide_factor;
   }
   parameters_.materialize();
   make_buffer();
 }
 
 Unit::Unit(const Unit& unit, std::shared_ptr<ParameterState> slice)
-    : shards_(unit.shards_, std::move(slice)),
-      is_read_(true),
-      reshards_after_backward_(unit.reshards_after_backward_),
-      local_(unit.local_) {
+    : shards_(unit.shards_, std::move(slice)), control_(shards_, true), local_(unit.local_) {
+  control_.set_reshard_after_backward(unit.control_.reshards_after_backward());
   parameters_.materialize();
   make_buffer();
 }
@@ -59,71 +55,61 @@ Unit::~Unit() {
 // --- the module's calls ---
 
 void Unit::before_call(nn::Module& module) {
+  const bool is_outermost = !calls_.is_running();
   if (!context_)
     Context::build(module);
-  else if (is_root_ && call_depth_ == 0)
+  else if (shards_.is_root() && is_outermost)
     context_->follow_masks(module);
-  begin_call(is_read_);
-  if (is_list() && call_depth_ == 1 && !is_in_backward() && !is_in_round()) begin_round();
+  begin_call(control_.is_read_in_backward());
+  if (calls_.is_list() && is_outermost && calls_.entered() == 0 && !calls_.is_in_round()) {
+    calls_.begin_round();
+    context_->begin_round(shards_.number);
+  }
 }
 
 void Unit::begin_call(bool is_read) {
-  expect_valid();
-  if (call_depth_ > 0) {
-    ++call_depth_;
-    return;
-  }
-  if (is_in_backward()) {  // open: a recomputed function runs again
-    TESSERA_EXPECT(version() == forward_version_, "backward: unit '", name(),
+  context_->expect_valid(name());
+  if (calls_.is_running()) return calls_.begin();
+  if (calls_.entered() > 0) {  // open: a recomputed function runs again
+    TESSERA_EXPECT(parameters_.version() == calls_.version(), "backward: unit '", name(),
                    "' had its parameters updated after the forward that is recomputed; go backward "
                    "first");
   } else {
-    if (is_root_ && !autograd::in_backward()) context_->begin_forward();
-    if (parameters_.is_stale() && !autograd::in_backward()) close();
+    if (shards_.is_root() && !autograd::in_backward()) context_->begin_forward();
+    if (is_stale() && !autograd::in_backward()) close();
     gather();
     open();
-    if (!prefetch_list(Prefetch::forward).empty() && !autograd::in_backward() && !is_in_round())
-      gather_listed(Prefetch::forward);
+    if (!autograd::in_backward() && !calls_.is_in_round())
+      gather_listed(UnitControl::Prefetch::forward);
   }
   const bool trains = autograd::history_is_wanted(), runs_again = autograd::runs_again();
-  if ((trains || runs_again) && !autograd::in_backward()) {
-    const BackwardNeeds needs{
-        .gradients = trains, .parameters = runs_again || is_read, .ends_round = !round_trains_};
-    guard_.emplace(std::make_shared<UnitRegion>(shared_from_this(), needs), shared_from_this());
-    round_trains_ = true;
-    round_reads_ = round_reads_ || needs.parameters;
-  }
+  if ((trains || runs_again) && !autograd::in_backward())
+    calls_.record(shared_from_this(), {.gradients = trains,
+                                       .parameters = runs_again || is_read,
+                                       .version = parameters_.version()});
   context_->begin_call();
-  ++call_depth_;
-}
-
-void Unit::expect_valid() const {
-  TESSERA_EXPECT(context_->is_valid(), "unit '", name(),
-                 "': its world has recovered from a failure without it; give reset a module that "
-                 "holds all roots of the world");
+  calls_.begin();
 }
 
 void Unit::after_call(nn::Module& module) {
-  if (is_in_round() && !is_in_backward()) std::erase(left_, &module);
+  if (calls_.is_in_round() && calls_.entered() == 0) calls_.has_run(module);
   end_call();
 }
 
 void Unit::end_call() {
-  if (--call_depth_ > 0) return;
-  guard_.reset();
+  if (!calls_.end()) return;
   const bool is_outermost = context_->end_call();
-  if (is_root_ && !autograd::in_backward()) context_->end_forward();
-  if (!is_in_backward() && !is_in_round()) end_round();  // else its part of backward ends it
+  if (shards_.is_root() && !autograd::in_backward()) context_->end_forward();
+  // In backward its part of that ends it.
+  if (calls_.entered() == 0 && !calls_.is_in_round()) end_round();
   if (is_outermost) context_->end_rounds();
 }
 
 void Unit::end_round() {
-  left_.clear();
-  const bool is_training = std::exchange(round_trains_, false),
-             is_read = std::exchange(round_reads_, false);
-  if (keeps_open_ && is_training) return;
-  if (is_read) parameters_.keep_part();
-  parameters_.close(is_training && may_stay());
+  const UnitCalls::Round round = calls_.end_round();
+  if (control_.keeps_open() && round.is_recorded) return;
+  if (round.is_read) parameters_.keep_part();
+  parameters_.close(round.is_recorded && control_.may_stay());
 }
 
 autograd::GradientSink Unit::sink(int i) {
@@ -131,7 +117,10 @@ autograd::GradientSink Unit::sink(int i) {
                  "' was sharded since the forward that used it; go backward before");
   context_->schedule_end();
   owes_reduction_ = true;
-  return local_ ? local_->sink(i) : buffer_->sink(i);
+  if (buffer_) return buffer_->sink(i);
+  autograd::GradientSink sink = local_->sink(i);
+  sink.scale = 1 / shards_.divide_factor;
+  return sink;
 }
 
 void Unit::on_last_use(int i) {
@@ -152,6 +141,11 @@ void Unit::drop_unreduced(int i) {
 
 void Unit::gather() {
   if (parameters_.gather()) context_->count_gather();
+}
+
+void Unit::gather_listed(UnitControl::Prefetch where) {
+  for (const auto& weak : control_.prefetch_list(where))
+    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->gather();
 }
 
 void Unit::reduce() {
@@ -190,8 +184,6 @@ void Unit::join(std::shared_ptr<Context> context, std::string name, int number) 
   context_ = std::move(context);
   shards_.set_name(std::move(name));
   shards_.number = number;
-  is_root_ = number == 0;
-  set_reshard_after_forward(shards_.options.reshard_after_forward);
 }
 
 UnitNeeds Unit::needs(int parent) const {
@@ -199,8 +191,8 @@ UnitNeeds Unit::needs(int parent) const {
   if (shards_.has_buffer())
     for (const PieceLayout& piece : shards_.layout.pieces) pieces.push_back(piece.bytes);
   return {.parent = parent,
-          .keeps_open = keeps_open_,
-          .may_stay = may_stay(),
+          .keeps_open = control_.keeps_open(),
+          .may_stay = control_.may_stay(),
           .gather_bytes = shards_.gather_bytes(),
           .pieces = pieces,
           .prefetch_depth = shards_.options.prefetch_depth,

@@ -5,17 +5,13 @@
 namespace tessera::shard {
 
 UnitRegion::UnitRegion(const std::shared_ptr<Unit>& unit, const BackwardNeeds& needs)
-    : unit_(unit),
-      recovery_count_(unit->context()->device().recoveries()),
-      needs_(needs),
-      version_(unit->version()) {}
+    : unit_(unit), recovery_count_(unit->context()->device().recoveries()), needs_(needs) {}
 
 void UnitRegion::on_backward_begin() {
   const std::shared_ptr<Unit> unit = unit_.lock();
   if (!unit) return;
   unit->expect_no_recovery_since(recovery_count_);
   unit->context()->enter(*unit, needs_);
-  unit->expect_version(version_);
 }
 
 void UnitRegion::on_backward_end() {

@@ -16,6 +16,7 @@ struct BackwardNeeds {
   bool gradients = true;   // false for a call without them that a recomputed function makes again
   bool parameters = true;  // false where nothing reads them
   bool ends_round = true;  // false where backward comes to calls of the same round later
+  std::uint64_t version = 0;  // of its parameters in forward
 };
 
 class UnitRegion final : public autograd::Region {
@@ -33,7 +34,6 @@ class UnitRegion final : public autograd::Region {
   std::weak_ptr<Unit> unit_;
   std::uint64_t recovery_count_;  // Device::recoveries() when forward ran
   BackwardNeeds needs_;
-  std::uint64_t version_;  // of the unit's parameters then
 };
 
 }  // namespace tessera::shard

@@ -34,6 +34,7 @@ struct UnitShards {
   // Follows the parameters that have been frozen or thawed.
   void lay_out();
   bool is_empty() const noexcept { return parameters.empty() && streamed.empty(); }
+  bool is_root() const noexcept { return number == 0; }
   // Of parameter i: its entry, and how far into it this rank's chunk begins.
   const FlatEntry& entry_of(std::size_t i) const { return parameters[i]->flat_entry(); }
   std::int64_t first_of(std::size_t i) const {

@@ -64,7 +64,8 @@ TEST_CASE("between steps a rank holds 12 bytes per element of its shards, and na
         Held held{shards_in.live_bytes("weights"),
                   shards_in.live_bytes("moments"),
                   shards_in.live_bytes("gradients"),
-                  ledger.live_bytes("gather slots") + ledger.live_bytes("gradient slots"),
+                  ledger.live_bytes("gather slots") + ledger.live_bytes("gradient slots") +
+                      ledger.live_bytes("shards after forward"),
                   ledger.live_bytes("activations"),
                   padded_elements(trainee.model(), world.rank() % shards, shards, false),
                   padded_elements(trainee.model(), world.rank() % shards, shards, true),
@@ -83,7 +84,7 @@ TEST_CASE("between steps a rank holds 12 bytes per element of its shards, and na
                                            "gather slots",    "gradient slots",
                                            "host staging",    "replica sums",
                                            "offload staging", "unsharded gradients",
-                                           "postponed sums"};
+                                           "postponed sums",  "shards after forward"};
       for (const Held& held : results) {
         CHECK(held.weights == 4 * held.elements);
         CHECK(held.moments == 8 * held.trainable);

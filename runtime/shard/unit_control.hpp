@@ -1,0 +1,67 @@
+// What a program decides about a unit while it runs; see shard/runtime_control.hpp. It keeps the
+// decisions, which UnitShards and Slots need, too; what follows from them the unit does.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "runtime/shard/unit_shards.hpp"
+
+namespace tessera::shard {
+
+class Unit;
+
+class UnitControl {
+ public:
+  // `shards` outlives this. `is_read`: whether backward reads any of the parameters.
+  UnitControl(UnitShards& shards, bool is_read) : shards_(shards), is_read_(is_read) {}
+
+  // --- how long it stays open ---
+  void set_reshard_after_forward(Reshard when) {
+    shards_.options.reshard_after_forward = when;
+    if (shards_.slots) shards_.slots->set_keeps_open(shards_.number, keeps_open());
+  }
+  bool keeps_open() const noexcept {
+    return shards_.options.reshard_after_forward == Reshard::never ||
+           (may_stay() && shards_.is_root());
+  }
+  // Through the turn from forward to backward, if it is next there.
+  bool may_stay() const noexcept {
+    return shards_.options.reshard_after_forward == Reshard::automatic;
+  }
+  void set_reshard_after_backward(bool reshards) noexcept { reshards_after_backward_ = reshards; }
+  bool reshards_after_backward() const noexcept { return reshards_after_backward_; }
+  void set_unshard_in_backward(bool unshards) noexcept { is_read_ = unshards; }
+  bool is_read_in_backward() const noexcept { return is_read_; }
+
+  // --- which gathers run ahead ---
+  // Whose are queued behind its own: when it is called, when backward enters it.
+  enum class Prefetch : std::uint8_t { forward, backward };
+  using PrefetchList = std::vector<std::weak_ptr<Unit>>;
+  void set_prefetch(Prefetch where, PrefetchList units) {
+    prefetch_[static_cast<std::size_t>(where)] = std::move(units);
+  }
+  const PrefetchList& prefetch_list(Prefetch where) const noexcept {
+    return prefetch_[static_cast<std::size_t>(where)];
+  }
+  // Tells the context what it has to expect.
+  // Throws: ContractError where a unit of another root is listed.
+  void check(Context& context) const;
+
+  // --- what its reductions do ---
+  void set_reduces(bool reduces) noexcept { shards_.reduces = shards_.all_reduces = reduces; }
+  void set_all_reduces(bool all_reduces) noexcept { shards_.all_reduces = all_reduces; }
+  void set_divide_factor(double factor) noexcept { shards_.divide_factor = factor; }
+
+  // It lies inside the module of another unit.
+  void set_inner() noexcept { is_inner_ = true; }
+  bool is_inner() const noexcept { return is_inner_; }
+
+ private:
+  UnitShards& shards_;
+  bool is_read_, is_inner_ = false, reshards_after_backward_ = true;
+  PrefetchList prefetch_[2];
+};
+
+}  // namespace tessera::shard
