@@ -13,8 +13,6 @@ KeptResults*& innermost() noexcept {
   return instance;
 }
 
-constexpr const char* kRemedy = "; it has to do the same each time, or keep nothing";
-
 }  // namespace
 
 KeptResults* KeptResults::current() noexcept { return innermost(); }
@@ -22,27 +20,28 @@ KeptResults* KeptResults::current() noexcept { return innermost(); }
 KeptScope::KeptScope(KeptResults* kept) noexcept : before_(std::exchange(innermost(), kept)) {}
 KeptScope::~KeptScope() { innermost() = before_; }
 
-bool KeptResults::take(const char* name, std::initializer_list<Tensor> inputs,
+bool KeptResults::take(Expensive kind, const char* name, std::initializer_list<Tensor> inputs,
                        std::span<Tensor> results) {
   std::vector<Operand> operands;
   for (const Tensor& x : inputs) operands.push_back({x.shape(), x.dtype()});
   if (!is_second_run_) {
-    operations_.push_back({name, std::move(operands), {}});
+    const bool is_kept = kind == Expensive::attention || products_++ % what_.products == 0;
+    operations_.push_back({name, std::move(operands), is_kept, {}});
     return false;
   }
-  const auto text = [](const char* of, const std::vector<Operand>& inputs) {
+  const auto text = [](const char* of, const std::vector<Operand>& from) {
     std::string all = concat('\'', of, '\'');
-    for (const Operand& x : inputs)
-      all += concat(&x == inputs.data() ? " of " : " and ", x.shape, " in ", x.dtype);
+    for (const Operand& x : from)
+      all += concat(&x == from.data() ? " of " : " and ", x.shape, " in ", x.dtype);
     return all;
   };
   const bool is_more = next_ == operations_.size();
-  if (is_more || std::string_view(name) != operations_[next_].name ||
-      operands != operations_[next_].inputs)
-    throw ContractError(concat(
-        "recompute: in backward the function's product or attention number ", next_ + 1, " is ",
-        text(name, operands), ", in forward it was ",
-        is_more ? "none" : text(operations_[next_].name, operations_[next_].inputs), kRemedy));
+  TESSERA_EXPECT(!is_more && std::string_view(name) == operations_[next_].name &&
+                     operands == operations_[next_].inputs,
+                 "recompute: in backward the function's product or attention number ", next_ + 1,
+                 " is ", text(name, operands), ", in forward it was ",
+                 is_more ? "none" : text(operations_[next_].name, operations_[next_].inputs),
+                 "; it has to do the same each time, or keep nothing");
   Operation& first = operations_[next_++];
   for (std::size_t i = 0; i < first.results.size(); ++i) {
     Tensor x = graph_is_retained_ ? first.results[i].get() : first.results[i].extract();
@@ -53,7 +52,7 @@ bool KeptResults::take(const char* name, std::initializer_list<Tensor> inputs,
 }
 
 void KeptResults::give(std::span<const Tensor> results) {
-  if (is_second_run_) return;
+  if (is_second_run_ || !operations_.back().is_kept) return;
   operations_.back().results = std::vector<Saved>(results.begin(), results.end());
   is_needed_ = false;
 }
@@ -69,10 +68,9 @@ void KeptResults::begin_second_run(bool graph_is_retained) noexcept {
 }
 
 void KeptResults::expect_all_taken() const {
-  if (next_ < operations_.size())
-    throw ContractError(concat("recompute: in backward the function has ", next_,
-                               " products and attentions, in forward it had ", operations_.size(),
-                               kRemedy));
+  TESSERA_EXPECT(next_ == operations_.size(), "recompute: in backward the function has ", next_,
+                 " products and attentions, in forward it had ", operations_.size(),
+                 "; it has to do the same each time, or keep nothing");
 }
 
 }  // namespace tessera::autograd

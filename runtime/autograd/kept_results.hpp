@@ -28,11 +28,12 @@ class KeptResults {
   static KeptResults* current() noexcept;
 
   bool keeps(Expensive kind) const noexcept {
-    return kind == Expensive::product ? what_.products : what_.attention;
+    return kind == Expensive::product ? what_.products > 0 : what_.attention;
   }
   // The function's next operation begins. Gives its results where they are kept; else the caller
   // makes them, and gives them.  Throws: ContractError where the first run had another operation.
-  bool take(const char* name, std::initializer_list<Tensor> inputs, std::span<Tensor> results);
+  bool take(Expensive kind, const char* name, std::initializer_list<Tensor> inputs,
+            std::span<Tensor> results);
   void give(std::span<const Tensor> results);
   // Something is saved for backward, so that the second run has to come as far.
   void note_saved() noexcept { is_needed_ = true; }
@@ -51,11 +52,13 @@ class KeptResults {
   struct Operation {
     const char* name;
     std::vector<Operand> inputs;
+    bool is_kept;
     std::vector<Saved> results;  // none of one that is made again
   };
 
   const Keep what_;
   std::vector<Operation> operations_;
+  int products_ = 0;  // of the first run
   std::size_t next_ = 0;
   bool is_second_run_ = false, graph_is_retained_ = false;
   bool is_needed_ = false;  // the last operation of the first run
@@ -79,7 +82,7 @@ auto kept_or(Expensive kind, const char* name, std::initializer_list<Tensor> inp
   KeptResults* const kept = KeptResults::current();
   if (!kept || !kept->keeps(kind)) return make();
   decltype(make()) results;
-  if (!kept->take(name, inputs, results)) {
+  if (!kept->take(kind, name, inputs, results)) {
     results = make();
     kept->give(results);
   }

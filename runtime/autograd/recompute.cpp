@@ -18,7 +18,9 @@ using autograd::Saved;
 
 Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<Tensor> inputs,
                  Keep keep) {
-  const bool is_recorded = autograd::grad_enabled(), keeps = keep.products || keep.attention;
+  TESSERA_EXPECT(keep.products >= 0, "recompute: keep.products is ", keep.products,
+                 "; 0 keeps no product, 1 each, 2 every second");
+  const bool is_recorded = autograd::grad_enabled(), keeps = keep.products > 0 || keep.attention;
   const auto results =
       is_recorded && keeps ? std::make_shared<autograd::KeptResults>(keep) : nullptr;
   // Also in the first run of a function around it, whose second run meets another scope here.

@@ -20,7 +20,7 @@ using tessera::testing::bytes_of;
 
 namespace {
 
-constexpr Keep kAll{.products = true, .attention = true};
+constexpr Keep kAll{.products = 1, .attention = true};
 
 // A layer with every operation that can be kept, dropout of both kinds of draws, and two inputs.
 struct Layer {
@@ -123,12 +123,13 @@ TEST_CASE("selective recomputation gives the same values and gradients, bit by b
       return recompute(g, {recompute(f, in, keep), in[1]}, keep);
     };
   };
-  for (const Keep keep : {Keep{.products = true}, Keep{.attention = true}, kAll})
+  for (const Keep keep : {Keep{.products = 1}, Keep{.products = 2}, Keep{.products = 3},
+                          Keep{.attention = true}, Keep{.products = 2, .attention = true}, kAll})
     CHECK(run(each_with(keep)) == expected);
 
   // Whichever of two nested functions keeps something.
   for (const Keep outer : {Keep(), kAll})
-    for (const Keep inner : {Keep(), Keep{.products = true}, kAll})
+    for (const Keep inner : {Keep(), Keep{.products = 1}, kAll})
       CHECK(run([&](const F& f, const F& g, const std::vector<Tensor>& in) {
               const auto both = [f, g, inner](std::span<const Tensor> x) {
                 const Tensor h = recompute(f, {x[0], x[1]}, inner);
@@ -157,13 +158,15 @@ TEST_CASE("what is kept is not made again, and everything else is") {
     const Tensor o = reshape(causal_attention(tanh(heads), 2), t.shape());
     return t + linear(sigmoid(linear(o, v)), v);
   };
-  auto none = launches_again(f, x, {}), products = launches_again(f, x, {.products = true}),
-       attention = launches_again(f, x, {.attention = true}), all = launches_again(f, x, kAll);
+  auto none = launches_again(f, x, {}), products = launches_again(f, x, {.products = 1}),
+       attention = launches_again(f, x, {.attention = true}), all = launches_again(f, x, kAll),
+       second = launches_again(f, x, {.products = 2});
   const int derivatives = 6;                 // of three weights and three inputs
   CHECK(none["matmul"] == derivatives + 2);  // the last one is not made again
   CHECK(attention["matmul"] == derivatives + 2);
   CHECK(products["matmul"] == derivatives);
   CHECK(all["matmul"] == derivatives);
+  CHECK(second["matmul"] == derivatives + 1);
   CHECK(none["attention"] == 1);
   CHECK(products["attention"] == 1);
   CHECK(attention["attention"] == 0);
@@ -199,13 +202,15 @@ TEST_CASE("of a recomputed function its inputs are kept, and the results that Ke
   const std::int64_t one = 2 * T * C * 4, row = 2 * 4 * T * 4;  // of x, and a number a row and head
   const std::int64_t result = one;
   CHECK(kept({}, false) == result);
-  CHECK(kept({.products = true}, false) == result + 3 * one);
-  CHECK(kept({.products = true}, true) == result + 4 * one);
+  CHECK(kept({.products = 1}, false) == result + 3 * one);
+  CHECK(kept({.products = 1}, true) == result + 4 * one);
+  CHECK(kept({.products = 2}, true) == result + 3 * one);  // the first of two
   CHECK(kept({.attention = true}, true) == result + one + row);
   CHECK(kept(kAll, false) == result + 4 * one + row);
   {
     const NoGradGuard nothing;
     CHECK(kept(kAll, true) == result);
+    CHECK_THROWS_WITH(kept({.products = -1}, true), Catch::Contains("keep.products is -1"));
   }
 }
 

@@ -153,7 +153,9 @@ TEST_CASE("activation_checkpoint says which blocks run again, and what of them i
   CHECK(recompute({selective}) == nn::Recompute{.every = 2});  // as torchtitan's
   CHECK(recompute({selective, option + "3"}) == nn::Recompute{.every = 3});
   CHECK(recompute({selective, option + "op"}) ==
-        nn::Recompute{.every = 1, .keep = {.products = true, .attention = true}});
+        nn::Recompute{.every = 1, .keep = {.products = 2, .attention = true}});  // torchtitan's
+  CHECK(recompute({selective, option + "every_op"}) ==
+        nn::Recompute{.every = 1, .keep = {.products = 1, .attention = true}});
 }
 
 TEST_CASE("values come with an equals sign or behind a space, and the later one wins") {

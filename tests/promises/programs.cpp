@@ -86,7 +86,7 @@ class Part final : public nn::Module {
   }
 
   void shard(const DeviceMesh& mesh, Offload offload) {
-    keep_.products = true;
+    keep_.products = 1;
     std::vector<nn::Module*> listed;
     const Part* first = nullptr;
     for (const auto& child : children_) {

@@ -96,10 +96,11 @@ inline nn::LlamaConfig llama_config(const Cell& cell) {
           .vocab_size = 13,
           .max_seq_len = 8,
           .tie_embeddings = cell.tied,
-          .recompute = cell.recomputes ? nn::Recompute{.every = 1,
-                                                       .keep = {.products = cell.selectively,
-                                                                .attention = cell.selectively}}
-                                       : nn::Recompute::none};
+          .recompute = cell.recomputes
+                           ? nn::Recompute{.every = 1,
+                                           .keep = {.products = cell.selectively ? 2 : 0,
+                                                    .attention = cell.selectively}}
+                           : nn::Recompute::none};
 }
 
 class Trainee {

@@ -102,7 +102,7 @@ static void memory_for_time() {
   const auto kept = peak_of(deep);
   const auto recomputed = peak_of([&](const ts::Tensor& x) { return recompute(deep, x); });
   const auto selectively =
-      peak_of([&](const ts::Tensor& x) { return recompute(deep, x, {.products = true}); });
+      peak_of([&](const ts::Tensor& x) { return recompute(deep, x, {.products = 1}); });
   std::cout << "5. 8 blocks of 9 layers keep " << kept << " MiB, recomputed they keep "
             << recomputed << " MiB, or " << selectively << " MiB and multiply nothing again\n";
   CHECK(recomputed * 2 < kept);

@@ -141,7 +141,7 @@ struct Config {
 
   struct ActivationCheckpoint {
     RecomputeMode mode = RecomputeMode::none;
-    std::string selective_ac_option = "2";  // every so-manieth block; or "op", by operation
+    std::string selective_ac_option = "2";  // every so-manieth block; or op, every_op
 
     // Throws: DataError for another option.
     nn::Recompute recompute() const;

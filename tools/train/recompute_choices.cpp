@@ -28,9 +28,11 @@ std::string in_millions(double count) {
 
 std::string compare_recompute(const Config& config, int ranks) {
   const Choice& given = config.activation_checkpoint;
-  const std::string blocks =
-      given.selective_ac_option == "op" ? Choice().selective_ac_option : given.selective_ac_option;
+  const std::string blocks = given.selective_ac_option.ends_with("op")
+                                 ? Choice().selective_ac_option
+                                 : given.selective_ac_option;
   const Choice choices[] = {{RecomputeMode::none},
+                            {RecomputeMode::selective, "every_op"},
                             {RecomputeMode::selective, "op"},
                             {RecomputeMode::selective, blocks},
                             {RecomputeMode::full}};

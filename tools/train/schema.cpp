@@ -368,9 +368,9 @@ const std::vector<Key>& schema() {
           {.choices = {"none", "selective", "full"}}),
       key<&C::activation_checkpoint, &C::ActivationCheckpoint::selective_ac_option>(
           "activation_checkpoint.selective_ac_option",
-          "2: every second block, or another number; op: every block, but what its products and "
-          "attention gave is kept",
-          {.only_if = kSelective, .argument = "N|op"}),
+          "2: every second block, or another number; op: every block, but what attention and every "
+          "second product gave is kept; every_op: attention and all products",
+          {.only_if = kSelective, .argument = "N|op|every_op"}),
       key<&C::checkpoint, &C::Checkpoint::export_dtype>(
           "checkpoint.export_dtype", "type in which --save writes the weights",
           {.choices = {"float32", "bfloat16", "float16"}}),

@@ -21,7 +21,7 @@ namespace tessera {
 // elements, products with slices of a streamed parameter. A result at the end that backward has no
 // use for is not kept. PyTorch: create_selective_checkpoint_contexts with a list of operations.
 struct Keep {
-  bool products = false;   // of matmul, linear, linear_gelu, einsum
+  int products = 0;  // of matmul, linear, linear_gelu, einsum: 1 each, 2 the first, third, ...
   bool attention = false;  // its output and one number a row, not the scores
   bool operator==(const Keep&) const = default;
 };
