@@ -20,8 +20,9 @@ void check_tokens(const Tensor& tokens, std::int64_t max_seq_len) {
 LanguageModel::LanguageModel(std::int64_t vocab_size, std::int64_t max_seq_len,
                              const Recompute& recompute)
     : vocab_size_(vocab_size), max_seq_len_(max_seq_len), recompute_(recompute) {
-  TESSERA_EXPECT(recompute.every >= 0, "language model: recompute.every is ", recompute.every,
-                 "; 0 recomputes no block, 1 each");
+  TESSERA_EXPECT(recompute.every > 0 || recompute == Recompute::none,
+                 "language model: recompute.every is ", recompute.every,
+                 "; 1 recomputes each block, 0 none, of which nothing can be kept");
 }
 
 Tensor LanguageModel::operator()(const Tensor& tokens_BT, Caller at) {

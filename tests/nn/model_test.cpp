@@ -282,6 +282,7 @@ TEST_CASE("recomputing blocks changes no bit and keeps less", "[nn]") {
   CHECK(kept_less < by_operation);
   CHECK(by_operation < kept);
   CHECK_THROWS_AS(step({.every = -1}), ContractError);
+  CHECK_THROWS_AS(step({.keep = {.products = 1}}), ContractError);
 }
 
 TEST_CASE("every public call of a model opens its scope once, and the blocks' inside it", "[nn]") {
