@@ -82,9 +82,7 @@ bool Gpt2::is_left_in_files(std::string_view name) const {
 
 Tensor Gpt2::forward(const Tensor& tokens_BT) {
   const Tensor position_ids = Tensor::arange(tokens_BT.size(1), i32, tokens_BT.device());
-  Tensor h_BTC = drop(embedding(tokens_BT) + positions(position_ids));
-  for (Gpt2Block& block : blocks) h_BTC = run(block, h_BTC);
-  return norm(h_BTC);
+  return norm(run(blocks, drop(embedding(tokens_BT) + positions(position_ids))));
 }
 
 }  // namespace tessera::nn

@@ -17,6 +17,14 @@ void check_tokens(const Tensor& tokens, std::int64_t max_seq_len) {
 
 }  // namespace
 
+LanguageModel::LanguageModel(std::int64_t vocab_size, std::int64_t max_seq_len,
+                             const Recompute& recompute)
+    : vocab_size_(vocab_size), max_seq_len_(max_seq_len), recompute_(recompute) {
+  TESSERA_EXPECT(recompute.every > 0 || recompute == Recompute::none,
+                 "language model: recompute.every is ", recompute.every,
+                 "; 1 recomputes each block, 0 none, of which nothing can be kept");
+}
+
 Tensor LanguageModel::operator()(const Tensor& tokens_BT, Caller at) {
   const CallSite site(at);
   check_tokens(tokens_BT, max_seq_len_);

@@ -72,10 +72,6 @@ std::vector<Module*> Llama::parts() {
   return parts;
 }
 
-Tensor Llama::forward(const Tensor& tokens_BT) {
-  Tensor h_BTC = embedding(tokens_BT);
-  for (LlamaBlock& block : blocks) h_BTC = run(block, h_BTC);
-  return norm(h_BTC);
-}
+Tensor Llama::forward(const Tensor& tokens_BT) { return norm(run(blocks, embedding(tokens_BT))); }
 
 }  // namespace tessera::nn

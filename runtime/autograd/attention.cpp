@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "runtime/autograd/kept_results.hpp"
 #include "runtime/autograd/operands.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/ops.hpp"
@@ -11,6 +12,7 @@
 namespace tessera {
 
 using autograd::broadcasts_to;
+using autograd::Expensive;
 using autograd::Gradients;
 using autograd::record;
 using autograd::Saved;
@@ -97,14 +99,18 @@ Args attention_args(const Heads& x, const Attended& y) {
 Attended attend(const Heads& x) {
   const Tensor& q = x.q;
   const Device& device = q.device();
-  Attended y{Tensor::empty(q.shape(), q.dtype(), device),
-             Tensor::empty({q.size(0), q.size(2), q.size(1)}, statistics_dtype(q.dtype()), device)};
-  if (y.o.numel() > 0 && !device.is_meta())
-    launch("attention", device, table(device).attention,
-           attention_args<kernels::AttentionArgs>(x, y),
-           {reads(q), reads(x.k), reads(x.v), writes(y.o), writes(y.lse)},
-           attention_flops(q, x.causal), attention_products(q, Products::Kind::attention));
-  return y;
+  const auto [o, lse] = autograd::kept_or(Expensive::attention, "attention", {q, x.k, x.v}, [&] {
+    const Attended y{
+        Tensor::empty(q.shape(), q.dtype(), device),
+        Tensor::empty({q.size(0), q.size(2), q.size(1)}, statistics_dtype(q.dtype()), device)};
+    if (y.o.numel() > 0 && !device.is_meta())
+      launch("attention", device, table(device).attention,
+             attention_args<kernels::AttentionArgs>(x, y),
+             {reads(q), reads(x.k), reads(x.v), writes(y.o), writes(y.lse)},
+             attention_flops(q, x.causal), attention_products(q, Products::Kind::attention));
+    return std::array{y.o, y.lse};
+  });
+  return {o, lse};
 }
 
 // Writes the gradients of `x` into `d`, whose rows lie as in_rows() wants them.
@@ -310,9 +316,13 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
   const Tensor keys = s.wide(k), values = s.wide(v);
   const Tensor queries = raw::mul(s.wide(q), s.scale);
   const Tensor weights = s.weights(queries, keys);
-  const Tensor o = raw::cast(raw::reshape(raw::matmul(s.grouped(s.dropped(weights), keys), values),
-                                          {q.size(0), q.size(1), q.size(2), v.size(3)}),
-                             q.dtype());
+  const auto product = [&] {
+    return std::array{
+        raw::cast(raw::reshape(raw::matmul(s.grouped(s.dropped(weights), keys), values),
+                               {q.size(0), q.size(1), q.size(2), v.size(3)}),
+                  q.dtype())};
+  };
+  const Tensor o = autograd::kept_or(Expensive::attention, "attention", {q, k, v}, product)[0];
   const Shape bias_shape = options.bias.defined() ? options.bias.shape() : Shape{};
   s.options.mask = s.options.bias = {};
   return record(

@@ -4,6 +4,7 @@
 #include "tessera/autograd/ops.hpp"
 
 #include "runtime/autograd/gradient_sink.hpp"
+#include "runtime/autograd/kept_results.hpp"
 
 namespace tessera {
 
@@ -56,6 +57,15 @@ struct SavedOperands {
   Saved rows, weight;  // [N, in], [out, in]
 };
 
+// rows W^T + bias: [N, out].
+Tensor product(const Tensor& rows, const Tensor& weight, const Tensor& bias) {
+  return autograd::kept_product_or("linear", rows, weight, [&] {
+    Tensor y = Tensor::empty({rows.size(0), weight.size(0)}, rows.dtype(), rows.device());
+    raw::matmul_into(y, rows, weight, Transpose::no, Transpose::yes, 1, 0, bias);
+    return y;
+  });
+}
+
 // y is differentiated alike whatever x has been through.
 Tensor record_linear(const Tensor& x, SavedOperands saved, const Tensor& weight, const Tensor& bias,
                      const Tensor& y) {
@@ -76,19 +86,24 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Caller 
   autograd::expect_floating(x);
   const Tensor rows = rows_of_linear(x, weight, bias);
   SavedOperands saved(rows, weight);
-  Tensor y = Tensor::empty({rows.size(0), weight.size(0)}, x.dtype(), x.device());
-  raw::matmul_into(y, rows, weight, Transpose::no, Transpose::yes, 1, 0, bias);
   return record_linear(x, std::move(saved), weight, bias,
-                       raw::reshape(y, shape_of_linear(x, weight)));
+                       raw::reshape(product(rows, weight, bias), shape_of_linear(x, weight)));
 }
 
 Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Caller at) {
   const CallSite site("linear_gelu", at);
   autograd::expect_floating(x);
   const Tensor rows = rows_of_linear(x, weight, bias);
-  Tensor before = Tensor::empty({rows.size(0), weight.size(0)}, x.dtype(), x.device());
-  Tensor value = Tensor::empty(before.shape(), x.dtype(), x.device());
-  raw::matmul_gelu_into(value, before, rows, weight, Transpose::no, Transpose::yes, bias);
+  Tensor before, value;
+  if (const auto* kept = autograd::KeptResults::current();
+      kept && kept->keeps(autograd::Expensive::product)) {
+    before = product(rows, weight, bias);
+    value = raw::gelu(before);  // in both runs, whose bits are then the same on a GPU, too
+  } else {
+    before = Tensor::empty({rows.size(0), weight.size(0)}, x.dtype(), x.device());
+    value = Tensor::empty(before.shape(), x.dtype(), x.device());
+    raw::matmul_gelu_into(value, before, rows, weight, Transpose::no, Transpose::yes, bias);
+  }
   const Shape shape = shape_of_linear(x, weight);
   return {record_linear(x, {rows, weight}, weight, bias, raw::reshape(before, shape)),
           raw::reshape(value, shape)};
@@ -100,10 +115,8 @@ Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias, Call
   const Tensor rows = rows_of_linear(x.value, weight, bias);
   SavedOperands saved(rows, weight);
   Saved saved_before(x.before);
-  Tensor y = Tensor::empty({rows.size(0), weight.size(0)}, rows.dtype(), rows.device());
-  raw::matmul_into(y, rows, weight, Transpose::no, Transpose::yes, 1, 0, bias);
   return record("linear", {x.before, weight, bias},
-                raw::reshape(y, shape_of_linear(x.value, weight)),
+                raw::reshape(product(rows, weight, bias), shape_of_linear(x.value, weight)),
                 [rows = std::move(saved.rows), before = std::move(saved_before),
                  weight = std::move(saved.weight)](const Tensor& gradient, Gradients& out) mutable {
                   const Shape shape = rows.get().shape();

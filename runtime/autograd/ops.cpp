@@ -2,6 +2,8 @@
 // their headers.
 #include "tessera/autograd/ops.hpp"
 
+#include "runtime/autograd/kept_results.hpp"
+
 namespace tessera {
 
 using autograd::Gradients;
@@ -22,9 +24,11 @@ Tensor matmul(const Tensor& a, const Tensor& b, Caller at) {
   const CallSite site("matmul", at);
   if (a.ndim() == 1) return squeeze(matmul(unsqueeze(a, 0), b), b.ndim() == 1 ? 0 : -2);
   if (b.ndim() == 1) return squeeze(matmul(a, unsqueeze(b, 1)), -1);
+  Saved saved_a(a), saved_b(b);  // before the launch, as in linear.cpp
   return record(
-      "matmul", {a, b}, raw::matmul(a, b),
-      [a = Saved(a), b = Saved(b)](const Tensor& g, Gradients& out) {
+      "matmul", {a, b},
+      autograd::kept_product_or("matmul", a, b, [&] { return raw::matmul(a, b); }),
+      [a = std::move(saved_a), b = std::move(saved_b)](const Tensor& g, Gradients& out) {
         using enum raw::Transpose;
         if (out.wants(0)) out.set(0, sum_to(raw::matmul(g, b.get(), no, yes), a.get().shape()));
         if (!out.wants(1)) return;

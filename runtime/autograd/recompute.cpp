@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/autograd/kept_results.hpp"
 #include "runtime/autograd/recomputed_scope.hpp"
 #include "tessera/autograd/random.hpp"
 #include "tessera/device/device_context.hpp"
@@ -15,8 +16,16 @@ using autograd::GradModeGuard;
 using autograd::RandomStateGuard;
 using autograd::Saved;
 
-Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<Tensor> inputs) {
-  if (!autograd::grad_enabled()) return f(inputs);
+Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<Tensor> inputs,
+                 Keep keep) {
+  TESSERA_EXPECT(keep.products >= 0, "recompute: keep.products is ", keep.products,
+                 "; 0 keeps no product, 1 each, 2 every second");
+  const bool is_recorded = autograd::grad_enabled(), keeps = keep.products > 0 || keep.attention;
+  const auto results =
+      is_recorded && keeps ? std::make_shared<autograd::KeptResults>(keep) : nullptr;
+  // Also in the first run of a function around it, whose second run meets another scope here.
+  const autograd::KeptScope first_run(results.get());
+  if (!is_recorded) return f(inputs);
   const autograd::RandomState random = autograd::random_state();
   const autograd::RecomputedScope scope;
   std::vector<Saved> kept;
@@ -31,13 +40,14 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
       kept.emplace_back(x);
     }
     y = f(detached).detach();  // a handle of its own, also where f hands on what it was given
+    if (results) results->end_first_run();
     uses = no_history_yet.take_uses();
     for (const auto& leaf : uses) versions.push_back(leaf->version());
   }
   y = autograd::record_always(
       "recompute", inputs, y,
-      [f = std::move(f), kept = std::move(kept), random, uses, versions = std::move(versions)](
-          const Tensor& g, Gradients& out) {
+      [f = std::move(f), kept = std::move(kept), results, random, uses,
+       versions = std::move(versions)](const Tensor& g, Gradients& out) {
         for (std::size_t i = 0; i < uses.size(); ++i) uses[i]->expect_version(versions[i]);
         std::vector<Tensor> again;
         for (std::size_t i = 0; i < kept.size(); ++i) {
@@ -50,7 +60,10 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
           const GradModeGuard history(true);
           const RandomStateGuard same_draws(random);
           const HoldGuard only_what_is_saved(g.device());
+          const autograd::KeptScope second_run(results.get());
+          if (results) results->begin_second_run(out.graph_is_retained());
           y = f(again);
+          if (results) results->expect_all_taken();
         }
         if (!y.requires_grad()) return;  // nothing in f is trainable
         y.backward(g);
@@ -62,9 +75,9 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
   return y;
 }
 
-Tensor recompute(std::function<Tensor(const Tensor&)> f, const Tensor& x) {
+Tensor recompute(std::function<Tensor(const Tensor&)> f, const Tensor& x, Keep keep) {
   return recompute([f = std::move(f)](std::span<const Tensor> in) { return f(in[0]); },
-                   std::vector<Tensor>{x});
+                   std::vector<Tensor>{x}, keep);
 }
 
 }  // namespace tessera

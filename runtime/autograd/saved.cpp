@@ -1,4 +1,5 @@
 // Tensors kept for backward.
+#include "runtime/autograd/kept_results.hpp"
 #include "tessera/autograd/node.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
@@ -8,6 +9,7 @@ namespace tessera::autograd {
 Saved::Saved(const Tensor& tensor) {
   if (!tensor.defined()) return;
   if (!tensor.device().is_meta()) tensor.device().context().submit_held();
+  if (KeptResults* const kept = KeptResults::current()) kept->note_saved();
   tensor_ = tensor.view(tensor.shape(), tensor.strides(), 0);
   version_ = tensor_.storage()->version;
   ++tensor_.storage()->saved;

@@ -54,6 +54,12 @@ struct Draw {
 
 inline Device any_device() { return Device::cpu({.executor = any_kind()}); }
 
+inline std::vector<std::byte> bytes_of(const Tensor& x) {
+  std::vector<std::byte> out(static_cast<std::size_t>(x.numel()) * size_bytes(x.dtype()));
+  x.to_bytes(out);
+  return out;
+}
+
 inline Tensor behind(const Tensor& x) { return x * 1.0; }
 
 using Function = std::function<Tensor(const std::vector<Tensor>&)>;

@@ -14,6 +14,7 @@
 
 using namespace tessera;
 using tessera::testing::any_device;
+using tessera::testing::bytes_of;
 using tessera::testing::check_gradients;
 using tessera::testing::Draw;
 
@@ -37,12 +38,6 @@ struct Mixer {
     return x + dropout(linear(hidden, down), 0.25, 9, draw * 1000) + x * normed;
   }
 };
-
-std::vector<std::byte> bytes_of(const Tensor& x) {
-  std::vector<std::byte> out(static_cast<std::size_t>(x.numel()) * size_bytes(x.dtype()));
-  x.to_bytes(out);
-  return out;
-}
 
 }  // namespace
 

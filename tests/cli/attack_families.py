@@ -346,7 +346,7 @@ def valid(draw, folder, fixture):
                    "training__local_batch_size": draw.choice([None, 1]), "model__tie_embeddings": draw.choice([None, "true", "false"]),
                    "training__mixed_precision_param": draw.choice([None, "bfloat16"]), "optimizer__name": draw.choice([None, "SGD", "Muon"]),
                    "data__heldout": draw.choice([None, 0.1]), "checkpoint__export_dtype": draw.choice([None, "float16", "bfloat16"]),
-                   "activation_checkpoint__mode": draw.choice([None, "full"]), "debug__executor": draw.choice([None, "inline", "shuffled"]),
+                   "activation_checkpoint__mode": draw.choice([None, "selective", "full"]), "debug__executor": draw.choice([None, "inline", "shuffled"]),
                    "sample": draw.choice([None, "In the"]), "sample-tokens": None}
 
     def as_many(_, folder):

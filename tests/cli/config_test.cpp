@@ -137,8 +137,25 @@ TEST_CASE("a choice is the enumerator of the library that bears its name") {
   const auto recompute = [](const std::string& name) {
     return parse({"--activation_checkpoint.mode=" + name}).activation_checkpoint.mode;
   };
-  CHECK(recompute("none") == nn::Recompute::none);
-  CHECK(recompute("full") == nn::Recompute::blocks);
+  CHECK(recompute("none") == RecomputeMode::none);
+  CHECK(recompute("selective") == RecomputeMode::selective);
+  CHECK(recompute("full") == RecomputeMode::full);
+}
+
+TEST_CASE("activation_checkpoint says which blocks run again, and what of them is kept") {
+  const auto recompute = [](const std::vector<std::string>& arguments) {
+    return parse(arguments).activation_checkpoint.recompute();
+  };
+  const std::string selective = "--activation_checkpoint.mode=selective",
+                    option = "--activation_checkpoint.selective_ac_option=";
+  CHECK(recompute({}) == nn::Recompute::none);
+  CHECK(recompute({"--activation_checkpoint.mode=full"}) == nn::Recompute::blocks);
+  CHECK(recompute({selective}) == nn::Recompute{.every = 2});  // as torchtitan's
+  CHECK(recompute({selective, option + "3"}) == nn::Recompute{.every = 3});
+  CHECK(recompute({selective, option + "op"}) ==
+        nn::Recompute{.every = 1, .keep = {.products = 2, .attention = true}});  // torchtitan's
+  CHECK(recompute({selective, option + "every_op"}) ==
+        nn::Recompute{.every = 1, .keep = {.products = 1, .attention = true}});
 }
 
 TEST_CASE("values come with an equals sign or behind a space, and the later one wins") {

@@ -88,7 +88,10 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
       "--training.mixed_precision_param=bfloat16 --parallelism.fsdp_reshard_after_forward=never",
       "--training.local_batch_size=1 --parallelism.fsdp_reshard_after_backward=false",
       "--training.local_batch_size=1 --parallelism.fsdp_gradient_sync=",
-      "--training.enable_cpu_offload=true --training.mixed_precision_param=bfloat16");
+      "--training.enable_cpu_offload=true --training.mixed_precision_param=bfloat16",
+      "--activation_checkpoint.mode=selective",
+      "--model.name=gpt2 --model.dropout=0.1 --activation_checkpoint.mode=selective "
+      "--activation_checkpoint.selective_ac_option=op --training.local_batch_size=1");
   const int ranks = GENERATE(1, 2, 3, 4);  // 3 divides neither the vocabulary nor the widths
   const int replicas = GENERATE(1, 2);
   const bool is_even = ranks % replicas == 0;  // else as without

@@ -248,7 +248,7 @@ TEST_CASE("recomputing blocks changes no bit and keeps less", "[nn]") {
   config.n_layers = 6;
   const Tensor tokens = draw.tokens({4, 12}, 19), targets = draw.tokens({4, 12}, 19);
   Ledger& ledger = Memory::of(draw.device).ledger();
-  const auto step = [&](Recompute recompute) {
+  const auto step = [&](const Recompute& recompute) {
     config.recompute = recompute;
     nn::Gpt2 model(config, draw.device);
     nn::init(model, {draw.seed});
@@ -265,6 +265,24 @@ TEST_CASE("recomputing blocks changes no bit and keeps less", "[nn]") {
   CHECK(gradients == repeated);
   INFO("kept " << kept << " and " << kept_less << " bytes");
   CHECK(kept_less * 3 < kept);
+
+  // Of 6 blocks 3, 2, 1 and none run again.
+  for (const std::int64_t every : {2, 3, 4, 7}) {
+    const auto [same_loss, same_gradients, between] = step({.every = every});
+    INFO("every " << every << " keeps " << between << " bytes");
+    CHECK(same_loss == loss);
+    CHECK(same_gradients == gradients);
+    CHECK(6 * (kept - between) == 6 / every * (kept - kept_less));
+  }
+  const auto [same_loss, same_gradients, by_operation] =
+      step({.every = 1, .keep = {.products = 1, .attention = true}});
+  INFO("by operation keeps " << by_operation << " bytes");
+  CHECK(same_loss == loss);
+  CHECK(same_gradients == gradients);
+  CHECK(kept_less < by_operation);
+  CHECK(by_operation < kept);
+  CHECK_THROWS_AS(step({.every = -1}), ContractError);
+  CHECK_THROWS_AS(step({.keep = {.products = 1}}), ContractError);
 }
 
 TEST_CASE("every public call of a model opens its scope once, and the blocks' inside it", "[nn]") {

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "tessera/autograd/custom_op.hpp"
+#include "tessera/autograd/ops.hpp"
 
 namespace tessera::testing {
 
@@ -65,6 +66,11 @@ inline Tensor joined(const Tensor& h, const Tensor& other) {
                      if (out.wants(0)) out.set(0, d);
                      if (out.wants(1)) out.set(1, d);
                    });
+}
+
+// The columns of x [N, kWidth] in another order, by a product: exact, and so is its gradient.
+inline Tensor turned(const Tensor& x) {
+  return matmul(x, Tensor::from({0, 1, 0, 0, 0, 1, 1, 0, 0}, {kWidth, kWidth}, x.device()));
 }
 
 // x * w, bent, for rows of x. `rows` counts those that have given w a gradient.

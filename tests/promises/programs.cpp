@@ -86,6 +86,7 @@ class Part final : public nn::Module {
   }
 
   void shard(const DeviceMesh& mesh, Offload offload) {
+    keep_.products = 1;
     std::vector<nn::Module*> listed;
     const Part* first = nullptr;
     for (const auto& child : children_) {
@@ -142,12 +143,13 @@ class Part final : public nn::Module {
     if (s.without_gradient) {
       const NoGradGuard no_gradient;
       y = child(h.detach(), rank);
-    } else if (s.gets_input) {
-      y = recompute(
-          [&child, rank](std::span<const Tensor> in) { return child(in[0] + in[1] * 0.5, rank); },
-          {h, x});
     } else if (s.recomputed) {
-      y = recompute([&child, rank](const Tensor& in) { return child(in, rank); }, h);
+      const auto body = [&child, rank, between = s.selectively](std::span<const Tensor> in) {
+        const Tensor input = in.size() > 1 ? in[0] + in[1] * 0.5 : in[0];
+        return between ? turned(child(turned(input), rank)) : child(input, rank);
+      };
+      y = recompute(body, s.gets_input ? std::vector{h, x} : std::vector{h},
+                    s.selectively ? keep_ : Keep());
     } else {
       y = child(h, rank);
     }
@@ -164,6 +166,7 @@ class Part final : public nn::Module {
   }
 
   const PartPlan& plan_;
+  Keep keep_{};  // on one rank nothing, which has the same bits
   Part* const outer_;
   const std::vector<Part*>& parts_;
   Parameter w_;

@@ -119,6 +119,12 @@ void vary_inputs(Dice& dice, PartPlan& root) {
   }
 }
 
+// What of recomputed calls is kept.
+void keep_products(Dice& dice, PartPlan& part) {
+  for (Statement& s : part.body) s.selectively = s.recomputed && dice.once_in(2);
+  for (PartPlan& child : part.children) keep_products(dice, child);
+}
+
 // Units beside each other that become one, a list. Not those whose weights the root reads later:
 // when a list closes depends on all of it.
 void list_units(Dice& dice, PartPlan& part) {
@@ -214,8 +220,9 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
     if (s.kind == Statement::streamed) out << " streamed used " << s.used;
     if (s.kind == Statement::call || s.kind == Statement::call_elsewhere)
       out << (s.kind == Statement::call ? " " : " w") << s.callee
-          << (s.recomputed ? " recomputed" : "") << (s.gets_input ? " with input" : "")
-          << (s.without_gradient ? " no_grad" : "") << " used " << (s.used);
+          << (s.recomputed ? " recomputed" : "") << (s.selectively ? " selectively" : "")
+          << (s.gets_input ? " with input" : "") << (s.without_gradient ? " no_grad" : "")
+          << " used " << (s.used);
     out << ",";
   }
   if (part.has_hook) out << " hook on " << part.hooked << ",";
@@ -287,6 +294,8 @@ Program make_program(std::uint64_t seed) {
   choose_executor(executor_dice, program);
   Dice offload_dice(seed ^ 0x0ff10);
   if (offload_dice.once_in(3)) program.offload = Offload::cpu;
+  Dice keep_dice(seed ^ 0x5e1ec);
+  keep_products(keep_dice, program.root);
   return program;
 }
 

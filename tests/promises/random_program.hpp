@@ -24,8 +24,9 @@ struct Statement {
   Kind kind = own;
   int callee = 0;  // the number of the child; of the part, counted from the root
   bool recomputed = false, without_gradient = false;
-  bool gets_input = false;  // recomputed with what this module was given as a second input
-  Ranks used = kAllRanks;   // the ranks that use the result
+  bool gets_input = false;   // recomputed with what this module was given as a second input
+  bool selectively = false;  // recomputed between two products, which the ranks keep
+  Ranks used = kAllRanks;    // the ranks that use the result
 };
 
 struct PartPlan {

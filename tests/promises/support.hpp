@@ -18,7 +18,8 @@ namespace tessera::testing {
 // One way to train. The batch is global: ranks and micro-batches share it.
 struct Cell {
   Reshard reshard = Reshard::automatic;
-  bool recomputes = false, tied = false, freezes = false, keeps_gradients = false;
+  bool recomputes = false, selectively = false, tied = false, freezes = false,
+       keeps_gradients = false;
   int micro_batches = 1;
   DType param = f32, reduce = f32;
   std::int64_t layers = 2;
@@ -32,9 +33,10 @@ struct Cell {
   Offload offload = Offload::none;
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
-  return out << "reshard " << c.reshard << ", recompute " << c.recomputes << ", tied " << c.tied
-             << ", frozen " << c.freezes << ", micro-batches " << c.micro_batches << ", " << c.param
-             << '/' << c.reduce << ", layers " << c.layers << ", prefetch " << c.prefetch_depth
+  return out << "reshard " << c.reshard << ", recompute " << c.recomputes
+             << (c.selectively ? " by operation" : "") << ", tied " << c.tied << ", frozen "
+             << c.freezes << ", micro-batches " << c.micro_batches << ", " << c.param << '/'
+             << c.reduce << ", layers " << c.layers << ", prefetch " << c.prefetch_depth
              << ", in flight " << c.reductions_in_flight << ", loss chunk " << c.loss_chunk
              << ", slices of " << c.slice_bytes << ", pieces of " << c.piece_bytes << ", replicas "
              << c.replicas << ", scaled loss " << c.scales_loss << ", accumulation "
@@ -53,6 +55,7 @@ inline std::vector<Cell> cells() {
       {.recomputes = true, .tied = true, .loss_chunk = 40},
       {.freezes = true},
       {.recomputes = true, .freezes = true, .micro_batches = 3},
+      {.recomputes = true, .selectively = true, .freezes = true, .micro_batches = 3},
       {.micro_batches = 3},
       {.reshard = Reshard::always, .keeps_gradients = true, .micro_batches = 3, .loss_chunk = 40},
       {.reshard = Reshard::to(2), .tied = true, .micro_batches = 3},
@@ -76,6 +79,7 @@ inline std::vector<Cell> narrow_cells() {
           {.micro_batches = 3, .param = bf16, .accumulation = Accumulation::unsharded},
           {.recomputes = true, .tied = true, .param = bf16, .loss_chunk = 40},
           {.reshard = Reshard::to(2), .recomputes = true, .param = bf16, .offload = Offload::cpu},
+          {.recomputes = true, .selectively = true, .tied = true, .param = bf16},
           {.param = f16, .scales_loss = true},
           {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16},
           {.keeps_gradients = true, .param = bf16, .offload = Offload::cpu},
@@ -92,7 +96,11 @@ inline nn::LlamaConfig llama_config(const Cell& cell) {
           .vocab_size = 13,
           .max_seq_len = 8,
           .tie_embeddings = cell.tied,
-          .recompute = cell.recomputes ? nn::Recompute::blocks : nn::Recompute::none};
+          .recompute = cell.recomputes
+                           ? nn::Recompute{.every = 1,
+                                           .keep = {.products = cell.selectively ? 2 : 0,
+                                                    .attention = cell.selectively}}
+                           : nn::Recompute::none};
 }
 
 class Trainee {

@@ -30,6 +30,7 @@ enum class GradientSync : std::uint8_t { always, last, all_reduce_last };
 // Of kMachines, in its order, after `none`.
 enum class MachineName : std::uint8_t { none, h100, h200, b200, a100 };
 enum class Strategy : std::uint8_t { none, ddp, zero1, zero2, zero3, hybrid };
+enum class RecomputeMode : std::uint8_t { none, selective, full };
 
 // An empty text and an empty optional mean "not set".
 struct Config {
@@ -139,7 +140,11 @@ struct Config {
   } parallelism;
 
   struct ActivationCheckpoint {
-    nn::Recompute mode = nn::Recompute::none;
+    RecomputeMode mode = RecomputeMode::none;
+    std::string selective_ac_option = "2";  // every so-manieth block; or op, every_op
+
+    // Throws: DataError for another option.
+    nn::Recompute recompute() const;
   } activation_checkpoint;
 
   struct Checkpoint {

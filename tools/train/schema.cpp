@@ -106,8 +106,10 @@ constexpr std::string_view kLlama = "model.name=llama", kGpt2 = "model.name=gpt2
                            kHasAdamw = "optimizer.name!=SGD",
                            kHasMomentum = "optimizer.name!=AdamW", kMuon = "optimizer.name=Muon",
                            kDecays = "lr_scheduler.decay_type!=constant",
-                           kShuffled = "debug.executor=shuffled", kGpu = "device!=cpu",
-                           kPlanned = "dry-run=true", kPriced = "machine!=none";
+                           kShuffled = "debug.executor=shuffled",
+                           kSelective = "activation_checkpoint.mode=selective",
+                           kGpu = "device!=cpu", kPlanned = "dry-run=true",
+                           kPriced = "machine!=none";
 
 // Optimal string alignment distance. Source: Damerau 1964; the dynamic programme is Wagner and
 // Fischer's.
@@ -362,8 +364,13 @@ const std::vector<Key>& schema() {
           {.choices = {"always", "last", "all_reduce_last"}}),
       key<&C::activation_checkpoint, &C::ActivationCheckpoint::mode>(
           "activation_checkpoint.mode",
-          "full: keep a block's input only and compute the rest again",
-          {.choices = {"none", "full"}}),
+          "full: keep a block's input only and compute the rest again; selective: less of it",
+          {.choices = {"none", "selective", "full"}}),
+      key<&C::activation_checkpoint, &C::ActivationCheckpoint::selective_ac_option>(
+          "activation_checkpoint.selective_ac_option",
+          "2: every second block, or another number; op: every block, but what attention and every "
+          "second product gave is kept; every_op: attention and all products",
+          {.only_if = kSelective, .argument = "N|op|every_op"}),
       key<&C::checkpoint, &C::Checkpoint::export_dtype>(
           "checkpoint.export_dtype", "type in which --save writes the weights",
           {.choices = {"float32", "bfloat16", "float16"}}),

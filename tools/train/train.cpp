@@ -28,6 +28,7 @@
 #include "tools/train/agreement.hpp"
 #include "tools/train/flight_record_file.hpp"
 #include "tools/train/inputs.hpp"
+#include "tools/train/recompute_choices.hpp"
 #include "tools/train/signals.hpp"
 #include "tools/train/trainer.hpp"
 
@@ -139,6 +140,7 @@ int dry_run(const Config& config, int ranks) {
     std::printf("%s\n", plan.ledger.c_str());
     if (machine) std::printf("%s", describe(plan.price, step).c_str());
   }
+  std::printf("%s", compare_recompute(config, ranks).c_str());
   if (device_choice(config).kind == DeviceKind::cpu)
     std::printf("beside it, whatever the model: %s of scratch for each thread that runs kernels\n",
                 mebibytes(kScratchBytes).c_str());

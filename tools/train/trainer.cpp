@@ -64,7 +64,7 @@ Tensor all_sum(const World& world, const Tensor& values) {
 
 std::unique_ptr<nn::LanguageModel> make_model(const Config& config) {
   const auto& m = config.model;
-  const nn::Recompute recompute = config.activation_checkpoint.mode;
+  const nn::Recompute recompute = config.activation_checkpoint.recompute();
   if (m.name == ModelName::llama)
     return std::make_unique<nn::Llama>(
         nn::LlamaConfig{.dim = m.dim,
@@ -294,6 +294,29 @@ std::optional<Machine> priced_machine(const Config& config) {
   return machine;
 }
 
+namespace {
+
+// Adds up the work of a plan's operations.
+class WorkCounter final : public Observer {
+ public:
+  explicit WorkCounter(DeviceContext& device) : device_(device) { device.add_observer(*this); }
+  ~WorkCounter() override { device_.remove_observer(*this); }
+  WorkCounter(const WorkCounter&) = delete;
+  WorkCounter& operator=(const WorkCounter&) = delete;
+
+  void launched(StreamId stream, Tick, const Op& op) override {
+    if (stream != StreamId::compute) return;
+    flops += op.cost.flops;
+    moved_bytes += op.cost.bytes;
+  }
+  double flops = 0, moved_bytes = 0;
+
+ private:
+  DeviceContext& device_;
+};
+
+}  // namespace
+
 MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces) {
   const std::optional<Machine> machine = priced_machine(config);  // outlives the device
   CostModel cost = planned_machine(config);
@@ -313,8 +336,11 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
   StepTrace trace(traces, world, StepTrace::Of::plan);
   for (const int step : {0, 1}) {
     if (pricer) pricer->begin();
+    const WorkCounter work(world.device().context());
     const StepResult done = trace.during(step, [&] { return trainer.step(step, nothing, false); });
     (step == 0 ? plan.first_step : plan.steady_step) = done.memory;
+    plan.flops = work.flops;
+    plan.moved_bytes = work.moved_bytes;
     if (pricer) plan.price = pricer->end();
   }
   pricer.reset();

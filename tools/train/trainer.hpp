@@ -98,7 +98,8 @@ struct MemoryPlan {
   PhaseMemory save;                     // writing the weights
   std::string ledger;                   // owners at the steady peak
   ShardPlan shard;
-  StepPrice price;  // of the steady step, with --machine
+  double flops = 0, moved_bytes = 0;  // of the steady step's operations on the compute stream
+  StepPrice price;                    // of the steady step, with --machine
 };
 // `traces`, unless null, gets the timeline of both steps, by planned_machine.
 MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces = nullptr);

@@ -77,6 +77,12 @@ void check_given(const Config& config) {
 
 void check_model(const Config& config) {
   const Config::Model& model = config.model;
+  const nn::Recompute recompute = config.activation_checkpoint.recompute();
+  if (recompute.every > model.n_layers) {
+    fail("activation_checkpoint.selective_ac_option=", recompute.every,
+         ": exceeds model.n_layers=", model.n_layers,
+         ", so that no block is computed again; choose less, or activation_checkpoint.mode=none");
+  }
   if (model.dim % model.n_heads != 0) {
     fail("model.n_heads=", model.n_heads, ": does not divide model.dim=", model.dim,
          "; choose a divisor of it");

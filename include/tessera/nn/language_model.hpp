@@ -7,12 +7,19 @@
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/nn/linear.hpp"
 #include "tessera/nn/module.hpp"
+#include "tessera/nn/module_list.hpp"
 
 namespace tessera::nn {
 
-// What is kept for backward of each block: everything, or its input only, from which it is computed
-// once more.
-enum class Recompute : std::uint8_t { none, blocks };
+// Of which blocks backward has everything, and which it computes once more from their input.
+struct Recompute {
+  std::int64_t every = 0;  // the last of every so many blocks runs again; 1: each, 0: none
+  Keep keep{};             // what of those is kept besides their input
+  bool operator==(const Recompute&) const = default;
+
+  static const Recompute none, blocks;
+};
+inline constexpr Recompute Recompute::none{}, Recompute::blocks{.every = 1};
 
 // The most logits that the loss holds at a time; it makes larger ones chunk by chunk, and once more
 // in backward. A chunk reads and writes the head's f32 gradient once: 8 bytes a weight, for 2 flops
@@ -40,17 +47,23 @@ class LanguageModel : public Module {
   std::int64_t max_seq_len() const noexcept { return max_seq_len_; }
 
  protected:
-  LanguageModel(std::int64_t vocab_size, std::int64_t max_seq_len, Recompute recompute)
-      : vocab_size_(vocab_size), max_seq_len_(max_seq_len), recompute_(recompute) {}
+  // Throws: ContractError where recompute.every is negative, or 0 while something is to be kept.
+  LanguageModel(std::int64_t vocab_size, std::int64_t max_seq_len, const Recompute& recompute);
 
   // What `output` makes logits of: [B, T, C], within the scope of the model's call.
   virtual Tensor forward(const Tensor& tokens_BT) = 0;
   virtual Linear& output() = 0;
-  // block(x), with its activations kept or computed again as the model's config says.
+  // The blocks one after the other, as `recompute` says.
   template <class Block>
-  Tensor run(Block& block, const Tensor& x) const {
-    if (recompute_ == Recompute::none) return block(x);
-    return recompute([&block](const Tensor& input) { return block(input); }, x);
+  Tensor run(ModuleList<Block>& blocks, Tensor x) const {
+    std::int64_t number = 0;
+    for (Block& block : blocks) {
+      const bool runs_again = recompute_.every > 0 && ++number % recompute_.every == 0;
+      x = runs_again
+              ? recompute([&block](const Tensor& in) { return block(in); }, x, recompute_.keep)
+              : block(x);
+    }
+    return x;
   }
 
  private:
