@@ -63,7 +63,8 @@ void launch_body(const char* name, const Device& device, const F& body,
     ++count;
   }
   const Op op{.name = name, .cost = cost, .accesses = {accesses.data(), count}};
-  if (!device.context().holds() || device.is_host()) return device.compute().launch(op, body);
+  if (!device.context().holds() || device.compute_id() != StreamId::compute)
+    return device.compute().launch(op, body);
   std::array<std::shared_ptr<const void>, 12> storages;
   count = 0;
   for (const Use& use : uses)
