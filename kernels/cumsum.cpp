@@ -9,7 +9,7 @@ namespace tessera::kernels::cpu {
 using namespace host;
 
 void cumsum(const CumsumArgs& a, Exec& exec) {
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     constexpr bool kWhole = std::is_integral_v<T>;
     using Sum = std::conditional_t<kWhole, std::uint64_t, double>;

@@ -56,7 +56,7 @@ struct Cumsum {
 }  // namespace
 
 void cumsum(const CumsumArgs& a, Exec& exec) {
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using Body = Cumsum<T>;
     launch<kThreads>(exec, {a.outer * a.inner}, kThreads * sizeof(typename Body::Sum),

@@ -56,7 +56,7 @@ void queue(const DropoutArgs& a, Exec& exec) {
 }  // namespace
 
 void dropout(const DropoutArgs& a, Exec& exec) {
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if constexpr (std::is_same_v<T, double>)
       queue<T, 4, false>(a, exec);

@@ -8,11 +8,13 @@
 //
 // Aliasing: an output may be one of its inputs with the same strides; any other overlap is
 // undefined. An output stride is never 0 along a dimension longer than 1. 16-bit floats compute in
-// f32 and round once; f64 computes in f64. Integer division truncates, x / 0 and INT_MIN / -1 give
+// f32 and round once; f64 computes in f64; 8-bit floats are copied, cast, filled and chosen by
+// `where`, and no other kernel takes them. Integer division truncates, x / 0 and INT_MIN / -1 give
 // 0 for integers. Each element's bits depend on its operands only.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/kernel.hpp"
 #include "tessera/kernels/ops.hpp"
@@ -113,6 +115,13 @@ struct SwigluArgs {
   std::int64_t rows, cols, out_stride, gate_stride, up_stride;
   DType dtype;
 };
+
+// The kernels that move values and compute nothing, but for operations of UnaryOp other than copy:
+// those that take 8-bit floats.
+template <class Args>
+inline constexpr bool kTakesStored =
+    std::is_same_v<Args, UnaryArgs> || std::is_same_v<Args, FillArgs> ||
+    std::is_same_v<Args, WhereArgs>;
 
 // d_gate = d_out up silu'(gate), d_up = d_out silu(gate). d_gate and d_up may alias gate and up,
 // respectively.

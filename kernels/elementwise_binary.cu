@@ -136,7 +136,7 @@ bool queue_as(const Operation& o, Exec& exec) {
 }
 
 void queue(const Operation& o, Exec& exec) {
-  visit(o.dtype, [&](auto tag) {
+  visit_computed(o.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if constexpr (std::is_integral_v<T> || sizeof(T) == 8) {
       queue_as<T, 1>(o, exec);

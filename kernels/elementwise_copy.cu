@@ -1,7 +1,7 @@
 // Copies of any dtype to any other, fill, arange and where.
 //
-// Equal dtypes move as raw words; casts between floating dtypes of 16 and 32 bits have kernels of
-// their own; every other pair shares one that works element by element.
+// Equal dtypes move as raw words; casts between floating dtypes of 8, 16 and 32 bits have kernels
+// of their own; every other pair shares one that works element by element.
 #include <cmath>
 #include <cstring>
 
@@ -102,15 +102,15 @@ struct CastAny {
 };
 
 // With a kernel of its own.
-bool is_common(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
-}
+bool is_common(DType dtype) { return is_floating(dtype) && dtype != DType::f64; }
 
 template <class F>
 void visit_common(DType dtype, F f) {
   if (dtype == DType::f32) return f(TypeTag<float>{});
   if (dtype == DType::bf16) return f(TypeTag<BFloat16>{});
-  f(TypeTag<Float16>{});
+  if (dtype == DType::f16) return f(TypeTag<Float16>{});
+  if (dtype == DType::e4m3) return f(TypeTag<Float8E4M3>{});
+  f(TypeTag<Float8E5M2>{});
 }
 
 struct Arange {

@@ -71,7 +71,7 @@ bool queue(const UnaryArgs& a, Exec& exec) {
 void unary(const UnaryArgs& a, Exec& exec) {
   if (a.op == UnaryOp::copy || a.op == UnaryOp::logical_not || a.op == UnaryOp::isfinite)
     return unary_copy(a, exec);
-  visit(a.in_dtype, [&](auto tag) {
+  visit_computed(a.in_dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if constexpr (sizeof(T) == 8) {
       queue<T, 1>(a, exec);

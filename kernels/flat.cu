@@ -98,12 +98,13 @@ void pack(const PackArgs& a, Exec& exec) {
         exec, chunk_grid(a.entry_count), kChunkShared,
         PackBody<S, T>{a.dst, reinterpret_cast<const S*>(a.src), a.entries, a.entry_count});
   };
-  const auto queue = [&](auto to) {
-    a.src_dtype == a.dst_dtype ? queue_from(to, to) : queue_from(TypeTag<float>{}, to);
-  };
-  if (a.dst_dtype == DType::f32) return queue(TypeTag<float>{});
-  if (a.dst_dtype == DType::bf16) return queue(TypeTag<BFloat16>{});
-  queue(TypeTag<Float16>{});
+  const auto queue_words = [&](auto word) { queue_from(word, word); };
+  if (a.src_dtype != a.dst_dtype)
+    return a.dst_dtype == DType::bf16 ? queue_from(TypeTag<float>{}, TypeTag<BFloat16>{})
+                                      : queue_from(TypeTag<float>{}, TypeTag<Float16>{});
+  if (size_bytes(a.dst_dtype) == 4) return queue_words(TypeTag<std::uint32_t>{});
+  if (size_bytes(a.dst_dtype) == 2) return queue_words(TypeTag<std::uint16_t>{});
+  queue_words(TypeTag<std::uint8_t>{});
 }
 
 void complete(const CompleteArgs& a, Exec& exec) {

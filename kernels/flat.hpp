@@ -8,8 +8,8 @@
 
 namespace tessera::kernels {
 
-// dst[entry.dst_bytes ...] = src[entry.src ...], `count` elements of src_dtype cast to dst_dtype
-// (f32, bf16 or f16), per entry. src_dtype is f32 or dst_dtype.
+// dst[entry.dst_bytes ...] = src[entry.src ...], `count` elements of src_dtype, per entry: of f32
+// cast to bf16 or f16, or of any dtype of 1, 2 or 4 bytes as they are.
 struct PackEntry {
   std::int64_t src, dst_bytes, count;
 };

@@ -55,7 +55,7 @@ void for_columns(const IndexArgs& a, Exec& exec, F f) {
 
 void index_select(const IndexArgs& a, Exec& exec) {
   if (a.inner == 0) return;
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_ranges(exec, a.outer * a.count, row_grain(a.inner),
                [&](std::int64_t begin, std::int64_t end) {
@@ -74,7 +74,7 @@ void index_select(const IndexArgs& a, Exec& exec) {
 }
 
 void index_add(const IndexArgs& a, Exec& exec) {
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_columns(a, exec, [&](std::int64_t o, std::int64_t first, std::int64_t last) {
       for (std::int64_t j = 0; j < a.count; ++j) {
@@ -89,7 +89,7 @@ void index_add(const IndexArgs& a, Exec& exec) {
 }
 
 void gather(const IndexArgs& a, Exec& exec) {
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const std::int64_t per_outer = a.count * a.inner;
     for_ranges(exec, a.outer * per_outer, kGrain, [&](std::int64_t begin, std::int64_t end) {
@@ -122,14 +122,14 @@ void for_scattered(const IndexArgs& a, Exec& exec, F f) {
 }  // namespace
 
 void scatter_add(const IndexArgs& a, Exec& exec) {
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_scattered<T>(a, exec, [](T& out, T x) { add_to(out, x); });
   });
 }
 
 void scatter(const IndexArgs& a, Exec& exec) {
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_scattered<T>(a, exec, [](T& out, T x) { out = x; });
   });

@@ -84,7 +84,7 @@ void gather(const IndexArgs& a, Exec& exec) {
 }
 
 void scatter_add(const IndexArgs& a, Exec& exec) {
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if constexpr (!std::is_same_v<T, bool>)
       launch<kThreads>(exec, {blocks_for(a.outer * a.inner, kThreads)}, 0,

@@ -34,4 +34,13 @@ struct Call {
 template <KernelArgs Args>
 Call(Kernel<Args>, Args) -> Call<Args>;
 
+// base/dtype.hpp's visit over the dtypes in which kernels compute; those that values are only
+// stored in do nothing.
+template <class F>
+void visit_computed(DType dtype, F f) {
+  visit(dtype, [&](auto tag) {
+    if constexpr (!is_storage_only(dtype_of<typename decltype(tag)::type>())) f(tag);
+  });
+}
+
 }  // namespace tessera::kernels

@@ -71,7 +71,7 @@ void reduce_peers(void* out, const void* const* inputs, int n_inputs, std::int64
     std::memset(out, 0, static_cast<std::size_t>(count) * size_bytes(dtype));
     return;
   }
-  visit(dtype, [&](auto tag) {
+  visit_computed(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if constexpr (std::is_integral_v<T>)
       add_integers(static_cast<T*>(out), inputs, n_inputs, count);
@@ -82,7 +82,7 @@ void reduce_peers(void* out, const void* const* inputs, int n_inputs, std::int64
 
 void max_peers(void* out, const void* const* inputs, int n_inputs, std::int64_t count,
                DType dtype) {
-  visit(dtype, [&](auto tag) {
+  visit_computed(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto input = [&](int p) { return static_cast<const T*>(inputs[p]); };
     for (std::int64_t i = 0; i < count; ++i) {

@@ -129,7 +129,7 @@ void reduce_peers(const PeersArgs& a, Exec& exec) {
   }
   bool aligned = are_aligned(a.out);
   for (int p = 0; p < a.n_inputs; ++p) aligned = aligned && are_aligned(a.inputs[p]);
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (!aligned) return queue<T, 1, kMostPeers>(a, exec);
     a.n_inputs <= 16 ? queue<T, kPack<T>, 16>(a, exec) : queue<T, kPack<T>, kMostPeers>(a, exec);

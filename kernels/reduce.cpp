@@ -166,7 +166,7 @@ double sumsq(const float* in, std::int64_t n) {
 
 void reduce(const ReduceArgs& a, Exec& exec) {
   if (a.outer == 0 || a.inner == 0) return;
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (a.op == ReduceOp::sum || a.op == ReduceOp::mean || a.op == ReduceOp::sumsq)
       sums<T>(a, exec);

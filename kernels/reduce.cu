@@ -254,7 +254,7 @@ struct Choose {
 
 void reduce(const ReduceArgs& a, Exec& exec) {
   if (a.outer == 0 || a.inner == 0) return;
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (a.op == ReduceOp::sum || a.op == ReduceOp::mean || a.op == ReduceOp::sumsq)
       return sums<T, Accumulator<T>>({a.in, a.outer, a.n, a.inner, a.op == ReduceOp::sumsq},

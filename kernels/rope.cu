@@ -94,7 +94,7 @@ struct FillTable {
 }  // namespace
 
 void rope(const RopeArgs& a, Exec& exec) {
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if constexpr (!std::is_integral_v<T>) {
       constexpr int n = kPack<T>;

@@ -31,7 +31,7 @@ void sort_row(std::int64_t* order, const T* in, std::int64_t n, bool descending)
 
 void sort(const SortArgs& a, Exec& exec) {
   const std::int64_t steps = std::bit_width(static_cast<std::uint64_t>(a.cols));
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for_ranges(exec, a.rows, row_grain(8 * a.cols * steps),
                [&](std::int64_t begin, std::int64_t end) {

@@ -63,7 +63,7 @@ struct Sort {
 
 void sort(const SortArgs& a, Exec& exec) {
   if (a.cols == 0) return;
-  visit(a.dtype, [&](auto tag) {
+  visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     launch<kThreads>(exec, {a.rows}, 0,
                      Sort<T>{a.order, static_cast<const T*>(a.in), a.cols, a.descending});

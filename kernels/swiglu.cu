@@ -103,7 +103,7 @@ bool fits(std::int64_t n, std::int64_t cols, Strides... strides) {
 // f(tag, pack size) with packs of 16 bytes; where f refuses, and for f64, element by element.
 template <class F>
 void visit_packs(DType dtype, F f) {
-  visit(dtype, [&](auto tag) {
+  visit_computed(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if constexpr (std::is_same_v<T, double>) {
       f(tag, std::integral_constant<int, 1>{});

@@ -6,6 +6,7 @@
 #include "kernels/cross_entropy.hpp"
 #include "kernels/cumsum.hpp"
 #include "kernels/dropout.hpp"
+#include "kernels/e4m3_rows.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/embedding.hpp"
 #include "kernels/flat.hpp"

@@ -23,6 +23,7 @@ std::vector<StateTarget> state_targets(const Module& module) {
     const auto [t, is_new] = target(parameter.id(), name);
     if (!is_new) continue;
     t->spec = parameter.spec();
+    t->dtype = parameter.dtype();
     t->is_transposed_in_files = module.saves_transposed(name);
     t->held = [p = parameter] { return p.shard(); };
     t->assign = [p = parameter](const Tensor& rows) { p.assign(rows); };

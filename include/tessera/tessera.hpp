@@ -84,6 +84,7 @@
 #include "tessera/optim/optimizer.hpp"
 #include "tessera/optim/schedule.hpp"
 #include "tessera/optim/sgd.hpp"
+#include "tessera/param/gather_transform.hpp"
 #include "tessera/param/load_state.hpp"
 #include "tessera/param/parameter.hpp"
 #include "tessera/param/shard_spec.hpp"

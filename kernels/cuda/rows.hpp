@@ -28,7 +28,7 @@ inline bool are_too_many(std::int64_t cols, Exec& exec) {
 // base/dtype.hpp's visit over the floating dtypes; others do nothing.
 template <class F>
 void visit_floating(DType dtype, F f) {
-  visit(dtype, [&](auto tag) {
+  visit_computed(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if constexpr (!std::is_integral_v<T>) f(tag);
   });

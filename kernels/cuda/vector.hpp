@@ -39,6 +39,10 @@ TESSERA_DEVICE float load_as_compute(const float& x) { return x; }
 TESSERA_DEVICE double load_as_compute(const double& x) { return x; }
 TESSERA_DEVICE float load_as_compute(const BFloat16& x) { return to_float(x); }
 TESSERA_DEVICE float load_as_compute(const Float16& x) { return to_float(x); }
+template <int kExponentBits>
+TESSERA_DEVICE float load_as_compute(const Float8<kExponentBits>& x) {
+  return x;
+}
 
 // The floating `value` rounded once to T.
 template <class T>
@@ -48,7 +52,7 @@ TESSERA_DEVICE T rounded(Compute<T> value) {
     from_float(value, out);
     return out;
   } else {
-    return value;
+    return T(value);
   }
 }
 

@@ -13,10 +13,7 @@ namespace {
 template <class To, class From>
 inline To cast(From x) {
   if constexpr (std::is_same_v<To, bool>) {
-    if constexpr (std::is_class_v<From>)
-      return (x.bits & 0x7fffu) != 0;
-    else
-      return x != From(0);
+    return x != From(0);
   } else if constexpr (std::is_integral_v<To> &&
                        (std::is_floating_point_v<From> || std::is_class_v<From>)) {
     using Wide = std::conditional_t<std::is_class_v<From>, float, From>;
@@ -26,7 +23,7 @@ inline To cast(From x) {
     constexpr Wide above = static_cast<Wide>(std::uint64_t{1} << (8 * sizeof(To) - 1));
     if (value < -above) return std::numeric_limits<To>::min();
     return value < above ? static_cast<To>(value) : std::numeric_limits<To>::max();
-  } else if constexpr (std::is_same_v<To, BFloat16> || std::is_same_v<To, Float16>) {
+  } else if constexpr (std::is_class_v<To>) {
     return To(static_cast<float>(x));
   } else {
     return static_cast<To>(x);
@@ -42,8 +39,8 @@ template <class To, class From>
 void convert_any(void* out, const void* in, std::int64_t n) {
   if constexpr (std::is_same_v<To, From>) {
     if (out != in && n > 0) std::memcpy(out, in, static_cast<std::size_t>(n) * sizeof(To));
-  } else if constexpr ((std::is_same_v<From, float> && std::is_class_v<To>) ||
-                       (std::is_same_v<To, float> && std::is_class_v<From>)) {
+  } else if constexpr ((std::is_same_v<From, float> && std::is_class_v<To> && sizeof(To) == 2) ||
+                       (std::is_same_v<To, float> && std::is_class_v<From> && sizeof(From) == 2)) {
     convert(static_cast<To*>(out), static_cast<const From*>(in), n);
   } else {
     To* to = static_cast<To*>(out);

@@ -10,7 +10,7 @@ Tensor CustomOp::prepare(const Shape& shape, std::span<Tensor> inputs) const {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Tensor& x = inputs[i];
     expect(x.defined(), "input ", i, " is undefined");
-    expect(is_floating(x.dtype()), "input ", i, " is ", x.dtype(),
+    expect(is_floating(x.dtype()) && !is_storage_only(x.dtype()), "input ", i, " is ", x.dtype(),
            ", expected f32, f64, bf16 or f16; cast it first");
     expect(x.dtype() == inputs[0].dtype(), "input 0 is ", inputs[0].dtype(), ", input ", i, " ",
            x.dtype(), "; cast one of them");

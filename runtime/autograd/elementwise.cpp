@@ -398,6 +398,9 @@ Tensor cast(const Tensor& x, DType dtype, Caller at) {
   const CallSite site("cast", at);
   if (x.dtype() == dtype) return x;
   if (!is_floating(dtype)) return raw::cast(x, dtype);  // has no derivative, and so no history
+  TESSERA_EXPECT(!is_storage_only(dtype) || !x.requires_grad(),
+                 "cast: a gradient would come back in ", dtype,
+                 ", in which nothing is summed; detach the tensor first");
   return record("cast", {x}, raw::cast(x, dtype),
                 [from = x.dtype()](const Tensor& g, Gradients& out) {
                   if (is_floating(from)) out.set(0, raw::cast(g, from));

@@ -30,8 +30,8 @@ class TensorLeaf final : public autograd::Leaf {
 
 Tensor& Tensor::require_grad(Caller at) {
   const CallSite site("require_grad", at);
-  TESSERA_EXPECT(is_floating(dtype()), "require_grad: the tensor is ", dtype(),
-                 "; only floating tensors have gradients");
+  TESSERA_EXPECT(is_floating(dtype()) && !is_storage_only(dtype()), "require_grad: the tensor is ",
+                 dtype(), "; only floating tensors of 16 bits and more have gradients");
   TESSERA_EXPECT(!history().node, "require_grad: the tensor has a history; detach it first");
   if (!history()) history().leaf = std::make_shared<TensorLeaf>(*this);
   return *this;

@@ -1,6 +1,7 @@
 // The linear layer's function, alone and after GELU, and its derivatives. The weight's gradient
 // goes straight to the parameter's gradient sink.
 #include "runtime/autograd/operands.hpp"
+#include "runtime/tensor/computed.hpp"
 #include "tessera/autograd/ops.hpp"
 
 #include "runtime/autograd/gradient_sink.hpp"
@@ -33,6 +34,7 @@ void set_parameters(Gradients& out, const Tensor& g, Saved& saved_rows) {
 
 // x [..., in] as the rows of a matrix, after a look at all operands.
 Tensor rows_of_linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  for (const Tensor* operand : {&x, &weight}) detail::expect_computed("linear", operand->dtype());
   TESSERA_EXPECT(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(1) &&
                      x.dtype() == weight.dtype(),
                  "linear: x is ", x.shape(), " of ", x.dtype(), ", weight is ", weight.shape(),

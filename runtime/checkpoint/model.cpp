@@ -40,7 +40,7 @@ void for_each_saved_tensor(nn::Module& model, const World& world,
     if (world.rank() != 0) return;
     const Tensor own =
         model.saves_transposed(name) ? raw::contiguous(raw::transpose(full, 0, 1)) : full;
-    f(name, options.dtype == f32 ? own : raw::cast(own, options.dtype));
+    f(name, own.dtype() == f32 ? raw::cast(own, options.dtype) : own);
   });
   if (world.rank() != 0) return;
   for (const auto& [name, buffer] : model.named_buffers(nn::Persistent::yes))
@@ -63,6 +63,8 @@ bool are_finite(std::span<const std::byte> values, DType dtype) {
   if (dtype == f64) return are_finite<std::uint64_t>(values, 0x7ff0'0000'0000'0000);
   if (dtype == f32) return are_finite<std::uint32_t>(values, 0x7f80'0000);
   if (dtype == bf16) return are_finite<std::uint16_t>(values, 0x7f80);
+  if (dtype == e4m3) return are_finite<std::uint8_t>(values, 0x7f);
+  if (dtype == e5m2) return are_finite<std::uint8_t>(values, 0x7c);
   return dtype != f16 || are_finite<std::uint16_t>(values, 0x7c00);
 }
 
@@ -101,7 +103,8 @@ void save_weights(const std::string& path, nn::Module& model, const World& world
                   const SaveOptions& options) {
   Entries all;
   for (const auto& [name, parameter] : model.named_parameters())
-    all.push_back(entry_of(model, name, parameter.shape(), options.dtype));
+    all.push_back(entry_of(model, name, parameter.shape(),
+                           parameter.dtype() == f32 ? options.dtype : parameter.dtype()));
   for (const auto& [name, b] : model.named_buffers(nn::Persistent::yes))
     all.push_back(whole_entry(name, b.shape(), b.dtype()));
   save(

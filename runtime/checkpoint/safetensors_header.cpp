@@ -1,6 +1,5 @@
 #include "runtime/checkpoint/safetensors_header.hpp"
 
-#include <array>
 #include <cstdint>
 #include <set>
 #include <utility>
@@ -13,24 +12,13 @@
 namespace tessera::checkpoint {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, DType>, 7> kDtypes = {{{"F32", f32},
-                                                                        {"BF16", bf16},
-                                                                        {"F16", f16},
-                                                                        {"F64", f64},
-                                                                        {"I32", i32},
-                                                                        {"I64", i64},
-                                                                        {"BOOL", boolean}}};
+constexpr std::pair<std::string_view, DType> kDtypes[] = {
+    {"F32", f32}, {"BF16", bf16},    {"F16", f16},      {"F64", f64},     {"I32", i32},
+    {"I64", i64}, {"BOOL", boolean}, {"F8_E4M3", e4m3}, {"F8_E5M2", e5m2}};
 // What other programs write beside, with the bytes of an element.
-constexpr std::array<std::pair<std::string_view, std::int64_t>, 10> kForeign = {{{"U8", 1},
-                                                                                 {"I8", 1},
-                                                                                 {"F8_E4M3", 1},
-                                                                                 {"F8_E5M2", 1},
-                                                                                 {"F8_E8M0", 1},
-                                                                                 {"I16", 2},
-                                                                                 {"U16", 2},
-                                                                                 {"U32", 4},
-                                                                                 {"U64", 8},
-                                                                                 {"C64", 8}}};
+constexpr std::pair<std::string_view, std::int64_t> kForeign[] = {
+    {"U8", 1},  {"I8", 1},  {"F8_E8M0", 1}, {"I16", 2},
+    {"U16", 2}, {"U32", 4}, {"U64", 8},     {"C64", 8}};
 constexpr std::size_t kShownBytes = 60;  // of a name in an error message
 constexpr std::string_view kMetadata = "__metadata__";
 

@@ -28,7 +28,7 @@ template <class To, class From>
 To converted(From value) {
   if constexpr (std::is_same_v<To, From>)
     return value;
-  else if constexpr (sizeof(From) == 2 || sizeof(To) == 2)  // to or from 16 bits by way of f32
+  else if constexpr (std::is_class_v<From> || std::is_class_v<To>)  // floats of 16 or 8 bits
     return To(static_cast<float>(value));
   else
     return static_cast<To>(value);

@@ -33,6 +33,9 @@ std::int64_t ItemChecks::add(const Collective& c, std::size_t item) {
   if (c.kind == CollectiveKind::barrier) return 0;
   const auto where = [&] { return concat(name(c.kind), " '", group_, "', item ", item, ": "); };
   TESSERA_EXPECT(c.count >= 0, where(), "count is ", c.count, "; give the elements of the item");
+  TESSERA_EXPECT(!is_storage_only(c.dtype) || (c.kind != CollectiveKind::all_reduce &&
+                                               c.kind != CollectiveKind::reduce_scatter),
+                 where(), "nothing is computed in ", c.dtype, "; cast to f32 or bf16 first");
   TESSERA_EXPECT(c.root >= 0 && c.root < size_, where(), "root is ", c.root, " of ", size_,
                  " ranks");
   TESSERA_EXPECT(c.target >= 0 && c.target < size_, where(), "target is ", c.target, " of ", size_,

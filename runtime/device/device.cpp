@@ -30,9 +30,7 @@ DeviceKind Device::kind() const noexcept {
 }
 Device Device::host() const {
   context();  // throws on meta
-  Device host = *this;
-  host.compute_ = StreamId::offload;
-  return host;
+  return on(StreamId::offload);
 }
 int Device::rank() const noexcept { return context_ ? context_->rank() : 0; }
 bool Device::runs_bodies() const noexcept { return context_ && context_->executor().runs_bodies(); }

@@ -14,16 +14,18 @@ std::shared_ptr<FlatGroup> FlatGroup::make(
   auto group = std::make_shared<FlatGroup>();
   group->name = std::move(name);
   group->device = device;
+  const DType dtype = parameters.empty() ? f32 : parameters[0]->dtype;
+  const std::int64_t align = kAlignmentBytes / static_cast<std::int64_t>(size_bytes(dtype));
   for (const auto& p : parameters) {
     const std::int64_t chunk = p->spec.chunk_numel(),
                        own = p->spec.owned().size() * p->spec.row_numel();
     group->entries.push_back({group->numel, p->shape.ndim() == 0 ? 1 : own, chunk, p});
     p->entry = static_cast<int>(group->entries.size()) - 1;
     p->group = group;
-    group->numel = checked_add(group->numel, round_up(chunk, kFlatAlign));
+    group->numel = checked_add(group->numel, round_up(chunk, align));
   }
   const OwnerGuard owner(device, "weights");
-  group->values = Tensor::zeros({group->numel}, f32, device);
+  group->values = Tensor::zeros({group->numel}, dtype, device);
   group->lay_out_gradient();
   group->mark_updated();
   return group;

@@ -1,5 +1,6 @@
-// The flat f32 arrays of one rank's shards of a unit: what optimizers, clipping and scalers work
-// on. Plain structs; the sharding engine fills them.
+// The flat arrays of one rank's shards of a unit: what optimizers, clipping and scalers work on.
+// What is trained lies in f32; frozen parameters that are stored in other dtypes have a group of
+// each of these. Plain structs; the sharding engine fills them.
 //
 //   FlatGroup of a unit, f32       │ wq: 12 rows │ wk: 6 rows, frozen │ norm: 32 │
 //     values                       ├─────────────┼────────────────────┼──────────┤
@@ -25,7 +26,7 @@ struct ParameterState;
 
 // One parameter's part of a flat group, in elements.
 struct FlatEntry {
-  std::int64_t offset = 0;  // a multiple of 64: 256 bytes
+  std::int64_t offset = 0;  // a multiple of 256 bytes
   std::int64_t numel = 0;   // this rank's rows
   std::int64_t chunk = 0;   // every rank's rows, padding included
   std::weak_ptr<ParameterState> parameter{};
@@ -116,7 +117,8 @@ struct FlatGroup {
   // Lays out the gradient of those parameters that are trainable now; what is there of it stays,
   // and those that come have none.
   void lay_out_gradient();
-  // Lays out the entries of `parameters` by their specs and allocates `values`, which are 0.
+  // Lays out the entries of `parameters`, all of one dtype, by their specs and allocates `values`,
+  // which are 0.
   static std::shared_ptr<FlatGroup> make(
       std::string name, const std::vector<std::shared_ptr<ParameterState>>& parameters,
       const Device& device);

@@ -1,5 +1,6 @@
 #include "tessera/param/parameter.hpp"
 
+#include <map>
 #include <utility>
 
 #include "runtime/param/parameter_state.hpp"
@@ -136,6 +137,10 @@ void Parameter::set_trainable(bool trainable) const {
   TESSERA_EXPECT(!autograd::in_backward() && !autograd::in_call(), "set_trainable: parameter '",
                  state_->name,
                  "' is frozen or thawed between steps, outside of calls and backward");
+  TESSERA_EXPECT(
+      !trainable || state_->dtype == f32, "set_trainable: parameter '", state_->name,
+      "' is stored in ", state_->dtype,
+      ", and what is trained is stored in f32; give it set_dtype(f32) before materialize");
   if (state_->group)
     state_->group->expect_reduced("set_trainable", 0, state_->group->unreduced.size());
   if (const Tensor gradient = gradient_of(*state_); gradient.defined()) {  // none from here on
@@ -207,29 +212,34 @@ void Parameter::assign(const Tensor& values) const {
 
 void materialize_whole(const std::string& name, const std::vector<Parameter>& parameters,
                        const Device& device) {
-  constexpr std::int64_t kEnough = (std::int64_t{16} << 20) / 4;  // elements of a group
+  constexpr std::int64_t kEnough = std::int64_t{16} << 20;  // bytes of a group
   const auto make = [&](const std::vector<std::shared_ptr<ParameterState>>& states) {
     const auto group = FlatGroup::make(name, states, device);
     const auto sinks = std::make_shared<LocalGradient>(group);
     for (const auto& state : states) {
       state->sinks = sinks;
+      state->compute_dtype = state->dtype;
       state->window = group->values.storage();
-      state->window_offset_bytes = state->flat_entry().offset * 4;
+      state->window_offset_bytes = state->flat_entry().offset * state->element_bytes();
     }
   };
   for (const Parameter& p : parameters)
     TESSERA_EXPECT(p.device().is_meta(), "materialize: parameter '", p.name(),
                    "' already has memory");
-  std::vector<std::shared_ptr<ParameterState>> states;
-  std::int64_t numel = 0;
+  struct Pending {
+    std::vector<std::shared_ptr<ParameterState>> states;
+    std::int64_t bytes = 0;
+  };
+  std::map<DType, Pending> pending;
   for (const Parameter& p : parameters) {
-    states.push_back(state_of(p));
-    numel = checked_add(numel, p.shape().numel());
-    if (numel < kEnough) continue;
-    make(std::exchange(states, {}));
-    numel = 0;
+    const std::shared_ptr<ParameterState>& state = state_of(p);
+    Pending& of = pending[state->dtype];
+    of.states.push_back(state);
+    of.bytes = checked_add(of.bytes, checked_mul(p.shape().numel(), state->element_bytes()));
+    if (of.bytes >= kEnough) make(std::exchange(of, {}).states);
   }
-  if (!states.empty()) make(states);
+  for (const auto& [dtype, of] : pending)
+    if (!of.states.empty()) make(of.states);
 }
 
 }  // namespace tessera

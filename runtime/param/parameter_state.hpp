@@ -26,11 +26,13 @@ struct ParameterState final : autograd::Leaf {
   bool trainable = true;
   bool is_set = false;  // by nn::init, a load or an edit: not the zeros of its memory
   ShardSpec spec;       // the whole parameter until a unit claims it
-  std::shared_ptr<const DeviceMesh> mesh;  // of its unit; null without one
-  std::shared_ptr<FlatGroup> group;        // null before it is materialized
-  int entry = -1;                          // in the group
-  DType compute_dtype = DType::f32;        // of the full tensor
-  std::shared_ptr<Storage> window;         // of the full tensor; see Note [Windows]
+  std::shared_ptr<const DeviceMesh> mesh;            // of its unit; null without one
+  std::shared_ptr<FlatGroup> group;                  // null before it is materialized
+  int entry = -1;                                    // in the group
+  DType dtype = DType::f32;                          // of the values, in the group
+  DType compute_dtype = DType::f32;                  // of the full tensor
+  std::shared_ptr<const GatherTransform> transform;  // how it is gathered; null: as it is
+  std::shared_ptr<Storage> window;                   // of the full tensor; see Note [Windows]
   std::int64_t window_offset_bytes = 0;
   const Tensor* full = nullptr;  // what value() gives while it is trainable; null: made anew
   const Event* ready = nullptr;  // compute waits for it before value(); null where it has
@@ -46,6 +48,8 @@ struct ParameterState final : autograd::Leaf {
   const FlatEntry& flat_entry() const { return group->entries[static_cast<std::size_t>(entry)]; }
   // Frozen and thawed parameters have one until, and from when, their unit follows.
   bool has_gradient() const { return trainable && flat_entry().trainable >= 0; }
+  // Of the values.
+  std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_bytes(dtype)); }
   // What an error says where it is not materialized.
   std::string without_memory() const;
   // What a unit decides that claims it now.

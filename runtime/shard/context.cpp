@@ -130,10 +130,13 @@ void Context::make_host_link() {
     const std::shared_ptr<Unit> unit = weak.lock();
     const UnitShards& shards = unit->shards();
     is_offloaded = is_offloaded || shards.is_offloaded();
-    const std::int64_t bytes =
-        shards.values().numel() * static_cast<std::int64_t>(size_bytes(shards.param_dtype()));
-    sizes.gathered = std::max(sizes.gathered, bytes);
-    if (shards.param_dtype() != f32) sizes.cast = std::max(sizes.cast, bytes);
+    for (const auto& group : shards.groups) {
+      const DType stored = group->values.dtype(), gathered = shards.gathered_as(stored);
+      const std::int64_t bytes =
+          shards.values(*group).numel() * static_cast<std::int64_t>(size_bytes(gathered));
+      sizes.gathered = std::max(sizes.gathered, bytes);
+      if (gathered != stored) sizes.cast = std::max(sizes.cast, bytes);
+    }
     sizes.reduced = std::max(sizes.reduced, unit->most_shard_bytes());
   }
   if (is_offloaded) host_link_ = std::make_unique<HostLink>(device(), sizes);

@@ -22,7 +22,7 @@ void for_each_full_parameter(
   for (const auto& [name, p] : parameters)
     if (const auto mesh = p.mesh()) {
       std::int64_t& bytes = largest[&mesh->shard_group()];
-      bytes = std::max(bytes, gathered_bytes(p.spec(), f32));
+      bytes = std::max(bytes, gathered_bytes(p.spec(), p.dtype()));
     }
   std::map<const RankGroup*, Gatherer> gatherers;
   for (const auto& [name, p] : parameters) {

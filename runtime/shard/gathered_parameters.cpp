@@ -17,33 +17,50 @@ void GatheredParameters::advance(State from, State to) {
 }
 
 void GatheredParameters::materialize() {
-  std::vector<std::int64_t> rows;
   full_.reserve(shards_.parameters.size());
-  const DType dtype = shards_.param_dtype();
-  const auto element = static_cast<std::int64_t>(size_bytes(dtype));
-  // What comes from the host is these parameters' alone.
-  const std::int64_t first = shards_.is_offloaded() ? shards_.values().begin : 0;
   for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
     ParameterState& p = *shards_.parameters[i];
+    const auto element = static_cast<std::int64_t>(size_bytes(p.compute_dtype));
     p.window = Storage::window(shards_.device, p.shape.numel() * element, shards_.name);
     p.window_offset_bytes = 0;  // not what it was in a module that had memory before
     full_.push_back(with_history(shards_.parameters[i]));
     p.full = &full_[i];
+    if (!p.transform)
+      parts_.push_back(
+          {shards_.layout.gather_offset_bytes[i], p.spec.chunk_numel(), p.compute_dtype});
+  }
+  if (!shards_.needs_slot()) return;
+  for (const auto& group : shards_.groups) make_source(*group);
+  if (shards_.is_encoded) encoded_ = std::make_unique<EncodedParameters>(shards_, parts_);
+}
+
+void GatheredParameters::make_source(FlatGroup& group) {
+  Source source{&group, shards_.values(group), shards_.gathered_as(group.values.dtype()), {}, 0};
+  const auto element = static_cast<std::int64_t>(size_bytes(source.dtype));
+  // What comes from the host is these parameters' alone.
+  const std::int64_t first = shards_.is_offloaded() ? source.own.begin : 0;
+  std::vector<std::int64_t> rows;
+  for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
+    const ParameterState& p = *shards_.parameters[i];
     const std::int64_t chunk = p.spec.chunk_numel(), own_chunk = p.spec.rank * chunk * element;
-    packed_numel_ += chunk;
-    if (chunk == 0) continue;
+    if (chunk == 0 || p.group.get() != &group || p.transform) continue;
+    source.numel += chunk;
     rows.insert(rows.end(), {shards_.offset_of(i) - first,
                              shards_.layout.gather_offset_bytes[i] + own_chunk, chunk});
   }
-  if (!shards_.needs_slot()) return;
-  if (!rows.empty()) pack_ = table_of(rows, shards_.device);
+  if (!rows.empty()) {
+    source.table = table_of(rows, shards_.device);
+    sources_.push_back(std::move(source));
+  }
   // A gather waits for `updated` and no more, so that the table comes before it, too; where shards
   // lie on the host, for a part of HostLink's, which is free behind the table.
-  if (shards_.group) shards_.group->mark_updated();
+  group.mark_updated();
 }
 
 std::uint64_t GatheredParameters::version() const noexcept {
-  return shards_.group ? shards_.group->version : 0;
+  std::uint64_t writes = 0;
+  for (const auto& group : shards_.groups) writes += group->version;
+  return writes;
 }
 bool GatheredParameters::is_stale() const noexcept {
   return shards_.needs_slot() && gathered_version_ != version();
@@ -58,8 +75,8 @@ bool GatheredParameters::gather() {
                  "': an update of its parameters was left half done by a step that failed; load "
                  "parameters and optimizer state on every rank before the next step");
   // First, because it often covers the slot's last use as well.
-  if (shards_.needs_slot() && shards_.group && !shards_.is_offloaded())
-    shards_.device.gather().wait(shards_.group->updated);
+  if (shards_.needs_slot() && !shards_.is_offloaded())
+    for (const auto& group : shards_.groups) shards_.device.gather().wait(group->updated);
   if (uses_slot()) slot_ = shards_.take(SlotKind::parameters, shards_.gather_bytes());
   advance(State::closed, State::gathering);
   gathered_version_ = version();
@@ -80,41 +97,41 @@ bool GatheredParameters::fill_slot() {
     gathered_ = shards_.device.gather().record();
     return true;
   }
-  const auto pack_shard = [this](const Tensor& values) {
-    pack("pack_shard", pack_, packed_numel_, values, slot_, shards_.param_dtype());
-  };
-  if (pack_.defined() && shards_.host) {
-    const FlatGroup& group = *shards_.group;
-    const UnitShards::ValueRange own = shards_.values();
-    pack_shard(shards_.host->begin_gather(group.values.view({own.numel()}, {1}, own.begin),
-                                          shards_.param_dtype(), group.updated));
+  for (const Source& source : sources_) {
+    const FlatGroup& group = *source.group;
+    if (!shards_.host) {
+      pack_shard(source, group.values);
+      continue;
+    }
+    const Tensor own = group.values.view({source.own.numel()}, {1}, source.own.begin);
+    pack_shard(source, shards_.host->begin_gather(own, source.dtype, group.updated));
     shards_.host->end_gather();
-  } else if (pack_.defined()) {
-    pack_shard(shards_.group->values);
   }
+  if (encoded_) encoded_->encode(slot_);
   if (shards_.size() > 1) {
     CollectiveGroup& group = prepared_.next(shards_.gather_name);
     group.backward_of = autograd::forward_of_step();
-    const DType dtype = shards_.param_dtype();
-    if (group.items.empty()) {
-      group.items.resize(shards_.parameters.size(),
-                         {.kind = CollectiveKind::all_gather, .dtype = dtype});
-      for (std::size_t i = 0; i < group.items.size(); ++i)
-        group.items[i].count = shards_.parameters[i]->spec.chunk_numel();
-    }
-    const std::int64_t own =
-        shards_.options.mesh.shard_rank() * static_cast<std::int64_t>(size_bytes(dtype));
+    if (group.items.empty())
+      for (const GatheredPart& part : parts_)
+        group.items.push_back(
+            {.count = part.count, .kind = CollectiveKind::all_gather, .dtype = part.dtype});
     for (std::size_t i = 0; i < group.items.size(); ++i) {
       Collective& item = group.items[i];
-      std::byte* const full = slot_.data + shards_.layout.gather_offset_bytes[i];
-      item.send = full + own * item.count;
+      std::byte* const full = slot_.data + parts_[i].offset_bytes;
+      item.send = full + shards_.options.mesh.shard_rank() * item.count *
+                             static_cast<std::int64_t>(size_bytes(item.dtype));
       item.recv = full;
     }
     const Access accesses[] = {slot_.access(AccessMode::write)};
     shards_.options.mesh.shard_group().gather().submit(group, accesses);
   }
+  if (encoded_) encoded_->decode();
   gathered_ = shards_.device.gather().record();
   return shards_.size() > 1;
+}
+
+void GatheredParameters::pack_shard(const Source& source, const Tensor& values) {
+  pack("pack_shard", source.table, source.numel, values, slot_, source.dtype);
 }
 
 void GatheredParameters::keep_over(const RankGroup* neighbours) {
@@ -129,7 +146,7 @@ void GatheredParameters::keep_part() {
 
 void GatheredParameters::open() {
   // Also where it has stayed open: what it kept from before an update is an error to use.
-  for (const auto& p : shards_.parameters) p->window->version = shards_.group->version;
+  for (const auto& p : shards_.parameters) p->window->version = p->group->version;
   // In forward the wait is lazy: Parameter::value waits at a parameter's first use. The root uses
   // its parameters after its inner units, whose waits cover the root's gather, so it seldom waits
   // at all. In backward nobody calls value(): nodes read saved tensors. So the wait stands here,
@@ -145,8 +162,8 @@ void GatheredParameters::open() {
       p.window->data = slot_.data + shards_.layout.gather_offset_bytes[i];
       p.window->use = slot_.use;
     } else {
-      const Tensor& values = shards_.group->values;
-      p.window->data = values.data() + shards_.offset_of(i) * 4;
+      const Tensor& values = p.group->values;
+      p.window->data = values.data() + shards_.offset_of(i) * p.element_bytes();
       p.window->use = values.storage()->use;
     }
   }

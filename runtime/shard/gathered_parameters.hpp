@@ -16,7 +16,9 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "runtime/shard/encoded_parameters.hpp"
 #include "runtime/shard/post_forward_shards.hpp"
 #include "runtime/shard/unit_shards.hpp"
 
@@ -69,16 +71,28 @@ class GatheredParameters {
 
   void advance(State from, State to);
   bool uses_slot() const noexcept { return shards_.gather_bytes() > 0; }
+  // Of one flat group, what is packed of this rank's chunks.
+  struct Source {
+    FlatGroup* group;
+    UnitShards::ValueRange own;  // of its values
+    DType dtype;                 // in the slot
+    Tensor table;                // of kernels::PackEntry
+    std::int64_t numel;
+  };
+
+  void make_source(FlatGroup& group);
   bool fill_slot();
+  void pack_shard(const Source& source, const Tensor& values);
   void shut_windows() noexcept;
   std::string escape() const;
 
   const UnitShards& shards_;
   PreparedGroups prepared_;
   std::unique_ptr<PostForwardShards> kept_;
-  std::vector<Tensor> full_;       // what Parameter::value gives: steady steps make none
-  Tensor pack_;                    // table of kernels::PackEntry
-  std::int64_t packed_numel_ = 0;  // of this rank's chunks
+  std::vector<Tensor> full_;  // what Parameter::value gives: steady steps make none
+  std::vector<Source> sources_;
+  std::vector<GatheredPart> parts_;
+  std::unique_ptr<EncodedParameters> encoded_;  // null for none
   State state_ = State::closed;
   Slot slot_;
   Event gathered_;

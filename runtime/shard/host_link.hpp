@@ -33,7 +33,7 @@ class HostLink {
   HostLink(const HostLink&) = delete;
   HostLink& operator=(const HostLink&) = delete;
 
-  // `shards`, f32 on the host and last written before `updated`, in `dtype` on the device: for work
+  // `shards`, on the host and last written before `updated`, in `dtype` on the device: for work
   // on the gather stream from here to `end_gather`, which stands before the next call.
   Tensor begin_gather(const Tensor& shards, DType dtype, const Event& updated);
   void end_gather();

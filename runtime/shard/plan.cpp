@@ -1,9 +1,12 @@
 // What a sharded model will do, as numbers and as a table.
+#include <algorithm>
 #include <cstdio>
+#include <map>
 
 #include "runtime/shard/host_link.hpp"
 #include "runtime/shard/unit.hpp"
 #include "tessera/base/text.hpp"
+#include "tessera/param/gather_transform.hpp"
 
 namespace tessera::shard {
 
@@ -35,11 +38,20 @@ ShardPlan::Unit Unit::describe() const {
   ShardPlan::Unit out;
   out.name = name();
   out.parameters = static_cast<std::int64_t>(shards_.parameters.size());
+  std::map<DType, std::int64_t> stored;
   for (const auto& p : shards_.parameters) {
     out.numel += p->shape.numel();
-    out.shard_numel += round_up(p->spec.chunk_numel(), kFlatAlign);
+    out.shard_numel += round_up(p->spec.chunk_numel(), kAlignmentBytes / p->element_bytes());
+    if (p->dtype != f32) stored[p->dtype] += p->shape.numel();
   }
-  out.gather_bytes = shards_.gather_bytes();
+  out.stored.assign(stored.begin(), stored.end());
+  out.gather_bytes = out.wire_bytes = shards_.gather_bytes();
+  for (const auto& p : shards_.parameters) {
+    if (!p->transform) continue;
+    out.wire_bytes -= UnitLayout::bytes_of(p->spec, p->compute_dtype);
+    if (std::ranges::find(out.transforms, p->transform->name()) == out.transforms.end())
+      out.transforms.emplace_back(p->transform->name());
+  }
   out.gradient_buffer_bytes = shards_.gradient_bytes();
   if (buffer_ && !shards_.is_slice)  // which reduces all that comes
     for (const GradientPiece& piece : buffer_->pieces()) {
@@ -90,12 +102,20 @@ std::string ShardPlan::to_string() const {
   for (const Unit& u : units) {
     gathers += u.gathers_per_call;
     reductions += u.reductions_per_call;
-    gathered += u.gathers_per_call * u.gather_bytes;
+    gathered += u.gathers_per_call * u.wire_bytes;
     reduced += u.reductions_per_call * u.gradient_buffer_bytes;
   }
   out += concat("  collectives of one forward and backward: ", gathers, " all-gathers of ",
                 with_commas(gathered), " bytes, ", reductions, " reduce-scatters of ",
                 with_commas(reduced), " bytes\n");
+  for (const Unit& u : units)
+    for (const auto& [dtype, numel] : u.stored)
+      out += concat("  '", u.name, "' stores and gathers ", with_commas(numel),
+                    " frozen elements as ", dtype, "\n");
+  for (const Unit& u : units)
+    for (const std::string& name : u.transforms)
+      out += concat("  '", u.name, "' gathers by '", name, "': ", with_commas(u.wire_bytes),
+                    " bytes of a slot of ", with_commas(u.gather_bytes), "\n");
   std::int64_t held = 0, postponed = 0;
   for (const Unit& u : units) {
     held += u.unsharded_gradient_bytes;

@@ -9,15 +9,18 @@ namespace tessera::shard {
 
 PostForwardShards::PostForwardShards(const UnitShards& shards, const RankGroup& group)
     : shards_(shards), group_(group), prepared_(shards.device, StreamId::gather) {
-  const auto element = static_cast<std::int64_t>(size_bytes(shards.param_dtype()));
+  for (const auto& p : shards.parameters)
+    if (size_bytes(p->compute_dtype) < size_bytes(word_)) word_ = p->compute_dtype;
+  const auto word = static_cast<std::int64_t>(size_bytes(word_));
   std::vector<std::int64_t> rows;
   for (std::size_t i = 0; i < shards.parameters.size(); ++i) {
     offset_bytes_.push_back(bytes_);
-    const std::int64_t numel = part_numel(i);
-    if (numel == 0) continue;
-    const std::int64_t first = shards.layout.gather_offset_bytes[i] / element;
-    rows.insert(rows.end(), {first + group.rank() * numel, bytes_, numel});
-    bytes_ += round_up(numel * element, kAlignmentBytes);
+    const std::int64_t bytes =
+        part_numel(i) * static_cast<std::int64_t>(size_bytes(shards.parameters[i]->compute_dtype));
+    if (bytes == 0) continue;
+    const std::int64_t first = shards.layout.gather_offset_bytes[i] + group.rank() * bytes;
+    rows.insert(rows.end(), {first / word, bytes_, bytes / word});
+    bytes_ += round_up(bytes, kAlignmentBytes);
   }
   if (bytes_ == 0) return;
   table_ = table_of(rows, shards.device);
@@ -38,23 +41,23 @@ void PostForwardShards::keep(const Slot& slot, std::uint64_t version) {
   part_ = arena_->take(0, bytes_, ledger.owner("shards after forward"));
   version_ = version;
   arena_->begin_use(part_, StreamId::gather);
-  const DType dtype = shards_.param_dtype();
-  const std::int64_t numel = slot.bytes / static_cast<std::int64_t>(size_bytes(dtype));
-  const Tensor full = Tensor::wrap(
-      Storage::borrowed(shards_.device, slot.data, slot.bytes, *slot.use), {numel}, dtype);
-  pack("keep_shard", table_, numel / group_.size(), full, part_, dtype);
+  const auto word = static_cast<std::int64_t>(size_bytes(word_));
+  const Tensor full =
+      Tensor::wrap(Storage::borrowed(shards_.device, slot.data, slot.bytes, *slot.use),
+                   {slot.bytes / word}, word_);
+  pack("keep_shard", table_, slot.bytes / word / group_.size(), full, part_, word_);
 }
 
 void PostForwardShards::gather(const Slot& slot) {
   CollectiveGroup& group = prepared_.next(shards_.gather_name);
   group.backward_of = autograd::forward_of_step();
-  group.items.resize(shards_.parameters.size(),
-                     {.kind = CollectiveKind::all_gather, .dtype = shards_.param_dtype()});
+  group.items.resize(shards_.parameters.size(), {.kind = CollectiveKind::all_gather});
   for (std::size_t i = 0; i < group.items.size(); ++i) {
     Collective& item = group.items[i];
     item.send = part_.data + offset_bytes_[i];
     item.recv = slot.data + shards_.layout.gather_offset_bytes[i];
     item.count = part_numel(i);
+    item.dtype = shards_.parameters[i]->compute_dtype;
   }
   const Access accesses[] = {part_.access(AccessMode::read), slot.access(AccessMode::write)};
   group_.gather().submit(group, accesses);

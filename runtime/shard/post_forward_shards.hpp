@@ -45,6 +45,7 @@ class PostForwardShards {
   const RankGroup& group_;
   PreparedGroups prepared_;
   std::int64_t bytes_ = 0;
+  DType word_ = f32;  // the smallest dtype of a full parameter: all are copied as words of its size
   std::vector<std::int64_t> offset_bytes_;  // per parameter, in the part
   Tensor table_;                            // of kernels::PackEntry: from the slot to the part
   std::shared_ptr<SymmetricMemory> memory_;

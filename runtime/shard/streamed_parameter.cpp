@@ -41,7 +41,9 @@ StreamedParameter::StreamedParameter(const Unit& unit,
     state->group = parameter->group;
     state->entry = parameter->entry;
     state->first_row = begin;
+    state->dtype = parameter->dtype;
     state->compute_dtype = parameter->compute_dtype;
+    state->transform = parameter->transform;
     slices_.push_back({rows, state, std::make_shared<Unit>(unit, state)});
   }
 }

@@ -4,6 +4,7 @@
 
 #include "runtime/shard/unit.hpp"
 #include "tessera/base/philox.hpp"
+#include "tessera/param/gather_transform.hpp"
 
 namespace tessera::shard {
 namespace {
@@ -18,8 +19,10 @@ Facts facts_of(const Unit& unit) {
   std::string parameters;
   for (const auto& part : {shards.parameters, shards.streamed})
     for (const auto& p : part)
-      parameters += concat(parameters.empty() ? "" : ", ", p->name, ' ', p->shape,
-                           p->trainable ? "" : " frozen");
+      parameters +=
+          concat(parameters.empty() ? "" : ", ", p->name, ' ', p->shape,
+                 p->trainable ? "" : " frozen", p->dtype == f32 ? "" : concat(" as ", p->dtype),
+                 p->transform ? concat(" by ", p->transform->name()) : "");
   return {{"the name", unit.name()},
           {"parameters", parameters},
           {"precision.param", or_unset(o.precision.param)},

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 
+#include "runtime/shard/encoded_parameters.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/comm/world.hpp"
@@ -15,11 +17,14 @@ namespace {
 UnitLayout layout_of(const UnitShards& shards) {
   std::vector<ShardSpec> specs;
   std::vector<bool> is_trainable;
+  std::vector<std::int64_t> gathered_bytes;
   for (const auto& p : shards.parameters) {
     specs.push_back(p->spec);
     is_trainable.push_back(p->trainable);
+    gathered_bytes.push_back(
+        checked_add(UnitLayout::bytes_of(p->spec, p->compute_dtype), encoded_bytes(*p)));
   }
-  return UnitLayout::make(specs, is_trainable, shards.param_dtype(), shards.reduce_dtype(),
+  return UnitLayout::make(specs, is_trainable, gathered_bytes, shards.reduce_dtype(),
                           shards.options.piece_bytes);
 }
 
@@ -34,7 +39,7 @@ UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
     p->unit = &name;
     p->mesh = mesh;
     p->spec = {p->shape, mesh->shard_size(), mesh->shard_rank()};
-    p->compute_dtype = param_dtype();
+    p->compute_dtype = gathered_as(p->dtype);
     p->is_streamed = p->may_be_streamed();
     (p->is_streamed ? streamed : parameters).push_back(std::move(p));
   }
@@ -52,7 +57,8 @@ UnitShards::UnitShards(const UnitShards& unit, std::shared_ptr<ParameterState> s
       divide_factor(unit.divide_factor),
       parameters{std::move(slice)},
       device(unit.device),
-      group(unit.group) {
+      groups{parameters[0]->group},
+      group(groups[0]) {
   parameters[0]->unit = &name;
   lay_out();
 }
@@ -65,13 +71,22 @@ void UnitShards::materialize(const Device& on) {
   std::vector<std::shared_ptr<ParameterState>> states = parameters;
   states.insert(states.end(), streamed.begin(), streamed.end());
   if (states.empty()) return;
-  group = FlatGroup::make(name, states, is_offloaded() ? device.host() : device);
+  std::map<DType, std::vector<std::shared_ptr<ParameterState>>> by_dtype;  // f32 comes first
+  for (const auto& p : states) {
+    p->compute_dtype = gathered_as(p->dtype);  // it may have been set since
+    by_dtype[p->dtype].push_back(p);
+  }
+  for (const auto& [dtype, of] : by_dtype)
+    groups.push_back(FlatGroup::make(name, of, is_offloaded() ? device.host() : device));
+  group = groups[0];
   const auto control_of = [&](const RankGroup& ranks) {
     return std::shared_ptr<Communicator>(options.mesh.world().share(), &ranks.control());
   };
-  if (size() > 1) group->sums = control_of(options.mesh.shard_group());
-  if (const RankGroup* const same = options.mesh.replicate_group())
-    group->replicas = control_of(*same);
+  for (const auto& of : groups) {
+    if (size() > 1) of->sums = control_of(options.mesh.shard_group());
+    if (const RankGroup* const same = options.mesh.replicate_group())
+      of->replicas = control_of(*same);
+  }
   for (const auto& p : streamed) {  // not as it was in a module that had memory before
     p->window = Storage::window(device, p->shape.numel() * 4, name);
     p->sinks = nullptr;
@@ -82,16 +97,21 @@ void UnitShards::materialize(const Device& on) {
 void UnitShards::lay_out() {
   if (!group->is_laid_out) group->lay_out_gradient();
   layout = layout_of(*this);
+  is_encoded = std::ranges::any_of(parameters, [](const auto& p) { return !!p->transform; });
   parameter_of.clear();
   for (std::size_t i = 0; i < parameters.size(); ++i)
     if (entry_of(i).trainable >= 0) parameter_of.push_back(i);  // entries lie in this order
   first_trainable = parameter_of.empty() ? 0 : entry_of(parameter_of[0]).trainable;
 }
 
-UnitShards::ValueRange UnitShards::values() const {
-  if (parameters.empty()) return {};
-  const std::size_t last = parameters.size() - 1;
-  return {offset_of(0), offset_of(last) + parameters[last]->spec.chunk_numel()};
+UnitShards::ValueRange UnitShards::values(const FlatGroup& of) const {
+  ValueRange range{};
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters[i]->group.get() != &of) continue;
+    if (range.numel() == 0) range.begin = offset_of(i);
+    range.end = offset_of(i) + parameters[i]->spec.chunk_numel();
+  }
+  return range;
 }
 
 std::int64_t UnitShards::slice_bytes() const {
@@ -107,7 +127,7 @@ void UnitShards::set_name(std::string to) {
   gather_name = context.intern("all_gather " + name);
   reduce_name = context.intern("reduce_scatter " + name);
   all_reduce_name = context.intern("all_reduce " + name);
-  if (group) group->name = name;
+  for (const auto& of : groups) of->name = name;
 }
 
 void UnitShards::give_back(const Slot& slot, bool ends_forward) const noexcept {

@@ -45,17 +45,20 @@ struct UnitShards {
   std::int64_t gradient_offset_of(std::size_t i) const {
     return entry_of(i).gradient_offset + first_of(i);
   }
-  // Of the group's values those of `parameters`, which follow one another; of a slice its rows.
+  // Of a group's values those of `parameters`, which follow one another; of a slice its rows.
   // Elements.
   struct ValueRange {
     std::int64_t begin = 0, end = 0;
     std::int64_t numel() const { return end - begin; }
   };
-  ValueRange values() const;
+  ValueRange values(const FlatGroup& of) const;
   // Names the unit, and with it group and collectives.
   void set_name(std::string to);
 
   DType param_dtype() const noexcept { return options.precision.param.value_or(f32); }
+  // What values of `stored` are gathered as, and computed in: what is frozen in another dtype than
+  // f32 stays as it is.
+  DType gathered_as(DType stored) const noexcept { return stored == f32 ? param_dtype() : stored; }
   // Of the gradient buffer. One rank has no wire: what it offloads comes as it was made.
   DType reduce_dtype() const noexcept {
     if (is_offloaded() && ranks() == 1) return f32;
@@ -68,7 +71,9 @@ struct UnitShards {
   bool is_offloaded() const noexcept { return options.offload == Offload::cpu; }
   // Whether the full tensors need a slot: not where one rank computes in the shards' own dtype, and
   // where they lie.
-  bool needs_slot() const noexcept { return size() > 1 || param_dtype() != f32 || is_offloaded(); }
+  bool needs_slot() const noexcept {
+    return size() > 1 || param_dtype() != f32 || is_offloaded() || is_encoded;
+  }
   // Whether backward writes gradients to a buffer of the unit: not where it may write the shards'.
   bool has_buffer() const noexcept { return ranks() > 1 || is_offloaded(); }
 
@@ -92,6 +97,7 @@ struct UnitShards {
   Replicas* replicas = nullptr;             // likewise; null without any,
   HostLink* host = nullptr;                 // and where nothing is offloaded
   bool is_slice = false;                    // of a streamed parameter
+  bool is_encoded = false;                  // a parameter has a gather transform
   bool reduces = true, all_reduces = true;  // by set_requires_gradient_sync, ..
   double divide_factor;                     // of gradients, before they are summed
   const char *gather_name = "", *reduce_name = "", *all_reduce_name = "";  // of its collectives
@@ -99,7 +105,9 @@ struct UnitShards {
   std::vector<std::shared_ptr<ParameterState>> streamed;    // which come last in their groups
   UnitLayout layout;
   Device device = Device::meta();
-  std::shared_ptr<FlatGroup> group;
+  // One of each dtype that values are stored in; what is trained is f32, and lies in the first.
+  std::vector<std::shared_ptr<FlatGroup>> groups;
+  std::shared_ptr<FlatGroup> group;       // the first
   std::vector<std::size_t> parameter_of;  // of the group's trainable entries, from the first
   int first_trainable = 0;                // of these, that is this unit's
 };

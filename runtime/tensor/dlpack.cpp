@@ -16,13 +16,18 @@ using dlpack::Owned;
 
 constexpr std::int32_t kHostMemory = 1;
 constexpr std::uint32_t kMajor = 1, kMinor = 0;
-constexpr DType kDTypes[] = {f32, bf16, f16, f64, i32, i64, boolean};
+constexpr DType kDTypes[] = {f32, bf16, f16, f64, i32, i64, boolean, e4m3, e5m2};
 
 template <class Managed>
 constexpr bool kVersioned = std::is_same_v<Managed, DLManagedTensorVersioned>;
 
 constexpr DLDataType to_dl(DType dtype) {
-  const int code = dtype == bf16 ? 4 : is_floating(dtype) ? 2 : dtype == boolean ? 6 : 0;
+  const int code = dtype == bf16        ? 4
+                   : dtype == e4m3      ? 10  // of DLPack 1.1
+                   : dtype == e5m2      ? 12
+                   : is_floating(dtype) ? 2
+                   : dtype == boolean   ? 6
+                                        : 0;
   return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * size_bytes(dtype)), 1};
 }
 
@@ -31,9 +36,9 @@ DType from_dl(const DLDataType& type) {
     const DLDataType ours = to_dl(dtype);
     if (ours.code == type.code && ours.bits == type.bits && type.lanes == 1) return dtype;
   }
-  throw ContractError(concat("from_dlpack: no dtype has code ", int{type.code}, ", ",
-                             int{type.bits}, " bits and ", type.lanes,
-                             " lanes; convert it to f32, bf16, f16, f64, i32, i64 or bool"));
+  throw ContractError(concat(
+      "from_dlpack: no dtype has code ", int{type.code}, ", ", int{type.bits}, " bits and ",
+      type.lanes, " lanes; convert it to f32, bf16, f16, f64, e4m3, e5m2, i32, i64 or bool"));
 }
 
 // What is lent, and the arrays that its struct points to.

@@ -53,6 +53,7 @@ bool takes_integers(UnaryOp op) {
 }  // namespace
 
 Tensor unary(UnaryOp op, const Tensor& x) {
+  detail::expect_computed(name(op), x.dtype());
   TESSERA_EXPECT(is_floating(x.dtype()) || op == UnaryOp::logical_not ||
                      (takes_integers(op) && x.dtype() != boolean),
                  name(op), ": the tensor is ", x.dtype(),
@@ -66,6 +67,7 @@ namespace {
 
 // What no kernel computes would leave the result as it was allocated; see kernels::BinaryOp.
 void expect_known(Binary op, DType dtype) {
+  detail::expect_computed(name(op), dtype);
   const bool is_floating_only = op == Binary::pow || op >= Binary::gelu_backward;
   const bool takes_boolean = gives_boolean(op) || op == Binary::min || op == Binary::max;
   TESSERA_EXPECT(dtype == boolean ? takes_boolean : is_floating(dtype) || !is_floating_only,

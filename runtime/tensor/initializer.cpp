@@ -86,6 +86,11 @@ Initializer Initializer::xavier_uniform(double gain) {
 
 void Initializer::fill(const Tensor& out, const Shape& whole, std::uint64_t key,
                        std::int64_t first) const {
+  if (is_storage_only(out.dtype())) {  // in which nothing is drawn
+    const Tensor drawn = Tensor::empty(out.shape(), f32, out.device());
+    fill(drawn, whole, key, first);
+    return raw::copy_into(out, drawn);
+  }
   switch (kind_) {
     case Kind::constant:
       return raw::fill(out, a_);

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "kernels/table.hpp"
+#include "runtime/tensor/computed.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/tensor/tensor.hpp"
 
@@ -62,7 +63,8 @@ void launch_body(const char* name, const Device& device, const F& body,
     ++count;
   }
   const Op op{.name = name, .cost = cost, .accesses = {accesses.data(), count}};
-  if (!device.context().holds() || device.is_host()) return device.compute().launch(op, body);
+  if (!device.context().holds() || device.compute_id() != StreamId::compute)
+    return device.compute().launch(op, body);
   std::array<std::shared_ptr<const void>, 12> storages;
   count = 0;
   for (const Use& use : uses)
@@ -73,6 +75,9 @@ void launch_body(const char* name, const Device& device, const F& body,
 template <kernels::KernelArgs Args>
 void launch(const char* name, const Device& device, kernels::Kernel<Args> kernel, const Args& args,
             std::initializer_list<Use> uses, double flops = 0, const Products& products = {}) {
+  if constexpr (!kernels::kTakesStored<Args>)
+    for (const Use& use : uses)
+      if (use.tensor->defined()) expect_computed(name, use.tensor->dtype());
   launch_body(name, device, kernels::Call<Args>{kernel, args}, uses, flops, products);
 }
 

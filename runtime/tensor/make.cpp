@@ -18,6 +18,10 @@ double whole_numbers(DType dtype) {
   switch (dtype) {
     case boolean:
       return 1;
+    case e5m2:
+      return 8;
+    case e4m3:
+      return 16;
     case bf16:
       return 0x1p8;
     case f16:

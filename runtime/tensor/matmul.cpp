@@ -145,6 +145,7 @@ void multiply_gelu(const Tensor& out, const Tensor& aux, const Tensor& a, const 
 }  // namespace
 
 Tensor matmul(const Tensor& a, const Tensor& b, Transpose ta, Transpose tb) {
+  for (const Tensor* x : {&a, &b}) detail::expect_computed("matmul", x->dtype());
   TESSERA_EXPECT(a.ndim() >= 2 && b.ndim() >= 2 && is_floating(a.dtype()) && a.dtype() == b.dtype(),
                  "matmul: got ", a.shape(), " of ", a.dtype(), " and ", b.shape(), " of ",
                  b.dtype(), "; expected two floating matrices, or stacks of them, of one dtype");

@@ -30,6 +30,10 @@ bool same(double a, double b, DType dtype) {
       return BFloat16(static_cast<float>(a)).bits == BFloat16(static_cast<float>(b)).bits;
     case DType::f16:
       return Float16(static_cast<float>(a)).bits == Float16(static_cast<float>(b)).bits;
+    case DType::e4m3:
+      return Float8E4M3(static_cast<float>(a)).bits == Float8E4M3(static_cast<float>(b)).bits;
+    case DType::e5m2:
+      return Float8E5M2(static_cast<float>(a)).bits == Float8E5M2(static_cast<float>(b)).bits;
     case DType::f32:
       return static_cast<float>(a) == static_cast<float>(b);
     default:
@@ -84,7 +88,7 @@ void pad(std::string& text, std::size_t width) {
 }
 
 // A tensor of no dimension prints as a NumPy scalar does: 3.0 where an array shows 3. and an
-// exponent from 10^16 on, 10^6 for f32, 10^3 for 16 bits.
+// exponent from 10^16 on, 10^6 for f32, 10^3 for 16 bits and 8.
 std::string scalar(double v, DType dtype) {
   if (std::isnan(v)) return "nan";
   if (std::isinf(v)) return v > 0 ? "inf" : "-inf";

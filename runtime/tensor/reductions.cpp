@@ -32,6 +32,7 @@ DType result_dtype(Reduction op, DType dtype) {
 
 Tensor reduce_middle(Reduction op, const Tensor& x, const Middle& m, const Shape& shape) {
   const char* name = kernels::name(op);
+  detail::expect_computed(name, x.dtype());
   TESSERA_EXPECT(op == Reduction::sum || op == Reduction::max || op == Reduction::min ||
                      op == Reduction::argmax || op == Reduction::argmin || is_floating(x.dtype()),
                  name, ": the tensor is ", x.dtype(), ", expected a floating dtype");

@@ -53,7 +53,7 @@ void copy_through_staging(std::span<std::byte> out, const Tensor& source) {
 }  // namespace
 
 std::shared_ptr<Storage> Storage::owned(const Device& device, std::int64_t bytes) {
-  return owned(device, bytes, device.is_host() ? StreamId::offload : StreamId::compute);
+  return owned(device, bytes, device.compute_id());
 }
 std::shared_ptr<Storage> Storage::owned(const Device& device, std::int64_t bytes, StreamId stream) {
   auto storage = std::make_shared<Storage>(Storage{.device = device, .bytes = bytes});

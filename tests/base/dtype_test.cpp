@@ -1,5 +1,5 @@
-// The 16-bit floats against IEEE 754: every one of them widened, and floats narrowed as rounding to
-// nearest even says.
+// The floats of 16 and of 8 bits against their definitions: every one of them widened, and floats
+// narrowed as rounding to nearest even says.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -40,6 +40,22 @@ double rounded(float x, int mantissa, int low, int high) {
   return std::abs(value) > largest ? std::copysign(double{kInfinity}, value) : value;
 }
 
+// Of an 8-bit float, whose exponents begin at `low`. e4m3 has no infinity, and one NaN.
+double decoded_8(std::uint8_t bits, int mantissa, int low) {
+  const double sign = bits & 0x80 ? -1 : 1;
+  const int exponent = (bits & 0x7f) >> mantissa, fraction = bits & ((1 << mantissa) - 1);
+  if (mantissa == 3 ? (bits & 0x7f) == 0x7f : (exponent == 31 && fraction != 0))
+    return std::numeric_limits<double>::quiet_NaN();
+  if (mantissa == 2 && exponent == 31) return sign * std::numeric_limits<double>::infinity();
+  if (exponent == 0) return sign * std::ldexp(fraction, low - mantissa);
+  return sign * std::ldexp((1 << mantissa) + fraction, exponent - 1 + low - mantissa);
+}
+
+double rounded_e5m2(float x) { return rounded(x, 2, -14, 15); }
+double rounded_e4m3(float x) {
+  const double value = rounded(x, 3, -6, 126);  // of which 448 is the largest
+  return std::abs(value) > 448 ? std::copysign(448, value) : value;
+}
 double rounded_f16(float x) { return rounded(x, 10, -14, 15); }
 double rounded_bf16(float x) { return rounded(x, 7, -126, 127); }
 
@@ -87,6 +103,49 @@ TEST_CASE("floats narrow to the nearest value, ties to even") {
   }
 }
 
+TEST_CASE("every 8-bit pattern widens to the value it encodes, and narrows back to itself") {
+  for (int code = 0; code < 256; ++code) {
+    Float8E4M3 a;
+    Float8E5M2 b;
+    a.bits = b.bits = static_cast<std::uint8_t>(code);
+    INFO("code " << code);
+    REQUIRE(same(float{a}, decoded_8(a.bits, 3, -6)));
+    REQUIRE(same(float{b}, decoded_8(b.bits, 2, -14)));
+    if (!std::isnan(float{a})) REQUIRE(Float8E4M3(float{a}).bits == a.bits);
+    if (!std::isnan(float{b})) REQUIRE(Float8E5M2(float{b}).bits == b.bits);
+  }
+}
+
+TEST_CASE("floats narrow to the nearest of 8 bits, ties to even") {
+  const std::uint64_t seed = std::random_device{}();
+  INFO("seed " << seed);
+  std::mt19937_64 rng(seed);
+  for (int i = 0; i < 500000; ++i) {
+    auto bits = static_cast<std::uint32_t>(rng());
+    if (i % 4) bits = (bits & 0x807fffffu) | ((105u + bits % 46u) << 23);  // subnormals to overflow
+    if (i % 8 == 1) bits &= 0xfff80000u;                                   // ties of e4m3
+    if (i % 8 == 2) bits &= 0xfff00000u;                                   // ties of e5m2
+    const auto x = std::bit_cast<float>(bits);
+    INFO("bits " << bits);
+    REQUIRE(same(float{Float8E4M3(x)}, std::isnan(x) ? x : rounded_e4m3(x)));
+    REQUIRE(same(float{Float8E5M2(x)}, rounded_e5m2(x)));
+  }
+}
+
+TEST_CASE("the edges of the 8-bit floats") {
+  CHECK(float{Float8E4M3(kInfinity)} == 448);
+  CHECK(float{Float8E4M3(-464.0f)} == -448);
+  CHECK(Float8E4M3(0x1p-10f).bits == 0);  // half the smallest subnormal: to even, zero
+  CHECK(Float8E4M3(std::nextafter(0x1p-10f, 1.0f)).bits == 1);
+  CHECK(Float8E4M3(-0.0f).bits == 0x80);
+  CHECK(Float8E4M3(std::numeric_limits<float>::quiet_NaN()).bits == 0x7f);
+  CHECK(float{Float8E5M2(61439.996f)} == 57344);  // just below the middle to 2^16
+  CHECK(float{Float8E5M2(61440.0f)} == kInfinity);
+  CHECK(Float8E5M2(-kInfinity).bits == 0xfc);
+  CHECK(Float8E5M2(0x1p-17f).bits == 0);
+  CHECK(std::isnan(float{Float8E5M2(std::bit_cast<float>(0x7f800001u))}));
+}
+
 TEST_CASE("the edges of the 16-bit floats") {
   CHECK(float{Float16(65504.0f)} == 65504.0f);    // the largest float16
   CHECK(float{Float16(65519.996f)} == 65504.0f);  // just below the middle to 2^16
@@ -112,9 +171,9 @@ TEST_CASE("visit, dtype_of, size and name agree for every dtype") {
     std::size_t bytes;
     std::string_view name;
     bool floating;
-  } table[] = {{f32, 4, "f32", true},      {bf16, 2, "bf16", true}, {f16, 2, "f16", true},
-               {f64, 8, "f64", true},      {i32, 4, "i32", false},  {i64, 8, "i64", false},
-               {boolean, 1, "bool", false}};
+  } table[] = {{f32, 4, "f32", true},       {bf16, 2, "bf16", true}, {f16, 2, "f16", true},
+               {f64, 8, "f64", true},       {i32, 4, "i32", false},  {i64, 8, "i64", false},
+               {boolean, 1, "bool", false}, {e4m3, 1, "e4m3", true}, {e5m2, 1, "e5m2", true}};
   for (const auto& row : table) {
     CHECK(visit(row.dtype, [](auto tag) { return dtype_of<typename decltype(tag)::type>(); }) ==
           row.dtype);

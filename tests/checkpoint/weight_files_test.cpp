@@ -177,7 +177,7 @@ TEST_CASE("a dtype that none of ours is may stand in a file, but not be loaded",
     Parameter w{Shape{4}, Initializer::constant(2)};
   } module;
   module.materialize(Device::cpu());
-  for (const char* const dtype : {"U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"}) {
+  for (const char* const dtype : {"U8", "I8", "F8_E8M0"}) {
     const std::string mask = folder.write("mask", file_of_one("mask", dtype, 4)),
                       weight = folder.write("weight", file_of_one("w", dtype, 4));
     const nn::LoadReport report = module.load(mask, {.strict = false});

@@ -63,6 +63,9 @@ TEST_CASE("submit refuses what no rank can do, and forgets the attempt", "[comm]
   CHECK_THAT(f(K::broadcast, 4, v, v, -1), Contains("root is -1"));
   CHECK_THAT(f(K::all_gather, 4, reinterpret_cast<char*>(v) + 2, v + 64),
              Contains("multiples of the 4 bytes of a f32"));
+  for (const K kind : {K::all_reduce, K::reduce_scatter})
+    CHECK_THAT(submit({.send = v, .recv = v + 64, .count = 4, .kind = kind, .dtype = e4m3}),
+               Contains("nothing is computed in e4m3; cast to f32 or bf16 first"));
   CHECK_THAT(f(K::all_gather, 8, v, v), Contains("overlap"));      // rank 1's place is v + 8
   CHECK_THAT(f(K::reduce_scatter, 8, v, v), Contains("overlap"));  // likewise
   CHECK_THAT(f(K::reduce_scatter, 8, v, v + 31), Contains("overlap"));

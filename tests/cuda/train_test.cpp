@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "runtime/device/testing.hpp"
+#include "tessera/param/gather_transform.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/promises/memory.hpp"
@@ -42,6 +43,69 @@ TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[t
       for (const Trained& each : late) CHECK(same_bits(cpu, each));
       const Delays delays(seed, 60);
       CHECK(same_bits(cpu, train(ranks, on_gpu(), cell, seed, 3)));
+    }
+}
+
+namespace {
+
+// Two matrices that are gathered in e4m3 around a frozen one that is stored in it.
+struct Stored8 final : nn::Module {
+  Stored8() : base({6, 5}, Initializer::normal(0, 0.5)) {
+    register_modules("in", in, "out", out);
+    register_parameter("base", base);
+    base.freeze();
+    base.set_dtype(e4m3);
+    for (nn::Linear* const layer : {&in, &out})
+      layer->weight.set_gather_transform(gather_in_e4m3());
+  }
+  Tensor operator()(const Tensor& x) {
+    return call(
+        [&](const Tensor& h) { return out(tanh(linear(tanh(in(h)), cast(base, h.dtype())))); }, x);
+  }
+  nn::Linear in{4, 5}, out{6, 3};
+  Parameter base;
+};
+
+}  // namespace
+
+TEST_CASE("what is stored and gathered in 8 bits has the CPU's bits on a GPU", "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  for (const DType param : {f32, bf16})
+    for (const int ranks : {1, 2, 3}) {
+      INFO(param << ", " << ranks << " ranks");
+      const auto run = [&](const WorldOptions& options, bool delays) {
+        return on_ranks(ranks, options, [&](World& world) {
+          if (delays) delay_operations(world.device().context(), seed | 1);
+          Stored8 model;
+          const ShardOptions shard_options{.mesh = DeviceMesh::flat(world),
+                                           .precision = {.param = param}};
+          for (nn::Linear* const layer : {&model.in, &model.out})
+            fully_shard(*layer, shard_options);
+          fully_shard(model, shard_options);
+          nn::init(model, {3}, world.device());
+          optim::AdamW optimizer(model.parameters(), {.lr = 0.05});
+          for (int k = 0; k < 4; ++k) {
+            mean_square(cast(model(rows_of(static_cast<std::uint64_t>(k), 2 * world.rank(), 2, 4,
+                                           world.device())),
+                             f32))
+                .backward();
+            optimizer.step();
+            optimizer.zero_grad();
+          }
+          Values values;
+          for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {
+            values[name] = raw::cast(full, f32).to_vector<float>();
+          });
+          return values;
+        });
+      };
+      const auto cpu = run({.threads = 1}, false);
+      for (const bool delays : {false, true}) {
+        const auto gpu = run(on_gpu(), delays);
+        for (std::size_t rank = 0; rank < cpu.size(); ++rank)
+          CHECK(same_bits(cpu[rank], gpu[rank]));
+      }
     }
 }
 

@@ -91,6 +91,16 @@ TEST_CASE("a scalar is one row of one element") {
   CHECK(last.owned() == RowRange{1, 1});
 }
 
+namespace {
+
+std::vector<std::int64_t> gathered(const std::vector<ShardSpec>& specs, DType dtype) {
+  std::vector<std::int64_t> bytes;
+  for (const ShardSpec& spec : specs) bytes.push_back(shard::UnitLayout::bytes_of(spec, dtype));
+  return bytes;
+}
+
+}  // namespace
+
 TEST_CASE("a unit's layout places every byte once, at multiples of 256, on every rank alike") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
@@ -110,8 +120,10 @@ TEST_CASE("a unit's layout places every byte once, at multiples of 256, on every
       trainable.push_back(engine() % 4 != 0);
     }
     const auto piece_bytes = static_cast<std::int64_t>(1 + engine() % 40'000);
-    const auto layout = shard::UnitLayout::make(specs, trainable, param, reduce, piece_bytes);
-    const auto same = shard::UnitLayout::make(other, trainable, param, reduce, piece_bytes);
+    const auto layout =
+        shard::UnitLayout::make(specs, trainable, gathered(specs, param), reduce, piece_bytes);
+    const auto same =
+        shard::UnitLayout::make(other, trainable, gathered(other, param), reduce, piece_bytes);
     CHECK(layout.gather_offset_bytes == same.gather_offset_bytes);
     CHECK(layout.gather_bytes == same.gather_bytes);
     CHECK(layout.gradient_buffer_bytes == same.gradient_buffer_bytes);
@@ -157,9 +169,9 @@ TEST_CASE("a unit's layout places every byte once, at multiples of 256, on every
 
 TEST_CASE("sizes that overflow are refused, not wrapped") {
   const std::int64_t huge = std::int64_t{1} << 40;
-  CHECK_THROWS_AS(shard::UnitLayout::make({ShardSpec{{huge, huge}, 2, 0}}, {true}, f32, f32, 1),
-                  ContractError);
-  CHECK_THROWS_AS(
-      shard::UnitLayout::make({ShardSpec{{huge, huge / 1024 / 256}, 2, 0}}, {true}, f32, f32, 1),
-      ContractError);
+  for (const Shape& shape : {Shape{huge, huge}, Shape{huge, huge / 1024 / 256}}) {
+    const std::vector<ShardSpec> specs{{shape, 2, 0}};
+    CHECK_THROWS_AS(gathered(specs, f32), ContractError);
+    CHECK_THROWS_AS(shard::UnitLayout::make(specs, {true}, {0}, f32, 1), ContractError);
+  }
 }

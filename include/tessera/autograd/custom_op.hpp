@@ -85,7 +85,7 @@ class CustomOp {
     if (out.numel() == 0 || out.device().is_meta()) return out;
     visit(out.dtype(), [&](auto tag) {
       using T = typename decltype(tag)::type;
-      if constexpr (is_floating(dtype_of<T>())) {
+      if constexpr (is_floating(dtype_of<T>()) && !is_storage_only(dtype_of<T>())) {
         std::array<const T*, N> from;
         for (std::size_t i = 0; i < N; ++i) from[i] = reinterpret_cast<const T*>(in[i].data());
         launch(out, in, Body([f, tasks, from, to = reinterpret_cast<T*>(out.data())](Exec& exec) {

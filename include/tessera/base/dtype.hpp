@@ -1,5 +1,5 @@
-// Element types: the enum that crosses borders, the two 16-bit floats, and `visit`, which turns one
-// into the other. Conversions round to nearest even, as IEEE 754 does; NaN stays NaN.
+// Element types: the enum that crosses borders, the floats of 16 and of 8 bits, and `visit`, which
+// turns one into the other. Conversions round to nearest even, as IEEE 754 does; NaN stays NaN.
 #pragma once
 
 #include <bit>
@@ -12,10 +12,11 @@
 
 namespace tessera {
 
-enum class DType : std::uint8_t { f32, bf16, f16, f64, i32, i64, boolean };
+enum class DType : std::uint8_t { f32, bf16, f16, f64, i32, i64, boolean, e4m3, e5m2 };
 
 inline constexpr DType f32 = DType::f32, bf16 = DType::bf16, f16 = DType::f16, f64 = DType::f64,
-                       i32 = DType::i32, i64 = DType::i64, boolean = DType::boolean;
+                       i32 = DType::i32, i64 = DType::i64, boolean = DType::boolean,
+                       e4m3 = DType::e4m3, e5m2 = DType::e5m2;
 
 // The upper half of an IEEE binary32.
 struct BFloat16 {
@@ -72,6 +73,55 @@ struct Float16 {
   }
 };
 
+// The 8-bit floats of "FP8 Formats for Deep Learning" (Micikevicius and others, 2022), to store
+// values in: a sign, kExponentBits, and the rest. What is beyond the largest, infinity too, becomes
+// this where the exponent has 4 bits (e4m3, 448, without an infinity) and infinity where it has 5.
+// PyTorch 2.15: float8_e4m3fn, float8_e5m2.
+template <int kExponentBits>
+struct Float8 {
+  std::uint8_t bits = 0;
+
+  Float8() = default;
+  constexpr explicit Float8(float value) : bits(narrow(std::bit_cast<std::uint32_t>(value))) {}
+  constexpr operator float() const { return widen(bits); }
+
+ private:
+  static constexpr int kMantissaBits = 7 - kExponentBits, kDropped = 23 - kMantissaBits;
+  static constexpr std::uint32_t kBias = (1u << (kExponentBits - 1)) - 1;
+  static constexpr std::uint32_t kMost = kExponentBits == 4 ? 0x7eu : 0x7cu;  // without the sign
+  // 2^23 times the spacing of subnormals: added to one of these, it rounds it to a multiple.
+  static constexpr float kRounds = kExponentBits == 4 ? 0x1p14f : 0x1p7f;
+
+  // All cases are computed and one is chosen, so that a compiler may take several values at once.
+  static constexpr std::uint8_t narrow(std::uint32_t u) {
+    const std::uint32_t magnitude = u & 0x7fffffffu, rebased = magnitude - ((127u - kBias) << 23);
+    const std::uint32_t normal =
+        (rebased + ((1u << (kDropped - 1)) - 1) + ((rebased >> kDropped) & 1u)) >> kDropped;
+    const std::uint32_t small =
+        std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + kRounds) -
+        std::bit_cast<std::uint32_t>(kRounds);
+    std::uint32_t code = normal < kMost ? normal : kMost;
+    code = magnitude < ((128u - kBias) << 23) ? small : code;
+    code = magnitude > 0x7f800000u ? 0x7fu : code;  // NaN
+    return static_cast<std::uint8_t>(code | ((u >> 24) & 0x80u));
+  }
+  static constexpr float widen(std::uint32_t code) {
+    const std::uint32_t magnitude = code & 0x7fu, sign = (code & 0x80u) << 24;
+    const float small = static_cast<float>(magnitude) * (kRounds * 0x1p-23f);
+    const std::uint32_t normal = (magnitude << kDropped) + ((127u - kBias) << 23);
+    std::uint32_t value =
+        magnitude < (1u << kMantissaBits) ? std::bit_cast<std::uint32_t>(small) : normal;
+    value = magnitude == 0x7cu && kExponentBits == 5 ? 0x7f800000u : value;
+    value = magnitude > kMost ? 0x7fc00000u : value;
+    return std::bit_cast<float>(value | sign);
+  }
+};
+using Float8E4M3 = Float8<4>;
+using Float8E5M2 = Float8<5>;
+
+static_assert(sizeof(Float8E4M3) == 1 && Float8E4M3(1e9f).bits == 0x7e &&
+              float(Float8E4M3(448.0f)) == 448 && float(Float8E5M2(57344.0f)) == 57344);
+static_assert(Float8E4M3(0x1p-9f).bits == 1 && float(Float8E5M2(0x1p-16f)) == 0x1p-16f);
 static_assert(sizeof(BFloat16) == 2 && sizeof(Float16) == 2);
 static_assert(BFloat16(1.0f).bits == 0x3f80 && BFloat16(1.00390625f).bits == 0x3f80);
 static_assert(Float16(1.0f).bits == 0x3c00 && Float16(65520.0f).bits == 0x7c00);
@@ -100,6 +150,10 @@ constexpr decltype(auto) visit(DType dtype, F&& f) {
       return f(TypeTag<std::int32_t>{});
     case DType::i64:
       return f(TypeTag<std::int64_t>{});
+    case DType::e4m3:
+      return f(TypeTag<Float8E4M3>{});
+    case DType::e5m2:
+      return f(TypeTag<Float8E5M2>{});
     case DType::boolean:
       break;
   }
@@ -111,14 +165,18 @@ constexpr std::size_t size_bytes(DType dtype) {
   return visit(dtype, [](auto tag) { return sizeof(typename decltype(tag)::type); });
 }
 
+// Whether values are stored in it and cast, and no operation computes in it: an 8-bit float.
+constexpr bool is_storage_only(DType d) { return d == DType::e4m3 || d == DType::e5m2; }
 constexpr bool is_floating(DType d) {
-  return d == DType::f32 || d == DType::bf16 || d == DType::f16 || d == DType::f64;
+  return d == DType::f32 || d == DType::bf16 || d == DType::f16 || d == DType::f64 ||
+         is_storage_only(d);
 }
 
-// "f32", "bf16", "f16", "f64", "i32", "i64", "bool"; a value that is none of the enumerators is
-// "unknown".
+// "f32", "bf16", "f16", "f64", "i32", "i64", "bool", "e4m3", "e5m2"; a value that is none of the
+// enumerators is "unknown".
 constexpr std::string_view name(DType d) {
-  constexpr std::string_view names[] = {"f32", "bf16", "f16", "f64", "i32", "i64", "bool"};
+  constexpr std::string_view names[] = {"f32", "bf16", "f16",  "f64", "i32",
+                                        "i64", "bool", "e4m3", "e5m2"};
   const auto i = static_cast<std::size_t>(d);
   return i < std::size(names) ? names[i] : "unknown";
 }
@@ -138,6 +196,10 @@ constexpr DType dtype_of() {
     return DType::i32;
   else if constexpr (std::is_same_v<T, std::int64_t>)
     return DType::i64;
+  else if constexpr (std::is_same_v<T, Float8E4M3>)
+    return DType::e4m3;
+  else if constexpr (std::is_same_v<T, Float8E5M2>)
+    return DType::e5m2;
   else {
     static_assert(std::is_same_v<T, bool>, "no DType for this type");
     return DType::boolean;

@@ -20,7 +20,9 @@
 namespace tessera::checkpoint {
 
 struct SaveOptions {
-  DType dtype = f32;  // of parameters: f32, or bf16 or f16, rounded; buffers keep theirs
+  // Of parameters that are stored in f32: this, or bf16 or f16, rounded. Others keep theirs, as
+  // buffers do.
+  DType dtype = f32;
   // Where a value would not be finite in the file, none is written, and an older one stays.
   bool must_be_finite = false;
 };

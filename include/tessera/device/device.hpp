@@ -118,10 +118,12 @@ class Device {
   Device host() const;
   bool is_host() const noexcept { return compute_ == StreamId::offload; }
   // The device itself, of which this is the host's side or not.
-  Device main() const {
-    Device main = *this;
-    main.compute_ = StreamId::compute;
-    return main;
+  Device main() const { return on(StreamId::compute); }
+  // The device with another stream for what is asked for on it: tensors of the two do not mix.
+  Device on(StreamId stream) const {
+    Device same = *this;
+    same.compute_ = stream;
+    return same;
   }
   // Whether both are of one rank, so that events of one order work of the other.
   bool is_beside(const Device& other) const noexcept { return context_ == other.context_; }
@@ -136,6 +138,7 @@ class Device {
   Stream stream(StreamId id) const;
   // Of what is asked for on this device: on the host's side it is the stream `offload`.
   Stream compute() const { return stream(compute_); }
+  StreamId compute_id() const noexcept { return compute_; }
   Stream gather() const { return stream(StreamId::gather); }
   Stream reduce() const { return stream(StreamId::reduce); }
 

@@ -22,6 +22,7 @@ namespace tessera {
 
 class DeviceMesh;
 class DistributedTensor;
+class GatherTransform;
 namespace nn {
 class Module;
 }
@@ -54,6 +55,18 @@ class Parameter {
   const std::string& name() const;  // full, dotted, as its module tree has named it
   // Which rows of the whole this rank has.
   const ShardSpec& spec() const;
+  // In which its values are kept: f32 of what is trained.
+  DType dtype() const;
+  // Of a frozen parameter, as the base of adapters: any floating dtype of at most 32 bits. There is
+  // no f32 copy of it: it is gathered as it is, and value() and shard() have this dtype. To be
+  // called before it has memory. Throws: ContractError for one that has, or is trainable, unless
+  // f32.
+  void set_dtype(DType dtype) const;
+  // How its unit gathers it; null, as it is at first: in the dtype of compute. Before it has
+  // memory; see param/gather_transform.hpp. Without a unit nothing is gathered. Throws:
+  // ContractError for one that has memory, or is stored in another dtype than f32; what the
+  // transform throws for its shape.
+  void set_gather_transform(std::shared_ptr<const GatherTransform> transform) const;
   // Over which ranks its unit shards it; null without one.
   std::shared_ptr<const DeviceMesh> mesh() const;
   // The name of the unit that owns it; null for none.
@@ -79,7 +92,7 @@ class Parameter {
   int slices() const;
   // As its unit decided; without one, as a unit would decide now. A table without rows never is.
   bool is_streamed() const;
-  // This rank's rows of the f32 values, to be read, and of the gradient (undefined for none):
+  // This rank's rows of the values, to be read, and of the f32 gradient (undefined for none):
   // [rows, ...].
   // Throws: ContractError from shard() when the parameter has no memory yet, and from an operation
   // that writes to what it or value() gives.
@@ -114,7 +127,7 @@ class Parameter {
   // steps for all of their parameters: what is thawed late begins with moments of 0 at that count.
   // Throws: ContractError inside of a unit's calls for training and of backward, while backward has
   // kept gradients of the unit unreduced, and from that call of the root where a forward from
-  // before has still to go backward.
+  // before has still to go backward; to thaw what is stored in another dtype than f32.
   void set_trainable(bool trainable) const;
   void freeze() const { set_trainable(false); }
 

@@ -22,6 +22,7 @@
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/mesh.hpp"
@@ -140,7 +141,12 @@ struct ShardPlan {
     std::int64_t parameters = 0;   // tensors
     std::int64_t numel = 0;        // elements, without padding
     std::int64_t shard_numel = 0;  // this rank's, padding included
+    // Of `numel`, what is stored in another dtype than f32, as a frozen base; each dtype once.
+    std::vector<std::pair<DType, std::int64_t>> stored{};
     std::int64_t gather_bytes = 0, gradient_buffer_bytes = 0;
+    // Of gather_bytes what an all-gather fills: less where gather transforms decode the rest.
+    std::int64_t wire_bytes = 0;
+    std::vector<std::string> transforms{};  // their names, each once
     // What backward keeps while it is told not to reduce: full gradients; sums of this rank's
     // shards that are still to be summed over the replicas. See runtime_control.hpp.
     std::int64_t unsharded_gradient_bytes = 0, postponed_sum_bytes = 0;
@@ -224,10 +230,10 @@ ShardReset reset(nn::Module& tree, std::string_view cause = {});
 void skip_backward(nn::Module& root);
 void skip_backward(const Tensor& loss, bool retain_graph = false);
 
-// Calls f(name, full tensor f32) for every parameter below `module`, gathered one at a time from
-// the f32 shards, in the same order on every rank. The tensor is lent for the call of f, for
-// reading. Collective over each mesh. Throws: ContractError for a parameter without memory, and
-// where the tensor is used later.
+// Calls f(name, full tensor) for every parameter below `module`, gathered one at a time from the
+// shards in the dtype that they are stored in, in the same order on every rank. The tensor is lent
+// for the call of f, for reading. Collective over each mesh. Throws: ContractError for a parameter
+// without memory, and where the tensor is used later.
 void for_each_full_parameter(
     nn::Module& module, const std::function<void(const std::string& name, const Tensor& full)>& f);
 

@@ -1,6 +1,6 @@
 // Where a unit's bytes lie: pure arithmetic over shapes, equal on every rank.
 //
-//   gather slot      param dtype    │ p0: chunk 0, 1, ... N-1 │ p1: ... │
+//   gather slot      a dtype each   │ p0: chunk 0, 1, ... N-1 │ p1: ... │
 //   gradient piece   reduce dtype   │ p0: chunk 0, 1, ... N-1 │ p1: ... │ N times the counts │
 //   flat group       f32            │ p0: own chunk │ p1 │ ... │ counts │
 //
@@ -37,16 +37,19 @@ struct UnitLayout {
   std::vector<PieceLayout> pieces;         // in the order in which they are reduced
   std::int64_t gradient_buffer_bytes = 0;  // of all pieces
 
-  // `specs` of one world, `trainable` for each; dtypes of the slot and of the buffer. Backward
-  // comes to the last parameters first, so a piece has parameters from the last on, until
-  // `piece_bytes` are reached; less is no piece of its own.  Throws: ContractError when sizes
-  // overflow.
+  // Of all chunks in `dtype`, up to where the next parameter begins.
+  static std::int64_t bytes_of(const ShardSpec& spec, DType dtype) {
+    const auto size = static_cast<std::int64_t>(size_bytes(dtype));
+    return round_up(checked_mul(spec.padded_numel(), size), kAlignmentBytes);
+  }
+
+  // `specs` of one world, for each whether it is trainable and what it takes of the slot; the dtype
+  // of the buffer. Backward comes to the last parameters first, so a piece has parameters from the
+  // last on, until `piece_bytes` are reached; less is no piece of its own.  Throws: ContractError
+  // when sizes overflow.
   static UnitLayout make(const std::vector<ShardSpec>& specs, const std::vector<bool>& trainable,
-                         DType param, DType reduce, std::int64_t piece_bytes) {
-    const auto bytes_of = [](const ShardSpec& spec, DType dtype) {
-      const auto size = static_cast<std::int64_t>(size_bytes(dtype));
-      return round_up(checked_mul(spec.padded_numel(), size), kAlignmentBytes);
-    };
+                         const std::vector<std::int64_t>& gathered_bytes, DType reduce,
+                         std::int64_t piece_bytes) {
     const auto append = [](std::int64_t& end, std::int64_t bytes) {
       return std::exchange(end, checked_add(end, bytes));
     };
@@ -54,7 +57,7 @@ struct UnitLayout {
     std::vector<std::int64_t> gradients;  // of the trainable ones, bytes
     std::int64_t left = 0;                // of those without a piece
     for (std::size_t i = 0; i < specs.size(); ++i) {
-      layout.gather_offset_bytes.push_back(append(layout.gather_bytes, bytes_of(specs[i], param)));
+      layout.gather_offset_bytes.push_back(append(layout.gather_bytes, gathered_bytes[i]));
       if (trainable[i]) append(left, gradients.emplace_back(bytes_of(specs[i], reduce)));
     }
     for (std::size_t end = gradients.size(), first = end; end > 0; end = first) {

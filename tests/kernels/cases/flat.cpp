@@ -9,7 +9,7 @@ namespace kernel_test {
 TESSERA_CASE("flat", "pack: entries of any length, aligned and not") {
   for (const auto& [dtype, src_dtype] :
        {std::pair(f32, f32), std::pair(bf16, f32), std::pair(f16, f32), std::pair(bf16, bf16),
-        std::pair(f16, f16)}) {
+        std::pair(f16, f16), std::pair(e4m3, e4m3)}) {
     const auto size = static_cast<std::int64_t>(size_bytes(dtype));
     const std::int64_t lengths[] = {5000, 0, 1, 3, 64, 4097, 7};
     constexpr std::int32_t count = 7;

@@ -1,0 +1,79 @@
+#include "runtime/shard/encoded_parameters.hpp"
+
+#include <utility>
+
+#include "tessera/param/gather_transform.hpp"
+
+namespace tessera::shard {
+namespace {
+
+std::int64_t bytes_of(const GatherTransform::Part& part, int world) {
+  const auto size = static_cast<std::int64_t>(size_bytes(part.dtype));
+  return round_up(checked_mul(checked_mul(part.numel, world), size), kAlignmentBytes);
+}
+
+// A parameter's rows: of a chunk, or of all chunks.
+Shape rows_of(const ShardSpec& spec, std::int64_t rows) {
+  return spec.shape.ndim() == 0 ? Shape{rows} : spec.shape.with(0, rows);
+}
+
+}  // namespace
+
+std::int64_t encoded_bytes(const ParameterState& p) {
+  std::int64_t bytes = 0;
+  if (p.transform && p.spec.chunk_numel() > 0)
+    for (const GatherTransform::Part& part : p.transform->parts(p.spec))
+      bytes = checked_add(bytes, bytes_of(part, p.spec.world));
+  return bytes;
+}
+
+EncodedParameters::EncodedParameters(const UnitShards& shards, std::vector<GatheredPart>& parts) {
+  TESSERA_EXPECT(
+      !shards.is_offloaded(), "unit '", shards.name,
+      "' has a gather transform and is offloaded, which do not go together yet; leave one "
+      "of the two out");
+  const Device gather = shards.device.on(StreamId::gather);
+  storage_ = Storage::window(gather, shards.layout.gather_bytes, shards.name);
+  storage_->remedy = "a gather transform uses what it is given within the call";
+  for (std::size_t i = 0; i < shards.parameters.size(); ++i) {
+    const std::shared_ptr<ParameterState>& p = shards.parameters[i];
+    const ShardSpec& spec = p->spec;
+    if (!p->transform || spec.chunk_numel() == 0) continue;
+    const Tensor& values = p->group->values;
+    const std::shared_ptr<Storage> held(
+        new Storage{.device = gather,
+                    .data = values.data() + shards.offset_of(i) * p->element_bytes(),
+                    .bytes = spec.chunk_numel() * p->element_bytes(),
+                    .use = values.storage()->use,
+                    .is_read_only = true},
+        [values](Storage* gone) { delete gone; });
+    std::int64_t at = shards.layout.gather_offset_bytes[i];
+    One one{.parameter = p,
+            .chunk = Tensor::wrap(held, rows_of(spec, spec.chunk_rows()), p->dtype),
+            .full = Tensor::wrap(storage_, rows_of(spec, spec.chunk_rows() * spec.world),
+                                 p->compute_dtype, at),
+            .own = {},
+            .all = {}};
+    at += UnitLayout::bytes_of(spec, p->compute_dtype);
+    for (const GatherTransform::Part& part : p->transform->parts(spec)) {
+      parts.push_back({at, part.numel, part.dtype});
+      one.all.push_back(Tensor::wrap(storage_, {spec.world, part.numel}, part.dtype, at));
+      one.own.push_back(one.all.back().view({part.numel}, {1}, spec.rank * part.numel));
+      at += bytes_of(part, spec.world);
+    }
+    encoded_.push_back(std::move(one));
+  }
+}
+
+void EncodedParameters::encode(const Slot& slot) {
+  storage_->data = slot.data;
+  storage_->use = slot.use;
+  for (const One& one : encoded_) one.parameter->transform->encode(one.own, one.chunk);
+}
+
+void EncodedParameters::decode() {
+  for (const One& one : encoded_) one.parameter->transform->decode(one.full, one.all);
+  storage_->data = nullptr;
+}
+
+}  // namespace tessera::shard

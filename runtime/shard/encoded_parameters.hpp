@@ -1,0 +1,50 @@
+// Those parameters of a unit that are gathered in another form: see GatherTransform. Of a slot, the
+// part of such a parameter begins with its full tensor; the arrays that travel lie behind it.
+//
+//   slot   │ p0: chunk 0, 1, .. │ p1: full, decoded │ part 0 of rank 0, 1, .. │ part 1 of .. │ p2 │
+//
+// So one slot has all that a gather writes, and its bytes are the plan's. Rejected: a slot apart
+// for what travels, given back when it is decoded, which would be one more kind of slot to plan for
+// a third of the bytes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "runtime/shard/unit_shards.hpp"
+
+namespace tessera::shard {
+
+// What one item of a unit's all-gather fills: of every rank `count` elements.
+struct GatheredPart {
+  std::int64_t offset_bytes = 0, count = 0;
+  DType dtype = f32;
+};
+
+class EncodedParameters {
+ public:
+  // Of a unit that is materialized. Adds what travels to `parts`.
+  EncodedParameters(const UnitShards& shards, std::vector<GatheredPart>& parts);
+  ~EncodedParameters() { storage_->data = nullptr; }
+
+  // On the gather stream: this rank's chunks into their parts of the slot, and, when those of the
+  // other ranks are there, all of them into full tensors.
+  void encode(const Slot& slot);
+  void decode();
+
+ private:
+  struct One {
+    std::shared_ptr<ParameterState> parameter;
+    Tensor chunk, full;
+    std::vector<Tensor> own, all;  // parts
+  };
+
+  std::shared_ptr<Storage> storage_;  // of the slot, while it is used
+  std::vector<One> encoded_;
+};
+
+// What travels of a parameter with a transform, in a slot.
+std::int64_t encoded_bytes(const ParameterState& parameter);
+
+}  // namespace tessera::shard
