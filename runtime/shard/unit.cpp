@@ -117,10 +117,7 @@ autograd::GradientSink Unit::sink(int i) {
                  "' was sharded since the forward that used it; go backward before");
   context_->schedule_end();
   owes_reduction_ = true;
-  if (buffer_) return buffer_->sink(i);
-  autograd::GradientSink sink = local_->sink(i);
-  sink.scale = 1 / shards_.divide_factor;
-  return sink;
+  return local_ ? local_->sink(i, 1 / shards_.divide_factor) : buffer_->sink(i);
 }
 
 void Unit::on_last_use(int i) {
