@@ -27,7 +27,7 @@ void LocalGradient::lay_out() {
   if (group_->gradient.defined()) held_.fill();
 }
 
-autograd::GradientSink LocalGradient::sink(int i) {
+autograd::GradientSink LocalGradient::sink(int i, double scale) {
   if (layouts_ != group_->layouts) lay_out();
   if (!group_->gradient.defined()) {
     const OwnerGuard owner(group_->device, "gradients");
@@ -53,7 +53,8 @@ autograd::GradientSink LocalGradient::sink(int i) {
   const std::shared_ptr<ParameterState> p = entry.parameter.lock();
   arrived_.add(at);
   const bool is_there = held_.add(at);
-  return {group_->gradient.view(p->shape, p->shape.strides(), entry.gradient_offset), 1, is_there};
+  return {group_->gradient.view(p->shape, p->shape.strides(), entry.gradient_offset), scale,
+          is_there};
 }
 
 void LocalGradient::complete() {

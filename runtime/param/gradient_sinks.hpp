@@ -62,7 +62,9 @@ class LocalGradient final : public GradientSinks,
                             public std::enable_shared_from_this<LocalGradient> {
  public:
   explicit LocalGradient(std::shared_ptr<FlatGroup> group) : group_(std::move(group)) { lay_out(); }
-  autograd::GradientSink sink(int i) override;
+  autograd::GradientSink sink(int i) override { return sink(i, 1); }
+  // `scale`: what contributions are multiplied by where they are written.
+  autograd::GradientSink sink(int i, double scale);
   // Completes what arrived since the last call: missing gradients of a fresh array become zeros,
   // counts are written.
   void complete();

@@ -258,12 +258,6 @@ void Context::close_stale_units() {
 
 void Context::end_forward() { forwards_.push_back(device().compute().record()); }
 
-void Context::expect_valid(const std::string& unit) const {
-  TESSERA_EXPECT(is_valid(), "unit '", unit,
-                 "': its world has recovered from a failure without it; give reset a module that "
-                 "holds all roots of the world");
-}
-
 // --- backward ---
 
 void Context::enter(Unit& unit, const BackwardNeeds& needs) {

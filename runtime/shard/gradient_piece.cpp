@@ -123,15 +123,18 @@ void GradientPiece::reduce() {
     keep_terms();
     return give_back();
   }
+  Stream last = shards_.replicas ? shards_.replicas->stream() : reduce;
   FlatGroup& group = *shards_.group;
-  if (!group.gradient.defined()) group.gradient = fresh_gradient();
+  if (!group.gradient.defined())
+    group.gradient = fresh_gradient();
+  else if (!shards_.host)
+    last.wait(group.reduced);  // on the stream of a hook
   const Tensor& gradient = group.gradient;
   const bool is_fresh = reduced_.lock() != gradient.storage();
   reduced_ = gradient.storage();
   reduce.wait(shards_.device.compute().record());
   const Parts flat{gradient.view({range_.numel()}, {1}, range_.begin),
                    gradient.view({range_.counts}, {1}, range_.counts_begin)};
-  const Stream last = shards_.replicas ? shards_.replicas->stream() : reduce;
   const bool is_direct = is_fresh && shards_.reduce_dtype() == f32 && !shards_.host;
   const Tensor staged = is_direct ? Tensor() : sums_memory(last);
   const Parts sums = is_direct ? flat : parts_of(staged);
@@ -140,6 +143,13 @@ void GradientPiece::reduce() {
   } else {
     if (!is_direct) clear_gaps(reduce, sums.values, gaps_reduce_);
     scatter(sums);
+  }
+  if (shards_.hook) {
+    const Stream hooked = run_hook(last, sums);
+    if (is_direct)
+      last = hooked;
+    else
+      last.wait(hooked.record());
   }
   if (!is_direct && !shards_.host) {
     accumulate(last, flat.values, sums.values, is_fresh);

@@ -9,8 +9,8 @@
 //   empty                                     │ given back
 //
 //   compute   dW │ dW │ complete ┐ record
-//   reduce                       └ wait │ reduce_scatter │ (accumulate) │ record ┐
-//   who reads the gradient                       FlatGroup::await_gradient: wait ┘
+//   reduce                       └ wait │ reduce_scatter │ (hook) │ (accumulate) │ record ┐
+//   who reads the gradient                                FlatGroup::await_gradient: wait ┘
 //
 // PyTorch FSDP2 keeps a gradient a parameter and copies them into reduce_scatter_input first.
 #pragma once
@@ -71,6 +71,7 @@ class GradientPiece {
   const char* all_reduce_name();
   void sum_replicas(const Parts& to);
   void scatter(const Parts& to);
+  Stream run_hook(Stream last, const Parts& sums) const;
   void accumulate(Stream stream, const Tensor& to, const Tensor& staged, bool is_fresh) const;
   void clear_gaps(Stream stream, const Tensor& flat, const Tensor& table) const;
 

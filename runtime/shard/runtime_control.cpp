@@ -21,6 +21,14 @@ void UnitControl::check(Context& context) const {
       }
 }
 
+// What the program does with sums that are there when `last` is. Returns where it does.
+Stream GradientPiece::run_hook(Stream last, const Parts& sums) const {
+  const Stream stream = shards_.hook_stream ? shards_.device.stream(*shards_.hook_stream) : last;
+  if (stream.id() != last.id()) stream.wait(last.record());
+  shards_.hook({sums.values, sums.counts, stream});
+  return stream;
+}
+
 }  // namespace tessera::shard
 
 namespace tessera {
@@ -28,6 +36,7 @@ namespace {
 
 using shard::Unit;
 using shard::UnitControl;
+using shard::UnitShards;
 
 std::shared_ptr<Unit> unit_of(const char* function, nn::Module& module) {
   auto unit = std::dynamic_pointer_cast<Unit>(module.hook());
@@ -167,6 +176,24 @@ void set_gradient_divide_factor(nn::Module& module, double factor) {
                  factor, "; expected a finite number above 0");
   for_each_unit("set_gradient_divide_factor", module, false, [=](Unit& unit) {
     with_slices(unit, [=](Unit& part) { part.control().set_divide_factor(factor); });
+  });
+}
+
+void set_all_reduce_hook(nn::Module& module, AllReduceHook hook, std::optional<StreamId> stream) {
+  TESSERA_EXPECT(hook || !stream, "set_all_reduce_hook: stream '", name(*stream),
+                 "' is given without a hook; give both, or none");
+  TESSERA_EXPECT(!stream || (*stream != StreamId::transfer && *stream != StreamId::offload),
+                 "set_all_reduce_hook: stream '", name(*stream),
+                 "' has no kernels of the device; give compute, gather, reduce or replicate");
+  for_each_unit("set_all_reduce_hook", module, false, [&](Unit& unit) {
+    const UnitShards& shards = unit.shards();
+    TESSERA_EXPECT(!hook || shards.has_buffer(), "set_all_reduce_hook: unit '", unit.name(),
+                   "' is on one rank, where nothing is reduced; call it for a mesh of several");
+    TESSERA_EXPECT(!stream || shards.options.mesh.replicas() == 1, "set_all_reduce_hook: unit '",
+                   unit.name(),
+                   "' has replicas, whose sums run on a stream of the mesh, and the "
+                   "hook behind them; give no stream");
+    with_slices(unit, [&](Unit& part) { part.control().set_all_reduce_hook(hook, stream); });
   });
 }
 

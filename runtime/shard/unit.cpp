@@ -79,8 +79,10 @@ void Unit::begin_call(bool is_read) {
     if (is_stale() && !autograd::in_backward()) close();
     gather();
     open();
-    if (!autograd::in_backward() && !calls_.is_in_round())
-      gather_listed(UnitControl::Prefetch::forward);
+    constexpr auto kForward = UnitControl::Prefetch::forward;
+    if (!control_.prefetch_list(kForward).empty() && !autograd::in_backward() &&
+        !calls_.is_in_round())
+      gather_listed(kForward);
   }
   const bool trains = autograd::history_is_wanted(), runs_again = autograd::runs_again();
   if ((trains || runs_again) && !autograd::in_backward())
@@ -117,10 +119,7 @@ autograd::GradientSink Unit::sink(int i) {
                  "' was sharded since the forward that used it; go backward before");
   context_->schedule_end();
   owes_reduction_ = true;
-  if (buffer_) return buffer_->sink(i);
-  autograd::GradientSink sink = local_->sink(i);
-  sink.scale = 1 / shards_.divide_factor;
-  return sink;
+  return local_ ? local_->sink(i, 1 / shards_.divide_factor) : buffer_->sink(i);
 }
 
 void Unit::on_last_use(int i) {

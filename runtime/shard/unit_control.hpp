@@ -53,6 +53,12 @@ class UnitControl {
   void set_reduces(bool reduces) noexcept { shards_.reduces = shards_.all_reduces = reduces; }
   void set_all_reduces(bool all_reduces) noexcept { shards_.all_reduces = all_reduces; }
   void set_divide_factor(double factor) noexcept { shards_.divide_factor = factor; }
+  // Ranks that differ are told so by the name of the reduction.
+  void set_all_reduce_hook(AllReduceHook hook, std::optional<StreamId> stream) {
+    shards_.hook = std::move(hook);
+    shards_.hook_stream = stream;
+    shards_.set_name(shards_.name);
+  }
 
   // It lies inside the module of another unit.
   void set_inner() noexcept { is_inner_ = true; }

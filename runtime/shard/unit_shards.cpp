@@ -55,6 +55,8 @@ UnitShards::UnitShards(const UnitShards& unit, std::shared_ptr<ParameterState> s
     : options(unit.options),
       is_slice(true),
       divide_factor(unit.divide_factor),
+      hook(unit.hook),
+      hook_stream(unit.hook_stream),
       parameters{std::move(slice)},
       device(unit.device),
       groups{parameters[0]->group},
@@ -125,7 +127,7 @@ void UnitShards::set_name(std::string to) {
   name = std::move(to);
   DeviceContext& context = options.mesh.world().device().context();
   gather_name = context.intern("all_gather " + name);
-  reduce_name = context.intern("reduce_scatter " + name);
+  reduce_name = context.intern(concat("reduce_scatter ", name, hook ? " before a hook" : ""));
   all_reduce_name = context.intern("all_reduce " + name);
   for (const auto& of : groups) of->name = name;
 }

@@ -15,6 +15,7 @@
 #include "tessera/comm/communicator.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/shard/layout.hpp"
+#include "tessera/shard/runtime_control.hpp"
 
 namespace tessera::shard {
 
@@ -100,6 +101,8 @@ struct UnitShards {
   bool is_encoded = false;                  // a parameter has a gather transform
   bool reduces = true, all_reduces = true;  // by set_requires_gradient_sync, ..
   double divide_factor;                     // of gradients, before they are summed
+  AllReduceHook hook;                       // behind the sums, empty for none,
+  std::optional<StreamId> hook_stream;      // where they run unless it says so
   const char *gather_name = "", *reduce_name = "", *all_reduce_name = "";  // of its collectives
   std::vector<std::shared_ptr<ParameterState>> parameters;  // without those that are streamed
   std::vector<std::shared_ptr<ParameterState>> streamed;    // which come last in their groups

@@ -9,6 +9,8 @@
 //   model.call([&] { return model.of_others(x); });            // of a class that can't be changed
 #pragma once
 
+#include <functional>
+#include <optional>
 #include <vector>
 
 #include "tessera/shard/fully_shard.hpp"
@@ -107,5 +109,47 @@ void set_requires_all_reduce(nn::Module& module, bool requires_all_reduce, bool 
 // ranks is 1. What is kept unreduced was divided when it was written. It counts for one rank, too.
 // Throws: ContractError unless `factor` is finite and above 0, and as set_requires_gradient_sync.
 void set_gradient_divide_factor(nn::Module& module, double factor);
+
+// What a reduction has left on this rank of some of a unit's gradients, those of a piece or slice.
+struct ReducedGradient {
+  // [n] in MixedPrecision::reduce: this rank's rows, divided as they are, one parameter behind the
+  // other. Zeros between them have to stay zeros, since norms are taken over all.
+  Tensor values;
+  // [parameters] in the same dtype: how many ranks had a gradient. Optimizers skip what has 0.
+  Tensor counts;
+  Stream stream;  // where both may be read and written by what the hook queues
+};
+using AllReduceHook = std::function<void(const ReducedGradient&)>;
+
+// `hook` is called by each reduction of the unit `module` alone, behind the reduce-scatter and the
+// sum over the replicas of a hybrid mesh, and before what was reduced is added to a gradient that
+// is there: with it a program does its own sum over further ranks. It may queue anything on
+// `ReducedGradient::stream`: that is where the reduction ran, or `stream`; collectives of a group
+// whose communicator runs there, too, or on another stream with events between. It is called on
+// the host, in backward, in one order on all ranks. The engine orders by events what the hook
+// queues, and takes no memory for it. Dry runs call it, too, so that what it queues is planned and
+// priced; it reads no values there. On `StreamId::compute` tensors' own operations and
+// distributed/collectives.hpp may be used as they are, at the price of overlap.
+//
+//   auto mesh = DeviceMesh::grid(world, {{"replicas", 2, {.reduce = StreamId::replicate}},
+//                                        {"shards", 4}});
+//   fully_shard(model, {.mesh = mesh["shards"]});
+//   set_gradient_divide_factor(model, 8);
+//   set_all_reduce_hook(model, [group = &mesh.group("replicas")](const ReducedGradient& g) {
+//     for (const Tensor& x : {g.values, g.counts}) {  // each of kStagedBytes at most
+//       const Access access = x.access(AccessMode::write);
+//       group->reduce().submit({.send = x.data(), .recv = x.data(), .count = x.numel(),
+//                               .kind = CollectiveKind::all_reduce, .dtype = x.dtype()},
+//                              "sum of replicas", {&access, 1});
+//     }
+//   }, StreamId::replicate);
+//
+// An empty hook ends that. What the hook throws comes out of backward.
+// Throws: ContractError for a stream without a hook, one where the mesh has replicas, whose sums
+// have theirs, or one of the host; for a unit on one rank, where nothing is reduced; and as
+// set_requires_gradient_sync. Where some ranks have a hook and some none, the step fails on all of
+// them with a CommError.
+void set_all_reduce_hook(nn::Module& module, AllReduceHook hook,
+                         std::optional<StreamId> stream = std::nullopt);
 
 }  // namespace tessera
