@@ -7,7 +7,7 @@
 namespace tessera::kernels::cuda {
 
 void gemm(const GemmArgs& args, Exec& exec) {
-  exec.error = emulator::refusal(exec.native_stream, &args, sizeof args);
+  exec.error = emulator::refusal(exec.native_stream, args);
   if (exec.error) return;
   emulator::enqueue(exec.native_stream, [args] {
     Exec host;
@@ -16,7 +16,7 @@ void gemm(const GemmArgs& args, Exec& exec) {
 }
 
 void gemm_gelu(const GemmGeluArgs& args, Exec& exec) {
-  exec.error = emulator::refusal(exec.native_stream, &args, sizeof args);
+  exec.error = emulator::refusal(exec.native_stream, args);
   if (exec.error) return;
   emulator::enqueue(exec.native_stream, [args] {
     Exec host;

@@ -11,7 +11,7 @@ namespace {
 
 template <auto member, class Args>
 void queued(const Args& args, Exec& exec) {
-  exec.error = emulator::refusal(exec.native_stream, &args, sizeof args);
+  exec.error = emulator::refusal(exec.native_stream, args);
   if (exec.error) return;
   emulator::enqueue(exec.native_stream, [args] {
     Exec here;
@@ -28,7 +28,7 @@ void queued_gemm(const GemmArgs& args, Exec& exec) {
 
 // Arrays on the host are gone when the work runs.
 void queued_peers(const PeersArgs& args, Exec& exec) {
-  exec.error = emulator::refusal(exec.native_stream, &args, sizeof args);
+  exec.error = emulator::refusal(exec.native_stream, args);
   if (!exec.error)
     exec.error = emulator::refusal(exec.native_stream, args.inputs,
                                    static_cast<std::size_t>(args.n_inputs) * sizeof(void*));
