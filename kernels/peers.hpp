@@ -1,7 +1,8 @@
 // What collectives do with their peers' memory: add it up, or copy it. Called from the bodies of
 // collectives after all inputs are ready: on the CPU on the calling thread, elsewhere queued.
 //
-// Peers are ranks that share a device or the host's memory, so that their pointers are valid here.
+// Peers are ranks that share a device or the host's memory, or on devices that this one reaches, so
+// that their pointers are valid here. A copy needs no reach.
 #pragma once
 
 #include <cstddef>

@@ -13,6 +13,8 @@
 
 #include <nvtx3/nvToolsExt.h>
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 
@@ -160,7 +162,38 @@ DriverError describe(std::int32_t device, DriverDevice* out) {
   return has_kernels(device, properties);
 }
 
-DriverError use(std::int32_t device) { return said("cudaSetDevice", cudaSetDevice(device)); }
+thread_local std::int32_t g_device = -1;  // the calling thread's, once it has used one
+
+DriverError use(std::int32_t device) {
+  if (device == g_device) return nullptr;
+  const DriverError error = said("cudaSetDevice", cudaSetDevice(device));
+  g_device = error ? -1 : device;
+  return error;
+}
+
+constexpr int kDevices = 64;
+
+// Bit d of [p]: device d reaches memory of device p.
+std::array<std::atomic<std::uint64_t>, kDevices> g_readers{};
+
+DriverError reach(std::int32_t device, std::int32_t peer, bool* reaches) {
+  *reaches = false;
+  if (std::max(device, peer) >= kDevices) return nullptr;
+  int can = 0;
+  if (const DriverError error =
+          said("cudaDeviceCanAccessPeer", cudaDeviceCanAccessPeer(&can, device, peer)))
+    return error;
+  if (!can) return nullptr;
+  if (const DriverError error = use(device)) return error;
+  const cudaError_t enabled = cudaDeviceEnablePeerAccess(peer, 0);
+  *reaches = enabled == cudaSuccess || enabled == cudaErrorPeerAccessAlreadyEnabled;
+  if (*reaches) g_readers[static_cast<std::size_t>(peer)] |= std::uint64_t{1} << device;
+  if (*reaches || enabled == cudaErrorTooManyPeers) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  return said("cudaDeviceEnablePeerAccess", enabled);
+}
 
 // --- streams and events
 
@@ -225,6 +258,21 @@ DriverError memory_info(std::int64_t* free_bytes, std::int64_t* total_bytes) {
 
 // --- mapping, by calls of libcuda's own
 
+// Whether this driver has the call; null where not.
+template <class F>
+bool find_call(const char* name, unsigned version, F* function) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  if (cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result) !=
+          cudaSuccess ||
+      result != cudaDriverEntryPointSuccess) {
+    cudaGetLastError();
+    found = nullptr;
+  }
+  std::memcpy(function, &found, sizeof found);
+  return found != nullptr;
+}
+
 struct Mapping {
   PFN_cuMemGetAllocationGranularity_v10020 granularity;
   PFN_cuMemAddressReserve_v10020 reserve;
@@ -252,16 +300,7 @@ struct Mapping {
  private:
   template <class F>
   void find(const char* name, unsigned version, F* function) {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    if (cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result) !=
-            cudaSuccess ||
-        result != cudaDriverEntryPointSuccess) {
-      cudaGetLastError();
-      found = nullptr;
-      if (!missing) missing = name;
-    }
-    std::memcpy(function, &found, sizeof found);
+    if (!find_call(name, version, function) && !missing) missing = name;
   }
 };
 
@@ -336,8 +375,15 @@ DriverError map(void* at, std::int64_t bytes, bool* mapped) {
   const CUresult placed = mapping().map(address(at), size, 0, memory, 0);
   mapping().release(memory);
   if (const DriverError error = said("cuMemMap", placed)) return error;
-  const CUmemAccessDesc access{properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  const CUresult opened = mapping().set_access(address(at), size, &access, 1);
+  std::array<CUmemAccessDesc, kDevices> access;
+  std::size_t devices = 0;
+  const std::uint64_t readers =
+      device < kDevices ? g_readers[static_cast<std::size_t>(device)].load() : 0;
+  access[devices++] = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  for (int d = 0; d < kDevices; ++d)
+    if (d != device && (readers >> d & 1) != 0)
+      access[devices++] = {on_device(d).location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  const CUresult opened = mapping().set_access(address(at), size, access.data(), devices);
   if (opened != CUDA_SUCCESS) mapping().unmap(address(at), size);
   *mapped = opened == CUDA_SUCCESS;
   return said("cuMemSetAccess", opened);
@@ -352,6 +398,43 @@ DriverError unmap(void* at, std::int64_t bytes) {
 DriverError copy(void* to, const void* from, std::int64_t bytes, void* stream) {
   return said("cudaMemcpyAsync", cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes),
                                                  cudaMemcpyDefault, stream_of(stream)));
+}
+
+// The driver's copies of a batch in one call, from 12.8 on; null where it has none.
+PFN_cuMemcpyBatchAsync_v12080 batch_call() {
+  static const PFN_cuMemcpyBatchAsync_v12080 found = [] {
+    PFN_cuMemcpyBatchAsync_v12080 call = nullptr;
+    find_call("cuMemcpyBatchAsync", 12080, &call);
+    return call;
+  }();
+  return found;
+}
+
+// What the batch refuses goes copy by copy, which says why: a copy may be done twice.
+DriverError copy_all(const DriverCopy* copies, std::int32_t count, void* stream) {
+  constexpr std::int32_t kAtOnce = 128;
+  for (std::int32_t first = 0; first < count; first += kAtOnce) {
+    std::array<CUdeviceptr, kAtOnce> to, from;
+    std::array<std::size_t, kAtOnce> bytes;
+    const std::int32_t n = std::min(kAtOnce, count - first);
+    for (std::int32_t i = 0; i < n; ++i) {
+      const DriverCopy& c = copies[first + i];
+      const auto at = static_cast<std::size_t>(i);
+      to[at] = address(c.to), from[at] = address(c.from);
+      bytes[at] = static_cast<std::size_t>(c.bytes);
+    }
+    CUmemcpyAttributes attributes{};
+    attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+    std::size_t of_first = 0, failed = 0;
+    if (n > 1 && batch_call() &&
+        batch_call()(to.data(), from.data(), bytes.data(), static_cast<std::size_t>(n), &attributes,
+                     &of_first, 1, &failed, stream_of(stream)) == CUDA_SUCCESS)
+      continue;
+    for (std::int32_t i = first; i < first + n; ++i)
+      if (const DriverError error = copy(copies[i].to, copies[i].from, copies[i].bytes, stream))
+        return error;
+  }
+  return nullptr;
 }
 DriverError fill(void* to, std::uint8_t byte, std::int64_t bytes, void* stream) {
   return said("cudaMemsetAsync",
@@ -393,6 +476,7 @@ constexpr Driver kDriver = {
     .count = count,
     .describe = describe,
     .use = use,
+    .reach = reach,
     .make_stream = make_stream,
     .end_stream = end_stream,
     .make_event = make_event,
@@ -412,6 +496,7 @@ constexpr Driver kDriver = {
     .unmap = unmap,
     .memory_info = memory_info,
     .copy = copy,
+    .copy_all = copy_all,
     .fill = fill,
     .call_host = call_host,
     .make_timer = make_timer,

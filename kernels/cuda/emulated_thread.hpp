@@ -100,6 +100,31 @@ struct Launch {
 void run(const Launch& launch, const void* body);
 // Runs `work` behind what was given to `native_stream` before; at once for null.
 void enqueue(void* native_stream, std::function<void()> work);
+// What a GPU would say of work on this stream with these arguments, null where it would take it:
+// the stream is another device's than the calling thread's, or an argument is an address of another
+// device that this one does not reach. Looks at every aligned word of `args`.
+const char* refusal(void* native_stream, const void* args, std::size_t bytes);
+
+// Padding holds what lay on the stack before, the upper half of an address perhaps. A compiler that
+// can't clear it has only the stream looked at.
+#if __has_builtin(__builtin_clear_padding)
+template <class Args>
+std::size_t clear_padding(Args& args) {
+  __builtin_clear_padding(&args);
+  return sizeof args;
+}
+#else
+template <class Args>
+std::size_t clear_padding(Args&) {
+  return 0;
+}
+#endif
+
+template <class Args>
+const char* refusal(void* native_stream, Args args) {
+  const std::size_t bytes = clear_padding(args);
+  return refusal(native_stream, &args, bytes);
+}
 
 }  // namespace emulator
 
@@ -107,6 +132,8 @@ template <int kThreads, class Body>
 void launch(Exec& exec, Grid grid, std::size_t shared_bytes, const Body& body) {
   static_assert(kThreads % kWarp == 0 && kThreads <= 1024 && std::is_trivially_copyable_v<Body>);
   if (grid.x <= 0 || grid.y <= 0 || grid.z <= 0 || exec.error) return;
+  exec.error = emulator::refusal(exec.native_stream, body);
+  if (exec.error) return;
   const emulator::Launch call{grid, kThreads, shared_bytes, [](const void* p, Thread& thread) {
                                 (*static_cast<const Body*>(p))(thread);
                               }};

@@ -11,15 +11,20 @@ struct Counts {
   std::int64_t streams, events;  // made
   std::int64_t records, waits, blocks;
   std::int64_t allocations, host_allocations, mappings;
-  std::int64_t copies, fills;
-  std::int64_t ranges, open_ranges;  // pushed, and not popped yet
+  std::int64_t copies, batches, fills;  // copies that came in batches, too
+  std::int64_t ranges, open_ranges;     // pushed, and not popped yet
 };
 
 struct Control {
   // Each piece of queued work starts up to `most_us` microseconds late, as the seed has it; 0:
   // none.
   void (*delay)(std::uint64_t seed, std::int32_t most_us);
-  // Of the device, for `allocate` and `map` together; 0: no limit.
+  // How many devices there are from here on, at first 1, and whether they reach each other's
+  // memory: where not, what is queued on one with an address of another is refused.
+  void (*devices)(std::int32_t count, bool reach);
+  // Bytes in use of one device.
+  std::int64_t (*used)(std::int32_t device);
+  // Of each device, for `allocate` and `map` together; 0: no limit.
   void (*limit_memory)(std::int64_t bytes);
   // `failure` says `line` once, as if a kernel had failed; a string that lasts.
   void (*fail)(const char* line);

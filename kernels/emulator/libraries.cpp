@@ -7,6 +7,8 @@
 namespace tessera::kernels::cuda {
 
 void gemm(const GemmArgs& args, Exec& exec) {
+  exec.error = emulator::refusal(exec.native_stream, args);
+  if (exec.error) return;
   emulator::enqueue(exec.native_stream, [args] {
     Exec host;
     cpu::gemm(args, host);
@@ -14,6 +16,8 @@ void gemm(const GemmArgs& args, Exec& exec) {
 }
 
 void gemm_gelu(const GemmGeluArgs& args, Exec& exec) {
+  exec.error = emulator::refusal(exec.native_stream, args);
+  if (exec.error) return;
   emulator::enqueue(exec.native_stream, [args] {
     Exec host;
     cpu::gemm_gelu(args, host);

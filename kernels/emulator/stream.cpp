@@ -31,7 +31,7 @@ void Stream::delay(std::uint64_t seed, std::int32_t most_us) {
   delay_us = most_us;
 }
 
-Stream::Stream() : worker_([this] { work(); }) {}
+Stream::Stream(int device) : device_(device), worker_([this] { work(); }) {}
 
 Stream::~Stream() {
   {

@@ -12,18 +12,20 @@ namespace tessera::kernels::cuda::emulator {
 
 class Stream {
  public:
-  Stream();
+  explicit Stream(int device);
   // Runs what is queued first.
   ~Stream();
   void push(std::function<void()> work);
   // The caller sleeps until all that was pushed has run.
   void drain();
+  int device() const { return device_; }
 
   // From here on every piece of work of every stream starts late, by a random time up to `most_us`.
   static void delay(std::uint64_t seed, std::int32_t most_us);
 
  private:
   void work();
+  const int device_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;

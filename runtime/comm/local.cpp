@@ -26,6 +26,12 @@ class LocalCommunicator final : public Communicator {
         plain_memory(context, kStagedBytes);
     for (const LocalRole::Cell& cell : shared_.cells) published_.push_back(&cell.published);
     for (const FlightRecorder& recorder : group.recorders) recorders_.push_back(&recorder);
+    for (const int peer : group.ranks)
+      link_.far.push_back(world.placement().is_far(group.name_of(seat.rank), peer));
+    if (std::ranges::count(link_.far, 1) == 0)
+      link_.far.clear();
+    else
+      link_.landing = plain_memory(context, kLandingBytes);
   }
 
  private:
@@ -66,12 +72,16 @@ class LocalCommunicator final : public Communicator {
     mine.single = call.single;
     mine.items = call.prepared ? call.prepared : &mine.single;
     publish(mine.published, call, 0);
-    stage(Mover(exec), mine.staging.get(), call.items(), rank(), size());
+    const Mover mover(exec, &link_);
+    stage(mover, mine.staging.get(), call.items(), rank(), size());
+    mover.finish();
   }
 
   void take(const GroupCall& call, Exec& exec) {
     check_agreement(published_, ranks(), role(), recorders_);
-    pull(Mover(exec), call.items(), rank(), size(), inputs_, Peers{shared_});
+    const Mover mover(exec, &link_);
+    pull(mover, call.items(), rank(), size(), inputs_, Peers{shared_});
+    mover.finish();
     recorder_.done(call.seq, stream());
   }
 
@@ -79,6 +89,7 @@ class LocalCommunicator final : public Communicator {
   LocalGroup& group_;
   LocalRole& shared_;
   std::vector<const void*> inputs_;  // of one sum; the stream's
+  PeerLink link_;
   std::vector<const Published*> published_;
   std::vector<const FlightRecorder*> recorders_;
 };
@@ -142,6 +153,7 @@ class LocalBackend final : public World::Backend {
 
 LocalWorld::LocalWorld(int size, const WorldOptions& options)
     : size_(size),
+      placement_(place_ranks(size, options)),
       recovery_barrier_(recovery_signal_, size),
       timeout_s_(options.timeout_seconds),
       left_(static_cast<std::size_t>(size)),

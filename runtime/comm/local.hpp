@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/comm/agreement.hpp"
+#include "runtime/comm/placement.hpp"
 #include "runtime/comm/poll_thread.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/device/collective_barrier.hpp"
@@ -62,6 +63,7 @@ class LocalWorld {
   LocalWorld(int size, const WorldOptions& options);
 
   int size() const noexcept { return size_; }
+  const Placement& placement() const noexcept { return placement_; }
   AbortSignal& abort_signal() noexcept { return abort_signal_; }
   // A rank has ended with `reason`: nobody meets, now or after a recovery.
   void end(const std::string& reason);
@@ -95,6 +97,7 @@ class LocalWorld {
   void look_for_late_calls(LocalGroup& group);
 
   const int size_;
+  const Placement placement_;
   AbortSignal abort_signal_, recovery_signal_;  // the second one a failure leaves alone
   CollectiveBarrier recovery_barrier_;
   const double timeout_s_;

@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "kernels/table.hpp"
+#include "runtime/comm/mover.hpp"
 #include "tessera/comm/communicator.hpp"
 
 namespace tessera::comm {
@@ -30,27 +30,6 @@ inline bool sends(const Collective& c, int rank) { return !has_root(c.kind) || c
 inline bool receives(const Collective& c, int rank) {
   return c.kind != CollectiveKind::send_recv || c.target == rank;
 }
-
-// Moves bytes by the kernels of the device on which a body runs, on its stream.
-class Mover {
- public:
-  explicit Mover(Exec& exec) : exec_(exec), kernels_(kernels::kernels_of(exec.driver)) {}
-
-  // The ranges do not overlap unless they are equal; then nothing moves.
-  void copy(void* out, const void* in, std::size_t bytes) const {
-    if (out != in && bytes != 0) kernels_.copy({out, in, static_cast<std::int64_t>(bytes)}, exec_);
-  }
-  // `count` elements of all ranks, by the operation and in the dtype of `c`.
-  void reduce(void* out, const void* const* inputs, int size, std::int64_t count,
-              const Collective& c) const {
-    const auto op = c.reduce == ReduceOp::max ? kernels::PeersOp::max : kernels::PeersOp::sum;
-    kernels_.reduce_peers({out, inputs, count, size, c.dtype, op}, exec_);
-  }
-
- private:
-  Exec& exec_;
-  const kernels::Kernels& kernels_;
-};
 
 // Gives each item of a group, in order, its offset in the staging memory, or kDirect. Depends on
 // what all ranks agree on only, so that offsets are equal on all of them.

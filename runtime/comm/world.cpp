@@ -92,7 +92,7 @@ Device make_device(WorldKind kind, const WorldOptions& options, int rank, int th
       options.executor == ExecutorKind::threaded || options.executor == ExecutorKind::virtual_,
       "WorldOptions: the executor '", name(options.executor),
       "' runs on the CPU; leave it out with a device of kind cuda");
-  return Device::cuda({.index = choice.index,
+  return Device::cuda({.index = choice.index.value_or(0),
                        .rank = rank,
                        .executor = options.executor == ExecutorKind::virtual_
                                        ? ExecutorKind::virtual_
@@ -283,9 +283,9 @@ void run_local(int ranks, const WorldOptions& options, const std::function<void(
   const auto run_rank = [&](int rank) {
     const Attached attached(scheduler.get(), rank);
     try {
-      World world(std::make_unique<World::State>(WorldKind::local, rank, ranks, options, threads,
-                                                 comm::make_local_backend(shared, rank),
-                                                 scheduler));
+      World world(std::make_unique<World::State>(
+          WorldKind::local, rank, ranks, shared->placement().options_of(rank, options), threads,
+          comm::make_local_backend(shared, rank), scheduler));
       try {
         body(world);
         world.device().synchronize();

@@ -54,7 +54,7 @@ void run_ranks(const LaunchEnvironment& environment, std::optional<int> ranks,
     if (options.device.kind != DeviceKind::cpu)
       throw DataError(
           "--device=cuda: several processes can't share their GPUs' memory yet; use --ranks N in "
-          "one process on one GPU, or --device=cpu");
+          "one process, or --device=cpu");
     World world = World::mpi(options);
     if (environment.world_size > 1 && environment.world_size != world.size())
       throw CommError(concat("the launcher started ", environment.world_size,
@@ -117,8 +117,12 @@ DeviceChoice parse_device(std::string_view name) {
   constexpr std::string_view kPrefix = "cuda:";
   const char* const last = name.data() + name.size();
   const char* const first = name.starts_with(kPrefix) ? name.data() + kPrefix.size() : last;
-  const auto [end, error] = std::from_chars(first, last, choice.index);
-  if (error == std::errc() && end == last && choice.index >= 0) return choice;
+  int index = 0;
+  const auto [end, error] = std::from_chars(first, last, index);
+  if (error == std::errc() && end == last && index >= 0) {
+    choice.index = index;
+    return choice;
+  }
   throw DataError(concat("--device=", shortened(name),
                          ": is neither cpu, cuda nor cuda:N; write for example --device=cuda:1"));
 }

@@ -11,6 +11,8 @@ namespace {
 
 template <auto member, class Args>
 void queued(const Args& args, Exec& exec) {
+  exec.error = emulator::refusal(exec.native_stream, args);
+  if (exec.error) return;
   emulator::enqueue(exec.native_stream, [args] {
     Exec here;
     (cpu_kernels().*member)(args, here);
@@ -26,6 +28,11 @@ void queued_gemm(const GemmArgs& args, Exec& exec) {
 
 // Arrays on the host are gone when the work runs.
 void queued_peers(const PeersArgs& args, Exec& exec) {
+  exec.error = emulator::refusal(exec.native_stream, args);
+  if (!exec.error)
+    exec.error = emulator::refusal(exec.native_stream, args.inputs,
+                                   static_cast<std::size_t>(args.n_inputs) * sizeof(void*));
+  if (exec.error) return;
   emulator::enqueue(exec.native_stream, [args, inputs = std::vector<const void*>(
                                                    args.inputs, args.inputs + args.n_inputs)] {
     Exec here;
@@ -35,6 +42,9 @@ void queued_peers(const PeersArgs& args, Exec& exec) {
   });
 }
 void queued_copies(const CopiesArgs& args, Exec& exec) {
+  exec.error = emulator::refusal(exec.native_stream, args.copies,
+                                 static_cast<std::size_t>(args.count) * sizeof(CopyArgs));
+  if (exec.error) return;
   emulator::enqueue(
       exec.native_stream, [list = std::vector<CopyArgs>(args.copies, args.copies + args.count)] {
         Exec here;

@@ -40,6 +40,14 @@ struct Delays {
   Delays& operator=(const Delays&) = delete;
 };
 
+// In its scope there are so many GPUs, which reach each other's memory or do not.
+struct Gpus {
+  explicit Gpus(int count, bool reach = true) { emulator().devices(count, reach); }
+  ~Gpus() { emulator().devices(1, true); }
+  Gpus(const Gpus&) = delete;
+  Gpus& operator=(const Gpus&) = delete;
+};
+
 inline Device queued_gpu(int rank = 0, CudaMemory memory = CudaMemory::pieces) {
   return Device::cuda({.rank = rank, .memory = memory, .module = TESSERA_QUEUED_MODULE});
 }

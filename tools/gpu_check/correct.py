@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 from gpu_check.figures import json_lines
+from gpu_check.machine import count_gpus
 from gpu_check.parts import TOOLS
 from gpu_check.steps import Failed, Skipped
 
@@ -47,6 +48,7 @@ class Correct:
     def bits(self):
         for ranks in (2, 4, 8):
             self.step(f"{ranks} ranks on one device", lambda ranks=ranks: self.same_bits(ranks))
+        self.step("ranks on GPUs of their own", self.own_gpus)
         ranks = 4 if self.gpu else 2
         for name, (setup, *options) in CELLS.items():
             options = [option.format(half=setup["batch"] // ranks // 2) for option in options]
@@ -110,6 +112,29 @@ class Correct:
             if weights[-1] != weights[0]:
                 raise Failed(f"other bits than the first run, with --debug.delay_seed={seed}")
         return dict(runs=len(weights), steps=steps)
+
+    def own_gpus(self):
+        """Rank r on GPU r, as many as there are up to 8: the bits of as many ranks on one GPU. On the emulated GPU also where GPUs
+        can't read each other's memory."""
+        count = count_gpus() if self.gpu else 2
+        if count < 2:
+            raise Skipped("needs 2 GPUs, here is 1")
+        ranks = 8 if count >= 8 else 4 if count >= 4 else 2
+        setup, steps = (TINY, 20) if self.gpu else (TINY | dict(length=16), 2)
+        folder, runs = self.work / "own_gpus", {}
+        for name, own, gpus in (("one", False, "2"), ("own", True, "2"), *(() if self.gpu else (("apart", True, "2 apart"),))):
+            lines, text = self.train(setup, "cuda", steps, folder, f"--save={folder}/w.safetensors", ranks=ranks, own_gpus=own,
+                                     environment=dict(TESSERA_CHECK="1", TESSERA_EMULATED_GPUS=gpus))
+            if ", 0 races" not in text:
+                raise Failed("the race checker did not close with 0 races")
+            if "as planned" not in text:
+                raise Failed("memory is not as planned")
+            if own and f"rank r of {ranks} on GPU r" not in text + self.log.read_text():
+                raise Failed(f"the {ranks} ranks are not on GPUs of their own")
+            runs[name] = ((folder / "w.safetensors").read_bytes(), [line["loss"] for line in lines])
+            if runs[name] != runs["one"]:
+                raise Failed(f"{ranks} ranks, {name}: other bits than on one GPU")
+        return dict(ranks=ranks, steps=steps, runs=len(runs))
 
     def sanitize(self, tool, op):
         """The emulated GPU runs the threads of a block in turns: what they do to each other between barriers only a GPU can show."""

@@ -46,6 +46,11 @@ def find_gpu(device):
     return None
 
 
+def count_gpus():
+    done = subprocess.run([shutil.which("nvidia-smi") or "false", "--list-gpus"], capture_output=True, text=True)
+    return len(done.stdout.splitlines()) if done.returncode == 0 else 0
+
+
 def find_nvcc():
     """Its path, or None and why there is none to use."""
     nvcc = shutil.which("nvcc", path=os.environ["PATH"] + ":/usr/local/cuda/bin")

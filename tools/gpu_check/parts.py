@@ -3,7 +3,7 @@ seconds: they are budgets, by which a deadline decides what is begun, and result
 """
 SECONDS = {  # of a step whose name begins so, the longest that fits
     "build": 180, "device": 10, "list of kernels": 3, "kernel ": 4, "kernel attention": 15, "kernel gemm": 15,
-    "losses of the CPU, ": 45, "2 ranks": 20, "4 ranks": 20, "8 ranks": 30, "memcheck ": 8, "racecheck ": 12, "initcheck ": 8,
+    "losses of the CPU, ": 45, "2 ranks": 20, "4 ranks": 20, "8 ranks": 30, "ranks on GPUs": 30, "memcheck ": 8, "racecheck ": 12, "initcheck ": 8,
     "synccheck ": 8, "bandwidth": 75, "step of ": 35, "profile of ": 12, "attention, ": 60, "products of the models": 150,
     "beside PyTorch: ": 120,  # one pair, where programs and weights are there; more pairs take what is left
 }

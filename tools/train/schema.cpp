@@ -177,8 +177,9 @@ const std::vector<Key>& schema() {
                                           .unset = "cores in the affinity mask / ranks in it",
                                           .argument = "N"}),
       key<&C::flags, &C::Flags::device>("device",
-                                        "where ranks compute: cpu, cuda, or cuda:1 for the second "
-                                        "GPU; all ranks of --ranks share one GPU",
+                                        "where ranks compute: cpu; cuda, rank r on GPU r where "
+                                        "there are as many, else all on the first; or cuda:1, all "
+                                        "on the second",
                                         {.argument = "DEVICE"}),
       key<&C::flags, &C::Flags::dry_run>("dry-run",
                                          "print units, shards, collectives and the planned peak; "

@@ -141,8 +141,8 @@ void check_device(const Config& config, int world_size) {
   }
   if (world_size != 1 && !flags.ranks && !flags.emulate && !flags.dry_run) {
     fail("--device=", flags.device,
-         ": several processes can't share their GPUs' memory yet; use --ranks N in one process on "
-         "one GPU, or --device=cpu");
+         ": several processes can't share their GPUs' memory yet; use --ranks N in one process, or "
+         "--device=cpu");
   }
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,7 +29,9 @@ enum class Transport : std::uint8_t { automatic, messages };
 // Where the ranks of a world compute.
 struct DeviceChoice {
   DeviceKind kind = DeviceKind::cpu;  // or cuda
-  int index = 0;                      // of the GPU, for all ranks of this process
+  // Of the GPU, for all ranks of this process. None: rank r of run_local on GPU r, where there are
+  // as many; else all ranks on the first.
+  std::optional<int> index{};
   CudaMemory memory = CudaMemory::pieces;
   bool tf32 = false;
   std::string module{};  // see CudaOptions

@@ -6,7 +6,8 @@
 // kernels thread by thread, exports the same table, so that all above it is tested where no device
 // is.
 //
-//   calls on a device act on the calling thread's, chosen by `use`
+//   calls on a device act on the calling thread's, chosen by `use`; who changes it behind the
+//   module's back, in a body for instance, changes it back
 //   a DriverError is null, or one line that says what failed, valid until the thread's next call
 #pragma once
 
@@ -27,7 +28,14 @@ struct DriverDevice {
 
 // Changes whenever this table or Exec does, or what a kernel means; kernels that were added, taken
 // away or given other arguments show in `kernels_layout`.
-inline constexpr std::uint32_t kDriverVersion = 4;
+inline constexpr std::uint32_t kDriverVersion = 5;
+
+// One of several copies; either side may be another device's memory.
+struct DriverCopy {
+  void* to;
+  const void* from;
+  std::int64_t bytes;
+};
 
 struct Driver {
   std::uint32_t version;         // kDriverVersion of the module's build
@@ -41,8 +49,12 @@ struct Driver {
   DriverError (*count)(std::int32_t* devices);
   // Also checks that the module has kernels for this one.
   DriverError (*describe)(std::int32_t device, DriverDevice* out);
-  // The calling thread's device from here on.
+  // The calling thread's device from here on. Costs nothing where it is that already.
   DriverError (*use)(std::int32_t device);
+  // Lets kernels on `device` read and write memory of `peer`: what has been allocated there, and
+  // what is mapped there later. False where the machine can't. Copies need it not. May change the
+  // calling thread's device.
+  DriverError (*reach)(std::int32_t device, std::int32_t peer, bool* reaches);
 
   // --- streams and events. `priority` 0 is the most urgent; larger ones are capped at the least.
   DriverError (*make_stream)(std::int32_t priority, void** stream);
@@ -70,7 +82,10 @@ struct Driver {
   DriverError (*memory_info)(std::int64_t* free_bytes, std::int64_t* total_bytes);
 
   // --- queued on a stream. Host memory in a copy is pinned, or the copy is not asynchronous.
+  // Between devices it goes from one to the other where `reach` is true, else by way of the host.
   DriverError (*copy)(void* to, const void* from, std::int64_t bytes, void* stream);
+  // Copies that touch no other's output, in one submission where the driver has it.
+  DriverError (*copy_all)(const DriverCopy* copies, std::int32_t count, void* stream);
   DriverError (*fill)(void* to, std::uint8_t byte, std::int64_t bytes, void* stream);
 
   // Calls `function(data)` on a thread of the host when `stream` comes to it; what follows on the

@@ -37,7 +37,8 @@ void run_ranks(const LaunchEnvironment& environment, std::optional<int> ranks,
 // What a program ends with that `error` ended: 2 for bad input (DataError), 1 for anything else.
 int exit_code(const std::exception_ptr& error = std::current_exception());
 
-// "cpu", "cuda", or "cuda:1" for the second GPU.  Throws: DataError for anything else.
+// "cpu"; "cuda", see DeviceChoice::index; "cuda:1" for the second GPU.  Throws: DataError for
+// anything else.
 DeviceChoice parse_device(std::string_view name);
 
 // The same for small programs: takes `--ranks N` and `--threads N`, 1 to 4096, and `--device NAME`

@@ -240,7 +240,7 @@ void MpiBackend::free_all() noexcept {
 World World::mpi(const WorldOptions& options) {
   TESSERA_EXPECT(options.device.kind == DeviceKind::cpu,
                  "World::mpi: processes can't reach a GPU's memory through MPI; use ranks as "
-                 "threads (--ranks N) on one GPU, or the CPU");
+                 "threads (--ranks N), or the CPU");
   TESSERA_EXPECT(
       options.executor == ExecutorKind::threaded || options.executor == ExecutorKind::inlined,
       "World::mpi: the ", tessera::name(options.executor),
