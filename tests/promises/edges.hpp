@@ -135,8 +135,9 @@ inline std::optional<std::string> path(const std::vector<TraceEntry>& entries, s
 
 // Why nobody misses entries[edge] of the run without mutation, a wait of a stream or of the host.
 // The operation before it that is last, of those that conflict with what is behind it, and the
-// first of these; then what orders the two in `mutant`, which is of one rank of several. Nothing
-// where a stream's wait has no such pair, or no path is found.
+// first of these; then what orders the two in `mutant`, which is of one rank of several. A wait
+// that has no such pair has ordered nothing if whatever is before it, on any stream, and conflicts
+// with something behind it is ordered in `mutant`, too. Nothing where no path is found.
 inline std::optional<std::string> implied(const std::vector<TraceEntry>& entries, std::size_t edge,
                                           const std::vector<TraceEntry>& mutant) {
   using Kind = TraceEntry::Kind;
@@ -157,7 +158,20 @@ inline std::optional<std::string> implied(const std::vector<TraceEntry>& entries
     }
   }
   if (of_host) return "nothing behind it touches what was used before it";
-  return std::nullopt;
+  for (std::size_t from = 0; from < edge; ++from) {
+    const TraceEntry& maker = entries[from];
+    if (maker.kind != Kind::launch || maker.tick > wait.event.clock.ticks[index(maker.stream)])
+      continue;
+    const std::size_t start = find_launch(mutant, maker.stream, maker.tick);
+    for (std::size_t to = edge + 1; to < entries.size(); ++to) {
+      const TraceEntry& user = entries[to];
+      if (user.kind == Kind::launch && user.stream != maker.stream && conflicts(maker, user) &&
+          !path(mutant, start, find_launch(mutant, user.stream, user.tick), &entries))
+        return std::nullopt;
+    }
+  }
+  return concat("no operation of ", name(wait.event.stream), " has used what ", name(wait.stream),
+                " uses behind it");
 }
 
 }  // namespace tessera::testing

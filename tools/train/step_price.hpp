@@ -1,6 +1,5 @@
 // What a planned step takes on a machine that is not here: an observer of the plan, and the lines
-// that
-// --dry-run prints. Predictions; nothing here measures.
+// that --dry-run prints. Predictions; nothing here measures.
 #pragma once
 
 #include <array>
@@ -26,7 +25,7 @@ struct StepPrice {
   };
 
   double seconds = 0;
-  double exposed_seconds = 0;         // compute waits for a collective, or is one
+  double exposed_seconds = 0;         // compute waits for another stream (casts, too), or its wire
   double wire_seconds = 0;            // collectives, hidden or not
   double idle_seconds = 0;            // compute waits for the host
   std::int64_t launches = 0;          // on all streams

@@ -165,12 +165,14 @@ constexpr int ranks_a_machine(const Machine& machine, int ranks, int rank_step) 
 
 // An all-gather, reduce-scatter or all-reduce in which each rank sends and receives `wire_bytes` in
 // all. alpha-beta: Hockney, Parallel Computing 1994; two levels: Thakur, Rabenseifner, Gropp,
-// "Optimization of collective communication operations in MPICH", 2005.
+// "Optimization of collective communication operations in MPICH", 2005. The last machine may have
+// fewer ranks than the others: all that it gets comes over as few links.
 constexpr double collective_seconds(const Machine& machine, int ranks, int rank_step,
                                     double wire_bytes) {
   if (ranks <= 1) return 0;
   const int here = ranks_a_machine(machine, ranks, rank_step);
   const auto machines = static_cast<int>(ceil_div(ranks, here));
+  const int last = ranks - (machines - 1) * here;
   const double received = wire_bytes / 2;
   if (machines == 1)
     return machine.start_seconds + (ranks - 1) * machine.link_hop_seconds +
@@ -180,12 +182,12 @@ constexpr double collective_seconds(const Machine& machine, int ranks, int rank_
            (machines - 1) * machine.network_hop_seconds +
            received / (here == 1 ? machine.network_bytes_per_second
                                  : std::min(machine.link_bytes_per_second,
-                                            here * machine.network_bytes_per_second));
+                                            last * machine.network_bytes_per_second));
   int doublings = 0;
   while ((1 << doublings) < machines) ++doublings;
   const double chunk = received / (ranks - 1);
-  const double across = (machines - 1) * chunk / machine.network_bytes_per_second,
-               within = static_cast<double>(machines) * (here - 1) * chunk /
+  const double across = (ranks - last) * chunk / last / machine.network_bytes_per_second,
+               within = (ranks - static_cast<double>(ranks) / here) * chunk /
                         machine.link_bytes_per_second;
   return machine.start_seconds + doublings * machine.network_hop_seconds +
          (here - 1) * machine.link_hop_seconds + std::max(across, within);
@@ -212,6 +214,8 @@ constexpr Price price(const Machine& machine, const Cost& cost) {
 
 static_assert(collective_seconds(kH100, 1, 1, 1e9) == 0);
 static_assert(collective_seconds(kH100, 64, 1, 1e9) > collective_seconds(kH100, 64, 1, 1e8));
+// A ninth rank, alone in its machine, gets all that it receives over its own network.
+static_assert(collective_seconds(kH100, 9, 1, 2e9) > 1e9 / kH100.network_bytes_per_second);
 static_assert(ranks_a_machine(kH100, 64, 1) == 8 && ranks_a_machine(kH100, 8, 8) == 1);
 // 132 tiles are one wave; one more is another.
 static_assert(shape_share(kH100, {.batch = 132, .m = 128, .n = 128, .k = 128}) == 0.5);
