@@ -348,6 +348,8 @@ def valid(draw, folder, fixture):
                    "data__heldout": draw.choice([None, 0.1]), "checkpoint__export_dtype": draw.choice([None, "float16", "bfloat16"]),
                    "activation_checkpoint__mode": draw.choice([None, "selective", "full"]), "debug__executor": draw.choice([None, "inline", "shuffled"]),
                    "sample": draw.choice([None, "In the"]), "sample-tokens": None}
+    if given["activation_checkpoint__mode"] == "selective":  # of the one block
+        given["activation_checkpoint__selective_ac_option"] = draw.choice(["1", "op", "every_op"])
 
     def as_many(_, folder):
         assert (folder / "lines").read_bytes().count(b"\n") == steps, "the metrics are not a line a step"
