@@ -171,14 +171,14 @@ DriverError use(std::int32_t device) {
   return error;
 }
 
-constexpr int kDevices = 64;
+constexpr int kMostDevices = 64;
 
 // Bit d of [p]: device d reaches memory of device p.
-std::array<std::atomic<std::uint64_t>, kDevices> g_readers{};
+std::array<std::atomic<std::uint64_t>, kMostDevices> g_readers{};
 
 DriverError reach(std::int32_t device, std::int32_t peer, bool* reaches) {
   *reaches = false;
-  if (std::max(device, peer) >= kDevices) return nullptr;
+  if (std::max(device, peer) >= kMostDevices) return nullptr;
   int can = 0;
   if (const DriverError error =
           said("cudaDeviceCanAccessPeer", cudaDeviceCanAccessPeer(&can, device, peer)))
@@ -375,12 +375,12 @@ DriverError map(void* at, std::int64_t bytes, bool* mapped) {
   const CUresult placed = mapping().map(address(at), size, 0, memory, 0);
   mapping().release(memory);
   if (const DriverError error = said("cuMemMap", placed)) return error;
-  std::array<CUmemAccessDesc, kDevices> access;
+  std::array<CUmemAccessDesc, kMostDevices> access;
   std::size_t devices = 0;
   const std::uint64_t readers =
-      device < kDevices ? g_readers[static_cast<std::size_t>(device)].load() : 0;
+      device < kMostDevices ? g_readers[static_cast<std::size_t>(device)].load() : 0;
   access[devices++] = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  for (int d = 0; d < kDevices; ++d)
+  for (int d = 0; d < kMostDevices; ++d)
     if (d != device && (readers >> d & 1) != 0)
       access[devices++] = {on_device(d).location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   const CUresult opened = mapping().set_access(address(at), size, access.data(), devices);
