@@ -90,12 +90,15 @@ std::string ShardPlan::to_string() const {
                 "elements", "shard elements", "param", "reduce", "reshard", "gathers", "reduces");
   out += line;
   for (const Unit& u : units) {
-    std::snprintf(
-        line, sizeof line, "  %-28s %7lld %15s %15s %5s %6s %8s %8d %9d\n", u.name.c_str(),
-        static_cast<long long>(u.parameters), with_commas(u.numel).c_str(),
-        with_commas(u.shard_numel).c_str(), std::string(tessera::name(u.param)).c_str(),
-        std::string(tessera::name(u.reduce)).c_str(), u.reshard_after_forward ? "yes" : "no",
-        u.gathers_per_call, u.reductions_per_call);
+    std::snprintf(line, sizeof line, "  %-28s %7lld %15s %15s %5s %6s %8s %8d %9d\n",
+                  u.name.c_str(), static_cast<long long>(u.parameters),
+                  with_commas(u.numel).c_str(), with_commas(u.shard_numel).c_str(),
+                  std::string(tessera::name(u.param)).c_str(),
+                  std::string(tessera::name(u.reduce)).c_str(),
+                  u.post_forward_ranks > 0  ? concat("to ", u.post_forward_ranks).c_str()
+                  : u.reshard_after_forward ? "yes"
+                                            : "no",
+                  u.gathers_per_call, u.reductions_per_call);
     out += line;
   }
   std::int64_t gathers = 0, reductions = 0, gathered = 0, reduced = 0;
@@ -116,11 +119,14 @@ std::string ShardPlan::to_string() const {
     for (const std::string& name : u.transforms)
       out += concat("  '", u.name, "' gathers by '", name, "': ", with_commas(u.wire_bytes),
                     " bytes of a slot of ", with_commas(u.gather_bytes), "\n");
-  std::int64_t held = 0, postponed = 0;
+  std::int64_t kept = 0, held = 0, postponed = 0;
   for (const Unit& u : units) {
+    kept += u.post_forward_bytes;
     held += u.unsharded_gradient_bytes;
     postponed += u.postponed_sum_bytes;
   }
+  if (kept > 0)
+    out += concat("  from forward to backward ", with_commas(kept), " bytes of parameters stay\n");
   if (held > 0)
     out += concat(
         "  without gradient sync ", with_commas(held), " bytes of unsharded gradients",

@@ -94,6 +94,7 @@ TEST_CASE("backward gathers from neighbours what forward gathered from all", "[s
   struct Found {
     Submitted step, second, twice, stale, changed;
     std::int64_t live = 0, planned = 0;
+    std::string plan;
   };
   const auto results = on_ranks(4, [&](World& world) {
     Stack model(kWidths);
@@ -132,6 +133,7 @@ TEST_CASE("backward gathers from neighbours what forward gathered from all", "[s
     }
     for (const ShardPlan::Unit& unit : shard_plan(model).units)
       found.planned += unit.post_forward_bytes;
+    found.plan = shard_plan(model).to_string();
     set_reshard_after_forward(model, Reshard::always);
     found.changed = submitted_in(world, k, step);
     set_reshard_after_forward(model, Reshard::to(k));
@@ -145,6 +147,8 @@ TEST_CASE("backward gathers from neighbours what forward gathered from all", "[s
     CHECK(found.changed == Submitted{8, 0});
     CHECK(found.planned > 0);
     CHECK(found.live == found.planned);
+    CHECK_THAT(found.plan, Contains("f32    f32     to 2"));
+    CHECK_THAT(found.plan, Contains("  from forward to backward 2,304 bytes of parameters stay"));
   }
 }
 

@@ -3,7 +3,7 @@
 //
 // A Parameter is always the shard: `shape()` is the global shape, `shard()` this rank's rows in the
 // flat array of its unit, and inside its module's call it converts to the full tensor. Optimizers,
-// clipping and initialisation see flat arrays only, a unit's parameters in one.
+// clipping and initialisation see flat arrays only, one for each storage dtype of a unit.
 #pragma once
 
 #include <cstdint>
@@ -69,7 +69,7 @@ class Parameter {
   void set_gather_transform(std::shared_ptr<const GatherTransform> transform) const;
   // Over which ranks its unit shards it; null without one.
   std::shared_ptr<const DeviceMesh> mesh() const;
-  // The name of the unit that owns it; null for none.
+  // The name of its unit; null for none.
   const std::string* unit() const;
   // Where its values lie: meta before it is materialized.
   Device device() const;

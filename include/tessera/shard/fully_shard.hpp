@@ -63,7 +63,8 @@ inline constexpr Reshard Reshard::automatic{Kind::automatic}, Reshard::always{Ki
 
 // f32, bf16 or f16 (PyTorch: MixedPrecisionPolicy).
 struct MixedPrecision {
-  // Of the full parameters and so of compute; unset: f32, the shards' dtype.
+  // Of the full parameters and so of compute, of those that are stored in f32; unset: f32. What
+  // Parameter::set_dtype stores otherwise is gathered as it is.
   std::optional<DType> param{};
   // Of gradients on the wire: f32 or `param`; unset: f32.
   std::optional<DType> reduce{};
@@ -82,7 +83,8 @@ struct MixedPrecision {
 //          device in one copy, a reduction takes its sums back in one. Parameter::shard and grad,
 //          state dicts and clip_grad_norm's norm are tensors of the host, whose operations run on
 //          the stream `offload`. The device keeps slots, activations and a staging of twice the
-//          largest shard. A CPU has both memories too, so that a plan of either is a plan of both.
+//          largest shard and twice the largest piece's. A CPU has both memories too, so that a plan
+//          of either is a plan of both.
 enum class Offload : std::uint8_t { none, cpu };
 
 struct ShardOptions {
