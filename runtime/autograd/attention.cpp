@@ -322,7 +322,8 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
                                {q.size(0), q.size(1), q.size(2), v.size(3)}),
                   q.dtype())};
   };
-  const Tensor o = autograd::kept_or(Expensive::attention, "attention", {q, k, v}, product)[0];
+  const Tensor o =
+      autograd::kept_or(Expensive::attention, "attention by scores", {q, k, v}, product)[0];
   const Shape bias_shape = options.bias.defined() ? options.bias.shape() : Shape{};
   s.options.mask = s.options.bias = {};
   return record(

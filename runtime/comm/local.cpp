@@ -72,14 +72,14 @@ class LocalCommunicator final : public Communicator {
     mine.single = call.single;
     mine.items = call.prepared ? call.prepared : &mine.single;
     publish(mine.published, call, 0);
-    const Mover mover(exec, &link_);
+    const Mover mover(exec, world_.placement().gpus.empty() ? nullptr : &link_);
     stage(mover, mine.staging.get(), call.items(), rank(), size());
     mover.finish();
   }
 
   void take(const GroupCall& call, Exec& exec) {
     check_agreement(published_, ranks(), role(), recorders_);
-    const Mover mover(exec, &link_);
+    const Mover mover(exec, world_.placement().gpus.empty() ? nullptr : &link_);
     pull(mover, call.items(), rank(), size(), inputs_, Peers{shared_});
     mover.finish();
     recorder_.done(call.seq, stream());

@@ -412,7 +412,8 @@ void Optimizer::update_all(const Tensor& given) {
   } catch (...) {
     if (now() > before) {  // some groups are a step ahead of the others, if it comes to run
       log_->queued.push_back({before + 1, now(), true});
-      for (const GroupState& state : states_) state.group->is_consistent = false;
+      for (const GroupState& state : states_)  // of a frozen base nothing was to be updated
+        if (state.group->gradient.defined()) state.group->is_consistent = false;
     }
     throw;
   }

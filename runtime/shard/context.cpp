@@ -145,12 +145,12 @@ void Context::make_host_link() {
 const RankGroup* Context::neighbours(Reshard reshard) {
   if (!reshard.is_partial()) return nullptr;
   const int k = reshard.ranks(), first = group_->rank() / k * k;
-  const auto [known, is_new] = neighbours_.try_emplace(k);
-  if (is_new)
-    known->second = mesh().world().split(
+  const RankGroup*& known = neighbours_[k];  // null where a split has failed
+  if (!known)
+    known = mesh().world().split(
         concat("dp_shard, ", k),
         group_->ranks().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(k)));
-  return known->second;
+  return known;
 }
 
 const DeviceMesh& Context::mesh() const { return unit(0)->shards().options.mesh; }

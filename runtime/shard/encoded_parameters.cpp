@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "runtime/autograd/kept_results.hpp"
 #include "tessera/param/gather_transform.hpp"
 
 namespace tessera::shard {
@@ -28,10 +29,6 @@ std::int64_t encoded_bytes(const ParameterState& p) {
 }
 
 EncodedParameters::EncodedParameters(const UnitShards& shards, std::vector<GatheredPart>& parts) {
-  TESSERA_EXPECT(
-      !shards.is_offloaded(), "unit '", shards.name,
-      "' has a gather transform and is offloaded, which do not go together yet; leave one "
-      "of the two out");
   const Device gather = shards.device.on(StreamId::gather);
   storage_ = Storage::window(gather, shards.layout.gather_bytes, shards.name);
   storage_->remedy = "a gather transform uses what it is given within the call";
@@ -65,13 +62,17 @@ EncodedParameters::EncodedParameters(const UnitShards& shards, std::vector<Gathe
   }
 }
 
+// A function that is recomputed may gather in one of its runs only, so that products of a transform
+// are none that it keeps.
 void EncodedParameters::encode(const Slot& slot) {
+  const autograd::KeptScope apart(nullptr);
   storage_->data = slot.data;
   storage_->use = slot.use;
   for (const One& one : encoded_) one.parameter->transform->encode(one.own, one.chunk);
 }
 
 void EncodedParameters::decode() {
+  const autograd::KeptScope apart(nullptr);
   for (const One& one : encoded_) one.parameter->transform->decode(one.full, one.all);
   storage_->data = nullptr;
 }

@@ -7,6 +7,7 @@
 #include "runtime/shard/unit_region.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/device/device_context.hpp"
+#include "tessera/param/gather_transform.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {
@@ -91,6 +92,9 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
     is_read = is_read || module->reads_parameters_in_backward() ||
               claims > module->own_parameters().size();
   }
+  for (const auto& state : claimed)  // what refuses this mesh does so before anything has changed
+    if (state->transform)
+      state->transform->parts({state->shape, options.mesh.shard_size(), options.mesh.shard_rank()});
   // Values that exist move from their whole arrays into the shards.
   struct Held {
     std::shared_ptr<ParameterState> state;

@@ -53,8 +53,9 @@ void GatheredParameters::make_source(FlatGroup& group) {
     sources_.push_back(std::move(source));
   }
   // A gather waits for `updated` and no more, so that the table comes before it, too; where shards
-  // lie on the host, for a part of HostLink's, which is free behind the table.
-  group.mark_updated();
+  // lie on the host, for a part of HostLink's, which is free behind the table. It writes no values:
+  // where they are not consistent, slices that are made anew leave them so.
+  group.updated = group.device.compute().record();
 }
 
 std::uint64_t GatheredParameters::version() const noexcept {

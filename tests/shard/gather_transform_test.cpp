@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "kernels/e4m3_rows.hpp"
+#include "tessera/autograd/recompute.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tessera/param/gather_transform.hpp"
 #include "tests/shard/support.hpp"
@@ -253,6 +254,42 @@ TEST_CASE("a transform of 16 bits trains a narrow stack on more ranks than rows,
   }
 }
 
+TEST_CASE("products of a transform are none that a recomputed function keeps", "[threads]") {
+  struct ByProduct final : GatherTransform {  // decodes by a product with 1
+    const char* name() const noexcept override { return "by product"; }
+    std::vector<Part> parts(const ShardSpec& spec) const override {
+      return {{f32, spec.chunk_numel()}};
+    }
+    void encode(std::span<const Tensor> parts, const Tensor& chunk) const override {
+      raw::copy_into(parts[0], flattened(chunk));
+    }
+    void decode(const Tensor& full, std::span<const Tensor> parts) const override {
+      const Tensor column = raw::reshape(parts[0], {parts[0].numel(), 1});
+      const Tensor y = matmul(column, Tensor::ones({1, 1}, f32, full.device()));
+      raw::copy_into(flattened(full), flattened(y));
+    }
+  };
+  const auto gradients = [](const std::shared_ptr<const GatherTransform>& transform, Keep keep) {
+    return on_ranks(2, [&](World& world) {
+      Gathered job(world, transform,
+                   {.mesh = DeviceMesh::flat(world), .reshard_after_forward = Reshard::always});
+      const Tensor x = rows_of(1, 2 * world.rank(), 2, 4, world.device());
+      const Tensor y = job.stack.call([&] {
+        Tensor h = x;
+        for (nn::Linear& layer : job.stack.layers)
+          h = recompute([&layer](const Tensor& in) { return tanh(layer(in)); }, h, keep);
+        return h * job.stack.scale.value() + job.stack.offset.value();
+      });
+      mean_square(y).backward();
+      return shard_gradients(job.stack);
+    });
+  };
+  const auto plain = gradients(nullptr, {}),
+             kept = gradients(std::make_shared<ByProduct>(), {.products = 1});
+  for (std::size_t rank = 0; rank < plain.size(); ++rank)
+    CHECK(testing::same_bits(plain[rank], kept[rank]));
+}
+
 TEST_CASE("tables are streamed in e4m3, too", "[threads]") {
   const auto loss_on = [](int ranks) {
     return on_ranks(ranks, [&](World& world) {
@@ -385,7 +422,13 @@ TEST_CASE("a transform that cannot take effect is refused") {
   offloaded.layers[0].weight.set_gather_transform(gather_in_e4m3());
   offloaded.shard({.mesh = DeviceMesh::flat(world), .offload = Offload::cpu});
   CHECK_THAT(refused([&] { offloaded.materialize(world.device()); }),
-             Contains("has a gather transform and is offloaded"));
+             Contains("'layers.0.weight' has a gather transform and is offloaded"));
+  nn::Embedding streamed(5, 4);
+  streamed.weight.set_gather_transform(gather_in_e4m3());
+  fully_shard(streamed, {.mesh = DeviceMesh::flat(world), .offload = Offload::cpu});
+  CHECK(streamed.weight.is_streamed());
+  CHECK_THAT(refused([&] { streamed.materialize(world.device()); }),
+             Contains("'weight' has a gather transform and is offloaded"));
   Stack late({4, 3});
   late.named_parameters();
   late.shard({.mesh = DeviceMesh::flat(world)});
@@ -397,6 +440,20 @@ TEST_CASE("a transform that cannot take effect is refused") {
   stored.layers[0].weight.set_dtype(bf16);
   CHECK_THAT(refused([&] { stored.layers[0].weight.set_gather_transform(gather_in_e4m3()); }),
              Contains("is stored in bf16 and gathered as it is"));
+  // A mesh that it is not made for is refused, and the module is as it was.
+  for (const bool has_values : {false, true}) {
+    Stack narrow({4, 3});
+    const Parameter& weight = narrow.layers[0].weight;
+    weight.set_gather_transform(std::make_shared<InBf16>());
+    if (has_values) narrow.materialize(world.device());
+    const auto shard = [&] { narrow.shard({.mesh = DeviceMesh::flat(world)}); };
+    CHECK_THAT(refused(shard), Contains("parts over 2 ranks"));
+    CHECK(weight.unit() == nullptr);
+    CHECK(weight.device().is_meta() == !has_values);
+    CHECK_THAT(refused(shard), Contains("parts over 2 ranks"));
+    if (!has_values) weight.set_gather_transform(nullptr);
+    if (!has_values) shard();
+  }
 }
 
 TEST_CASE("ranks that give a parameter other transforms are told so", "[threads]") {

@@ -6,6 +6,7 @@
 
 #include "tessera/autograd/random.hpp"
 #include "tessera/device/device_context.hpp"
+#include "tessera/nn/llama.hpp"
 #include "tests/shard/support.hpp"
 
 using namespace tessera;
@@ -96,6 +97,87 @@ TEST_CASE("an update that is cut on one rank makes the next step an error on all
     CHECK_THAT(s.refusal, Contains("was left half done") && Contains("load parameters"));
     CHECK(s.trains);
   }
+}
+
+TEST_CASE("a table that is cut into slices anew is no more consistent than before",
+          "[shard][threads]") {
+  const WorldOptions options{.executor = ExecutorKind::inlined, .threads = 1};
+  const auto refusals = on_ranks(2, options, [&](World& world) {
+    nn::Llama model({.dim = 8,
+                     .n_layers = 1,
+                     .n_heads = 2,
+                     .n_kv_heads = 1,
+                     .ffn_dim = 12,
+                     .vocab_size = 11,
+                     .max_seq_len = 4});
+    fully_shard(model, {.mesh = DeviceMesh::flat(world)});  // one unit, and slices
+    nn::init(model, {5}, world.device());
+    optim::AdamW optimizer(model.parameters());
+    const auto step = [&] {
+      const std::vector<std::int32_t> ids = {3, 1, 4, 10, 5};
+      const Tensor all = Tensor::from(ids, {1, 5}, world.device());
+      const auto loss = [&] {
+        return model.loss(raw::slice(all, 1, 0, 4), raw::slice(all, 1, 1, 5));
+      };
+      {
+        const NoGradGuard none;  // so that slots are planned anew, and made anew after a reset
+        loss();
+      }
+      loss().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      world.barrier();
+    };
+    step();
+    step();
+    if (world.rank() == 0)  // the update of the other rank has run
+      world.device().context().add_observer(std::make_shared<Cuts>(1, "adamw"));
+    const std::string cut = message_of(step);
+    if (cut.empty() || reset(model).parameters_are_consistent) return std::string("not cut");
+    return message_of(step);
+  });
+  for (const std::string& refusal : refusals) CHECK_THAT(refusal, Contains("was left half done"));
+}
+
+TEST_CASE("what is trained is loaded after a cut update, and a frozen base beside it stays",
+          "[shard][threads]") {
+  const WorldOptions options{.executor = ExecutorKind::inlined, .threads = 1};
+  const auto refusals = on_ranks(2, options, [&](World& world) {
+    nn::Llama model({.dim = 8,
+                     .n_layers = 1,
+                     .n_heads = 2,
+                     .n_kv_heads = 1,
+                     .ffn_dim = 12,
+                     .vocab_size = 11,
+                     .max_seq_len = 4});
+    for (const Parameter& p : model.parameters())
+      if (p.shape().ndim() > 1) {
+        p.freeze();
+        p.set_dtype(bf16);
+      }
+    const ShardOptions sharded{.mesh = DeviceMesh::flat(world), .precision = {.param = bf16}};
+    fully_shard(model.blocks[0], sharded);
+    fully_shard(model, sharded);  // a norm that is trained, and streamed tables that are not
+    nn::init(model, {5}, world.device());
+    const auto step = [&](optim::AdamW& optimizer) {
+      const std::vector<std::int32_t> ids = {3, 1, 4, 10, 5};
+      const Tensor all = Tensor::from(ids, {1, 5}, world.device());
+      model.loss(raw::slice(all, 1, 0, 4), raw::slice(all, 1, 1, 5)).backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      world.barrier();
+    };
+    optim::AdamW first(model.parameters());
+    step(first);
+    world.device().context().add_observer(std::make_shared<Cuts>(2, "adamw"));  // of two units
+    const std::string cut = message_of([&] { step(first); });
+    if (cut.empty() || reset(model).parameters_are_consistent) return std::string("not cut");
+    for (const Parameter& p : model.parameters())
+      if (p.trainable()) p.assign(Tensor::ones(p.spec().local_shape(), f32, world.device()));
+    optim::AdamW second(model.parameters());
+    return message_of([&] { step(second); });
+  });
+  for (const std::string& refusal : refusals) CHECK(refusal == "");
 }
 
 TEST_CASE("an update that every rank has queued and none has begun is taken back",

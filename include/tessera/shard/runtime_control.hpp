@@ -131,19 +131,15 @@ using AllReduceHook = std::function<void(const ReducedGradient&)>;
 // priced; it reads no values there. On `StreamId::compute` tensors' own operations and
 // distributed/collectives.hpp may be used as they are, at the price of overlap.
 //
-//   auto mesh = DeviceMesh::grid(world, {{"replicas", 2, {.reduce = StreamId::replicate}},
-//                                        {"shards", 4}});
+//   auto mesh = DeviceMesh::grid(world, {{"replicas", 2}, {"shards", 4}});
 //   fully_shard(model, {.mesh = mesh["shards"]});
 //   set_gradient_divide_factor(model, 8);
 //   set_all_reduce_hook(model, [group = &mesh.group("replicas")](const ReducedGradient& g) {
-//     for (const Tensor& x : {g.values, g.counts}) {  // each of kStagedBytes at most
-//       const Access access = x.access(AccessMode::write);
-//       group->reduce().submit({.send = x.data(), .recv = x.data(), .count = x.numel(),
-//                               .kind = CollectiveKind::all_reduce, .dtype = x.dtype()},
-//                              "sum of replicas", {&access, 1});
-//     }
-//   }, StreamId::replicate);
+//     for (const Tensor& x : {g.values, g.counts}) raw::copy_into(x, dist::all_reduce(x, *group));
+//   }, StreamId::compute);
 //
+// Off compute a program submits to a communicator of the group itself: sums in place have
+// kStagedBytes at most, larger ones a send and a recv in symmetric memory.
 // An empty hook ends that. What the hook throws comes out of backward.
 // Throws: ContractError for a stream without a hook, one where the mesh has replicas, whose sums
 // have theirs, or one of the host; for a unit on one rank, where nothing is reduced; and as
