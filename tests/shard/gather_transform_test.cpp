@@ -361,14 +361,19 @@ TEST_CASE("slots and bytes of transforms are planned, and what the plan says is 
 TEST_CASE("a transform that throws fails the step, and after a reset the next one is possible",
           "[threads]") {
   struct Throws final : GatherTransform {
+    // Whether it was 0; -1 stays.
+    static bool counts_down(int& left) {
+      if (left < 0) return false;
+      return left-- == 0;
+    }
     const char* name() const noexcept override { return "throws"; }
     std::vector<Part> parts(const ShardSpec& spec) const override { return InTwo().parts(spec); }
     void encode(std::span<const Tensor> parts, const Tensor& chunk) const override {
-      if (*encodes_left >= 0 && (*encodes_left)-- == 0) throw std::runtime_error("encode");
+      if (counts_down(*encodes_left)) throw std::runtime_error("encode");
       InTwo().encode(parts, chunk);
     }
     void decode(const Tensor& full, std::span<const Tensor> parts) const override {
-      if (*decodes_left >= 0 && (*decodes_left)-- == 0) throw std::runtime_error("decode");
+      if (counts_down(*decodes_left)) throw std::runtime_error("decode");
       InTwo().decode(full, parts);
     }
     std::shared_ptr<int> encodes_left = std::make_shared<int>(-1),
