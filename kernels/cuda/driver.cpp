@@ -1,9 +1,10 @@
 // The driver table over the CUDA runtime: devices, streams, events, memory, copies, NVTX ranges.
 //
-// The runtime is linked statically and opens libcuda itself; of libcuda's own calls, mapping needs
-// a few, which the runtime hands out. Nothing here throws, prints or reads the environment. Streams
-// do not synchronise with the legacy default stream, events carry no time, and a host that blocks
-// on one sleeps instead of spinning: several ranks share the processors.
+// The runtime is linked statically and opens libcuda itself; of libcuda's own calls, mapping and
+// batches of copies need a few, which the runtime hands out (libcuda_calls.hpp). Nothing here
+// throws, prints or reads the environment. Streams do not synchronise with the legacy default
+// stream, events carry no time, and a host that blocks on one sleeps instead of spinning: several
+// ranks share the processors.
 #include "tessera/device/driver.hpp"
 
 #include <cublasLt.h>
@@ -20,7 +21,10 @@
 
 #include "built_for.hpp"
 #include "kernels/cuda/device.hpp"
+#include "kernels/cuda/driver_errors.hpp"
 #include "kernels/cuda/kernels.hpp"
+#include "kernels/cuda/libcuda_calls.hpp"
+#include "kernels/cuda/mapping.hpp"
 
 namespace tessera::kernels::cuda {
 
@@ -36,57 +40,6 @@ const void* image_probe();                                                // ima
 cudaError_t launch_delay(std::int64_t duration_ns, cudaStream_t stream);  // delay.cu
 
 namespace {
-
-constexpr int kLeastDriver = CUDART_VERSION >= 13000 ? 580 : 525;  // of NVIDIA, for this runtime
-
-thread_local char g_line[512];  // the calling thread's last error
-
-template <class... Parts>
-DriverError line(const char* format, Parts... parts) {
-  std::snprintf(g_line, sizeof g_line, format, parts...);
-  return g_line;
-}
-
-// What one can do about an error, where something can be said.
-const char* remedy(cudaError_t code) {
-  switch (code) {
-    case cudaErrorNoDevice:
-      return "; is a GPU visible (nvidia-smi, CUDA_VISIBLE_DEVICES)?";
-    case cudaErrorInvalidDevice:
-      return "; nvidia-smi lists the devices there are";
-    case cudaErrorIllegalAddress:
-    case cudaErrorMisalignedAddress:
-    case cudaErrorLaunchFailure:
-      return "; a kernel before this left its memory, compute-sanitizer names it; the process must "
-             "be started anew";
-    case cudaErrorNoKernelImageForDevice:
-      return "; build the module for this device with -Dgpu_archs";
-    case cudaErrorDevicesUnavailable:
-      return "; is another process holding the device in exclusive mode?";
-    default:
-      return "";
-  }
-}
-
-// Null for success. The runtime's own note of the error is taken back, or the next launch would
-// report it again.
-DriverError said(const char* call, cudaError_t code) {
-  if (code == cudaSuccess) return nullptr;
-  cudaGetLastError();
-  int driver = 0;
-  if (code == cudaErrorInsufficientDriver || code == cudaErrorSystemDriverMismatch) {
-    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
-      return line("%s: there is no NVIDIA driver (libcuda.so.1); install %d or newer", call,
-                  kLeastDriver);
-    return line(
-        "%s: the NVIDIA driver knows CUDA up to %d.%d, this module needs %d.%d: driver %d or "
-        "newer",
-        call, driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10,
-        kLeastDriver);
-  }
-  return line("%s: %s (%s)%s", call, cudaGetErrorString(code), cudaGetErrorName(code),
-              remedy(code));
-}
 
 // Memory that is not there is no error: *data stays null.
 DriverError memory_or_none(const char* call, cudaError_t code, void** data) {
@@ -171,11 +124,6 @@ DriverError use(std::int32_t device) {
   return error;
 }
 
-constexpr int kMostDevices = 64;
-
-// Bit d of [p]: device d reaches memory of device p.
-std::array<std::atomic<std::uint64_t>, kMostDevices> g_readers{};
-
 DriverError reach(std::int32_t device, std::int32_t peer, bool* reaches) {
   *reaches = false;
   if (std::max(device, peer) >= kMostDevices) return nullptr;
@@ -187,7 +135,7 @@ DriverError reach(std::int32_t device, std::int32_t peer, bool* reaches) {
   if (const DriverError error = use(device)) return error;
   const cudaError_t enabled = cudaDeviceEnablePeerAccess(peer, 0);
   *reaches = enabled == cudaSuccess || enabled == cudaErrorPeerAccessAlreadyEnabled;
-  if (*reaches) g_readers[static_cast<std::size_t>(peer)] |= std::uint64_t{1} << device;
+  if (*reaches) note_reader(device, peer);
   if (*reaches || enabled == cudaErrorTooManyPeers) {
     cudaGetLastError();
     return nullptr;
@@ -254,143 +202,6 @@ DriverError memory_info(std::int64_t* free_bytes, std::int64_t* total_bytes) {
   *free_bytes = static_cast<std::int64_t>(unused);
   *total_bytes = static_cast<std::int64_t>(total);
   return error;
-}
-
-// --- mapping, by calls of libcuda's own
-
-// Whether this driver has the call; null where not.
-template <class F>
-bool find_call(const char* name, unsigned version, F* function) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-  if (cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result) !=
-          cudaSuccess ||
-      result != cudaDriverEntryPointSuccess) {
-    cudaGetLastError();
-    found = nullptr;
-  }
-  std::memcpy(function, &found, sizeof found);
-  return found != nullptr;
-}
-
-struct Mapping {
-  PFN_cuMemGetAllocationGranularity_v10020 granularity;
-  PFN_cuMemAddressReserve_v10020 reserve;
-  PFN_cuMemAddressFree_v10020 free_range;
-  PFN_cuMemCreate_v10020 create;
-  PFN_cuMemRelease_v10020 release;
-  PFN_cuMemMap_v10020 map;
-  PFN_cuMemSetAccess_v10020 set_access;
-  PFN_cuMemUnmap_v10020 unmap;
-  PFN_cuGetErrorString_v6000 error_string;
-  const char* missing;  // the first call that the driver lacks
-
-  Mapping() : missing(nullptr) {
-    find("cuMemGetAllocationGranularity", 10020, &granularity);
-    find("cuMemAddressReserve", 10020, &reserve);
-    find("cuMemAddressFree", 10020, &free_range);
-    find("cuMemCreate", 10020, &create);
-    find("cuMemRelease", 10020, &release);
-    find("cuMemMap", 10020, &map);
-    find("cuMemSetAccess", 10020, &set_access);
-    find("cuMemUnmap", 10020, &unmap);
-    find("cuGetErrorString", 6000, &error_string);
-  }
-
- private:
-  template <class F>
-  void find(const char* name, unsigned version, F* function) {
-    if (!find_call(name, version, function) && !missing) missing = name;
-  }
-};
-
-// Found at first use; the device's context exists then, since it has been chosen by `use`.
-const Mapping& mapping() {
-  static const Mapping found;
-  return found;
-}
-
-DriverError said(const char* call, CUresult code) {
-  if (code == CUDA_SUCCESS) return nullptr;
-  const char* text = nullptr;
-  mapping().error_string(code, &text);
-  return line("%s: %s", call, text ? text : "unknown error");
-}
-
-// Null where this device can map.
-DriverError can_map(int* device) {
-  if (mapping().missing)
-    return line("%s: the NVIDIA driver lacks it; use memory without mapping", mapping().missing);
-  return said("cudaGetDevice", cudaGetDevice(device));
-}
-
-CUmemAllocationProp on_device(int device) {
-  CUmemAllocationProp properties{};
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  properties.location.id = device;
-  return properties;
-}
-
-CUdeviceptr address(const void* data) { return reinterpret_cast<CUdeviceptr>(data); }
-
-DriverError granularity(std::int64_t* bytes) {
-  int device = 0;
-  if (const DriverError error = can_map(&device)) return error;
-  const CUmemAllocationProp properties = on_device(device);
-  std::size_t found = 0;
-  const DriverError error =
-      said("cuMemGetAllocationGranularity",
-           mapping().granularity(&found, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
-  *bytes = static_cast<std::int64_t>(found);
-  return error;
-}
-
-DriverError reserve(std::int64_t bytes, void** range) {
-  int device = 0;
-  if (const DriverError error = can_map(&device)) return error;
-  CUdeviceptr found = 0;
-  const DriverError error = said(
-      "cuMemAddressReserve", mapping().reserve(&found, static_cast<std::size_t>(bytes), 0, 0, 0));
-  *range = reinterpret_cast<void*>(found);
-  return error;
-}
-
-DriverError free_range(void* range, std::int64_t bytes) {
-  return said("cuMemAddressFree",
-              mapping().free_range(address(range), static_cast<std::size_t>(bytes)));
-}
-
-// The memory's handle is released at once: it lives as long as it is mapped.
-DriverError map(void* at, std::int64_t bytes, bool* mapped) {
-  *mapped = false;
-  int device = 0;
-  if (const DriverError error = can_map(&device)) return error;
-  const CUmemAllocationProp properties = on_device(device);
-  const auto size = static_cast<std::size_t>(bytes);
-  CUmemGenericAllocationHandle memory = 0;
-  const CUresult made = mapping().create(&memory, size, &properties, 0);
-  if (made == CUDA_ERROR_OUT_OF_MEMORY) return nullptr;
-  if (const DriverError error = said("cuMemCreate", made)) return error;
-  const CUresult placed = mapping().map(address(at), size, 0, memory, 0);
-  mapping().release(memory);
-  if (const DriverError error = said("cuMemMap", placed)) return error;
-  std::array<CUmemAccessDesc, kMostDevices> access;
-  std::size_t devices = 0;
-  const std::uint64_t readers =
-      device < kMostDevices ? g_readers[static_cast<std::size_t>(device)].load() : 0;
-  access[devices++] = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  for (int d = 0; d < kMostDevices; ++d)
-    if (d != device && (readers >> d & 1) != 0)
-      access[devices++] = {on_device(d).location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  const CUresult opened = mapping().set_access(address(at), size, access.data(), devices);
-  if (opened != CUDA_SUCCESS) mapping().unmap(address(at), size);
-  *mapped = opened == CUDA_SUCCESS;
-  return said("cuMemSetAccess", opened);
-}
-
-DriverError unmap(void* at, std::int64_t bytes) {
-  return said("cuMemUnmap", mapping().unmap(address(at), static_cast<std::size_t>(bytes)));
 }
 
 // --- queued on a stream

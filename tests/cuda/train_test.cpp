@@ -93,11 +93,7 @@ TEST_CASE("what is stored and gathered in 8 bits has the CPU's bits on a GPU", "
             optimizer.step();
             optimizer.zero_grad();
           }
-          Values values;
-          for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {
-            values[name] = raw::cast(full, f32).to_vector<float>();
-          });
-          return values;
+          return full_values(model);
         });
       };
       const auto cpu = run({.threads = 1}, false);

@@ -1,102 +1,17 @@
-// Muon on one rank: the iteration and whole steps against double precision, who orthogonalises
-// what, and what it shares with the other optimizers. Over ranks: tests/shard/muon_test.
+// Muon on one rank: whole steps against double precision, and what it shares with the other
+// optimizers. Its parts: newton_schulz_test. Over ranks: tests/shard/muon_test.
 #include "tessera/optim/muon.hpp"
 
 #include <algorithm>
-#include <numeric>
 
-#include "runtime/optim/matrix_owners.hpp"
-#include "runtime/optim/newton_schulz.hpp"
 #include "tessera/optim/adamw.hpp"
-#include "tests/optim/helpers.hpp"
+#include "tests/optim/newton_schulz64.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
 using Catch::Matchers::Contains;
 
 namespace {
-
-constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315, kHalfUlp = 0x1p-24;
-
-struct Matrix64 {
-  std::int64_t rows, columns;
-  std::vector<double> at;
-
-  double& operator()(std::int64_t i, std::int64_t j) {
-    return at[static_cast<std::size_t>(i * columns + j)];
-  }
-  double operator()(std::int64_t i, std::int64_t j) const {
-    return at[static_cast<std::size_t>(i * columns + j)];
-  }
-  double norm() const {
-    return std::sqrt(std::inner_product(at.begin(), at.end(), at.begin(), 0.0));
-  }
-  Matrix64 transposed() const {
-    Matrix64 t{columns, rows, at};
-    for (std::int64_t i = 0; i < rows; ++i)
-      for (std::int64_t j = 0; j < columns; ++j) t(j, i) = (*this)(i, j);
-    return t;
-  }
-};
-
-Matrix64 product(const Matrix64& a, const Matrix64& b) {
-  Matrix64 out{a.rows, b.columns,
-               std::vector<double>(static_cast<std::size_t>(a.rows * b.columns))};
-  for (std::int64_t i = 0; i < a.rows; ++i)
-    for (std::int64_t j = 0; j < b.columns; ++j)
-      for (std::int64_t k = 0; k < a.columns; ++k) out(i, j) += a(i, k) * b(k, j);
-  return out;
-}
-
-// As the definition says, with A = X X^T whatever the shape.
-Matrix64 orthogonalised64(Matrix64 x, int steps) {
-  const double norm = std::max(x.norm(), 1e-7);
-  for (double& v : x.at) v /= norm;
-  for (int step = 0; step < steps; ++step) {
-    const Matrix64 gram = product(x, x.transposed()), square = product(gram, gram);
-    Matrix64 factor = gram;
-    for (std::size_t i = 0; i < factor.at.size(); ++i)
-      factor.at[i] = kB * gram.at[i] + kC * square.at[i];
-    const Matrix64 moved = product(factor, x);
-    for (std::size_t i = 0; i < x.at.size(); ++i) x.at[i] = kA * x.at[i] + moved.at[i];
-  }
-  return x;
-}
-
-// How far f32 may be from the exact result, in the Frobenius norm, where the input is off by
-// `input` relative to its norm. k is the smaller dimension, l the larger, u = 2^-24.
-//
-// Singular values stay below 1.21: the polynomial is at most 1.2024 on [0, 1.21]. So |X| <= 1.21
-// sqrt(k), |G| <= 1.4641 sqrt(k) and, as b g + c g^2 is within 2.81 of 0 there, |B| <= 2.81
-// sqrt(k). A sum of n products is off by at most n u of the sum of magnitudes, of which the
-// Frobenius norm is at most the product of the norms; numbers of the formula add 4 u at most.
-//   G     (l + 1) u |X|^2, which moves B by (|b| + 2 |c| 1.4641) = 10.73 times as much
-//   B     (k + 4) u (|c| |G|^2 + |b| |G|)
-//   X     (k + 4) u (|B| |X| + a |X|), and 1.21 times what B is off by
-// A step takes an error that is there by at most 4.3 further, the largest derivative of the
-// polynomial on [0, 1.21]; it is also no less than its quotients between two singular values.
-double allowed_error(std::int64_t rows, std::int64_t columns, int steps, double input = 0) {
-  const auto k = static_cast<double>(std::min(rows, columns)),
-             l = static_cast<double>(std::max(rows, columns));
-  const double x = 1.21 * std::sqrt(k), gram = 1.4641 * std::sqrt(k), factor = 2.81 * std::sqrt(k);
-  const double of_gram = (l + 1) * x * x;
-  const double of_factor = 10.73 * of_gram + (k + 4) * (2.0315 * gram * gram + 4.775 * gram);
-  const double of_step = ((k + 4) * (factor * x + kA * x) + 1.21 * of_factor) * kHalfUlp;
-  double error = input + 3 * kHalfUlp;  // the norm, as f32, and the quotient
-  for (int step = 0; step < steps; ++step) error = 4.3 * error + of_step;
-  return error;
-}
-
-Matrix64 widened(const Values& values, std::int64_t rows, std::int64_t columns) {
-  return {rows, columns, {values.begin(), values.end()}};
-}
-
-double distance(const Values& got, const std::vector<double>& expected) {
-  double squares = 0;
-  for (std::size_t i = 0; i < got.size(); ++i)
-    squares += std::pow(static_cast<double>(got[i]) - expected[i], 2);
-  return std::sqrt(squares);
-}
 
 // Two matrices, one of them tall, and others: a vector, a scalar.
 const std::vector<Shape> kMuonShapes{{4, 6}, {5}, {7, 3}, {}};
@@ -135,115 +50,6 @@ struct MuonFixture {
 };
 
 }  // namespace
-
-TEST_CASE("the iteration of Newton and Schulz is that of double precision, to rounding",
-          "[optim]") {
-  Draw draw;
-  INFO("seed " << draw.seed);
-  const Device device = Device::cpu();
-  for (const int steps : {1, 2, 5})
-    for (const auto& [rows, columns] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-             {4, 6}, {6, 4}, {3, 3}, {1, 9}, {9, 1}, {2, 40}}) {
-      INFO(steps << " steps of " << rows << " x " << columns);
-      const Values x = draw.values(rows * columns, 0.1f, 3);
-      const optim::NewtonSchulz how{.coefficients = {kA, kB, kC}, .steps = steps, .eps = 1e-7};
-      const Tensor got = optim::orthogonalised(Tensor::from(x, {rows, columns}, device), how);
-      const Matrix64 expected = orthogonalised64(widened(x, rows, columns), steps);
-      CHECK(distance(got.to_vector<float>(), expected.at) <= allowed_error(rows, columns, steps));
-    }
-}
-
-TEST_CASE("what is orthogonalised may be huge, tiny or 0", "[optim]") {
-  const Device device = Device::cpu();
-  const optim::NewtonSchulz how{.coefficients = {kA, kB, kC}, .steps = 5, .eps = 1e-7};
-  const Values ones{1, 2, 3, -1, 1, 2};
-  const auto of = [&](float scale) {
-    Values x = ones;
-    for (float& v : x) v *= scale;
-    return optim::orthogonalised(Tensor::from(x, {2, 3}, device), how).to_vector<float>();
-  };
-  // A power of two changes no bit of the norm or the quotient. No square of 3 * 2^100 is an f32.
-  CHECK(of(0x1p100f) == of(1));
-  CHECK(of(0x1p-20f) == of(1));  // a norm of 4e-6
-  CHECK(of(0) == Values(6, 0));
-  // Below eps it is a sixth and less of a unit matrix: not blown up to one.
-  for (const float v : of(0x1p-60f)) CHECK(std::abs(v) < 1e-6f);
-}
-
-TEST_CASE("in bf16 the iteration rounds to bf16, and sums in f32", "[optim]") {
-  const Device device = Device::cpu();
-  const optim::NewtonSchulz how{
-      .coefficients = {kA, kB, kC}, .steps = 5, .eps = 1e-7, .dtype = bf16};
-  // 4 on the diagonal of 4 x 4: of norm 8, so that X is s I, and all is arithmetic on s.
-  Values x(16, 0);
-  for (std::size_t i = 0; i < 4; ++i) x[5 * i] = 4;
-  const Tensor got = optim::orthogonalised(Tensor::from(x, {4, 4}, device), how);
-  CHECK(got.dtype() == bf16);
-  const auto rounded = [](float v) { return static_cast<float>(BFloat16(v)); };
-  float s = 0.5f;
-  for (int step = 0; step < 5; ++step) {
-    const float gram = rounded(s * s);
-    const float factor =
-        rounded(std::fma(static_cast<float>(kB), gram, static_cast<float>(kC) * gram * gram));
-    s = rounded(std::fma(static_cast<float>(kA), s, factor * s));
-  }
-  const Values found = raw::cast(got, f32).to_vector<float>();
-  for (std::size_t i = 0; i < 16; ++i) CHECK(found[i] == (i % 5 == 0 ? s : 0));
-}
-
-TEST_CASE("matrices are dealt by work, and travel in turns of bounded size", "[optim]") {
-  Draw draw;
-  INFO("seed " << draw.seed);
-  for (const int ranks : {1, 2, 3, 8}) {
-    std::vector<optim::MatrixSize> sizes;
-    for (int i = 0; i < 40; ++i)
-      sizes.push_back({1 + static_cast<std::int64_t>(draw.engine() % 300),
-                       1 + static_cast<std::int64_t>(draw.engine() % 300)});
-    constexpr std::int64_t kMost = 1 << 19;
-    const optim::MatrixPlan plan = optim::plan_matrices(sizes, ranks, kMost);
-    std::vector<double> work(static_cast<std::size_t>(ranks));
-    double most = 0;
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-      work[static_cast<std::size_t>(plan.positions[i].owner)] +=
-          optim::orthogonalisation_work(sizes[i]);
-      most = std::max(most, optim::orthogonalisation_work(sizes[i]));
-    }
-    // Who got the last matrix had least before it.
-    const auto [least, largest] = std::ranges::minmax(work);
-    CHECK(largest - least <= most);
-    CHECK(plan.order.size() == sizes.size());
-    CHECK(optim::plan_matrices(sizes, ranks, kMost).order == plan.order);
-
-    std::vector<std::vector<int>> in_turn(plan.widths.size(),
-                                          std::vector<int>(static_cast<std::size_t>(ranks)));
-    const auto chunk = [&](std::size_t i) {
-      return round_up(ceil_div(sizes[i].rows, ranks) * sizes[i].columns, 64);
-    };
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-      const auto& position = plan.positions[i];
-      ++in_turn.at(position.turn)[static_cast<std::size_t>(position.owner)];
-      CHECK(position.offset % 64 == 0);
-      CHECK(position.offset + chunk(i) <= plan.widths[position.turn]);
-      for (std::size_t j = 0; j < i; ++j) {
-        const auto& other = plan.positions[j];
-        if (other.owner != position.owner || other.turn != position.turn) continue;
-        CHECK((other.offset + chunk(j) <= position.offset ||
-               position.offset + chunk(i) <= other.offset));
-      }
-    }
-    for (std::size_t t = 0; t < plan.widths.size(); ++t)
-      if (plan.widths[t] * ranks * 4 > kMost)  // a matrix alone is more
-        CHECK(std::ranges::max(in_turn[t]) >= 1);
-    std::size_t counted = 0;
-    for (int rank = 0; rank < ranks; ++rank)
-      counted += optim::matrices_of(plan, sizes, rank).size();
-    CHECK(counted == sizes.size());
-  }
-  // One that is larger than a turn has one of its own.
-  const std::vector<optim::MatrixSize> large{{64, 64}, {64, 64}, {8, 8}};
-  const optim::MatrixPlan plan = optim::plan_matrices(large, 1, 1);
-  CHECK(plan.widths == std::vector<std::int64_t>{4096, 4096, 64});
-}
 
 TEST_CASE("Muon follows its formula on matrices, and AdamW's on the others", "[optim]") {
   const bool nesterov = GENERATE(true, false);

@@ -1,11 +1,12 @@
-// AdamW and SGD against their formulas in f64, over parameters that are frozen, missing, odd-sized.
+// AdamW and SGD against their formulas in f64, and whose parameters an optimizer moves. Moments:
+// moments_test.
 #include <algorithm>
 
 #include "runtime/param/parameter_state.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/sgd.hpp"
-#include "tests/optim/helpers.hpp"
+#include "tests/optim/fixture.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -13,65 +14,14 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-const std::vector<Shape> kShapes{{5, 7}, {3}, {64, 2}, {1}, {129}};
-
-struct Reference {
-  std::vector<double> p, m, v;
-  double largest = 0;  // |p| so far
-
-  explicit Reference(const Values& start) : p(start.begin(), start.end()) {
-    m.resize(p.size());
-    v.resize(p.size());
-    for (const double x : p) largest = std::max(largest, std::abs(x));
+// A step of SGD on a reference.
+void step_sgd(Reference& r, const Values& g, const optim::SgdOptions& o) {
+  for (std::size_t i = 0; i < r.p.size(); ++i) {
+    r.m[i] = o.momentum * r.m[i] + g[i] + o.weight_decay * r.p[i];
+    r.p[i] -= o.lr * r.m[i];
+    r.largest = std::max(r.largest, std::abs(r.p[i]));
   }
-  void adamw(const Values& g, const optim::AdamWOptions& o, int t) {
-    for (std::size_t i = 0; i < p.size(); ++i) {
-      m[i] = o.beta1 * m[i] + (1 - o.beta1) * g[i];
-      v[i] = o.beta2 * v[i] + (1 - o.beta2) * static_cast<double>(g[i]) * g[i];
-      const double m_hat = m[i] / (1 - std::pow(o.beta1, t)),
-                   v_hat = v[i] / (1 - std::pow(o.beta2, t));
-      p[i] -= o.lr * o.weight_decay * p[i];
-      p[i] -= o.lr * m_hat / (std::sqrt(v_hat) + o.eps);
-      largest = std::max(largest, std::abs(p[i]));
-    }
-  }
-  void sgd(const Values& g, const optim::SgdOptions& o) {
-    for (std::size_t i = 0; i < p.size(); ++i) {
-      m[i] = o.momentum * m[i] + g[i] + o.weight_decay * p[i];
-      p[i] -= o.lr * m[i];
-      largest = std::max(largest, std::abs(p[i]));
-    }
-  }
-  double distance(const Values& got) const {
-    double worst = 0;
-    for (std::size_t i = 0; i < p.size(); ++i) worst = std::max(worst, std::abs(p[i] - got[i]));
-    return worst;
-  }
-};
-
-constexpr double kEps = 0x1p-24;  // half a unit in the last place of f32, relative
-
-// A bag on its device with random values, and the reference of each parameter.
-struct Fixture {
-  Draw draw;
-  Device device = Device::cpu();
-  Bag bag{kShapes};
-  std::vector<Reference> references;
-
-  void start() {
-    for (const Parameter& p : bag.items) {
-      const Values values = draw.values(p.shape().numel(), 0.1f, 2);
-      set(p, values);
-      references.emplace_back(values);
-    }
-  }
-  std::map<std::size_t, Values> gradients(const std::vector<std::size_t>& of) {
-    std::map<std::size_t, Values> out;
-    for (const std::size_t i : of) out[i] = draw.values(bag.items[i].shape().numel(), 0.5f, 2);
-    return out;
-  }
-  Ledger& ledger() { return Memory::of(device).ledger(); }
-};
+}
 
 }  // namespace
 
@@ -119,7 +69,7 @@ TEST_CASE("SGD follows its formula, with and without momentum", "[optim]") {
     give_gradients(f.bag, gradients);
     optimizer.step();
     optimizer.zero_grad();
-    for (const auto& [i, g] : gradients) f.references[i].sgd(g, options);
+    for (const auto& [i, g] : gradients) step_sgd(f.references[i], g, options);
   }
   CHECK(optimizer.states()[0].moments.size() == (momentum > 0 ? 1u : 0u));
   // p stays below 4, so g + weight_decay p is at most 2.4 and the buffer b at most 2.4 * (1 -
@@ -129,90 +79,6 @@ TEST_CASE("SGD follows its formula, with and without momentum", "[optim]") {
   for (std::size_t i = 0; i < kShapes.size(); ++i)
     CHECK(f.references[i].distance(get(f.bag.items[i])) <=
           steps * kEps * (f.references[i].largest + options.lr * 756));
-}
-
-TEST_CASE("a parameter without a gradient keeps its value and its moments", "[optim]") {
-  Fixture f;
-  INFO("seed " << f.draw.seed);
-  f.bag.materialize(f.device);
-  f.start();
-  optim::AdamW adamw(f.bag.parameters());
-  give_gradients(f.bag, f.gradients({0, 1, 2, 3, 4}));
-  adamw.step();
-  adamw.zero_grad();
-  const Values kept = get(f.bag.items[2]), changed = get(f.bag.items[4]);
-  const Values m = adamw.states()[0].moments[0].to_vector<float>();
-  give_gradients(f.bag, f.gradients({0, 4}));
-  adamw.step();
-  CHECK(get(f.bag.items[2]) == kept);
-  CHECK(get(f.bag.items[4]) != changed);
-  const Values after = adamw.states()[0].moments[0].to_vector<float>();
-  const FlatGroup& group = *state_of(f.bag.items[0])->group;
-  for (std::size_t i = 0; i < group.entries.size(); ++i) {
-    const auto begin = static_cast<std::ptrdiff_t>(group.entries[i].offset);
-    const auto end = begin + static_cast<std::ptrdiff_t>(group.entries[i].numel);
-    CHECK(std::equal(m.begin() + begin, m.begin() + end, after.begin() + begin) ==
-          (i != 0 && i != 4));
-  }
-}
-
-TEST_CASE("frozen parameters are left alone and cost no moments", "[optim]") {
-  Fixture f;
-  INFO("seed " << f.draw.seed);
-  f.bag.items[2].freeze();
-  f.bag.materialize(f.device);
-  f.start();
-  const Values kept = get(f.bag.items[2]);
-  optim::AdamW optimizer(f.bag.parameters(), {.weight_decay = 0.5});
-  optimizer.prepare();
-  // [5, 7], [3], [1] and [129], in multiples of 64 elements.
-  CHECK(f.ledger().live_bytes("moments") == 8 * (64 + 64 + 64 + 192));
-  give_gradients(f.bag, f.gradients({0, 1, 3, 4}));
-  optimizer.step();
-  CHECK(get(f.bag.items[2]) == kept);
-}
-
-TEST_CASE("state exists after prepare, twelve bytes an element, and zero_grad frees the rest",
-          "[optim]") {
-  Fixture f;
-  f.bag.materialize(f.device);
-  f.start();
-  optim::AdamW optimizer(f.bag.parameters());
-  optimizer.prepare();
-  const std::int64_t numel = state_of(f.bag.items[0])->group->numel;
-  const auto state_bytes = [&] {
-    return f.ledger().live_bytes("weights") + f.ledger().live_bytes("moments");
-  };
-  CHECK(state_bytes() == 12 * numel);
-  CHECK(f.ledger().live_bytes("scalars") == 256);  // 32 bytes, as the pool rounds
-  const std::int64_t tables = f.ledger().live_bytes("tables");
-  CHECK(tables > 0);
-  for (int t = 0; t < 3; ++t) {
-    give_gradients(f.bag, f.gradients({0, 1, 2, 3, 4}));
-    CHECK(f.ledger().live_bytes("gradients") >= 4 * numel);
-    optimizer.step();
-    optimizer.zero_grad();
-    CHECK(f.ledger().live_bytes("gradients") == 0);
-    CHECK(!f.bag.items[0].grad().defined());
-    CHECK(state_bytes() == 12 * numel);
-    CHECK(f.ledger().live_bytes("tables") == tables);
-  }
-}
-
-TEST_CASE("without any gradient a step changes nothing but the count", "[optim]") {
-  Fixture f;
-  f.bag.materialize(f.device);
-  f.start();
-  optim::AdamW optimizer(f.bag.parameters(), {.weight_decay = 0.5});
-  const Values before = get(f.bag.items[0]);
-  const std::uint64_t version = state_of(f.bag.items[0])->group->version;
-  optimizer.step();
-  CHECK(get(f.bag.items[0]) == before);
-  CHECK(state_of(f.bag.items[0])->group->version == version);
-  CHECK(optimizer.steps() == 1);
-  give_gradients(f.bag, f.gradients({0}));
-  optimizer.step();
-  CHECK(state_of(f.bag.items[0])->group->version == version + 1);
 }
 
 TEST_CASE("an optimizer touches its own parameters only, at the rate set last", "[optim]") {
@@ -268,48 +134,6 @@ TEST_CASE("weight decay can be another for some parameters", "[optim]") {
     for (std::size_t e = 0; e < after.size(); ++e)  // one rounding
       CHECK(after[e] == before[i][e] - (i == 2 ? 0.25f : i == 4 ? 0.f : 0.5f));
   }
-}
-
-TEST_CASE("an optimizer keeps moments of its own parameters, and keeps them as others come and go",
-          "[optim]") {
-  Fixture f;
-  INFO("seed " << f.draw.seed);
-  f.bag.materialize(f.device);
-  f.start();
-  const std::vector<Parameter> some{f.bag.items[3], f.bag.items[4], f.bag.items[1]};
-  optim::AdamW optimizer(some), other({f.bag.items[0]});
-  optimizer.prepare();
-  CHECK(f.ledger().live_bytes("moments") == 8 * (64 + 64 + 192));
-  const auto moments = [&](std::size_t i) {
-    std::vector<Values> all;
-    for (const Tensor& m : optimizer.moments(f.bag.items[i])) all.push_back(m.to_vector<float>());
-    return all;
-  };
-  const auto step = [&] {
-    give_gradients(f.bag, f.gradients({1, 3, 4}));
-    optimizer.step();
-    optimizer.zero_grad();
-  };
-  step();
-  const std::vector<Values> kept = moments(4);
-  REQUIRE(kept.size() == 2);
-  CHECK(kept[0] != Values(129, 0));
-  f.bag.items[1].set_trainable(false);
-  optimizer.prepare();
-  CHECK(f.ledger().live_bytes("moments") == 8 * (64 + 192));
-  CHECK(moments(4) == kept);
-  CHECK(moments(1).empty());
-  const Values frozen = get(f.bag.items[1]);
-  give_gradients(f.bag, f.gradients({4}));
-  optimizer.step();
-  CHECK(moments(4) != kept);
-  CHECK(get(f.bag.items[1]) == frozen);
-  f.bag.items[1].set_trainable(true);
-  f.bag.items[0].value();  // the group follows
-  optimizer.prepare();
-  CHECK(moments(1) == std::vector<Values>(2, Values(3, 0)));
-  CHECK_THROWS_WITH(optimizer.moments(f.bag.items[0]), Contains("is not this optimizer's"));
-  CHECK(other.moments(f.bag.items[0]).empty());  // not yet prepared
 }
 
 TEST_CASE("weight decay is refused for what is not the optimizer's, and out of range", "[optim]") {
@@ -371,34 +195,6 @@ TEST_CASE("two optimizers over one group clear the gradients of their own parame
   for (const float x : f.bag.items[4].grad().to_vector<float>()) CHECK(x == 0);
   optim::Sgd(f.bag.parameters()).zero_grad();
   CHECK_FALSE(group.gradient.defined());
-}
-
-TEST_CASE("a restored optimizer goes on as the first one", "[optim]") {
-  Fixture f;
-  INFO("seed " << f.draw.seed);
-  f.bag.materialize(f.device);
-  f.start();
-  optim::AdamW first(f.bag.parameters());
-  for (int t = 0; t < 3; ++t) {
-    give_gradients(f.bag, f.gradients({0, 1, 2, 3, 4}));
-    first.step();
-    first.zero_grad();
-  }
-  Bag other(kShapes);
-  other.materialize(f.device);
-  for (std::size_t i = 0; i < kShapes.size(); ++i) set(other.items[i], get(f.bag.items[i]));
-  optim::AdamW second(other.parameters());
-  second.prepare();
-  second.set_steps(first.steps());
-  for (std::size_t k = 0; k < 2; ++k)
-    raw::copy_into(second.states()[0].moments[k], first.states()[0].moments[k]);
-  const auto gradients = f.gradients({0, 1, 2, 3, 4});
-  give_gradients(f.bag, gradients);
-  give_gradients(other, gradients);
-  first.step();
-  second.step();
-  for (std::size_t i = 0; i < kShapes.size(); ++i)
-    CHECK(get(other.items[i]) == get(f.bag.items[i]));
 }
 
 TEST_CASE("optimizers refuse what makes no sense", "[optim]") {

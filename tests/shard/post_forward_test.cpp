@@ -2,9 +2,9 @@
 // it from them. The same bits, fewer ranks on the wire.
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tessera/nn/llama.hpp"
 #include "tessera/param/gather_transform.hpp"
 #include "tessera/shard/runtime_control.hpp"
+#include "tests/shard/small_llama.hpp"
 #include "tests/shard/support.hpp"
 #include "tests/support/mesh.hpp"
 
@@ -216,14 +216,7 @@ TEST_CASE("a step that failed leaves no parts behind", "[shard][threads]") {
 TEST_CASE("parts are kept through lists, slices, recompute, masks and what a program decides",
           "[shard][threads]") {
   const auto train = [](World& world, Reshard reshard, bool is_encoded) {
-    nn::Llama model({.dim = 8,
-                     .n_layers = 2,
-                     .n_heads = 2,
-                     .n_kv_heads = 1,
-                     .ffn_dim = 12,
-                     .vocab_size = 11,
-                     .max_seq_len = 4,
-                     .recompute = nn::Recompute::blocks});
+    nn::Llama model(small_llama(2, nn::Recompute::blocks));
     if (is_encoded) {
       for (const Parameter& p : model.blocks[0].parameters())
         if (p.shape().ndim() > 1) {

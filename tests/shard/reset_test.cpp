@@ -6,7 +6,7 @@
 
 #include "tessera/autograd/random.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tessera/nn/llama.hpp"
+#include "tests/shard/small_llama.hpp"
 #include "tests/shard/support.hpp"
 
 using namespace tessera;
@@ -103,13 +103,7 @@ TEST_CASE("a table that is cut into slices anew is no more consistent than befor
           "[shard][threads]") {
   const WorldOptions options{.executor = ExecutorKind::inlined, .threads = 1};
   const auto refusals = on_ranks(2, options, [&](World& world) {
-    nn::Llama model({.dim = 8,
-                     .n_layers = 1,
-                     .n_heads = 2,
-                     .n_kv_heads = 1,
-                     .ffn_dim = 12,
-                     .vocab_size = 11,
-                     .max_seq_len = 4});
+    nn::Llama model(small_llama(1));
     fully_shard(model, {.mesh = DeviceMesh::flat(world)});  // one unit, and slices
     nn::init(model, {5}, world.device());
     optim::AdamW optimizer(model.parameters());
@@ -143,13 +137,7 @@ TEST_CASE("what is trained is loaded after a cut update, and a frozen base besid
           "[shard][threads]") {
   const WorldOptions options{.executor = ExecutorKind::inlined, .threads = 1};
   const auto refusals = on_ranks(2, options, [&](World& world) {
-    nn::Llama model({.dim = 8,
-                     .n_layers = 1,
-                     .n_heads = 2,
-                     .n_kv_heads = 1,
-                     .ffn_dim = 12,
-                     .vocab_size = 11,
-                     .max_seq_len = 4});
+    nn::Llama model(small_llama(1));
     for (const Parameter& p : model.parameters())
       if (p.shape().ndim() > 1) {
         p.freeze();

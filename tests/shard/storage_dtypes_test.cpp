@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "tessera/checkpoint/model.hpp"
-#include "tessera/nn/llama.hpp"
 #include "tessera/shard/runtime_control.hpp"
+#include "tests/shard/small_llama.hpp"
 #include "tests/shard/support.hpp"
 #include "tests/support/mesh.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -189,11 +189,7 @@ TEST_CASE("a frozen base in 8 bits trains on several ranks as on one", "[threads
       optimizer.step();
       optimizer.zero_grad();
     }
-    Values values;
-    for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {
-      values[name] = raw::cast(full, f32).to_vector<float>();
-    });
-    return values;
+    return full_values(model);
   };
   const Values one = on_ranks(1, [&](World& world) { return train_all(world, 4); })[0];
   const Values four = on_ranks(4, [&](World& world) { return train_all(world, 4); })[0];
@@ -233,13 +229,7 @@ TEST_CASE("a base that is written alone is gathered anew, also where its unit is
 TEST_CASE("a language model frozen in bf16 but for its norms, tables in slices, is one in f32",
           "[threads]") {
   const auto train = [](World& world, bool has_f32_copy) {
-    nn::Llama model({.dim = 8,
-                     .n_layers = 2,
-                     .n_heads = 2,
-                     .n_kv_heads = 1,
-                     .ffn_dim = 12,
-                     .vocab_size = 11,
-                     .max_seq_len = 4});
+    nn::Llama model(small_llama(2));
     for (const auto& [name, p] : model.named_parameters())
       if (p.shape().ndim() > 1) {
         p.freeze();
@@ -262,11 +252,7 @@ TEST_CASE("a language model frozen in bf16 but for its norms, tables in slices, 
       optimizer.step();
       optimizer.zero_grad();
     }
-    Values values;
-    for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {
-      values[name] = raw::cast(full, f32).to_vector<float>();
-    });
-    return values;
+    return full_values(model);
   };
   for (const int ranks : {1, 2, 3}) {
     INFO(ranks << " ranks");

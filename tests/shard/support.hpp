@@ -72,11 +72,11 @@ inline bool same_bits(const Values& a, const Values& b) {
   return true;
 }
 
-// The whole f32 parameters, gathered. Collective.
+// The whole parameters, gathered, as f32. Collective.
 inline Values full_values(nn::Module& module) {
   Values values;
   for_each_full_parameter(module, [&](const std::string& name, const Tensor& full) {
-    values[name] = full.to_vector<float>();
+    values[name] = raw::cast(full, f32).to_vector<float>();
   });
   return values;
 }
