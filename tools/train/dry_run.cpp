@@ -74,10 +74,13 @@ int dry_run(const Config& config, int ranks) {
       .ranks = ranks,
       .tokens = static_cast<double>(split.global / ranks * config.training.seq_len),
       .flops_per_token = flops_per_token(config, *model)};
-  bool first = true;
+  std::optional<MemoryPlan> of_rank_0;
   for (const auto& [rank, count] : distinct_layouts(config, ranks)) {
     const MemoryPlan plan = plan_memory(config, rank, ranks, traces ? &*traces : nullptr);
-    if (std::exchange(first, false)) std::printf("%s", plan.shard.to_string().c_str());
+    if (!of_rank_0) {
+      of_rank_0 = plan;
+      std::printf("%s", plan.shard.to_string().c_str());
+    }
     std::printf(
         "rank %d and %d like it: planned peak %lld bytes (%s) in step 1, %lld bytes (%s) in every "
         "later step, reserved %lld bytes (%s)\n",
@@ -107,7 +110,7 @@ int dry_run(const Config& config, int ranks) {
     std::printf("%s\n", plan.ledger.c_str());
     if (machine) std::printf("%s", describe(plan.price, step).c_str());
   }
-  std::printf("%s", compare_recompute(config, ranks).c_str());
+  std::printf("%s", compare_recompute(config, ranks, *of_rank_0).c_str());
   if (device_choice(config).kind == DeviceKind::cpu)
     std::printf("beside it, whatever the model: %s of scratch for each thread that runs kernels\n",
                 mebibytes(kScratchBytes).c_str());

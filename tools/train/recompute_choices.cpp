@@ -26,7 +26,7 @@ std::string in_millions(double count) {
 
 }  // namespace
 
-std::string compare_recompute(const Config& config, int ranks) {
+std::string compare_recompute(const Config& config, int ranks, const MemoryPlan& own) {
   const Choice& given = config.activation_checkpoint;
   const std::string blocks = given.selective_ac_option.ends_with("op")
                                  ? Choice().selective_ac_option
@@ -47,7 +47,8 @@ std::string compare_recompute(const Config& config, int ranks) {
     if (recompute.every > config.model.n_layers) continue;  // no block, as in `none`
     Config changed = config;
     changed.activation_checkpoint = choice;
-    const MemoryPlan plan = plan_memory(changed, 0, ranks);
+    const bool is_own = recompute == given.recompute();
+    const MemoryPlan plan = is_own ? own : plan_memory(changed, 0, ranks);
     if (!none) none = plan;
     std::snprintf(line, sizeof line, "  %-22s %17s %18s %7.1f %% %15s", name_of(choice).c_str(),
                   with_commas(std::to_string(plan.steady_step.peak_bytes)).c_str(),
@@ -59,7 +60,7 @@ std::string compare_recompute(const Config& config, int ranks) {
       std::snprintf(line, sizeof line, " %12.2f ms", 1e3 * plan.price.seconds);
       text += line;
     }
-    text += recompute == given.recompute() ? "  (this run)\n" : "\n";
+    text += is_own ? "  (this run)\n" : "\n";
   }
   return text;
 }
