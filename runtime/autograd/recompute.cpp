@@ -23,6 +23,8 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
   const bool is_recorded = autograd::grad_enabled(), keeps = keep.products > 0 || keep.attention;
   const auto results =
       is_recorded && keeps ? std::make_shared<autograd::KeptResults>(keep) : nullptr;
+  // What a function around it keeps has to come as far as these inputs.
+  if (auto* const around = autograd::KeptResults::current()) around->note_saved();
   // Also in the first run of a function around it, whose second run meets another scope here.
   const autograd::KeptScope first_run(results.get());
   if (!is_recorded) return f(inputs);

@@ -65,7 +65,12 @@ void PostForwardShards::gather(const Slot& slot) {
 }
 
 void PostForwardShards::drop() noexcept {
-  if (part_.arena) arena_->give_back(std::exchange(part_, {}));
+  if (!part_.arena) return;
+  try {
+    arena_->give_back(std::exchange(part_, {}));
+  } catch (const std::exception& error) {
+    shards_.log_kept_slot(error);
+  }
 }
 
 void check_reshard(const char* function, Reshard reshard, const DeviceMesh& mesh) {

@@ -140,9 +140,13 @@ void UnitShards::give_back(const Slot& slot, bool ends_forward) const noexcept {
   try {
     slots->give_back(slot, ends_forward);
   } catch (const std::exception& error) {
-    if (std::uncaught_exceptions() > 0) return;  // that one will be heard of
-    log(LogLevel::error, concat("unit '", name, "': could not give its slot back: ", error.what()));
+    log_kept_slot(error);
   }
+}
+
+void UnitShards::log_kept_slot(const std::exception& error) const noexcept {
+  if (std::uncaught_exceptions() > 0) return;  // that one will be heard of
+  log(LogLevel::error, concat("unit '", name, "': could not give its slot back: ", error.what()));
 }
 
 Tensor table_of(const std::vector<std::int64_t>& rows, const Device& device) {

@@ -90,6 +90,7 @@ struct UnitShards {
   Slot take(SlotKind kind, std::int64_t bytes) const { return slots->take(number, kind, bytes); }
   // A failure is logged under the unit's name: this also runs where an exception is on its way.
   void give_back(const Slot& slot, bool ends_forward = false) const noexcept;
+  void log_kept_slot(const std::exception& error) const noexcept;
 
   ShardOptions options;
   std::string name;                         // until the root's first call: of a parameter

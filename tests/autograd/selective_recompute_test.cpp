@@ -180,6 +180,20 @@ TEST_CASE("what is kept is not made again, and everything else is") {
   CHECK(all == none);
 }
 
+TEST_CASE("a product that a function inside takes is kept") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  const auto make = [&](const Shape& shape) {
+    return Tensor::normal(shape, 0, 1, 1, f32, device).require_grad();
+  };
+  const Tensor x = make({2, 8}), w = make({8, 8});
+  const auto f = [&](const Tensor& t) {
+    return recompute([&](const Tensor& u) { return tanh(u); }, matmul(tanh(t), w));
+  };
+  const int none = launches_again(f, x, {})["matmul"], kept = launches_again(f, x, kAll)["matmul"];
+  CHECK(none == 3);  // again, and two derivatives
+  CHECK(kept == 2);
+}
+
 TEST_CASE("of a recomputed function its inputs are kept, and the results that Keep names") {
   const Device device = Device::cpu({.executor = ExecutorKind::virtual_});
   Ledger& ledger = Memory::of(device).ledger();
@@ -258,6 +272,20 @@ TEST_CASE("a function that is not the same when it runs again is told so in one 
   z.require_grad();
   sum(f(z)).backward();
   CHECK(same.to_vector<float>() == z.grad().to_vector<float>());
+}
+
+TEST_CASE("attention by all scores is not given what the kernel has left") {
+  const Device device = any_device();
+  const Tensor x = Tensor::normal({2, 4, 4, 8}, 0, 1, 1, f32, device).require_grad();
+  double dropout = 0;  // with which the kernel does not serve
+  const Tensor y = recompute(
+      [&](const Tensor& t) {
+        return scaled_dot_product_attention(t, t, t, {.dropout = dropout, .dropout_key = 3});
+      },
+      x, kAll);
+  dropout = 0.5;
+  CHECK_THROWS_WITH(sum(y).backward(), Catch::Contains("is 'attention by scores' of") &&
+                                           Catch::Contains("in forward it was 'attention'"));
 }
 
 TEST_CASE("a second run that failed leaves what is kept usable, and a write is noticed") {

@@ -240,6 +240,33 @@ class OperationCosts final : public Observer {
 
 }  // namespace
 
+// As in shard/runtime_control.hpp: of 256 by 256, which no staging of a collective holds.
+TEST_CASE("a hook on compute sums weights of any size, to the bits of a hybrid mesh", "[threads]") {
+  const auto gradients = [](bool is_hybrid) {
+    return on_ranks(4, [&](World& world) {
+      const DeviceMesh mesh = DeviceMesh::grid(world, {{"replicas", 2}, {"shards", 2}});
+      Stack model({256, 256});
+      fully_shard(model, {.mesh = is_hybrid ? mesh : mesh["shards"]});
+      nn::init(model, {1}, world.device());
+      if (!is_hybrid) {
+        set_gradient_divide_factor(model, 4);
+        set_all_reduce_hook(
+            model,
+            [group = &mesh.group("replicas")](const ReducedGradient& g) {
+              for (const Tensor& x : {g.values, g.counts})
+                raw::copy_into(x, dist::all_reduce(x, *group));
+            },
+            StreamId::compute);
+      }
+      mean_square(model(rows_of(1, 4 * world.rank(), 4, 256, world.device()))).backward();
+      return shard_gradients(model);
+    });
+  };
+  const auto hooked = gradients(false), hybrid = gradients(true);
+  for (std::size_t rank = 0; rank < hooked.size(); ++rank)
+    CHECK(same_bits(hooked[rank], hybrid[rank]));
+}
+
 TEST_CASE("a dry run calls a hook and prices what it queues", "[fsdp2-021]") {
   const RaceCheck check;
   const World world = World::emulated(1, 4, check({.executor = ExecutorKind::virtual_}));

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 from gpu_check.figures import json_lines
-from gpu_check.machine import count_gpus
+from gpu_check.machine import count_of_driver
 from gpu_check.parts import TOOLS
 from gpu_check.steps import Failed, Skipped
 
@@ -116,7 +116,7 @@ class Correct:
     def own_gpus(self):
         """Rank r on GPU r, as many as there are up to 8: the bits of as many ranks on one GPU. On the emulated GPU also where GPUs
         can't read each other's memory."""
-        count = count_gpus() if self.gpu else 2
+        count = count_of_driver() if self.gpu else 2
         if count < 2:
             raise Skipped("needs 2 GPUs, here is 1")
         ranks = 8 if count >= 8 else 4 if count >= 4 else 2

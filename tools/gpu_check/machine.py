@@ -22,7 +22,7 @@ class NoState(Exception):
 
 
 def count_of_driver():
-    """The GPUs that the driver's library counts; 0 where there is none."""
+    """The GPUs that the driver's library counts, as CUDA_VISIBLE_DEVICES and MIG leave them; 0 where there is none."""
     try:
         driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
         return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
@@ -44,11 +44,6 @@ def find_gpu(device):
     if sign:
         raise NoState(f"there is a GPU ({sign}), but {answer}; put nvidia-smi into PATH, or give --emulated to leave the GPU alone")
     return None
-
-
-def count_gpus():
-    done = subprocess.run([shutil.which("nvidia-smi") or "false", "--list-gpus"], capture_output=True, text=True)
-    return len(done.stdout.splitlines()) if done.returncode == 0 else 0
 
 
 def find_nvcc():
