@@ -50,24 +50,39 @@ struct Sizes {
 };
 
 // Packs slivers of `Width` rows of `from` [rows, depth]: out[sliver][l][i] = factor * from(i, l);
-// missing rows are zero.
+// missing rows are zero. A function of its own, whose loops have all registers: inlined into a
+// task, it loads addresses again for every element.
 template <std::int64_t Width, class T>
-void pack_slivers(Compute<T>* out, View<T> from, std::int64_t rows, std::int64_t depth,
-                  Compute<T> factor) {
+[[gnu::noinline]] void pack_slivers(Compute<T>* out, View<T> from, std::int64_t rows,
+                                    std::int64_t depth, Compute<T> factor) {
   using C = Compute<T>;
   // Whole vectors may write beyond a column: the next column, or the next sliver, overwrites that.
-  constexpr std::int64_t whole = (Width + kLanes<C> - 1) / kLanes<C> * kLanes<C>;
+  constexpr std::int64_t lanes = kLanes<C>, whole = (Width + lanes - 1) / lanes * lanes;
+  const Vec<C> scale(factor);
   for (std::int64_t first = 0; first < rows;
        first += Width, out += Width * depth, from = from.from(Width, 0)) {
     const std::int64_t width = std::min(Width, rows - first);
     const auto value = [&](std::int64_t i, std::int64_t l) {
       return factor * static_cast<C>(from.data[i * from.row_step + l * from.col_step]);
     };
-    if (from.row_step == 1 && rows - first >= whole) {
-      const Vec<C> scale(factor);
+    const bool has_whole = rows - first >= whole;
+    if (has_whole && from.row_step == 1) {
       for (std::int64_t l = 0; l < depth; ++l)
-        for (std::int64_t i = 0; i < whole; i += kLanes<C>)
+        for (std::int64_t i = 0; i < whole; i += lanes)
           store(out + l * Width + i, scale * load(from.data + i + l * from.col_step));
+    } else if (has_whole && from.col_step == 1) {
+      std::int64_t l = 0;
+      for (; l + lanes <= depth; l += lanes) {
+        for (std::int64_t i = whole - lanes; i >= 0; i -= lanes) {  // the last goes beyond a column
+          Vec<C> square[lanes];
+          for (std::int64_t r = 0; r < lanes; ++r)
+            square[r] = scale * load(from.data + (i + r) * from.row_step + l);
+          transpose(square);
+          for (std::int64_t r = 0; r < lanes; ++r) store(out + (l + r) * Width + i, square[r]);
+        }
+      }
+      for (; l < depth; ++l)
+        for (std::int64_t i = 0; i < Width; ++i) out[l * Width + i] = value(i, l);
     } else if (width == Width) {
       for (std::int64_t l = 0; l < depth; ++l)
         for (std::int64_t i = 0; i < Width; ++i) out[l * Width + i] = value(i, l);
@@ -82,7 +97,8 @@ void pack_slivers(Compute<T>* out, View<T> from, std::int64_t rows, std::int64_t
 // The same where a sliver's rows are neighbours in memory: several slivers at once, so that every
 // page is visited rarely.
 template <std::int64_t Width, class T>
-void pack(Compute<T>* out, View<T> from, std::int64_t rows, std::int64_t depth, Compute<T> factor) {
+[[gnu::noinline]] void pack(Compute<T>* out, View<T> from, std::int64_t rows, std::int64_t depth,
+                            Compute<T> factor) {
   using C = Compute<T>;
   constexpr std::int64_t together = 8 * Width;
   std::int64_t done = 0;

@@ -156,6 +156,17 @@ inline void store(T* p, Vec<Compute<T>> a) {
   }
 }
 
+// rows[i][j] becomes rows[j][i].
+template <class C>
+inline void transpose(Vec<C> (&rows)[kLanes<C>]) {
+  if constexpr (kLanes<C> > 1) {
+    Eigen::internal::PacketBlock<typename Vec<C>::Packet, kLanes<C>> block;
+    for (int i = 0; i < kLanes<C>; ++i) block.packet[i] = rows[i].v;
+    Eigen::internal::ptranspose(block);
+    for (int i = 0; i < kLanes<C>; ++i) rows[i].v = block.packet[i];
+  }
+}
+
 // The first n < kLanes elements; the others are 0.
 template <class T>
 inline Vec<Compute<T>> load_partial(const T* p, std::int64_t n) {
