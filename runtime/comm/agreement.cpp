@@ -25,6 +25,7 @@ std::string describe(const Published& p, int item) {
     if (i.kind == CollectiveKind::send_recv) text += concat(" to rank ", i.target);
     if (i.reduce != ReduceOp::sum) text += concat(", ", name(i.reduce));
   }
+  if (p.divided_by != 0) text += concat("; divided by ", p.divided_by);
   if (p.backward_of > 0) text += concat("; in the backward of forward ", p.backward_of);
   return text + ")";
 }
@@ -62,6 +63,7 @@ void publish(Published& out, const GroupCall& call, std::uint64_t send_layout_ha
   out.fingerprint = call.fingerprint;
   out.previous = call.previous;
   out.backward_of = call.backward_of;
+  out.divided_by = call.divided_by;
   out.around = call.around;
   out.send_layout_hash = send_layout_hash;
   out.n_items = static_cast<std::int32_t>(call.n_items);

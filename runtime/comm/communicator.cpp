@@ -3,6 +3,7 @@
 #include "tessera/comm/communicator.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 
@@ -106,17 +107,17 @@ Communicator::Communicator(DeviceContext& context, FlightRecorder& recorder, con
 }
 
 void Communicator::submit(const CollectiveGroup& group, std::span<const Access> accesses) {
-  check_and_launch(group.items, group.name, accesses, true, group.backward_of);
+  check_and_launch(group.items, group.name, accesses, &group);
 }
 
 void Communicator::submit(const Collective& collective, const char* op,
                           std::span<const Access> accesses) {
-  check_and_launch({&collective, 1}, op, accesses, false, 0);
+  check_and_launch({&collective, 1}, op, accesses, nullptr);
 }
 
 void Communicator::check_and_launch(std::span<const Collective> items, const char* group,
-                                    std::span<const Access> accesses, bool prepared,
-                                    std::uint64_t backward_of) {
+                                    std::span<const Access> accesses,
+                                    const CollectiveGroup* prepared) {
   TESSERA_EXPECT(group != nullptr && !items.empty(), "Communicator::submit: the group '",
                  group ? group : "", "' has no name or no item");
   TESSERA_EXPECT(!has_ended_, "Communicator::submit '", group, "': ", comm::kWorldHasEnded);
@@ -138,7 +139,7 @@ void Communicator::check_and_launch(std::span<const Collective> items, const cha
   checks.expect_apart(items);
   check_order(group, accesses);
   if (size == 1) {
-    const CopyAlone copy{comm::GroupCall(call, 0, group, items, prepared)};
+    const CopyAlone copy{comm::GroupCall(call, 0, group, items, prepared != nullptr)};
     if (moves) Stream(context_, stream_).launch(op, copy);
     return;
   }
@@ -148,7 +149,11 @@ void Communicator::check_and_launch(std::span<const Collective> items, const cha
     content = mix(content, outer->fingerprint());
     call.around += outer->last_submitted();
   }
-  call.backward_of = backward_of;
+  if (prepared) {
+    call.backward_of = prepared->backward_of;
+    call.divided_by = prepared->divided_by;
+    content = mix(content, std::bit_cast<std::uint64_t>(prepared->divided_by));
+  }
   call.count = first.count;
   call.n_items = static_cast<std::int32_t>(items.size());
   call.root = first.root;
@@ -161,7 +166,7 @@ void Communicator::check_and_launch(std::span<const Collective> items, const cha
   const std::uint64_t previous = recorder_.fingerprint();
   recorder_.submit(call, content);
   ++submitted_;
-  launch(op, comm::GroupCall(call, previous, group, items, prepared));
+  launch(op, comm::GroupCall(call, previous, group, items, prepared != nullptr));
 }
 
 // The collective writes these bytes on its own stream: whatever touched their allocation before, on

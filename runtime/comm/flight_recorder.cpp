@@ -36,10 +36,10 @@ std::string json_object(const FlightEntry& c) {
                 "\", \"items\": ", c.n_items, ", \"count\": ", c.count, ", \"dtype\": \"", c.dtype,
                 "\", \"reduce\": \"", name(c.reduce), "\", \"root\": ", c.root,
                 ", \"target\": ", c.target, ", \"bytes\": ", c.bytes,
-                ", \"backward_of\": ", c.backward_of, ", \"stream\": \"", name(c.stream),
-                "\", \"state\": \"", state_of(c), "\", \"submitted_ns\": ", c.submitted_ns,
-                ", \"started_ns\": ", c.started_ns, ", \"done_ns\": ", c.done_ns,
-                ", \"fingerprint\": ", fingerprint, "}");
+                ", \"backward_of\": ", c.backward_of, ", \"divided_by\": ", c.divided_by,
+                ", \"stream\": \"", name(c.stream), "\", \"state\": \"", state_of(c),
+                "\", \"submitted_ns\": ", c.submitted_ns, ", \"started_ns\": ", c.started_ns,
+                ", \"done_ns\": ", c.done_ns, ", \"fingerprint\": ", fingerprint, "}");
 }
 
 }  // namespace
@@ -57,6 +57,7 @@ std::string FlightEntry::to_string() const {
   if (kind == CollectiveKind::send_recv) text += concat(" to rank ", target);
   if (reduce != ReduceOp::sum) text += concat(", ", tessera::name(reduce));
   if (n_items > 1) text += concat(", the first of ", n_items, " items");
+  if (divided_by != 0) text += concat(", divided by ", divided_by);
   if (backward_of > 0) text += concat("; in the backward of forward ", backward_of);
   return text + ")";
 }

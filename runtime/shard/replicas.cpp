@@ -24,9 +24,10 @@ Slot Replicas::take(std::int64_t bytes) {
   return part;
 }
 
-void Replicas::all_reduce(const char* name, std::span<const Sum> sums) {
+void Replicas::all_reduce(const char* name, double divided_by, std::span<const Sum> sums) {
   CollectiveGroup& group = prepared_.next(name);
   group.backward_of = autograd::forward_of_step();
+  group.divided_by = divided_by;
   group.items.clear();  // of another piece
   std::vector<Access> accesses;
   for (const auto& [terms, out] : sums) {

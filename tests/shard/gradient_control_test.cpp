@@ -113,11 +113,18 @@ TEST_CASE("micro-batches give the gradient of one rank, whenever they are reduce
                                   : way == Way::no_all_reduce ? 0
                                                               : (every - once) / 4;
     const bool postpones = way == Way::no_all_reduce && replicas > 1;
+    // Whenever they are reduced, forward and backward gather a unit once each; omitted are the
+    // backward's of what stays open: under `automatic` the root's and the last layer's.
+    const std::uint64_t omitted = reshard == Reshard::always  ? 0
+                                  : reshard == Reshard::never ? every
+                                                              : every / 2,
+                        gathers = replicas == ranks ? 0 : 2 * every - omitted;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       // Sums of terms of one sign in another order, of as many roundings as one rank's.
       CHECK(distance(alone.gradients, all[rank].gradients) < kRounding);
       CHECK(same_bits(all[rank].gradients, all[0].gradients));
       CHECK(same_bits(all[rank].parameters, shuffled[rank].parameters));
+      CHECK(all[rank].counters.gathers == gathers);
       CHECK(all[rank].counters.reductions == every - missing);
       CHECK(all[rank].counters.all_reduces == (replicas == 1 ? 0
                                                : postpones   ? once
@@ -328,6 +335,37 @@ TEST_CASE("ranks that differ in what they reduce are told so on each of them", "
         CommError);
     for (const std::string& message : messages) {
       CHECK_THAT(message, Contains("set_requires_"));
+    }
+  }
+}
+
+TEST_CASE("ranks that divide their gradients by different factors are told both", "[threads]") {
+  // With two replicas only the sum over them sees the difference: the ranks that shard agree.
+  for (const int replicas : {1, 2}) {
+    const int ranks = 2 * replicas;
+    std::vector<std::string> messages(static_cast<std::size_t>(ranks));
+    CHECK_THROWS_AS(
+        run_checked(ranks, {.threads = 1},
+                    [&](World& world) {
+                      Stack model({5, 7, 3});
+                      model.shard({.mesh = mesh_of(world, replicas)});
+                      nn::init(model, {11}, world.device());
+                      const double factor = world.rank() < ranks / 2 ? 3 : 5;
+                      set_gradient_divide_factor(model, factor);
+                      try {
+                        mean_square(model(rows_of(1, 0, 1, 5, world.device()))).backward();
+                        world.device().synchronize();
+                      } catch (const CommError& error) {
+                        messages[static_cast<std::size_t>(world.rank())] = error.what();
+                        throw;
+                      }
+                    }),
+        CommError);
+    CAPTURE(replicas);
+    for (const std::string& message : messages) {
+      CHECK_THAT(message, Contains("divided by 3"));
+      CHECK_THAT(message, Contains("divided by 5"));
+      CHECK_THAT(message, Contains(replicas == 1 ? "reduce_scatter (root)" : "all_reduce (root)"));
     }
   }
 }

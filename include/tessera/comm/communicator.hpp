@@ -83,6 +83,8 @@ struct CollectiveGroup {
   std::vector<Collective> items;
   // For messages: the number of the forward in whose backward it is submitted, 0 for none.
   std::uint64_t backward_of = 0;
+  // By how much a rank has divided what it sends, which all ranks do alike; 0: not told.
+  double divided_by = 0;
 };
 
 // The items of a group whose buffers need not be symmetric: all but all_gather and reduce_scatter
@@ -161,7 +163,7 @@ class Communicator {
 
  private:
   void check_and_launch(std::span<const Collective> items, const char* name,
-                        std::span<const Access> accesses, bool prepared, std::uint64_t backward_of);
+                        std::span<const Access> accesses, const CollectiveGroup* prepared);
   void check_order(const char* name, std::span<const Access> accesses) const;
 
   GroupSeat seat_;

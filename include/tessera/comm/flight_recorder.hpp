@@ -28,7 +28,8 @@ struct FlightEntry {
   std::int64_t submitted_ns = 0;
   std::int64_t count = 0;
   std::int64_t bytes = 0;         // of the items of this rank
-  std::uint64_t backward_of = 0;  // CollectiveGroup's
+  std::uint64_t backward_of = 0;  // CollectiveGroup's, as the next
+  double divided_by = 0;
   std::uint64_t around = 0;       // calls before it of the groups around this one
   std::int32_t n_items = 0;
   std::int32_t root = 0;

@@ -107,6 +107,7 @@ void set_requires_all_reduce(nn::Module& module, bool requires_all_reduce, bool 
 // By how much the gradients of the unit `module` alone are divided, on their way from backward on:
 // else it is the number of ranks, replicas included, so that they become the mean. A sum over the
 // ranks is 1. What is kept unreduced was divided when it was written. It counts for one rank, too.
+// All ranks say the same: the reduction that shows another factor is a CommError that names both.
 // Throws: ContractError unless `factor` is finite and above 0, and as set_requires_gradient_sync.
 void set_gradient_divide_factor(nn::Module& module, double factor);
 
