@@ -21,6 +21,8 @@ TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[t
       {},
       {.reshard = Reshard::never, .recomputes = true},
       {.recomputes = true, .freezes = true, .micro_batches = 3},
+      {.reshard = Reshard::to(2), .tied = true, .micro_batches = 3},
+      {.recomputes = true, .selectively = true, .param = bf16},
       {.param = bf16},
       {.param = f16, .scales_loss = true},
       {.micro_batches = 3, .param = bf16, .accumulation = Accumulation::unsharded},

@@ -2,20 +2,11 @@
 // same order.
 #include <iostream>
 
+#include "tests/comm/mpi_keeper.hpp"
 #include "tests/promises/trials.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
-
-namespace {
-
-// Keeps MPI alive while the worlds of the cases come and go.
-World& keeper() {
-  static World world = World::mpi();
-  return world;
-}
-
-}  // namespace
 
 namespace {
 

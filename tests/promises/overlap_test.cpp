@@ -181,9 +181,9 @@ Step run_step(const Cell& cell, const CostModel& cost, std::int64_t piece_bytes 
       World::emulated(1, 8, check({.executor = ExecutorKind::virtual_, .cost = cost}));
   nn::LlamaConfig config = kModel;
   config.tie_embeddings = cell.tied;
-  config.recompute = cell.recomputes ? nn::Recompute::blocks : nn::Recompute::none;
+  config.recompute = recompute_of(cell);
   nn::Llama model(config, Device::meta());
-  const ShardOptions options{.mesh = DeviceMesh::flat(world),
+  const ShardOptions options{.mesh = mesh_of(world, cell.replicas),
                              .precision = {.param = cell.param, .reduce = cell.reduce},
                              .reshard_after_forward = cell.reshard,
                              .prefetch_depth = cell.prefetch_depth,
@@ -233,7 +233,10 @@ CostModel machine(const Cell& cell, double ratio) {
 std::vector<Cell> overlap_cells() {
   return {{},
           {.recomputes = true},
+          {.recomputes = true, .selectively = true},
           {.reshard = Reshard::never},
+          {.reshard = Reshard::to(2)},
+          {.replicas = 2},
           {.reshard = Reshard::always},
           {.reshard = Reshard::always, .recomputes = true},
           {.param = bf16},

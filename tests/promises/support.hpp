@@ -86,6 +86,12 @@ inline std::vector<Cell> narrow_cells() {
           {.param = f16, .reduce = f16, .scales_loss = true, .offload = Offload::cpu}};
 }
 
+inline nn::Recompute recompute_of(const Cell& cell) {
+  if (!cell.recomputes) return nn::Recompute::none;
+  if (!cell.selectively) return nn::Recompute::blocks;
+  return {.every = 1, .keep = {.products = 2, .attention = true}};
+}
+
 // 13 rows of the vocabulary are uneven on 2, 3 and 4 ranks.
 inline nn::LlamaConfig llama_config(const Cell& cell) {
   return {.dim = 12,
@@ -96,11 +102,7 @@ inline nn::LlamaConfig llama_config(const Cell& cell) {
           .vocab_size = 13,
           .max_seq_len = 8,
           .tie_embeddings = cell.tied,
-          .recompute = cell.recomputes
-                           ? nn::Recompute{.every = 1,
-                                           .keep = {.products = cell.selectively ? 2 : 0,
-                                                    .attention = cell.selectively}}
-                           : nn::Recompute::none};
+          .recompute = recompute_of(cell)};
 }
 
 class Trainee {

@@ -19,8 +19,11 @@
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
+#include "tessera/param/gather_transform.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/runtime_control.hpp"
 #include "tests/support/accumulation.hpp"
+#include "tests/support/double_on_stream.hpp"
 #include "tests/support/mesh.hpp"
 
 namespace tessera::testing {
@@ -30,7 +33,8 @@ struct TinyConfig {
   const char* name;
   int ranks = 2;
   Reshard reshard = Reshard::automatic;
-  bool recomputes = false, tied = false, freezes = false;
+  nn::Recompute recompute = nn::Recompute::none;
+  bool tied = false, freezes = false;
   bool reads_losses = false;  // the host blocks in every step
   int micro_batches = 1;
   DType param = f32, reduce = f32;
@@ -42,6 +46,8 @@ struct TinyConfig {
   int replicas = 1;
   Accumulation accumulation = Accumulation::reduced;
   Offload offload = Offload::none;
+  bool hooks = false;    // reductions call a hook, which doubles what they left
+  bool encodes = false;  // the blocks' matrices are gathered in e4m3
 };
 
 inline constexpr TinyConfig kTinyConfigs[] = {
@@ -53,14 +59,17 @@ inline constexpr TinyConfig kTinyConfigs[] = {
     {.name = "never-3", .ranks = 3, .reshard = Reshard::never},
     {.name = "accumulate-2", .reshard = Reshard::always, .micro_batches = 2},
     {.name = "accumulate-never-3", .ranks = 3, .reshard = Reshard::never, .micro_batches = 2},
-    {.name = "recompute-2", .recomputes = true, .reads_losses = true},
-    {.name = "recompute-never-3", .ranks = 3, .reshard = Reshard::never, .recomputes = true},
+    {.name = "recompute-2", .recompute = nn::Recompute::blocks, .reads_losses = true},
+    {.name = "recompute-never-3",
+     .ranks = 3,
+     .reshard = Reshard::never,
+     .recompute = nn::Recompute::blocks},
     {.name = "bf16-2", .reshard = Reshard::always, .param = bf16},
     {.name = "bf16-reduce-3", .ranks = 3, .param = bf16, .reduce = bf16},
     {.name = "bf16-accumulate-2", .micro_batches = 2, .param = bf16},
     {.name = "f16-3", .ranks = 3, .param = f16, .reduce = f16},
     {.name = "tied-2", .tied = true},
-    {.name = "tied-recompute-3", .ranks = 3, .recomputes = true, .tied = true},
+    {.name = "tied-recompute-3", .ranks = 3, .recompute = nn::Recompute::blocks, .tied = true},
     {.name = "frozen-2", .freezes = true, .reads_losses = true},
     {.name = "deep-2", .layers = 4, .prefetch_depth = 2, .reductions_in_flight = 2},
     {.name = "deep-always-3",
@@ -82,6 +91,10 @@ inline constexpr TinyConfig kTinyConfigs[] = {
      .accumulation = Accumulation::in_replicas},
     {.name = "offload-2", .reshard = Reshard::always, .micro_batches = 2, .offload = Offload::cpu},
     {.name = "offload-bf16-3", .ranks = 3, .param = bf16, .reduce = bf16, .offload = Offload::cpu},
+    {.name = "to-4", .ranks = 4, .reshard = Reshard::to(2), .micro_batches = 2},
+    {.name = "selective-2", .recompute = {.every = 1, .keep = {.products = 2, .attention = true}}},
+    {.name = "hook-3", .ranks = 3, .micro_batches = 2, .hooks = true},
+    {.name = "encoded-2", .reshard = Reshard::always, .param = bf16, .encodes = true},
 };
 
 class TinyStep {
@@ -98,12 +111,16 @@ class TinyStep {
                 .vocab_size = kVocabulary,
                 .max_seq_len = kLength,
                 .tie_embeddings = config.tied,
-                .recompute = config.recomputes ? nn::Recompute::blocks : nn::Recompute::none}) {
+                .recompute = config.recompute}) {
     if (config.freezes) {  // a part of a unit, a whole unit, and the embedding
       model_.embedding.weight.freeze();
       model_.blocks[0].mlp.up_proj.weight.freeze();
       for (Parameter p : model_.blocks[1].parameters()) p.freeze();
     }
+    if (config.encodes)
+      for (const auto& block : model_.blocks)
+        for (Parameter p : block.parameters())
+          if (p.shape().ndim() == 2) p.set_gather_transform(gather_in_e4m3());
     const ShardOptions options{.mesh = mesh_of(world, config.replicas),
                                .precision = {.param = config.param, .reduce = config.reduce},
                                .reshard_after_forward = config.reshard,
@@ -116,6 +133,9 @@ class TinyStep {
     fully_shard(model_, options);
     model_.materialize(world.device());
     nn::init(model_, {data_seed});
+    if (config.hooks)
+      for (const auto& [name, module] : model_.named_modules())
+        if (module->hook()) set_all_reduce_hook(*module, double_on_stream);
     optimizer_ =
         std::make_unique<optim::AdamW>(model_.parameters(), optim::AdamWOptions{.lr = 1e-2});
   }

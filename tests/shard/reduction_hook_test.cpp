@@ -9,6 +9,7 @@
 #include "tessera/nn/embedding.hpp"
 #include "tessera/shard/runtime_control.hpp"
 #include "tests/shard/support.hpp"
+#include "tests/support/double_on_stream.hpp"
 #include "tests/support/mesh.hpp"
 
 using namespace tessera;
@@ -16,24 +17,6 @@ using namespace tessera::testing;
 using Catch::Matchers::Contains;
 
 namespace {
-
-// Twice what it was: exact in every dtype.
-void double_on_stream(const ReducedGradient& g) {
-  const Access accesses[] = {g.values.access(AccessMode::write)};
-  std::byte* const data = g.values.data();
-  const std::int64_t n = g.values.numel();
-  const DType dtype = g.values.dtype();
-  g.stream.launch({.name = "double", .accesses = accesses}, [=](Exec&) {
-    if (dtype == f32) {
-      auto* const x = reinterpret_cast<float*>(data);
-      for (std::int64_t i = 0; i < n; ++i) x[i] *= 2;
-    } else {  // bf16: one more in the exponent, unless it is zero
-      auto* const x = reinterpret_cast<std::uint16_t*>(data);
-      for (std::int64_t i = 0; i < n; ++i)
-        if ((x[i] & 0x7FFF) != 0) x[i] = static_cast<std::uint16_t>(x[i] + 0x80);
-    }
-  });
-}
 
 struct HookedWay {
   int replicas = 1;
