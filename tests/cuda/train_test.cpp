@@ -11,6 +11,7 @@
 #include "tests/cuda/support.hpp"
 #include "tests/promises/memory.hpp"
 #include "tests/promises/stride.hpp"
+#include "tests/promises/tiny_step.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -46,6 +47,18 @@ TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[t
       const Delays delays(seed, 60);
       CHECK(same_bits(cpu, train(ranks, on_gpu(), cell, seed, 3)));
     }
+}
+
+TEST_CASE("every configuration of schedules has the CPU's bits on a GPU", "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  GridShare share;
+  for (const TinyConfig& config : kTinyConfigs) {
+    if (!share.takes()) continue;
+    INFO(config.name << ", seed " << seed);
+    const TinyRun cpu = train(config, {.threads = 1}, seed);
+    const Delays delays(seed, 60);
+    CHECK(difference(cpu, train(config, on_gpu(), seed)).empty());
+  }
 }
 
 namespace {
