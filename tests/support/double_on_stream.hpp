@@ -10,13 +10,12 @@ inline void double_on_stream(const ReducedGradient& g) {
   const Tensor& x = g.values;
   const Access accesses[] = {x.access(AccessMode::write)};
   const auto axpby = detail::table(x.device()).axpby;
-  const kernels::AxpbyArgs args{.y = x.data(),
-                                .x = x.data(),
-                                .alpha = 1,
-                                .beta = 1,
-                                .count = x.numel(),
-                                .y_dtype = x.dtype(),
-                                .x_dtype = x.dtype()};
+  kernels::AxpbyArgs args{};
+  args.y = x.data();
+  args.x = x.data();
+  args.alpha = args.beta = 1;
+  args.count = x.numel();
+  args.y_dtype = args.x_dtype = x.dtype();
   g.stream.launch({.name = "double", .accesses = accesses}, [=](Exec& exec) { axpby(args, exec); });
 }
 
