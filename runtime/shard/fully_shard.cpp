@@ -71,12 +71,22 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
     return std::any_of(inside.begin(), inside.end(),
                        [&](const Unit* inner) { return &inner->name() == unit; });
   };
-  std::unordered_set<const ParameterState*> known;  // two modules may share one
-  bool is_read = false;                             // in backward
+  std::unordered_set<const ParameterState*> ignored, known;  // two modules may share one
+  for (const Parameter& p : options.ignored) {
+    const auto& state = state_of(p);
+    TESSERA_EXPECT(!state->unit, "fully_shard: parameter '", state->name,
+                   "', which is to be ignored, belongs to unit '", *state->unit,
+                   "' already; ignore it there, too");
+    ignored.insert(state.get());
+  }
+  bool is_read = false;  // in backward
   for (const nn::Module* const module : modules) {
-    std::size_t claims = 0;
+    std::size_t claims = 0, own = 0;
+    for (const auto& [name, parameter] : module->own_parameters())
+      own += ignored.contains(state_of(parameter).get()) ? 0 : 1;
     for (const auto& [name, parameter] : module->named_parameters()) {
       const auto& state = state_of(parameter);
+      if (ignored.contains(state.get())) continue;
       if (state->unit) {
         TESSERA_EXPECT(
             is_inside(state->unit), "fully_shard: parameter '", name, "' belongs to unit '",
@@ -89,8 +99,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
       if (known.insert(state.get()).second) claimed.push_back(state);
     }
     // A module below this one may be called again inside of this one's call.
-    is_read = is_read || module->reads_parameters_in_backward() ||
-              claims > module->own_parameters().size();
+    is_read = is_read || module->reads_parameters_in_backward() || claims > own;
   }
   for (const auto& state : claimed)  // what refuses this mesh does so before anything has changed
     if (state->transform)
@@ -118,7 +127,9 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
                  " parameters have memory; materialize all of them or none");
   std::vector<const nn::Module*> list;
   if (modules.size() > 1) list.assign(modules.begin(), modules.end());
-  auto unit = std::make_shared<Unit>(claimed, options, is_read, std::move(list));
+  ShardOptions kept = options;
+  kept.ignored.clear();  // or a unit would hold what it leaves alone
+  auto unit = std::make_shared<Unit>(claimed, kept, is_read, std::move(list));
   for (nn::Module* const module : modules) module->set_hook(unit);
   for (Unit* const inner : inside) inner->control().set_inner();
   if (device.is_meta() || held.size() < claimed.size()) return;

@@ -334,57 +334,83 @@ TEST_CASE("clipping a sharded model has the norm of the whole, with one sum over
   }
 }
 
-TEST_CASE("a module that no unit has is averaged by hand beside units", "[threads][fsdp2-100]") {
-  // As DDP around FSDP: the inner layer's gradients are summed, and it takes its own step.
+TEST_CASE("a layer whose parameters are ignored is averaged by hand beside units",
+          "[threads][fsdp2-100]") {
+  // As DDP inside FSDP: the inner layer is whole on every rank.
   struct Outer final : nn::Module {
-    Outer() { register_modules("before", before, "after", after); }
-    Tensor operator()(const Tensor& x, nn::Linear& ignored) {
-      return call([&] { return after(tanh(ignored(tanh(before(x))))); });
+    Outer() { register_modules("before", before, "inner", inner, "after", after); }
+    Tensor operator()(const Tensor& x) {
+      return call([&] { return after(tanh(inner(tanh(before(x))))); });
     }
-    nn::Linear before{5, 6}, after{6, 3};
+    nn::Linear before{5, 6}, inner{6, 6}, after{6, 3};
   };
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   const auto train = [&](int ranks) {
-    std::vector<Values> own, ignored;
-    for (const auto& [sharded, whole] : on_ranks(ranks, [&](World& world) {
-           Outer model;
-           nn::Linear inner(6, 6);
-           make_positive(model);
-           make_positive(inner);
-           fully_shard(model.before, {.mesh = DeviceMesh::flat(world)});
-           fully_shard(model, {.mesh = DeviceMesh::flat(world)});
-           nn::init(model, {seed}, world.device());
-           nn::init(inner, {seed}, world.device());
-           optim::Sgd optimizer(model.parameters(), {.lr = 0.003});
-           for (int step = 0; step < 3; ++step) {
-             const std::int64_t rows = 12 / ranks;
-             mean_square(
-                 model(positive_rows(seed, world.rank() * rows, rows, 5, world.device()), inner))
-                 .backward();
-             for (const Parameter& p : inner.parameters())
-               p.assign(raw::add(p.shard(),
-                                 raw::mul(dist::all_reduce(p.grad(), world), -0.003 / ranks)));
-             optimizer.step();
-             optimizer.zero_grad();
-             for (const auto& group : groups_of(inner.parameters())) group->gradient = {};
-           }
-           Values values;
-           for (const auto& [name, p] : inner.named_parameters())
-             values[name] = p.shard().to_vector<float>();
-           return std::pair(full_values(model), values);
-         })) {
-      own.push_back(sharded);
-      ignored.push_back(whole);
-    }
-    for (const Values& values : ignored) CHECK(same_bits(values, ignored[0]));
-    return std::pair(own[0], ignored[0]);
+    const auto all = on_ranks(ranks, [&](World& world) {
+      Outer model;
+      make_positive(model);
+      const ShardOptions options{.mesh = DeviceMesh::flat(world),
+                                 .ignored = model.inner.parameters()};
+      fully_shard(model.before, options);
+      fully_shard(model, options);
+      nn::init(model, {seed}, world.device());
+      for (const Parameter& p : model.inner.parameters()) {
+        CHECK(!p.unit());
+        CHECK(p.shard().shape() == p.shape());
+      }
+      optim::Sgd optimizer(model.parameters(), {.lr = 0.003, .momentum = 0.5});
+      for (int step = 0; step < 3; ++step) {
+        const std::int64_t rows = 12 / ranks;
+        mean_square(model(positive_rows(seed, world.rank() * rows, rows, 5, world.device())))
+            .backward();
+        for (const Parameter& p : model.inner.parameters())
+          raw::copy_into(p.grad(), raw::mul(dist::all_reduce(p.grad(), world), 1. / ranks));
+        optim::clip_grad_norm(model.parameters(), 1.0);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      CHECK(model.state_dict().at("inner.weight").values.shape() == Shape{6, 6});
+      return full_values(model);
+    });
+    for (const Values& values : all) CHECK(same_bits(values, all[0]));
+    return all[0];
   };
-  const auto one = train(1);
-  CHECK(one.first.size() == 4);  // the layer that no unit has is none of the model's
-  for (const int ranks : {2, 3}) {
-    const auto many = train(ranks);
-    CHECK(distance(one.first, many.first) < 5 * kRounding);  // as in fsdp2_training_test
-    CHECK(distance(one.second, many.second) < 5 * kRounding);
-  }
+  const Values one = train(1);
+  CHECK(one.size() == 6);
+  for (const int ranks : {2, 3})
+    CHECK(distance(one, train(ranks)) < 5 * kRounding);  // as in fsdp2_training_test
+}
+
+TEST_CASE("a parameter is ignored by all units around it, and on all ranks", "[threads]") {
+  const std::vector<std::string> errors = [] {
+    std::vector<std::string> found;
+    const World world = World::single();
+    const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+    Stack sharded({4, 5, 3}), ignored({4, 5, 3});
+    ShardOptions ignoring = options;
+    ignoring.ignored = sharded.layers[0].parameters();
+    fully_shard(sharded.layers[0], options);
+    found.push_back(contract_error([&] { fully_shard(sharded, ignoring); }));
+    ignoring.ignored = ignored.layers[0].parameters();
+    fully_shard(ignored.layers[0], ignoring);  // a unit without parameters
+    fully_shard(ignored, ignoring);
+    nn::init(ignored, {1}, world.device());
+    for (const ShardPlan::Unit& unit : shard_plan(ignored).units)
+      found.push_back(concat(unit.name, ' ', unit.parameters));
+    return found;
+  }();
+  CHECK_THAT(errors[0], Contains("which is to be ignored, belongs to unit '") &&
+                            Contains("ignore it there, too"));
+  CHECK_THAT(errors, Catch::Matchers::VectorContains(std::string("layers.0 0")));
+  const auto differing = on_ranks(2, [](World& world) {
+    Stack model({4, 5, 3});
+    ShardOptions options{.mesh = DeviceMesh::flat(world)};
+    if (world.rank() == 1) options.ignored = {model.layers[1].bias};
+    fully_shard(model, options);
+    nn::init(model, {1}, world.device());
+    return contract_error([&] { model(rows_of(1, 0, 2, 4, world.device())); });
+  });
+  for (const std::string& error : differing)
+    CHECK_THAT(error, Contains("parameters of unit '(root)' differ between ranks"));
 }

@@ -114,12 +114,16 @@ struct ShardOptions {
   std::int64_t piece_bytes = std::int64_t{32} << 20;
   // The same for all units of a root.
   Offload offload = Offload::none;
+  // Parameters that the unit leaves alone, as units around it have to (PyTorch: ignored_params).
+  // Each rank has them whole, with its own gradients, which nothing divides or sums; materialize,
+  // init, optimizers and state dicts take them as those of a module without units.
+  std::vector<Parameter> ignored{};
 };
 
 // Makes `module` a unit. Call inner modules first; the outermost call makes the root. Values that
 // exist are kept, and an optimizer's moments of them; gradients are not. Throws: ContractError for
-// a module that is a unit already, for a parameter that is shared with a unit outside this module,
-// and for options that cannot take effect; and from the root's first call, on every rank, where
+// a module that is a unit already, for a parameter that is shared with a unit outside this module or
+// is to be ignored and lies in a unit, and for options that cannot take effect; and from the root's first call, on every rank, where
 // ranks have made other units, given other options or frozen other parameters.
 void fully_shard(nn::Module& module, const ShardOptions& options);
 // Makes several modules one unit, of all parameters below them:
