@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from make_losses import SEED, VOCAB, bits, causal_attention, fnv1a, rotate, weight
@@ -30,7 +30,7 @@ UNEVEN = CONFIG | dict(dim=6, n_heads=1, n_kv_heads=1, ffn_dim=7)  # of 6 rows t
 ADAMW = dict(name="AdamW", lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 SGD = dict(name="SGD", lr=0.5, momentum=0.9)  # AdamW counts the steps of each parameter, ours those of the optimizer
 PLAIN = dict(ranks=4, replicas=1, config=CONFIG, tied=False, param_dtype="float32", optimizer=ADAMW, no_decay=False, micro_batches=1,
-             reduces="each", norm_type=2.0, max_norm=1.0, recompute=False, frozen=[], thaws_at=0)
+             reduces="each", norm_type=2.0, max_norm=1.0, recompute=False, frozen=[], thaws_at=0, offload=False)
 CELLS = {
     "plain, 2 ranks": dict(ranks=2),
     "plain, 4 ranks": {},
@@ -49,6 +49,8 @@ CELLS = {
     "a block frozen and thawed": dict(optimizer=SGD, frozen=["model.layers.0."], thaws_at=5),
     "norms frozen": dict(optimizer=SGD, frozen=["norm.weight"], thaws_at=STEPS),
     "recomputed": dict(recompute=True),
+    "offloaded": dict(offload=True),
+    "offloaded, bf16, 3 micro-batches": dict(ranks=2, param_dtype="bfloat16", micro_batches=3, offload=True),
     "no decay of norms and embeddings": dict(no_decay=True, optimizer=ADAMW | dict(weight_decay=1.0)),
 }
 
@@ -150,6 +152,8 @@ def train(cell, rank, ranks, dtype=torch.float32):
         options = dict(mesh=init_device_mesh("cpu", sizes, mesh_dim_names=names))
         if cell["param_dtype"] != "float32":
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=getattr(torch, cell["param_dtype"]), reduce_dtype=torch.float32)
+        if cell["offload"]:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)  # of the device cpu there is nothing to pin
         for part in model.parts():
             fully_shard(part, **options)
         fully_shard(model, **options)
