@@ -132,11 +132,15 @@ void Context::make_host_link() {
     is_offloaded = is_offloaded || shards.is_offloaded();
     for (const auto& group : shards.groups) {
       const DType stored = group->values.dtype(), gathered = shards.gathered_as(stored);
-      const std::int64_t bytes =
-          shards.values(*group).numel() * static_cast<std::int64_t>(size_bytes(gathered));
-      sizes.gathered = std::max(sizes.gathered, bytes);
-      if (gathered != stored) sizes.cast = std::max(sizes.cast, bytes);
+      for (const UnitShards::ValueRange& range : plain_values(shards, *group)) {
+        const std::int64_t bytes = range.numel() * static_cast<std::int64_t>(size_bytes(gathered));
+        sizes.gathered = std::max(sizes.gathered, bytes);
+        if (gathered != stored) sizes.cast = std::max(sizes.cast, bytes);
+      }
     }
+    const std::int64_t encoded = encoded_chunk_bytes(shards);
+    sizes.gathered = std::max(sizes.gathered, encoded);
+    sizes.cast = std::max(sizes.cast, encoded);
     sizes.reduced = std::max(sizes.reduced, unit->most_shard_bytes());
   }
   if (is_offloaded) host_link_ = std::make_unique<HostLink>(device(), sizes);

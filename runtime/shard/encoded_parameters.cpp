@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "runtime/autograd/kept_results.hpp"
+#include "runtime/shard/host_link.hpp"
 #include "tessera/param/gather_transform.hpp"
 
 namespace tessera::shard {
@@ -28,17 +29,43 @@ std::int64_t encoded_bytes(const ParameterState& p) {
   return bytes;
 }
 
-EncodedParameters::EncodedParameters(const UnitShards& shards, std::vector<GatheredPart>& parts) {
+std::int64_t encoded_chunk_bytes(const UnitShards& shards) {
+  std::int64_t bytes = 0;
+  for (const auto& p : shards.parameters)
+    if (p->transform && p->spec.chunk_numel() > 0)
+      for (const GatherTransform::Part& part : p->transform->parts(p->spec))
+        bytes += bytes_of(part, 1);
+  return bytes;
+}
+
+std::vector<UnitShards::ValueRange> plain_values(const UnitShards& shards, const FlatGroup& of) {
+  if (!shards.is_offloaded() || !shards.is_encoded) return {shards.values(of)};
+  std::vector<UnitShards::ValueRange> runs;
+  bool is_open = false;
+  for (std::size_t i = 0; i < shards.parameters.size(); ++i) {
+    const ParameterState& p = *shards.parameters[i];
+    if (p.group.get() != &of) continue;
+    if (!p.transform && !is_open) runs.push_back({shards.offset_of(i), 0});
+    is_open = !p.transform;
+    if (is_open) runs.back().end = shards.offset_of(i) + p.spec.chunk_numel();
+  }
+  return runs;
+}
+
+EncodedParameters::EncodedParameters(const UnitShards& shards, std::vector<GatheredPart>& parts)
+    : shards_(shards) {
   const Device gather = shards.device.on(StreamId::gather);
   storage_ = Storage::window(gather, shards.layout.gather_bytes, shards.name);
   storage_->remedy = "a gather transform uses what it is given within the call";
+  std::vector<std::int64_t> rows;
+  std::int64_t on_host = 0;
   for (std::size_t i = 0; i < shards.parameters.size(); ++i) {
     const std::shared_ptr<ParameterState>& p = shards.parameters[i];
     const ShardSpec& spec = p->spec;
     if (!p->transform || spec.chunk_numel() == 0) continue;
     const Tensor& values = p->group->values;
     const std::shared_ptr<Storage> held(
-        new Storage{.device = gather,
+        new Storage{.device = shards.is_offloaded() ? values.device() : gather,
                     .data = values.data() + shards.offset_of(i) * p->element_bytes(),
                     .bytes = spec.chunk_numel() * p->element_bytes(),
                     .use = values.storage()->use,
@@ -56,10 +83,14 @@ EncodedParameters::EncodedParameters(const UnitShards& shards, std::vector<Gathe
       parts.push_back({at, part.numel, part.dtype});
       one.all.push_back(Tensor::wrap(storage_, {spec.world, part.numel}, part.dtype, at));
       one.own.push_back(one.all.back().view({part.numel}, {1}, spec.rank * part.numel));
+      const std::int64_t bytes = part.numel * static_cast<std::int64_t>(size_bytes(part.dtype));
+      rows.insert(rows.end(), {on_host, at + spec.rank * bytes, bytes});
+      on_host += bytes_of(part, 1);
       at += bytes_of(part, spec.world);
     }
     encoded_.push_back(std::move(one));
   }
+  if (shards.is_offloaded() && !rows.empty()) table_ = table_of(rows, shards.device);
 }
 
 // A function that is recomputed may gather in one of its runs only, so that products of a transform
@@ -68,7 +99,26 @@ void EncodedParameters::encode(const Slot& slot) {
   const autograd::KeptScope apart(nullptr);
   storage_->data = slot.data;
   storage_->use = slot.use;
+  if (shards_.host) return encode_on_host(slot);
   for (const One& one : encoded_) one.parameter->transform->encode(one.own, one.chunk);
+}
+
+// In memory of HostLink's, which one copy brings to the device, and one kernel into the slot.
+void EncodedParameters::encode_on_host(const Slot& slot) {
+  if (encoded_.empty()) return;
+  const Tensor staged = shards_.host->begin_encode(encoded_chunk_bytes(shards_));
+  std::int64_t at = 0;
+  for (const One& one : encoded_) {
+    std::vector<Tensor> own;
+    for (const Tensor& part : one.own) {
+      own.push_back(Tensor::wrap(staged.storage(), part.shape(), part.dtype(), at));
+      at += bytes_of({part.dtype(), part.numel()}, 1);
+    }
+    staged.device().compute().wait(one.parameter->group->updated);
+    one.parameter->transform->encode(own, one.chunk);
+  }
+  pack("pack_encoded", table_, staged.numel(), shards_.host->begin_gather(staged), slot, e4m3);
+  shards_.host->end_gather();
 }
 
 void EncodedParameters::decode() {

@@ -29,7 +29,7 @@ class EncodedParameters {
   ~EncodedParameters() { storage_->data = nullptr; }
 
   // On the gather stream: this rank's chunks into their parts of the slot, and, when those of the
-  // other ranks are there, all of them into full tensors.
+  // other ranks are there, all of them into full tensors. What lies on the host is encoded there.
   void encode(const Slot& slot);
   void decode();
 
@@ -39,12 +39,20 @@ class EncodedParameters {
     Tensor chunk, full;
     std::vector<Tensor> own, all;  // parts
   };
+  void encode_on_host(const Slot& slot);
 
+  const UnitShards& shards_;
   std::shared_ptr<Storage> storage_;  // of the slot, while it is used
   std::vector<One> encoded_;
+  Tensor table_;  // i64: bytes of the host's parts, one behind the other, to those of the slot
 };
 
 // What travels of a parameter with a transform, in a slot.
 std::int64_t encoded_bytes(const ParameterState& parameter);
+// What a unit gathers of a group as it is, one copy each: all in one, with what has a transform in
+// between, or, from the host, without.
+std::vector<UnitShards::ValueRange> plain_values(const UnitShards& shards, const FlatGroup& of);
+// Of this rank's chunks of a unit, as the host encodes them.
+std::int64_t encoded_chunk_bytes(const UnitShards& shards);
 
 }  // namespace tessera::shard

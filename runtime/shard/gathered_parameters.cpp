@@ -30,32 +30,36 @@ void GatheredParameters::materialize() {
           {shards_.layout.gather_offset_bytes[i], p.spec.chunk_numel(), p.compute_dtype});
   }
   if (!shards_.needs_slot()) return;
-  for (const auto& group : shards_.groups) make_source(*group);
   if (shards_.is_encoded) encoded_ = std::make_unique<EncodedParameters>(shards_, parts_);
+  for (const auto& group : shards_.groups) make_sources(*group);
 }
 
-void GatheredParameters::make_source(FlatGroup& group) {
-  Source source{&group, shards_.values(group), shards_.gathered_as(group.values.dtype()), {}, 0};
+void GatheredParameters::make_sources(FlatGroup& group) {
+  for (const auto& range : plain_values(shards_, group)) make_source(group, range);
+  // A gather waits for `updated` and no more, so that the table comes before it, too; where shards
+  // lie on the host, for a part of HostLink's, which is free behind the table. It writes no values:
+  // where they are not consistent, slices that are made anew leave them so.
+  group.updated = group.device.compute().record();
+}
+
+void GatheredParameters::make_source(FlatGroup& group, const UnitShards::ValueRange& range) {
+  Source source{&group, range, shards_.gathered_as(group.values.dtype()), {}, 0};
   const auto element = static_cast<std::int64_t>(size_bytes(source.dtype));
   // What comes from the host is these parameters' alone.
-  const std::int64_t first = shards_.is_offloaded() ? source.own.begin : 0;
+  const std::int64_t first = shards_.is_offloaded() ? range.begin : 0;
   std::vector<std::int64_t> rows;
   for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
     const ParameterState& p = *shards_.parameters[i];
     const std::int64_t chunk = p.spec.chunk_numel(), own_chunk = p.spec.rank * chunk * element;
     if (chunk == 0 || p.group.get() != &group || p.transform) continue;
+    if (const std::int64_t at = shards_.offset_of(i); at < range.begin || at >= range.end) continue;
     source.numel += chunk;
     rows.insert(rows.end(), {shards_.offset_of(i) - first,
                              shards_.layout.gather_offset_bytes[i] + own_chunk, chunk});
   }
-  if (!rows.empty()) {
-    source.table = table_of(rows, shards_.device);
-    sources_.push_back(std::move(source));
-  }
-  // A gather waits for `updated` and no more, so that the table comes before it, too; where shards
-  // lie on the host, for a part of HostLink's, which is free behind the table. It writes no values:
-  // where they are not consistent, slices that are made anew leave them so.
-  group.updated = group.device.compute().record();
+  if (rows.empty()) return;
+  source.table = table_of(rows, shards_.device);
+  sources_.push_back(std::move(source));
 }
 
 std::uint64_t GatheredParameters::version() const noexcept {

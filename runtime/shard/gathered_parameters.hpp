@@ -80,7 +80,8 @@ class GatheredParameters {
     std::int64_t numel;
   };
 
-  void make_source(FlatGroup& group);
+  void make_sources(FlatGroup& group);
+  void make_source(FlatGroup& group, const UnitShards::ValueRange& range);
   bool fill_slot();
   void pack_shard(const Source& source, const Tensor& values);
   void shut_windows() noexcept;

@@ -52,20 +52,29 @@ HostLink::HostLink(const Device& device, const Sizes& sizes)
       landed_(host_, sizes.reduced) {}
 
 Tensor HostLink::begin_gather(const Tensor& shards, DType dtype, const Event& updated) {
-  const Stream host = host_.compute(), transfer = device_.stream(StreamId::transfer);
-  Tensor from = shards;
-  Event made = updated;
-  if (dtype != shards.dtype()) {
-    host.wait(updated);
-    from = cast_.next(host, shards.numel(), dtype);
-    axpby("cast_shard", from, shards, true);
-    made = host.record();
-  }
+  if (dtype == shards.dtype()) return to_device(shards, updated);
+  host_.compute().wait(updated);
+  const Tensor cast = cast_.next(host_.compute(), shards.numel(), dtype);
+  axpby("cast_shard", cast, shards, true);
+  return begin_gather(cast);
+}
+
+Tensor HostLink::begin_encode(std::int64_t bytes) {
+  return cast_.next(host_.compute(), bytes, e4m3);
+}
+
+Tensor HostLink::begin_gather(const Tensor& encoded) {
+  const Tensor to = to_device(encoded, host_.compute().record());
+  cast_.free_after(device_.stream(StreamId::transfer).record());
+  return to;
+}
+
+Tensor HostLink::to_device(const Tensor& from, const Event& made) {
+  const Stream transfer = device_.stream(StreamId::transfer);
   transfer.wait(made);
-  const Tensor to = gathered_.next(transfer, shards.numel(), dtype);
+  const Tensor to = gathered_.next(transfer, from.numel(), from.dtype());
   detail::launch_transfer("copy_to_device", to, from);
   const Event copied = transfer.record();
-  if (dtype != shards.dtype()) cast_.free_after(copied);
   gathered_.free_after(copied);  // unless something comes to read it
   device_.gather().wait(copied);
   return to;

@@ -6,6 +6,8 @@
 //   transfer                       └ copy_to_device ┐
 //   gather                                          └ pack_shard │ all_gather
 //
+//   of parameters with a gather transform `encode` stands in the place of `cast`
+//
 //   reduce     reduce_scatter ┐                         a reduction
 //   transfer                  └ copy_to_host ┐
 //   offload                                  └ accumulate_shard, where a gradient is there already
@@ -24,8 +26,8 @@ namespace tessera::shard {
 
 class HostLink {
  public:
-  // The most bytes that a unit's shards have on the wire, of which it has to cast so many; and that
-  // a reduction leaves, values and arrival counts.
+  // The most bytes that one copy of a unit's shards has, and those of them that the host has to
+  // cast or encode; and that a reduction leaves, values and arrival counts.
   struct Sizes {
     std::int64_t gathered = 0, cast = 0, reduced = 0;
   };
@@ -37,6 +39,10 @@ class HostLink {
   // on the gather stream from here to `end_gather`, which stands before the next call.
   Tensor begin_gather(const Tensor& shards, DType dtype, const Event& updated);
   void end_gather();
+  // The same for what a unit's gather transforms encode: bytes of the host that its stream may
+  // write, and, when it has, these bytes on the device.
+  Tensor begin_encode(std::int64_t bytes);
+  Tensor begin_gather(const Tensor& encoded);
 
   // `numel` elements on the device that `stream` may write: the sums of a reduction.
   Tensor take_sums(Stream stream, std::int64_t numel, DType dtype);
@@ -69,6 +75,8 @@ class HostLink {
     std::array<Part, 2> parts_;
     std::size_t turn_ = 0;
   };
+  Tensor to_device(const Tensor& from, const Event& made);
+
   Device device_, host_;
   Turns cast_, gathered_, sums_, landed_;
 };

@@ -73,10 +73,6 @@ void UnitShards::materialize(const Device& on) {
   std::vector<std::shared_ptr<ParameterState>> states = parameters;
   states.insert(states.end(), streamed.begin(), streamed.end());
   if (states.empty()) return;
-  for (const auto& p : states)
-    TESSERA_EXPECT(!p->transform || !is_offloaded(), "materialize: parameter '", p->name,
-                   "' has a gather transform and is offloaded, which do not go together yet; leave "
-                   "one of the two out");
   std::map<DType, std::vector<std::shared_ptr<ParameterState>>> by_dtype;  // f32 comes first
   for (const auto& p : states) {
     p->compute_dtype = gathered_as(p->dtype);  // it may have been set since

@@ -9,6 +9,7 @@
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/grad_scaler.hpp"
+#include "tessera/param/gather_transform.hpp"
 #include "tests/shard/support.hpp"
 #include "tests/support/accumulation.hpp"
 #include "tests/support/mesh.hpp"
@@ -31,6 +32,7 @@ struct Cell {
   bool scales_loss = false;
   Accumulation accumulation = Accumulation::reduced;
   Offload offload = Offload::none;
+  bool encodes = false;  // matrices are gathered in e4m3
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   return out << "reshard " << c.reshard << ", recompute " << c.recomputes
@@ -40,7 +42,8 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << ", in flight " << c.reductions_in_flight << ", loss chunk " << c.loss_chunk
              << ", slices of " << c.slice_bytes << ", pieces of " << c.piece_bytes << ", replicas "
              << c.replicas << ", scaled loss " << c.scales_loss << ", accumulation "
-             << static_cast<int>(c.accumulation) << ", offload " << static_cast<int>(c.offload);
+             << static_cast<int>(c.accumulation) << ", offload " << static_cast<int>(c.offload)
+             << ", in e4m3 " << c.encodes;
 }
 
 // The cells that every promise is checked in.
@@ -64,6 +67,7 @@ inline std::vector<Cell> cells() {
       {.reshard = Reshard::never, .micro_batches = 3, .accumulation = Accumulation::unsharded},
       {.micro_batches = 3, .replicas = 2, .accumulation = Accumulation::in_replicas},
       {.micro_batches = 3, .offload = Offload::cpu},
+      {.reshard = Reshard::always, .freezes = true, .encodes = true},
       {.reshard = Reshard::never,
        .recomputes = true,
        .tied = true,
@@ -80,6 +84,7 @@ inline std::vector<Cell> narrow_cells() {
           {.recomputes = true, .tied = true, .param = bf16, .loss_chunk = 40},
           {.reshard = Reshard::to(2), .recomputes = true, .param = bf16, .offload = Offload::cpu},
           {.recomputes = true, .selectively = true, .tied = true, .param = bf16},
+          {.micro_batches = 3, .param = bf16, .offload = Offload::cpu, .encodes = true},
           {.param = f16, .scales_loss = true},
           {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16},
           {.keeps_gradients = true, .param = bf16, .offload = Offload::cpu},
@@ -117,6 +122,9 @@ class Trainee {
       model_.blocks[0].mlp.up_proj.weight.freeze();
       for (Parameter p : model_.blocks[1].parameters()) p.freeze();
     }
+    if (cell.encodes)
+      for (Parameter p : model_.parameters())
+        if (p.shape().ndim() == 2) p.set_gather_transform(gather_in_e4m3());
     const DeviceMesh mesh = mesh_of(world, cell.replicas);
     const ShardOptions options{.mesh = mesh,
                                .precision = {.param = cell.param, .reduce = cell.reduce},

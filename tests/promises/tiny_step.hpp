@@ -95,6 +95,7 @@ inline constexpr TinyConfig kTinyConfigs[] = {
     {.name = "selective-2", .recompute = {.every = 1, .keep = {.products = 2, .attention = true}}},
     {.name = "hook-3", .ranks = 3, .micro_batches = 2, .hooks = true},
     {.name = "encoded-2", .reshard = Reshard::always, .param = bf16, .encodes = true},
+    {.name = "encoded-offload-3", .ranks = 3, .offload = Offload::cpu, .encodes = true},
 };
 
 class TinyStep {

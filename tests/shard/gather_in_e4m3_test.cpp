@@ -70,9 +70,9 @@ TEST_CASE("rows gathered in e4m3 are the same on any mesh, within a rounding of 
 
 TEST_CASE("training with gathers in e4m3 goes down, alike on any number of ranks",
           "[threads][fsdp2-104]") {
-  const auto run = [](int ranks) {
+  const auto run = [](int ranks, Offload offload = Offload::none) {
     return on_ranks(ranks, [&](World& world) {
-      Gathered job(world, gather_in_e4m3(), {.mesh = DeviceMesh::flat(world)});
+      Gathered job(world, gather_in_e4m3(), {.mesh = DeviceMesh::flat(world), .offload = offload});
       optim::Sgd optimizer(job.stack.parameters(), {.lr = 0.05});
       GatheredRun run;
       for (int k = 0; k < 8; ++k) {  // every rank has the same rows: the same loss on all meshes
@@ -88,21 +88,23 @@ TEST_CASE("training with gathers in e4m3 goes down, alike on any number of ranks
   };
   const GatheredRun one = run(1);
   CHECK(one.losses.back() < 0.9f * one.losses.front());
-  for (const int ranks : {2, 4}) {
+  for (const int ranks : {1, 2, 4}) {
     INFO(ranks << " ranks");
     // The mean of 2 or 4 equal gradients is one of them, bit by bit: x + (3 x, rounded) rounds to
     // 4 x, ties included. Of 8 it may not be.
     CHECK(is_same_run(run(ranks), one));
+    CHECK(is_same_run(run(ranks, Offload::cpu), one));  // encoded on the host
   }
 }
 
 TEST_CASE("tables are streamed in e4m3, too", "[threads]") {
-  const auto loss_on = [](int ranks) {
+  const auto loss_on = [](int ranks, Offload offload = Offload::none) {
     return on_ranks(ranks, [&](World& world) {
       nn::Llama model(small_llama(1));
       for (const Parameter& p : model.parameters())
         if (p.shape().ndim() > 1) p.set_gather_transform(gather_in_e4m3());
-      const ShardOptions options{.mesh = DeviceMesh::flat(world), .slice_bytes = 1};
+      const ShardOptions options{
+          .mesh = DeviceMesh::flat(world), .slice_bytes = 1, .offload = offload};
       for (nn::Module* part : model.parts()) fully_shard(*part, options);
       fully_shard(model, options);
       nn::init(model, {5}, world.device());
@@ -115,5 +117,9 @@ TEST_CASE("tables are streamed in e4m3, too", "[threads]") {
   };
   const float one = loss_on(1);
   // The tables have other slices on other meshes, whose sums over a vocabulary go in other orders.
-  for (const int ranks : {2, 3}) CHECK(std::abs(loss_on(ranks) - one) < 1e-5f * one);
+  for (const int ranks : {2, 3}) {
+    const float many = loss_on(ranks);
+    CHECK(std::abs(many - one) < 1e-5f * one);
+    CHECK(loss_on(ranks, Offload::cpu) == many);
+  }
 }

@@ -4,6 +4,8 @@
 //   gather    encode │ all_gather of each part │ decode │ record ┐
 //   compute                                                      └ wait │ kernels read it
 //
+// What is offloaded is encoded on the host, and its parts travel to the device in one copy a unit.
+//
 //   for (const Parameter& p : model.parameters())
 //     if (p.shape().ndim() > 1) p.set_gather_transform(gather_in_e4m3());
 //
@@ -40,8 +42,8 @@ class GatherTransform {
   // replicas. Throws: ContractError for a shape that it is not made for.
   virtual std::vector<Part> parts(const ShardSpec& spec) const = 0;
   // Writes all of each part, [numel], from this rank's chunk: [chunk_rows, ...] of f32, the rows
-  // behind its own 0. Operations on these tensors run on the gather stream, and what they make
-  // should be of the size of a chunk.
+  // behind its own 0. Operations on these tensors run on the gather stream, or on the host's where
+  // the chunk lies there, and what they make should be of the size of a chunk.
   virtual void encode(std::span<const Tensor> parts, const Tensor& chunk) const = 0;
   // Writes `full`, [ranks chunk_rows, ...] in the dtype of compute, from the parts of all ranks,
   // [ranks, numel] each. Every rank gets the same.
