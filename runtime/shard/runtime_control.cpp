@@ -179,6 +179,14 @@ void set_gradient_divide_factor(nn::Module& module, double factor) {
   });
 }
 
+void set_reductions_in_flight(nn::Module& module, int reductions, bool recurse) {
+  TESSERA_EXPECT(reductions >= 1 && reductions <= 64, "set_reductions_in_flight: reductions is ",
+                 reductions, "; expected 1 to 64");
+  for_each_unit("set_reductions_in_flight", module, recurse, [=](Unit& unit) {
+    with_slices(unit, [=](Unit& part) { part.control().set_reductions_in_flight(reductions); });
+  });
+}
+
 void set_all_reduce_hook(nn::Module& module, AllReduceHook hook, std::optional<StreamId> stream) {
   TESSERA_EXPECT(hook || !stream, "set_all_reduce_hook: stream '", name(*stream),
                  "' is given without a hook; give both, or none");

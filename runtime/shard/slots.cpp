@@ -1,6 +1,7 @@
 #include "runtime/shard/slots.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "tessera/base/checked.hpp"
 #include "tessera/device/device_context.hpp"
@@ -40,6 +41,7 @@ Slots::~Slots() {
 // that come again follow plans of their own, and what they leave for the next lies where it lay
 // before.
 void Slots::begin_step() {
+  if (are_plans_old_) plan_anew();
   std::vector<SlotUse> carried;
   for (Live& live : live_) {
     uses_[live.use].end = now_ + 1;  // and it goes on
@@ -159,6 +161,15 @@ void Slots::follow(std::uint64_t step) {
       planned_uses(use.unit, use.kind).offsets.push_back(kept.plan.offsets[i]);
       planned_uses(use.unit, use.kind).stays.push_back(use.stays);
     }
+}
+
+void Slots::plan_anew() {
+  are_plans_old_ = false;
+  for (auto& [step, kept] : kept_) kept.plan = plan_slots(kept.uses, units_);
+  const std::uint64_t step = std::exchange(followed_, 0);
+  if (kept_.contains(step)) follow(step);
+  least_bytes_ = 0;
+  wants_resize_ = true;
 }
 
 // --- memory ---

@@ -39,6 +39,11 @@ class Slots {
   void set_keeps_open(int unit, bool keeps_open) {
     units_[static_cast<std::size_t>(unit)].keeps_open = keeps_open;
   }
+  // UnitNeeds'. All plans are made anew when the next step begins.
+  void set_reductions_in_flight(int unit, int reductions) {
+    units_[static_cast<std::size_t>(unit)].reductions_in_flight = reductions;
+    are_plans_old_ = true;
+  }
   // How many the plan that is followed has.
   std::size_t planned(int unit, SlotKind kind) { return planned_uses(unit, kind).offsets.size(); }
 
@@ -79,6 +84,7 @@ class Slots {
   Live& live(const Slot& slot);
   void keep(std::vector<SlotUse> uses);
   void follow(std::uint64_t step);
+  void plan_anew();
   void resize_if_due();
   void resize(std::int64_t bytes);
   void add_block(std::int64_t bytes);
@@ -96,6 +102,7 @@ class Slots {
   std::vector<Live> live_;
   std::int64_t now_ = 0;
   bool is_planned_ = true;  // so far
+  bool are_plans_old_ = false;
   bool wants_resize_ = false;
   std::int64_t least_bytes_ = 0;
   std::vector<PlannedUses> planned_uses_;

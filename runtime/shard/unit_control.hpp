@@ -53,6 +53,10 @@ class UnitControl {
   void set_reduces(bool reduces) noexcept { shards_.reduces = shards_.all_reduces = reduces; }
   void set_all_reduces(bool all_reduces) noexcept { shards_.all_reduces = all_reduces; }
   void set_divide_factor(double factor) noexcept { shards_.divide_factor = factor; }
+  void set_reductions_in_flight(int reductions) {
+    shards_.options.reductions_in_flight = reductions;
+    if (shards_.slots) shards_.slots->set_reductions_in_flight(shards_.number, reductions);
+  }
   // Ranks that differ are told so by the name of the reduction.
   void set_all_reduce_hook(AllReduceHook hook, std::optional<StreamId> stream) {
     shards_.hook = std::move(hook);

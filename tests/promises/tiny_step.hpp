@@ -48,6 +48,9 @@ struct TinyConfig {
   Offload offload = Offload::none;
   bool hooks = false;    // reductions call a hook, which doubles what they left
   bool encodes = false;  // the blocks' matrices are gathered in e4m3
+  bool lists = false;    // the blocks are one unit
+  bool by_hand = false;  // what runs ahead is listed, a block is opened by hand, pieces in flight
+                         // change between steps
 };
 
 inline constexpr TinyConfig kTinyConfigs[] = {
@@ -96,6 +99,8 @@ inline constexpr TinyConfig kTinyConfigs[] = {
     {.name = "hook-3", .ranks = 3, .micro_batches = 2, .hooks = true},
     {.name = "encoded-2", .reshard = Reshard::always, .param = bf16, .encodes = true},
     {.name = "encoded-offload-3", .ranks = 3, .offload = Offload::cpu, .encodes = true},
+    {.name = "list-3", .ranks = 3, .micro_batches = 2, .lists = true},
+    {.name = "by-hand-2", .reshard = Reshard::always, .steps = 3, .by_hand = true},
 };
 
 class TinyStep {
@@ -130,8 +135,16 @@ class TinyStep {
                                .slice_bytes = config.slice_bytes,
                                .piece_bytes = config.piece_bytes,
                                .offload = config.offload};
-    for (nn::Module* part : model_.parts()) fully_shard(*part, options);
+    std::vector<nn::Module*> blocks;
+    for (auto& block : model_.blocks) blocks.push_back(&block);
+    if (config.lists) fully_shard(blocks, options);
+    for (nn::Module* part : model_.parts())
+      if (!part->hook()) fully_shard(*part, options);
     fully_shard(model_, options);
+    if (config.by_hand) {
+      set_modules_to_forward_prefetch(model_, {blocks[0]});
+      set_modules_to_backward_prefetch(*blocks[1], {blocks[0]});
+    }
     model_.materialize(world.device());
     nn::init(model_, {data_seed});
     if (config.hooks)
@@ -144,6 +157,8 @@ class TinyStep {
   // The bits of this rank: the losses of all its micro-batches, the norms, and its shards.
   std::vector<std::byte> train() {
     for (int k = 0; k < config_.steps; ++k) {
+      if (config_.by_hand) set_reductions_in_flight(model_, 1 + k % 2);
+      if (config_.by_hand && k > 0) unshard(model_.blocks[1]);
       for (int m = 0; m < config_.micro_batches; ++m) {
         begin_micro_batch(model_, config_.accumulation, m + 1 == config_.micro_batches);
         const Tensor loss = model_.loss(tokens(k, m, 0), tokens(k, m, 1)) / config_.micro_batches;

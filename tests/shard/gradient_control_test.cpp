@@ -279,6 +279,48 @@ TEST_CASE("gradients are divided by the factor that their unit was given",
     }
 }
 
+TEST_CASE("reductions in flight that are set have the memory and the bits of the option",
+          "[threads]") {
+  struct Found {
+    std::vector<std::int64_t> arena;  // after each training of four steps
+    std::vector<std::uint64_t> unplanned;
+    Values values;
+    std::string refused;
+  };
+  const auto train = [](World& world, const std::vector<int>& in_flight) {
+    Stack model({16, 16, 16, 16, 16, 16, 16, 16});
+    model.shard(
+        {.mesh = DeviceMesh::flat(world), .reductions_in_flight = in_flight[0], .piece_bytes = 1});
+    nn::init(model, {11}, world.device());
+    optim::Sgd optimizer(model.parameters(), {.lr = 0.05});
+    Found found;
+    for (std::size_t k = 0; k < in_flight.size(); ++k) {
+      if (k > 0) set_reductions_in_flight(model, in_flight[k]);
+      for (std::uint64_t step = 0; step < 4; ++step) {
+        mean_square(model(rows_of(4 * k + step, world.rank(), 1, 16, world.device()))).backward();
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      found.arena.push_back(shard_plan(model).arena_bytes);
+      found.unplanned.push_back(shard_counters(model).unplanned_slots);
+    }
+    found.values = full_values(model);
+    found.refused = contract_error([&] { set_reductions_in_flight(model, 65); });
+    return found;
+  };
+  const auto one = on_ranks(2, [&](World& world) { return train(world, {1, 1, 1}); });
+  const auto three = on_ranks(2, [&](World& world) { return train(world, {3, 3, 3}); });
+  const auto set = on_ranks(2, [&](World& world) { return train(world, {1, 3, 1}); });
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    CHECK(three[rank].arena[0] > one[rank].arena[0]);
+    CHECK(set[rank].arena ==
+          std::vector{one[rank].arena[0], three[rank].arena[0], one[rank].arena[0]});
+    CHECK(set[rank].unplanned == one[rank].unplanned);
+    CHECK(same_bits(set[rank].values, one[rank].values));
+    CHECK_THAT(set[rank].refused, Contains("reductions is 65; expected 1 to 64"));
+  }
+}
+
 TEST_CASE("what is streamed is reduced by each backward, divided by its unit's factor",
           "[threads]") {
   const auto found = on_ranks(2, [](World& world) {

@@ -111,6 +111,11 @@ void set_requires_all_reduce(nn::Module& module, bool requires_all_reduce, bool 
 // Throws: ContractError unless `factor` is finite and above 0, and as set_requires_gradient_sync.
 void set_gradient_divide_factor(nn::Module& module, double factor);
 
+// ShardOptions::reductions_in_flight from here on. Slots are planned anew when the next step
+// begins, and the arena moves to its new size as soon as no unit is open.
+// Throws: ContractError unless `reductions` is 1 to 64, and as set_requires_gradient_sync.
+void set_reductions_in_flight(nn::Module& module, int reductions, bool recurse = true);
+
 // What a reduction has left on this rank of some of a unit's gradients, those of a piece or slice.
 struct ReducedGradient {
   // [n] in MixedPrecision::reduce: this rank's rows, divided as they are, one parameter behind the
