@@ -37,7 +37,7 @@ struct Published {
   std::uint64_t send_layout_hash = 0;  // where they must be equal
   std::uint64_t backward_of = 0;       // CollectiveGroup's, as the next
   double divided_by = 0;
-  std::uint64_t around = 0;            // FlightEntry's
+  std::uint64_t around = 0;  // FlightEntry's
   std::int32_t n_items = 0;
   char name[68] = {};  // cut where it is longer
   Item items[kShownItems];

@@ -30,7 +30,7 @@ struct FlightEntry {
   std::int64_t bytes = 0;         // of the items of this rank
   std::uint64_t backward_of = 0;  // CollectiveGroup's, as the next
   double divided_by = 0;
-  std::uint64_t around = 0;       // calls before it of the groups around this one
+  std::uint64_t around = 0;  // calls before it of the groups around this one
   std::int32_t n_items = 0;
   std::int32_t root = 0;
   std::int32_t target = 0;
