@@ -10,6 +10,7 @@
 
 using namespace tessera;
 using namespace tessera::testing;
+using Catch::Matchers::Contains;
 
 namespace {
 
