@@ -108,7 +108,7 @@ class Context : public std::enable_shared_from_this<Context> {
                    "holds all roots of the world");
   }
   // Whether it is as all ranks made it, whatever they have done since.
-  bool is_new() const noexcept { return slots_->is_new(); }
+  bool is_as_made() const noexcept { return slots_->is_as_made(); }
   // Its units have no context again, as before the first step.
   void dissolve() noexcept;
 

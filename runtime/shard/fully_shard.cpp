@@ -77,6 +77,11 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
     TESSERA_EXPECT(!state->unit, "fully_shard: parameter '", state->name,
                    "', which is to be ignored, belongs to unit '", *state->unit,
                    "' already; ignore it there, too");
+    TESSERA_EXPECT(options.offload == Offload::none, "fully_shard: parameter '", state->name,
+                   "' is to be ignored while others are offloaded, which do not go together");
+    TESSERA_EXPECT(!state->group, "fully_shard: parameter '", state->name,
+                   "' is to be ignored and lies in memory with others; shard a model before it is "
+                   "materialized, or build it on meta");
     ignored.insert(state.get());
   }
   bool is_read = false;  // in backward

@@ -267,7 +267,7 @@ void GradientPiece::sum_replicas(const Parts& to) {
     if (terms_.defined()) accumulate(shards_.device.reduce(), terms, terms_, false);
     terms_ = {};
     const Replicas::Sum sums[] = {{parts.values, to.values}, {parts.counts, to.counts}};
-    replicas.all_reduce(all_reduce_name(), shards_.divided_by(), sums);
+    replicas.all_reduce(all_reduce_name(), shards_.divide_factor, sums);
   }
   replicas.give_back(slot);
 }
@@ -287,7 +287,7 @@ void GradientPiece::scatter(const Parts& to) {
   const auto element = static_cast<std::int64_t>(size_bytes(wire));
   CollectiveGroup& group = prepared_.next(shards_.reduce_name);
   group.backward_of = autograd::forward_of_step();
-  group.divided_by = shards_.divided_by();
+  group.divided_by = shards_.divide_factor;
   if (group.items.empty()) {
     group.items.resize(size() + 1, {.kind = CollectiveKind::reduce_scatter, .dtype = wire});
     for (std::size_t i = 0; i < size(); ++i)

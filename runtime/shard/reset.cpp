@@ -171,13 +171,16 @@ ShardReset reset(nn::Module& tree, std::string_view cause) {
   world.halt(cause);
 
   std::vector<FlatGroup*> groups;
+  for (const shard::Unit* const unit : units)
+    if (unit->shards().group) groups.push_back(unit->shards().group.get());
+  const std::size_t of_units = groups.size();
+  for (const Parameter& p : tree.parameters())  // those that are ignored
+    if (FlatGroup* const group = state_of(p)->group.get(); group && !p.unit())
+      if (std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
   std::vector<std::shared_ptr<UpdateLog>> logs;
-  for (const shard::Unit* const unit : units) {
-    if (!unit->shards().group) continue;
-    groups.push_back(unit->shards().group.get());
-    for (const auto& log : groups.back()->updates)
+  for (const FlatGroup* const group : groups)
+    for (const auto& log : group->updates)
       if (std::find(logs.begin(), logs.end(), log) == logs.end()) logs.push_back(log);
-  }
   for (const auto& log : logs) {
     if (!settle(log, world.device().context().lost(), groups)) agreed[half_done] = 1;
     agreed[steps] += static_cast<double>(log->steps);
@@ -187,8 +190,9 @@ ShardReset reset(nn::Module& tree, std::string_view cause) {
   agreed[minus_steps] = -agreed[steps];
   agreed[draws] = static_cast<double>(autograd::random_state().draws);
   for (const auto& context : contexts) context->reset();
+  for (std::size_t i = of_units; i < groups.size(); ++i) groups[i]->gradient = {};
   for (const shard::Unit* const unit : units)
-    if (!unit->context() || !unit->context()->is_new()) agreed[no_context] = 1;
+    if (!unit->context() || !unit->context()->is_as_made()) agreed[no_context] = 1;
 
   ShardReset done;
   done.cause = world.resume(agreed);

@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "runtime/shard/slot_plan.hpp"
@@ -41,9 +42,10 @@ class Slots {
   }
   // UnitNeeds'. All plans are made anew when the next step begins.
   void set_reductions_in_flight(int unit, int reductions) {
-    units_[static_cast<std::size_t>(unit)].reductions_in_flight = reductions;
-    are_plans_old_ = true;
+    int& known = units_[static_cast<std::size_t>(unit)].reductions_in_flight;
+    if (std::exchange(known, reductions) != reductions) are_plans_old_ = was_changed_ = true;
   }
+  bool are_plans_old() const noexcept { return are_plans_old_; }
   // How many the plan that is followed has.
   std::size_t planned(int unit, SlotKind kind) { return planned_uses(unit, kind).offsets.size(); }
 
@@ -55,8 +57,10 @@ class Slots {
 
   // After a failure, when every slot was given back and nothing runs.
   void restart();
-  // Whether every rank has it as all made it, whatever the steps since were.
+  // Whether no step has made a plan, and whether every rank has it as all made it, whatever the
+  // steps since were.
   bool is_new() const noexcept { return is_new_; }
+  bool is_as_made() const noexcept { return is_new_ && !was_changed_; }
 
  private:
   struct Block {
@@ -102,7 +106,7 @@ class Slots {
   std::vector<Live> live_;
   std::int64_t now_ = 0;
   bool is_planned_ = true;  // so far
-  bool are_plans_old_ = false;
+  bool are_plans_old_ = false, was_changed_ = false;
   bool wants_resize_ = false;
   std::int64_t least_bytes_ = 0;
   std::vector<PlannedUses> planned_uses_;

@@ -80,8 +80,6 @@ struct UnitShards {
 
   // Whether backward reduces within each replica only, by set_requires_all_reduce.
   bool postpones_all_reduce() const noexcept { return replicas && !all_reduces; }
-  // CollectiveGroup::divided_by: what a program has set, on all ranks alike.
-  double divided_by() const noexcept { return divide_factor == ranks() ? 0 : divide_factor; }
   std::int64_t gather_bytes() const noexcept { return needs_slot() ? layout.gather_bytes : 0; }
   std::int64_t gradient_bytes() const noexcept {
     return has_buffer() ? layout.gradient_buffer_bytes : 0;

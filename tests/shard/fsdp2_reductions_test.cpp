@@ -383,6 +383,28 @@ TEST_CASE("a layer whose parameters are ignored is averaged by hand beside units
     CHECK(distance(one, train(ranks)) < 5 * kRounding);  // as in fsdp2_training_test
 }
 
+TEST_CASE("reset discards gradients of what is ignored, too", "[threads]") {
+  for (const auto& [dropped, again] : on_ranks(2, [](World& world) {
+         Stack model({4, 5, 3});
+         ShardOptions options{.mesh = DeviceMesh::flat(world),
+                              .ignored = model.layers[0].parameters()};
+         fully_shard(model, options);
+         nn::init(model, {1}, world.device());
+         const auto backward = [&] {
+           mean_square(model(rows_of(1, world.rank(), 1, 4, world.device()))).backward();
+           return model.layers[0].weight.grad().to_vector<float>();
+         };
+         const auto first = backward();
+         world.barrier();  // reset fails what peers still run
+         reset(model);
+         const bool is_dropped = !model.layers[0].weight.grad().defined();
+         return std::pair(is_dropped, same_bits(backward(), first));
+       })) {
+    CHECK(dropped);
+    CHECK(again);
+  }
+}
+
 TEST_CASE("a parameter is ignored by all units around it, and on all ranks", "[threads]") {
   const std::vector<std::string> errors = [] {
     std::vector<std::string> found;
@@ -394,6 +416,13 @@ TEST_CASE("a parameter is ignored by all units around it, and on all ranks", "[t
     fully_shard(sharded.layers[0], options);
     found.push_back(contract_error([&] { fully_shard(sharded, ignoring); }));
     ignoring.ignored = ignored.layers[0].parameters();
+    ignoring.offload = Offload::cpu;
+    found.push_back(contract_error([&] { fully_shard(ignored, ignoring); }));
+    ignoring.offload = Offload::none;
+    Stack whole({4, 3});
+    nn::init(whole, {1}, world.device());
+    found.push_back(contract_error(
+        [&] { fully_shard(whole, {.mesh = DeviceMesh::flat(world), .ignored = {whole.scale}}); }));
     fully_shard(ignored.layers[0], ignoring);  // a unit without parameters
     fully_shard(ignored, ignoring);
     nn::init(ignored, {1}, world.device());
@@ -403,6 +432,8 @@ TEST_CASE("a parameter is ignored by all units around it, and on all ranks", "[t
   }();
   CHECK_THAT(errors[0], Contains("which is to be ignored, belongs to unit '") &&
                             Contains("ignore it there, too"));
+  CHECK_THAT(errors[1], Contains("is to be ignored while others are offloaded"));
+  CHECK_THAT(errors[2], Contains("lies in memory with others; shard a model before"));
   CHECK_THAT(errors, Catch::Matchers::VectorContains(std::string("layers.0 0")));
   const auto differing = on_ranks(2, [](World& world) {
     Stack model({4, 5, 3});

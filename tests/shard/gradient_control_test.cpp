@@ -321,6 +321,43 @@ TEST_CASE("reductions in flight that are set have the memory and the bits of the
   }
 }
 
+TEST_CASE(
+    "reductions in flight that differ between ranks are told, and a failure before they count "
+    "is left behind",
+    "[threads]") {
+  const auto found = on_ranks(2, [](World& world) {
+    Stack model({16, 16, 16, 16});
+    model.shard({.mesh = DeviceMesh::flat(world), .piece_bytes = 1});
+    nn::init(model, {11}, world.device());
+    const auto step = [&] {
+      mean_square(model(rows_of(1, world.rank(), 1, 16, world.device()))).backward();
+      optim::Sgd(model.parameters(), {.lr = 0}).zero_grad();
+    };
+    for (int k = 0; k < 3; ++k) step();
+    set_reductions_in_flight(model, 2 + world.rank());
+    std::vector<std::string> said = {contract_error(step)};
+    reset(model);
+    set_reductions_in_flight(model, 3);
+    try {  // rank 1 does not come to the forward
+      if (world.rank() == 1) throw std::runtime_error("no data");
+      step();
+      world.device().synchronize();
+    } catch (const std::exception& error) {
+      said.emplace_back(error.what());
+    }
+    reset(model);
+    for (int k = 0; k < 3; ++k) step();
+    world.device().synchronize();
+    said.push_back(concat(shard_plan(model).arena_bytes));
+    return said;
+  });
+  for (const auto& said : found) {
+    REQUIRE(said.size() == 3);
+    CHECK_THAT(said[0], Contains("reductions_in_flight of unit") && Contains("differ"));
+  }
+  CHECK(found[0][2] == found[1][2]);
+}
+
 TEST_CASE("what is streamed is reduced by each backward, divided by its unit's factor",
           "[threads]") {
   const auto found = on_ranks(2, [](World& world) {
@@ -383,17 +420,18 @@ TEST_CASE("ranks that differ in what they reduce are told so on each of them", "
 
 TEST_CASE("ranks that divide their gradients by different factors are told both", "[threads]") {
   // With two replicas only the sum over them sees the difference: the ranks that shard agree.
-  for (const int replicas : {1, 2}) {
-    const int ranks = 2 * replicas;
+  for (const auto& [replicas, first] : {std::pair(1, 3.), {2, 3.}, {1, 2.}, {2, 4.}}) {
+    const int ranks = 2 * replicas;  // 2 and 4: the number of ranks, and not set
     std::vector<std::string> messages(static_cast<std::size_t>(ranks));
     CHECK_THROWS_AS(
         run_checked(ranks, {.threads = 1},
-                    [&](World& world) {
+                    [&, replicas = replicas, first = first](World& world) {
                       Stack model({5, 7, 3});
                       model.shard({.mesh = mesh_of(world, replicas)});
                       nn::init(model, {11}, world.device());
-                      const double factor = world.rank() < ranks / 2 ? 3 : 5;
-                      set_gradient_divide_factor(model, factor);
+                      const bool is_first = world.rank() < ranks / 2;
+                      if (!is_first || first == 3)
+                        set_gradient_divide_factor(model, is_first ? 3 : 5);
                       try {
                         mean_square(model(rows_of(1, 0, 1, 5, world.device()))).backward();
                         world.device().synchronize();
@@ -403,9 +441,9 @@ TEST_CASE("ranks that divide their gradients by different factors are told both"
                       }
                     }),
         CommError);
-    CAPTURE(replicas);
+    CAPTURE(replicas, first);
     for (const std::string& message : messages) {
-      CHECK_THAT(message, Contains("divided by 3"));
+      CHECK_THAT(message, Contains(concat("divided by ", first)));
       CHECK_THAT(message, Contains("divided by 5"));
       CHECK_THAT(message, Contains(replicas == 1 ? "reduce_scatter (root)" : "all_reduce (root)"));
     }

@@ -9,8 +9,8 @@
 //
 // So these buffers do not come from the pool. They are slots of an arena, at addresses that a plan
 // has chosen: slots that are to be alive at the same time lie apart, all others may share. To let a
-// gather run ahead, its interval is made longer. Using a slot first waits, on the device, for the
-// last uses of whatever lay there before, and for nothing else.
+// gather start early, the plan counts its slot as taken from a call earlier on. Using a slot first
+// waits, on the device, for the last uses of whatever lay there before, and for nothing else.
 //
 // PyTorch: FSDP2's buffers come from the caching allocator. It keeps references to them until the
 // stream that reads them has been waited for, and so does without `record_stream`; where they lie,

@@ -8,9 +8,10 @@
 //   forward    mlp( up( matmul ) tanh  down( matmul ) ) sum
 //   backward   sum  mlp{ down{ matmul } tanh  up{ matmul } }
 //
-// Whether a call has nodes at all changes nothing, so the order is the same on every rank. These
-// four moments are all that sharding needs: `fully_shard` sets a hook that gathers before the call
-// and frees after it, gathers again when the region begins, and reduces gradients when it ends.
+// Whether a call has nodes at all changes nothing, as long as gradients are enabled: the order is
+// the same on every rank. These four moments are all that sharding needs: `fully_shard` sets a hook
+// that gathers before the call and frees after it, gathers again when the region begins, and has
+// reduced gradients when it ends.
 //
 // A module has one such hook. What a program does around calls, as PyTorch's forward hooks, is
 // nn/forward_hooks.hpp: any number of them, within the scope that this one opens.
@@ -104,7 +105,7 @@ static void every_call_has_its_own(Mlp& mlp, const ts::Tensor& x) {
 }
 
 static void no_graph_no_region(Mlp& mlp, const ts::Tensor& x) {
-  std::cout << "4. Without a graph there is nothing to come back to:\n";
+  std::cout << "4. Where gradients are disabled there is nothing to come back to:\n";
   const ts::NoGradGuard guard;
   said.clear();
   CHECK(!mlp.up(x).requires_grad());

@@ -9,7 +9,7 @@
 //
 // That is all that sharding computes, and one operation with a derivative (lesson 50) on two
 // collectives (lesson 60) says it. `fully_shard` gives the same bits. What it does beside this: a
-// layer's gather does not wait for the layer before, because it has a slot of its own (lesson 35);
+// layer's gather does not wait for the layer before, because its slot lies elsewhere (lesson 35);
 // the parameters of a unit travel together; gradients of several uses add up before they are
 // reduced; all ranks issue the same collectives though their graphs differ (lesson 65).
 //

@@ -115,8 +115,9 @@ struct ShardOptions {
   // The same for all units of a root.
   Offload offload = Offload::none;
   // Parameters that the unit leaves alone, as units around it have to (PyTorch: ignored_params).
-  // Each rank has them whole, with its own gradients, which nothing divides or sums; materialize,
-  // init, optimizers and state dicts take them as those of a module without units.
+  // Each rank has them whole and in f32, with its own gradients, which nothing divides or sums: the
+  // program does, before it clips. materialize, init, optimizers, state dicts and reset take them
+  // as those of a module without units. Not with offload, nor in a model that has memory.
   std::vector<Parameter> ignored{};
 };
 

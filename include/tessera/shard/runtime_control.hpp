@@ -107,12 +107,13 @@ void set_requires_all_reduce(nn::Module& module, bool requires_all_reduce, bool 
 // By how much the gradients of the unit `module` alone are divided, on their way from backward on:
 // else it is the number of ranks, replicas included, so that they become the mean. A sum over the
 // ranks is 1. What is kept unreduced was divided when it was written. It counts for one rank, too.
-// All ranks say the same: the reduction that shows another factor is a CommError that names both.
+// All ranks say the same: a reduction while they differ is a CommError that names both factors.
 // Throws: ContractError unless `factor` is finite and above 0, and as set_requires_gradient_sync.
 void set_gradient_divide_factor(nn::Module& module, double factor);
 
-// ShardOptions::reductions_in_flight from here on. Slots are planned anew when the next step
-// begins, and the arena moves to its new size as soon as no unit is open.
+// ShardOptions::reductions_in_flight from here on, on all ranks alike: the next forward of the root
+// looks whether they are. Slots are planned anew when it begins, and the arena moves to its new
+// size as soon as no unit is open.
 // Throws: ContractError unless `reductions` is 1 to 64, and as set_requires_gradient_sync.
 void set_reductions_in_flight(nn::Module& module, int reductions, bool recurse = true);
 
