@@ -17,9 +17,8 @@
 //   compute   ── write shard ── record ┐                              ┌ wait ── backward
 //   gather                             └ wait ── all_gather ── record ┘
 //
-// Peers read a rank's send side directly, so it lies in symmetric memory: the same offset on every
-// rank. What is small, up to 64 KiB a group, may lie anywhere: it is copied there first. The
-// collective begins when all ranks' inputs are ready, and ends when nobody reads them.
+// Peers read the send side where it lies, in symmetric memory (what is small is copied there): the
+// same offset on every rank. It begins when all inputs are ready, and ends when nobody reads them.
 //
 // PyTorch: all_gather_into_tensor and reduce_scatter_tensor, on a stream of NCCL; the call makes
 // the edge before, from the current stream, and `Work.wait()` the one behind. Ranks that disagree
