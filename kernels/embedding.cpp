@@ -5,9 +5,9 @@
 
 #include "kernels/host/convert.hpp"
 #include "kernels/host/cpu.hpp"
+#include "kernels/host/math.hpp"
 #include "kernels/host/ranges.hpp"
 #include "kernels/host/rows.hpp"
-#include "kernels/host/simd.hpp"
 
 #include "kernels/formulas.hpp"
 

@@ -4,7 +4,7 @@
 // of a GPU's thread. Either has V(number), + - * /, fma, exp, log, sqrt, tanh, sin, cos, erf,
 // log1p, expm1, floor, round, pow, abs, min, max, sigmoid, less, select, and rounded_product, which
 // is never part of an fma. Comparisons and integers see single elements. To be included behind
-// host/simd.hpp or cuda/gpu.hpp.
+// host/math.hpp or cuda/gpu.hpp.
 #pragma once
 
 #include <limits>

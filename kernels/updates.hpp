@@ -3,7 +3,7 @@
 //
 // An Update is made from the step's scalars and a segment once for it, and then called with an
 // element's value p, gradient g and moments, which it changes; it returns the new p. `moments` is
-// null where nothing is kept. To be included behind host/simd.hpp or cuda/math.hpp.
+// null where nothing is kept. To be included behind host/math.hpp or cuda/math.hpp.
 #pragma once
 
 #include <cmath>

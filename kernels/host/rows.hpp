@@ -2,7 +2,7 @@
 // every length.
 #pragma once
 
-#include "kernels/host/simd.hpp"
+#include "kernels/host/math.hpp"
 
 namespace tessera::kernels::host {
 

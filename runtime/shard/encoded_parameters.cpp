@@ -58,7 +58,6 @@ EncodedParameters::EncodedParameters(const UnitShards& shards, std::vector<Gathe
   storage_ = Storage::window(gather, shards.layout.gather_bytes, shards.name);
   storage_->remedy = "a gather transform uses what it is given within the call";
   std::vector<std::int64_t> rows;
-  std::int64_t on_host = 0;
   for (std::size_t i = 0; i < shards.parameters.size(); ++i) {
     const std::shared_ptr<ParameterState>& p = shards.parameters[i];
     const ShardSpec& spec = p->spec;
@@ -84,8 +83,8 @@ EncodedParameters::EncodedParameters(const UnitShards& shards, std::vector<Gathe
       one.all.push_back(Tensor::wrap(storage_, {spec.world, part.numel}, part.dtype, at));
       one.own.push_back(one.all.back().view({part.numel}, {1}, spec.rank * part.numel));
       const std::int64_t bytes = part.numel * static_cast<std::int64_t>(size_bytes(part.dtype));
-      rows.insert(rows.end(), {on_host, at + spec.rank * bytes, bytes});
-      on_host += bytes_of(part, 1);
+      rows.insert(rows.end(), {bytes_on_host_, at + spec.rank * bytes, bytes});
+      bytes_on_host_ += bytes_of(part, 1);
       at += bytes_of(part, spec.world);
     }
     encoded_.push_back(std::move(one));
@@ -106,7 +105,7 @@ void EncodedParameters::encode(const Slot& slot) {
 // In memory of HostLink's, which one copy brings to the device, and one kernel into the slot.
 void EncodedParameters::encode_on_host(const Slot& slot) {
   if (encoded_.empty()) return;
-  const Tensor staged = shards_.host->begin_encode(encoded_chunk_bytes(shards_));
+  const Tensor staged = shards_.host->begin_encode(bytes_on_host_);
   std::int64_t at = 0;
   for (const One& one : encoded_) {
     std::vector<Tensor> own;

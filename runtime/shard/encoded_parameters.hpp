@@ -44,7 +44,8 @@ class EncodedParameters {
   const UnitShards& shards_;
   std::shared_ptr<Storage> storage_;  // of the slot, while it is used
   std::vector<One> encoded_;
-  Tensor table_;  // i64: bytes of the host's parts, one behind the other, to those of the slot
+  Tensor table_;  // i64: bytes of the host's parts, one behind the other, to those
+  std::int64_t bytes_on_host_ = 0;  // of the slot; and all of them
 };
 
 // What travels of a parameter with a transform, in a slot.

@@ -74,16 +74,10 @@ TEST_CASE("training with gathers in e4m3 goes down, alike on any number of ranks
     return on_ranks(ranks, [&](World& world) {
       Gathered job(world, gather_in_e4m3(), {.mesh = DeviceMesh::flat(world), .offload = offload});
       optim::Sgd optimizer(job.stack.parameters(), {.lr = 0.05});
-      GatheredRun run;
-      for (int k = 0; k < 8; ++k) {  // every rank has the same rows: the same loss on all meshes
-        const Tensor loss = mean_square(job.stack(rows_of(1, 0, 4, 4, world.device())));
-        loss.backward();
-        run.losses.push_back(static_cast<float>(loss.item()));
-        optimizer.step();
-        optimizer.zero_grad();
-      }
-      run.parameters = full_values(job.stack);
-      return run;
+      // Every rank has the same rows: the same loss on all meshes.
+      return train_gathered(job, 8, optimizer, [&](int) {
+        return mean_square(job.stack(rows_of(1, 0, 4, 4, world.device())));
+      });
     })[0];
   };
   const GatheredRun one = run(1);

@@ -41,11 +41,11 @@ struct GatheredRun {
   Values parameters;
 };
 
-inline GatheredRun train_gathered(Gathered& job, int steps) {
-  optim::AdamW optimizer(job.stack.parameters(), {.lr = 0.05});
+inline GatheredRun train_gathered(Gathered& job, int steps, optim::Optimizer& optimizer,
+                                  const std::function<Tensor(int)>& loss_of) {
   GatheredRun run;
   for (int k = 0; k < steps; ++k) {
-    const Tensor loss = job.loss(k);
+    const Tensor loss = loss_of(k);
     loss.backward();
     run.losses.push_back(static_cast<float>(loss.item()));
     optimizer.step();
@@ -53,6 +53,11 @@ inline GatheredRun train_gathered(Gathered& job, int steps) {
   }
   run.parameters = full_values(job.stack);
   return run;
+}
+
+inline GatheredRun train_gathered(Gathered& job, int steps) {
+  optim::AdamW optimizer(job.stack.parameters(), {.lr = 0.05});
+  return train_gathered(job, steps, optimizer, [&](int k) { return job.loss(k); });
 }
 
 inline bool is_same_run(const GatheredRun& a, const GatheredRun& b) {

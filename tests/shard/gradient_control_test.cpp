@@ -1,7 +1,6 @@
 // Micro-batches whose gradients are reduced at once, later, or over the replicas later: values,
-// collectives, memory; divisors of gradients.
+// collectives, memory; refusals.
 #include "tessera/distributed/distributed_tensor.hpp"
-#include "tessera/nn/embedding.hpp"
 #include "tessera/shard/runtime_control.hpp"
 #include "tests/shard/support.hpp"
 #include "tests/support/mesh.hpp"
@@ -279,113 +278,6 @@ TEST_CASE("gradients are divided by the factor that their unit was given",
     }
 }
 
-TEST_CASE("reductions in flight that are set have the memory and the bits of the option",
-          "[threads]") {
-  struct Found {
-    std::vector<std::int64_t> arena;  // after each training of four steps
-    std::vector<std::uint64_t> unplanned;
-    Values values;
-    std::string refused;
-  };
-  const auto train = [](World& world, const std::vector<int>& in_flight) {
-    Stack model({16, 16, 16, 16, 16, 16, 16, 16});
-    model.shard(
-        {.mesh = DeviceMesh::flat(world), .reductions_in_flight = in_flight[0], .piece_bytes = 1});
-    nn::init(model, {11}, world.device());
-    optim::Sgd optimizer(model.parameters(), {.lr = 0.05});
-    Found found;
-    for (std::size_t k = 0; k < in_flight.size(); ++k) {
-      if (k > 0) set_reductions_in_flight(model, in_flight[k]);
-      for (std::uint64_t step = 0; step < 4; ++step) {
-        mean_square(model(rows_of(4 * k + step, world.rank(), 1, 16, world.device()))).backward();
-        optimizer.step();
-        optimizer.zero_grad();
-      }
-      found.arena.push_back(shard_plan(model).arena_bytes);
-      found.unplanned.push_back(shard_counters(model).unplanned_slots);
-    }
-    found.values = full_values(model);
-    found.refused = contract_error([&] { set_reductions_in_flight(model, 65); });
-    return found;
-  };
-  const auto one = on_ranks(2, [&](World& world) { return train(world, {1, 1, 1}); });
-  const auto three = on_ranks(2, [&](World& world) { return train(world, {3, 3, 3}); });
-  const auto set = on_ranks(2, [&](World& world) { return train(world, {1, 3, 1}); });
-  for (std::size_t rank = 0; rank < 2; ++rank) {
-    CHECK(three[rank].arena[0] > one[rank].arena[0]);
-    CHECK(set[rank].arena ==
-          std::vector{one[rank].arena[0], three[rank].arena[0], one[rank].arena[0]});
-    CHECK(set[rank].unplanned == one[rank].unplanned);
-    CHECK(same_bits(set[rank].values, one[rank].values));
-    CHECK_THAT(set[rank].refused, Contains("reductions is 65; expected 1 to 64"));
-  }
-}
-
-TEST_CASE(
-    "reductions in flight that differ between ranks are told, and a failure before they count "
-    "is left behind",
-    "[threads]") {
-  const auto found = on_ranks(2, [](World& world) {
-    Stack model({16, 16, 16, 16});
-    model.shard({.mesh = DeviceMesh::flat(world), .piece_bytes = 1});
-    nn::init(model, {11}, world.device());
-    const auto step = [&] {
-      mean_square(model(rows_of(1, world.rank(), 1, 16, world.device()))).backward();
-      optim::Sgd(model.parameters(), {.lr = 0}).zero_grad();
-    };
-    for (int k = 0; k < 3; ++k) step();
-    set_reductions_in_flight(model, 2 + world.rank());
-    std::vector<std::string> said = {contract_error(step)};
-    reset(model);
-    set_reductions_in_flight(model, 3);
-    try {  // rank 1 does not come to the forward
-      if (world.rank() == 1) throw std::runtime_error("no data");
-      step();
-      world.device().synchronize();
-    } catch (const std::exception& error) {
-      said.emplace_back(error.what());
-    }
-    reset(model);
-    for (int k = 0; k < 3; ++k) step();
-    world.device().synchronize();
-    said.push_back(concat(shard_plan(model).arena_bytes));
-    return said;
-  });
-  for (const auto& said : found) {
-    REQUIRE(said.size() == 3);
-    CHECK_THAT(said[0], Contains("reductions_in_flight of unit") && Contains("differ"));
-  }
-  CHECK(found[0][2] == found[1][2]);
-}
-
-TEST_CASE("what is streamed is reduced by each backward, divided by its unit's factor",
-          "[threads]") {
-  const auto found = on_ranks(2, [](World& world) {
-    const auto train = [&](bool syncs, double factor) {
-      nn::Embedding table(8, 4);
-      fully_shard(table, {.mesh = DeviceMesh::flat(world), .slice_bytes = 1});
-      nn::init(table, {5}, world.device());
-      set_gradient_divide_factor(table, factor);
-      const Tensor tokens =
-          Tensor::from(std::vector<std::int64_t>{1, 7, world.rank()}, {3}, world.device());
-      for (const bool is_last : {false, true}) {
-        set_requires_gradient_sync(table, syncs || is_last);
-        mean_square(table(tokens)).backward();
-        if (is_last && factor == 2) set_gradient_divide_factor(table, 4);
-      }
-      return std::pair(shard_gradients(table), shard_counters(table).reductions);
-    };
-    return std::array{train(true, 2), train(false, 2), train(true, 1)};
-  });
-  for (const auto& [at_once, later, sums] : found) {
-    CHECK(same_bits(at_once.first, later.first));
-    CHECK(at_once.second == later.second);
-    std::vector<float> expected = sums.first.at("weight");
-    for (float& g : expected) g /= 2;
-    CHECK(same_bits(at_once.first.at("weight"), expected));
-  }
-}
-
 TEST_CASE("ranks that differ in what they reduce are told so on each of them", "[threads]") {
   for (const Way way : {Way::no_sync, Way::no_all_reduce}) {
     const int ranks = way == Way::no_sync ? 2 : 4;
@@ -414,38 +306,6 @@ TEST_CASE("ranks that differ in what they reduce are told so on each of them", "
         CommError);
     for (const std::string& message : messages) {
       CHECK_THAT(message, Contains("set_requires_"));
-    }
-  }
-}
-
-TEST_CASE("ranks that divide their gradients by different factors are told both", "[threads]") {
-  // With two replicas only the sum over them sees the difference: the ranks that shard agree.
-  for (const auto& [replicas, first] : {std::pair(1, 3.), {2, 3.}, {1, 2.}, {2, 4.}}) {
-    const int ranks = 2 * replicas;  // 2 and 4: the number of ranks, and not set
-    std::vector<std::string> messages(static_cast<std::size_t>(ranks));
-    CHECK_THROWS_AS(
-        run_checked(ranks, {.threads = 1},
-                    [&, replicas = replicas, first = first](World& world) {
-                      Stack model({5, 7, 3});
-                      model.shard({.mesh = mesh_of(world, replicas)});
-                      nn::init(model, {11}, world.device());
-                      const bool is_first = world.rank() < ranks / 2;
-                      if (!is_first || first == 3)
-                        set_gradient_divide_factor(model, is_first ? 3 : 5);
-                      try {
-                        mean_square(model(rows_of(1, 0, 1, 5, world.device()))).backward();
-                        world.device().synchronize();
-                      } catch (const CommError& error) {
-                        messages[static_cast<std::size_t>(world.rank())] = error.what();
-                        throw;
-                      }
-                    }),
-        CommError);
-    CAPTURE(replicas, first);
-    for (const std::string& message : messages) {
-      CHECK_THAT(message, Contains(concat("divided by ", first)));
-      CHECK_THAT(message, Contains("divided by 5"));
-      CHECK_THAT(message, Contains(replicas == 1 ? "reduce_scatter (root)" : "all_reduce (root)"));
     }
   }
 }
