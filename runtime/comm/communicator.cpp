@@ -1,5 +1,5 @@
-// The part of a collective that is the same for every transport: counts, the fingerprint, costs,
-// and the world of one rank.
+// The part of a collective that is the same for every transport: order, the fingerprint, and the
+// world of one rank.
 #include "tessera/comm/communicator.hpp"
 
 #include <algorithm>
@@ -17,48 +17,6 @@
 
 namespace tessera {
 namespace {
-
-// The least that any transport moves: a ring's. Received and sent bytes together.
-void add_cost(Cost& cost, const Collective& c, std::int64_t item_bytes, int rank, int size) {
-  const auto bytes = static_cast<double>(item_bytes), n = static_cast<double>(size);
-  switch (c.kind) {
-    case CollectiveKind::all_gather:
-      cost.wire_bytes += 2 * (n - 1) * bytes;
-      cost.bytes += 2 * n * bytes;
-      break;
-    case CollectiveKind::reduce_scatter:
-      cost.wire_bytes += 2 * (n - 1) * bytes;
-      cost.bytes += (n + 1) * bytes;
-      break;
-    case CollectiveKind::all_reduce:
-      cost.wire_bytes += 4 * (n - 1) / n * bytes;
-      cost.bytes += (n + 1) * bytes;
-      break;
-    case CollectiveKind::broadcast:
-      cost.wire_bytes += bytes;
-      cost.bytes += 2 * bytes;
-      break;
-    case CollectiveKind::all_to_all:
-      cost.wire_bytes += 2 * (n - 1) * bytes;
-      cost.bytes += 2 * n * bytes;
-      break;
-    case CollectiveKind::send_recv:
-      if (c.root != c.target && (c.root == rank || c.target == rank)) cost.wire_bytes += bytes;
-      if (c.target == rank) cost.bytes += 2 * bytes;
-      break;
-    case CollectiveKind::barrier:
-      break;
-  }
-}
-
-std::uint64_t fold(std::uint64_t hash, const Collective& c) {
-  hash = mix(hash, (static_cast<std::uint64_t>(c.kind) << 48) |
-                       (static_cast<std::uint64_t>(c.dtype) << 40) |
-                       (static_cast<std::uint64_t>(c.reduce) << 32) |
-                       static_cast<std::uint32_t>(c.root));
-  if (c.kind == CollectiveKind::send_recv) hash = mix(hash, static_cast<std::uint64_t>(c.target));
-  return mix(hash, static_cast<std::uint64_t>(c.count));
-}
 
 // Copies `text`, cut where it is longer, and folds all of it into the hash, a word at a time.
 template <std::size_t N>
@@ -106,41 +64,50 @@ Communicator::Communicator(DeviceContext& context, FlightRecorder& recorder, con
   role_hash_ = copy_and_fold(probe.role, role_.c_str(), index(stream));
 }
 
+void CollectiveGroup::place(const void* send, void* recv) {
+  const auto distance = [](const void* from, const void* to) {
+    return reinterpret_cast<std::intptr_t>(to) - reinterpret_cast<std::intptr_t>(from);
+  };
+  const std::intptr_t sends_by = distance(items_.front().send, send),
+                      recvs_by = distance(items_.front().recv, recv);
+  if (sends_by == 0 && recvs_by == 0) return;
+  for (Collective& item : items_) {
+    if (item.send) item.send = static_cast<const std::byte*>(item.send) + sends_by;
+    if (item.recv) item.recv = static_cast<std::byte*>(item.recv) + recvs_by;
+  }
+  // Where all move alike, what was aligned, apart or in place stays so.
+  if (sends_by != recvs_by || sends_by % std::intptr_t{alignof(std::max_align_t)} != 0)
+    checked_ = {};
+}
+
 void Communicator::submit(const CollectiveGroup& group, std::span<const Access> accesses) {
-  check_and_launch(group.items, group.name, accesses, &group);
+  comm::CheckedItems& checked = group.checked_;
+  if (checked.size != size() || checked.rank != rank())
+    checked = comm::check_items(group.name, group.items_, rank(), size());
+  submit_checked(group.items_, group.name, checked, accesses, &group);
 }
 
 void Communicator::submit(const Collective& collective, const char* op,
                           std::span<const Access> accesses) {
-  check_and_launch({&collective, 1}, op, accesses, nullptr);
+  const std::span<const Collective> items(&collective, 1);
+  submit_checked(items, op, comm::check_items(op, items, rank(), size()), accesses, nullptr);
 }
 
-void Communicator::check_and_launch(std::span<const Collective> items, const char* group,
-                                    std::span<const Access> accesses,
-                                    const CollectiveGroup* prepared) {
-  TESSERA_EXPECT(group != nullptr && !items.empty(), "Communicator::submit: the group '",
-                 group ? group : "", "' has no name or no item");
+void Communicator::submit_checked(std::span<const Collective> items, const char* group,
+                                  const comm::CheckedItems& checked,
+                                  std::span<const Access> accesses,
+                                  const CollectiveGroup* prepared) {
   TESSERA_EXPECT(!has_ended_, "Communicator::submit '", group, "': ", comm::kWorldHasEnded);
-  Op op{.name = group, .cost = {}, .accesses = accesses};
-  const int rank = seat_.rank, size = seat_.size();
+  const int size = seat_.size();
+  Op op{.name = group, .cost = checked.cost, .accesses = accesses};
   op.cost.ranks = size;
   op.cost.rank_step = size > 1 ? std::abs(seat_.ranks[1] - seat_.ranks[0]) : 1;
-  comm::ItemChecks checks(group, rank, size);
-  bool moves = false;
   FlightEntry call;
-  std::uint64_t content = copy_and_fold(call.name, group, role_hash_);
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const std::int64_t bytes = checks.add(items[i], i);
-    add_cost(op.cost, items[i], bytes, rank, size);
-    content = fold(content, items[i]);
-    call.bytes += bytes;
-    moves |= bytes > 0 && items[i].send != items[i].recv;
-  }
-  checks.expect_apart(items);
+  std::uint64_t content = mix(copy_and_fold(call.name, group, role_hash_), checked.content);
   check_order(group, accesses);
   if (size == 1) {
     const CopyAlone copy{comm::GroupCall(call, 0, group, items, prepared != nullptr)};
-    if (moves) Stream(context_, stream_).launch(op, copy);
+    if (checked.moves) Stream(context_, stream_).launch(op, copy);
     return;
   }
   check_transport(group, items);
@@ -154,6 +121,7 @@ void Communicator::check_and_launch(std::span<const Collective> items, const cha
     call.divided_by = prepared->divided_by;
     content = mix(content, std::bit_cast<std::uint64_t>(prepared->divided_by));
   }
+  call.bytes = checked.bytes;
   call.count = first.count;
   call.n_items = static_cast<std::int32_t>(items.size());
   call.root = first.root;

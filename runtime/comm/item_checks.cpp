@@ -2,6 +2,7 @@
 
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/comm/flight_recorder.hpp"
 
 namespace tessera::comm {
 namespace {
@@ -18,7 +19,65 @@ bool extend(AddressRange& range, const AddressRange& by) {
   return lies_behind;
 }
 
+// The least that any transport moves: a ring's. Received and sent bytes together.
+void add_cost(Cost& cost, const Collective& c, std::int64_t item_bytes, int rank, int size) {
+  const auto bytes = static_cast<double>(item_bytes), n = static_cast<double>(size);
+  switch (c.kind) {
+    case CollectiveKind::all_gather:
+      cost.wire_bytes += 2 * (n - 1) * bytes;
+      cost.bytes += 2 * n * bytes;
+      break;
+    case CollectiveKind::reduce_scatter:
+      cost.wire_bytes += 2 * (n - 1) * bytes;
+      cost.bytes += (n + 1) * bytes;
+      break;
+    case CollectiveKind::all_reduce:
+      cost.wire_bytes += 4 * (n - 1) / n * bytes;
+      cost.bytes += (n + 1) * bytes;
+      break;
+    case CollectiveKind::broadcast:
+      cost.wire_bytes += bytes;
+      cost.bytes += 2 * bytes;
+      break;
+    case CollectiveKind::all_to_all:
+      cost.wire_bytes += 2 * (n - 1) * bytes;
+      cost.bytes += 2 * n * bytes;
+      break;
+    case CollectiveKind::send_recv:
+      if (c.root != c.target && (c.root == rank || c.target == rank)) cost.wire_bytes += bytes;
+      if (c.target == rank) cost.bytes += 2 * bytes;
+      break;
+    case CollectiveKind::barrier:
+      break;
+  }
+}
+
+std::uint64_t fold(std::uint64_t hash, const Collective& c) {
+  hash = mix(hash, (static_cast<std::uint64_t>(c.kind) << 48) |
+                       (static_cast<std::uint64_t>(c.dtype) << 40) |
+                       (static_cast<std::uint64_t>(c.reduce) << 32) |
+                       static_cast<std::uint32_t>(c.root));
+  if (c.kind == CollectiveKind::send_recv) hash = mix(hash, static_cast<std::uint64_t>(c.target));
+  return mix(hash, static_cast<std::uint64_t>(c.count));
+}
+
 }  // namespace
+
+CheckedItems check_items(const char* group, std::span<const Collective> items, int rank, int size) {
+  TESSERA_EXPECT(group != nullptr && !items.empty(), "Communicator::submit: the group '",
+                 group ? group : "", "' has no name or no item");
+  CheckedItems found{.rank = rank, .size = size};
+  ItemChecks checks(group, rank, size);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const std::int64_t bytes = checks.add(items[i], i);
+    add_cost(found.cost, items[i], bytes, rank, size);
+    found.content = fold(found.content, items[i]);
+    found.bytes += bytes;
+    found.moves |= bytes > 0 && items[i].send != items[i].recv;
+  }
+  checks.expect_apart(items);
+  return found;
+}
 
 ItemSides::ItemSides(const Collective& c, int rank, int size) {
   if (c.count == 0 || c.kind == CollectiveKind::barrier) return;

@@ -1,5 +1,6 @@
 // What no rank can do as it is asked to: the items of a group are looked at one by one as a call
-// takes them, and then beside each other.
+// takes them, and then beside each other. What is good is counted: its cost, and what ranks agree
+// on.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +11,9 @@
 #include "tessera/comm/communicator.hpp"
 
 namespace tessera::comm {
+
+// Throws: ContractError naming the group and what is wrong.
+CheckedItems check_items(const char* group, std::span<const Collective> items, int rank, int size);
 
 // Addresses from begin to before end; none where both are 0.
 struct AddressRange {

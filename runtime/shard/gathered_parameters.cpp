@@ -116,17 +116,19 @@ bool GatheredParameters::fill_slot() {
   if (shards_.size() > 1) {
     CollectiveGroup& group = prepared_.next(shards_.gather_name);
     group.backward_of = autograd::forward_of_step();
-    if (group.items.empty())
+    const auto own = [&](const GatheredPart& part) {
+      return slot_.data + part.offset_bytes +
+             shards_.options.mesh.shard_rank() * part.count *
+                 static_cast<std::int64_t>(size_bytes(part.dtype));
+    };
+    if (group.items().empty())
       for (const GatheredPart& part : parts_)
-        group.items.push_back(
-            {.count = part.count, .kind = CollectiveKind::all_gather, .dtype = part.dtype});
-    for (std::size_t i = 0; i < group.items.size(); ++i) {
-      Collective& item = group.items[i];
-      std::byte* const full = slot_.data + parts_[i].offset_bytes;
-      item.send = full + shards_.options.mesh.shard_rank() * item.count *
-                             static_cast<std::int64_t>(size_bytes(item.dtype));
-      item.recv = full;
-    }
+        group.edit().push_back({.send = own(part),
+                                .recv = slot_.data + part.offset_bytes,
+                                .count = part.count,
+                                .kind = CollectiveKind::all_gather,
+                                .dtype = part.dtype});
+    group.place(own(parts_.front()), slot_.data + parts_.front().offset_bytes);
     const Access accesses[] = {slot_.access(AccessMode::write)};
     shards_.options.mesh.shard_group().gather().submit(group, accesses);
   }

@@ -38,6 +38,7 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
                        whole = shards.entry_of(parameter(i)).chunk;
     const bool is_last = first + chunk == whole;
     const std::int64_t padded = is_last ? round_up(whole, kFlatAlign) - first : chunk;
+    has_gaps_ |= padded > chunk;
     gaps_f32.insert(gaps_f32.end(), {offset * 4, chunk * 4, padded * 4});
     gaps_reduce.insert(gaps_reduce.end(), {offset * wire, chunk * wire, padded * wire});
     range_.end += padded;
@@ -283,30 +284,37 @@ const char* GradientPiece::all_reduce_name() {
 // Queues the reduce-scatter of the buffer into its parts of a flat gradient.
 void GradientPiece::scatter(const Parts& to) {
   const auto& [values, counts] = to;
-  const DType wire = shards_.reduce_dtype();
-  const auto element = static_cast<std::int64_t>(size_bytes(wire));
   CollectiveGroup& group = prepared_.next(shards_.reduce_name);
   group.backward_of = autograd::forward_of_step();
   group.divided_by = shards_.divide_factor;
-  if (group.items.empty()) {
-    group.items.resize(size() + 1, {.kind = CollectiveKind::reduce_scatter, .dtype = wire});
-    for (std::size_t i = 0; i < size(); ++i)
-      group.items[i].count = shards_.parameters[parameter(i)]->spec.chunk_numel();
-    group.items.back().count = range_.counts;
-  }
-  const auto put = [&](Collective& item, std::int64_t from_bytes, std::byte* to) {
-    item.send = buffer_->data + from_bytes;
-    item.recv = to;
+  // Counts lie behind values, or apart from them, behind all of the unit's.
+  const auto lies_as = [&](const std::vector<Collective>& items) {
+    return !items.empty() && static_cast<std::byte*>(items.back().recv) -
+                                     static_cast<std::byte*>(items.front().recv) ==
+                                 counts.data() - values.data();
   };
-  for (std::size_t i = 0; i < size(); ++i)
-    put(group.items[i], layout_.offset_bytes[i],
-        values.data() + (shards_.gradient_offset_of(parameter(i)) - range_.begin) * element);
-  put(group.items.back(), layout_.counts_offset_bytes, counts.data());
+  if (!lies_as(group.items())) list_items(to, group.edit());
+  group.place(buffer_->data + layout_.offset_bytes.front(), values.data());
   const Access accesses[] = {
       {buffer_->use, buffer_->data, buffer_->data + buffer_->bytes, AccessMode::read},
       values.access(AccessMode::write),
       counts.access(AccessMode::write)};
   shards_.options.mesh.shard_group().reduce().submit(group, accesses);
+}
+
+void GradientPiece::list_items(const Parts& to, std::vector<Collective>& items) const {
+  const DType wire = shards_.reduce_dtype();
+  const auto element = static_cast<std::int64_t>(size_bytes(wire));
+  items.assign(size() + 1, {.kind = CollectiveKind::reduce_scatter, .dtype = wire});
+  for (std::size_t i = 0; i < size(); ++i) {
+    items[i].send = buffer_->data + layout_.offset_bytes[i];
+    items[i].recv =
+        to.values.data() + (shards_.gradient_offset_of(parameter(i)) - range_.begin) * element;
+    items[i].count = shards_.parameters[parameter(i)]->spec.chunk_numel();
+  }
+  items.back().send = buffer_->data + layout_.counts_offset_bytes;
+  items.back().recv = to.counts.data();
+  items.back().count = range_.counts;
 }
 
 // Adds what was staged to `to`, or makes it that.
@@ -332,6 +340,7 @@ void GradientPiece::accumulate(Stream stream, const Tensor& to, const Tensor& st
 // Zeroes the alignment gaps between the entries of a flat array, so that sums over all of it are
 // sums over the entries.
 void GradientPiece::clear_gaps(Stream stream, const Tensor& flat, const Tensor& table) const {
+  if (!has_gaps_) return;
   kernels::CompleteArgs args{};
   args.base = flat.data();
   args.entries = reinterpret_cast<const kernels::FlatSpan*>(table.data());

@@ -71,6 +71,7 @@ class GradientPiece {
   const char* all_reduce_name();
   void sum_replicas(const Parts& to);
   void scatter(const Parts& to);
+  void list_items(const Parts& to, std::vector<Collective>& items) const;
   Stream run_hook(Stream last, const Parts& sums) const;
   void accumulate(Stream stream, const Tensor& to, const Tensor& staged, bool is_fresh) const;
   void clear_gaps(Stream stream, const Tensor& flat, const Tensor& table) const;
@@ -88,6 +89,7 @@ class GradientPiece {
   PreparedGroups prepared_;
   Range range_;
   Tensor entries_, gaps_f32_, gaps_reduce_;  // tables of kernels::FlatSpan
+  bool has_gaps_ = false;                    // between or behind entries of the flat gradient
   Slot slot_;
   bool is_filling_ = false;          // from the first sink on
   std::shared_ptr<Storage> buffer_;  // the slot, while it is filled

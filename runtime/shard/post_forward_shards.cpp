@@ -51,14 +51,15 @@ void PostForwardShards::keep(const Slot& slot, std::uint64_t version) {
 void PostForwardShards::gather(const Slot& slot) {
   CollectiveGroup& group = prepared_.next(shards_.gather_name);
   group.backward_of = autograd::forward_of_step();
-  group.items.resize(shards_.parameters.size(), {.kind = CollectiveKind::all_gather});
-  for (std::size_t i = 0; i < group.items.size(); ++i) {
-    Collective& item = group.items[i];
-    item.send = part_.data + offset_bytes_[i];
-    item.recv = slot.data + shards_.layout.gather_offset_bytes[i];
-    item.count = part_numel(i);
-    item.dtype = shards_.parameters[i]->compute_dtype;
-  }
+  if (group.items().empty())
+    for (std::size_t i = 0; i < shards_.parameters.size(); ++i)
+      group.edit().push_back({.send = part_.data + offset_bytes_[i],
+                              .recv = slot.data + shards_.layout.gather_offset_bytes[i],
+                              .count = part_numel(i),
+                              .kind = CollectiveKind::all_gather,
+                              .dtype = shards_.parameters[i]->compute_dtype});
+  group.place(part_.data + offset_bytes_.front(),
+              slot.data + shards_.layout.gather_offset_bytes.front());
   const Access accesses[] = {part_.access(AccessMode::read), slot.access(AccessMode::write)};
   group_.gather().submit(group, accesses);
   drop();

@@ -28,14 +28,15 @@ void Replicas::all_reduce(const char* name, double divided_by, std::span<const S
   CollectiveGroup& group = prepared_.next(name);
   group.backward_of = autograd::forward_of_step();
   group.divided_by = divided_by;
-  group.items.clear();  // of another piece
+  std::vector<Collective>& items = group.edit();
+  items.clear();  // of another piece
   std::vector<Access> accesses;
   for (const auto& [terms, out] : sums) {
-    group.items.push_back({.send = terms.data(),
-                           .recv = out.data(),
-                           .count = terms.numel(),
-                           .kind = CollectiveKind::all_reduce,
-                           .dtype = terms.dtype()});
+    items.push_back({.send = terms.data(),
+                     .recv = out.data(),
+                     .count = terms.numel(),
+                     .kind = CollectiveKind::all_reduce,
+                     .dtype = terms.dtype()});
     accesses.push_back(terms.access(AccessMode::read));
     accesses.push_back(out.access(AccessMode::write));
   }

@@ -116,13 +116,13 @@ class Runner {
     used_ = 0;
     std::vector<Placed> placed;
     for (const Case& c : cases) placed.push_back(place(c));
-    CollectiveGroup group{.name = "battery", .items = {}};
-    for (const Placed& p : placed) group.items.push_back(p.item());
+    CollectiveGroup group("battery");
+    for (const Placed& p : placed) group.edit().push_back(p.item());
     const Access access{&use_, arena_->data(), arena_->data() + used_, AccessMode::write};
     if (as_group)
       communicator.submit(group, {&access, 1});
     else
-      for (const Collective& c : group.items) communicator.submit(c, "battery", {&access, 1});
+      for (const Collective& c : group.items()) communicator.submit(c, "battery", {&access, 1});
     const Device& device = group_.device();
     device.block(device.stream(communicator.stream()).record());
     for (const Placed& p : placed) check(p);

@@ -89,13 +89,12 @@ TEST_CASE("submit refuses what no rank can do, and forgets the attempt", "[comm]
   CHECK_THAT(pass(1, 2, nullptr, v), Contains("send is 0") && Contains("root gives a send"));
   CHECK_THAT(pass(2, 1, v, nullptr), Contains("recv is 0") && Contains("target a recv"));
   CHECK_THAT(pass(1, 1, v, v + 3), Contains("overlap"));
-  CollectiveGroup many{.name = "tokens", .items = {}};
+  CollectiveGroup many("tokens");
   for (int i = 0; i < kMostSendRecvs + 1; ++i)
-    many.items.push_back({.count = 1 << 20, .kind = K::send_recv, .root = 0, .target = 2});
+    many.edit().push_back({.count = 1 << 20, .kind = K::send_recv, .root = 0, .target = 2});
   CHECK_THAT(refusal([&] { c.submit(many, {}); }),
              Contains("item 1024: a group has room for 1024") && Contains("split the group"));
-  CHECK_THAT(refusal([&] { c.submit(CollectiveGroup{.name = "none", .items = {}}, {}); }),
-             Contains("'none'"));
+  CHECK_THAT(refusal([&] { c.submit(CollectiveGroup("none"), {}); }), Contains("'none'"));
   CHECK(c.submitted() == 0);
   CHECK(world.device().context().launches() == 0);
 
@@ -108,7 +107,7 @@ TEST_CASE("submit refuses what no rank can do, and forgets the attempt", "[comm]
   CHECK(pass(1, 2, v, nullptr).empty());
   CHECK(pass(2, 1, nullptr, v).empty());
   CHECK(pass(0, 3, nullptr, nullptr).empty());
-  many.items.pop_back();
+  many.edit().pop_back();
   CHECK(refusal([&] { c.submit(many, {}); }).empty());
   CHECK(c.submitted() == 10);
 }
@@ -124,10 +123,44 @@ TEST_CASE("a group's small items in place fit the staging memory together or are
                       .count = count,
                       .kind = K::all_reduce};
   };
-  CollectiveGroup group{.name = "two", .items = {in_place(0, half), in_place(half, half)}};
+  CollectiveGroup group("two", {in_place(0, half), in_place(half, half)});
   CHECK(refusal([&] { world.reduce().submit(group, {}); }).empty());
-  group.items.push_back(in_place(2 * half, 1));
+  group.edit().push_back(in_place(2 * half, 1));
   CHECK_THAT(refusal([&] { world.reduce().submit(group, {}); }), Contains("item 2"));
+}
+
+TEST_CASE("a group that has moved or was edited is refused as a new one would be", "[comm]") {
+  World world = World::emulated(0, 2, {.executor = ExecutorKind::inlined});
+  Communicator& c = world.gather();
+  std::vector<float> v(64);
+  float* const at = v.data();
+  // Two gathers, each of 2 x 4 elements behind 4 that it sends.
+  const Collective first{.send = at, .recv = at + 8, .count = 4, .kind = K::all_gather};
+  Collective second = first;
+  second.send = at + 4;
+  second.recv = at + 16;
+  CollectiveGroup group("moving", {first, second});
+  const auto refused = [&] { return refusal([&] { c.submit(group, {}); }); };
+  const auto moved = [&](std::ptrdiff_t send, std::ptrdiff_t recv) {
+    group.place(at + send, at + recv);
+    return refused();
+  };
+  CHECK(refused().empty());
+  CHECK(moved(16, 24).empty());  // all by 16
+  CHECK(group.items()[1].send == at + 20);
+  CHECK(group.items()[1].recv == at + 32);
+  CHECK(moved(40, 24).empty());  // the sends alone
+  CHECK_THAT(moved(34, 24), Contains("'moving', item 1: ") && Contains("not as in place"));
+  CHECK_THAT(moved(24, 24), Contains("'moving': items 0 and 1 overlap"));
+  CHECK(moved(0, 8).empty());
+  auto* const bytes = reinterpret_cast<std::byte*>(at);
+  group.place(bytes + 2, bytes + 34);  // all by 2 bytes
+  CHECK_THAT(refused(), Contains("item 0") && Contains("multiples of the 4 bytes"));
+  CHECK(moved(0, 8).empty());
+  group.edit()[1].count = 8;
+  CHECK_THAT(refused(), Contains("overlap"));
+  group.edit()[1].count = -1;
+  CHECK_THAT(refused(), Contains("item 1: count is -1"));
 }
 
 TEST_CASE("an operation carries its name, stream, accesses and wire bytes", "[comm]") {

@@ -139,12 +139,12 @@ TEST_CASE("a group that differs in one item or in length is told apart", "[comm]
     for (const bool longer : {false, true}) {
       const Outcome outcome = run_and_catch(2, executor, [&](World& world) {
         Buffers b[4];
-        CollectiveGroup group{.name = "unit", .items = {}};
+        CollectiveGroup group("unit");
         for (int i = 0; i < 3; ++i)
-          group.items.push_back(collective(b[i], CollectiveKind::all_gather, 1 + i));
+          group.edit().push_back(collective(b[i], CollectiveKind::all_gather, 1 + i));
         if (world.rank() == 1 && longer)
-          group.items.push_back(collective(b[3], CollectiveKind::all_gather, 1));
-        if (world.rank() == 1 && !longer) group.items[2].count = 9;
+          group.edit().push_back(collective(b[3], CollectiveKind::all_gather, 1));
+        if (world.rank() == 1 && !longer) group.edit()[2].count = 9;
         world.gather().submit(group, {});
         world.device().synchronize();
       });

@@ -174,7 +174,7 @@ TEST_CASE("local: one group is one operation, and fingerprints agree", "[comm][t
     other.send = other.recv = values + 2;
     Collective third = one;
     third.send = third.recv = values + 4;
-    const CollectiveGroup group{.name = "three", .items = {one, other, third}};
+    const CollectiveGroup group("three", {one, other, third});
     world.control().submit(group, {});
     world.control().submit(one, "alone", {});
     world.device().synchronize();

@@ -85,10 +85,10 @@ void stream(World& w, std::byte* a, bool odd) {
   w.gather().submit(item(a, 0, K::all_gather), "unit", {&access, 1});
 }
 void alias(World& w, std::byte* a, bool odd) {
-  CollectiveGroup group{.name = "unit", .items = {}};
-  group.items.push_back(item(a, 0, K::all_gather));
-  group.items.push_back(item(a, 1, K::all_gather));
-  if (odd) group.items[1].recv = static_cast<std::byte*>(group.items[0].recv) + 16;
+  CollectiveGroup group("unit");
+  group.edit().push_back(item(a, 0, K::all_gather));
+  group.edit().push_back(item(a, 1, K::all_gather));
+  if (odd) group.edit()[1].recv = static_cast<std::byte*>(group.edit()[0].recv) + 16;
   w.gather().submit(group, {});
   w.device().synchronize();  // the group goes
 }

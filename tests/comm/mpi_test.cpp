@@ -164,14 +164,14 @@ TEST_CASE("mpi: a send is read where its root has it, and its target gives none"
     auto* const mine = reinterpret_cast<float*>(arena->data()) + 64 * world.rank();
     std::fill_n(mine, kCount, static_cast<float>(world.rank()));
     std::vector<float> got(kCount, -1.f);
-    CollectiveGroup shift{.name = "shift", .items = {}};
+    CollectiveGroup shift("shift");
     for (int r = 0; r < last; ++r)
-      shift.items.push_back({.send = r == world.rank() ? mine : nullptr,
-                             .recv = r + 1 == world.rank() ? got.data() : nullptr,
-                             .count = kCount,
-                             .kind = K::send_recv,
-                             .root = r,
-                             .target = r + 1});
+      shift.edit().push_back({.send = r == world.rank() ? mine : nullptr,
+                              .recv = r + 1 == world.rank() ? got.data() : nullptr,
+                              .count = kCount,
+                              .kind = K::send_recv,
+                              .root = r,
+                              .target = r + 1});
     world.control().submit(shift, {});
     world.device().synchronize();
     CHECK(std::ranges::all_of(got,

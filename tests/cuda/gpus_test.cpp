@@ -170,12 +170,13 @@ TEST_CASE("copies of a grouped gather are one submission a rank", "[threads]") {
                        .dtype = f32});
       accesses.push_back(table.access(AccessMode::write));
     }
+    const CollectiveGroup group("gather_tables", items);
     world.device().gather().wait(world.device().compute().record());
     world.device().synchronize();
     world.barrier();
     const Counts before = counts();
     world.barrier();
-    world.gather().submit({.name = "gather_tables", .items = items}, accesses);
+    world.gather().submit(group, accesses);
     world.device().block(world.device().gather().record());
     world.barrier();
     copies[static_cast<std::size_t>(world.rank())] = counts().copies - before.copies;

@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/dtype.hpp"
@@ -47,7 +48,16 @@ const char* name(ReduceOp reduce);
 class FlightRecorder;
 namespace comm {
 struct GroupCall;
-}
+
+// What rank `rank` of `size` has found in items that nothing is wrong with; of 0 ranks: nothing.
+struct CheckedItems {
+  int rank = 0, size = 0;
+  Cost cost{};
+  std::int64_t bytes = 0;     // each rank's chunk of all items
+  std::uint64_t content = 0;  // a hash of what ranks agree on
+  bool moves = false;         // bytes, for one rank alone
+};
+}  // namespace comm
 
 // The name of the group of all ranks of a world.
 inline constexpr const char* kWorldGroup = "world";
@@ -75,16 +85,35 @@ struct Collective {
   int target = 0;  // send_recv: the rank that receives
 };
 
-// A prepared group: submitted as one operation, unchanged until the host knows that it has run.
-// Sums are taken in rank order, in f32 for 16-bit types, so bits depend on the number of ranks
+// Collectives that are submitted as one operation, as often as needed: a communicator looks at the
+// items once, and they may move since. Unchanged until the host knows that what was submitted has
+// run. Sums are taken in rank order, in f32 for 16-bit types, so bits depend on the number of ranks
 // only.
-struct CollectiveGroup {
+class CollectiveGroup {
+ public:
+  CollectiveGroup() = default;
+  explicit CollectiveGroup(const char* called, std::vector<Collective> items = {})
+      : name(called), items_(std::move(items)) {}
+
   const char* name = "";
-  std::vector<Collective> items;
   // For messages: the number of the forward in whose backward it is submitted, 0 for none.
   std::uint64_t backward_of = 0;
   // By how much a rank has divided what it sends, which all ranks do alike; 0: not told.
   double divided_by = 0;
+
+  const std::vector<Collective>& items() const noexcept { return items_; }
+  std::vector<Collective>& edit() noexcept {
+    checked_ = {};
+    return items_;
+  }
+  // Moves all sends by what brings the first item's there, and all recvs by what brings its recv
+  // there; sides that are null stay so.
+  void place(const void* send, void* recv);
+
+ private:
+  friend class Communicator;
+  std::vector<Collective> items_;
+  mutable comm::CheckedItems checked_;
 };
 
 // The items of a group whose buffers need not be symmetric: all but all_gather and reduce_scatter
@@ -162,8 +191,9 @@ class Communicator {
   FlightRecorder& recorder_;
 
  private:
-  void check_and_launch(std::span<const Collective> items, const char* name,
-                        std::span<const Access> accesses, const CollectiveGroup* prepared);
+  void submit_checked(std::span<const Collective> items, const char* name,
+                      const comm::CheckedItems& checked, std::span<const Access> accesses,
+                      const CollectiveGroup* prepared);
   void check_order(const char* name, std::span<const Access> accesses) const;
 
   GroupSeat seat_;
