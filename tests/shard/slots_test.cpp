@@ -1,5 +1,7 @@
 // Where slots lie: a plan that needs what is alive, steps that it was not made for, and the memory
 // that these add. Values are compared with one rank's, whose units take no slots.
+#include <iostream>
+
 #include "runtime/shard/slot_plan.hpp"
 #include "tests/shard/support.hpp"
 
@@ -354,4 +356,52 @@ TEST_CASE("units called for ever without their root are kept no longer than a pl
     return std::pair(before, shard_plan(model).arena_bytes);
   });
   for (const auto& [before, after] : bytes) CHECK(after <= before);
+}
+
+TEST_CASE("models that are trained in turn have slots in common under a root around them",
+          "[threads][fsdp2-051]") {
+  struct Game : nn::Module {
+    Game() { register_modules("maker", maker, "critic", critic); }
+    Layers maker, critic;
+  };
+  struct Trained {
+    Values gradients;
+    std::int64_t arena_bytes = 0;
+    std::vector<std::uint64_t> unplanned;  // after each step
+  };
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const auto train = [&](World& world, bool is_one_root) {
+    Game game;
+    const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+    game.maker.shard(options);
+    game.critic.shard(options);
+    if (is_one_root) fully_shard(game, options);
+    game.materialize(world.device());
+    nn::init(game, {seed});
+    const auto run = [&](const std::function<Tensor()>& loss) {
+      (is_one_root ? game.call(loss) : loss()).backward();
+    };
+    const Tensor x = positive_rows(seed, world.rank() * 6, 6, 6, world.device());
+    Trained trained;
+    for (int step = 0; step < 6; ++step) {
+      run([&] { return mean_square(game.critic(x, kInOrder)); });
+      run([&] { return mean_square(game.critic(game.maker(x, kInOrder), kInOrder)); });
+      if (is_one_root) trained.unplanned.push_back(shard_counters(game).unplanned_slots);
+    }
+    trained.arena_bytes =
+        is_one_root ? shard_plan(game).arena_bytes
+                    : shard_plan(game.maker).arena_bytes + shard_plan(game.critic).arena_bytes;
+    trained.gradients = shard_gradients(game);
+    return trained;
+  };
+  const auto each = on_ranks(2, [&](World& world) { return train(world, false); });
+  const auto common = on_ranks(2, [&](World& world) { return train(world, true); });
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    CHECK(same_bits(each[rank].gradients, common[rank].gradients));
+    CHECK(common[rank].unplanned.back() == common[rank].unplanned[3]);  // both steps are known
+    CHECK(common[rank].arena_bytes < each[rank].arena_bytes);
+  }
+  std::cout << "slots of two models: " << each[0].arena_bytes << " bytes under two roots, "
+            << common[0].arena_bytes << " under one\n";
 }
