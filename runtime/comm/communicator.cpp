@@ -46,8 +46,8 @@ struct CopyAlone {
 }  // namespace
 
 const char* name(CollectiveKind kind) {
-  constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast",
-                                    "all_to_all", "send_recv",      "barrier"};
+  constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "all_reduce", "reduce",
+                                    "broadcast",  "all_to_all",     "send_recv",  "barrier"};
   return kNames[static_cast<int>(kind)];
 }
 

@@ -120,6 +120,9 @@ class EmulatedCommunicator final : public Communicator {
       case CollectiveKind::all_reduce:
         combine(exec, recv, send, c, size);
         break;
+      case CollectiveKind::reduce:
+        if (c.root == rank) combine(exec, recv, send, c, size);
+        break;
       case CollectiveKind::broadcast:  // the root decides as this rank does
         copies.add(recv, send, bytes);
         break;

@@ -35,8 +35,12 @@ void add_cost(Cost& cost, const Collective& c, std::int64_t item_bytes, int rank
       cost.wire_bytes += 4 * (n - 1) / n * bytes;
       cost.bytes += (n + 1) * bytes;
       break;
-    case CollectiveKind::broadcast:
-      cost.wire_bytes += bytes;
+    case CollectiveKind::reduce:  // as a reduce_scatter, of which it is one rank's part
+      cost.wire_bytes += 2 * (n - 1) / n * bytes;
+      if (c.root == rank) cost.bytes += (n + 1) * bytes;
+      break;
+    case CollectiveKind::broadcast:  // as an all_gather
+      cost.wire_bytes += 2 * (n - 1) / n * bytes;
       cost.bytes += 2 * bytes;
       break;
     case CollectiveKind::all_to_all:
@@ -92,8 +96,9 @@ std::int64_t ItemChecks::add(const Collective& c, std::size_t item) {
   if (c.kind == CollectiveKind::barrier) return 0;
   const auto where = [&] { return concat(name(c.kind), " '", group_, "', item ", item, ": "); };
   TESSERA_EXPECT(c.count >= 0, where(), "count is ", c.count, "; give the elements of the item");
-  TESSERA_EXPECT(!is_storage_only(c.dtype) || (c.kind != CollectiveKind::all_reduce &&
-                                               c.kind != CollectiveKind::reduce_scatter),
+  TESSERA_EXPECT(!is_storage_only(c.dtype) ||
+                     (c.kind != CollectiveKind::all_reduce &&
+                      c.kind != CollectiveKind::reduce_scatter && c.kind != CollectiveKind::reduce),
                  where(), "nothing is computed in ", c.dtype, "; cast to f32 or bf16 first");
   TESSERA_EXPECT(c.root >= 0 && c.root < size_, where(), "root is ", c.root, " of ", size_,
                  " ranks");
@@ -109,6 +114,7 @@ std::int64_t ItemChecks::add(const Collective& c, std::size_t item) {
   TESSERA_EXPECT((send.begin != 0 || send.end == 0) && (recv.begin != 0 || recv.end == 0), where(),
                  "send is ", c.send, ", recv is ", c.recv,
                  c.kind == CollectiveKind::send_recv ? "; its root gives a send, its target a recv"
+                 : c.kind == CollectiveKind::reduce  ? "; every rank gives a send, its root a recv"
                                                      : "; every rank gives both, in place or not");
   const std::size_t width = size_bytes(c.dtype);
   TESSERA_EXPECT(((send.begin | recv.begin) & (width - 1)) == 0, where(), "send ", c.send,

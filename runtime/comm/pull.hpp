@@ -26,8 +26,11 @@ inline int recv_chunks(CollectiveKind kind, int size) {
   return kind == CollectiveKind::all_gather || kind == CollectiveKind::all_to_all ? size : 1;
 }
 // Whether rank `rank` sends, and whether it receives.
-inline bool sends(const Collective& c, int rank) { return !has_root(c.kind) || c.root == rank; }
+inline bool sends(const Collective& c, int rank) {
+  return !has_root(c.kind) || c.kind == CollectiveKind::reduce || c.root == rank;
+}
 inline bool receives(const Collective& c, int rank) {
+  if (c.kind == CollectiveKind::reduce) return c.root == rank;
   return c.kind != CollectiveKind::send_recv || c.target == rank;
 }
 
@@ -111,6 +114,7 @@ void pull(const Mover& mover, std::span<const Collective> items, int rank, int s
         mover.reduce(recv, inputs.data(), size, c.count, c);
         break;
       case CollectiveKind::all_reduce:
+      case CollectiveKind::reduce:
         for (int peer = 0; peer < size; ++peer)
           inputs[static_cast<std::size_t>(peer)] = source.send(peer);
         mover.reduce(recv, inputs.data(), size, c.count, c);

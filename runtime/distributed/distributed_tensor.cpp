@@ -12,7 +12,9 @@
 namespace tessera {
 namespace {
 
-bool is_shard(const Placement& p) { return std::holds_alternative<Shard>(p); }
+bool is_shard(const Placement& p) {
+  return std::holds_alternative<Shard>(p) || std::holds_alternative<RaggedShard>(p);
+}
 bool is_partial(const Placement& p) { return std::holds_alternative<Partial>(p); }
 
 const RankGroup& group_of(const DeviceMesh& mesh, std::size_t dim) {
@@ -36,17 +38,30 @@ ShardSpec spec_of(const Shape& shape, const DeviceMesh& mesh, const Placements& 
   TESSERA_EXPECT(static_cast<int>(placements.size()) == mesh.ndim(),
                  "DistributedTensor: ", placements.size(), " placements ", text_of(placements),
                  " for a mesh of ", mesh.ndim(), " dimensions; give one for each");
-  for (const Placement& p : placements)
+  const std::int64_t rows = shape.ndim() > 0 ? shape[0] : 0;
+  for (const Placement& p : placements) {
     if (const auto* const shard = std::get_if<Shard>(&p))
       TESSERA_EXPECT(shard->dim == 0, "DistributedTensor: ", to_string(p), " of a tensor ", shape,
                      "; only rows are sharded, as Shard{0}");
+    if (const auto* const ragged = std::get_if<RaggedShard>(&p))
+      TESSERA_EXPECT(
+          ragged->block_rows > 0 && ragged->block_rows <= rows && ragged->extra_from >= 0,
+          "DistributedTensor: ", to_string(p), " of a tensor ", shape,
+          "; a block has between 1 row and all");
+  }
   TESSERA_EXPECT(std::ranges::count_if(placements, is_shard) <= 1,
                  "DistributedTensor: ", text_of(placements),
                  " is sharded twice; shard along one dimension of the mesh");
   const int dim = sharded_dim(placements);
   if (dim < 0) return {shape, 1, 0};
   const RankGroup& group = group_of(mesh, static_cast<std::size_t>(dim));
-  return {shape, group.size(), group.rank()};
+  ShardSpec spec{shape, group.size(), group.rank()};
+  if (const auto* const ragged =
+          std::get_if<RaggedShard>(&placements[static_cast<std::size_t>(dim)])) {
+    spec.block_rows = ragged->block_rows;
+    spec.extra_from = ragged->extra_from % spec.world;
+  }
+  return spec;
 }
 
 // The sum, or the largest, of all ranks' tensors along one dimension of the mesh.
@@ -61,6 +76,8 @@ Tensor reduced(const Tensor& term, const RankGroup& group, ReduceOp reduce) {
 std::string to_string(const Placement& placement) {
   if (const auto* const shard = std::get_if<Shard>(&placement))
     return concat("Shard(", shard->dim, ')');
+  if (const auto* const ragged = std::get_if<RaggedShard>(&placement))
+    return concat("RaggedShard(0, blocks of ", ragged->block_rows, ')');
   if (const auto* const partial = std::get_if<Partial>(&placement))
     return concat("Partial(", name(partial->reduce), ')');
   return "Replicate";
@@ -96,7 +113,7 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements) 
         partial && placements[d] != placements_[d])
       part = reduced(part, group_of(mesh, d), partial->reduce);
   const int from = sharded_dim(placements_);
-  if (from == sharded_dim(placements)) return {part, shape(), mesh, placements};
+  if (from == sharded_dim(placements) && to == spec_) return {part, shape(), mesh, placements};
   if (from >= 0) {
     Gatherer gatherer(group_of(mesh, static_cast<std::size_t>(from)),
                       gathered_bytes(spec_, dtype()));
@@ -159,8 +176,11 @@ DistributedTensor handle_of(const Parameter& parameter, const Tensor& rows) {
                  "' belongs to no unit and is whole; `distribute` spreads a tensor over a mesh");
   if (!rows.defined()) return {};
   const DeviceMesh& mesh = *parameter.mesh();
-  if (mesh.ndim() == 1) return {rows, parameter.shape(), mesh, {Shard{}}};
-  return {rows, parameter.shape(), mesh, {Replicate{}, Shard{}}};
+  const ShardSpec& spec = parameter.spec();
+  Placement cut = Shard{};
+  if (spec.is_ragged()) cut = RaggedShard{spec.block_rows, spec.extra_from};
+  if (mesh.ndim() == 1) return {rows, parameter.shape(), mesh, {cut}};
+  return {rows, parameter.shape(), mesh, {Replicate{}, cut}};
 }
 
 }  // namespace

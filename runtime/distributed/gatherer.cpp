@@ -43,17 +43,29 @@ Tensor Gatherer::gather(const char* name, const Tensor& rows, const ShardSpec& s
   if (!memory_) return rows;
   const std::int64_t chunk = spec.chunk_numel();
   const Tensor padded = all({spec.padded_numel()}, rows.dtype());
-  if (chunk > 0) {
-    const Tensor own = padded.view({chunk}, {1}, spec.rank * chunk);
-    if (rows.numel() > 0) raw::copy_into(own.view(rows.shape(), rows.shape().strides(), 0), rows);
-    const Access access = padded.access(AccessMode::write);
+  const Tensor own = padded.view({chunk}, {1}, spec.chunk_begin());
+  if (rows.numel() > 0) raw::copy_into(own.view(rows.shape(), rows.shape().strides(), 0), rows);
+  const Access access = padded.access(AccessMode::write);
+  for (int r = 0; spec.is_ragged() && r < spec.world; ++r) {
+    const RowRange of = spec.owned(r);
+    if (of.size() == 0) continue;
+    std::byte* const at = padded.data() + of.begin * spec.row_numel() *
+                                              static_cast<std::int64_t>(size_bytes(rows.dtype()));
+    submit({.send = at,
+            .recv = at,
+            .count = of.size() * spec.row_numel(),
+            .kind = CollectiveKind::broadcast,
+            .dtype = rows.dtype(),
+            .root = r},
+           name, {&access, 1});
+  }
+  if (!spec.is_ragged() && chunk > 0)
     submit({.send = own.data(),
             .recv = padded.data(),
             .count = chunk,
             .kind = CollectiveKind::all_gather,
             .dtype = rows.dtype()},
            name, {&access, 1});
-  }
   return padded.view(spec.shape, spec.shape.strides(), 0);
 }
 

@@ -36,8 +36,10 @@ MatrixPlan plan_matrices(std::span<const MatrixSize> sizes, int ranks, std::int6
   const std::int64_t share = most_bytes / 4 / ranks;
   for (const std::size_t i : plan.order) {
     const auto least = std::ranges::min_element(owners, {}, &Owner::work);  // the first of them
-    const std::int64_t chunk =
-        round_up(checked_mul(ceil_div(sizes[i].rows, ranks), sizes[i].columns), kAlign);
+    const std::int64_t chunk = round_up(
+        checked_mul(sizes[i].most_rows > 0 ? sizes[i].most_rows : ceil_div(sizes[i].rows, ranks),
+                    sizes[i].columns),
+        kAlign);
     if (least->used > 0 && checked_add(least->used, chunk) > share) {
       ++least->turn;
       least->used = 0;

@@ -15,6 +15,7 @@ namespace tessera::optim {
 
 struct MatrixSize {
   std::int64_t rows = 0, columns = 0;
+  std::int64_t most_rows = 0;  // of a rank, where they are dealt by blocks
 
   bool operator==(const MatrixSize&) const = default;
 };

@@ -21,6 +21,13 @@ struct Strided {
 };
 template <class F>
 void for_chunks(const ShardSpec& spec, std::int64_t width, std::int64_t offset, const F& f) {
+  if (spec.is_ragged()) {
+    for (int r = 0; r < spec.world; ++r)
+      if (const RowRange rows = spec.owned(r); rows.size() > 0)
+        f(Shape{rows.size() * spec.row_numel()}, Strided{{1}, rows.begin * spec.row_numel()},
+          Strided{{1}, r * width + offset});
+    return;
+  }
   const std::int64_t chunk = spec.chunk_numel(), full = spec.rows() / spec.chunk_rows(),
                      left = spec.rows() % spec.chunk_rows() * spec.row_numel();
   if (full > 0) f(Shape{full, chunk}, Strided{{chunk, 1}, 0}, Strided{{width, 1}, offset});
@@ -32,7 +39,8 @@ void for_chunks(const ShardSpec& spec, std::int64_t width, std::int64_t offset, 
 void MatrixRing::plan(std::size_t states, const MuonOptions& options) {
   std::vector<MatrixSize> sizes;
   for (const Matrix& m : matrices_)
-    sizes.push_back({m.parameter.shape()[0], m.parameter.shape()[1]});
+    sizes.push_back(
+        {m.spec.shape[0], m.spec.shape[1], m.spec.is_ragged() ? m.spec.most_rows() : 0});
   const MatrixPlan plan = plan_matrices(sizes, ranks(), options.turn_bytes);
   turns_.resize(plan.widths.size());
   for (std::size_t t = 0; t < turns_.size(); ++t) {

@@ -160,13 +160,20 @@ std::string DictSource::fault(std::string_view name, const ShardSpec& spec) cons
   (void)values.data();  // it may have been lent, or a unit's that is closed
   if (values.device().is_meta()) return "on meta, without values; load tensors that have memory";
   if (own.world < 1 || own.rank < 0 || own.rank >= own.world ||
-      own.chunk_rows() != ShardSpec{own.shape, own.world, own.rank}.chunk_rows())
+      (!own.is_ragged() &&
+       own.chunk_rows() != ShardSpec{own.shape, own.world, own.rank}.chunk_rows()))
     return concat("with a spec of rank ", own.rank, " of ", own.world, " and chunks of ",
                   own.rows_of_chunk, " rows; give that of a state_dict, or {shape, 1, 0}");
   if (values.shape() != own.local_shape())
     return concat("of ", values.shape(), " as rows ", own.owned().begin, " to ", own.owned().end,
                   " of ", own.shape, "; give the rows that its spec says");
-  if (own.world == 1 || (own.world == spec.world && own.rank == spec.rank)) return "";
+  if (own.world == 1) return "";
+  if (own.world == spec.world && own.rank == spec.rank) {
+    if (own.owned() == spec.owned()) return "";
+    return concat("rows ", own.owned().begin, " to ", own.owned().end, ", and this rank has ",
+                  spec.owned().begin, " to ", spec.owned().end,
+                  "; load whole tensors, or a file, into other blocks of rows");
+  }
   return concat("the rows of rank ", own.rank, " of ", own.world, ", and this is rank ", spec.rank,
                 " of ", spec.world, "; load whole tensors, or a file, on another number of ranks");
 }

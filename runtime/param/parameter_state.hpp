@@ -32,6 +32,7 @@ struct ParameterState final : autograd::Leaf {
   DType dtype = DType::f32;                          // of the values, in the group
   DType compute_dtype = DType::f32;                  // of the full tensor
   std::shared_ptr<const GatherTransform> transform;  // how it is gathered; null: as it is
+  std::int64_t block_rows = 0;                       // of a ragged shard; 0: even
   std::shared_ptr<Storage> window;                   // of the full tensor; see Note [Windows]
   std::int64_t window_offset_bytes = 0;
   const Tensor* full = nullptr;  // what value() gives while it is trainable; null: made anew

@@ -1,4 +1,4 @@
-// How a parameter is stored and gathered, which is said before it has memory.
+// How a parameter is cut, stored and gathered, which is said before it has memory.
 #include <utility>
 
 #include "runtime/param/parameter_state.hpp"
@@ -18,6 +18,17 @@ void Parameter::set_dtype(DType dtype) const {
   TESSERA_EXPECT(dtype == f32 || !trainable(), "set_dtype: parameter '", name(),
                  "' is trainable, and what is trained is stored in f32; freeze it first");
   state_->dtype = dtype;
+}
+
+void Parameter::set_block_rows(std::int64_t rows) const {
+  const Shape& shape = this->shape();
+  TESSERA_EXPECT(!unit(), "set_block_rows: parameter '", name(), "' belongs to unit '",
+                 *state_->unit, "'; call it before fully_shard");
+  TESSERA_EXPECT(shape.ndim() > 0, "set_block_rows: a scalar has no rows");
+  TESSERA_EXPECT(rows >= 0 && rows <= shape[0], "set_block_rows: blocks of ", rows,
+                 " rows for a parameter of ", shape, "; give 1 to ", shape[0],
+                 ", or 0 for even shards");
+  state_->block_rows = rows;
 }
 
 void Parameter::set_gather_transform(std::shared_ptr<const GatherTransform> transform) const {

@@ -16,10 +16,11 @@
 
 namespace tessera::shard {
 
-// What one item of a unit's all-gather fills: of every rank `count` elements.
+// What one item of a unit's gather fills: of every rank `count` elements, or those of rank `root`.
 struct GatheredPart {
   std::int64_t offset_bytes = 0, count = 0;
   DType dtype = f32;
+  int root = -1;
 };
 
 class EncodedParameters {

@@ -19,7 +19,6 @@ void check_options(const ShardOptions& options) {
     TESSERA_EXPECT(!dtype || *dtype == f32 || *dtype == bf16 || *dtype == f16,
                    "fully_shard: ", what, " is ", *dtype, "; expected f32, bf16 or f16");
   };
-  shard::check_reshard("fully_shard", options.reshard_after_forward, options.mesh);
   check("precision.param", options.precision.param);
   check("precision.reduce", options.precision.reduce);
   check("precision.output", options.precision.output);
@@ -106,9 +105,18 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
     // A module below this one may be called again inside of this one's call.
     is_read = is_read || module->reads_parameters_in_backward() || claims > own;
   }
-  for (const auto& state : claimed)  // what refuses this mesh does so before anything has changed
+  // What refuses this mesh does so before anything has changed.
+  for (const auto& state : claimed) {
     if (state->transform)
       state->transform->parts({state->shape, options.mesh.shard_size(), options.mesh.shard_rank()});
+    const char* const even = state->transform           ? "has a gather transform"
+                             : state->may_be_streamed() ? "is streamed"
+                                                        : nullptr;
+    TESSERA_EXPECT(state->block_rows == 0 || !even, "fully_shard: parameter '", state->name, "' ",
+                   even, ", which cuts it evenly; leave set_block_rows(", state->block_rows,
+                   ") out");
+  }
+  check_reshard("fully_shard", options.reshard_after_forward, options.mesh, claimed);
   // Values that exist move from their whole arrays into the shards.
   struct Held {
     std::shared_ptr<ParameterState> state;

@@ -25,13 +25,23 @@ void GatheredParameters::materialize() {
     p.window_offset_bytes = 0;  // not what it was in a module that had memory before
     full_.push_back(with_history(shards_.parameters[i]));
     p.full = &full_[i];
-    if (!p.transform)
-      parts_.push_back(
-          {shards_.layout.gather_offset_bytes[i], p.spec.chunk_numel(), p.compute_dtype});
+    if (!p.transform) add_parts(p, shards_.layout.gather_offset_bytes[i]);
   }
   if (!shards_.needs_slot()) return;
   if (shards_.is_encoded) encoded_ = std::make_unique<EncodedParameters>(shards_, parts_);
   for (const auto& group : shards_.groups) make_sources(*group);
+}
+
+// Even chunks in one item, ragged ones in one for each rank that has any.
+void GatheredParameters::add_parts(const ParameterState& p, std::int64_t offset_bytes) {
+  if (!p.spec.is_ragged())
+    return void(parts_.push_back({offset_bytes, p.spec.chunk_numel(), p.compute_dtype}));
+  const std::int64_t row = p.spec.row_numel(),
+                     row_bytes = row * static_cast<std::int64_t>(size_bytes(p.compute_dtype));
+  for (int r = 0; r < p.spec.world; ++r)
+    if (const RowRange rows = p.spec.owned(r); rows.size() > 0)
+      parts_.push_back(
+          {offset_bytes + rows.begin * row_bytes, rows.size() * row, p.compute_dtype, r});
 }
 
 void GatheredParameters::make_sources(FlatGroup& group) {
@@ -50,7 +60,7 @@ void GatheredParameters::make_source(FlatGroup& group, const UnitShards::ValueRa
   std::vector<std::int64_t> rows;
   for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
     const ParameterState& p = *shards_.parameters[i];
-    const std::int64_t chunk = p.spec.chunk_numel(), own_chunk = p.spec.rank * chunk * element;
+    const std::int64_t chunk = p.spec.chunk_numel(), own_chunk = p.spec.chunk_begin() * element;
     if (chunk == 0 || p.group.get() != &group || p.transform) continue;
     if (const std::int64_t at = shards_.offset_of(i); at < range.begin || at >= range.end) continue;
     source.numel += chunk;
@@ -116,25 +126,32 @@ bool GatheredParameters::fill_slot() {
   if (shards_.size() > 1) {
     CollectiveGroup& group = prepared_.next(shards_.gather_name);
     group.backward_of = autograd::forward_of_step();
-    const auto own = [&](const GatheredPart& part) {
-      return slot_.data + part.offset_bytes +
-             shards_.options.mesh.shard_rank() * part.count *
-                 static_cast<std::int64_t>(size_bytes(part.dtype));
-    };
     if (group.items().empty())
-      for (const GatheredPart& part : parts_)
-        group.edit().push_back({.send = own(part),
-                                .recv = slot_.data + part.offset_bytes,
-                                .count = part.count,
-                                .kind = CollectiveKind::all_gather,
-                                .dtype = part.dtype});
-    group.place(own(parts_.front()), slot_.data + parts_.front().offset_bytes);
+      for (const GatheredPart& part : parts_) group.edit().push_back(item_of(part));
+    const Collective first = item_of(parts_.front());
+    group.place(first.send, first.recv);
     const Access accesses[] = {slot_.access(AccessMode::write)};
     shards_.options.mesh.shard_group().gather().submit(group, accesses);
   }
   if (encoded_) encoded_->decode();
   gathered_ = shards_.device.gather().record();
   return shards_.size() > 1;
+}
+
+Collective GatheredParameters::item_of(const GatheredPart& part) const {
+  std::byte* const at = slot_.data + part.offset_bytes;
+  Collective item{.send = at,
+                  .recv = at,
+                  .count = part.count,
+                  .kind = CollectiveKind::broadcast,
+                  .dtype = part.dtype,
+                  .root = part.root};
+  if (part.root >= 0) return item;
+  item.send = at + shards_.options.mesh.shard_rank() * part.count *
+                       static_cast<std::int64_t>(size_bytes(part.dtype));
+  item.kind = CollectiveKind::all_gather;
+  item.root = 0;
+  return item;
 }
 
 void GatheredParameters::pack_shard(const Source& source, const Tensor& values) {

@@ -80,6 +80,8 @@ class GatheredParameters {
     std::int64_t numel;
   };
 
+  void add_parts(const ParameterState& p, std::int64_t offset_bytes);
+  Collective item_of(const GatheredPart& part) const;
   void make_sources(FlatGroup& group);
   void make_source(FlatGroup& group, const UnitShards::ValueRange& range);
   bool fill_slot();

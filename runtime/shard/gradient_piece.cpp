@@ -16,6 +16,7 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
     : shards_(shards),
       layout_(layout),
       prepared_(shards.device, StreamId::reduce),
+      prepared_apart_(shards.device, StreamId::reduce),
       buffer_(std::make_shared<Storage>(Storage{.device = shards.device, .bytes = layout.bytes})),
       arrived_(size()),
       held_(size()) {
@@ -284,17 +285,13 @@ const char* GradientPiece::all_reduce_name() {
 // Queues the reduce-scatter of the buffer into its parts of a flat gradient.
 void GradientPiece::scatter(const Parts& to) {
   const auto& [values, counts] = to;
-  CollectiveGroup& group = prepared_.next(shards_.reduce_name);
+  // Counts lie behind the values, or apart from them, behind all of the unit's.
+  const bool is_apart = counts.data() != values.data() + range_.numel() * wire_bytes();
+  CollectiveGroup& group = (is_apart ? prepared_apart_ : prepared_).next(shards_.reduce_name);
   group.backward_of = autograd::forward_of_step();
   group.divided_by = shards_.divide_factor;
-  // Counts lie behind values, or apart from them, behind all of the unit's.
-  const auto lies_as = [&](const std::vector<Collective>& items) {
-    return !items.empty() && static_cast<std::byte*>(items.back().recv) -
-                                     static_cast<std::byte*>(items.front().recv) ==
-                                 counts.data() - values.data();
-  };
-  if (!lies_as(group.items())) list_items(to, group.edit());
-  group.place(buffer_->data + layout_.offset_bytes.front(), values.data());
+  if (group.items().empty()) list_items(to, group.edit());
+  group.place(buffer_->data + layout_.counts_offset_bytes, counts.data());
   const Access accesses[] = {
       {buffer_->use, buffer_->data, buffer_->data + buffer_->bytes, AccessMode::read},
       values.access(AccessMode::write),
@@ -302,19 +299,34 @@ void GradientPiece::scatter(const Parts& to) {
   shards_.options.mesh.shard_group().reduce().submit(group, accesses);
 }
 
+// Counts first, which every rank has.
 void GradientPiece::list_items(const Parts& to, std::vector<Collective>& items) const {
   const DType wire = shards_.reduce_dtype();
-  const auto element = static_cast<std::int64_t>(size_bytes(wire));
-  items.assign(size() + 1, {.kind = CollectiveKind::reduce_scatter, .dtype = wire});
+  items.push_back({.send = buffer_->data + layout_.counts_offset_bytes,
+                   .recv = to.counts.data(),
+                   .count = range_.counts,
+                   .kind = CollectiveKind::reduce_scatter,
+                   .dtype = wire});
   for (std::size_t i = 0; i < size(); ++i) {
-    items[i].send = buffer_->data + layout_.offset_bytes[i];
-    items[i].recv =
-        to.values.data() + (shards_.gradient_offset_of(parameter(i)) - range_.begin) * element;
-    items[i].count = shards_.parameters[parameter(i)]->spec.chunk_numel();
+    const ShardSpec& spec = shards_.parameters[parameter(i)]->spec;
+    std::byte* const from = buffer_->data + layout_.offset_bytes[i];
+    Collective item = items.front();
+    item.send = from;
+    item.recv =
+        to.values.data() + (shards_.gradient_offset_of(parameter(i)) - range_.begin) * wire_bytes();
+    item.count = spec.chunk_numel();
+    if (!spec.is_ragged()) items.push_back(item);
+    item.kind = CollectiveKind::reduce;
+    for (int r = 0; spec.is_ragged() && r < spec.world; ++r) {
+      const RowRange rows = spec.owned(r);
+      Collective one = item;
+      one.send = from + rows.begin * spec.row_numel() * wire_bytes();
+      if (r != spec.rank) one.recv = nullptr;
+      one.count = rows.size() * spec.row_numel();
+      one.root = r;
+      if (rows.size() > 0) items.push_back(one);
+    }
   }
-  items.back().send = buffer_->data + layout_.counts_offset_bytes;
-  items.back().recv = to.counts.data();
-  items.back().count = range_.counts;
 }
 
 // Adds what was staged to `to`, or makes it that.

@@ -60,6 +60,9 @@ class GradientPiece {
     return shards_.parameter_of[layout_.first + entry];
   }
   std::size_t size() const noexcept { return layout_.end - layout_.first; }
+  std::int64_t wire_bytes() const {
+    return static_cast<std::int64_t>(size_bytes(shards_.reduce_dtype()));
+  }
   void begin_use();
   void complete();
   double missing_part(std::size_t word) const;
@@ -86,7 +89,7 @@ class GradientPiece {
 
   const UnitShards& shards_;
   const PieceLayout& layout_;
-  PreparedGroups prepared_;
+  PreparedGroups prepared_, prepared_apart_;
   Range range_;
   Tensor entries_, gaps_f32_, gaps_reduce_;  // tables of kernels::FlatSpan
   bool has_gaps_ = false;                    // between or behind entries of the flat gradient

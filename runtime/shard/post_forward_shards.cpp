@@ -74,7 +74,8 @@ void PostForwardShards::drop() noexcept {
   }
 }
 
-void check_reshard(const char* function, Reshard reshard, const DeviceMesh& mesh) {
+void check_reshard(const char* function, Reshard reshard, const DeviceMesh& mesh,
+                   std::span<const std::shared_ptr<ParameterState>> parameters) {
   if (!reshard.is_partial()) return;
   const int k = reshard.ranks(), ranks = mesh.shard_size(),
             others = mesh.world().size() - mesh.size();
@@ -84,6 +85,10 @@ void check_reshard(const char* function, Reshard reshard, const DeviceMesh& mesh
   TESSERA_EXPECT(others == 0, function, ": Reshard::", reshard,
                  " makes groups of all ranks of the world, of which ", others,
                  " are not in the mesh; use Reshard::always");
+  for (const auto& p : parameters)
+    TESSERA_EXPECT(p->block_rows == 0, function, ": Reshard::", reshard, " keeps even parts, and '",
+                   p->name, "' is sharded by blocks of ", p->block_rows,
+                   " rows; use Reshard::always, or leave set_block_rows out");
 }
 
 }  // namespace tessera::shard

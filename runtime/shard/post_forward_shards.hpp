@@ -55,6 +55,7 @@ class PostForwardShards {
 };
 
 // Throws: ContractError, in the name of `function`, where so many ranks can't keep parts.
-void check_reshard(const char* function, Reshard reshard, const DeviceMesh& mesh);
+void check_reshard(const char* function, Reshard reshard, const DeviceMesh& mesh,
+                   std::span<const std::shared_ptr<ParameterState>> parameters);
 
 }  // namespace tessera::shard

@@ -129,7 +129,7 @@ void reshard(nn::Module& module) {
 void set_reshard_after_forward(nn::Module& module, Reshard when, bool recurse) {
   constexpr const char* kFunction = "set_reshard_after_forward";
   for_each_unit(kFunction, module, recurse, [when](Unit& unit) {
-    shard::check_reshard(kFunction, when, unit.shards().options.mesh);
+    shard::check_reshard(kFunction, when, unit.shards().options.mesh, unit.shards().parameters);
     with_slices(unit, [when](Unit& part) {
       part.control().set_reshard_after_forward(when);
       if (part.context()) part.set_neighbours(part.context()->neighbours(when));

@@ -35,10 +35,14 @@ UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
     : options(options), divide_factor(ranks()) {
   const auto mesh = std::make_shared<const DeviceMesh>(options.mesh);
   name = concat("(with ", claimed.empty() ? "no parameters" : claimed[0]->name, ')');
+  std::int64_t dealt = 0;  // blocks of ragged ones
   for (auto& p : claimed) {
     p->unit = &name;
     p->mesh = mesh;
     p->spec = {p->shape, mesh->shard_size(), mesh->shard_rank()};
+    p->spec.block_rows = p->block_rows;
+    p->spec.extra_from = static_cast<int>(dealt % p->spec.world);
+    if (p->spec.is_ragged()) dealt += p->spec.blocks();
     p->compute_dtype = gathered_as(p->dtype);
     p->is_streamed = p->may_be_streamed();
     (p->is_streamed ? streamed : parameters).push_back(std::move(p));

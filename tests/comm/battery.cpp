@@ -200,6 +200,9 @@ class Runner {
         return close(got, reference_sum<T>(seed_, p.id, n, rank * p.c.count + i), n);
       case CollectiveKind::all_reduce:
         return close(got, reference_sum<T>(seed_, p.id, n, i), n);
+      case CollectiveKind::reduce:  // on others than its root nothing is written
+        if (rank == p.c.root) return close(got, reference_sum<T>(seed_, p.id, n, i), n);
+        return same(got, p.c.in_place ? value<T>(seed_, p.id, rank, i) : untouched);
       case CollectiveKind::broadcast:
         return same(got, value<T>(seed_, p.id, p.c.root, i));
       case CollectiveKind::all_to_all:
@@ -237,9 +240,11 @@ Result run(const RankGroup& group, std::uint64_t seed) {
   const auto root = [&] { return static_cast<int>(draw() % static_cast<unsigned>(group.size())); };
   constexpr CollectiveKind kKinds[] = {CollectiveKind::all_gather, CollectiveKind::reduce_scatter,
                                        CollectiveKind::all_reduce, CollectiveKind::broadcast,
-                                       CollectiveKind::all_to_all, CollectiveKind::send_recv};
+                                       CollectiveKind::all_to_all, CollectiveKind::send_recv,
+                                       CollectiveKind::reduce};
   Communicator* const by_kind[] = {&group.gather(),  &group.reduce(), &group.control(),
-                                   &group.control(), &group.gather(), &group.reduce()};
+                                   &group.control(), &group.gather(), &group.reduce(),
+                                   &group.reduce()};
   std::vector<Case> all;
   for (const DType dtype : {f32, bf16, f16, f64, i32, i64, boolean})
     for (const std::int64_t count : {0, 1, 5, 64, static_cast<int>(65 + draw() % 300)})
@@ -261,6 +266,8 @@ Result run(const RankGroup& group, std::uint64_t seed) {
     runner.run(group.reduce(),
                {{CollectiveKind::all_reduce, dtype, large, false, 0},
                 {CollectiveKind::all_reduce, dtype, 7, true, 0},
+                {CollectiveKind::reduce, dtype, large, true, root()},
+                {CollectiveKind::reduce, dtype, large, false, root()},
                 {CollectiveKind::broadcast, dtype, large, true, root()},
                 {CollectiveKind::broadcast, dtype, large, false, root()}},
                true);

@@ -180,11 +180,12 @@ TEST_CASE("an operation carries its name, stream, accesses and wire bytes", "[co
     return seen.cost.wire_bytes;
   };
   // Of 32 bytes each: 3 peers' chunks come and as many of ours go; all_reduce is both, a quarter a
-  // rank; a broadcast passes each rank once.
+  // rank; a broadcast and a reduce are a quarter of what four with each root once are.
   CHECK(wire(world.gather(), K::all_gather) == 192);
   CHECK(wire(world.reduce(), K::reduce_scatter) == 192);
   CHECK(wire(world.control(), K::all_reduce) == 96);
-  CHECK(wire(world.control(), K::broadcast) == 32);
+  CHECK(wire(world.control(), K::broadcast) == 48);
+  CHECK(wire(world.control(), K::reduce) == 48);
   CHECK(wire(world.control(), K::barrier) == 0);
   CHECK(wire(world.gather(), K::all_to_all) == 192);
   CHECK(wire(world.reduce(), K::send_recv) == 0);  // from rank 0 to itself
@@ -203,7 +204,7 @@ TEST_CASE("an operation carries its name, stream, accesses and wire bytes", "[co
   CHECK(pass(3, 1) == 32);  // in
   CHECK(pass(0, 2) == 0);   // by
   CHECK(use.touched[StreamId::gather] == 2);
-  CHECK(use.touched[StreamId::compute] == 6);
+  CHECK(use.touched[StreamId::compute] == 7);
   world.device().context().remove_observer(seen);
 }
 
@@ -212,7 +213,7 @@ TEST_CASE("one rank submits nothing in place and copies otherwise", "[comm]") {
   CHECK(world.kind() == WorldKind::single);
   CHECK(world.size() == 1);
   float v[8] = {1, 2, 3, 4};
-  constexpr K kKinds[] = {K::all_gather, K::reduce_scatter, K::all_reduce,
+  constexpr K kKinds[] = {K::all_gather, K::reduce_scatter, K::all_reduce, K::reduce,
                           K::broadcast,  K::all_to_all,     K::send_recv};
   for (const K kind : kKinds)
     world.gather().submit({.send = v, .recv = v, .count = 4, .kind = kind}, "in place", {});
@@ -223,7 +224,7 @@ TEST_CASE("one rank submits nothing in place and copies otherwise", "[comm]") {
     world.gather().submit({.send = v, .recv = v + 4, .count = 4, .kind = kind}, "copy", {});
     CHECK(std::equal(v, v + 4, v + 4));
   }
-  CHECK(world.device().context().launches() == 6);
+  CHECK(world.device().context().launches() == 7);
   CHECK(world.gather().submitted() == 0);
   CHECK(world.sum(2.5) == 2.5);
   CHECK(world.max(-2.5) == -2.5);

@@ -49,6 +49,7 @@ struct TinyConfig {
   bool hooks = false;    // reductions call a hook, which doubles what they left
   bool encodes = false;  // the blocks' matrices are gathered in e4m3
   bool lists = false;    // the blocks are one unit
+  bool ragged = false;   // the blocks' matrices are cut by blocks of two rows
   bool by_hand = false;  // what runs ahead is listed, a block is opened by hand, pieces in flight
                          // change between steps
 };
@@ -101,6 +102,8 @@ inline constexpr TinyConfig kTinyConfigs[] = {
     {.name = "encoded-offload-3", .ranks = 3, .offload = Offload::cpu, .encodes = true},
     {.name = "list-3", .ranks = 3, .micro_batches = 2, .lists = true},
     {.name = "by-hand-2", .reshard = Reshard::always, .steps = 3, .by_hand = true},
+    {.name = "ragged-3", .ranks = 3, .micro_batches = 2, .param = bf16, .ragged = true},
+    {.name = "ragged-replicas-4", .ranks = 4, .replicas = 2, .ragged = true},
 };
 
 class TinyStep {
@@ -127,6 +130,10 @@ class TinyStep {
       for (const auto& block : model_.blocks)
         for (Parameter p : block.parameters())
           if (p.shape().ndim() == 2) p.set_gather_transform(gather_in_e4m3());
+    if (config.ragged)
+      for (const auto& block : model_.blocks)
+        for (const Parameter& p : block.parameters())
+          if (p.shape().ndim() == 2) p.set_block_rows(2);
     const ShardOptions options{.mesh = mesh_of(world, config.replicas),
                                .precision = {.param = config.param, .reduce = config.reduce},
                                .reshard_after_forward = config.reshard,

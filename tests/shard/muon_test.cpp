@@ -95,10 +95,13 @@ struct GivenModel : nn::Module {
 };
 
 struct MuonJob {
+  // `block_rows`: of matrices, as far as they have so many.
   MuonJob(const World& world, const DeviceMesh* mesh, std::uint64_t seed,
-          optim::MuonOptions options = {})
+          optim::MuonOptions options = {}, std::int64_t block_rows = 0)
       : world(world), seed(seed) {
     options.lr = 0.05;
+    for (const Parameter& p : model.parameters())
+      if (p.shape().ndim() == 2) p.set_block_rows(std::min(block_rows, p.shape()[0]));
     const auto [matrices, others] = optim::split_for_muon(model.parameters());
     optimizer.emplace(matrices, others, options);  // older than the units
     if (mesh) {
@@ -175,6 +178,40 @@ TEST_CASE("Muon on any number of ranks has the bits of one rank", "[threads]") {
         for (const Values& values : found) CHECK(same_bits(values, one));
       }
   }
+}
+
+TEST_CASE(
+    "Muon on shards that cut no block of rows has the bits of one rank, and its state goes on",
+    "[threads][ragged]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const Values two = of_one_rank(seed, 2), four = of_one_rank(seed, 4);
+  for (const HybridSizes sizes :
+       {HybridSizes{1, 2}, HybridSizes{1, 3}, HybridSizes{1, 4}, HybridSizes{2, 2}})
+    for (const std::int64_t block_rows : {1, 2, 3}) {
+      INFO(sizes.replicate << " replicas of " << sizes.shard << " ranks, blocks of " << block_rows);
+      struct Found {
+        Values before, after, again;
+      };
+      const auto found = on_ranks(sizes.replicate * sizes.shard, [&](World& world) {
+        const DeviceMesh mesh = DeviceMesh::hybrid(world, sizes);
+        MuonJob job(world, &mesh, seed, {}, block_rows);
+        Found all{.before = job.steps(0, 2).all(), .after = {}, .again = {}};
+        // Into a job whose shards are others.
+        MuonJob other(world, &mesh, seed, {}, 3 - block_rows);
+        other.model.load(job.model.state_dict({.form = StateForm::full}));
+        other.optimizer->load(other.model,
+                              job.optimizer->state_dict(job.model, {.form = StateForm::full}));
+        all.after = job.steps(2, 4).all();
+        all.again = other.steps(2, 4).all();
+        return all;
+      });
+      for (const Found& all : found) {
+        CHECK(same_bits(all.before, two));
+        CHECK(same_bits(all.after, four));
+        CHECK(same_bits(all.again, four));
+      }
+    }
 }
 
 TEST_CASE("all ranks agree who orthogonalises a matrix, and share the work", "[threads]") {

@@ -29,6 +29,7 @@ enum class CollectiveKind : std::uint8_t {
   all_gather,
   reduce_scatter,
   all_reduce,
+  reduce,
   broadcast,
   all_to_all,
   send_recv,
@@ -36,12 +37,13 @@ enum class CollectiveKind : std::uint8_t {
 };
 const char* name(CollectiveKind kind);
 
-// Whether it has a `root`, which the rank that it names sends from.
+// Whether one rank is its `root`: what it sends, or what is reduced, is of that rank.
 constexpr bool has_root(CollectiveKind kind) {
-  return kind == CollectiveKind::broadcast || kind == CollectiveKind::send_recv;
+  return kind == CollectiveKind::broadcast || kind == CollectiveKind::send_recv ||
+         kind == CollectiveKind::reduce;
 }
 
-// Of reduce_scatter and all_reduce. A maximum is NaN where any value is.
+// Of reduce_scatter, all_reduce and reduce. A maximum is NaN where any value is.
 enum class ReduceOp : std::uint8_t { sum, max };
 const char* name(ReduceOp reduce);
 
@@ -69,19 +71,21 @@ inline constexpr const char* kWorldGroup = "world";
 // send_recv is a send on one rank and its receive on another (NCCL: ncclSend, ncclRecv). Every rank
 // submits it, as any collective, so that a mismatch is an error which names both ranks, not a wait.
 // `root` gives its send, `target` its recv; what others give is not looked at, they only enter and
-// leave. Uneven all-to-alls are groups of them, at most kMostSendRecvs.
+// leave. Uneven all-to-alls are groups of them, at most kMostSendRecvs. Likewise the recv of a
+// reduce is its root's alone. Uneven gathers are groups of broadcasts, uneven reduce-scatters
+// groups of reduces.
 struct Collective {
   const void* send = nullptr;
   void* recv = nullptr;
   // all_gather: elements that each rank contributes; recv holds size() times as many, in rank
   // order. reduce_scatter: elements that each rank receives; send holds size() times as many.
   // all_to_all: elements from each rank for each rank; send and recv hold size() times as many, for
-  // and from the ranks in their order. all_reduce, broadcast, send_recv: elements in all.
+  // and from the ranks in their order. all_reduce, reduce, broadcast, send_recv: elements in all.
   std::int64_t count = 0;
   CollectiveKind kind = CollectiveKind::barrier;
   DType dtype = DType::f32;
   ReduceOp reduce = ReduceOp::sum;
-  int root = 0;    // broadcast, send_recv: the rank that sends
+  int root = 0;    // broadcast, send_recv: the rank that sends; reduce: that receives
   int target = 0;  // send_recv: the rank that receives
 };
 

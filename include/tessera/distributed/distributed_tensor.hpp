@@ -10,9 +10,9 @@
 //   rank 0   a b │                     a b c d             a0 b0 c0 d0
 //   rank 1       │ c d                 a b c d             a1 b1 c1 d1     a = a0 + a1
 //
-// Rows are cut as ShardSpec says: chunks of ceil(d0 / N), the last shorter or empty. Reading a
-// handle and printing it never communicates; `full`, `redistribute` and `distribute` are collective
-// over the mesh.
+// Rows are cut as ShardSpec says: chunks of ceil(d0 / N), the last shorter or empty, or raggedly by
+// blocks of rows. Reading a handle and printing it never communicates; `full`, `redistribute` and
+// `distribute` are collective over the mesh.
 #pragma once
 
 #include <iosfwd>
@@ -33,6 +33,12 @@ struct Shard {
   int dim = 0;  // no other is supported
   bool operator==(const Shard&) const = default;
 };
+// Rows, dealt by blocks (veScale: RaggedShard).
+struct RaggedShard {
+  std::int64_t block_rows = 1;
+  int extra_from = 0;  // the rank from which on blocks that are left over go round
+  bool operator==(const RaggedShard&) const = default;
+};
 struct Replicate {
   bool operator==(const Replicate&) const = default;
 };
@@ -40,10 +46,11 @@ struct Partial {
   ReduceOp reduce = ReduceOp::sum;
   bool operator==(const Partial&) const = default;
 };
-using Placement = std::variant<Shard, Replicate, Partial>;
+using Placement = std::variant<Shard, RaggedShard, Replicate, Partial>;
 // One for each dimension of a mesh, in its order; a tensor is sharded along one of them at most.
 using Placements = std::vector<Placement>;
-std::string to_string(const Placement& placement);  // "Shard(0)", "Replicate", "Partial(sum)"
+// "Shard(0)", "RaggedShard(0, blocks of 4)", "Replicate", "Partial(sum)"
+std::string to_string(const Placement& placement);
 
 // A handle; copies mean the same part.
 class DistributedTensor {

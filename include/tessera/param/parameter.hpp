@@ -67,6 +67,12 @@ class Parameter {
   // ContractError for one that has memory, or is stored in another dtype than f32; what the
   // transform throws for its shape.
   void set_gather_transform(std::shared_ptr<const GatherTransform> transform) const;
+  // Its unit shards it raggedly, by blocks of so many rows that no rank cuts (0, as it is at first:
+  // evenly, as FSDP2 does); see ShardSpec. A unit deals on where its last such parameter ended, so
+  // that ranks carry the same within one block. Gathered and reduced by counts, without padding.
+  // Before a unit claims it. Throws: ContractError for one that has a unit, for a scalar, and for
+  // fewer than 0 rows or more than it has.
+  void set_block_rows(std::int64_t rows) const;
   // Over which ranks its unit shards it; null without one.
   std::shared_ptr<const DeviceMesh> mesh() const;
   // The name of its unit; null for none.

@@ -3,6 +3,12 @@
 // at d0, and the last ranks may have none.
 //
 //   d0 = 10, N = 4, c = 3   rank 0: 0..2   rank 1: 3..5   rank 2: 6..8   rank 3: 9 and 2 of padding
+//
+// Or ragged (veScale: RaggedShard): blocks of rows, which no rank cuts, are dealt out, so that each
+// rank has one range of them, without padding. Blocks that are left over go to one rank each.
+//
+//   d0 = 10, N = 4, blocks of 2 rows, left over from rank 3 on
+//                           rank 0: 0..1   rank 1: 2..3   rank 2: 4..5   rank 3: 6..9
 #pragma once
 
 #include <algorithm>
@@ -26,7 +32,11 @@ struct ShardSpec {
   int rank = 0;
   // Rows of a chunk, where it is not that of FSDP2: in a slice of a parameter that is cut already.
   std::int64_t rows_of_chunk = 0;
+  // Of a ragged one, else 0: rows of a block, and the rank from which on those left over go round.
+  std::int64_t block_rows = 0;
+  int extra_from = 0;
 
+  bool operator==(const ShardSpec&) const = default;
   constexpr std::int64_t rows() const { return shape.ndim() == 0 ? 1 : shape[0]; }
   // Elements of one row.
   constexpr std::int64_t row_numel() const {
@@ -34,20 +44,44 @@ struct ShardSpec {
     for (int d = 1; d < shape.ndim(); ++d) n = checked_mul(n, shape[d]);
     return n;
   }
+  constexpr bool is_ragged() const { return block_rows > 0; }
+  constexpr std::int64_t blocks() const { return ceil_div(rows(), block_rows); }
+  // Blocks of the ranks before r.
+  constexpr std::int64_t blocks_before(int r) const {
+    const std::int64_t each = blocks() / world, extra = blocks() % world,
+                       around = std::max(extra_from + extra - world, std::int64_t{0});
+    return each * r + std::min<std::int64_t>(r, around) +
+           std::clamp<std::int64_t>(r - extra_from, 0, extra - around);
+  }
+
+  // Of this rank's chunk; of others', too, unless it is ragged.
   constexpr std::int64_t chunk_rows() const {
+    if (is_ragged()) return owned().size();
     return rows_of_chunk > 0 ? rows_of_chunk : ceil_div(rows(), world);
   }
-  // Elements of every rank's chunk, padding included.
+  // Elements of it, padding included, and of the chunks before it.
   constexpr std::int64_t chunk_numel() const { return checked_mul(chunk_rows(), row_numel()); }
+  constexpr std::int64_t chunk_begin() const {
+    return is_ragged() ? owned().begin * row_numel() : rank * chunk_numel();
+  }
   // Elements of all chunks, padding included.
-  constexpr std::int64_t padded_numel() const { return checked_mul(chunk_numel(), world); }
+  constexpr std::int64_t padded_numel() const {
+    return is_ragged() ? checked_mul(rows(), row_numel()) : checked_mul(chunk_numel(), world);
+  }
 
   // The rows of rank r.
   constexpr RowRange owned(int r) const {
+    if (is_ragged())
+      return {std::min(blocks_before(r) * block_rows, rows()),
+              std::min(blocks_before(r + 1) * block_rows, rows())};
     const std::int64_t begin = std::min(r * chunk_rows(), rows());
     return {begin, std::min(begin + chunk_rows(), rows())};
   }
   constexpr RowRange owned() const { return owned(rank); }
+  // Of a ragged one: the most that any rank has.
+  constexpr std::int64_t most_rows() const {
+    return std::min(ceil_div(blocks(), world) * block_rows, rows());
+  }
   // Shape of this rank's rows without padding; [0, ...] for an empty shard. A scalar is one row,
   // rank 0's; its shape is [] everywhere, and what lies on the other ranks is padding.
   constexpr Shape local_shape() const {
@@ -60,5 +94,7 @@ static_assert(ShardSpec{{3, 2}, 4, 3}.owned() == RowRange{3, 3} &&
               ShardSpec{{3, 2}, 4}.chunk_numel() == 2);
 static_assert(ShardSpec{{17}, 128, 16}.owned() == RowRange{16, 17} &&
               ShardSpec{{17}, 128, 17}.owned().size() == 0);
+static_assert(ShardSpec{{10}, 4, 3, 0, 2, 3}.owned() == RowRange{6, 10} &&
+              ShardSpec{{10}, 4, 0, 0, 2, 3}.owned() == RowRange{0, 2});
 
 }  // namespace tessera

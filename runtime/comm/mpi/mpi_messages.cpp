@@ -50,6 +50,9 @@ class MessageCommunicator final : public Communicator {
         case CollectiveKind::all_reduce:
           all_reduce(c, recv);
           break;
+        case CollectiveKind::reduce:
+          reduce(c, recv);
+          break;
         case CollectiveKind::broadcast:
           broadcast(c, recv);
           break;
@@ -133,6 +136,9 @@ class MessageCommunicator final : public Communicator {
     exchange_parts(out(), bytes, in_.data(), bytes, bytes);
     for (std::size_t r = 0; r < inputs_.size(); ++r)
       inputs_[r] = (static_cast<int>(r) == rank() ? out() : in_.data()) + r * bytes;
+    sum(result, bytes, c);
+  }
+  void sum(std::byte* result, std::size_t bytes, const Collective& c) {
     Exec here;
     Mover(here).reduce(result, inputs_.data(), size(),
                        static_cast<std::int64_t>(bytes / size_bytes(c.dtype)), c);
@@ -170,6 +176,28 @@ class MessageCommunicator final : public Communicator {
       exchange_and_reduce(mine, part, c);
       exchange_parts(mine, 0, out(), part, part);
       kernels::copy_bytes(recv + at, out(), bytes);
+    }
+  }
+
+  // All parts come to the root, which sums them.
+  void reduce(const Collective& c, std::byte* recv) {
+    const auto* send = static_cast<const std::byte*>(c.send);
+    const std::size_t total = item_bytes(c), block = part_bytes(c.dtype);
+    for (std::size_t at = 0; at < total; at += block) {
+      const std::size_t bytes = std::min(block, total - at);
+      kernels::copy_bytes(out(), send + at, bytes);
+      if (rank() != c.root) {
+        channel_.send(out(), bytes, c.root);
+        channel_.finish();
+        continue;
+      }
+      for (std::size_t r = 0; r < inputs_.size(); ++r) {
+        const bool is_own = static_cast<int>(r) == rank();
+        if (!is_own) channel_.receive(in_.data() + r * bytes, bytes, static_cast<int>(r));
+        inputs_[r] = is_own ? out() : in_.data() + r * bytes;
+      }
+      channel_.finish();
+      sum(recv + at, bytes, c);
     }
   }
 

@@ -1,0 +1,259 @@
+// Ragged shards: rows dealt by blocks, which no rank cuts, gathered and reduced by counts.
+#include "tessera/distributed/distributed_tensor.hpp"
+#include "tessera/distributed/state.hpp"
+#include "tessera/param/gather_transform.hpp"
+#include "tessera/shard/runtime_control.hpp"
+#include "tests/shard/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+// 7 and 5 rows of matrices in blocks of 2 and 3, a table in single rows that only some ranks have,
+// and biases that are cut evenly beside them.
+class RaggedNet : public nn::Module {
+ public:
+  RaggedNet() : up(6, 7), down(7, 5), few({2, 5}, Initializer::normal(1, 0.1)) {
+    register_module("up", up);
+    register_module("down", down);
+    register_parameter("few", few);
+    make_positive(*this);
+    up.weight.set_block_rows(2);
+    down.weight.set_block_rows(3);
+    few.set_block_rows(1);
+  }
+  Tensor operator()(const Tensor& x) {
+    return call([&] {
+      Tensor h = tanh(up(x));
+      if (is_recomputed) {
+        h = recompute([this](const Tensor& in) { return tanh(down(in)); }, h);
+      } else {
+        h = tanh(down(h));
+      }
+      return h * sum(few.value(), 0);
+    });
+  }
+  void shard(const ShardOptions& options) {
+    fully_shard(up, options);
+    fully_shard(down, options);
+    fully_shard(*this, options);
+  }
+
+  nn::Linear up, down;
+  Parameter few;
+  bool is_recomputed = false;
+};
+
+struct RaggedWay {
+  Reshard reshard = Reshard::automatic;
+  MixedPrecision precision{};
+  Offload offload = Offload::none;
+  int replicas = 1;
+  bool is_recomputed = false;
+  bool accumulates = false;
+};
+
+// Weights after three steps, and what each rank has of the ragged ones.
+struct RaggedRun {
+  Values weights;
+  std::vector<std::int64_t> rows;
+};
+
+RaggedRun train_ragged(World& world, const RaggedWay& way, std::uint64_t seed) {
+  RaggedNet net;
+  net.is_recomputed = way.is_recomputed;
+  net.shard({.mesh = way.replicas > 1
+                         ? DeviceMesh::hybrid(world, {.replicate = way.replicas,
+                                                      .shard = world.size() / way.replicas})
+                         : DeviceMesh::flat(world),
+             .precision = way.precision,
+             .reshard_after_forward = way.reshard,
+             .offload = way.offload});
+  nn::init(net, {seed}, world.device());
+  optim::Sgd optimizer(net.parameters(), {.lr = 1e-3});
+  const std::int64_t rows = 12 / world.size();
+  const Tensor x = positive_rows(seed, world.rank() * rows, rows, 6, world.device());
+  for (int step = 0; step < 3; ++step) {
+    for (int micro = 0; micro < (way.accumulates ? 2 : 1); ++micro) mean_square(net(x)).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return {full_values(net),
+          {net.up.weight.spec().owned().size(), net.down.weight.spec().owned().size(),
+           net.few.spec().owned().size()}};
+}
+
+}  // namespace
+
+TEST_CASE("blocks are dealt in rank order, whole, and as evenly as blocks go", "[ragged]") {
+  for (int world = 1; world <= 5; ++world)
+    for (std::int64_t rows = 1; rows <= 14; ++rows)
+      for (std::int64_t block = 1; block <= rows; ++block)
+        for (int from = 0; from < world; ++from) {
+          INFO(rows << " rows in blocks of " << block << " over " << world << " from " << from);
+          std::vector<std::int64_t> blocks;
+          std::int64_t at = 0;
+          for (int rank = 0; rank < world; ++rank) {
+            ShardSpec spec{{rows, 3}, world, rank};
+            spec.block_rows = block;
+            spec.extra_from = from;
+            const RowRange own = spec.owned();
+            REQUIRE(own.begin == at);
+            REQUIRE(spec.chunk_begin() == 3 * at);
+            REQUIRE(spec.chunk_numel() == 3 * own.size());
+            REQUIRE(spec.padded_numel() == 3 * rows);
+            REQUIRE((own.end % block == 0 || own.end == rows));
+            REQUIRE(own.size() <= spec.most_rows());
+            at = own.end;
+            blocks.push_back(ceil_div(own.size(), block));
+          }
+          REQUIRE(at == rows);
+          // Those with one more than the others are from `from` on, around.
+          const std::int64_t all = ceil_div(rows, block), extra = all % world;
+          for (int i = 0; i < world; ++i)
+            REQUIRE(blocks[static_cast<std::size_t>((from + i) % world)] ==
+                    all / world + (i < extra ? 1 : 0));
+        }
+}
+
+TEST_CASE("ragged shards are trained as on one rank", "[threads][ragged]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const MixedPrecision bf16_wire{.param = bf16, .reduce = bf16};
+  const RaggedWay ways[] = {{},
+                            {.reshard = Reshard::always, .is_recomputed = true},
+                            {.reshard = Reshard::never, .accumulates = true},
+                            {.offload = Offload::cpu, .accumulates = true}};
+  for (const RaggedWay& way : ways) {
+    const Values one =
+        on_ranks(1, [&](World& world) { return train_ragged(world, way, seed); })[0].weights;
+    for (const int ranks : {2, 3, 4}) {
+      INFO(ranks << " ranks, reshard " << way.reshard);
+      const auto all =
+          on_ranks(ranks, [&](World& world) { return train_ragged(world, way, seed); });
+      for (const RaggedRun& rank : all) CHECK(distance(one, rank.weights) < kRounding);
+      for (std::size_t p = 0; p < 3; ++p) {
+        std::int64_t rows = 0;
+        for (const RaggedRun& rank : all) rows += rank.rows[p];
+        CHECK(rows == std::vector<std::int64_t>{7, 5, 2}[p]);
+      }
+    }
+  }
+  // Replicas, and 16 bits, which round alike on any ranks that hold the same rows.
+  RaggedWay hybrid{.replicas = 2};
+  const Values one =
+      on_ranks(1, [&](World& world) { return train_ragged(world, {}, seed); })[0].weights;
+  for (const RaggedRun& rank :
+       on_ranks(4, [&](World& world) { return train_ragged(world, hybrid, seed); }))
+    CHECK(distance(one, rank.weights) < kRounding);
+  const RaggedWay narrow{.precision = bf16_wire};
+  const auto first = on_ranks(3, [&](World& world) { return train_ragged(world, narrow, seed); });
+  const auto second = on_ranks(3, [&](World& world) { return train_ragged(world, narrow, seed); });
+  for (std::size_t rank = 0; rank < 3; ++rank)
+    CHECK(same_bits(first[0].weights, second[rank].weights));
+}
+
+TEST_CASE("what ragged shards move and hold has no padding", "[ragged]") {
+  struct Table : nn::Module {
+    Table() : rows({9, 64}, Initializer::constant(1)) {
+      register_parameter("rows", rows);
+      rows.set_block_rows(4);  // 4, 4 and 1
+    }
+    Parameter rows;
+  };
+  struct Seen final : Observer {
+    void launched(StreamId, Tick, const Op& op) override {
+      if (op.cost.wire_bytes > 0) wire[op.name] += op.cost.wire_bytes;
+    }
+    std::map<std::string, double> wire;
+  };
+  for (const int rank : {0, 1, 2, 3}) {
+    const World world = World::emulated(rank, 4, {.executor = ExecutorKind::virtual_});
+    Table table;
+    fully_shard(table, {.mesh = DeviceMesh::flat(world), .reshard_after_forward = Reshard::always});
+    nn::init(table, {1}, world.device());
+    CHECK(table.rows.shard().shape() == Shape{std::vector<std::int64_t>{4, 4, 1, 0}[rank], 64});
+    const ShardPlan plan = shard_plan(table);
+    CHECK(plan.units[0].shard_numel == 64 * table.rows.spec().owned().size());
+    Seen seen;
+    world.device().context().add_observer(seen);
+    table.call([&] { return sum(table.rows.value()); }).backward();
+    world.device().context().remove_observer(seen);
+    // Of the whole, three quarters are a peer's on the average, and as much is sent.
+    CHECK(seen.wire.at("all_gather (root)") == 2 * 2 * 0.75 * 9 * 64 * 4);
+    CHECK(seen.wire.at("reduce_scatter (root)") == 2 * 0.75 * (9 * 64 * 4 + 4 * 4));
+  }
+}
+
+TEST_CASE("handles and state of ragged shards say their rows, and go to other cuts and back",
+          "[threads][ragged]") {
+  struct Found {
+    std::string printed, refused;
+    std::vector<float> full, even, back;
+  };
+  const auto found = on_ranks(3, [](World& world) {
+    const DeviceMesh mesh = DeviceMesh::flat(world);
+    RaggedNet net;
+    net.shard({.mesh = mesh});
+    nn::init(net, {5}, world.device());
+    const DistributedTensor weight = net.down.weight.distributed();
+    Found f;
+    f.printed = weight.to_string();
+    f.full = weight.full().to_vector<float>();
+    const DistributedTensor even = weight.redistribute({Shard{}});
+    f.even = even.local().to_vector<float>();
+    f.back = even.redistribute(weight.placements()).local().to_vector<float>();
+    RaggedNet other;
+    other.down.weight.set_block_rows(1);
+    other.shard({.mesh = mesh});
+    nn::init(other, {6}, world.device());
+    f.refused = contract_error([&] { other.load(net.state_dict({.form = StateForm::view})); });
+    other.load(net.state_dict({.form = StateForm::full}));
+    if (!same_bits(full_values(net), full_values(other))) f.printed = "not loaded";
+    return f;
+  });
+  CHECK(found[0].printed ==
+        "f32 [5, 7], RaggedShard(0, blocks of 3) over dp_shard 3; rows 0 to 2 here");
+  CHECK(found[1].printed ==
+        "f32 [5, 7], RaggedShard(0, blocks of 3) over dp_shard 3; rows 3 to 4 here");
+  CHECK(found[2].printed == "f32 [5, 7], RaggedShard(0, blocks of 3) over dp_shard 3; no row here");
+  const std::vector<float>& full = found[0].full;
+  const auto rows = [&](std::ptrdiff_t begin, std::ptrdiff_t end) {
+    return std::vector<float>(full.begin() + 7 * begin, full.begin() + 7 * end);
+  };
+  CHECK(found[1].full == full);
+  CHECK(found[0].even == rows(0, 2));
+  CHECK(found[2].even == rows(4, 5));
+  CHECK(found[0].back == rows(0, 3));
+  CHECK(found[1].back == rows(3, 5));
+  CHECK(found[2].back.empty());
+  CHECK_THAT(found[1].refused, Contains("down.weight") && Contains("other blocks of rows"));
+}
+
+TEST_CASE(
+    "blocks that a parameter can't have, or that go with nothing else, are refused in one line",
+    "[ragged]") {
+  const World world = World::emulated(1, 4, {.executor = ExecutorKind::virtual_});
+  const DeviceMesh mesh = DeviceMesh::flat(world);
+  RaggedNet net;
+  CHECK_THAT(contract_error([&] { net.up.weight.set_block_rows(8); }),
+             Contains("blocks of 8 rows for a parameter of [7, 6]; give 1 to 7"));
+  CHECK_THAT(contract_error([&] { net.up.weight.set_block_rows(-1); }), Contains("blocks of -1"));
+  const Parameter scalar(Shape{}, Initializer::constant(1));
+  CHECK_THAT(contract_error([&] { scalar.set_block_rows(0); }), Contains("scalar"));
+  CHECK_THAT(contract_error([&] {
+               fully_shard(net.up, {.mesh = mesh, .reshard_after_forward = Reshard::to(2)});
+             }),
+             Contains("'weight' is sharded by blocks of 2 rows") && Contains("Reshard::always"));
+  net.up.weight.set_gather_transform(gather_in_e4m3());
+  CHECK_THAT(contract_error([&] { fully_shard(net.up, {.mesh = mesh}); }),
+             Contains("'weight' has a gather transform") && Contains("set_block_rows(2)"));
+  net.up.weight.set_gather_transform(nullptr);
+  fully_shard(net.up, {.mesh = mesh});
+  CHECK_THAT(contract_error([&] { net.up.weight.set_block_rows(1); }),
+             Contains("belongs to unit") && Contains("before fully_shard"));
+  CHECK_THAT(contract_error([&] { set_reshard_after_forward(net.up, Reshard::to(2)); }),
+             Contains("set_reshard_after_forward") && Contains("'weight'"));
+}
