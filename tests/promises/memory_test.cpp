@@ -15,8 +15,10 @@ namespace {
 std::int64_t padded_elements(const nn::Module& model, int rank, int ranks, bool trainable_only) {
   std::int64_t n = 0;
   for (const Parameter& p : model.parameters())
-    if (p.trainable() || !trainable_only)
-      n += (ShardSpec{p.shape(), ranks, rank}.chunk_numel() + 63) / 64 * 64;
+    if (p.trainable() || !trainable_only) {
+      const ShardSpec spec{p.shape(), ranks, rank, 0, p.spec().block_rows, p.spec().extra_from};
+      n += (spec.chunk_numel() + 63) / 64 * 64;
+    }
   return n;
 }
 

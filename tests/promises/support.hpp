@@ -33,6 +33,7 @@ struct Cell {
   Accumulation accumulation = Accumulation::reduced;
   Offload offload = Offload::none;
   bool encodes = false;  // matrices are gathered in e4m3
+  bool ragged = false;   // the blocks' matrices are cut by blocks of five rows
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   return out << "reshard " << c.reshard << ", recompute " << c.recomputes
@@ -43,7 +44,7 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << ", slices of " << c.slice_bytes << ", pieces of " << c.piece_bytes << ", replicas "
              << c.replicas << ", scaled loss " << c.scales_loss << ", accumulation "
              << static_cast<int>(c.accumulation) << ", offload " << static_cast<int>(c.offload)
-             << ", in e4m3 " << c.encodes;
+             << ", in e4m3 " << c.encodes << ", ragged " << c.ragged;
 }
 
 // The cells that every promise is checked in.
@@ -68,6 +69,7 @@ inline std::vector<Cell> cells() {
       {.micro_batches = 3, .replicas = 2, .accumulation = Accumulation::in_replicas},
       {.micro_batches = 3, .offload = Offload::cpu},
       {.reshard = Reshard::always, .freezes = true, .encodes = true},
+      {.reshard = Reshard::always, .freezes = true, .micro_batches = 3, .ragged = true},
       {.reshard = Reshard::never,
        .recomputes = true,
        .tied = true,
@@ -85,6 +87,8 @@ inline std::vector<Cell> narrow_cells() {
           {.reshard = Reshard::to(2), .recomputes = true, .param = bf16, .offload = Offload::cpu},
           {.recomputes = true, .selectively = true, .tied = true, .param = bf16},
           {.micro_batches = 3, .param = bf16, .offload = Offload::cpu, .encodes = true},
+          {.recomputes = true, .param = bf16, .replicas = 2, .ragged = true},
+          {.param = bf16, .reduce = bf16, .offload = Offload::cpu, .ragged = true},
           {.param = f16, .scales_loss = true},
           {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16},
           {.keeps_gradients = true, .param = bf16, .offload = Offload::cpu},
@@ -125,6 +129,10 @@ class Trainee {
     if (cell.encodes)
       for (Parameter p : model_.parameters())
         if (p.shape().ndim() == 2) p.set_gather_transform(gather_in_e4m3());
+    if (cell.ragged)
+      for (const auto& block : model_.blocks)
+        for (const Parameter& p : block.parameters())
+          if (p.shape().ndim() == 2) p.set_block_rows(5);
     const DeviceMesh mesh = mesh_of(world, cell.replicas);
     const ShardOptions options{.mesh = mesh,
                                .precision = {.param = cell.param, .reduce = cell.reduce},
