@@ -261,15 +261,16 @@ def name_of(test):
 
 
 def drawn(tests, options):
-    """Of the numbers of ranks of an MPI suite one, and with --draw of the lessons a quarter: others for each seed. With SOAK=1 all."""
+    """Of the numbers of ranks of an MPI suite one, and with --draw of the lessons a quarter, of the suites of cases half: others for
+    each seed. With SOAK=1 all."""
     if (options.draw is None and (options.all or options.names)) or os.environ.get("SOAK") == "1":
         return tests
+    one_in = {"lesson": 4, "catch": 2} if options.draw is not None else {}
     draw, groups = random.Random(options.draw), {}
     for test in tests:
         kind = kind_of(test)
-        group = name_of(test) if kind == "mpi" else kind if kind == "lesson" and options.draw is not None else test["name"]
-        groups.setdefault(group, []).append(test)
-    kept = [one for group in groups.values() for one in draw.sample(group, -(-len(group) // 4))]
+        groups.setdefault(name_of(test) if kind == "mpi" else kind if kind in one_in else test["name"], []).append(test)
+    kept = [one for group in groups.values() for one in draw.sample(group, -(-len(group) // one_in.get(kind_of(group[0]), 4)))]
     return [test for test in tests if test in kept]
 
 
@@ -300,7 +301,8 @@ def main():
     parser.add_argument("--targets", action="store_true", help="print the ninja targets that the suites need")
     parser.add_argument("--filter", help="a Catch2 filter, such as '[threads]'; suites of other kinds are left out")
     parser.add_argument("--draw", type=int, metavar="SEED",
-                        help="a quarter of the lessons, and MPI suites on one number of ranks each, which quick runs draw anyway; SOAK=1: all")
+                        help="half of the suites of cases, a quarter of the lessons, and MPI suites on one number of ranks each, which "
+                             "quick runs draw anyway; SOAK=1: all")
     parser.add_argument("--cells", type=int, metavar="N", help="of a grid one cell in N [3; 1 with --all and for what is named]")
     parser.add_argument("--patience", type=float, default=1, help="multiplies every timeout")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) + 1,
