@@ -427,7 +427,9 @@ namespace {
 void drop_unreduced(const GroupPart& part) {
   for (const auto& [first, end] : part.stretches)
     for (std::size_t i = first; i < end && !part.group->unreduced.empty(); ++i)
-      if (const auto p = part.group->trained(i).parameter.lock(); p && p->sinks)
+      if (const auto p = part.group->trained(i).parameter.lock(); p && p->slices)
+        p->slices->drop_unreduced();
+      else if (p && p->sinks)
         p->sinks->drop_unreduced(static_cast<int>(i));
 }
 

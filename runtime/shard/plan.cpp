@@ -53,7 +53,8 @@ ShardPlan::Unit Unit::describe() const {
       out.transforms.emplace_back(p->transform->name());
   }
   out.gradient_buffer_bytes = shards_.gradient_bytes();
-  if (buffer_ && !shards_.is_slice)  // which reduces all that comes
+  if (buffer_ &&
+      (!shards_.is_slice || shards_.options.slices_wait))  // else it reduces all that comes
     for (const GradientPiece& piece : buffer_->pieces()) {
       out.unsharded_gradient_bytes += piece.held_bytes();
       if (shards_.replicas)

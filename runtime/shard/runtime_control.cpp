@@ -85,6 +85,11 @@ void with_slices(Unit& unit, const std::function<void(Unit&)>& f) {
       f(*std::static_pointer_cast<shard::StreamedParameter>(p->slices)->unit(i));
 }
 
+// As it, and its slices where they may wait.
+void with_waiting(Unit& unit, const std::function<void(Unit&)>& f) {
+  unit.shards().options.slices_wait ? with_slices(unit, f) : f(unit);
+}
+
 void set_prefetch(const char* function, UnitControl::Prefetch where, nn::Module& module,
                   const std::vector<nn::Module*>& modules) {
   const std::shared_ptr<Unit> unit = unit_of(function, module);
@@ -162,13 +167,15 @@ void set_modules_to_backward_prefetch(nn::Module& module, const std::vector<nn::
 // --- gradients ---
 
 void set_requires_gradient_sync(nn::Module& module, bool requires_gradient_sync, bool recurse) {
-  for_each_unit("set_requires_gradient_sync", module, recurse,
-                [=](Unit& unit) { unit.control().set_reduces(requires_gradient_sync); });
+  for_each_unit("set_requires_gradient_sync", module, recurse, [=](Unit& unit) {
+    with_waiting(unit, [=](Unit& part) { part.control().set_reduces(requires_gradient_sync); });
+  });
 }
 
 void set_requires_all_reduce(nn::Module& module, bool requires_all_reduce, bool recurse) {
-  for_each_unit("set_requires_all_reduce", module, recurse,
-                [=](Unit& unit) { unit.control().set_all_reduces(requires_all_reduce); });
+  for_each_unit("set_requires_all_reduce", module, recurse, [=](Unit& unit) {
+    with_waiting(unit, [=](Unit& part) { part.control().set_all_reduces(requires_all_reduce); });
+  });
 }
 
 void set_gradient_divide_factor(nn::Module& module, double factor) {

@@ -60,5 +60,8 @@ Tensor StreamedParameter::open(int slice, bool is_read) {
 
 void StreamedParameter::close(int slice) { at(slice).unit->end_call(); }
 void StreamedParameter::abandon(int slice) noexcept { at(slice).unit->abandon_call(); }
+void StreamedParameter::drop_unreduced() noexcept {
+  for (const Slice& slice : slices_) slice.unit->drop_kept();
+}
 
 }  // namespace tessera::shard

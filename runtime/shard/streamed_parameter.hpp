@@ -27,6 +27,7 @@ class StreamedParameter final : public ParameterSlices {
   Tensor open(int slice, bool is_read) override;
   void close(int slice) override;
   void abandon(int slice) noexcept override;
+  void drop_unreduced() noexcept override;
 
   const std::shared_ptr<Unit>& unit(int slice) const { return at(slice).unit; }
 

@@ -117,6 +117,8 @@ class Unit final : public nn::ModuleHook,
   // After a pass that failed: closed, and what the pass has done to the gradient is dropped with
   // it.
   void abandon_backward() noexcept;
+  // Drops what backward has kept of its gradients without reducing it.
+  void drop_kept() noexcept;
   // After a step that failed: closed, without any gradient.
   void reset() noexcept;
   // Has no root any more: as before the first step, or a slice that is there no more.
@@ -127,7 +129,6 @@ class Unit final : public nn::ModuleHook,
  private:
   void make_buffer();
   void set_unreduced(bool is_unreduced);
-  void drop_kept() noexcept;
 
   UnitShards shards_;
   UnitControl control_;

@@ -35,6 +35,7 @@ Facts facts_of(const Unit& unit) {
           {"reductions_in_flight", concat(o.reductions_in_flight)},
           {"forwards_ahead", concat(o.forwards_ahead)},
           {"slice_bytes", concat(o.slice_bytes)},
+          {"slices_wait", o.slices_wait ? "true" : "false"},
           {"piece_bytes", concat(o.piece_bytes)},
           {"offload", o.offload == Offload::cpu ? "cpu" : "none"}};
 }

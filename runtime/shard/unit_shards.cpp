@@ -58,6 +58,8 @@ UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
 UnitShards::UnitShards(const UnitShards& unit, std::shared_ptr<ParameterState> slice)
     : options(unit.options),
       is_slice(true),
+      reduces(unit.reduces || !options.slices_wait),
+      all_reduces(unit.all_reduces || !options.slices_wait),
       divide_factor(unit.divide_factor),
       hook(unit.hook),
       hook_stream(unit.hook_stream),

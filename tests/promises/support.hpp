@@ -140,6 +140,7 @@ class Trainee {
                                .prefetch_depth = cell.prefetch_depth,
                                .reductions_in_flight = cell.reductions_in_flight,
                                .slice_bytes = cell.slice_bytes,
+                               .slices_wait = cell.param == bf16,
                                .piece_bytes = cell.piece_bytes,
                                .offload = cell.offload};
     for (nn::Module* part : model_.parts()) fully_shard(*part, options);

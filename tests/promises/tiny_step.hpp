@@ -140,6 +140,7 @@ class TinyStep {
                                .prefetch_depth = config.prefetch_depth,
                                .reductions_in_flight = config.reductions_in_flight,
                                .slice_bytes = config.slice_bytes,
+                               .slices_wait = config.param == bf16,
                                .piece_bytes = config.piece_bytes,
                                .offload = config.offload};
     std::vector<nn::Module*> blocks;

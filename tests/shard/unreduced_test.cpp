@@ -209,3 +209,79 @@ TEST_CASE("kept gradients of a model that is gone hold up no optimizer", "[threa
   });
   for (const std::string& message : found) CHECK(message.empty());
 }
+
+TEST_CASE("slices wait for a backward that reduces where options say so", "[threads]") {
+  struct Table final : nn::Module {
+    Table() : weight({13, 8}, Initializer::normal(0, 1)) {
+      register_parameter("weight", weight);
+      stream_parameter(weight);
+    }
+    // Each slice by itself is squared; no row is used twice.
+    Tensor operator()() {
+      return call([&] {
+        Tensor total;
+        weight.for_each_slice([&](const Tensor& slice, const SliceRows&) {
+          const Tensor part = sum(slice * slice);
+          total = total.defined() ? total + part : part;
+        });
+        return total;
+      });
+    }
+    Parameter weight;
+  };
+  for (const auto& [ranks, way] :
+       {std::pair(3, Accumulation::unsharded), {4, Accumulation::in_replicas}})
+    for (const bool wait : {false, true}) {
+      struct Seen {
+        std::uint64_t reductions_of_first = 0;
+        std::int64_t held = 0, planned = 0, after_drop = 0, after_last = 0;
+        std::string refused;
+        std::vector<float> weight, gradient;
+      };
+      const auto found = on_ranks(ranks, [&, way = way](World& world) {
+        Table table;
+        fully_shard(table, {.mesh = mesh_of(world, 2), .slice_bytes = 1, .slices_wait = wait});
+        nn::init(table, {4}, world.device());
+        optim::Sgd optimizer(table.parameters(), {.lr = 0.1});
+        const auto backward = [&](bool is_last) {
+          begin_micro_batch(table, way, is_last);
+          table().backward();
+        };
+        const auto held = [&] { return unreduced_bytes(world.device()); };
+        Seen seen;
+        const ShardPlan plan = shard_plan(table);
+        for (const ShardPlan::Unit& unit : plan.units)
+          seen.planned += way == Accumulation::unsharded ? unit.unsharded_gradient_bytes
+                                                         : unit.postponed_sum_bytes;
+        backward(false);
+        seen.reductions_of_first =
+            shard_counters(table).all_reduces +
+            (way == Accumulation::unsharded ? shard_counters(table).reductions : 0);
+        seen.held = held();
+        seen.refused = contract_error([&] { optimizer.step(); });
+        optimizer.zero_grad();
+        seen.after_drop = held();
+        backward(false);
+        backward(true);
+        seen.after_last = held();
+        seen.gradient = table.weight.grad().to_vector<float>();
+        seen.weight = table.weight.shard().to_vector<float>();
+        optimizer.step();
+        return seen;
+      });
+      for (const Seen& seen : found) {
+        INFO(ranks << " ranks, slices wait " << wait);
+        CHECK((seen.reductions_of_first == 0) == wait);
+        CHECK((seen.held > 0) == wait);
+        CHECK(seen.held == seen.planned);
+        CHECK(seen.refused.empty() != wait);
+        CHECK(seen.after_drop == 0);
+        CHECK(seen.after_last == 0);
+        // Each of two passes gives 2 w on every rank: exact, but for the division by the ranks.
+        REQUIRE(seen.gradient.size() == seen.weight.size());
+        for (std::size_t i = 0; i < seen.weight.size(); ++i)
+          CHECK(std::abs(seen.gradient[i] - 4 * seen.weight[i]) <=
+                8 * 0x1p-24f * std::abs(4 * seen.weight[i]));
+      }
+    }
+}

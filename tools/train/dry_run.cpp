@@ -27,8 +27,8 @@ std::vector<std::vector<std::int64_t>> matrices_of_ranks(const Config& config,
   const optim::MatrixPlan plan =
       optim::plan_matrices(sizes, ranks, config.optimizer.muon().turn_bytes);
   for (std::size_t rank = 0; rank < owned.size(); ++rank)
-    for (const auto& [rows, columns] : optim::matrices_of(plan, sizes, static_cast<int>(rank)))
-      owned[rank].insert(owned[rank].end(), {rows, columns});
+    for (const optim::MatrixSize& size : optim::matrices_of(plan, sizes, static_cast<int>(rank)))
+      owned[rank].insert(owned[rank].end(), {size.rows, size.columns});
   return owned;
 }
 

@@ -38,6 +38,8 @@ class ParameterSlices {
   virtual Tensor open(int slice, bool is_read) = 0;
   virtual void close(int slice) = 0;
   virtual void abandon(int slice) noexcept = 0;  // the use ended by an exception
+  // Drops what backward has kept of their gradients without reducing it.
+  virtual void drop_unreduced() noexcept = 0;
 };
 
 struct ParameterState;

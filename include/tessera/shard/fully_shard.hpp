@@ -108,6 +108,9 @@ struct ShardOptions {
   // tensor; see nn::Module::stream_parameter. 0: so much that the gradient of a slice is no larger
   // than the largest piece of any unit. Slices are larger where a table would have more than 256.
   std::int64_t slice_bytes = 0;
+  // Whether slices wait, too, where a backward reduces nothing (set_requires_gradient_sync): the
+  // whole gradient of a table is there then, on every rank. Otherwise each backward reduces them.
+  bool slices_wait = false;
   // A unit's gradients are reduced in pieces, each as soon as backward has made it: a parameter
   // with so many bytes of gradient is one, smaller ones fill one together. A piece should take
   // several times the latency of a collective.

@@ -88,7 +88,8 @@ void set_modules_to_backward_prefetch(nn::Module& module, const std::vector<nn::
 // the next backward with true that comes along a call of the unit reduces the sum. They are full
 // gradients: ShardPlan::Unit::unsharded_gradient_bytes of them stay in memory. true makes
 // set_requires_all_reduce true, too. No effect on one rank, where there is nothing to reduce, and
-// on what is streamed: slices of a table are reduced by each backward.
+// on what is streamed: slices of a table are reduced by each backward, unless
+// ShardOptions::slices_wait says otherwise.
 //   In between the optimizer's step, clip_grad_norm, GradScaler::unscale and set_trainable throw
 // ContractError naming the unit; zero_grad drops what is kept of its parameters, reset all.
 // Parameter::grad has what was reduced.
