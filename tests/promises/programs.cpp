@@ -26,12 +26,14 @@
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/observe/race_checker.hpp"
+#include "tessera/distributed/collectives.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tessera/nn/module.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/shard/runtime_control.hpp"
 #include "tests/promises/exact_sums.hpp"
+#include "tests/promises/gathered_values.hpp"
 #include "tests/promises/random_program.hpp"
 #include "tests/promises/seeds.hpp"
 #include "tests/support/mesh.hpp"
@@ -53,17 +55,22 @@ class Part final : public nn::Module {
         outer_(outer),
         parts_(parts),
         w_({kWidth}, Initializer::normal(0, 0.5)),
-        table_(plan.table.is_outer
-                   ? outer->table_
-                   : std::make_shared<Table>(
-                         Table{{{plan.table.rows, kWidth}, Initializer::normal(0, 0.5)}})) {
+        table_(plan.table.is_outer ? outer->table_
+                                   : std::make_shared<Table>(Table{{{plan.table.rows, kWidth},
+                                                                    Initializer::normal(0, 0.5)}})),
+        transform_(transform_of(plan.gathered)) {
     register_parameter("w" + std::to_string(parts.size()), w_);
     register_parameter("table" + std::to_string(parts.size()), table_->parameter);
     if (plan.table.is_frozen && !plan.table.is_outer) table_->parameter.freeze();
     if (plan.table.is_streamed) stream_parameter(table_->parameter);
+    if (transform_) w_.set_gather_transform(transform_);
+    if (!plan.table.is_outer) {
+      table_->transform = transform_of(plan.table.gathered);
+      if (table_->transform) table_->parameter.set_gather_transform(table_->transform);
+    }
     if (plan.has_hook)
       register_forward_hook([this](Module&, const nn::CallTensors&, const nn::CallTensors& out) {
-        if (has(plan_.hooked, rank_)) out[0] = used(out[0], w_.value(), rows_);
+        if (has(plan_.hooked, rank_)) out[0] = used(out[0], weight(), rows_);
       });
     parts.push_back(this);
     for (std::size_t i = 0; i < plan.children.size(); ++i) {
@@ -80,7 +87,7 @@ class Part final : public nn::Module {
       for (const int i : plan_.read_later)
         if (Part& child = *children_[static_cast<std::size_t>(i)];
             autograd::grad_enabled() && has(plan_.reads_later, rank))
-          h = added(h, child.w_.value(), child.rows_);
+          h = added(h, child.weight(), child.rows_);
       return h;
     });
   }
@@ -108,6 +115,16 @@ class Part final : public nn::Module {
     }
   }
 
+  // What units leave alone, of all parts.
+  std::vector<Parameter> ignored() const {
+    std::vector<Parameter> some;
+    for (const Part* const part : parts_) {
+      if (part->plan_.is_ignored) some.push_back(part->w_);
+      if (part->plan_.table.is_ignored) some.push_back(part->table_->parameter);
+    }
+    return some;
+  }
+
   // The most rows that have given a parameter a gradient since they were forgotten.
   std::int64_t most_rows() const {
     std::int64_t most = std::max(rows_, table_->uses);
@@ -123,18 +140,25 @@ class Part final : public nn::Module {
   struct Table {
     Parameter parameter;
     std::int64_t uses = 0;
+    std::shared_ptr<const GatherTransform> transform{};
   };
+  static std::shared_ptr<const GatherTransform> transform_of(Gathered how) {
+    if (how == Gathered::plainly) return nullptr;
+    return how == Gathered::in_two ? std::make_shared<InTwo>() : gather_in_e4m3();
+  }
+  Tensor weight() const { return as_gathered(w_, w_.value(), transform_.get()); }
   ShardOptions options(const DeviceMesh& mesh, Offload offload) const {
     return {.mesh = mesh,
             .reshard_after_forward = reshard_on(mesh, plan_.reshard),
             .prefetch_depth = plan_.prefetch,
             .slice_bytes = plan_.slice_bytes,
             .piece_bytes = plan_.piece_bytes,
-            .offload = offload};
+            .offload = offload,
+            .ignored = ignored()};
   }
   Tensor run(const Statement& s, const Tensor& h, const Tensor& x, int rank) {
-    if (s.kind == Statement::own) return used(h, w_.value(), rows_);
-    if (s.kind == Statement::outer) return used(h, outer_->w_.value(), outer_->rows_);
+    if (s.kind == Statement::own) return used(h, weight(), rows_);
+    if (s.kind == Statement::outer) return used(h, outer_->weight(), outer_->rows_);
     const auto with = [&](const Tensor& y) { return has(s.used, rank) ? joined(h, y) : bent(h); };
     if (s.kind == Statement::streamed) return with(of_table(h));
     const auto callee = static_cast<std::size_t>(s.callee);
@@ -159,7 +183,8 @@ class Part final : public nn::Module {
   Tensor of_table(const Tensor& h) {
     Tensor y;
     table_->parameter.for_each_slice([&](const Tensor& slice, const SliceRows&) {
-      const Tensor term = streamed(h, slice, table_->uses);
+      const Tensor rows = as_gathered(table_->parameter, slice, table_->transform.get());
+      const Tensor term = streamed(h, rows, table_->uses);
       y = y.defined() ? y + term : term;
     });
     return y;
@@ -171,6 +196,7 @@ class Part final : public nn::Module {
   const std::vector<Part*>& parts_;
   Parameter w_;
   std::shared_ptr<Table> table_;
+  std::shared_ptr<const GatherTransform> transform_;  // of w_
   std::int64_t rows_ = 0;
   int rank_ = 0;  // whose part of the program runs
   std::vector<std::unique_ptr<Part>> children_;
@@ -260,8 +286,20 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
 
 using Values = std::map<std::string, std::vector<float>>;
 
-// The update, and what is frozen or thawed around it.
-void end_step(const Step& step, Part& model, optim::Optimizer& optimizer) {
+// Gradients of what units leave alone become their mean over the ranks of `world`, if there is one;
+// a rank that has none has zeros.
+void average_ignored(Part& model, const World* world) {
+  std::vector<Parameter> some = model.ignored();
+  std::erase_if(some, [](const Parameter& p) { return !p.trainable(); });
+  for (const Parameter& p : some) (sum(p.value()) * 0.0).backward();
+  if (!world) return;
+  for (const Parameter& p : some)
+    raw::copy_into(p.grad(), raw::mul(dist::all_reduce(p.grad(), *world), 1.0 / world->size()));
+}
+
+// The update, and what is frozen or thawed around it. `world`: null for one rank that does all.
+void end_step(const Step& step, Part& model, optim::Optimizer& optimizer, const World* world) {
+  average_ignored(model, world);
   const auto turn = [&] {
     const std::vector<Parameter> all = model.parameters();
     for (const int i : step.turned) {
@@ -295,7 +333,7 @@ Values reference(Program& program) {
       break;
     }
     if (!program.steps[k].keeps_gradients) model.forget_rows();
-    end_step(program.steps[k], model, optimizer);
+    end_step(program.steps[k], model, optimizer, nullptr);
   }
   Values values;
   for (const auto& [name, p] : model.named_parameters())
@@ -319,7 +357,7 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
     optim::Sgd optimizer(model.parameters(), {.lr = kRate, .momentum = 0.5});
     for (std::size_t k = 0; k < program.steps.size(); ++k) {
       run_step(program, k, model, world.rank(), world.device(), true);
-      end_step(program.steps[k], model, optimizer);
+      end_step(program.steps[k], model, optimizer, &world);
     }
     for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {
       const std::vector<float> whole = full.to_vector<float>();

@@ -2,11 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <ostream>
 #include <random>
-#include <string>
-
-#include "tessera/base/error.hpp"
 
 namespace tessera::testing {
 namespace {
@@ -87,6 +83,26 @@ void vary_tables(Dice& dice, PartPlan& part) {
                 .is_outer = !part.is_unit && dice.once_in(2),
                 .is_streamed = !dice.once_in(6)};
   for (PartPlan& child : part.children) vary_tables(dice, child);
+}
+
+// How weights and tables travel to the other ranks.
+void vary_gathers(Dice& dice, PartPlan& part) {
+  const auto drawn = [&](std::initializer_list<Gathered> ways) {
+    return dice.once_in(2) ? Gathered::plainly
+                           : ways.begin()[dice.below(static_cast<int>(ways.size()))];
+  };
+  part.gathered = drawn({Gathered::in_two});
+  if (!part.table.is_outer) part.table.gathered = drawn({Gathered::in_two, Gathered::in_e4m3});
+  for (PartPlan& child : part.children) vary_gathers(dice, child);
+}
+
+// Weights and tables that units leave alone, which gathers nothing.
+void ignore_some(Dice& dice, PartPlan& part) {
+  part.is_ignored = dice.once_in(3);
+  if (part.is_ignored) part.gathered = Gathered::plainly;
+  part.table.is_ignored = !part.table.is_outer && dice.once_in(3);
+  if (part.table.is_ignored) part.table.gathered = Gathered::plainly;
+  for (PartPlan& child : part.children) ignore_some(dice, child);
 }
 
 // Whether `part` or a part of it calls `number`, or calls a part from anywhere.
@@ -204,34 +220,6 @@ void choose_executor(Dice& dice, Program& program) {
   program.is_poisoned = dice.once_in(6);
 }
 
-void print(std::ostream& out, const PartPlan& part, int depth) {
-  out << std::string(static_cast<std::size_t>(2 * depth), ' ') << (part.is_listed ? "listed " : "")
-      << (part.is_unit ? concat("unit, pieces of ", part.piece_bytes, " bytes, reshard ",
-                                part.reshard, ", prefetch ", part.prefetch)
-                       : "part")
-      << ", "
-      << (part.table.is_outer    ? "outer"
-          : part.table.is_frozen ? "frozen"
-                                 : "its own")
-      << " table of " << part.table.rows << (part.table.is_streamed ? ":" : " as a whole:");
-  for (const Statement& s : part.body) {
-    if (s.kind == Statement::own) out << " own";
-    if (s.kind == Statement::outer) out << " outer";
-    if (s.kind == Statement::streamed) out << " streamed used " << s.used;
-    if (s.kind == Statement::call || s.kind == Statement::call_elsewhere)
-      out << (s.kind == Statement::call ? " " : " w") << s.callee
-          << (s.recomputed ? " recomputed" : "") << (s.selectively ? " selectively" : "")
-          << (s.gets_input ? " with input" : "") << (s.without_gradient ? " no_grad" : "")
-          << " used " << (s.used);
-    out << ",";
-  }
-  if (part.has_hook) out << " hook on " << part.hooked << ",";
-  for (const int i : part.read_later)
-    out << " weight of " << i << " read on " << part.reads_later << ",";
-  out << "\n";
-  for (const PartPlan& child : part.children) print(out, child, depth + 1);
-}
-
 }  // namespace
 
 Program make_program(std::uint64_t seed) {
@@ -294,38 +282,14 @@ Program make_program(std::uint64_t seed) {
   choose_executor(executor_dice, program);
   Dice offload_dice(seed ^ 0x0ff10);
   if (offload_dice.once_in(3)) program.offload = Offload::cpu;
+  Dice gather_dice(seed ^ 0x6a74e4);
+  if (gather_dice.once_in(3)) vary_gathers(gather_dice, program.root);
+  Dice ignore_dice(seed ^ 0x19402e);
+  if (program.offload == Offload::none && ignore_dice.once_in(4))
+    ignore_some(ignore_dice, program.root);
   Dice keep_dice(seed ^ 0x5e1ec);
   keep_products(keep_dice, program.root);
   return program;
-}
-
-void print(std::ostream& out, const Program& program) {
-  out << "seed " << program.seed << ", " << program.ranks << " ranks, " << program.replicas
-      << " replicas, slices of " << program.root.slice_bytes << " bytes, " << name(program.executor)
-      << (program.is_poisoned ? ", poisoned" : "")
-      << (program.offload == Offload::cpu ? ", offloaded\n" : "\n");
-  print(out, program.root, 0);
-  for (const Step& step : program.steps) {
-    out << "step:";
-    for (const auto& f : step.forwards)
-      out << (f.is_evaluation ? " evaluation"
-              : f.is_dropped  ? " dropped"
-                              : " forward")
-          << " in " << (f.in_loss) << ",";
-    for (const auto& b : step.backwards) {
-      out << " backward of";
-      for (const int i : b.forwards) out << " " << i;
-      out << " on " << (b.runs) << (b.retains ? ", retained," : ",")
-          << (b.skips_model ? " else skips the model," : "");
-      if (b.says) out << " parted on " << b.says << ",";
-      if (b.unreduced || b.in_replicas)
-        out << " unreduced in " << b.unreduced << ", in replicas in " << b.in_replicas << ",";
-    }
-    for (const int i : step.turned)
-      out << " parameter " << i << " turned" << (step.is_turned_late ? " late," : ",");
-    if (step.keeps_gradients) out << " gradients kept";
-    out << "\n";
-  }
 }
 
 }  // namespace tessera::testing

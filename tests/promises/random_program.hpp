@@ -29,6 +29,9 @@ struct Statement {
   Ranks used = kAllRanks;    // the ranks that use the result
 };
 
+// How a unit gathers a parameter: see gathered_values.hpp.
+enum class Gathered : std::uint8_t { plainly, in_two, in_e4m3 };
+
 struct PartPlan {
   std::vector<PartPlan> children;
   std::vector<Statement> body;
@@ -40,6 +43,8 @@ struct PartPlan {
   // A forward hook changes what its calls give by its weight, where a rank has one that acts.
   bool has_hook = false;
   Ranks hooked = kAllRanks;
+  Gathered gathered = Gathered::plainly;  // the weight
+  bool is_ignored = false;                // the weight, by all units
   Reshard reshard = Reshard::automatic;
   int prefetch = 1;
   std::int64_t slice_bytes = 0;  // of the root counts
@@ -47,7 +52,8 @@ struct PartPlan {
   // The part's table, or the outer part's where one unit has both.
   struct Table {
     int rows = 7;
-    bool is_frozen = false, is_outer = false, is_streamed = true;
+    bool is_frozen = false, is_outer = false, is_streamed = true, is_ignored = false;
+    Gathered gathered = Gathered::plainly;
   };
   Table table;
 };
