@@ -14,6 +14,27 @@ const char* name(Gathered how) {
                                    : " gathered in e4m3";
 }
 
+void print(std::ostream& out, const Decision& d) {
+  static constexpr const char* kNames[] = {"unshard",
+                                           "reshard",
+                                           "reshard after forward",
+                                           "reshard after backward",
+                                           "unshard in backward",
+                                           "forward prefetch",
+                                           "backward prefetch",
+                                           "reductions in flight"};
+  out << " (" << kNames[d.kind] << " of w" << d.part;
+  if (d.kind == Decision::reshard_after_forward) out << ": " << d.way;
+  if (d.kind == Decision::forward_prefetch || d.kind == Decision::backward_prefetch) {
+    out << ":";
+    for (const int i : d.list) out << " w" << i;
+  }
+  if (d.kind == Decision::reshard_after_backward || d.kind == Decision::unshard_in_backward ||
+      d.kind == Decision::reductions_in_flight)
+    out << ": " << d.value;
+  out << ")";
+}
+
 void print(std::ostream& out, const PartPlan& part, int depth) {
   out << std::string(static_cast<std::size_t>(2 * depth), ' ') << (part.is_listed ? "listed " : "")
       << (part.is_unit ? concat("unit, pieces of ", part.piece_bytes, " bytes, reshard ",
@@ -23,8 +44,10 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
       << (part.table.is_outer    ? "outer"
           : part.table.is_frozen ? "frozen"
                                  : "its own")
-      << " table of " << part.table.rows << (part.table.is_streamed ? "" : " as a whole")
-      << name(part.table.gathered) << ", weight" << name(part.gathered) << ":";
+      << " table of " << part.table.rows << " " << name(part.table.stored)
+      << (part.table.is_streamed ? "" : " as a whole") << name(part.table.gathered)
+      << (part.table.is_ignored ? " ignored" : "") << ", weight" << (part.is_added ? " added" : "")
+      << name(part.gathered) << (part.is_ignored ? " ignored" : "") << ":";
   for (const Statement& s : part.body) {
     if (s.kind == Statement::own) out << " own";
     if (s.kind == Statement::outer) out << " outer";
@@ -37,6 +60,8 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
     out << ",";
   }
   if (part.has_hook) out << " hook on " << part.hooked << ",";
+  if (part.is_doubled)
+    out << " doubled " << (part.doubled_on ? concat("on ", name(*part.doubled_on)) : "") << ",";
   for (const int i : part.read_later)
     out << " weight of " << i << " read on " << part.reads_later << ",";
   out << "\n";
@@ -53,11 +78,13 @@ void print(std::ostream& out, const Program& program) {
   print(out, program.root, 0);
   for (const Step& step : program.steps) {
     out << "step:";
-    for (const auto& f : step.forwards)
+    for (const auto& f : step.forwards) {
+      for (const Decision& d : f.before) print(out, d);
       out << (f.is_evaluation ? " evaluation"
               : f.is_dropped  ? " dropped"
                               : " forward")
           << " in " << (f.in_loss) << ",";
+    }
     for (const auto& b : step.backwards) {
       out << " backward of";
       for (const int i : b.forwards) out << " " << i;

@@ -36,6 +36,7 @@
 #include "tests/promises/gathered_values.hpp"
 #include "tests/promises/random_program.hpp"
 #include "tests/promises/seeds.hpp"
+#include "tests/support/double_on_stream.hpp"
 #include "tests/support/mesh.hpp"
 
 using namespace tessera;
@@ -62,6 +63,7 @@ class Part final : public nn::Module {
     register_parameter("w" + std::to_string(parts.size()), w_);
     register_parameter("table" + std::to_string(parts.size()), table_->parameter);
     if (plan.table.is_frozen && !plan.table.is_outer) table_->parameter.freeze();
+    if (!plan.table.is_outer) table_->parameter.set_dtype(plan.table.stored);
     if (plan.table.is_streamed) stream_parameter(table_->parameter);
     if (transform_) w_.set_gather_transform(transform_);
     if (!plan.table.is_outer) {
@@ -70,7 +72,7 @@ class Part final : public nn::Module {
     }
     if (plan.has_hook)
       register_forward_hook([this](Module&, const nn::CallTensors&, const nn::CallTensors& out) {
-        if (has(plan_.hooked, rank_)) out[0] = used(out[0], weight(), rows_);
+        if (has(plan_.hooked, rank_)) out[0] = weighed(out[0]);
       });
     parts.push_back(this);
     for (std::size_t i = 0; i < plan.children.size(); ++i) {
@@ -104,6 +106,43 @@ class Part final : public nn::Module {
     }
     if (first) fully_shard(listed, first->options(mesh, offload));
     if (plan_.is_unit && !plan_.is_listed) fully_shard(*this, options(mesh, offload));
+  }
+
+  bool reads_parameters_in_backward() const override { return !plan_.is_added; }
+
+  void decide(const Decision& d, const DeviceMesh& mesh) {
+    const auto part = [this](int i) { return parts_[static_cast<std::size_t>(i)]; };
+    Part& unit = *part(d.part);
+    std::vector<nn::Module*> list;
+    for (const int i : d.list) list.push_back(part(i));
+    switch (d.kind) {
+      case Decision::unshard:
+        return tessera::unshard(unit);
+      case Decision::reshard:
+        return tessera::reshard(unit);
+      case Decision::reshard_after_forward:
+        return set_reshard_after_forward(unit, reshard_on(mesh, d.way), false);
+      case Decision::reshard_after_backward:
+        return set_reshard_after_backward(unit, d.value != 0, false);
+      case Decision::unshard_in_backward:
+        return set_unshard_in_backward(unit, d.value != 0);
+      case Decision::forward_prefetch:
+        return set_modules_to_forward_prefetch(unit, list);
+      case Decision::backward_prefetch:
+        return set_modules_to_backward_prefetch(unit, list);
+      case Decision::reductions_in_flight:
+        return set_reductions_in_flight(unit, d.value, false);
+    }
+  }
+
+  // Of a tree with memory, on several ranks.
+  void double_gradients(const DeviceMesh& mesh) {
+    for (Part* const part : parts_) {
+      if (!part->plan_.is_unit || !part->plan_.is_doubled) continue;
+      set_gradient_divide_factor(*part, 2.0 * mesh.world().size());
+      set_all_reduce_hook(*part, double_on_stream,
+                          mesh.replicas() == 1 ? part->plan_.doubled_on : std::nullopt);
+    }
   }
 
   // Which units of the tree the next backward reduces, and sums over replicas.
@@ -147,6 +186,9 @@ class Part final : public nn::Module {
     return how == Gathered::in_two ? std::make_shared<InTwo>() : gather_in_e4m3();
   }
   Tensor weight() const { return as_gathered(w_, w_.value(), transform_.get()); }
+  Tensor weighed(const Tensor& h) {
+    return plan_.is_added ? added(h, weight(), rows_) : used(h, weight(), rows_);
+  }
   ShardOptions options(const DeviceMesh& mesh, Offload offload) const {
     return {.mesh = mesh,
             .reshard_after_forward = reshard_on(mesh, plan_.reshard),
@@ -157,8 +199,8 @@ class Part final : public nn::Module {
             .ignored = ignored()};
   }
   Tensor run(const Statement& s, const Tensor& h, const Tensor& x, int rank) {
-    if (s.kind == Statement::own) return used(h, weight(), rows_);
-    if (s.kind == Statement::outer) return used(h, outer_->weight(), outer_->rows_);
+    if (s.kind == Statement::own) return weighed(h);
+    if (s.kind == Statement::outer) return outer_->weighed(h);
     const auto with = [&](const Tensor& y) { return has(s.used, rank) ? joined(h, y) : bent(h); };
     if (s.kind == Statement::streamed) return with(of_table(h));
     const auto callee = static_cast<std::size_t>(s.callee);
@@ -184,7 +226,7 @@ class Part final : public nn::Module {
     Tensor y;
     table_->parameter.for_each_slice([&](const Tensor& slice, const SliceRows&) {
       const Tensor rows = as_gathered(table_->parameter, slice, table_->transform.get());
-      const Tensor term = streamed(h, rows, table_->uses);
+      const Tensor term = streamed(h, cast(rows, f32), table_->uses);
       y = y.defined() ? y + term : term;
     });
     return y;
@@ -243,14 +285,17 @@ void run_parts(const Step& step, const Step::Backward& b, std::vector<Tensor>& o
     if (!b.retains) outputs[static_cast<std::size_t>(i)] = {};
 }
 
-// One rank's part of a step. Where peers may run what it leaves out, it says so.
+// One rank's part of a step. Where peers may run what it leaves out, it says so. `mesh`, here and
+// below: null for one rank that does every rank's part.
 void run_step(const Program& program, std::size_t k, Part& model, int rank, const Device& device,
-              bool has_peers) {
+              const DeviceMesh* mesh) {
   const Step& step = program.steps[k];
   std::vector<Tensor> outputs(step.forwards.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const Step::Forward& f = step.forwards[i];
     const Tensor x = input_of(program, k, i, rank, device);
+    if (mesh)
+      for (const Decision& d : f.before) model.decide(d, *mesh);
     if (f.is_evaluation) {
       const NoGradGuard no_gradient;
       model(x, rank);
@@ -261,10 +306,10 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
     }
   }
   for (const Step::Backward& b : step.backwards) {
-    if (has_peers) model.set_reductions(b);
+    if (mesh) model.set_reductions(b);
     const bool runs = has(b.runs, rank);
     if (has(b.says, rank) && (runs || !b.skips_model)) {
-      run_parts(step, b, outputs, rank, has_peers);
+      run_parts(step, b, outputs, rank, mesh != nullptr);
       continue;
     }
     Tensor loss;
@@ -277,35 +322,35 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
     }
     if (runs)
       loss.backward({}, b.retains);
-    else if (has_peers && b.skips_model)
+    else if (mesh && b.skips_model)
       skip_backward(model);
-    else if (has_peers)
+    else if (mesh)
       skip_backward(loss, b.retains);
   }
 }
 
 using Values = std::map<std::string, std::vector<float>>;
 
-// Gradients of what units leave alone become their mean over the ranks of `world`, if there is one;
-// a rank that has none has zeros.
-void average_ignored(Part& model, const World* world) {
+// Gradients of what units leave alone become their mean over the ranks; who has none has zeros.
+void average_ignored(Part& model, const DeviceMesh* mesh) {
   std::vector<Parameter> some = model.ignored();
   std::erase_if(some, [](const Parameter& p) { return !p.trainable(); });
   for (const Parameter& p : some) (sum(p.value()) * 0.0).backward();
-  if (!world) return;
+  if (!mesh) return;
   for (const Parameter& p : some)
-    raw::copy_into(p.grad(), raw::mul(dist::all_reduce(p.grad(), *world), 1.0 / world->size()));
+    raw::copy_into(p.grad(),
+                   raw::mul(dist::all_reduce(p.grad(), mesh->world()), 1.0 / mesh->world().size()));
 }
 
-// The update, and what is frozen or thawed around it. `world`: null for one rank that does all.
-void end_step(const Step& step, Part& model, optim::Optimizer& optimizer, const World* world) {
-  average_ignored(model, world);
+// The update, and what is frozen or thawed around it.
+void end_step(const Step& step, Part& model, optim::Optimizer& optimizer, const DeviceMesh* mesh) {
+  average_ignored(model, mesh);
   const auto turn = [&] {
     const std::vector<Parameter> all = model.parameters();
     for (const int i : step.turned) {
       const Parameter& p =
           all[1 + static_cast<std::size_t>(i) % (all.size() - 1)];  // not the root's
-      p.set_trainable(!p.trainable());
+      if (p.dtype() == f32) p.set_trainable(!p.trainable());
     }
   };
   if (!step.is_turned_late) turn();
@@ -326,7 +371,7 @@ Values reference(Program& program) {
   optim::Sgd optimizer(model.parameters(), {.lr = kRate / program.ranks, .momentum = 0.5});
   for (std::size_t k = 0; k < program.steps.size(); ++k) {
     for (int rank = 0; rank < program.ranks; ++rank)
-      run_step(program, k, model, rank, device, false);
+      run_step(program, k, model, rank, device, nullptr);
     autograd::forget_forwards();
     if (model.most_rows() > kMostRows) {
       program.steps.resize(k);
@@ -337,7 +382,7 @@ Values reference(Program& program) {
   }
   Values values;
   for (const auto& [name, p] : model.named_parameters())
-    values[name] = p.shard().to_vector<float>();
+    values[name] = raw::cast(p.shard(), f32).to_vector<float>();
   return values;
 }
 
@@ -351,16 +396,18 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
     if (program.is_poisoned) Memory::of(world.device()).poison_freed();
     std::vector<Part*> parts;
     Part model(program.root, nullptr, parts);
-    model.shard(mesh_of(world, program.replicas), program.offload);
+    const DeviceMesh mesh = mesh_of(world, program.replicas);
+    model.shard(mesh, program.offload);
     model.materialize(world.device());
     nn::init(model, {program.seed});
+    if (program.ranks > 1) model.double_gradients(mesh);
     optim::Sgd optimizer(model.parameters(), {.lr = kRate, .momentum = 0.5});
     for (std::size_t k = 0; k < program.steps.size(); ++k) {
-      run_step(program, k, model, world.rank(), world.device(), true);
-      end_step(program.steps[k], model, optimizer, &world);
+      run_step(program, k, model, world.rank(), world.device(), &mesh);
+      end_step(program.steps[k], model, optimizer, &mesh);
     }
     for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {
-      const std::vector<float> whole = full.to_vector<float>();
+      const std::vector<float> whole = raw::cast(full, f32).to_vector<float>();
       if (world.rank() == 0) values[name] = whole;
     });
   });

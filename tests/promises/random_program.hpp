@@ -1,10 +1,10 @@
 // A random program of tools/programs: what its modules do, what its steps do, and what runs its
-// ranks, drawn from a seed. What was added later has dice of its own, so that the rest of a seed's
-// program stays as it was.
+// ranks, drawn from a seed.
 #pragma once
 
 #include <cstdint>
 #include <iosfwd>
+#include <optional>
 #include <vector>
 
 #include "tessera/shard/fully_shard.hpp"
@@ -32,6 +32,25 @@ struct Statement {
 // How a unit gathers a parameter: see gathered_values.hpp.
 enum class Gathered : std::uint8_t { plainly, in_two, in_e4m3 };
 
+// What a program decides about a unit between calls of the model; see runtime_control.hpp.
+struct Decision {
+  enum Kind : std::uint8_t {
+    unshard,
+    reshard,
+    reshard_after_forward,
+    reshard_after_backward,
+    unshard_in_backward,
+    forward_prefetch,
+    backward_prefetch,
+    reductions_in_flight
+  };
+  Kind kind = unshard;
+  int part = 0;  // the unit, counted from the root
+  Reshard way = Reshard::automatic;
+  int value = 0;            // how many; whether
+  std::vector<int> list{};  // the units to prefetch
+};
+
 struct PartPlan {
   std::vector<PartPlan> children;
   std::vector<Statement> body;
@@ -43,8 +62,12 @@ struct PartPlan {
   // A forward hook changes what its calls give by its weight, where a rank has one that acts.
   bool has_hook = false;
   Ranks hooked = kAllRanks;
+  bool is_added = false;                  // the weight, which backward then does not read
   Gathered gathered = Gathered::plainly;  // the weight
   bool is_ignored = false;                // the weight, by all units
+  // A hook doubles what its reductions leave, of gradients that are divided by twice as much.
+  bool is_doubled = false;
+  std::optional<StreamId> doubled_on{};  // without replicas
   Reshard reshard = Reshard::automatic;
   int prefetch = 1;
   std::int64_t slice_bytes = 0;  // of the root counts
@@ -53,6 +76,7 @@ struct PartPlan {
   struct Table {
     int rows = 7;
     bool is_frozen = false, is_outer = false, is_streamed = true, is_ignored = false;
+    DType stored = f32;  // where it is frozen
     Gathered gathered = Gathered::plainly;
   };
   Table table;
@@ -62,6 +86,7 @@ struct Step {
   struct Forward {
     bool is_evaluation = false, is_dropped = false;
     Ranks in_loss = kAllRanks;  // the ranks whose loss it is in, if it is not dropped
+    std::vector<Decision> before;
   };
   // A backward of the sum of some forwards; the ranks that leave it out skip it. Where the graph is
   // retained, more backwards of the same forwards follow.
