@@ -3,9 +3,11 @@
 // ranks do not use, calls without gradients, recomputed calls, tables that several modules use
 // slice by slice, several forwards, and backwards in any order that some ranks leave out, as a
 // whole or one output of several, and that may retain their graphs, parameters that are frozen and
-// thawed between steps, backwards that leave reductions to later ones, and meshes with and without
-// replicas. Ranks and streams run in an order that the seed chooses, or as threads, or each rank in
-// program order, some with freed memory poisoned.
+// thawed between steps, backwards that leave reductions to later ones, parameters that travel in
+// another form, are stored in fewer bits or left alone by units, hooks of reductions, units told
+// otherwise between forwards, and meshes with and without replicas. Ranks and streams run in an
+// order that the seed chooses, or as threads, or each rank in program order, some with freed memory
+// poisoned.
 //
 //   programs --count 10000 [--first N]     seeds N.., in two processes
 //   programs --seed 7                      one of them, and what it is: what a failure prints
