@@ -16,8 +16,8 @@ void Unit::materialize(const Device& device) {
   make_buffer();
 }
 
-Unit::Unit(const Unit& unit, std::shared_ptr<ParameterState> slice)
-    : shards_(unit.shards_, std::move(slice)), control_(shards_, true), local_(unit.local_) {
+Unit::Unit(const Unit& unit, std::shared_ptr<ParameterState> slice, bool is_read)
+    : shards_(unit.shards_, std::move(slice)), control_(shards_, is_read), local_(unit.local_) {
   control_.set_reshard_after_backward(unit.control_.reshards_after_backward());
   parameters_.materialize();
   make_buffer();
