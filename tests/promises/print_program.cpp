@@ -61,7 +61,7 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
   }
   if (part.has_hook) out << " hook on " << part.hooked << ",";
   if (part.is_doubled)
-    out << " doubled " << (part.doubled_on ? concat("on ", name(*part.doubled_on)) : "") << ",";
+    out << " doubled" << (part.doubled_on ? concat(" on ", name(*part.doubled_on)) : "") << ",";
   for (const int i : part.read_later)
     out << " weight of " << i << " read on " << part.reads_later << ",";
   out << "\n";
@@ -74,7 +74,8 @@ void print(std::ostream& out, const Program& program) {
   out << "seed " << program.seed << ", " << program.ranks << " ranks, " << program.replicas
       << " replicas, slices of " << program.root.slice_bytes << " bytes, " << name(program.executor)
       << (program.is_poisoned ? ", poisoned" : "")
-      << (program.offload == Offload::cpu ? ", offloaded\n" : "\n");
+      << (program.offload == Offload::cpu ? ", offloaded" : "") << ", doubled from step "
+      << program.doubled_from << "\n";
   print(out, program.root, 0);
   for (const Step& step : program.steps) {
     out << "step:";

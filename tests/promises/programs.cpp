@@ -402,9 +402,9 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
     model.shard(mesh, program.offload);
     model.materialize(world.device());
     nn::init(model, {program.seed});
-    if (program.ranks > 1) model.double_gradients(mesh);
     optim::Sgd optimizer(model.parameters(), {.lr = kRate, .momentum = 0.5});
     for (std::size_t k = 0; k < program.steps.size(); ++k) {
+      if (k == program.doubled_from && program.ranks > 1) model.double_gradients(mesh);
       run_step(program, k, model, world.rank(), world.device(), &mesh);
       end_step(program.steps[k], model, optimizer, &mesh);
     }

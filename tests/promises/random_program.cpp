@@ -147,6 +147,7 @@ Program make_program(std::uint64_t seed) {
     while (program.replicas < program.ranks && !dice.once_in(3)) program.replicas *= 2;
   choose_executor(dice, program);
   if (dice.once_in(3)) program.offload = Offload::cpu;
+  program.doubled_from = dice.of({std::size_t{0}, std::size_t{1}});
   program.root = make_root(dice, program.offload);
   for (int k = 0; k < kSteps; ++k) program.steps.push_back(make_step(dice));
   turn_parameters(dice, program);

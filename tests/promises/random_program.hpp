@@ -65,7 +65,8 @@ struct PartPlan {
   bool is_added = false;                  // the weight, which backward then does not read
   Gathered gathered = Gathered::plainly;  // the weight
   bool is_ignored = false;                // the weight, by all units
-  // A hook doubles what its reductions leave, of gradients that are divided by twice as much.
+  // In the end a hook doubles what its reductions leave, of gradients that are divided by twice as
+  // much.
   bool is_doubled = false;
   std::optional<StreamId> doubled_on{};  // without replicas
   Reshard reshard = Reshard::automatic;
@@ -115,6 +116,7 @@ struct Program {
   ExecutorKind executor = ExecutorKind::threaded;
   bool is_poisoned = false;  // freed memory is filled with NaN
   Offload offload = Offload::none;
+  std::size_t doubled_from = 0;  // the step from which hooks double what is reduced
   PartPlan root;
   std::vector<Step> steps;
   std::uint64_t seed = 0;
