@@ -89,7 +89,8 @@ void read_later(Dice& dice, PartPlan& root) {
       });
       for (Statement& s : root.body)
         if (s.kind == Statement::call && s.callee == i) s = {};
-      root.body.push_back({.kind = Statement::call, .callee = i, .used = dice.ranks()});
+      root.body.insert(root.body.begin() + 1 + dice.below(static_cast<int>(root.body.size())),
+                       {.kind = Statement::call, .callee = i, .used = dice.ranks()});
     }
     for_each_part(child, [&](PartPlan&) { ++number; });
   }
