@@ -95,6 +95,7 @@ void print(std::ostream& out, const Program& program) {
       if (b.unreduced || b.in_replicas)
         out << " unreduced in " << b.unreduced << ", in replicas in " << b.in_replicas << ",";
     }
+    if (step.ends_dropped) out << " dropped,";
     for (const int i : step.turned)
       out << " parameter " << i << " turned" << (step.is_turned_late ? " late," : ",");
     if (step.keeps_gradients) out << " gradients kept";

@@ -125,6 +125,7 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
     else if (mesh)
       skip_backward(loss, b.retains);
   }
+  if (step.ends_dropped) model(input_of(program, k, outputs.size(), rank, device), rank);
 }
 
 using Values = std::map<std::string, std::vector<float>>;

@@ -35,6 +35,7 @@ Step make_step(Dice& dice) {
     if (!b.retains) open = left;
     step.backwards.push_back(b);
   }
+  step.ends_dropped = dice.once_in(6);
   return step;
 }
 
@@ -61,13 +62,15 @@ void postpone_reductions(Dice& dice, Program& program) {
 // back along the forwards whose graphs are gone, too, as the first pass of a step finds those that
 // it has dropped: that is their place only where they come after all that the ranks part.
 void vary_parts(Dice& dice, Program& program) {
-  for (Step& step : program.steps)
+  bool is_dropped_before = false;
+  for (Step& step : program.steps) {
     for (Step::Backward& b : step.backwards) {
+      const bool is_first = &b == &step.backwards[0];
       std::vector<int> parted = b.forwards;
       std::sort(parted.begin(), parted.end());
       parted.pop_back();
-      bool is_in_turn = !parted.empty();
-      for (int i = 0; is_in_turn && &b == &step.backwards[0] && i < parted.back(); ++i)
+      bool is_in_turn = !parted.empty() && !(is_first && is_dropped_before);
+      for (int i = 0; is_in_turn && is_first && i < parted.back(); ++i)
         is_in_turn = !step.forwards[static_cast<std::size_t>(i)].is_dropped;
       if (!is_in_turn || dice.once_in(3)) continue;
       b.says = dice.ranks();
@@ -75,6 +78,8 @@ void vary_parts(Dice& dice, Program& program) {
         step.forwards[static_cast<std::size_t>(i)].in_loss =
             static_cast<Ranks>(dice.below(1 << kMostRanks));
     }
+    is_dropped_before = step.ends_dropped;
+  }
 }
 
 // Parameters that are frozen and thawed, in half of the programs.

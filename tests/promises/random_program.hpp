@@ -104,6 +104,7 @@ struct Step {
   };
   std::vector<Forward> forwards;
   std::vector<Backward> backwards;
+  bool ends_dropped = false;    // with one more forward, whose parts of backward come a step later
   std::vector<int> turned;      // parameters that are frozen or thawed behind backward, counted
   bool is_turned_late = false;  // behind the update
   bool keeps_gradients = false;
