@@ -43,7 +43,7 @@ Tensor Gpt2Block::operator()(const Tensor& x_BTC, Caller at) {
 }
 
 Gpt2::Gpt2(const Gpt2Config& config, const Device& device)
-    : LanguageModel(config.vocab_size, config.max_seq_len, config.recompute),
+    : LanguageModel(config.vocab_size, config.max_seq_len, config.n_layers, config.recompute),
       config_(checked(config)),
       embedding(config.vocab_size, config.dim),
       positions(config.max_seq_len, config.dim),

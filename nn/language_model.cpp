@@ -17,12 +17,15 @@ void check_tokens(const Tensor& tokens, std::int64_t max_seq_len) {
 
 }  // namespace
 
-LanguageModel::LanguageModel(std::int64_t vocab_size, std::int64_t max_seq_len,
+LanguageModel::LanguageModel(std::int64_t vocab_size, std::int64_t max_seq_len, std::int64_t blocks,
                              const Recompute& recompute)
     : vocab_size_(vocab_size), max_seq_len_(max_seq_len), recompute_(recompute) {
   TESSERA_EXPECT(recompute.every > 0 || recompute == Recompute::none,
                  "language model: recompute.every is ", recompute.every,
                  "; 1 recomputes each block, 0 none, of which nothing can be kept");
+  TESSERA_EXPECT(recompute.every <= std::max<std::int64_t>(blocks, 0),
+                 "language model: recompute.every is ", recompute.every, ", of ", blocks,
+                 " blocks; choose at most that many, or Recompute::none");
 }
 
 Tensor LanguageModel::operator()(const Tensor& tokens_BT, Caller at) {

@@ -46,7 +46,7 @@ Tensor LlamaBlock::operator()(const Tensor& x_BTC, Caller at) {
 }
 
 Llama::Llama(const LlamaConfig& config, const Device& device)
-    : LanguageModel(config.vocab_size, config.max_seq_len, config.recompute),
+    : LanguageModel(config.vocab_size, config.max_seq_len, config.n_layers, config.recompute),
       config_(checked(config)),
       embedding(config.vocab_size, config.dim),
       norm(config.dim, config.norm_eps),

@@ -138,8 +138,8 @@ void Parameter::set_trainable(bool trainable) const {
                  state_->name,
                  "' is frozen or thawed between steps, outside of calls and backward");
   TESSERA_EXPECT(
-      !trainable || state_->dtype == f32, "set_trainable: parameter '", state_->name,
-      "' is stored in ", state_->dtype,
+      !trainable || state_->dtype == f32, "set_trainable: ", state_->called(), " is stored in ",
+      state_->dtype,
       ", and what is trained is stored in f32; give it set_dtype(f32) before materialize");
   if (state_->group)
     state_->group->expect_reduced("set_trainable", 0, state_->group->unreduced.size());
@@ -153,6 +153,10 @@ void Parameter::set_trainable(bool trainable) const {
   if (!state_->group) return;
   state_->group->is_laid_out = false;
   ++state_->group->layouts;  // optimizers follow at once
+}
+
+std::string ParameterState::called() const {
+  return name.empty() ? concat("parameter of shape ", shape) : concat("parameter '", name, "'");
 }
 
 std::string ParameterState::without_memory() const {

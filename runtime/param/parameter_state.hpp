@@ -51,6 +51,8 @@ struct ParameterState final : autograd::Leaf {
   bool has_gradient() const { return trainable && flat_entry().trainable >= 0; }
   // Of the values.
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_bytes(dtype)); }
+  // How errors name it: by its shape, until its module has named it.
+  std::string called() const;
   // What an error says where it is not materialized.
   std::string without_memory() const;
   // What a unit decides that claims it now.

@@ -8,15 +8,14 @@ namespace tessera {
 
 DType Parameter::dtype() const { return state_of(*this)->dtype; }
 void Parameter::set_dtype(DType dtype) const {
-  TESSERA_EXPECT(is_floating(dtype) && dtype != f64, "set_dtype: parameter '", name(), "' in ",
-                 dtype, "; expected f32, bf16, f16, e4m3 or e5m2");
-  TESSERA_EXPECT(!state_->group, "set_dtype: parameter '", name(),
-                 "' has memory; call it before materialize");
-  TESSERA_EXPECT(
-      dtype == f32 || !state_->transform, "set_dtype: parameter '", name(),
-      "' has a gather transform, which is given values of f32; leave one of the two out");
-  TESSERA_EXPECT(dtype == f32 || !trainable(), "set_dtype: parameter '", name(),
-                 "' is trainable, and what is trained is stored in f32; freeze it first");
+  TESSERA_EXPECT(!state_of(*this)->group, "set_dtype: ", state_->called(),
+                 " has memory; call it before materialize");
+  TESSERA_EXPECT(is_floating(dtype) && dtype != f64, "set_dtype: ", state_->called(), " in ", dtype,
+                 "; expected f32, bf16, f16, e4m3 or e5m2");
+  TESSERA_EXPECT(dtype == f32 || !state_->transform, "set_dtype: ", state_->called(),
+                 " has a gather transform, which is given values of f32; leave one of the two out");
+  TESSERA_EXPECT(dtype == f32 || !trainable(), "set_dtype: ", state_->called(),
+                 " is trainable, and what is trained is stored in f32; freeze it first");
   state_->dtype = dtype;
 }
 
@@ -32,10 +31,10 @@ void Parameter::set_block_rows(std::int64_t rows) const {
 }
 
 void Parameter::set_gather_transform(std::shared_ptr<const GatherTransform> transform) const {
-  TESSERA_EXPECT(!state_of(*this)->group, "set_gather_transform: parameter '", name(),
-                 "' has memory; call it before materialize");
-  TESSERA_EXPECT(!transform || state_->dtype == f32, "set_gather_transform: parameter '", name(),
-                 "' is stored in ", state_->dtype, " and gathered as it is; store it in f32");
+  TESSERA_EXPECT(!state_of(*this)->group, "set_gather_transform: ", state_->called(),
+                 " has memory; call it before materialize");
+  TESSERA_EXPECT(!transform || state_->dtype == f32, "set_gather_transform: ", state_->called(),
+                 " is stored in ", state_->dtype, " and gathered as it is; store it in f32");
   if (transform) transform->parts(spec());
   state_->transform = std::move(transform);
 }

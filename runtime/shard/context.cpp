@@ -331,16 +331,21 @@ void Context::schedule_end() {
   in_pass_ = true;
 }
 
-// What is written to a unit outside of its calls, as to one that stays open, is reduced here, and a
-// round of which this pass has not come to the first call.
 void Context::end_of_backward() {
+  end_of_forward();
+  in_pass_ = false;
+}
+
+// Not only at the end of a pass: where one rank goes back along two forwards in one, another may
+// skip either in a pass of its own. What is written to a unit outside of its calls, as to one that
+// stays open, is reduced here, and a round of which this pass has not come to the first call.
+void Context::end_of_forward() {
   for (const auto& weak : units_) {
     const std::shared_ptr<Unit> unit = weak.lock();
     if (!unit) continue;
     if (unit->owes_reduction() || unit->trains()) unit->reduce();
     if (unit->control().reshards_after_backward()) unit->close();
   }
-  in_pass_ = false;
 }
 
 }  // namespace tessera::shard

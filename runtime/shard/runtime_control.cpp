@@ -151,8 +151,11 @@ void set_reshard_after_backward(nn::Module& module, bool reshards, bool recurse)
 }
 
 void set_unshard_in_backward(nn::Module& module, bool unshards) {
-  for_each_unit("set_unshard_in_backward", module, false,
-                [unshards](Unit& unit) { unit.control().set_unshard_in_backward(unshards); });
+  for_each_unit("set_unshard_in_backward", module, false, [unshards](Unit& unit) {
+    unit.control().set_unshard_in_backward(unshards);
+    if (unit.context())
+      unit.set_neighbours(unit.context()->neighbours(unit.shards().options.reshard_after_forward));
+  });
 }
 
 void set_modules_to_forward_prefetch(nn::Module& module, const std::vector<nn::Module*>& modules) {

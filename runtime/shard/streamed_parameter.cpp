@@ -31,6 +31,9 @@ StreamedParameter::StreamedParameter(const Unit& unit,
   most = rounded(most, most / aligned * aligned);
   std::int64_t at_once = spec.world == 1 ? chunk : ceil_div(chunk, ceil_div(chunk, most));
   at_once = rounded(at_once, round_up(at_once, aligned));
+  const bool is_read = std::ranges::any_of(parameter->streaming, [](const auto& streaming) {
+    return streaming.module->reads_parameters_in_backward();
+  });
   for (std::int64_t begin = 0; begin < chunk; begin += at_once) {
     const SliceRows rows{spec.rows(), chunk, begin, std::min(at_once, chunk - begin)};
     auto state = std::make_shared<ParameterState>();
@@ -44,7 +47,7 @@ StreamedParameter::StreamedParameter(const Unit& unit,
     state->dtype = parameter->dtype;
     state->compute_dtype = parameter->compute_dtype;
     state->transform = parameter->transform;
-    slices_.push_back({rows, state, std::make_shared<Unit>(unit, state)});
+    slices_.push_back({rows, state, std::make_shared<Unit>(unit, state, is_read)});
   }
 }
 

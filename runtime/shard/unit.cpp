@@ -16,8 +16,8 @@ void Unit::materialize(const Device& device) {
   make_buffer();
 }
 
-Unit::Unit(const Unit& unit, std::shared_ptr<ParameterState> slice)
-    : shards_(unit.shards_, std::move(slice)), control_(shards_, true), local_(unit.local_) {
+Unit::Unit(const Unit& unit, std::shared_ptr<ParameterState> slice, bool is_read)
+    : shards_(unit.shards_, std::move(slice)), control_(shards_, is_read), local_(unit.local_) {
   control_.set_reshard_after_backward(unit.control_.reshards_after_backward());
   parameters_.materialize();
   make_buffer();
@@ -69,7 +69,10 @@ void Unit::before_call(nn::Module& module) {
 
 void Unit::begin_call(bool is_read) {
   context_->expect_valid(name());
-  if (calls_.is_running()) return calls_.begin();
+  if (calls_.is_running()) {
+    if (autograd::runs_again() && !autograd::in_backward()) calls_.record_again();
+    return calls_.begin();
+  }
   if (calls_.entered() > 0) {  // open: a recomputed function runs again
     TESSERA_EXPECT(parameters_.version() == calls_.version(), "backward: unit '", name(),
                    "' had its parameters updated after the forward that is recomputed; go backward "

@@ -35,7 +35,7 @@ class Unit final : public nn::ModuleHook,
         control_(shards_, is_read),
         calls_(std::move(modules)) {}
   // One slice of a parameter that `unit` streams; see StreamedParameter.
-  Unit(const Unit& unit, std::shared_ptr<ParameterState> slice);
+  Unit(const Unit& unit, std::shared_ptr<ParameterState> slice, bool is_read);
   ~Unit() override;
 
   // --- nn::ModuleHook: around the module's calls ---
@@ -106,8 +106,10 @@ class Unit final : public nn::ModuleHook,
     shards_.replicas = replicas;
     shards_.host = host;
   }
-  // See GatheredParameters::keep_over.
-  void set_neighbours(const RankGroup* group) { parameters_.keep_over(group); }
+  // See GatheredParameters::keep_over. What backward does not read is not kept for it.
+  void set_neighbours(const RankGroup* group) {
+    parameters_.keep_over(control_.is_read_in_backward() ? group : nullptr);
+  }
   // The most that the reduce-scatter of a piece leaves on this rank.
   std::int64_t most_shard_bytes() const noexcept {
     return buffer_ ? buffer_->most_shard_bytes() : 0;

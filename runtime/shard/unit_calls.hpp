@@ -39,8 +39,16 @@ class UnitCalls {
   // What the outermost call makes until it ends is the region that backward meets again.
   void record(const std::shared_ptr<Unit>& unit, BackwardNeeds needs) {
     needs.ends_round = !round_.is_recorded;
-    guard_.emplace(std::make_shared<UnitRegion>(unit, needs), unit);
+    region_ = std::make_shared<UnitRegion>(unit, needs);
+    guard_.emplace(region_, unit);
     round_ = {.is_recorded = true, .is_read = round_.is_read || needs.parameters};
+  }
+
+  // A recomputed function inside of the outermost call makes one again.
+  void record_again() noexcept {
+    if (!guard_) return;
+    region_->need_parameters();
+    round_.is_read = true;
   }
 
   // --- rounds ---
@@ -82,6 +90,7 @@ class UnitCalls {
   std::vector<const nn::Module*> modules_, left_;  // these have still to run in the round
   Round round_;
   int running_ = 0;
+  std::shared_ptr<UnitRegion> region_;  // of the call that runs or ran last
   std::optional<autograd::RegionGuard> guard_;
   int entered_ = 0;
   bool awaits_round_ = false;

@@ -15,7 +15,13 @@ void UnitRegion::on_backward_begin() {
 }
 
 void UnitRegion::on_backward_end() {
-  if (const std::shared_ptr<Unit> unit = unit_.lock()) unit->context()->leave(*unit, needs_);
+  const std::shared_ptr<Unit> unit = unit_.lock();
+  if (!unit) return;
+  unit->context()->leave(*unit, needs_);
+  if (!unit->shards().is_root()) return;  // a head called by itself leaves open what others need
+  bool is_last = true;
+  autograd::for_each_upcoming_step([&](autograd::Region&, bool) { return is_last = false; });
+  if (is_last) unit->context()->end_of_forward();
 }
 
 }  // namespace tessera::shard

@@ -29,6 +29,7 @@ class UnitRegion final : public autograd::Region {
   // Null once the model is gone, and no graph that needs it is left.
   std::shared_ptr<Unit> unit() const noexcept { return unit_.lock(); }
   const BackwardNeeds& needs() const noexcept { return needs_; }
+  void need_parameters() noexcept { needs_.parameters = true; }
 
  private:
   std::weak_ptr<Unit> unit_;

@@ -6,6 +6,8 @@
 #include <stdexcept>
 
 #include "runtime/device/testing.hpp"
+#include "tessera/optim/grad_scaler.hpp"
+#include "tessera/optim/muon.hpp"
 #include "tessera/param/gather_transform.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tests/cuda/support.hpp"
@@ -117,6 +119,57 @@ TEST_CASE("what is stored and gathered in 8 bits has the CPU's bits on a GPU", "
         for (std::size_t rank = 0; rank < cpu.size(); ++rank)
           CHECK(same_bits(cpu[rank], gpu[rank]));
       }
+    }
+}
+
+TEST_CASE("Muon has the CPU's bits on a GPU, where steps are skipped and matrices frozen, too",
+          "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  struct Taken {
+    Values first, last;
+    std::int64_t steps = 0;
+  };
+  for (const HybridSizes sizes :
+       {HybridSizes{1, 1}, HybridSizes{1, 2}, HybridSizes{1, 4}, HybridSizes{2, 2}})
+    for (const DType ns_dtype : {f32, bf16}) {
+      INFO(sizes.replicate << " replicas of " << sizes.shard << " ranks, in " << ns_dtype
+                           << ", seed " << seed);
+      const auto run = [&](const WorldOptions& options, bool delays) {
+        return on_ranks(sizes.replicate * sizes.shard, options, [&](World& world) {
+          if (delays) delay_operations(world.device().context(), seed | 1);
+          Stack model({4, 6, 5, 3});
+          model.shard({.mesh = DeviceMesh::hybrid(world, sizes)});
+          nn::init(model, {seed}, world.device());
+          const Parameter& frozen = model.layers[1].weight;
+          frozen.freeze();
+          const auto [matrices, others] = optim::split_for_muon(model.parameters());
+          optim::Muon optimizer(matrices, others,
+                                {.lr = 0.05, .ns_dtype = ns_dtype, .turn_bytes = 64});
+          optim::GradScaler scaler(world.device(), {.init_scale = 4});
+          Taken taken{.first = full_values(model), .last = {}};
+          for (int k = 0; k < 5; ++k) {
+            const Tensor x = rows_of(seed + static_cast<std::uint64_t>(k), 2 * world.rank(), 2, 4,
+                                     world.device());
+            scaler.scale(mean_square(model(x))).backward();
+            if (k == 1 && world.rank() == 0) spoil_gradient(model, INFINITY);
+            scaler.step(optimizer);
+            scaler.update();
+            optimizer.zero_grad();
+            frozen.set_trainable(k == 2);  // for a step
+          }
+          taken.last = full_values(model);
+          taken.steps = optimizer.steps();
+          return taken;
+        });
+      };
+      const auto cpu = run({.threads = 1}, false);
+      for (const auto& [name, values] : cpu[0].last)
+        CHECK(!same_bits(values, cpu[0].first.at(name)));
+      for (const bool delays : {false, true})
+        for (const Taken& gpu : run(on_gpu(), delays)) {
+          CHECK(gpu.steps == 4);
+          CHECK(same_bits(gpu.last, cpu[0].last));
+        }
     }
 }
 

@@ -3,9 +3,11 @@
 // ranks do not use, calls without gradients, recomputed calls, tables that several modules use
 // slice by slice, several forwards, and backwards in any order that some ranks leave out, as a
 // whole or one output of several, and that may retain their graphs, parameters that are frozen and
-// thawed between steps, backwards that leave reductions to later ones, and meshes with and without
-// replicas. Ranks and streams run in an order that the seed chooses, or as threads, or each rank in
-// program order, some with freed memory poisoned.
+// thawed between steps, backwards that leave reductions to later ones, parameters that travel in
+// another form, are stored in fewer bits or left alone by units, hooks of reductions, units told
+// otherwise between forwards, and meshes with and without replicas. Ranks and streams run in an
+// order that the seed chooses, or as threads, or each rank in program order, some with freed memory
+// poisoned.
 //
 //   programs --count 10000 [--first N]     seeds N.., in two processes
 //   programs --seed 7                      one of them, and what it is: what a failure prints
@@ -23,16 +25,13 @@
 #include <random>
 
 #include "tessera/autograd/ops.hpp"
-#include "tessera/autograd/recompute.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/observe/race_checker.hpp"
+#include "tessera/distributed/collectives.hpp"
 #include "tessera/memory/memory.hpp"
-#include "tessera/nn/module.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
-#include "tessera/shard/runtime_control.hpp"
-#include "tests/promises/exact_sums.hpp"
-#include "tests/promises/random_program.hpp"
+#include "tests/promises/random_model.hpp"
 #include "tests/promises/seeds.hpp"
 #include "tests/support/mesh.hpp"
 
@@ -42,139 +41,6 @@ using namespace tessera::testing;
 namespace {
 
 constexpr double kRate = 0.25;
-
-// --- what runs it ---
-
-class Part final : public nn::Module {
- public:
-  // `parts`: all of the tree so far.
-  Part(const PartPlan& plan, Part* outer, std::vector<Part*>& parts)
-      : plan_(plan),
-        outer_(outer),
-        parts_(parts),
-        w_({kWidth}, Initializer::normal(0, 0.5)),
-        table_(plan.table.is_outer
-                   ? outer->table_
-                   : std::make_shared<Table>(
-                         Table{{{plan.table.rows, kWidth}, Initializer::normal(0, 0.5)}})) {
-    register_parameter("w" + std::to_string(parts.size()), w_);
-    register_parameter("table" + std::to_string(parts.size()), table_->parameter);
-    if (plan.table.is_frozen && !plan.table.is_outer) table_->parameter.freeze();
-    if (plan.table.is_streamed) stream_parameter(table_->parameter);
-    if (plan.has_hook)
-      register_forward_hook([this](Module&, const nn::CallTensors&, const nn::CallTensors& out) {
-        if (has(plan_.hooked, rank_)) out[0] = used(out[0], w_.value(), rows_);
-      });
-    parts.push_back(this);
-    for (std::size_t i = 0; i < plan.children.size(); ++i) {
-      children_.push_back(std::make_unique<Part>(plan.children[i], this, parts));
-      register_module(std::to_string(i), *children_.back());
-    }
-  }
-
-  Tensor operator()(const Tensor& x, int rank) {
-    rank_ = rank;
-    return call([&] {
-      Tensor h = x;
-      for (const Statement& s : plan_.body) h = run(s, h, x, rank);
-      for (const int i : plan_.read_later)
-        if (Part& child = *children_[static_cast<std::size_t>(i)];
-            autograd::grad_enabled() && has(plan_.reads_later, rank))
-          h = added(h, child.w_.value(), child.rows_);
-      return h;
-    });
-  }
-
-  void shard(const DeviceMesh& mesh, Offload offload) {
-    keep_.products = 1;
-    std::vector<nn::Module*> listed;
-    const Part* first = nullptr;
-    for (const auto& child : children_) {
-      child->shard(mesh, offload);
-      if (!child->plan_.is_listed) continue;
-      if (!first) first = child.get();
-      listed.push_back(child.get());
-    }
-    if (first) fully_shard(listed, first->options(mesh, offload));
-    if (plan_.is_unit && !plan_.is_listed) fully_shard(*this, options(mesh, offload));
-  }
-
-  // Which units of the tree the next backward reduces, and sums over replicas.
-  void set_reductions(const Step::Backward& b) {
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      if (!parts_[i]->plan_.is_unit) continue;
-      set_requires_gradient_sync(*parts_[i], (b.unreduced >> i % 32 & 1U) == 0, false);
-      if ((b.in_replicas >> i % 32 & 1U) != 0) set_requires_all_reduce(*parts_[i], false, false);
-    }
-  }
-
-  // The most rows that have given a parameter a gradient since they were forgotten.
-  std::int64_t most_rows() const {
-    std::int64_t most = std::max(rows_, table_->uses);
-    for (const auto& child : children_) most = std::max(most, child->most_rows());
-    return most;
-  }
-  void forget_rows() {
-    rows_ = table_->uses = 0;
-    for (const auto& child : children_) child->forget_rows();
-  }
-
- private:
-  struct Table {
-    Parameter parameter;
-    std::int64_t uses = 0;
-  };
-  ShardOptions options(const DeviceMesh& mesh, Offload offload) const {
-    return {.mesh = mesh,
-            .reshard_after_forward = reshard_on(mesh, plan_.reshard),
-            .prefetch_depth = plan_.prefetch,
-            .slice_bytes = plan_.slice_bytes,
-            .piece_bytes = plan_.piece_bytes,
-            .offload = offload};
-  }
-  Tensor run(const Statement& s, const Tensor& h, const Tensor& x, int rank) {
-    if (s.kind == Statement::own) return used(h, w_.value(), rows_);
-    if (s.kind == Statement::outer) return used(h, outer_->w_.value(), outer_->rows_);
-    const auto with = [&](const Tensor& y) { return has(s.used, rank) ? joined(h, y) : bent(h); };
-    if (s.kind == Statement::streamed) return with(of_table(h));
-    const auto callee = static_cast<std::size_t>(s.callee);
-    Part& child = s.kind == Statement::call ? *children_[callee] : *parts_[callee];
-    Tensor y;
-    if (s.without_gradient) {
-      const NoGradGuard no_gradient;
-      y = child(h.detach(), rank);
-    } else if (s.recomputed) {
-      const auto body = [&child, rank, between = s.selectively](std::span<const Tensor> in) {
-        const Tensor input = in.size() > 1 ? in[0] + in[1] * 0.5 : in[0];
-        return between ? turned(child(turned(input), rank)) : child(input, rank);
-      };
-      y = recompute(body, s.gets_input ? std::vector{h, x} : std::vector{h},
-                    s.selectively ? keep_ : Keep());
-    } else {
-      y = child(h, rank);
-    }
-    return with(y);
-  }
-
-  Tensor of_table(const Tensor& h) {
-    Tensor y;
-    table_->parameter.for_each_slice([&](const Tensor& slice, const SliceRows&) {
-      const Tensor term = streamed(h, slice, table_->uses);
-      y = y.defined() ? y + term : term;
-    });
-    return y;
-  }
-
-  const PartPlan& plan_;
-  Keep keep_{};  // on one rank nothing, which has the same bits
-  Part* const outer_;
-  const std::vector<Part*>& parts_;
-  Parameter w_;
-  std::shared_ptr<Table> table_;
-  std::int64_t rows_ = 0;
-  int rank_ = 0;  // whose part of the program runs
-  std::vector<std::unique_ptr<Part>> children_;
-};
 
 Tensor input_of(const Program& program, std::size_t step, std::size_t forward, int rank,
                 const Device& device) {
@@ -217,14 +83,17 @@ void run_parts(const Step& step, const Step::Backward& b, std::vector<Tensor>& o
     if (!b.retains) outputs[static_cast<std::size_t>(i)] = {};
 }
 
-// One rank's part of a step. Where peers may run what it leaves out, it says so.
+// One rank's part of a step. Where peers may run what it leaves out, it says so. `mesh`, here and
+// below: null for one rank that does every rank's part.
 void run_step(const Program& program, std::size_t k, Part& model, int rank, const Device& device,
-              bool has_peers) {
+              const DeviceMesh* mesh) {
   const Step& step = program.steps[k];
   std::vector<Tensor> outputs(step.forwards.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const Step::Forward& f = step.forwards[i];
     const Tensor x = input_of(program, k, i, rank, device);
+    if (mesh)
+      for (const Decision& d : f.before) model.decide(d, *mesh);
     if (f.is_evaluation) {
       const NoGradGuard no_gradient;
       model(x, rank);
@@ -235,10 +104,10 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
     }
   }
   for (const Step::Backward& b : step.backwards) {
-    if (has_peers) model.set_reductions(b);
+    if (mesh) model.set_reductions(b);
     const bool runs = has(b.runs, rank);
     if (has(b.says, rank) && (runs || !b.skips_model)) {
-      run_parts(step, b, outputs, rank, has_peers);
+      run_parts(step, b, outputs, rank, mesh != nullptr);
       continue;
     }
     Tensor loss;
@@ -251,23 +120,36 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
     }
     if (runs)
       loss.backward({}, b.retains);
-    else if (has_peers && b.skips_model)
+    else if (mesh && b.skips_model)
       skip_backward(model);
-    else if (has_peers)
+    else if (mesh)
       skip_backward(loss, b.retains);
   }
+  if (step.ends_dropped) model(input_of(program, k, outputs.size(), rank, device), rank);
 }
 
 using Values = std::map<std::string, std::vector<float>>;
 
+// Gradients of what units leave alone become their mean over the ranks; who has none has zeros.
+void average_ignored(Part& model, const DeviceMesh* mesh) {
+  std::vector<Parameter> some = model.ignored();
+  std::erase_if(some, [](const Parameter& p) { return !p.trainable(); });
+  for (const Parameter& p : some) (sum(p.value()) * 0.0).backward();
+  if (!mesh) return;
+  for (const Parameter& p : some)
+    raw::copy_into(p.grad(),
+                   raw::mul(dist::all_reduce(p.grad(), mesh->world()), 1.0 / mesh->world().size()));
+}
+
 // The update, and what is frozen or thawed around it.
-void end_step(const Step& step, Part& model, optim::Optimizer& optimizer) {
+void end_step(const Step& step, Part& model, optim::Optimizer& optimizer, const DeviceMesh* mesh) {
+  average_ignored(model, mesh);
   const auto turn = [&] {
     const std::vector<Parameter> all = model.parameters();
     for (const int i : step.turned) {
       const Parameter& p =
           all[1 + static_cast<std::size_t>(i) % (all.size() - 1)];  // not the root's
-      p.set_trainable(!p.trainable());
+      if (p.dtype() == f32) p.set_trainable(!p.trainable());
     }
   };
   if (!step.is_turned_late) turn();
@@ -288,18 +170,18 @@ Values reference(Program& program) {
   optim::Sgd optimizer(model.parameters(), {.lr = kRate / program.ranks, .momentum = 0.5});
   for (std::size_t k = 0; k < program.steps.size(); ++k) {
     for (int rank = 0; rank < program.ranks; ++rank)
-      run_step(program, k, model, rank, device, false);
+      run_step(program, k, model, rank, device, nullptr);
     autograd::forget_forwards();
     if (model.most_rows() > kMostRows) {
       program.steps.resize(k);
       break;
     }
     if (!program.steps[k].keeps_gradients) model.forget_rows();
-    end_step(program.steps[k], model, optimizer);
+    end_step(program.steps[k], model, optimizer, nullptr);
   }
   Values values;
   for (const auto& [name, p] : model.named_parameters())
-    values[name] = p.shard().to_vector<float>();
+    values[name] = raw::cast(p.shard(), f32).to_vector<float>();
   return values;
 }
 
@@ -313,16 +195,18 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
     if (program.is_poisoned) Memory::of(world.device()).poison_freed();
     std::vector<Part*> parts;
     Part model(program.root, nullptr, parts);
-    model.shard(mesh_of(world, program.replicas), program.offload);
+    const DeviceMesh mesh = mesh_of(world, program.replicas);
+    model.shard(mesh, program.offload);
     model.materialize(world.device());
     nn::init(model, {program.seed});
     optim::Sgd optimizer(model.parameters(), {.lr = kRate, .momentum = 0.5});
     for (std::size_t k = 0; k < program.steps.size(); ++k) {
-      run_step(program, k, model, world.rank(), world.device(), true);
-      end_step(program.steps[k], model, optimizer);
+      if (k == program.doubled_from && program.ranks > 1) model.double_gradients(mesh);
+      run_step(program, k, model, world.rank(), world.device(), &mesh);
+      end_step(program.steps[k], model, optimizer, &mesh);
     }
     for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {
-      const std::vector<float> whole = full.to_vector<float>();
+      const std::vector<float> whole = raw::cast(full, f32).to_vector<float>();
       if (world.rank() == 0) values[name] = whole;
     });
   });

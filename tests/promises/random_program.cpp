@@ -1,149 +1,42 @@
+// What a random program does step by step, and what runs it.
 #include "tests/promises/random_program.hpp"
 
 #include <algorithm>
-#include <array>
-#include <ostream>
-#include <random>
-#include <string>
 
-#include "tessera/base/error.hpp"
+#include "tests/promises/random_parts.hpp"
 
 namespace tessera::testing {
 namespace {
 
 constexpr int kSteps = 2;
 
-class Dice {
- public:
-  explicit Dice(std::uint64_t seed) : engine_(seed) {}
-  int below(int n) { return static_cast<int>(engine_() % static_cast<std::uint64_t>(n)); }
-  bool once_in(int n) { return below(n) == 0; }
-  // A set of ranks: most often all.
-  Ranks ranks() { return once_in(3) ? static_cast<Ranks>(below(1 << kMostRanks)) : kAllRanks; }
-
- private:
-  std::mt19937_64 engine_;
-};
-
-// `number` counts parts; `units` are the finished ones that can be called from anywhere: units that
-// use no weight of an outer part, which may be closed there.
-PartPlan make_part(Dice& dice, int depth, int& number, std::vector<int>& units) {
-  PartPlan part;
-  const int own_number = number++;
-  const int children = depth == 0                     ? 1 + dice.below(3)
-                       : depth < 3 && dice.once_in(2) ? 1 + dice.below(2)
-                                                      : 0;
-  for (int i = 0; i < children; ++i)
-    part.children.push_back(make_part(dice, depth + 1, number, units));
-  part.is_unit = depth == 0 || !dice.once_in(4);
-  part.reshard = std::array{Reshard::automatic, Reshard::always, Reshard::never,
-                            Reshard::to(2)}[static_cast<std::size_t>(dice.below(4))];
-  part.prefetch = dice.below(3) + 1;
-  const int statements = 1 + dice.below(3) + children;
-  for (int i = 0; i < statements; ++i) {
-    Statement s;
-    s.kind = children > 0 && dice.below(3) > 0 ? Statement::call
-             : depth > 0 && dice.once_in(4)    ? Statement::outer
-                                               : Statement::own;
-    if (!units.empty() && dice.once_in(8)) s.kind = Statement::call_elsewhere;
-    if (s.kind == Statement::call || s.kind == Statement::call_elsewhere) {
-      s.callee = s.kind == Statement::call
-                     ? dice.below(children)
-                     : units[static_cast<std::size_t>(dice.below(static_cast<int>(units.size())))];
-      s.without_gradient = dice.once_in(8);
-      s.used = dice.ranks();
-      s.recomputed = dice.once_in(3);
-    }
-    part.body.push_back(s);
+Step make_step(Dice& dice) {
+  Step step;
+  const int forwards = 1 + dice.below(3);
+  std::vector<int> open;
+  for (int i = 0; i < forwards; ++i) {
+    Step::Forward f;
+    f.is_evaluation = dice.once_in(6);
+    f.is_dropped = !f.is_evaluation && dice.once_in(6);
+    f.in_loss = dice.ranks();
+    step.forwards.push_back(f);
+    if (!f.is_evaluation && !f.is_dropped) open.push_back(i);
   }
-  const auto is_outer = [](const Statement& s) { return s.kind == Statement::outer; };
-  if (part.is_unit && std::none_of(part.body.begin(), part.body.end(), is_outer))
-    units.push_back(own_number);
-  if (depth == 0) part.body.insert(part.body.begin(), Statement());  // every rank has a graph
-  return part;
-}
-
-// Gradient buffers in pieces, of a parameter or of some.
-void cut_gradients(Dice& dice, PartPlan& part) {
-  part.piece_bytes = dice.once_in(3) ? 1 << 20 : 1 + dice.below(600);
-  for (PartPlan& child : part.children) cut_gradients(dice, child);
-}
-
-// Tables that are streamed, in a third of the parts.
-void add_streamed(Dice& dice, PartPlan& part) {
-  part.slice_bytes = dice.once_in(2) ? 1 : 60;
-  for (int uses = dice.once_in(3) ? 1 + dice.below(2) : 0; uses > 0; --uses) {
-    Statement s;
-    s.kind = Statement::streamed;
-    s.used = dice.ranks();
-    part.body.insert(part.body.begin() + dice.below(static_cast<int>(part.body.size()) + 1), s);
+  while (!open.empty()) {
+    Step::Backward b;
+    b.runs = dice.ranks();
+    b.retains = dice.once_in(6);
+    std::vector<int> left = open;
+    do {
+      const int at = dice.below(static_cast<int>(left.size()));
+      b.forwards.push_back(left[static_cast<std::size_t>(at)]);
+      left.erase(left.begin() + at);
+    } while (!left.empty() && dice.once_in(2));
+    if (!b.retains) open = left;
+    step.backwards.push_back(b);
   }
-  for (PartPlan& child : part.children) add_streamed(dice, child);
-}
-
-void vary_tables(Dice& dice, PartPlan& part) {
-  part.table = {.rows = std::array{7, 7, 2, 1, 0}[static_cast<std::size_t>(dice.below(5))],
-                .is_frozen = dice.once_in(6),
-                .is_outer = !part.is_unit && dice.once_in(2),
-                .is_streamed = !dice.once_in(6)};
-  for (PartPlan& child : part.children) vary_tables(dice, child);
-}
-
-// Whether `part` or a part of it calls `number`, or calls a part from anywhere.
-bool calls_elsewhere(const PartPlan& part) {
-  return std::any_of(part.body.begin(), part.body.end(),
-                     [](const Statement& s) { return s.kind == Statement::call_elsewhere; }) ||
-         std::any_of(part.children.begin(), part.children.end(), calls_elsewhere);
-}
-
-// What blocks share, and weights that are read outside of their unit's calls: of children that the
-// root calls once, with gradients, and that are open from there on.
-void vary_inputs(Dice& dice, PartPlan& root) {
-  const auto vary = [&](const auto& self, PartPlan& part) -> void {
-    for (Statement& s : part.body) s.gets_input = s.recomputed && dice.once_in(2);
-    for (PartPlan& child : part.children) self(self, child);
-  };
-  vary(vary, root);
-  root.reads_later = dice.ranks();
-  if (calls_elsewhere(root)) return;
-  for (int i = 0; i < static_cast<int>(root.children.size()); ++i) {
-    const PartPlan& child = root.children[static_cast<std::size_t>(i)];
-    const auto is_call = [&](const Statement& s) {
-      return s.kind == Statement::call && s.callee == i;
-    };
-    const auto call = std::find_if(root.body.begin(), root.body.end(), is_call);
-    if (child.is_unit && child.reshard == Reshard::never && call != root.body.end() &&
-        std::count_if(root.body.begin(), root.body.end(), is_call) == 1 && !call->recomputed &&
-        !call->without_gradient && dice.once_in(2))
-      root.read_later.push_back(i);
-  }
-}
-
-// What of recomputed calls is kept.
-void keep_products(Dice& dice, PartPlan& part) {
-  for (Statement& s : part.body) s.selectively = s.recomputed && dice.once_in(2);
-  for (PartPlan& child : part.children) keep_products(dice, child);
-}
-
-// Units beside each other that become one, a list. Not those whose weights the root reads later:
-// when a list closes depends on all of it.
-void list_units(Dice& dice, PartPlan& part) {
-  std::vector<PartPlan*> listed;
-  const bool lists = dice.once_in(2);
-  for (std::size_t i = 0; i < part.children.size(); ++i) {
-    const auto& later = part.read_later;
-    const bool is_read = std::find(later.begin(), later.end(), static_cast<int>(i)) != later.end();
-    if (lists && part.children[i].is_unit && !is_read && !dice.once_in(4))
-      listed.push_back(&part.children[i]);
-  }
-  for (PartPlan* const child : listed) child->is_listed = listed.size() > 1;
-  for (PartPlan& child : part.children) list_units(dice, child);
-}
-
-void add_hooks(Dice& dice, PartPlan& part) {
-  part.has_hook = dice.once_in(6);
-  part.hooked = dice.ranks();
-  for (PartPlan& child : part.children) add_hooks(dice, child);
+  step.ends_dropped = dice.once_in(6);
+  return step;
 }
 
 // Who leaves the last backward of a step out may say so of the model.
@@ -169,21 +62,31 @@ void postpone_reductions(Dice& dice, Program& program) {
 // back along the forwards whose graphs are gone, too, as the first pass of a step finds those that
 // it has dropped: that is their place only where they come after all that the ranks part.
 void vary_parts(Dice& dice, Program& program) {
-  for (Step& step : program.steps)
+  bool is_dropped_before = false;
+  for (Step& step : program.steps) {
     for (Step::Backward& b : step.backwards) {
+      const bool is_first = &b == &step.backwards[0];
       std::vector<int> parted = b.forwards;
       std::sort(parted.begin(), parted.end());
       parted.pop_back();
-      bool is_in_turn = !parted.empty();
-      for (int i = 0; is_in_turn && &b == &step.backwards[0] && i < parted.back(); ++i)
+      bool is_in_turn = !parted.empty() && !(is_first && is_dropped_before);
+      for (int i = 0; is_in_turn && is_first && i < parted.back(); ++i)
         is_in_turn = !step.forwards[static_cast<std::size_t>(i)].is_dropped;
-      if (is_in_turn && dice.once_in(2)) b.says = dice.ranks();
+      if (!is_in_turn || dice.once_in(3)) continue;
+      b.says = dice.ranks();
+      for (const int i : b.forwards)
+        step.forwards[static_cast<std::size_t>(i)].in_loss =
+            static_cast<Ranks>(dice.below(1 << kMostRanks));
     }
+    is_dropped_before = step.ends_dropped;
+  }
 }
 
 // Parameters that are frozen and thawed, in half of the programs.
-void turn_parameters(Dice& dice, Program& program, int parts) {
+void turn_parameters(Dice& dice, Program& program) {
   if (dice.once_in(2)) return;
+  int parts = 0;
+  for_each_part(program.root, [&](PartPlan&) { ++parts; });
   program.steps.push_back(program.steps[0]);  // a step for what was turned twice
   for (Step& step : program.steps) {
     for (int turns = dice.below(4); turns > 0; --turns)
@@ -191,6 +94,40 @@ void turn_parameters(Dice& dice, Program& program, int parts) {
     step.is_turned_late = dice.once_in(2);
     step.keeps_gradients = dice.once_in(3);
   }
+}
+
+// What is decided about units before forwards, in half of the programs. What the root reads later
+// stays open after forward; a unit below the root is unsharded by hand once the root has run.
+void decide(Dice& dice, Program& program) {
+  if (dice.once_in(2)) return;
+  std::vector<int> units;
+  std::vector<const PartPlan*> parts;
+  for_each_part(program.root, [&](const PartPlan& part) {
+    if (part.is_unit) units.push_back(static_cast<int>(parts.size()));
+    parts.push_back(&part);
+  });
+  bool is_first = true;
+  for (Step& step : program.steps)
+    for (Step::Forward& f : step.forwards) {
+      for (int n = dice.below(4); n > 0; --n) {
+        Decision d{.kind = static_cast<Decision::Kind>(dice.below(8)),
+                   .part = dice.of(units),
+                   .way = dice.reshard(),
+                   .value = dice.below(2)};
+        if (d.kind == Decision::reductions_in_flight) d.value = 1 + dice.below(4);
+        for (int listed = dice.below(4); listed > 0; --listed) d.list.push_back(dice.of(units));
+        const PartPlan& of = *parts[static_cast<std::size_t>(d.part)];
+        const bool is_read = std::any_of(
+            program.root.read_later.begin(), program.root.read_later.end(),
+            [&](int i) { return &program.root.children[static_cast<std::size_t>(i)] == &of; });
+        if ((d.kind == Decision::reshard_after_forward && is_read) ||
+            (d.kind == Decision::unshard_in_backward && (!of.is_added || of.is_listed)) ||
+            (d.kind == Decision::unshard && is_first))
+          continue;
+        f.before.push_back(d);
+      }
+      is_first = false;
+    }
 }
 
 // Most run in an order that the seed chooses: it costs less than threads that hand over by the
@@ -204,34 +141,6 @@ void choose_executor(Dice& dice, Program& program) {
   program.is_poisoned = dice.once_in(6);
 }
 
-void print(std::ostream& out, const PartPlan& part, int depth) {
-  out << std::string(static_cast<std::size_t>(2 * depth), ' ') << (part.is_listed ? "listed " : "")
-      << (part.is_unit ? concat("unit, pieces of ", part.piece_bytes, " bytes, reshard ",
-                                part.reshard, ", prefetch ", part.prefetch)
-                       : "part")
-      << ", "
-      << (part.table.is_outer    ? "outer"
-          : part.table.is_frozen ? "frozen"
-                                 : "its own")
-      << " table of " << part.table.rows << (part.table.is_streamed ? ":" : " as a whole:");
-  for (const Statement& s : part.body) {
-    if (s.kind == Statement::own) out << " own";
-    if (s.kind == Statement::outer) out << " outer";
-    if (s.kind == Statement::streamed) out << " streamed used " << s.used;
-    if (s.kind == Statement::call || s.kind == Statement::call_elsewhere)
-      out << (s.kind == Statement::call ? " " : " w") << s.callee
-          << (s.recomputed ? " recomputed" : "") << (s.selectively ? " selectively" : "")
-          << (s.gets_input ? " with input" : "") << (s.without_gradient ? " no_grad" : "")
-          << " used " << (s.used);
-    out << ",";
-  }
-  if (part.has_hook) out << " hook on " << part.hooked << ",";
-  for (const int i : part.read_later)
-    out << " weight of " << i << " read on " << part.reads_later << ",";
-  out << "\n";
-  for (const PartPlan& child : part.children) print(out, child, depth + 1);
-}
-
 }  // namespace
 
 Program make_program(std::uint64_t seed) {
@@ -239,93 +148,19 @@ Program make_program(std::uint64_t seed) {
   Program program;
   program.seed = seed;
   program.ranks = 1 << dice.below(3);
-  int parts = 0;
-  std::vector<int> units;
-  program.root = make_part(dice, 0, parts, units);
-  Dice streamed_dice(seed ^ 0x5eed);  // the rest of a seed's program is as it was without them
-  add_streamed(streamed_dice, program.root);
-  cut_gradients(streamed_dice, program.root);
-  Dice table_dice(seed ^ 0x7ab1e);
-  vary_tables(table_dice, program.root);
-  for (int k = 0; k < kSteps; ++k) {
-    Step step;
-    const int forwards = 1 + dice.below(3);
-    std::vector<int> open;
-    for (int i = 0; i < forwards; ++i) {
-      Step::Forward f;
-      f.is_evaluation = dice.once_in(6);
-      f.is_dropped = !f.is_evaluation && dice.once_in(6);
-      f.in_loss = dice.ranks();
-      step.forwards.push_back(f);
-      if (!f.is_evaluation && !f.is_dropped) open.push_back(i);
-    }
-    while (!open.empty()) {
-      Step::Backward b;
-      b.runs = dice.ranks();
-      b.retains = dice.once_in(6);
-      std::vector<int> left = open;
-      do {
-        const int at = dice.below(static_cast<int>(left.size()));
-        b.forwards.push_back(left[static_cast<std::size_t>(at)]);
-        left.erase(left.begin() + at);
-      } while (!left.empty() && dice.once_in(3));
-      if (!b.retains) open = left;
-      step.backwards.push_back(b);
-    }
-    program.steps.push_back(step);
-  }
-  Dice input_dice(seed ^ 0x1297);
-  vary_inputs(input_dice, program.root);
-  vary_skips(input_dice, program);
-  Dice turn_dice(seed ^ 0x7042);
-  turn_parameters(turn_dice, program, parts);
-  Dice reduction_dice(seed ^ 0x54c);
-  postpone_reductions(reduction_dice, program);
-  Dice mesh_dice(seed ^ 0x3e54);
-  if (mesh_dice.once_in(3))
-    while (program.replicas < program.ranks && !mesh_dice.once_in(3)) program.replicas *= 2;
-  Dice list_dice(seed ^ 0x1157);
-  list_units(list_dice, program.root);
-  Dice hook_dice(seed ^ 0x400c);
-  add_hooks(hook_dice, program.root);
-  Dice part_dice(seed ^ 0x9a27);
-  vary_parts(part_dice, program);
-  Dice executor_dice(seed ^ 0xe8ec);
-  choose_executor(executor_dice, program);
-  Dice offload_dice(seed ^ 0x0ff10);
-  if (offload_dice.once_in(3)) program.offload = Offload::cpu;
-  Dice keep_dice(seed ^ 0x5e1ec);
-  keep_products(keep_dice, program.root);
+  if (dice.once_in(3))
+    while (program.replicas < program.ranks && !dice.once_in(3)) program.replicas *= 2;
+  choose_executor(dice, program);
+  if (dice.once_in(3)) program.offload = Offload::cpu;
+  program.doubled_from = dice.of({std::size_t{0}, std::size_t{1}});
+  program.root = make_root(dice, program.offload);
+  for (int k = 0; k < kSteps; ++k) program.steps.push_back(make_step(dice));
+  turn_parameters(dice, program);
+  vary_skips(dice, program);
+  vary_parts(dice, program);
+  postpone_reductions(dice, program);
+  decide(dice, program);
   return program;
-}
-
-void print(std::ostream& out, const Program& program) {
-  out << "seed " << program.seed << ", " << program.ranks << " ranks, " << program.replicas
-      << " replicas, slices of " << program.root.slice_bytes << " bytes, " << name(program.executor)
-      << (program.is_poisoned ? ", poisoned" : "")
-      << (program.offload == Offload::cpu ? ", offloaded\n" : "\n");
-  print(out, program.root, 0);
-  for (const Step& step : program.steps) {
-    out << "step:";
-    for (const auto& f : step.forwards)
-      out << (f.is_evaluation ? " evaluation"
-              : f.is_dropped  ? " dropped"
-                              : " forward")
-          << " in " << (f.in_loss) << ",";
-    for (const auto& b : step.backwards) {
-      out << " backward of";
-      for (const int i : b.forwards) out << " " << i;
-      out << " on " << (b.runs) << (b.retains ? ", retained," : ",")
-          << (b.skips_model ? " else skips the model," : "");
-      if (b.says) out << " parted on " << b.says << ",";
-      if (b.unreduced || b.in_replicas)
-        out << " unreduced in " << b.unreduced << ", in replicas in " << b.in_replicas << ",";
-    }
-    for (const int i : step.turned)
-      out << " parameter " << i << " turned" << (step.is_turned_late ? " late," : ",");
-    if (step.keeps_gradients) out << " gradients kept";
-    out << "\n";
-  }
 }
 
 }  // namespace tessera::testing

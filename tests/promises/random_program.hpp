@@ -1,10 +1,10 @@
 // A random program of tools/programs: what its modules do, what its steps do, and what runs its
-// ranks, drawn from a seed. What was added later has dice of its own, so that the rest of a seed's
-// program stays as it was.
+// ranks, drawn from a seed.
 #pragma once
 
 #include <cstdint>
 #include <iosfwd>
+#include <optional>
 #include <vector>
 
 #include "tessera/shard/fully_shard.hpp"
@@ -29,6 +29,28 @@ struct Statement {
   Ranks used = kAllRanks;    // the ranks that use the result
 };
 
+// How a unit gathers a parameter: see gathered_values.hpp.
+enum class Gathered : std::uint8_t { plainly, in_two, in_e4m3 };
+
+// What a program decides about a unit between calls of the model; see runtime_control.hpp.
+struct Decision {
+  enum Kind : std::uint8_t {
+    unshard,
+    reshard,
+    reshard_after_forward,
+    reshard_after_backward,
+    unshard_in_backward,
+    forward_prefetch,
+    backward_prefetch,
+    reductions_in_flight
+  };
+  Kind kind = unshard;
+  int part = 0;  // the unit, counted from the root
+  Reshard way = Reshard::automatic;
+  int value = 0;            // how many; whether
+  std::vector<int> list{};  // the units to prefetch
+};
+
 struct PartPlan {
   std::vector<PartPlan> children;
   std::vector<Statement> body;
@@ -40,6 +62,13 @@ struct PartPlan {
   // A forward hook changes what its calls give by its weight, where a rank has one that acts.
   bool has_hook = false;
   Ranks hooked = kAllRanks;
+  bool is_added = false;                  // the weight, which backward then does not read
+  Gathered gathered = Gathered::plainly;  // the weight
+  bool is_ignored = false;                // the weight, by all units
+  // In the end a hook doubles what its reductions leave, of gradients that are divided by twice as
+  // much.
+  bool is_doubled = false;
+  std::optional<StreamId> doubled_on{};  // without replicas
   Reshard reshard = Reshard::automatic;
   int prefetch = 1;
   std::int64_t slice_bytes = 0;  // of the root counts
@@ -47,7 +76,9 @@ struct PartPlan {
   // The part's table, or the outer part's where one unit has both.
   struct Table {
     int rows = 7;
-    bool is_frozen = false, is_outer = false, is_streamed = true;
+    bool is_frozen = false, is_outer = false, is_streamed = true, is_ignored = false;
+    DType stored = f32;  // where it is frozen
+    Gathered gathered = Gathered::plainly;
   };
   Table table;
 };
@@ -56,6 +87,7 @@ struct Step {
   struct Forward {
     bool is_evaluation = false, is_dropped = false;
     Ranks in_loss = kAllRanks;  // the ranks whose loss it is in, if it is not dropped
+    std::vector<Decision> before;
   };
   // A backward of the sum of some forwards; the ranks that leave it out skip it. Where the graph is
   // retained, more backwards of the same forwards follow.
@@ -72,6 +104,7 @@ struct Step {
   };
   std::vector<Forward> forwards;
   std::vector<Backward> backwards;
+  bool ends_dropped = false;    // with one more forward, whose parts of backward come a step later
   std::vector<int> turned;      // parameters that are frozen or thawed behind backward, counted
   bool is_turned_late = false;  // behind the update
   bool keeps_gradients = false;
@@ -84,6 +117,7 @@ struct Program {
   ExecutorKind executor = ExecutorKind::threaded;
   bool is_poisoned = false;  // freed memory is filled with NaN
   Offload offload = Offload::none;
+  std::size_t doubled_from = 0;  // the step from which hooks double what is reduced
   PartPlan root;
   std::vector<Step> steps;
   std::uint64_t seed = 0;

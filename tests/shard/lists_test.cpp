@@ -354,3 +354,22 @@ TEST_CASE("lists that can't be a unit say why", "[fsdp2-002][fsdp2-013]") {
   alone.a.materialize(world.device());
   CHECK(alone.a(x).shape() == Shape{2, 4});
 }
+
+TEST_CASE("a list that backward does not read is gathered for a recomputed call inside of its own",
+          "[threads]") {
+  const auto gradients = [](bool unshards) {
+    return on_ranks(2, [&](World& world) {
+      ListedPair model([](ListedPair& m, const Tensor& x) {
+        const auto b = [&m](const Tensor& in) { return m.b(in); };
+        return m.a.call([&] { return m.c(recompute(b, m.c(x))); });
+      });
+      model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = Reshard::always});
+      nn::init(model, {1}, world.device());
+      set_unshard_in_backward(model.a, unshards);
+      mean_square(model(rows_of(1, world.rank(), 2, 4, world.device()))).backward();
+      return shard_gradients(model);
+    });
+  };
+  const auto read = gradients(true), unread = gradients(false);
+  for (std::size_t rank = 0; rank < 2; ++rank) CHECK(same_bits(read[rank], unread[rank]));
+}

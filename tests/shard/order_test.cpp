@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "tessera/autograd/recompute.hpp"
+#include "tessera/shard/runtime_control.hpp"
 #include "tests/shard/support.hpp"
 
 using namespace tessera;
@@ -219,6 +220,28 @@ TEST_CASE("a rank that leaves a backward out says so in its place", "[threads]")
       rank == 1 ? skip_backward(loss) : loss.backward();
     });
   }
+}
+
+TEST_CASE("a rank that skips one of two outputs leaves open with it what its peers do",
+          "[threads]") {
+  const auto bodies = [](int) -> Pair::Body {  // b is not called
+    return [](Pair& m, const Tensor& x) { return m.a(x) * m.scale.value(); };
+  };
+  const auto step = [](bool is_listed) {
+    return [=](Pair& model, const Tensor& x, int rank) {
+      shard_plan(model);
+      if (is_listed)
+        set_modules_to_backward_prefetch(model, {&model.b});
+      else
+        unshard(model.b);
+      const Tensor first = mean_square(model(x)), second = mean_square(model(x * 2));
+      if (rank == 0) return (first + second).backward();
+      skip_backward(second);
+      first.backward();
+    };
+  };
+  for (const Reshard reshard : kPolicies)
+    for (const bool is_listed : {true, false}) check(bodies, reshard, step(is_listed));
 }
 
 TEST_CASE("losses over one trunk go backward one by one, where the graph is retained",

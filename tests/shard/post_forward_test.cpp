@@ -2,6 +2,7 @@
 // it from them. The same bits, fewer ranks on the wire.
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/device/device_context.hpp"
+#include "tessera/nn/embedding.hpp"
 #include "tessera/param/gather_transform.hpp"
 #include "tessera/shard/runtime_control.hpp"
 #include "tests/shard/small_llama.hpp"
@@ -152,6 +153,59 @@ TEST_CASE("backward gathers from neighbours what forward gathered from all", "[s
     CHECK(found.live == found.planned);
     CHECK_THAT(found.plan, Contains("f32    f32     to 2"));
     CHECK_THAT(found.plan, Contains("  from forward to backward 2,048 bytes of parameters stay"));
+  }
+}
+
+TEST_CASE("what backward does not read has no parts, unless the program says otherwise",
+          "[shard]") {
+  struct Shift final : nn::Module {
+    Shift() { register_parameter("by", by); }
+    Tensor operator()(const Tensor& x) {
+      return call([&] { return x + by.value(); });
+    }
+    bool reads_parameters_in_backward() const override { return false; }
+    Parameter by{{6}, Initializer::normal(0, 1)};
+  };
+  struct Shifted final : nn::Module {
+    Shifted() { register_modules("table", table, "shift", shift, "layer", layer); }
+    Tensor operator()(const Tensor& ids) {
+      return call([&] { return layer(shift(table(ids))); });
+    }
+    nn::Embedding table{11, 6};
+    Shift shift;
+    nn::Linear layer{6, 6};
+  };
+  struct Parts {
+    std::map<std::string, std::int64_t> planned;
+    std::int64_t kept = 0;
+  };
+  for (const auto& [unread, read] : on_ranks(4, [](World& world) {
+         Shifted model;
+         const ShardOptions options{.mesh = DeviceMesh::flat(world),
+                                    .reshard_after_forward = Reshard::to(2)};
+         fully_shard(model.shift, options);
+         fully_shard(model.layer, options);
+         fully_shard(model, options);
+         nn::init(model, {1}, world.device());
+         const auto parts = [&] {
+           Parts found;
+           const Tensor loss = mean_square(model(Tensor::arange(3, i32, world.device())));
+           found.kept = Memory::of(world.device()).ledger().live_bytes("shards after forward");
+           loss.backward();
+           for (const ShardPlan::Unit& unit : shard_plan(model).units)
+             found.planned[unit.name] = unit.post_forward_bytes;
+           return found;
+         };
+         const Parts unread = parts();
+         set_unshard_in_backward(model.shift, true);
+         return std::pair(unread, parts());
+       })) {
+    CHECK(unread.planned.at("table.weight[0]") == 0);
+    CHECK(unread.planned.at("shift") == 0);
+    CHECK(unread.planned.at("layer") > 0);
+    CHECK(unread.kept == unread.planned.at("layer"));
+    CHECK(read.planned.at("shift") > 0);
+    CHECK(read.kept == read.planned.at("layer") + read.planned.at("shift"));
   }
 }
 

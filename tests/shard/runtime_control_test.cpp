@@ -245,6 +245,18 @@ TEST_CASE("a unit is gathered once for all chunks of a loss, where the flags say
   }
 }
 
+TEST_CASE("what stays open for backward does so behind a unit that is called by itself",
+          "[threads]") {
+  for (const std::uint64_t gathers : on_ranks(2, [](World& world) {
+         TrainedStack t(world, Reshard::never);
+         t.loss().backward();
+         const Tensor h = t.model(rows_of(1, 2 * world.rank(), 2, 4, world.device()));
+         const Tensor loss = mean_square(t.layer(2)(h));
+         return t.gathers_of([&] { loss.backward(); });
+       }))
+    CHECK(gathers == 1);  // of that unit, for its first call
+}
+
 TEST_CASE("the slices of a table stay open and are closed as their unit is told to", "[threads]") {
   struct Tabled final : nn::Module {
     Tabled() { register_modules("ids", ids, "layer", layer); }

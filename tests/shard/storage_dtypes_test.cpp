@@ -355,6 +355,8 @@ TEST_CASE("what is trained is stored in f32, and a dtype is given before there i
   const Device device = Device::cpu({.threads = 1});
   const auto refused = [](const auto& f) { return contract_error(f); };
   Adapters model;
+  CHECK_THAT(refused([&] { model.a.down.set_dtype(bf16); }),
+             Contains("set_dtype: parameter of shape [2, 5] is trainable"));
   model.named_parameters();  // gives names
   CHECK_THAT(
       refused([&] { model.a.down.set_dtype(bf16); }),

@@ -182,7 +182,7 @@ class RegionGuard {
 };
 // In the two calls of a Region: the number of their forward on this thread, from 1. Else 0.
 std::uint64_t forward_of_step() noexcept;
-// In Region::on_backward_begin: f(region, whether it begins or ends) for what comes next in the
+// In the two calls of a Region: f(region, whether it begins or ends) for what comes next in the
 // same forward, until f says false.
 void for_each_upcoming_step(const std::function<bool(Region&, bool)>& f);
 // A leaf is an operation's input, maybe of a recomputed function that runs for the first time.

@@ -47,8 +47,10 @@ class LanguageModel : public Module {
   std::int64_t max_seq_len() const noexcept { return max_seq_len_; }
 
  protected:
-  // Throws: ContractError where recompute.every is negative, or 0 while something is to be kept.
-  LanguageModel(std::int64_t vocab_size, std::int64_t max_seq_len, const Recompute& recompute);
+  // Throws: ContractError where recompute.every is negative, more than the model's blocks, or 0
+  // while something is to be kept.
+  LanguageModel(std::int64_t vocab_size, std::int64_t max_seq_len, std::int64_t blocks,
+                const Recompute& recompute);
 
   // What `output` makes logits of: [B, T, C], within the scope of the model's call.
   virtual Tensor forward(const Tensor& tokens_BT) = 0;

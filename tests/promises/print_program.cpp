@@ -1,0 +1,106 @@
+// What a failing program is, in words.
+#include <ostream>
+#include <string>
+
+#include "tessera/base/error.hpp"
+#include "tests/promises/random_program.hpp"
+
+namespace tessera::testing {
+namespace {
+
+const char* name(Gathered how) {
+  return how == Gathered::plainly  ? ""
+         : how == Gathered::in_two ? " gathered in two"
+                                   : " gathered in e4m3";
+}
+
+void print(std::ostream& out, const Decision& d) {
+  static constexpr const char* kNames[] = {"unshard",
+                                           "reshard",
+                                           "reshard after forward",
+                                           "reshard after backward",
+                                           "unshard in backward",
+                                           "forward prefetch",
+                                           "backward prefetch",
+                                           "reductions in flight"};
+  out << " (" << kNames[d.kind] << " of w" << d.part;
+  if (d.kind == Decision::reshard_after_forward) out << ": " << d.way;
+  if (d.kind == Decision::forward_prefetch || d.kind == Decision::backward_prefetch) {
+    out << ":";
+    for (const int i : d.list) out << " w" << i;
+  }
+  if (d.kind == Decision::reshard_after_backward || d.kind == Decision::unshard_in_backward ||
+      d.kind == Decision::reductions_in_flight)
+    out << ": " << d.value;
+  out << ")";
+}
+
+void print(std::ostream& out, const PartPlan& part, int depth) {
+  out << std::string(static_cast<std::size_t>(2 * depth), ' ') << (part.is_listed ? "listed " : "")
+      << (part.is_unit ? concat("unit, pieces of ", part.piece_bytes, " bytes, reshard ",
+                                part.reshard, ", prefetch ", part.prefetch)
+                       : "part")
+      << ", "
+      << (part.table.is_outer    ? "outer"
+          : part.table.is_frozen ? "frozen"
+                                 : "its own")
+      << " table of " << part.table.rows << " " << name(part.table.stored)
+      << (part.table.is_streamed ? "" : " as a whole") << name(part.table.gathered)
+      << (part.table.is_ignored ? " ignored" : "") << ", weight" << (part.is_added ? " added" : "")
+      << name(part.gathered) << (part.is_ignored ? " ignored" : "") << ":";
+  for (const Statement& s : part.body) {
+    if (s.kind == Statement::own) out << " own";
+    if (s.kind == Statement::outer) out << " outer";
+    if (s.kind == Statement::streamed) out << " streamed used " << s.used;
+    if (s.kind == Statement::call || s.kind == Statement::call_elsewhere)
+      out << (s.kind == Statement::call ? " " : " w") << s.callee
+          << (s.recomputed ? " recomputed" : "") << (s.selectively ? " selectively" : "")
+          << (s.gets_input ? " with input" : "") << (s.without_gradient ? " no_grad" : "")
+          << " used " << (s.used);
+    out << ",";
+  }
+  if (part.has_hook) out << " hook on " << part.hooked << ",";
+  if (part.is_doubled)
+    out << " doubled" << (part.doubled_on ? concat(" on ", name(*part.doubled_on)) : "") << ",";
+  for (const int i : part.read_later)
+    out << " weight of " << i << " read on " << part.reads_later << ",";
+  out << "\n";
+  for (const PartPlan& child : part.children) print(out, child, depth + 1);
+}
+
+}  // namespace
+
+void print(std::ostream& out, const Program& program) {
+  out << "seed " << program.seed << ", " << program.ranks << " ranks, " << program.replicas
+      << " replicas, slices of " << program.root.slice_bytes << " bytes, " << name(program.executor)
+      << (program.is_poisoned ? ", poisoned" : "")
+      << (program.offload == Offload::cpu ? ", offloaded" : "") << ", doubled from step "
+      << program.doubled_from << "\n";
+  print(out, program.root, 0);
+  for (const Step& step : program.steps) {
+    out << "step:";
+    for (const auto& f : step.forwards) {
+      for (const Decision& d : f.before) print(out, d);
+      out << (f.is_evaluation ? " evaluation"
+              : f.is_dropped  ? " dropped"
+                              : " forward")
+          << " in " << (f.in_loss) << ",";
+    }
+    for (const auto& b : step.backwards) {
+      out << " backward of";
+      for (const int i : b.forwards) out << " " << i;
+      out << " on " << (b.runs) << (b.retains ? ", retained," : ",")
+          << (b.skips_model ? " else skips the model," : "");
+      if (b.says) out << " parted on " << b.says << ",";
+      if (b.unreduced || b.in_replicas)
+        out << " unreduced in " << b.unreduced << ", in replicas in " << b.in_replicas << ",";
+    }
+    if (step.ends_dropped) out << " dropped,";
+    for (const int i : step.turned)
+      out << " parameter " << i << " turned" << (step.is_turned_late ? " late," : ",");
+    if (step.keeps_gradients) out << " gradients kept";
+    out << "\n";
+  }
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,169 @@
+// What the parts of a random program are, and do.
+#include "tests/promises/random_parts.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera::testing {
+namespace {
+
+// `number` counts parts; `units` are the finished ones that can be called from anywhere: units that
+// use no weight of an outer part, which may be closed there.
+PartPlan make_part(Dice& dice, int depth, int& number, std::vector<int>& units) {
+  PartPlan part;
+  const int own_number = number++;
+  const int children = depth == 0                     ? 1 + dice.below(3)
+                       : depth < 3 && dice.once_in(2) ? 1 + dice.below(2)
+                                                      : 0;
+  for (int i = 0; i < children; ++i)
+    part.children.push_back(make_part(dice, depth + 1, number, units));
+  part.is_unit = depth == 0 || !dice.once_in(4);
+  part.reshard = dice.reshard();
+  part.prefetch = dice.below(3) + 1;
+  const int statements = 1 + dice.below(3) + children;
+  for (int i = 0; i < statements; ++i) {
+    Statement s;
+    s.kind = children > 0 && dice.below(3) > 0 ? Statement::call
+             : depth > 0 && dice.once_in(4)    ? Statement::outer
+                                               : Statement::own;
+    if (!units.empty() && dice.once_in(8)) s.kind = Statement::call_elsewhere;
+    if (s.kind == Statement::call || s.kind == Statement::call_elsewhere) {
+      s.callee = s.kind == Statement::call ? dice.below(children) : dice.of(units);
+      s.without_gradient = dice.once_in(8);
+      s.used = dice.ranks();
+      s.recomputed = dice.once_in(3);
+    }
+    part.body.push_back(s);
+  }
+  const auto is_outer = [](const Statement& s) { return s.kind == Statement::outer; };
+  if (part.is_unit && std::none_of(part.body.begin(), part.body.end(), is_outer))
+    units.push_back(own_number);
+  if (depth == 0) part.body.insert(part.body.begin(), Statement());  // every rank has a graph
+  return part;
+}
+
+// Gradient buffers in pieces, of a parameter or of some.
+void cut_gradients(Dice& dice, PartPlan& part) {
+  part.piece_bytes = dice.once_in(3) ? 1 << 20 : 1 + dice.below(600);
+}
+
+// A third of the parts stream their table.
+void add_table(Dice& dice, PartPlan& part) {
+  part.slice_bytes = dice.once_in(2) ? 1 : 60;
+  for (int uses = dice.once_in(3) ? 1 + dice.below(2) : 0; uses > 0; --uses)
+    part.body.insert(part.body.begin() + dice.below(static_cast<int>(part.body.size()) + 1),
+                     {.kind = Statement::streamed, .used = dice.ranks()});
+  part.table = {.rows = dice.of({7, 7, 2, 1, 0}),
+                .is_frozen = dice.once_in(6),
+                .is_outer = !part.is_unit && dice.once_in(2),
+                .is_streamed = !dice.once_in(6)};
+  if (part.table.is_frozen && !part.table.is_outer)
+    part.table.stored = dice.of({f32, bf16, f16, e4m3, e5m2});
+}
+
+// Units whose weights are added, all of them: backward reads neither these nor, since they are
+// streamed, their tables. A recomputed function inside would read them there.
+void add_weights(Dice& dice, PartPlan& part, bool is_added = false) {
+  part.is_added = part.is_unit ? dice.once_in(4) : is_added;
+  if (part.is_added) {
+    part.table.rows = std::max(part.table.rows, 1);
+    part.table.is_streamed = true;
+    for (Statement& s : part.body) s.recomputed = false;
+  }
+  for (PartPlan& child : part.children) add_weights(dice, child, part.is_added);
+}
+
+// A child's weight that the root reads behind its call: one with gradients, the only one, after
+// which it stays open.
+void read_later(Dice& dice, PartPlan& root) {
+  root.reads_later = dice.ranks();
+  int number = 1;
+  for (int i = 0; i < static_cast<int>(root.children.size()); ++i) {
+    PartPlan& child = root.children[static_cast<std::size_t>(i)];
+    if (child.is_unit && dice.once_in(6)) {
+      root.read_later.push_back(i);
+      child.reshard = Reshard::never;
+      for_each_part(root, [&](PartPlan& part) {
+        for (Statement& s : part.body)
+          if (s.kind == Statement::call_elsewhere && s.callee == number) s = {};
+      });
+      for (Statement& s : root.body)
+        if (s.kind == Statement::call && s.callee == i) s = {};
+      root.body.insert(root.body.begin() + 1 + dice.below(static_cast<int>(root.body.size())),
+                       {.kind = Statement::call, .callee = i, .used = dice.ranks()});
+    }
+    for_each_part(child, [&](PartPlan&) { ++number; });
+  }
+}
+
+// What blocks share, and what of recomputed calls is kept.
+void vary_recomputation(Dice& dice, PartPlan& part) {
+  for (Statement& s : part.body) {
+    s.gets_input = s.recomputed && dice.once_in(2);
+    s.selectively = s.recomputed && dice.once_in(2);
+  }
+}
+
+// Units beside each other that become one, a list. Not those whose weights the root reads later:
+// when a list closes depends on all of it.
+void list_units(Dice& dice, PartPlan& part) {
+  std::vector<PartPlan*> listed;
+  const bool lists = dice.once_in(2);
+  for (std::size_t i = 0; i < part.children.size(); ++i) {
+    const auto& later = part.read_later;
+    const bool is_read = std::find(later.begin(), later.end(), static_cast<int>(i)) != later.end();
+    if (lists && part.children[i].is_unit && !is_read && !dice.once_in(4))
+      listed.push_back(&part.children[i]);
+  }
+  for (PartPlan* const child : listed) child->is_listed = listed.size() > 1;
+}
+
+void add_hooks(Dice& dice, PartPlan& part) {
+  part.has_hook = dice.once_in(6);
+  part.hooked = dice.ranks();
+}
+
+void double_gradients(Dice& dice, PartPlan& part) {
+  part.is_doubled = dice.once_in(2);
+  part.doubled_on = dice.of<std::optional<StreamId>>(
+      {std::nullopt, StreamId::compute, StreamId::gather, StreamId::reduce, StreamId::replicate});
+}
+
+// How weights and tables travel to the other ranks.
+void vary_gathers(Dice& dice, PartPlan& part) {
+  if (dice.once_in(2)) part.gathered = Gathered::in_two;
+  if (dice.once_in(2) && part.table.stored == f32 && !part.table.is_outer)
+    part.table.gathered = dice.of({Gathered::in_two, Gathered::in_e4m3});
+}
+
+// Weights and tables that units leave alone, which gathers nothing.
+void ignore_some(Dice& dice, PartPlan& part) {
+  part.is_ignored = dice.once_in(3);
+  if (part.is_ignored) part.gathered = Gathered::plainly;
+  part.table.is_ignored = part.table.stored == f32 && !part.table.is_outer && dice.once_in(3);
+  if (part.table.is_ignored) part.table.gathered = Gathered::plainly;
+}
+
+}  // namespace
+
+PartPlan make_root(Dice& dice, Offload offload) {
+  int number = 0;
+  std::vector<int> units;
+  PartPlan root = make_part(dice, 0, number, units);
+  const auto vary = [&](void (*how)(Dice&, PartPlan&)) {
+    for_each_part(root, [&](PartPlan& part) { how(dice, part); });
+  };
+  read_later(dice, root);
+  vary(cut_gradients);
+  vary(add_table);
+  add_weights(dice, root);
+  vary(vary_recomputation);
+  vary(list_units);
+  vary(add_hooks);
+  if (dice.once_in(4)) vary(double_gradients);
+  if (dice.once_in(3)) vary(vary_gathers);
+  if (offload == Offload::none && dice.once_in(4)) vary(ignore_some);
+  return root;
+}
+
+}  // namespace tessera::testing
