@@ -19,13 +19,6 @@ namespace {
 
 constexpr Transport kTransports[] = {Transport::automatic, Transport::messages};
 
-// All ranks but the first, backwards; the first alone.
-std::vector<int> others(const World& world) {
-  std::vector<int> ranks;
-  for (int r = world.size() - 1; r > 0; --r) ranks.push_back(r);
-  return world.rank() == 0 ? std::vector<int>{0} : ranks;
-}
-
 std::vector<int> backwards(const World& world) {
   std::vector<int> ranks;
   for (int r = world.size() - 1; r >= 0; --r) ranks.push_back(r);

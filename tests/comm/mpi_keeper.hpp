@@ -5,6 +5,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "tessera/base/error.hpp"
 #include "tessera/comm/world.hpp"
@@ -17,6 +18,13 @@ inline tessera::World& keeper() {
 
 inline std::uint64_t agreed_seed() {
   return static_cast<std::uint64_t>(keeper().max(static_cast<double>(std::random_device{}())));
+}
+
+// All ranks but the first, backwards; the first alone.
+inline std::vector<int> others(const tessera::World& world) {
+  std::vector<int> ranks;
+  for (int r = world.size() - 1; r > 0; --r) ranks.push_back(r);
+  return world.rank() == 0 ? std::vector<int>{0} : ranks;
 }
 
 // What a world of its own throws out of `body`: "CommError: ...", "ContractError: ...", or

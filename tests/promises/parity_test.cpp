@@ -10,13 +10,6 @@ namespace {
 
 constexpr int kSteps = 6;
 
-double worst(const std::vector<float>& a, const std::vector<float>& b) {
-  double most = a.size() == b.size() && !a.empty() ? 0 : INFINITY;
-  for (std::size_t i = 0; i < a.size(); ++i)
-    most = std::max(most, std::abs(static_cast<double>(a[i]) - b[i]));
-  return most;
-}
-
 }  // namespace
 
 // Bounds. N ranks differ from one in the order in which 216 tokens' gradients are summed, and

@@ -252,6 +252,14 @@ inline bool same_bits(const Trained& a, const Trained& b) {
          same_bits(a.parameters, b.parameters);
 }
 
+// The largest |a - b|; infinite where there is nothing to compare.
+inline double worst(const std::vector<float>& a, const std::vector<float>& b) {
+  double most = a.size() == b.size() && !a.empty() ? 0 : INFINITY;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    most = std::max(most, std::abs(static_cast<double>(a[i]) - b[i]));
+  return most;
+}
+
 inline Trained train(World& world, const Cell& cell, std::uint64_t seed, int steps) {
   Trainee trainee(world, cell, seed);
   Trained trained;

@@ -92,7 +92,7 @@ struct Collective {
 // Collectives that are submitted as one operation, as often as needed: a communicator looks at the
 // items once, and they may move since. Unchanged until the host knows that what was submitted has
 // run. Sums are taken in rank order, in f32 for 16-bit types, so bits depend on the number of ranks
-// only.
+// only, unless RankGroup::sums_are_ordered says otherwise.
 class CollectiveGroup {
  public:
   CollectiveGroup() = default;

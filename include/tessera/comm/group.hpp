@@ -53,7 +53,8 @@ class RankGroup {
   // The calls of all communicators of this group on this rank.
   const FlightRecorder& flight_recorder() const noexcept;
   // Whether sums are taken in rank order, so that their bits depend on the number of ranks alone.
-  // Where a vendor's library sums, they are not.
+  // They are not where a vendor's library sums, nor where the group has several ranks on a host and
+  // others elsewhere: then each host's ranks are added first, and bits depend on who lies where.
   bool sums_are_ordered() const noexcept;
 
   // Memory that peers can read: reserved, but not booked in the ledger. Collective: every rank

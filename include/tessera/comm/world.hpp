@@ -22,8 +22,8 @@ namespace tessera {
 
 class RaceChecker;
 
-// How MPI ranks of one machine exchange: through memory that all of them see, or by MPI's messages,
-// which ranks of several machines use anyway. For tests, and where /dev/shm is too small.
+// How MPI ranks of one host exchange: through memory that all of them see, or by MPI's messages, as
+// ranks of different hosts do anyway. For tests, and where /dev/shm is too small.
 enum class Transport : std::uint8_t { automatic, messages };
 
 // Where the ranks of a world compute.
@@ -134,8 +134,8 @@ class World : public RankGroup {
   //   rank 0   ── throws ─ recover ─┐ drop what  ┌ all here ┌── collective 1
   //   rank 1   ── waits ────────────┘ is queued ─┴──────────┴── collective 1
   //
-  // Throws: CommError when a rank has ended, and when ranks are on several machines, which do not
-  // hear of each other's failures; the world is then lost.
+  // Throws: CommError when a rank has ended, and when ranks are on several hosts, which do not meet
+  // again after a failure; the world is then lost.
   std::string recover(std::string_view cause = {}) const;
   // Its halves. From `halt` on nobody waits in this world, here or on peers; on return nothing of
   // this rank is queued.

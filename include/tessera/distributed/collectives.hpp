@@ -25,8 +25,9 @@
 
 namespace tessera::dist {
 
-// The sum, or the largest, over all ranks, on every rank; summed in rank order, in f32 for 16-bit
-// types.  x: [...], returns the same shape.
+// The sum, or the largest, over all ranks, on every rank; summed in rank order unless
+// RankGroup::sums_are_ordered says otherwise, in f32 for 16-bit types.  x: [...], returns the same
+// shape.
 Tensor all_reduce(const Tensor& x, const RankGroup& group, ReduceOp op = ReduceOp::sum,
                   Caller at = Caller::current());
 

@@ -1,5 +1,5 @@
 // Ranks as processes of an mpirun. Ranks of one host see each other's memory through an MPI_Win and
-// then need MPI no more (shm.cpp); ranks of several hosts send messages (mpi_messages.cpp).
+// then need MPI no more (shm.cpp); between hosts go messages (mpi_messages.cpp).
 #include "runtime/comm/mpi/mpi.hpp"
 
 #include <sched.h>
@@ -7,12 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <new>
 
 #include "runtime/comm/mpi/mpi_group.hpp"
 #include "runtime/comm/mpi/peer_monitor.hpp"
+#include "runtime/comm/testing.hpp"
 #include "runtime/comm/world_state.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/comm/world.hpp"
@@ -21,6 +23,8 @@
 namespace tessera {
 namespace comm {
 namespace {
+
+std::vector<int> pretended_hosts;  // by rank; empty: none
 
 // ---- MPI's own life
 
@@ -78,6 +82,8 @@ class Session {
 
 // ---- Backend
 
+enum Word : int { kFailed, kLost };  // what one host tells another
+
 class MpiBackend final : public World::Backend {
  public:
   // Collective over MPI_COMM_WORLD.
@@ -86,7 +92,7 @@ class MpiBackend final : public World::Backend {
     MPI_Comm_set_errhandler(all_, MPI_ERRORS_RETURN);
     check(MPI_Comm_rank(all_, &rank_), "MPI_Comm_rank");
     check(MPI_Comm_size(all_, &size_), "MPI_Comm_size");
-    host_ = split_by_host(all_, rank_);
+    find_hosts();
     int messages[2] = {transport_ == Transport::messages, transport_ != Transport::messages};
     check(MPI_Allreduce(MPI_IN_PLACE, messages, 2, MPI_INT, MPI_MAX, all_), "MPI_Allreduce");
     TESSERA_EXPECT(messages[0] + messages[1] == 1,
@@ -115,7 +121,11 @@ class MpiBackend final : public World::Backend {
   void leave() noexcept override;
 
  private:
+  void find_hosts();
   void share_segments(const WorldOptions& options);
+  bool has_several_hosts() const { return world_->size() != size_; }
+  void look_beyond();
+  void tell_failure() noexcept;
   void drain();
   void keep_channels() noexcept;
   void free_all() noexcept;  // collective
@@ -124,8 +134,10 @@ class MpiBackend final : public World::Backend {
   const Transport transport_;
   MPI_Comm all_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
+  std::vector<int> hosts_;  // of each rank: the first rank there
   std::unique_ptr<ShmAllocation> segments_;
-  std::unique_ptr<ShmWorld> world_;  // the ranks of this host
+  std::unique_ptr<ShmWorld> world_;     // the ranks of this host
+  std::atomic<bool> has_told_ = false;  // other hosts that the world has failed
   std::unique_ptr<PeerMonitor> monitor_;
   bool has_failed_ = false;
   bool is_held_ = false;  // memory, by a model of some rank at the end of the world
@@ -133,6 +145,18 @@ class MpiBackend final : public World::Backend {
   std::vector<std::unique_ptr<MpiGroup>>
       groups_;  // in the order of making, that of all ranks first
 };
+
+void MpiBackend::find_hosts() {
+  MPI_Comm machine = MPI_COMM_NULL;
+  check(MPI_Comm_split_type(all_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &machine),
+        "MPI_Comm_split_type");
+  host_ = split(machine, PretendedHosts::host_of(rank_), rank_);
+  MPI_Comm_free(&machine);
+  int first = rank_;
+  check(MPI_Bcast(&first, 1, MPI_INT, 0, host_), "MPI_Bcast");
+  hosts_.resize(static_cast<std::size_t>(size_));
+  check(MPI_Allgather(&first, 1, MPI_INT, hosts_.data(), 1, MPI_INT, all_), "MPI_Allgather");
+}
 
 void MpiBackend::share_segments(const WorldOptions& options) {
   segments_ = std::make_unique<ShmAllocation>(host_, static_cast<std::int64_t>(sizeof(Segment)));
@@ -145,12 +169,12 @@ void MpiBackend::share_segments(const WorldOptions& options) {
   if (stat("/proc/self/ns/pid", &status) == 0) own->pid_namespace = status.st_ino;
   check(MPI_Barrier(host_), "MPI_Barrier");  // all segments stand
   world_ = std::make_unique<ShmWorld>(views<Segment>(*segments_), rank, options.timeout_seconds);
-  if (world_->size() != size_ || transport_ == Transport::messages)
+  if (has_several_hosts() || transport_ == Transport::messages)
     world_->set_progress([this] {
       int found = 0;
       MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, all_, &found, MPI_STATUS_IGNORE);
     });
-  monitor_ = std::make_unique<PeerMonitor>(*world_, options);
+  monitor_ = std::make_unique<PeerMonitor>(*world_, options, [this] { look_beyond(); });
 }
 
 // The ranks meet where a dead peer is noticed before they enter MPI, where it is not.
@@ -164,7 +188,9 @@ World::Backend::Group* MpiBackend::group(DeviceContext& context, const GroupSeat
   check(MPI_Comm_split(all_, is_member ? seat.ranks[0] : MPI_UNDEFINED, seat.rank, &members),
         "MPI_Comm_split");
   if (!is_member) return nullptr;
-  groups_.push_back(std::make_unique<MpiGroup>(members, *world_, transport_, arena_));
+  std::vector<int> hosts;
+  for (const int rank : seat.ranks) hosts.push_back(hosts_[static_cast<std::size_t>(rank)]);
+  groups_.push_back(std::make_unique<MpiGroup>(members, hosts, *world_, transport_, arena_));
   return groups_.back().get();
 }
 
@@ -184,13 +210,45 @@ int MpiBackend::ranks_on_my_cores() const {
 }
 
 void MpiBackend::rejoin(DeviceContext&, std::span<double> largest) {
-  if (world_->size() != size_)
+  if (has_several_hosts())
     throw CommError(concat(
-        "World::recover: the ranks are on several hosts, which do not hear of each other's "
-        "failures; end the job and start it again from a checkpoint, or run all ranks on one "
-        "host. The step failed because ",
+        "World::recover: the ranks are on several hosts, which do not meet again after a failure; "
+        "end the job and start it again from a checkpoint, or run all ranks on one host. The step "
+        "failed because ",
         reason()));
   world_->rejoin(largest, [this] { drain(); });
+}
+
+// Hosts do not see each other's ranks: what fails the world on one is told to all others.
+void MpiBackend::look_beyond() {
+  if (!has_several_hosts()) return;
+  if (world_->is_aborted()) return tell_failure();
+  int found = 0;
+  MPI_Status status;
+  MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, all_, &found, &status);
+  if (!found) return;
+  char reason[sizeof Segment::reason] = {};
+  MPI_Recv(reason, sizeof reason, MPI_CHAR, status.MPI_SOURCE, status.MPI_TAG, all_,
+           MPI_STATUS_IGNORE);
+  if (status.MPI_TAG == kLost)
+    world_->abort_for_late(reason);
+  else
+    world_->abort(reason);
+}
+
+// From memory that stays: a world that has failed on several hosts frees nothing.
+void MpiBackend::tell_failure() noexcept {
+  if (!has_several_hosts() || !world_->is_aborted() || has_told_.exchange(true)) return;
+  world_->reason();  // stands
+  const Segment& first = world_->segment(0);
+  const HostLayout layout(hosts_, rank_);
+  for (int host = 0; host < layout.hosts(); ++host) {
+    if (host == layout.own_host()) continue;
+    MPI_Request sent = MPI_REQUEST_NULL;
+    MPI_Isend(first.reason, sizeof first.reason, MPI_CHAR, layout.partner(host, rank_),
+              first.lost_is_reason ? kLost : kFailed, all_, &sent);
+    MPI_Request_free(&sent);
+  }
 }
 
 void MpiBackend::drain() {
@@ -205,10 +263,10 @@ void MpiBackend::leave() noexcept {
   try {
     world_->leave();
     world_->shut_down();
-    if (world_->size() != size_) {
-      // After a failure here ranks of other hosts may never come: they hear of it when we are gone.
+    if (has_several_hosts()) {
+      tell_failure();
       if (world_->is_aborted()) return keep_channels();
-      check(MPI_Barrier(all_), "MPI_Barrier");  // they come as late as they like
+      meet_beyond(all_, *world_);  // they come as late as they like
     }
     drain();
     monitor_.reset();
@@ -216,6 +274,7 @@ void MpiBackend::leave() noexcept {
     check(MPI_Allreduce(MPI_IN_PLACE, &held, 1, MPI_INT, MPI_MAX, all_), "MPI_Allreduce");
     is_held_ = held != 0;
   } catch (const std::exception& error) {
+    tell_failure();
     keep_channels();
     if (!has_failed_)  // else the program knows
       log(LogLevel::warning,
@@ -235,6 +294,13 @@ void MpiBackend::free_all() noexcept {
 }
 
 }  // namespace
+
+PretendedHosts::PretendedHosts(std::vector<int> hosts) { pretended_hosts = std::move(hosts); }
+PretendedHosts::~PretendedHosts() { pretended_hosts.clear(); }
+int PretendedHosts::host_of(int rank) {
+  return pretended_hosts.empty() ? 0 : pretended_hosts.at(static_cast<std::size_t>(rank));
+}
+
 }  // namespace comm
 
 World World::mpi(const WorldOptions& options) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <source_location>
 #include <string>
+#include <vector>
 
 #include "runtime/comm/mpi/shm.hpp"
 #include "tessera/base/error.hpp"
@@ -23,11 +24,23 @@ inline void check(int status, const char* call,
   throw CommError(concat(call, ": ", std::string(text, static_cast<std::size_t>(length))), where);
 }
 
-// Over messages, on the stream's thread; no bytes of an item move before all ranks have come and
-// agree. `channel` is used by nobody else.
+class HostLayout;
 class MpiChannel;
-std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context, ShmGroup& group,
-                                                        MpiChannel& channel, const GroupSeat& seat,
+
+// What a communicator of a group works with.
+struct MessageSetup {
+  ShmGroup& group;  // of this host's ranks
+  int number;       // of the role
+  const HostLayout& layout;
+  MpiChannel& channel;  // used by nobody else
+  std::vector<std::byte*>
+      exchange;  // of the ranks of the layout's host: the channel's memory, twice
+};
+// Between hosts by messages, within one through memory, on the stream's thread; no bytes of an item
+// move before all ranks have come and agree.
+std::unique_ptr<Communicator> make_message_communicator(DeviceContext& context,
+                                                        const MessageSetup& setup,
+                                                        const GroupSeat& seat,
                                                         std::string_view role, StreamId stream);
 
 }  // namespace tessera::comm

@@ -20,13 +20,6 @@ constexpr int kPolls = 1000;
 constexpr std::chrono::seconds kCancelPatience{10};
 constexpr std::chrono::seconds kDrainPatience{30};  // all ranks are there already
 
-void pause_after(int look) {
-  if (look < kPolls)
-    sched_yield();
-  else
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-}
-
 bool are_done(std::vector<MPI_Request>& requests) {
   int done = 0;
   check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
@@ -37,8 +30,15 @@ bool are_done(std::vector<MPI_Request>& requests) {
 
 }  // namespace
 
-MpiChannel::MpiChannel(MPI_Comm all, const ShmWorld& world, std::size_t bytes)
-    : world_(world), out_(bytes) {
+void pause_after(int look) {
+  if (look < kPolls)
+    sched_yield();
+  else
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+MpiChannel::MpiChannel(MPI_Comm all, const ShmWorld& world, std::span<std::byte> out)
+    : world_(world), out_(out) {
   check(MPI_Comm_dup(all, &comm_), "MPI_Comm_dup");
   MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
   check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");

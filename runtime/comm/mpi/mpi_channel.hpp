@@ -4,29 +4,33 @@
 //   rank 0   post ─ poll ─ poll ─ done        post ─ poll ─ failure: receives are cancelled
 //   rank 1   post ─ poll ─ done               post ─ poll ─ failure     sends stay, for `drain`
 //
-// Sends leave from the channel's own memory alone: MPI can't take back a message that a peer has
+// Sends leave from memory that only the channel has: MPI can't take back a message that a peer has
 // begun to read, but what a user owns is never read after a collective has thrown.
 #pragma once
 
 #include <mpi.h>
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "runtime/comm/mpi/shm.hpp"
 
 namespace tessera::comm {
 
+// Between looks after MPI, `look` times so far: nothing wakes a thread that waits for it.
+void pause_after(int look);
+
 // Threads: one at a time.
 class MpiChannel {
  public:
-  // Over the ranks of `all`; collective. At least `bytes` can be sent and not yet delivered.
-  MpiChannel(MPI_Comm all, const ShmWorld& world, std::size_t bytes);
+  // Over the ranks of `all`; collective. `out` outlives what is sent and not yet delivered.
+  MpiChannel(MPI_Comm all, const ShmWorld& world, std::span<std::byte> out);
   MpiChannel(const MpiChannel&) = delete;
   MpiChannel& operator=(const MpiChannel&) = delete;
 
   // What is sent lies here, and stays as it is until `finish` returns.
-  std::byte* out() noexcept { return out_.data(); }
+  std::byte* out() const noexcept { return out_.data(); }
   std::size_t out_bytes() const noexcept { return out_.size(); }
 
   // Messages between two ranks arrive in the order in which they are posted.
@@ -51,7 +55,8 @@ class MpiChannel {
   MPI_Comm comm_ = MPI_COMM_NULL;
   const ShmWorld& world_;
   int rank_ = 0, size_ = 1;
-  std::vector<std::byte> out_, scrap_;  // scrap_: what is thrown away
+  std::span<std::byte> out_;
+  std::vector<std::byte> scrap_;  // what is thrown away
   std::vector<MPI_Request> sends_, receives_;
 };
 

@@ -1,6 +1,7 @@
 #include "runtime/comm/mpi/mpi_group.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "runtime/comm/mpi/mpi.hpp"
 #include "tessera/base/checked.hpp"
@@ -9,7 +10,7 @@
 namespace tessera::comm {
 namespace {
 
-// Of each exchange buffer of a role. Larger items go through block by block.
+// Of what a role has on its way, in each direction. Larger items go through block by block.
 constexpr std::size_t kBlockBytes = 4 << 20;
 
 // What a program holds of an allocation. Freed later, when all ranks have let theirs go.
@@ -53,26 +54,56 @@ ShmAllocation::ShmAllocation(MPI_Comm comm, std::int64_t bytes) {
     bases.push_back(beyond == 0 ? start : start + (kPageBytes - beyond));
   }
 }
-MPI_Comm split_by_host(MPI_Comm all, int rank) {
-  MPI_Comm host = MPI_COMM_NULL;
-  check(MPI_Comm_split_type(all, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host),
-        "MPI_Comm_split_type");
-  MPI_Comm_set_errhandler(host, MPI_ERRORS_RETURN);
-  return host;
+
+MPI_Comm split(MPI_Comm all, int number, int rank) {
+  MPI_Comm some = MPI_COMM_NULL;
+  check(MPI_Comm_split(all, number, rank, &some), "MPI_Comm_split");
+  MPI_Comm_set_errhandler(some, MPI_ERRORS_RETURN);
+  return some;
 }
 
-MpiGroup::MpiGroup(MPI_Comm all, ShmWorld& world, Transport transport, PlainArena& arena)
-    : all_(all), world_(world), arena_(arena) {
+void meet_beyond(MPI_Comm all, const ShmWorld& world) {
+  MPI_Request all_here = MPI_REQUEST_NULL;
+  check(MPI_Ibarrier(all, &all_here), "MPI_Ibarrier");
+  for (int look = 0, met = 0;; pause_after(look++)) {
+    check(MPI_Test(&all_here, &met, MPI_STATUS_IGNORE), "MPI_Test");
+    if (met) return;
+    world.expect_fine();
+  }
+}
+
+namespace {
+
+std::vector<int> all_apart(std::size_t ranks) {
+  std::vector<int> hosts(ranks);
+  std::iota(hosts.begin(), hosts.end(), 0);
+  return hosts;
+}
+
+int rank_in(MPI_Comm comm) {
+  int rank = 0;
+  check(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+  return rank;
+}
+
+}  // namespace
+
+MpiGroup::MpiGroup(MPI_Comm all, std::span<const int> hosts, ShmWorld& world, Transport transport,
+                   PlainArena& arena)
+    : all_(all),
+      rank_(rank_in(all)),
+      world_(world),
+      arena_(arena),
+      spans_hosts_(std::ranges::count(hosts, hosts[0]) != std::ssize(hosts)),
+      pulls_(!spans_hosts_ && transport == Transport::automatic),
+      layout_(transport == Transport::automatic ? std::vector(hosts.begin(), hosts.end())
+                                                : all_apart(hosts.size()),
+              rank_) {
   MPI_Comm_set_errhandler(all_, MPI_ERRORS_RETURN);
-  int size = 1, on_host = 1, rank = 0;
-  check(MPI_Comm_rank(all_, &rank_), "MPI_Comm_rank");
-  check(MPI_Comm_size(all_, &size), "MPI_Comm_size");
-  host_ = split_by_host(all_, rank_);
+  host_ = split(all_, hosts[static_cast<std::size_t>(rank_)], rank_);
+  int on_host = 1;
   check(MPI_Comm_size(host_, &on_host), "MPI_Comm_size");
-  check(MPI_Comm_rank(host_, &rank), "MPI_Comm_rank");
-  int alike = on_host == size && transport == Transport::automatic;
-  check(MPI_Allreduce(MPI_IN_PLACE, &alike, 1, MPI_INT, MPI_MIN, all_), "MPI_Allreduce");
-  pulls_ = alike != 0;
+  const int rank = rank_in(host_);
   std::vector<int> numbers(static_cast<std::size_t>(on_host));
   const int own = world.rank();
   check(MPI_Allgather(&own, 1, MPI_INT, numbers.data(), 1, MPI_INT, host_), "MPI_Allgather");
@@ -84,13 +115,24 @@ MpiGroup::MpiGroup(MPI_Comm all, ShmWorld& world, Transport transport, PlainAren
       std::make_unique<ShmGroup>(world, views<GroupSegment>(*segments_), std::move(numbers), rank);
 }
 
+void MpiGroup::meet() {
+  shm_->meet_to_allocate();
+  if (spans_hosts_) meet_beyond(all_, world_);
+}
+
 std::unique_ptr<Communicator> MpiGroup::make(DeviceContext& context, const GroupSeat& seat,
                                              std::string_view role, StreamId stream) {
-  if (pulls_) return make_shm_communicator(context, *shm_, made_++, seat, role, stream);
+  const int number = made_++;
+  if (pulls_) return make_shm_communicator(context, *shm_, number, seat, role, stream);
   const std::size_t ranks = seat.ranks.size();
-  const std::size_t bytes = ranks > 1 ? std::max(kBlockBytes, ranks * 8) : 0;
-  channels_.push_back(std::make_unique<MpiChannel>(all_, world_, bytes));
-  return make_message_communicator(context, *shm_, *channels_.back(), seat, role, stream);
+  const std::size_t bytes = ranks > 1 ? std::max(kBlockBytes, ranks * 64) : 0;
+  const ShmAllocation& exchange = exchanges_.emplace_back(has_two_levels() ? host_ : MPI_COMM_SELF,
+                                                          static_cast<std::int64_t>(2 * bytes));
+  std::byte* const own =
+      exchange.bases[has_two_levels() ? static_cast<std::size_t>(shm_->rank()) : 0];
+  channels_.push_back(std::make_unique<MpiChannel>(all_, world_, std::span(own, bytes)));
+  return make_message_communicator(
+      context, {*shm_, number, layout_, *channels_.back(), exchange.bases}, seat, role, stream);
 }
 
 std::shared_ptr<SymmetricMemory> MpiGroup::allocate(DeviceContext& context, std::int64_t bytes) {
@@ -101,7 +143,7 @@ std::shared_ptr<SymmetricMemory> MpiGroup::allocate(DeviceContext& context, std:
   TESSERA_EXPECT(range[0] == -range[1], "allocate_symmetric: rank ", world_.name_of(world_.rank()),
                  " asks for ", bytes, " bytes, other ranks for ", -range[1], " to ", range[0],
                  "; every rank must ask for the same");
-  if (!pulls_) return arena_.allocate(context, bytes);
+  if (!pulls_ && !has_two_levels()) return arena_.allocate(context, bytes);
   free_let_go();
   const std::int64_t rounded = round_up(bytes, kPageBytes);
   held_.push_back({ShmAllocation(host_, rounded), ++allocations_, std::make_shared<bool>(false)});
@@ -145,6 +187,7 @@ void MpiGroup::free() noexcept {
   for (Held& held : held_) held.allocation.free();
   segments_->free();
   for (const auto& channel : channels_) channel->free();
+  for (ShmAllocation& exchange : exchanges_) exchange.free();
   MPI_Comm_free(&host_);
   MPI_Comm_free(&all_);
 }

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <span>
 #include <vector>
 
+#include "runtime/comm/mpi/host_layout.hpp"
 #include "runtime/comm/mpi/mpi_channel.hpp"
 #include "runtime/comm/mpi/shm.hpp"
 #include "runtime/comm/plain_memory.hpp"
@@ -37,14 +39,19 @@ std::vector<T*> views(const ShmAllocation& allocation) {
   return all;
 }
 
-// The ranks of `all` on this host, in their order. Collective.
-MPI_Comm split_by_host(MPI_Comm all, int rank);
+// The ranks of `all` that give the same `number`, in their order. Collective.
+MPI_Comm split(MPI_Comm all, int number, int rank);
+
+// Blocks until all ranks of `all`, which are on several hosts, are here.  Throws: CommError once
+// the world is aborted.
+void meet_beyond(MPI_Comm all, const ShmWorld& world);
 
 // A group: its communicators of MPI, and what its ranks on this host share.
 class MpiGroup final : public World::Backend::Group {
  public:
-  // Takes `all`, a communicator of the group's ranks. Collective over it.
-  MpiGroup(MPI_Comm all, ShmWorld& world, Transport transport, PlainArena& arena);
+  // Takes `all`, a communicator of the group's ranks, which are on `hosts`. Collective over it.
+  MpiGroup(MPI_Comm all, std::span<const int> hosts, ShmWorld& world, Transport transport,
+           PlainArena& arena);
   MpiGroup(const MpiGroup&) = delete;
   MpiGroup& operator=(const MpiGroup&) = delete;
 
@@ -52,9 +59,11 @@ class MpiGroup final : public World::Backend::Group {
                                      std::string_view role, StreamId stream) override;
   std::shared_ptr<SymmetricMemory> allocate(DeviceContext& context, std::int64_t bytes) override;
   FlightRecorder& recorder() noexcept override { return shm_->recorder(shm_->rank()); }
+  bool sums_are_ordered() const noexcept override { return !has_two_levels(); }
 
-  // All ranks of the host's part of the group, before they enter MPI, where nothing wakes them.
-  void meet() { shm_->meet_to_allocate(); }
+  // All ranks, before they enter MPI, where nothing wakes them.  Throws: CommError once the world
+  // is aborted.
+  void meet();
   void drain();
   void keep_channels() noexcept;
   bool is_held() const;  // memory, by a model of this rank
@@ -67,18 +76,23 @@ class MpiGroup final : public World::Backend::Group {
     std::shared_ptr<bool> let_go;
   };
 
+  bool has_two_levels() const noexcept { return spans_hosts_ && !layout_.is_flat(); }
   void free_let_go();
 
   MPI_Comm all_, host_ = MPI_COMM_NULL;
   int rank_ = 0, made_ = 0;
   ShmWorld& world_;
   PlainArena& arena_;
-  bool pulls_ = false;  // from memory that all ranks share; else by messages
+  const bool spans_hosts_;
+  const bool pulls_;         // from memory that all ranks share
+  const HostLayout layout_;  // of messages alone: each rank on a host of its own
   std::unique_ptr<ShmAllocation> segments_;
   std::unique_ptr<ShmGroup> shm_;  // the ranks of this host
   std::vector<Held> held_;
   std::uint64_t allocations_ = 0;
-  std::vector<std::unique_ptr<MpiChannel>> channels_;  // one a role, where messages are sent
+  // Where messages are sent: one a role, and what goes through it.
+  std::vector<std::unique_ptr<MpiChannel>> channels_;
+  std::vector<ShmAllocation> exchanges_;
 };
 
 }  // namespace tessera::comm

@@ -10,10 +10,12 @@
 
 namespace tessera::comm {
 
-PeerMonitor::PeerMonitor(ShmWorld& world, const WorldOptions& options)
+PeerMonitor::PeerMonitor(ShmWorld& world, const WorldOptions& options,
+                         std::function<void()> look_beyond)
     : world_(world),
       timeout_s_(options.timeout_seconds),
       heartbeat_s_(options.heartbeat_timeout_seconds),
+      look_beyond_(std::move(look_beyond)),
       beats_(static_cast<std::size_t>(world.size())),
       silent_s_(static_cast<std::size_t>(world.size())) {
   open_peers();
@@ -48,6 +50,7 @@ void PeerMonitor::look(int ready) {
   }
   world_.segment(world_.rank()).beat.fetch_add(1, std::memory_order_relaxed);
   look_for_silence();
+  look_beyond_();
   if (world_.is_aborted()) return;
   look_for_late_calls();
   look_for_partings();

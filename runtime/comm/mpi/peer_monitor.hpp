@@ -8,6 +8,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <utility>
@@ -21,8 +22,8 @@ namespace tessera::comm {
 
 class PeerMonitor {
  public:
-  // Every rank of the host has made its segment.
-  PeerMonitor(ShmWorld& world, const WorldOptions& options);
+  // Every rank of the host has made its segment. `look_beyond` looks after what is on other hosts.
+  PeerMonitor(ShmWorld& world, const WorldOptions& options, std::function<void()> look_beyond);
   ~PeerMonitor();
   PeerMonitor(const PeerMonitor&) = delete;
   PeerMonitor& operator=(const PeerMonitor&) = delete;
@@ -39,6 +40,7 @@ class PeerMonitor {
 
   ShmWorld& world_;
   const double timeout_s_, heartbeat_s_;
+  const std::function<void()> look_beyond_;
   std::vector<int> pidfds_;  // by rank on the host; -1 where there is none
   std::vector<std::uint64_t> beats_;
   std::vector<double> silent_s_;
