@@ -332,14 +332,14 @@ void Context::schedule_end() {
 }
 
 void Context::end_of_backward() {
-  end_of_forward();
+  end_of_root_backward();
   in_pass_ = false;
 }
 
 // Not only at the end of a pass: where one rank goes back along two forwards in one, another may
 // skip either in a pass of its own. What is written to a unit outside of its calls, as to one that
 // stays open, is reduced here, and a round of which this pass has not come to the first call.
-void Context::end_of_forward() {
+void Context::end_of_root_backward() {
   for (const auto& weak : units_) {
     const std::shared_ptr<Unit> unit = weak.lock();
     if (!unit) continue;

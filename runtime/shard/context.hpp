@@ -86,7 +86,7 @@ class Context : public std::enable_shared_from_this<Context> {
   // around this one, or others of the same round come.
   void leave(Unit& unit, const BackwardNeeds& needs);
   // The way back along a forward of the root is over: units that it has left open are closed.
-  void end_of_forward();
+  void end_of_root_backward();
   // After each reduce-scatter, which has ended when `event` has.
   void on_reduced(const Event& event);
 

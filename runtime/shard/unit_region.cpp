@@ -21,7 +21,7 @@ void UnitRegion::on_backward_end() {
   if (!unit->shards().is_root()) return;  // a head called by itself leaves open what others need
   bool is_last = true;
   autograd::for_each_upcoming_step([&](autograd::Region&, bool) { return is_last = false; });
-  if (is_last) unit->context()->end_of_forward();
+  if (is_last) unit->context()->end_of_root_backward();
 }
 
 }  // namespace tessera::shard
