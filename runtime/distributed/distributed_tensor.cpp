@@ -59,7 +59,10 @@ ShardSpec spec_of(const Shape& shape, const DeviceMesh& mesh, const Placements& 
   if (const auto* const ragged =
           std::get_if<RaggedShard>(&placements[static_cast<std::size_t>(dim)])) {
     spec.block_rows = ragged->block_rows;
-    spec.extra_from = ragged->extra_from % spec.world;
+    TESSERA_EXPECT(ragged->extra_from >= 0 && ragged->extra_from < spec.world,
+                   "DistributedTensor: blocks that are left over go to rank ", ragged->extra_from,
+                   " and on; give one of 0 to ", spec.world - 1);
+    spec.extra_from = ragged->extra_from;
   }
   return spec;
 }
@@ -77,7 +80,8 @@ std::string to_string(const Placement& placement) {
   if (const auto* const shard = std::get_if<Shard>(&placement))
     return concat("Shard(", shard->dim, ')');
   if (const auto* const ragged = std::get_if<RaggedShard>(&placement))
-    return concat("RaggedShard(0, blocks of ", ragged->block_rows, ')');
+    return concat("RaggedShard(0, blocks of ", ragged->block_rows,
+                  ragged->extra_from > 0 ? concat(", extra from ", ragged->extra_from) : "", ')');
   if (const auto* const partial = std::get_if<Partial>(&placement))
     return concat("Partial(", name(partial->reduce), ')');
   return "Replicate";

@@ -400,14 +400,19 @@ void Optimizer::update_all(const Tensor& given) {
   }
   const Tick before = now();
   UpdateLog::Update done{.first = before + 1};
+  bool is_due = false;
   try {
     for (const GroupState& state : states_) {
       if (!state.group->gradient.defined()) continue;
+      is_due = true;
       state.group->await_gradient();
       if (state.segment_count > 0) update(state, scalars_);
       state.group->mark_updated();  // also of an empty shard: its unit is gathered on every rank
     }
     update_together(scalars_);
+    // A rank without rows: whether the step came so far is to be known of it, too.
+    if (is_due && now() == before)
+      Stream(device, stream).launch({.name = "update_no_rows"}, [](Exec&) {});
     if (condition.defined()) done.was_skipped = read_later(condition);
   } catch (...) {
     if (now() > before) {  // some groups are a step ahead of the others, if it comes to run

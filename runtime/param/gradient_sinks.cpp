@@ -20,15 +20,21 @@ Tensor padding_table(const FlatGroup& group) {
 
 }  // namespace
 
+// What a step that failed has laid out may never have come to the device.
+bool LocalGradient::is_laid_out() const {
+  return layouts_ == group_->layouts && recoveries_ == group_->device.recoveries();
+}
+
 void LocalGradient::lay_out() {
   layouts_ = group_->layouts;
+  recoveries_ = group_->device.recoveries();
   padding_ = padding_table(*group_);
   arrived_ = held_ = ArrivalMask(group_->trainable.size());
   if (group_->gradient.defined()) held_.fill();
 }
 
 autograd::GradientSink LocalGradient::sink(int i, double scale) {
-  if (layouts_ != group_->layouts) lay_out();
+  if (!is_laid_out()) lay_out();
   if (!group_->gradient.defined()) {
     const OwnerGuard owner(group_->device, "gradients");
     group_->gradient =
@@ -60,7 +66,7 @@ autograd::GradientSink LocalGradient::sink(int i, double scale) {
 void LocalGradient::complete() {
   scheduled_ = false;
   if (!group_->gradient.defined()) return;
-  if (layouts_ != group_->layouts) lay_out();  // no sink was asked for since
+  if (!is_laid_out()) lay_out();  // no sink was asked for since
   const Tensor counts = group_->counts();
   for (std::size_t word = 0; word < arrived_.words(); ++word) {
     kernels::CompleteArgs args{};

@@ -76,13 +76,15 @@ class LocalGradient final : public GradientSinks,
   bool completed_by_caller = false;
 
  private:
+  bool is_laid_out() const;
   void lay_out();
 
   std::shared_ptr<FlatGroup> group_;
-  std::uint64_t layouts_ = 0;  // of the group, as these are
-  Tensor padding_;             // table of kernels::FlatSpan
-  ArrivalMask arrived_{0};     // since the last completion
-  ArrivalMask held_{0};        // with a value in the gradient as it is, so that a sink adds to it
+  std::uint64_t layouts_ = 0;     // of the group, as these are,
+  std::uint64_t recoveries_ = 0;  // and of its device
+  Tensor padding_;                // table of kernels::FlatSpan
+  ArrivalMask arrived_{0};        // since the last completion
+  ArrivalMask held_{0};  // with a value in the gradient as it is, so that a sink adds to it
   bool fresh_ = false;
   bool scheduled_ = false;
 };

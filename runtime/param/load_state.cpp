@@ -169,10 +169,10 @@ std::string DictSource::fault(std::string_view name, const ShardSpec& spec) cons
                   " of ", own.shape, "; give the rows that its spec says");
   if (own.world == 1) return "";
   if (own.world == spec.world && own.rank == spec.rank) {
-    if (own.owned() == spec.owned()) return "";
-    return concat("rows ", own.owned().begin, " to ", own.owned().end, ", and this rank has ",
-                  spec.owned().begin, " to ", spec.owned().end,
-                  "; load whole tensors, or a file, into other blocks of rows");
+    if (own.block_rows == spec.block_rows && own.extra_from == spec.extra_from) return "";
+    return concat("cut by blocks of ", own.block_rows, " rows, the model's by ", spec.block_rows,
+                  " (0: evenly), or dealt out from another rank; load whole tensors, or a file, "
+                  "into other blocks of rows");
   }
   return concat("the rows of rank ", own.rank, " of ", own.world, ", and this is rank ", spec.rank,
                 " of ", spec.world, "; load whole tensors, or a file, on another number of ranks");

@@ -23,10 +23,11 @@ void Parameter::set_block_rows(std::int64_t rows) const {
   const Shape& shape = this->shape();
   TESSERA_EXPECT(!unit(), "set_block_rows: parameter '", name(), "' belongs to unit '",
                  *state_->unit, "'; call it before fully_shard");
-  TESSERA_EXPECT(shape.ndim() > 0, "set_block_rows: a scalar has no rows");
-  TESSERA_EXPECT(rows >= 0 && rows <= shape[0], "set_block_rows: blocks of ", rows,
-                 " rows for a parameter of ", shape, "; give 1 to ", shape[0],
-                 ", or 0 for even shards");
+  TESSERA_EXPECT(rows >= 0 && rows <= (shape.ndim() > 0 ? shape[0] : 0),
+                 "set_block_rows: blocks of ", rows, " rows for a parameter of ", shape,
+                 "; give no more than its rows, or 0 for even shards");
+  TESSERA_EXPECT(rows == 0 || !state_->transform, "set_block_rows: a parameter of ", shape,
+                 " has a gather transform, which cuts it evenly; leave one of the two out");
   state_->block_rows = rows;
 }
 
@@ -35,7 +36,12 @@ void Parameter::set_gather_transform(std::shared_ptr<const GatherTransform> tran
                  " has memory; call it before materialize");
   TESSERA_EXPECT(!transform || state_->dtype == f32, "set_gather_transform: ", state_->called(),
                  " is stored in ", state_->dtype, " and gathered as it is; store it in f32");
-  if (transform) transform->parts(spec());
+  TESSERA_EXPECT(!transform || state_->block_rows == 0, "set_gather_transform: a parameter of ",
+                 shape(), " is sharded by blocks of ", state_->block_rows,
+                 " rows, and transforms by even ones; leave one of the two out");
+  TESSERA_EXPECT(!transform || !transform->parts(spec()).empty(), "set_gather_transform: '",
+                 transform->name(), "' has no parts for a parameter of ", shape(),
+                 "; give at least one array that travels");
   state_->transform = std::move(transform);
 }
 

@@ -250,7 +250,7 @@ void Context::begin_forward() {
     forwards_.erase(forwards_.begin());
   }
   if (may_hold_units_) close_stale_units();
-  if (slots_->are_plans_old()) expect_alike();
+  if (slots_->is_to_be_agreed()) expect_alike();
   slots_->begin_step();
 }
 

@@ -109,12 +109,9 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   for (const auto& state : claimed) {
     if (state->transform)
       state->transform->parts({state->shape, options.mesh.shard_size(), options.mesh.shard_rank()});
-    const char* const even = state->transform           ? "has a gather transform"
-                             : state->may_be_streamed() ? "is streamed"
-                                                        : nullptr;
-    TESSERA_EXPECT(state->block_rows == 0 || !even, "fully_shard: parameter '", state->name, "' ",
-                   even, ", which cuts it evenly; leave set_block_rows(", state->block_rows,
-                   ") out");
+    TESSERA_EXPECT(state->block_rows == 0 || !state->may_be_streamed(), "fully_shard: parameter '",
+                   state->name, "' is streamed, in even slices; leave set_block_rows(",
+                   state->block_rows, ") out");
   }
   check_reshard("fully_shard", options.reshard_after_forward, options.mesh, claimed);
   // Values that exist move from their whole arrays into the shards.

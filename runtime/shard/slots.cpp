@@ -41,6 +41,7 @@ Slots::~Slots() {
 // that come again follow plans of their own, and what they leave for the next lies where it lay
 // before.
 void Slots::begin_step() {
+  is_to_be_agreed_ = false;
   if (are_plans_old_) plan_anew();
   std::vector<SlotUse> carried;
   for (Live& live : live_) {

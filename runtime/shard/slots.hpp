@@ -42,10 +42,12 @@ class Slots {
   }
   // UnitNeeds'. All plans are made anew when the next step begins.
   void set_reductions_in_flight(int unit, int reductions) {
+    is_to_be_agreed_ = was_set_ = true;
     int& known = units_[static_cast<std::size_t>(unit)].reductions_in_flight;
-    if (std::exchange(known, reductions) != reductions) are_plans_old_ = was_changed_ = true;
+    if (std::exchange(known, reductions) != reductions) are_plans_old_ = true;
   }
-  bool are_plans_old() const noexcept { return are_plans_old_; }
+  // Whether anything was set, if only to what it was, since the step began: peers look, too.
+  bool is_to_be_agreed() const noexcept { return is_to_be_agreed_; }
   // How many the plan that is followed has.
   std::size_t planned(int unit, SlotKind kind) { return planned_uses(unit, kind).offsets.size(); }
 
@@ -60,7 +62,7 @@ class Slots {
   // Whether no step has made a plan, and whether every rank has it as all made it, whatever the
   // steps since were.
   bool is_new() const noexcept { return is_new_; }
-  bool is_as_made() const noexcept { return is_new_ && !was_changed_; }
+  bool is_as_made() const noexcept { return is_new_ && !was_set_; }
 
  private:
   struct Block {
@@ -106,7 +108,7 @@ class Slots {
   std::vector<Live> live_;
   std::int64_t now_ = 0;
   bool is_planned_ = true;  // so far
-  bool are_plans_old_ = false, was_changed_ = false;
+  bool is_to_be_agreed_ = false, are_plans_old_ = false, was_set_ = false;
   bool wants_resize_ = false;
   std::int64_t least_bytes_ = 0;
   std::vector<PlannedUses> planned_uses_;

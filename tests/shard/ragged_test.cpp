@@ -1,4 +1,6 @@
 // Ragged shards: rows dealt by blocks, which no rank cuts, gathered and reduced by counts.
+#include "tessera/autograd/recompute.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/distributed/state.hpp"
 #include "tessera/param/gather_transform.hpp"
@@ -239,21 +241,66 @@ TEST_CASE(
   const DeviceMesh mesh = DeviceMesh::flat(world);
   RaggedNet net;
   CHECK_THAT(contract_error([&] { net.up.weight.set_block_rows(8); }),
-             Contains("blocks of 8 rows for a parameter of [7, 6]; give 1 to 7"));
+             Contains("blocks of 8 rows for a parameter of [7, 6]; give no more"));
   CHECK_THAT(contract_error([&] { net.up.weight.set_block_rows(-1); }), Contains("blocks of -1"));
   const Parameter scalar(Shape{}, Initializer::constant(1));
-  CHECK_THAT(contract_error([&] { scalar.set_block_rows(0); }), Contains("scalar"));
+  scalar.set_block_rows(0);
+  CHECK_THAT(contract_error([&] { scalar.set_block_rows(1); }), Contains("a parameter of []"));
   CHECK_THAT(contract_error([&] {
                fully_shard(net.up, {.mesh = mesh, .reshard_after_forward = Reshard::to(2)});
              }),
              Contains("'weight' is sharded by blocks of 2 rows") && Contains("Reshard::always"));
-  net.up.weight.set_gather_transform(gather_in_e4m3());
-  CHECK_THAT(contract_error([&] { fully_shard(net.up, {.mesh = mesh}); }),
-             Contains("'weight' has a gather transform") && Contains("set_block_rows(2)"));
-  net.up.weight.set_gather_transform(nullptr);
+  CHECK_THAT(contract_error([&] { net.up.weight.set_gather_transform(gather_in_e4m3()); }),
+             Contains("is sharded by blocks of 2 rows") && Contains("leave one of the two out"));
+  nn::Linear encoded(4, 4);
+  encoded.weight.set_gather_transform(gather_in_e4m3());
+  CHECK_THAT(contract_error([&] { encoded.weight.set_block_rows(2); }),
+             Contains("has a gather transform") && Contains("leave one of the two out"));
+  encoded.weight.set_block_rows(0);
+  CHECK_THAT(contract_error([&] {
+               DistributedTensor(Tensor::zeros({2, 3}, f32, world.device()), {8, 3}, mesh,
+                                 {RaggedShard{2, 4}});
+             }),
+             Contains("rank 4") && Contains("0 to 3"));
   fully_shard(net.up, {.mesh = mesh});
   CHECK_THAT(contract_error([&] { net.up.weight.set_block_rows(1); }),
              Contains("belongs to unit") && Contains("before fully_shard"));
   CHECK_THAT(contract_error([&] { set_reshard_after_forward(net.up, Reshard::to(2)); }),
              Contains("set_reshard_after_forward") && Contains("'weight'"));
+}
+
+TEST_CASE("a rank without rows goes back with its peers from a step that failed",
+          "[threads][ragged]") {
+  struct Net final : nn::Module {
+    Net() {
+      register_parameter("p", p);
+      p.set_block_rows(4);
+    }
+    Parameter p{{4}, Initializer::constant(2)};
+  };
+  struct Found {
+    bool is_consistent;
+    std::int64_t steps;
+  };
+  for (const Found& found : on_ranks(2, [](World& world) {
+         Net net;
+         fully_shard(net, {.mesh = DeviceMesh::flat(world)});
+         nn::init(net, {1}, world.device());
+         optim::Sgd optimizer(net.parameters(), {.lr = 0.1});
+         try {
+           net.call([&] {
+                if (world.rank() == 0) throw std::runtime_error("stopped");
+                return sum(net.p.value());
+              })
+               .backward();
+           optimizer.step();  // of rank 1, which has no row
+           world.barrier();
+         } catch (const std::exception&) {
+         }
+         const bool is_consistent = reset(net).parameters_are_consistent;
+         return Found{is_consistent, optimizer.steps()};
+       })) {
+    CHECK(found.is_consistent);
+    CHECK(found.steps == 0);
+  }
 }

@@ -69,11 +69,11 @@ int dry_run(const Config& config, int ranks) {
   std::fflush(stdout);  // the plan may take its time
   const std::optional<Machine> machine = priced_machine(config);
   const BatchSplit split = split_batch(config, ranks);
-  const PricedStep step{
-      .machine = machine ? &*machine : nullptr,
-      .ranks = ranks,
-      .tokens = static_cast<double>(split.global / ranks * config.training.seq_len),
-      .flops_per_token = flops_per_token(config, *model)};
+  const std::int64_t tokens = split.global / ranks * config.training.seq_len;  // of a rank
+  const PricedStep step{.machine = machine ? &*machine : nullptr,
+                        .ranks = ranks,
+                        .tokens = static_cast<double>(tokens),
+                        .flops_per_token = flops_per_token(config, *model)};
   std::optional<MemoryPlan> of_rank_0;
   for (const auto& [rank, count] : distinct_layouts(config, ranks)) {
     const MemoryPlan plan = plan_memory(config, rank, ranks, traces ? &*traces : nullptr);

@@ -66,14 +66,15 @@ class Parameter {
   void set_dtype(DType dtype) const;
   // How its unit gathers it; null, as it is at first: in the dtype of compute. Before it has
   // memory; see param/gather_transform.hpp. Without a unit nothing is gathered. Throws:
-  // ContractError for one that has memory, or is stored in another dtype than f32; what the
-  // transform throws for its shape.
+  // ContractError for one that has memory, is stored in another dtype than f32 or sharded by
+  // blocks of rows; for a transform without parts; what the transform throws for its shape.
   void set_gather_transform(std::shared_ptr<const GatherTransform> transform) const;
   // Its unit shards it raggedly, by blocks of so many rows that no rank cuts (0, as it is at first:
   // evenly, as FSDP2 does); see ShardSpec. A unit deals on where its last such parameter ended, so
   // that ranks carry the same within one block. Gathered and reduced by counts, without padding.
-  // Before a unit claims it. Throws: ContractError for one that has a unit, for a scalar, and for
-  // fewer than 0 rows or more than it has.
+  // Before a unit claims it; any storage dtype. Throws: ContractError for one that has a unit or a
+  // gather transform, and for fewer than 0 rows or more than it has. fully_shard throws where it is
+  // streamed, as tables of a vocabulary are, and with Reshard::to, which keep even parts.
   void set_block_rows(std::int64_t rows) const;
   // Over which ranks its unit shards it; null without one.
   std::shared_ptr<const DeviceMesh> mesh() const;

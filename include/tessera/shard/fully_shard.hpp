@@ -119,8 +119,10 @@ struct ShardOptions {
   Offload offload = Offload::none;
   // Parameters that the unit leaves alone, as units around it have to (PyTorch: ignored_params).
   // Each rank has them whole and in f32, with its own gradients, which nothing divides or sums: the
-  // program does, before it clips. materialize, init, optimizers, state dicts and reset take them
-  // as those of a module without units. Not with offload, nor in a model that has memory.
+  // program does, before it clips, and with a use on every rank: one that a rank has not used is
+  // skipped by its optimizer, whatever is written to grad() (add 0 * p to the loss). materialize,
+  // init, optimizers, state dicts and reset take them as those of a module without units. Not with
+  // offload, nor in a model that has memory.
   std::vector<Parameter> ignored{};
 };
 
