@@ -287,6 +287,7 @@ TEST_CASE("a rank without rows goes back with its peers from a step that failed"
          fully_shard(net, {.mesh = DeviceMesh::flat(world)});
          nn::init(net, {1}, world.device());
          optim::Sgd optimizer(net.parameters(), {.lr = 0.1});
+         std::string cause;
          try {
            net.call([&] {
                 if (world.rank() == 0) throw std::runtime_error("stopped");
@@ -295,9 +296,10 @@ TEST_CASE("a rank without rows goes back with its peers from a step that failed"
                .backward();
            optimizer.step();  // of rank 1, which has no row
            world.barrier();
-         } catch (const std::exception&) {
+         } catch (const std::exception& error) {
+           cause = error.what();
          }
-         const bool is_consistent = reset(net).parameters_are_consistent;
+         const bool is_consistent = reset(net, cause).parameters_are_consistent;
          return Found{is_consistent, optimizer.steps()};
        })) {
     CHECK(found.is_consistent);

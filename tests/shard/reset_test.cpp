@@ -381,13 +381,15 @@ TEST_CASE("an ignored parameter that was frozen before a step that failed: the n
          optim::Sgd(net.parameters(), {.lr = 0.1}).zero_grad();
          net.c.freeze();
          world.barrier();
+         std::string cause;
          try {
            if (world.rank() == 0) throw std::runtime_error("stopped");
            net(true).backward();
            world.barrier();
-         } catch (const std::exception&) {
+         } catch (const std::exception& error) {
+           cause = error.what();
          }
-         reset(net);
+         reset(net, cause);
          net(false).backward();
          return std::pair(net.a.grad().to_vector<float>(), net.b.grad().to_vector<float>());
        })) {
