@@ -35,6 +35,8 @@ void print(std::ostream& out, const Decision& d) {
   out << ")";
 }
 
+std::string blocks(int rows) { return rows > 0 ? concat(" in blocks of ", rows) : ""; }
+
 void print(std::ostream& out, const PartPlan& part, int depth) {
   out << std::string(static_cast<std::size_t>(2 * depth), ' ') << (part.is_listed ? "listed " : "")
       << (part.is_unit ? concat("unit, pieces of ", part.piece_bytes, " bytes, reshard ",
@@ -46,8 +48,9 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
                                  : "its own")
       << " table of " << part.table.rows << " " << name(part.table.stored)
       << (part.table.is_streamed ? "" : " as a whole") << name(part.table.gathered)
-      << (part.table.is_ignored ? " ignored" : "") << ", weight" << (part.is_added ? " added" : "")
-      << name(part.gathered) << (part.is_ignored ? " ignored" : "") << ":";
+      << (part.table.is_ignored ? " ignored" : "") << blocks(part.table.block_rows) << ", weight"
+      << (part.is_added ? " added" : "") << name(part.gathered)
+      << (part.is_ignored ? " ignored" : "") << blocks(part.block_rows) << ":";
   for (const Statement& s : part.body) {
     if (s.kind == Statement::own) out << " own";
     if (s.kind == Statement::outer) out << " outer";

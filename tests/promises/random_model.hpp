@@ -32,6 +32,7 @@ class Part final : public nn::Module {
     register_parameter("w" + std::to_string(parts.size()), w_);
     register_parameter("table" + std::to_string(parts.size()), table_->parameter);
     w_.set_gather_transform(transform_);
+    w_.set_block_rows(plan.block_rows);
     if (plan.table.is_streamed) stream_parameter(table_->parameter);
     if (plan.has_hook)
       register_forward_hook([this](Module&, const nn::CallTensors&, const nn::CallTensors& out) {
@@ -155,6 +156,7 @@ class Part final : public nn::Module {
     table->parameter.set_dtype(plan.stored);
     table->transform = transform_of(plan.gathered);
     table->parameter.set_gather_transform(table->transform);
+    table->parameter.set_block_rows(plan.block_rows);
     return table;
   }
   Tensor weight() const { return as_gathered(w_, w_.value(), transform_.get()); }

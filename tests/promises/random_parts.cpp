@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tests/promises/exact_sums.hpp"
+
 namespace tessera::testing {
 namespace {
 
@@ -144,6 +146,16 @@ void ignore_some(Dice& dice, PartPlan& part) {
   if (part.table.is_ignored) part.table.gathered = Gathered::plainly;
 }
 
+// Weights, and tables that are there as a whole, are cut by blocks of rows.
+void deal_blocks(Dice& dice, PartPlan& part) {
+  if (part.reshard.is_partial()) part.reshard = Reshard::always;
+  if (part.gathered == Gathered::plainly && !part.is_ignored)
+    part.block_rows = dice.below(kWidth + 1);
+  PartPlan::Table& table = part.table;
+  if (!table.is_streamed && table.gathered == Gathered::plainly && !table.is_ignored)
+    table.block_rows = dice.below(table.rows + 1);
+}
+
 }  // namespace
 
 PartPlan make_root(Dice& dice, Offload offload) {
@@ -163,6 +175,8 @@ PartPlan make_root(Dice& dice, Offload offload) {
   if (dice.once_in(4)) vary(double_gradients);
   if (dice.once_in(3)) vary(vary_gathers);
   if (offload == Offload::none && dice.once_in(4)) vary(ignore_some);
+  root.deals_blocks = dice.once_in(4);
+  if (root.deals_blocks) vary(deal_blocks);
   return root;
 }
 

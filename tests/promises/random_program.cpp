@@ -114,6 +114,7 @@ void decide(Dice& dice, Program& program) {
                    .part = dice.of(units),
                    .way = dice.reshard(),
                    .value = dice.below(2)};
+        if (program.root.deals_blocks && d.way.is_partial()) d.way = Reshard::always;
         if (d.kind == Decision::reductions_in_flight) d.value = 1 + dice.below(4);
         for (int listed = dice.below(4); listed > 0; --listed) d.list.push_back(dice.of(units));
         const PartPlan& of = *parts[static_cast<std::size_t>(d.part)];

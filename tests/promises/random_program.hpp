@@ -65,6 +65,8 @@ struct PartPlan {
   bool is_added = false;                  // the weight, which backward then does not read
   Gathered gathered = Gathered::plainly;  // the weight
   bool is_ignored = false;                // the weight, by all units
+  int block_rows = 0;                     // of the weight, where its shards are ragged
+  bool deals_blocks = false;              // of the root: some are, so nothing keeps even parts
   // In the end a hook doubles what its reductions leave, of gradients that are divided by twice as
   // much.
   bool is_doubled = false;
@@ -79,6 +81,7 @@ struct PartPlan {
     bool is_frozen = false, is_outer = false, is_streamed = true, is_ignored = false;
     DType stored = f32;  // where it is frozen
     Gathered gathered = Gathered::plainly;
+    int block_rows = 0;
   };
   Table table;
 };
