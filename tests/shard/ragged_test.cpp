@@ -289,6 +289,7 @@ TEST_CASE("a rank without rows goes back with its peers from a step that failed"
          optim::Sgd optimizer(net.parameters(), {.lr = 0.1});
          std::string cause;
          try {
+           world.barrier();
            net.call([&] {
                 if (world.rank() == 0) throw std::runtime_error("stopped");
                 return sum(net.p.value());
