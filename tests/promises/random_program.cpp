@@ -78,7 +78,12 @@ void vary_parts(Dice& dice, Program& program) {
         step.forwards[static_cast<std::size_t>(i)].in_loss =
             static_cast<Ranks>(dice.below(1 << kMostRanks));
     }
-    is_dropped_before = step.ends_dropped;
+    const auto is_dropped = [](const Step::Forward& f) { return f.is_dropped; };
+    if (step.backwards.empty())  // what was dropped waits for one
+      is_dropped_before |= std::ranges::any_of(step.forwards, is_dropped);
+    else
+      is_dropped_before = false;
+    is_dropped_before |= step.ends_dropped;
   }
 }
 
@@ -122,9 +127,7 @@ void decide(Dice& dice, Program& program) {
             program.root.read_later.begin(), program.root.read_later.end(),
             [&](int i) { return &program.root.children[static_cast<std::size_t>(i)] == &of; });
         if ((d.kind == Decision::reshard_after_forward && is_read) ||
-            // Of the root it is an open fault where ranks part forwards: seed 809627 of 49ed5ea.
-            (d.kind == Decision::unshard_in_backward &&
-             (!of.is_added || of.is_listed || d.part == 0)) ||
+            (d.kind == Decision::unshard_in_backward && (!of.is_added || of.is_listed)) ||
             (d.kind == Decision::unshard && is_first))
           continue;
         f.before.push_back(d);

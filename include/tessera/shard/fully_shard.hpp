@@ -237,9 +237,11 @@ ShardReset reset(nn::Module& tree, std::string_view cause = {});
 // or does not reach the model: issues what theirs does, with gradients of zero. Before anything
 // else of the model. Of all forwards that no backward of this rank has covered, or of those that a
 // backward of `loss` would reach. A forward whose graph is gone needs none: the next pass covers
-// it. Where peers retain the graph of `loss`, so does this rank, for the backward that follows.
-// Throws: ContractError for a module that is no root, for a tensor without history, and inside
-// of a backward pass; CommError when a peer does something else.
+// it. Of several forwards that peers cover in one pass a rank may cover each in one of its own,
+// from the last to the first, where none before them is gone. Where peers retain the graph of
+// `loss`, so does this rank, for the backward that follows. Throws: ContractError for a module that
+// is no root, for a tensor without history, and inside of a backward pass; CommError when a peer
+// does something else.
 void skip_backward(nn::Module& root);
 void skip_backward(const Tensor& loss, bool retain_graph = false);
 
