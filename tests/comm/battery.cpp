@@ -9,6 +9,7 @@
 
 #include "tessera/base/checked.hpp"
 #include "tessera/base/philox.hpp"
+#include "tests/support/race_check.hpp"
 
 using namespace tessera;
 
@@ -285,6 +286,14 @@ Result run(const RankGroup& group, std::uint64_t seed) {
   }
   group.device().synchronize();
   return std::move(runner.result);
+}
+
+std::vector<std::uint64_t> hashes_of_threads(int ranks, std::uint64_t seed) {
+  std::vector<std::uint64_t> hashes(static_cast<std::size_t>(ranks));
+  tessera::testing::run_checked(ranks, {}, [&](World& world) {
+    hashes[static_cast<std::size_t>(world.rank())] = run(world, seed).hash;
+  });
+  return hashes;
 }
 
 }  // namespace battery

@@ -20,4 +20,7 @@ struct Result {
 // assert, because it runs on threads.
 Result run(const tessera::RankGroup& group, std::uint64_t seed);
 
+// What it comes to on each of so many ranks that are threads, under the race checker.
+std::vector<std::uint64_t> hashes_of_threads(int ranks, std::uint64_t seed);
+
 }  // namespace battery

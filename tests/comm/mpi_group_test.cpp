@@ -13,7 +13,6 @@
 using namespace tessera;
 using Catch::Matchers::Contains;
 using tessera::testing::RaceCheck;
-using tessera::testing::run_checked;
 
 namespace {
 
@@ -32,10 +31,7 @@ TEST_CASE("mpi: a group of any ranks has the bits of a world of threads of as ma
   const std::uint64_t seed = agreed_seed();
   INFO("seed " << seed);
   const int size = keeper().size() - 1;
-  std::vector<std::uint64_t> threads(static_cast<std::size_t>(size));
-  run_checked(size, {}, [&](World& world) {
-    threads[static_cast<std::size_t>(world.rank())] = battery::run(world, seed).hash;
-  });
+  const std::vector<std::uint64_t> threads = battery::hashes_of_threads(size, seed);
   for (const Transport transport : kTransports) {
     const RaceCheck check;
     World world = World::mpi(check({.threads = 1, .transport = transport}));

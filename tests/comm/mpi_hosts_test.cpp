@@ -16,7 +16,6 @@
 
 using namespace tessera;
 using tessera::testing::RaceCheck;
-using tessera::testing::run_checked;
 using K = CollectiveKind;
 
 namespace {
@@ -108,10 +107,7 @@ TEST_CASE("mpi hosts: every collective is right, wherever ranks lie", "[comm][mp
   const std::uint64_t seed = agreed_seed();
   INFO("seed " << seed);
   const auto rank = static_cast<std::size_t>(keeper().rank());
-  std::vector<std::uint64_t> threads(static_cast<std::size_t>(keeper().size()));
-  run_checked(keeper().size(), {}, [&](World& world) {
-    threads[static_cast<std::size_t>(world.rank())] = battery::run(world, seed).hash;
-  });
+  const std::vector<std::uint64_t> threads = battery::hashes_of_threads(keeper().size(), seed);
   std::mt19937_64 draw(seed);
   std::vector<Hosts> all = placements();
   const Hosts more = all[draw() % all.size()];
@@ -134,10 +130,7 @@ TEST_CASE("mpi hosts: a group of any ranks is right, and in rank order where it 
   const std::uint64_t seed = agreed_seed();
   INFO("seed " << seed);
   const int size = keeper().size() - 1;
-  std::vector<std::uint64_t> threads(static_cast<std::size_t>(size));
-  run_checked(size, {}, [&](World& world) {
-    threads[static_cast<std::size_t>(world.rank())] = battery::run(world, seed).hash;
-  });
+  const std::vector<std::uint64_t> threads = battery::hashes_of_threads(size, seed);
   std::mt19937_64 draw(seed);
   for (int trial = 0; trial < 3; ++trial) {
     const Hosts hosts = draw_hosts(draw);

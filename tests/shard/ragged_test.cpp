@@ -120,6 +120,8 @@ TEST_CASE("blocks are dealt in rank order, whole, and as evenly as blocks go", "
         }
 }
 
+// Weights of a step of Sgd are positive ones less a thousandth of gradients that are as near as
+// kRounding, so they are nearer.
 TEST_CASE("ragged shards are trained as on one rank", "[threads][ragged]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
@@ -143,7 +145,8 @@ TEST_CASE("ragged shards are trained as on one rank", "[threads][ragged]") {
       }
     }
   }
-  // Replicas, and 16 bits, which round alike on any ranks that hold the same rows.
+  // Replicas; and in 16 bits, whose sums tests/promises bounds, the same bits on every rank each
+  // time.
   RaggedWay hybrid{.replicas = 2};
   const Values one =
       on_ranks(1, [&](World& world) { return train_ragged(world, {}, seed); })[0].weights;

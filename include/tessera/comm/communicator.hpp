@@ -106,12 +106,13 @@ class CollectiveGroup {
   double divided_by = 0;
 
   const std::vector<Collective>& items() const noexcept { return items_; }
+  // To be changed before the next submit, which looks at all of them again.
   std::vector<Collective>& edit() noexcept {
     checked_ = {};
     return items_;
   }
   // Moves all sends by what brings the first item's there, and all recvs by what brings its recv
-  // there; sides that are null stay so.
+  // there; sides that are null stay so. Requires: a first item that has both.
   void place(const void* send, void* recv);
 
  private:
