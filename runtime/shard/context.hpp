@@ -31,6 +31,7 @@
 #include "runtime/shard/slots.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/shard_plan.hpp"
 
 namespace tessera::shard {
 
@@ -49,6 +50,10 @@ class Context : public std::enable_shared_from_this<Context> {
 
   const Device& device() const { return group_->device(); }
   ShardPlan plan() const;
+  bool is_planned_or_run() const noexcept { return slots_->has_begun(); }
+  // Before the first step: slots as in those of `planned`, which has the same units in a world
+  // without peers. Collective. Throws: ContractError, see shard_plan.
+  void follow_plan(Context& planned);
   ShardCounters counters() const;
   void count_gather() noexcept { ++gathers_; }
   void count_reduction(bool all_reduces) noexcept {

@@ -39,17 +39,6 @@ void check_options(const ShardOptions& options) {
                  " parameters cannot be reduced in ", reduce, "; use f32 or ", param);
 }
 
-std::shared_ptr<shard::Unit> root_unit(const char* function, nn::Module& root) {
-  auto unit = std::dynamic_pointer_cast<shard::Unit>(root.hook());
-  TESSERA_EXPECT(unit != nullptr, function,
-                 ": the module is not a unit; call fully_shard on it first");
-  if (!unit->context())
-    shard::Context::build(root);
-  else if (unit->shards().is_root() && !unit->calls().is_running())
-    unit->context()->follow_masks(root);
-  return unit;
-}
-
 }  // namespace
 
 std::string Reshard::to_string() const {
@@ -58,6 +47,17 @@ std::string Reshard::to_string() const {
 }
 
 namespace shard {
+
+std::shared_ptr<Unit> root_unit(const char* function, nn::Module& root) {
+  auto unit = std::dynamic_pointer_cast<Unit>(root.hook());
+  TESSERA_EXPECT(unit != nullptr, function,
+                 ": the module is not a unit; call fully_shard on it first");
+  if (!unit->context())
+    Context::build(root);
+  else if (unit->shards().is_root() && !unit->calls().is_running())
+    unit->context()->follow_masks(root);
+  return unit;
+}
 
 void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& options) {
   check_options(options);
@@ -162,12 +162,6 @@ void fully_shard(nn::Module& module, const ShardOptions& options) {
   TESSERA_EXPECT(module.hook() == nullptr,
                  "fully_shard: the module is a unit already; call it once on each module");
   shard::make_unit({&module}, options);
-}
-
-ShardPlan shard_plan(nn::Module& root) { return root_unit("shard_plan", root)->context()->plan(); }
-
-ShardCounters shard_counters(nn::Module& root) {
-  return root_unit("shard_counters", root)->context()->counters();
 }
 
 void skip_backward(nn::Module& root) {

@@ -5,6 +5,7 @@
 
 #include "runtime/shard/host_link.hpp"
 #include "runtime/shard/unit.hpp"
+#include "tessera/autograd/random.hpp"
 #include "tessera/base/text.hpp"
 #include "tessera/param/gather_transform.hpp"
 
@@ -82,6 +83,33 @@ namespace {
 std::string with_commas(std::int64_t n) { return tessera::with_commas(std::to_string(n)); }
 
 }  // namespace
+
+ShardPlan shard_plan(nn::Module& root) {
+  return shard::root_unit("shard_plan", root)->context()->plan();
+}
+
+ShardPlan shard_plan(nn::Module& root,
+                     const std::function<std::shared_ptr<nn::Module>(World&)>& step) {
+  const std::shared_ptr<shard::Unit> unit = shard::root_unit("shard_plan", root);
+  shard::Context& context = *unit->context();
+  TESSERA_EXPECT(
+      unit->shards().is_root() && !context.is_planned_or_run(), "shard_plan: unit '", unit->name(),
+      unit->shards().is_root() ? "' has run, or been planned so; do it once, before the first step"
+                               : "' is no root; plan a step of the root's");
+  const World& world = unit->shards().options.mesh.world();
+  World planned = World::emulated(
+      world.rank(), world.size(),
+      {.device = {.kind = context.device().kind()}, .executor = ExecutorKind::virtual_});
+  const autograd::RandomStateGuard as_before(autograd::random_state());
+  const std::shared_ptr<nn::Module> model = step(planned);
+  TESSERA_EXPECT(model != nullptr, "shard_plan: the step returned no model");
+  context.follow_plan(*shard::root_unit("shard_plan", *model)->context());
+  return context.plan();
+}
+
+ShardCounters shard_counters(nn::Module& root) {
+  return shard::root_unit("shard_counters", root)->context()->counters();
+}
 
 std::string ShardPlan::to_string() const {
   std::string out = concat("plan for ", ranks, ranks == 1 ? " rank" : " ranks",

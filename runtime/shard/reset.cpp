@@ -11,6 +11,7 @@
 #include "runtime/shard/unit.hpp"
 #include "tessera/autograd/random.hpp"
 #include "tessera/device/device_context.hpp"
+#include "tessera/shard/reset.hpp"
 
 namespace tessera::shard {
 

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "tessera/base/checked.hpp"
+#include "tessera/base/philox.hpp"
+#include "tessera/base/text.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera::shard {
@@ -86,6 +88,25 @@ void Slots::begin_step() {
 
   wants_resize_ = wants_resize_ || makes_plan;
   resize_if_due();
+}
+
+void Slots::follow(const Slots& planned) {
+  kept_ = planned.kept_;
+  next_ = planned.next_;
+  is_new_ = planned.is_new_;
+  least_bytes_ = planned.least_bytes_;
+  wants_resize_ = true;
+  resize_if_due();
+}
+
+std::uint64_t Slots::fingerprint_of_plans() const {
+  std::string all;
+  for (const auto& [step, kept] : kept_) {
+    all += concat(step, ' ', kept.plan.bytes, ':');
+    for (const std::int64_t offset : kept.plan.offsets) all += concat(offset, ' ');
+  }
+  for (const auto& [context, step] : next_) all += concat(context, '>', step, ' ');
+  return fnv1a(all);
 }
 
 // The room that the plans need, as soon as no slot is taken.

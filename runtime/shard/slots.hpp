@@ -28,6 +28,13 @@ class Slots {
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
 
+  // Before the first step: the plans of `planned`, for the same units, whose steps are over.
+  // Collective.
+  void follow(const Slots& planned);
+  // Whether a step has begun, or ended.
+  bool has_begun() const noexcept { return !uses_.empty() || !next_.empty(); }
+  // Of all plans and what comes after what: equal on ranks that may follow them.
+  std::uint64_t fingerprint_of_plans() const;
   // A forward of the root begins, and with it a step. Collective where the last one made a plan.
   void begin_step();
   // A slot for the unit; Arena::begin_use comes before its first use.

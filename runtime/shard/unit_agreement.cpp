@@ -12,6 +12,8 @@ namespace {
 // What a unit was made of, one line for each thing that may differ.
 using Facts = std::vector<std::pair<const char*, std::string>>;
 
+constexpr const char* kSameModel = "; the step makes the same model, with the same options";
+
 Facts facts_of(const Unit& unit) {
   const UnitShards& shards = unit.shards();
   const ShardOptions& o = shards.options;
@@ -76,6 +78,25 @@ void Context::expect_alike() const {
       TESSERA_EXPECT(is_alike(mesh(), value), "fully_shard: ", what, " of unit '", facts[0].second,
                      "' differ between ranks; here: ", value, remedy);
   }
+}
+
+void Context::follow_plan(Context& planned) {
+  TESSERA_EXPECT(&planned != this && planned.slots_->has_begun(),
+                 "shard_plan: the step has not called the model that it returned");
+  TESSERA_EXPECT(units_.size() == planned.units_.size(), "shard_plan: the model has ",
+                 units_.size(), " units, the one of the planned step ", planned.units_.size(),
+                 kSameModel);
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    const Facts here = facts_of(*units_[i].lock()), there = facts_of(*planned.units_[i].lock());
+    for (std::size_t fact = 0; fact < here.size(); ++fact)
+      TESSERA_EXPECT(here[fact].second == there[fact].second, "shard_plan: ", here[fact].first,
+                     " of unit '", here[0].second, "': ", here[fact].second,
+                     "; in the planned step: ", there[fact].second, kSameModel);
+  }
+  planned.slots_->begin_step();  // so its last step is over
+  TESSERA_EXPECT(is_alike(mesh(), concat(planned.slots_->fingerprint_of_plans())),
+                 "shard_plan: ranks have planned other steps; every rank plans the same calls");
+  slots_->follow(*planned.slots_);
 }
 
 }  // namespace tessera::shard

@@ -22,6 +22,8 @@
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/reset.hpp"
+#include "tessera/shard/shard_plan.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/race_check.hpp"
 

@@ -15,6 +15,7 @@
 
 #include "tessera/autograd/ops.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/shard_plan.hpp"
 #include "tests/tour/check.hpp"
 
 namespace ts = tessera;

@@ -28,6 +28,7 @@
 #include "tessera/nn/linear.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/shard_plan.hpp"
 #include "tests/tour/check.hpp"
 
 namespace ts = tessera;

@@ -30,6 +30,7 @@
 #include "tessera/nn/linear.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/reset.hpp"
 #include "tests/tour/check.hpp"
 
 namespace ts = tessera;

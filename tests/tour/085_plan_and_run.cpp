@@ -5,6 +5,7 @@
 // in a run, over memory that is counted and never touched.
 //
 //   plan   World::emulated, virtual executor    one process is any rank of any number; 0 bytes
+//          shard_plan(model, step)              the same, beside the model that is to run it
 //   run    run_local, threads                   the same calls in the same order: the same peak
 //
 // They agree to the byte, because what memory is reused depends on the order of the host program
@@ -14,6 +15,7 @@
 // PyTorch: memory is estimated by tracking tensors under FakeTensorMode (MemTracker), which counts
 // live bytes. What the caching allocator reserves beyond them shows in a run, on the GPU.
 #include <iostream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,7 @@
 #include "tessera/nn/linear.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/shard_plan.hpp"
 #include "tests/tour/check.hpp"
 
 namespace ts = tessera;
@@ -108,8 +111,51 @@ static void what_it_is_made_of() {
   CHECK(whole.live > half.live);
 }
 
+// Down runs twice: a first step that nobody has planned takes slots where there is room.
+static std::shared_ptr<Mlp> twice(ts::World& world) {
+  auto mlp = std::make_shared<Mlp>();
+  const ts::ShardOptions options{.mesh = ts::DeviceMesh::flat(world)};
+  ts::fully_shard(mlp->up, options);
+  ts::fully_shard(mlp->down, options);
+  ts::fully_shard(*mlp, options);
+  mlp->materialize(world.device());
+  return mlp;
+}
+static void step(Mlp& mlp, const ts::Tensor& x) {
+  ts::mean(mlp.call([&] {
+    return mlp.down(ts::tanh(mlp.up(mlp.down(ts::tanh(mlp.up(x))))));
+  })).backward();
+}
+
+static void a_first_step_as_all_others() {
+  std::cout << "4. Slots where no plan had them, in the first step and in all of three:\n";
+  for (const bool is_planned : {false, true})
+    ts::run_local(2, {}, [&](ts::World& world) {
+      const std::shared_ptr<Mlp> mlp = twice(world);
+      ts::nn::init(*mlp, {.value = 7});
+      if (is_planned)
+        ts::shard_plan(*mlp, [](ts::World& counted) {
+          std::shared_ptr<Mlp> planned = twice(counted);
+          step(*planned, ts::Tensor::empty({64, 256}, ts::f32, counted.device()));
+          return planned;
+        });
+      std::uint64_t first = 0, all = 0;
+      for (int k = 0; k < 3; ++k) {
+        step(*mlp, ts::Tensor::full({64, 256}, 0.5, ts::f32, world.device()));
+        all = ts::shard_counters(*mlp).unplanned_slots;
+        if (k == 0) first = all;
+      }
+      if (world.rank() == 0)
+        std::cout << "   " << (is_planned ? "shard_plan(mlp, step): " : "without a plan: ") << first
+                  << " and " << all << '\n';
+      CHECK((first == 0) == is_planned);
+      CHECK(all == first);
+    });
+}
+
 int main() {
   a_run_needs_what_was_planned();
   how_many_ranks();
   what_it_is_made_of();
+  a_first_step_as_all_others();
 }

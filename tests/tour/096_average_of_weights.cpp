@@ -24,6 +24,7 @@
 #include "tessera/nn/linear.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/shard_plan.hpp"
 #include "tessera/tensor/ops.hpp"
 #include "tests/tour/check.hpp"
 

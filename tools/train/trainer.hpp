@@ -13,6 +13,7 @@
 #include "tessera/nn/language_model.hpp"
 #include "tessera/optim/optimizer.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/shard_plan.hpp"
 #include "tools/train/config.hpp"
 #include "tools/train/step_price.hpp"
 #include "tools/train/trace_file.hpp"

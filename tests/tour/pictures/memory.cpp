@@ -16,6 +16,7 @@
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/shard_plan.hpp"
 #include "tests/tour/pictures/pictures.hpp"
 
 namespace tessera::pictures {

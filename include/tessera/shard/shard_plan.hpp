@@ -1,0 +1,86 @@
+// What a sharded model will do, before and after it has: its units, the collectives of a step, and
+// the memory of its slots, which a step of the program's own, run without bodies, may plan.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/world.hpp"
+#include "tessera/nn/module.hpp"
+
+namespace tessera {
+
+// What a sharded module will do: everything the engine has fixed, for printing and for assertions.
+struct ShardPlan {
+  struct Unit {
+    std::string name;
+    std::int64_t parameters = 0;   // tensors
+    std::int64_t numel = 0;        // elements, without padding
+    std::int64_t shard_numel = 0;  // this rank's, padding included
+    // Of `numel`, what is stored in another dtype than f32, as a frozen base; each dtype once.
+    std::vector<std::pair<DType, std::int64_t>> stored{};
+    std::int64_t gather_bytes = 0, gradient_buffer_bytes = 0;
+    // Of gather_bytes what an all-gather fills: less where gather transforms decode the rest.
+    std::int64_t wire_bytes = 0;
+    std::vector<std::string> transforms{};  // their names, each once
+    // What backward keeps while it is told not to reduce: full gradients; sums of this rank's
+    // shards that are still to be summed over the replicas. See runtime_control.hpp.
+    std::int64_t unsharded_gradient_bytes = 0, postponed_sum_bytes = 0;
+    DType param = f32, reduce = f32;
+    bool reshard_after_forward = true;
+    // What `Reshard::to` keeps until backward, over how many ranks.
+    std::int64_t post_forward_bytes = 0;
+    int post_forward_ranks = 0;
+    // Collectives of one forward and backward that call each module once.
+    int gathers_per_call = 0, reductions_per_call = 0;
+  };
+  std::vector<Unit> units;  // behind the modules' the slices of what they stream, as 'weight[2]'
+  int ranks = 1;            // over which parameters are sharded,
+  int replicas = 1;         // so many times
+  // Of all slots together: where full parameters and unreduced gradients lie. Slots that are never
+  // alive together share addresses.
+  std::int64_t arena_bytes = 0;
+  std::int64_t most_alive_bytes = 0;  // no other addresses would need fewer
+  // Of what is copied from and to the host, where units are offloaded: on the device, on the host.
+  std::int64_t offload_device_bytes = 0, offload_host_bytes = 0;
+  bool is_assumed = true;  // no step has called the units in another order yet
+
+  std::string to_string() const;
+};
+// The plan of a root, made now if no step has made it. Every rank calls it, though one may print:
+// the first call allocates the arena, which is collective.
+// Throws: ContractError for a module that is no unit or not materialized.
+ShardPlan shard_plan(nn::Module& root);
+// The plan of the program's own step, before its first. `step` gets a World::emulated in this
+// rank's place, in which nothing runs and memory is only counted; it makes the same model there,
+// with the same calls of fully_shard, does a step of it, and gives it back:
+//
+//   shard_plan(model, [&](World& world) {
+//     auto planned = std::make_shared<Model>(config);
+//     shard(*planned, world);
+//     planned->materialize(world.device());
+//     loss_of(*planned, batch(world)).backward();
+//     return planned;
+//   });
+//
+// All slots of the first step lie then where they do in later ones, whatever units it calls in
+// which order. Steps that alternate, as training and evaluation, it does for a few rounds. Every
+// rank calls it, before the first call of the root. Throws: as above; what `step` throws, on this
+// rank; ContractError where it has not called its model, or that differs from `root`, and, on every
+// rank, where ranks have planned other steps or `root` has run.
+ShardPlan shard_plan(nn::Module& root,
+                     const std::function<std::shared_ptr<nn::Module>(World&)>& step);
+
+// Collectives that a root's units have issued so far; see shard_plan for what it throws.
+struct ShardCounters {
+  std::uint64_t gathers = 0, reductions = 0, all_reduces = 0;
+  std::uint64_t unplanned_slots =
+      0;  // taken where the plan had none: by a step unlike those before
+};
+ShardCounters shard_counters(nn::Module& root);
+
+}  // namespace tessera
