@@ -32,6 +32,7 @@ void Module::register_parameter(std::string_view name, const Parameter& paramete
   expect_free("register_parameter", name);
   if (!has(parameters_, parameter)) parameter.count_module(1);
   parameters_.emplace_back(name, parameter);
+  if (parameter.name().empty()) parameter.set_name(std::string(name));  // until a root names it
   parameter.count_name(1);
 }
 

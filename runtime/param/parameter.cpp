@@ -160,10 +160,8 @@ std::string ParameterState::called() const {
 }
 
 std::string ParameterState::without_memory() const {
-  if (name.empty())
-    return "a parameter without a name yet has no memory; register it and its module, and call "
-           "materialize on the model";
-  return concat("parameter '", name, "' has no memory yet; call materialize on the model first");
+  return called() +
+         " has no memory yet; register it and its module, and call materialize on the model first";
 }
 
 Tensor value_of(const std::shared_ptr<ParameterState>& state) {

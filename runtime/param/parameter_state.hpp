@@ -43,6 +43,7 @@ struct ParameterState final : autograd::Leaf {
   int modules = 0;                          // that have registered it
   std::vector<Streaming> streaming;         // of these modules, in order of what they said
   bool is_streamed = false;                 // by its unit
+  bool is_ignored = false;                  // by units below it, and so by those around them
   std::shared_ptr<ParameterSlices> slices;  // null: it is there as a whole
   std::int64_t first_row = 0;               // of a slice: in its chunk
 

@@ -13,29 +13,29 @@
 namespace tessera {
 namespace {
 
-void check_options(const ShardOptions& options) {
+void check_options(const ShardOptions& options, const std::string& of) {
   options.mesh.shard_group();  // throws for one of three dimensions
-  const auto check = [](const char* what, const std::optional<DType>& dtype) {
-    TESSERA_EXPECT(!dtype || *dtype == f32 || *dtype == bf16 || *dtype == f16,
-                   "fully_shard: ", what, " is ", *dtype, "; expected f32, bf16 or f16");
+  const auto check = [&](const char* what, const std::optional<DType>& dtype) {
+    TESSERA_EXPECT(!dtype || *dtype == f32 || *dtype == bf16 || *dtype == f16, "fully_shard: ", of,
+                   ": ", what, " is ", *dtype, "; expected f32, bf16 or f16");
+  };
+  const auto check_number = [&](const char* what, std::int64_t number, std::int64_t least,
+                                std::optional<std::int64_t> most = {}) {
+    TESSERA_EXPECT(number >= least && (!most || number <= *most), "fully_shard: ", of, ": ", what,
+                   " is ", number, "; expected ", least,
+                   most ? concat(" to ", *most) : std::string(" or more"));
   };
   check("precision.param", options.precision.param);
   check("precision.reduce", options.precision.reduce);
   check("precision.output", options.precision.output);
-  TESSERA_EXPECT(options.prefetch_depth >= 1 && options.prefetch_depth <= 64,
-                 "fully_shard: prefetch_depth is ", options.prefetch_depth, "; expected 1 to 64");
-  TESSERA_EXPECT(options.reductions_in_flight >= 1 && options.reductions_in_flight <= 64,
-                 "fully_shard: reductions_in_flight is ", options.reductions_in_flight,
-                 "; expected 1 to 64");
-  TESSERA_EXPECT(options.forwards_ahead >= 1 && options.forwards_ahead <= 64,
-                 "fully_shard: forwards_ahead is ", options.forwards_ahead, "; expected 1 to 64");
-  TESSERA_EXPECT(options.piece_bytes >= 1, "fully_shard: piece_bytes is ", options.piece_bytes,
-                 "; expected 1 or more");
-  TESSERA_EXPECT(options.slice_bytes >= 0, "fully_shard: slice_bytes is ", options.slice_bytes,
-                 "; expected 0 or more");
+  check_number("prefetch_depth", options.prefetch_depth, 1, 64);
+  check_number("reductions_in_flight", options.reductions_in_flight, 1, 64);
+  check_number("forwards_ahead", options.forwards_ahead, 1, 64);
+  check_number("piece_bytes", options.piece_bytes, 1);
+  check_number("slice_bytes", options.slice_bytes, 0);
   const DType param = options.precision.param.value_or(f32),
               reduce = options.precision.reduce.value_or(f32);
-  TESSERA_EXPECT(reduce == f32 || reduce == param, "fully_shard: gradients of ", param,
+  TESSERA_EXPECT(reduce == f32 || reduce == param, "fully_shard: ", of, ": gradients of ", param,
                  " parameters cannot be reduced in ", reduce, "; use f32 or ", param);
 }
 
@@ -48,10 +48,16 @@ std::string Reshard::to_string() const {
 
 namespace shard {
 
+std::string describe(const nn::Module& module) {
+  const auto parameters = module.named_parameters();
+  return parameters.empty() ? "the module without parameters"
+                            : concat("the module of '", parameters.front().second.name(), "'");
+}
+
 std::shared_ptr<Unit> root_unit(const char* function, nn::Module& root) {
   auto unit = std::dynamic_pointer_cast<Unit>(root.hook());
-  TESSERA_EXPECT(unit != nullptr, function,
-                 ": the module is not a unit; call fully_shard on it first");
+  TESSERA_EXPECT(unit != nullptr, function, ": ", describe(root),
+                 " is not a unit; call fully_shard on it first");
   if (!unit->context())
     Context::build(root);
   else if (unit->shards().is_root() && !unit->calls().is_running())
@@ -60,7 +66,7 @@ std::shared_ptr<Unit> root_unit(const char* function, nn::Module& root) {
 }
 
 void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& options) {
-  check_options(options);
+  check_options(options, describe(*modules.front()));
   std::vector<std::shared_ptr<ParameterState>> claimed;
   std::vector<Unit*> inside;
   for (nn::Module* const module : modules)
@@ -81,6 +87,10 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
     TESSERA_EXPECT(!state->group, "fully_shard: parameter '", state->name,
                    "' is to be ignored and lies in memory with others; shard a model before it is "
                    "materialized, or build it on meta");
+    TESSERA_EXPECT(state->block_rows == 0 && !state->transform, "fully_shard: parameter '",
+                   state->name, "', which is to be ignored, has ",
+                   state->transform ? "a gather transform" : "blocks of rows",
+                   ", and every rank has it whole; leave one of both out");
     ignored.insert(state.get());
   }
   bool is_read = false;  // in backward
@@ -91,6 +101,9 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
     for (const auto& [name, parameter] : module->named_parameters()) {
       const auto& state = state_of(parameter);
       if (ignored.contains(state.get())) continue;
+      TESSERA_EXPECT(!state->is_ignored, "fully_shard: parameter '", name,
+                     "' is ignored by a unit inside of ", describe(*modules.front()),
+                     "; give this unit the same ShardOptions::ignored");
       if (state->unit) {
         TESSERA_EXPECT(
             is_inside(state->unit), "fully_shard: parameter '", name, "' belongs to unit '",
@@ -113,7 +126,8 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
                    state->name, "' is streamed, in even slices; leave set_block_rows(",
                    state->block_rows, ") out");
   }
-  check_reshard("fully_shard", options.reshard_after_forward, options.mesh, claimed);
+  check_reshard("fully_shard", describe(*modules.front()), options.reshard_after_forward,
+                options.mesh, claimed);
   // Values that exist move from their whole arrays into the shards.
   struct Held {
     std::shared_ptr<ParameterState> state;
@@ -140,6 +154,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   ShardOptions kept = options;
   kept.ignored.clear();  // or a unit would hold what it leaves alone
   auto unit = std::make_shared<Unit>(claimed, kept, is_read, std::move(list));
+  for (const Parameter& p : options.ignored) state_of(p)->is_ignored = true;
   for (nn::Module* const module : modules) module->set_hook(unit);
   for (Unit* const inner : inside) inner->control().set_inner();
   if (device.is_meta() || held.size() < claimed.size()) return;
@@ -159,8 +174,8 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
 }  // namespace shard
 
 void fully_shard(nn::Module& module, const ShardOptions& options) {
-  TESSERA_EXPECT(module.hook() == nullptr,
-                 "fully_shard: the module is a unit already; call it once on each module");
+  TESSERA_EXPECT(module.hook() == nullptr, "fully_shard: ", shard::describe(module),
+                 " is a unit already; call it once on each module");
   shard::make_unit({&module}, options);
 }
 

@@ -74,20 +74,21 @@ void PostForwardShards::drop() noexcept {
   }
 }
 
-void check_reshard(const char* function, Reshard reshard, const DeviceMesh& mesh,
+void check_reshard(const char* function, const std::string& unit, Reshard reshard,
+                   const DeviceMesh& mesh,
                    std::span<const std::shared_ptr<ParameterState>> parameters) {
   if (!reshard.is_partial()) return;
   const int k = reshard.ranks(), ranks = mesh.shard_size(),
             others = mesh.world().size() - mesh.size();
-  TESSERA_EXPECT(k > 1 && k < ranks && ranks % k == 0, function, ": Reshard::", reshard, " of ",
-                 ranks, ranks == 1 ? " rank" : " ranks",
+  TESSERA_EXPECT(k > 1 && k < ranks && ranks % k == 0, function, ": ", unit, ": Reshard::", reshard,
+                 " of ", ranks, ranks == 1 ? " rank" : " ranks",
                  " that shard; give a divisor of them, above 1 and below them");
-  TESSERA_EXPECT(others == 0, function, ": Reshard::", reshard,
+  TESSERA_EXPECT(others == 0, function, ": ", unit, ": Reshard::", reshard,
                  " makes groups of all ranks of the world, of which ", others,
                  " are not in the mesh; use Reshard::always");
   for (const auto& p : parameters)
-    TESSERA_EXPECT(p->block_rows == 0, function, ": Reshard::", reshard, " keeps even parts, and '",
-                   p->name, "' is sharded by blocks of ", p->block_rows,
+    TESSERA_EXPECT(p->block_rows == 0, function, ": ", unit, ": Reshard::", reshard,
+                   " keeps even parts, and '", p->name, "' is sharded by blocks of ", p->block_rows,
                    " rows; use Reshard::always, or leave set_block_rows out");
 }
 

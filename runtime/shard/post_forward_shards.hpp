@@ -54,8 +54,10 @@ class PostForwardShards {
   std::uint64_t version_ = 0;
 };
 
-// Throws: ContractError, in the name of `function`, where so many ranks can't keep parts.
-void check_reshard(const char* function, Reshard reshard, const DeviceMesh& mesh,
+// Throws: ContractError, in the names of `function` and of the unit, where so many ranks can't keep
+// parts.
+void check_reshard(const char* function, const std::string& unit, Reshard reshard,
+                   const DeviceMesh& mesh,
                    std::span<const std::shared_ptr<ParameterState>> parameters);
 
 }  // namespace tessera::shard

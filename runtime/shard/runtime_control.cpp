@@ -21,6 +21,23 @@ void UnitControl::check(Context& context) const {
       }
 }
 
+void UnitControl::name_decisions() {
+  std::string said;
+  const auto say = [&](const std::string& what) { said += (said.empty() ? "" : ", ") + what; };
+  if (const Reshard now = shards_.options.reshard_after_forward; now != reshard_)
+    say("reshard " + now.to_string());
+  if (!reshards_after_backward_) say("open after backward");
+  if (is_read_ != may_be_read_) say(is_read_ ? "read in backward" : "not read in backward");
+  for (const bool is_forward : {true, false}) {
+    std::string list;
+    for (const auto& weak : prefetch_list(is_forward ? Prefetch::forward : Prefetch::backward))
+      if (const std::shared_ptr<Unit> unit = weak.lock()) list += ' ' + unit->name();
+    if (!list.empty()) say((is_forward ? "prefetches" : "prefetches in backward") + list);
+  }
+  shards_.decisions = said.empty() ? "" : " (" + said + ')';
+  shards_.set_name(shards_.name);
+}
+
 // What the program does with sums that are there when `last` is. Returns where it does.
 Stream GradientPiece::run_hook(Stream last, const Parts& sums) const {
   const Stream stream = shards_.hook_stream ? shards_.device.stream(*shards_.hook_stream) : last;
@@ -40,8 +57,8 @@ using shard::UnitShards;
 
 std::shared_ptr<Unit> unit_of(const char* function, nn::Module& module) {
   auto unit = std::dynamic_pointer_cast<Unit>(module.hook());
-  TESSERA_EXPECT(unit != nullptr, function,
-                 ": the module is not a unit; call fully_shard on it first");
+  TESSERA_EXPECT(unit != nullptr, function, ": ", shard::describe(module),
+                 " is not a unit; call fully_shard on it first");
   return unit;
 }
 
@@ -71,7 +88,7 @@ void for_each_unit(const char* function, nn::Module& module, bool recurse,
         unit && (recurse || below == &module) &&
         std::find(units.begin(), units.end(), unit) == units.end())
       units.push_back(std::move(unit));
-  TESSERA_EXPECT(!units.empty(), function, ": the module is not a unit",
+  TESSERA_EXPECT(!units.empty(), function, ": ", shard::describe(module), " is not a unit",
                  recurse ? ", nor is one below it" : "", "; call fully_shard on it first");
   for (const auto& unit : units) expect_between_steps(function, *unit);
   for (const auto& unit : units) f(*unit);
@@ -134,7 +151,8 @@ void reshard(nn::Module& module) {
 void set_reshard_after_forward(nn::Module& module, Reshard when, bool recurse) {
   constexpr const char* kFunction = "set_reshard_after_forward";
   for_each_unit(kFunction, module, recurse, [when](Unit& unit) {
-    shard::check_reshard(kFunction, when, unit.shards().options.mesh, unit.shards().parameters);
+    shard::check_reshard(kFunction, concat("unit '", unit.name(), "'"), when,
+                         unit.shards().options.mesh, unit.shards().parameters);
     with_slices(unit, [when](Unit& part) {
       part.control().set_reshard_after_forward(when);
       if (part.context()) part.set_neighbours(part.context()->neighbours(when));
@@ -182,15 +200,17 @@ void set_requires_all_reduce(nn::Module& module, bool requires_all_reduce, bool 
 }
 
 void set_gradient_divide_factor(nn::Module& module, double factor) {
-  TESSERA_EXPECT(std::isfinite(factor) && factor > 0, "set_gradient_divide_factor: factor is ",
-                 factor, "; expected a finite number above 0");
+  TESSERA_EXPECT(std::isfinite(factor) && factor > 0,
+                 "set_gradient_divide_factor: ", shard::describe(module), ": factor is ", factor,
+                 "; expected a finite number above 0");
   for_each_unit("set_gradient_divide_factor", module, false, [=](Unit& unit) {
     with_slices(unit, [=](Unit& part) { part.control().set_divide_factor(factor); });
   });
 }
 
 void set_reductions_in_flight(nn::Module& module, int reductions, bool recurse) {
-  TESSERA_EXPECT(reductions >= 1 && reductions <= 64, "set_reductions_in_flight: reductions is ",
+  TESSERA_EXPECT(reductions >= 1 && reductions <= 64,
+                 "set_reductions_in_flight: ", shard::describe(module), ": reductions is ",
                  reductions, "; expected 1 to 64");
   for_each_unit("set_reductions_in_flight", module, recurse, [=](Unit& unit) {
     with_slices(unit, [=](Unit& part) { part.control().set_reductions_in_flight(reductions); });

@@ -15,11 +15,16 @@ class Unit;
 class UnitControl {
  public:
   // `shards` outlives this. `is_read`: whether backward reads any of the parameters.
-  UnitControl(UnitShards& shards, bool is_read) : shards_(shards), is_read_(is_read) {}
+  UnitControl(UnitShards& shards, bool is_read)
+      : shards_(shards),
+        reshard_(shards.options.reshard_after_forward),
+        may_be_read_(is_read),
+        is_read_(is_read) {}
 
   // --- how long it stays open ---
   void set_reshard_after_forward(Reshard when) {
     shards_.options.reshard_after_forward = when;
+    name_decisions();
     if (shards_.slots) shards_.slots->set_keeps_open(shards_.number, keeps_open());
   }
   bool keeps_open() const noexcept {
@@ -30,9 +35,15 @@ class UnitControl {
   bool may_stay() const noexcept {
     return shards_.options.reshard_after_forward == Reshard::automatic;
   }
-  void set_reshard_after_backward(bool reshards) noexcept { reshards_after_backward_ = reshards; }
+  void set_reshard_after_backward(bool reshards) {
+    reshards_after_backward_ = reshards;
+    name_decisions();
+  }
   bool reshards_after_backward() const noexcept { return reshards_after_backward_; }
-  void set_unshard_in_backward(bool unshards) noexcept { is_read_ = unshards; }
+  void set_unshard_in_backward(bool unshards) {
+    is_read_ = unshards;
+    name_decisions();
+  }
   bool is_read_in_backward() const noexcept { return is_read_; }
 
   // --- which gathers run ahead ---
@@ -41,6 +52,7 @@ class UnitControl {
   using PrefetchList = std::vector<std::weak_ptr<Unit>>;
   void set_prefetch(Prefetch where, PrefetchList units) {
     prefetch_[static_cast<std::size_t>(where)] = std::move(units);
+    name_decisions();
   }
   const PrefetchList& prefetch_list(Prefetch where) const noexcept {
     return prefetch_[static_cast<std::size_t>(where)];
@@ -69,7 +81,13 @@ class UnitControl {
   bool is_inner() const noexcept { return is_inner_; }
 
  private:
+  // What changes which gathers there are, or their order, stands behind the name of the unit's own:
+  // ranks that have decided otherwise hear so, and not of the gathers that differ.
+  void name_decisions();
+
   UnitShards& shards_;
+  const Reshard reshard_;
+  const bool may_be_read_;
   bool is_read_, is_inner_ = false, reshards_after_backward_ = true;
   PrefetchList prefetch_[2];
 };

@@ -132,7 +132,7 @@ std::int64_t UnitShards::slice_bytes() const {
 void UnitShards::set_name(std::string to) {
   name = std::move(to);
   DeviceContext& context = options.mesh.world().device().context();
-  gather_name = context.intern("all_gather " + name);
+  gather_name = context.intern("all_gather " + name + decisions);
   reduce_name = context.intern(concat("reduce_scatter ", name, hook ? " before a hook" : ""));
   all_reduce_name = context.intern("all_reduce " + name);
   for (const auto& of : groups) of->name = name;

@@ -93,6 +93,7 @@ struct UnitShards {
   void log_kept_slot(const std::exception& error) const noexcept;
 
   ShardOptions options;
+  std::string decisions;                    // of the program, see UnitControl
   std::string name;                         // until the root's first call: of a parameter
   int number = -1;                          // of the units under its root, which have
   Slots* slots = nullptr;                   // in common

@@ -240,8 +240,8 @@ TEST_CASE("what is to be reduced changes between steps only, and of units", "[th
   for (const auto& messages : found) {
     REQUIRE(messages.size() == 11);
     CHECK_THAT(messages[0], Contains("is not a unit, nor is one below it; call fully_shard"));
-    CHECK_THAT(messages[1], Contains("set_requires_all_reduce: the module is not a unit; call"));
-    CHECK_THAT(messages[2], Contains("set_gradient_divide_factor: the module is not a unit; call"));
+    CHECK_THAT(messages[1], Contains("' is not a unit; call"));
+    CHECK_THAT(messages[2], Contains("' is not a unit; call"));
     for (std::size_t i = 3; i < 7; ++i) CHECK_THAT(messages[i], Contains("finite number above 0"));
     for (std::size_t i = 7; i < 11; ++i) CHECK_THAT(messages[i], Contains("do it between steps"));
   }

@@ -21,6 +21,7 @@ class Launched final : public Observer {
     if (!name.starts_with("all_gather ") && !name.starts_with("reduce_scatter ")) return;
     const bool gathers = name.starts_with("all_gather ");
     name.remove_prefix(name.find(' ') + 1);
+    name = name.substr(0, name.find(" ("));  // behind it: what the program has decided
     if (name.starts_with("layers.")) name.remove_prefix(7);
     text_ += gathers ? " " : " -";
     text_ += name == "(root)" ? "root" : name;

@@ -297,7 +297,7 @@ TEST_CASE("what a hook can't be set for is refused in one line", "[threads][fsdp
     CHECK_THAT(errors[0], Contains("has replicas, whose sums run on a stream of the mesh"));
     CHECK_THAT(errors[1], Contains("stream 'reduce' is given without a hook"));
     CHECK_THAT(errors[2], Contains("stream 'offload' has no kernels of the device"));
-    CHECK_THAT(errors[3], Contains("the module is not a unit"));
+    CHECK_THAT(errors[3], Contains("is not a unit"));
     CHECK_THAT(errors[4], Contains("do it between steps"));
   }
   run_local(1, {.threads = 1}, [&](World& world) {

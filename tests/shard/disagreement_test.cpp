@@ -1,0 +1,161 @@
+// What a program decides about its units, where ranks decide otherwise or at the wrong time: every
+// rank hears what was decided, of which unit, before a wrong value is made.
+#include "tests/shard/support.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Catch::Matchers::Contains;
+
+namespace {
+
+using DecidedOf = std::function<void(Stack&)>;
+
+// What each of two ranks hears where rank 1 alone decides, or all do and none hears anything.
+std::vector<std::string> heard_of(const DecidedOf& decide, bool on_all, bool trains = true) {
+  return on_ranks(2, [&](World& world) {
+    Stack model({5, 7, 3, 4});
+    model.shard({.mesh = DeviceMesh::flat(world)});
+    model.materialize(world.device());
+    nn::init(model, {5});
+    shard_plan(model);
+    if (on_all || world.rank() == 1) decide(model);
+    std::string heard;
+    try {
+      for (int step = 0; step < 2; ++step) {
+        const Tensor loss = mean_square(model(rows_of(1, world.rank(), 1, 5, world.device())));
+        if (trains) loss.backward();
+      }
+      world.device().synchronize();
+    } catch (const CommError& error) {
+      heard = error.what();
+      reset(model);
+    }
+    return heard;
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a decision of one rank alone is told to every rank, by the unit and what was decided",
+          "[threads]") {
+  const std::pair<DecidedOf, std::string> decisions[] = {
+      {[](Stack& m) { set_reshard_after_forward(m.layers[1], Reshard::never); },
+       "all_gather layers.1 (reshard never)"},
+      {[](Stack& m) { set_reshard_after_backward(m.layers[0], false); },
+       "all_gather layers.0 (open after backward)"},
+      {[](Stack& m) { set_unshard_in_backward(m.layers[2], false); },
+       "all_gather layers.2 (not read in backward)"},
+      {[](Stack& m) {
+         set_reshard_after_forward(m.layers[1], Reshard::always);
+         set_modules_to_forward_prefetch(m.layers[1], {&m.layers[2], &m.layers[0]});
+       },
+       "all_gather layers.1 (reshard always, prefetches layers.2 layers.0)"},
+      {[](Stack& m) { set_modules_to_backward_prefetch(m.layers[2], {&m.layers[0]}); },
+       "all_gather layers.2 (prefetches in backward layers.0)"},
+  };
+  for (const auto& [decide, text] : decisions) {
+    INFO(text);
+    const bool trains = text.find("not read") == text.npos;  // a linear layer's weight is
+    for (const std::string& heard : heard_of(decide, false, trains))
+      CHECK_THAT(heard, Contains(text));
+    for (const std::string& heard : heard_of(decide, true, trains)) CHECK(heard.empty());
+  }
+}
+
+TEST_CASE("a decision that is taken back leaves the gathers' names as they were") {
+  for (const std::string& heard : heard_of(
+           [](Stack& m) {
+             set_reshard_after_forward(m, Reshard::never);
+             set_reshard_after_forward(m, Reshard::automatic);
+             set_reshard_after_backward(m, false);
+             set_reshard_after_backward(m, true);
+             set_modules_to_forward_prefetch(m.layers[0], {&m.layers[1]});
+             set_modules_to_forward_prefetch(m.layers[0], {});
+           },
+           false))
+    CHECK(heard.empty());
+}
+
+TEST_CASE("nothing is decided in the middle of a call or a backward pass") {
+  const auto found = on_ranks(2, [](World& world) {
+    Stack model({5, 7, 3});
+    model.shard({.mesh = DeviceMesh::flat(world)});
+    model.materialize(world.device());
+    nn::init(model, {5});
+    std::vector<std::string> said;
+    const auto decide = [&] {
+      nn::Module& unit = model.layers[0];
+      said.push_back(contract_error([&] { set_reductions_in_flight(unit, 2); }));
+      said.push_back(contract_error([&] { set_reshard_after_forward(unit, Reshard::never); }));
+      said.push_back(contract_error([&] { set_reshard_after_backward(unit, false); }));
+      said.push_back(contract_error([&] { set_unshard_in_backward(unit, true); }));
+      said.push_back(contract_error([&] { set_requires_all_reduce(unit, false); }));
+      said.push_back(contract_error([&] { set_modules_to_forward_prefetch(unit, {}); }));
+      said.push_back(contract_error([&] { set_modules_to_backward_prefetch(unit, {}); }));
+    };
+    const Tensor x = rows_of(1, world.rank(), 1, 5, world.device());
+    const Tensor h = model.call([&] {
+      decide();
+      const Tensor y = model.layers[0](x);
+      return autograd::record("decides", {y}, y.detach(),
+                              [&](const Tensor& g, autograd::Gradients& out) {
+                                decide();
+                                out.set(0, g);
+                              });
+    });
+    mean_square(h).backward();
+    return said;
+  });
+  for (const auto& said : found) {
+    REQUIRE(said.size() == 14);
+    for (const std::string& line : said)
+      CHECK_THAT(line, Contains("of unit 'layers.0' is running; do it between steps"));
+  }
+}
+
+TEST_CASE("what an inner unit ignores, the units around it ignore, too") {
+  const auto said = on_ranks(2, [](World& world) {
+    Stack model({5, 7, 3});
+    const DeviceMesh mesh = DeviceMesh::flat(world);
+    std::vector<std::string> lines;
+    fully_shard(model.layers[0], {.mesh = mesh, .ignored = {model.layers[0].bias}});
+    lines.push_back(contract_error([&] { fully_shard(model, {.mesh = mesh}); }));
+    fully_shard(model, {.mesh = mesh, .ignored = {model.layers[0].bias}});
+    model.materialize(world.device());
+    lines.push_back(concat(model.layers[0].bias.shard().numel()));
+    Stack ragged({4, 4, 4});
+    ragged.layers[0].weight.set_block_rows(2);
+    lines.push_back(contract_error(
+        [&] { fully_shard(ragged, {.mesh = mesh, .ignored = {ragged.layers[0].weight}}); }));
+    return lines;
+  });
+  for (const auto& lines : said) {
+    CHECK_THAT(lines[0], Contains("parameter 'layers.0.bias' is ignored by a unit inside of the "
+                                  "module of 'scale'; give this unit"));
+    CHECK(lines[1] == "7");
+    CHECK_THAT(lines[2], Contains("'layers.0.weight', which is to be ignored, has blocks of rows"));
+  }
+}
+
+TEST_CASE("options and decisions that no unit can take name its parameters") {
+  const Device device = Device::cpu();
+  Stack model({5, 7, 3});
+  const World world = World::single();
+  const DeviceMesh mesh = DeviceMesh::flat(world);
+  CHECK_THAT(contract_error(
+                 [&] { fully_shard(model.layers[1], {.mesh = mesh, .reductions_in_flight = 0}); }),
+             Contains("the module of 'weight': reductions_in_flight is 0; expected 1 to 64"));
+  CHECK_THAT(contract_error([&] { fully_shard(model, {.mesh = mesh, .piece_bytes = -1}); }),
+             Contains("the module of 'scale': piece_bytes is -1; expected 1 or more"));
+  CHECK_THAT(contract_error([&] {
+               fully_shard(model, {.mesh = mesh, .reshard_after_forward = Reshard::to(3)});
+             }),
+             Contains("the module of 'scale': Reshard::to(3) of 1 rank"));
+  CHECK_THAT(contract_error([&] { shard_plan(model.layers[0]); }),
+             Contains("the module of 'layers.0.weight' is not a unit"));
+  fully_shard(model, {.mesh = mesh});
+  CHECK_THAT(contract_error([&] { fully_shard(model, {.mesh = mesh}); }),
+             Contains("the module of 'scale' is a unit already"));
+  CHECK_THAT(contract_error([&] { set_gradient_divide_factor(model, 0); }),
+             Contains("the module of 'scale': factor is 0"));
+}
