@@ -94,26 +94,26 @@ void Context::lay_out(nn::Module& root) {
     // The tables of slices are made now, not before the first step: were one that fails to skip
     // them, they would be missing in the next.
     device().block(device().compute().record());
-    const std::vector<AssumedCall> calls = assumed_calls(root);
-    std::vector<UnitNeeds> needs(units_.size());
-    for (const AssumedCall& call : calls)
-      needs[static_cast<std::size_t>(call.unit)] = unit(call.unit)->needs(
-          call.parent < 0 ? -1 : calls[static_cast<std::size_t>(call.parent)].unit);
-    slots_ = std::make_unique<Slots>(*group_, needs, calls);
+    calls_ = assumed_calls(root);
+    slots_ = std::make_unique<Slots>(*group_, needs(), calls_);
     make_replicas();
     make_host_link();
-    for (std::size_t i = 0; i < units_.size(); ++i) {
-      const int number = static_cast<int>(i);
-      const std::size_t pieces = std::max<std::size_t>(needs[i].pieces.size(), 1);
-      unit(number)->set_slots(slots_.get(), replicas_.get(), host_link_.get());
-      unit(number)->expect(static_cast<int>(slots_->planned(number, SlotKind::parameters)),
-                           static_cast<int>(slots_->planned(number, SlotKind::gradients) / pieces));
-    }
+    for (const auto& unit : units_)
+      unit.lock()->set_slots(slots_.get(), replicas_.get(), host_link_.get());
     resume();
   } catch (...) {
     dissolve();
     throw;
   }
+}
+
+std::vector<UnitNeeds> Context::needs() const {
+  std::vector<UnitNeeds> needs(units_.size());
+  for (const AssumedCall& call : calls_)
+    if (const std::shared_ptr<Unit> called = unit(call.unit))
+      needs[static_cast<std::size_t>(call.unit)] =
+          called->needs(call.parent < 0 ? -1 : calls_[static_cast<std::size_t>(call.parent)].unit);
+  return needs;
 }
 
 void Context::make_replicas() {

@@ -131,6 +131,8 @@ class Context : public std::enable_shared_from_this<Context> {
   // The parameters that units stream become units of their own, a slice each.
   void cut_streamed(std::int64_t bytes);
   std::vector<AssumedCall> assumed_calls(nn::Module& root) const;
+  // Of each unit, as the program has it now.
+  std::vector<UnitNeeds> needs() const;
   std::shared_ptr<Unit> unit(int number) const {
     return units_[static_cast<std::size_t>(number)].lock();
   }
@@ -152,6 +154,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::uint64_t recovery_count_ = 0;        // Device::recoveries() since when its units are in use
   std::vector<std::weak_ptr<Unit>> units_;  // in order of the module tree, then slices
   std::size_t modules_ = 0;                 // how many are no slices
+  std::vector<AssumedCall> calls_;          // of a step without a program
   std::unique_ptr<Slots> slots_;
   std::unique_ptr<Replicas> replicas_;   // of a hybrid mesh
   std::unique_ptr<HostLink> host_link_;  // of what is offloaded

@@ -55,8 +55,6 @@ class Slots {
   }
   // Whether anything was set, if only to what it was, since the step began: peers look, too.
   bool is_to_be_agreed() const noexcept { return is_to_be_agreed_; }
-  // How many the plan that is followed has.
-  std::size_t planned(int unit, SlotKind kind) { return planned_uses(unit, kind).offsets.size(); }
 
   std::int64_t bytes() const noexcept;
   // The least that any plan of the steps so far would need.

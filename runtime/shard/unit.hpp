@@ -85,16 +85,12 @@ class Unit final : public nn::ModuleHook,
   const std::string& name() const noexcept { return shards_.name; }
   UnitControl& control() noexcept { return control_; }
   UnitCalls& calls() noexcept { return calls_; }
-  ShardPlan::Unit describe() const;
+  // `gathers`, `reductions`: of one forward and backward.
+  ShardPlan::Unit describe(int gathers, int reductions) const;
   // Follows what was frozen or thawed since; between steps.
   void lay_out();
   // Cuts what it streams into slices of `bytes` at most.
   void cut_streamed(std::int64_t bytes);
-  // Collectives of one forward and backward, as the plan prints them.
-  void expect(int gathers, int reductions) noexcept {
-    planned_gathers_ = gathers;
-    planned_reductions_ = reductions;
-  }
 
   // --- its root ---
   const std::shared_ptr<Context>& context() const noexcept { return context_; }
@@ -142,7 +138,6 @@ class Unit final : public nn::ModuleHook,
   std::unique_ptr<GradientBuffer> buffer_;
   std::shared_ptr<LocalGradient> local_;
   GatheredParameters parameters_{shards_};
-  int planned_gathers_ = 0, planned_reductions_ = 0;
 
   bool trains_ = false, owes_reduction_ = false;
   std::uint64_t reduced_in_ = 0;  // the backward pass of the last reduction

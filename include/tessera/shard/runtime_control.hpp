@@ -37,9 +37,8 @@ void reshard(nn::Module& module);
 
 // `recurse`: for all units below the module, too.
 
-// ShardOptions::reshard_after_forward from here on. shard_plan goes on to count the gathers of the
-// options that fully_shard was given. Slots are planned anew by the steps that follow, once for
-// each way.
+// ShardOptions::reshard_after_forward from here on, in shard_plan's counts of gathers, too. Slots
+// are planned anew by the steps that follow, once for each way.
 // Throws: ContractError for a module that is no unit, and inside of calls and of backward.
 void set_reshard_after_forward(nn::Module& module, Reshard when, bool recurse = true);
 // Whether backward closes a unit when its part has ended, as it does from the beginning. Where not,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,8 @@ struct ShardPlan {
     std::int64_t shard_numel = 0;  // this rank's, padding included
     // Of `numel`, what is stored in another dtype than f32, as a frozen base; each dtype once.
     std::vector<std::pair<DType, std::int64_t>> stored{};
+    // And what is sharded by blocks of so many rows and travels by counts; each size once.
+    std::vector<std::pair<std::int64_t, std::int64_t>> ragged{};
     std::int64_t gather_bytes = 0, gradient_buffer_bytes = 0;
     // Of gather_bytes what an all-gather fills: less where gather transforms decode the rest.
     std::int64_t wire_bytes = 0;
@@ -32,11 +35,28 @@ struct ShardPlan {
     std::int64_t unsharded_gradient_bytes = 0, postponed_sum_bytes = 0;
     DType param = f32, reduce = f32;
     bool reshard_after_forward = true;
-    // What `Reshard::to` keeps until backward, over how many ranks.
+    // What `Reshard::to` keeps until backward, over how many ranks; of gathers_per_call those that
+    // are among these, and what one of them fills.
     std::int64_t post_forward_bytes = 0;
-    int post_forward_ranks = 0;
-    // Collectives of one forward and backward that call each module once.
+    int post_forward_ranks = 0, post_forward_gathers = 0;
+    std::int64_t post_forward_wire_bytes = 0;
+    // Collectives of one forward and backward that call each module once, by what the program has
+    // set until now.
     int gathers_per_call = 0, reductions_per_call = 0;
+    // Reductions whose sums are summed over the replicas, too, and this rank's bytes of one: values
+    // and arrival counts.
+    int all_reduces_per_call = 0;
+    std::int64_t all_reduce_bytes = 0;
+    // In the same forward and backward, between this rank's device and host: shards that are
+    // offloaded, as they are gathered, and reduced gradients with arrival counts.
+    std::int64_t copied_to_device_bytes = 0, copied_to_host_bytes = 0;
+    // What options or the program have set; see ShardOptions and runtime_control.hpp.
+    int prefetch_depth = 1, reductions_in_flight = 1;
+    std::optional<DType> output{};
+    bool casts_inputs = true;  // to `param`
+    double divide_factor = 1;  // at first the number of ranks, replicas included
+    bool has_all_reduce_hook = false, reshards_after_backward = true;
+    std::vector<std::string> forward_prefetch{}, backward_prefetch{};  // units, as they are listed
   };
   std::vector<Unit> units;  // behind the modules' the slices of what they stream, as 'weight[2]'
   int ranks = 1;            // over which parameters are sharded,
@@ -47,6 +67,9 @@ struct ShardPlan {
   std::int64_t most_alive_bytes = 0;  // no other addresses would need fewer
   // Of what is copied from and to the host, where units are offloaded: on the device, on the host.
   std::int64_t offload_device_bytes = 0, offload_host_bytes = 0;
+  // Parameters that are in no unit (ShardOptions::ignored): tensors, elements. Each rank has all.
+  std::int64_t ignored_parameters = 0, ignored_numel = 0;
+  int forwards_ahead = 2;  // how many the host may be ahead of the device
   bool is_assumed = true;  // no step has called the units in another order yet
 
   std::string to_string() const;
