@@ -1,5 +1,6 @@
 // What a program decides about its units, where ranks decide otherwise or at the wrong time: every
 // rank hears what was decided, of which unit, before a wrong value is made.
+#include "tessera/shard/runtime_control.hpp"
 #include "tests/shard/support.hpp"
 
 using namespace tessera;

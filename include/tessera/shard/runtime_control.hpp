@@ -1,6 +1,7 @@
 // What a program decides about its units while it runs: when they are gathered, for how long, and
 // which backwards reduce (PyTorch: the methods of FSDPModule). Every rank makes the same of these
-// calls, at the same point among its calls of the model: gathers are collectives.
+// calls, at the same point among its calls of the model: gathers are collectives. Where one has
+// decided otherwise, every rank gets a CommError that names the unit and what was decided.
 //
 // To run further methods of a module as calls of its unit needs no registration (PyTorch:
 // register_fsdp_forward_method): nn::Module::call is public, and what runs inside it is a call.
