@@ -206,7 +206,11 @@ Algorithms ask(cublasLtHandle_t handle, Described& described, const Key& key, St
   const cublasStatus_t asked = cublasLtMatmulAlgoGetHeuristic(
       handle, &described.op, &described.a, &described.b, &described.c, &described.c, &preference,
       key.choices, found.data(), &count);
-  if (asked != CUBLAS_STATUS_SUCCESS && asked != CUBLAS_STATUS_NOT_SUPPORTED) status = asked;
+  // Some combinations with an epilogue are no valid value to it, rather than not supported.
+  const bool has_none =
+      asked == CUBLAS_STATUS_NOT_SUPPORTED ||
+      (asked == CUBLAS_STATUS_INVALID_VALUE && key.epilogue != CUBLASLT_EPILOGUE_DEFAULT);
+  if (asked != CUBLAS_STATUS_SUCCESS && !has_none) status = asked;
   Algorithms out;
   for (int i = 0; i < count; ++i)
     if (found[static_cast<std::size_t>(i)].state == CUBLAS_STATUS_SUCCESS)

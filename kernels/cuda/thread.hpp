@@ -114,6 +114,11 @@ template <int kThreads, class Body>
 void launch(Exec& exec, Grid grid, std::size_t shared_bytes, const Body& body) {
   static_assert(kThreads % kWarp == 0 && kThreads <= 1024);
   if (grid.x <= 0 || grid.y <= 0 || grid.z <= 0 || exec.error) return;
+  constexpr std::int64_t kMost = 0x7fffffff;  // blocks in x; in y and z the driver looks itself
+  if (grid.x > kMost) {
+    is_refused(exec, cudaErrorInvalidConfiguration, grid, kThreads, shared_bytes);
+    return;
+  }
   const auto kernel = run_body<kThreads, Body>;
   if (shared_bytes > kSharedBytes) {
     const cudaError_t refused = cudaFuncSetAttribute(

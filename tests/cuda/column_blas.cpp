@@ -15,7 +15,7 @@ namespace {
 using namespace tessera;
 
 int g_asked = 0;
-bool g_refuse = false;
+Epilogues g_epilogues = Epilogues::offered;
 
 // How this library uses the words of the vendor's opaque structs.
 struct Layout {
@@ -90,7 +90,7 @@ struct Matmul {
     if (op.get(CUBLASLT_MATMUL_DESC_SCALE_TYPE) != (wide ? CUDA_R_64F : CUDA_R_32F)) return false;
     if (c.type != a.type && (wide || c.type != CUDA_R_32F)) return false;
     if (epilogue() == CUBLASLT_EPILOGUE_DEFAULT) return true;
-    if (g_refuse || wide || c.type != a.type) return false;
+    if (g_epilogues != Epilogues::offered || wide || c.type != a.type) return false;
     const auto aux = op.get(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER),
                ld = op.get(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD);
     return !ends_in(128) || (aux % 16 == 0 && ld % 8 == 0 && ld >= c.rows);
@@ -153,7 +153,7 @@ bool is_aligned(const void* data, std::uint64_t bytes) {
 }  // namespace
 
 int heuristic_calls() { return g_asked; }
-void refuse_epilogues(bool refuse) { g_refuse = refuse; }
+void set_epilogues(Epilogues epilogues) { g_epilogues = epilogues; }
 
 }  // namespace kernel_test
 
@@ -237,7 +237,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   const Matmul call{
       read<Operation>(op), read<Layout>(a), read<Layout>(b), read<Layout>(c), {}, {}, {}, {}, {}};
   if (!call.is_valid()) return CUBLAS_STATUS_INVALID_VALUE;
-  if (!call.is_offered()) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (!call.is_offered())
+    return g_epilogues == Epilogues::invalid ? CUBLAS_STATUS_INVALID_VALUE
+                                             : CUBLAS_STATUS_NOT_SUPPORTED;
   for (; *count < wanted && *count < 3; ++*count) {
     const Algorithm found{preference->data[CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES - 1],
                           preference->data[CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES - 1],

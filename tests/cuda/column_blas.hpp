@@ -7,7 +7,9 @@ namespace kernel_test {
 
 // Questions to the heuristic so far.
 int heuristic_calls();
-// Until it is set back, the heuristic knows no algorithm that ends in a bias or a function.
-void refuse_epilogues(bool refuse);
+// Until it is set back, the heuristic knows no algorithm that ends in a bias or a function: they
+// are not supported, or, as cuBLASLt says of some, no valid value.
+enum class Epilogues { offered, not_supported, invalid };
+void set_epilogues(Epilogues epilogues);
 
 }  // namespace kernel_test

@@ -96,18 +96,21 @@ TEST_CASE("the heuristic is asked once for equal products, and anew for others",
 }
 
 TEST_CASE("what the library refuses at the end of a product is done by kernels", "[cuda]") {
-  kernel_test::refuse_epilogues(true);
-  Ones ones;
-  ones.args.bias = ones.bias.data();
-  ones.args.ldc = 17;
-  ones.args.n = 15;
-  Exec exec;
-  for (const bool again : {false, true}) {
-    CHECK(asked_by(ones.args, exec) == (again ? 0 : 2));
-    CHECK(exec.error == nullptr);
-    CHECK(ones.c[3 * 17 + 14] == 9);
+  using kernel_test::Epilogues;
+  for (const Epilogues how : {Epilogues::not_supported, Epilogues::invalid}) {
+    kernel_test::set_epilogues(how);
+    Ones ones;
+    ones.args.bias = ones.bias.data();
+    ones.args.ldc = 17;
+    ones.args.n = how == Epilogues::invalid ? 14 : 15;  // answers are kept
+    Exec exec;
+    for (const bool again : {false, true}) {
+      CHECK(asked_by(ones.args, exec) == (again ? 0 : 2));
+      CHECK(exec.error == nullptr);
+      CHECK(ones.c[3 * 17 + 13] == 9);
+    }
   }
-  kernel_test::refuse_epilogues(false);
+  kernel_test::set_epilogues(Epilogues::offered);
 }
 
 TEST_CASE("a benchmark runs each of the library's algorithms", "[cuda]") {
