@@ -40,6 +40,7 @@ struct Backward : BackwardArrays<T> {
   using C = Compute<T>;
   using Base = BackwardArrays<T>;
   static constexpr int N = kPack<T>, kKept = kPacks * N, kWarps = kBlock / kWarp;
+  static constexpr int kBlocks = kBlock == 256 && kAhead ? 2 : 0;
 
   struct Line {
     Pack<T, N> x[kPacks], dy[kPacks];

@@ -86,8 +86,19 @@ TESSERA_DEVICE double rounded_product(double a, double b) { return __dmul_rn(a, 
 TESSERA_DEVICE float fast_quotient(float a, float b) { return __fdividef(a, b); }
 TESSERA_DEVICE double fast_quotient(double a, double b) { return a / b; }
 
+// Blocks that a multiprocessor is to run at once, whatever registers each would like: Body::kBlocks.
+// 0: the compiler's choice.
+template <class Body>
+constexpr int blocks_of() {
+  if constexpr (requires { Body::kBlocks; })
+    return Body::kBlocks;
+  else
+    return 0;
+}
+
 template <int kThreads, class Body>
-__global__ void __launch_bounds__(kThreads) run_body(const __grid_constant__ Body body) {
+__global__ void __launch_bounds__(kThreads, blocks_of<Body>())
+    run_body(const __grid_constant__ Body body) {
   Thread thread;
   body(thread);
 }
