@@ -86,8 +86,8 @@ TESSERA_DEVICE double rounded_product(double a, double b) { return __dmul_rn(a, 
 TESSERA_DEVICE float fast_quotient(float a, float b) { return __fdividef(a, b); }
 TESSERA_DEVICE double fast_quotient(double a, double b) { return a / b; }
 
-// Blocks that a multiprocessor is to run at once, whatever registers each would like: Body::kBlocks.
-// 0: the compiler's choice.
+// Blocks that a multiprocessor is to run at once, whatever registers each would like:
+// Body::kBlocks. 0: the compiler's choice.
 template <class Body>
 constexpr int blocks_of() {
   if constexpr (requires { Body::kBlocks; })
