@@ -81,6 +81,7 @@ void Context::build(nn::Module& root) {
 
 void Context::lay_out(nn::Module& root) {
   try {
+    for (const auto& unit : units_) unit.lock()->control().name_decisions();  // of named units now
     expect_alike();
     for (const auto& unit : units_) {
       unit.lock()->control().check(*this);
@@ -251,7 +252,8 @@ void Context::begin_forward() {
   }
   if (may_hold_units_) close_stale_units();
   if (slots_->is_to_be_agreed()) expect_alike();
-  slots_->begin_step();
+  slots_->begin_step(autograd::grad_enabled());
+  has_run_ = true;
 }
 
 void Context::close_stale_units() {

@@ -50,7 +50,8 @@ class Context : public std::enable_shared_from_this<Context> {
 
   const Device& device() const { return group_->device(); }
   ShardPlan plan() const;
-  bool is_planned_or_run() const noexcept { return slots_->has_begun(); }
+  // Whether its root has been called, or follow_plan has.
+  bool has_run() const noexcept { return has_run_; }
   // Before the first step: slots as in those of `planned`, which has the same units in a world
   // without peers. Collective. Throws: ContractError, see shard_plan.
   void follow_plan(Context& planned);
@@ -160,7 +161,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::unique_ptr<HostLink> host_link_;  // of what is offloaded
   std::map<int, const RankGroup*> neighbours_;
   std::uint64_t gathers_ = 0, reductions_ = 0, all_reduces_ = 0;
-  bool may_hold_units_ = false;
+  bool may_hold_units_ = false, has_run_ = false;
 
   int running_calls_ = 0;
   std::vector<int> rounds_;  // of which units rounds have begun since the outermost call did

@@ -111,14 +111,15 @@ ShardPlan::Unit Unit::describe(int gathers, int reductions) const {
       out.post_forward_wire_bytes += UnitLayout::bytes_of(p->spec, p->compute_dtype);
   }
   if (shards_.size() > 1) out.gathers_per_call = gathers;
-  if (out.gradient_buffer_bytes > 0 && shards_.ranks() > 1) out.reductions_per_call = reductions;
-  if (shards_.replicas && reduced > 0) {
+  if (out.gradient_buffer_bytes > 0 && shards_.ranks() > 1 && shards_.reduces)
+    out.reductions_per_call = reductions;
+  if (shards_.replicas && shards_.all_reduces && reduced > 0) {
     out.all_reduces_per_call = out.reductions_per_call;
     out.all_reduce_bytes = reduced;
   }
   if (shards_.is_offloaded()) {
     out.copied_to_device_bytes = (gathers - out.post_forward_gathers) * copied_bytes(shards_);
-    out.copied_to_host_bytes = reductions * reduced;
+    out.copied_to_host_bytes = shards_.reduces ? reductions * reduced : 0;
   }
   out.prefetch_depth = shards_.options.prefetch_depth;
   out.reductions_in_flight = shards_.options.reductions_in_flight;
@@ -192,10 +193,10 @@ ShardPlan shard_plan(nn::Module& root,
                      const std::function<std::shared_ptr<nn::Module>(World&)>& step) {
   const std::shared_ptr<shard::Unit> unit = shard::root_unit("shard_plan", root);
   shard::Context& context = *unit->context();
-  TESSERA_EXPECT(
-      unit->shards().is_root() && !context.is_planned_or_run(), "shard_plan: unit '", unit->name(),
-      unit->shards().is_root() ? "' has run, or been planned so; do it once, before the first step"
-                               : "' is no root; plan a step of the root's");
+  TESSERA_EXPECT(unit->shards().is_root() && !context.has_run(), "shard_plan: unit '", unit->name(),
+                 unit->shards().is_root()
+                     ? "' has run, or been planned so; do it once, before the first step"
+                     : "' is no root; plan a step of the root's");
   const World& world = unit->shards().options.mesh.world();
   World planned = World::emulated(
       world.rank(), world.size(),
@@ -203,6 +204,10 @@ ShardPlan shard_plan(nn::Module& root,
   const autograd::RandomStateGuard as_before(autograd::random_state());
   const std::shared_ptr<nn::Module> model = step(planned);
   TESSERA_EXPECT(model != nullptr, "shard_plan: the step returned no model");
+  const auto* const found = dynamic_cast<const shard::Unit*>(model->hook().get());
+  TESSERA_EXPECT(found && found->shards().options.mesh.world().device() == planned.device(),
+                 "shard_plan: the step's model is no unit of the world that the step was given; "
+                 "make and shard another one there");
   context.follow_plan(*shard::root_unit("shard_plan", *model)->context());
   return plan_of(root, context);
 }

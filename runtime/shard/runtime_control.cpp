@@ -28,6 +28,8 @@ void UnitControl::name_decisions() {
     say("reshard " + now.to_string());
   if (!reshards_after_backward_) say("open after backward");
   if (is_read_ != may_be_read_) say(is_read_ ? "read in backward" : "not read in backward");
+  if (shards_.divide_factor != shards_.ranks())
+    say(concat("gradients divided by ", shards_.divide_factor));
   for (const bool is_forward : {true, false}) {
     std::string list;
     for (const auto& weak : prefetch_list(is_forward ? Prefetch::forward : Prefetch::backward))

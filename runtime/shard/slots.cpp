@@ -39,10 +39,10 @@ Slots::~Slots() {
 // --- a step ---
 
 // A step that had slots where no plan had them, or that kept to the plan of another, is planned
-// from its uses, for the next time that it is expected: after the two that it came after. So steps
-// that come again follow plans of their own, and what they leave for the next lies where it lay
-// before.
-void Slots::begin_step() {
+// from its uses, for the next time that it is expected: after the two that it came after, with
+// gradients or without. So steps that come again follow plans of their own, and what they leave for
+// the next lies where it lay before.
+void Slots::begin_step(bool trains) {
   is_to_be_agreed_ = false;
   if (are_plans_old_) plan_anew();
   std::vector<SlotUse> carried;
@@ -63,7 +63,7 @@ void Slots::begin_step() {
   const std::uint64_t context = last_ * 31 + ended;
   if (!uses_.empty()) {
     if (next_.size() == kMostSteps || kept_.size() == kMostSteps) next_.clear(), kept_.clear();
-    next_[context_] = ended;
+    next_[{context_, trains_}] = ended;
     last_ = ended;
     context_ = context;
   }
@@ -78,7 +78,9 @@ void Slots::begin_step() {
     keep(uses_);
     follow(ended);
   }
-  if (const auto next = next_.find(context_); next != next_.end() && kept_.contains(next->second))
+  trains_ = trains;
+  if (const auto next = next_.find({context_, trains});
+      next != next_.end() && kept_.contains(next->second))
     follow(next->second);
 
   uses_.assign(carried.begin(), carried.end());
@@ -105,7 +107,8 @@ std::uint64_t Slots::fingerprint_of_plans() const {
     all += concat(step, ' ', kept.plan.bytes, ':');
     for (const std::int64_t offset : kept.plan.offsets) all += concat(offset, ' ');
   }
-  for (const auto& [context, step] : next_) all += concat(context, '>', step, ' ');
+  for (const auto& [after, step] : next_)
+    all += concat(after.first, after.second ? '>' : '|', step, ' ');
   return fnv1a(all);
 }
 
@@ -119,7 +122,7 @@ void Slots::resize_if_due() {
 }
 
 Slot Slots::take(int unit, SlotKind kind, std::int64_t bytes) {
-  if (uses_.size() == kMostUses) begin_step();
+  if (uses_.size() == kMostUses) begin_step(trains_);
   resize_if_due();  // of units that are open whenever the root is called
   const OwnerId owner = owners_[static_cast<std::size_t>(kind)];
   PlannedUses& known = planned_uses(unit, kind);

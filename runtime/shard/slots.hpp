@@ -31,12 +31,11 @@ class Slots {
   // Before the first step: the plans of `planned`, for the same units, whose steps are over.
   // Collective.
   void follow(const Slots& planned);
-  // Whether a step has begun, or ended.
-  bool has_begun() const noexcept { return !uses_.empty() || !next_.empty(); }
   // Of all plans and what comes after what: equal on ranks that may follow them.
   std::uint64_t fingerprint_of_plans() const;
-  // A forward of the root begins, and with it a step. Collective where the last one made a plan.
-  void begin_step();
+  // A forward of the root begins, and with it a step; `trains`: gradients are enabled. Collective
+  // where the last one made a plan.
+  void begin_step(bool trains);
   // A slot for the unit; Arena::begin_use comes before its first use.
   Slot take(int unit, SlotKind kind, std::int64_t bytes);
   // `ends_forward`: by a call that backward comes to.
@@ -113,6 +112,7 @@ class Slots {
   std::vector<Live> live_;
   std::int64_t now_ = 0;
   bool is_planned_ = true;  // so far
+  bool trains_ = true;
   bool is_to_be_agreed_ = false, are_plans_old_ = false, was_set_ = false;
   bool wants_resize_ = false;
   std::int64_t least_bytes_ = 0;
@@ -121,8 +121,9 @@ class Slots {
 
   // --- steps by their fingerprints ---
   std::map<std::uint64_t, Kept> kept_;
-  std::map<std::uint64_t, std::uint64_t> next_;  // of the last two the one that came after them
-  std::uint64_t last_ = 0, context_ = 0;         // the last step; the last two
+  // Of the last two, and whether the next one trains, the one that came after them.
+  std::map<std::pair<std::uint64_t, bool>, std::uint64_t> next_;
+  std::uint64_t last_ = 0, context_ = 0;  // the last step; the last two
 };
 
 }  // namespace tessera::shard

@@ -39,7 +39,8 @@ Facts facts_of(const Unit& unit) {
           {"slice_bytes", concat(o.slice_bytes)},
           {"slices_wait", o.slices_wait ? "true" : "false"},
           {"piece_bytes", concat(o.piece_bytes)},
-          {"offload", o.offload == Offload::cpu ? "cpu" : "none"}};
+          {"offload", o.offload == Offload::cpu ? "cpu" : "none"},
+          {"decisions", shards.decisions}};
 }
 
 std::string text_of(const Facts& facts) {
@@ -81,8 +82,15 @@ void Context::expect_alike() const {
 }
 
 void Context::follow_plan(Context& planned) {
-  TESSERA_EXPECT(&planned != this && planned.slots_->has_begun(),
+  TESSERA_EXPECT(planned.has_run_,
                  "shard_plan: the step has not called the model that it returned");
+  const auto place = [](const DeviceMesh& mesh) {
+    return concat("rank ", mesh.shard_rank(), " of ", mesh.shard_size(), " that shard, in ",
+                  mesh.replicas(), mesh.replicas() == 1 ? " replica" : " replicas");
+  };
+  TESSERA_EXPECT(place(mesh()) == place(planned.mesh()), "shard_plan: the model is on ",
+                 place(mesh()), ", the one of the planned step on ", place(planned.mesh()),
+                 kSameModel);
   TESSERA_EXPECT(units_.size() == planned.units_.size(), "shard_plan: the model has ",
                  units_.size(), " units, the one of the planned step ", planned.units_.size(),
                  kSameModel);
@@ -93,10 +101,11 @@ void Context::follow_plan(Context& planned) {
                      " of unit '", here[0].second, "': ", here[fact].second,
                      "; in the planned step: ", there[fact].second, kSameModel);
   }
-  planned.slots_->begin_step();  // so its last step is over
+  planned.slots_->begin_step(true);  // so its last step is over
   TESSERA_EXPECT(is_alike(mesh(), concat(planned.slots_->fingerprint_of_plans())),
                  "shard_plan: ranks have planned other steps; every rank plans the same calls");
   slots_->follow(*planned.slots_);
+  has_run_ = true;
 }
 
 }  // namespace tessera::shard

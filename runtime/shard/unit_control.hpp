@@ -64,7 +64,10 @@ class UnitControl {
   // --- what its reductions do ---
   void set_reduces(bool reduces) noexcept { shards_.reduces = shards_.all_reduces = reduces; }
   void set_all_reduces(bool all_reduces) noexcept { shards_.all_reduces = all_reduces; }
-  void set_divide_factor(double factor) noexcept { shards_.divide_factor = factor; }
+  void set_divide_factor(double factor) {
+    shards_.divide_factor = factor;
+    name_decisions();
+  }
   void set_reductions_in_flight(int reductions) {
     shards_.options.reductions_in_flight = reductions;
     if (shards_.slots) shards_.slots->set_reductions_in_flight(shards_.number, reductions);
@@ -76,15 +79,15 @@ class UnitControl {
     shards_.set_name(shards_.name);
   }
 
+  // What changes gathers, their order, or by what is divided stands behind the name of the unit's
+  // own gather: ranks that have decided otherwise hear so, and not of what differs then.
+  void name_decisions();
+
   // It lies inside the module of another unit.
   void set_inner() noexcept { is_inner_ = true; }
   bool is_inner() const noexcept { return is_inner_; }
 
  private:
-  // What changes which gathers there are, or their order, stands behind the name of the unit's own:
-  // ranks that have decided otherwise hear so, and not of the gathers that differ.
-  void name_decisions();
-
   UnitShards& shards_;
   const Reshard reshard_;
   const bool may_be_read_;

@@ -53,6 +53,8 @@ TEST_CASE("a decision of one rank alone is told to every rank, by the unit and w
        "all_gather layers.1 (reshard always, prefetches layers.2 layers.0)"},
       {[](Stack& m) { set_modules_to_backward_prefetch(m.layers[2], {&m.layers[0]}); },
        "all_gather layers.2 (prefetches in backward layers.0)"},
+      {[](Stack& m) { set_gradient_divide_factor(m.layers[1], 5); },
+       "all_gather layers.1 (gradients divided by 5)"},
   };
   for (const auto& [decide, text] : decisions) {
     INFO(text);
@@ -61,6 +63,18 @@ TEST_CASE("a decision of one rank alone is told to every rank, by the unit and w
       CHECK_THAT(heard, Contains(text));
     for (const std::string& heard : heard_of(decide, true, trains)) CHECK(heard.empty());
   }
+}
+
+TEST_CASE("a decision of one rank before the root's first call is told by the unit, too") {
+  const auto said = on_ranks(2, [](World& world) {
+    Stack model({5, 7, 3});
+    model.shard({.mesh = DeviceMesh::flat(world)});
+    model.materialize(world.device());
+    if (world.rank() == 1) set_modules_to_forward_prefetch(model.layers[0], {&model.layers[1]});
+    return contract_error([&] { shard_plan(model); });
+  });
+  CHECK_THAT(said[0], Contains("decisions of unit 'layers.0' differ between ranks; here: ;"));
+  CHECK_THAT(said[1], Contains("differ between ranks; here:  (prefetches layers.1);"));
 }
 
 TEST_CASE("a decision that is taken back leaves the gathers' names as they were") {

@@ -124,6 +124,32 @@ TEST_CASE("a model that follows its planned steps lies as planned from the first
     }
 }
 
+TEST_CASE("one rank plans a step, too, though nothing of it takes a slot") {
+  const auto plans = on_ranks(1, [](World& world) {
+    InAnyOrder model;
+    model.shard(planned_options({}, world));
+    model.materialize(world.device());
+    nn::init(model, {3});
+    const ShardPlan plan = shard_plan(model, step_of({}, {kTwice}));
+    run_step(model, positive_rows(1, 0, 4, 6, world.device()), kTwice);
+    return plan;
+  });
+  CHECK(plans[0].arena_bytes == 0);
+}
+
+TEST_CASE("trainings and an evaluation after any number of them come to rest") {
+  for (const bool is_planned : {false, true})
+    for (const std::size_t trainings : {1, 3, 5}) {
+      std::vector<CallOrder> steps(trainings, kTwice);
+      steps.push_back({});
+      for (const PlannedRun& seen : train_planned(2, {}, 5, steps, is_planned)) {
+        INFO(trainings << " trainings, planned: " << is_planned);
+        CHECK(seen.unplanned.back() == seen.unplanned[2 * steps.size() - 1]);
+        if (is_planned) CHECK(seen.unplanned.back() == 0);
+      }
+    }
+}
+
 TEST_CASE("a planned step leaves the program's random draws and other models alone") {
   const auto seen = on_ranks(2, [](World& world) {
     InAnyOrder model;
@@ -215,6 +241,19 @@ TEST_CASE("what is no plan of the model is refused by one line on every rank") {
       run_step(*other, Tensor::empty({4, 6}, f32, world.device()), {0});
       return other;
     });
+  });
+  refuses("of 1 that shard, in 2 replicas; the step makes the same model",
+          [](InAnyOrder& model, World&) {
+            shard_plan(model, [](World& world) {
+              auto other = std::make_shared<InAnyOrder>();
+              other->shard({.mesh = DeviceMesh::hybrid(world, {.replicate = 2, .shard = 1})});
+              other->materialize(world.device());
+              run_step(*other, Tensor::empty({4, 6}, f32, world.device()), {0});
+              return other;
+            });
+          });
+  refuses("is no unit of the world that the step was given", [](InAnyOrder& model, World& world) {
+    shard_plan(model, [&](World&) { return step_of({}, {kTwice})(world); });
   });
   refuses("ranks have planned other steps", [](InAnyOrder& model, World& world) {
     shard_plan(model, step_of({}, {world.rank() == 0 ? kTwice : kBackwards}));

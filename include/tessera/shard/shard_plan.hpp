@@ -91,10 +91,12 @@ ShardPlan shard_plan(nn::Module& root);
 //   });
 //
 // All slots of the first step lie then where they do in later ones, whatever units it calls in
-// which order. Steps that alternate, as training and evaluation, it does for a few rounds. Every
-// rank calls it, before the first call of the root. Throws: as above; what `step` throws, on this
-// rank; ContractError where it has not called its model, or that differs from `root`, and, on every
-// rank, where ranks have planned other steps or `root` has run.
+// which order. Steps that alternate, as some trainings and an evaluation, it does for a few of
+// their rounds. What the program has decided (runtime_control.hpp) is the same behind it as in
+// `root`. Every rank calls it, before the first call of the root. Throws: as above; what `step`
+// throws, on this rank; ContractError where it has not called its model, or that lies in another
+// world or differs from `root`, and, on every rank, where ranks have planned other steps or `root`
+// has run.
 ShardPlan shard_plan(nn::Module& root,
                      const std::function<std::shared_ptr<nn::Module>(World&)>& step);
 
