@@ -85,7 +85,7 @@ void Context::follow_plan(Context& planned) {
   TESSERA_EXPECT(planned.has_run_,
                  "shard_plan: the step has not called the model that it returned");
   const auto place = [](const DeviceMesh& mesh) {
-    return concat("rank ", mesh.shard_rank(), " of ", mesh.shard_size(), " that shard, in ",
+    return concat(mesh.shard_size(), mesh.shard_size() == 1 ? " rank" : " ranks", ", in ",
                   mesh.replicas(), mesh.replicas() == 1 ? " replica" : " replicas");
   };
   TESSERA_EXPECT(place(mesh()) == place(planned.mesh()), "shard_plan: the model is on ",

@@ -242,16 +242,17 @@ TEST_CASE("what is no plan of the model is refused by one line on every rank") {
       return other;
     });
   });
-  refuses("of 1 that shard, in 2 replicas; the step makes the same model",
-          [](InAnyOrder& model, World&) {
-            shard_plan(model, [](World& world) {
-              auto other = std::make_shared<InAnyOrder>();
-              other->shard({.mesh = DeviceMesh::hybrid(world, {.replicate = 2, .shard = 1})});
-              other->materialize(world.device());
-              run_step(*other, Tensor::empty({4, 6}, f32, world.device()), {0});
-              return other;
-            });
-          });
+  refuses(
+      "the model is on 2 ranks, in 1 replica, the one of the planned step on 1 rank, in 2 replicas",
+      [](InAnyOrder& model, World&) {
+        shard_plan(model, [](World& world) {
+          auto other = std::make_shared<InAnyOrder>();
+          other->shard({.mesh = DeviceMesh::hybrid(world, {.replicate = 2, .shard = 1})});
+          other->materialize(world.device());
+          run_step(*other, Tensor::empty({4, 6}, f32, world.device()), {0});
+          return other;
+        });
+      });
   refuses("is no unit of the world that the step was given", [](InAnyOrder& model, World& world) {
     shard_plan(model, [&](World&) { return step_of({}, {kTwice})(world); });
   });
