@@ -48,7 +48,7 @@ std::string Reshard::to_string() const {
 
 namespace shard {
 
-std::string describe(const nn::Module& module) {
+std::string called(const nn::Module& module) {
   const auto parameters = module.named_parameters();
   return parameters.empty() ? "the module without parameters"
                             : concat("the module of '", parameters.front().second.name(), "'");
@@ -56,7 +56,7 @@ std::string describe(const nn::Module& module) {
 
 std::shared_ptr<Unit> root_unit(const char* function, nn::Module& root) {
   auto unit = std::dynamic_pointer_cast<Unit>(root.hook());
-  TESSERA_EXPECT(unit != nullptr, function, ": ", describe(root),
+  TESSERA_EXPECT(unit != nullptr, function, ": ", called(root),
                  " is not a unit; call fully_shard on it first");
   if (!unit->context())
     Context::build(root);
@@ -66,7 +66,7 @@ std::shared_ptr<Unit> root_unit(const char* function, nn::Module& root) {
 }
 
 void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& options) {
-  check_options(options, describe(*modules.front()));
+  check_options(options, called(*modules.front()));
   std::vector<std::shared_ptr<ParameterState>> claimed;
   std::vector<Unit*> inside;
   for (nn::Module* const module : modules)
@@ -102,7 +102,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
       const auto& state = state_of(parameter);
       if (ignored.contains(state.get())) continue;
       TESSERA_EXPECT(!state->is_ignored, "fully_shard: parameter '", name,
-                     "' is ignored by a unit inside of ", describe(*modules.front()),
+                     "' is ignored by a unit inside of ", called(*modules.front()),
                      "; give this unit the same ShardOptions::ignored");
       if (state->unit) {
         TESSERA_EXPECT(
@@ -126,7 +126,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
                    state->name, "' is streamed, in even slices; leave set_block_rows(",
                    state->block_rows, ") out");
   }
-  check_reshard("fully_shard", describe(*modules.front()), options.reshard_after_forward,
+  check_reshard("fully_shard", called(*modules.front()), options.reshard_after_forward,
                 options.mesh, claimed);
   // Values that exist move from their whole arrays into the shards.
   struct Held {
@@ -174,7 +174,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
 }  // namespace shard
 
 void fully_shard(nn::Module& module, const ShardOptions& options) {
-  TESSERA_EXPECT(module.hook() == nullptr, "fully_shard: ", shard::describe(module),
+  TESSERA_EXPECT(module.hook() == nullptr, "fully_shard: ", shard::called(module),
                  " is a unit already; call it once on each module");
   shard::make_unit({&module}, options);
 }

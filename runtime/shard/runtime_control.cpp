@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "runtime/shard/streamed_parameter.hpp"
 #include "runtime/shard/unit.hpp"
@@ -30,14 +31,18 @@ void UnitControl::name_decisions() {
   if (is_read_ != may_be_read_) say(is_read_ ? "read in backward" : "not read in backward");
   if (shards_.divide_factor != shards_.ranks())
     say(concat("gradients divided by ", shards_.divide_factor));
+  if (!shards_.reduces)
+    say("set_requires_gradient_sync(false)");
+  else if (!shards_.all_reduces)
+    say("set_requires_all_reduce(false)");
   for (const bool is_forward : {true, false}) {
     std::string list;
     for (const auto& weak : prefetch_list(is_forward ? Prefetch::forward : Prefetch::backward))
       if (const std::shared_ptr<Unit> unit = weak.lock()) list += ' ' + unit->name();
     if (!list.empty()) say((is_forward ? "prefetches" : "prefetches in backward") + list);
   }
-  shards_.decisions = said.empty() ? "" : " (" + said + ')';
-  shards_.set_name(shards_.name);
+  if (!said.empty()) said = " (" + said + ')';
+  if (std::exchange(shards_.decisions, said) != said) shards_.set_name(shards_.name);
 }
 
 // What the program does with sums that are there when `last` is. Returns where it does.
@@ -59,7 +64,7 @@ using shard::UnitShards;
 
 std::shared_ptr<Unit> unit_of(const char* function, nn::Module& module) {
   auto unit = std::dynamic_pointer_cast<Unit>(module.hook());
-  TESSERA_EXPECT(unit != nullptr, function, ": ", shard::describe(module),
+  TESSERA_EXPECT(unit != nullptr, function, ": ", shard::called(module),
                  " is not a unit; call fully_shard on it first");
   return unit;
 }
@@ -90,7 +95,7 @@ void for_each_unit(const char* function, nn::Module& module, bool recurse,
         unit && (recurse || below == &module) &&
         std::find(units.begin(), units.end(), unit) == units.end())
       units.push_back(std::move(unit));
-  TESSERA_EXPECT(!units.empty(), function, ": ", shard::describe(module), " is not a unit",
+  TESSERA_EXPECT(!units.empty(), function, ": ", shard::called(module), " is not a unit",
                  recurse ? ", nor is one below it" : "", "; call fully_shard on it first");
   for (const auto& unit : units) expect_between_steps(function, *unit);
   for (const auto& unit : units) f(*unit);
@@ -203,7 +208,7 @@ void set_requires_all_reduce(nn::Module& module, bool requires_all_reduce, bool 
 
 void set_gradient_divide_factor(nn::Module& module, double factor) {
   TESSERA_EXPECT(std::isfinite(factor) && factor > 0,
-                 "set_gradient_divide_factor: ", shard::describe(module), ": factor is ", factor,
+                 "set_gradient_divide_factor: ", shard::called(module), ": factor is ", factor,
                  "; expected a finite number above 0");
   for_each_unit("set_gradient_divide_factor", module, false, [=](Unit& unit) {
     with_slices(unit, [=](Unit& part) { part.control().set_divide_factor(factor); });
@@ -212,7 +217,7 @@ void set_gradient_divide_factor(nn::Module& module, double factor) {
 
 void set_reductions_in_flight(nn::Module& module, int reductions, bool recurse) {
   TESSERA_EXPECT(reductions >= 1 && reductions <= 64,
-                 "set_reductions_in_flight: ", shard::describe(module), ": reductions is ",
+                 "set_reductions_in_flight: ", shard::called(module), ": reductions is ",
                  reductions, "; expected 1 to 64");
   for_each_unit("set_reductions_in_flight", module, recurse, [=](Unit& unit) {
     with_slices(unit, [=](Unit& part) { part.control().set_reductions_in_flight(reductions); });

@@ -92,10 +92,11 @@ void Slots::begin_step(bool trains) {
   resize_if_due();
 }
 
-void Slots::follow(const Slots& planned) {
+void Slots::adopt(const Slots& planned) {
   kept_ = planned.kept_;
   next_ = planned.next_;
   is_new_ = planned.is_new_;
+  is_assumption_met_ = planned.is_assumption_met_;
   least_bytes_ = planned.least_bytes_;
   wants_resize_ = true;
   resize_if_due();

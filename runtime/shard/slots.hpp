@@ -30,7 +30,7 @@ class Slots {
 
   // Before the first step: the plans of `planned`, for the same units, whose steps are over.
   // Collective.
-  void follow(const Slots& planned);
+  void adopt(const Slots& planned);
   // Of all plans and what comes after what: equal on ranks that may follow them.
   std::uint64_t fingerprint_of_plans() const;
   // A forward of the root begins, and with it a step; `trains`: gradients are enabled. Collective

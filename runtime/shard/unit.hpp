@@ -146,7 +146,7 @@ class Unit final : public nn::ModuleHook,
 // Of modules of which none lies inside of another; see fully_shard.
 void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& options);
 // A module in a message, while it has no name: "the module of 'blocks.0.weight'".
-std::string describe(const nn::Module& module);
+std::string called(const nn::Module& module);
 // Of a module that is one, under a root that is laid out by what is trainable now.  Throws:
 // ContractError for another module, naming `function`, and as Context::build.
 std::shared_ptr<Unit> root_unit(const char* function, nn::Module& root);

@@ -62,8 +62,14 @@ class UnitControl {
   void check(Context& context) const;
 
   // --- what its reductions do ---
-  void set_reduces(bool reduces) noexcept { shards_.reduces = shards_.all_reduces = reduces; }
-  void set_all_reduces(bool all_reduces) noexcept { shards_.all_reduces = all_reduces; }
+  void set_reduces(bool reduces) {
+    shards_.reduces = shards_.all_reduces = reduces;
+    name_decisions();
+  }
+  void set_all_reduces(bool all_reduces) {
+    shards_.all_reduces = all_reduces;
+    name_decisions();
+  }
   void set_divide_factor(double factor) {
     shards_.divide_factor = factor;
     name_decisions();
@@ -79,8 +85,8 @@ class UnitControl {
     shards_.set_name(shards_.name);
   }
 
-  // What changes gathers, their order, or by what is divided stands behind the name of the unit's
-  // own gather: ranks that have decided otherwise hear so, and not of what differs then.
+  // What changes gathers, their order or what is reduced stands behind the name of the unit's own
+  // gather: ranks that have decided otherwise hear so, and not of what differs then.
   void name_decisions();
 
   // It lies inside the module of another unit.
@@ -89,8 +95,8 @@ class UnitControl {
 
  private:
   UnitShards& shards_;
-  const Reshard reshard_;
-  const bool may_be_read_;
+  const Reshard reshard_;   // what fully_shard was given,
+  const bool may_be_read_;  // and found
   bool is_read_, is_inner_ = false, reshards_after_backward_ = true;
   PrefetchList prefetch_[2];
 };

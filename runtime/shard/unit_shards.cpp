@@ -133,7 +133,9 @@ void UnitShards::set_name(std::string to) {
   name = std::move(to);
   DeviceContext& context = options.mesh.world().device().context();
   gather_name = context.intern("all_gather " + name + decisions);
-  reduce_name = context.intern(concat("reduce_scatter ", name, hook ? " before a hook" : ""));
+  reduce_name =
+      context.intern(concat("reduce_scatter ", name, hook ? " before a hook" : "",
+                            hook_stream ? concat(" on ", tessera::name(*hook_stream)) : ""));
   all_reduce_name = context.intern("all_reduce " + name);
   for (const auto& of : groups) of->name = name;
 }

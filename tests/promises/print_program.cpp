@@ -76,7 +76,7 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
 void print(std::ostream& out, const Program& program) {
   out << "seed " << program.seed << ", " << program.ranks << " ranks, " << program.replicas
       << " replicas, slices of " << program.root.slice_bytes << " bytes, " << name(program.executor)
-      << (program.is_poisoned ? ", poisoned" : "")
+      << (program.is_poisoned ? ", poisoned" : "") << (program.is_planned ? ", planned" : "")
       << (program.offload == Offload::cpu ? ", offloaded" : "") << ", doubled from step "
       << program.doubled_from << "\n";
   print(out, program.root, 0);

@@ -5,9 +5,9 @@
 // whole or one output of several, and that may retain their graphs, parameters that are frozen and
 // thawed between steps, backwards that leave reductions to later ones, parameters that travel in
 // another form, are stored in fewer bits or left alone by units, hooks of reductions, units told
-// otherwise between forwards, and meshes with and without replicas. Ranks and streams run in an
-// order that the seed chooses, or as threads, or each rank in program order, some with freed memory
-// poisoned.
+// otherwise between forwards, first steps that are planned, and meshes with and without replicas.
+// Ranks and streams run in an order that the seed chooses, or as threads, or each rank in program
+// order, some with freed memory poisoned.
 //
 //   programs --count 10000 [--first N]     seeds N.., in two processes
 //   programs --seed 7                      one of them, and what it is: what a failure prints
@@ -31,6 +31,7 @@
 #include "tessera/memory/memory.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/shard_plan.hpp"
 #include "tests/promises/random_model.hpp"
 #include "tests/promises/seeds.hpp"
 #include "tests/support/mesh.hpp"
@@ -185,6 +186,29 @@ Values reference(Program& program) {
   return values;
 }
 
+// The first step, run without bodies before it is run.
+void plan_first_step(const Program& program, Part& model) {
+  struct Tree {
+    Tree(const PartPlan& plan) : root(plan, nullptr, parts) {}
+    std::vector<Part*> parts;
+    Part root;
+  };
+  shard_plan(model, [&](World& counted) {
+    const auto tree = std::make_shared<Tree>(program.root);
+    const DeviceMesh mesh = mesh_of(counted, program.replicas);
+    tree->root.shard(mesh, program.offload);
+    tree->root.materialize(counted.device());
+    if (program.doubled_from == 0 && program.ranks > 1) tree->root.double_gradients(mesh);
+    run_step(program, 0, tree->root, counted.rank(), counted.device(), &mesh);
+    return std::shared_ptr<nn::Module>(tree, &tree->root);
+  });
+}
+
+// What a plan promises for: the root is called once, of units that are closed.
+bool is_one_forward(const Step& step) {
+  return step.forwards.size() == 1 && step.forwards[0].before.empty() && !step.ends_dropped;
+}
+
 Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& checker) {
   Values values;
   const WorldOptions options{.executor = program.executor,
@@ -200,9 +224,14 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
     model.materialize(world.device());
     nn::init(model, {program.seed});
     optim::Sgd optimizer(model.parameters(), {.lr = kRate, .momentum = 0.5});
+    if (program.is_planned) plan_first_step(program, model);
     for (std::size_t k = 0; k < program.steps.size(); ++k) {
       if (k == program.doubled_from && program.ranks > 1) model.double_gradients(mesh);
       run_step(program, k, model, world.rank(), world.device(), &mesh);
+      if (k == 0 && program.is_planned && is_one_forward(program.steps[0]))
+        if (const std::uint64_t slots = shard_counters(model).unplanned_slots; slots > 0)
+          throw DeviceError(
+              concat("the planned step took ", slots, " slots where no plan had them"));
       end_step(program.steps[k], model, optimizer, &mesh);
     }
     for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {

@@ -166,6 +166,7 @@ Program make_program(std::uint64_t seed) {
   vary_parts(dice, program);
   postpone_reductions(dice, program);
   decide(dice, program);
+  program.is_planned = dice.once_in(4);
   return program;
 }
 

@@ -119,6 +119,7 @@ struct Program {
   // What runs the ranks. Under `shuffled` the seed is the schedule's, too.
   ExecutorKind executor = ExecutorKind::threaded;
   bool is_poisoned = false;  // freed memory is filled with NaN
+  bool is_planned = false;   // the first step is planned before it runs
   Offload offload = Offload::none;
   std::size_t doubled_from = 0;  // the step from which hooks double what is reduced
   PartPlan root;

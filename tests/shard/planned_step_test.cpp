@@ -2,39 +2,17 @@
 // bodies. A model that follows it takes every slot where it was planned, and computes as one that
 // does not.
 #include "tessera/autograd/random.hpp"
-#include "tests/shard/support.hpp"
+#include "tessera/shard/runtime_control.hpp"
+#include "tests/shard/layers.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
 
-// InAnyOrder that a forward calls in any order.
-class InAnyOrder : public nn::Module {
- public:
-  explicit InAnyOrder(int count = 5) {
-    for (int i = 0; i < count; ++i) layers.emplace_back(6, 6);
-    register_module("layers", layers);
-    make_positive(*this);
-  }
-  Tensor operator()(const Tensor& x, const std::vector<int>& order) {
-    return call([&] {
-      Tensor h = x;
-      for (const int i : order) h = tanh(layers[static_cast<std::size_t>(i)](h));
-      return h;
-    });
-  }
-  void shard(const ShardOptions& options) {
-    for (nn::Linear& layer : layers) fully_shard(layer, options);
-    fully_shard(*this, options);
-  }
-
-  nn::ModuleList<nn::Linear> layers;
-};
-
 using CallOrder = std::vector<int>;  // of calls; empty: an evaluation, which calls each once
 
-void run_step(InAnyOrder& model, const Tensor& x, const CallOrder& order) {
+void run_step(Layers& model, const Tensor& x, const CallOrder& order) {
   if (!order.empty()) return mean_square(model(x, order)).backward();
   const NoGradGuard no_gradient;
   model(x, {0, 1, 2, 3, 4});
@@ -53,13 +31,21 @@ ShardOptions planned_options(const PlannedWay& way, World& world) {
           .prefetch_depth = way.prefetch_depth};
 }
 
+// Sharded and with memory; with values where there is a seed.
+std::unique_ptr<Layers> made(World& world, const PlannedWay& way,
+                             std::optional<std::uint64_t> seed = {}) {
+  auto model = std::make_unique<Layers>();
+  model->shard(planned_options(way, world));
+  model->materialize(world.device());
+  if (seed) nn::init(*model, {*seed});
+  return model;
+}
+
 // The same steps in the world of a plan, in some rounds: plans of steps that alternate come to rest
 // in these.
 auto step_of(const PlannedWay& way, const std::vector<CallOrder>& steps) {
   return [=](World& world) {
-    auto model = std::make_shared<InAnyOrder>();
-    model->shard(planned_options(way, world));
-    model->materialize(world.device());
+    const std::shared_ptr<Layers> model = made(world, way);
     for (int round = 0; round < 4; ++round)
       for (const CallOrder& order : steps)
         run_step(*model, Tensor::empty({4, 6}, f32, world.device()), order);
@@ -77,10 +63,8 @@ struct PlannedRun {
 std::vector<PlannedRun> train_planned(int ranks, const PlannedWay& way, std::uint64_t seed,
                                       const std::vector<CallOrder>& steps, bool is_planned) {
   return on_ranks(ranks, [&](World& world) {
-    InAnyOrder model;
-    model.shard(planned_options(way, world));
-    model.materialize(world.device());
-    nn::init(model, {seed});
+    const std::unique_ptr<Layers> made_model = made(world, way, seed);
+    Layers& model = *made_model;
     PlannedRun seen;
     seen.plan = is_planned ? shard_plan(model, step_of(way, steps)) : shard_plan(model);
     seen.bytes.push_back(seen.plan.arena_bytes);
@@ -126,10 +110,8 @@ TEST_CASE("a model that follows its planned steps lies as planned from the first
 
 TEST_CASE("one rank plans a step, too, though nothing of it takes a slot") {
   const auto plans = on_ranks(1, [](World& world) {
-    InAnyOrder model;
-    model.shard(planned_options({}, world));
-    model.materialize(world.device());
-    nn::init(model, {3});
+    const std::unique_ptr<Layers> made_model = made(world, {}, 3);
+    Layers& model = *made_model;
     const ShardPlan plan = shard_plan(model, step_of({}, {kTwice}));
     run_step(model, positive_rows(1, 0, 4, 6, world.device()), kTwice);
     return plan;
@@ -150,12 +132,34 @@ TEST_CASE("trainings and an evaluation after any number of them come to rest") {
     }
 }
 
+TEST_CASE("a planned step may decide, as the program's own does") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const auto decided = [](Layers& model) {
+    set_reshard_after_forward(model, Reshard::never);
+    set_reductions_in_flight(model, 2);
+    set_modules_to_forward_prefetch(model.layers[0], {&model.layers[2]});
+  };
+  const auto unplanned = on_ranks(2, [&](World& world) {
+    const std::unique_ptr<Layers> made_model = made(world, {}, seed);
+    Layers& model = *made_model;
+    shard_plan(model, [&](World& counted) {
+      const std::shared_ptr<Layers> other = made(counted, {});
+      decided(*other);
+      run_step(*other, Tensor::empty({4, 6}, f32, counted.device()), kTwice);
+      return other;
+    });
+    decided(model);
+    run_step(model, positive_rows(seed, 4 * world.rank(), 4, 6, world.device()), kTwice);
+    return shard_counters(model).unplanned_slots;
+  });
+  for (const std::uint64_t slots : unplanned) CHECK(slots == 0);
+}
+
 TEST_CASE("a planned step leaves the program's random draws and other models alone") {
   const auto seen = on_ranks(2, [](World& world) {
-    InAnyOrder model;
-    model.shard(planned_options({}, world));
-    model.materialize(world.device());
-    nn::init(model, {3});
+    const std::unique_ptr<Layers> made_model = made(world, {}, 3);
+    Layers& model = *made_model;
     const auto values = [&] {
       std::vector<float> all;
       for (const Parameter& p : model.parameters()) {
@@ -183,10 +187,8 @@ TEST_CASE("a step that deviates from the planned ones is counted, and planned fr
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   const auto counts = on_ranks(2, [&](World& world) {
-    InAnyOrder model;
-    model.shard(planned_options({}, world));
-    model.materialize(world.device());
-    nn::init(model, {seed});
+    const std::unique_ptr<Layers> made_model = made(world, {}, seed);
+    Layers& model = *made_model;
     shard_plan(model, step_of({}, {kTwice}));
     std::vector<std::uint64_t> unplanned;
     for (const CallOrder& order :
@@ -207,10 +209,8 @@ TEST_CASE("what is no plan of the model is refused by one line on every rank") {
   const auto refuses = [](const std::string& text, const auto& step) {
     INFO(text);
     const std::vector<std::string> lines = on_ranks(2, [&](World& world) {
-      InAnyOrder model;
-      model.shard(planned_options({}, world));
-      model.materialize(world.device());
-      nn::init(model, {1});
+      const std::unique_ptr<Layers> made_model = made(world, {}, 1);
+      Layers& model = *made_model;
       std::string line = "nothing";
       try {
         step(model, world);
@@ -225,17 +225,16 @@ TEST_CASE("what is no plan of the model is refused by one line on every rank") {
     CHECK(lines[0] == lines[1]);
   };
   refuses("the step has not called the model that it returned",
-          [](InAnyOrder& model, World&) { shard_plan(model, step_of({}, {})); });
-  refuses("the step returned no model", [](InAnyOrder& model, World&) {
+          [](Layers& model, World&) { shard_plan(model, step_of({}, {})); });
+  refuses("the step returned no model", [](Layers& model, World&) {
     shard_plan(model, [](World&) { return std::shared_ptr<nn::Module>(); });
   });
-  refuses("prefetch_depth of unit '(root)': 1; in the planned step: 2",
-          [](InAnyOrder& model, World&) {
-            shard_plan(model, step_of({.prefetch_depth = 2}, {kTwice}));
-          });
-  refuses("the model has 6 units, the one of the planned step 5", [](InAnyOrder& model, World&) {
+  refuses("prefetch_depth of unit '(root)': 1; in the planned step: 2", [](Layers& model, World&) {
+    shard_plan(model, step_of({.prefetch_depth = 2}, {kTwice}));
+  });
+  refuses("the model has 6 units, the one of the planned step 5", [](Layers& model, World&) {
     shard_plan(model, [](World& world) {
-      auto other = std::make_shared<InAnyOrder>(4);
+      auto other = std::make_shared<Layers>(4);
       other->shard(planned_options({}, world));
       other->materialize(world.device());
       run_step(*other, Tensor::empty({4, 6}, f32, world.device()), {0});
@@ -244,26 +243,26 @@ TEST_CASE("what is no plan of the model is refused by one line on every rank") {
   });
   refuses(
       "the model is on 2 ranks, in 1 replica, the one of the planned step on 1 rank, in 2 replicas",
-      [](InAnyOrder& model, World&) {
+      [](Layers& model, World&) {
         shard_plan(model, [](World& world) {
-          auto other = std::make_shared<InAnyOrder>();
+          auto other = std::make_shared<Layers>();
           other->shard({.mesh = DeviceMesh::hybrid(world, {.replicate = 2, .shard = 1})});
           other->materialize(world.device());
           run_step(*other, Tensor::empty({4, 6}, f32, world.device()), {0});
           return other;
         });
       });
-  refuses("is no unit of the world that the step was given", [](InAnyOrder& model, World& world) {
+  refuses("is no unit of the world that the step was given", [](Layers& model, World& world) {
     shard_plan(model, [&](World&) { return step_of({}, {kTwice})(world); });
   });
-  refuses("ranks have planned other steps", [](InAnyOrder& model, World& world) {
+  refuses("ranks have planned other steps", [](Layers& model, World& world) {
     shard_plan(model, step_of({}, {world.rank() == 0 ? kTwice : kBackwards}));
   });
-  refuses("unit '(root)' has run", [](InAnyOrder& model, World& world) {
+  refuses("unit '(root)' has run", [](Layers& model, World& world) {
     run_step(model, positive_rows(1, 0, 4, 6, world.device()), kTwice);
     shard_plan(model, step_of({}, {kTwice}));
   });
-  refuses("unit 'layers.0' is no root", [](InAnyOrder& model, World&) {
+  refuses("unit 'layers.0' is no root", [](Layers& model, World&) {
     shard_plan(model);
     shard_plan(model.layers[0], step_of({}, {kTwice}));
   });

@@ -188,6 +188,20 @@ class Stack : public nn::Module {
 
 inline Tensor mean_square(const Tensor& y) { return mean(y * y); }
 
+// A step that runs f in the middle of a call of the model, and again in its backward pass.
+inline void run_within_step(Stack& model, const Tensor& x, const std::function<void()>& f) {
+  const Tensor h = model.call([&] {
+    f();
+    const Tensor y = model.layers[0](x);
+    return autograd::record("within", {y}, y.detach(),
+                            [&](const Tensor& g, autograd::Gradients& out) {
+                              f();
+                              out.set(0, g);
+                            });
+  });
+  mean_square(h).backward();
+}
+
 // --- gradients that are compared within rounding ---
 //
 // Parameters, inputs and outputs are positive, so no sum cancels and every result is within a

@@ -128,10 +128,10 @@ struct ShardOptions {
 
 // Makes `module` a unit. Call inner modules first; the outermost call makes the root. Values that
 // exist are kept, and an optimizer's moments of them; gradients are not. Throws: ContractError for
-// a module that is a unit already, for a parameter that is shared with a unit outside this module
-// or is to be ignored and lies in a unit, and for options that cannot take effect; and from the
-// root's first call, on every rank, where ranks have made other units, given other options or
-// frozen other parameters.
+// a module that is a unit already, for a parameter that is shared with a unit outside this module,
+// is ignored by a unit inside of it and not here, or is to be ignored and lies in a unit, and for
+// options that cannot take effect; and from the root's first call, on every rank, where ranks have
+// made other units, given other options or frozen other parameters.
 void fully_shard(nn::Module& module, const ShardOptions& options);
 // Makes several modules one unit, of all parameters below them:
 //

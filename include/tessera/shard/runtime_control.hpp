@@ -1,7 +1,9 @@
 // What a program decides about its units while it runs: when they are gathered, for how long, and
 // which backwards reduce (PyTorch: the methods of FSDPModule). Every rank makes the same of these
 // calls, at the same point among its calls of the model: gathers are collectives. Where one has
-// decided otherwise, every rank gets a CommError that names the unit and what was decided.
+// decided otherwise, the unit's next gather is a CommError on every rank that names the unit and
+// what was decided, or the root's first call a ContractError; where nothing is gathered, as of a
+// unit that stays open, what differs then.
 //
 // To run further methods of a module as calls of its unit needs no registration (PyTorch:
 // register_fsdp_forward_method): nn::Module::call is public, and what runs inside it is a call.
@@ -108,7 +110,7 @@ void set_requires_all_reduce(nn::Module& module, bool requires_all_reduce, bool 
 // By how much the gradients of the unit `module` alone are divided, on their way from backward on:
 // else it is the number of ranks, replicas included, so that they become the mean. A sum over the
 // ranks is 1. What is kept unreduced was divided when it was written. It counts for one rank, too.
-// All ranks say the same: a reduction while they differ is a CommError that names both factors.
+// All ranks say the same: a gather or reduction while they differ is a CommError that names them.
 // Throws: ContractError unless `factor` is finite and above 0, and as set_requires_gradient_sync.
 void set_gradient_divide_factor(nn::Module& module, double factor);
 

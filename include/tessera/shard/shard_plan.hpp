@@ -90,21 +90,22 @@ ShardPlan shard_plan(nn::Module& root);
 //     return planned;
 //   });
 //
-// All slots of the first step lie then where they do in later ones, whatever units it calls in
-// which order. Steps that alternate, as some trainings and an evaluation, it does for a few of
-// their rounds. What the program has decided (runtime_control.hpp) is the same behind it as in
-// `root`. Every rank calls it, before the first call of the root. Throws: as above; what `step`
-// throws, on this rank; ContractError where it has not called its model, or that lies in another
-// world or differs from `root`, and, on every rank, where ranks have planned other steps or `root`
-// has run.
+// A first step that calls the root once takes every slot where later ones do then, whatever units
+// it calls in which order. Steps that alternate, as some trainings and an evaluation, or call the
+// root several times, it does for a few of their rounds; a slot that the first of them takes
+// elsewhere all the same is counted (ShardCounters::unplanned_slots). Every rank calls it, before
+// the first call of the root. Throws: as above; what `step` throws, on this rank; ContractError
+// where it has not called its model, or that lies in another world or differs from `root`, and, on
+// every rank, where ranks have planned other steps or `root` has run. CommError where a peer's has
+// thrown.
 ShardPlan shard_plan(nn::Module& root,
                      const std::function<std::shared_ptr<nn::Module>(World&)>& step);
 
 // Collectives that a root's units have issued so far; see shard_plan for what it throws.
 struct ShardCounters {
   std::uint64_t gathers = 0, reductions = 0, all_reduces = 0;
-  std::uint64_t unplanned_slots =
-      0;  // taken where the plan had none: by a step unlike those before
+  // Taken where the plan had none: by a step unlike those before.
+  std::uint64_t unplanned_slots = 0;
 };
 ShardCounters shard_counters(nn::Module& root);
 
