@@ -73,6 +73,7 @@ struct FlatGroup {
   std::vector<bool> unreduced;
   Event reduced;              // after which `gradient` may be read; set by whoever reduces it
   Event updated;              // after which `values` may be read; set by whoever writes them
+  Event edited;               // the same, where it was no optimizer: a failed step may have lost it
   std::uint64_t version = 0;  // counts writes of `values`
   // False when an update was left half done, or when ranks are at different updates: `values` and
   // what an optimizer keeps for them are to be loaded. See ShardReset.
@@ -104,11 +105,15 @@ struct FlatGroup {
     device.compute().wait(
         device.stream(device.is_host() ? StreamId::transfer : StreamId::gather).record());
   }
-  // To be called after `values` were written on that stream.
+  // To be called after `values` were written on that stream, by an optimizer or by whom else.
   void mark_updated() {
     if (!device.is_meta()) updated = device.compute().record();
     ++version;
     is_consistent = true;
+  }
+  void mark_edited() {
+    mark_updated();
+    edited = updated;
   }
   // Of the trainable entries from first to before end.
   void set_unreduced(std::size_t first, std::size_t end, bool is_unreduced);

@@ -198,10 +198,10 @@ void Parameter::edit(const std::function<void(const Tensor& rows)>& f) const {
   try {
     f(Lent(rows, kEdit).tensor());
   } catch (...) {
-    group.mark_updated();
+    group.mark_edited();
     throw;
   }
-  group.mark_updated();
+  group.mark_edited();
 }
 
 void Parameter::assign(const Tensor& values) const {

@@ -167,7 +167,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
       raw::copy_into(
           h.state->group->values.view(local, local.strides(), entry.offset),
           h.state->shape.ndim() == 0 ? h.values : raw::slice(h.values, 0, rows.begin, rows.end));
-    h.state->group->mark_updated();
+    h.state->group->mark_edited();
   }
 }
 

@@ -186,8 +186,12 @@ ShardReset reset(nn::Module& tree, std::string_view cause) {
     if (!settle(log, world.device().context().lost(), groups)) agreed[half_done] = 1;
     agreed[steps] += static_cast<double>(log->steps);
   }
-  for (const FlatGroup* const group : groups)
-    if (!group->is_consistent) agreed[half_done] = 1;
+  const Clock& lost = world.device().context().lost().first;
+  for (FlatGroup* const group : groups) {
+    const Event edited = std::exchange(group->edited, {});
+    const bool was_lost = lost[edited.stream] > 0 && edited.tick >= lost[edited.stream];
+    if (!group->is_consistent || was_lost) agreed[half_done] = 1;
+  }
   agreed[minus_steps] = -agreed[steps];
   agreed[draws] = static_cast<double>(autograd::random_state().draws);
   for (const auto& context : contexts) context->reset();

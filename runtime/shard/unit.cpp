@@ -88,6 +88,7 @@ void Unit::begin_call(bool is_read) {
       gather_listed(kForward);
   }
   const bool trains = autograd::history_is_wanted(), runs_again = autograd::runs_again();
+  if (trains && !autograd::in_backward()) shards_.expect_gradients();
   if ((trains || runs_again) && !autograd::in_backward())
     calls_.record(shared_from_this(), {.gradients = trains,
                                        .parameters = runs_again || is_read,

@@ -129,6 +129,15 @@ std::int64_t UnitShards::slice_bytes() const {
          static_cast<std::int64_t>(size_bytes(param_dtype()));
 }
 
+void UnitShards::expect_gradients() const {
+  if (!group || group->is_laid_out) return;
+  for (const auto& part : {parameters, streamed})
+    for (const auto& p : part)
+      TESSERA_EXPECT(!p->trainable || p->has_gradient(), "unit '", name, "': parameter '", p->name,
+                     "' was thawed since the root's last call, and the unit is called by itself; "
+                     "call the root first, which makes room for its gradient");
+}
+
 void UnitShards::set_name(std::string to) {
   name = std::move(to);
   DeviceContext& context = options.mesh.world().device().context();

@@ -84,6 +84,9 @@ struct UnitShards {
   std::int64_t gradient_bytes() const noexcept {
     return has_buffer() ? layout.gradient_buffer_bytes : 0;
   }
+  // Throws: ContractError where a parameter was thawed since the root's last call, which makes room
+  // for its gradient.
+  void expect_gradients() const;
   // What a slice of a table may have where the gradient of it is to be no larger than a piece.
   std::int64_t slice_bytes() const;
 

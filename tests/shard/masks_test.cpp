@@ -326,3 +326,25 @@ TEST_CASE("a pass that does not reach a unit leaves the gradient that it had, fr
          }))
       CHECK(left == std::vector<float>(left.size(), 3));
 }
+
+TEST_CASE("what was thawed is not trained by a unit that is called by itself before its root") {
+  const auto said = on_ranks(2, [](World& world) {
+    Stack model({4, 4, 4});
+    model.shard({.mesh = DeviceMesh::flat(world)});
+    nn::init(model, {1}, world.device());
+    const Tensor x = rows_of(1, world.rank(), 2, 4, world.device());
+    nn::Linear& layer = model.layers[0];
+    layer.weight.freeze();
+    mean_square(model(x)).backward();
+    layer.weight.set_trainable(true);
+    const std::string line = contract_error([&] { layer(x); });
+    mean_square(model(x)).backward();  // goes on, and makes room
+    mean_square(layer(x)).backward();
+    return std::pair(line, layer.weight.grad().defined());
+  });
+  for (const auto& [line, is_trained] : said) {
+    CHECK_THAT(line, Contains("unit 'layers.0': parameter 'layers.0.weight' was thawed since") &&
+                         Contains("call the root first"));
+    CHECK(is_trained);
+  }
+}

@@ -131,8 +131,9 @@ class Parameter {
   // A frozen parameter, one that is not trainable, is gathered, never reduced, and has neither
   // gradient nor moments; the optimizer leaves it alone. May change between steps, on all ranks
   // alike. What stays trainable keeps its gradient and moments; what is frozen loses its gradient
-  // at once and its moments with the next step. The memory of the gradient goes with the next call
-  // of the root (without a unit, with the next use of a parameter beside it). Optimizers count
+  // at once and its moments with the next step. The memory of the gradient goes, and comes, with
+  // the next call of the root, before which a unit that is called by itself for training throws
+  // (without a unit, with the next use of a parameter beside it). Optimizers count
   // steps for all of their parameters: what is thawed late begins with moments of 0 at that count.
   // Throws: ContractError inside of a unit's calls for training and of backward, while backward has
   // kept gradients of the unit unreduced, and from that call of the root where a forward from

@@ -12,8 +12,9 @@ namespace tessera {
 struct ShardReset {
   std::string cause;  // why the step failed: the first rank that did, and what it threw
   // Every rank has the parameters and optimizer state of the same update; Optimizer::steps() says
-  // which. False when the step failed while they were updated: then they are to be loaded, and a
-  // step before that is a ContractError on every rank.
+  // which. False when the step failed while they were updated, or before what was written to them
+  // otherwise had run (Parameter::edit, a load): then they are to be loaded, and a step before that
+  // is a ContractError on every rank.
   bool parameters_are_consistent = true;
 };
 // After a step that failed, on any rank and anywhere in it: makes the next one possible, in this
