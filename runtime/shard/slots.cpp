@@ -13,6 +13,9 @@ namespace {
 
 // Training, evaluation and saving are few.
 constexpr std::size_t kMostSteps = 32;
+// Which step comes next is asked of so many before it, and where these have not been seen, of
+// fewer.
+constexpr std::size_t kHistory = 8;
 // Of a step. Where units are called without their root a step may never end, and a plan of so
 // many uses takes a tenth of a second.
 constexpr std::size_t kMostUses = 1 << 12;
@@ -39,7 +42,7 @@ Slots::~Slots() {
 // --- a step ---
 
 // A step that had slots where no plan had them, or that kept to the plan of another, is planned
-// from its uses, for the next time that it is expected: after the two that it came after, with
+// from its uses, for the next time that it is expected: after the steps that it came after, with
 // gradients or without. So steps that come again follow plans of their own, and what they leave for
 // the next lies where it lay before.
 void Slots::begin_step(bool trains) {
@@ -60,12 +63,12 @@ void Slots::begin_step(bool trains) {
   }
   join_at_turn(uses_);
   const std::uint64_t ended = fingerprint(uses_);
-  const std::uint64_t context = last_ * 31 + ended;
   if (!uses_.empty()) {
-    if (next_.size() == kMostSteps || kept_.size() == kMostSteps) next_.clear(), kept_.clear();
-    next_[{context_, trains_}] = ended;
-    last_ = ended;
-    context_ = context;
+    if (next_.size() >= kMostSteps * kHistory || kept_.size() == kMostSteps)
+      next_.clear(), kept_.clear();
+    for (const std::uint64_t before : contexts()) next_[{before, trains_}] = ended;
+    last_.insert(last_.begin(), ended);
+    last_.resize(std::min(last_.size(), kHistory));
   }
   const bool makes_plan = !is_planned_ || !(is_new_ || uses_.empty() || kept_.contains(ended));
   is_assumption_met_ = is_assumption_met_ || (is_new_ && is_planned_ && !uses_.empty());
@@ -79,9 +82,12 @@ void Slots::begin_step(bool trains) {
     follow(ended);
   }
   trains_ = trains;
-  if (const auto next = next_.find({context_, trains});
-      next != next_.end() && kept_.contains(next->second))
-    follow(next->second);
+  for (const std::uint64_t before : contexts())
+    if (const auto next = next_.find({before, trains});
+        next != next_.end() && kept_.contains(next->second)) {
+      follow(next->second);
+      break;
+    }
 
   uses_.assign(carried.begin(), carried.end());
   now_ = 1;
@@ -90,6 +96,14 @@ void Slots::begin_step(bool trains) {
 
   wants_resize_ = wants_resize_ || makes_plan;
   resize_if_due();
+}
+
+std::vector<std::uint64_t> Slots::contexts() const {
+  std::vector<std::uint64_t> all;
+  std::uint64_t hash = 0;
+  for (const std::uint64_t step : last_) all.push_back(hash = fnv1a(step, hash));
+  std::reverse(all.begin(), all.end());
+  return all;
 }
 
 void Slots::adopt(const Slots& planned) {

@@ -95,6 +95,8 @@ class Slots {
   void keep(std::vector<SlotUse> uses);
   void follow(std::uint64_t step);
   void plan_anew();
+  // What stands for the last steps in next_: for as many as are known first, for the last one last.
+  std::vector<std::uint64_t> contexts() const;
   void resize_if_due();
   void resize(std::int64_t bytes);
   void add_block(std::int64_t bytes);
@@ -121,9 +123,9 @@ class Slots {
 
   // --- steps by their fingerprints ---
   std::map<std::uint64_t, Kept> kept_;
-  // Of the last two, and whether the next one trains, the one that came after them.
+  // Of the last steps, and whether the next one trains, the one that came after them.
   std::map<std::pair<std::uint64_t, bool>, std::uint64_t> next_;
-  std::uint64_t last_ = 0, context_ = 0;  // the last step; the last two
+  std::vector<std::uint64_t> last_{0};  // from the newest
 };
 
 }  // namespace tessera::shard

@@ -155,6 +155,41 @@ TEST_CASE("steps that alternate come to rest", "[fsdp2-068]") {
   }
 }
 
+TEST_CASE("rounds of any steps of one forward come to rest") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  std::mt19937_64 random(seed);
+  const auto below = [&](std::uint64_t n) { return random() % n; };
+  for (int trial = 0; trial < 100; ++trial) {
+    // Of three steps, so that the same ones come before others; one may be an evaluation.
+    std::vector<std::vector<int>> kinds(3);
+    for (std::vector<int>& order : kinds)
+      for (auto calls = 1 + below(4); calls > 0; --calls)
+        order.push_back(static_cast<int>(below(3)));
+    std::vector<std::size_t> round(1 + below(7));
+    for (std::size_t& kind : round) kind = below(3);
+    const bool evaluates = below(2) == 0;
+    World world = World::emulated(0, 2, {.executor = ExecutorKind::virtual_});
+    Layers model(3);
+    model.shard({.mesh = DeviceMesh::flat(world)});
+    model.materialize(world.device());
+    std::vector<std::uint64_t> unplanned;
+    for (int k = 0; k < 24; ++k) {
+      for (const std::size_t kind : round) {
+        const bool trains = !evaluates || kind > 0;
+        const std::optional<NoGradGuard> no_gradient =
+            trains ? std::nullopt : std::make_optional<NoGradGuard>();
+        const Tensor loss =
+            mean_square(model(Tensor::empty({2, 6}, f32, world.device()), kinds[kind]));
+        if (trains) loss.backward();
+      }
+      unplanned.push_back(shard_counters(model).unplanned_slots);
+    }
+    INFO("trial " << trial << ", " << round.size() << " steps");
+    CHECK(unplanned.back() == unplanned[7]);
+  }
+}
+
 TEST_CASE("a unit that is called inside of units beside it finds a slot, and comes to rest") {
   for (const Way& way : all_ways())
     for (const Seen& seen : check_values(way, std::vector<Step>(4, with_adapter))) {

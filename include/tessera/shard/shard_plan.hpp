@@ -104,7 +104,8 @@ ShardPlan shard_plan(nn::Module& root,
 // Collectives that a root's units have issued so far; see shard_plan for what it throws.
 struct ShardCounters {
   std::uint64_t gathers = 0, reductions = 0, all_reduces = 0;
-  // Taken where the plan had none: by a step unlike those before.
+  // Taken where the plan had none: by a step unlike those before, or one of several forwards, which
+  // begins with what the last has left open and may go on to take some so.
   std::uint64_t unplanned_slots = 0;
 };
 ShardCounters shard_counters(nn::Module& root);
