@@ -39,9 +39,10 @@ Tensor embedding(const Tensor& weight, const Tensor& ids, Caller at) {
       [rows = Saved(rows), shape = weight.shape()](const Tensor& gradient, Gradients& out) {
         const Tensor g = raw::contiguous(gradient);
         const Device& on = g.device();
-        auto sink = out.sink(0);
+        const auto sink = out.sink(0);
+        const bool is_direct = sink && sink->tensor.is_contiguous();
         const GradientSink own =
-            sink ? *sink : GradientSink{Tensor::empty(shape, g.dtype(), on), 1, false};
+            is_direct ? *sink : GradientSink{Tensor::empty(shape, g.dtype(), on), 1, false};
         if (own.tensor.numel() > 0 && !on.is_meta())
           launch("embedding_backward", on, table(on).embedding_backward,
                  kernels::EmbeddingBackwardArgs{own.tensor.data(), g.data(), rows.get().data(),
@@ -50,7 +51,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids, Caller at) {
                                                 own.accumulate},
                  {reads(g), reads(rows.get()),
                   own.accumulate ? updates_some(own.tensor, g) : writes(own.tensor)});
-        if (!sink) out.set(0, own.tensor);
+        if (!is_direct) write_or_set(out, 0, sink, own.tensor, g.dtype());
       });
 }
 

@@ -145,6 +145,7 @@ std::string WeightFiles::fault(std::string_view, const ShardSpec&) const { retur
 
 Tensor WeightFiles::rows(std::string_view name, const ShardSpec& spec, bool transposed, DType dtype,
                          const Device& device) const {
+  if (spec.dim > 0) return rows_of(rows(name, {spec.shape}, transposed, dtype, device), spec);
   const bool is_scalar = spec.shape.ndim() == 0;  // whole on every rank
   const RowRange own = spec.owned();
   const Rows rows{is_scalar ? 0 : own.begin, is_scalar ? 1 : own.end, spec.row_numel(), spec.rows(),

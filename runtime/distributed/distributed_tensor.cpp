@@ -33,7 +33,7 @@ int sharded_dim(const Placements& placements) {
   return found == placements.end() ? -1 : static_cast<int>(found - placements.begin());
 }
 
-// Which rows this rank has of a tensor of that shape.
+// What this rank has of a tensor of that shape.
 ShardSpec spec_of(const Shape& shape, const DeviceMesh& mesh, const Placements& placements) {
   TESSERA_EXPECT(static_cast<int>(placements.size()) == mesh.ndim(),
                  "DistributedTensor: ", placements.size(), " placements ", text_of(placements),
@@ -41,8 +41,9 @@ ShardSpec spec_of(const Shape& shape, const DeviceMesh& mesh, const Placements& 
   const std::int64_t rows = shape.ndim() > 0 ? shape[0] : 0;
   for (const Placement& p : placements) {
     if (const auto* const shard = std::get_if<Shard>(&p))
-      TESSERA_EXPECT(shard->dim == 0, "DistributedTensor: ", to_string(p), " of a tensor ", shape,
-                     "; only rows are sharded, as Shard{0}");
+      TESSERA_EXPECT(shard->dim == 0 || (shard->dim > 0 && shard->dim < shape.ndim()),
+                     "DistributedTensor: ", to_string(p), " of a tensor ", shape,
+                     "; give one of its dimensions");
     if (const auto* const ragged = std::get_if<RaggedShard>(&p))
       TESSERA_EXPECT(
           ragged->block_rows > 0 && ragged->block_rows <= rows && ragged->extra_from >= 0,
@@ -56,8 +57,14 @@ ShardSpec spec_of(const Shape& shape, const DeviceMesh& mesh, const Placements& 
   if (dim < 0) return {shape, 1, 0};
   const RankGroup& group = group_of(mesh, static_cast<std::size_t>(dim));
   ShardSpec spec{shape, group.size(), group.rank()};
-  if (const auto* const ragged =
-          std::get_if<RaggedShard>(&placements[static_cast<std::size_t>(dim)])) {
+  const Placement& cut = placements[static_cast<std::size_t>(dim)];
+  if (const auto* const shard = std::get_if<Shard>(&cut)) {
+    spec.dim = shard->dim;
+    TESSERA_EXPECT(spec.dim == 0 || spec.rows() % spec.world == 0,
+                   "DistributedTensor: ", to_string(cut), " of a tensor ", shape, " over ",
+                   spec.world, " ranks; other dimensions than 0 are cut evenly");
+  }
+  if (const auto* const ragged = std::get_if<RaggedShard>(&cut)) {
     spec.block_rows = ragged->block_rows;
     TESSERA_EXPECT(ragged->extra_from >= 0 && ragged->extra_from < spec.world,
                    "DistributedTensor: blocks that are left over go to rank ", ragged->extra_from,
@@ -125,8 +132,7 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements) 
     part = Tensor::empty(shape(), dtype(), part.device());
     raw::copy_into(part, whole);
   }
-  if (to.world > 1 && shape().ndim() > 0)
-    part = raw::contiguous(raw::slice(part, 0, to.owned().begin, to.owned().end));
+  if (to.world > 1) part = raw::contiguous(rows_of(part, to));
   return {part, shape(), mesh, placements};
 }
 
@@ -144,9 +150,10 @@ std::string DistributedTensor::to_string() const {
   }
   if (sharded_dim(placements_) < 0) return text;
   const RowRange own = rows();
+  const std::string of = spec_.dim > 0 ? concat(" of dimension ", spec_.dim) : "";
   if (own.size() == 0) return text + "; no row here";
-  if (own.size() == 1) return concat(text, "; row ", own.begin, " here");
-  return concat(text, "; rows ", own.begin, " to ", own.end - 1, " here");
+  if (own.size() == 1) return concat(text, "; row ", own.begin, of, " here");
+  return concat(text, "; rows ", own.begin, " to ", own.end - 1, of, " here");
 }
 
 std::ostream& operator<<(std::ostream& out, const DistributedTensor& tensor) {
@@ -181,7 +188,7 @@ DistributedTensor handle_of(const Parameter& parameter, const Tensor& rows) {
   if (!rows.defined()) return {};
   const DeviceMesh& mesh = *parameter.mesh();
   const ShardSpec& spec = parameter.spec();
-  Placement cut = Shard{};
+  Placement cut = Shard{spec.dim};
   if (spec.is_ragged()) cut = RaggedShard{spec.block_rows, spec.extra_from};
   if (mesh.ndim() == 1) return {rows, parameter.shape(), mesh, {cut}};
   return {rows, parameter.shape(), mesh, {Replicate{}, cut}};

@@ -44,7 +44,7 @@ Tensor Gatherer::gather(const char* name, const Tensor& rows, const ShardSpec& s
   const std::int64_t chunk = spec.chunk_numel();
   const Tensor padded = all({spec.padded_numel()}, rows.dtype());
   const Tensor own = padded.view({chunk}, {1}, spec.chunk_begin());
-  if (rows.numel() > 0) raw::copy_into(own.view(rows.shape(), rows.shape().strides(), 0), rows);
+  if (rows.numel() > 0) raw::copy_into(own.view(rows.shape(), spec.strides(rows.shape()), 0), rows);
   const Access access = padded.access(AccessMode::write);
   for (int r = 0; spec.is_ragged() && r < spec.world; ++r) {
     const RowRange of = spec.owned(r);
@@ -66,7 +66,7 @@ Tensor Gatherer::gather(const char* name, const Tensor& rows, const ShardSpec& s
             .kind = CollectiveKind::all_gather,
             .dtype = rows.dtype()},
            name, {&access, 1});
-  return padded.view(spec.shape, spec.shape.strides(), 0);
+  return padded.view(spec.shape, spec.strides(spec.shape), 0);
 }
 
 Tensor Gatherer::broadcast(const char* name, const Tensor& whole, const Shape& shape, DType dtype) {

@@ -176,12 +176,6 @@ std::string broadcast_text(Gatherer& to, const std::string& text, std::int64_t b
   return {reinterpret_cast<const char*>(words.data()), static_cast<std::size_t>(bytes)};
 }
 
-// Rows of a whole tensor.
-Tensor rows_of(const Tensor& whole, const ShardSpec& spec) {
-  if (spec.world == 1 || spec.shape.ndim() == 0) return whole;
-  return raw::slice(whole, 0, spec.owned().begin, spec.owned().end);
-}
-
 LoadReport load_from_rank_0(const std::vector<StateTarget>& targets,
                             const std::function<std::shared_ptr<const StateSource>()>& source,
                             const StateHolder& holder, const LoadOptions& options) {

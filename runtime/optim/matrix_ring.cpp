@@ -40,7 +40,7 @@ void MatrixRing::plan(std::size_t states, const MuonOptions& options) {
   std::vector<MatrixSize> sizes;
   for (const Matrix& m : matrices_)
     sizes.push_back(
-        {m.spec.shape[0], m.spec.shape[1], m.spec.is_ragged() ? m.spec.most_rows() : 0});
+        {m.spec.rows(), m.spec.row_numel(), m.spec.is_ragged() ? m.spec.most_rows() : 0});
   const MatrixPlan plan = plan_matrices(sizes, ranks(), options.turn_bytes);
   turns_.resize(plan.widths.size());
   for (std::size_t t = 0; t < turns_.size(); ++t) {
@@ -180,7 +180,7 @@ MatrixRing::Received MatrixRing::orthogonalise(const Turn& turn, std::size_t lan
   for (const std::size_t i : turn.matrices) {
     const Matrix& m = matrices_[i];
     if (m.position.owner != rank() || !has_gradient(states[m.state])) continue;
-    const Tensor whole = Tensor::empty(m.spec.shape, f32, device_);
+    const Tensor whole = Tensor::empty({m.spec.rows(), m.spec.row_numel()}, f32, device_);
     for_chunks(m.spec, turn.width, m.position.offset,
                [&](const Shape& shape, const Strided& in_whole, const Strided& in_parts) {
                  raw::copy_into(whole.view(shape, in_whole.strides, in_whole.offset),

@@ -28,7 +28,7 @@ std::vector<Tensor> Optimizer::moments(const Parameter& of) const {
   const Shape local = own.spec.local_shape();
   std::vector<Tensor> rows;
   for (const Tensor& moment : states_[own.state].moments)
-    rows.push_back(moment.view(local, local.strides(), own.offset));
+    rows.push_back(moment.view(local, own.spec.strides(local), own.offset));
   return rows;
 }
 
@@ -182,10 +182,9 @@ void Optimizer::keep_moments(const Own& from, const GroupState& held, const Own&
                              const GroupState& state) {
   const Shape whole = from.spec.local_shape(), local = to.spec.local_shape();
   for (std::size_t k = 0; k < held.moments.size(); ++k) {
-    Tensor rows = held.moments[k].view(whole, whole.strides(), from.offset);
-    if (from.spec.world < to.spec.world && whole.ndim() > 0)
-      rows = raw::slice(rows, 0, to.spec.owned().begin, to.spec.owned().end);
-    raw::copy_into(state.moments[k].view(local, local.strides(), to.offset), rows);
+    Tensor rows = held.moments[k].view(whole, from.spec.strides(whole), from.offset);
+    if (from.spec.world < to.spec.world) rows = rows_of(rows, to.spec);
+    raw::copy_into(state.moments[k].view(local, to.spec.strides(local), to.offset), rows);
   }
 }
 

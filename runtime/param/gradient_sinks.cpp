@@ -59,7 +59,7 @@ autograd::GradientSink LocalGradient::sink(int i, double scale) {
   const std::shared_ptr<ParameterState> p = entry.parameter.lock();
   arrived_.add(at);
   const bool is_there = held_.add(at);
-  return {group_->gradient.view(p->shape, p->shape.strides(), entry.gradient_offset), scale,
+  return {group_->gradient.view(p->shape, p->spec.strides(p->shape), entry.gradient_offset), scale,
           is_there};
 }
 

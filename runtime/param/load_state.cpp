@@ -161,13 +161,16 @@ std::string DictSource::fault(std::string_view name, const ShardSpec& spec) cons
   if (values.device().is_meta()) return "on meta, without values; load tensors that have memory";
   if (own.world < 1 || own.rank < 0 || own.rank >= own.world ||
       (!own.is_ragged() &&
-       own.chunk_rows() != ShardSpec{own.shape, own.world, own.rank}.chunk_rows()))
+       own.chunk_rows() != ceil_div(own.rows(), std::int64_t{own.world})))
     return concat("with a spec of rank ", own.rank, " of ", own.world, " and chunks of ",
                   own.rows_of_chunk, " rows; give that of a state_dict, or {shape, 1, 0}");
   if (values.shape() != own.local_shape())
     return concat("of ", values.shape(), " as rows ", own.owned().begin, " to ", own.owned().end,
                   " of ", own.shape, "; give the rows that its spec says");
   if (own.world == 1) return "";
+  if (own.dim != spec.dim)
+    return concat("cut along dimension ", own.dim, ", the model's along ", spec.dim,
+                  "; load whole tensors, or a file, to cut another");
   if (own.world == spec.world && own.rank == spec.rank) {
     if (own.block_rows == spec.block_rows && own.extra_from == spec.extra_from) return "";
     return concat("cut by blocks of ", own.block_rows, " rows, the model's by ", spec.block_rows,
@@ -182,8 +185,7 @@ Tensor DictSource::rows(std::string_view name, const ShardSpec& spec, bool, DTyp
                         const Device& device) const {
   const auto& [values, own, mesh] = at(name);
   Tensor rows = values.detach();
-  if (own.world == 1 && spec.shape.ndim() > 0)
-    rows = raw::slice(rows, 0, spec.owned().begin, spec.owned().end);
+  if (own.world == 1) rows = rows_of(rows, spec);
   if (rows.device() != device)
     rows = Tensor::from_bytes(bytes_of(rows), rows.shape(), rows.dtype(), device);
   return raw::cast(rows, dtype);

@@ -24,21 +24,22 @@ std::string streaming_modules(const ParameterState& state) {
 Tensor rows_of(const ParameterState& state) {
   TESSERA_EXPECT(state.group != nullptr, state.without_memory());
   const Shape local = state.spec.local_shape();
-  return state.group->values.view(local, local.strides(), state.flat_entry().offset);
+  return state.group->values.view(local, state.spec.strides(local), state.flat_entry().offset);
 }
 
 // The full tensor, without history.
 Tensor view_of(const std::shared_ptr<ParameterState>& state) {
-  return read_only(
-      Tensor::wrap(state->window, state->shape, state->compute_dtype, state->window_offset_bytes),
-      state);
+  Tensor full =
+      Tensor::wrap(state->window, state->shape, state->compute_dtype, state->window_offset_bytes);
+  if (state->spec.dim > 0) full = full.view(state->shape, state->spec.strides(state->shape), 0);
+  return read_only(std::move(full), state);
 }
 
 // This rank's rows of the gradient.
 Tensor gradient_of(const ParameterState& state) {
   if (!state.group || !state.group->gradient.defined() || !state.has_gradient()) return {};
   const Shape local = state.spec.local_shape();
-  return state.group->await_gradient().view(local, local.strides(),
+  return state.group->await_gradient().view(local, state.spec.strides(local),
                                             state.flat_entry().gradient_offset);
 }
 
@@ -120,7 +121,12 @@ void Parameter::set_initializer(Initializer how) const {
 }
 void Parameter::initialize(std::uint64_t key) const {
   const std::int64_t first = spec().owned().begin * spec().row_numel();
-  edit([&](const Tensor& rows) { state_->initializer.fill(rows, shape(), key, first); });
+  edit([&](const Tensor& rows) {
+    if (spec().dim == 0) return state_->initializer.fill(rows, shape(), key, first);
+    const Tensor whole = Tensor::empty(shape(), rows.dtype(), rows.device());
+    state_->initializer.fill(whole, shape(), key, 0);
+    raw::copy_into(rows, tessera::rows_of(whole, spec()));
+  });
 }
 
 Tensor Parameter::value() const {

@@ -59,7 +59,7 @@ struct ParameterState final : autograd::Leaf {
   // What a unit decides that claims it now.
   bool may_be_streamed() const {
     return !streaming.empty() && streaming.size() == static_cast<std::size_t>(modules) &&
-           shape[0] > 0;
+           shape[0] > 0 && spec.dim == 0;
   }
 
   autograd::GradientSink sink() override;

@@ -39,6 +39,9 @@ void Parameter::set_gather_transform(std::shared_ptr<const GatherTransform> tran
   TESSERA_EXPECT(!transform || state_->block_rows == 0, "set_gather_transform: a parameter of ",
                  shape(), " is sharded by blocks of ", state_->block_rows,
                  " rows, and transforms by even ones; leave one of the two out");
+  TESSERA_EXPECT(!transform || spec().dim == 0, "set_gather_transform: a parameter of ", shape(),
+                 " is sharded along dimension ", spec().dim,
+                 ", and transforms along rows; leave one of the two out");
   TESSERA_EXPECT(!transform || !transform->parts(spec()).empty(), "set_gather_transform: '",
                  transform->name(), "' has no parts for a parameter of ", shape(),
                  "; give at least one array that travels");

@@ -7,6 +7,7 @@
 #include "runtime/tensor/lent.hpp"
 #include "tessera/comm/mesh.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/tensor/ops.hpp"
 
 namespace tessera {
 namespace {
@@ -31,7 +32,7 @@ void for_each_full_parameter(
     if (const auto mesh = p.mesh()) {
       const RankGroup& group = mesh->shard_group();
       Gatherer& gatherer = gatherers.try_emplace(&group, group, largest[&group]).first->second;
-      full = gatherer.gather("all_gather_parameter", rows, p.spec());
+      full = raw::contiguous(gatherer.gather("all_gather_parameter", rows, p.spec()));
     }
     f(name, read_only(Lent(full, kLender).tensor(), state_of(p)));
   }

@@ -11,36 +11,6 @@
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {
-namespace {
-
-void check_options(const ShardOptions& options, const std::string& of) {
-  options.mesh.shard_group();  // throws for one of three dimensions
-  const auto check = [&](const char* what, const std::optional<DType>& dtype) {
-    TESSERA_EXPECT(!dtype || *dtype == f32 || *dtype == bf16 || *dtype == f16, "fully_shard: ", of,
-                   ": ", what, " is ", *dtype, "; expected f32, bf16 or f16");
-  };
-  const auto check_number = [&](const char* what, std::int64_t number, std::int64_t least,
-                                std::optional<std::int64_t> most = {}) {
-    TESSERA_EXPECT(number >= least && (!most || number <= *most), "fully_shard: ", of, ": ", what,
-                   " is ", number, "; expected ", least,
-                   most ? concat(" to ", *most) : std::string(" or more"));
-  };
-  check("precision.param", options.precision.param);
-  check("precision.reduce", options.precision.reduce);
-  check("precision.output", options.precision.output);
-  check_number("prefetch_depth", options.prefetch_depth, 1, 64);
-  check_number("reductions_in_flight", options.reductions_in_flight, 1, 64);
-  check_number("forwards_ahead", options.forwards_ahead, 1, 64);
-  check_number("piece_bytes", options.piece_bytes, 1);
-  check_number("slice_bytes", options.slice_bytes, 0);
-  const DType param = options.precision.param.value_or(f32),
-              reduce = options.precision.reduce.value_or(f32);
-  TESSERA_EXPECT(reduce == f32 || reduce == param, "fully_shard: ", of, ": gradients of ", param,
-                 " parameters cannot be reduced in ", reduce, "; use f32 or ", param);
-}
-
-}  // namespace
-
 std::string Reshard::to_string() const {
   static constexpr const char* kNames[] = {"automatic", "always", "never"};
   return is_partial() ? concat("to(", ranks_, ')') : kNames[static_cast<int>(kind_)];
@@ -68,6 +38,7 @@ std::shared_ptr<Unit> root_unit(const char* function, nn::Module& root) {
 void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& options) {
   check_options(options, called(*modules.front()));
   std::vector<std::shared_ptr<ParameterState>> claimed;
+  std::vector<int> dims;  // along which they are sharded
   std::vector<Unit*> inside;
   for (nn::Module* const module : modules)
     for (const auto& [name, below] : module->named_modules())
@@ -77,22 +48,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
                        [&](const Unit* inner) { return &inner->name() == unit; });
   };
   std::unordered_set<const ParameterState*> ignored, known;  // two modules may share one
-  for (const Parameter& p : options.ignored) {
-    const auto& state = state_of(p);
-    TESSERA_EXPECT(!state->unit, "fully_shard: parameter '", state->name,
-                   "', which is to be ignored, belongs to unit '", *state->unit,
-                   "' already; ignore it there, too");
-    TESSERA_EXPECT(options.offload == Offload::none, "fully_shard: parameter '", state->name,
-                   "' is to be ignored while others are offloaded, which do not go together");
-    TESSERA_EXPECT(!state->group, "fully_shard: parameter '", state->name,
-                   "' is to be ignored and lies in memory with others; shard a model before it is "
-                   "materialized, or build it on meta");
-    TESSERA_EXPECT(state->block_rows == 0 && !state->transform, "fully_shard: parameter '",
-                   state->name, "', which is to be ignored, has ",
-                   state->transform ? "a gather transform" : "blocks of rows",
-                   ", and every rank has it whole; leave one of both out");
-    ignored.insert(state.get());
-  }
+  for (const Parameter& p : options.ignored) ignored.insert(state_of(p).get());
   bool is_read = false;  // in backward
   for (const nn::Module* const module : modules) {
     std::size_t claims = 0, own = 0;
@@ -113,7 +69,9 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
         continue;
       }
       ++claims;
-      if (known.insert(state.get()).second) claimed.push_back(state);
+      if (!known.insert(state.get()).second) continue;
+      claimed.push_back(state);
+      dims.push_back(dim_of(parameter, options));
     }
     // A module below this one may be called again inside of this one's call.
     is_read = is_read || module->reads_parameters_in_backward() || claims > own;
@@ -153,6 +111,8 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   if (modules.size() > 1) list.assign(modules.begin(), modules.end());
   ShardOptions kept = options;
   kept.ignored.clear();  // or a unit would hold what it leaves alone
+  kept.shard_placement_fn = {};
+  for (std::size_t i = 0; i < claimed.size(); ++i) claimed[i]->spec.dim = dims[i];
   auto unit = std::make_shared<Unit>(claimed, kept, is_read, std::move(list));
   for (const Parameter& p : options.ignored) state_of(p)->is_ignored = true;
   for (nn::Module* const module : modules) module->set_hook(unit);
@@ -160,13 +120,12 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   if (device.is_meta() || held.size() < claimed.size()) return;
   unit->materialize(device);
   for (const Held& h : held) {
-    const RowRange rows = h.state->spec.owned();
-    const FlatEntry& entry = h.state->flat_entry();
-    const Shape local = h.state->spec.local_shape();
+    const ShardSpec& spec = h.state->spec;
+    const Shape local = spec.local_shape();
     if (local.numel() > 0)
       raw::copy_into(
-          h.state->group->values.view(local, local.strides(), entry.offset),
-          h.state->shape.ndim() == 0 ? h.values : raw::slice(h.values, 0, rows.begin, rows.end));
+          h.state->group->values.view(local, spec.strides(local), h.state->flat_entry().offset),
+          rows_of(h.values, spec));
     h.state->group->mark_edited();
   }
 }

@@ -30,7 +30,8 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
   for (std::size_t i = 0; i < size(); ++i) {
     const ParameterState& p = *shards.parameters[parameter(i)];
     gradients_.push_back(
-        Tensor::wrap(buffer_, p.shape, shards.reduce_dtype(), layout.offset_bytes[i]));
+        Tensor::wrap(buffer_, p.shape, shards.reduce_dtype(), layout.offset_bytes[i])
+            .view(p.shape, p.spec.strides(p.shape), 0));
     entries.insert(entries.end(),
                    {layout.offset_bytes[i], p.shape.numel() * wire, p.spec.padded_numel() * wire});
     const std::int64_t offset = range_.numel(), chunk = p.spec.chunk_numel();

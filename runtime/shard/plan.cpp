@@ -75,14 +75,17 @@ ShardPlan::Unit Unit::describe(int gathers, int reductions) const {
   out.parameters = static_cast<std::int64_t>(shards_.parameters.size());
   std::map<DType, std::int64_t> stored;
   std::map<std::int64_t, std::int64_t> ragged;
+  std::map<int, std::int64_t> along;
   for (const auto& p : shards_.parameters) {
     out.numel += p->shape.numel();
     out.shard_numel += round_up(p->spec.chunk_numel(), kAlignmentBytes / p->element_bytes());
     if (p->dtype != f32) stored[p->dtype] += p->shape.numel();
     if (p->spec.is_ragged() && shards_.size() > 1) ragged[p->spec.block_rows] += p->shape.numel();
+    if (p->spec.dim > 0) along[p->spec.dim] += p->shape.numel();
   }
   out.stored.assign(stored.begin(), stored.end());
   out.ragged.assign(ragged.begin(), ragged.end());
+  out.along.assign(along.begin(), along.end());
   out.gather_bytes = out.wire_bytes = shards_.gather_bytes();
   for (const auto& p : shards_.parameters) {
     if (!p->transform) continue;
@@ -262,6 +265,10 @@ std::string ShardPlan::to_string() const {
     for (const auto& [rows, numel] : u.ragged)
       out += concat("  '", u.name, "' shards ", with_commas(numel), " elements by blocks of ", rows,
                     rows == 1 ? " row" : " rows", ", which travel by counts\n");
+  for (const Unit& u : units)
+    for (const auto& [dim, numel] : u.along)
+      out += concat("  '", u.name, "' shards ", with_commas(numel), " elements along dimension ",
+                    dim, "\n");
   for (const Unit& u : units)
     for (const auto& [dtype, numel] : u.stored)
       out += concat("  '", u.name, "' stores and gathers ", with_commas(numel),

@@ -27,7 +27,8 @@ Facts facts_of(const Unit& unit) {
           concat(parameters.empty() ? "" : ", ", p->name, ' ', p->shape,
                  p->trainable ? "" : " frozen", p->dtype == f32 ? "" : concat(" as ", p->dtype),
                  p->transform ? concat(" by ", p->transform->name()) : "",
-                 p->block_rows > 0 ? concat(" in blocks of ", p->block_rows, " rows") : "");
+                 p->block_rows > 0 ? concat(" in blocks of ", p->block_rows, " rows") : "",
+                 p->spec.dim > 0 ? concat(" along dimension ", p->spec.dim) : "");
   return {{"the name", unit.name()},
           {"parameters", parameters},
           {"precision.param", or_unset(o.precision.param)},

@@ -39,8 +39,11 @@ UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
   for (auto& p : claimed) {
     p->unit = &name;
     p->mesh = mesh;
-    p->spec = {p->shape, mesh->shard_size(), mesh->shard_rank()};
-    p->spec.block_rows = p->block_rows;
+    p->spec = {.shape = p->shape,
+               .world = mesh->shard_size(),
+               .rank = mesh->shard_rank(),
+               .block_rows = p->block_rows,
+               .dim = p->spec.dim};
     p->spec.extra_from = static_cast<int>(dealt % p->spec.world);
     if (p->spec.is_ragged()) dealt += p->spec.blocks();
     p->compute_dtype = gathered_as(p->dtype);

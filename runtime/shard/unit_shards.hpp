@@ -123,6 +123,11 @@ struct UnitShards {
 // A table of the device with three numbers a row, for the kernels of flat.hpp.
 Tensor table_of(const std::vector<std::int64_t>& rows, const Device& device);
 
+// Throws: ContractError for what a unit cannot be made of; `of` says which.
+void check_options(const ShardOptions& options, const std::string& of);
+// By which dimension they shard a parameter. Throws: likewise, where it can't be.
+int dim_of(const Parameter& parameter, const ShardOptions& options);
+
 // Queues the copies of a table, `numel` elements in all, from `values` into a slot, where they are
 // of `dtype`; on the gather stream.
 void pack(const char* name, const Tensor& table, std::int64_t numel, const Tensor& values,

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Another handle of a contiguous tensor's bytes, closed when this goes.
+// Another handle of the bytes of a tensor that leaves none out, closed when this goes.
 class Lent {
  public:
   // `lender` is named in errors and outlives what is kept.
@@ -25,7 +25,9 @@ class Lent {
   Lent& operator=(const Lent&) = delete;
   ~Lent() { storage_->data = nullptr; }
 
-  Tensor tensor() const { return Tensor::wrap(storage_, of_.shape(), of_.dtype()); }
+  Tensor tensor() const {
+    return Tensor::wrap(storage_, of_.shape(), of_.dtype()).view(of_.shape(), of_.strides(), 0);
+  }
 
  private:
   Tensor of_;

@@ -182,8 +182,14 @@ Tensor matmul(const Tensor& a, const Tensor& b, Transpose ta, Transpose tb) {
 
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, Transpose ta, Transpose tb,
                  double alpha, double beta, const Tensor& bias) {
+  if (out.ndim() == 2 && out.strides()[1] != 1 && out.strides()[0] == 1 && !bias.defined()) {
+    const auto flipped = [](Transpose t) {
+      return t == Transpose::yes ? Transpose::no : Transpose::yes;
+    };
+    return matmul_into(transpose(out, 0, 1), b, a, flipped(tb), flipped(ta), alpha, beta);
+  }
   TESSERA_EXPECT(out.ndim() == 2 && a.ndim() == 2 && b.ndim() == 2 && a.dtype() == b.dtype() &&
-                     out.strides()[1] == 1,
+                     (out.strides()[1] == 1 || out.size(1) <= 1),
                  "matmul_into: needs three matrices, out with contiguous rows; got ", out.shape(),
                  ", ", a.shape(), ", ", b.shape());
   const std::int64_t m = a.size(ta == Transpose::yes ? 1 : 0),

@@ -151,8 +151,8 @@ TEST_CASE("placements that cannot be are refused before anything is sent", "[dis
   CHECK(said({Shard{}, Shard{}}) ==
         "DistributedTensor: (Shard(0), Shard(0)) is sharded twice; shard along one dimension of "
         "the mesh");
-  CHECK(said({Replicate{}, Shard{1}}) ==
-        "DistributedTensor: Shard(1) of a tensor [3, 2]; only rows are sharded, as Shard{0}");
+  CHECK(said({Replicate{}, Shard{2}}) ==
+        "DistributedTensor: Shard(2) of a tensor [3, 2]; give one of its dimensions");
   CHECK(said({Partial{}, Replicate{}}).starts_with("distribute: (Partial(sum), Replicate)"));
   CHECK(contract_error([&] { DistributedTensor(t, {3, 2}, mesh, {Replicate{}, Shard{}}); }) ==
         "DistributedTensor: the local part is [3, 2], (Replicate, Shard(0)) of [3, 2] has "

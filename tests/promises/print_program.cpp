@@ -48,7 +48,8 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
                                  : "its own")
       << " table of " << part.table.rows << " " << name(part.table.stored)
       << (part.table.is_streamed ? "" : " as a whole") << name(part.table.gathered)
-      << (part.table.is_ignored ? " ignored" : "") << blocks(part.table.block_rows) << ", weight"
+      << (part.table.is_ignored ? " ignored" : "") << blocks(part.table.block_rows)
+      << (part.table.by_columns ? " by columns" : "") << ", weight"
       << (part.is_added ? " added" : "") << name(part.gathered)
       << (part.is_ignored ? " ignored" : "") << blocks(part.block_rows) << ":";
   for (const Statement& s : part.body) {

@@ -170,6 +170,13 @@ class Part final : public nn::Module {
             .slice_bytes = plan_.slice_bytes,
             .piece_bytes = plan_.piece_bytes,
             .offload = offload,
+            .shard_placement_fn =
+                [this, ranks = mesh.shard_size()](const Parameter& p) {
+                  const auto of = std::ranges::find_if(parts_, [&](const Part* part) {
+                    return part->plan_.table.by_columns && part->table_->parameter == p;
+                  });
+                  return Shard{of != parts_.end() && kWidth % ranks == 0 ? 1 : 0};
+                },
             .ignored = ignored()};
   }
   Tensor run(const Statement& s, const Tensor& h, const Tensor& x, int rank) {

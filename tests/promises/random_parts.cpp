@@ -156,6 +156,14 @@ void deal_blocks(Dice& dice, PartPlan& part) {
     table.block_rows = dice.below(table.rows + 1);
 }
 
+// Tables that are sharded by columns are not streamed, and their unit is read in backward.
+void turn_tables(Dice& dice, PartPlan& part) {
+  PartPlan::Table& table = part.table;
+  table.by_columns = !part.is_added && table.gathered == Gathered::plainly &&
+                     table.block_rows == 0 && !table.is_ignored && !table.is_outer &&
+                     dice.once_in(2);
+}
+
 }  // namespace
 
 PartPlan make_root(Dice& dice, Offload offload) {
@@ -177,6 +185,7 @@ PartPlan make_root(Dice& dice, Offload offload) {
   if (offload == Offload::none && dice.once_in(4)) vary(ignore_some);
   root.deals_blocks = dice.once_in(4);
   if (root.deals_blocks) vary(deal_blocks);
+  if (dice.once_in(3)) vary(turn_tables);
   return root;
 }
 

@@ -82,6 +82,7 @@ struct PartPlan {
     DType stored = f32;  // where it is frozen
     Gathered gathered = Gathered::plainly;
     int block_rows = 0;
+    bool by_columns = false;  // sharded, where the ranks divide them
   };
   Table table;
 };

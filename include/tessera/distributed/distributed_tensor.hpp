@@ -11,7 +11,7 @@
 //   rank 1       │ c d                 a b c d             a1 b1 c1 d1     a = a0 + a1
 //
 // Rows are cut as ShardSpec says: chunks of ceil(d0 / N), the last shorter or empty, or raggedly by
-// blocks of rows. Reading a handle and printing it never communicates; `full`, `redistribute` and
+// blocks of rows; another dimension than 0 is cut evenly. Reading a handle and printing it never communicates; `full`, `redistribute` and
 // `distribute` are collective over the mesh.
 #pragma once
 
@@ -27,12 +27,9 @@
 
 namespace tessera {
 
-// What the ranks along one dimension of a mesh have of a tensor: rows of dimension 0, the whole of
-// it each, or terms of which it is the sum or the largest.
-struct Shard {
-  int dim = 0;  // no other is supported
-  bool operator==(const Shard&) const = default;
-};
+// What the ranks along one dimension of a mesh have of a tensor: a part along one dimension (Shard),
+// the whole of it each, or terms of which it is the sum or the largest.
+
 // Rows, dealt by blocks (veScale: RaggedShard).
 struct RaggedShard {
   std::int64_t block_rows = 1;
@@ -67,9 +64,10 @@ class DistributedTensor {
   DType dtype() const { return local_.dtype(); }
   const DeviceMesh& mesh() const;
   const Placements& placements() const noexcept { return placements_; }
-  // Which rows this rank has; all of them where it is not sharded.
+  // Which rows this rank has, or what else is cut; all of them where it is not sharded.
   RowRange rows() const { return spec_.owned(); }
-  // This rank's part: rows [rows, ...], the whole, or a term. A parameter's is for reading.
+  // This rank's part: rows [rows, ...], the whole, or a term. A parameter's is for reading, and of
+  // another dimension than 0 a view with that one outermost.
   const Tensor& local() const noexcept { return local_; }
 
   // The whole tensor, summed where it is partial.

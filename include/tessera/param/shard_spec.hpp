@@ -9,6 +9,12 @@
 //
 //   d0 = 10, N = 4, blocks of 2 rows, left over from rank 3 on
 //                           rank 0: 0..1   rank 1: 2..3   rank 2: 4..5   rank 3: 6..9
+//
+// Or along another dimension, evenly, whose slices are then the rows: memory holds them one behind
+// the other, so that what holds of rows holds of these, and the full tensor is a view with that
+// dimension outermost.
+//
+//   [2, 4] along 1, N = 2   rank 0: columns 0 and 1, in memory a00 a10 a01 a11   rank 1: 2 and 3
 #pragma once
 
 #include <algorithm>
@@ -19,13 +25,22 @@
 
 namespace tessera {
 
+class Tensor;
+
+// Along which dimension a mesh's ranks cut a tensor.
+struct Shard {
+  int dim = 0;
+  bool operator==(const Shard&) const = default;
+};
+
 struct RowRange {
   std::int64_t begin = 0, end = 0;
   constexpr std::int64_t size() const { return end - begin; }
   bool operator==(const RowRange&) const = default;
 };
 
-// A parameter of `shape` cut along dimension 0 over `world` ranks; world 1 is the whole parameter.
+// A parameter of `shape` cut along dimension `dim` over `world` ranks; world 1 is the whole
+// parameter.
 struct ShardSpec {
   Shape shape;
   int world = 1;
@@ -35,13 +50,14 @@ struct ShardSpec {
   // Of a ragged one, else 0: rows of a block, and the rank from which on those left over go round.
   std::int64_t block_rows = 0;
   int extra_from = 0;
+  int dim = 0;  // another one is cut evenly, and neither ragged nor in slices
 
   bool operator==(const ShardSpec&) const = default;
-  constexpr std::int64_t rows() const { return shape.ndim() == 0 ? 1 : shape[0]; }
+  constexpr std::int64_t rows() const { return shape.ndim() == 0 ? 1 : shape[dim]; }
   // Elements of one row.
   constexpr std::int64_t row_numel() const {
     std::int64_t n = 1;
-    for (int d = 1; d < shape.ndim(); ++d) n = checked_mul(n, shape[d]);
+    for (int d = 0; d < shape.ndim(); ++d) n = d == dim ? n : checked_mul(n, shape[d]);
     return n;
   }
   constexpr bool is_ragged() const { return block_rows > 0; }
@@ -85,15 +101,29 @@ struct ShardSpec {
   // Shape of this rank's rows without padding; [0, ...] for an empty shard. A scalar is one row,
   // rank 0's; its shape is [] everywhere, and what lies on the other ranks is padding.
   constexpr Shape local_shape() const {
-    return shape.ndim() == 0 ? shape : shape.with(0, owned().size());
+    return shape.ndim() == 0 ? shape : shape.with(dim, owned().size());
+  }
+  // Of an array of these sizes, the whole or a part of its rows: `dim` outermost.
+  constexpr Shape strides(const Shape& sizes) const {
+    Shape out = sizes.strides();
+    if (dim == 0) return out;
+    for (int d = 0; d < dim; ++d) out[d] /= std::max<std::int64_t>(sizes[dim], 1);
+    out[dim] = sizes.with(dim, 1).numel();
+    return out;
   }
 };
+
+// This rank's rows of the whole: a view. A scalar is whole on every rank.
+Tensor rows_of(const Tensor& whole, const ShardSpec& spec);
 
 static_assert(ShardSpec{{10}, 4, 3}.owned() == RowRange{9, 10});
 static_assert(ShardSpec{{3, 2}, 4, 3}.owned() == RowRange{3, 3} &&
               ShardSpec{{3, 2}, 4}.chunk_numel() == 2);
 static_assert(ShardSpec{{17}, 128, 16}.owned() == RowRange{16, 17} &&
               ShardSpec{{17}, 128, 17}.owned().size() == 0);
+static_assert(ShardSpec{{2, 4}, 2, 1, 0, 0, 0, 1}.local_shape() == Shape{2, 2} &&
+              ShardSpec{{2, 4, 3}, 2, 1, 0, 0, 0, 1}.strides({2, 4, 3}) == Shape{3, 6, 1} &&
+              ShardSpec{{2, 4, 3}, 1, 0, 0, 0, 0, 2}.strides({2, 4, 3}) == Shape{4, 1, 8});
 static_assert(ShardSpec{{10}, 4, 3, 0, 2, 3}.owned() == RowRange{6, 10} &&
               ShardSpec{{10}, 4, 0, 0, 2, 3}.owned() == RowRange{0, 2});
 

@@ -117,6 +117,14 @@ struct ShardOptions {
   std::int64_t piece_bytes = std::int64_t{32} << 20;
   // The same for all units of a root.
   Offload offload = Offload::none;
+  // Along which dimension each parameter is sharded; unset, or Shard{}: by rows. Along another one,
+  // which counts from the back where it is negative, ranks have parts of one size, and what
+  // value(), shard() and grad() give are views with that dimension outermost: products read and
+  // write them as they are, what wants contiguous rows copies. Asked of each parameter that the
+  // unit claims. fully_shard throws where the ranks that shard do not divide that dimension, and
+  // for a parameter with blocks of rows or a gather transform. A table that is streamed otherwise
+  // is not, and belongs to what its module reads in backward.
+  std::function<Shard(const Parameter&)> shard_placement_fn{};
   // Parameters that the unit leaves alone, as units around it have to (PyTorch: ignored_params).
   // Each rank has them whole and in f32, with its own gradients, which nothing divides or sums: the
   // program does, before it clips, and with a use on every rank: one that a rank has not used is

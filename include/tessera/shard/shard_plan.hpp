@@ -26,6 +26,8 @@ struct ShardPlan {
     std::vector<std::pair<DType, std::int64_t>> stored{};
     // And what is sharded by blocks of so many rows and travels by counts; each size once.
     std::vector<std::pair<std::int64_t, std::int64_t>> ragged{};
+    // And what is sharded along another dimension than that of rows; each dimension once.
+    std::vector<std::pair<int, std::int64_t>> along{};
     std::int64_t gather_bytes = 0, gradient_buffer_bytes = 0;
     // Of gather_bytes what an all-gather fills: less where gather transforms decode the rest.
     std::int64_t wire_bytes = 0;

@@ -1,0 +1,67 @@
+// What ShardOptions may say, and of which parameters.
+#include "runtime/shard/unit.hpp"
+#include "tessera/param/gather_transform.hpp"
+
+namespace tessera::shard {
+
+void check_options(const ShardOptions& options, const std::string& of) {
+  options.mesh.shard_group();  // throws for one of three dimensions
+  const auto check = [&](const char* what, const std::optional<DType>& dtype) {
+    TESSERA_EXPECT(!dtype || *dtype == f32 || *dtype == bf16 || *dtype == f16, "fully_shard: ", of,
+                   ": ", what, " is ", *dtype, "; expected f32, bf16 or f16");
+  };
+  const auto check_number = [&](const char* what, std::int64_t number, std::int64_t least,
+                                std::optional<std::int64_t> most = {}) {
+    TESSERA_EXPECT(number >= least && (!most || number <= *most), "fully_shard: ", of, ": ", what,
+                   " is ", number, "; expected ", least,
+                   most ? concat(" to ", *most) : std::string(" or more"));
+  };
+  check("precision.param", options.precision.param);
+  check("precision.reduce", options.precision.reduce);
+  check("precision.output", options.precision.output);
+  check_number("prefetch_depth", options.prefetch_depth, 1, 64);
+  check_number("reductions_in_flight", options.reductions_in_flight, 1, 64);
+  check_number("forwards_ahead", options.forwards_ahead, 1, 64);
+  check_number("piece_bytes", options.piece_bytes, 1);
+  check_number("slice_bytes", options.slice_bytes, 0);
+  const DType param = options.precision.param.value_or(f32),
+              reduce = options.precision.reduce.value_or(f32);
+  TESSERA_EXPECT(reduce == f32 || reduce == param, "fully_shard: ", of, ": gradients of ", param,
+                 " parameters cannot be reduced in ", reduce, "; use f32 or ", param);
+  for (const Parameter& p : options.ignored) {
+    const auto& state = state_of(p);
+    TESSERA_EXPECT(!state->unit, "fully_shard: parameter '", state->name,
+                   "', which is to be ignored, belongs to unit '", *state->unit,
+                   "' already; ignore it there, too");
+    TESSERA_EXPECT(options.offload == Offload::none, "fully_shard: parameter '", state->name,
+                   "' is to be ignored while others are offloaded, which do not go together");
+    TESSERA_EXPECT(!state->group, "fully_shard: parameter '", state->name,
+                   "' is to be ignored and lies in memory with others; shard a model before it is "
+                   "materialized, or build it on meta");
+    TESSERA_EXPECT(state->block_rows == 0 && !state->transform, "fully_shard: parameter '",
+                   state->name, "', which is to be ignored, has ",
+                   state->transform ? "a gather transform" : "blocks of rows",
+                   ", and every rank has it whole; leave one of both out");
+  }
+}
+
+int dim_of(const Parameter& parameter, const ShardOptions& options) {
+  if (!options.shard_placement_fn) return 0;
+  const ParameterState& state = *state_of(parameter);
+  const Shape& shape = state.shape;
+  const int given = options.shard_placement_fn(parameter).dim, ranks = options.mesh.shard_size(),
+            dim = given < 0 ? given + shape.ndim() : given;
+  if (dim == 0) return 0;
+  const auto expect = [&](bool holds, const auto&... why) {
+    TESSERA_EXPECT(holds, "fully_shard: shard_placement_fn gives Shard(", given, ") for ",
+                   state.called(), " of ", shape, why...);
+  };
+  expect(dim > 0 && dim < shape.ndim(), ", which has no such dimension");
+  expect(shape[dim] % ranks == 0, ", whose ", shape[dim], " do not divide over ", ranks,
+         " ranks; only dimension 0 is cut unevenly");
+  expect(state.block_rows == 0 && !state.transform, ", which has ",
+         state.transform ? "a gather transform" : "blocks of rows", ", of dimension 0");
+  return dim;
+}
+
+}  // namespace tessera::shard
