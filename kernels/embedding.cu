@@ -1,5 +1,4 @@
-// Rows of a table by id, and their gradient; see kernels/cuda/indexed.hpp for the order of its
-// sums.
+// Rows of a table by id, and their gradient; see kernels/by_id.hpp for the order of its sums.
 #include "kernels/embedding.hpp"
 
 #include "kernels/cuda/indexed.hpp"
@@ -52,17 +51,9 @@ void embedding_backward(const EmbeddingBackwardArgs& a, Exec& exec) {
                          launch<indexed::kThreads>(exec, {blocks}, 0,
                                                    Clear<U>{static_cast<U*>(a.d_table), units});
                        });
-  const indexed::Rows rows{const_cast<void*>(a.dy),
-                           a.d_table,
-                           indexed::ids_of(a.ids, a.id_dtype),
-                           1,
-                           a.vocab,
-                           a.count,
-                           a.cols};
-  if (a.dtype == DType::f64 || a.grad_dtype == DType::f64)
-    indexed::add_rows<double>(rows, a.dtype, a.grad_dtype, a.scale, exec);
-  else
-    indexed::add_rows<float>(rows, a.dtype, a.grad_dtype, static_cast<float>(a.scale), exec);
+  indexed::add_rows({const_cast<void*>(a.dy), a.d_table, indexed::ids_of(a.ids, a.id_dtype), 1,
+                     a.vocab, a.count, a.cols},
+                    a.order, a.workspace, a.dtype, a.grad_dtype, a.scale, exec);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -31,9 +31,11 @@ struct LocateArgs {
   DType id_dtype;
 };
 
-// d_table[v, :] = (accumulate ? old : 0) + scale * sum over i with ids[i] == v of dy[i, :], added
-// in the order of i. dy and d_table are floating and may differ in dtype. A 16-bit d_table rounds
-// at each addition. Ids outside [0, vocab) add nothing.
+// d_table[v, :] = (accumulate ? old : 0) + scale * sum over i with ids[i] == v of dy[i, :]. dy and
+// d_table are floating and may differ in dtype. Ids outside [0, vocab) add nothing. The CPU adds in
+// the order of i and rounds to d_table's dtype at each addition; a GPU adds along `order`, which
+// has equal ids side by side, as by_id.hpp says, and has sums_workspace_bytes(1, count, cols,
+// dtype, grad_dtype) bytes of workspace.
 struct EmbeddingBackwardArgs {
   void* d_table;
   const void *dy, *ids;
@@ -41,6 +43,8 @@ struct EmbeddingBackwardArgs {
   double scale;
   DType dtype, grad_dtype, id_dtype;  // of dy, d_table, ids
   bool accumulate;
+  const std::int32_t* order = nullptr;  // [count], and the workspace: null on the CPU
+  void* workspace = nullptr;
 };
 
 }  // namespace tessera::kernels

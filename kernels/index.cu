@@ -1,5 +1,5 @@
-// Indexing along the middle dimension. Rows are copied and added as in kernels/cuda/indexed.hpp;
-// where each element has an index of its own a thread walks a column, in order.
+// Indexing along the middle dimension. Rows are copied as in kernels/cuda/indexed.hpp and added
+// as in by_id.cu; where each element has an index of its own a thread walks a column, in order.
 #include "kernels/index.hpp"
 
 #include "kernels/cuda/indexed.hpp"
@@ -67,12 +67,7 @@ struct Scatter {
 void index_select(const IndexArgs& a, Exec& exec) { indexed::copy_rows(rows_of(a), a.dtype, exec); }
 
 void index_add(const IndexArgs& a, Exec& exec) {
-  if (!is_floating(a.dtype))
-    indexed::add_rows<std::int64_t>(rows_of(a), a.dtype, a.dtype, 1, exec);
-  else if (a.dtype == DType::f64)
-    indexed::add_rows<double>(rows_of(a), a.dtype, a.dtype, 1, exec);
-  else
-    indexed::add_rows<float>(rows_of(a), a.dtype, a.dtype, 1, exec);
+  indexed::add_rows(rows_of(a), a.order, a.workspace, a.dtype, a.dtype, 1, exec);
 }
 
 void gather(const IndexArgs& a, Exec& exec) {

@@ -2,7 +2,7 @@
 //
 // An index outside [0, n) reads as NaN (0 for integers and boolean) and adds or sets nothing.
 // Additions happen in the order of the source's elements, in f32 for 16-bit floats, rounded at each
-// addition.
+// addition; those of index_add on a GPU as by_id.hpp says.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,15 @@ namespace tessera::kernels {
 //   scatter        big[o, index[o, j, i], i]   = small[o, j, i], the last j where several agree
 //
 // index_select and gather write `small`, scatter `big`, and take any dtype; the additions write
-// `big` and take any but boolean.
+// `big` and take any but boolean. On a GPU index_add wants order_by_id's order of the index, and
+// sums_workspace_bytes(outer, count, inner, dtype, dtype) bytes of workspace.
 struct IndexArgs {
   void *big, *small;
   const void* index;
   std::int64_t outer, n, inner, count;
   DType dtype, index_dtype;
+  const std::int32_t* order = nullptr;
+  void* workspace = nullptr;
 };
 
 }  // namespace tessera::kernels

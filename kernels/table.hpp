@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/attention.hpp"
+#include "kernels/by_id.hpp"
 #include "kernels/cross_entropy.hpp"
 #include "kernels/cumsum.hpp"
 #include "kernels/dropout.hpp"

@@ -2,6 +2,7 @@
 // gradients go straight to the parameter's gradient sink, scaled, added when something is there.
 #include "runtime/autograd/gradient_sink.hpp"
 #include "runtime/autograd/operands.hpp"
+#include "runtime/tensor/by_id.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/ops.hpp"
 
@@ -37,22 +38,31 @@ Tensor embedding(const Tensor& weight, const Tensor& ids, Caller at) {
   return record(
       "embedding", {weight}, y,
       [rows = Saved(rows), shape = weight.shape()](const Tensor& gradient, Gradients& out) {
-        const Tensor g = raw::contiguous(gradient);
-        const Device& on = g.device();
-        const auto sink = out.sink(0);
-        const bool is_direct = sink && sink->tensor.is_contiguous();
-        const GradientSink own =
-            is_direct ? *sink : GradientSink{Tensor::empty(shape, g.dtype(), on), 1, false};
-        if (own.tensor.numel() > 0 && !on.is_meta())
-          launch("embedding_backward", on, table(on).embedding_backward,
-                 kernels::EmbeddingBackwardArgs{own.tensor.data(), g.data(), rows.get().data(),
-                                                rows.get().numel(), shape[0], shape[1], own.scale,
-                                                g.dtype(), own.tensor.dtype(), rows.get().dtype(),
-                                                own.accumulate},
-                 {reads(g), reads(rows.get()),
-                  own.accumulate ? updates_some(own.tensor, g) : writes(own.tensor)});
-        if (!is_direct) write_or_set(out, 0, sink, own.tensor, g.dtype());
+        const Tensor order = detail::order_by_id(rows.get(), shape[0]);
+        autograd::set_table(out, 0, gradient, rows.get(), order, shape);
       });
+}
+
+void autograd::set_table(Gradients& out, int i, const Tensor& gradient, const Tensor& ids,
+                         const Tensor& order, const Shape& shape) {
+  const Tensor g = raw::contiguous(gradient);
+  const Device& device = g.device();
+  const auto sink = out.sink(i);
+  const bool is_direct = sink && sink->tensor.is_contiguous();
+  const GradientSink to =
+      is_direct ? *sink : GradientSink{Tensor::empty(shape, g.dtype(), device), 1, false};
+  if (to.tensor.numel() > 0 && !device.is_meta()) {
+    const Tensor workspace =
+        detail::sums_workspace(device, 1, ids.numel(), shape[1], g.dtype(), to.tensor.dtype());
+    launch("embedding_backward", device, table(device).embedding_backward,
+           kernels::EmbeddingBackwardArgs{
+               to.tensor.data(), g.data(), ids.data(), ids.numel(), shape[0], shape[1], to.scale,
+               g.dtype(), to.tensor.dtype(), ids.dtype(), to.accumulate, detail::places(order),
+               workspace.defined() ? workspace.data() : nullptr},
+           {reads(g), reads(ids), reads(order), writes(workspace),
+            to.accumulate ? updates_some(to.tensor, g) : writes(to.tensor)});
+  }
+  if (!is_direct) write_or_set(out, i, sink, to.tensor, g.dtype());
 }
 
 RopeTables RopeTables::make(std::int64_t positions, std::int64_t head_dim, double theta,

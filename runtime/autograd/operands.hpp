@@ -15,6 +15,11 @@ inline void expect_floating(const Tensor& x) {
                  ", expected a floating dtype; cast it first");
 }
 
+// Writes the gradient of input i, a table of `shape` of which the rows `ids` were taken, from that
+// of these rows. ids [...], contiguous, and their detail::order_by_id.
+void set_table(Gradients& out, int i, const Tensor& gradient, const Tensor& ids,
+               const Tensor& order, const Shape& shape);
+
 // What f makes of x [] as one element along a dimension 0, of shape [] again.
 template <class F>
 Tensor as_scalar(const Tensor& x, F f) {

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "runtime/autograd/logits.hpp"
+#include "runtime/autograd/operands.hpp"
+#include "runtime/tensor/by_id.hpp"
 #include "tessera/autograd/ops.hpp"
 
 namespace tessera {
@@ -81,7 +83,8 @@ void detail::GivenSlices::finish(const char* operation) {
 
 // --- embedding ---
 
-SlicedEmbedding::SlicedEmbedding(const Tensor& ids) : ids_(raw::contiguous(ids)) {
+SlicedEmbedding::SlicedEmbedding(const Tensor& ids)
+    : ids_(raw::contiguous(ids)), order_(std::make_shared<Tensor>()) {
   TESSERA_EXPECT(ids.dtype() == i32 || ids.dtype() == i64, "embedding: ids are ", ids.dtype(),
                  "; expected i32 or i64");
 }
@@ -109,25 +112,17 @@ void SlicedEmbedding::add(const Tensor& slice, const SliceRows& rows) {
            kernels::EmbeddingArgs{y.data(), slice.data(), at.data(), at.numel(), slice.size(0),
                                   slice.size(1), slice.dtype(), i32, true},
            {detail::reads_some(slice, y), reads(at), updates(y, false)});
-  y_ = record(
-      "embedding", {y_, slice}, y,
-      [at = Saved(at), shape = slice.shape()](const Tensor& gradient, Gradients& out) {
-        const Tensor g = raw::contiguous(gradient);
-        if (out.wants(1)) {
-          const auto sink = out.sink(1);
-          const GradientSink own =
-              sink ? *sink : GradientSink{Tensor::empty(shape, g.dtype(), g.device()), 1, false};
-          if (own.tensor.numel() > 0 && !g.device().is_meta())
-            launch("embedding_backward", g.device(), table(g.device()).embedding_backward,
-                   kernels::EmbeddingBackwardArgs{
-                       own.tensor.data(), g.data(), at.get().data(), at.get().numel(), shape[0],
-                       shape[1], own.scale, g.dtype(), own.tensor.dtype(), i32, own.accumulate},
-                   {reads(g), reads(at.get()),
-                    own.accumulate ? updates_some(own.tensor, g) : writes(own.tensor)});
-          if (!sink) out.set(1, own.tensor);
-        }
-        out.set(0, gradient);
-      });
+  // The order of all ids serves every slice: it has those of a row side by side.
+  y_ = record("embedding", {y_, slice}, y,
+              [at = Saved(at), ids = Saved(ids_), order = order_, rows, shape = slice.shape()](
+                  const Tensor& gradient, Gradients& out) {
+                if (out.wants(1)) {
+                  if (!order->defined()) *order = detail::order_by_id(ids.get(), rows.all);
+                  autograd::set_table(out, 1, gradient, at.get(), *order, shape);
+                }
+                if (rows.begin == 0) *order = {};  // backward ends with the first slice
+                out.set(0, gradient);
+              });
 }
 
 Tensor SlicedEmbedding::finish() {

@@ -1,8 +1,31 @@
 // Reductions, softmax, and indexing: kernels over contiguous [outer, n, inner] views.
+#include "runtime/tensor/by_id.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/tensor/ops.hpp"
 
-namespace tessera::raw {
+namespace tessera {
+
+Tensor detail::order_by_id(const Tensor& ids, std::int64_t n) {
+  const Device& device = ids.device();
+  const std::int64_t count = ids.numel();
+  if (device.is_meta() || device.kind() != DeviceKind::cuda || count == 0) return {};
+  Tensor order = Tensor::empty({count}, i32, device);
+  const Tensor workspace = Tensor::empty({kernels::order_workspace_bytes(count) / 4}, i32, device);
+  launch("order_by_id", device, table(device).order_by_id,
+         kernels::OrderByIdArgs{reinterpret_cast<std::int32_t*>(order.data()), ids.data(),
+                                workspace.data(), count, n, ids.dtype()},
+         {reads(ids), writes(workspace), writes(order)});
+  return order;
+}
+
+Tensor detail::sums_workspace(const Device& device, std::int64_t outer, std::int64_t count,
+                              std::int64_t cols, DType from, DType to) {
+  if (device.is_meta() || device.kind() != DeviceKind::cuda) return {};
+  const std::int64_t bytes = kernels::sums_workspace_bytes(outer, count, cols, from, to);
+  return bytes > 0 ? Tensor::empty({bytes / 4}, f32, device) : Tensor();
+}
+
+namespace raw {
 namespace {
 
 using detail::launch;
@@ -172,8 +195,14 @@ void index_add_into(const Tensor& out, int dim, const Tensor& index, const Tenso
                  " along dimension ", d);
   if (source.numel() == 0 || out.device().is_meta()) return;
   const Tensor in = contiguous(source), at = contiguous(index);
-  launch("index_add", out.device(), table(out.device()).index_add, index_args(out, in, at, d),
-         {reads(in), reads(at), updates_some(out, in)});
+  kernels::IndexArgs args = index_args(out, in, at, d);
+  const Tensor order = detail::order_by_id(at, args.n),
+               workspace = detail::sums_workspace(out.device(), args.outer, args.count, args.inner,
+                                                  args.dtype, args.dtype);
+  args.order = detail::places(order);
+  args.workspace = workspace.defined() ? workspace.data() : nullptr;
+  launch("index_add", out.device(), table(out.device()).index_add, args,
+         {reads(in), reads(at), reads(order), writes(workspace), updates_some(out, in)});
 }
 
 void scatter_add_into(const Tensor& out, int dim, const Tensor& index, const Tensor& source) {
@@ -221,4 +250,5 @@ void sumsq_into(const Tensor& out, const Tensor& x, Accumulate accumulate) {
          {reads(x), writes(out)});
 }
 
-}  // namespace tessera::raw
+}  // namespace raw
+}  // namespace tessera

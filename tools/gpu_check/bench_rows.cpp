@@ -20,6 +20,26 @@ void* different_ids(Bench& b, std::int64_t count) {
   return ids;
 }
 
+// What sums of rows by id go along: the order, which is made each time, and the sums of pieces.
+struct ById {
+  ById(Bench& b, void* ids, std::int64_t outer, std::int64_t count, DType from, DType to)
+      : bench(b),
+        order(b.array<std::int32_t>(i32, count)),
+        workspace(b.array(f32, kernels::sums_workspace_bytes(outer, count, kCols, from, to) / 4)),
+        args{.order = order,
+             .ids = ids,
+             .workspace = b.array(i32, kernels::order_workspace_bytes(count) / 4),
+             .count = count,
+             .n = count,
+             .id_dtype = i32} {}
+  void find_order(Exec& e) const { bench.k().order_by_id(args, e); }
+
+  Bench& bench;
+  std::int32_t* order;
+  void* workspace;
+  kernels::OrderByIdArgs args;
+};
+
 void norms(Bench& b) {
   const std::int64_t rows = b.scaled(kRows), n = rows * kCols;
   const auto bytes = static_cast<double>(n);
@@ -152,8 +172,10 @@ void heads(Bench& b) {
     const std::int64_t count = b.scaled(kRows);
     void *table = b.array(f32, count * kCols), *dy = b.array(bf16, count * kCols),
          *ids = different_ids(b, count);
+    const ById by_id(b, ids, 1, count, bf16, f32);
     b.measure("embedding_backward", concat("f32 += bf16, ", count, " rows of ", kCols),
               10 * static_cast<double>(count * kCols), [&](Exec& e) {
+                by_id.find_order(e);
                 b.k().embedding_backward({.d_table = table,
                                           .dy = dy,
                                           .ids = ids,
@@ -164,7 +186,9 @@ void heads(Bench& b) {
                                           .dtype = bf16,
                                           .grad_dtype = f32,
                                           .id_dtype = i32,
-                                          .accumulate = true},
+                                          .accumulate = true,
+                                          .order = by_id.order,
+                                          .workspace = by_id.workspace},
                                          e);
               });
   }
@@ -215,7 +239,10 @@ void sums(Bench& b) {
   const auto indexed = [&](const char* name, Kernel<IndexArgs> kernel, double bytes_per_element) {
     if (!b.wanted(name)) return;
     void *big = b.array(bf16, n), *small = b.array(bf16, n), *ids = different_ids(b, rows);
+    const bool adds = kernel == b.k().index_add;
+    const ById by_id(b, ids, 1, rows, bf16, bf16);
     b.measure(name, shape, bytes_per_element * static_cast<double>(n), [&](Exec& e) {
+      if (adds) by_id.find_order(e);
       kernel({.big = big,
               .small = small,
               .index = ids,
@@ -224,7 +251,9 @@ void sums(Bench& b) {
               .inner = kCols,
               .count = rows,
               .dtype = bf16,
-              .index_dtype = i32},
+              .index_dtype = i32,
+              .order = by_id.order,
+              .workspace = by_id.workspace},
              e);
     });
   };

@@ -71,6 +71,7 @@ class SlicedEmbedding {
  private:
   detail::GivenSlices given_;
   Tensor ids_, y_;
+  std::shared_ptr<Tensor> order_;  // in backward, for a GPU
 };
 
 // linear(x, matrix): x [..., C] -> [..., V], the columns of V in the order of the matrix's rows,

@@ -1,8 +1,10 @@
 // Rows of a table by id, and the gradient of the table.
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 
-#include "tests/kernels/bounded.hpp"
+#include "tests/kernels/ordered.hpp"
 
 namespace kernel_test {
 namespace {
@@ -62,16 +64,24 @@ struct TableSizes {
   std::int64_t count, vocab, cols;
   bool accumulate = false, shifted = false;
   DType id_dtype = i64;
+  std::int64_t same = 0;  // the last ids are 0
 };
 
+// Gradients are whole numbers, and half of each is added: in whatever order, no sum of up to 127
+// rounds in bf16, nor one of up to 2^23 in f32. Equal to the bit.
 void check_embedding_backward(Case& c, DType dtype, DType grad_dtype, const TableSizes& s) {
   constexpr double scale = 0.5;
   const std::int64_t size = s.vocab * s.cols, shift = shift_of(grad_dtype, s.shifted);
   Operand& dy = c.input(dtype, s.count * s.cols, -2, 2, shift_of(dtype, s.shifted));
+  for (std::int64_t i = 0; i < dy.size(); ++i) dy.set(i, std::round(dy.get(i)));
   const Ids ids(c, s.id_dtype, s.count, s.vocab);
+  for (std::int64_t i = s.count - s.same; i < s.count; ++i) ids.operand.set(i, 0);
   Operand& table =
       s.accumulate ? c.updated(grad_dtype, size, -2, 2, shift) : c.output(grad_dtype, size, shift);
+  for (std::int64_t i = 0; s.accumulate && i < size; ++i) table.set(i, std::round(table.get(i)));
+  const ById by_id(c, s.count, sums_workspace_bytes(1, s.count, s.cols, dtype, grad_dtype));
   c.compute([&](const Kernels& k, Side side, Exec& exec) {
+    by_id.find_order(k, side, exec, ids.operand, s.vocab);
     k.embedding_backward({.d_table = table.at(side),
                           .dy = dy.at(side),
                           .ids = ids.operand.at(side),
@@ -82,23 +92,17 @@ void check_embedding_backward(Case& c, DType dtype, DType grad_dtype, const Tabl
                           .dtype = dtype,
                           .grad_dtype = grad_dtype,
                           .id_dtype = s.id_dtype,
-                          .accumulate = s.accumulate},
+                          .accumulate = s.accumulate,
+                          .order = by_id.order.at<std::int32_t>(side),
+                          .workspace = by_id.workspace.at(side)},
                          exec);
   });
-  // Added in the order of the ids, in f64 where either is f64 and else in f32, rounded to the
-  // table's dtype at each addition. A scale of a power of two makes products exact, fused into the
-  // sum or not: exact.
-  const bool wide = dtype == f64 || grad_dtype == f64;
   std::vector<double> sums(static_cast<std::size_t>(size));
   for (std::int64_t i = 0; s.accumulate && i < size; ++i)
     sums[static_cast<std::size_t>(i)] = table.get(i);
-  for (std::int64_t i = 0; i < dy.size(); ++i) {
-    const std::int64_t id = ids.at(i / s.cols);
-    if (id < 0) continue;
-    double& sum = sums[static_cast<std::size_t>(id * s.cols + i % s.cols)];
-    const double added = sum + scale * dy.get(i);
-    sum = rounded_to(grad_dtype, wide ? added : rounded_to(f32, added));
-  }
+  for (std::int64_t i = 0; i < dy.size(); ++i)
+    if (const std::int64_t id = ids.at(i / s.cols); id >= 0)
+      sums[static_cast<std::size_t>(id * s.cols + i % s.cols)] += scale * dy.get(i);
   for (std::int64_t i = 0; i < size; ++i) c.near(table, i, sums[static_cast<std::size_t>(i)], 0);
   c.next();
 }
@@ -120,7 +124,7 @@ TESSERA_CASE("embedding", "rows by id, outside ones are NaN or 0") {
   check_embedding(c, f32, i64, 4, 2, 0);
 }
 
-TESSERA_CASE("embedding", "gradient of the table, in the order of the ids") {
+TESSERA_CASE("embedding", "gradient of the table") {
   for (const DType dtype : kFloats)
     for (const DType grad_dtype : kFloats)
       for (const bool accumulate : {false, true}) {
@@ -183,9 +187,87 @@ TESSERA_CASE("embedding", "where a slice has the rows of a table") {
     }
 }
 
-TESSERA_CASE("embedding", "more ids than a block reads between barriers") {
+TESSERA_CASE("embedding", "ids that fill several blocks, and rows of many pieces") {
   check_embedding_backward(c, bf16, f32, {2048 + 5, 500, 4});
   check_embedding_backward(c, f32, f32, {2048, 999, 1});
+  // Whole pieces, more of them than lanes, one more row and one less.
+  for (const std::int64_t same : {63, 64, 65, 128, 129, 2111})
+    for (const std::int64_t before : {0, 1, 63, 64, 65})
+      check_embedding_backward(c, bf16, f32, {before + same, 9, 8, false, false, i32, same});
+  check_embedding_backward(c, f32, bf16, {70, 3, 16, true, false, i32, 66});
+  check_embedding_backward(c, f64, f64, {200, 3, 1032, true, false, i64, 190});
+}
+
+// A sum of k rows in pieces, of real numbers: k + 1 roundings to f32 of at most the amounts' sum on
+// the way, in any order. Into 16 bits the CPU rounds once more at each, a GPU twice.
+TESSERA_CASE("embedding", "gradient of the table, of real numbers") {
+  for (const DType dtype : {bf16, f32})
+    for (const DType grad_dtype : {bf16, f32}) {
+      constexpr std::int64_t count = 300, vocab = 3, cols = 24;
+      Operand& dy = c.input(dtype, count * cols);
+      const Ids ids(c, i32, count, vocab);
+      Operand& table = c.updated(grad_dtype, vocab * cols);
+      const ById by_id(c, count, sums_workspace_bytes(1, count, cols, dtype, grad_dtype));
+      c.compute([&](const Kernels& k, Side side, Exec& exec) {
+        by_id.find_order(k, side, exec, ids.operand, vocab);
+        k.embedding_backward({.d_table = table.at(side),
+                              .dy = dy.at(side),
+                              .ids = ids.operand.at(side),
+                              .count = count,
+                              .vocab = vocab,
+                              .cols = cols,
+                              .scale = 0.3,
+                              .dtype = dtype,
+                              .grad_dtype = grad_dtype,
+                              .id_dtype = i32,
+                              .accumulate = true,
+                              .order = by_id.order.at<std::int32_t>(side),
+                              .workspace = by_id.workspace.at(side)},
+                             exec);
+      });
+      for (std::int64_t row = 0; row < vocab; ++row)
+        for (std::int64_t column = 0; column < cols; ++column) {
+          const std::int64_t at = row * cols + column;
+          double sum = table.get(at), amounts = std::abs(sum);
+          int rows = 0;
+          for (std::int64_t i = 0; i < count; ++i) {
+            if (ids.at(i) != row) continue;
+            ++rows;
+            sum += 0.3 * dy.get(i * cols + column);
+            amounts += std::abs(0.3 * dy.get(i * cols + column));
+          }
+          const double roundings =
+              (rows + 3) * epsilon(f32);  // with the scale's own, and a product's
+          const int narrow = c.target().driver == nullptr ? rows : 2;
+          c.near(table, at, sum,
+                 1.01 * amounts * (roundings + (grad_dtype == bf16 ? narrow * epsilon(bf16) : 0)));
+        }
+      c.next();
+    }
+}
+
+TESSERA_CASE("embedding", "positions in the order of their ids, equal ones as they come") {
+  for (const DType id_dtype : {i32, i64})
+    for (const std::int64_t n : {0, 1, 2, 511, 512, 513, 50304, 300000})
+      for (const std::int64_t count : {0, 1, 37, 2048, 5000}) {
+        Operand& ids = c.input(id_dtype, count, -2, static_cast<double>(n + 1));
+        const ById by_id(c, count, 0);
+        c.compute([&](const Kernels& k, Side side, Exec& exec) {
+          by_id.find_order(k, side, exec, ids, n);
+        });
+        std::vector<std::int64_t> expected(static_cast<std::size_t>(count));
+        for (std::size_t i = 0; i < expected.size(); ++i)
+          expected[i] = static_cast<std::int64_t>(i);
+        const auto key = [&](std::int64_t i) {
+          const double id = ids.get(i);
+          return id >= 0 && id < static_cast<double>(n) ? id : static_cast<double>(n);
+        };
+        std::stable_sort(expected.begin(), expected.end(),
+                         [&](std::int64_t i, std::int64_t j) { return key(i) < key(j); });
+        for (std::int64_t i = 0; i < count; ++i)
+          c.near(by_id.order, i, static_cast<double>(expected[static_cast<std::size_t>(i)]), 0);
+        c.next();
+      }
 }
 
 }  // namespace kernel_test

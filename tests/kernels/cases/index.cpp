@@ -1,7 +1,8 @@
 // Indexing along a dimension: rows of one index and elements of their own, additions in order.
+#include <cmath>
 #include <limits>
 
-#include "tests/kernels/bounded.hpp"
+#include "tests/kernels/ordered.hpp"
 
 namespace kernel_test {
 namespace {
@@ -19,6 +20,7 @@ void check_index(Case& c, IndexKernel which, DType dtype, const IndexSizes& s) {
              has_rows = which == &Kernels::index_select || which == &Kernels::index_add;
   const std::int64_t big_size = s.outer * s.n * s.inner, small_size = s.outer * s.count * s.inner,
                      shift = shift_of(dtype, s.shifted);
+  const bool adds_rows = which == &Kernels::index_add;
   const DType index_dtype = c.integer(0, 1) == 1 ? i32 : i64;
   Operand& big = writes_big ? c.updated(dtype, big_size, -4, 4, shift)
                             : c.input(dtype, big_size, -4, 4, shift);
@@ -26,7 +28,13 @@ void check_index(Case& c, IndexKernel which, DType dtype, const IndexSizes& s) {
       writes_big ? c.input(dtype, small_size, -4, 4, shift) : c.output(dtype, small_size, shift);
   Operand& index =  // one below and one above what exists, too
       c.input(index_dtype, has_rows ? s.count : small_size, -1, static_cast<double>(s.n));
+  if (adds_rows)  // in an order of the device's own: whole numbers, whose sums do not round
+    for (Operand* x : {&big, &small})
+      for (std::int64_t i = 0; i < x->size(); ++i) x->set(i, std::round(x->get(i)));
+  const ById by_id(c, has_rows ? s.count : 0,
+                   adds_rows ? sums_workspace_bytes(s.outer, s.count, s.inner, dtype, dtype) : 0);
   c.compute([&](const Kernels& k, Side side, Exec& exec) {
+    if (adds_rows) by_id.find_order(k, side, exec, index, s.n);
     (k.*which)({.big = big.at(side),
                 .small = small.at(side),
                 .index = index.at(side),
@@ -35,10 +43,12 @@ void check_index(Case& c, IndexKernel which, DType dtype, const IndexSizes& s) {
                 .inner = s.inner,
                 .count = s.count,
                 .dtype = dtype,
-                .index_dtype = index_dtype},
+                .index_dtype = index_dtype,
+                .order = by_id.order.at<std::int32_t>(side),
+                .workspace = by_id.workspace.at(side)},
                exec);
   });
-  // One order, one rounding at each addition: exact.
+  // One order, one rounding at each addition, or none: exact.
   std::vector<double> sums;
   for (std::int64_t i = 0; i < big_size; ++i) sums.push_back(big.get(i));
   const double missing = is_floating(dtype) ? std::numeric_limits<double>::quiet_NaN() : 0;
@@ -72,6 +82,8 @@ TESSERA_CASE("index", "additions in order, every dtype but boolean") {
   for (const IndexKernel which : {&Kernels::index_add, &Kernels::scatter_add})
     for (const DType dtype : {f32, bf16, f16, f64, i32, i64})
       for (const IndexSizes& s : kIndexSizes) check_index(c, which, dtype, s);
+  for (const DType dtype : {f32, f16, f64, i32, i64})
+    check_index(c, &Kernels::index_add, dtype, {2, 3, 8, 300});  // five pieces
 }
 
 TESSERA_CASE("index", "elements set, every dtype; the last of several at one place stays") {

@@ -1,0 +1,364 @@
+// Ids are sorted by digits from the lowest on, nine bits a pass, each in two launches: blocks count
+// their digits, then place their ids behind those of smaller digits and of earlier blocks. A
+// vocabulary of 2^18 takes two passes. Rows are added up by one launch over the pieces and one over
+// the ids that several pieces share; no sum has an order of chance.
+// Source: Satish, Harris and Garland, "Designing efficient sorting algorithms for manycore GPUs",
+// 2009.
+#include "kernels/by_id.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "kernels/cuda/indexed.hpp"
+#include "kernels/cuda/kernels.hpp"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+// ---- the order of the ids
+
+constexpr int kDigits = 1 << kDigitBits, kSorters = kDigits;  // a thread for each digit
+constexpr int kSorterWarps = kSorters / kWarp;
+constexpr int kTurns = static_cast<int>(kIdsOfBlock) / kSorters;
+
+struct Placed {
+  std::uint32_t key, position;
+};
+
+// The first pass reads the ids, the last one writes the order.
+template <bool kPlaces>
+struct OrderPass {
+  indexed::Ids ids;
+  const Placed* from;
+  Placed* to;
+  std::int32_t* order;
+  std::uint32_t* counts;  // [blocks, digits]
+  std::int64_t count, n;
+  int shift;
+
+  TESSERA_DEVICE Placed get(std::int64_t i) const {
+    if (from != nullptr) return from[i];
+    const std::int64_t id = ids[i];
+    return {static_cast<std::uint32_t>(id >= 0 && id < n ? id : n), static_cast<std::uint32_t>(i)};
+  }
+  TESSERA_DEVICE void put(std::uint32_t at, const Placed& x) const {
+    if (order != nullptr)
+      order[at] = static_cast<std::int32_t>(x.position);
+    else
+      to[at] = x;
+  }
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    auto* seen = t.shared<std::uint32_t>();  // [warps, digits]
+    for (int i = t.index(); i < kSorterWarps * kDigits; i += kSorters) seen[i] = 0;
+    t.sync();
+    std::uint32_t* mine = seen + t.warp() * kDigits;
+    const std::int64_t first = (t.block() * kSorterWarps + t.warp()) * kTurns * kWarp + t.lane();
+    Placed some[kTurns];
+    std::uint32_t rank[kTurns];  // among this digit's of the warp
+    unrolled<kTurns>([&](int turn) {
+      const bool live = first + turn * kWarp < count;
+      some[turn] = live ? get(first + turn * kWarp) : Placed{0, 0};
+      const std::uint32_t digit = digit_of(some[turn]);
+      unsigned alike = t.ballot(live);
+      for (int bit = 0; bit < kDigitBits; ++bit) {
+        const bool is_set = (digit >> bit & 1u) != 0;
+        const unsigned set = t.ballot(is_set);
+        alike &= is_set ? set : ~set;
+      }
+      const auto before = static_cast<std::uint32_t>(std::popcount(alike & ((1u << t.lane()) - 1)));
+      rank[turn] = mine[digit] + before;
+      t.sync_warp();
+      if (live && before == 0) mine[digit] += static_cast<std::uint32_t>(std::popcount(alike));
+      t.sync_warp();
+    });
+    t.sync();
+    if constexpr (kPlaces) {
+      begin_digits(t, seen);
+      unrolled<kTurns>([&](int turn) {
+        if (first + turn * kWarp < count) put(mine[digit_of(some[turn])] + rank[turn], some[turn]);
+      });
+    } else {
+      std::uint32_t all = 0;
+      for (int w = 0; w < kSorterWarps; ++w) all += seen[w * kDigits + t.index()];
+      counts[t.block() * kDigits + t.index()] = all;
+    }
+  }
+  TESSERA_DEVICE std::uint32_t digit_of(const Placed& x) const {
+    return x.key >> shift & (kDigits - 1);
+  }
+
+  // From how many of each digit a warp has to where its first one goes.
+  TESSERA_DEVICE void begin_digits(Thread& t, std::uint32_t* seen) const {
+    std::uint32_t earlier = 0, all = 0;  // of this thread's digit: of earlier blocks, of all
+    for (std::int64_t block = 0; block < t.blocks(); ++block) {
+      const std::uint32_t of_block = counts[block * kDigits + t.index()];
+      if (block < t.block()) earlier += of_block;
+      all += of_block;
+    }
+    std::uint32_t sum =
+        all;  // of the digits up to this one: of a warp's first, then of the block's
+    for (int apart = 1; apart < kWarp; apart *= 2) {
+      const std::uint32_t below = t.shuffle(sum, (t.lane() - apart) & (kWarp - 1));
+      if (t.lane() >= apart) sum += below;
+    }
+    std::uint32_t* sums = seen + kSorterWarps * kDigits;
+    if (t.lane() == kWarp - 1) sums[t.warp()] = sum;
+    t.sync();
+    for (int w = 0; w < t.warp(); ++w) sum += sums[w];
+    std::uint32_t begin = sum - all + earlier;
+    for (int w = 0; w < kSorterWarps; ++w) {
+      std::uint32_t& of_warp = seen[w * kDigits + t.index()];
+      const std::uint32_t count_of_warp = of_warp;
+      of_warp = begin;
+      begin += count_of_warp;
+    }
+    t.sync();
+  }
+};
+
+// ---- sums of rows
+
+constexpr int kAdders = 128;
+constexpr int kPart = 8;                // columns of a thread: whole packs of every type
+constexpr int kCols = kAdders * kPart;  // of a block
+constexpr int kAtOnce = 4;              // rows on their way
+constexpr int kRows = static_cast<int>(kRowsOfPiece);
+
+// Calls f with a value of the element type, which is computed in C: float, double, or int64.
+template <class C, class F>
+TESSERA_DEVICE void with_type(DType dtype, F f) {
+  if constexpr (std::is_integral_v<C>) {
+    if (dtype == DType::i32) f(std::int32_t{});
+    if (dtype == DType::i64) f(std::int64_t{});
+  } else {
+    if (dtype == DType::f32) f(float{});
+    if (dtype == DType::bf16) f(BFloat16{});
+    if (dtype == DType::f16) f(Float16{});
+    if constexpr (sizeof(C) == 8)
+      if (dtype == DType::f64) f(double{});
+  }
+}
+
+// Sums of kPart neighbouring columns.
+template <class C>
+struct Part {
+  C at[kPart] = {};
+
+  TESSERA_DEVICE void add(const Part& x) {
+    for (int i = 0; i < kPart; ++i)
+      if constexpr (std::is_integral_v<C>)
+        at[i] =
+            static_cast<C>(static_cast<std::uint64_t>(at[i]) + static_cast<std::uint64_t>(x.at[i]));
+      else
+        at[i] += x.at[i];
+  }
+};
+
+template <class C>
+struct Sums {
+  indexed::Rows r;
+  const std::int32_t* order;
+  C* of_pieces;  // [outer, pieces, cols]: of the id that began before the piece
+  std::int64_t pieces;
+  C scale;
+  DType from, to;
+  bool whole;  // parts can be read and written in packs
+
+  template <class T>
+  TESSERA_DEVICE static C widened(const T& x) {
+    if constexpr (std::is_integral_v<T>)
+      return static_cast<C>(x);
+    else
+      return load_as_compute(x);
+  }
+  template <class T>
+  TESSERA_DEVICE static T narrowed(C x) {
+    if constexpr (std::is_integral_v<T>)
+      return static_cast<T>(x);
+    else
+      return rounded<T>(static_cast<Compute<T>>(x));
+  }
+
+  // The columns from `column` on of a row of `base`, 0 beyond the last.
+  template <class T>
+  TESSERA_DEVICE Part<C> read(const T* base, std::int64_t row, std::int64_t column) const {
+    Part<C> out;
+    const T* at = base + row * r.cols + column;
+    constexpr int n = kPack<T>;
+    if (whole) {
+      for (int k = 0; k < kPart; k += n) {
+        const auto pack = load<n>(at + k);
+        for (int i = 0; i < n; ++i) out.at[k + i] = widened(pack.at[i]);
+      }
+    } else {
+      for (int i = 0; i < kPart; ++i)
+        if (column + i < r.cols) out.at[i] = widened(at[i]);
+    }
+    return out;
+  }
+  template <class T>
+  TESSERA_DEVICE void write(T* base, std::int64_t row, std::int64_t column,
+                            const Part<C>& x) const {
+    T* at = base + row * r.cols + column;
+    constexpr int n = kPack<T>;
+    if (whole) {
+      for (int k = 0; k < kPart; k += n) {
+        Pack<T, n> pack;
+        for (int i = 0; i < n; ++i) pack.at[i] = narrowed<T>(x.at[k + i]);
+        store_whole(at + k, &pack);
+      }
+    } else {
+      for (int i = 0; i < kPart && column + i < r.cols; ++i) at[i] = narrowed<T>(x.at[i]);
+    }
+  }
+
+  TESSERA_DEVICE std::int64_t id_at(std::int64_t place) const { return r.ids[order[place]]; }
+  TESSERA_DEVICE bool exists(std::int64_t id) const { return id >= 0 && id < r.n; }
+
+  TESSERA_DEVICE void add_to_table(std::int64_t row, std::int64_t column, Part<C> x) const {
+    with_type<C>(to, [&](auto tag) {
+      auto* table = static_cast<decltype(tag)*>(r.table);
+      const Part<C> held = read(table, row, column);
+      if constexpr (!std::is_integral_v<C>)
+        for (int i = 0; i < kPart; ++i) x.at[i] *= scale;
+      x.add(held);
+      write(table, row, column, x);
+    });
+  }
+};
+
+template <class C>
+struct AddPieces {
+  Sums<C> s;
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    const indexed::Rows& r = s.r;
+    const std::int64_t o = t.block() / s.pieces, piece = t.block() - o * s.pieces;
+    const std::int64_t begin = piece * kRows;
+    const int rows = static_cast<int>(r.count - begin < kRows ? r.count - begin : kRows);
+    auto* ids = t.shared<std::int64_t>();
+    auto* places = t.shared<std::int32_t>(kRows * sizeof(std::int64_t));
+    for (int i = t.index(); i < rows; i += kAdders) {
+      places[i] = s.order[begin + i];
+      ids[i] = r.ids[places[i]];
+    }
+    t.sync();
+    const std::int64_t column = t.block_y() * std::int64_t{kCols} + t.index() * kPart;
+    if (column >= r.cols) return;
+    const std::int64_t before = begin > 0 ? s.id_at(begin - 1) : -1;
+    with_type<C>(s.from, [&](auto tag) {
+      const auto* from = static_cast<const decltype(tag)*>(r.rows) + o * r.count * r.cols;
+      Part<C> sum;
+      for (int i = 0; i < rows; i += kAtOnce) {
+        Part<C> x[kAtOnce];
+        unrolled<kAtOnce>([&](int k) {
+          if (i + k < rows && s.exists(ids[i + k])) x[k] = s.read(from, places[i + k], column);
+        });
+        unrolled<kAtOnce>([&](int k) {
+          if (i + k >= rows || !s.exists(ids[i + k])) return;
+          sum.add(x[k]);
+          const std::int64_t id = ids[i + k];
+          if (i + k + 1 < rows && ids[i + k + 1] == id) return;
+          if (id == before)
+            s.write(s.of_pieces, t.block(), column, sum);
+          else
+            s.add_to_table(o * r.n + id, column, sum);
+          sum = {};
+        });
+      }
+    });
+  }
+};
+
+// The block of the piece in which an id begins adds what later ones have of it.
+template <class C>
+struct AddRest {
+  Sums<C> s;
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    const indexed::Rows& r = s.r;
+    const std::int64_t o = t.block() / s.pieces, piece = t.block() - o * s.pieces;
+    const std::int64_t begin = piece * kRows, end = begin + kRows;
+    if (end >= r.count) return;
+    const std::int64_t id = s.id_at(end);
+    const auto has = [&](std::int64_t place) { return s.id_at(place) == id; };
+    if (!s.exists(id) || !has(end - 1) || (begin > 0 && has(begin - 1))) return;
+    std::int64_t last = piece + 1;  // the first piece that begins with another id
+    for (unsigned more = ~0u; more == ~0u; last += std::popcount(more))
+      more = t.ballot(last + t.lane() < s.pieces && has((last + t.lane()) * kRows));
+    const std::int64_t column = t.block_y() * std::int64_t{kCols} + t.index() * kPart;
+    if (column >= r.cols) return;
+    Part<C> sum;
+    for (std::int64_t p = piece + 1; p < last; p += kAtOnce) {
+      Part<C> x[kAtOnce];
+      unrolled<kAtOnce>([&](int k) {
+        if (p + k < last) x[k] = s.read(s.of_pieces, o * s.pieces + p + k, column);
+      });
+      unrolled<kAtOnce>([&](int k) {
+        if (p + k < last) sum.add(x[k]);
+      });
+    }
+    s.add_to_table(o * r.n + id, column, sum);
+  }
+};
+
+template <class C>
+void add_rows_in(const indexed::Rows& rows, const std::int32_t* order, void* workspace, DType from,
+                 DType to, double scale, Exec& exec) {
+  const bool whole = rows.cols % kPart == 0 &&
+                     are_aligned(static_cast<char*>(rows.rows), static_cast<char*>(rows.table));
+  const std::int64_t pieces = pieces_of(rows.count);
+  const Sums<C> sums{rows, order, static_cast<C*>(workspace), pieces, static_cast<C>(scale), from,
+                     to,   whole};
+  const Grid grid{rows.outer * pieces, blocks_for(rows.cols, kCols)};
+  launch<kAdders>(exec, grid, kRows * (sizeof(std::int64_t) + sizeof(std::int32_t)),
+                  AddPieces<C>{sums});
+  if (pieces > 1) launch<kAdders>(exec, grid, 0, AddRest<C>{sums});
+}
+
+}  // namespace
+
+void order_by_id(const OrderByIdArgs& a, Exec& exec) {
+  if (a.count == 0) return;
+  if (std::max(a.count, a.n) > 0x7fffffff) {
+    exec.error = "2^31 ids or rows, or more, have no CUDA kernel; add them in parts or on the CPU";
+    return;
+  }
+  auto* to = static_cast<Placed*>(a.workspace);
+  Placed* other = to + a.count;
+  OrderPass<false> pass{indexed::ids_of(a.ids, a.id_dtype),
+                        nullptr,
+                        nullptr,
+                        nullptr,
+                        reinterpret_cast<std::uint32_t*>(other + a.count),
+                        a.count,
+                        a.n,
+                        0};
+  const Grid blocks{blocks_of_ids(a.count)};
+  constexpr std::size_t seen = sizeof(std::uint32_t) * kSorterWarps * kDigits,
+                        sums = sizeof(std::uint32_t) * kSorterWarps;
+  const int bits = std::bit_width(static_cast<std::uint64_t>(a.n));  // of n, for ids outside, too
+  do {
+    const bool is_last = pass.shift + kDigitBits >= bits;
+    launch<kSorters>(exec, blocks, seen, pass);
+    launch<kSorters>(exec, blocks, seen + sums,
+                     OrderPass<true>{pass.ids, pass.from, to, is_last ? a.order : nullptr,
+                                     pass.counts, pass.count, pass.n, pass.shift});
+    pass.from = to;
+    std::swap(to, other);
+    pass.shift += static_cast<int>(kDigitBits);
+  } while (pass.shift < bits);
+}
+
+void indexed::add_rows(const Rows& rows, const std::int32_t* order, void* workspace, DType from,
+                       DType to, double scale, Exec& exec) {
+  if (!is_floating(to))
+    add_rows_in<std::int64_t>(rows, order, workspace, from, to, scale, exec);
+  else if (from == DType::f64 || to == DType::f64)
+    add_rows_in<double>(rows, order, workspace, from, to, scale, exec);
+  else
+    add_rows_in<float>(rows, order, workspace, from, to, scale, exec);
+}
+
+}  // namespace tessera::kernels::cuda
