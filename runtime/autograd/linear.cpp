@@ -32,6 +32,24 @@ void set_parameters(Gradients& out, const Tensor& g, Saved& saved_rows) {
   if (out.wants(2)) out.set(2, raw::reduce(raw::Reduction::sum, g, 0));
 }
 
+// The gradient of x [..., in], from g [N, out]. The product itself adds to what is there already,
+// so that q, k and v, say, take no kernel beside their products. Where somebody else sees that, as
+// the other side of a residual does, it adds to a copy, with the same bits.
+void set_input(Gradients& out, const Tensor& g, const Tensor& weight, const Shape& shape) {
+  const auto sink = out.sink(0);
+  const bool is_direct = sink && sink->tensor.is_contiguous() && can_write(*sink, g.dtype());
+  const Tensor held = out.extract(0);
+  const bool in_place = held.defined() && held.is_exclusive() && held.is_contiguous();
+  const Tensor d = is_direct  ? sink->tensor
+                   : in_place ? held
+                              : Tensor::empty(shape, g.dtype(), g.device());
+  if (held.defined() && !in_place) raw::copy_into(d, held);
+  const bool adds = is_direct ? sink->accumulate : held.defined();
+  raw::matmul_into(raw::reshape(d, {g.size(0), weight.size(1)}), g, weight, Transpose::no,
+                   Transpose::no, is_direct ? sink->scale : 1, adds ? 1 : 0);
+  if (!is_direct) write_or_set(out, 0, sink, d, g.dtype());
+}
+
 // x [..., in] as the rows of a matrix, after a look at all operands.
 Tensor rows_of_linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   for (const Tensor* operand : {&x, &weight}) detail::expect_computed("linear", operand->dtype());
@@ -77,7 +95,7 @@ Tensor record_linear(const Tensor& x, SavedOperands saved, const Tensor& weight,
                   const Tensor g =
                       raw::reshape(gradient, {rows.get().size(0), weight.get().size(0)});
                   set_parameters(out, g, rows);
-                  if (out.wants(0)) out.set(0, raw::reshape(raw::matmul(g, weight.get()), shape));
+                  if (out.wants(0)) set_input(out, g, weight.get(), shape);
                 });
 }
 

@@ -1,8 +1,10 @@
 // Derivatives of the functions that layers are made of. Parameters are leaves, so their gradients
 // take the direct way; an operation in front of them makes them take the other one.
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 
+#include "tessera/autograd/recompute.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tests/autograd/helpers.hpp"
 
@@ -15,6 +17,74 @@ namespace {
 
 // Hands its tensor on with a history, so that no gradient is written to a leaf directly.
 }  // namespace
+
+TEST_CASE("the products of several linear layers add up the gradient of their input themselves") {
+  struct Names final : Observer {
+    void launched(StreamId, Tick, const Op& op) override { seen.emplace_back(op.name); }
+    std::vector<std::string> seen;
+  };
+  constexpr std::int64_t N = 6, in = 5, width = 9;
+  Draw draw;
+  INFO("seed " << draw.seed);
+  for (const DType dtype : {f64, f32, bf16}) {
+    const auto given = [&](const Shape& shape) { return raw::cast(draw.normal(shape), dtype); };
+    const std::vector<Tensor> w{given({width, in}), given({width, in}), given({width, in})};
+    const Tensor data = given({2, N / 2, in}), gradient = given({2, N / 2, width}),
+                 of_residual = given({2, N / 2, in});
+    const auto f = [&](const Tensor& x) {
+      return linear(x, w[0]) + linear(x, w[1]) + linear(x, w[2]);
+    };
+    const auto backward = [&](const Tensor& loss) {
+      Names names;
+      draw.device.context().add_observer(names);
+      loss.backward(Tensor::full({}, 1, dtype, draw.device));
+      draw.device.context().remove_observer(names);
+      return names.seen;
+    };
+    // The gradient at a leaf, directly and behind an operation, with nothing but products; by a
+    // recomputed function; and with one of a residual, which others see, there first.
+    const auto run = [&](const auto& use, bool is_leaf) {
+      const Tensor x = data.detach().require_grad();
+      const auto names = backward(use(is_leaf ? x : behind(x)));
+      return std::pair(testing::bytes_of(x.grad()), names);
+    };
+    const auto weighted = [&](const Tensor& y) { return sum(y * gradient); };
+    const auto [dx, names] = run([&](const Tensor& x) { return weighted(f(x)); }, true);
+    CHECK(std::ranges::count(names, "axpby") == 0);
+    CHECK(std::ranges::count(names, "matmul") == 3);
+    const auto [behind_one, more] = run([&](const Tensor& x) { return weighted(f(x)); }, false);
+    CHECK(behind_one == dx);
+    CHECK(std::ranges::count(more, "axpby") == 1);  // of the leaf, from the operation
+    CHECK(run([&](const Tensor& x) { return weighted(recompute(f, x)); }, true).first == dx);
+    const auto with_residual = [&](const Tensor& x) {
+      return sum(x * of_residual) + weighted(f(x));
+    };
+    run(with_residual, false);
+
+    // Three products of `width` terms in f32, and a rounding to the dtype after each.
+    const Tensor x = data.detach().require_grad();
+    backward(with_residual(behind(x)));
+    const auto wide = [](const Tensor& t) { return raw::cast(t, f64).to_vector<double>(); };
+    const auto g = wide(gradient), r = wide(of_residual), found = wide(x.grad());
+    for (std::int64_t row = 0; row < N; ++row)
+      for (std::int64_t column = 0; column < in; ++column) {
+        const auto at = static_cast<std::size_t>(row * in + column);
+        double sum = r[at], amounts = std::abs(sum);
+        for (const Tensor& weight : w) {
+          const auto values = wide(weight);
+          for (std::int64_t k = 0; k < width; ++k) {
+            const double term = g[static_cast<std::size_t>(row * width + k)] *
+                                values[static_cast<std::size_t>(k * in + column)];
+            sum += term;
+            amounts += std::abs(term);
+          }
+        }
+        const double unit = dtype == f64 ? 0x1p-53 : 0x1p-24;
+        const double roundings = (3 * width + 4) * unit + (dtype == bf16 ? 3 * 0x1p-8 : 0);
+        CHECK(std::abs(found[at] - sum) <= 1.01 * roundings * amounts);
+      }
+  }
+}
 
 TEST_CASE("derivatives of linear") {
   Draw draw;

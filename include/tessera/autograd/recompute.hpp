@@ -28,8 +28,9 @@ struct Keep {
 
 // f(x), keeping x only; backward runs f once more, with the same random draws and as far as that
 // saves something, and then its backward. The gradients are the ones that f(x) itself would have
-// had, bit by bit (with `keep`, on a GPU those of gelu(linear()) where f calls linear_gelu). The
-// graph keeps f; what f has captured by reference must live until backward. Where recomputed
+// had, bit by bit (with `keep`, on a GPU those of gelu(linear()) where f calls linear_gelu; where x
+// has users beside f, a linear in f would have added its gradient to theirs before it is rounded).
+// The graph keeps f; what f has captured by reference must live until backward. Where recomputed
 // functions are nested, what happens inside one is kept as that one says.
 //
 // Of tensors with history f may use x and leaves (parameters), and it must give the same result
