@@ -67,12 +67,19 @@ template <class T>
 void sums(const ReduceArgs& a, Exec& exec) {
   using A = Accumulator<T>;
   const bool squared = a.op == ReduceOp::sumsq;
-  const Converter narrow = converter(a.out_dtype, dtype_of<A>());
+  const Converter narrow = converter(a.out_dtype, dtype_of<A>()),
+                  widen = converter(dtype_of<A>(), a.out_dtype);
   const std::int64_t size = static_cast<std::int64_t>(size_bytes(a.out_dtype));
   const auto finish = [&](std::int64_t at, A* values, std::int64_t count) {
     if (a.op == ReduceOp::mean)
       for (std::int64_t i = 0; i < count; ++i)
         values[i] = static_cast<A>(values[i] / static_cast<A>(a.n));
+    if constexpr (std::is_floating_point_v<A>) {
+      A held[kColumns] = {};
+      if (a.accumulate) widen(held, static_cast<std::byte*>(a.out) + at * size, count);
+      for (std::int64_t i = 0; i < count; ++i)
+        values[i] = static_cast<A>(a.scale) * values[i] + held[i];
+    }
     narrow(static_cast<std::byte*>(a.out) + at * size, values, count);
   };
   const T* in = static_cast<const T*>(a.in);

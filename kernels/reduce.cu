@@ -29,12 +29,14 @@ TESSERA_DEVICE A term(const T& x, bool squared) {
   return squared ? value * value : value;
 }
 
-// Where sums go: out[i] = value / divisor (below 0: undivided), added to what is there if wished.
+// Where sums go: out[i] = scale value / divisor (below 0: undivided), added to what is there if
+// wished.
 struct Result {
   void* out;
   std::int64_t divisor;
   DType dtype;
-  bool accumulate;
+  bool accumulate = false;
+  double scale = 1;
 
   template <class A>
   TESSERA_DEVICE void put(std::int64_t i, A value) const {
@@ -45,17 +47,17 @@ struct Result {
       if (dtype == DType::boolean) static_cast<bool*>(out)[i] = value != 0;
     } else {
       if (divisor >= 0) value /= static_cast<A>(divisor);
-      if (dtype == DType::f64) add(static_cast<double*>(out) + i, value);
-      if (dtype == DType::f32) add(static_cast<float*>(out) + i, value);
-      if (dtype == DType::bf16)
-        static_cast<BFloat16*>(out)[i] = rounded<BFloat16>(static_cast<float>(value));
-      if (dtype == DType::f16)
-        static_cast<Float16*>(out)[i] = rounded<Float16>(static_cast<float>(value));
+      value *= static_cast<A>(scale);
+      if (dtype == DType::f64) add(static_cast<double*>(out)[i], value);
+      if (dtype == DType::f32) add(static_cast<float*>(out)[i], value);
+      if (dtype == DType::bf16) add(static_cast<BFloat16*>(out)[i], value);
+      if (dtype == DType::f16) add(static_cast<Float16*>(out)[i], value);
     }
   }
   template <class T, class A>
-  TESSERA_DEVICE void add(T* to, A value) const {
-    *to = static_cast<T>(accumulate ? static_cast<A>(*to) + value : value);
+  TESSERA_DEVICE void add(T& to, A value) const {
+    if (accumulate) value += static_cast<A>(load_as_compute(to));
+    to = rounded<T>(static_cast<Compute<T>>(value));
   }
 };
 
@@ -174,7 +176,7 @@ void sums(const Sums& s, const Result& result, Exec& exec) {
   const std::int64_t part = part_of(s, sizeof(A), exec);
   if (s.inner == 1 && are_too_many(part, exec)) return;
   if (part >= s.n) return launch_sums<T, A>(s, result, part, exec);
-  launch_sums<T, A>(s, {exec.workspace, -1, dtype_of<A>(), false}, part, exec);
+  launch_sums<T, A>(s, {exec.workspace, -1, dtype_of<A>()}, part, exec);
   const Sums rest{exec.workspace, s.outer, blocks_for(s.n, part), s.inner, false};
   launch_sums<A, A>(rest, result, rest.n, exec);
 }
@@ -257,9 +259,9 @@ void reduce(const ReduceArgs& a, Exec& exec) {
   visit_computed(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (a.op == ReduceOp::sum || a.op == ReduceOp::mean || a.op == ReduceOp::sumsq)
-      return sums<T, Accumulator<T>>({a.in, a.outer, a.n, a.inner, a.op == ReduceOp::sumsq},
-                                     {a.out, a.op == ReduceOp::mean ? a.n : -1, a.out_dtype, false},
-                                     exec);
+      return sums<T, Accumulator<T>>(
+          {a.in, a.outer, a.n, a.inner, a.op == ReduceOp::sumsq},
+          {a.out, a.op == ReduceOp::mean ? a.n : -1, a.out_dtype, a.accumulate, a.scale}, exec);
     const bool wants_index = a.op == ReduceOp::argmax || a.op == ReduceOp::argmin,
                largest = a.op == ReduceOp::argmax || a.op == ReduceOp::max;
     const std::int64_t blocks = a.inner == 1 ? a.outer : blocks_for(a.outer * a.inner, kThreads);

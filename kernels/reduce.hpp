@@ -18,13 +18,16 @@ namespace tessera::kernels {
 // equal ones; the first NaN wins. n == 0 gives 0 for sum and sumsq, NaN for mean, the lowest
 // (highest) value for max (min) and 0 for argmax and argmin.
 //
-// out[o, i] = op over j of in[o, j, i]. `out` does not overlap `in`.
+// out[o, i] = op over j of in[o, j, i]; of floating sum and mean `scale` times that, added to what
+// is there where `accumulate`, and rounded once. `out` does not overlap `in`.
 struct ReduceArgs {
   void* out;
   const void* in;
   std::int64_t outer, n, inner;
   ReduceOp op;
   DType dtype, out_dtype;
+  bool accumulate = false;
+  double scale = 1;
 };
 
 // *out = (accumulate ? *out : 0) + sum of in[i]^2; `in` is f32, `out` f32 or f64. Accumulates in

@@ -29,7 +29,13 @@ void set_parameters(Gradients& out, const Tensor& g, Saved& saved_rows) {
     else
       write_or_set(out, 1, sink, raw::matmul(g, rows, Transpose::yes, Transpose::no), g.dtype());
   }
-  if (out.wants(2)) out.set(2, raw::reduce(raw::Reduction::sum, g, 0));
+  if (!out.wants(2)) return;
+  const auto sink = out.sink(2);
+  if (sink && can_write(*sink, g.dtype()))
+    raw::sum_rows_into(sink->tensor, g, sink->scale,
+                       sink->accumulate ? raw::Accumulate::yes : raw::Accumulate::no);
+  else
+    write_or_set(out, 2, sink, raw::reduce(raw::Reduction::sum, g, 0), g.dtype());
 }
 
 // The gradient of x [..., in], from g [N, out]. The product itself adds to what is there already,

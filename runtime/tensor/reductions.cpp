@@ -239,6 +239,22 @@ Tensor argsort(const Tensor& x, int dim, Order order) {
   return out;
 }
 
+void sum_rows_into(const Tensor& out, const Tensor& x, double scale, Accumulate accumulate) {
+  TESSERA_EXPECT(
+      x.ndim() == 2 && out.shape() == Shape{x.size(1)} && out.is_contiguous() &&
+          is_floating(x.dtype()) &&
+          (out.dtype() == x.dtype() || (out.dtype() == f32 && size_bytes(x.dtype()) == 2)),
+      "sum_rows_into: x is ", x.shape(), " of ", x.dtype(), ", out ", out.shape(), " of ",
+      out.dtype(), "; expected [N, C] and contiguous [C], of one dtype or f32");
+  if (out.numel() == 0 || x.device().is_meta()) return;
+  const Tensor in = contiguous(x);
+  const bool adds = accumulate == Accumulate::yes;
+  launch("sum", x.device(), table(x.device()).reduce,
+         kernels::ReduceArgs{out.data(), in.data(), 1, x.size(0), x.size(1), Reduction::sum,
+                             x.dtype(), out.dtype(), adds, scale},
+         {reads(in), updates(out, adds)});
+}
+
 void sumsq_into(const Tensor& out, const Tensor& x, Accumulate accumulate) {
   TESSERA_EXPECT(x.dtype() == f32 && x.is_contiguous() && out.numel() == 1 &&
                      (out.dtype() == f32 || out.dtype() == f64),

@@ -144,5 +144,8 @@ Tensor argsort(const Tensor& x, int dim, Order order = Order::ascending);
 // `accumulate`.
 enum class Accumulate { no, yes };
 void sumsq_into(const Tensor& out, const Tensor& x, Accumulate accumulate);
+// scale times the sum of the rows of x [N, C] into out [C] of its dtype or, of 16 bits, f32; added
+// to it with `accumulate`.  Throws: ContractError for other shapes, strides and dtypes.
+void sum_rows_into(const Tensor& out, const Tensor& x, double scale, Accumulate accumulate);
 
 }  // namespace tessera::raw

@@ -89,6 +89,44 @@ void check_choice(Case& c, const ReducedView& s, ReduceOp op, DType dtype) {
 
 }  // namespace
 
+// Of the sum, the product with the scale, and what is there: Bounded counts their roundings.
+TESSERA_CASE("reduce", "a scaled sum or mean, added to what is there") {
+  for (const DType dtype : kFloats)
+    for (const DType out_dtype : {dtype, dtype == f64 ? f64 : f32})
+      for (const bool accumulate : {false, true})
+        for (const ReduceOp op : {ReduceOp::sum, ReduceOp::mean})
+          for (const ReducedView& s : {ReducedView{2, 40, 1}, {1, 1531, 33}, {2, 300, 64}}) {
+            Operand& in = c.input(dtype, s.size());
+            Operand& out = accumulate ? c.updated(out_dtype, s.outer * s.inner)
+                                      : c.output(out_dtype, s.outer * s.inner);
+            constexpr double scale = 0.3;
+            c.compute([&](const Kernels& k, Side side, Exec& exec) {
+              k.reduce({.out = out.at(side),
+                        .in = in.at(side),
+                        .outer = s.outer,
+                        .n = s.n,
+                        .inner = s.inner,
+                        .op = op,
+                        .dtype = dtype,
+                        .out_dtype = out_dtype,
+                        .accumulate = accumulate,
+                        .scale = scale},
+                       exec);
+            });
+            for (std::int64_t i = 0; i < out.size(); ++i)
+              in_compute_type(dtype, [&]<class C>(C) {
+                BoundedSum<C> sum;
+                for (std::int64_t j = 0; j < s.n; ++j)
+                  sum.add(Bounded<C>::given(in.get(s.at(i, j))));
+                Bounded<C> total = sum.get();
+                if (op == ReduceOp::mean) total = total / Bounded<C>(static_cast<double>(s.n));
+                total = Bounded<C>(scale) * total;
+                near(c, out, i, accumulate ? Bounded<C>::given(out.get(i)) + total : total);
+              });
+            c.next();
+          }
+}
+
 TESSERA_CASE("reduce", "sums of rows and columns") {
   for (const DType dtype : kAll)
     for (const ReducedView& s : {ReducedView{1, 1, 1},
