@@ -10,6 +10,8 @@
 // block busy for long.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "kernels/kernel.hpp"
@@ -35,6 +37,11 @@ constexpr std::int64_t blocks_of_ids(std::int64_t count) {
 constexpr std::int64_t order_workspace_bytes(std::int64_t count) {
   return 2 * 8 * count + blocks_of_ids(count) * (std::int64_t{4} << kDigitBits);
 }
+// Two of each digit of n, which stands for the ids that are outside.
+constexpr int launches_of(const OrderByIdArgs& a) {
+  const std::int64_t bits = std::bit_width(static_cast<std::uint64_t>(a.n));
+  return static_cast<int>(2 * std::max<std::int64_t>(1, (bits + kDigitBits - 1) / kDigitBits));
+}
 static_assert(order_workspace_bytes(8192) == (16 + 1) * 8192);
 
 constexpr std::int64_t pieces_of(std::int64_t count) {
@@ -44,8 +51,10 @@ constexpr std::int64_t pieces_of(std::int64_t count) {
 constexpr std::int64_t sums_workspace_bytes(std::int64_t outer, std::int64_t count,
                                             std::int64_t cols, DType from, DType to) {
   const bool wide = from == DType::f64 || to == DType::f64 || !is_floating(to);
-  return count <= kRowsOfPiece ? 0 : outer * pieces_of(count) * cols * (wide ? 8 : 4);
+  return pieces_of(count) <= 1 ? 0 : outer * pieces_of(count) * cols * (wide ? 8 : 4);
 }
 static_assert(sums_workspace_bytes(1, 8192, 768, DType::bf16, DType::f32) == 128 * 768 * 4);
+
+constexpr int launches_of_sums(std::int64_t count) { return pieces_of(count) > 1 ? 2 : 1; }
 
 }  // namespace tessera::kernels

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/by_id.hpp"
 #include "kernels/kernel.hpp"
 
 namespace tessera::kernels {
@@ -46,5 +47,8 @@ struct EmbeddingBackwardArgs {
   const std::int32_t* order = nullptr;  // [count], and the workspace: null on the CPU
   void* workspace = nullptr;
 };
+constexpr int launches_of(const EmbeddingBackwardArgs& a) {
+  return launches_of_sums(a.count) + (a.accumulate ? 0 : 1);  // the table is cleared first
+}
 
 }  // namespace tessera::kernels

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/by_id.hpp"
 #include "kernels/kernel.hpp"
 
 namespace tessera::kernels {
@@ -31,5 +32,8 @@ struct IndexArgs {
   const std::int32_t* order = nullptr;
   void* workspace = nullptr;
 };
+constexpr int launches_of(const IndexArgs& a) {
+  return a.order == nullptr ? 1 : launches_of_sums(a.count);
+}
 
 }  // namespace tessera::kernels

@@ -24,6 +24,12 @@ concept KernelArgs = std::is_trivially_copyable_v<Args> && sizeof(Args) <= kArgs
 template <KernelArgs Args>
 using Kernel = void (*)(const Args& args, Exec& exec);
 
+// How many kernels a GPU starts for a call; a contract that starts more than one has an overload.
+template <KernelArgs Args>
+constexpr int launches_of(const Args& /*args*/) {
+  return 1;
+}
+
 // A kernel bound to its arguments: the body that is launched.
 template <KernelArgs Args>
 struct Call {

@@ -72,5 +72,8 @@ struct NormBackwardArgs {
   bool accumulate;
   const void* d_sum = nullptr;
 };
+constexpr int launches_of(const NormBackwardArgs& a) {
+  return a.d_weight != nullptr || a.d_bias != nullptr ? 2 : 1;
+}
 
 }  // namespace tessera::kernels

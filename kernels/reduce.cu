@@ -12,9 +12,7 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kAtOnce = 4;                         // loads of a thread under way together
-constexpr std::int64_t kRowPart = 16 * 1024;       // elements of a row that one block adds up
-constexpr std::int64_t kColumnPart = 32 * kWarps;  // rows that one block adds up
+constexpr int kAtOnce = 4;  // loads of a thread under way together
 
 template <class T>
 using Accumulator = std::conditional_t<std::is_integral_v<T>, std::int64_t, Compute<T>>;
@@ -162,7 +160,7 @@ void launch_sums(const Sums& s, const Result& result, std::int64_t part, Exec& e
 // The length of a part: fixed, or more where the workspace has no room for so many; n where it has
 // room for none.
 std::int64_t part_of(const Sums& s, std::int64_t element_bytes, const Exec& exec) {
-  std::int64_t part = s.inner == 1 ? kRowPart : kColumnPart;
+  std::int64_t part = s.inner == 1 ? kSumElements : kSumRows;
   if (exec.workspace == nullptr) return std::max<std::int64_t>(s.n, 1);
   const auto room = static_cast<std::int64_t>(exec.workspace_bytes);
   while (part < s.n && (s.outer * blocks_for(s.n, part) * s.inner * element_bytes > room ||

@@ -29,6 +29,13 @@ struct ReduceArgs {
   bool accumulate = false;
   double scale = 1;
 };
+// On a GPU long sums are those of parts, and then their sum: of so many elements where inner is 1,
+// else of so many rows.
+inline constexpr std::int64_t kSumElements = 16 * 1024, kSumRows = 256;
+constexpr int launches_of(const ReduceArgs& a) {
+  const bool is_sum = a.op == ReduceOp::sum || a.op == ReduceOp::mean || a.op == ReduceOp::sumsq;
+  return is_sum && a.n > (a.inner == 1 ? kSumElements : kSumRows) ? 2 : 1;
+}
 
 // *out = (accumulate ? *out : 0) + sum of in[i]^2; `in` is f32, `out` f32 or f64. Accumulates in
 // f64.
@@ -39,5 +46,6 @@ struct SumsqFlatArgs {
   DType out_dtype;
   bool accumulate;
 };
+constexpr int launches_of(const SumsqFlatArgs& a) { return a.count > kSumElements ? 2 : 1; }
 
 }  // namespace tessera::kernels

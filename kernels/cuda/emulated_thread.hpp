@@ -100,6 +100,8 @@ struct Launch {
 void run(const Launch& launch, const void* body);
 // Runs `work` behind what was given to `native_stream` before; at once for null.
 void enqueue(void* native_stream, std::function<void()> work);
+// The same of a kernel, which is counted.
+void enqueue_kernel(void* native_stream, std::function<void()> work);
 // What a GPU would say of work on this stream with these arguments, null where it would take it:
 // the stream is another device's than the calling thread's, or an argument is an address of another
 // device that this one does not reach. Looks at every aligned word of `args`.
@@ -137,7 +139,7 @@ void launch(Exec& exec, Grid grid, std::size_t shared_bytes, const Body& body) {
   const emulator::Launch call{grid, kThreads, shared_bytes, [](const void* p, Thread& thread) {
                                 (*static_cast<const Body*>(p))(thread);
                               }};
-  emulator::enqueue(exec.native_stream, [call, body] { emulator::run(call, &body); });
+  emulator::enqueue_kernel(exec.native_stream, [call, body] { emulator::run(call, &body); });
 }
 
 }  // namespace tessera::kernels::cuda

@@ -13,6 +13,7 @@ struct Counts {
   std::int64_t allocations, host_allocations, mappings;
   std::int64_t copies, batches, fills;  // copies that came in batches, too
   std::int64_t ranges, open_ranges;     // pushed, and not popped yet
+  std::int64_t kernels;                 // queued, with calls of libraries
 };
 
 struct Control {

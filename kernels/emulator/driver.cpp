@@ -48,7 +48,8 @@ struct Piece {
 // Every member is shared by all host threads of the process.
 struct State {
   std::atomic<std::int64_t> streams{0}, events{0}, records{0}, waits{0}, blocks{0}, allocations{0},
-      host_allocations{0}, mappings{0}, copies{0}, batches{0}, fills{0}, ranges{0}, popped{0};
+      host_allocations{0}, mappings{0}, copies{0}, batches{0}, fills{0}, ranges{0}, popped{0},
+      kernels{0};
   std::atomic<const char*> failure{nullptr};
   std::atomic<int> devices{1};
   std::atomic<bool> reach{true};
@@ -332,9 +333,9 @@ void limit_memory(std::int64_t bytes) {
 }
 void counts(Counts* out) {
   const State& s = state();
-  *out = {s.streams,     s.events,           s.records,          s.waits,  s.blocks,
-          s.allocations, s.host_allocations, s.mappings,         s.copies, s.batches,
-          s.fills,       s.ranges,           s.ranges - s.popped};
+  *out = {s.streams,     s.events,           s.records,           s.waits,  s.blocks,
+          s.allocations, s.host_allocations, s.mappings,          s.copies, s.batches,
+          s.fills,       s.ranges,           s.ranges - s.popped, s.kernels};
 }
 
 void set_devices(std::int32_t count, bool reach) {
@@ -409,6 +410,11 @@ const char* refusal(void* native_stream, const void* args, std::size_t bytes) {
     if (word && !s.reaches(device, word)) return "memory of a device that this one does not reach";
   }
   return nullptr;
+}
+
+void enqueue_kernel(void* native_stream, std::function<void()> work) {
+  ++state().kernels;
+  enqueue(native_stream, std::move(work));
 }
 
 }  // namespace emulator

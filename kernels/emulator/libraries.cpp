@@ -9,7 +9,7 @@ namespace tessera::kernels::cuda {
 void gemm(const GemmArgs& args, Exec& exec) {
   exec.error = emulator::refusal(exec.native_stream, args);
   if (exec.error) return;
-  emulator::enqueue(exec.native_stream, [args] {
+  emulator::enqueue_kernel(exec.native_stream, [args] {
     Exec host;
     cpu::gemm(args, host);
   });
@@ -18,7 +18,7 @@ void gemm(const GemmArgs& args, Exec& exec) {
 void gemm_gelu(const GemmGeluArgs& args, Exec& exec) {
   exec.error = emulator::refusal(exec.native_stream, args);
   if (exec.error) return;
-  emulator::enqueue(exec.native_stream, [args] {
+  emulator::enqueue_kernel(exec.native_stream, [args] {
     Exec host;
     cpu::gemm_gelu(args, host);
   });

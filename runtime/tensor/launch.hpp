@@ -46,11 +46,12 @@ inline Use updates_some(const Tensor& t, const Tensor& of) {
 // on meta. The cost in bytes is what the uses pass over.
 template <class F>
 void launch_body(const char* name, const Device& device, const F& body,
-                 std::initializer_list<Use> uses, double flops = 0, const Products& products = {}) {
+                 std::initializer_list<Use> uses, double flops = 0, const Products& products = {},
+                 int kernels = 1) {
   if (device.is_meta()) return;
   std::array<Access, 12> accesses;
   std::size_t count = 0;
-  Cost cost{.flops = flops, .products = products};
+  Cost cost{.flops = flops, .products = products, .kernels = kernels};
   for (const Use& use : uses) {
     if (!use.tensor->defined() || use.tensor->numel() == 0) continue;
     TESSERA_EXPECT(use.tensor->device() == device, name,
@@ -78,7 +79,8 @@ void launch(const char* name, const Device& device, kernels::Kernel<Args> kernel
   if constexpr (!kernels::kTakesStored<Args>)
     for (const Use& use : uses)
       if (use.tensor->defined()) expect_computed(name, use.tensor->dtype());
-  launch_body(name, device, kernels::Call<Args>{kernel, args}, uses, flops, products);
+  launch_body(name, device, kernels::Call<Args>{kernel, args}, uses, flops, products,
+              launches_of(args));
 }
 
 // The common device of operands.  Throws: ContractError when they differ.

@@ -85,6 +85,32 @@ TEST_CASE("a dry run predicts a step on a machine, and its figures agree") {
   CHECK(std::abs(matmul * 1e-6 - p.operations.at("matmul").seconds) < 2e-5);
 }
 
+// Each operation declares how many kernels it starts (tests/cuda/launches_test.cpp). The aims are
+// 400 and 620: what is above them are products of the head a slice at a time, the tables of sums
+// that a second kernel adds up, and what completes and clears a gradient buffer.
+TEST_CASE("the kernels that a step starts on the compute stream do not creep") {
+  const TemporaryFolder folder;
+  folder.write("book.txt", std::string(100000, 'a'));
+  const auto kernels = [&](const std::string& model) {
+    const Outcome outcome = run_command(
+        "tessera-train --dry-run --device=cuda --machine=h200 --ranks=8 --data.path=book.txt "
+        "--training.mixed_precision_param=bfloat16 " +
+            model,
+        folder.path().string());
+    INFO(outcome.err << outcome.out);
+    std::smatch m;
+    REQUIRE(std::regex_search(outcome.out, m,
+                              std::regex(R"(, ([\d,]+) kernels on the compute stream\n)")));
+    return number(m[1]);
+  };
+  CHECK(kernels("--model.name=gpt2 --model.dim=768 --model.n_layers=12 --model.n_heads=12 "
+                "--model.max_seq_len=1024 --model.vocab_size=50304 --training.seq_len=1024 "
+                "--training.global_batch_size=64") <= 585);
+  CHECK(kernels("--model.name=llama --model.dim=2048 --model.n_layers=16 --model.n_heads=32 "
+                "--model.n_kv_heads=8 --model.ffn_dim=8192 --model.vocab_size=128256 "
+                "--training.seq_len=4096 --training.global_batch_size=16") <= 1065);
+}
+
 TEST_CASE("each option of a machine moves its prediction") {
   const TemporaryFolder folder;
   const auto of = [&](const std::string& options) { return predicted(options, folder); };

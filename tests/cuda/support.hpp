@@ -17,8 +17,8 @@ namespace tessera::testing {
 using kernels::cuda::emulator::Control;
 using kernels::cuda::emulator::Counts;
 
-inline const Control& emulator() {
-  void* const module = dlopen(TESSERA_QUEUED_MODULE, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+inline const Control& emulator(const char* path = TESSERA_QUEUED_MODULE) {
+  void* const module = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (!module) throw std::runtime_error(dlerror());
   return *reinterpret_cast<kernels::cuda::emulator::ControlEntry>(
       dlsym(module, kernels::cuda::emulator::kControlSymbol))();

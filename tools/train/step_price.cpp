@@ -34,7 +34,7 @@ class StepPricer::Watch final : public Observer {
 
   void begin() {
     kinds_.clear();
-    launches_ = 0;
+    launches_ = kernels_ = 0;
     wire_ = wire_of_compute_ = idle_ = 0;
     reached_ = begin_ = executor_.seconds(StreamId::compute);
     waited_ = waited_at_begin_ = executor_.waited_seconds(StreamId::compute);
@@ -48,6 +48,7 @@ class StepPricer::Watch final : public Observer {
     step.wire_seconds = wire_;
     step.idle_seconds = idle_;
     step.launches = launches_;
+    step.kernels = kernels_;
     for (const auto& [name, kind] : kinds_) {
       const auto longest = std::max_element(kind.of_bound.begin(), kind.of_bound.end());
       step.operations.push_back(
@@ -65,6 +66,7 @@ class StepPricer::Watch final : public Observer {
     ++launches_;
     launched_ = executor_.seconds(stream);
     if (stream != StreamId::compute) return;
+    kernels_ += op.cost.kernels;
     const double waited = executor_.waited_seconds(StreamId::compute),
                  late = executor_.seconds(stream) - reached_ - (waited - waited_);
     waited_ = waited;
@@ -99,7 +101,7 @@ class StepPricer::Watch final : public Observer {
   const Executor& executor_;
   const Machine machine_;
   std::map<std::string_view, Kind, std::less<>> kinds_;  // of names that live as long as the device
-  std::int64_t launches_ = 0;
+  std::int64_t launches_ = 0, kernels_ = 0;
   Price current_;
   double begin_ = 0, reached_ = 0, launched_ = 0, started_ = 0;
   double waited_ = 0, waited_at_begin_ = 0;
@@ -138,10 +140,11 @@ std::string describe(const StepPrice& price, const PricedStep& step) {
       concat("  step ", milliseconds(price.seconds), ", ", fixed(tokens_per_second, 0),
              " tokens/s a rank, MFU ", fixed(100 * mfu, 1), " % (6 N + 12 L d T flops a token, of ",
              fixed(machine.peak_flops_per_second * 1e-12, 1), " TFLOP/s)\n");
-  text += concat("  exposed communication ", milliseconds(price.exposed_seconds), ", ",
-                 share(price.exposed_seconds), " of the step, of ",
-                 milliseconds(price.wire_seconds), " of collectives; compute waits for the host ",
-                 milliseconds(price.idle_seconds), "; ", price.launches, " operations\n");
+  text +=
+      concat("  exposed communication ", milliseconds(price.exposed_seconds), ", ",
+             share(price.exposed_seconds), " of the step, of ", milliseconds(price.wire_seconds),
+             " of collectives; compute waits for the host ", milliseconds(price.idle_seconds), "; ",
+             price.launches, " operations, ", price.kernels, " kernels on the compute stream\n");
   char line[128];
   std::snprintf(line, sizeof line, "  %-26s %8s %14s %8s  %s\n", "most expensive operations",
                 "times", "on its stream", "of step", "bound by");

@@ -29,6 +29,7 @@ struct StepPrice {
   double wire_seconds = 0;            // collectives, hidden or not
   double idle_seconds = 0;            // compute waits for the host
   std::int64_t launches = 0;          // on all streams
+  std::int64_t kernels = 0;           // on the compute stream, as operations declare them
   std::vector<Operation> operations;  // the one that takes longest first
 };
 

@@ -44,6 +44,7 @@ struct Cost {
   // Of a collective: how many ranks take part, and how far apart they are numbered in the world,
   // from which follows how many of them share a machine.
   int ranks = 1, rank_step = 1;
+  int kernels = 1;  // that a GPU starts for it; what a library starts in a call counts as one
 };
 
 // Name (a string that lives as long as the device), cost and accesses of one operation.
