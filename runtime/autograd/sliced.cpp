@@ -216,20 +216,22 @@ struct SlicedCrossEntropy::Slice {
   std::shared_ptr<Shared> shared;
   Saved weight;
   SliceRows rows;
-  Saved logits;  // [N * rows.count()], where those of all slices may be kept
+  Saved logits;                // [N * rows.count()], where those of all slices may be kept
+  std::vector<Saved> targets;  // [N] of each part of the columns, as located() finds them
 
   bool keeps_logits() const { return shared->count() * rows.all <= shared->most_logits; }
   std::int64_t columns_at_once() const {
     const std::int64_t fitting = shared->most_logits / shared->count();
     return std::min(std::max(fitting, kLeastColumns), rows.count());
   }
+  std::int64_t parts() const { return ceil_div(rows.count(), columns_at_once()); }
   // Calls f(first, targets, part of the weight) for each part of the columns.
   template <class F>
   void for_each_part(const F& f) const {
-    for (std::int64_t first = 0; first < rows.count(); first += columns_at_once()) {
-      const std::int64_t end = std::min(first + columns_at_once(), rows.count());
-      f(first, located(shared->targets.get(), rows, first, end - first),
-        raw::slice(weight.get(), 0, first, end));
+    for (std::size_t part = 0; part < targets.size(); ++part) {
+      const std::int64_t first = static_cast<std::int64_t>(part) * columns_at_once(),
+                         end = std::min(first + columns_at_once(), rows.count());
+      f(first, targets[part].get(), raw::slice(weight.get(), 0, first, end));
     }
   }
   // Calls f(begin, end, logits) for parts of x's rows; the logits lie in `buffer`, and may be there
@@ -309,6 +311,20 @@ SlicedCrossEntropy::SlicedCrossEntropy(const Tensor& x, const Tensor& targets,
   shared_->most_logits = most_logits;
 }
 
+// The first slice says how many there will be; slices that grow move what is there.
+void SlicedCrossEntropy::reserve(std::int64_t parts, std::int64_t slices, DType dtype,
+                                 const Device& device) {
+  const std::int64_t room = lse_.defined() ? lse_.size(0) : 0;
+  if (parts <= room) return;
+  for (Tensor* table : {&losses_, &lse_}) {
+    const Tensor larger =
+        Tensor::empty({std::max(parts * slices, 2 * room), shared_->count()}, dtype, device);
+    if (parts_ > 0)
+      raw::copy_into(raw::slice(larger, 0, 0, parts_), raw::slice(*table, 0, 0, parts_));
+    *table = larger;
+  }
+}
+
 void SlicedCrossEntropy::add(const Tensor& weight, const SliceRows& rows) {
   given_.expect("cross_entropy", weight, rows);
   TESSERA_EXPECT(rows.all > 0, "cross_entropy: the matrix is ", weight.shape(),
@@ -318,26 +334,32 @@ void SlicedCrossEntropy::add(const Tensor& weight, const SliceRows& rows) {
                  weight.shape(), " of ", weight.dtype(), "; expected [..., C] and [rows, C]");
   given_.take(rows);
   const Device& device = weight.device();
-  Slice slice{shared_, Saved(weight), rows, {}};
-  const DType dtype = statistics_dtype(weight.dtype());
+  Slice slice{shared_, Saved(weight), rows, {}, {}};
+  for (std::int64_t part = 0; part < slice.parts(); ++part) {
+    const std::int64_t first = part * slice.columns_at_once();
+    slice.targets.emplace_back(located(shared_->targets.get(), rows, first,
+                                       std::min(slice.columns_at_once(), rows.count() - first)));
+  }
+  reserve(parts_ + slice.parts(), ceil_div(rows.chunk, rows.rows), statistics_dtype(weight.dtype()),
+          device);
   {
     const Tensor buffer = slice.buffer();
     slice.for_each_part([&](std::int64_t, const Tensor& targets, const Tensor& part) {
-      const Tensor loss = Tensor::empty({shared_->count()}, dtype, device),
-                   lse = Tensor::empty({shared_->count()}, dtype, device);
+      const Tensor loss = raw::reshape(raw::slice(losses_, 0, parts_, parts_ + 1), {-1}),
+                   lse = raw::reshape(raw::slice(lse_, 0, parts_, parts_ + 1), {-1});
       slice.for_each_logits(
           buffer, false, part, [&](std::int64_t begin, std::int64_t end, const Tensor& logits) {
             losses(raw::slice(loss, 0, begin, end), raw::slice(lse, 0, begin, end), logits,
                    raw::slice(targets, 0, begin, end), true);
           });
-      losses_.push_back(loss);
-      lse_.push_back(lse);
+      ++parts_;
     });
     if (slice.keeps_logits()) slice.logits = Saved(buffer);
   }
   const bool is_first = !chain_.defined();
   chain_ =
-      record("cross_entropy_slice", {is_first ? x_ : chain_, weight}, bare(lse_.back()),
+      record("cross_entropy_slice", {is_first ? x_ : chain_, weight},
+             bare(raw::reshape(raw::slice(lse_, 0, parts_ - 1, parts_), {-1})),
              [slice, is_first](const Tensor& gradient, Gradients& out) {
                slice.backward(out, 1);
                Shared& shared = *slice.shared;
@@ -352,20 +374,19 @@ void SlicedCrossEntropy::add(const Tensor& weight, const SliceRows& rows) {
 // that has it: everywhere else loss and lse are one.
 Tensor SlicedCrossEntropy::finish() {
   given_.finish("cross_entropy");
-  const std::int64_t rows = shared_->count(), parts = static_cast<std::int64_t>(lse_.size());
+  const std::int64_t rows = shared_->count();
   const Device& device = chain_.device();
-  const Tensor all = Tensor::empty({rows, parts}, chain_.dtype(), device),
+  const Tensor all = Tensor::empty({rows, parts_}, chain_.dtype(), device),
                nowhere = Tensor::empty({rows}, i32, device);
-  for (std::int64_t part = 0; part < parts; ++part)
-    raw::copy_into(all.view({rows}, {parts}, part), lse_[static_cast<std::size_t>(part)]);
+  const Tensor lse_of_parts = raw::slice(lse_, 0, 0, parts_),
+               losses = raw::slice(losses_, 0, 0, parts_);
+  raw::copy_into(all, raw::transpose(lse_of_parts, 0, 1));
   raw::fill(nowhere, -1);
   const Tensor loss = Tensor::empty({rows}, chain_.dtype(), device),
                lse = Tensor::empty({rows}, chain_.dtype(), device);
-  losses(loss, lse, all, nowhere, true);
-  for (std::size_t part = 0; part < losses_.size(); ++part) {
-    raw::axpby(losses_[part], lse_[part], -1, 1);
-    raw::axpby(loss, losses_[part], 1, 1);
-  }
+  autograd::logits::losses(loss, lse, all, nowhere, true);
+  raw::axpby(losses, lse_of_parts, -1, 1);
+  raw::sum_rows_into(loss, losses, 1, raw::Accumulate::yes);
   shared_->lse = Saved(lse);
   return record("cross_entropy", {chain_}, raw::reduce_all(raw::Reduction::mean, loss),
                 [shared = shared_](const Tensor& gradient, Gradients& out) {

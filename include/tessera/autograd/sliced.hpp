@@ -108,8 +108,11 @@ class SlicedCrossEntropy {
   struct Slice;
   detail::GivenSlices given_;
   std::shared_ptr<Shared> shared_;
-  Tensor x_, chain_;                  // what the next slice's node follows
-  std::vector<Tensor> losses_, lse_;  // [N] of each part
+  void reserve(std::int64_t parts, std::int64_t slices, DType dtype, const Device& device);
+
+  Tensor x_, chain_;     // what the next slice's node follows
+  Tensor losses_, lse_;  // [at least parts_, N]
+  std::int64_t parts_ = 0;
 };
 
 }  // namespace tessera
