@@ -48,7 +48,8 @@ Tensor norm_over(Communicator* comm, const std::vector<GroupPart>& parts, const 
 
 }  // namespace
 
-Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm, NormType type) {
+Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm, NormType type,
+                      Clip how) {
   TESSERA_EXPECT(!parameters.empty(), "clip_grad_norm: no parameters given");
   TESSERA_EXPECT(!std::isnan(max_norm), "clip_grad_norm: max_norm is NaN");
   const std::vector<GroupPart> parts = parts_of(parameters);
@@ -79,8 +80,15 @@ Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm,
   detail::launch("clip", device, kernels.clip,
                  kernels::ClipArgs{floats(factor), floats(norm), sum.data(), max_norm, f64},
                  {detail::reads(sum), detail::writes(norm), detail::writes(factor)});
-  if (clips)
-    for_each_gradient(parts, [&](const Tensor& g) { multiply("scale_gradient", g, factor); });
+  if (!clips) return norm;
+  for (const GroupPart& part : parts) {
+    if (!part.group->gradient.defined()) continue;
+    if (how == Clip::in_optimizer && part.is_whole())
+      part.group->factor = factor;
+    else
+      for (const GroupPart::Stretch& stretch : part.stretches)
+        multiply("scale_gradient", part.gradient(stretch), factor);
+  }
   return norm;
 }
 

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "runtime/tensor/launch.hpp"
-
 namespace tessera::optim {
 
 std::vector<Communicator*> communicators_of(const std::vector<GroupPart>& parts,
@@ -30,13 +28,6 @@ void all_reduce(const char* name, const Tensor& value, Communicator* comm, Reduc
                           .reduce = op},
                name, accesses);
   compute.wait(wire.record());
-}
-
-void multiply(const char* name, const Tensor& values, const Tensor& factor) {
-  const kernels::ScaleFlatArgs args{reinterpret_cast<float*>(values.data()),
-                                    reinterpret_cast<const float*>(factor.data()), values.numel()};
-  detail::launch(name, values.device(), detail::table(values.device()).scale_flat, args,
-                 {detail::reads(factor), detail::updates(values)});
 }
 
 }  // namespace tessera::optim

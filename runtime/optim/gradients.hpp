@@ -26,7 +26,4 @@ void for_each_gradient(const std::vector<GroupPart>& parts, const F& f) {
   }
 }
 
-// values *= factor, f32 [n] and []: none is touched where the factor is 1.
-void multiply(const char* name, const Tensor& values, const Tensor& factor);
-
 }  // namespace tessera::optim

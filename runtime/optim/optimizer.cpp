@@ -113,7 +113,9 @@ void Optimizer::put(const Tensor& to, const void* scalars, std::size_t bytes) {
                  {detail::writes(to)});
 }
 
-FlatUpdate Optimizer::pointers(const GroupState& state, const Tensor& scalars) {
+namespace {
+
+FlatUpdate arrays_of(const Optimizer::GroupState& state, const Tensor& scalars) {
   const FlatGroup& group = *state.group;
   FlatUpdate update{};
   update.values = reinterpret_cast<float*>(group.values.data());
@@ -127,6 +129,13 @@ FlatUpdate Optimizer::pointers(const GroupState& state, const Tensor& scalars) {
   return update;
 }
 
+}  // namespace
+
+FlatUpdate Optimizer::pointers(const GroupState& state, const Tensor& scalars) {
+  state.group->apply_factor();  // of which a body from outside knows nothing
+  return arrays_of(state, scalars);
+}
+
 void Optimizer::submit(const char* name, const GroupState& state, const Tensor& scalars,
                        const Body& body) {
   const FlatGroup& group = *state.group;
@@ -136,14 +145,14 @@ void Optimizer::submit(const char* name, const GroupState& state, const Tensor& 
   };
   detail::launch_body(
       name, group.device, body,
-      {detail::reads(group.gradient), detail::reads(state.segments), detail::reads(scalars),
-       detail::updates(group.values), detail::updates(moment(0)), detail::updates(moment(1)),
-       detail::updates(moment(2))});
+      {detail::reads(group.gradient), detail::reads(group.factor), detail::reads(state.segments),
+       detail::reads(scalars), detail::updates(group.values), detail::updates(moment(0)),
+       detail::updates(moment(1)), detail::updates(moment(2))});
 }
 
 void Optimizer::launch_update(kernels::UpdateOp op, const GroupState& state,
                               const Tensor& scalars) {
-  const FlatUpdate update = pointers(state, scalars);
+  const FlatUpdate update = arrays_of(state, scalars);
   kernels::UpdateArgs args{};
   args.values = update.values;
   std::copy_n(update.moments, kernels::kMostMoments, args.moments);
@@ -151,6 +160,8 @@ void Optimizer::launch_update(kernels::UpdateOp op, const GroupState& state,
   args.segments = update.segments;
   args.counts = update.counts;
   args.scalars = static_cast<const kernels::UpdateScalars*>(update.scalars);
+  if (const Tensor& factor = state.group->factor; factor.defined())
+    args.clip = reinterpret_cast<const float*>(factor.data());
   args.segment_count = update.segment_count;
   args.op = op;
   const auto kernel = detail::table(state.group->device).update;
@@ -227,7 +238,7 @@ void Optimizer::update_all(const Tensor& given) {
     for (const GroupState& state : states_) {
       if (!state.group->gradient.defined()) continue;
       is_due = true;
-      state.group->await_gradient();
+      state.group->await_reduced();
       if (state.segment_count > 0) update(state, scalars_);
       state.group->mark_updated();  // also of an empty shard: its unit is gathered on every rank
     }
@@ -266,7 +277,7 @@ void Optimizer::zero_grad() {
   const auto parts = this->parts();
   for (const GroupPart& part : *parts) {
     drop_unreduced(part);
-    if (part.is_whole()) part.group->gradient = {};
+    if (part.is_whole()) part.group->drop_gradient();
     if (!part.group->gradient.defined()) continue;
     for (const GroupPart::Stretch& stretch : part.stretches) {
       raw::fill(part.gradient(stretch), 0);

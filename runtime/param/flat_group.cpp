@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/param/parameter_state.hpp"
+#include "runtime/tensor/launch.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tessera/tensor/ops.hpp"
 
@@ -49,6 +50,13 @@ void FlatGroup::expect_reduced(const char* function, std::size_t first, std::siz
   }
 }
 
+void FlatGroup::apply_factor() {
+  if (!factor.defined()) return;
+  await_reduced();
+  multiply("scale_gradient", gradient.view({gradient_numel}, {1}, 0), factor);
+  factor = {};
+}
+
 void FlatGroup::lay_out_gradient() {
   const std::vector<FlatEntry> before = entries;
   const Tensor held = gradient.defined() ? await_gradient() : Tensor(),
@@ -82,6 +90,13 @@ void FlatGroup::lay_out_gradient() {
     copy(gradient, to.gradient_offset, held, from.gradient_offset, to.chunk);
     copy(counts(), to.trainable, held_counts, from.trainable, 1);
   }
+}
+
+void multiply(const char* name, const Tensor& values, const Tensor& factor) {
+  const kernels::ScaleFlatArgs args{reinterpret_cast<float*>(values.data()),
+                                    reinterpret_cast<const float*>(factor.data()), values.numel()};
+  detail::launch(name, values.device(), detail::table(values.device()).scale_flat, args,
+                 {detail::reads(factor), detail::updates(values)});
 }
 
 }  // namespace tessera

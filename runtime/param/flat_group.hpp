@@ -68,6 +68,9 @@ struct FlatGroup {
   // count for each: where it is 0 no rank had a gradient, and the parameter is skipped by whoever
   // reads it, on the device.
   Tensor gradient;
+  // What clipping has left `gradient` to be multiplied by, f32 []: an optimizer does it on its way;
+  // before whoever else looks at it, or adds to it, apply_factor has. Undefined: 1.
+  Tensor factor;
   // Of which trainable entries backward has kept gradients without reducing them, which `gradient`
   // lacks; empty for none. Equal on every rank.
   std::vector<bool> unreduced;
@@ -95,10 +98,18 @@ struct FlatGroup {
   // The gradient, for work on the device's compute stream (of a host's side `offload`) from here
   // on. Waiting here and not at the end of backward lets the next micro-batch compute beside the
   // reductions of the last.
-  const Tensor& await_gradient() const {
-    if (reduced.tick > 0) device.compute().wait(reduced);
+  const Tensor& await_gradient() {
+    await_reduced();
+    apply_factor();
     return gradient;
   }
+  // The same for who multiplies by `factor` himself, or looks at the counts alone.
+  void await_reduced() const {
+    if (reduced.tick > 0) device.compute().wait(reduced);
+  }
+  // gradient *= factor, in a pass of its own on that stream, where that is left to do.
+  void apply_factor();
+  void drop_gradient() noexcept { gradient = factor = {}; }
   // What writes `values` on the compute stream comes after what still reads them: gathers, or of a
   // host's shards the copies to the device.
   void await_readers() const {
@@ -128,5 +139,8 @@ struct FlatGroup {
       std::string name, const std::vector<std::shared_ptr<ParameterState>>& parameters,
       const Device& device);
 };
+
+// values *= factor on the compute stream, f32 [n] and []: none is touched where the factor is 1.
+void multiply(const char* name, const Tensor& values, const Tensor& factor);
 
 }  // namespace tessera

@@ -42,6 +42,7 @@ autograd::GradientSink LocalGradient::sink(int i, double scale) {
     fresh_ = true;
     held_.clear();
   }
+  group_->apply_factor();
   if (!completed_by_caller && !scheduled_) {
     // A pass that fails drops what was left for its end, and this with it.
     struct Pass {
@@ -91,7 +92,7 @@ void LocalGradient::abandon() noexcept {
   scheduled_ = false;
   if (arrived_.empty()) return;
   arrived_.clear();
-  group_->gradient = {};
+  group_->drop_gradient();
 }
 
 }  // namespace tessera

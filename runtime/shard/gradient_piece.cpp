@@ -132,6 +132,7 @@ void GradientPiece::reduce() {
     group.gradient = fresh_gradient();
   else if (!shards_.host)
     last.wait(group.reduced);  // on the stream of a hook
+  group.apply_factor();
   const Tensor& gradient = group.gradient;
   const bool is_fresh = reduced_.lock() != gradient.storage();
   reduced_ = gradient.storage();

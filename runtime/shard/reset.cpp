@@ -30,7 +30,7 @@ void Unit::abandon_round() noexcept {
 
 void Unit::abandon_backward() noexcept {
   const bool was_touched = owes_reduction_ || (context_ && reduced_in_ == context_->pass());
-  if (shards_.group && was_touched) shards_.group->gradient = {};
+  if (shards_.group && was_touched) shards_.group->drop_gradient();
   if (was_touched) drop_kept();
   if (local_) local_->abandon();
   calls_.abandon_backward();
@@ -44,7 +44,7 @@ void Unit::abandon_backward() noexcept {
 void Unit::reset() noexcept {
   abandon_round();
   abandon_backward();
-  if (shards_.group) shards_.group->gradient = {};
+  if (shards_.group) shards_.group->drop_gradient();
   drop_kept();
 }
 
@@ -195,7 +195,7 @@ ShardReset reset(nn::Module& tree, std::string_view cause) {
   agreed[minus_steps] = -agreed[steps];
   agreed[draws] = static_cast<double>(autograd::random_state().draws);
   for (const auto& context : contexts) context->reset();
-  for (std::size_t i = of_units; i < groups.size(); ++i) groups[i]->gradient = {};
+  for (std::size_t i = of_units; i < groups.size(); ++i) groups[i]->drop_gradient();
   for (const shard::Unit* const unit : units)
     if (!unit->context() || !unit->context()->is_as_made()) agreed[no_context] = 1;
 

@@ -24,7 +24,7 @@ TEST_CASE("mpi: a hook sums what was reduced over a group of processes",
       for (nn::Module* unit :
            {static_cast<nn::Module*>(&model.layers[0]), static_cast<nn::Module*>(&model.layers[1]),
             static_cast<nn::Module*>(&model)}) {
-        const FlatGroup& group = *state_of(unit->own_parameters()[0].second)->group;
+        FlatGroup& group = *state_of(unit->own_parameters()[0].second)->group;
         all.push_back(group.await_gradient().to_vector<float>());
       }
       optim::Sgd(model.parameters(), {.lr = 0}).zero_grad();

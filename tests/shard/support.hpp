@@ -94,7 +94,7 @@ inline Values shard_gradients(const nn::Module& module) {
 inline std::map<std::string, float> arrival_counts(const nn::Module& module) {
   std::map<std::string, float> counts;
   for (const auto& [name, p] : module.named_parameters()) {
-    const FlatGroup& group = *state_of(p)->group;
+    FlatGroup& group = *state_of(p)->group;
     const int i = group.entries[static_cast<std::size_t>(state_of(p)->entry)].trainable;
     counts[name] = i >= 0 && group.await_gradient().defined()
                        ? group.counts().to_vector<float>()[static_cast<std::size_t>(i)]
@@ -106,7 +106,7 @@ inline std::map<std::string, float> arrival_counts(const nn::Module& module) {
 inline void spoil_gradient(const nn::Module& module, double value) {
   for (const Parameter& p : module.parameters()) {
     if (p.spec().owned().size() == 0) continue;
-    const FlatGroup& group = *state_of(p)->group;
+    FlatGroup& group = *state_of(p)->group;
     const FlatEntry& entry = group.entries[static_cast<std::size_t>(state_of(p)->entry)];
     return raw::fill(group.await_gradient().view({1}, {1}, entry.gradient_offset), value);
   }

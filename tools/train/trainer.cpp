@@ -219,7 +219,9 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   StepResult result;
   result.lr = learning_rate(config_, step);
   const Tensor norm =
-      raw::moved(optim::clip_grad_norm(parameters_, config_.training.max_norm), device);
+      raw::moved(optim::clip_grad_norm(parameters_, config_.training.max_norm, optim::NormType::l2,
+                                       optim::Clip::in_optimizer),
+                 device);
   const Tensor wish = Tensor::full({1}, stop ? 1 : 0, f32, device);
   const Tensor parts[] = {raw::reshape(raw::mul(total, 1.0 / world_.size()), {1}), wish};
   const Tensor sums = all_sum(world_, raw::cat(parts, 0));

@@ -12,14 +12,27 @@ namespace tessera::optim {
 // largest magnitude (PyTorch: norm_type 1, 2, inf).
 enum class NormType : std::uint8_t { l1, l2, inf };
 
-// Scales the gradients of `parameters`, and no others, in place by min(1, max_norm / (norm +
-// 1e-6)), where norm is theirs over all ranks (an all-reduce over each group's `sums`: every
-// rank calls this). A max_norm of 0 or less, or infinity, only computes the norm. Returns the norm
-// before clipping, f32 [], where the gradients are: of offloaded units a tensor of the host, which
-// raw::moved brings to the device. Reading it blocks the host. A norm that is not finite makes the
-// gradients NaN, as in PyTorch. Throws: ContractError for no parameters, for one without memory,
-// for gradients on several devices, and for a max_norm of NaN.
+// Who multiplies the gradients.
+//
+//   in_place       this call, in a pass of its own over them (PyTorch's clip_grad_norm_)
+//   in_optimizer   the steps of the library's optimizers, on their way: 8 bytes of traffic an
+//                  element and a kernel a unit less. In memory the gradients stay as they were
+//                  until somebody else asks for them or adds to them: grad(), a backward, another
+//                  clipping, GradScaler::unscale, Muon's Nesterov momentum, an optimizer from
+//                  outside, zero_grad of a part, a change of what is trained. That makes the pass
+//                  first, so all see what in_place gives them, to the bit. Only a tensor that
+//                  grad() gave before this call shows them unscaled until then. Of a unit of whose
+//                  trainable parameters not all are given, it is in place.
+enum class Clip : std::uint8_t { in_place, in_optimizer };
+
+// Scales the gradients of `parameters`, and no others, by min(1, max_norm / (norm + 1e-6)), where
+// norm is theirs over all ranks (an all-reduce over each group's `sums`: every rank calls this). A
+// max_norm of 0 or less, or infinity, only computes the norm. Returns the norm before clipping, f32
+// [], where the gradients are: of offloaded units a tensor of the host, which raw::moved brings to
+// the device. Reading it blocks the host. A norm that is not finite makes the gradients NaN, as in
+// PyTorch. Throws: ContractError for no parameters, for one without memory, for gradients on
+// several devices, and for a max_norm of NaN.
 Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm,
-                      NormType type = NormType::l2);
+                      NormType type = NormType::l2, Clip how = Clip::in_place);
 
 }  // namespace tessera::optim

@@ -1,0 +1,150 @@
+// Clipping whose coefficient the optimizers apply: over ranks, replicas and shards on the host it
+// has the bits of a pass over the gradients. What one rank's program does in between is the matter
+// of tests/optim/clip_test.
+#include "tessera/optim/clip.hpp"
+
+#include <memory>
+#include <string_view>
+
+#include "tessera/device/device_context.hpp"
+#include "tessera/memory/memory.hpp"
+#include "tessera/optim/muon.hpp"
+#include "tests/shard/support.hpp"
+#include "tests/support/mesh.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+struct Passes final : Observer {
+  explicit Passes(DeviceContext& context) : device(context) { device.add_observer(*this); }
+  ~Passes() override { device.remove_observer(*this); }
+  void launched(StreamId, Tick, const Op& op) override {
+    count += std::string_view(op.name) == "scale_gradient" ? 1 : 0;
+  }
+  DeviceContext& device;
+  int count = 0;
+};
+
+struct Case {
+  const char* name;
+  int ranks, replicas = 1;
+  Offload offload = Offload::none;
+  DType reduce = f32;
+  enum { adamw, muon, nesterov } optimizer = adamw;
+  int passes = 0;  // in a step, of those that a coefficient in the optimizer leaves
+};
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Case& of, const Stack& stack) {
+  if (of.optimizer == Case::adamw) return std::make_unique<optim::AdamW>(stack.parameters());
+  const auto [matrices, others] = optim::split_for_muon(stack.parameters());
+  return std::make_unique<optim::Muon>(
+      matrices, others, optim::MuonOptions{.lr = 0.1, .nesterov = of.optimizer == Case::nesterov});
+}
+
+struct ClippedTraining {
+  ClippedTraining(const World& world, const Case& of, optim::Clip clip) : world(world), how(clip) {
+    stack.shard({.mesh = mesh_of(world, of.replicas),
+                 .precision = {.param = of.reduce, .reduce = of.reduce},
+                 .piece_bytes = 64,
+                 .offload = of.offload});
+    stack.materialize(world.device());
+    nn::init(stack, {3});
+    optimizer = make_optimizer(of, stack);
+  }
+  void backward(int k) {
+    const Tensor x = rows_of(static_cast<std::uint64_t>(k), 2 * world.rank(), 2, 4, world.device());
+    mean_square(stack(x)).backward();
+  }
+  void clip(double most) {
+    optim::clip_grad_norm(stack.parameters(), most, optim::NormType::l2, how);
+  }
+  void step() {
+    optimizer->step();
+    optimizer->zero_grad();
+  }
+
+  const World& world;
+  optim::Clip how;
+  Stack stack{{4, 5, 3}};
+  std::unique_ptr<optim::Optimizer> optimizer;
+};
+
+struct ClippedResult {
+  Values parameters, gradients;
+  int of_steps = 0, of_accumulation = 0;
+};
+
+}  // namespace
+
+TEST_CASE("ranks whose optimizers clip have the bits of ranks that clip their gradients",
+          "[threads]") {
+  const Case cases[] = {
+      {.name = "one rank", .ranks = 1},
+      {.name = "three ranks", .ranks = 3},
+      {.name = "sums in 16 bits", .ranks = 2, .reduce = bf16},
+      {.name = "replicas", .ranks = 4, .replicas = 2},
+      {.name = "shards on the host", .ranks = 2, .offload = Offload::cpu},
+      {.name = "Muon", .ranks = 2, .optimizer = Case::muon},
+      // Of the three units two have a matrix.
+      {.name = "Muon with Nesterov's momentum",
+       .ranks = 3,
+       .optimizer = Case::nesterov,
+       .passes = 2},
+  };
+  for (const ExecutorKind executor : {ExecutorKind::threaded, ExecutorKind::shuffled})
+    for (const Case& of : cases) {
+      const std::uint64_t seed = fresh_seed();
+      INFO(of.name << ", executor " << static_cast<int>(executor) << ", seed " << seed);
+      const auto train = [&](optim::Clip how) {
+        return on_ranks(of.ranks, {.executor = executor, .schedule_seed = seed, .threads = 1},
+                        [&](World& world) {
+                          ClippedTraining job(world, of, how);
+                          ClippedResult out;
+                          const Device& device = state_of(job.stack.scale)->group->device;
+                          Passes passes(device.context());
+                          for (int k = 0; k < 3; ++k) {
+                            job.backward(k);
+                            job.clip(0.5);
+                            job.step();
+                          }
+                          out.of_steps = passes.count;
+                          job.backward(3);
+                          job.clip(0.25);
+                          job.backward(4);  // adds to what is clipped
+                          out.of_accumulation = passes.count - out.of_steps;
+                          out.gradients = shard_gradients(job.stack);
+                          job.clip(0.5);
+                          job.step();
+                          out.parameters = full_values(job.stack);
+                          return out;
+                        });
+      };
+      const auto expected = train(optim::Clip::in_place), found = train(optim::Clip::in_optimizer);
+      for (std::size_t r = 0; r < found.size(); ++r) {
+        CHECK(same_bits(expected[r].parameters, found[r].parameters));
+        CHECK(same_bits(expected[r].gradients, found[r].gradients));
+        CHECK(expected[r].of_steps == 3 * 3);  // three units
+        CHECK(found[r].of_steps == 3 * of.passes);
+        CHECK(found[r].of_accumulation == 3);
+      }
+    }
+}
+
+TEST_CASE("a coefficient that no optimizer has applied goes with a reset", "[threads]") {
+  for (const bool is_same : on_ranks(2, [&](World& world) {
+         const Case of{.name = "", .ranks = 2};
+         ClippedTraining with(world, of, optim::Clip::in_optimizer),
+             without(world, of, optim::Clip::in_place);
+         with.backward(0);
+         with.clip(0.01);
+         reset(with.stack);
+         for (ClippedTraining* job : {&with, &without}) {
+           job->backward(1);
+           job->step();
+         }
+         return same_bits(full_values(with.stack), full_values(without.stack));
+       }))
+    CHECK(is_same);
+}
