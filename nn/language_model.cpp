@@ -34,16 +34,20 @@ Tensor LanguageModel::operator()(const Tensor& tokens_BT, Caller at) {
   return call([&](const Tensor& tokens) { return output()(forward(tokens)); }, tokens_BT);
 }
 
-Tensor LanguageModel::loss(const Tensor& tokens_BT, const Tensor& targets_BT, Caller at) {
+Tensor LanguageModel::loss(const Tensor& tokens_BT, const Tensor& targets_BT,
+                           const LossOrder& order, Caller at) {
   const CallSite site(at);
   check_tokens(tokens_BT, max_seq_len_);
   TESSERA_EXPECT(targets_BT.shape() == tokens_BT.shape(), "loss: tokens are ", tokens_BT.shape(),
                  ", targets ", targets_BT.shape(), "; expected one shape");
   const auto loss_of = [&](const Tensor& in_BT, const Tensor& wanted_BT) {
     const std::int64_t rows = in_BT.numel();
+    const bool is_on_gpu = in_BT.device().kind() == DeviceKind::cuda;
+    const std::int64_t chunk =
+        loss_chunk_.value_or(order.gradient && is_on_gpu ? kFastLossChunk : kLossChunk);
     const Tensor h_BTC = forward(in_BT), targets = raw::reshape(wanted_BT, {rows});
-    if (rows * vocab_size_ > loss_chunk_ || output().weight.slices() > 1)
-      return output().cross_entropy(h_BTC, targets, loss_chunk_);
+    if (rows * vocab_size_ > chunk || output().weight.slices() > 1)
+      return output().cross_entropy(h_BTC, targets, chunk, order.gradient);
     return cross_entropy(reshape(output()(h_BTC), {rows, vocab_size_}), targets);
   };
   return call(loss_of, tokens_BT, targets_BT);

@@ -62,19 +62,23 @@ Tensor Linear::operator()(const Activated& x, Caller at) {
 }
 
 Tensor Linear::cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits,
-                             Caller at) {
+                             std::optional<double> gradient, Caller at) {
   const CallSite site(at);
   const auto loss_of = [&](const Tensor& in, const Tensor& wanted) {
     if (weight.slices() == 1) {
       Tensor loss;
       const auto chunk_rows = std::max<std::int64_t>(most_logits / weight.shape()[0], 1);
-      weight.for_each_slice([&](const Tensor& whole, const SliceRows&) {
-        loss = linear_cross_entropy(in, whole, bias.defined() ? bias.value() : Tensor(), wanted,
-                                    chunk_rows);
-      });
+      const bool is_read_in_backward = !gradient;
+      weight.for_each_slice(
+          [&](const Tensor& whole, const SliceRows&) {
+            loss = linear_cross_entropy(in, whole, bias.defined() ? bias.value() : Tensor(), wanted,
+                                        chunk_rows, gradient);
+          },
+          is_read_in_backward);
       return loss;
     }
-    SlicedCrossEntropy loss(in, wanted, most_logits);
+    SlicedCrossEntropy loss(in, wanted,
+                            gradient ? wanted.numel() * weight.shape()[0] : most_logits);
     weight.for_each_slice(
         [&](const Tensor& slice, const SliceRows& rows) { loss.add(slice, rows); });
     return loss.finish();

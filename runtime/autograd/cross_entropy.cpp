@@ -4,9 +4,17 @@
 //
 //   forward    logits 0 | losses | logits 1 | losses | ...     kept: x, lse [N]
 //   backward   logits 0 | d_logits | dx, dW = | logits 1 | d_logits | dx, dW += | ...
+//
+// Where the loss's own gradient is known, all of it happens in forward:
+//
+//   forward    logits 0 | losses | d_logits | dx, dW = | logits 1 | ...     kept: dx, dW in f32
+//   backward   dx, dW handed on
+#include <cmath>
+
 #include "runtime/autograd/logits.hpp"
 #include "runtime/autograd/operands.hpp"
 #include "tessera/autograd/ops.hpp"
+#include "tessera/memory/memory.hpp"
 
 namespace tessera {
 
@@ -19,6 +27,31 @@ using autograd::statistics_dtype;
 using raw::Transpose;
 
 namespace {
+
+// The gradients that forward has made, [N, in], [V, in] and [V], undefined where nobody wants one,
+// of a loss whose gradient is `of`.
+struct MadeGradients {
+  Tensor x, weight, bias;
+  Tensor of;  // []
+
+  // Those of a loss of gradient `g`, in place where nobody needs them again.
+  Tensor scaled(const Tensor& made, const Tensor& factor, bool are_kept) const {
+    if (!made.defined()) return made;
+    if (are_kept || made.dtype() != f32) return raw::mul(made, factor);
+    detail::multiply("scale_gradient", made, factor);
+    return made;
+  }
+  void hand_on(const Tensor& g, const Shape& x_shape, DType dtype, Gradients& out) const {
+    const Tensor factor = raw::binary(raw::Binary::div, g, of);
+    const bool are_kept = out.graph_is_retained();
+    if (x.defined())
+      out.set(0, raw::reshape(raw::cast(scaled(x, factor, are_kept), dtype), x_shape));
+    if (weight.defined())
+      autograd::write_or_set(out, 1, out.sink(1), scaled(weight, factor, are_kept), dtype);
+    if (bias.defined())
+      autograd::write_or_set(out, 2, out.sink(2), scaled(bias, factor, are_kept), dtype);
+  }
+};
 
 // What the chunks of one linear_cross_entropy share.
 struct Chunked {
@@ -43,7 +76,23 @@ struct Chunked {
     }
   }
   void backward(const Tensor& gradient, Gradients& out) const;
+  void add(const MadeGradients& to, std::int64_t begin, std::int64_t end, const Tensor& logits,
+           const Tensor& row_lse) const;
 };
+
+// Those of a chunk, whose losses are there: their gradient overwrites the logits.
+void Chunked::add(const MadeGradients& to, std::int64_t begin, std::int64_t end,
+                  const Tensor& logits, const Tensor& row_lse) const {
+  const double beta = begin == 0 ? 0 : 1;
+  logit_gradients(logits, logits, raw::slice(targets.get(), 0, begin, end), row_lse, to.of, rows());
+  if (to.x.defined())
+    raw::matmul_into(raw::slice(to.x, 0, begin, end), logits, weight.get(), Transpose::no,
+                     Transpose::no, 1, 0);
+  if (to.weight.defined())
+    raw::matmul_into(to.weight, logits, raw::slice(x.get(), 0, begin, end), Transpose::yes,
+                     Transpose::no, 1, beta);
+  if (to.bias.defined()) raw::axpby(to.bias, raw::reduce(raw::Reduction::sum, logits, 0), 1, beta);
+}
 
 void Chunked::backward(const Tensor& gradient, Gradients& out) const {
   const Tensor dx =
@@ -101,7 +150,8 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, Caller at) {
 }
 
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                            const Tensor& target, std::int64_t chunk_rows, Caller at) {
+                            const Tensor& target, std::int64_t chunk_rows,
+                            std::optional<double> gradient, Caller at) {
   const CallSite site("linear_cross_entropy", at);
   autograd::expect_floating(x);
   TESSERA_EXPECT(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(1) &&
@@ -114,6 +164,9 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
                  "]");
   TESSERA_EXPECT(chunk_rows > 0, "linear_cross_entropy: chunks of ", chunk_rows,
                  " rows; expected at least 1");
+  TESSERA_EXPECT(!gradient || (std::isfinite(*gradient) && *gradient != 0),
+                 "linear_cross_entropy: the loss's gradient is said to be ", gradient.value_or(0),
+                 "; expected a finite number other than 0");
   const std::int64_t rows =
       Shape(std::span(x.shape().begin(), static_cast<std::size_t>(x.ndim() - 1))).numel();
   check_targets("linear_cross_entropy", target, rows, weight.size(0));
@@ -127,17 +180,32 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
                  {},
                  x.shape(),
                  chunk_rows};
+  MadeGradients made;
+  if (gradient && autograd::grad_enabled()) {
+    const OwnerGuard owner(device, "gradients of the loss");
+    const auto make = [&](const Tensor& of, const Shape& shape) {
+      return of.defined() && of.requires_grad() ? Tensor::empty(shape, dtype, device) : Tensor();
+    };
+    made = {make(x, {rows, weight.size(1)}), make(weight, weight.shape()),
+            make(bias, {weight.size(0)}), Tensor::full({}, *gradient, dtype, device)};
+  }
   {
     const Tensor chunk = chunks.buffer();
     chunks.for_each(chunk, [&](std::int64_t begin, std::int64_t end, const Tensor& logits) {
       losses(raw::slice(loss, 0, begin, end), raw::slice(lse, 0, begin, end), logits,
              raw::slice(chunks.targets.get(), 0, begin, end));
+      if (made.of.defined()) chunks.add(made, begin, end, logits, raw::slice(lse, 0, begin, end));
     });
   }
+  const Tensor mean = raw::reduce_all(raw::Reduction::mean, loss);
   chunks.lse = Saved(lse);
-  return record("linear_cross_entropy", {x, weight, bias},
-                raw::reduce_all(raw::Reduction::mean, loss),
-                [chunks](const Tensor& g, Gradients& out) { chunks.backward(g, out); });
+  if (!made.of.defined())
+    return record("linear_cross_entropy", {x, weight, bias}, mean,
+                  [chunks](const Tensor& g, Gradients& out) { chunks.backward(g, out); });
+  return record("linear_cross_entropy", {x, weight, bias}, mean,
+                [made, shape = x.shape(), dtype = x.dtype()](const Tensor& g, Gradients& out) {
+                  made.hand_on(g, shape, dtype, out);
+                });
 }
 
 }  // namespace tessera

@@ -87,7 +87,7 @@ Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm,
       part.group->factor = factor;
     else
       for (const GroupPart::Stretch& stretch : part.stretches)
-        multiply("scale_gradient", part.gradient(stretch), factor);
+        detail::multiply("scale_gradient", part.gradient(stretch), factor);
   }
   return norm;
 }

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "runtime/optim/gradients.hpp"
+#include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/distributed/state.hpp"
@@ -96,8 +97,9 @@ void GradScaler::unscale(Optimizer& optimizer) {
     for (Communicator* const comm : communicators_of(parts, of))
       all_reduce("found_inf", agreed, comm, ReduceOp::max);
   const Tensor inverse = raw::binary(Binary::div, 1, scale);
-  for_each_gradient(
-      parts, [&](const Tensor& gradient) { multiply("unscale_gradient", gradient, inverse); });
+  for_each_gradient(parts, [&](const Tensor& gradient) {
+    detail::multiply("unscale_gradient", gradient, inverse);
+  });
   seen_.push_back({&optimizer, agreed});
 }
 

@@ -229,7 +229,8 @@ void Optimizer::update_all(const Tensor& given) {
     const Tensor factor = raw::cast(condition, f32);
     for (const GroupPart& part : *parts_)
       for (const GroupPart::Stretch& stretch : part.stretches)
-        if (part.group->gradient.defined()) multiply("skip_step", part.counts(stretch), factor);
+        if (part.group->gradient.defined())
+          detail::multiply("skip_step", part.counts(stretch), factor);
   }
   const Tick before = now();
   UpdateLog::Update done{.first = before + 1};

@@ -53,7 +53,7 @@ void FlatGroup::expect_reduced(const char* function, std::size_t first, std::siz
 void FlatGroup::apply_factor() {
   if (!factor.defined()) return;
   await_reduced();
-  multiply("scale_gradient", gradient.view({gradient_numel}, {1}, 0), factor);
+  detail::multiply("scale_gradient", gradient.view({gradient_numel}, {1}, 0), factor);
   factor = {};
 }
 
@@ -90,13 +90,6 @@ void FlatGroup::lay_out_gradient() {
     copy(gradient, to.gradient_offset, held, from.gradient_offset, to.chunk);
     copy(counts(), to.trainable, held_counts, from.trainable, 1);
   }
-}
-
-void multiply(const char* name, const Tensor& values, const Tensor& factor) {
-  const kernels::ScaleFlatArgs args{reinterpret_cast<float*>(values.data()),
-                                    reinterpret_cast<const float*>(factor.data()), values.numel()};
-  detail::launch(name, values.device(), detail::table(values.device()).scale_flat, args,
-                 {detail::reads(factor), detail::updates(values)});
 }
 
 }  // namespace tessera

@@ -140,7 +140,4 @@ struct FlatGroup {
       const Device& device);
 };
 
-// values *= factor on the compute stream, f32 [n] and []: none is touched where the factor is 1.
-void multiply(const char* name, const Tensor& values, const Tensor& factor);
-
 }  // namespace tessera

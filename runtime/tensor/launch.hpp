@@ -83,6 +83,14 @@ void launch(const char* name, const Device& device, kernels::Kernel<Args> kernel
               launches_of(args));
 }
 
+// values *= factor, f32, contiguous and []: none is touched where the factor is 1.
+inline void multiply(const char* name, const Tensor& values, const Tensor& factor) {
+  launch(name, values.device(), table(values.device()).scale_flat,
+         kernels::ScaleFlatArgs{reinterpret_cast<float*>(values.data()),
+                                reinterpret_cast<const float*>(factor.data()), values.numel()},
+         {reads(factor), updates(values)});
+}
+
 // The common device of operands.  Throws: ContractError when they differ.
 inline const Device& common_device(const char* name, const Tensor& a, const Tensor& b) {
   TESSERA_EXPECT(a.device() == b.device(), name,

@@ -1,6 +1,7 @@
 // The loss whose logits are made in chunks: against the same loss of logits that are all there.
 #include <array>
 #include <cmath>
+#include <optional>
 
 #include "tests/autograd/helpers.hpp"
 
@@ -44,8 +45,13 @@ TEST_CASE("derivatives of linear_cross_entropy") {
   Draw draw;
   const DType dtype = GENERATE(i32, i64);
   const std::int64_t chunk = GENERATE(1, 2, 3, 6, 100);
-  INFO("targets " << dtype << ", chunks of " << chunk << ", seed " << draw.seed);
-  const auto f = [&](const auto& v) { return linear_cross_entropy(v[0], v[1], v[2], v[3], chunk); };
+  // That of the loss is 1, and 0.5 behind the factor, whatever is said of it.
+  const std::optional<double> said = GENERATE(std::optional<double>(), 1.0, -3.0);
+  INFO("targets " << dtype << ", chunks of " << chunk << ", gradient " << said.value_or(0)
+                  << ", seed " << draw.seed);
+  const auto f = [&](const auto& v) {
+    return linear_cross_entropy(v[0], v[1], v[2], v[3], chunk, said);
+  };
   check_gradients(
       f, {draw.normal({6, 3}), draw.normal({5, 3}), draw.normal({5}), draw.indices({6}, 5, dtype)});
   check_gradients(f, {draw.normal({2, 3, 3}), draw.normal({5, 3}), draw.normal({5}),
@@ -53,21 +59,23 @@ TEST_CASE("derivatives of linear_cross_entropy") {
   check_gradients(  // gradients that no leaf takes, strided operands, a factor on the loss
       [&](const auto& v) {
         return linear_cross_entropy(transpose(v[0], 0, 1), transpose(v[1], 0, 1), behind(v[2]),
-                                    v[3], chunk) *
+                                    v[3], chunk, said) *
                0.5;
       },
       {draw.normal({3, 6}), draw.normal({3, 5}), draw.normal({5}), draw.indices({6}, 5, dtype)});
   check_gradients(  // tied: both uses add to one place
       [&](const auto& v) {
-        return linear_cross_entropy(embedding(v[0], v[1]), v[0], {}, v[1], chunk);
+        return linear_cross_entropy(embedding(v[0], v[1]), v[0], {}, v[1], chunk, said);
       },
       {draw.normal({5, 3}), draw.indices({6}, 5, dtype)});
   const Tensor x = draw.normal({6, 3}), weight = draw.normal({5, 3}),
                targets = draw.indices({6}, 5, dtype);
   check_gradients(
-      [&](const auto& v) { return linear_cross_entropy(v[0], weight, {}, targets, chunk); }, {x});
-  check_gradients([&](const auto& v) { return linear_cross_entropy(x, v[0], {}, targets, chunk); },
-                  {weight});
+      [&](const auto& v) { return linear_cross_entropy(v[0], weight, {}, targets, chunk, said); },
+      {x});
+  check_gradients(
+      [&](const auto& v) { return linear_cross_entropy(x, v[0], {}, targets, chunk, said); },
+      {weight});
 }
 
 // A row's arithmetic does not know of chunks: loss and d_x have the same bits. d_weight and d_bias
@@ -133,6 +141,85 @@ TEST_CASE("linear_cross_entropy holds a chunk of logits at most") {
   // small beside a chunk; and an allocation is rounded up to 256 bytes.
   CHECK(chunked[0] <= 4096);
   for (const std::int64_t peak : chunked) CHECK(peak <= bytes / 8 + 8192);
+}
+
+// What is summed is the same, in the same order, and d_x has the same bits. Where the leaf has 16
+// bits, lean rounds at every chunk and fast once; else the sum is one of f32 in both.
+TEST_CASE("a loss whose gradient is known makes the gradients of lean in forward") {
+  Draw draw;
+  const DType dtype = GENERATE(f32, bf16, f16, f64);
+  const std::int64_t rows = 67, width = 48, vocab = 33, chunk = GENERATE(1, 30, 67);
+  const double gradient = GENERATE(1.0, 0.25);
+  INFO(dtype << ", chunks of " << chunk << ", gradient " << gradient << ", seed " << draw.seed);
+  Inputs in = draw_inputs(draw, rows, width, vocab, dtype);
+  const auto gradients = [&](std::optional<double> said, double factor) {
+    in.clear();
+    const Tensor loss =
+        linear_cross_entropy(in.x, in.weight, in.bias, in.targets, chunk, said) * factor;
+    loss.backward();
+    return std::array{std::vector{loss.item()}, read(in.x.grad()), read(in.weight.grad()),
+                      read(in.bias.grad())};
+  };
+  const auto lean = gradients({}, gradient), fast = gradients(gradient, gradient);
+  CHECK(fast[0] == lean[0]);
+  CHECK(fast[1] == lean[1]);
+  const double most = largest(read(in.x)) * gradient,
+               half_ulp = dtype == bf16  ? 0x1p-9
+                          : dtype == f16 ? 0x1p-12
+                                         : 0,
+               chunks = std::ceil(static_cast<double>(rows) / static_cast<double>(chunk));
+  const auto off = [&](std::size_t i) {
+    double worst = 0;
+    for (std::size_t k = 0; k < lean[i].size(); ++k)
+      worst = std::max(worst, std::abs(lean[i][k] - fast[i][k]));
+    return worst;
+  };
+  // Of d_weight the sum over rows of |terms| is at most `most`; a chunk's part of d_bias is rounded
+  // to 16 bits by its sum over rows, too.
+  CHECK(off(2) <= half_ulp * (chunks + 1) * most);
+  CHECK(off(3) <= half_ulp * (2 * chunks + 1) * gradient);
+  CHECK(largest(lean[2]) > 0);
+  // Another gradient than was said: one factor, a power of two, on what was made.
+  const auto other = gradients(gradient, gradient / 2);
+  for (const std::size_t i : {1, 2, 3})
+    for (std::size_t k = 0; k < fast[i].size(); ++k)
+      CHECK(std::abs(other[i][k] - fast[i][k] / 2) <= (dtype == f16 ? 0x1p-25 : 0));
+}
+
+TEST_CASE("gradients that forward has made go with their graph, and stay with a kept one") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  Ledger& ledger = Memory::of(draw.device).ledger();
+  const std::int64_t rows = 64, vocab = 512, width = 16, of_weight = 4 * vocab * width,
+                     of_x = 4 * rows * width;
+  Inputs in = draw_inputs(draw, rows, width, vocab, f32);
+  const auto loss_of = [&] {
+    return linear_cross_entropy(in.x, in.weight, {}, in.targets, 8, 1.0);
+  };
+  const std::int64_t before = ledger.live_bytes();
+  const auto held = [&] { return ledger.live_bytes() - before; };
+  // Beside them: the loss, its gradient and the graph's scalars, rounded up to 256 bytes each.
+  {
+    const NoGradGuard no_grad;
+    const Tensor loss = loss_of();
+    CHECK(held() <= 1024);
+  }
+  {
+    const Tensor loss = loss_of();
+    CHECK(held() >= of_weight + of_x);
+    CHECK(held() <= of_weight + of_x + 1024);
+  }
+  CHECK(held() == 0);
+  const Tensor loss = loss_of();
+  loss.backward({}, true);
+  const auto once = read(in.weight.grad());
+  loss.backward();
+  CHECK(held() <= of_weight + of_x + 1024);  // the leaves' own
+  const auto twice = read(in.weight.grad());
+  for (std::size_t k = 0; k < once.size(); ++k) CHECK(twice[k] == 2 * once[k]);
+  CHECK_THROWS_AS(linear_cross_entropy(in.x, in.weight, {}, in.targets, 8, 0.0), ContractError);
+  CHECK_THROWS_AS(linear_cross_entropy(in.x, in.weight, {}, in.targets, 8, INFINITY),
+                  ContractError);
 }
 
 TEST_CASE("a target outside the vocabulary makes the chunked loss NaN, and its row's gradient") {

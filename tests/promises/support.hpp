@@ -34,6 +34,7 @@ struct Cell {
   Offload offload = Offload::none;
   bool encodes = false;  // matrices are gathered in e4m3
   bool ragged = false;   // the blocks' matrices are cut by blocks of five rows
+  bool is_fast = false;  // the loss knows its gradient, and the optimizer clips
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   return out << "reshard " << c.reshard << ", recompute " << c.recomputes
@@ -44,7 +45,7 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << ", slices of " << c.slice_bytes << ", pieces of " << c.piece_bytes << ", replicas "
              << c.replicas << ", scaled loss " << c.scales_loss << ", accumulation "
              << static_cast<int>(c.accumulation) << ", offload " << static_cast<int>(c.offload)
-             << ", in e4m3 " << c.encodes << ", ragged " << c.ragged;
+             << ", in e4m3 " << c.encodes << ", ragged " << c.ragged << ", fast " << c.is_fast;
 }
 
 // The cells that every promise is checked in.
@@ -70,6 +71,8 @@ inline std::vector<Cell> cells() {
       {.micro_batches = 3, .offload = Offload::cpu},
       {.reshard = Reshard::always, .freezes = true, .encodes = true},
       {.reshard = Reshard::always, .freezes = true, .micro_batches = 3, .ragged = true},
+      {.tied = true, .micro_batches = 3, .loss_chunk = 40, .slice_bytes = 0, .is_fast = true},
+      {.reshard = Reshard::always, .recomputes = true, .loss_chunk = 40, .is_fast = true},
       {.reshard = Reshard::never,
        .recomputes = true,
        .tied = true,
@@ -88,6 +91,7 @@ inline std::vector<Cell> narrow_cells() {
           {.recomputes = true, .selectively = true, .tied = true, .param = bf16},
           {.micro_batches = 3, .param = bf16, .offload = Offload::cpu, .encodes = true},
           {.recomputes = true, .param = bf16, .replicas = 2, .ragged = true},
+          {.param = bf16, .loss_chunk = 40, .slice_bytes = 0, .is_fast = true},
           {.param = bf16, .reduce = bf16, .offload = Offload::cpu, .ragged = true},
           {.param = f16, .scales_loss = true},
           {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16},
@@ -172,7 +176,9 @@ class Trainee {
       out.loss = out.loss.defined() ? raw::add(out.loss, loss) : loss;
     }
     if (scaler_) scaler_->unscale(*optimizer_);
-    out.norm = optim::clip_grad_norm(model_.parameters(), 1.0);
+    out.norm =
+        optim::clip_grad_norm(model_.parameters(), 1.0, optim::NormType::l2,
+                              cell_.is_fast ? optim::Clip::in_optimizer : optim::Clip::in_place);
     scaler_ ? scaler_->step(*optimizer_) : optimizer_->step();
     if (scaler_) scaler_->update();
     if (!cell_.keeps_gradients) optimizer_->zero_grad();
@@ -230,7 +236,9 @@ class Trainee {
       const OwnerGuard owner(world_.device(), "batch");
       return Tensor::from(values, {rows, kLength}, world_.device());
     };
-    return model_.loss(upload(tokens), upload(targets));
+    nn::LossOrder order;
+    if (cell_.is_fast) order.gradient = 1.0 / cell_.micro_batches;
+    return model_.loss(upload(tokens), upload(targets), order);
   }
 
   const World& world_;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "tessera/tensor/tensor.hpp"
 
@@ -42,9 +43,17 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets,
 // without all logits: they are made for chunk_rows at a time, and once more in backward. Its values
 // are the same but for the order in which the gradients of weight and bias are summed;
 // where these are written in 16 bits, each chunk rounds. It has no options: no target is ignored.
+//
+// `gradient`: that of the loss is known beforehand, as 1 or 1 / micro_batches, and the logits are
+// made only once, three products in place of four. Forward makes all gradients, for a loss of this
+// gradient, in memory that the graph keeps: of x, weight and bias, whole, in f32 (f64 for f64).
+// Backward hands them on; where the loss has another gradient than was said, it multiplies them
+// first, which costs a pass over them and a rounding. Where no gradient is recorded, none is made.
+// Not for small f16 gradients, as of a loss that a GradScaler scales.  Throws: ContractError where
+// it is 0 or not finite.
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
                             const Tensor& targets, std::int64_t chunk_rows,
-                            Caller at = Caller::current());
+                            std::optional<double> gradient = {}, Caller at = Caller::current());
 
 // --- of differences d = x - target, with gradients for both ---
 struct LossOptions {

@@ -2,6 +2,7 @@
 // one.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "tessera/autograd/recompute.hpp"
@@ -21,12 +22,26 @@ struct Recompute {
 };
 inline constexpr Recompute Recompute::none{}, Recompute::blocks{.every = 1};
 
-// The most logits that the loss holds at a time; it makes larger ones chunk by chunk, and once more
-// in backward. A chunk reads and writes the head's f32 gradient once: 8 bytes a weight, for 2 flops
-// a weight and row. 2^27 logits are 1,024 rows of Llama 3's vocabulary (128,256), so a chunk
-// computes 256 flops a byte. An H200 needs 206 to be busy (989 Tflop/s over 4.8 TB/s, NVIDIA's data
-// sheet).
+// How a model's last product and its loss are computed, where there are more logits than the loss
+// holds at a time.
+//
+//   lean   three products and one again: logits are made in forward, and once more in backward
+//   fast   three: forward makes the gradients, too, and backward hands them on. It keeps that of
+//          the whole head in f32, 4 V C bytes, and of what it is given, 4 B T C, from forward to
+//          backward; or the logits, V B T, of a head that is there in several slices
+//
+// Fast is for who knows the loss's own gradient, and so never for a loss that a GradScaler scales.
+struct LossOrder {
+  std::optional<double> gradient{};  // 1 / micro_batches, or 1; unset: lean
+};
+
+// The most logits that the loss holds at a time, but for more on a GPU where it is fast. A chunk
+// reads and writes the head's f32 gradient once: 8 bytes a weight, for 2 flops a weight and row.
+// 2^27 logits are 1,024 rows of Llama 3's vocabulary (128,256), so a chunk computes 256 flops a
+// byte. An H200 needs 206 to be busy (989 Tflop/s over 4.8 TB/s, NVIDIA's data sheet).
 inline constexpr std::int64_t kLossChunk = std::int64_t{1} << 27;
+// Of a fast one on a GPU, where that traffic counts for more: 4,096 rows, and 1 GiB in 16 bits.
+inline constexpr std::int64_t kFastLossChunk = std::int64_t{1} << 29;
 
 class LanguageModel : public Module {
  public:
@@ -34,14 +49,17 @@ class LanguageModel : public Module {
   // weights' dtype.
   Tensor operator()(const Tensor& tokens_BT, Caller at = Caller::current());
   // The mean over B T of the cross-entropy with targets [B, T], in nats: f32 [].
-  Tensor loss(const Tensor& tokens_BT, const Tensor& targets_BT, Caller at = Caller::current());
+  //
+  //   model.loss(tokens, targets, {.gradient = 1.0 / k}) / k      fast, of k micro-batches
+  Tensor loss(const Tensor& tokens_BT, const Tensor& targets_BT, const LossOrder& order = {},
+              Caller at = Caller::current());
 
   // The modules that make good units of their own, in the order in which forward uses them:
   // embedding, blocks, head; without embedding and head when these share their weight, which then
   // belongs to the whole model's unit.
   virtual std::vector<Module*> parts() = 0;
 
-  // Elements of the logits that the loss keeps at most; but at least a row.
+  // Elements of the logits that the loss makes at a time at most; but at least a row.
   void set_loss_chunk(std::int64_t elements) noexcept { loss_chunk_ = elements; }
   std::int64_t vocab_size() const noexcept { return vocab_size_; }
   std::int64_t max_seq_len() const noexcept { return max_seq_len_; }
@@ -71,7 +89,7 @@ class LanguageModel : public Module {
  private:
   std::int64_t vocab_size_, max_seq_len_;
   Recompute recompute_;
-  std::int64_t loss_chunk_ = kLossChunk;
+  std::optional<std::int64_t> loss_chunk_{};
 };
 
 }  // namespace tessera::nn

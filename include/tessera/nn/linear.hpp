@@ -4,6 +4,8 @@
 // built on a real device they get their memory at once. Values are set by nn::init or loaded.
 #pragma once
 
+#include <optional>
+
 #include "tessera/autograd/ops.hpp"
 #include "tessera/nn/module.hpp"
 
@@ -44,9 +46,11 @@ class Linear : public Module {
   Activated gelu(const Tensor& x, Caller at = Caller::current());
   Tensor operator()(const Activated& x, Caller at = Caller::current());
   // The mean cross-entropy of these outputs with targets [N], in nats, without ever having them
-  // all: at most `most_logits`, or 256 columns of one row.
+  // all: at most `most_logits`, or 256 columns of one row. They are made once more in backward.
+  // `gradient`: that of this loss, known beforehand; then they are made once, see
+  // linear_cross_entropy, and of a weight that is there in several slices all of them are kept.
   Tensor cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits,
-                       Caller at = Caller::current());
+                       std::optional<double> gradient = {}, Caller at = Caller::current());
 
   Parameter weight;  // [out, in], normal
   Parameter bias;    // [out], 0; undefined without
