@@ -58,6 +58,14 @@ std::vector<Case> cases() {
          return cross_entropy(x[0], classes({6, 2}, x[0].device()),
                               {.weight = weight, .ignore_index = 3, .label_smoothing = 0.1});
        }},
+      // The last gradient of a loss is random here, so what forward has made is multiplied.
+      {"linear_cross_entropy in one order and the other",
+       {{6, 4}, {5, 4}, {5}},
+       [](const auto& x) {
+         const Tensor targets = classes({6}, x[0].device());
+         return linear_cross_entropy(x[0], x[1], x[2], targets, 4) +
+                linear_cross_entropy(x[0], x[1], x[2], targets, 4, 0.5);
+       }},
       {"nll_loss",
        {{6, 5}},
        [](const auto& x) {

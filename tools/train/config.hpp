@@ -29,6 +29,8 @@ enum class OptimizerName : std::uint8_t { adamw, sgd, muon };
 enum class GradientSync : std::uint8_t { always, last, all_reduce_last };
 // Of kMachines, in its order, after `none`.
 enum class MachineName : std::uint8_t { none, h100, h200, b200, a100 };
+// See nn::LossOrder; automatic: what fits the memory.
+enum class LossChoice : std::uint8_t { automatic, lean, fast };
 enum class Strategy : std::uint8_t { none, ddp, zero1, zero2, zero3, hybrid };
 enum class RecomputeMode : std::uint8_t { none, selective, full };
 
@@ -88,7 +90,12 @@ struct Config {
     bool stop_on_nan = true;
     DType mixed_precision_param = f32, mixed_precision_reduce = f32;
     bool enable_cpu_offload = false;
+    LossChoice loss = LossChoice::automatic;
   } training;
+
+  struct MemorySection {
+    std::optional<std::int64_t> limit;  // bytes of a rank; unset: a GPU's own, else none is known
+  } memory;
 
   static constexpr optim::AdamWOptions kAdamW{};
   struct Optimizer {

@@ -8,6 +8,7 @@
 
 #include "runtime/optim/matrix_owners.hpp"
 #include "tessera/device/workers.hpp"
+#include "tools/train/memory_choice.hpp"
 #include "tools/train/recompute_choices.hpp"
 #include "tools/train/trainer.hpp"
 
@@ -58,7 +59,22 @@ std::string mebibytes(std::int64_t bytes) {
   return text;
 }
 
-int dry_run(const Config& config, int ranks) {
+int dry_run(const Config& given, int ranks) {
+  std::string chosen;
+  Config config = given;
+  if (given.memory.limit) {
+    const auto largest = [&](const Config& way) {  // over the kinds of ranks
+      MemoryPlan most;
+      for (const auto& [rank, count] : distinct_layouts(way, ranks))
+        if (MemoryPlan plan = plan_memory(way, rank, ranks);
+            reserved_bytes(plan) > reserved_bytes(most))
+          most = std::move(plan);
+      return most;
+    };
+    Chosen of = choose_by_memory(given, given.memory.limit, largest, [](double x) { return x; });
+    config = std::move(of.config);
+    chosen = std::move(of.told);
+  }
   std::optional<TraceFile> traces;
   if (!config.flags.trace.empty()) traces.emplace(config.flags.trace);
   const auto model = make_model(config);
@@ -66,6 +82,9 @@ int dry_run(const Config& config, int ranks) {
               mebibytes(4 * model->numel()).c_str());
   if (const std::string strategy = describe_strategy(config, ranks); !strategy.empty())
     std::printf("%s\n", strategy.c_str());
+  if (!chosen.empty()) std::printf("%s\n", chosen.c_str());
+  if (config.training.loss == LossChoice::automatic)
+    std::printf("training.loss=lean, as without a memory.limit nothing else is known to fit\n");
   std::fflush(stdout);  // the plan may take its time
   const std::optional<Machine> machine = priced_machine(config);
   const BatchSplit split = split_batch(config, ranks);

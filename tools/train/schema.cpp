@@ -12,7 +12,8 @@ namespace {
 
 constexpr double kMaxSize = 1 << 24;  // dimensions and batches: their products stay far below 2^63
 constexpr double kMaxCount = 1ll << 40;  // steps
-constexpr double kMaxSeed = 1ll << 53;   // what a JSON or TOML reader elsewhere still reads exactly
+constexpr double kMaxBytes = 1ll << 50;
+constexpr double kMaxSeed = 1ll << 53;  // what a JSON or TOML reader elsewhere still reads exactly
 
 constexpr Range between(double low, double high) { return {low, high, false, false}; }
 constexpr Range at_least(double low) { return {.low = low}; }
@@ -227,6 +228,16 @@ const std::vector<Key>& schema() {
       key<&C::training, &C::Training::enable_cpu_offload>(
           "training.enable_cpu_offload",
           "shards, their gradients, moments and the optimizer's step are the host's"),
+      key<&C::training, &C::Training::loss>(
+          "training.loss",
+          "fast: head and loss in three products, whose gradients or logits are kept meanwhile; "
+          "lean: in four; automatic: fast where its plan is within memory.limit",
+          {.choices = {"automatic", "lean", "fast"}}),
+      key<&C::memory, &C::MemorySection::limit>(
+          "memory.limit", "bytes that a rank may plan; what is left open is chosen to fit",
+          {.range = between(1, kMaxBytes),
+           .unset = "of a GPU its own; else nothing is known to fit",
+           .argument = "BYTES"}),
       key<&C::optimizer, &C::Optimizer::name>("optimizer.name", "which optimizer",
                                               {.choices = {"AdamW", "SGD", "Muon"}}),
       key<&C::optimizer, &C::Optimizer::lr>("optimizer.lr", "peak learning rate",

@@ -10,6 +10,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +29,7 @@
 #include "tools/train/dry_run.hpp"
 #include "tools/train/flight_record_file.hpp"
 #include "tools/train/inputs.hpp"
+#include "tools/train/memory_choice.hpp"
 #include "tools/train/signals.hpp"
 #include "tools/train/trainer.hpp"
 
@@ -68,7 +70,7 @@ class Run {
       if (inputs_.load) named("--load", [&] { nn::check_load(*model, *inputs_.load); });
       if (speaks_ && !config_.flags.save.empty())
         named("--save", [&] { check_space(config_.flags.save, 4 * model->numel()); });
-      if (config_.training.steps > 0) plan_ = plan_memory(config_, world_.rank(), world_.size());
+      if (config_.training.steps > 0) choose();
       check_memory(4 * model->numel());
     }
     trainer_ = std::make_unique<Trainer>(config_, world_);
@@ -119,6 +121,17 @@ class Run {
   // Collective. The last of the signals that any rank was sent, 0 for none: one rank may be sent
   // another than its peers, and all end with one code.
   int agreed_signal() const { return static_cast<int>(world_.max(requested_signal())); }
+
+  // Collective.
+  void choose() {
+    Chosen chosen = choose_by_memory(
+        config_, memory_limit(config_, world_),
+        [this](const Config& c) { return plan_memory(c, world_.rank(), world_.size()); },
+        [this](double bytes) { return world_.max(bytes); });
+    config_ = std::move(chosen.config);
+    plan_ = std::move(chosen.plan);
+    chosen_ = std::move(chosen.told);
+  }
 
   // A CPU's two memories are one machine's.
   static std::int64_t of_machine(const PhaseMemory& planned) {
@@ -177,6 +190,7 @@ class Run {
                             inputs_.loader->heldout_samples(), " held out"));
     console_->line(concat("memory planned: ", mebibytes(plan_.steady_step.peak_bytes),
                           " a rank at the peak of a step"));
+    if (!chosen_.empty()) console_->line(chosen_);
   }
 
   // Returns whether it was stopped.
@@ -339,12 +353,13 @@ class Run {
     console_->line(as_utf8(text));
   }
 
-  const Config& config_;
+  Config config_;  // with what was chosen
   Inputs& inputs_;
   const World& world_;
   TraceFile* traces_;  // null without --trace
   bool speaks_;
   MemoryPlan plan_;
+  std::string chosen_;  // how, where there was a choice
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Console> console_;
   bool says_ = true, measures_ = true;  // neither stdout nor metrics.jsonl has failed

@@ -179,8 +179,10 @@ Tensor Trainer::accumulate(std::int64_t step, const FillBatch& fill) {
       const OwnerGuard owner(device, "batch");
       return Tensor::from(values, shape, device);
     };
-    Tensor loss =
-        model_->loss(upload(inputs_), upload(targets_)) / static_cast<double>(split_.micro_batches);
+    const auto micro_batches = static_cast<double>(split_.micro_batches);
+    nn::LossOrder order;
+    if (config_.training.loss == LossChoice::fast) order.gradient = 1 / micro_batches;
+    Tensor loss = model_->loss(upload(inputs_), upload(targets_), order) / micro_batches;
     const NoGradGuard values_only;
     total = total.defined() ? raw::add(total, loss.detach()) : loss.detach();
     loss.backward();

@@ -1,0 +1,73 @@
+#include "tools/train/memory_choice.hpp"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/error.hpp"
+#include "tessera/device/device_context.hpp"
+#include "tessera/device/driver.hpp"
+#include "tools/train/dry_run.hpp"
+
+namespace tessera::train {
+namespace {
+
+struct Way {
+  std::string name;
+  Config config;
+};
+
+// From the fastest to the one that needs least. What else a configuration may leave open (the unit
+// that is called last open until backward, recomputation) makes more of them here, in that order.
+std::vector<Way> ways_of(const Config& config) {
+  std::vector<Way> ways;
+  for (const auto& [name, order] :
+       {std::pair("fast", LossChoice::fast), std::pair("lean", LossChoice::lean)}) {
+    if (config.training.loss != LossChoice::automatic && config.training.loss != order) continue;
+    ways.emplace_back(concat("training.loss=", name), config).config.training.loss = order;
+  }
+  return ways;
+}
+
+}  // namespace
+
+std::optional<std::int64_t> memory_limit(const Config& config, const World& world) {
+  if (config.memory.limit) return config.memory.limit;
+  const Driver* const driver = world.device().context().driver();
+  std::int64_t unused = 0, total = 0;
+  std::int32_t gpus = 0;
+  if (driver == nullptr || driver->memory_info(&unused, &total) || driver->count(&gpus))
+    return std::nullopt;
+  const bool is_shared =
+      world.kind() == WorldKind::local && (device_choice(config).index || gpus < world.size());
+  const std::int64_t share = is_shared ? total / world.size() : total;
+  return static_cast<std::int64_t>(-world.max(-static_cast<double>(share)));
+}
+
+std::int64_t reserved_bytes(const MemoryPlan& plan) {
+  return std::max({plan.first_step.reserved_bytes, plan.steady_step.reserved_bytes,
+                   plan.evaluation.reserved_bytes, plan.save.reserved_bytes});
+}
+
+Chosen choose_by_memory(const Config& config, std::optional<std::int64_t> limit,
+                        const std::function<MemoryPlan(const Config&)>& plan_of,
+                        const std::function<double(double)>& most) {
+  std::vector<Way> ways = ways_of(config);
+  if (!limit) ways.erase(ways.begin(), ways.end() - 1);
+  std::string plans;
+  for (Way& way : ways) {
+    MemoryPlan plan = plan_of(way.config);
+    const auto bytes = static_cast<std::int64_t>(most(static_cast<double>(reserved_bytes(plan))));
+    plans += concat(plans.empty() ? "" : "; ", way.name, " plans ", bytes, " bytes");
+    if (limit && bytes > *limit) continue;
+    const std::string told = ways.size() == 1 ? ""
+                                              : concat("chosen ", way.name, " within ", *limit,
+                                                       " bytes a rank: ", plans);
+    return {std::move(way.config), std::move(plan), told};
+  }
+  throw OutOfMemory(concat("memory.limit: nothing fits within ", *limit, " bytes a rank: ", plans,
+                           "; make the model or the batch smaller, recompute more "
+                           "(activation_checkpoint.mode), or use more ranks"));
+}
+
+}  // namespace tessera::train
