@@ -3,6 +3,7 @@
 #include <cmath>
 #include <optional>
 
+#include "tessera/autograd/recompute.hpp"
 #include "tests/autograd/helpers.hpp"
 
 using namespace tessera;
@@ -220,6 +221,26 @@ TEST_CASE("gradients that forward has made go with their graph, and stay with a 
   CHECK_THROWS_AS(linear_cross_entropy(in.x, in.weight, {}, in.targets, 8, 0.0), ContractError);
   CHECK_THROWS_AS(linear_cross_entropy(in.x, in.weight, {}, in.targets, 8, INFINITY),
                   ContractError);
+}
+
+TEST_CASE("a recomputed loss that knows its gradient makes the gradients in its second run") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  Ledger& ledger = Memory::of(draw.device).ledger();
+  const std::int64_t rows = 64, vocab = 512, width = 16;
+  Inputs in = draw_inputs(draw, rows, width, vocab, f32);
+  const auto loss_of = [&](const Tensor& x) {
+    return linear_cross_entropy(x, in.weight, {}, in.targets, 8, 1.0);
+  };
+  loss_of(in.x).backward();
+  const auto dx = read(in.x.grad()), dw = read(in.weight.grad());
+  in.clear();
+  const std::int64_t before = ledger.live_bytes();
+  const Tensor loss = recompute(loss_of, in.x);
+  CHECK(ledger.live_bytes() - before <= 1024);  // the loss, rounded up
+  loss.backward();
+  CHECK(read(in.x.grad()) == dx);
+  CHECK(read(in.weight.grad()) == dw);
 }
 
 TEST_CASE("a target outside the vocabulary makes the chunked loss NaN, and its row's gradient") {
