@@ -206,10 +206,10 @@ constexpr Price price(const Machine& machine, const Cost& cost) {
                                               machine.efficiency
                                         : 0,
                memory = cost.bytes / machine.copy_bytes_per_second / machine.efficiency,
-               longer = std::max(compute, memory);
-  return {machine.launch_seconds + longer, machine.launch_seconds > longer ? Bound::launch
-                                           : compute >= memory             ? Bound::compute
-                                                                           : Bound::memory};
+               longer = std::max(compute, memory), launches = machine.launch_seconds * cost.kernels;
+  return {launches + longer, launches > longer   ? Bound::launch
+                             : compute >= memory ? Bound::compute
+                                                 : Bound::memory};
 }
 
 static_assert(collective_seconds(kH100, 1, 1, 1e9) == 0);
@@ -222,5 +222,6 @@ static_assert(shape_share(kH100, {.batch = 132, .m = 128, .n = 128, .k = 128}) =
 static_assert(shape_share(kH100, {.batch = 133, .m = 128, .n = 128, .k = 128}) < 0.26);
 static_assert(price(kH100, {.bytes = 2.9e12}).bound == Bound::memory);
 static_assert(price(kH100, {}).seconds == kH100.launch_seconds);
+static_assert(price(kH100, {.kernels = 2}).seconds == 2 * kH100.launch_seconds);
 
 }  // namespace tessera
