@@ -189,6 +189,7 @@ TEST_CASE("an exception at every launch of a language model's step",
        {Cell{.recomputes = true, .tied = true, .param = bf16},
         Cell{.reshard = Reshard::always, .keeps_gradients = true, .micro_batches = 3},
         Cell{.reshard = Reshard::never, .freezes = true, .param = f16},
+        Cell{.by_hand = true, .stored = e4m3, .ignores = true},
         Cell{.micro_batches = 2, .param = bf16, .offload = Offload::cpu}}) {
     const int ranks = 2 + i++ % 2;
     for (const Trap trap : {Trap::launch, Trap::body})

@@ -10,6 +10,7 @@
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/grad_scaler.hpp"
 #include "tessera/param/gather_transform.hpp"
+#include "tests/promises/decisions.hpp"
 #include "tests/shard/support.hpp"
 #include "tests/support/accumulation.hpp"
 #include "tests/support/mesh.hpp"
@@ -32,9 +33,12 @@ struct Cell {
   bool scales_loss = false;
   Accumulation accumulation = Accumulation::reduced;
   Offload offload = Offload::none;
-  bool encodes = false;  // matrices are gathered in e4m3
-  bool ragged = false;   // the blocks' matrices are cut by blocks of five rows
-  bool is_fast = false;  // the loss knows its gradient, and the optimizer clips
+  bool encodes = false;                     // matrices are gathered in e4m3
+  bool ragged = false;                      // the blocks' matrices are cut by blocks of five rows
+  bool by_hand = false;                     // as decisions.hpp says, as are the next
+  std::optional<DType> stored{}, output{};  // of a frozen base; of what units give
+  bool ignores = false;                     // units leave the base's gains alone
+  bool is_fast = false;                     // the loss knows its gradient, and the optimizer clips
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   return out << "reshard " << c.reshard << ", recompute " << c.recomputes
@@ -45,7 +49,10 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << ", slices of " << c.slice_bytes << ", pieces of " << c.piece_bytes << ", replicas "
              << c.replicas << ", scaled loss " << c.scales_loss << ", accumulation "
              << static_cast<int>(c.accumulation) << ", offload " << static_cast<int>(c.offload)
-             << ", in e4m3 " << c.encodes << ", ragged " << c.ragged << ", fast " << c.is_fast;
+             << ", in e4m3 " << c.encodes << ", ragged " << c.ragged << ", by hand " << c.by_hand
+             << ", base in " << (c.stored ? name(*c.stored) : "none") << ", output "
+             << (c.output ? name(*c.output) : "as it is") << ", gains ignored " << c.ignores
+             << ", fast " << c.is_fast;
 }
 
 // The cells that every promise is checked in.
@@ -73,6 +80,7 @@ inline std::vector<Cell> cells() {
       {.reshard = Reshard::always, .freezes = true, .micro_batches = 3, .ragged = true},
       {.tied = true, .micro_batches = 3, .loss_chunk = 40, .slice_bytes = 0, .is_fast = true},
       {.reshard = Reshard::always, .recomputes = true, .loss_chunk = 40, .is_fast = true},
+      {.micro_batches = 3, .by_hand = true, .stored = e4m3, .ignores = true},
       {.reshard = Reshard::never,
        .recomputes = true,
        .tied = true,
@@ -93,6 +101,19 @@ inline std::vector<Cell> narrow_cells() {
           {.recomputes = true, .param = bf16, .replicas = 2, .ragged = true},
           {.param = bf16, .loss_chunk = 40, .slice_bytes = 0, .is_fast = true},
           {.param = bf16, .reduce = bf16, .offload = Offload::cpu, .ragged = true},
+          {.recomputes = true,
+           .param = bf16,
+           .offload = Offload::cpu,
+           .by_hand = true,
+           .stored = e4m3,
+           .output = f32},
+          {.reshard = Reshard::never,
+           .param = bf16,
+           .replicas = 2,
+           .by_hand = true,
+           .stored = bf16,
+           .output = f32,
+           .ignores = true},
           {.param = f16, .scales_loss = true},
           {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16},
           {.keeps_gradients = true, .param = bf16, .offload = Offload::cpu},
@@ -137,18 +158,29 @@ class Trainee {
       for (const auto& block : model_.blocks)
         for (const Parameter& p : block.parameters())
           if (p.shape().ndim() == 2) p.set_block_rows(5);
+    std::vector<Parameter> gains;
+    if (cell.stored) gains = add_bases(model_, *cell.stored);
+    if (cell.ignores) ignored_ = gains;
     const DeviceMesh mesh = mesh_of(world, cell.replicas);
-    const ShardOptions options{.mesh = mesh,
-                               .precision = {.param = cell.param, .reduce = cell.reduce},
-                               .reshard_after_forward = reshard_on(mesh, cell.reshard),
-                               .prefetch_depth = cell.prefetch_depth,
-                               .reductions_in_flight = cell.reductions_in_flight,
-                               .slice_bytes = cell.slice_bytes,
-                               .slices_wait = cell.param == bf16,
-                               .piece_bytes = cell.piece_bytes,
-                               .offload = cell.offload};
-    for (nn::Module* part : model_.parts()) fully_shard(*part, options);
+    ShardOptions options{
+        .mesh = mesh,
+        .precision = {.param = cell.param, .reduce = cell.reduce, .output = cell.output},
+        .reshard_after_forward = reshard_on(mesh, cell.reshard),
+        .prefetch_depth = cell.prefetch_depth,
+        .reductions_in_flight = cell.reductions_in_flight,
+        .slice_bytes = cell.slice_bytes,
+        .slices_wait = cell.param == bf16,
+        .piece_bytes = cell.piece_bytes,
+        .offload = cell.offload,
+        .ignored = ignored_};
+    for (nn::Module* part : model_.parts()) {
+      // The norm behind the last block is no unit, and casts nothing.
+      const bool is_last = part == &model_.blocks[model_.blocks.size() - 1];
+      options.precision.output = is_last ? std::nullopt : cell.output;
+      fully_shard(*part, options);
+    }
     fully_shard(model_, options);
+    if (cell.by_hand) decide_by_hand(model_, world);
     model_.materialize(world.device());
     nn::init(model_, {seed});
     // As large as lr: an update follows its gradient smoothly, also where that is all rounding.
@@ -175,6 +207,7 @@ class Trainee {
       const NoGradGuard values_only;
       out.loss = out.loss.defined() ? raw::add(out.loss, loss) : loss;
     }
+    average(ignored_, world_);
     if (scaler_) scaler_->unscale(*optimizer_);
     out.norm =
         optim::clip_grad_norm(model_.parameters(), 1.0, optim::NormType::l2,
@@ -187,7 +220,9 @@ class Trainee {
   // Forward and backward of one micro-batch: the loss of this rank's part, without history.
   Tensor backward(int k, int m) {
     begin_micro_batch(model_, cell_.accumulation, m + 1 == cell_.micro_batches);
+    if (cell_.by_hand && k > 0) decide_before_forward(model_);
     const Tensor loss = forward(k, m) / cell_.micro_batches;
+    if (cell_.by_hand) decide_before_backward(model_);
     (scaler_ ? scaler_->scale(loss) : loss).backward();
     return loss.detach();
   }
@@ -202,10 +237,9 @@ class Trainee {
   // Every rank reads all parameters, one after another.
   void save() {
     for_each_full_parameter(model_, [&](const std::string&, const Tensor& full) {
-      if (world_.device().runs_bodies())
-        full.to_vector<float>();
-      else
-        full.plan_to_bytes();
+      std::vector<std::byte> bytes(static_cast<std::size_t>(full.numel()) *
+                                   size_bytes(full.dtype()));
+      world_.device().runs_bodies() ? full.to_bytes(bytes) : full.plan_to_bytes();
     });
   }
 
@@ -245,6 +279,7 @@ class Trainee {
   Cell cell_;
   std::uint64_t seed_;
   nn::Llama model_;
+  std::vector<Parameter> ignored_{};
   std::unique_ptr<optim::AdamW> optimizer_;
   std::optional<optim::GradScaler> scaler_{};
 };

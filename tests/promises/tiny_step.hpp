@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -21,9 +22,8 @@
 #include "tessera/optim/clip.hpp"
 #include "tessera/param/gather_transform.hpp"
 #include "tessera/shard/fully_shard.hpp"
-#include "tessera/shard/runtime_control.hpp"
+#include "tests/promises/decisions.hpp"
 #include "tests/support/accumulation.hpp"
-#include "tests/support/double_on_stream.hpp"
 #include "tests/support/mesh.hpp"
 
 namespace tessera::testing {
@@ -50,8 +50,10 @@ struct TinyConfig {
   bool encodes = false;  // the blocks' matrices are gathered in e4m3
   bool lists = false;    // the blocks are one unit
   bool ragged = false;   // the blocks' matrices are cut by blocks of two rows
-  bool by_hand = false;  // what runs ahead is listed, a block is opened by hand, pieces in flight
-                         // change between steps
+  bool by_hand = false;  // as decisions.hpp says; what is in flight and when the last block closes
+                         // changes between steps
+  std::optional<DType> stored{}, output{};  // of a frozen base; of what units give
+  bool ignores = false;                     // units leave the base's gains alone
 };
 
 inline constexpr TinyConfig kTinyConfigs[] = {
@@ -104,6 +106,29 @@ inline constexpr TinyConfig kTinyConfigs[] = {
     {.name = "by-hand-2", .reshard = Reshard::always, .steps = 3, .by_hand = true},
     {.name = "ragged-3", .ranks = 3, .micro_batches = 2, .param = bf16, .ragged = true},
     {.name = "ragged-replicas-4", .ranks = 4, .replicas = 2, .ragged = true},
+    {.name = "adapters-3",
+     .ranks = 3,
+     .micro_batches = 2,
+     .param = bf16,
+     .stored = e4m3,
+     .output = f32,
+     .ignores = true},
+    {.name = "adapters-by-hand-2",
+     .recompute = nn::Recompute::blocks,
+     .param = bf16,
+     .steps = 3,
+     .offload = Offload::cpu,
+     .by_hand = true,
+     .stored = e4m3,
+     .output = f32},
+    {.name = "adapters-by-hand-4",
+     .ranks = 4,
+     .reshard = Reshard::never,
+     .micro_batches = 2,
+     .replicas = 2,
+     .by_hand = true,
+     .stored = bf16,
+     .ignores = true},
 };
 
 class TinyStep {
@@ -134,25 +159,31 @@ class TinyStep {
       for (const auto& block : model_.blocks)
         for (const Parameter& p : block.parameters())
           if (p.shape().ndim() == 2) p.set_block_rows(2);
-    const ShardOptions options{.mesh = mesh_of(world, config.replicas),
-                               .precision = {.param = config.param, .reduce = config.reduce},
-                               .reshard_after_forward = config.reshard,
-                               .prefetch_depth = config.prefetch_depth,
-                               .reductions_in_flight = config.reductions_in_flight,
-                               .slice_bytes = config.slice_bytes,
-                               .slices_wait = config.param == bf16,
-                               .piece_bytes = config.piece_bytes,
-                               .offload = config.offload};
+    std::vector<Parameter> gains;
+    if (config.stored) gains = add_bases(model_, *config.stored);
+    if (config.ignores) ignored_ = gains;
+    ShardOptions options{
+        .mesh = mesh_of(world, config.replicas),
+        .precision = {.param = config.param, .reduce = config.reduce, .output = config.output},
+        .reshard_after_forward = config.reshard,
+        .prefetch_depth = config.prefetch_depth,
+        .reductions_in_flight = config.reductions_in_flight,
+        .slice_bytes = config.slice_bytes,
+        .slices_wait = config.param == bf16,
+        .piece_bytes = config.piece_bytes,
+        .offload = config.offload,
+        .ignored = ignored_};
     std::vector<nn::Module*> blocks;
     for (auto& block : model_.blocks) blocks.push_back(&block);
     if (config.lists) fully_shard(blocks, options);
     for (nn::Module* part : model_.parts())
-      if (!part->hook()) fully_shard(*part, options);
+      if (!part->hook()) {
+        // The norm behind the last block is no unit, and casts nothing.
+        options.precision.output = part == blocks.back() ? std::nullopt : config.output;
+        fully_shard(*part, options);
+      }
     fully_shard(model_, options);
-    if (config.by_hand) {
-      set_modules_to_forward_prefetch(model_, {blocks[0]});
-      set_modules_to_backward_prefetch(*blocks[1], {blocks[0]});
-    }
+    if (config.by_hand) decide_by_hand(model_, world);
     model_.materialize(world.device());
     nn::init(model_, {data_seed});
     if (config.hooks)
@@ -165,14 +196,19 @@ class TinyStep {
   // The bits of this rank: the losses of all its micro-batches, the norms, and its shards.
   std::vector<std::byte> train() {
     for (int k = 0; k < config_.steps; ++k) {
-      if (config_.by_hand) set_reductions_in_flight(model_, 1 + k % 2);
-      if (config_.by_hand && k > 0) unshard(model_.blocks[1]);
+      if (config_.by_hand) {
+        set_reductions_in_flight(model_, 1 + k % 2);
+        set_reshard_after_forward(model_.blocks[1], k % 2 ? Reshard::never : Reshard::always);
+      }
       for (int m = 0; m < config_.micro_batches; ++m) {
         begin_micro_batch(model_, config_.accumulation, m + 1 == config_.micro_batches);
+        if (config_.by_hand && k > 0) decide_before_forward(model_);
         const Tensor loss = model_.loss(tokens(k, m, 0), tokens(k, m, 1)) / config_.micro_batches;
+        if (config_.by_hand) decide_before_backward(model_);
         loss.backward();
         kept_.push_back(loss.detach());
       }
+      average(ignored_, world_);
       kept_.push_back(optim::clip_grad_norm(model_.parameters(), 1.0));
       optimizer_->step();
       optimizer_->zero_grad();
@@ -183,7 +219,7 @@ class TinyStep {
     std::vector<std::byte> bits;
     for (const Tensor& value : kept_) {
       const auto* const data = static_cast<const std::byte*>(value.data());
-      bits.insert(bits.end(), data, data + value.numel() * 4);
+      bits.insert(bits.end(), data, data + value.numel() * size_bytes(value.dtype()));
     }
     return bits;
   }
@@ -204,6 +240,7 @@ class TinyStep {
   TinyConfig config_;
   std::uint64_t seed_;
   nn::Llama model_;
+  std::vector<Parameter> ignored_{};
   std::unique_ptr<optim::AdamW> optimizer_;
   std::vector<Tensor> kept_;
 };

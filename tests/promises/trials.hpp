@@ -56,7 +56,9 @@ class Subject {
   Heard try_at(Trap trap, std::uint64_t place, bool is_mine, bool only_collectives = false) {
     Heard heard;
     optimizer_.zero_grad();
-    const std::int64_t live_bytes = ledger().live_bytes();
+    // Without the slots of units that were left open, which a reset closes.
+    const std::int64_t live_bytes = ledger().live_bytes() - ledger().live_bytes("gather slots") -
+                                    ledger().live_bytes("gradient slots");
     trapper_.arm(Trap::none, 0, only_collectives);
     try {
       world_.barrier();  // over messages a rank may hear in here of one that is through already
@@ -121,7 +123,8 @@ class Subject {
   }
   State state() const {
     State state{{}, optimizer_.steps()};
-    for (const Tensor& array : arrays()) state.arrays.push_back(array.to_vector<float>());
+    for (const Tensor& array : arrays())
+      state.arrays.push_back(raw::cast(array, f32).to_vector<float>());
     return state;
   }
   void restore(const State& state) {

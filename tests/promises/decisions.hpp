@@ -1,0 +1,67 @@
+// What programs do to a Llama beyond options: adapters around a base that is stored in few bits,
+// parameters that units leave alone, and decisions by hand. Both tiny trainings take them from
+// here.
+#pragma once
+
+#include <vector>
+
+#include "tessera/autograd/ops.hpp"
+#include "tessera/distributed/collectives.hpp"
+#include "tessera/nn/llama.hpp"
+#include "tessera/shard/runtime_control.hpp"
+#include "tessera/shard/shard_plan.hpp"
+#include "tests/support/double_on_stream.hpp"
+
+namespace tessera::testing {
+
+// Behind each block's call y = h + gain * B h, where B is frozen and stored in `stored`. Before
+// units are made. Returns the gains, which are trained.
+inline std::vector<Parameter> add_bases(nn::Llama& model, DType stored) {
+  const std::int64_t dim = model.config().dim;
+  std::vector<Parameter> gains;
+  for (nn::LlamaBlock& block : model.blocks) {
+    const Parameter base({dim, dim}, Initializer::normal(0, 0.1));
+    const Parameter& gain = gains.emplace_back(Shape{dim}, Initializer::constant(1));
+    base.freeze();
+    base.set_dtype(stored);
+    block.register_parameter("base", base);
+    block.register_parameter("gain", gain);
+    const nn::ForwardHook hook = [base, gain](nn::Module&, const nn::CallTensors&,
+                                              const nn::CallTensors& out) {
+      const Tensor h = out[0];
+      out[0] = h + linear(h, cast(base, h.dtype())) * cast(gain, h.dtype());
+    };
+    block.register_forward_hook(hook);
+  }
+  return gains;
+}
+
+// The gradients of what units leave alone become the mean over all ranks.
+inline void average(const std::vector<Parameter>& ignored, const World& world) {
+  if (world.size() == 1) return;
+  for (const Parameter& p : ignored)
+    raw::copy_into(p.grad(), raw::mul(dist::all_reduce(p.grad(), world), 1. / world.size()));
+}
+
+// Decisions that leave all values as they are, once there are units: lists of what runs ahead, a
+// block that stays open behind backward, and gradients that are divided by twice the number of
+// ranks and doubled by a hook.
+inline void decide_by_hand(nn::Llama& model, const World& world) {
+  set_modules_to_forward_prefetch(model, {&model.blocks[0]});
+  set_modules_to_backward_prefetch(model.blocks[1], {&model.blocks[0]});
+  set_reshard_after_backward(model.blocks[0], false);
+  if (world.size() == 1) return;
+  for (const auto& [name, module] : model.named_modules()) {
+    if (!module->hook()) continue;
+    set_all_reduce_hook(*module, double_on_stream);
+    set_gradient_divide_factor(*module, 2 * world.size());
+  }
+}
+// ... and around each forward: the last block is opened by hand, the first one is closed.
+inline void decide_before_forward(nn::Llama& model) {
+  shard_plan(model);  // after a reset units are opened by hand once there is a plan again
+  unshard(model.blocks[model.blocks.size() - 1]);
+}
+inline void decide_before_backward(nn::Llama& model) { reshard(model.blocks[0]); }
+
+}  // namespace tessera::testing
