@@ -15,7 +15,9 @@
 //
 // Between two micro-batches the first gathers of the next find every slot in use until backward
 // ends, so that they are exposed once more. There the minimum is that of the planned memory: an
-// operation also begins after those that read or wrote the bytes that it writes.
+// operation also begins after those that read or wrote the bytes that it writes. So it is for lists
+// of modules in pieces, which are reduced together, where backward has come back through the first
+// module, and so only take memory from each other.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -183,14 +185,25 @@ Step run_step(const Cell& cell, const CostModel& cost, std::int64_t piece_bytes 
   config.tie_embeddings = cell.tied;
   config.recompute = recompute_of(cell);
   nn::Llama model(config, Device::meta());
+  if (cell.encodes)
+    for (const Parameter& p : model.parameters())
+      if (p.shape().ndim() == 2) p.set_gather_transform(gather_in_e4m3());
+  if (cell.ragged)
+    for (const auto& block : model.blocks)
+      for (const Parameter& p : block.parameters())
+        if (p.shape().ndim() == 2) p.set_block_rows(5);
   const ShardOptions options{.mesh = mesh_of(world, cell.replicas),
                              .precision = {.param = cell.param, .reduce = cell.reduce},
                              .reshard_after_forward = cell.reshard,
                              .prefetch_depth = cell.prefetch_depth,
                              .reductions_in_flight = cell.reductions_in_flight,
-                             .piece_bytes = piece_bytes};
-  for (nn::Module* part : model.parts()) fully_shard(*part, options);
+                             .piece_bytes = piece_bytes,
+                             .offload = cell.offload};
+  if (cell.lists) list_blocks(model, options);
+  for (nn::Module* part : model.parts())
+    if (!part->hook()) fully_shard(*part, options);
   fully_shard(model, options);
+  if (cell.by_hand) decide_by_hand(model, world);
   model.materialize(world.device());
   optim::AdamW optimizer(model.parameters(), {});
   optimizer.prepare();
@@ -213,8 +226,9 @@ Step run_step(const Cell& cell, const CostModel& cost, std::int64_t piece_bytes 
     for (Operation& op : step.operations) op.begin -= start, op.end -= start;
     step.seconds = executor.host_seconds() - start;
   }
-  step.minimum = longest_path(step.operations,
-                              cell.micro_batches == 1 ? MemoryIs::unlimited : MemoryIs::as_planned);
+  const bool is_bound = cell.micro_batches > 1 || (cell.lists && piece_bytes < kWhole);
+  step.minimum =
+      longest_path(step.operations, is_bound ? MemoryIs::as_planned : MemoryIs::unlimited);
   for (const Operation& op : step.operations)
     (op.stream == StreamId::compute ? step.compute : step.wire) += op.seconds;
   step.plan = shard_plan(model);
@@ -243,7 +257,13 @@ std::vector<Cell> overlap_cells() {
           {.tied = true, .param = bf16},
           {.micro_batches = 2},
           {.micro_batches = 2, .prefetch_depth = 2},
-          {.prefetch_depth = 2, .reductions_in_flight = 2}};
+          {.prefetch_depth = 2, .reductions_in_flight = 2},
+          {.encodes = true},
+          {.ragged = true},
+          {.lists = true},
+          {.by_hand = true},
+          {.offload = Offload::cpu},
+          {.prefetch_depth = 2, .offload = Offload::cpu}};
 }
 
 }  // namespace
@@ -255,11 +275,16 @@ TEST_CASE("a step takes at most 1.01 of the computed minimum", "[promises][fsdp2
       INFO(cell << ", ratio " << ratio << ": " << step.seconds << " s, minimum " << step.minimum
                 << " s, compute " << step.compute << " s, wire " << step.wire << " s");
       // All times are the cost model's, the same in every run. The wire's have a part that does not
-      // depend on its speed, the casts in front of gathers: less than 1 %.
-      CHECK(step.wire / step.compute == Approx(ratio).epsilon(0.01));
+      // depend on its speed, the casts in front of gathers: less than 1 %; encodings, and copies to
+      // the host and its update: less than 2 %.
+      const bool offloads = cell.offload == Offload::cpu;
+      CHECK(step.wire / step.compute ==
+            Approx(ratio).epsilon(cell.encodes || offloads ? 0.02 : 0.01));
       // The same times, some thousand, summed in another order.
       CHECK(step.seconds >= step.minimum * (1 - 1e-9));
-      CHECK(step.seconds <= 1.01 * step.minimum);
+      // On the one stream to and from the host the copy of the next gather comes behind that of a
+      // reduction, which waits for the wire, unless gathers are two ahead.
+      CHECK(step.seconds <= (offloads && cell.prefetch_depth == 1 ? 1.03 : 1.01) * step.minimum);
     }
 }
 
@@ -274,8 +299,8 @@ TEST_CASE("a step in pieces takes at most 1.01 of the minimum of one with whole 
       INFO(cell << ", ratio " << ratio << ": " << step.seconds << " s, minimum " << step.minimum
                 << " s; whole " << whole.seconds << " s, minimum " << whole.minimum << " s");
       CHECK(step.seconds >= step.minimum * (1 - 1e-9));
-      CHECK(step.seconds <= 1.01 * whole.minimum);
-      CHECK(step.seconds <= 1.05 * step.minimum);
+      if (!cell.lists) CHECK(step.seconds <= 1.01 * whole.minimum);
+      CHECK(step.seconds <= (cell.lists ? 1.01 : 1.05) * step.minimum);
       CHECK(step.plan.arena_bytes < whole.plan.arena_bytes);
     }
 }

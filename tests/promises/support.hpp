@@ -35,6 +35,7 @@ struct Cell {
   Offload offload = Offload::none;
   bool encodes = false;                     // matrices are gathered in e4m3
   bool ragged = false;                      // the blocks' matrices are cut by blocks of five rows
+  bool lists = false;                       // two blocks are a unit
   bool by_hand = false;                     // as decisions.hpp says, as are the next
   std::optional<DType> stored{}, output{};  // of a frozen base; of what units give
   bool ignores = false;                     // units leave the base's gains alone
@@ -49,10 +50,10 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << ", slices of " << c.slice_bytes << ", pieces of " << c.piece_bytes << ", replicas "
              << c.replicas << ", scaled loss " << c.scales_loss << ", accumulation "
              << static_cast<int>(c.accumulation) << ", offload " << static_cast<int>(c.offload)
-             << ", in e4m3 " << c.encodes << ", ragged " << c.ragged << ", by hand " << c.by_hand
-             << ", base in " << (c.stored ? name(*c.stored) : "none") << ", output "
-             << (c.output ? name(*c.output) : "as it is") << ", gains ignored " << c.ignores
-             << ", fast " << c.is_fast;
+             << ", in e4m3 " << c.encodes << ", ragged " << c.ragged << ", lists " << c.lists
+             << ", by hand " << c.by_hand << ", base in " << (c.stored ? name(*c.stored) : "none")
+             << ", output " << (c.output ? name(*c.output) : "as it is") << ", gains ignored "
+             << c.ignores << ", fast " << c.is_fast;
 }
 
 // The cells that every promise is checked in.
@@ -80,6 +81,7 @@ inline std::vector<Cell> cells() {
       {.reshard = Reshard::always, .freezes = true, .micro_batches = 3, .ragged = true},
       {.tied = true, .micro_batches = 3, .loss_chunk = 40, .slice_bytes = 0, .is_fast = true},
       {.reshard = Reshard::always, .recomputes = true, .loss_chunk = 40, .is_fast = true},
+      {.micro_batches = 3, .layers = 4, .lists = true},
       {.micro_batches = 3, .by_hand = true, .stored = e4m3, .ignores = true},
       {.reshard = Reshard::never,
        .recomputes = true,
@@ -139,6 +141,12 @@ inline nn::LlamaConfig llama_config(const Cell& cell) {
           .recompute = recompute_of(cell)};
 }
 
+// Blocks two by two.
+inline void list_blocks(nn::Llama& model, const ShardOptions& options) {
+  for (std::size_t i = 0; i + 1 < model.blocks.size(); i += 2)
+    fully_shard({&model.blocks[i], &model.blocks[i + 1]}, options);
+}
+
 class Trainee {
  public:
   static constexpr std::int64_t kSamples = 36, kLength = 6;  // of a global batch
@@ -173,7 +181,9 @@ class Trainee {
         .piece_bytes = cell.piece_bytes,
         .offload = cell.offload,
         .ignored = ignored_};
+    if (cell.lists) list_blocks(model_, options);
     for (nn::Module* part : model_.parts()) {
+      if (part->hook()) continue;
       // The norm behind the last block is no unit, and casts nothing.
       const bool is_last = part == &model_.blocks[model_.blocks.size() - 1];
       options.precision.output = is_last ? std::nullopt : cell.output;
