@@ -31,7 +31,9 @@ constexpr Machine kExact{.name = "exact",
                          .link_bytes_per_second = 16,
                          .network_bytes_per_second = 4,
                          .start_seconds = 1,
-                         .contention = 1};
+                         .contention = 1,
+                         .host_link_bytes_per_second = 8,
+                         .host_memory_bytes_per_second = 32};
 
 }  // namespace
 
@@ -128,4 +130,15 @@ TEST_CASE("on a machine collectives go one after another, and compute is slower 
   launch(device.gather(), collective);       // 8 to 12
   launch(device.compute(), {.bytes = 256});  // 9 to 12 one and a half, then two and a half
   CHECK(seconds(StreamId::compute) == 14.5);
+}
+
+TEST_CASE("copies to the host take its link's time, and its own work that of its memory") {
+  const Device device =
+      Device::cpu({.executor = ExecutorKind::virtual_, .cost = {.machine = &kExact}});
+  for (const StreamId stream : {StreamId::transfer, StreamId::offload, StreamId::compute})
+    device.stream(stream).launch({.name = "work", .cost = {.bytes = 128}}, [](Exec&) {});
+  const Executor& executor = device.context().executor();
+  CHECK(executor.seconds(StreamId::transfer) == 8);  // 64 bytes, read here and written there
+  CHECK(executor.seconds(StreamId::offload) == 4);
+  CHECK(executor.seconds(StreamId::compute) == 2);
 }

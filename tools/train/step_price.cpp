@@ -12,7 +12,7 @@ namespace tessera::train {
 namespace {
 
 constexpr std::size_t kMostOperations = 5;
-constexpr std::size_t kBounds = 5;
+constexpr std::size_t kBounds = 7;
 
 std::string fixed(double value, int digits) {
   char text[64];
@@ -35,7 +35,7 @@ class StepPricer::Watch final : public Observer {
   void begin() {
     kinds_.clear();
     launches_ = kernels_ = 0;
-    wire_ = wire_of_compute_ = idle_ = 0;
+    wire_ = wire_of_compute_ = idle_ = copies_ = updates_ = 0;
     reached_ = begin_ = executor_.seconds(StreamId::compute);
     waited_ = waited_at_begin_ = executor_.waited_seconds(StreamId::compute);
   }
@@ -47,6 +47,8 @@ class StepPricer::Watch final : public Observer {
         executor_.waited_seconds(StreamId::compute) - waited_at_begin_ + wire_of_compute_;
     step.wire_seconds = wire_;
     step.idle_seconds = idle_;
+    step.copy_seconds = copies_;
+    step.host_seconds = updates_;
     step.launches = launches_;
     step.kernels = kernels_;
     for (const auto& [name, kind] : kinds_) {
@@ -62,7 +64,7 @@ class StepPricer::Watch final : public Observer {
 
   // `virtual` tells all three of an operation before the next one, and launches at the host's time.
   void launched(StreamId stream, Tick, const Op& op) override {
-    current_ = price(machine_, op.cost);
+    current_ = price(machine_, op.cost, stream);
     ++launches_;
     launched_ = executor_.seconds(stream);
     if (stream != StreamId::compute) return;
@@ -86,6 +88,8 @@ class StepPricer::Watch final : public Observer {
     kind.seconds += seconds;
     kind.of_bound[static_cast<std::size_t>(current_.bound)] += seconds;
     if (current_.bound == Bound::wire) wire_ += seconds;
+    if (stream == StreamId::transfer) copies_ += seconds;
+    if (stream == StreamId::offload) updates_ += seconds;
     if (stream != StreamId::compute) return;
     if (current_.bound == Bound::wire) wire_of_compute_ += seconds;
     reached_ = end;
@@ -105,7 +109,7 @@ class StepPricer::Watch final : public Observer {
   Price current_;
   double begin_ = 0, reached_ = 0, launched_ = 0, started_ = 0;
   double waited_ = 0, waited_at_begin_ = 0;
-  double wire_ = 0, wire_of_compute_ = 0, idle_ = 0;
+  double wire_ = 0, wire_of_compute_ = 0, idle_ = 0, copies_ = 0, updates_ = 0;
 };
 
 StepPricer::StepPricer(const World& world, const Machine& machine)
@@ -145,6 +149,12 @@ std::string describe(const StepPrice& price, const PricedStep& step) {
              share(price.exposed_seconds), " of the step, of ", milliseconds(price.wire_seconds),
              " of collectives; compute waits for the host ", milliseconds(price.idle_seconds), "; ",
              price.launches, " operations, ", price.kernels, " kernels on the compute stream\n");
+  if (price.host_seconds > 0)
+    text +=
+        concat("  offload: ", milliseconds(price.copy_seconds), " of copies, ",
+               milliseconds(price.host_seconds),
+               " of the host's casts, sums and update; what compute waits for of them counts as "
+               "exposed communication\n");
   char line[128];
   std::snprintf(line, sizeof line, "  %-26s %8s %14s %8s  %s\n", "most expensive operations",
                 "times", "on its stream", "of step", "bound by");

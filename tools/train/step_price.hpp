@@ -28,6 +28,8 @@ struct StepPrice {
   double exposed_seconds = 0;         // compute waits for another stream (casts, too), or its wire
   double wire_seconds = 0;            // collectives, hidden or not
   double idle_seconds = 0;            // compute waits for the host
+  double copy_seconds = 0;            // of what is offloaded, between host and device
+  double host_seconds = 0;            // and what the host computes of it
   std::int64_t launches = 0;          // on all streams
   std::int64_t kernels = 0;           // on the compute stream, as operations declare them
   std::vector<Operation> operations;  // the one that takes longest first

@@ -61,9 +61,6 @@ void check_given(const Config& config) {
     if (config.metrics.peak_tflops)
       fail("metrics.peak_tflops=", *config.metrics.peak_tflops, ": ", machine,
            " has a peak of its own; leave one of them out");
-    if (config.training.enable_cpu_offload)
-      fail(machine, ": prices neither the copies to the host nor its updates; leave it out, or ",
-           "training.enable_cpu_offload");
   }
   if (config.training.enable_cpu_offload && config.optimizer.name == OptimizerName::muon)
     fail(

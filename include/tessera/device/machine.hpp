@@ -4,6 +4,7 @@
 //
 //   kernel       │ launch │ the longer of its products and its bytes │
 //   collective   │ start  │ hops              │ bytes over the slowest of the links on their way
+//   offload      │ launch │ bytes over the link to the host, or through the host's memory
 //
 // All collectives of a rank share its links: one begins when the one before is through. While one
 // is on its way, compute gets less done: it takes multiprocessors and bandwidth of memory.
@@ -25,9 +26,10 @@ namespace tessera {
 enum class WireAlgorithm : std::uint8_t { two_level, ring };
 
 // What an operation waits for most.
-enum class Bound : std::uint8_t { compute, memory, launch, wire, host };
+enum class Bound : std::uint8_t { compute, memory, launch, wire, host, host_link, host_memory };
 constexpr std::string_view name(Bound bound) {
-  constexpr std::string_view kNames[] = {"compute", "memory", "launch", "wire", "host"};
+  constexpr std::string_view kNames[] = {"compute", "memory",    "launch",     "wire",
+                                         "host",    "host link", "host memory"};
   return kNames[static_cast<std::size_t>(bound)];
 }
 
@@ -53,7 +55,9 @@ struct Machine {
   double start_seconds = 0;             // of a collective
   double link_hop_seconds = 0, network_hop_seconds = 0;  // of a ring's step
   double contention = 0;  // by so much longer compute takes while a collective is on its way
-  // What a program reaches of the rates of compute and memory above: fitted to a run of it.
+  double host_link_bytes_per_second = 0;    // between a GPU and its host, each direction
+  double host_memory_bytes_per_second = 0;  // of the host, read and written: one GPU's share
+  // What a program reaches of the GPU's rates of compute and memory: fitted to a run of it.
   double efficiency = 1;
   WireAlgorithm wire = WireAlgorithm::two_level;
 };
@@ -61,6 +65,8 @@ struct Machine {
 // Hops and start: NCCL, src/graph/tuning.cc, ring and protocol Simple over NVLink and a network
 // (older releases have 9.6e-6 for a hop of the network).
 // Contention: NCCL's kernels slow the products beside them by 30 to 40 %, pytorch/pytorch#179937.
+// Host link and memory: estimates, 87 % of PCIe 5.0 x16 (PCIe 4.0: the A100's) and four fifths of
+// the memory that a DGX's two processors have beside 8 GPUs, by the data sheets.
 // Launch and host: estimates, until a GPU has been measured here.
 inline constexpr Machine kH100{
     .name = "h100",
@@ -78,7 +84,9 @@ inline constexpr Machine kH100{
     .start_seconds = 8.4e-6,
     .link_hop_seconds = 3.4e-6,
     .network_hop_seconds = 14e-6,
-    .contention = 0.35};
+    .contention = 0.35,
+    .host_link_bytes_per_second = 55e9,
+    .host_memory_bytes_per_second = 61e9};
 
 constexpr Machine make_h200() {
   Machine m = kH100;
@@ -104,7 +112,9 @@ inline constexpr Machine kB200{
     .start_seconds = 8.4e-6,
     .link_hop_seconds = 3.4e-6,
     .network_hop_seconds = 14e-6,
-    .contention = 0.35};
+    .contention = 0.35,
+    .host_link_bytes_per_second = 55e9,
+    .host_memory_bytes_per_second = 72e9};
 
 inline constexpr Machine kA100{
     .name = "a100",
@@ -122,7 +132,9 @@ inline constexpr Machine kA100{
     .start_seconds = 8.4e-6,
     .link_hop_seconds = 3.4e-6,
     .network_hop_seconds = 14e-6,
-    .contention = 0.35};
+    .contention = 0.35,
+    .host_link_bytes_per_second = 27e9,
+    .host_memory_bytes_per_second = 41e9};
 
 inline constexpr std::array<Machine, 4> kMachines = {kH100, kH200, kB200, kA100};
 
@@ -198,10 +210,18 @@ struct Price {
   Bound bound = Bound::launch;
 };
 
-// How long a stream is busy with an operation that has the machine to itself.
-constexpr Price price(const Machine& machine, const Cost& cost) {
+// How long a stream is busy with an operation that has the machine to itself. What `transfer` does
+// is a copy, whose bytes are read on one side and written on the other; `offload` is the host's.
+constexpr Price price(const Machine& machine, const Cost& cost,
+                      StreamId stream = StreamId::compute) {
   if (cost.wire_bytes > 0)
     return {collective_seconds(machine, cost.ranks, cost.rank_step, cost.wire_bytes), Bound::wire};
+  if (stream == StreamId::transfer)
+    return {machine.launch_seconds + cost.bytes / 2 / machine.host_link_bytes_per_second,
+            Bound::host_link};
+  if (stream == StreamId::offload)
+    return {machine.launch_seconds + cost.bytes / machine.host_memory_bytes_per_second,
+            Bound::host_memory};
   const double compute = cost.flops > 0 ? cost.flops / product_rate(machine, cost.products) /
                                               machine.efficiency
                                         : 0,
@@ -223,5 +243,7 @@ static_assert(shape_share(kH100, {.batch = 133, .m = 128, .n = 128, .k = 128}) <
 static_assert(price(kH100, {.bytes = 2.9e12}).bound == Bound::memory);
 static_assert(price(kH100, {}).seconds == kH100.launch_seconds);
 static_assert(price(kH100, {.kernels = 2}).seconds == 2 * kH100.launch_seconds);
+static_assert(price(kH100, {.bytes = 110e9}, StreamId::transfer).seconds > 1);
+static_assert(price(kH100, {.bytes = 61e9}, StreamId::offload).seconds > 1);
 
 }  // namespace tessera

@@ -110,7 +110,7 @@ class VirtualExecutor final : public Executor {
  private:
   double end_of(StreamId stream, double begin, const Cost& cost) {
     if (cost_.machine == nullptr) return begin + cost_.seconds(cost);
-    const double seconds = price(*cost_.machine, cost).seconds;
+    const double seconds = price(*cost_.machine, cost, stream).seconds;
     if (cost.wire_bytes > 0)
       links_.add(begin, begin + seconds);
     else if (stream == StreamId::compute)
