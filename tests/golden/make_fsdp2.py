@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Writes fsdp2.json beside itself: losses and gradient norms of tiny Llamas that PyTorch's fully_shard trains on 2 and 4 ranks (CPU, gloo).
+"""Writes fsdp2.json beside itself: losses, gradient norms and gradients of tiny Llamas that PyTorch's fully_shard trains on 2 and 4 ranks
+(CPU, gloo).
 
     pip install torch        # the CPU build does
     python3 tests/golden/make_fsdp2.py [CELL...]
 
 tests/parity/fsdp2_golden_test trains the same cells: weights and tokens come from the formulas of make_losses.py. Beside each stands what
-one process gives in float64, which says how much of a difference is rounding.
+one process gives in float64, which says how much of a difference is rounding. Of a gradient stands, for the first step and the last,
+the sum of its elements with signs from a formula: of each parameter, by name, null for none.
 """
 import datetime
 import json
@@ -29,28 +31,26 @@ CONFIG = dict(dim=24, n_layers=2, n_heads=4, n_kv_heads=2, ffn_dim=40, vocab_siz
 UNEVEN = CONFIG | dict(dim=6, n_heads=1, n_kv_heads=1, ffn_dim=7)  # of 6 rows the last of 4 ranks has none
 ADAMW = dict(name="AdamW", lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 SGD = dict(name="SGD", lr=0.5, momentum=0.9)  # AdamW counts the steps of each parameter, ours those of the optimizer
-PLAIN = dict(ranks=4, replicas=1, config=CONFIG, tied=False, param_dtype="float32", optimizer=ADAMW, no_decay=False, micro_batches=1,
+RANKS = (2, 4)
+PLAIN = dict(replicas=1, config=CONFIG, tied=False, param_dtype="float32", optimizer=ADAMW, no_decay=False, micro_batches=1,
              reduces="each", norm_type=2.0, max_norm=1.0, recompute=False, frozen=[], thaws_at=0, offload=False)
-CELLS = {
-    "plain, 2 ranks": dict(ranks=2),
-    "plain, 4 ranks": {},
-    "bf16, 2 ranks": dict(ranks=2, param_dtype="bfloat16"),
-    "bf16, 4 ranks": dict(param_dtype="bfloat16"),
-    "hybrid, 2 x 2": dict(replicas=2),
-    "replicated, 2 ranks": dict(ranks=2, replicas=2),
+CELLS = {  # replicas: as many, or as many as there are ranks
+    "plain": {},
+    "bf16": dict(param_dtype="bfloat16"),
+    "hybrid": dict(replicas=2),
+    "replicated": dict(replicas=4),
     "3 micro-batches, each reduced": dict(micro_batches=3),
     "3 micro-batches, the last reduced": dict(micro_batches=3, reduces="last"),
     "3 micro-batches, hybrid, reduced over replicas at the last": dict(replicas=2, micro_batches=3, reduces="over replicas last"),
     "clipped by the sum of magnitudes": dict(norm_type=1.0, max_norm=20.0),
     "clipped by the largest magnitude": dict(norm_type=math.inf, max_norm=0.02),
     "tied": dict(tied=True),
-    "uneven, 2 ranks": dict(ranks=2, config=UNEVEN),
-    "uneven, 4 ranks": dict(config=UNEVEN),
+    "uneven": dict(config=UNEVEN),
     "a block frozen and thawed": dict(optimizer=SGD, frozen=["model.layers.0."], thaws_at=5),
     "norms frozen": dict(optimizer=SGD, frozen=["norm.weight"], thaws_at=STEPS),
     "recomputed": dict(recompute=True),
     "offloaded": dict(offload=True),
-    "offloaded, bf16, 3 micro-batches": dict(ranks=2, param_dtype="bfloat16", micro_batches=3, offload=True),
+    "offloaded, bf16, 3 micro-batches": dict(param_dtype="bfloat16", micro_batches=3, offload=True),
     "no decay of norms and embeddings": dict(no_decay=True, optimizer=ADAMW | dict(weight_decay=1.0)),
 }
 
@@ -139,16 +139,23 @@ def make_optimizer(model, cell):
     return getattr(torch.optim, cell["optimizer"]["name"])(groups, **options)
 
 
+def signed_sum(name, gradient):
+    signs = 1.0 - 2.0 * torch.from_numpy((bits(fnv1a(f"{SEED} signs {name}"), gradient.numel()) & 1).astype("float64"))
+    return (gradient.flatten().double() * signs).sum().item()
+
+
 def train(cell, rank, ranks, dtype=torch.float32):
-    """The mean loss of the ranks and the norm before clipping, of each step. In one rank there are no units."""
+    """Of each step the mean loss of the ranks and the norm before clipping; signed sums of the gradients of the first and the last. In one
+    rank there are no units."""
     model = Llama(cell["config"], cell["tied"], cell["recompute"]).to(dtype)
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(weight(name, tuple(p.shape)))
     if ranks > 1:
         sizes, names = (ranks,), ("shard",)
-        if cell["replicas"] > 1:
-            sizes, names = (cell["replicas"], ranks // cell["replicas"]), ("replicate", "shard")
+        replicas = min(cell["replicas"], ranks)
+        if replicas > 1:
+            sizes, names = (replicas, ranks // replicas), ("replicate", "shard")
         options = dict(mesh=init_device_mesh("cpu", sizes, mesh_dim_names=names))
         if cell["param_dtype"] != "float32":
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=getattr(torch, cell["param_dtype"]), reduce_dtype=torch.float32)
@@ -158,7 +165,7 @@ def train(cell, rank, ranks, dtype=torch.float32):
             fully_shard(part, **options)
         fully_shard(model, **options)
     optimizer = make_optimizer(model, cell)
-    losses, norms = [], []
+    losses, norms, gradients = [], [], []
     for step in range(STEPS):
         for name, p in model.named_parameters():
             if any(part in name for part in cell["frozen"]):
@@ -173,6 +180,9 @@ def train(cell, rank, ranks, dtype=torch.float32):
             loss = model(*batch(step, micro, rank, ranks)) / cell["micro_batches"]
             loss.backward()
             loss_of_step += loss.detach()
+        if step in (0, STEPS - 1):
+            whole = {name: p.grad if ranks == 1 or p.grad is None else p.grad.full_tensor() for name, p in model.named_parameters()}
+            gradients.append([None if g is None else signed_sum(name, g) for name, g in sorted(whole.items())])
         norm = nn.utils.clip_grad_norm_(model.parameters(), cell["max_norm"], norm_type=cell["norm_type"])
         norms.append((norm.full_tensor() if ranks > 1 else norm).item())
         if ranks > 1:
@@ -180,7 +190,7 @@ def train(cell, rank, ranks, dtype=torch.float32):
         losses.append(loss_of_step.item() / ranks)
         optimizer.step()
         optimizer.zero_grad()
-    return losses, norms
+    return dict(losses=losses, grad_norms=norms, gradients=gradients)
 
 
 def run_rank(rank, ranks, cells, folder):
@@ -194,24 +204,34 @@ def run_rank(rank, ranks, cells, folder):
     dist.destroy_process_group()
 
 
+def rounded(value):
+    """Nine digits, which every float32 keeps."""
+    if isinstance(value, list):
+        return [rounded(v) for v in value]
+    return value if value is None else float(f"{value:.9g}")
+
+
 def main():
     torch.set_num_threads(1)
     chosen = sys.argv[1:] or list(CELLS)
     cells = {name: PLAIN | CELLS[name] for name in chosen}
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for ranks in sorted({cell["ranks"] for cell in cells.values()}):
-            mine = {name: cell for name, cell in cells.items() if cell["ranks"] == ranks}
-            torch.multiprocessing.spawn(run_rank, (ranks, mine, folder), nprocs=ranks)
-            found |= json.loads(pathlib.Path(folder, f"{ranks}.json").read_text())
+        for ranks in RANKS:
+            torch.multiprocessing.spawn(run_rank, (ranks, cells, folder), nprocs=ranks)
+            found[ranks] = json.loads(pathlib.Path(folder, f"{ranks}.json").read_text())
     lines = []
     for name, cell in cells.items():
-        (losses, norms), (exact, exact_norms) = found[name], train(cell, 0, 1, torch.float64)
-        lines.append("  " + json.dumps(dict(name=name) | cell | dict(losses=losses, grad_norms=norms, losses_f64=exact,
-                                                                       grad_norms_f64=exact_norms)).replace("Infinity", '"inf"'))
-        print(f"{name}: loss {losses[0]:.6f} -> {losses[-1]:.6f}, norm {norms[0]:.4f}, float64 differs by at most "
-              f"{max(abs(a - b) for a, b in zip(losses, exact)):.1e}, norms {max(abs(a / b - 1) for a, b in zip(norms, exact_norms)):.1e}")
-    head = dict(made_by="tests/golden/make_fsdp2.py", pytorch=torch.__version__, seed=SEED, rows=ROWS, length=LENGTH)
+        runs = {"float64": train(cell, 0, 1, torch.float64)} | {str(ranks): found[ranks][name] for ranks in RANKS}
+        runs = {of: {what: rounded(values) for what, values in run.items()} for of, run in runs.items()}
+        lines.append("  " + json.dumps(dict(name=name) | CELLS[name] | dict(runs=runs)).replace("Infinity", '"inf"'))
+        exact = runs["float64"]
+        for ranks in map(str, RANKS):
+            losses, norms = runs[ranks]["losses"], runs[ranks]["grad_norms"]
+            print(f"{name}, {ranks} ranks: loss {losses[0]:.6f} -> {losses[-1]:.6f}, norm {norms[0]:.4f}, float64 differs by at most "
+                  f"{max(abs(a - b) for a, b in zip(losses, exact['losses'])):.1e}, norms "
+                  f"{max(abs(a / b - 1) for a, b in zip(norms, exact['grad_norms'])):.1e}")
+    head = dict(made_by="tests/golden/make_fsdp2.py", pytorch=torch.__version__, seed=SEED, rows=ROWS, length=LENGTH, plain=PLAIN)
     text = "{\n" + "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
     text += ' "cells": [\n' + ",\n".join(lines) + "\n ]\n}\n"
     if not sys.argv[1:]:
