@@ -5,6 +5,7 @@
 
 #include "tessera/distributed/distributed_tensor.hpp"
 #include "tests/shard/support.hpp"
+#include "tests/support/mesh.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -208,13 +209,15 @@ TEST_CASE("models of 8, 3 and 1 start on 4 ranks with the values of one, and tra
 
 TEST_CASE("a parameter is its shard before, between and after passes, and whole within its call",
           "[threads][fsdp2-027][fsdp2-028]") {
-  for (const Reshard reshard : {Reshard::automatic, Reshard::always, Reshard::never}) {
+  for (const Reshard reshard :
+       {Reshard::automatic, Reshard::always, Reshard::never, Reshard::to(2)}) {
+    INFO("reshard " << reshard);
     struct Found {
       bool is_shard = true;
-      std::string inside, outside;
+      std::string outside;
       std::vector<float> whole;
     };
-    const auto found = on_ranks(2, [&](World& world) {
+    const auto found = on_ranks(reshard.is_partial() ? 4 : 2, [&](World& world) {
       Mlps model(3);
       model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = reshard});
       nn::init(model, {4}, world.device());
@@ -240,7 +243,6 @@ TEST_CASE("a parameter is its shard before, between and after passes, and whole 
       f.is_shard = f.is_shard && weight.grad().shape() == weight.shard().shape();
       return f;
     });
-    std::vector<float> whole;
     for (const Found& f : found) {
       CHECK(f.is_shard);
       CHECK_THAT(f.outside, Contains("mlps.1.in.weight") && Contains("inside the module's call"));
@@ -264,12 +266,12 @@ TEST_CASE("layers that come and go at one address are each sharded once", "[fsdp
 
 TEST_CASE("views of state are the shards, over updates and passes, and a load writes them back",
           "[threads][fsdp2-106][fsdp2-107]") {
-  for (const int ranks : {1, 2, 4})
+  for (const auto& [ranks, replicas] : {std::pair(1, 1), {2, 1}, {4, 1}, {2, 2}, {4, 2}})
     for (const std::int64_t dim : {2, 3, 4, 5}) {
-      INFO(ranks << " ranks, dim " << dim);
-      const auto fit = on_ranks(ranks, [&](World& world) {
+      INFO(ranks << " ranks, " << replicas << " replicas, dim " << dim);
+      const auto fit = on_ranks(ranks, [&, replicas = replicas](World& world) {
         Mlps model(dim);
-        model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = Reshard::never});
+        model.shard({.mesh = mesh_of(world, replicas), .reshard_after_forward = Reshard::never});
         nn::init(model, {4}, world.device());
         optim::AdamW optimizer(model.parameters(), {.lr = 0.1});
         const StateDict start = model.state_dict(),
@@ -295,6 +297,7 @@ TEST_CASE("views of state are the shards, over updates and passes, and a load wr
             all[name] = state.at(name).values.to_vector<float>();
           return all;
         };
+        // Rank 0 has rows of every parameter; of 2 rows on 4 ranks some others have none.
         moved = !same_bits(values(views), values(start)) || world.rank() > 0;
         model.load(start);
         look();
@@ -306,23 +309,40 @@ TEST_CASE("views of state are the shards, over updates and passes, and a load wr
 
 TEST_CASE("a mesh of ranks that are named one by one trains as one of as many",
           "[threads][fsdp2-019]") {
-  const auto train = [](World& world, const DeviceMesh& mesh) {
+  // `place`: of this rank in the mesh, row by row.
+  const auto train = [](World& world, const DeviceMesh& mesh, int place) {
     Mlps model(4);
     model.shard({.mesh = mesh});
     nn::init(model, {4}, world.device());
-    const Tensor loss = mean_square(model(rows_of(3, 2 * mesh.shard_rank(), 2, 4, world.device())));
+    const Tensor loss = mean_square(model(rows_of(3, 2 * place, 2, 4, world.device())));
     loss.backward();
     Values seen = shard_gradients(model);
     seen["loss"] = loss.to_vector<float>();
     return seen;
   };
-  const auto flat =
-      on_ranks(2, [&](World& world) { return train(world, DeviceMesh::flat(world)); });
+  const auto flat = on_ranks(
+      2, [&](World& world) { return train(world, DeviceMesh::flat(world), world.rank()); });
   const auto named = on_ranks(3, [&](World& world) {
     const DeviceMesh mesh = DeviceMesh::grid(world, {{"dp_shard", 2}}, std::vector<int>{2, 0});
-    return mesh.is_member() ? train(world, mesh) : Values();
+    return mesh.is_member() ? train(world, mesh, mesh.shard_rank()) : Values();
   });
   CHECK(same_bits(named[2], flat[0]));
   CHECK(same_bits(named[0], flat[1]));
   CHECK(named[1].empty());
+  // Two dimensions: rows of 3, 1 and of 0, 4.
+  const std::vector<int> ranks = {3, 1, 0, 4};
+  const auto hybrid = on_ranks(4, [&](World& world) {
+    const DeviceMesh mesh = DeviceMesh::hybrid(world, {.replicate = 2, .shard = 2});
+    return train(world, mesh, world.rank());
+  });
+  const auto chosen = on_ranks(5, [&](World& world) {
+    const DeviceMesh mesh = DeviceMesh::grid(world, {{"dp_replicate", 2}, {"dp_shard", 2}}, ranks);
+    if (!mesh.is_member()) return Values();
+    CHECK(std::equal(mesh.ranks().begin(), mesh.ranks().end(), ranks.begin(), ranks.end()));
+    return train(world, mesh, mesh.group("dp_replicate").rank() * 2 + mesh.shard_rank());
+  });
+  for (std::size_t place = 0; place < ranks.size(); ++place)
+    CHECK(same_bits(chosen[static_cast<std::size_t>(ranks[place])], hybrid[place]));
+  CHECK(!same_bits(hybrid[0], flat[0]));
+  CHECK(chosen[2].empty());
 }

@@ -93,7 +93,7 @@ TEST_CASE("parts over neighbours train to the bits of full shards", "[shard][thr
   }
 }
 
-TEST_CASE("backward gathers from neighbours what forward gathered from all", "[shard]") {
+TEST_CASE("backward gathers from neighbours what forward gathered from all", "[shard][fsdp2-069]") {
   constexpr int k = 2;
   struct Found {
     Submitted step, second, twice, stale, changed;

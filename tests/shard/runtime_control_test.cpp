@@ -195,7 +195,7 @@ TEST_CASE("whether units are gathered for backward may change between steps",
 }
 
 TEST_CASE("units that backward leaves open are gathered once for several micro-batches",
-          "[threads]") {
+          "[threads][fsdp2-044]") {
   constexpr int kSteps = 16;  // some until the way of stepping has come to rest
   for (const Reshard way : kWays) {
     const auto seen = on_ranks(2, [&](World& world) {
