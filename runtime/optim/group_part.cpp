@@ -60,9 +60,8 @@ Tensor GroupPart::gradient(const Stretch& stretch) const {
 
 Tensor GroupPart::counts(const Stretch& stretch) const {
   group->await_reduced();
-  return group->gradient.view(
-      {static_cast<std::int64_t>(stretch.end - stretch.first)}, {1},
-      group->gradient_numel + static_cast<std::int64_t>(stretch.first));
+  return group->gradient.view({static_cast<std::int64_t>(stretch.end - stretch.first)}, {1},
+                              group->gradient_numel + static_cast<std::int64_t>(stretch.first));
 }
 
 }  // namespace tessera

@@ -166,7 +166,8 @@ MatrixRing::Received MatrixRing::send_momenta(const Turn& turn, std::size_t lane
     const Tensor rows = flat(parts, m.position.owner * turn.width + m.position.offset);
     raw::copy_into(rows, flat(state.moments[0], m.moment_offset));
     if (options.nesterov)
-      raw::axpby(rows, flat(state.group->await_gradient(), entry.gradient_offset), 1 - momentum, momentum);
+      raw::axpby(rows, flat(state.group->await_gradient(), entry.gradient_offset), 1 - momentum,
+                 momentum);
   }
   return exchange("muon_momenta", parts);
 }
