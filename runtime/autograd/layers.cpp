@@ -12,7 +12,6 @@ using autograd::Gradients;
 using autograd::GradientSink;
 using autograd::record;
 using autograd::Saved;
-using autograd::statistics_dtype;
 using detail::launch;
 using detail::reads;
 using detail::reads_some;

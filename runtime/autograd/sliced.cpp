@@ -21,7 +21,6 @@ using detail::launch;
 using detail::reads;
 using detail::table;
 using detail::updates;
-using detail::updates_some;
 using detail::writes;
 using raw::Transpose;
 
