@@ -10,7 +10,6 @@
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/grad_scaler.hpp"
-#include "tessera/optim/sgd.hpp"
 #include "tests/optim/helpers.hpp"
 #include "tests/support/race_check.hpp"
 
@@ -208,7 +207,7 @@ TEST_CASE("ranks with different shards find one norm and one factor",
 
 namespace {
 
-// SGD as a program writes it, which knows nothing of clipping.
+// Descent as a program writes it, which knows nothing of clipping.
 class Outside final : public optim::Optimizer {
  public:
   explicit Outside(const std::vector<Parameter>& parameters)
@@ -291,16 +290,6 @@ TEST_CASE("a coefficient that the optimizer applies gives the bits of a pass ove
          optim::AdamW adamw(r.bag.parameters(), {.lr = 0.1});
          for (int k = 0; k < 3; ++k) r.step(adamw);
        }},
-      {"SGD", 0,
-       [](Run& r) {
-         optim::Sgd sgd(r.bag.parameters(), {.lr = 0.1, .weight_decay = 0.1});
-         for (int k = 0; k < 2; ++k) r.step(sgd);
-       }},
-      {"SGD with momentum", 0,
-       [](Run& r) {
-         optim::Sgd sgd(r.bag.parameters(), {.lr = 0.1, .momentum = 0.9});
-         for (int k = 0; k < 3; ++k) r.step(sgd);
-       }},
       {"an optimizer from outside", 2,
        [](Run& r) {
          Outside outside(r.bag.parameters());
@@ -333,7 +322,7 @@ TEST_CASE("a coefficient that the optimizer applies gives the bits of a pass ove
       {"optimizers of some of the parameters each", 1,
        [](Run& r) {
          optim::AdamW some({r.bag.items[0], r.bag.items[2]});
-         optim::Sgd other({r.bag.items[1]});
+         optim::AdamW other({r.bag.items[1]});
          r.backward();
          r.clip();
          some.step();
@@ -425,7 +414,7 @@ TEST_CASE("a coefficient that the optimizer applies gives the bits of a pass ove
        }},
       {"a norm that is no number, and a gradient dropped in part", 1,
        [](Run& r) {
-         optim::Sgd some({r.bag.items[0]}), others({r.bag.items[1], r.bag.items[2]});
+         optim::AdamW some({r.bag.items[0]}), others({r.bag.items[1], r.bag.items[2]});
          auto gradients = random_gradients(r.draw, 0.1f, 3);
          gradients[2][0] = INFINITY;
          give_gradients(r.bag, gradients);

@@ -81,6 +81,35 @@ TEST_CASE("SGD follows its formula, with and without momentum", "[optim]") {
           steps * kEps * (f.references[i].largest + options.lr * 756));
 }
 
+// What other optimizers do with it: clip_test.
+TEST_CASE("SGD multiplies by the coefficient that clipping leaves to it", "[optim]") {
+  const double momentum = GENERATE(0.0, 0.9);
+  Fixture f;
+  INFO("seed " << f.draw.seed);
+  Bag same(kShapes);
+  same.materialize(f.device);
+  f.bag.materialize(f.device);
+  f.start();
+  for (std::size_t i = 0; i < kShapes.size(); ++i) set(same.items[i], get(f.bag.items[i]));
+  const optim::SgdOptions options{.lr = 0.1, .momentum = momentum, .weight_decay = 0.1};
+  optim::Sgd in_place(same.parameters(), options), leaves(f.bag.parameters(), options);
+  for (int k = 0; k < 3; ++k) {
+    const auto gradients = f.gradients({0, 1, 2, 3, 4});
+    give_gradients(same, gradients);
+    give_gradients(f.bag, gradients);
+    const auto norm_of = [](Bag& bag, optim::Clip how) {
+      return optim::clip_grad_norm(bag.parameters(), 0.5, optim::NormType::l2, how).item();
+    };
+    CHECK(norm_of(same, optim::Clip::in_place) == norm_of(f.bag, optim::Clip::in_optimizer));
+    for (optim::Sgd* const optimizer : {&in_place, &leaves}) {
+      optimizer->step();
+      optimizer->zero_grad();
+    }
+    for (std::size_t i = 0; i < kShapes.size(); ++i)
+      CHECK(get(same.items[i]) == get(f.bag.items[i]));
+  }
+}
+
 TEST_CASE("an optimizer touches its own parameters only, at the rate set last", "[optim]") {
   Fixture f;
   INFO("seed " << f.draw.seed);
