@@ -43,6 +43,14 @@ inline void average(const std::vector<Parameter>& ignored, const World& world) {
     raw::copy_into(p.grad(), raw::mul(dist::all_reduce(p.grad(), world), 1. / world.size()));
 }
 
+// Matrices that are not streamed are sharded by columns where the ranks divide them.
+inline auto by_columns(const DeviceMesh& mesh) {
+  return [ranks = mesh.shard_size()](const Parameter& p) {
+    const Shape& shape = p.shape();
+    return Shard{shape.ndim() == 2 && shape[1] % ranks == 0 && !p.is_streamed() ? 1 : 0};
+  };
+}
+
 // Decisions that leave all values as they are, once there are units: lists of what runs ahead, a
 // block that stays open behind backward, and gradients that are divided by twice the number of
 // ranks and doubled by a hook.

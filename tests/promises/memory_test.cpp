@@ -20,8 +20,8 @@ Padded padded(const nn::Module& model, int rank, int ranks) {
   Padded sum;
   for (const Parameter& p : model.parameters()) {
     const bool is_whole = !p.unit();
-    const ShardSpec spec{p.shape(), is_whole ? 1 : ranks, is_whole ? 0 : rank,
-                         0,         p.spec().block_rows,  p.spec().extra_from};
+    const ShardSpec spec{p.shape(),           is_whole ? 1 : ranks, is_whole ? 0 : rank, 0,
+                         p.spec().block_rows, p.spec().extra_from,  p.spec().dim};
     const auto element = static_cast<std::int64_t>(size_bytes(p.dtype()));
     const std::int64_t bytes = (spec.chunk_numel() * element + 255) / 256 * 256;
     sum.bytes += bytes;

@@ -33,10 +33,10 @@ struct Cell {
   bool scales_loss = false;
   Accumulation accumulation = Accumulation::reduced;
   Offload offload = Offload::none;
-  bool encodes = false;                     // matrices are gathered in e4m3
-  bool ragged = false;                      // the blocks' matrices are cut by blocks of five rows
-  bool lists = false;                       // two blocks are a unit
-  bool by_hand = false;                     // as decisions.hpp says, as are the next
+  bool encodes = false;  // matrices are gathered in e4m3
+  bool ragged = false;   // the blocks' matrices are cut by blocks of five rows
+  bool lists = false;    // two blocks are a unit
+  bool by_hand = false;  // by columns, and as decisions.hpp says, as are the next
   std::optional<DType> stored{}, output{};  // of a frozen base; of what units give
   bool ignores = false;                     // units leave the base's gains alone
   bool is_fast = false;                     // the loss knows its gradient, and the optimizer clips
@@ -181,6 +181,7 @@ class Trainee {
         .piece_bytes = cell.piece_bytes,
         .offload = cell.offload,
         .ignored = ignored_};
+    if (cell.by_hand) options.shard_placement_fn = by_columns(mesh);
     if (cell.lists) list_blocks(model_, options);
     for (nn::Module* part : model_.parts()) {
       if (part->hook()) continue;

@@ -50,8 +50,8 @@ struct TinyConfig {
   bool encodes = false;  // the blocks' matrices are gathered in e4m3
   bool lists = false;    // the blocks are one unit
   bool ragged = false;   // the blocks' matrices are cut by blocks of two rows
-  bool by_hand = false;  // as decisions.hpp says; what is in flight and when the last block closes
-                         // changes between steps
+  bool by_hand = false;  // by columns, and as decisions.hpp says; what is in flight and when the
+                         // last block closes changes between steps
   std::optional<DType> stored{}, output{};  // of a frozen base; of what units give
   bool ignores = false;                     // units leave the base's gains alone
 };
@@ -173,6 +173,7 @@ class TinyStep {
         .piece_bytes = config.piece_bytes,
         .offload = config.offload,
         .ignored = ignored_};
+    if (config.by_hand) options.shard_placement_fn = by_columns(options.mesh);
     std::vector<nn::Module*> blocks;
     for (auto& block : model_.blocks) blocks.push_back(&block);
     if (config.lists) fully_shard(blocks, options);
