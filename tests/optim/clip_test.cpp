@@ -430,8 +430,10 @@ TEST_CASE("a coefficient that the optimizer applies gives the bits of a pass ove
     INFO(scenario.name << ", seed " << seed);
     const auto passes_of = [&](Run& run) {
       ScalingPasses observer;
+      run.device.synchronize();  // nobody looks at its list of observers
       run.device.context().add_observer(observer);
       scenario.run(run);
+      run.device.synchronize();
       run.device.context().remove_observer(observer);
       return observer.passes;
     };

@@ -18,8 +18,14 @@ using namespace tessera::testing;
 namespace {
 
 struct Passes final : Observer {
-  explicit Passes(DeviceContext& context) : device(context) { device.add_observer(*this); }
-  ~Passes() override { device.remove_observer(*this); }
+  explicit Passes(DeviceContext& context) : device(context) {
+    device.synchronize();  // nobody looks at its list of observers
+    device.add_observer(*this);
+  }
+  ~Passes() override {
+    device.synchronize();
+    device.remove_observer(*this);
+  }
   void launched(StreamId, Tick, const Op& op) override {
     count += std::string_view(op.name) == "scale_gradient" ? 1 : 0;
   }
