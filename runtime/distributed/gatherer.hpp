@@ -28,8 +28,9 @@ class Gatherer {
   Gatherer& operator=(const Gatherer&) = delete;
 
   const RankGroup& group() const noexcept { return *group_; }
-  // The tensor of which `rows` are this rank's by `spec`: in the symmetric memory, with the dimension
-  // that is cut outermost, until the next call; with one rank `rows` themselves. `name` has static lifetime.
+  // The tensor of which `rows` are this rank's by `spec`: in the symmetric memory, with the
+  // dimension that is cut outermost, until the next call; with one rank `rows` themselves. `name`
+  // has static lifetime.
   Tensor gather(const char* name, const Tensor& rows, const ShardSpec& spec);
   // What the group's first rank gives, of that shape and dtype; likewise.
   Tensor broadcast(const char* name, const Tensor& whole, const Shape& shape, DType dtype);

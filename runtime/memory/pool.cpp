@@ -133,12 +133,13 @@ Block* Pool::find_large(const FreeLists& lists, std::int64_t bytes, OwnerId owne
 }
 
 Block* Pool::new_block() {
-  if (!spare_) {
-    constexpr std::size_t kChunk = 256;
-    chunks_.push_back(std::make_unique<Block[]>(kChunk));
-    for (std::size_t i = 0; i < kChunk; ++i) retire(&chunks_.back()[i]);
-  }
+  if (!spare_) add_blocks();
   return std::exchange(spare_, spare_->next);
+}
+void Pool::add_blocks() {
+  constexpr std::size_t kChunk = 256;
+  chunks_.push_back(std::make_unique<Block[]>(kChunk));
+  for (std::size_t i = 0; i < kChunk; ++i) retire(&chunks_.back()[i]);
 }
 
 // Requires: no gate.
@@ -172,8 +173,8 @@ Block* Pool::cut(Block* block, std::int64_t bytes) {
 
 // Its end.  Requires: another block lies behind it.
 Block* Pool::cut_end(Block* block, std::int64_t bytes) {
+  Block* const end = piece(*block, block->data + block->bytes - bytes, bytes);  // it may throw
   resize(block, block->bytes - bytes);
-  Block* const end = piece(*block, block->data + block->bytes, bytes);
   end->before = block;
   end->after = block->after;
   block->after = end->after->before = end;

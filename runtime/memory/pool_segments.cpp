@@ -1,6 +1,7 @@
 // The pool's segments: how it takes memory from where that comes from and gives it back. Rare, and
 // apart from the functions that every allocation runs through.
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/checked.hpp"
@@ -10,8 +11,10 @@
 namespace tessera {
 
 // More memory for `stream`: at the end of a segment that it has for blocks of the kind, behind or
-// as part of the free block there, else a new segment.
+// as part of the free block there, else a new segment. What may throw for lack of memory of the
+// host's comes before anything is taken.
 Block* Pool::grow(std::int64_t bytes, StreamId stream) {
+  if (!spare_) add_blocks();
   const bool is_large = bytes >= kLargeBytes;
   const auto has_room = [&](std::int64_t more) {
     return limit_ == 0 || reserved_ + more <= limit_;
@@ -25,12 +28,13 @@ Block* Pool::grow(std::int64_t bytes, StreamId stream) {
       return append(*segment, stream, more);
   }
   const std::int64_t size = round_up(bytes, kSegmentBytes);
-  std::byte* const data = has_room(size) ? upstream_->allocate(size) : nullptr;
-  if (!data) return nullptr;
-  segments_.push_back(std::make_unique<Segment>());
-  segments_.back()->number = segments_taken_;
-  segments_.back()->is_large = is_large;
-  segments_.back()->data = data;
+  auto segment = std::make_unique<Segment>();
+  segments_.reserve(segments_.size() + 1);
+  segment->number = segments_taken_;
+  segment->is_large = is_large;
+  segment->data = has_room(size) ? upstream_->allocate(size) : nullptr;
+  if (!segment->data) return nullptr;
+  segments_.push_back(std::move(segment));
   return append(*segments_.back(), stream, size);
 }
 

@@ -1,4 +1,4 @@
-// What the program has asked of operator new so far, on all threads.
+// What the program has asked of operator new so far, on all threads, and how to refuse it some.
 #pragma once
 
 #include <cstdint>
@@ -10,5 +10,8 @@ struct Allocations {
   std::int64_t held_bytes = 0;  // of blocks that are not freed, as large as malloc made them
 };
 Allocations allocations();
+// Of this thread, operator new throws std::bad_alloc from the n-th allocation on; for a negative n
+// none.
+void refuse_allocations(std::int64_t from);
 
 }  // namespace tessera::testing

@@ -12,11 +12,17 @@
 namespace {
 
 std::atomic<std::int64_t> made{0}, freed{0}, held_bytes{0};
+thread_local std::int64_t allowed = -1;  // negative: all
 
 void* allocate(std::size_t bytes, std::size_t alignment) {
   const std::size_t whole = (bytes + alignment - 1) / alignment * alignment;
   void* const p = std::aligned_alloc(alignment, whole == 0 ? alignment : whole);
   if (!p) throw std::bad_alloc();
+  if (allowed == 0) {
+    std::free(p);
+    throw std::bad_alloc();
+  }
+  if (allowed > 0) --allowed;
   made.fetch_add(1, std::memory_order_relaxed);
   held_bytes.fetch_add(static_cast<std::int64_t>(malloc_usable_size(p)), std::memory_order_relaxed);
   return p;
@@ -35,6 +41,8 @@ void release(void* p) noexcept {
 tessera::testing::Allocations tessera::testing::allocations() {
   return {made.load(), freed.load(), held_bytes.load()};
 }
+
+void tessera::testing::refuse_allocations(std::int64_t from) { allowed = from; }
 
 void* operator new(std::size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {

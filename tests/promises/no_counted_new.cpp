@@ -1,4 +1,5 @@
-// The twin of counted_new.cpp: nothing is counted.
+// The twin of counted_new.cpp: nothing is counted, nor refused.
 #include "tests/promises/allocations.hpp"
 
 tessera::testing::Allocations tessera::testing::allocations() { return {}; }
+void tessera::testing::refuse_allocations(std::int64_t) {}

@@ -11,8 +11,8 @@
 //   rank 1       │ c d                 a b c d             a1 b1 c1 d1     a = a0 + a1
 //
 // Rows are cut as ShardSpec says: chunks of ceil(d0 / N), the last shorter or empty, or raggedly by
-// blocks of rows; another dimension than 0 is cut evenly. Reading a handle and printing it never communicates; `full`, `redistribute` and
-// `distribute` are collective over the mesh.
+// blocks of rows; another dimension than 0 is cut evenly. Reading a handle and printing it never
+// communicates; `full`, `redistribute` and `distribute` are collective over the mesh.
 #pragma once
 
 #include <iosfwd>
@@ -27,8 +27,8 @@
 
 namespace tessera {
 
-// What the ranks along one dimension of a mesh have of a tensor: a part along one dimension (Shard),
-// the whole of it each, or terms of which it is the sum or the largest.
+// What the ranks along one dimension of a mesh have of a tensor: a part along one dimension
+// (Shard), the whole of it each, or terms of which it is the sum or the largest.
 
 // Rows, dealt by blocks (veScale: RaggedShard).
 struct RaggedShard {

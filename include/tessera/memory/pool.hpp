@@ -170,6 +170,7 @@ class Pool {
   Block* grow(std::int64_t bytes, StreamId stream);
   Block* append(Segment& segment, StreamId stream, std::int64_t bytes);
   Block* new_block();
+  void add_blocks();  // to the spare ones
   void retire(Block* block) noexcept;
   void make_gate(Block* block);
   void pass_gate(Block* block);
