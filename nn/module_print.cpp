@@ -136,6 +136,7 @@ class ModulePrinter {
     else if (p.spec().world > 1)
       out += concat(rows.size() == 1 ? ", row " : ", rows ", rows.begin,
                     rows.size() == 1 ? "" : concat(" to ", rows.end - 1),
+                    p.spec().dim > 0 ? concat(" of dimension ", p.spec().dim) : "",
                     " here: ", number(4 * own_numel(p)), " bytes");
     if (p.unit() && p.is_streamed()) out += ", streamed";
     if (!p.trainable()) out += ", frozen";

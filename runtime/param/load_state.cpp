@@ -165,7 +165,8 @@ std::string DictSource::fault(std::string_view name, const ShardSpec& spec) cons
                   own.rows_of_chunk, " rows; give that of a state_dict, or {shape, 1, 0}");
   if (values.shape() != own.local_shape())
     return concat("of ", values.shape(), " as rows ", own.owned().begin, " to ", own.owned().end,
-                  " of ", own.shape, "; give the rows that its spec says");
+                  own.dim > 0 ? concat(" of dimension ", own.dim) : "", " of ", own.shape,
+                  "; give the rows that its spec says");
   if (own.world == 1) return "";
   if (own.dim != spec.dim)
     return concat("cut along dimension ", own.dim, ", the model's along ", spec.dim,

@@ -1,5 +1,6 @@
 // Llama and GPT-2 as wholes: names, initial values, tying, loss, recomputation, scopes.
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "runtime/param/parameter_state.hpp"
@@ -375,4 +376,18 @@ TEST_CASE("models refuse what does not fit, and say what", "[nn]") {
   nn::Gpt2Config gpt2 = small_gpt2();
   gpt2.n_heads = 5;
   CHECK_THROWS_AS(nn::Gpt2(gpt2), ContractError);
+}
+
+TEST_CASE("a loss's gradient that is no number or 0 is refused, however many logits there are") {
+  const Device device = Device::cpu({.executor = ExecutorKind::inlined});
+  nn::Llama model(small_llama());
+  nn::init(model, {1}, device);
+  const Tensor tokens = Tensor::from(std::vector<std::int32_t>{1, 2, 3}, {1, 3}, device);
+  for (const std::int64_t chunk : {std::int64_t{1}, nn::kLossChunk}) {
+    model.set_loss_chunk(chunk);
+    for (const double gradient : {0., std::nan(""), HUGE_VAL})
+      CHECK_THROWS_WITH(model.loss(tokens, tokens, {.gradient = gradient}),
+                        Catch::Matchers::Contains("expected a finite number other than 0"));
+    CHECK(std::isfinite(model.loss(tokens, tokens, {.gradient = 0.5}).item()));
+  }
 }

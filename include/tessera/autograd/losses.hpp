@@ -48,7 +48,8 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets,
 // made only once, three products in place of four. Forward makes all gradients, for a loss of this
 // gradient, in memory that the graph keeps: of x, weight and bias, whole, in f32 (f64 for f64).
 // Backward hands them on; where the loss has another gradient than was said, it multiplies them
-// first, which costs a pass over them and a rounding. Where no gradient is recorded, none is made.
+// first, which costs a pass over them and a rounding; it reads neither x nor weight, so that these
+// may have been written since. Where no gradient is recorded, none is made.
 // Not for small f16 gradients, as of a loss that a GradScaler scales.  Throws: ContractError where
 // it is 0 or not finite.
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,

@@ -51,6 +51,8 @@ class LanguageModel : public Module {
   // The mean over B T of the cross-entropy with targets [B, T], in nats: f32 [].
   //
   //   model.loss(tokens, targets, {.gradient = 1.0 / k}) / k      fast, of k micro-batches
+  //
+  // Throws: ContractError for other shapes, and for a gradient that is 0 or not finite.
   Tensor loss(const Tensor& tokens_BT, const Tensor& targets_BT, const LossOrder& order = {},
               Caller at = Caller::current());
 

@@ -27,7 +27,8 @@ namespace tessera {
 
 class Tensor;
 
-// Along which dimension a mesh's ranks cut a tensor.
+// Along which dimension a mesh's ranks cut a tensor, from the front; ShardOptions alone take one
+// from the back, too.
 struct Shard {
   int dim = 0;
   bool operator==(const Shard&) const = default;
