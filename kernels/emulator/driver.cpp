@@ -297,7 +297,8 @@ DriverError copy_all(const DriverCopy* copies, std::int32_t count, void* stream)
 }
 DriverError fill(void* to, std::uint8_t byte, std::int64_t bytes, void* stream) {
   ++state().fills;
-  if (const char* const refused = refusal(stream, &to, sizeof to)) return refused;
+  if (const char* const refused = refusal(stream, static_cast<const void*>(&to), sizeof to))
+    return refused;
   enqueue(stream, [=] { std::memset(to, byte, static_cast<std::size_t>(bytes)); });
   return nullptr;
 }
@@ -406,7 +407,7 @@ const char* refusal(void* native_stream, const void* args, std::size_t bytes) {
   const std::lock_guard lock(s.mutex);
   for (std::size_t at = 0; at + sizeof(void*) <= bytes; at += sizeof(void*)) {
     const std::byte* word = nullptr;
-    std::memcpy(&word, static_cast<const std::byte*>(args) + at, sizeof word);
+    std::memcpy(static_cast<void*>(&word), static_cast<const std::byte*>(args) + at, sizeof word);
     if (word && !s.reaches(device, word)) return "memory of a device that this one does not reach";
   }
   return nullptr;
