@@ -81,7 +81,7 @@ TEST_CASE("SGD follows its formula, with and without momentum", "[optim]") {
           steps * kEps * (f.references[i].largest + options.lr * 756));
 }
 
-// What other optimizers do with it: clip_test.
+// What other optimizers do with it: clip_in_optimizer_test.
 TEST_CASE("SGD multiplies by the coefficient that clipping leaves to it", "[optim]") {
   const double momentum = GENERATE(0.0, 0.9);
   Fixture f;

@@ -10,117 +10,12 @@
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/grad_scaler.hpp"
 #include "tessera/param/gather_transform.hpp"
+#include "tests/promises/cells.hpp"
 #include "tests/promises/decisions.hpp"
 #include "tests/shard/support.hpp"
-#include "tests/support/accumulation.hpp"
 #include "tests/support/mesh.hpp"
 
 namespace tessera::testing {
-
-// One way to train. The batch is global: ranks and micro-batches share it.
-struct Cell {
-  Reshard reshard = Reshard::automatic;
-  bool recomputes = false, selectively = false, tied = false, freezes = false,
-       keeps_gradients = false;
-  int micro_batches = 1;
-  DType param = f32, reduce = f32;
-  std::int64_t layers = 2;
-  int prefetch_depth = 1, reductions_in_flight = 1;
-  std::int64_t loss_chunk = nn::kLossChunk;  // 40 elements: 3 rows at a time
-  std::int64_t slice_bytes = 400;            // two slices of the tables on 2 to 4 ranks; 0: one
-  std::int64_t piece_bytes = 700;            // most matrices of a block are pieces of their own
-  int replicas = 1;                          // on as many ranks or a multiple of them
-  bool scales_loss = false;
-  Accumulation accumulation = Accumulation::reduced;
-  Offload offload = Offload::none;
-  bool encodes = false;  // matrices are gathered in e4m3
-  bool ragged = false;   // the blocks' matrices are cut by blocks of five rows
-  bool lists = false;    // two blocks are a unit
-  bool by_hand = false;  // by columns, and as decisions.hpp says, as are the next
-  std::optional<DType> stored{}, output{};  // of a frozen base; of what units give
-  bool ignores = false;                     // units leave the base's gains alone
-  bool is_fast = false;                     // the loss knows its gradient, and the optimizer clips
-};
-inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
-  return out << "reshard " << c.reshard << ", recompute " << c.recomputes
-             << (c.selectively ? " by operation" : "") << ", tied " << c.tied << ", frozen "
-             << c.freezes << ", micro-batches " << c.micro_batches << ", " << c.param << '/'
-             << c.reduce << ", layers " << c.layers << ", prefetch " << c.prefetch_depth
-             << ", in flight " << c.reductions_in_flight << ", loss chunk " << c.loss_chunk
-             << ", slices of " << c.slice_bytes << ", pieces of " << c.piece_bytes << ", replicas "
-             << c.replicas << ", scaled loss " << c.scales_loss << ", accumulation "
-             << static_cast<int>(c.accumulation) << ", offload " << static_cast<int>(c.offload)
-             << ", in e4m3 " << c.encodes << ", ragged " << c.ragged << ", lists " << c.lists
-             << ", by hand " << c.by_hand << ", base in " << (c.stored ? name(*c.stored) : "none")
-             << ", output " << (c.output ? name(*c.output) : "as it is") << ", gains ignored "
-             << c.ignores << ", fast " << c.is_fast;
-}
-
-// The cells that every promise is checked in.
-inline std::vector<Cell> cells() {
-  return {
-      {.slice_bytes = 0, .piece_bytes = 1 << 20},
-      {.reshard = Reshard::always},
-      {.reshard = Reshard::never},
-      {.recomputes = true},
-      {.reshard = Reshard::never, .recomputes = true, .loss_chunk = 40},
-      {.tied = true},
-      {.recomputes = true, .tied = true, .loss_chunk = 40},
-      {.freezes = true},
-      {.recomputes = true, .freezes = true, .micro_batches = 3},
-      {.recomputes = true, .selectively = true, .freezes = true, .micro_batches = 3},
-      {.micro_batches = 3},
-      {.reshard = Reshard::always, .keeps_gradients = true, .micro_batches = 3, .loss_chunk = 40},
-      {.reshard = Reshard::to(2), .tied = true, .micro_batches = 3},
-      {.layers = 4, .prefetch_depth = 3, .reductions_in_flight = 2},
-      {.micro_batches = 3, .replicas = 2},
-      {.reshard = Reshard::never, .micro_batches = 3, .accumulation = Accumulation::unsharded},
-      {.micro_batches = 3, .replicas = 2, .accumulation = Accumulation::in_replicas},
-      {.micro_batches = 3, .offload = Offload::cpu},
-      {.reshard = Reshard::always, .freezes = true, .encodes = true},
-      {.reshard = Reshard::always, .freezes = true, .micro_batches = 3, .ragged = true},
-      {.tied = true, .micro_batches = 3, .loss_chunk = 40, .slice_bytes = 0, .is_fast = true},
-      {.reshard = Reshard::always, .recomputes = true, .loss_chunk = 40, .is_fast = true},
-      {.micro_batches = 3, .layers = 4, .lists = true},
-      {.micro_batches = 3, .by_hand = true, .stored = e4m3, .ignores = true},
-      {.reshard = Reshard::never,
-       .recomputes = true,
-       .tied = true,
-       .freezes = true,
-       .replicas = 2,
-       .offload = Offload::cpu}};
-}
-inline std::vector<Cell> narrow_cells() {
-  return {{.param = bf16},
-          {.param = bf16, .reduce = bf16},
-          {.param = bf16, .reduce = bf16, .replicas = 2},
-          {.reshard = Reshard::never, .micro_batches = 3, .param = bf16},
-          {.micro_batches = 3, .param = bf16, .accumulation = Accumulation::unsharded},
-          {.recomputes = true, .tied = true, .param = bf16, .loss_chunk = 40},
-          {.reshard = Reshard::to(2), .recomputes = true, .param = bf16, .offload = Offload::cpu},
-          {.recomputes = true, .selectively = true, .tied = true, .param = bf16},
-          {.micro_batches = 3, .param = bf16, .offload = Offload::cpu, .encodes = true},
-          {.recomputes = true, .param = bf16, .replicas = 2, .ragged = true},
-          {.param = bf16, .loss_chunk = 40, .slice_bytes = 0, .is_fast = true},
-          {.param = bf16, .reduce = bf16, .offload = Offload::cpu, .ragged = true},
-          {.recomputes = true,
-           .param = bf16,
-           .offload = Offload::cpu,
-           .by_hand = true,
-           .stored = e4m3,
-           .output = f32},
-          {.reshard = Reshard::never,
-           .param = bf16,
-           .replicas = 2,
-           .by_hand = true,
-           .stored = bf16,
-           .output = f32,
-           .ignores = true},
-          {.param = f16, .scales_loss = true},
-          {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16},
-          {.keeps_gradients = true, .param = bf16, .offload = Offload::cpu},
-          {.param = f16, .reduce = f16, .scales_loss = true, .offload = Offload::cpu}};
-}
 
 inline nn::Recompute recompute_of(const Cell& cell) {
   if (!cell.recomputes) return nn::Recompute::none;

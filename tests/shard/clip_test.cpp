@@ -1,6 +1,6 @@
 // Clipping whose coefficient the optimizers apply: over ranks, replicas and shards on the host it
 // has the bits of a pass over the gradients. What one rank's program does in between is the matter
-// of tests/optim/clip_test.
+// of tests/optim/clip_in_optimizer_test.
 #include "tessera/optim/clip.hpp"
 
 #include <memory>

@@ -6,14 +6,11 @@
 
 #include "tessera/nn/embedding.hpp"
 #include "tessera/nn/generate.hpp"
-#include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tests/shard/support.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
-using Catch::Matchers::Contains;
-using Catch::Matchers::EndsWith;
 
 namespace {
 
@@ -182,8 +179,6 @@ TEST_CASE("a slice has the same rows of every rank's chunk, and slices have all"
   }
 }
 
-// Every sum of a step has at most a few hundred terms, in another order on other ranks and in other
-// slices, and an update follows its gradient with a slope of lr / eps = 1.
 TEST_CASE("a table of millions of rows beside units of nothing is planned in no time") {
   const World world = World::emulated(0, 64, {.executor = ExecutorKind::virtual_});
   nn::Llama model({.dim = 8, .n_layers = 1, .n_heads = 2, .ffn_dim = 8, .vocab_size = 1 << 24});
@@ -196,6 +191,8 @@ TEST_CASE("a table of millions of rows beside units of nothing is planned in no 
   CHECK(model.embedding.weight.slices() <= 256);
 }
 
+// Every sum of a step has at most a few hundred terms, in another order on other ranks and in other
+// slices, and an update follows its gradient with a slope of lr / eps = 1.
 TEST_CASE("training with streamed tables is training with whole ones", "[threads]") {
   const Streaming c = GENERATE(
       Streaming{}, Streaming{.tied = true}, Streaming{.freezes = true},
@@ -319,155 +316,4 @@ TEST_CASE("streamed tables in 16 bits", "[threads]") {
   for (std::size_t i = 0; i < sliced[0].losses.size(); ++i)  // bf16 has 8 bits
     CHECK(std::abs(sliced[0].losses[i] - unsliced[0].losses[i]) < 0x1p-6 * sliced[0].losses[i]);
   CHECK(same_bits(sliced[0].parameters, sliced[1].parameters));
-}
-
-TEST_CASE("a streamed parameter is no tensor, and says so", "[threads]") {
-  struct Said {
-    std::string before, slices, after;
-  };
-  for (const Said& said : on_ranks(2, [](World& world) {
-         nn::Gpt2 model(
-             {.dim = 8, .n_layers = 1, .n_heads = 2, .vocab_size = 29, .max_seq_len = 8});
-         fully_shard(model, {.mesh = DeviceMesh::flat(world), .slice_bytes = 64});
-         model.materialize(world.device());
-         nn::init(model, {1});
-         const Parameter& table = model.embedding.weight;
-         Said result;
-         result.before = contract_error([&] { table.value(); });
-         result.slices =
-             contract_error([&] { table.for_each_slice([](const Tensor&, const SliceRows&) {}); });
-         shard_plan(model);
-         result.after = contract_error([&] { table.value(); });
-         return result;
-       }))
-    for (const std::string& message : {said.before, said.slices, said.after})
-      CHECK_THAT(message, Contains("'transformer.wte.weight' of unit") && Contains("is streamed") &&
-                              Contains("from the first call of the root") &&
-                              Contains("by for_each_slice: 'transformer.wte', 'lm_head'"));
-}
-
-namespace {
-
-// x W^T, slice by slice; W [rows, 4].
-class Projection : public nn::Module {
- public:
-  explicit Projection(std::int64_t rows) : weight({rows, 4}, Initializer::normal(0, 1)) {
-    register_parameter("weight", weight);
-    stream_parameter(weight);
-  }
-  Tensor operator()(const Tensor& x) {
-    return call([&] {
-      SlicedLinear y(x);
-      weight.for_each_slice([&](const Tensor& s, const SliceRows& rows) { y.add(s, rows); });
-      return y.finish();
-    });
-  }
-  Parameter weight;
-};
-
-}  // namespace
-
-TEST_CASE("a streamed parameter used elsewhere names the modules that stream it", "[threads]") {
-  struct Both final : nn::Module {
-    Both() { register_modules("first", first, "second", second, "layer", layer); }
-    Projection first{8};
-    nn::Linear second{first.weight}, layer{4, 4};
-  };
-  struct Elsewhere {
-    std::string inside, after, alone;
-  };
-  for (const int ranks : {1, 2})
-    for (const Elsewhere& said : on_ranks(ranks, [](World& world) {
-           Both model;
-           fully_shard(model, {.mesh = DeviceMesh::flat(world), .slice_bytes = 1});
-           nn::init(model, {1}, world.device());
-           const Parameter& p = model.first.weight;
-           Elsewhere result;
-           result.inside = contract_error(
-               [&] { model.call([&] { return model.layer.call([&] { return p.value(); }); }); });
-           model.first.parameters();  // a part renames nothing
-           result.after = contract_error([&] { p.value(); });
-           Projection root(8);
-           fully_shard(root, {.mesh = DeviceMesh::flat(world)});
-           result.alone = contract_error([&] { root.weight.value(); });
-           return result;
-         })) {
-      CHECK_THAT(said.inside, EndsWith("by for_each_slice: 'first', 'second'"));
-      CHECK_THAT(said.after, EndsWith("by for_each_slice: 'first', 'second'"));
-      CHECK_THAT(said.alone, EndsWith("by for_each_slice: '(root)'"));
-    }
-}
-
-TEST_CASE("a streamed table without rows is used as one that is there whole", "[threads]") {
-  for (const int ranks : {1, 2})
-    for (const Shape& shape : on_ranks(ranks, [](World& world) {
-           Projection none(0);
-           fully_shard(none, {.mesh = DeviceMesh::flat(world), .slice_bytes = 64});
-           none.materialize(world.device());
-           Tensor x = Tensor::ones({3, 4}, f32, world.device());
-           const Tensor y = none(x.require_grad());
-           sum(y).backward();
-           return y.shape();
-         }))
-      CHECK(shape == Shape{3, 0});
-}
-
-TEST_CASE("frozen parameters without rows are gathered beside others", "[threads]") {
-  for (const double total : on_ranks(2, [](World& world) {
-         class Both : public nn::Module {
-          public:
-           Both() : weight({2, 4}, Initializer::constant(1)), none({0, 4}, {}) {
-             none.freeze();
-             register_parameter("weight", weight);
-             register_parameter("none", none);
-           }
-           Parameter weight, none;
-         } both;
-         fully_shard(both, {.mesh = DeviceMesh::flat(world)});
-         both.materialize(world.device());
-         nn::init(both, {1});
-         return both.call([&] { return sum(both.weight.value()) + sum(both.none.value()); }).item();
-       }))
-    CHECK(total == 8);
-}
-
-TEST_CASE("whether a parameter is streamed is settled when it is sharded", "[threads]") {
-  class Other : public nn::Module {};
-  struct Seen {
-    std::string streams;
-    bool is_streamed = false;
-  };
-  for (const Seen& seen : on_ranks(2, [](World& world) {
-         Projection p(8);
-         fully_shard(p, {.mesh = DeviceMesh::flat(world), .slice_bytes = 1});
-         p.materialize(world.device());
-         p.stream_parameter(p.weight);  // said before: once more is nothing new
-         Other other;
-         other.register_parameter("weight", p.weight);
-         return Seen{contract_error([&] { other.stream_parameter(p.weight); }),
-                     p.weight.is_streamed()};
-       })) {
-    CHECK_THAT(seen.streams,
-               Contains("'weight' belongs to unit") && Contains("call it before fully_shard"));
-    CHECK(seen.is_streamed);
-  }
-}
-
-TEST_CASE("a slice that is kept is named by what was done with it, if anything was", "[threads]") {
-  const auto messages = on_ranks(2, [](World& world) {
-    Projection p(8);
-    fully_shard(p, {.mesh = DeviceMesh::flat(world), .slice_bytes = 1});
-    p.materialize(world.device());
-    shard_plan(p);
-    return contract_error([&] {
-      std::vector<Tensor> kept;
-      p.call([&] {
-        p.weight.for_each_slice([&](const Tensor& s, const SliceRows&) { kept.push_back(s); });
-        return 0;
-      });
-    });
-  });
-  for (const std::string& message : messages)
-    CHECK_THAT(message,
-               Contains("is still referenced outside its call; copy what leaves the module"));
 }
