@@ -1,7 +1,6 @@
 #include "tessera/nn/language_model.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "tessera/autograd/ops.hpp"
 
@@ -41,9 +40,7 @@ Tensor LanguageModel::loss(const Tensor& tokens_BT, const Tensor& targets_BT,
   check_tokens(tokens_BT, max_seq_len_);
   TESSERA_EXPECT(targets_BT.shape() == tokens_BT.shape(), "loss: tokens are ", tokens_BT.shape(),
                  ", targets ", targets_BT.shape(), "; expected one shape");
-  TESSERA_EXPECT(!order.gradient || (std::isfinite(*order.gradient) && *order.gradient != 0),
-                 "loss: its gradient is said to be ", order.gradient.value_or(0),
-                 "; expected a finite number other than 0");
+  detail::check_loss_gradient("loss", order.gradient);
   const auto loss_of = [&](const Tensor& in_BT, const Tensor& wanted_BT) {
     const std::int64_t rows = in_BT.numel();
     const bool is_on_gpu = in_BT.device().kind() == DeviceKind::cuda;

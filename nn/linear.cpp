@@ -64,6 +64,7 @@ Tensor Linear::operator()(const Activated& x, Caller at) {
 Tensor Linear::cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits,
                              std::optional<double> gradient, Caller at) {
   const CallSite site(at);
+  detail::check_loss_gradient("Linear::cross_entropy", gradient);
   const auto loss_of = [&](const Tensor& in, const Tensor& wanted) {
     if (weight.slices() == 1) {
       Tensor loss;

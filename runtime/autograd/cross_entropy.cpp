@@ -149,6 +149,12 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, Caller at) {
                 });
 }
 
+void detail::check_loss_gradient(const char* function, std::optional<double> gradient) {
+  TESSERA_EXPECT(!gradient || (std::isfinite(*gradient) && *gradient != 0), function,
+                 ": the loss's gradient is said to be ", gradient.value_or(0),
+                 "; expected a finite number other than 0");
+}
+
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
                             const Tensor& target, std::int64_t chunk_rows,
                             std::optional<double> gradient, Caller at) {
@@ -164,9 +170,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
                  "]");
   TESSERA_EXPECT(chunk_rows > 0, "linear_cross_entropy: chunks of ", chunk_rows,
                  " rows; expected at least 1");
-  TESSERA_EXPECT(!gradient || (std::isfinite(*gradient) && *gradient != 0),
-                 "linear_cross_entropy: the loss's gradient is said to be ", gradient.value_or(0),
-                 "; expected a finite number other than 0");
+  detail::check_loss_gradient("linear_cross_entropy", gradient);
   const std::int64_t rows =
       Shape(std::span(x.shape().begin(), static_cast<std::size_t>(x.ndim() - 1))).numel();
   check_targets("linear_cross_entropy", target, rows, weight.size(0));

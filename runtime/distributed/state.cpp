@@ -20,6 +20,8 @@ namespace {
 const std::string kWholeLender = "for_each_full";
 
 const RankGroup& group_of(const std::string& name, const StateTensor& entry) {
+  TESSERA_EXPECT(entry.spec.has_dim(), "for_each_full: '", name, "' has a spec along dimension ",
+                 entry.spec.dim, " of ", entry.spec.shape, "; give what a state_dict has made");
   TESSERA_EXPECT(entry.mesh != nullptr, "for_each_full: '", name, "' is rows of rank ",
                  entry.spec.rank, " of ", entry.spec.world,
                  " without a mesh; give what a state_dict has made");

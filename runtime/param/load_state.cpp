@@ -159,6 +159,9 @@ std::string DictSource::fault(std::string_view name, const ShardSpec& spec) cons
   const auto& [values, own, mesh] = at(name);
   (void)values.data();  // it may have been lent, or a unit's that is closed
   if (values.device().is_meta()) return "on meta, without values; load tensors that have memory";
+  if (!own.has_dim())
+    return concat("with a spec along dimension ", own.dim, " of ", own.shape,
+                  "; give that of a state_dict, or {shape, 1, 0}");
   if (own.world < 1 || own.rank < 0 || own.rank >= own.world ||
       (!own.is_ragged() && own.chunk_rows() != ceil_div(own.rows(), std::int64_t{own.world})))
     return concat("with a spec of rank ", own.rank, " of ", own.world, " and chunks of ",

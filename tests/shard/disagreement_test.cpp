@@ -168,3 +168,18 @@ TEST_CASE("options and decisions that no unit can take name its parameters") {
   CHECK_THAT(contract_error([&] { set_gradient_divide_factor(model, 0); }),
              Contains("the module of 'scale': factor is 0"));
 }
+
+TEST_CASE("ranks that shard along different dimensions hear so on each, with the parameter",
+          "[threads]") {
+  for (const std::string& heard : on_ranks(2, [](World& world) {
+         Stack model({4, 4, 4});
+         model.shard(
+             {.mesh = DeviceMesh::flat(world), .shard_placement_fn = [&](const Parameter& p) {
+                return Shard{p.shape().ndim() == 2 ? world.rank() : 0};
+              }});
+         nn::init(model, {1}, world.device());
+         return contract_error([&] { model(rows_of(1, 0, 2, 4, world.device())); });
+       }))
+    CHECK_THAT(heard, Contains("parameters of unit 'layers.0' differ between ranks") &&
+                          Contains("layers.0.weight [4, 4]"));
+}

@@ -285,6 +285,13 @@ TEST_CASE("a dimension that can't be sharded is refused in one line", "[fsdp2-02
              }),
              Contains("give one of its dimensions"));
   other.materialize(world.device());
+  for (const int dim : {-1, 2, 7}) {  // of a dict that a program has made
+    const StateTensor odd(Tensor::zeros({6, 4}, f32, world.device()),
+                          {.shape = {6, 4}, .dim = dim});
+    const StateDict state{{"up.weight", odd}};
+    CHECK_THAT(contract_error([&] { other.load(state, {.strict = false}); }),
+               Contains(concat("along dimension ", dim, " of [6, 4]")));
+  }
   const ShardPlan plan = shard_plan(other);
   CHECK(plan.units[0].along == std::vector<std::pair<int, std::int64_t>>{{1, 96}});
   CHECK_THAT(plan.to_string(), Contains("'up' shards 24 elements along dimension 1"));

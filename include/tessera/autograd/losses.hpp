@@ -55,6 +55,10 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets,
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& bias,
                             const Tensor& targets, std::int64_t chunk_rows,
                             std::optional<double> gradient = {}, Caller at = Caller::current());
+namespace detail {
+// Throws: ContractError naming `function` for a gradient of its loss that is 0 or not finite.
+void check_loss_gradient(const char* function, std::optional<double> gradient);
+}  // namespace detail
 
 // --- of differences d = x - target, with gradients for both ---
 struct LossOptions {

@@ -54,6 +54,8 @@ struct ShardSpec {
   int dim = 0;  // another one is cut evenly, and neither ragged nor in slices
 
   bool operator==(const ShardSpec&) const = default;
+  // What all below require: that the shape has the dimension that is cut.
+  constexpr bool has_dim() const { return dim == 0 || (dim > 0 && dim < shape.ndim()); }
   constexpr std::int64_t rows() const { return shape.ndim() == 0 ? 1 : shape[dim]; }
   // Elements of one row.
   constexpr std::int64_t row_numel() const {
