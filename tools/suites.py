@@ -261,7 +261,7 @@ def name_of(test):
 
 
 def drawn(tests, options):
-    """Of the numbers of ranks of an MPI suite one, and with --draw of the lessons a quarter, of the suites of cases one third or
+    """Of the numbers of ranks of an MPI suite one, and with --draw of the lessons a quarter, of the suites of cases one quarter or
     another: others for each seed. With SOAK=1 all."""
     if (options.draw is None and (options.all or options.names)) or os.environ.get("SOAK") == "1":
         return tests
@@ -269,7 +269,7 @@ def drawn(tests, options):
     if options.draw is not None:
         one_in = {"lesson": 4, "catch": 1}
         tests = [test for test in tests
-                 if kind_of(test) != "catch" or random.Random(f"{options.draw} {name_of(test)}").randrange(3) == options.third]
+                 if kind_of(test) != "catch" or random.Random(f"{options.draw} {name_of(test)}").randrange(4) == options.quarter]
     for test in tests:
         kind = kind_of(test)
         groups.setdefault(name_of(test) if kind == "mpi" else kind if kind in one_in else test["name"], []).append(test)
@@ -304,9 +304,9 @@ def main():
     parser.add_argument("--targets", action="store_true", help="print the ninja targets that the suites need")
     parser.add_argument("--filter", help="a Catch2 filter, such as '[threads]'; suites of other kinds are left out")
     parser.add_argument("--draw", type=int, metavar="SEED",
-                        help="a third of the suites of cases, a quarter of the lessons, and MPI suites on one number of ranks each, "
+                        help="a quarter of the suites of cases and of the lessons, and MPI suites on one number of ranks each, "
                              "which quick runs draw anyway; SOAK=1: all")
-    parser.add_argument("--third", type=int, choices=range(3), default=0, help="of a draw: no suite is in two [0]")
+    parser.add_argument("--quarter", type=int, choices=range(4), default=0, help="of a draw: no suite is in two [0]")
     parser.add_argument("--cells", type=int, metavar="N", help="of a grid one cell in N [3; 1 with --all and for what is named]")
     parser.add_argument("--patience", type=float, default=1, help="multiplies every timeout")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) + 1,
