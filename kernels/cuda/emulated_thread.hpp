@@ -32,7 +32,6 @@ class Thread {
   int threads() const;
   std::int64_t block() const;
   int block_y() const;
-  int block_z() const;
   std::int64_t blocks() const;
   std::int64_t global_index() const { return block() * threads() + index_; }
   std::int64_t global_threads() const { return blocks() * threads(); }
@@ -75,7 +74,6 @@ inline void from_float(float value, BFloat16& out) { out = BFloat16(value); }
 inline void from_float(float value, Float16& out) { out = Float16(value); }
 
 // What the GPU has and <cmath> lacks.
-inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline double rsqrt(double x) { return 1 / std::sqrt(x); }
 inline double sinpi(double x) { return std::sin(std::numbers::pi * x); }
 

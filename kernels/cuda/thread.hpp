@@ -25,7 +25,6 @@ class Thread {
   TESSERA_DEVICE int threads() const { return static_cast<int>(blockDim.x); }
   TESSERA_DEVICE std::int64_t block() const { return blockIdx.x; }
   TESSERA_DEVICE int block_y() const { return static_cast<int>(blockIdx.y); }
-  TESSERA_DEVICE int block_z() const { return static_cast<int>(blockIdx.z); }
   TESSERA_DEVICE std::int64_t blocks() const { return gridDim.x; }
   // Over blocks in x.
   TESSERA_DEVICE std::int64_t global_index() const {

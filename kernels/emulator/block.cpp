@@ -135,7 +135,6 @@ void Thread::run() { block_->invoke(*this); }
 int Thread::threads() const { return block_->launch().threads; }
 std::int64_t Thread::block() const { return block_->cell().x; }
 int Thread::block_y() const { return static_cast<int>(block_->cell().y); }
-int Thread::block_z() const { return static_cast<int>(block_->cell().z); }
 std::int64_t Thread::blocks() const { return block_->launch().grid.x; }
 void Thread::sync() { block_->pause(index_, At::block_barrier); }
 void Thread::sync_warp() { block_->pause(index_, At::warp_barrier); }

@@ -347,8 +347,8 @@ class Engine {
 
   // An operation that uses the leaf will run in this pass, or one around it.
   static void count(Leaf& leaf, const ThreadState& s) {
-    if (std::exchange(leaf.pass, s.outermost) != s.outermost) leaf.uses = 0;
-    ++leaf.uses;
+    if (std::exchange(leaf.pass, s.outermost) != s.outermost) leaf.pending = 0;
+    ++leaf.pending;
   }
 
   template <class F>
@@ -367,7 +367,7 @@ class Engine {
   }
 
   static void step(Node& node, ThreadState& s, bool retain_graph) {
-    for (const auto& leaf : node.uses) --leaf->uses;  // the operations of its own pass take over
+    for (const auto& leaf : node.uses) --leaf->pending;  // the operations of its own pass take over
     if (node.gradient.defined()) {
       const GradModeGuard no_grad(false);
       Gradients gradients(node.inputs, retain_graph);
@@ -382,9 +382,9 @@ class Engine {
       s.calls = around;
     }
     for (const auto& leaf : node.uses)
-      if (leaf->uses == 0) leaf->on_last_use();
+      if (leaf->pending == 0) leaf->on_last_contribution();
     for (const Edge& edge : node.inputs)
-      if (edge.leaf && --edge.leaf->uses == 0) edge.leaf->on_last_use();
+      if (edge.leaf && --edge.leaf->pending == 0) edge.leaf->on_last_contribution();
     if (retain_graph) return;
     node.backward = nullptr;  // what it saved is freed here, in program order
     node.inputs.clear();

@@ -36,7 +36,7 @@ class Placer {
   explicit Placer(std::span<const Interval> intervals)
       : words_((intervals.size() + 63) / 64),
         meets_(intervals.size() * words_),
-        places_(intervals.size()),
+        spans_(intervals.size()),
         met_(intervals.size()) {
     for (std::size_t i = 0; i < intervals.size(); ++i) {
       const Interval& one = intervals[i];
@@ -50,33 +50,33 @@ class Placer {
 
   // The end of the highest. `order` is that of the last call up to `first`, from where it begins.
   std::int64_t place(const std::vector<std::size_t>& order, std::ptrdiff_t first) {
-    std::erase_if(by_address_, [&](std::size_t i) { return places_[i].turn >= first; });
+    std::erase_if(by_address_, [&](std::size_t i) { return spans_[i].turn >= first; });
     for (std::ptrdiff_t turn = first; turn < std::ssize(order); ++turn)
-      if (const std::size_t i = order[static_cast<std::size_t>(turn)]; places_[i].turn != kFixed)
+      if (const std::size_t i = order[static_cast<std::size_t>(turn)]; spans_[i].turn != kFixed)
         put(i, smallest_gap_for(i), turn);
     std::int64_t most = 0;
-    for (const Place& place : places_) most = std::max(most, place.end);
+    for (const Span& span : spans_) most = std::max(most, span.end);
     return most;
   }
-  std::int64_t end(std::size_t i) const { return places_[i].end; }
+  std::int64_t end(std::size_t i) const { return spans_[i].end; }
   PlacedIntervals placed(std::int64_t bytes) const {
     PlacedIntervals out{.bytes = bytes};
-    for (const Place& place : places_) out.offsets.push_back(place.begin);
+    for (const Span& span : spans_) out.offsets.push_back(span.begin);
     return out;
   }
 
  private:
   static constexpr std::ptrdiff_t kFixed = -1;
-  struct Place {
+  struct Span {
     std::int64_t begin = 0, end = 0;
     std::ptrdiff_t turn = 0;  // when it was placed
   };
 
   void put(std::size_t i, std::int64_t offset, std::ptrdiff_t turn) {
-    places_[i] = {offset, offset + bytes_[i], turn};
+    spans_[i] = {offset, offset + bytes_[i], turn};
     const auto at = std::upper_bound(
         by_address_.begin(), by_address_.end(), offset,
-        [this](std::int64_t begin, std::size_t k) { return begin < places_[k].begin; });
+        [this](std::int64_t begin, std::size_t k) { return begin < spans_[k].begin; });
     by_address_.insert(at, i);
   }
   // Between those that it meets, or behind them.
@@ -87,9 +87,9 @@ class Placer {
     std::int64_t best = -1, best_size = 0, at = 0;
     for (std::size_t m = 0; m < count; ++m) {
       const std::size_t k = met_[m];
-      const std::int64_t size = places_[k].begin - at;
+      const std::int64_t size = spans_[k].begin - at;
       if (size >= bytes_[i] && (best < 0 || size < best_size)) best = at, best_size = size;
-      at = std::max(at, places_[k].end);
+      at = std::max(at, spans_[k].end);
     }
     return best < 0 ? at : best;
   }
@@ -97,7 +97,7 @@ class Placer {
   const std::size_t words_;           // of a set of intervals, a bit each
   std::vector<std::uint64_t> meets_;  // for each interval the set of those that it meets
   std::vector<std::int64_t> bytes_;   // rounded
-  std::vector<Place> places_;
+  std::vector<Span> spans_;
   std::vector<std::size_t> by_address_, met_;
 };
 

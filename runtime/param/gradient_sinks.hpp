@@ -24,7 +24,7 @@ class GradientSinks {
   // The sink of one more contribution to the gradient of the group's i-th trainable entry.
   virtual autograd::GradientSink sink(int i) = 0;
   // In a backward pass, after its last contribution.
-  virtual void on_last_use(int i) { (void)i; }
+  virtual void on_last_contribution(int i) { (void)i; }
   // Drops what backward has kept of that gradient; see FlatGroup::unreduced.
   virtual void drop_unreduced(int i) { (void)i; }
 };

@@ -64,8 +64,8 @@ void ParameterState::expect_version(std::uint64_t forward) const {
   TESSERA_EXPECT(version() == forward, "backward: parameter '", name,
                  "' was updated after the forward that is recomputed; go backward first");
 }
-void ParameterState::on_last_use() {
-  if (sinks) sinks->on_last_use(flat_entry().trainable);
+void ParameterState::on_last_contribution() {
+  if (sinks) sinks->on_last_contribution(flat_entry().trainable);
 }
 
 // --- the handle ---

@@ -65,7 +65,7 @@ struct ParameterState final : autograd::Leaf {
   autograd::GradientSink sink() override;
   Tensor gradient() const override;
   void clear() override;
-  void on_last_use() override;
+  void on_last_contribution() override;
   std::uint64_t version() const override;
   void expect_version(std::uint64_t forward) const override;
 };

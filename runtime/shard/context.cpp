@@ -70,7 +70,7 @@ void Context::build(nn::Module& root) {
     units.emplace_back(name.empty() ? "(root)" : name, unit);
   }
   for (std::size_t i = 0; i < units.size(); ++i)
-    units[i].second->join(context, units[i].first, static_cast<int>(i));
+    units[i].second->join_root(context, units[i].first, static_cast<int>(i));
   context->modules_ = context->units_.size();
   context->rounds_.reserve(context->modules_);
   context->forwards_ahead_ =
@@ -186,7 +186,7 @@ void Context::follow_masks(nn::Module& root) {
   for (std::size_t i = 0; i < units_.size(); ++i)
     if (const std::shared_ptr<Unit> unit = units_[i].lock()) {
       unit->close();
-      i < modules_ ? unit->set_slots(nullptr, nullptr, nullptr) : unit->leave();
+      i < modules_ ? unit->set_slots(nullptr, nullptr, nullptr) : unit->leave_root();
     }
   units_.resize(modules_);
   slots_ = nullptr;
@@ -194,7 +194,8 @@ void Context::follow_masks(nn::Module& root) {
   host_link_ = nullptr;
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock())
-      unit->join(shared_from_this(), unit->name(), unit->shards().number);  // counts calls anew
+      unit->join_root(shared_from_this(), unit->name(),
+                      unit->shards().number);  // counts calls anew
   lay_out(root);
 }
 
@@ -208,8 +209,8 @@ void Context::cut_streamed(std::int64_t bytes) {
     for (const auto& p : around->shards().streamed)
       for (int slice = 0; slice < p->slices->count(); ++slice) {
         const std::shared_ptr<Unit>& unit = slices_of(*p)->unit(slice);
-        unit->join(shared_from_this(), concat(p->name, '[', slice, ']'),
-                   static_cast<int>(units_.size()));
+        unit->join_root(shared_from_this(), concat(p->name, '[', slice, ']'),
+                        static_cast<int>(units_.size()));
         units_.push_back(unit);
       }
   }
@@ -302,7 +303,7 @@ void Context::prefetch(Unit& unit) {
     const auto* const call = begins ? dynamic_cast<UnitRegion*>(&region) : nullptr;
     const std::shared_ptr<Unit> unit = call ? call->unit() : nullptr;
     if (!unit || unit->context().get() != this || unit->control().keeps_open() ||
-        !call->needs().parameters)
+        unit->shards().parameters.empty() || !call->needs().parameters)
       return true;
     unit->gather();
     return --depth > 0;

@@ -5,14 +5,14 @@
 namespace tessera::shard {
 
 GradientBuffer::GradientBuffer(const UnitShards& shards)
-    : shards_(shards), whole_(shards.parameter_of.size()) {
+    : shards_(shards), complete_(shards.parameter_of.size()) {
   for (const PieceLayout& piece : shards.layout.pieces) pieces_.emplace_back(shards, piece);
 }
 
 void GradientBuffer::take(bool in_turn) {
   if (taken_ > 0) return;  // entered by a call around this one
   in_turn_ = in_turn;
-  whole_.clear();
+  complete_.clear();
   left_.clear();
   for (const PieceLayout& piece : shards_.layout.pieces) left_.push_back(piece.end - piece.first);
   do pieces_[taken_++].take();
@@ -28,8 +28,8 @@ autograd::GradientSink GradientBuffer::sink(int i) {
   return pieces_[piece].sink(at(i));
 }
 
-bool GradientBuffer::on_last_use(int i) {
-  if (!in_turn_ || whole_.add(at(i))) return false;
+bool GradientBuffer::on_last_contribution(int i) {
+  if (!in_turn_ || complete_.add(at(i))) return false;
   if (--left_[piece_of(at(i))] > 0) return false;
   const std::size_t before = sent_;
   while (sent_ < pieces_.size() && left_[sent_] == 0) send();
@@ -67,10 +67,12 @@ void GradientBuffer::forget_pass() noexcept {
   in_turn_ = false;
 }
 
+// The first pieces have the last parameters.
 std::size_t GradientBuffer::piece_of(std::size_t at) const {
-  std::size_t piece = 0;
-  while (at < shards_.layout.pieces[piece].first) ++piece;
-  return piece;
+  const auto& pieces = shards_.layout.pieces;
+  return static_cast<std::size_t>(
+      std::ranges::partition_point(pieces, [&](const PieceLayout& p) { return at < p.first; }) -
+      pieces.begin());
 }
 
 }  // namespace tessera::shard

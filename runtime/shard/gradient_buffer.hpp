@@ -33,11 +33,11 @@ class GradientBuffer {
   // As the unit is entered. `in_turn`: nothing else comes between this and `reduce`.
   void take(bool in_turn);
   // The sink of one more contribution to the gradient of the group's i-th trainable entry.
-  // Throws: ContractError where on_last_use has said that there is none.
+  // Throws: ContractError where on_last_contribution has said that there is none.
   autograd::GradientSink sink(int i);
   // All of that gradient is there. True when it was what a piece has waited for, which is being
   // reduced then.
-  bool on_last_use(int i);
+  bool on_last_contribution(int i);
   // Reduces what is left, zeros for what has not arrived.
   void reduce();
   const std::deque<GradientPiece>& pieces() const noexcept { return pieces_; }
@@ -59,7 +59,7 @@ class GradientBuffer {
   std::deque<GradientPiece> pieces_;
   std::size_t sent_ = 0, taken_ = 0;  // how many
   bool in_turn_ = false;
-  ArrivalMask whole_;              // gradients of which nothing more comes
+  ArrivalMask complete_;           // gradients of which nothing more comes
   std::vector<std::size_t> left_;  // of each piece how many are not
 };
 

@@ -18,7 +18,7 @@ namespace tessera::shard {
 // --- units and their context ---
 
 void Unit::abandon_call() noexcept {
-  if (!calls_.end()) return;
+  if (!calls_.end_call()) return;
   abandon_round();
   if (context_ && context_->end_call()) context_->abandon_rounds();
 }
@@ -48,7 +48,7 @@ void Unit::reset() noexcept {
   drop_kept();
 }
 
-void Unit::leave() noexcept {
+void Unit::leave_root() noexcept {
   set_slots(nullptr, nullptr, nullptr);
   context_ = nullptr;
 }
@@ -88,7 +88,7 @@ void Context::dissolve() noexcept {
   for (const auto& weak : units_)
     if (const std::shared_ptr<Unit> unit = weak.lock()) {
       unit->reset();
-      unit->leave();
+      unit->leave_root();
     }
 }
 

@@ -197,7 +197,9 @@ class AssumedStep {
     int depth = needs(unit).prefetch_depth;
     for (std::size_t i = entered_; i < order_.size() && depth > 0; ++i) {
       const AssumedCall& call = calls_[order_[i]];
-      if (needs(call.unit).keeps_open || !call.is_read_in_backward) continue;
+      if (needs(call.unit).keeps_open || needs(call.unit).gather_bytes == 0 ||
+          !call.is_read_in_backward)
+        continue;
       gather(call.unit);
       --depth;
     }

@@ -70,8 +70,8 @@ void Unit::before_call(nn::Module& module) {
 void Unit::begin_call(bool is_read) {
   context_->expect_valid(name());
   if (calls_.is_running()) {
-    if (autograd::runs_again() && !autograd::in_backward()) calls_.record_again();
-    return calls_.begin();
+    if (autograd::runs_again() && !autograd::in_backward()) calls_.record_call_again();
+    return calls_.begin_call();
   }
   if (calls_.entered() > 0) {  // open: a recomputed function runs again
     TESSERA_EXPECT(parameters_.version() == calls_.version(), "backward: unit '", name(),
@@ -90,20 +90,20 @@ void Unit::begin_call(bool is_read) {
   const bool trains = autograd::history_is_wanted(), runs_again = autograd::runs_again();
   if (trains && !autograd::in_backward()) shards_.expect_gradients();
   if ((trains || runs_again) && !autograd::in_backward())
-    calls_.record(shared_from_this(), {.gradients = trains,
-                                       .parameters = runs_again || is_read,
-                                       .version = parameters_.version()});
+    calls_.record_call(shared_from_this(), {.gradients = trains,
+                                            .parameters = runs_again || is_read,
+                                            .version = parameters_.version()});
   context_->begin_call();
-  calls_.begin();
+  calls_.begin_call();
 }
 
 void Unit::after_call(nn::Module& module) {
-  if (calls_.is_in_round() && calls_.entered() == 0) calls_.has_run(module);
+  if (calls_.is_in_round() && calls_.entered() == 0) calls_.note_run(module);
   end_call();
 }
 
 void Unit::end_call() {
-  if (!calls_.end()) return;
+  if (!calls_.end_call()) return;
   const bool is_outermost = context_->end_call();
   if (shards_.is_root() && !autograd::in_backward()) context_->end_forward();
   // In backward its part of that ends it.
@@ -126,8 +126,8 @@ autograd::GradientSink Unit::sink(int i) {
   return local_ ? local_->sink(i, 1 / shards_.divide_factor) : buffer_->sink(i);
 }
 
-void Unit::on_last_use(int i) {
-  if (!buffer_ || !buffer_->on_last_use(i)) return;
+void Unit::on_last_contribution(int i) {
+  if (!buffer_ || !buffer_->on_last_contribution(i)) return;
   reduced_in_ = context_->pass();
   context_->on_reduced(shards_.group->reduced);
 }
@@ -183,7 +183,7 @@ void Unit::cut_streamed(std::int64_t bytes) {
 
 // --- its root ---
 
-void Unit::join(std::shared_ptr<Context> context, std::string name, int number) {
+void Unit::join_root(std::shared_ptr<Context> context, std::string name, int number) {
   context_ = std::move(context);
   shards_.set_name(std::move(name));
   shards_.number = number;

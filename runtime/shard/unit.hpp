@@ -56,7 +56,7 @@ class Unit final : public nn::ModuleHook,
   void abandon_round() noexcept;
   // --- GradientSinks: where backward writes ---
   autograd::GradientSink sink(int i) override;
-  void on_last_use(int i) override;
+  void on_last_contribution(int i) override;
   void drop_unreduced(int i) override;
 
   // --- the steps: see GatheredParameters and GradientBuffer ---
@@ -94,7 +94,7 @@ class Unit final : public nn::ModuleHook,
 
   // --- its root ---
   const std::shared_ptr<Context>& context() const noexcept { return context_; }
-  void join(std::shared_ptr<Context> context, std::string name, int number);
+  void join_root(std::shared_ptr<Context> context, std::string name, int number);
   // `parent`: the number of the unit around it.
   UnitNeeds needs(int parent) const;
   void set_slots(Slots* slots, Replicas* replicas, HostLink* host) noexcept {
@@ -120,7 +120,7 @@ class Unit final : public nn::ModuleHook,
   // After a step that failed: closed, without any gradient.
   void reset() noexcept;
   // Has no root any more: as before the first step, or a slice that is there no more.
-  void leave() noexcept;
+  void leave_root() noexcept;
   // Throws: ContractError for what a step that was reset has left.
   void expect_no_recovery_since(std::uint64_t recovery_count) const;
 

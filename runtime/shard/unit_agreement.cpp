@@ -87,12 +87,12 @@ void Context::expect_alike() const {
 void Context::follow_plan(Context& planned) {
   TESSERA_EXPECT(planned.has_run_,
                  "shard_plan: the step has not called the model that it returned");
-  const auto place = [](const DeviceMesh& mesh) {
+  const auto ranks_of = [](const DeviceMesh& mesh) {
     return concat(mesh.shard_size(), mesh.shard_size() == 1 ? " rank" : " ranks", ", in ",
                   mesh.replicas(), mesh.replicas() == 1 ? " replica" : " replicas");
   };
-  TESSERA_EXPECT(place(mesh()) == place(planned.mesh()), "shard_plan: the model is on ",
-                 place(mesh()), ", the one of the planned step on ", place(planned.mesh()),
+  TESSERA_EXPECT(ranks_of(mesh()) == ranks_of(planned.mesh()), "shard_plan: the model is on ",
+                 ranks_of(mesh()), ", the one of the planned step on ", ranks_of(planned.mesh()),
                  kSameModel);
   TESSERA_EXPECT(units_.size() == planned.units_.size(), "shard_plan: the model has ",
                  units_.size(), " units, the one of the planned step ", planned.units_.size(),

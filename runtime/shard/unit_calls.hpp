@@ -29,15 +29,15 @@ class UnitCalls {
 
   // --- in forward ---
   bool is_running() const noexcept { return running_ > 0; }
-  void begin() noexcept { ++running_; }
+  void begin_call() noexcept { ++running_; }
   // Whether it was the outermost.
-  bool end() noexcept {
+  bool end_call() noexcept {
     if (--running_ > 0) return false;
     guard_.reset();
     return true;
   }
   // What the outermost call makes until it ends is the region that backward meets again.
-  void record(const std::shared_ptr<Unit>& unit, BackwardNeeds needs) {
+  void record_call(const std::shared_ptr<Unit>& unit, BackwardNeeds needs) {
     needs.ends_round = !round_.is_recorded;
     region_ = std::make_shared<UnitRegion>(unit, needs);
     guard_.emplace(region_, unit);
@@ -45,7 +45,7 @@ class UnitCalls {
   }
 
   // A recomputed function inside of the outermost call makes one again.
-  void record_again() noexcept {
+  void record_call_again() noexcept {
     if (!guard_) return;
     region_->need_parameters();
     round_.is_read = true;
@@ -55,7 +55,7 @@ class UnitCalls {
   bool is_list() const noexcept { return !modules_.empty(); }
   bool is_in_round() const noexcept { return !left_.empty(); }
   void begin_round() { left_ = modules_; }
-  void has_run(const nn::Module& module) { std::erase(left_, &module); }
+  void note_run(const nn::Module& module) { std::erase(left_, &module); }
   // Whether backward may come to a call of it, and to one whose parameters it reads.
   struct Round {
     bool is_recorded = false, is_read = false;

@@ -187,7 +187,7 @@ TEST_CASE("a leaf hears when nothing more comes, in every pass") {
     autograd::GradientSink sink() override { return {sum, 1, contributions++ > 0}; }
     Tensor gradient() const override { return sum; }
     void clear() override {}
-    void on_last_use() override { heard.push_back(contributions); }
+    void on_last_contribution() override { heard.push_back(contributions); }
     Tensor sum;
     int contributions = 0;
     std::vector<int> heard;  // after how many contributions

@@ -226,7 +226,7 @@ Step run_step(const Cell& cell, const CostModel& cost, std::int64_t piece_bytes 
     for (Operation& op : step.operations) op.begin -= start, op.end -= start;
     step.seconds = executor.host_seconds() - start;
   }
-  const bool is_bound = cell.micro_batches > 1 || (cell.lists && piece_bytes < kWhole);
+  const bool is_bound = cell.micro_batches > 1 || cell.lists;
   step.minimum =
       longest_path(step.operations, is_bound ? MemoryIs::as_planned : MemoryIs::unlimited);
   for (const Operation& op : step.operations)
@@ -289,7 +289,8 @@ TEST_CASE("a step takes at most 1.01 of the computed minimum", "[promises][fsdp2
 }
 
 // In pieces reductions begin earlier, so that the computed minimum is lower. It is not quite
-// reached: fewer gradients are in flight. What is promised of whole buffers holds.
+// reached: fewer gradients are in flight. What is promised of whole buffers holds, but for slices of
+// the head that are gathered twice: of a whole one the only slice stays from forward to backward.
 TEST_CASE("a step in pieces takes at most 1.01 of the minimum of one with whole gradient buffers",
           "[promises]") {
   for (const Cell& cell : overlap_cells())
@@ -299,7 +300,8 @@ TEST_CASE("a step in pieces takes at most 1.01 of the minimum of one with whole 
       INFO(cell << ", ratio " << ratio << ": " << step.seconds << " s, minimum " << step.minimum
                 << " s; whole " << whole.seconds << " s, minimum " << whole.minimum << " s");
       CHECK(step.seconds >= step.minimum * (1 - 1e-9));
-      if (!cell.lists) CHECK(step.seconds <= 1.01 * whole.minimum);
+      const double again = std::max(0.0, step.wire - whole.wire);
+      if (!cell.lists) CHECK(step.seconds <= 1.01 * whole.minimum + again);
       CHECK(step.seconds <= (cell.lists ? 1.01 : 1.05) * step.minimum);
       CHECK(step.plan.arena_bytes < whole.plan.arena_bytes);
     }
@@ -319,8 +321,8 @@ TEST_CASE(
       const auto gathers = step.all(StreamId::gather, "all_gather "),
                  first_block = step.all(StreamId::gather, "layers.0"),
                  last_block = step.all(StreamId::reduce, "layers.0");
-      REQUIRE(gathers.size() == 20);  // root and embedding once; 8 blocks and head twice
-      REQUIRE(first_block == std::vector<std::size_t>{gathers[2], gathers[19]});
+      REQUIRE(gathers.size() == 19);  // root, embedding and head once; 8 blocks twice
+      REQUIRE(first_block == std::vector<std::size_t>{gathers[2], gathers[18]});
       REQUIRE(last_block.size() == 1);
       // Looking up embeddings hides nothing: the first block's gather is exposed with those before
       // it, and its reduction with that of the embedding, which backward reaches last.

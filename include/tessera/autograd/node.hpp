@@ -39,13 +39,13 @@ class Leaf {
   virtual Tensor gradient() const = 0;
   virtual void clear() = 0;
   // In a backward pass, after the last operation of it that may contribute.
-  virtual void on_last_use() {}
+  virtual void on_last_contribution() {}
   // Counts writes of the values, for functions that read them again in backward.
   virtual std::uint64_t version() const { return 0; }
   // Throws: ContractError where that is another one now.
   virtual void expect_version(std::uint64_t forward) const { (void)forward; }
 
-  int uses = 0;            // operations that are still to run
+  int pending = 0;         // operations that are still to run
   std::uint64_t pass = 0;  // in this pass, with those nested in it
 };
 

@@ -25,10 +25,10 @@ inline Tensor permute(const Tensor& x, std::initializer_list<int> order,
 }
 // Sizes of 1 become those of shape, where -1 keeps x's size.
 Tensor expand(const Tensor& x, const Shape& shape, Caller at = Caller::current());
-// Places begin, begin + step, .. below end of dim.
+// Indices begin, begin + step, .. below end of dim.
 Tensor slice(const Tensor& x, int dim, std::int64_t begin, std::int64_t end, std::int64_t step = 1,
              Caller at = Caller::current());
-// Place i of dim, which is dropped; negative ones count from the end.
+// Index i of dim, which is dropped; negative ones count from the end.
 Tensor select(const Tensor& x, int dim, std::int64_t i, Caller at = Caller::current());
 // Elements whose position along dim1 is `offset` more than along dim0, as the last dimension.
 Tensor diagonal(const Tensor& x, int offset = 0, int dim0 = 0, int dim1 = 1,
@@ -55,7 +55,7 @@ Tensor repeat(const Tensor& x, const Shape& times, Caller at = Caller::current()
 Tensor repeat_interleave(const Tensor& x, std::int64_t times, int dim,
                          Caller at = Caller::current());
 Tensor flip(const Tensor& x, const Dims& dims, Caller at = Caller::current());
-// Places move `by` towards the end of dim, and those beyond it come in at the front.
+// What dim holds moves `by` indices towards its end, and what passes it comes in at the front.
 Tensor roll(const Tensor& x, std::int64_t by, int dim, Caller at = Caller::current());
 // `widths` [before, after] of the last dimension, then of the one in front of it, ..: so many
 // elements `value` there; a negative width takes away.

@@ -80,8 +80,8 @@ struct ShardPlan {
 // the first call allocates the arena, which is collective.
 // Throws: ContractError for a module that is no unit or not materialized.
 ShardPlan shard_plan(nn::Module& root);
-// The plan of the program's own step, before its first. `step` gets a World::emulated in this
-// rank's place, in which nothing runs and memory is only counted; it makes the same model there,
+// The plan of the program's own step, before its first. `step` gets a World::emulated as this
+// rank, in which nothing runs and memory is only counted; it makes the same model there,
 // with the same calls of fully_shard, does a step of it, and gives it back:
 //
 //   shard_plan(model, [&](World& world) {

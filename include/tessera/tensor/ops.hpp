@@ -137,7 +137,7 @@ void scatter_into(const Tensor& out, int dim, const Tensor& index, const Tensor&
 // Sums of the elements so far along dim, or of those from here on; i64 for integers and boolean.
 enum class Direction { forward, backward };
 Tensor cumsum(const Tensor& x, int dim, Direction direction = Direction::forward);
-// Places along dim in the order of their elements. NaN is largest; equal ones keep their order.
+// Indices along dim in the order of their elements. NaN is largest; equal ones keep their order.
 Tensor argsort(const Tensor& x, int dim, Order order = Order::ascending);
 
 // The sum of squares of a contiguous f32 tensor into out, an f32 or f64 scalar; added to it with

@@ -20,7 +20,7 @@ class HostLayout {
   int hosts() const noexcept { return static_cast<int>(members_.size()); }
   int host(int rank) const { return host_[static_cast<std::size_t>(rank)]; }
   int own_host() const { return host(rank_); }
-  // Its place among the ranks of its host.
+  // Its number among the ranks of its host.
   int number(int rank) const { return number_[static_cast<std::size_t>(rank)]; }
   // The ranks of this one's host, itself too, in their order.
   std::span<const int> peers() const { return members_[static_cast<std::size_t>(own_host())]; }

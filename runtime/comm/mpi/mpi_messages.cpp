@@ -79,7 +79,7 @@ class MessageCommunicator final : public Communicator {
   // What of an item this host's ranks send, while it is run.
   struct Item {
     const Collective& c;
-    SharedSends::Place place;
+    SharedSends::Span span;
     Exec& exec;
   };
 
@@ -101,7 +101,7 @@ class MessageCommunicator final : public Communicator {
     for (const Collective& c : call.items()) {
       const std::int64_t staged = plan.next(c);
       if (c.count != 0)
-        run({c, layout_.is_alone() ? SharedSends::Place{} : sends_.place(c, staged), exec});
+        run({c, layout_.is_alone() ? SharedSends::Span{} : sends_.span(c, staged), exec});
     }
     meet();
     recorder_.done(call.seq, stream());
@@ -195,7 +195,7 @@ class MessageCommunicator final : public Communicator {
                    {at, chunk, std::min(block, chunk - at), SIZE_MAX});
   }
 
-  // `mine` comes to this rank's place in every rank's `recv`.
+  // `mine` comes to this rank's chunk of every rank's `recv`.
   void gather_parts(std::byte* recv, const std::byte* mine, const Parts& parts) {
     kernels::copy_bytes(out(), mine, parts.bytes(rank()));
     for (const int r : layout_.served()) {
@@ -246,7 +246,7 @@ class MessageCommunicator final : public Communicator {
     for (std::size_t k = 0; k < peers.size(); ++k)
       inputs_[k] =
           at + (peers[k] == rank() ? static_cast<const std::byte*>(c.send)
-                                   : sends_.send(item.place, static_cast<int>(k), peers[k]));
+                                   : sends_.send(item.span, static_cast<int>(k), peers[k]));
     const DType wire = wire_dtype(c);
     if (wire == c.dtype)
       return Mover(item.exec).reduce(result, inputs_.data(), static_cast<int>(peers.size()), count,

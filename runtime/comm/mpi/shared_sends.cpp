@@ -5,17 +5,17 @@
 
 namespace tessera::comm {
 
-SharedSends::Place SharedSends::direct(const Collective& c) const {
+SharedSends::Span SharedSends::direct(const Collective& c) const {
   const auto bytes = static_cast<std::int64_t>(item_bytes(c));
   const auto* begin = static_cast<const std::byte*>(c.send);
   const auto* recv = static_cast<const std::byte*>(c.recv);
   const bool is_own_chunk = c.kind == CollectiveKind::all_gather && begin == recv + rank_ * bytes;
   if (is_own_chunk) begin = recv;
   const int chunks = is_own_chunk ? size_ : send_chunks(c.kind, size_);
-  Place place{group_.find(begin, bytes * chunks), 0, is_own_chunk ? bytes : 0};
-  if (place.mapping)
-    place.offset = begin - place.mapping->bases[static_cast<std::size_t>(group_.rank())];
-  return place;
+  Span span{group_.find(begin, bytes * chunks), 0, is_own_chunk ? bytes : 0};
+  if (span.mapping)
+    span.offset = begin - span.mapping->bases[static_cast<std::size_t>(group_.rank())];
+  return span;
 }
 
 void SharedSends::expect_readable(const char* group, std::span<const Collective> items) const {
@@ -38,7 +38,7 @@ std::uint64_t SharedSends::layout_hash(std::span<const Collective> items) const 
   for (const Collective& c : items) {
     if (plan.next(c) != StagingPlan::kDirect || c.count == 0) continue;
     if (c.kind == CollectiveKind::send_recv) continue;  // its root's alone
-    const Place at = direct(c);
+    const Span at = direct(c);
     if (!at.mapping) continue;  // a barrier
     hash = fnv1a(at.mapping->number, hash);
     hash = fnv1a(static_cast<std::uint64_t>(at.offset), hash);

@@ -19,22 +19,22 @@ class SharedSends {
 
   // What of an item's sends is common to all ranks: an all_gather in place sends from the rank's
   // own chunk of recv, everything else from send.
-  struct Place {
+  struct Span {
     const SharedMapping* mapping = nullptr;  // null: the staging
     std::int64_t offset = 0;
     std::int64_t stride = 0;  // from one rank's send to the next
   };
   // Of an item that is not staged; no mapping where peers can't read it.
-  Place direct(const Collective& c) const;
+  Span direct(const Collective& c) const;
   // `staged` is what the StagingPlan says of it.
-  Place place(const Collective& c, std::int64_t staged) const {
-    return staged == StagingPlan::kDirect ? direct(c) : Place{nullptr, staged, 0};
+  Span span(const Collective& c, std::int64_t staged) const {
+    return staged == StagingPlan::kDirect ? direct(c) : Span{nullptr, staged, 0};
   }
   // The send of `rank`, which is the one at `on_host` of this host.
-  const std::byte* send(const Place& place, int on_host, int rank) const {
-    const std::byte* base = place.mapping ? place.mapping->bases[static_cast<std::size_t>(on_host)]
-                                          : group_.role(on_host, number_).staging;
-    return base + place.offset + rank * place.stride;
+  const std::byte* send(const Span& span, int on_host, int rank) const {
+    const std::byte* base = span.mapping ? span.mapping->bases[static_cast<std::size_t>(on_host)]
+                                         : group_.role(on_host, number_).staging;
+    return base + span.offset + rank * span.stride;
   }
 
   // Throws: ContractError for what peers are to read and can't.

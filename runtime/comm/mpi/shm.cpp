@@ -242,11 +242,6 @@ ShmGroup::ShmGroup(ShmWorld& world, std::vector<GroupSegment*> segments, std::ve
   world.add(*this);
 }
 
-int ShmGroup::find_on_host(int rank) const {
-  const auto at = std::ranges::find(allocate_.on_host, rank);
-  return at == allocate_.on_host.end() ? -1 : static_cast<int>(at - allocate_.on_host.begin());
-}
-
 void ShmGroup::rearm() {
   const auto put_back = [](const Party& party) {
     party.parts[party.own]->reached.store(party.parts[0]->round.load());

@@ -190,9 +190,8 @@ class ShmGroup {
   }
   const std::vector<const FlightRecorder*>& recorders() const noexcept { return recorders_; }
   std::span<const int> names() const noexcept { return names_; }  // as the world counts them
-  // A rank's number on the host, and the other way round; -1 where it is not in the group.
+  // A rank's number on the host.
   int on_host(int rank) const { return allocate_.on_host[static_cast<std::size_t>(rank)]; }
-  int find_on_host(int rank) const;
 
   void meet(int role, const char* what) {
     world_.barrier(roles_[static_cast<std::size_t>(role)], BarrierKind::collective, what);

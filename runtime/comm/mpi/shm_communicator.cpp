@@ -30,11 +30,11 @@ class ShmCommunicator final : public Communicator {
 
   struct Peers {
     const ShmCommunicator& self;
-    SharedSends::Place at;
+    SharedSends::Span at;
 
     void open(const Collective& c, std::size_t, std::int64_t staged, std::int64_t address) {
       const bool is_told = c.kind == CollectiveKind::send_recv && staged == StagingPlan::kDirect;
-      at = is_told ? self.told(c, address) : self.sends_.place(c, staged);
+      at = is_told ? self.told(c, address) : self.sends_.span(c, staged);
     }
     const std::byte* send(int peer) const { return self.sends_.send(at, peer, peer); }
   };
@@ -50,12 +50,12 @@ class ShmCommunicator final : public Communicator {
       if (plan.next(c) != StagingPlan::kDirect || plan.address() == StagingPlan::kDirect ||
           c.root != rank())
         continue;
-      const SharedSends::Place at = sends_.direct(c);
+      const SharedSends::Span at = sends_.direct(c);
       const Address address{at.mapping->number, at.offset};
       std::memcpy(staging + plan.address(), &address, sizeof address);
     }
   }
-  SharedSends::Place told(const Collective& c, std::int64_t at) const {
+  SharedSends::Span told(const Collective& c, std::int64_t at) const {
     Address address;
     std::memcpy(&address, group_.role(c.root, number_).staging + at, sizeof address);
     return {&group_.mapping(address.mapping), address.offset, 0};
