@@ -289,8 +289,9 @@ TEST_CASE("a step takes at most 1.01 of the computed minimum", "[promises][fsdp2
 }
 
 // In pieces reductions begin earlier, so that the computed minimum is lower. It is not quite
-// reached: fewer gradients are in flight. What is promised of whole buffers holds, but for slices of
-// the head that are gathered twice: of a whole one the only slice stays from forward to backward.
+// reached: fewer gradients are in flight. What is promised of whole buffers holds, but for slices
+// of the head that are gathered twice: of a whole one the only slice stays from forward to
+// backward.
 TEST_CASE("a step in pieces takes at most 1.01 of the minimum of one with whole gradient buffers",
           "[promises]") {
   for (const Cell& cell : overlap_cells())
