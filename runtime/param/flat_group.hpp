@@ -103,7 +103,7 @@ struct FlatGroup {
     apply_factor();
     return gradient;
   }
-  // The same for who multiplies by `factor` himself, or looks at the counts alone.
+  // Waits, and leaves `factor` to who multiplies by it himself or reads the counts alone.
   void await_reduced() const {
     if (reduced.tick > 0) device.compute().wait(reduced);
   }

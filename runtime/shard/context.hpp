@@ -70,8 +70,8 @@ class Context : public std::enable_shared_from_this<Context> {
   void close_stale_units();
 
   // --- calls ---
-  // Of any unit. Whether no other runs when it has ended: then end_rounds or abandon_rounds
-  // follows.
+  // Around a call of any unit. end_call returns whether no other runs any more; end_rounds or
+  // abandon_rounds follows then.
   void begin_call() noexcept { ++running_calls_; }
   bool end_call() noexcept { return --running_calls_ == 0; }
   // The first call of a round of a list, which the end of the outermost call ends, too.

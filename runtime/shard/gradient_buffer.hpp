@@ -35,8 +35,8 @@ class GradientBuffer {
   // The sink of one more contribution to the gradient of the group's i-th trainable entry.
   // Throws: ContractError where on_last_contribution has said that there is none.
   autograd::GradientSink sink(int i);
-  // All of that gradient is there. True when it was what a piece has waited for, which is being
-  // reduced then.
+  // All of that gradient is there. Returns whether a piece has waited for it alone; its reduction
+  // has begun then.
   bool on_last_contribution(int i);
   // Reduces what is left, zeros for what has not arrived.
   void reduce();

@@ -52,7 +52,7 @@ class Slots {
     int& known = units_[static_cast<std::size_t>(unit)].reductions_in_flight;
     if (std::exchange(known, reductions) != reductions) are_plans_old_ = true;
   }
-  // Whether anything was set, if only to what it was, since the step began: peers look, too.
+  // Whether a setter was called since the step began, with another value or not: ranks compare it.
   bool is_to_be_agreed() const noexcept { return is_to_be_agreed_; }
 
   std::int64_t bytes() const noexcept;
@@ -95,7 +95,7 @@ class Slots {
   void keep(std::vector<SlotUse> uses);
   void follow(std::uint64_t step);
   void plan_anew();
-  // What stands for the last steps in next_: for as many as are known first, for the last one last.
+  // Keys of next_ for the last steps. The first stands for all that are known, the last for one.
   std::vector<std::uint64_t> contexts() const;
   void resize_if_due();
   void resize(std::int64_t bytes);

@@ -73,10 +73,10 @@ class Unit final : public nn::ModuleHook,
     trains_ = true;
     if (buffer_ && shards_.reduces) buffer_->take(call_ends_next && calls_.entered() == 1);
   }
-  // Or keeps them for a pass that does.
+  // Reduces these gradients, or keeps them for a pass that reduces.
   void reduce();
-  // Whether gradients may have come since the last reduction, by the calls that were entered;
-  // whether one has.
+  // Whether a call was entered since the last reduction that may give gradients. Whether one has
+  // come.
   bool trains() const noexcept { return trains_; }
   bool owes_reduction() const noexcept { return owes_reduction_; }
 

@@ -47,7 +47,7 @@ class UnitControl {
   bool is_read_in_backward() const noexcept { return is_read_; }
 
   // --- which gathers run ahead ---
-  // Whose are queued behind its own: when it is called, when backward enters it.
+  // The gathers of the listed units are queued behind its own: in its call, or in backward.
   enum class Prefetch : std::uint8_t { forward, backward };
   using PrefetchList = std::vector<std::weak_ptr<Unit>>;
   void set_prefetch(Prefetch where, PrefetchList units) {

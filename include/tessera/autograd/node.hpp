@@ -148,10 +148,10 @@ Tensor record_always(const char* name, std::span<const Tensor> inputs, Tensor ou
 
 // Whether operations record history on this thread.
 bool grad_enabled() noexcept;
-// The same, or the first run of a recomputed function, of which the second run will.
+// The same, or whether this is the first run of a recomputed function, whose second run records.
 bool history_is_wanted() noexcept;
-// Whether this is the first run of a recomputed function, which backward runs again, with what in
-// it has no gradients.
+// Whether this is the first run of a recomputed function. Backward runs all of it again, what has
+// no gradients too.
 bool runs_again() noexcept;
 class GradModeGuard {
  public:
@@ -185,17 +185,18 @@ std::uint64_t forward_of_step() noexcept;
 // In the two calls of a Region: f(region, whether it begins or ends) for what comes next in the
 // same forward, until f says false.
 void for_each_upcoming_step(const std::function<bool(Region&, bool)>& f);
-// A leaf is an operation's input, maybe of a recomputed function that runs for the first time.
+// An operation has the leaf as an input. In the first run of a recomputed function it is one that
+// is still to come.
 void note_use(const std::shared_ptr<Leaf>& leaf);
-// A pass that runs no node: along the forwards that a backward of `loss` would reach, or along
-// those that no pass has covered and of which one region is_mine; and along those whose graphs are
-// gone.
+// A pass that runs no node. It goes along the forwards that a backward of `loss` would reach, or,
+// without a loss, along those that no pass has covered and of which one region is_mine. Either goes
+// along those whose graphs are gone.
 void skip_backward(const Tensor& loss, bool retain_graph = false);
 void skip_backward(const std::function<bool(Region&)>& is_mine);
 // Drops the forwards that no pass has covered.
 void forget_forwards() noexcept;
-// Drops those of which one region is_mine, unless a backward could still reach one of them: then
-// false.
+// Drops those of which one region is_mine. Returns false, and drops none, where a backward could
+// still reach one of them.
 bool forget_forwards(const std::function<bool(Region&)>& is_mine);
 
 // Whether a backward pass is running on this thread (recomputation included), a call with regions.

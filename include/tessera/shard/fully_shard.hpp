@@ -117,28 +117,28 @@ struct ShardOptions {
   std::int64_t piece_bytes = std::int64_t{32} << 20;
   // The same for all units of a root.
   Offload offload = Offload::none;
-  // Along which dimension each parameter is sharded; unset, or Shard{}: by rows. Along another one,
-  // which counts from the back where it is negative, ranks have parts of one size, and what
-  // value(), shard() and grad() give are views with that dimension outermost: products read and
-  // write them as they are, what wants contiguous rows copies. Asked of each parameter that the
-  // unit claims. fully_shard throws where the ranks that shard do not divide that dimension, and
-  // for a parameter with blocks of rows or a gather transform. A table that is streamed otherwise
-  // is not, and belongs to what its module reads in backward.
+  // Along which dimension a parameter is sharded; unset, or Shard{}: by rows. A negative dimension
+  // counts from the back. Along another than 0 the ranks have parts of one size, and value(),
+  // shard() and grad() give views with that dimension outermost: products read and write them as
+  // they are, what wants contiguous rows copies. Asked of each parameter that the unit claims.
+  // fully_shard throws where the ranks that shard do not divide the dimension, and for a parameter
+  // with blocks of rows or a gather transform. Such a table is not streamed, and its module reads
+  // it in backward.
   std::function<Shard(const Parameter&)> shard_placement_fn{};
-  // Parameters that the unit leaves alone, as units around it have to (PyTorch: ignored_params).
-  // Each rank has them whole and in f32, with its own gradients, which nothing divides or sums: the
-  // program does, before it clips, and with a use on every rank: one that a rank has not used is
-  // skipped by its optimizer, whatever is written to grad() (add 0 * p to the loss). materialize,
-  // init, optimizers, state dicts and reset take them as those of a module without units. Not with
-  // offload, nor in a model that has memory.
+  // Parameters that the unit leaves alone (PyTorch: ignored_params); units around it must, too.
+  // Each rank has them whole and in f32, with its own gradients. Nothing divides or sums these: the
+  // program does, before it clips. An optimizer skips one that this rank has not used, whatever is
+  // written to grad(); to use it, add 0 * p to the loss. materialize, init, optimizers, state dicts
+  // and reset take them as those of a module without units. Not with offload, nor in a model that
+  // has memory.
   std::vector<Parameter> ignored{};
 };
 
 // Makes `module` a unit. Call inner modules first; the outermost call makes the root. Values that
 // exist are kept, and an optimizer's moments of them; gradients are not. Throws: ContractError for
-// a module that is a unit already, for a parameter that is shared with a unit outside this module,
-// is ignored by a unit inside of it and not here, or is to be ignored and lies in a unit, and for
-// options that cannot take effect; and from the root's first call, on every rank, where ranks have
+// a module that is a unit already; for a parameter that a unit outside this module shares, that a
+// unit inside ignores and this one does not, or that is to be ignored and lies in a unit; for
+// options that cannot take effect. The root's first call throws, on every rank, where ranks have
 // made other units, given other options or frozen other parameters.
 void fully_shard(nn::Module& module, const ShardOptions& options);
 // Makes several modules one unit, of all parameters below them:
