@@ -351,6 +351,28 @@ TEST_CASE("skip_backward refuses what has no forward", "[threads]") {
   CHECK_THAT(said.second, Contains("is no root"));
 }
 
+TEST_CASE("a sharded model may die before its backward", "[threads]") {
+  for (const Reshard reshard : kPolicies) {
+    const auto losses = on_ranks(2, [&](World& world) {
+      const auto loss_of_nobody = [&] {
+        Pair model([](Pair& m, const Tensor& x) { return m.b(m.a(x)) * m.scale.value(); });
+        const ShardOptions options{.mesh = DeviceMesh::flat(world),
+                                   .reshard_after_forward = reshard};
+        fully_shard(model.a, options);
+        fully_shard(model, options);
+        model.materialize(world.device());
+        nn::init(model, {5});
+        return mean_square(model(positive_rows(11, 0, 3, 4, world.device())));
+      };
+      const Tensor loss = loss_of_nobody();
+      loss.backward();
+      return loss.item();
+    });
+    CHECK(losses[0] == losses[1]);
+    CHECK(losses[0] > 0);
+  }
+}
+
 TEST_CASE("a model may die before its backward") {
   const Device device = Device::cpu();
   const auto loss_of_nobody = [&] {
