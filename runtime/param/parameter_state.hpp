@@ -54,6 +54,7 @@ struct ParameterState final : autograd::Leaf {
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_bytes(dtype)); }
   // How errors name it: by its shape, until its module has named it.
   std::string called() const;
+  std::string described() const;  // with its shape
   // What an error says where it is not materialized.
   std::string without_memory() const;
   // What a unit decides that claims it now.

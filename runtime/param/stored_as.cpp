@@ -6,6 +6,10 @@
 
 namespace tessera {
 
+std::string ParameterState::described() const {
+  return name.empty() ? called() : concat(called(), " of shape ", shape);
+}
+
 DType Parameter::dtype() const { return state_of(*this)->dtype; }
 void Parameter::set_dtype(DType dtype) const {
   TESSERA_EXPECT(!state_of(*this)->group, "set_dtype: ", state_->called(),
@@ -24,9 +28,9 @@ void Parameter::set_block_rows(std::int64_t rows) const {
   TESSERA_EXPECT(!unit(), "set_block_rows: parameter '", name(), "' belongs to unit '",
                  *state_->unit, "'; call it before fully_shard");
   TESSERA_EXPECT(rows >= 0 && rows <= (shape.ndim() > 0 ? shape[0] : 0),
-                 "set_block_rows: blocks of ", rows, " rows for a parameter of ", shape,
+                 "set_block_rows: blocks of ", rows, " rows for ", state_->described(),
                  "; give no more than its rows, or 0 for even shards");
-  TESSERA_EXPECT(rows == 0 || !state_->transform, "set_block_rows: a parameter of ", shape,
+  TESSERA_EXPECT(rows == 0 || !state_->transform, "set_block_rows: ", state_->described(),
                  " has a gather transform, which cuts it evenly; leave one of the two out");
   state_->block_rows = rows;
 }
@@ -36,14 +40,15 @@ void Parameter::set_gather_transform(std::shared_ptr<const GatherTransform> tran
                  " has memory; call it before materialize");
   TESSERA_EXPECT(!transform || state_->dtype == f32, "set_gather_transform: ", state_->called(),
                  " is stored in ", state_->dtype, " and gathered as it is; store it in f32");
-  TESSERA_EXPECT(!transform || state_->block_rows == 0, "set_gather_transform: a parameter of ",
-                 shape(), " is sharded by blocks of ", state_->block_rows,
+  TESSERA_EXPECT(!transform || state_->block_rows == 0,
+                 "set_gather_transform: ", state_->described(), " is sharded by blocks of ",
+                 state_->block_rows,
                  " rows, and transforms by even ones; leave one of the two out");
-  TESSERA_EXPECT(!transform || spec().dim == 0, "set_gather_transform: a parameter of ", shape(),
+  TESSERA_EXPECT(!transform || spec().dim == 0, "set_gather_transform: ", state_->described(),
                  " is sharded along dimension ", spec().dim,
                  ", and transforms along rows; leave one of the two out");
   TESSERA_EXPECT(!transform || !transform->parts(spec()).empty(), "set_gather_transform: '",
-                 transform->name(), "' has no parts for a parameter of ", shape(),
+                 transform->name(), "' has no parts for ", state_->described(),
                  "; give at least one array that travels");
   state_->transform = std::move(transform);
 }

@@ -1,8 +1,21 @@
-// What ShardOptions may say, and of which parameters.
+// What ShardOptions may say, and of which parameters, and that these have memory.
 #include "runtime/shard/unit.hpp"
 #include "tessera/param/gather_transform.hpp"
 
 namespace tessera::shard {
+namespace {
+
+std::string some_names(const UnitShards& shards) {
+  constexpr std::size_t kShown = 5;
+  std::string names;
+  std::size_t n = 0;
+  for (const auto& part : {shards.parameters, shards.streamed})
+    for (const auto& p : part)
+      if (++n <= kShown) names += concat(n > 1 ? ", '" : "'", p->name, "'");
+  return n > kShown ? concat(names, " and ", n - kShown, " more") : names;
+}
+
+}  // namespace
 
 void check_options(const ShardOptions& options, const std::string& of) {
   options.mesh.shard_group();  // throws for one of three dimensions
@@ -27,25 +40,33 @@ void check_options(const ShardOptions& options, const std::string& of) {
   const DType param = options.precision.param.value_or(f32),
               reduce = options.precision.reduce.value_or(f32);
   TESSERA_EXPECT(reduce == f32 || reduce == param, "fully_shard: ", of, ": gradients of ", param,
-                 " parameters cannot be reduced in ", reduce, "; use f32 or ", param);
+                 " parameters cannot be reduced in ", reduce, "; use f32",
+                 param == f32 ? "" : concat(" or ", param));
   for (const Parameter& p : options.ignored) {
     const auto& state = state_of(p);
-    TESSERA_EXPECT(!state->unit, "fully_shard: parameter '", state->name,
-                   "', which is to be ignored, belongs to unit '", *state->unit,
-                   "' already; ignore it there, too");
-    TESSERA_EXPECT(options.offload == Offload::none, "fully_shard: parameter '", state->name,
-                   "' is to be ignored while others are offloaded, which do not go together");
-    TESSERA_EXPECT(!state->group, "fully_shard: parameter '", state->name,
-                   "' is to be ignored and lies in memory with others; shard a model before it is "
-                   "materialized, or build it on meta");
-    TESSERA_EXPECT(state->block_rows == 0 && !state->transform, "fully_shard: parameter '",
-                   state->name, "', which is to be ignored, has ",
-                   state->transform ? "a gather transform" : "blocks of rows",
-                   ", and every rank has it whole; leave one of both out");
+    const auto expect = [&](bool holds, const auto&... why) {
+      TESSERA_EXPECT(holds, "fully_shard: ", of, " ignores ", state->called(), why...);
+    };
+    expect(!state->unit, ", which belongs to unit '", state->unit ? *state->unit : "",
+           "' already; ignore it there, too");
+    expect(options.offload == Offload::none,
+           " while others are offloaded; leave ShardOptions::ignored or offload out");
+    expect(!state->group,
+           ", which lies in memory with others; shard a model before it is materialized, or build "
+           "it on meta");
+    expect(state->block_rows == 0 && !state->transform, ", which has ",
+           state->transform ? "a gather transform" : "blocks of rows",
+           " while every rank has it whole; leave one of both out");
   }
 }
 
-int dim_of(const Parameter& parameter, const ShardOptions& options) {
+void expect_memory(const UnitShards& shards, const std::string& unit) {
+  TESSERA_EXPECT(shards.is_materialized() || shards.is_empty(), "unit '", unit,
+                 "' has no memory yet for ", some_names(shards),
+                 "; call materialize on the model first");
+}
+
+int dim_of(const Parameter& parameter, const ShardOptions& options, const std::string& of) {
   if (!options.shard_placement_fn) return 0;
   const ParameterState& state = *state_of(parameter);
   const Shape& shape = state.shape;
@@ -53,14 +74,16 @@ int dim_of(const Parameter& parameter, const ShardOptions& options) {
             dim = given < 0 ? given + shape.ndim() : given;
   if (dim == 0) return 0;
   const auto expect = [&](bool holds, const auto&... why) {
-    TESSERA_EXPECT(holds, "fully_shard: shard_placement_fn gives Shard(", given, ") for ",
-                   state.called(), " of ", shape, why...);
+    TESSERA_EXPECT(holds, "fully_shard: ", of, ": shard_placement_fn gives Shard(", given, ") for ",
+                   state.described(), why...);
   };
-  expect(dim > 0 && dim < shape.ndim(), ", which has no such dimension");
+  expect(dim > 0 && dim < shape.ndim(),
+         ", which has no such dimension; give Shard(0), or another of its dimensions");
   expect(shape[dim] % ranks == 0, ", whose ", shape[dim], " do not divide over ", ranks,
-         " ranks; only dimension 0 is cut unevenly");
+         " ranks; give Shard(0), the one dimension that is cut unevenly");
   expect(state.block_rows == 0 && !state.transform, ", which has ",
-         state.transform ? "a gather transform" : "blocks of rows", ", of dimension 0");
+         state.transform ? "a gather transform" : "blocks of rows",
+         ", of dimension 0; give Shard(0)");
   return dim;
 }
 

@@ -46,11 +46,7 @@ void Context::build(nn::Module& root) {
     }
     TESSERA_EXPECT(unit->context() == nullptr, "fully_shard: unit '", name,
                    "' has already run as a root of its own; call the outermost module first");
-    const UnitShards& shards = unit->shards();
-    TESSERA_EXPECT(shards.is_materialized() || shards.is_empty(), "unit '",
-                   name.empty() ? "(root)" : name, "' has no memory yet for '",
-                   (shards.parameters.empty() ? shards.streamed : shards.parameters)[0]->name,
-                   "'; call materialize on the model first");
+    expect_memory(unit->shards(), name.empty() ? "(root)" : name);
     const DeviceMesh& mesh = unit->shards().options.mesh;
     const RankGroup& group = mesh.shard_group();
     const bool is_first = context->units_.empty();

@@ -36,7 +36,8 @@ std::shared_ptr<Unit> root_unit(const char* function, nn::Module& root) {
 }
 
 void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& options) {
-  check_options(options, called(*modules.front()));
+  const std::string of = called(*modules.front());
+  check_options(options, of);
   std::vector<std::shared_ptr<ParameterState>> claimed;
   std::vector<int> dims;  // along which they are sharded
   std::vector<Unit*> inside;
@@ -58,7 +59,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
       const auto& state = state_of(parameter);
       if (ignored.contains(state.get())) continue;
       TESSERA_EXPECT(!state->is_ignored, "fully_shard: parameter '", name,
-                     "' is ignored by a unit inside of ", called(*modules.front()),
+                     "' is ignored by a unit inside of ", of,
                      "; give this unit the same ShardOptions::ignored");
       if (state->unit) {
         TESSERA_EXPECT(
@@ -71,7 +72,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
       ++claims;
       if (!known.insert(state.get()).second) continue;
       claimed.push_back(state);
-      dims.push_back(dim_of(parameter, options));
+      dims.push_back(dim_of(parameter, options, of));
     }
     // A module below this one may be called again inside of this one's call.
     is_read = is_read || module->reads_parameters_in_backward() || claims > own;
@@ -80,12 +81,12 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   for (const auto& state : claimed) {
     if (state->transform)
       state->transform->parts({state->shape, options.mesh.shard_size(), options.mesh.shard_rank()});
-    TESSERA_EXPECT(state->block_rows == 0 || !state->may_be_streamed(), "fully_shard: parameter '",
-                   state->name, "' is streamed, in even slices; leave set_block_rows(",
-                   state->block_rows, ") out");
+    TESSERA_EXPECT(state->block_rows == 0 || !state->may_be_streamed(), "fully_shard: ", of,
+                   ": parameter '", state->name,
+                   "' is streamed, in even slices; leave set_block_rows(", state->block_rows,
+                   ") out");
   }
-  check_reshard("fully_shard", called(*modules.front()), options.reshard_after_forward,
-                options.mesh, claimed);
+  check_reshard("fully_shard", of, options.reshard_after_forward, options.mesh, claimed);
   // Values that exist move from their whole arrays into the shards.
   struct Held {
     std::shared_ptr<ParameterState> state;

@@ -142,7 +142,9 @@ TEST_CASE("what an inner unit ignores, the units around it ignore, too") {
     CHECK_THAT(lines[0], Contains("parameter 'layers.0.bias' is ignored by a unit inside of the "
                                   "module of 'scale'; give this unit"));
     CHECK(lines[1] == "7");
-    CHECK_THAT(lines[2], Contains("'layers.0.weight', which is to be ignored, has blocks of rows"));
+    CHECK_THAT(lines[2],
+               Contains("the module of 'scale' ignores parameter 'layers.0.weight', which has "
+                        "blocks of rows"));
   }
 }
 

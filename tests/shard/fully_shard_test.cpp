@@ -11,6 +11,7 @@
 using namespace tessera;
 using namespace tessera::testing;
 using Catch::Matchers::Contains;
+using Catch::Matchers::EndsWith;
 
 namespace {
 
@@ -59,7 +60,7 @@ TEST_CASE("fully_shard refuses what cannot take effect, naming value and remedy"
   CHECK_THAT(refused({.mesh = mesh, .precision = {.param = f64}}), Contains("param is f64"));
   CHECK_THAT(refused({.mesh = mesh, .precision = {.reduce = i32}}), Contains("reduce is i32"));
   CHECK_THAT(refused({.mesh = mesh, .precision = {.reduce = bf16}}),
-             Contains("f32 parameters") && Contains("bf16"));
+             EndsWith("f32 parameters cannot be reduced in bf16; use f32"));
   CHECK_THAT(refused({.mesh = mesh, .precision = {.param = bf16, .reduce = f16}}),
              Contains("use f32 or bf16"));
   CHECK_THAT(refused({.mesh = mesh, .prefetch_depth = 0}), Contains("prefetch_depth is 0"));
@@ -128,9 +129,13 @@ TEST_CASE("units of one model lie on one mesh, have memory, and start from the r
   Stack empty(kWidths);
   empty.shard({.mesh = DeviceMesh::flat(world)});
   CHECK_THAT(contract_error([&] { shard_plan(empty); }),
-             Contains("unit '(root)' has no memory yet for 'scale'") && Contains("materialize"));
+             Contains("unit '(root)' has no memory yet for 'scale', 'offset'; call materialize"));
   CHECK_THAT(contract_error([&] { nn::init(empty, {1}); }),
              Contains("no memory yet") && Contains("materialize"));
+  nn::Llama large(tiny_llama(false), Device::meta());
+  fully_shard(large, {.mesh = DeviceMesh::flat(world)});
+  CHECK_THAT(contract_error([&] { shard_plan(large); }),
+             Contains(concat("' and ", large.parameters().size() - 5, " more; call materialize")));
   nn::Embedding table(5, 4);  // all that its unit has is streamed
   fully_shard(table, {.mesh = DeviceMesh::flat(world)});
   CHECK_THAT(contract_error([&] { shard_plan(table); }),

@@ -115,9 +115,10 @@ TEST_CASE("a parameter is ignored by all units around it, and on all ranks", "[t
       found.push_back(concat(unit.name, ' ', unit.parameters));
     return found;
   }();
-  CHECK_THAT(errors[0], Contains("which is to be ignored, belongs to unit '") &&
+  CHECK_THAT(errors[0], Contains("the module of 'scale' ignores parameter 'layers.0.weight', which "
+                                 "belongs to unit '") &&
                             Contains("ignore it there, too"));
-  CHECK_THAT(errors[1], Contains("is to be ignored while others are offloaded"));
+  CHECK_THAT(errors[1], Contains("'layers.0.weight' while others are offloaded; leave"));
   CHECK_THAT(errors[2], Contains("lies in memory with others; shard a model before"));
   CHECK_THAT(errors, Catch::Matchers::VectorContains(std::string("layers.0 0")));
   const auto differing = on_ranks(2, [](World& world) {

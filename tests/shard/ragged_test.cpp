@@ -244,21 +244,29 @@ TEST_CASE(
   const DeviceMesh mesh = DeviceMesh::flat(world);
   RaggedNet net;
   CHECK_THAT(contract_error([&] { net.up.weight.set_block_rows(8); }),
-             Contains("blocks of 8 rows for a parameter of [7, 6]; give no more"));
+             Contains("blocks of 8 rows for parameter 'weight' of shape [7, 6]; give no more"));
   CHECK_THAT(contract_error([&] { net.up.weight.set_block_rows(-1); }), Contains("blocks of -1"));
   const Parameter scalar(Shape{}, Initializer::constant(1));
   scalar.set_block_rows(0);
-  CHECK_THAT(contract_error([&] { scalar.set_block_rows(1); }), Contains("a parameter of []"));
+  CHECK_THAT(contract_error([&] { scalar.set_block_rows(1); }),
+             Contains("parameter of shape []; give"));
   CHECK_THAT(contract_error([&] {
                fully_shard(net.up, {.mesh = mesh, .reshard_after_forward = Reshard::to(2)});
              }),
              Contains("'weight' is sharded by blocks of 2 rows") && Contains("Reshard::always"));
   CHECK_THAT(contract_error([&] { net.up.weight.set_gather_transform(gather_in_e4m3()); }),
-             Contains("is sharded by blocks of 2 rows") && Contains("leave one of the two out"));
+             Contains("'weight' of shape [7, 6] is sharded by blocks of 2 rows") &&
+                 Contains("leave one of the two out"));
   nn::Linear encoded(4, 4);
   encoded.weight.set_gather_transform(gather_in_e4m3());
   CHECK_THAT(contract_error([&] { encoded.weight.set_block_rows(2); }),
-             Contains("has a gather transform") && Contains("leave one of the two out"));
+             Contains("parameter 'weight' of shape [4, 4] has a gather transform") &&
+                 Contains("leave one of the two out"));
+  nn::Embedding table(5, 4);  // streamed
+  table.weight.set_block_rows(2);
+  CHECK_THAT(contract_error([&] { fully_shard(table, {.mesh = mesh}); }),
+             Contains("the module of 'weight': parameter 'weight' is streamed, in even slices; "
+                      "leave set_block_rows(2) out"));
   encoded.weight.set_block_rows(0);
   CHECK_THAT(contract_error([&] {
                DistributedTensor(Tensor::zeros({2, 3}, f32, world.device()), {8, 3}, mesh,

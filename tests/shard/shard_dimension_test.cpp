@@ -258,12 +258,16 @@ TEST_CASE("a dimension that can't be sharded is refused in one line", "[fsdp2-02
   PlacedNet net;
   CHECK_THAT(
       refused(1, net.down),
-      Contains("Shard(1) for parameter 'weight' of [4, 6], whose 6 do not divide over 4 ranks") &&
-          Contains("only dimension 0"));
-  CHECK_THAT(refused(1, net.up), Contains("Shard(1) for parameter 'bias' of [6], which has no"));
+      Contains(
+          "the module of 'weight': shard_placement_fn gives Shard(1) for parameter 'weight' of "
+          "shape [4, 6], whose 6 do not divide over 4 ranks; give Shard(0)"));
+  CHECK_THAT(refused(1, net.up),
+             Contains("Shard(1) for parameter 'bias' of shape [6], which has no "
+                      "such dimension; give Shard(0), or another"));
   CHECK_THAT(refused(-3, net.up), Contains("Shard(-3) for parameter 'weight'"));
   net.up.weight.set_block_rows(2);
-  CHECK_THAT(refused(-1, net.up), Contains("'weight' of [6, 4], which has blocks of rows"));
+  CHECK_THAT(refused(-1, net.up), Contains("'weight' of shape [6, 4], which has blocks of rows") &&
+                                      Contains("give Shard(0)"));
   net.up.weight.set_block_rows(0);
   net.up.weight.set_gather_transform(gather_in_e4m3());
   CHECK_THAT(refused(-1, net.up), Contains("has a gather transform"));
