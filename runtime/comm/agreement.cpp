@@ -30,6 +30,14 @@ std::string describe(const Published& p, int item) {
   return text + ")";
 }
 
+// Of ranks whose calls differ only in what their names close with in parentheses: what a program
+// has decided of the same unit.
+std::string name_remedy(std::string_view a, std::string_view b) {
+  const auto before = [](std::string_view name) { return name.substr(0, name.rfind(" (")); };
+  if (a == b || (before(a) != before(b) && before(a) != b && a != before(b))) return "";
+  return "; what stands in parentheses was decided by a call that all ranks make, or none";
+}
+
 // Of ranks whose calls are alike, but come at different points of the order over all groups.
 std::string order_remedy(std::uint64_t around, int rank, std::uint64_t other, int other_rank) {
   if (around == other) return "";
@@ -89,6 +97,7 @@ std::string describe_difference(const FlightRecorder& a, int rank_a, const Fligh
   return concat("call ", in_a.seq, ": rank ", rank_a, " submitted ", in_a.to_string(),
                 ", but rank ", rank_b, " submitted ", in_b.to_string(),
                 order_remedy(in_a.around, rank_a, in_b.around, rank_b), kRemedy,
+                name_remedy(in_a.name, in_b.name),
                 backward_remedy(in_a.backward_of, in_b.backward_of));
 }
 
@@ -108,6 +117,7 @@ void check_agreement(std::span<const Published* const> ranks, std::span<const in
                              " submitted ", describe(first, item), ", but rank ", names[r],
                              " submitted ", describe(other, item), second,
                              order_remedy(first.around, names[0], other.around, names[r]), kRemedy,
+                             name_remedy(first.name, other.name),
                              backward_remedy(first.backward_of, other.backward_of)));
     }
     if (other.send_layout_hash != first.send_layout_hash)

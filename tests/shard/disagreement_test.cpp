@@ -64,8 +64,25 @@ TEST_CASE("a decision of one rank alone is told to every rank, by the unit and w
     INFO(text);
     const bool trains = text.find("not read") == text.npos;  // a linear layer's weight is
     for (const std::string& heard : heard_of(decide, false, trains))
-      CHECK_THAT(heard, Contains(text));
+      CHECK_THAT(heard, Contains(text) && Contains("; what stands in parentheses was decided by a "
+                                                   "call that all ranks make, or none"));
     for (const std::string& heard : heard_of(decide, true, trains)) CHECK(heard.empty());
+  }
+}
+
+TEST_CASE("a unit that one rank alone opens or closes by hand is told to every rank, by its name",
+          "[threads]") {
+  const std::pair<DecidedOf, std::string> decisions[] = {
+      // Rank 1 gathers it at once, its peer when it is called, behind others.
+      {[](Stack& m) { unshard(m.layers[1]); }, "rank 1 submitted 'all_gather layers.1' "},
+      // The root is open behind the plan on the peer alone, which gathers nothing for it.
+      {[](Stack& m) { unshard(m), reshard(m); }, "rank 1 submitted 'all_gather (root)' "},
+  };
+  for (const auto& [decide, text] : decisions) {
+    INFO(text);
+    for (const std::string& heard : heard_of(decide, false))
+      CHECK_THAT(heard, Contains(text) && Contains("every rank must submit the same collectives"));
+    for (const std::string& heard : heard_of(decide, true)) CHECK(heard.empty());
   }
 }
 
