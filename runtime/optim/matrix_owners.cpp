@@ -54,6 +54,12 @@ MatrixPlan plan_matrices(std::span<const MatrixSize> sizes, int ranks, std::int6
   return plan;
 }
 
+std::int64_t sent_bytes(const MatrixPlan& plan, int ranks) {
+  const std::int64_t elements =
+      std::accumulate(plan.widths.begin(), plan.widths.end(), std::int64_t{0});
+  return 2 * 4 * (ranks - 1) * elements;
+}
+
 std::vector<MatrixSize> matrices_of(const MatrixPlan& plan, std::span<const MatrixSize> sizes,
                                     int rank) {
   std::vector<MatrixSize> own;

@@ -41,6 +41,9 @@ struct MatrixPlan {
 // Requires: at least one rank, no size of 0.
 MatrixPlan plan_matrices(std::span<const MatrixSize> sizes, int ranks, std::int64_t most_bytes);
 
+// What each rank sends in a step: the rows of momenta to the owners, and rows of the result back.
+std::int64_t sent_bytes(const MatrixPlan& plan, int ranks);
+
 // The sizes of the matrices of `rank`, in the order of their turns: ranks whose lists are equal do
 // the same work in the same memory.
 std::vector<MatrixSize> matrices_of(const MatrixPlan& plan, std::span<const MatrixSize> sizes,

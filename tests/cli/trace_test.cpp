@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -115,6 +116,29 @@ TEST_CASE("a run and its plan leave the same timeline, and its peak is the plann
   CHECK(*std::max_element(values.begin(), values.end()) == peak);
   check_arrows(run);
   check_arrows(plan);
+}
+
+TEST_CASE("a plan says who owns Muon's matrices, what they send, and which micro-batches reduce") {
+  Traces folder;
+  const json file = folder.trace(kTraced +
+                                 "--dry-run --ranks 3 --optimizer.name=Muon "
+                                 "--training.local_batch_size=1 "
+                                 "--parallelism.fsdp_gradient_sync=last");
+  CHECK(folder.out.find("2 micro-batches a step, gradients reduced after the last\n") !=
+        std::string::npos);
+  // Of two blocks: four matrices of attention, three of the feed-forward layer.
+  std::smatch found;
+  REQUIRE(std::regex_search(folder.out, found,
+                            std::regex("Muon: 14 matrices in 1 turn, owned by ranks of a shard "
+                                       "group: (\\d), (\\d), (\\d); by all-to-all a rank sends "
+                                       "(\\d+) bytes a step")));
+  CHECK(std::stoi(found[1]) + std::stoi(found[2]) + std::stoi(found[3]) == 14);
+  double travelled = 0;  // in two steps, to this rank and from it
+  const auto ops = operations(of(file, "rank 0, planned"));
+  for (const json& op : ops.at("reduce"))
+    if (op[0].get<std::string>().starts_with("muon_")) travelled += op[3].get<double>();
+  CHECK(travelled > 0);
+  CHECK(2 * 2 * std::stod(found[4]) == travelled);
 }
 
 TEST_CASE("a timeline holds the first ten steps, and replaces a file whole") {

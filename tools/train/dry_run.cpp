@@ -1,5 +1,6 @@
 #include "tools/train/dry_run.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <optional>
@@ -15,22 +16,52 @@
 namespace tessera::train {
 namespace {
 
-// Of each rank of a shard group, the sizes of the matrices that it orthogonalises, one behind the
-// other; empty ones without Muon.
-std::vector<std::vector<std::int64_t>> matrices_of_ranks(const Config& config,
-                                                         const std::vector<Parameter>& parameters,
-                                                         int ranks) {
-  std::vector<std::vector<std::int64_t>> owned(static_cast<std::size_t>(ranks));
-  if (config.optimizer.name != OptimizerName::muon) return owned;
-  std::vector<optim::MatrixSize> sizes;
+// What Muon orthogonalises, and which rank of a shard group each matrix is dealt to; nothing
+// without Muon.
+struct Dealt {
+  int ranks = 1;
+  std::vector<optim::MatrixSize> sizes{};
+  optim::MatrixPlan plan{};
+
+  std::vector<optim::MatrixSize> of(int rank) const {
+    return optim::matrices_of(plan, sizes, rank);
+  }
+};
+
+Dealt deal_matrices(const Config& config, const std::vector<Parameter>& parameters, int ranks) {
+  Dealt dealt{.ranks = ranks};
+  if (config.optimizer.name != OptimizerName::muon) return dealt;
   for (const Parameter& p : optim::split_for_muon(parameters).matrices)
-    sizes.push_back({p.shape()[0], p.shape()[1]});
-  const optim::MatrixPlan plan =
-      optim::plan_matrices(sizes, ranks, config.optimizer.muon().turn_bytes);
-  for (std::size_t rank = 0; rank < owned.size(); ++rank)
-    for (const optim::MatrixSize& size : optim::matrices_of(plan, sizes, static_cast<int>(rank)))
-      owned[rank].insert(owned[rank].end(), {size.rows, size.columns});
-  return owned;
+    dealt.sizes.push_back({p.shape()[0], p.shape()[1]});
+  dealt.plan = optim::plan_matrices(dealt.sizes, ranks, config.optimizer.muon().turn_bytes);
+  return dealt;
+}
+
+// One line: the owners, rank by rank where that can be read, and what travels.
+std::string describe(const Dealt& dealt) {
+  constexpr int kShown = 16;
+  std::size_t least = dealt.sizes.size(), most = 0;
+  std::string counts;
+  for (int rank = 0; rank < dealt.ranks; ++rank) {
+    const std::size_t count = dealt.of(rank).size();
+    least = std::min(least, count), most = std::max(most, count);
+    counts += concat(rank > 0 ? ", " : "", count);
+  }
+  if (dealt.ranks > kShown) counts = concat(least, " to ", most, " each");
+  return concat("Muon: ", dealt.sizes.size(), " matrices in ", dealt.plan.widths.size(),
+                dealt.plan.widths.size() == 1 ? " turn" : " turns",
+                ", owned by ranks of a shard group: ", counts, "; by all-to-all a rank sends ",
+                optim::sent_bytes(dealt.plan, dealt.ranks),
+                " bytes a step, and receives as many\n");
+}
+
+std::string describe_reductions(const Config& config, int ranks) {
+  const std::int64_t micro_batches = split_batch(config, ranks).micro_batches;
+  const GradientSync sync = apply_strategy(config, ranks).parallelism.fsdp_gradient_sync;
+  return concat(micro_batches, micro_batches == 1 ? " micro-batch" : " micro-batches",
+                " a step, gradients reduced after ",
+                sync == GradientSync::last ? "the last" : "each",
+                sync == GradientSync::all_reduce_last ? ", over replicas after the last\n" : "\n");
 }
 
 // Ranks whose shards have the same sizes, and who orthogonalise matrices of the same sizes, need
@@ -41,7 +72,12 @@ std::map<int, int> distinct_layouts(const Config& config, int ranks) {
   std::map<std::vector<std::int64_t>, int> first;
   std::map<int, int> counts;
   const std::vector<Parameter> parameters = model->parameters();
-  const auto owned = matrices_of_ranks(config, parameters, shards);
+  const Dealt dealt = deal_matrices(config, parameters, shards);
+  std::vector<std::vector<std::int64_t>> owned(static_cast<std::size_t>(shards));
+  for (int rank = 0; rank < shards; ++rank)
+    for (const optim::MatrixSize& size : dealt.of(rank))
+      owned[static_cast<std::size_t>(rank)].insert(owned[static_cast<std::size_t>(rank)].end(),
+                                                   {size.rows, size.columns});
   for (int rank = 0; rank < ranks; ++rank) {
     std::vector<std::int64_t> rows = owned[static_cast<std::size_t>(rank % shards)];
     for (const Parameter& p : parameters)
@@ -83,6 +119,11 @@ int dry_run(const Config& given, int ranks) {
   if (const std::string strategy = describe_strategy(config, ranks); !strategy.empty())
     std::printf("%s\n", strategy.c_str());
   if (!chosen.empty()) std::printf("%s\n", chosen.c_str());
+  std::printf("%s", describe_reductions(config, ranks).c_str());
+  if (config.optimizer.name == OptimizerName::muon)
+    std::printf(
+        "%s", describe(deal_matrices(config, model->parameters(), mesh_sizes(config, ranks).shard))
+                  .c_str());
   if (config.training.loss == LossChoice::automatic)
     std::printf("training.loss=lean, as without a memory.limit nothing else is known to fit\n");
   std::fflush(stdout);  // the plan may take its time
