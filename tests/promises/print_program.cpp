@@ -32,7 +32,7 @@ void print(std::ostream& out, const Decision& d) {
   if (d.kind == Decision::reshard_after_backward || d.kind == Decision::unshard_in_backward ||
       d.kind == Decision::reductions_in_flight)
     out << ": " << d.value;
-  out << ")";
+  out << (d.recurses ? ", and below)" : ")");
 }
 
 std::string blocks(int rows) { return rows > 0 ? concat(" in blocks of ", rows) : ""; }
@@ -40,7 +40,8 @@ std::string blocks(int rows) { return rows > 0 ? concat(" in blocks of ", rows) 
 void print(std::ostream& out, const PartPlan& part, int depth) {
   out << std::string(static_cast<std::size_t>(2 * depth), ' ') << (part.is_listed ? "listed " : "")
       << (part.is_unit ? concat("unit, pieces of ", part.piece_bytes, " bytes, reshard ",
-                                part.reshard, ", prefetch ", part.prefetch)
+                                part.reshard, ", prefetch ", part.prefetch, ", in flight ",
+                                part.in_flight, part.slices_wait ? ", slices wait" : "")
                        : "part")
       << ", "
       << (part.table.is_outer    ? "outer"
@@ -76,7 +77,8 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
 
 void print(std::ostream& out, const Program& program) {
   out << "seed " << program.seed << ", " << program.ranks << " ranks, " << program.replicas
-      << " replicas, slices of " << program.root.slice_bytes << " bytes, " << name(program.executor)
+      << " replicas, slices of " << program.root.slice_bytes << " bytes, forwards ahead "
+      << program.root.ahead << ", " << name(program.executor)
       << (program.is_poisoned ? ", poisoned" : "") << (program.is_planned ? ", planned" : "")
       << (program.offload == Offload::cpu ? ", offloaded" : "") << ", doubled from step "
       << program.doubled_from << "\n";

@@ -16,7 +16,8 @@
 // every rank, without a race, and left the bits of the parameters that one rank has.
 //
 // Bits can be asked for because sums of gradients are exact, in whatever order and parts the ranks
-// make them: see Note [Exact sums] in exact_sums.hpp.
+// make them: see Note [Exact sums] in exact_sums.hpp. So dtypes of compute and of reductions are
+// not drawn: a sum in 16 bits is rounded.
 #include <algorithm>
 #include <bit>
 #include <functional>

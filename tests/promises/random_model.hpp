@@ -85,9 +85,9 @@ class Part final : public nn::Module {
       case Decision::reshard:
         return tessera::reshard(unit);
       case Decision::reshard_after_forward:
-        return set_reshard_after_forward(unit, reshard_on(mesh, d.way), false);
+        return set_reshard_after_forward(unit, reshard_on(mesh, d.way), d.recurses);
       case Decision::reshard_after_backward:
-        return set_reshard_after_backward(unit, d.value != 0, false);
+        return set_reshard_after_backward(unit, d.value != 0, d.recurses);
       case Decision::unshard_in_backward:
         return set_unshard_in_backward(unit, d.value != 0);
       case Decision::forward_prefetch:
@@ -95,7 +95,7 @@ class Part final : public nn::Module {
       case Decision::backward_prefetch:
         return set_modules_to_backward_prefetch(unit, list);
       case Decision::reductions_in_flight:
-        return set_reductions_in_flight(unit, d.value, false);
+        return set_reductions_in_flight(unit, d.value, d.recurses);
     }
   }
 
@@ -111,6 +111,11 @@ class Part final : public nn::Module {
 
   // Which units of the tree the next backward reduces, and sums over replicas.
   void set_reductions(const Step::Backward& b) {
+    if (const bool none = b.unreduced == ~0U; none || b.unreduced == 0) {
+      set_requires_gradient_sync(*this, !none);
+      if (b.in_replicas == ~0U) set_requires_all_reduce(*this, false);
+      if (b.in_replicas == ~0U || b.in_replicas == 0) return;
+    }
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       if (!parts_[i]->plan_.is_unit) continue;
       set_requires_gradient_sync(*parts_[i], (b.unreduced >> i % 32 & 1U) == 0, false);
@@ -167,7 +172,10 @@ class Part final : public nn::Module {
     return {.mesh = mesh,
             .reshard_after_forward = reshard_on(mesh, plan_.reshard),
             .prefetch_depth = plan_.prefetch,
+            .reductions_in_flight = plan_.in_flight,
+            .forwards_ahead = plan_.ahead,
             .slice_bytes = plan_.slice_bytes,
+            .slices_wait = plan_.slices_wait,
             .piece_bytes = plan_.piece_bytes,
             .offload = offload,
             .shard_placement_fn =

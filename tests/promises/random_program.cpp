@@ -136,6 +136,21 @@ void decide(Dice& dice, Program& program) {
     }
 }
 
+// Options that change no sum, and decisions for all units below one. What the root reads later
+// stays open.
+void vary_options(Dice& dice, Program& program) {
+  for_each_part(program.root, [&](PartPlan& part) {
+    part.in_flight = 1 + dice.below(3);
+    part.ahead = 1 + dice.below(3);
+    part.slices_wait = dice.once_in(2);
+  });
+  for (Step& step : program.steps)
+    for (Step::Forward& f : step.forwards)
+      for (Decision& d : f.before)
+        d.recurses = dice.once_in(2) && (d.kind != Decision::reshard_after_forward || d.part > 0 ||
+                                         program.root.read_later.empty());
+}
+
 // Most run in an order that the seed chooses: it costs less than threads that hand over by the
 // system's leave, and stream and rank fall behind each other as they never would there. Poison
 // costs a launch at each allocation and each free.
@@ -167,6 +182,7 @@ Program make_program(std::uint64_t seed) {
   postpone_reductions(dice, program);
   decide(dice, program);
   program.is_planned = dice.once_in(4);
+  vary_options(dice, program);
   return program;
 }
 

@@ -48,6 +48,7 @@ struct Decision {
   int part = 0;  // the unit, counted from the root
   Reshard way = Reshard::automatic;
   int value = 0;            // how many; whether
+  bool recurses = false;    // for units below, too, where such a decision can
   std::vector<int> list{};  // the units to prefetch
 };
 
@@ -72,7 +73,8 @@ struct PartPlan {
   bool is_doubled = false;
   std::optional<StreamId> doubled_on{};  // without replicas
   Reshard reshard = Reshard::automatic;
-  int prefetch = 1;
+  int prefetch = 1, in_flight = 1, ahead = 1;
+  bool slices_wait = false;
   std::int64_t slice_bytes = 0;  // of the root counts
   std::int64_t piece_bytes = 1;
   // The part's table, or the outer part's where one unit has both.
