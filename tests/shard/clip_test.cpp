@@ -3,8 +3,11 @@
 // of tests/optim/clip_in_optimizer_test.
 #include "tessera/optim/clip.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "tessera/device/device_context.hpp"
 #include "tessera/memory/memory.hpp"
@@ -136,6 +139,54 @@ TEST_CASE("ranks whose optimizers clip have the bits of ranks that clip their gr
         CHECK(found[r].of_accumulation == 3);
       }
     }
+}
+
+TEST_CASE(
+    "one norm over units of two meshes, and beside them, takes one sum of each group of ranks",
+    "[threads][fsdp2-101]") {
+  struct Found {
+    std::vector<double> parts, norm;  // by type, of three models each and of all
+    std::vector<std::uint64_t> sums;  // of both groups and the world, of a norm of all
+  };
+  const auto types = {optim::NormType::l2, optim::NormType::l1, optim::NormType::inf};
+  for (const Found& found : on_ranks(4, [&](World& world) {
+         // Ranks 0, 1 and 2, 3 shard the first; 0, 2 and 1, 3 the second; each has all of the
+         // third.
+         const DeviceMesh mesh = DeviceMesh::grid(world, {{"a", 2}, {"b", 2}});
+         Stack first({6, 5, 4}), second({6, 5, 4}), third({6, 5, 4});
+         first.shard({.mesh = mesh["b"], .piece_bytes = 1});
+         second.shard({.mesh = mesh["a"], .precision = {.param = bf16}});
+         std::vector<Parameter> all;
+         for (Stack* const model : {&first, &second, &third}) {
+           nn::init(*model, {3}, world.device());
+           mean_square(cast((*model)(rows_of(1, 0, 2, 6, world.device())), f32)).backward();
+           for (const Parameter& p : model->parameters()) all.push_back(p);
+         }
+         const Communicator* const groups[] = {&mesh["a"].shard_group().control(),
+                                               &mesh["b"].shard_group().control(),
+                                               &world.control()};
+         Found out;
+         for (const optim::NormType type : types) {
+           for (const Stack* const model : {&first, &second, &third})
+             out.parts.push_back(optim::clip_grad_norm(model->parameters(), 0, type).item());
+           for (const Communicator* const group : groups) out.sums.push_back(group->submitted());
+           out.norm.push_back(optim::clip_grad_norm(all, 0, type).item());
+           for (std::size_t i = 0; i < 3; ++i) {
+             std::uint64_t& before = out.sums[out.sums.size() - 3 + i];
+             before = groups[i]->submitted() - before;
+           }
+         }
+         return out;
+       })) {
+    CHECK(found.sums == std::vector<std::uint64_t>{1, 1, 0, 1, 1, 0, 1, 1, 0});
+    const auto& p = found.parts;
+    const double expected[] = {std::sqrt(p[0] * p[0] + p[1] * p[1] + p[2] * p[2]),
+                               p[3] + p[4] + p[5], std::max({p[6], p[7], p[8]})};
+    // Each is a sum in f64, rounded to f32 once.
+    for (std::size_t i = 0; i < 3; ++i)
+      CHECK(std::abs(found.norm[i] - expected[i]) <= 2 * 0x1p-24 * expected[i]);
+    CHECK(p[2] > 0);
+  }
 }
 
 TEST_CASE("a coefficient that no optimizer has applied goes with a reset", "[threads]") {

@@ -1,7 +1,12 @@
 // Micro-batches whose gradients are reduced at once, later, or over the replicas later: values,
 // collectives, memory; refusals.
+#include <map>
+#include <string>
+
+#include "tessera/device/device_context.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/shard/runtime_control.hpp"
+#include "tests/shard/small_llama.hpp"
 #include "tests/shard/support.hpp"
 #include "tests/support/mesh.hpp"
 
@@ -135,6 +140,110 @@ TEST_CASE("micro-batches give the gradient of one rank, whenever they are reduce
       CHECK((all[rank].held > 0) == (missing > 0 || postpones));
       CHECK(all[rank].left == 0);
     }
+  }
+}
+
+namespace {
+
+// What the device was asked to do, by name.
+struct Launches final : Observer {
+  explicit Launches(DeviceContext& context) : device(context) {
+    device.synchronize();  // nobody looks at its list of observers
+    device.add_observer(*this);
+  }
+  ~Launches() override {
+    device.synchronize();
+    device.remove_observer(*this);
+  }
+  void launched(StreamId, Tick, const Op& op) override { ++counts[op.name]; }
+  std::uint64_t of(const std::string& name) const {
+    std::uint64_t sum = 0;
+    for (const auto& [other, count] : counts)
+      if (other.starts_with(name)) sum += count;
+    return sum;
+  }
+  // How often each unit did it, whatever was decided of it in between. A table's slices count as
+  // one: all of them must have done it as often.
+  std::map<std::string, std::uint64_t> by_unit(const std::string& collective) const {
+    std::map<std::string, std::uint64_t> parts, units;
+    for (const auto& [name, count] : counts)
+      if (name.starts_with(collective + ' ')) {
+        const std::string unit = name.substr(collective.size() + 1);
+        parts[unit.substr(0, unit.find(" ("))] += count;
+      }
+    for (const auto& [part, count] : parts) {
+      const auto at = units.try_emplace(part.substr(0, part.find('[')), count).first;
+      if (at->second != count) at->second = 0;
+    }
+    return units;
+  }
+  DeviceContext& device;
+  std::map<std::string, std::uint64_t> counts;
+};
+
+}  // namespace
+
+TEST_CASE("a streamed table is gathered and reduced as a unit is, and what is offloaded copied so",
+          "[threads][fsdp2-044]") {
+  struct Counted {
+    std::map<std::string, std::uint64_t> gathers, reductions;
+    std::uint64_t slices = 0, all_gathers = 0, all_reductions = 0, to_device = 0, to_host = 0;
+  };
+  const Offload offload = GENERATE(Offload::none, Offload::cpu);
+  const bool slices_wait = GENERATE(false, true), cuts = GENERATE(false, true);
+  const Way way = GENERATE(Way::sync, Way::no_sync);
+  CAPTURE(offload == Offload::cpu, slices_wait, cuts, static_cast<int>(way));
+  const auto found = on_ranks(2, [&](World& world) {
+    nn::Llama model(small_llama(2), Device::meta());
+    const ShardOptions options{.mesh = DeviceMesh::flat(world),
+                               .reshard_after_forward = Reshard::always,
+                               .slice_bytes = 100,
+                               .slices_wait = slices_wait,
+                               .piece_bytes = cuts ? 1 : 32 << 20,
+                               .offload = offload};
+    for (nn::Module* const part : model.parts()) fully_shard(*part, options);
+    fully_shard(model, options);
+    nn::init(model, {11}, world.device());
+    const Tensor tokens =
+        Tensor::from(std::vector<std::int32_t>{1, 5, 9, 2}, {1, 4}, world.device());
+    const auto step = [&] {
+      for (int micro = 0; micro < kMicroBatches; ++micro) {
+        if (way == Way::no_sync) set_requires_gradient_sync(model, micro + 1 == kMicroBatches);
+        model.loss(tokens, tokens).backward();
+      }
+      for (const auto& group : groups_of(model.parameters())) group->gradient = {};
+    };
+    step();
+    const Launches launches(world.device().context());
+    step();
+    Counted counted{launches.by_unit("all_gather"),
+                    launches.by_unit("reduce_scatter"),
+                    0,
+                    launches.of("all_gather "),
+                    launches.of("reduce_scatter "),
+                    launches.of("copy_to_device"),
+                    launches.of("copy_to_host")};
+    for (const auto& [name, count] : launches.counts)
+      counted.slices += name.starts_with("reduce_scatter lm_head.weight[") ? 1 : 0;
+    return counted;
+  });
+  constexpr std::uint64_t k = kMicroBatches;
+  const std::uint64_t once = way == Way::sync ? k : 1, of_tables = slices_wait ? once : k;
+  const std::string embedding = "model.embed_tokens.weight", head = "lm_head.weight";
+  for (const Counted& rank : found) {
+    CHECK(rank.slices > 1);
+    REQUIRE(rank.gathers.size() == 5);  // two tables, two blocks, and the norm of the root
+    REQUIRE(rank.reductions.size() == 5);
+    for (const auto& [unit, count] : rank.gathers)
+      CHECK(count == (unit == embedding ? k : 2 * k));  // which backward does not read
+    for (const auto& [unit, count] : rank.reductions) {
+      CAPTURE(unit);
+      const std::uint64_t passes = unit == embedding || unit == head ? of_tables : once;
+      CHECK((cuts ? count >= passes && count % passes == 0 : count == passes));
+    }
+    // To the device goes one copy for each gather, back from it one for each piece.
+    CHECK(rank.to_device == (offload == Offload::cpu ? rank.all_gathers : 0));
+    CHECK(rank.to_host == (offload == Offload::cpu ? rank.all_reductions : 0));
   }
 }
 

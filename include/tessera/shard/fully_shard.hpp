@@ -79,12 +79,12 @@ struct MixedPrecision {
 // computed (PyTorch: CPUOffloadPolicy, always pinned).
 //
 //   none   on the device
-//   cpu    on the host beside it (Device::host): a gather casts there and brings the shard to the
-//          device in one copy, a reduction takes its sums back in one. Parameter::shard and grad,
-//          state dicts and clip_grad_norm's norm are tensors of the host, whose operations run on
-//          the stream `offload`. The device keeps slots, activations and a staging of twice the
-//          largest shard and twice the largest piece's. A CPU has both memories too, so that a plan
-//          of either is a plan of both.
+//   cpu    on the host beside it (Device::host): a gather casts there and brings a unit's shard to
+//          the device in one copy, a reduction takes a piece's sums back in one. Parameter::shard
+//          and grad, state dicts and clip_grad_norm's norm are tensors of the host, whose
+//          operations run on the stream `offload`. The device keeps slots, activations and a
+//          staging of twice the largest shard and twice the largest piece's. A CPU has both
+//          memories too, so that a plan of either is a plan of both.
 enum class Offload : std::uint8_t { none, cpu };
 
 struct ShardOptions {
