@@ -66,7 +66,9 @@ struct MuonSplit {
 };
 MuonSplit split_for_muon(const std::vector<Parameter>& parameters);
 
-// A step is collective over the ranks that shard a matrix. The first one makes symmetric memory.
+// A step is collective over the ranks that shard a matrix. The first one makes symmetric memory,
+// which is the device's, so that matrices whose shards lie on the host (Offload::cpu) are refused:
+// a step and prepare() throw ContractError for them.
 class Muon final : public Optimizer {
  public:
   // Which are hidden matrices is said, never guessed. `others` may be empty; what add_parameters
