@@ -33,6 +33,7 @@ struct Cell {
   std::optional<DType> stored{}, output{};  // of a frozen base; of what units give
   bool ignores = false;                     // units leave the base's gains alone
   bool is_fast = false;                     // the loss knows its gradient, and the optimizer clips
+  bool orthogonalises = false;              // the optimizer is Muon, in several turns
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   return out << "reshard " << c.reshard << ", recompute " << c.recomputes
@@ -46,7 +47,7 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << ", in e4m3 " << c.encodes << ", ragged " << c.ragged << ", lists " << c.lists
              << ", by hand " << c.by_hand << ", base in " << (c.stored ? name(*c.stored) : "none")
              << ", output " << (c.output ? name(*c.output) : "as it is") << ", gains ignored "
-             << c.ignores << ", fast " << c.is_fast;
+             << c.ignores << ", fast " << c.is_fast << ", Muon " << c.orthogonalises;
 }
 
 // The cells that every promise is checked in.
@@ -113,6 +114,12 @@ inline std::vector<Cell> narrow_cells() {
           {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16},
           {.keeps_gradients = true, .param = bf16, .offload = Offload::cpu},
           {.param = f16, .reduce = f16, .scales_loss = true, .offload = Offload::cpu}};
+}
+
+// On how many ranks each a cell is seen where three numbers are enough: shards within replicas, and
+// parts of shards (Reshard::to), take four.
+inline std::vector<int> worlds_of(const Cell& cell) {
+  return {1, 2, cell.replicas > 1 || cell.reshard.is_partial() ? 4 : 3};
 }
 
 }  // namespace tessera::testing

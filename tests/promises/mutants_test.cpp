@@ -171,8 +171,9 @@ TEST_CASE("each edge of the engine that is removed is missed by the race checker
   GridShare share;
   std::vector<Cell> all = cells();
   for (const Cell& cell : narrow_cells()) all.push_back(cell);
-  for (const int ranks : {1, 2, 3})
-    for (const Cell& cell : all)
+  all.push_back({.orthogonalises = true});
+  for (const Cell& cell : all)
+    for (const int ranks : worlds_of(cell))
       for (const Program& program : kPrograms) {
         if (!share.takes()) continue;
         INFO(ranks << " ranks, " << cell << ", " << program.what);

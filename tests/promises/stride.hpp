@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <initializer_list>
 #include <random>
 #include <string_view>
 #include <vector>
@@ -50,7 +49,7 @@ class GridShare {
   // Whether the next trial is done.
   bool takes() { return next_++ % stride() == 0; }
   // Those of the next trials that are done.
-  std::vector<int> of(std::initializer_list<int> trials) {
+  std::vector<int> of(const std::vector<int>& trials) {
     std::vector<int> done;
     for (const int trial : trials)
       if (takes()) done.push_back(trial);

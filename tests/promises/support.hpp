@@ -1,14 +1,18 @@
 // A tiny Llama in training, on any world and with any options: what the promises are checked on.
 #pragma once
 
+#include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/grad_scaler.hpp"
+#include "tessera/optim/muon.hpp"
 #include "tessera/param/gather_transform.hpp"
 #include "tests/promises/cells.hpp"
 #include "tests/promises/decisions.hpp"
@@ -91,7 +95,13 @@ class Trainee {
     nn::init(model_, {seed});
     // As large as lr: an update follows its gradient smoothly, also where that is all rounding.
     const optim::AdamWOptions adamw{.lr = 1e-2, .eps = 1e-2};
-    optimizer_ = std::make_unique<optim::AdamW>(model_.parameters(), adamw);
+    if (cell.orthogonalises) {
+      const auto [matrices, others] = optim::split_for_muon(model_.parameters());
+      optimizer_ = std::make_unique<optim::Muon>(
+          matrices, others, optim::MuonOptions{.lr = 1e-2, .turn_bytes = 1000});
+    } else {
+      optimizer_ = std::make_unique<optim::AdamW>(model_.parameters(), adamw);
+    }
     optimizer_->prepare();
     // Small enough for f16, and raised once in three steps.
     if (cell.scales_loss)
@@ -104,8 +114,8 @@ class Trainee {
     Tensor loss, norm;  // f32 [], of this rank's samples and of all gradients
   };
   // A whole step; queued, not awaited. Gradients are dropped at its end, or at the next one's
-  // start.
-  Scalars step(int k) {
+  // start; before they are clipped `see` may look at them.
+  Scalars step(int k, const std::function<void()>& see = {}) {
     if (cell_.keeps_gradients) optimizer_->zero_grad();
     Scalars out;
     for (int m = 0; m < cell_.micro_batches; ++m) {
@@ -115,6 +125,7 @@ class Trainee {
     }
     average(ignored_, world_);
     if (scaler_) scaler_->unscale(*optimizer_);
+    if (see) see();
     out.norm =
         optim::clip_grad_norm(model_.parameters(), 1.0, optim::NormType::l2,
                               cell_.is_fast ? optim::Clip::in_optimizer : optim::Clip::in_place);
@@ -150,7 +161,7 @@ class Trainee {
   }
 
   nn::Llama& model() noexcept { return model_; }
-  optim::AdamW& optimizer() noexcept { return *optimizer_; }
+  optim::Optimizer& optimizer() noexcept { return *optimizer_; }
   Memory& memory() const { return Memory::of(world_.device()); }
   // Of shards, gradients and moments.
   Memory& shard_memory() const {
@@ -186,19 +197,28 @@ class Trainee {
   std::uint64_t seed_;
   nn::Llama model_;
   std::vector<Parameter> ignored_{};
-  std::unique_ptr<optim::AdamW> optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   std::optional<optim::GradScaler> scaler_{};
 };
 
-// What a training leaves, equal on all ranks: per step the mean loss and the norm, and the
-// parameters.
+// What a training leaves, equal on all ranks: per step the mean loss and the norm, the gradients of
+// the first step, and the parameters.
 struct Trained {
   std::vector<float> losses, norms;
-  Values parameters;
+  Values gradients, parameters;
 };
 inline bool same_bits(const Trained& a, const Trained& b) {
   return same_bits(a.losses, b.losses) && same_bits(a.norms, b.norms) &&
-         same_bits(a.parameters, b.parameters);
+         same_bits(a.gradients, b.gradients) && same_bits(a.parameters, b.parameters);
+}
+
+// Whole; a parameter that units leave alone has its own. Collective.
+inline Values full_gradients(const nn::Module& model) {
+  Values gradients;
+  for (const auto& [name, p] : model.named_parameters())
+    if (p.trainable())
+      gradients[name] = (p.unit() ? p.distributed_grad().full() : p.grad()).to_vector<float>();
+  return gradients;
 }
 
 // The largest |a - b|; infinite where there is nothing to compare.
@@ -213,13 +233,28 @@ inline Trained train(World& world, const Cell& cell, std::uint64_t seed, int ste
   Trainee trainee(world, cell, seed);
   Trained trained;
   for (int k = 0; k < steps; ++k) {
-    const Trainee::Scalars scalars = trainee.step(k);
+    const auto see = [&] { trained.gradients = full_gradients(trainee.model()); };
+    const Trainee::Scalars scalars = k == 0 ? trainee.step(k, see) : trainee.step(k);
     trained.losses.push_back(static_cast<float>(world.sum(scalars.loss.item()) / world.size()));
     trained.norms.push_back(static_cast<float>(scalars.norm.item()));
   }
   trained.parameters = full_values(trainee.model());
   return trained;
 }
+
+// The length of a - b, of all parameters together; infinite where these differ.
+inline double distance_of(const Values& a, const Values& b) {
+  double sum = 0;
+  if (a.size() != b.size()) return INFINITY;
+  for (const auto& [name, x] : a) {
+    const auto y = b.find(name);
+    if (y == b.end() || y->second.size() != x.size()) return INFINITY;
+    for (std::size_t i = 0; i < x.size(); ++i)
+      sum += std::pow(static_cast<double>(x[i]) - y->second[i], 2);
+  }
+  return std::sqrt(sum);
+}
+
 // On all ranks; every rank must come to the same.
 inline Trained train(int ranks, const WorldOptions& options, const Cell& cell, std::uint64_t seed,
                      int steps) {

@@ -20,6 +20,7 @@
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
+#include "tessera/optim/muon.hpp"
 #include "tessera/param/gather_transform.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tests/promises/decisions.hpp"
@@ -54,6 +55,7 @@ struct TinyConfig {
                          // last block closes changes between steps
   std::optional<DType> stored{}, output{};  // of a frozen base; of what units give
   bool ignores = false;                     // units leave the base's gains alone
+  bool orthogonalises = false;              // the optimizer is Muon, a turn for each matrix
 };
 
 inline constexpr TinyConfig kTinyConfigs[] = {
@@ -129,6 +131,8 @@ inline constexpr TinyConfig kTinyConfigs[] = {
      .by_hand = true,
      .stored = bf16,
      .ignores = true},
+    {.name = "muon-3", .ranks = 3, .micro_batches = 2, .orthogonalises = true},
+    {.name = "muon-replicas-4", .ranks = 4, .replicas = 2, .orthogonalises = true},
 };
 
 class TinyStep {
@@ -190,8 +194,14 @@ class TinyStep {
     if (config.hooks)
       for (const auto& [name, module] : model_.named_modules())
         if (module->hook()) set_all_reduce_hook(*module, double_on_stream);
-    optimizer_ =
-        std::make_unique<optim::AdamW>(model_.parameters(), optim::AdamWOptions{.lr = 1e-2});
+    if (config.orthogonalises) {
+      const auto [matrices, others] = optim::split_for_muon(model_.parameters());
+      optimizer_ = std::make_unique<optim::Muon>(matrices, others,
+                                                 optim::MuonOptions{.lr = 1e-2, .turn_bytes = 1});
+    } else {
+      optimizer_ =
+          std::make_unique<optim::AdamW>(model_.parameters(), optim::AdamWOptions{.lr = 1e-2});
+    }
   }
 
   // The bits of this rank: the losses of all its micro-batches, the norms, and its shards.
@@ -242,7 +252,7 @@ class TinyStep {
   std::uint64_t seed_;
   nn::Llama model_;
   std::vector<Parameter> ignored_{};
-  std::unique_ptr<optim::AdamW> optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   std::vector<Tensor> kept_;
 };
 
