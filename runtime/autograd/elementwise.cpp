@@ -393,6 +393,14 @@ Tensor swiglu(const Tensor& gate, const Tensor& up, Caller at) {
                   out.set(1, std::move(d_up));
                 });
 }
+Tensor swiglu(const Tensor& gate_up, Caller at) {
+  const CallSite site("swiglu", at);
+  return record("swiglu", {gate_up}, raw::swiglu(gate_up),
+                [gate_up = Saved(gate_up)](const Tensor& g, Gradients& out) mutable {
+                  out.set(0, out.graph_is_retained() ? raw::swiglu_backward(gate_up.get(), g)
+                                                     : raw::swiglu_backward(gate_up.extract(), g));
+                });
+}
 
 Tensor cast(const Tensor& x, DType dtype, Caller at) {
   const CallSite site("cast", at);

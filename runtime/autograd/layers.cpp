@@ -82,10 +82,9 @@ RopeTables RopeTables::make(std::int64_t positions, std::int64_t head_dim, doubl
 
 namespace {
 
-Tensor rotate(const Tensor& input, const RopeTables& tables, bool inverse) {
-  const Tensor x = input.strides()[3] == 1 || input.size(3) <= 1 ? input : raw::contiguous(input);
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
-  if (y.numel() == 0 || x.device().is_meta()) return y;
+// y may be x.
+void rotate_into(const Tensor& y, const Tensor& x, const RopeTables& tables, bool inverse) {
+  if (y.numel() == 0 || x.device().is_meta()) return;
   kernels::RopeArgs args{};
   args.y = y.data();
   args.x = x.data();
@@ -103,20 +102,55 @@ Tensor rotate(const Tensor& input, const RopeTables& tables, bool inverse) {
   args.inverse = inverse;
   launch("rope", x.device(), table(x.device()).rope, args,
          {reads(x), reads(tables.cos), reads(tables.sin), writes(y)});
+}
+
+Tensor rotate(const Tensor& input, const RopeTables& tables, bool inverse) {
+  const Tensor x = input.strides()[3] == 1 || input.size(3) <= 1 ? input : raw::contiguous(input);
+  const Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+  rotate_into(y, x, tables, inverse);
   return y;
+}
+
+// The first heads alone, where they lie if nobody else sees x.
+Tensor rotate_first(const Tensor& x, const RopeTables& tables, std::int64_t heads, bool inverse) {
+  Tensor y;
+  if (x.is_exclusive() && x.is_contiguous()) {
+    y = x.detach();
+  } else {
+    y = Tensor::empty(x.shape(), x.dtype(), x.device());
+    raw::copy_into(y, x);
+  }
+  const Tensor first = raw::slice(y, 2, 0, heads);
+  rotate_into(first, first, tables, inverse);
+  return y;
+}
+
+void check_rope(const Tensor& x, const RopeTables& tables) {
+  autograd::expect_floating(x);
+  TESSERA_EXPECT(
+      x.ndim() == 4 && x.size(3) == 2 * tables.cos.size(1) && x.size(1) <= tables.cos.size(0),
+      "rope: x is ", x.shape(), ", the tables are ", tables.cos.shape(),
+      "; expected [B, T, H, D] and [at least T, D/2]");
 }
 
 }  // namespace
 
 Tensor rope(const Tensor& x, const RopeTables& tables, Caller at) {
   const CallSite site("rope", at);
-  autograd::expect_floating(x);
-  TESSERA_EXPECT(
-      x.ndim() == 4 && x.size(3) == 2 * tables.cos.size(1) && x.size(1) <= tables.cos.size(0),
-      "rope: x is ", x.shape(), ", the tables are ", tables.cos.shape(),
-      "; expected [B, T, H, D] and [at least T, D/2]");
+  check_rope(x, tables);
   return record("rope", {x}, rotate(x, tables, false),
                 [tables](const Tensor& g, Gradients& out) { out.set(0, rotate(g, tables, true)); });
+}
+
+Tensor rope(Tensor x, const RopeTables& tables, std::int64_t heads, Caller at) {
+  const CallSite site("rope", at);
+  check_rope(x, tables);
+  TESSERA_EXPECT(heads >= 0 && heads <= x.size(2), "rope: ", heads, " of the ", x.size(2),
+                 " heads of ", x.shape(), "; expected at most all");
+  return record("rope", {x}, rotate_first(x, tables, heads, false),
+                [tables, heads](const Tensor& g, Gradients& out) {
+                  out.set(0, rotate_first(g, tables, heads, true));
+                });
 }
 
 namespace {

@@ -317,16 +317,48 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
   return out;
 }
 
+namespace {
+
+// Writes to d_gate and d_up, whose rows are regular.
+void swiglu_backward_into(const Tensor& d_gate, const Tensor& d_up, const Tensor& gate,
+                          const Tensor& up, const Tensor& d_out) {
+  if (d_gate.numel() == 0 || gate.device().is_meta()) return;
+  const Rows g = rows_of(gate), u = rows_of(up), d = rows_of(d_out);
+  launch(
+      "swiglu_backward", gate.device(), table(gate.device()).swiglu_backward,
+      kernels::SwigluBackwardArgs{d_gate.data(), d_up.data(), g.tensor.data(), u.tensor.data(),
+                                  d.tensor.data(), g.rows, g.cols, rows_of(d_gate).stride,
+                                  rows_of(d_up).stride, g.stride, u.stride, d.stride, gate.dtype()},
+      {reads(g.tensor), reads(u.tensor), reads(d.tensor), writes(d_gate), writes(d_up)});
+}
+
+// The halves of the last dimension.
+std::pair<Tensor, Tensor> halves(const Tensor& x) {
+  const std::int64_t half = x.size(-1) / 2;
+  return {slice(x, -1, 0, half), slice(x, -1, half, 2 * half)};
+}
+
+}  // namespace
+
 std::pair<Tensor, Tensor> swiglu_backward(Tensor gate, Tensor up, const Tensor& d_out) {
   Tensor d_gate = over(gate), d_up = over(up);
-  if (d_gate.numel() == 0 || gate.device().is_meta()) return {d_gate, d_up};
-  const Rows g = rows_of(gate), u = rows_of(up), d = rows_of(d_out);
-  launch("swiglu_backward", gate.device(), table(gate.device()).swiglu_backward,
-         kernels::SwigluBackwardArgs{d_gate.data(), d_up.data(), g.tensor.data(), u.tensor.data(),
-                                     d.tensor.data(), g.rows, g.cols, g.cols, g.cols, g.stride,
-                                     u.stride, d.stride, gate.dtype()},
-         {reads(g.tensor), reads(u.tensor), reads(d.tensor), writes(d_gate), writes(d_up)});
+  swiglu_backward_into(d_gate, d_up, gate, up, d_out);
   return {d_gate, d_up};
+}
+
+Tensor swiglu(const Tensor& gate_up) {
+  TESSERA_EXPECT(gate_up.ndim() >= 1 && gate_up.size(-1) % 2 == 0, "swiglu: gate_up is ",
+                 gate_up.shape(), ", expected [..., 2 h]: gate and up side by side");
+  const auto [gate, up] = halves(gate_up);
+  return swiglu(gate, up);
+}
+
+Tensor swiglu_backward(Tensor gate_up, const Tensor& d_out) {
+  Tensor d = over(gate_up);
+  const auto [gate, up] = halves(gate_up);
+  const auto [d_gate, d_up] = halves(d);
+  swiglu_backward_into(d_gate, d_up, gate, up, d_out);
+  return d;
 }
 
 }  // namespace tessera::raw

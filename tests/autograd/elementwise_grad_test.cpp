@@ -167,6 +167,30 @@ TEST_CASE("a cast hands the gradient back in the dtype of its input") {
   CHECK(x.grad().to_vector<float>() == std::vector<float>{2, 4, 6});
 }
 
+TEST_CASE("swiglu of one tensor is that of its halves, derivatives included") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const auto one = [](const auto& v) { return swiglu(v[0]); };
+  for (const Shape& shape : {Shape{4, 6}, Shape{2, 3, 8}, Shape{2}, Shape{0, 4}, Shape{3, 0}}) {
+    INFO(shape);
+    check_gradients(one, {draw.normal(shape)});
+  }
+  check_gradients([](const auto& v) { return swiglu(transpose(v[0], 0, 1)); },
+                  {draw.normal({4, 3})});
+  const Tensor x = draw.normal({5, 34}), g = draw.normal({5, 17});
+  const auto bits = [&](const auto& f) {
+    Tensor leaf = x.detach();
+    leaf.require_grad();
+    const Tensor y = f(mul(leaf, 2));
+    y.backward(g);
+    return std::pair(y.template to_vector<double>(), leaf.grad().template to_vector<double>());
+  };
+  CHECK(bits([](const Tensor& v) { return swiglu(v); }) ==
+        bits([](const Tensor& v) { return swiglu(slice(v, 1, 0, 17), slice(v, 1, 17, 34)); }));
+  CHECK_THROWS_AS(swiglu(draw.normal({2, 3})), ContractError);
+  CHECK_THROWS_AS(swiglu(draw.normal({})), ContractError);
+}
+
 TEST_CASE("derivatives of swiglu") {
   Draw draw;
   for (const auto& layout : layouts()) {

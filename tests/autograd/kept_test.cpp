@@ -153,6 +153,23 @@ TEST_CASE("swiglu's gradients lie where gate and up did, unless somebody holds t
   CHECK(std::get<0>(again) > 3);
   CHECK(std::get<1>(again) == dx);
   CHECK(std::get<2>(again) == dz);
+
+  // One tensor of both: two halves and the result's gradient, and two halves more.
+  const Tensor both = leaf({-1, 0.5, 2, 4, -2, 0.25}, device);
+  const auto touched_by_one = [&](bool keeps) {
+    const auto bytes = std::make_shared<Bytes>();
+    device.context().add_observer(bytes);
+    Tensor gate_up = mul(both, 2);
+    const std::vector<float> before = values(gate_up);
+    const Tensor loss = sum(swiglu(gate_up));
+    if (!keeps) gate_up = {};
+    loss.backward();
+    if (keeps) CHECK(values(gate_up) == before);
+    device.context().remove_observer(*bytes);
+    return bytes->begins.size();
+  };
+  CHECK(touched_by_one(false) == 3);
+  CHECK(touched_by_one(true) == 5);
 }
 
 TEST_CASE("cross_entropy writes its gradient over logits that nobody else holds") {

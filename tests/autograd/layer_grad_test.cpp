@@ -271,6 +271,40 @@ TEST_CASE("derivatives of rope") {
                   {draw.normal({1, 3, 4, 4})});
 }
 
+TEST_CASE("rope of the first heads leaves the others, and lies where its operand did") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const RopeTables tables = RopeTables::make(7, 4, 10000, draw.device);
+  for (const std::int64_t heads : {0, 2, 3})
+    check_gradients([&](const auto& v) { return rope(v[0], tables, heads); },
+                    {draw.normal({2, 3, 3, 4})});
+  check_gradients([&](const auto& v) { return rope(transpose(v[0], 2, 3), tables, 1); },
+                  {draw.normal({2, 3, 4, 2})});
+  const Tensor x = draw.normal({2, 3, 5, 4});
+  const auto expected = cat({rope(slice(x, 2, 0, 3), tables), slice(x, 2, 3, 5)}, 2);
+  const auto before = x.to_vector<double>();
+  CHECK(rope(x, tables, 3).to_vector<double>() == expected.to_vector<double>());
+  CHECK(x.to_vector<double>() == before);
+  Tensor given = mul(x, 1);
+  const void* const place = given.data();
+  const Tensor y = rope(std::move(given), tables, 3);
+  CHECK(y.data() == place);
+  CHECK(y.to_vector<double>() == expected.to_vector<double>());
+
+  // The gradient, too, unless somebody else sees it: here the other side of the sum.
+  Tensor leaf = x.detach(), other = x.detach();
+  leaf.require_grad(), other.require_grad();
+  sum(square(rope(mul(leaf, 1), tables, 3) + other)).backward();
+  const Tensor g = mul(expected + x, 2);
+  CHECK(other.grad().to_vector<double>() == g.to_vector<double>());
+  Tensor alone = x.detach();
+  alone.require_grad();
+  rope(mul(alone, 1), tables, 3).backward(g);
+  CHECK(leaf.grad().to_vector<double>() == alone.grad().to_vector<double>());
+  CHECK_THROWS_AS(rope(x, tables, 6), ContractError);
+  CHECK_THROWS_AS(rope(x, tables, -1), ContractError);
+}
+
 TEST_CASE("derivatives of causal_attention") {
   Draw draw;
   const auto f = [](const std::vector<Tensor>& v) { return causal_attention(v[0], v[1], v[2]); };

@@ -143,6 +143,8 @@ Tensor softplus(const Tensor& x, Caller at = Caller::current());  // log(1 + exp
 Tensor silu(const Tensor& x, Caller at = Caller::current());      // x sigmoid(x)
 // silu(gate) * up.
 Tensor swiglu(const Tensor& gate, const Tensor& up, Caller at = Caller::current());
+// The same of both side by side, [..., 2 h] -> [..., h], read and differentiated where they lie.
+Tensor swiglu(const Tensor& gate_up, Caller at = Caller::current());
 
 // The gradient between floating dtypes is cast back; what becomes integer or boolean has none.
 Tensor cast(const Tensor& x, DType dtype, Caller at = Caller::current());

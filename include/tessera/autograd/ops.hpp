@@ -80,6 +80,9 @@ struct RopeTables {
                          const Device& device);
 };
 Tensor rope(const Tensor& x, const RopeTables& tables, Caller at = Caller::current());
+// The same of the first `heads` heads alone, as those of queries and keys in one projection. What
+// the caller gives away is overwritten, and so is the gradient where nobody else sees it.
+Tensor rope(Tensor x, const RopeTables& tables, std::int64_t heads, Caller at = Caller::current());
 // Each element kept with probability 1 - p and scaled by 1 / (1 - p), 0 <= p <= 1, where 1 keeps
 // none; the mask depends on (key, offset + index / 4, index mod 4) only.
 Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset,

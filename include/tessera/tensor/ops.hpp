@@ -89,6 +89,8 @@ void axpby(const Tensor& y, const Tensor& x, double alpha, double beta);
 // where these are moved in and nobody else holds them.
 Tensor swiglu(const Tensor& gate, const Tensor& up);
 std::pair<Tensor, Tensor> swiglu_backward(Tensor gate, Tensor up, const Tensor& d_out);
+Tensor swiglu(const Tensor& gate_up);
+Tensor swiglu_backward(Tensor gate_up, const Tensor& d_out);
 
 // --- reductions (dimensions kept as size 1 with `keep`) ---
 // argmax and argmin go over one dimension or all, and give i64, the first of equal ones; a sum of

@@ -7,17 +7,19 @@ using namespace kernel_test;
 
 namespace {
 
-// x [B, T, H, D] with `gap` elements behind each head, and `shift` before the first. y is the same,
-// or [B, H, T, D] without gaps.
+// x [B, T, H, D] with `gap` elements behind each head, `others` behind them that are not turned,
+// and `shift` before the first. y is the same, or [B, H, T, D] without gaps.
 struct Sizes {
   std::int64_t batch, length, heads, dim;
   std::int64_t gap = 0, shift = 0;
   bool in_place = false, transposed = false;
+  std::int64_t others = 0;
 };
 
 void check(Case& c, DType dtype, const Sizes& s, bool inverse) {
   constexpr std::int32_t position = 3;
-  const std::int64_t h = s.dim + s.gap, t = h * s.heads, b = t * s.length, half = s.dim / 2;
+  const std::int64_t h = s.dim + s.gap, t = h * (s.heads + s.others), b = t * s.length,
+                     half = s.dim / 2;
   const std::int64_t shift = s.shift * static_cast<std::int64_t>(size_bytes(dtype));
   const std::int64_t yb = s.transposed ? s.heads * s.length * s.dim : b,
                      yt = s.transposed ? s.dim : t, yh = s.transposed ? s.length * s.dim : h;
@@ -80,6 +82,8 @@ TESSERA_CASE("rope", "every dtype, either way, packs and tails, strides, misalig
                              {1, 3, 2, 16, 0, 0, true},
                              {2, 0, 2, 16},
                              {2, 13, 3, 34, 68, 0, true},
+                             {2, 7, 3, 16, 0, 0, true, false, 2},
+                             {2, 7, 3, 6, 0, 0, true, false, 1},
                              {2, 13, 3, 34, 68, 0, false, true},
                              {2, 13, 3, 2, 4, 0, false, true},
                              {2, 200, 9, 16, 0, 0, false, true}})
