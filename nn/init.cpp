@@ -10,7 +10,10 @@ std::uint64_t key_of(Seed seed, std::string_view name) {
 
 void init(Module& module, Seed seed) {
   for (const auto& [name, parameter] : module.named_parameters()) {
-    parameter.initialize(key_of(seed, name));
+    std::vector<std::uint64_t> keys;
+    for (const RowPart& part : named_row_parts(name, parameter))
+      keys.push_back(key_of(seed, part.name));
+    parameter.initialize(keys);
   }
   for (const auto& [name, buffer] : module.named_buffers())
     buffer.initialize(key_of(seed, name), buffer.value().device());

@@ -24,6 +24,7 @@ std::vector<StateTarget> state_targets(const Module& module) {
     if (!is_new) continue;
     t->spec = parameter.spec();
     t->dtype = parameter.dtype();
+    if (!parameter.row_parts().empty()) t->parts_in_files = named_row_parts(name, parameter);
     t->is_transposed_in_files = module.saves_transposed(name);
     t->held = [p = parameter] { return p.shard(); };
     t->assign = [p = parameter](const Tensor& rows) { p.assign(rows); };

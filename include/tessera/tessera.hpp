@@ -87,6 +87,7 @@
 #include "tessera/param/gather_transform.hpp"
 #include "tessera/param/load_state.hpp"
 #include "tessera/param/parameter.hpp"
+#include "tessera/param/row_parts.hpp"
 #include "tessera/param/shard_spec.hpp"
 #include "tessera/param/state_dict.hpp"
 #include "tessera/run/environment.hpp"

@@ -22,11 +22,18 @@ SafetensorsEntry whole_entry(const std::string& name, const Shape& shape, DType 
   return {.name = name, .dtype = dtype, .shape = {shape.begin(), shape.end()}};
 }
 
-SafetensorsEntry entry_of(const nn::Module& model, const std::string& name, const Shape& shape,
-                          DType dtype) {
-  SafetensorsEntry entry = whole_entry(name, shape, dtype);
-  if (model.saves_transposed(name)) std::swap(entry.shape.at(0), entry.shape.at(1));
-  return entry;
+// What a file holds of a parameter: one entry, or one for each of its row parts.
+std::vector<SafetensorsEntry> entries_of(const nn::Module& model, const std::string& name,
+                                         const Parameter& parameter, DType dtype) {
+  std::vector<SafetensorsEntry> entries;
+  const Shape& shape = parameter.shape();
+  for (const auto& [part, rows] : named_row_parts(name, parameter)) {
+    entries.push_back(whole_entry(part, shape.ndim() > 0 ? shape.with(0, rows) : shape,
+                                  parameter.dtype() == f32 ? dtype : parameter.dtype()));
+    std::vector<std::int64_t>& sizes = entries.back().shape;
+    if (model.saves_transposed(name)) std::swap(sizes.at(0), sizes.at(1));
+  }
+  return entries;
 }
 
 }  // namespace
@@ -36,11 +43,17 @@ void for_each_saved_tensor(nn::Module& model, const World& world,
                            const SaveOptions& options) {
   TESSERA_EXPECT(options.dtype == f32 || options.dtype == bf16 || options.dtype == f16,
                  "save_weights: dtype is ", options.dtype, "; expected f32, bf16 or f16");
+  const auto named = model.named_parameters();
+  const std::map<std::string, Parameter> parameters(named.begin(), named.end());
   for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {
     if (world.rank() != 0) return;
-    const Tensor own =
-        model.saves_transposed(name) ? raw::contiguous(raw::transpose(full, 0, 1)) : full;
-    f(name, own.dtype() == f32 ? raw::cast(own, options.dtype) : own);
+    RowRange part;
+    for (const auto& [part_name, rows] : named_row_parts(name, parameters.at(name))) {
+      part = {part.end, part.end + rows};
+      Tensor own = full.ndim() > 0 ? raw::slice(full, 0, part.begin, part.end) : full;
+      if (model.saves_transposed(name)) own = raw::contiguous(raw::transpose(own, 0, 1));
+      f(part_name, own.dtype() == f32 ? raw::cast(own, options.dtype) : own);
+    }
   });
   if (world.rank() != 0) return;
   for (const auto& [name, buffer] : model.named_buffers(nn::Persistent::yes))
@@ -103,8 +116,8 @@ void save_weights(const std::string& path, nn::Module& model, const World& world
                   const SaveOptions& options) {
   Entries all;
   for (const auto& [name, parameter] : model.named_parameters())
-    all.push_back(entry_of(model, name, parameter.shape(),
-                           parameter.dtype() == f32 ? options.dtype : parameter.dtype()));
+    for (const SafetensorsEntry& entry : entries_of(model, name, parameter, options.dtype))
+      all.push_back(entry);
   for (const auto& [name, b] : model.named_buffers(nn::Persistent::yes))
     all.push_back(whole_entry(name, b.shape(), b.dtype()));
   save(

@@ -34,18 +34,18 @@ To converted(From value) {
     return static_cast<To>(value);
 }
 
-// Their elements as bytes of another type; neither side is aligned to anything.
+// Adds their elements to `out`, as bytes of another type; neither side is aligned to anything.
 template <class To, class From>
-std::vector<std::byte> read(std::span<const std::byte> bytes, const Rows& rows) {
-  std::vector<std::byte> out(static_cast<std::size_t>(rows.numel()) * sizeof(To));
+void read(std::vector<std::byte>& out, std::span<const std::byte> bytes, const Rows& rows) {
+  const std::size_t begin = out.size();
+  out.resize(begin + static_cast<std::size_t>(rows.numel()) * sizeof(To));
   for (std::int64_t i = 0; i < rows.numel(); ++i) {
     From value;
     std::memcpy(&value, bytes.data() + static_cast<std::size_t>(rows.at(i)) * sizeof value,
                 sizeof value);
     const To own = converted<To>(value);
-    std::memcpy(out.data() + static_cast<std::size_t>(i) * sizeof own, &own, sizeof own);
+    std::memcpy(out.data() + begin + static_cast<std::size_t>(i) * sizeof own, &own, sizeof own);
   }
-  return out;
 }
 
 std::string folder_of(const std::string& path) {
@@ -143,18 +143,23 @@ bool WeightFiles::is_same(std::string_view a, std::string_view b) const {
 
 std::string WeightFiles::fault(std::string_view, const ShardSpec&) const { return ""; }
 
-Tensor WeightFiles::rows(std::string_view name, const ShardSpec& spec, bool transposed, DType dtype,
-                         const Device& device) const {
-  if (spec.dim > 0) return rows_of(rows(name, {spec.shape}, transposed, dtype, device), spec);
-  const bool is_scalar = spec.shape.ndim() == 0;  // whole on every rank
-  const RowRange own = spec.owned();
-  const Rows rows{is_scalar ? 0 : own.begin, is_scalar ? 1 : own.end, spec.row_numel(), spec.rows(),
-                  transposed};
-  const std::vector<std::byte> values = visit(dtype, [&](auto to) {
-    return visit(entry(name).dtype, [&](auto from) {
-      return read<typename decltype(to)::type, typename decltype(from)::type>(bytes(name), rows);
+Tensor WeightFiles::rows(std::span<const std::string> names, const ShardSpec& spec, bool transposed,
+                         DType dtype, const Device& device) const {
+  if (spec.dim > 0) return rows_of(rows(names, {spec.shape}, transposed, dtype, device), spec);
+  const RowRange own = spec.shape.ndim() == 0 ? RowRange{0, 1} : spec.owned();  // whole everywhere
+  std::vector<std::byte> values;
+  RowRange part;
+  for (const std::string& name : names) {
+    const Entry held = entry(name);
+    part = {part.end, part.end + (held.shape.empty() ? 1 : held.shape[transposed ? 1 : 0])};
+    const RowRange here = within(part, own);
+    const Rows rows{here.begin, here.end, spec.row_numel(), part.size(), transposed};
+    visit(dtype, [&](auto to) {
+      visit(held.dtype, [&](auto from) {
+        read<typename decltype(to)::type, typename decltype(from)::type>(values, bytes(name), rows);
+      });
     });
-  });
+  }
   return Tensor::from_bytes(values, spec.local_shape(), dtype, device);
 }
 

@@ -144,7 +144,7 @@ double hash_of(const std::vector<StateTarget>& targets) {
 // each target that it has or has not, and then the unexpected names, a line each.
 struct Found {
   std::shared_ptr<const StateSource> source;
-  std::vector<std::string> names;  // of the targets in the source; empty where it has none
+  std::vector<std::vector<std::string>> names;  // of each target in the source; none: it has none
   std::exception_ptr refusal;
   std::string text;
 };
@@ -157,9 +157,9 @@ Found find(const std::vector<StateTarget>& targets,
     found.source = source();
     const StateMatching matching(targets, *found.source, holder, options, true);
     found.names.resize(targets.size());
-    for (const auto& [target, name] : matching.matches)
-      found.names[static_cast<std::size_t>(target - targets.data())] = name;
-    for (const std::string& name : found.names) found.text += name.empty() ? '-' : '+';
+    for (const auto& [target, names] : matching.matches)
+      found.names[static_cast<std::size_t>(target - targets.data())] = names;
+    for (const auto& names : found.names) found.text += names.empty() ? '-' : '+';
     for (const std::string& name : matching.report.unexpected) found.text += name + '\n';
   } catch (const std::exception& error) {
     found.refusal = std::current_exception();

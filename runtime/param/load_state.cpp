@@ -64,25 +64,52 @@ std::string StateMatching::name_in_source(const std::string& name) const {
 }
 
 void StateMatching::match(const StateTarget& target) {
-  std::string found;
+  std::vector<std::string> found = find(target);
+  if (found.empty()) found = find_parts(target);
+  if (found.empty())
+    report.missing.push_back(target.names[0]);
+  else
+    matches.push_back({&target, std::move(found)});
+}
+
+std::vector<std::string> StateMatching::find(const StateTarget& target) {
+  std::vector<std::string> found;
   for (const std::string& own : target.names) {
     const std::string name = name_in_source(own);
     if (!source_.has(name)) continue;
     known_.push_back(name);
     if (found.empty())
-      found = name;
-    else if (!source_.is_same(found, name))
+      found = {name};
+    else if (!source_.is_same(found[0], name))
       differs_.push_back(name);
   }
-  if (found.empty()) {
-    report.missing.push_back(target.names[0]);
-    return;
-  }
-  check(target, found);
-  matches.push_back({&target, found});
+  if (!found.empty()) check(target, found[0], target.spec.shape);
+  return found;
 }
 
-void StateMatching::check(const StateTarget& target, const std::string& name) const {
+// All of them or none.
+std::vector<std::string> StateMatching::find_parts(const StateTarget& target) {
+  std::vector<std::string> found;
+  std::string missing;
+  if (!source_.is_file()) return found;
+  for (const RowPart& part : target.parts_in_files) {
+    const std::string name = name_in_source(part.name);
+    if (!source_.has(name)) {
+      missing = name;
+      continue;
+    }
+    known_.push_back(name);
+    check(target, name, target.spec.shape.with(0, part.rows));
+    found.push_back(name);
+  }
+  if (!found.empty() && !missing.empty())
+    source_.refuse(concat(source_.what(), " holds '", found[0], "' without '", missing,
+                          "', and the ", holder_.what, " has both in '", target.names[0], '\''));
+  return found;
+}
+
+void StateMatching::check(const StateTarget& target, const std::string& name,
+                          const Shape& own_shape) const {
   const auto [shape, dtype, foreign] = source_.entry(name);
   const auto refuse = [&](const auto&... parts) {
     source_.refuse(concat("tensor '", name, "' in ", source_.what(), " is ", parts...));
@@ -94,7 +121,7 @@ void StateMatching::check(const StateTarget& target, const std::string& name) co
     refuse("of ", own, ", and weights are floating; convert it when the file is written");
   if (!fits)
     refuse("of ", own, ", the ", target.kind, " is of ", target.dtype, "; convert it first");
-  std::vector<std::int64_t> expected(target.spec.shape.begin(), target.spec.shape.end());
+  std::vector<std::int64_t> expected(own_shape.begin(), own_shape.end());
   if (source_.is_file() && target.is_transposed_in_files) std::swap(expected.at(0), expected.at(1));
   if (shape != expected)
     refuse(text_of(shape), " of ", own, ", the ", holder_.what, " has ", text_of(expected),
@@ -120,9 +147,9 @@ void StateMatching::find_unexpected() {
 LoadReport load_own_state(const std::vector<StateTarget>& targets, const StateSource& source,
                           const StateHolder& holder, const LoadOptions& options) {
   const StateMatching matching(targets, source, holder, options);
-  for (const auto& [target, name] : matching.matches) target->held();  // before one is written
-  for (const auto& [target, name] : matching.matches)
-    target->assign(source.rows(name, target->spec,
+  for (const auto& [target, names] : matching.matches) target->held();  // before one is written
+  for (const auto& [target, names] : matching.matches)
+    target->assign(source.rows(names, target->spec,
                                source.is_file() && target->is_transposed_in_files, target->dtype,
                                target->held().device()));
   return matching.report;
@@ -184,9 +211,9 @@ std::string DictSource::fault(std::string_view name, const ShardSpec& spec) cons
                 " of ", spec.world, "; load whole tensors, or a file, on another number of ranks");
 }
 
-Tensor DictSource::rows(std::string_view name, const ShardSpec& spec, bool, DType dtype,
-                        const Device& device) const {
-  const auto& [values, own, mesh] = at(name);
+Tensor DictSource::rows(std::span<const std::string> names, const ShardSpec& spec, bool,
+                        DType dtype, const Device& device) const {
+  const auto& [values, own, mesh] = at(names[0]);
   Tensor rows = values.detach();
   if (own.world == 1) rows = rows_of(rows, spec);
   if (rows.device() != device)

@@ -119,15 +119,6 @@ void Parameter::name_streaming(const nn::Module& module, const std::string& name
 void Parameter::set_initializer(Initializer how) const {
   state_of(*this)->initializer = std::move(how);
 }
-void Parameter::initialize(std::uint64_t key) const {
-  const std::int64_t first = spec().owned().begin * spec().row_numel();
-  edit([&](const Tensor& rows) {
-    if (spec().dim == 0) return state_->initializer.fill(rows, shape(), key, first);
-    const Tensor whole = Tensor::empty(shape(), rows.dtype(), rows.device());
-    state_->initializer.fill(whole, shape(), key, 0);
-    raw::copy_into(rows, tessera::rows_of(whole, spec()));
-  });
-}
 
 Tensor Parameter::value() const {
   TESSERA_EXPECT(!state_of(*this)->is_streamed, "parameter '", state_->name, "' of unit '",

@@ -33,6 +33,7 @@ struct ParameterState final : autograd::Leaf {
   DType compute_dtype = DType::f32;                  // of the full tensor
   std::shared_ptr<const GatherTransform> transform;  // how it is gathered; null: as it is
   std::int64_t block_rows = 0;                       // of a ragged shard; 0: even
+  std::vector<RowPart> row_parts;                    // that it stacks; none: it is one
   std::shared_ptr<Storage> window;                   // of the full tensor; see Note [Windows]
   std::int64_t window_offset_bytes = 0;
   const Tensor* full = nullptr;  // what value() gives while it is trainable; null: made anew

@@ -32,14 +32,15 @@ class NotFinite : public DataError {
   using DataError::DataError;
 };
 
-// Writes every parameter below `model`, a tied one under its first name, in its own shape [d0,
-// ...], or [d1, d0] where Module::saves_transposed says so, and every persistent buffer, as rank 0
-// has it. Rank 0 writes, the others send their shards; on return the file is whole, and has
-// replaced an older one in one step (see WholeFile). Collective. Memory: the largest parameter in
-// f32 on each rank, twice where it is transposed, and half of it more in 16 bits.
-// Throws: on rank 0 DataError if `path` cannot be written (see check_writable) and DeviceError if
-// the system refuses; ContractError for a parameter without memory, and for other dtypes; on every
-// rank NotFinite, which names the first parameter; see SaveOptions.
+// Writes every parameter below `model`, a tied one under its first name, one with row parts as
+// these (Parameter::set_row_parts), in its own shape [d0, ...], or [d1, d0] where
+// Module::saves_transposed says so, and every persistent buffer, as rank 0 has it. Rank 0 writes,
+// the others send their shards; on return the file is whole, and has replaced an older one in one
+// step (see WholeFile). Collective. Memory: the largest parameter in f32 on each rank, twice where
+// it is transposed, and half of it more in 16 bits. Throws: on rank 0 DataError if `path` cannot be
+// written (see check_writable) and DeviceError if the system refuses; ContractError for a parameter
+// without memory, and for other dtypes; on every rank NotFinite, which names the first parameter;
+// see SaveOptions.
 void save_weights(const std::string& path, nn::Module& model, const World& world,
                   const SaveOptions& options = {});
 
@@ -85,8 +86,8 @@ class WeightFiles final : public nn::StateSource {
   bool is_file() const noexcept override { return true; }
   bool is_same(std::string_view a, std::string_view b) const override;
   std::string fault(std::string_view name, const ShardSpec& spec) const override;
-  Tensor rows(std::string_view name, const ShardSpec& spec, bool transposed, DType dtype,
-              const Device& device) const override;
+  Tensor rows(std::span<const std::string> names, const ShardSpec& spec, bool transposed,
+              DType dtype, const Device& device) const override;
   [[noreturn]] void refuse(const std::string& message) const override;
 
  private:

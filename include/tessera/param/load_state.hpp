@@ -6,10 +6,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tessera/param/row_parts.hpp"
 #include "tessera/param/state_dict.hpp"
 
 namespace tessera {
@@ -34,9 +36,10 @@ class StateSource {
   virtual bool is_same(std::string_view a, std::string_view b) const = 0;
   // What is wrong with `name` as a source of the rows of `spec`; empty for nothing.
   virtual std::string fault(std::string_view name, const ShardSpec& spec) const = 0;
-  // The rows of `spec`, of a matrix that is held transposed where `transposed` says so.
-  virtual Tensor rows(std::string_view name, const ShardSpec& spec, bool transposed, DType dtype,
-                      const Device& device) const = 0;
+  // The rows of `spec`, of what these names hold one below the other; of a dict's one name. Of
+  // matrices that are held transposed where `transposed` says so.
+  virtual Tensor rows(std::span<const std::string> names, const ShardSpec& spec, bool transposed,
+                      DType dtype, const Device& device) const = 0;
   // Throws the error of a load that this source is at fault for.
   [[noreturn]] virtual void refuse(const std::string& message) const = 0;
 };
@@ -53,8 +56,8 @@ class DictSource final : public StateSource {
   bool is_file() const noexcept override { return false; }
   bool is_same(std::string_view a, std::string_view b) const override;
   std::string fault(std::string_view name, const ShardSpec& spec) const override;
-  Tensor rows(std::string_view name, const ShardSpec& spec, bool transposed, DType dtype,
-              const Device& device) const override;
+  Tensor rows(std::span<const std::string> names, const ShardSpec& spec, bool transposed,
+              DType dtype, const Device& device) const override;
   [[noreturn]] void refuse(const std::string& message) const override;
 
  private:
@@ -70,6 +73,7 @@ struct StateTarget {
   ShardSpec spec;
   DType dtype = f32;
   bool is_transposed_in_files = false;
+  std::vector<RowPart> parts_in_files{};           // which may hold these, by their names, instead
   std::function<Tensor()> held;                    // this rank's rows; throws without memory
   std::function<void(const Tensor& rows)> assign;  // of this dtype
 };
@@ -89,7 +93,7 @@ class StateMatching {
  public:
   struct Match {
     const StateTarget* target;
-    std::string name;  // the source's
+    std::vector<std::string> names;  // the source's: one, or those of all parts
   };
   // All outlive this. `is_whole`: whether the source has to have whole tensors.
   // Throws: what the source refuses with, naming what is missing, unexpected, of another shape, or
@@ -104,7 +108,9 @@ class StateMatching {
   void find_prefix();
   std::string name_in_source(const std::string& name) const;
   void match(const StateTarget& target);
-  void check(const StateTarget& target, const std::string& name) const;
+  std::vector<std::string> find(const StateTarget& target);
+  std::vector<std::string> find_parts(const StateTarget& target);
+  void check(const StateTarget& target, const std::string& name, const Shape& shape) const;
   void find_unexpected();
 
   const StateSource& source_;

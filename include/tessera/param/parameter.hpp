@@ -9,12 +9,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tessera/autograd/node.hpp"
 #include "tessera/autograd/sliced.hpp"
+#include "tessera/param/row_parts.hpp"
 #include "tessera/param/shard_spec.hpp"
 #include "tessera/tensor/initializer.hpp"
 
@@ -76,6 +78,10 @@ class Parameter {
   // gather transform, and for fewer than 0 rows or more than it has. fully_shard throws where it is
   // streamed, as tables of a vocabulary are, and with Reshard::to, which keep even parts.
   void set_block_rows(std::int64_t rows) const;
+  // That it stacks the rows of several, or none, as at first; see param/row_parts.hpp. Before
+  // values are set. Throws: ContractError for parts that are not all its rows.
+  void set_row_parts(std::vector<RowPart> parts) const;
+  const std::vector<RowPart>& row_parts() const;
   // Over which ranks its unit shards it; null without one.
   std::shared_ptr<const DeviceMesh> mesh() const;
   // The name of its unit; null for none.
@@ -124,8 +130,9 @@ class Parameter {
 
   // How nn::init sets it from now on.
   void set_initializer(Initializer how) const;
-  // This rank's rows of the initial values that all ranks draw by `key`.
-  void initialize(std::uint64_t key) const;
+  // This rank's rows of the initial values that all ranks draw by `keys`: one, or one for each of
+  // its row parts.
+  void initialize(std::span<const std::uint64_t> keys) const;
 
   bool trainable() const;
   // A frozen parameter, one that is not trainable, is gathered, never reduced, and has neither
