@@ -14,6 +14,9 @@ constexpr std::int64_t kAlign = 64;  // elements: 256 bytes, as flat groups have
 }  // namespace
 
 double orthogonalisation_work(const MatrixSize& size) {
+  double work = 0;
+  for (const RowPart& part : size.parts) work += orthogonalisation_work({part.rows, size.columns});
+  if (!size.parts.empty()) return work;
   const auto low = static_cast<double>(std::min(size.rows, size.columns)),
              high = static_cast<double>(std::max(size.rows, size.columns));
   return low * low * high;

@@ -11,11 +11,14 @@
 #include <span>
 #include <vector>
 
+#include "tessera/param/row_parts.hpp"
+
 namespace tessera::optim {
 
 struct MatrixSize {
   std::int64_t rows = 0, columns = 0;
-  std::int64_t most_rows = 0;  // of a rank, where they are dealt by blocks
+  std::int64_t most_rows = 0;       // of a rank, where they are dealt by blocks
+  std::vector<RowPart> parts = {};  // that are orthogonalised each alone; none: the whole is
 
   bool operator==(const MatrixSize&) const = default;
 };

@@ -39,8 +39,8 @@ void for_chunks(const ShardSpec& spec, std::int64_t width, std::int64_t offset, 
 void MatrixRing::plan(std::size_t states, const MuonOptions& options) {
   std::vector<MatrixSize> sizes;
   for (const Matrix& m : matrices_)
-    sizes.push_back(
-        {m.spec.rows(), m.spec.row_numel(), m.spec.is_ragged() ? m.spec.most_rows() : 0});
+    sizes.push_back({m.spec.rows(), m.spec.row_numel(), m.spec.is_ragged() ? m.spec.most_rows() : 0,
+                     m.parameter.row_parts()});
   const MatrixPlan plan = plan_matrices(sizes, ranks(), options.turn_bytes);
   turns_.resize(plan.widths.size());
   for (std::size_t t = 0; t < turns_.size(); ++t) {
@@ -60,14 +60,18 @@ void MatrixRing::plan(std::size_t states, const MuonOptions& options) {
         const FlatEntry& entry = state_of(m.parameter)->flat_entry();
         if (m.state != s || entry.numel == 0) continue;
         const std::int64_t received = m.position.owner * turn.width + m.position.offset;
-        table.push_back({.begin = entry.offset,
-                         .end = entry.offset + entry.numel,
-                         .gradient_shift = received - entry.offset,
-                         .moment_shift = 0,
-                         .count_index = entry.trainable,
-                         .lr_factor = m.rate,
-                         .weight_decay = 0,
-                         .unused = 0});
+        for (const Block& block : m.blocks) {
+          const RowRange own = within(m.spec.owned(), block.rows);
+          if (own.size() == 0) continue;
+          table.push_back({.begin = entry.offset + own.begin * m.spec.row_numel(),
+                           .end = entry.offset + own.end * m.spec.row_numel(),
+                           .gradient_shift = received - entry.offset,
+                           .moment_shift = 0,
+                           .count_index = entry.trainable,
+                           .lr_factor = block.rate,
+                           .weight_decay = 0,
+                           .unused = 0});
+        }
       }
       if (table.size() == first) continue;
       std::sort(table.begin() + static_cast<std::ptrdiff_t>(first), table.end(),
@@ -187,7 +191,10 @@ MatrixRing::Received MatrixRing::orthogonalise(const Turn& turn, std::size_t lan
                  raw::copy_into(whole.view(shape, in_whole.strides, in_whole.offset),
                                 momenta.parts.view(shape, in_parts.strides, in_parts.offset));
                });
-    const Tensor done = orthogonalised(whole, how);
+    std::vector<Tensor> blocks;
+    for (const Block& block : m.blocks)
+      blocks.push_back(orthogonalised(raw::slice(whole, 0, block.rows.begin, block.rows.end), how));
+    const Tensor done = blocks.size() == 1 ? blocks[0] : raw::cat(blocks, 0);
     for_chunks(m.spec, turn.width, m.position.offset,
                [&](const Shape& shape, const Strided& in_whole, const Strided& in_parts) {
                  raw::copy_into(parts.view(shape, in_parts.strides, in_parts.offset),

@@ -23,13 +23,18 @@ namespace tessera::optim {
 // Collective in `step`, over the ranks of its group, which have planned the same matrices.
 class MatrixRing {
  public:
+  // Rows that are orthogonalised together, and their factor on the learning rate.
+  struct Block {
+    RowRange rows;
+    float rate;
+  };
   // One that has a gradient's position.
   struct Matrix {
     Parameter parameter;
     std::size_t state;           // of the optimizer's
     std::int64_t moment_offset;  // there
     ShardSpec spec;
-    float rate;  // its factor on the learning rate
+    std::vector<Block> blocks;  // one, or its row parts
     MatrixPlan::Position position{};
   };
 

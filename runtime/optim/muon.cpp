@@ -24,10 +24,30 @@ AdamWOptions adamw_of(const MuonOptions& options) {
 }
 
 // What the shape of a matrix makes of its rate.
-double ratio_of(const Shape& shape, MuonRate how) {
-  const auto rows = static_cast<double>(shape[0]), columns = static_cast<double>(shape[1]);
+double ratio_of(std::int64_t of_rows, std::int64_t of_columns, MuonRate how) {
+  const auto rows = static_cast<double>(of_rows), columns = static_cast<double>(of_columns);
   return how == MuonRate::original ? std::sqrt(std::max(1.0, rows / columns))
                                    : 0.2 * std::sqrt(std::max(rows, columns));
+}
+
+// What is orthogonalised together: all rows in memory, or each of the row parts.
+std::vector<MatrixRing::Block> blocks_of(const Parameter& matrix, const ShardSpec& spec,
+                                         double lr_factor, MuonRate how) {
+  const auto rate = [&](std::int64_t rows) {
+    return static_cast<float>(lr_factor * ratio_of(rows, matrix.shape()[1], how));
+  };
+  const std::vector<RowPart>& parts = matrix.row_parts();
+  if (parts.empty()) return {{{0, spec.rows()}, rate(matrix.shape()[0])}};
+  TESSERA_EXPECT(spec.dim == 0, "Muon: parameter '", matrix.name(), "' stacks ", parts.size(),
+                 " matrices and is cut along dimension ", spec.dim,
+                 "; shard it along 0, or keep them separate");
+  std::vector<MatrixRing::Block> blocks;
+  RowRange rows;
+  for (const RowPart& part : parts) {
+    rows = {rows.end, rows.end + part.rows};
+    blocks.push_back({rows, rate(part.rows)});
+  }
+  return blocks;
 }
 
 void expect_matrices(const std::vector<Parameter>& matrices) {
@@ -112,12 +132,12 @@ void Muon::has_laid_out() {
       rings.push_back(std::make_unique<MatrixRing>(std::move(mesh), parameter->group->device));
       ring = rings.end() - 1;
     }
-    const double rate = one.lr_factor * ratio_of(one.parameter.shape(), options_.adjust_lr);
-    (*ring)->matrices().push_back({.parameter = one.parameter,
-                                   .state = one.state,
-                                   .moment_offset = one.offset,
-                                   .spec = one.spec,
-                                   .rate = static_cast<float>(rate)});
+    (*ring)->matrices().push_back(
+        {.parameter = one.parameter,
+         .state = one.state,
+         .moment_offset = one.offset,
+         .spec = one.spec,
+         .blocks = blocks_of(one.parameter, one.spec, one.lr_factor, options_.adjust_lr)});
   }
   for (const auto& ring : rings) ring->plan(states().size(), options_);
   for (const auto& ring : rings)

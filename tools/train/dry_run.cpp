@@ -32,7 +32,7 @@ Dealt deal_matrices(const Config& config, const std::vector<Parameter>& paramete
   Dealt dealt{.ranks = ranks};
   if (config.optimizer.name != OptimizerName::muon) return dealt;
   for (const Parameter& p : optim::split_for_muon(parameters).matrices)
-    dealt.sizes.push_back({p.shape()[0], p.shape()[1]});
+    dealt.sizes.push_back({.rows = p.shape()[0], .columns = p.shape()[1], .parts = p.row_parts()});
   dealt.plan = optim::plan_matrices(dealt.sizes, ranks, config.optimizer.muon().turn_bytes);
   return dealt;
 }

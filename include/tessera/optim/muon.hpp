@@ -17,6 +17,9 @@
 // training", 2025. Formulas and defaults are those of torch.optim.Muon of PyTorch 2.9, which
 // iterates in bf16 and has no AdamW beside it.
 //
+// A parameter with row parts (Parameter::set_row_parts) is as many matrices: each part is
+// orthogonalised alone and has its own ratio, as if it were a parameter.
+//
 // Sharded, each matrix has an owner among the ranks that shard it, dealt by work over all units.
 // Momentum is updated where the shards are; its rows travel to the owner, which orthogonalises the
 // whole matrix, and the rows of the result travel back. So any number of ranks does the arithmetic
