@@ -19,7 +19,18 @@ AttentionOptions checked(AttentionOptions options) {
   return options;
 }
 
-constexpr LinearOptions kNoBias{.bias = false};
+Linear heads_of(const AttentionOptions& given, std::int64_t AttentionOptions::* heads) {
+  const AttentionOptions o = checked(given);
+  if (o.projections == Projections::fused) return {};
+  return {o.dim, o.*heads * o.head_dim, {.bias = false}};
+}
+Linear all_heads_of(const AttentionOptions& given) {
+  const AttentionOptions o = checked(given);
+  const std::int64_t q = o.n_heads * o.head_dim, kv = o.n_kv_heads * o.head_dim;
+  if (o.projections == Projections::separate) return {};
+  return {
+      o.dim, q + 2 * kv, {.bias = false, .parts = {{"q_proj", q}, {"k_proj", kv}, {"v_proj", kv}}}};
+}
 
 void check_input(const Tensor& x) {
   TESSERA_EXPECT(x.ndim() == 3, "attention: x is ", x.shape(), ", expected [B, T, C]");
@@ -29,17 +40,19 @@ void check_input(const Tensor& x) {
 
 GroupedQueryAttention::GroupedQueryAttention(const AttentionOptions& given,
                                              std::shared_ptr<Rotary> rotary, const Device& device)
-    : q_proj(checked(given).dim, checked(given).n_heads * checked(given).head_dim, kNoBias),
-      k_proj(given.dim, checked(given).n_kv_heads * checked(given).head_dim, kNoBias),
-      v_proj(given.dim, checked(given).n_kv_heads * checked(given).head_dim, kNoBias),
-      o_proj(given.n_heads * checked(given).head_dim, given.dim, kNoBias),
+    : q_proj(heads_of(given, &AttentionOptions::n_heads)),
+      k_proj(heads_of(given, &AttentionOptions::n_kv_heads)),
+      v_proj(heads_of(given, &AttentionOptions::n_kv_heads)),
+      qkv_proj(all_heads_of(given)),
+      o_proj(given.n_heads * checked(given).head_dim, given.dim, {.bias = false}),
       n_heads_(given.n_heads),
       n_kv_heads_(checked(given).n_kv_heads),
       head_dim_(checked(given).head_dim),
       rotary_(std::move(rotary)) {
-  register_module("q_proj", q_proj);
-  register_module("k_proj", k_proj);
-  register_module("v_proj", v_proj);
+  if (is_fused())
+    register_module("qkv_proj", qkv_proj);
+  else
+    register_modules("q_proj", q_proj, "k_proj", k_proj, "v_proj", v_proj);
   register_module("o_proj", o_proj);
   if (!device.is_meta()) materialize(device);
 }
@@ -47,18 +60,30 @@ GroupedQueryAttention::GroupedQueryAttention(const AttentionOptions& given,
 Tensor GroupedQueryAttention::operator()(const Tensor& x_BTC, Caller at) {
   const CallSite site(at);
   check_input(x_BTC);
-  const auto attend = [&](const Tensor& in_BTC) {
-    const std::int64_t B = in_BTC.size(0), T = in_BTC.size(1);
-    Tensor q_BTHD = reshape(q_proj(in_BTC), {B, T, n_heads_, head_dim_});
-    Tensor k_BTKD = reshape(k_proj(in_BTC), {B, T, n_kv_heads_, head_dim_});
-    const Tensor v_BTKD = reshape(v_proj(in_BTC), {B, T, n_kv_heads_, head_dim_});
-    if (rotary_) {
-      q_BTHD = (*rotary_)(q_BTHD);
-      k_BTKD = (*rotary_)(k_BTKD);
-    }
-    return o_proj(reshape(causal_attention(q_BTHD, k_BTKD, v_BTKD), {B, T, n_heads_ * head_dim_}));
+  const auto forward = [&](const Tensor& in_BTC) {
+    const Tensor y_BTHD = is_fused() ? attend_fused(in_BTC) : attend(in_BTC);
+    return o_proj(reshape(y_BTHD, {in_BTC.size(0), in_BTC.size(1), n_heads_ * head_dim_}));
   };
-  return call(attend, x_BTC);
+  return call(forward, x_BTC);
+}
+
+Tensor GroupedQueryAttention::attend(const Tensor& x_BTC) {
+  const std::int64_t B = x_BTC.size(0), T = x_BTC.size(1);
+  Tensor q_BTHD = reshape(q_proj(x_BTC), {B, T, n_heads_, head_dim_});
+  Tensor k_BTKD = reshape(k_proj(x_BTC), {B, T, n_kv_heads_, head_dim_});
+  const Tensor v_BTKD = reshape(v_proj(x_BTC), {B, T, n_kv_heads_, head_dim_});
+  if (rotary_) {
+    q_BTHD = (*rotary_)(q_BTHD);
+    k_BTKD = (*rotary_)(k_BTKD);
+  }
+  return causal_attention(q_BTHD, k_BTKD, v_BTKD);
+}
+
+Tensor GroupedQueryAttention::attend_fused(const Tensor& x_BTC) {
+  const std::int64_t S = n_heads_ + 2 * n_kv_heads_;
+  Tensor qkv_BTSD = reshape(qkv_proj(x_BTC), {x_BTC.size(0), x_BTC.size(1), S, head_dim_});
+  if (rotary_) qkv_BTSD = (*rotary_)(std::move(qkv_BTSD), n_heads_ + n_kv_heads_);
+  return causal_attention(qkv_BTSD, n_kv_heads_);
 }
 
 FusedAttention::FusedAttention(std::int64_t dim, std::int64_t n_heads, const Device& device)

@@ -14,10 +14,12 @@ Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options, const D
   TESSERA_EXPECT(!options.bias || !options.is_streamed,
                  "Linear: a streamed weight goes without bias");
   register_parameter("weight", weight);
+  weight.set_row_parts(options.parts);
   if (options.is_streamed) stream_parameter(weight);
   if (options.bias) {
     bias = Parameter({out}, Initializer::constant(0));
     register_parameter("bias", bias);
+    bias.set_row_parts(options.parts);
   }
   if (!device.is_meta()) materialize(device);
 }

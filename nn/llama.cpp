@@ -23,11 +23,15 @@ LlamaConfig checked(LlamaConfig c) {
 LlamaBlock::LlamaBlock(const LlamaConfig& config, std::shared_ptr<Rotary> rotary,
                        const Device& device)
     : input_layernorm(config.dim, config.norm_eps),
-      self_attn({.dim = config.dim, .n_heads = config.n_heads, .n_kv_heads = config.n_kv_heads},
+      self_attn({.dim = config.dim,
+                 .n_heads = config.n_heads,
+                 .n_kv_heads = config.n_kv_heads,
+                 .projections = config.projections},
                 std::move(rotary)),
       post_attention_layernorm(config.dim, config.norm_eps),
       mlp(config.dim,
-          config.ffn_dim > 0 ? config.ffn_dim : LlamaConfig::default_ffn_dim(config.dim)) {
+          config.ffn_dim > 0 ? config.ffn_dim : LlamaConfig::default_ffn_dim(config.dim),
+          config.projections) {
   register_module("self_attn", self_attn);
   register_module("mlp", mlp);
   register_module("input_layernorm", input_layernorm);

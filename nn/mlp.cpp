@@ -3,13 +3,32 @@
 #include "tessera/autograd/ops.hpp"
 
 namespace tessera::nn {
+namespace {
+
+Linear separate(std::int64_t dim, std::int64_t hidden, Projections projections) {
+  if (projections == Projections::fused) return {};
+  return {dim, hidden, {.bias = false}};
+}
+Linear fused(std::int64_t dim, std::int64_t hidden, Projections projections) {
+  if (projections == Projections::separate) return {};
+  return {dim, 2 * hidden, {.bias = false, .parts = {{"gate_proj", hidden}, {"up_proj", hidden}}}};
+}
+
+}  // namespace
 
 SwigluMlp::SwigluMlp(std::int64_t dim, std::int64_t hidden, const Device& device)
-    : gate_proj(dim, hidden, {.bias = false}),
-      up_proj(dim, hidden, {.bias = false}),
+    : SwigluMlp(dim, hidden, Projections::separate, device) {}
+
+SwigluMlp::SwigluMlp(std::int64_t dim, std::int64_t hidden, Projections projections,
+                     const Device& device)
+    : gate_proj(separate(dim, hidden, projections)),
+      up_proj(separate(dim, hidden, projections)),
+      gate_up_proj(fused(dim, hidden, projections)),
       down_proj(hidden, dim, {.bias = false}) {
-  register_module("gate_proj", gate_proj);
-  register_module("up_proj", up_proj);
+  if (is_fused())
+    register_module("gate_up_proj", gate_up_proj);
+  else
+    register_modules("gate_proj", gate_proj, "up_proj", up_proj);
   register_module("down_proj", down_proj);
   if (!device.is_meta()) materialize(device);
 }
@@ -17,6 +36,7 @@ SwigluMlp::SwigluMlp(std::int64_t dim, std::int64_t hidden, const Device& device
 Tensor SwigluMlp::operator()(const Tensor& x, Caller at) {
   const CallSite site(at);
   const auto forward = [&](const Tensor& in) {
+    if (is_fused()) return down_proj(swiglu(gate_up_proj(in)));
     const Tensor gate = gate_proj(in);  // before up: as registered, so backward needs them in turn
     return down_proj(swiglu(gate, up_proj(in)));
   };

@@ -11,6 +11,16 @@ Rotary::Rotary(std::int64_t positions, std::int64_t head_dim, double theta)
 
 Tensor Rotary::operator()(const Tensor& x, Caller at) {
   const CallSite site(at);
+  return rope(x, tables_for(x));
+}
+
+Tensor Rotary::operator()(Tensor x, std::int64_t heads, Caller at) {
+  const CallSite site(at);
+  const RopeTables& tables = tables_for(x);
+  return rope(std::move(x), tables, heads);
+}
+
+const RopeTables& Rotary::tables_for(const Tensor& x) {
   TESSERA_EXPECT(x.ndim() == 4 && x.size(1) <= positions_, "Rotary: x is ", x.shape(),
                  ", expected [B, T, H, D] with T at most ", positions_,
                  "; raise the model's max_seq_len");
@@ -20,7 +30,7 @@ Tensor Rotary::operator()(const Tensor& x, Caller at) {
     tables_ = RopeTables::make(positions_, head_dim_, theta_, device);
     made_after_ = device.recoveries();
   }
-  return rope(x, *tables_);
+  return *tables_;
 }
 
 }  // namespace tessera::nn

@@ -26,14 +26,15 @@ namespace {
 using MakeModel = std::function<std::unique_ptr<nn::LanguageModel>()>;
 
 // Sizes that no number of ranks divides.
-MakeModel llama(bool tied) {
-  return [tied] {
+MakeModel llama(bool tied, nn::Projections projections = nn::Projections::separate) {
+  return [tied, projections] {
     return std::make_unique<nn::Llama>(nn::LlamaConfig{.dim = 6,
                                                        .n_layers = 1,
                                                        .n_heads = 1,
                                                        .ffn_dim = 5,
                                                        .vocab_size = 7,
-                                                       .tie_embeddings = tied});
+                                                       .tie_embeddings = tied,
+                                                       .projections = projections});
   };
 }
 std::unique_ptr<nn::LanguageModel> gpt2() {
@@ -41,11 +42,18 @@ std::unique_ptr<nn::LanguageModel> gpt2() {
       nn::Gpt2Config{.dim = 6, .n_layers = 1, .n_heads = 3, .vocab_size = 7, .max_seq_len = 3});
 }
 
-// The model on `world`, with values that belong to `seed`.
+// The model on `world`, with values that belong to `seed`. `dim`: of matrices that are cut.
 std::unique_ptr<nn::LanguageModel> built(const MakeModel& make, const World& world,
-                                         std::uint64_t seed, std::int64_t slice_bytes = 0) {
+                                         std::uint64_t seed, std::int64_t slice_bytes = 0,
+                                         int dim = 0) {
   auto model = make();
-  const ShardOptions options{.mesh = DeviceMesh::flat(world), .slice_bytes = slice_bytes};
+  const ShardOptions options{.mesh = DeviceMesh::flat(world),
+                             .slice_bytes = slice_bytes,
+                             .shard_placement_fn = [&](const Parameter& p) {
+                               const bool fits =
+                                   p.shape().ndim() == 2 && p.shape()[1] % world.size() == 0;
+                               return Shard{fits && !p.is_streamed() ? dim : 0};
+                             }};
   for (nn::Module* part : model->parts()) fully_shard(*part, options);
   fully_shard(*model, options);
   model->materialize(world.device());
@@ -127,6 +135,85 @@ TEST_CASE("a model is saved as one file from any number of ranks, and loaded on 
       }
     }
   }
+}
+
+// 18 rows of q, k and v, and 10 of gate and up: on 2 and 4 ranks there are chunks with rows of two
+// parts. Initial values are the same, too, for either form and any number of ranks.
+TEST_CASE("fused projections are the same file as separate ones, and take each other's",
+          "[checkpoint]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const TemporaryFolder folder;
+  const MakeModel forms[] = {llama(false), llama(false, nn::Projections::fused)};
+  save(folder / "model", forms[0], 1, seed);
+  const std::string expected = folder.read("model");
+  for (const MakeModel& make : forms)
+    for (const int ranks : {1, 2, 4})
+      for (const int dim : {0, 1}) {
+        if (dim == 1 && ranks == 4) continue;  // does not divide the width
+        INFO(ranks << " ranks, cut along " << dim << ", fused " << (&make == &forms[1]));
+        on_ranks(ranks, [&](World& world) {
+          const auto model = built(make, world, seed, 0, dim);
+          checkpoint::save_weights(folder / "drawn", *model, world);
+          nn::init(*model, {seed + 1});
+          checkpoint::save_weights(folder / "other", *model, world);
+          checkpoint::load_weights(folder / "model", *model);
+          checkpoint::save_weights(folder / "loaded", *model, world);
+          nn::init(*model, {seed + 1});
+          const std::string none = folder / "none";
+          model->load(world.rank() == 0 ? folder / "model" : none, {.from_rank_0 = &world});
+          checkpoint::save_weights(folder / "sent", *model, world);
+          return 0;
+        });
+        for (const char* const file : {"drawn", "loaded", "sent"}) {
+          INFO(file);
+          CHECK((folder.read(file) == expected));
+        }
+        CHECK((folder.read("other") != expected));
+      }
+}
+
+TEST_CASE("a file with some parts of a parameter is refused, and so is another form's optimizer",
+          "[checkpoint]") {
+  const TemporaryFolder folder;
+  const MakeModel fused = llama(false, nn::Projections::fused);
+  save(folder / "model", fused, 1, 5);
+  const SafetensorsReader file(folder / "model");
+  const std::string attention = "model.layers.0.self_attn.";
+  const auto verdict = [&](const Change& change) {
+    return refusal(rewritten(folder, file, change), fused);
+  };
+  const auto without = [&](std::initializer_list<const char*> parts) {
+    return [&, parts](auto& entries) {
+      for (const char* const part : parts)
+        std::erase_if(entries, [&](const SafetensorsEntry& e) {
+          return e.name == attention + part + ".weight";
+        });
+    };
+  };
+  CHECK(refusal(folder / "model", fused).empty());
+  CHECK(has(verdict(without({"k_proj"})),
+            "holds '" + attention + "q_proj.weight' without '" + attention +
+                "k_proj.weight', and the model has both in '" + attention + "qkv_proj.weight'"));
+  CHECK(has(verdict(without({"q_proj", "k_proj", "v_proj"})),
+            "has no tensor '" + attention + "qkv_proj.weight'"));
+  CHECK(has(verdict([&](auto& e) { entry_of(e, attention + "v_proj.weight").shape = {6, 5}; }),
+            "is [6, 5] of f32, the model has [6, 6]"));
+  CHECK(verdict([](auto& entries) {  // as public files, without the prefix
+          for (SafetensorsEntry& e : entries)
+            if (e.name.starts_with("model.")) e.name = e.name.substr(6);
+        })
+            .empty());
+  CHECK(has(verdict([&](auto& e) { e.push_back({.name = attention + "qkv_proj.weight"}); }),
+            "is [] of f32, the model has [18, 6]"));
+
+  const World world = World::single({.threads = 1});
+  const auto model = built(fused, world, 5), other = built(llama(false), world, 5);
+  optim::AdamW own(model->parameters()), others(other->parameters());
+  checkpoint::save_state(folder / "adamw", own.state_dict(*model), world);
+  CHECK_THROWS_WITH(others.load(*other, checkpoint::WeightFiles(folder / "adamw")),
+                    Catch::Contains("has no tensor '" + attention + "q_proj.weight.lr_factor'"));
+  own.load(*model, checkpoint::WeightFiles(folder / "adamw"));
 }
 
 TEST_CASE("a model whose tables are cut into slices is saved whole, and loaded into them",

@@ -81,7 +81,9 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
       "--parallelism.fsdp_reshard_after_forward=", "--activation_checkpoint.mode=full",
       "--training.local_batch_size=1", "--training.mixed_precision_param=bfloat16",
       "--model.tie_embeddings=true", "--optimizer.name=SGD --optimizer.momentum=0.9",
-      "--optimizer.name=Muon",
+      "--optimizer.name=Muon", "--optimizer.name=Muon --model.projections=fused",
+      "--model.projections=fused --training.mixed_precision_param=bfloat16 "
+      "--training.local_batch_size=1 --activation_checkpoint.mode=selective",
       "--optimizer.name=Muon --optimizer.ns_dtype=bfloat16 --model.tie_embeddings=true",
       "--model.name=gpt2 --model.dropout=0.1",
       "--model.name=gpt2 --activation_checkpoint.mode=full --training.local_batch_size=1 "

@@ -34,11 +34,16 @@ inline float weight(std::uint64_t key, std::uint64_t i, bool is_norm) {
 inline void set_weights(nn::LanguageModel& model, int seed) {
   for (const auto& [name, parameter] : model.named_parameters()) {
     const Shape& shape = parameter.shape();
-    const std::uint64_t key = fnv1a(std::to_string(seed) + " " + name);
     const bool is_norm = shape.ndim() == 1 && name.ends_with("weight");
     const bool transposed = model.saves_transposed(name);
     std::vector<float> values(static_cast<std::size_t>(shape.numel()));
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = weight(key, i, is_norm);
+    auto next = values.begin();
+    for (const auto& [part, rows] : named_row_parts(name, parameter)) {
+      const std::uint64_t key = fnv1a(std::to_string(seed) + " " + part);
+      const std::int64_t count = rows * shape.numel() / shape[0];
+      for (std::int64_t i = 0; i < count; ++i)
+        *next++ = weight(key, static_cast<std::uint64_t>(i), is_norm);
+    }
     Tensor theirs = Tensor::from(values, transposed ? Shape{shape[1], shape[0]} : shape,
                                  parameter.shard().device());
     if (transposed) theirs = raw::transpose(theirs, 0, 1);

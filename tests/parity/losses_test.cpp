@@ -87,12 +87,14 @@ nn::Gpt2Config gpt2_config(const json& c) {
 TEST_CASE("a tiny Llama trains as it does in PyTorch", "[parity]") {
   const json golden = read_golden("llama.json");
   const Device device = Device::cpu();
-  for (const auto recompute : {nn::Recompute::none, nn::Recompute::blocks}) {
-    nn::LlamaConfig config = llama_config(golden["config"]);
-    config.recompute = recompute;
-    nn::Llama model(config, device);
-    check_training(model, golden, device);
-  }
+  for (const auto recompute : {nn::Recompute::none, nn::Recompute::blocks})
+    for (const auto projections : {nn::Projections::separate, nn::Projections::fused}) {
+      nn::LlamaConfig config = llama_config(golden["config"]);
+      config.recompute = recompute;
+      config.projections = projections;
+      nn::Llama model(config, device);
+      check_training(model, golden, device);
+    }
 }
 
 TEST_CASE("a tiny GPT-2 trains as it does in PyTorch", "[parity]") {

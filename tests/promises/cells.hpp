@@ -34,6 +34,7 @@ struct Cell {
   bool ignores = false;                     // units leave the base's gains alone
   bool is_fast = false;                     // the loss knows its gradient, and the optimizer clips
   bool orthogonalises = false;              // the optimizer is Muon, in several turns
+  bool fused = false;                       // projections
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   return out << "reshard " << c.reshard << ", recompute " << c.recomputes
@@ -47,7 +48,8 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << ", in e4m3 " << c.encodes << ", ragged " << c.ragged << ", lists " << c.lists
              << ", by hand " << c.by_hand << ", base in " << (c.stored ? name(*c.stored) : "none")
              << ", output " << (c.output ? name(*c.output) : "as it is") << ", gains ignored "
-             << c.ignores << ", fast " << c.is_fast << ", Muon " << c.orthogonalises;
+             << c.ignores << ", fast " << c.is_fast << ", Muon " << c.orthogonalises << ", fused "
+             << c.fused;
 }
 
 // The cells that every promise is checked in.
@@ -77,6 +79,7 @@ inline std::vector<Cell> cells() {
       {.reshard = Reshard::always, .recomputes = true, .loss_chunk = 40, .is_fast = true},
       {.micro_batches = 3, .layers = 4, .lists = true},
       {.micro_batches = 3, .by_hand = true, .stored = e4m3, .ignores = true},
+      {.reshard = Reshard::always, .freezes = true, .micro_batches = 3, .fused = true},
       {.reshard = Reshard::never,
        .recomputes = true,
        .tied = true,
@@ -110,6 +113,7 @@ inline std::vector<Cell> narrow_cells() {
            .stored = bf16,
            .output = f32,
            .ignores = true},
+          {.recomputes = true, .selectively = true, .param = bf16, .fused = true},
           {.param = f16, .scales_loss = true},
           {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16},
           {.keeps_gradients = true, .param = bf16, .offload = Offload::cpu},

@@ -37,6 +37,7 @@ inline nn::LlamaConfig llama_config(const Cell& cell) {
           .vocab_size = 13,
           .max_seq_len = 8,
           .tie_embeddings = cell.tied,
+          .projections = cell.fused ? nn::Projections::fused : nn::Projections::separate,
           .recompute = recompute_of(cell)};
 }
 
@@ -55,7 +56,8 @@ class Trainee {
     model_.set_loss_chunk(cell.loss_chunk);
     if (cell.freezes) {  // a part of a unit, a whole unit, and the embedding
       if (!cell.tied) model_.embedding.weight.freeze();
-      model_.blocks[0].mlp.up_proj.weight.freeze();
+      nn::SwigluMlp& mlp = model_.blocks[0].mlp;
+      (cell.fused ? mlp.gate_up_proj : mlp.up_proj).weight.freeze();
       for (Parameter p : model_.blocks[1].parameters()) p.freeze();
     }
     if (cell.encodes)

@@ -68,6 +68,7 @@ struct Config {
     double rope_theta = kModel.rope_theta, norm_eps = kModel.norm_eps,
            dropout = nn::Gpt2Config{}.dropout;
     std::optional<bool> tie_embeddings;
+    nn::Projections projections = kModel.projections;
 
     // The fields above with the values that stand in for unset ones.
     std::int64_t kv_heads() const { return n_kv_heads.value_or(n_heads); }

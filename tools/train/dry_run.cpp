@@ -75,9 +75,11 @@ std::map<int, int> distinct_layouts(const Config& config, int ranks) {
   const Dealt dealt = deal_matrices(config, parameters, shards);
   std::vector<std::vector<std::int64_t>> owned(static_cast<std::size_t>(shards));
   for (int rank = 0; rank < shards; ++rank)
-    for (const optim::MatrixSize& size : dealt.of(rank))
-      owned[static_cast<std::size_t>(rank)].insert(owned[static_cast<std::size_t>(rank)].end(),
-                                                   {size.rows, size.columns});
+    for (const optim::MatrixSize& size : dealt.of(rank)) {
+      std::vector<std::int64_t>& sizes = owned[static_cast<std::size_t>(rank)];
+      sizes.insert(sizes.end(), {size.rows, size.columns});
+      for (const RowPart& part : size.parts) sizes.push_back(part.rows);
+    }
   for (int rank = 0; rank < ranks; ++rank) {
     std::vector<std::int64_t> rows = owned[static_cast<std::size_t>(rank % shards)];
     for (const Parameter& p : parameters)

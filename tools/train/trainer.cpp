@@ -77,6 +77,7 @@ std::unique_ptr<nn::LanguageModel> make_model(const Config& config) {
                         .rope_theta = m.rope_theta,
                         .norm_eps = m.norm_eps,
                         .tie_embeddings = m.tied(),
+                        .projections = m.projections,
                         .recompute = recompute});
   return std::make_unique<nn::Gpt2>(nn::Gpt2Config{.dim = m.dim,
                                                    .n_layers = m.n_layers,

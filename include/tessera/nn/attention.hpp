@@ -8,7 +8,10 @@
 //          └─ v_proj ─ [B, T, K, D] ──────────┘                │
 //                                                            o_proj ─ y_BTC
 //
-// Head h of q reads head h / (H / K) of k and v.
+// Head h of q reads head h / (H / K) of k and v. With Projections::fused one product and one
+// rotation take the place of three and of two:
+//
+//   x_BTC ── qkv_proj ─ [B, T, H + 2 K, D] ─ rotate the first H + K ─ softmax(q k^T / sqrt(D)) v ─
 #pragma once
 
 #include <memory>
@@ -24,9 +27,11 @@ struct AttentionOptions {
   std::int64_t n_heads = 0;
   std::int64_t n_kv_heads = 0;  // 0: as many as n_heads
   std::int64_t head_dim = 0;    // 0: dim / n_heads
+  Projections projections = Projections::separate;
 };
 
-// Names: q_proj, k_proj, v_proj, o_proj, without biases.  Source: Ainslie et al., "GQA", 2023.
+// Names: q_proj, k_proj, v_proj, or fused qkv_proj, which files hold as these three; and o_proj,
+// without biases.  Source: Ainslie et al., "GQA", 2023.
 class GroupedQueryAttention : public Module {
  public:
   // `rotary` may be shared; null leaves positions out.  Throws: ContractError for head counts that
@@ -36,9 +41,15 @@ class GroupedQueryAttention : public Module {
   // x_BTC -> [B, T, C].
   Tensor operator()(const Tensor& x_BTC, Caller at = Caller::current());
 
-  Linear q_proj, k_proj, v_proj, o_proj;
+  Linear q_proj, k_proj, v_proj;  // without parameters where they are fused
+  Linear qkv_proj;                // without parameters where they are not
+  Linear o_proj;
 
  private:
+  bool is_fused() const { return qkv_proj.weight.defined(); }
+  Tensor attend(const Tensor& x_BTC);
+  Tensor attend_fused(const Tensor& x_BTC);
+
   std::int64_t n_heads_, n_kv_heads_, head_dim_;
   std::shared_ptr<Rotary> rotary_;
 };

@@ -25,15 +25,25 @@ namespace tessera::nn {
 // Of every weight matrix, as GPT-2 and Llama start.
 inline constexpr double kInitialDeviation = 0.02;
 
+// Of projections that read one input, as those to queries, keys and values: a parameter each, or
+// one that stacks their rows. Then there are fewer and wider products, forward and backward. Files
+// and initial values are the same; the names of parameters, state dicts and what can be frozen
+// alone are not. See param/row_parts.hpp.
+enum class Projections : std::uint8_t { separate, fused };
+
 struct LinearOptions {
   bool bias = true;
   // A unit gathers the weight slice by slice; see Module::stream_parameter. For the large heads of
   // language models; without bias.
   bool is_streamed = false;
+  // Which layers' outputs, side by side, these are; see param/row_parts.hpp.
+  std::vector<RowPart> parts{};
 };
 
 class Linear : public Module {
  public:
+  // One that its module does without: no parameters, and to call it is an error.
+  Linear() = default;
   Linear(std::int64_t in, std::int64_t out, const Device& device = Device::meta());
   Linear(std::int64_t in, std::int64_t out, LinearOptions options,
          const Device& device = Device::meta());

@@ -22,6 +22,7 @@ struct LlamaConfig {
   std::int64_t vocab_size = 256, max_seq_len = 2048;
   double rope_theta = 10000, norm_eps = 1e-5;
   bool tie_embeddings = false;
+  Projections projections = Projections::separate;  // q, k, v and gate, up of the blocks
   Recompute recompute = Recompute::none;
 
   // 8/3 of dim, rounded up to a multiple of 32.

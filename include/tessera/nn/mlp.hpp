@@ -5,15 +5,23 @@
 
 namespace tessera::nn {
 
-// down_proj(silu(gate_proj(x)) * up_proj(x)), without biases.
+// down_proj(silu(gate_proj(x)) * up_proj(x)), without biases; fused, gate_up_proj makes both in one
+// product, and files hold it as gate_proj and up_proj.
 // Source: Shazeer, "GLU variants improve transformer", 2020.
 class SwigluMlp : public Module {
  public:
   SwigluMlp(std::int64_t dim, std::int64_t hidden, const Device& device = Device::meta());
+  SwigluMlp(std::int64_t dim, std::int64_t hidden, Projections projections,
+            const Device& device = Device::meta());
   // x [..., dim] -> [..., dim].
   Tensor operator()(const Tensor& x, Caller at = Caller::current());
 
-  Linear gate_proj, up_proj, down_proj;
+  Linear gate_proj, up_proj;  // without parameters where they are fused
+  Linear gate_up_proj;        // without parameters where they are not
+  Linear down_proj;
+
+ private:
+  bool is_fused() const { return gate_up_proj.weight.defined(); }
 };
 
 // c_proj(gelu(c_fc(x))), with biases; the tanh form of GELU, as GPT-2 has it.

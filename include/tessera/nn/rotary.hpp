@@ -17,8 +17,12 @@ class Rotary {
 
   // x [B, T, H, head_dim], T at most `positions` -> the same shape, rotated by position.
   Tensor operator()(const Tensor& x, Caller at = Caller::current());
+  // The same of the first `heads` of the H heads alone, over x where the caller gives it away.
+  Tensor operator()(Tensor x, std::int64_t heads, Caller at = Caller::current());
 
  private:
+  const RopeTables& tables_for(const Tensor& x);
+
   std::int64_t positions_, head_dim_;
   double theta_;
   std::optional<RopeTables> tables_;
