@@ -1,6 +1,7 @@
 // The `local` communicator on one emulated GPU: what collectives compute, in place and out of
 // place, staged and direct, and that worlds of the wrong kind are refused.
 #include <random>
+#include <stdexcept>
 
 #include "tessera/comm/world.hpp"
 #include "tessera/tensor/ops.hpp"
@@ -85,6 +86,56 @@ TEST_CASE("gathers and sums over ranks on one GPU, whatever the delays", "[threa
         CHECK(result.reduced == sum);
       }
     }
+}
+
+// Each rank's values go to the next one, a send and a receive at a time, and then to all, a chunk
+// to each.
+TEST_CASE("ranks on one GPU send, receive and exchange chunks", "[threads]") {
+  const std::uint64_t seed = std::random_device{}();
+  constexpr std::int64_t kCount = 300;
+  for (const int ranks : {2, 3}) {
+    INFO(ranks << " ranks, seed " << seed);
+    const Delays delays(seed, 200);
+    run_checked(ranks, on_gpu(), [&](World& world) {
+      const Device& device = world.device();
+      const int rank = world.rank(), before = (rank + ranks - 1) % ranks;
+      const std::int64_t all = kCount * ranks;
+      const Tensor own = Tensor::from(values(rank, all, seed), {all}, device),
+                   passed = Tensor::empty({all}, f32, device),
+                   chunks = Tensor::empty({all}, f32, device);
+      const Stream compute = device.compute(), gather = device.gather();
+      gather.wait(compute.record());
+      const Access accesses[] = {own.access(AccessMode::read), passed.access(AccessMode::write),
+                                 chunks.access(AccessMode::write)};
+      for (int r = 0; r < ranks; ++r)
+        world.gather().submit({.send = own.data(),
+                               .recv = passed.data(),
+                               .count = all,
+                               .kind = CollectiveKind::send_recv,
+                               .dtype = f32,
+                               .root = r,
+                               .target = (r + 1) % ranks},
+                              "pass_on", accesses);
+      world.gather().submit({.send = own.data(),
+                             .recv = chunks.data(),
+                             .count = kCount,
+                             .kind = CollectiveKind::all_to_all,
+                             .dtype = f32},
+                            "exchange", accesses);
+      compute.wait(gather.record());
+      std::vector<float> expected;
+      for (int r = 0; r < ranks; ++r) {
+        const std::vector<float> theirs = values(r, all, seed);
+        expected.insert(expected.end(), theirs.begin() + rank * kCount,
+                        theirs.begin() + (rank + 1) * kCount);
+      }
+      if (passed.to_vector<float>() != values(before, all, seed))
+        throw std::runtime_error("what was sent is not what has come");
+      if (chunks.to_vector<float>() != expected)
+        throw std::runtime_error("the chunks that have come are not those of this rank");
+      device.synchronize();
+    });
+  }
 }
 
 TEST_CASE("a world on a GPU sums, finds the largest, and meets", "[threads]") {
