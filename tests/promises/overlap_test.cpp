@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -205,8 +206,13 @@ Step run_step(const Cell& cell, const CostModel& cost, std::int64_t piece_bytes 
   fully_shard(model, options);
   if (cell.by_hand) decide_by_hand(model, world);
   model.materialize(world.device());
-  optim::AdamW optimizer(model.parameters(), {});
-  optimizer.prepare();
+  const auto [matrices, others] = optim::split_for_muon(model.parameters());
+  std::unique_ptr<optim::Optimizer> optimizer;
+  if (cell.orthogonalises)
+    optimizer = std::make_unique<optim::Muon>(matrices, others);
+  else
+    optimizer = std::make_unique<optim::AdamW>(model.parameters(), optim::AdamWOptions());
+  optimizer->prepare();
   const std::vector<std::int32_t> tokens(4096);
   Step step;
   for (int k = 0; k < 2; ++k) {  // the second is a steady one
@@ -219,8 +225,8 @@ Step run_step(const Cell& cell, const CostModel& cost, std::int64_t piece_bytes 
       model.loss(batch(), batch()).backward();
     }
     optim::clip_grad_norm(model.parameters(), 1.0);
-    optimizer.step();
-    optimizer.zero_grad();
+    optimizer->step();
+    optimizer->zero_grad();
     world.device().synchronize();
     step.operations = std::move(recorder.operations);
     for (Operation& op : step.operations) op.begin -= start, op.end -= start;
@@ -262,6 +268,7 @@ std::vector<Cell> overlap_cells() {
           {.ragged = true},
           {.lists = true},
           {.by_hand = true},
+          {.orthogonalises = true},
           {.offload = Offload::cpu},
           {.prefetch_depth = 2, .offload = Offload::cpu}};
 }

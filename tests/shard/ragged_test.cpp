@@ -3,6 +3,7 @@
 #include "tessera/device/device_context.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/distributed/state.hpp"
+#include "tessera/nn/embedding.hpp"
 #include "tessera/param/gather_transform.hpp"
 #include "tessera/shard/runtime_control.hpp"
 #include "tests/shard/support.hpp"
