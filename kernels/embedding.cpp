@@ -71,9 +71,9 @@ void embedding(const EmbeddingArgs& a, Exec& exec) {
 }
 
 void locate(const LocateArgs& a, Exec& exec) {
-  for_ranges(exec, a.count, row_grain(1), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i)
-      static_cast<std::int32_t*>(a.out)[i] = located(a, id_at(a.ids, a.id_dtype, i));
+  const std::int64_t parts = std::int64_t{a.slices} * a.parts;
+  for_ranges(exec, a.count, row_grain(parts), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) locate_one(a, i, id_at(a.ids, a.id_dtype, i));
   });
 }
 

@@ -26,7 +26,7 @@ struct Locate {
   TESSERA_DEVICE void operator()(Thread& t) const {
     const indexed::Ids ids = {a.ids, a.id_dtype == DType::i64};
     for (std::int64_t i = t.global_index(); i < a.count; i += t.global_threads())
-      static_cast<std::int32_t*>(a.out)[i] = located(a, ids[i]);
+      locate_one(a, i, ids[i]);
   }
 };
 

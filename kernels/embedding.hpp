@@ -21,14 +21,15 @@ struct EmbeddingArgs {
 };
 
 // Where the rows of a table lie that is cut in two ways: into chunks of `chunk` rows, and each of
-// these into slices. A slice has rows [begin, begin + rows) of every chunk, one chunk after the
-// other. out[i] (i32) = the row of the slice that is row ids[i] of the table, less `first`, if that
-// is in [0, row_count); else -1, or -2 for an id outside [0, vocab).
+// these, from its row `begin` on, into slices of `rows` rows, the last of which may have fewer. A
+// slice has its rows of every chunk, one chunk after the other, and is walked in parts of
+// `part_rows`. out [slices, parts, count] (i32): out[s, p, i] = the row of part p of slice s that
+// is row ids[i] of the table; -1 where another part has it, -2 for an id outside [0, vocab).
 struct LocateArgs {
   void* out;
   const void* ids;
-  std::int64_t count, vocab, chunk, begin, rows;
-  std::int64_t first, row_count;
+  std::int64_t count, vocab, chunk, begin, rows, part_rows;
+  std::int32_t slices, parts;
   DType id_dtype;
 };
 

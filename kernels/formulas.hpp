@@ -36,14 +36,22 @@ TESSERA_DEVICE V softplus(V x) {
   return select(less(x, zero), zero, x) + log1p(exp(-abs(x)));
 }
 
-// Where a slice has row `id` of the table that it is cut from; Args is LocateArgs.
+// Writes where the parts of slices have row `id` of the table that they are cut from: id i of
+// LocateArgs, which Args is.
 template <class Args>
-TESSERA_DEVICE std::int32_t located(const Args& a, std::int64_t id) {
-  if (id < 0 || id >= a.vocab) return -2;
-  const std::int64_t chunk = id / a.chunk, in_chunk = id % a.chunk - a.begin;
-  const std::int64_t row = chunk * a.rows + in_chunk - a.first;
-  const bool is_here = in_chunk >= 0 && in_chunk < a.rows && row >= 0 && row < a.row_count;
-  return is_here ? static_cast<std::int32_t>(row) : -1;
+TESSERA_DEVICE void locate_one(const Args& a, std::int64_t i, std::int64_t id) {
+  const bool exists = id >= 0 && id < a.vocab;
+  std::int64_t part = -1, row = 0;  // the part of all, and the row there
+  if (const std::int64_t at = exists ? id % a.chunk - a.begin : -1; at >= 0) {
+    const std::int64_t slice = at / a.rows, left = a.chunk - a.begin - slice * a.rows;
+    row = id / a.chunk * (left < a.rows ? left : a.rows) + at % a.rows;
+    part = slice * a.parts + row / a.part_rows;
+    row %= a.part_rows;
+  }
+  for (std::int64_t p = 0; p < std::int64_t{a.slices} * a.parts; ++p)
+    static_cast<std::int32_t*>(a.out)[p * a.count + i] = p == part ? static_cast<std::int32_t>(row)
+                                                         : exists  ? -1
+                                                                   : -2;
 }
 
 // silu'(x) = s (1 + x (1 - s)) with s = sigmoid(x).

@@ -21,25 +21,14 @@ using detail::launch;
 using detail::reads;
 using detail::table;
 using detail::updates;
-using detail::writes;
 using raw::Transpose;
 
 namespace {
 
 // Columns of a product that is still a product.
 constexpr std::int64_t kLeastColumns = 256;
-
-// The rows of the slice, less `first`, that hold the rows `ids` of the matrix: i32, -1 for those in
-// no row of [first, first + count).
-Tensor located(const Tensor& ids, const SliceRows& rows, std::int64_t first, std::int64_t count) {
-  Tensor out = Tensor::empty(ids.shape(), i32, ids.device());
-  if (out.numel() > 0 && !ids.device().is_meta())
-    launch("locate", ids.device(), table(ids.device()).locate,
-           kernels::LocateArgs{out.data(), ids.data(), ids.numel(), rows.all, rows.chunk,
-                               rows.begin, rows.rows, first, count, ids.dtype()},
-           {reads(ids), writes(out)});
-  return out;
-}
+// For so many slices ids are found together: four bytes an id and slice.
+constexpr std::int64_t kFoundTogether = 32;
 
 // A view that carries no history.
 Tensor bare(const Tensor& x) { return x.view(x.shape(), x.strides(), 0); }
@@ -80,6 +69,31 @@ void detail::GivenSlices::finish(const char* operation) {
   is_finished_ = true;
 }
 
+Tensor detail::FoundRows::in(const Tensor& ids, const SliceRows& rows, std::int64_t part,
+                             std::int64_t part_rows) {
+  const std::int64_t behind = rows.begin - first_.begin,
+                     slice = found_.defined() ? behind / first_.rows : 0;
+  const bool is_found = found_.defined() && slice < found_.size(0) && part < found_.size(1) &&
+                        behind == slice * first_.rows &&
+                        rows.rows == std::min(first_.rows, rows.chunk - rows.begin);
+  if (!is_found) {
+    const std::int64_t left = ceil_div(rows.chunk - rows.begin, rows.rows);
+    first_ = rows;
+    found_ = Tensor::empty(
+        {std::min(left, kFoundTogether), ceil_div(rows.count(), part_rows), ids.numel()}, i32,
+        ids.device());
+    if (found_.numel() > 0 && !ids.device().is_meta())
+      launch("locate", ids.device(), table(ids.device()).locate,
+             kernels::LocateArgs{found_.data(), ids.data(), ids.numel(), rows.all, rows.chunk,
+                                 rows.begin, rows.rows, part_rows,
+                                 static_cast<std::int32_t>(found_.size(0)),
+                                 static_cast<std::int32_t>(found_.size(1)), ids.dtype()},
+             {reads(ids), writes(found_)});
+    return in(ids, rows, part, part_rows);
+  }
+  return found_.view(ids.shape(), ids.strides(), (slice * found_.size(1) + part) * ids.numel());
+}
+
 // --- embedding ---
 
 SlicedEmbedding::SlicedEmbedding(const Tensor& ids)
@@ -105,7 +119,7 @@ void SlicedEmbedding::add(const Tensor& slice, const SliceRows& rows) {
                  "embedding: the slice is ", slice.shape(), " of ", slice.dtype(),
                  "; those before it had rows of ", y_.size(-1), " in ", y_.dtype());
   given_.take(rows);
-  const Tensor y = bare(y_), at = located(ids_, rows, 0, slice.size(0));
+  const Tensor y = bare(y_), at = found_.in(ids_, rows, 0, slice.size(0));
   if (y.numel() > 0 && !device.is_meta())
     launch("embedding", device, table(device).embedding,
            kernels::EmbeddingArgs{y.data(), slice.data(), at.data(), at.numel(), slice.size(0),
@@ -216,7 +230,7 @@ struct SlicedCrossEntropy::Slice {
   Saved weight;
   SliceRows rows;
   Saved logits;                // [N * rows.count()], where those of all slices may be kept
-  std::vector<Saved> targets;  // [N] of each part of the columns, as located() finds them
+  std::vector<Saved> targets;  // [N] of each part of the columns, as FoundRows has them
 
   bool keeps_logits() const { return shared->count() * rows.all <= shared->most_logits; }
   std::int64_t columns_at_once() const {
@@ -334,11 +348,9 @@ void SlicedCrossEntropy::add(const Tensor& weight, const SliceRows& rows) {
   given_.take(rows);
   const Device& device = weight.device();
   Slice slice{shared_, Saved(weight), rows, {}, {}};
-  for (std::int64_t part = 0; part < slice.parts(); ++part) {
-    const std::int64_t first = part * slice.columns_at_once();
-    slice.targets.emplace_back(located(shared_->targets.get(), rows, first,
-                                       std::min(slice.columns_at_once(), rows.count() - first)));
-  }
+  for (std::int64_t part = 0; part < slice.parts(); ++part)
+    slice.targets.emplace_back(
+        found_.in(shared_->targets.get(), rows, part, slice.columns_at_once()));
   reserve(parts_ + slice.parts(), ceil_div(rows.chunk, rows.rows), statistics_dtype(weight.dtype()),
           device);
   {

@@ -55,6 +55,20 @@ class GivenSlices {
   bool is_finished_ = false;
 };
 
+// Which rows of slices hold some rows of a matrix, found for several slices together: as many as
+// follow that are even, but for the last.
+class FoundRows {
+ public:
+  // Of the rows `ids`, contiguous, those of one part of a slice that is walked in parts of
+  // `part_rows`, or all at once where it has no more: i32 of the ids' shape, -1 for what is in
+  // another part, -2 for what is in none.
+  Tensor in(const Tensor& ids, const SliceRows& rows, std::int64_t part, std::int64_t part_rows);
+
+ private:
+  Tensor found_;  // [slices, parts, N], from this slice on:
+  SliceRows first_;
+};
+
 }  // namespace detail
 
 // embedding(matrix, ids): ids [...] -> [..., C], with the same bits. An id outside [0, rows.all)
@@ -70,6 +84,7 @@ class SlicedEmbedding {
 
  private:
   detail::GivenSlices given_;
+  detail::FoundRows found_;
   Tensor ids_, y_;
   std::shared_ptr<Tensor> order_;  // in backward, for a GPU
 };
@@ -107,6 +122,7 @@ class SlicedCrossEntropy {
   struct Shared;
   struct Slice;
   detail::GivenSlices given_;
+  detail::FoundRows found_;
   std::shared_ptr<Shared> shared_;
   void reserve(std::int64_t parts, std::int64_t slices, DType dtype, const Device& device);
 

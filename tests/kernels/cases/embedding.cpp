@@ -140,19 +140,22 @@ TESSERA_CASE("embedding", "gradient of the table") {
   check_embedding_backward(c, f32, f32, {70, 1, 3});  // one row gets all
 }
 
-TESSERA_CASE("embedding", "where a slice has the rows of a table") {
+TESSERA_CASE("embedding", "where the parts of slices have the rows of a table") {
   struct Cut {
-    std::int64_t vocab, chunk, begin, rows, first, row_count;
+    std::int64_t vocab, chunk, begin, rows, part_rows;
+    std::int32_t slices, parts;
   };
   for (const DType id_dtype : {i32, i64})
-    for (const Cut& cut : {Cut{10, 3, 1, 2, 0, 8},
-                           {10, 3, 0, 1, 0, 4},
-                           {10, 10, 0, 10, 3, 4},
-                           {1000, 251, 100, 50, 60, 100},
-                           {1, 1, 0, 1, 0, 1}}) {
+    for (const Cut& cut : {Cut{10, 3, 1, 2, 8, 1, 1},
+                           {10, 3, 0, 1, 4, 3, 1},
+                           {10, 3, 0, 2, 3, 2, 3},
+                           {10, 10, 0, 10, 4, 1, 3},
+                           {1000, 251, 100, 50, 60, 4, 4},
+                           {1000, 251, 100, 50, 60, 2, 4},
+                           {1, 1, 0, 1, 1, 1, 1}}) {
       constexpr std::int64_t count = 700;
       Operand& ids = c.input(id_dtype, count, -2, static_cast<double>(cut.vocab + 1));
-      Operand& out = c.output(i32, count);
+      Operand& out = c.output(i32, cut.slices * cut.parts * count);
       c.compute([&](const Kernels& k, Side side, Exec& exec) {
         k.locate({.out = out.at(side),
                   .ids = ids.at(side),
@@ -161,27 +164,33 @@ TESSERA_CASE("embedding", "where a slice has the rows of a table") {
                   .chunk = cut.chunk,
                   .begin = cut.begin,
                   .rows = cut.rows,
-                  .first = cut.first,
-                  .row_count = cut.row_count,
+                  .part_rows = cut.part_rows,
+                  .slices = cut.slices,
+                  .parts = cut.parts,
                   .id_dtype = id_dtype},
                  exec);
       });
-      // The rows of the slice, written out.
-      std::map<std::int64_t, std::int64_t> rows;
-      std::int64_t row = 0;
-      for (std::int64_t chunk = 0; chunk < cut.vocab; chunk += cut.chunk)
-        for (std::int64_t r = cut.begin; r < cut.begin + cut.rows; ++r, ++row)
-          if (chunk + r < cut.vocab && row >= cut.first && row < cut.first + cut.row_count)
-            rows[chunk + r] = row - cut.first;
-      for (std::int64_t i = 0; i < count; ++i) {
-        const auto id = static_cast<std::int64_t>(ids.get(i));
-        const bool is_id = id >= 0 && id < cut.vocab;
-        const auto found = rows.find(id);
-        c.near(out, i,
-               !is_id                ? -2
-               : found == rows.end() ? -1
-                                     : static_cast<double>(found->second),
-               0);
+      for (std::int64_t slice = 0; slice < cut.slices; ++slice) {
+        // The rows of the slice, written out.
+        std::map<std::int64_t, std::int64_t> rows;
+        std::int64_t row = 0;
+        const std::int64_t begin = cut.begin + slice * cut.rows,
+                           end = std::min(begin + cut.rows, cut.chunk);
+        for (std::int64_t chunk = 0; chunk < cut.vocab; chunk += cut.chunk)
+          for (std::int64_t r = begin; r < end; ++r, ++row)
+            if (chunk + r < cut.vocab) rows[chunk + r] = row;
+        for (std::int64_t part = 0; part < cut.parts; ++part)
+          for (std::int64_t i = 0; i < count; ++i) {
+            const auto id = static_cast<std::int64_t>(ids.get(i));
+            const bool is_id = id >= 0 && id < cut.vocab;
+            const auto found = rows.find(id);
+            const bool is_here = found != rows.end() && found->second / cut.part_rows == part;
+            c.near(out, (slice * cut.parts + part) * count + i,
+                   !is_id     ? -2
+                   : !is_here ? -1
+                              : static_cast<double>(found->second % cut.part_rows),
+                   0);
+          }
       }
       c.next();
     }
