@@ -6,6 +6,7 @@
 // and its bits depend on the shape only.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/kernel.hpp"
@@ -32,20 +33,46 @@ struct ReduceArgs {
 // On a GPU long sums are those of parts, and then their sum: of so many elements where inner is 1,
 // else of so many rows.
 inline constexpr std::int64_t kSumElements = 16 * 1024, kSumRows = 256;
-constexpr int launches_of(const ReduceArgs& a) {
+// Up to so many rows a block goes through all of them for 32 bytes of columns, in one launch, where
+// there are columns for so many blocks (kernels/reduce.cu: why).
+inline constexpr std::int64_t kSumRowsAtOnce = 16 * 1024, kSumBlocks = 48;
+inline bool is_one_launch(const ReduceArgs& a) {
+  const auto row_bytes = a.inner * static_cast<std::int64_t>(size_bytes(a.dtype));
+  return a.n <= (a.inner == 1 ? kSumElements : kSumRows) ||
+         (a.inner > 1 && is_floating(a.dtype) && a.n <= kSumRowsAtOnce && row_bytes % 16 == 0 &&
+          a.outer * row_bytes >= 32 * kSumBlocks &&
+          reinterpret_cast<std::uintptr_t>(a.in) % 16 == 0);
+}
+inline int launches_of(const ReduceArgs& a) {
   const bool is_sum = a.op == ReduceOp::sum || a.op == ReduceOp::mean || a.op == ReduceOp::sumsq;
-  return is_sum && a.n > (a.inner == 1 ? kSumElements : kSumRows) ? 2 : 1;
+  return is_sum && !is_one_launch(a) ? 2 : 1;
 }
 
 // *out = (accumulate ? *out : 0) + sum of in[i]^2; `in` is f32, `out` f32 or f64. Accumulates in
 // f64.
+//
+// The sum over several arrays takes a call each, which accumulates behind the first. With `parts` a
+// GPU then adds all of it up in the last call: parts has sums of `part` elements of the arrays, at
+// least one of each, in order, `parts_before` of which are of earlier calls.
 struct SumsqFlatArgs {
   void* out;
   const float* in;
   std::int64_t count;
   DType out_dtype;
-  bool accumulate;
+  bool accumulate, is_last = true;
+  double* parts = nullptr;
+  std::int64_t part = 0, parts_before = 0;
 };
-constexpr int launches_of(const SumsqFlatArgs& a) { return a.count > kSumElements ? 2 : 1; }
+constexpr int launches_of(const SumsqFlatArgs& a) {
+  return (a.parts ? a.is_last : a.count > kSumElements) ? 2 : 1;
+}
+constexpr std::int64_t parts_of(const SumsqFlatArgs& a) {
+  return std::max<std::int64_t>(1, (a.count + a.part - 1) / a.part);
+}
+// The part of arrays that have so many elements together: no more parts than a block adds up soon.
+constexpr std::int64_t sumsq_part(std::int64_t elements) {
+  return std::max(kSumElements, elements / 8192 / 1024 * 1024 + 1024);
+}
+static_assert(sumsq_part(1) == kSumElements && sumsq_part(8192ll * 20480) == 21504);
 
 }  // namespace tessera::kernels

@@ -10,14 +10,43 @@
 namespace tessera::optim {
 namespace {
 
-// Adds the squares of a gradient to what `total` has, or joins the norm of another type with it: in
-// pieces, since a copy in f64 takes twice the gradient's memory.
-Tensor joined(const Tensor& total, const Tensor& gradient, NormType type) {
-  if (type == NormType::l2) {
-    const Tensor sum = total.defined() ? total : Tensor::empty({}, f64, gradient.device());
-    raw::sumsq_into(sum, gradient, total.defined() ? raw::Accumulate::yes : raw::Accumulate::no);
-    return sum;
+// The sum of squares of so many gradients, of so many elements together or fewer. A GPU sums parts
+// of each as it is given, and the parts behind the last: it may still be reduced until then.
+class SumOfSquares {
+ public:
+  SumOfSquares(std::int64_t gradients, std::int64_t elements, const Device& device)
+      : left_(gradients), part_(kernels::sumsq_part(elements)) {
+    if (gradients == 0) return;
+    sum = Tensor::empty({}, f64, device);
+    if (device.kind() == DeviceKind::cuda)
+      parts_ = Tensor::empty({gradients + elements / part_}, f64, device);
   }
+  void add(const Tensor& gradient) {
+    const kernels::SumsqFlatArgs args{
+        .out = sum.data(),
+        .in = reinterpret_cast<const float*>(gradient.data()),
+        .count = gradient.numel(),
+        .out_dtype = f64,
+        .accumulate = before_ > 0,
+        .is_last = --left_ == 0,
+        .parts = parts_.defined() ? reinterpret_cast<double*>(parts_.data()) : nullptr,
+        .part = part_,
+        .parts_before = before_};
+    before_ += kernels::parts_of(args);
+    detail::launch("sumsq", sum.device(), detail::table(sum.device()).sumsq_flat, args,
+                   {detail::reads(gradient), detail::writes(sum), detail::writes(parts_)});
+  }
+
+  Tensor sum;  // f64 [], undefined of none
+
+ private:
+  Tensor parts_;
+  std::int64_t left_, part_, before_ = 0;
+};
+
+// Joins the norm of a gradient, l1 or inf, with what `total` has: in pieces, since a copy in f64
+// takes twice the gradient's memory.
+Tensor joined(const Tensor& total, const Tensor& gradient, NormType type) {
   constexpr std::int64_t kPiece = 1 << 20;
   const bool sums = type == NormType::l1;
   Tensor all = total;
@@ -35,12 +64,27 @@ Tensor joined(const Tensor& total, const Tensor& gradient, NormType type) {
 // Padding and missing gradients are zeros.
 Tensor norm_over(Communicator* comm, const std::vector<GroupPart>& parts, const Device& device,
                  NormType type) {
+  const auto for_each_gradient = [&](const auto& f) {
+    for (const GroupPart& part : parts) {
+      if (part.group->sums.get() != comm || !part.group->gradient.defined()) continue;
+      for (const GroupPart::Stretch& stretch : part.stretches) f(part, stretch);
+    }
+  };
+  std::int64_t gradients = 0, elements = 0;
+  for_each_gradient([&](const GroupPart& part, const GroupPart::Stretch&) {
+    ++gradients;
+    elements += part.group->gradient_numel;
+  });
   Tensor total;
-  for (const GroupPart& part : parts) {
-    if (part.group->sums.get() != comm || !part.group->gradient.defined()) continue;
-    for (const GroupPart::Stretch& stretch : part.stretches)
-      total = joined(total, part.gradient(stretch), type);
-  }
+  SumOfSquares squares(type == NormType::l2 ? gradients : 0, elements, device);
+  for_each_gradient([&](const GroupPart& part, const GroupPart::Stretch& stretch) {
+    const Tensor gradient = part.gradient(stretch);
+    if (type == NormType::l2)
+      squares.add(gradient);
+    else
+      total = joined(total, gradient, type);
+  });
+  if (type == NormType::l2) total = squares.sum;
   if (!total.defined()) total = Tensor::zeros({}, f64, device);
   all_reduce("grad_norm", total, comm, type == NormType::inf ? ReduceOp::max : ReduceOp::sum);
   return total;

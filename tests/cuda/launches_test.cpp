@@ -77,6 +77,8 @@ TEST_CASE("an operation starts as many kernels on a GPU as it declares") {
       sum(dropout(y, 0.5, 7, 0)).backward();
       raw::sumsq_into(Tensor::zeros({}, f32, device), normal({100 * rows}), raw::Accumulate::no);
       raw::reduce(raw::Reduction::max, x, 0);
+      raw::sum_rows_into(Tensor::zeros({1536}, f32, device), normal({rows, 1536}, dtype), 1,
+                         raw::Accumulate::no);  // wide enough for one launch
     }
   device.synchronize();
   starts.settle();

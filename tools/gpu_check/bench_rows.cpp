@@ -220,22 +220,28 @@ void heads(Bench& b) {
 void sums(Bench& b) {
   const std::int64_t rows = b.scaled(kRows), n = rows * kCols;
   const std::string shape = concat("bf16 [", rows, ", ", kCols, "]");
-  for (const bool over_rows : {false, true}) {
-    const std::string name = over_rows ? "reduce over rows" : "reduce over columns";
-    if (!b.wanted(name)) continue;
-    void *out = b.array(f32, over_rows ? kCols : rows), *in = b.array(bf16, n);
-    b.measure(name, shape, 2 * static_cast<double>(n), [&](Exec& e) {
-      b.k().reduce({.out = out,
-                    .in = in,
-                    .outer = over_rows ? 1 : rows,
-                    .n = over_rows ? rows : kCols,
-                    .inner = over_rows ? kCols : 1,
-                    .op = kernels::ReduceOp::sum,
-                    .dtype = bf16,
-                    .out_dtype = f32},
-                   e);
-    });
-  }
+  const auto reduced = [&](const char* name, std::int64_t outer, std::int64_t added,
+                           std::int64_t inner) {
+    if (!b.wanted(name)) return;
+    const std::int64_t all = outer * added * inner;
+    void *out = b.array(f32, outer * inner), *in = b.array(bf16, all);
+    b.measure(name, concat("bf16 [", outer, ", ", added, ", ", inner, "]"),
+              2 * static_cast<double>(all), [&](Exec& e) {
+                b.k().reduce({.out = out,
+                              .in = in,
+                              .outer = outer,
+                              .n = added,
+                              .inner = inner,
+                              .op = kernels::ReduceOp::sum,
+                              .dtype = bf16,
+                              .out_dtype = f32},
+                             e);
+              });
+  };
+  reduced("reduce over columns", rows, kCols, 1);
+  reduced("reduce over rows", 1, 4 * rows, kCols / 4);
+  reduced("bias gradient", 1, rows, kCols);
+  reduced("narrow bias gradient", 1, rows, 768);
   const auto indexed = [&](const char* name, Kernel<IndexArgs> kernel, double bytes_per_element) {
     if (!b.wanted(name)) return;
     void *big = b.array(bf16, n), *small = b.array(bf16, n), *ids = different_ids(b, rows);

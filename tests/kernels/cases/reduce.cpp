@@ -95,7 +95,8 @@ TESSERA_CASE("reduce", "a scaled sum or mean, added to what is there") {
     for (const DType out_dtype : {dtype, dtype == f64 ? f64 : f32})
       for (const bool accumulate : {false, true})
         for (const ReduceOp op : {ReduceOp::sum, ReduceOp::mean})
-          for (const ReducedView& s : {ReducedView{2, 40, 1}, {1, 1531, 33}, {2, 300, 64}}) {
+          for (const ReducedView& s :
+               {ReducedView{2, 40, 1}, {1, 1531, 33}, {2, 300, 64}, {1, 300, 784}}) {
             Operand& in = c.input(dtype, s.size());
             Operand& out = accumulate ? c.updated(out_dtype, s.outer * s.inner)
                                       : c.output(out_dtype, s.outer * s.inner);
@@ -137,6 +138,7 @@ TESSERA_CASE("reduce", "sums of rows and columns") {
                                  {2, 33, 1, true},
                                  {2, 5, 3},
                                  {1, 300, 64},
+                                 {1, 2311, 776},
                                  {3, 40, 257},
                                  {1, 1531, 33},
                                  {2, 9, 32, true},
@@ -196,6 +198,37 @@ TESSERA_CASE("reduce", "sum of squares in double precision") {
         near(c, out, 0, accumulate ? total + Bounded<double>::given(out.get(0)) : total);
         c.next();
       }
+}
+
+TESSERA_CASE("reduce", "sum of squares of several arrays") {
+  constexpr std::int64_t counts[] = {1, 16384, 0, 50001, 17, 0}, part = 16384;
+  Operand &out = c.output(f64, 1), &sums = c.output(f64, 1 + 1 + 1 + 4 + 1 + 1);
+  std::vector<Operand*> in;
+  for (const std::int64_t count : counts) in.push_back(&c.input(f32, count, -2, 2));
+  c.compute([&](const Kernels& k, Side side, Exec& exec) {
+    std::int64_t before = 0;
+    for (const Operand* x : in) {
+      const SumsqFlatArgs args{.out = out.at(side),
+                               .in = x->at<const float>(side),
+                               .count = x->size(),
+                               .out_dtype = f64,
+                               .accumulate = before > 0,
+                               .is_last = x == in.back(),
+                               .parts = sums.at<double>(side),
+                               .part = part,
+                               .parts_before = before};
+      k.sumsq_flat(args, exec);
+      before += parts_of(args);
+    }
+  });
+  BoundedSum<double> sum;
+  for (const Operand* x : in)
+    for (std::int64_t i = 0; i < x->size(); ++i) {
+      const auto value = Bounded<double>::given(x->get(i));
+      sum.add(value * value);
+    }
+  near(c, out, 0, sum.get());
+  c.next();
 }
 
 }  // namespace kernel_test
