@@ -29,6 +29,7 @@ TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[t
       {.param = bf16},
       {.param = f16, .scales_loss = true},
       {.micro_batches = 3, .param = bf16, .accumulation = Accumulation::unsharded},
+      {.recomputes = true, .selectively = true, .param = bf16, .fused = true},
       {.replicas = 2},
       {.micro_batches = 3, .replicas = 2, .accumulation = Accumulation::in_replicas},
       {.recomputes = true, .replicas = 2, .offload = Offload::cpu},

@@ -69,6 +69,10 @@ TEST_CASE("fused projections are the separate ones in one parameter", "[nn]") {
   check_same_layer(separate, fused, {&separate.gate_proj, &separate.up_proj}, fused.gate_up_proj,
                    {2, 7, 10}, draw);
   CHECK_THROWS_AS(nn::Linear()(draw.tensor({2, 3})), ContractError);
+  const std::vector<RowPart> parts{{"a", 1}, {"b", 3}};
+  const nn::Linear with_bias(2, 4, {.parts = parts});
+  CHECK(with_bias.weight.row_parts() == parts);
+  CHECK(with_bias.bias.row_parts() == parts);
 }
 
 // Every sum of the forward has the same order, so that the first loss has the same bits.
