@@ -7,7 +7,8 @@ namespace tessera::nn {
 Linear::Linear(std::int64_t in, std::int64_t out, const Device& device)
     : Linear(in, out, LinearOptions{}, device) {}
 
-Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options, const Device& device)
+Linear::Linear(std::int64_t in, std::int64_t out, const LinearOptions& options,
+               const Device& device)
     : weight({out, in}, Initializer::normal(0, kInitialDeviation)) {
   TESSERA_EXPECT(in > 0 && out > 0, "Linear: ", in, " inputs and ", out,
                  " outputs; expected at least one of each");

@@ -147,10 +147,10 @@ Tensor rope(Tensor x, const RopeTables& tables, std::int64_t heads, Caller at) {
   check_rope(x, tables);
   TESSERA_EXPECT(heads >= 0 && heads <= x.size(2), "rope: ", heads, " of the ", x.size(2),
                  " heads of ", x.shape(), "; expected at most all");
-  return record("rope", {x}, rotate_first(x, tables, heads, false),
-                [tables, heads](const Tensor& g, Gradients& out) {
-                  out.set(0, rotate_first(g, tables, heads, true));
-                });
+  const Tensor y = rotate_first(x, tables, heads, false);
+  return record("rope", {std::move(x)}, y, [tables, heads](const Tensor& g, Gradients& out) {
+    out.set(0, rotate_first(g, tables, heads, true));
+  });
 }
 
 namespace {

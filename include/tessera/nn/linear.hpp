@@ -45,7 +45,7 @@ class Linear : public Module {
   // One that its module does without: no parameters, and to call it is an error.
   Linear() = default;
   Linear(std::int64_t in, std::int64_t out, const Device& device = Device::meta());
-  Linear(std::int64_t in, std::int64_t out, LinearOptions options,
+  Linear(std::int64_t in, std::int64_t out, const LinearOptions& options,
          const Device& device = Device::meta());
   // Without bias, and with the weight [out, in] of another module, streamed: a tied head.
   explicit Linear(const Parameter& shared_weight);
