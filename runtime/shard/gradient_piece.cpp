@@ -21,7 +21,7 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
       arrived_(size()),
       held_(size()) {
   if (shards.group->gradient.defined()) reduced_ = shards.group->gradient.storage();  // adds to it
-  std::vector<std::int64_t> entries, gaps;
+  std::vector<std::int64_t> entries, gaps_f32, gaps_reduce;
   const auto wire = static_cast<std::int64_t>(size_bytes(shards.reduce_dtype()));
   range_.begin = range_.end = shards.gradient_offset_of(parameter(0));
   range_.counts = static_cast<std::int64_t>(size());
@@ -41,11 +41,13 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
     const bool is_last = first + chunk == whole;
     const std::int64_t padded = is_last ? round_up(whole, kFlatAlign) - first : chunk;
     has_gaps_ |= padded > chunk;
-    gaps.insert(gaps.end(), {offset * wire, chunk * wire, padded * wire});
+    gaps_f32.insert(gaps_f32.end(), {offset * 4, chunk * 4, padded * 4});
+    gaps_reduce.insert(gaps_reduce.end(), {offset * wire, chunk * wire, padded * wire});
     range_.end += padded;
   }
   entries_ = table_of(entries, shards.device);
-  gaps_ = table_of(gaps, shards.device);
+  gaps_f32_ = table_of(gaps_f32, shards.device);
+  gaps_reduce_ = wire == 4 ? gaps_f32_ : table_of(gaps_reduce, shards.device);
 }
 
 // --- filling ---
@@ -117,9 +119,10 @@ void GradientPiece::drop_kept(std::size_t at) {
 // of a streamed parameter fill one in turn.
 void GradientPiece::reduce() {
   if (!is_filling_) begin_use();  // nothing arrived here: zeros travel
+  complete();
   const Stream reduce = shards_.device.reduce();
   if (shards_.postpones_all_reduce()) {
-    complete(reduce);
+    reduce.wait(shards_.device.compute().record());
     keep_terms();
     return give_back();
   }
@@ -133,7 +136,7 @@ void GradientPiece::reduce() {
   const Tensor& gradient = group.gradient;
   const bool is_fresh = reduced_.lock() != gradient.storage();
   reduced_ = gradient.storage();
-  complete(reduce);
+  reduce.wait(shards_.device.compute().record());
   const Parts flat{gradient.view({range_.numel()}, {1}, range_.begin),
                    gradient.view({range_.counts}, {1}, range_.counts_begin)};
   const bool is_direct = is_fresh && shards_.reduce_dtype() == f32 && !shards_.host;
@@ -142,7 +145,7 @@ void GradientPiece::reduce() {
   if (shards_.replicas) {
     sum_replicas(sums);
   } else {
-    clear_gaps(reduce, sums.values);
+    if (!is_direct) clear_gaps(reduce, sums.values, gaps_reduce_);
     scatter(sums);
   }
   if (shards_.hook) {
@@ -167,52 +170,50 @@ GradientPiece::Parts GradientPiece::parts_of(const Tensor& staged) const {
 }
 
 // Zeros where no gradient came, and behind the last one a 0 or 1 for each: summed over the ranks
-// they are the arrival counts. On the stream of the wire, which waits anyway: compute goes on.
-void GradientPiece::complete(Stream stream) {
-  stream.wait(shards_.device.compute().record());
-  const Access accesses[] = {
-      entries_.access(AccessMode::read),
-      {buffer_->use, buffer_->data, buffer_->data + buffer_->bytes, AccessMode::write}};
-  kernels::CompleteArgs args{};
-  args.base = buffer_->data;
-  args.entries = reinterpret_cast<const kernels::FlatSpan*>(entries_.data());
-  args.counts = buffer_->data + layout_.counts_offset_bytes;
-  args.counts_stride_bytes = range_.counts * wire_bytes();
-  args.entry_count = static_cast<std::int32_t>(range_.counts);
-  args.copies = shards_.size();
-  args.dtype = shards_.reduce_dtype();
-  args.zero_missing = true;
+// they are the arrival counts.
+void GradientPiece::complete() {
+  const DType dtype = shards_.reduce_dtype();
+  const Tensor all =
+      Tensor::wrap(buffer_, {buffer_->bytes / static_cast<std::int64_t>(size_bytes(dtype))}, dtype);
   for (std::size_t word = 0; word < arrived_.words(); ++word) {
+    kernels::CompleteArgs args{};
+    args.base = buffer_->data;
+    args.entries = reinterpret_cast<const kernels::FlatSpan*>(entries_.data());
+    args.counts = buffer_->data + layout_.counts_offset_bytes;
+    args.counts_stride_bytes = range_.counts * static_cast<std::int64_t>(size_bytes(dtype));
     args.arrived = arrived_.word(word);
     args.first = static_cast<std::int32_t>(word * 64);
-    stream.launch(
-        {.name = "complete_gradient_piece",
-         .cost = {.bytes = missing_bytes(word)},
-         .accesses = accesses},
-        kernels::Call<kernels::CompleteArgs>{detail::table(shards_.device).complete, args});
+    args.entry_count = static_cast<std::int32_t>(range_.counts);
+    args.copies = shards_.size();
+    args.dtype = dtype;
+    args.zero_missing = true;
+    detail::launch("complete_gradient_piece", shards_.device,
+                   detail::table(shards_.device).complete, args,
+                   {detail::reads(entries_), {&all, AccessMode::write, missing_part(word)}});
   }
 }
 
-// What becomes zeros for the 64 entries of `word`: gradients that did not come. Padding and counts
-// are next to nothing.
-double GradientPiece::missing_bytes(std::size_t word) const {
+// The part of the buffer that becomes zeros for the 64 entries of `word`: gradients that did not
+// come. Padding and counts are next to nothing.
+double GradientPiece::missing_part(std::size_t word) const {
   std::int64_t missing = 0;
   const std::size_t end = std::min(word * 64 + 64, size());
   for (std::size_t i = word * 64; i < end; ++i)
     if (!arrived_.has(i)) missing += shards_.parameters[parameter(i)]->spec.padded_numel();
-  return static_cast<double>(missing * wire_bytes());
+  return static_cast<double>(missing) * static_cast<double>(size_bytes(shards_.reduce_dtype())) /
+         static_cast<double>(buffer_->bytes);
 }
 
-// The unit's other pieces bring the rest in this pass. Behind slices it is zeros: who streams a
-// table need not reach all of it.
+// Where this piece has a part of it only, the rest is zeros: nobody may have a gradient for it.
 Tensor GradientPiece::fresh_gradient() const {
   const FlatGroup& group = *shards_.group;
   const OwnerGuard owner(group.device, "gradients");
   const Shape shape{group.gradient_numel + group.counts_numel()};
-  const bool all_comes =
-      range_.numel() == group.gradient_numel || (!shards_.is_slice && shards_.streamed.empty());
-  return all_comes ? Tensor::empty(shape, f32, group.device)
-                   : Tensor::zeros(shape, f32, group.device);
+  if (range_.numel() < group.gradient_numel) return Tensor::zeros(shape, f32, group.device);
+  Tensor gradient = Tensor::empty(shape, f32, group.device);
+  if (!shards_.host)
+    clear_gaps(shards_.device.compute(), gradient, gaps_f32_);  // else sums bring them
+  return gradient;
 }
 
 // In the dtype of the wire, on the stream's own memory: values, then counts.
@@ -248,7 +249,7 @@ void GradientPiece::keep_terms() {
   ++backwards_;
   const bool is_first = !terms_.defined();
   const Tensor terms = staging(reduce.id(), is_first ? "postponed sums" : "staging");
-  clear_gaps(reduce, terms);
+  clear_gaps(reduce, terms, gaps_reduce_);
   scatter(parts_of(terms));
   if (is_first)
     terms_ = terms;
@@ -264,7 +265,7 @@ void GradientPiece::sum_replicas(const Parts& to) {
     const Tensor terms =
         Tensor::wrap(Storage::borrowed(shards_.device, slot.data, slot.bytes, *slot.use),
                      {range_.numel() + range_.counts}, shards_.reduce_dtype());
-    clear_gaps(shards_.device.reduce(), terms);
+    clear_gaps(shards_.device.reduce(), terms, gaps_reduce_);
     const Parts parts = parts_of(terms);
     scatter(parts);
     if (terms_.defined()) accumulate(shards_.device.reduce(), terms, terms_, false);
@@ -352,15 +353,15 @@ void GradientPiece::accumulate(Stream stream, const Tensor& to, const Tensor& st
 
 // Zeroes the alignment gaps between the entries of a flat array, so that sums over all of it are
 // sums over the entries.
-void GradientPiece::clear_gaps(Stream stream, const Tensor& flat) const {
+void GradientPiece::clear_gaps(Stream stream, const Tensor& flat, const Tensor& table) const {
   if (!has_gaps_) return;
   kernels::CompleteArgs args{};
   args.base = flat.data();
-  args.entries = reinterpret_cast<const kernels::FlatSpan*>(gaps_.data());
+  args.entries = reinterpret_cast<const kernels::FlatSpan*>(table.data());
   args.arrived = ~std::uint64_t{0};
   args.entry_count = static_cast<std::int32_t>(range_.counts);
   args.dtype = shards_.reduce_dtype();
-  const Access accesses[] = {gaps_.access(AccessMode::read), flat.access(AccessMode::write)};
+  const Access accesses[] = {table.access(AccessMode::read), flat.access(AccessMode::write)};
   for (args.first = 0; args.first < args.entry_count; args.first += 64)
     stream.launch(
         {.name = "clear_gaps", .accesses = accesses},

@@ -8,8 +8,8 @@
 //     ▼                                       │ for each parameter, reduce-scatter queued, slot
 //   empty                                     │ given back
 //
-//   compute   dW │ dW ┐ record
-//   reduce            └ wait │ complete │ reduce_scatter │ (hook) │ (accumulate) │ record ┐
+//   compute   dW │ dW │ complete ┐ record
+//   reduce                       └ wait │ reduce_scatter │ (hook) │ (accumulate) │ record ┐
 //   who reads the gradient                                FlatGroup::await_gradient: wait ┘
 //
 // PyTorch FSDP2 keeps a gradient a parameter and copies them into reduce_scatter_input first.
@@ -64,8 +64,8 @@ class GradientPiece {
     return static_cast<std::int64_t>(size_bytes(shards_.reduce_dtype()));
   }
   void begin_use();
-  void complete(Stream stream);
-  double missing_bytes(std::size_t word) const;
+  void complete();
+  double missing_part(std::size_t word) const;
   Tensor fresh_gradient() const;
   Tensor staging(StreamId stream, const char* owned_by) const;
   Tensor sums_memory(Stream last) const;
@@ -77,7 +77,7 @@ class GradientPiece {
   void list_items(const Parts& to, std::vector<Collective>& items) const;
   Stream run_hook(Stream last, const Parts& sums) const;
   void accumulate(Stream stream, const Tensor& to, const Tensor& staged, bool is_fresh) const;
-  void clear_gaps(Stream stream, const Tensor& flat) const;
+  void clear_gaps(Stream stream, const Tensor& flat, const Tensor& table) const;
 
   // Of the flat gradient: what this piece is reduced into, in elements.
   struct Range {
@@ -91,9 +91,8 @@ class GradientPiece {
   const PieceLayout& layout_;
   PreparedGroups prepared_, prepared_apart_;
   Range range_;
-  Tensor entries_,
-      gaps_;  // tables of kernels::FlatSpan, of the buffer and of what it is reduced into
-  bool has_gaps_ = false;  // between or behind entries of the flat gradient
+  Tensor entries_, gaps_f32_, gaps_reduce_;  // tables of kernels::FlatSpan
+  bool has_gaps_ = false;                    // between or behind entries of the flat gradient
   Slot slot_;
   bool is_filling_ = false;          // from the first sink on
   std::shared_ptr<Storage> buffer_;  // the slot, while it is filled

@@ -46,8 +46,7 @@ class Watcher final : public Observer {
     for (const Access& access : op.accesses)
       if (access.mode == AccessMode::write)
         written.push_back(static_cast<const std::byte*>(access.begin));
-    const bool reduces = std::string_view(op.name).starts_with("reduce_scatter");
-    if (!reduces || !buffer.values.empty()) return;
+    if (stream != StreamId::reduce || op.accesses.empty() || !buffer.values.empty()) return;
     const Access& send = op.accesses[0];
     buffer = copy_of(
         send.begin,
@@ -175,16 +174,13 @@ class Stage {
   std::array<std::vector<std::string>, kRanks> cells_;
 };
 
-// "'pack', 'gather' on gather" for the operations on that stream.
+// "'pack' on gather, 'gather' on gather" for the operations whose stream is one of those.
 std::string operations_on(const Seen& seen, const char* stream) {
-  const std::string on = concat(" on ", stream);
   std::string text;
-  for (const std::string& operation : seen.operations) {
-    const std::string name = operation.substr(0, operation.size() - on.size());
-    if (operation.ends_with(on) && text.find(name) == std::string::npos)
-      text += (text.empty() ? "" : ", ") + name;
-  }
-  return text + on;
+  for (const std::string& operation : seen.operations)
+    if (operation.ends_with(concat(" on ", stream)) && text.find(operation) == std::string::npos)
+      text += (text.empty() ? "" : ", ") + operation;
+  return text;
 }
 
 template <class F>
