@@ -257,14 +257,7 @@ TEST_CASE("a rank on a GPU that throws is named to its peers, and after a reset 
       heard[static_cast<std::size_t>(world.rank())] = reset(trainee.model()).cause;
     }
     trainee.optimizer().zero_grad();
-    Trained trained;
-    for (int k = 0; k < 2; ++k) {
-      const Trainee::Scalars scalars = trainee.step(k);
-      trained.losses.push_back(static_cast<float>(world.sum(scalars.loss.item()) / 2));
-      trained.norms.push_back(static_cast<float>(scalars.norm.item()));
-    }
-    trained.parameters = full_values(trainee.model());
-    return trained;
+    return train(world, trainee, 2);
   });
   for (const std::string& why : heard)
     CHECK_THAT(why, Catch::Contains("rank 1") && Catch::Contains("no luck"));

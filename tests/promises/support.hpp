@@ -231,8 +231,7 @@ inline double worst(const std::vector<float>& a, const std::vector<float>& b) {
   return most;
 }
 
-inline Trained train(World& world, const Cell& cell, std::uint64_t seed, int steps) {
-  Trainee trainee(world, cell, seed);
+inline Trained train(World& world, Trainee& trainee, int steps) {
   Trained trained;
   for (int k = 0; k < steps; ++k) {
     const auto see = [&] { trained.gradients = full_gradients(trainee.model()); };
@@ -242,6 +241,10 @@ inline Trained train(World& world, const Cell& cell, std::uint64_t seed, int ste
   }
   trained.parameters = full_values(trainee.model());
   return trained;
+}
+inline Trained train(World& world, const Cell& cell, std::uint64_t seed, int steps) {
+  Trainee trainee(world, cell, seed);
+  return train(world, trainee, steps);
 }
 
 // The length of a - b, of all parameters together; infinite where these differ.
