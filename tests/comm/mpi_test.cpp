@@ -1,5 +1,6 @@
 // Ranks as processes, held against ranks as threads. Run under mpirun; see mpi_keeper.hpp.
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <optional>
@@ -245,7 +246,8 @@ TEST_CASE("mpi: a collective that waits too long names who is missing and where 
     CHECK_THAT(message, Contains("call 2, 'barrier' on 'control' (barrier), has taken 1 s") &&
                             Contains(concat("missing are ranks ", late, ";")) &&
                             Contains(concat("rank ", late, " has submitted 1 call, last 'sum'")));
-    CHECK(waited.count() < 2);  // the timeout and a second
+    const char* const patience = std::getenv("PATIENCE");
+    CHECK(waited.count() < 1 + (patience ? std::atof(patience) : 1));  // the timeout and a second
   }
 }
 

@@ -64,6 +64,7 @@ class Subject {
       world_.barrier();  // over messages a rank may hear in here of one that is through already
       trapper_.arm(is_mine ? trap : Trap::none, place, only_collectives);
       one_step(1);
+      world_.device().synchronize();  // the last bodies have met the trap, too
       trapper_.disarm();
       // A rank that has failed since its last collective is heard of here: where it could not throw
       // there, the first call throws on that rank, the second on its peers.
