@@ -43,7 +43,7 @@ void Parameter::set_row_parts(std::vector<RowPart> parts) const {
   }
   TESSERA_EXPECT(parts.empty() || (shape().ndim() > 0 && rows == shape()[0]),
                  "set_row_parts: ", state.called(), " is ", shape(), ", its parts have ", rows,
-                 " rows");
+                 " rows; give parts of all its rows, or none");
   state.row_parts = std::move(parts);
 }
 const std::vector<RowPart>& Parameter::row_parts() const { return state_of(*this)->row_parts; }

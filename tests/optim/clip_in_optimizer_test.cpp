@@ -4,13 +4,12 @@
 #include <bit>
 #include <cmath>
 #include <random>
-#include <string_view>
 
-#include "tessera/device/device_context.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/grad_scaler.hpp"
 #include "tests/optim/clipped.hpp"
+#include "tests/support/launches.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -37,13 +36,6 @@ class Outside final : public optim::Optimizer {
       });
     });
   }
-};
-
-struct ScalingPasses final : Observer {
-  void launched(StreamId, Tick, const Op& op) override {
-    passes += std::string_view(op.name) == "scale_gradient" ? 1 : 0;
-  }
-  int passes = 0;
 };
 
 // One clipped training, and all that a program can see of it.
@@ -239,13 +231,9 @@ TEST_CASE("a coefficient that the optimizer applies gives the bits of a pass ove
   for (const Scenario& scenario : scenarios) {
     INFO(scenario.name << ", seed " << seed);
     const auto passes_of = [&](Run& run) {
-      ScalingPasses observer;
-      run.device.synchronize();  // nobody looks at its list of observers
-      run.device.context().add_observer(observer);
+      const Launches launches(run.device);
       scenario.run(run);
-      run.device.synchronize();
-      run.device.context().remove_observer(observer);
-      return observer.passes;
+      return static_cast<int>(launches.of("scale_gradient"));
     };
     Run in_place(seed, optim::Clip::in_place), in_optimizer(seed, optim::Clip::in_optimizer);
     const int passes = passes_of(in_place);

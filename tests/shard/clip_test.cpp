@@ -6,13 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <string_view>
 #include <vector>
 
-#include "tessera/device/device_context.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tessera/optim/muon.hpp"
 #include "tests/shard/support.hpp"
+#include "tests/support/launches.hpp"
 #include "tests/support/mesh.hpp"
 
 using namespace tessera;
@@ -20,21 +19,8 @@ using namespace tessera::testing;
 
 namespace {
 
-struct Passes final : Observer {
-  explicit Passes(DeviceContext& context) : device(context) {
-    device.synchronize();  // nobody looks at its list of observers
-    device.add_observer(*this);
-  }
-  ~Passes() override {
-    device.synchronize();
-    device.remove_observer(*this);
-  }
-  void launched(StreamId, Tick, const Op& op) override {
-    count += std::string_view(op.name) == "scale_gradient" ? 1 : 0;
-  }
-  DeviceContext& device;
-  int count = 0;
-};
+// Of the pass that clips in place.
+constexpr const char* kPass = "scale_gradient";
 
 struct Case {
   const char* name;
@@ -112,17 +98,17 @@ TEST_CASE("ranks whose optimizers clip have the bits of ranks that clip their gr
                           ClippedTraining job(world, of, how);
                           ClippedResult out;
                           const Device& device = state_of(job.stack.scale)->group->device;
-                          Passes passes(device.context());
+                          const Launches launches(device);
                           for (int k = 0; k < 3; ++k) {
                             job.backward(k);
                             job.clip(0.5);
                             job.step();
                           }
-                          out.of_steps = passes.count;
+                          out.of_steps = static_cast<int>(launches.of(kPass));
                           job.backward(3);
                           job.clip(0.25);
                           job.backward(4);  // adds to what is clipped
-                          out.of_accumulation = passes.count - out.of_steps;
+                          out.of_accumulation = static_cast<int>(launches.of(kPass)) - out.of_steps;
                           out.gradients = shard_gradients(job.stack);
                           job.clip(0.5);
                           job.step();
@@ -197,12 +183,13 @@ TEST_CASE("a coefficient that no optimizer has applied goes with a reset", "[thr
          with.backward(0);
          with.clip(0.01);
          reset(with.stack);
-         const Passes passes(world.device().context());
+         const Launches launches(world.device());
          for (ClippedTraining* job : {&with, &without}) {
            job->backward(1);
            job->step();
          }
-         return passes.count == 0 && same_bits(full_values(with.stack), full_values(without.stack));
+         return launches.of(kPass) == 0 &&
+                same_bits(full_values(with.stack), full_values(without.stack));
        }))
     CHECK(is_same);
 }

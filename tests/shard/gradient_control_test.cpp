@@ -3,11 +3,11 @@
 #include <map>
 #include <string>
 
-#include "tessera/device/device_context.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/shard/runtime_control.hpp"
 #include "tests/shard/small_llama.hpp"
 #include "tests/shard/support.hpp"
+#include "tests/support/launches.hpp"
 #include "tests/support/mesh.hpp"
 
 using namespace tessera;
@@ -145,41 +145,22 @@ TEST_CASE("micro-batches give the gradient of one rank, whenever they are reduce
 
 namespace {
 
-// What the device was asked to do, by name.
-struct Launches final : Observer {
-  explicit Launches(DeviceContext& context) : device(context) {
-    device.synchronize();  // nobody looks at its list of observers
-    device.add_observer(*this);
-  }
-  ~Launches() override {
-    device.synchronize();
-    device.remove_observer(*this);
-  }
-  void launched(StreamId, Tick, const Op& op) override { ++counts[op.name]; }
-  std::uint64_t of(const std::string& name) const {
-    std::uint64_t sum = 0;
-    for (const auto& [other, count] : counts)
-      if (other.starts_with(name)) sum += count;
-    return sum;
-  }
-  // How often each unit did it, whatever was decided of it in between. A table's slices count as
-  // one: all of them must have done it as often.
-  std::map<std::string, std::uint64_t> by_unit(const std::string& collective) const {
-    std::map<std::string, std::uint64_t> parts, units;
-    for (const auto& [name, count] : counts)
-      if (name.starts_with(collective + ' ')) {
-        const std::string unit = name.substr(collective.size() + 1);
-        parts[unit.substr(0, unit.find(" ("))] += count;
-      }
-    for (const auto& [part, count] : parts) {
-      const auto at = units.try_emplace(part.substr(0, part.find('[')), count).first;
-      if (at->second != count) at->second = 0;
+// How often each unit did it, whatever was decided of it in between. A table's slices count as one:
+// all of them must have done it as often.
+std::map<std::string, std::uint64_t> by_unit(const Launches& launches,
+                                             const std::string& collective) {
+  std::map<std::string, std::uint64_t> parts, units;
+  for (const auto& [name, count] : launches.counts())
+    if (name.starts_with(collective + ' ')) {
+      const std::string unit = name.substr(collective.size() + 1);
+      parts[unit.substr(0, unit.find(" ("))] += count;
     }
-    return units;
+  for (const auto& [part, count] : parts) {
+    const auto at = units.try_emplace(part.substr(0, part.find('[')), count).first;
+    if (at->second != count) at->second = 0;
   }
-  DeviceContext& device;
-  std::map<std::string, std::uint64_t> counts;
-};
+  return units;
+}
 
 }  // namespace
 
@@ -214,16 +195,16 @@ TEST_CASE("a streamed table is gathered and reduced as a unit is, and what is of
       for (const auto& group : groups_of(model.parameters())) group->gradient = {};
     };
     step();
-    const Launches launches(world.device().context());
+    const Launches launches(world.device());
     step();
-    Counted counted{launches.by_unit("all_gather"),
-                    launches.by_unit("reduce_scatter"),
+    Counted counted{by_unit(launches, "all_gather"),
+                    by_unit(launches, "reduce_scatter"),
                     0,
                     launches.of("all_gather "),
                     launches.of("reduce_scatter "),
                     launches.of("copy_to_device"),
                     launches.of("copy_to_host")};
-    for (const auto& [name, count] : launches.counts)
+    for (const auto& [name, count] : launches.counts())
       counted.slices += name.starts_with("reduce_scatter lm_head.weight[") ? 1 : 0;
     return counted;
   });

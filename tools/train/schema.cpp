@@ -196,9 +196,8 @@ const std::vector<Key>& schema() {
                                                 {.unset = "llama: false; gpt2: true"}),
       key<&C::model, &C::Model::projections>(
           "model.projections",
-          "fused: one parameter for queries, keys and values, and one for gate and up, so fewer "
-          "and "
-          "wider products; files and initial values stay the same",
+          "fused: one parameter for queries, keys and values, and one for gate and up, so "
+          "fewer and wider products; files and initial values stay the same",
           {.choices = {"separate", "fused"}, .only_if = kLlama}),
       key<&C::data, &C::Data::path>("data.path",
                                     "*.bin: 16-bit little-endian tokens; anything else: bytes",

@@ -23,7 +23,7 @@ namespace tessera {
 class Parameter;
 
 struct RowPart {
-  std::string name;  // in the place of its module's
+  std::string name;  // of the layer whose rows these are, as "q_proj"
   std::int64_t rows = 0;
   bool operator==(const RowPart&) const = default;
 };
