@@ -1,6 +1,6 @@
-// What programs do to a Llama beyond options: adapters around a base that is stored in few bits,
-// parameters that units leave alone, and decisions by hand. Both tiny trainings take them from
-// here.
+// What programs do to a Llama beyond options: frozen parts, adapters around a base that is stored
+// in few bits, parameters that units leave alone, and decisions by hand. Both tiny trainings take
+// them from here.
 #pragma once
 
 #include <vector>
@@ -13,6 +13,16 @@
 #include "tests/support/double_on_stream.hpp"
 
 namespace tessera::testing {
+
+// A part of a unit, a whole unit, and the embedding, where it is no head.
+inline void freeze_parts(nn::Llama& model) {
+  const nn::LlamaConfig& config = model.config();
+  if (!config.tie_embeddings) model.embedding.weight.freeze();
+  nn::SwigluMlp& mlp = model.blocks[0].mlp;
+  const bool is_fused = config.projections == nn::Projections::fused;
+  (is_fused ? mlp.gate_up_proj : mlp.up_proj).weight.freeze();
+  for (Parameter p : model.blocks[1].parameters()) p.freeze();
+}
 
 // Behind each block's call y = h + gain * B h, where B is frozen and stored in `stored`. Before
 // units are made. Returns the gains, which are trained.

@@ -54,12 +54,7 @@ class Trainee {
   Trainee(const World& world, const Cell& cell, std::uint64_t seed)
       : world_(world), cell_(cell), seed_(seed), model_(llama_config(cell)) {
     model_.set_loss_chunk(cell.loss_chunk);
-    if (cell.freezes) {  // a part of a unit, a whole unit, and the embedding
-      if (!cell.tied) model_.embedding.weight.freeze();
-      nn::SwigluMlp& mlp = model_.blocks[0].mlp;
-      (cell.fused ? mlp.gate_up_proj : mlp.up_proj).weight.freeze();
-      for (Parameter p : model_.blocks[1].parameters()) p.freeze();
-    }
+    if (cell.freezes) freeze_parts(model_);
     if (cell.encodes)
       for (Parameter p : model_.parameters())
         if (p.shape().ndim() == 2) p.set_gather_transform(gather_in_e4m3());

@@ -150,11 +150,7 @@ class TinyStep {
                 .max_seq_len = kLength,
                 .tie_embeddings = config.tied,
                 .recompute = config.recompute}) {
-    if (config.freezes) {  // a part of a unit, a whole unit, and the embedding
-      model_.embedding.weight.freeze();
-      model_.blocks[0].mlp.up_proj.weight.freeze();
-      for (Parameter p : model_.blocks[1].parameters()) p.freeze();
-    }
+    if (config.freezes) freeze_parts(model_);
     if (config.encodes)
       for (const auto& block : model_.blocks)
         for (Parameter p : block.parameters())
