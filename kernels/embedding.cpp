@@ -18,7 +18,7 @@ using namespace host;
 namespace {
 
 // Columns of a task of the gradient: tasks never share an element.
-constexpr std::int64_t kColumns = 128;
+constexpr std::int64_t kColumnsAtOnce = 128;
 
 std::int64_t id_at(const void* ids, DType dtype, std::int64_t i) {
   return dtype == DType::i32 ? static_cast<const std::int32_t*>(ids)[i]
@@ -88,7 +88,7 @@ void embedding_backward(const EmbeddingBackwardArgs& a, Exec& exec) {
   }
   visit_floating(a.dtype, [&](auto dy_tag) {
     visit_floating(a.grad_dtype, [&](auto grad_tag) {
-      for_ranges(exec, a.cols, kColumns, [&](std::int64_t begin, std::int64_t end) {
+      for_ranges(exec, a.cols, kColumnsAtOnce, [&](std::int64_t begin, std::int64_t end) {
         add_columns<typename decltype(dy_tag)::type, typename decltype(grad_tag)::type>(
             a, begin, end - begin);
       });

@@ -146,9 +146,14 @@ class Spent:
         self.looked = now
 
 
+def cells_of(test, options):
+    return options.cells or (1 if options.names or is_long(test) else 2 if options.all else 5)
+
+
 def launch(test, command, log, options):
     """(exit status, negative for a signal; why it was ended, or ""; seconds of processors). Ends whatever the test started."""
-    env = dict(os.environ, PATIENCE=str(options.patience), TRY_ONE_CELL_IN=str(options.cells), **test["env"])  # read by the tests
+    env = dict(os.environ, PATIENCE=str(options.patience), TRY_ONE_CELL_IN=str(cells_of(test, options)),  # read by the tests
+               **test["env"])
     limit = test["timeout"] * options.patience
     with open(log, "wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env,
@@ -307,10 +312,10 @@ def main():
                         help="a quarter of the suites of cases and of the lessons, and MPI suites on one number of ranks each, "
                              "which quick runs draw anyway; SOAK=1: all")
     parser.add_argument("--quarter", type=int, choices=range(4), default=0, help="of a draw: no suite is in two [0]")
-    parser.add_argument("--cells", type=int, metavar="N", help="of a grid one cell in N [3; 1 with --all and for what is named]")
+    parser.add_argument("--cells", type=int, metavar="N", help="of a grid one cell in N [5; 2 with --all; 1 for what is named or long]")
     parser.add_argument("--patience", type=float, default=1, help="multiplies every timeout")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) + 1,
-                        help="suites at a time [one more than there are processors: some sleep]")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) + 2,
+                        help="suites at a time [two more than there are processors: some sleep]")
     options = parser.parse_intermixed_args()
 
     if options.list:
@@ -318,7 +323,6 @@ def main():
         print("\n".join(dict.fromkeys(name_of(test) + (" (long)" if is_long(test) else "") for test in tests)))
         return 0
     tests = drawn(chosen(options), options)
-    options.cells = options.cells or (1 if options.all or options.names else 3)
     folder = pathlib.Path(options.folder).absolute()
     if options.targets:
         needed = {target for test in tests for target in test["depends"]}

@@ -13,7 +13,7 @@
 #include "tessera/shard/fully_shard.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/promises/memory.hpp"
-#include "tests/promises/stride.hpp"
+#include "tests/support/share.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;

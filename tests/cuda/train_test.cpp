@@ -12,8 +12,8 @@
 #include "tessera/shard/fully_shard.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/promises/memory.hpp"
-#include "tests/promises/stride.hpp"
 #include "tests/promises/tiny_step.hpp"
+#include "tests/support/share.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;

@@ -14,7 +14,7 @@
 #include "tessera/device/device_context.hpp"
 #include "tests/promises/allocations.hpp"
 #include "tests/promises/memory.hpp"
-#include "tests/promises/stride.hpp"
+#include "tests/support/share.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;

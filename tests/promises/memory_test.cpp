@@ -4,7 +4,7 @@
 
 #include "runtime/optim/group_part.hpp"
 #include "tests/promises/memory.hpp"
-#include "tests/promises/stride.hpp"
+#include "tests/support/share.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;

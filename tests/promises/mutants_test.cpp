@@ -25,8 +25,8 @@
 
 #include "runtime/device/testing.hpp"
 #include "tests/promises/edges.hpp"
-#include "tests/promises/stride.hpp"
 #include "tests/promises/support.hpp"
+#include "tests/support/share.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;

@@ -1,7 +1,7 @@
 // N ranks train as one rank does, whatever the options; and what they compute has the same bits on
 // every executor, schedule and number of threads.
-#include "tests/promises/stride.hpp"
 #include "tests/promises/support.hpp"
+#include "tests/support/share.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;

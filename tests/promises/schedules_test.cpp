@@ -10,8 +10,8 @@
 
 #include "runtime/comm/testing.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tests/promises/stride.hpp"
 #include "tests/shard/support.hpp"
+#include "tests/support/share.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;

@@ -9,8 +9,8 @@
 
 #include "runtime/memory/testing.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tests/promises/stride.hpp"
 #include "tests/promises/support.hpp"
+#include "tests/support/share.hpp"
 
 namespace tessera::testing {
 

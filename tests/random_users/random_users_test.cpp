@@ -3,10 +3,10 @@
 #include <random>
 #include <set>
 
-#include "tests/promises/stride.hpp"
 #include "tests/random_users/expression.hpp"
 #include "tests/random_users/users.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/share.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;

@@ -21,7 +21,7 @@ std::vector<std::vector<std::int64_t>> chunked(std::int64_t rows, int world) {
   return owners;
 }
 
-struct Case {
+struct Division {
   std::int64_t rows;
   int world;
   std::vector<std::int64_t> sizes;  // of the first ranks; the others own nothing
@@ -30,19 +30,19 @@ struct Case {
 }  // namespace
 
 TEST_CASE("rows are cut as FSDP2 cuts them, uneven and empty shards included") {
-  const Case table[] = {{5, 4, {2, 2, 1}},
-                        {9, 8, {2, 2, 2, 2, 1}},
-                        {6, 4, {2, 2, 2}},
-                        {10, 4, {3, 3, 3, 1}},
-                        {3, 4, {1, 1, 1}},
-                        {1, 4, {1}},
-                        {17, 128, std::vector<std::int64_t>(17, 1)},
-                        {513, 128, [] {
-                           std::vector<std::int64_t> sizes(102, 5);
-                           sizes.push_back(3);
-                           return sizes;
-                         }()}};
-  for (const Case& c : table) {
+  const Division table[] = {{5, 4, {2, 2, 1}},
+                            {9, 8, {2, 2, 2, 2, 1}},
+                            {6, 4, {2, 2, 2}},
+                            {10, 4, {3, 3, 3, 1}},
+                            {3, 4, {1, 1, 1}},
+                            {1, 4, {1}},
+                            {17, 128, std::vector<std::int64_t>(17, 1)},
+                            {513, 128, [] {
+                               std::vector<std::int64_t> sizes(102, 5);
+                               sizes.push_back(3);
+                               return sizes;
+                             }()}};
+  for (const Division& c : table) {
     INFO(c.rows << " rows over " << c.world << " ranks");
     CHECK(std::accumulate(c.sizes.begin(), c.sizes.end(), std::int64_t{0}) == c.rows);
     for (int rank = 0; rank < c.world; ++rank) {

@@ -6,8 +6,8 @@
 
 #include "tessera/device/device_context.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"
-#include "tests/promises/stride.hpp"
 #include "tests/shard/offload_job.hpp"
+#include "tests/support/share.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;

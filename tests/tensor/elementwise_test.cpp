@@ -1,6 +1,6 @@
 // Copies and elementwise operations against their definitions, over dtypes, layouts and broadcasts.
 // Layouts are what the tensor layer adds to kernels; accuracy to the last bit is tested with them.
-#include "tests/promises/stride.hpp"
+#include "tests/support/share.hpp"
 #include "tests/tensor/host.hpp"
 
 using namespace tessera;

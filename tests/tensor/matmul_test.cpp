@@ -1,5 +1,5 @@
 // Matrix products of every orientation, stack and layout against the definition.
-#include "tests/promises/stride.hpp"
+#include "tests/support/share.hpp"
 #include "tests/tensor/host.hpp"
 
 using namespace tessera;

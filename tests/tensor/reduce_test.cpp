@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "tests/promises/stride.hpp"
+#include "tests/support/share.hpp"
 #include "tests/tensor/host.hpp"
 
 using namespace tessera;

@@ -37,17 +37,20 @@ inline std::uint64_t at_least(std::uint64_t all) {
   return stride() > 1 ? all / (2 * stride()) : all;
 }
 
-// The trials of a grid: all of them where a suite is named and with --all; of the quick suites
-// together a third, and under sanitizers, which look at paths that neighbours share, with their
-// share of places, one in 200, a fifth. Other trials in each process.
+// The trials of a grid: of each few neighbours one, drawn afresh, or all of them (tools/suites.py
+// says when).
 class GridShare {
  public:
   static std::uint64_t stride() {
     static const std::uint64_t cells = share_in("TRY_ONE_CELL_IN");
-    return std::max(cells, testing::stride() / 40);
+    return cells;
   }
   // Whether the next trial is done.
-  bool takes() { return next_++ % stride() == 0; }
+  bool takes() {
+    const std::uint64_t place = next_++ % stride();
+    if (place == 0) taken_ = draw_() % stride();
+    return place == taken_;
+  }
   // Those of the next trials that are done.
   std::vector<int> of(const std::vector<int>& trials) {
     std::vector<int> done;
@@ -57,7 +60,8 @@ class GridShare {
   }
 
  private:
-  std::uint64_t next_ = first_place(stride());
+  std::random_device draw_;
+  std::uint64_t next_ = 0, taken_ = 0;
 };
 
 // The steps of a long run; under sanitizers, which count nothing that could grow, at most 50 or a
