@@ -129,18 +129,19 @@ TEST_CASE("a run uses what --dry-run said in a process of its own, in every phas
         "--optimizer.name=SGD --optimizer.momentum=0.9",
         "--optimizer.name=Muon",
         "--optimizer.name=Muon --model.projections=fused",
-        "--model.projections=fused --training.mixed_precision_param=bfloat16 "
-        "--training.local_batch_size=1 --activation_checkpoint.mode=selective",
+        ("--model.projections=fused --training.mixed_precision_param=bfloat16 "
+         "--training.local_batch_size=1 --activation_checkpoint.mode=selective"),
         "--optimizer.name=Muon --optimizer.ns_dtype=bfloat16 --model.tie_embeddings=true",
         "--model.name=gpt2 --model.dropout=0.1",
-        "--model.name=gpt2 --activation_checkpoint.mode=full --training.local_batch_size=1 "
-        "--training.mixed_precision_param=bfloat16 --parallelism.fsdp_reshard_after_forward=never",
+        ("--model.name=gpt2 --activation_checkpoint.mode=full --training.local_batch_size=1 "
+         "--training.mixed_precision_param=bfloat16 "
+         "--parallelism.fsdp_reshard_after_forward=never"),
         "--training.local_batch_size=1 --parallelism.fsdp_reshard_after_backward=false",
         "--training.local_batch_size=1 --parallelism.fsdp_gradient_sync=",
         "--training.enable_cpu_offload=true --training.mixed_precision_param=bfloat16",
         "--activation_checkpoint.mode=selective",
-        "--model.name=gpt2 --model.dropout=0.1 --activation_checkpoint.mode=selective "
-        "--activation_checkpoint.selective_ac_option=op --training.local_batch_size=1"})
+        ("--model.name=gpt2 --model.dropout=0.1 --activation_checkpoint.mode=selective "
+         "--activation_checkpoint.selective_ac_option=op --training.local_batch_size=1")})
     for (const int ranks : {1, 2, 3, 4})  // 3 divides neither the vocabulary nor the widths
       for (const int replicas : {1, 2})
         if (share.takes()) check_run(options, ranks, replicas);
