@@ -216,8 +216,15 @@ Tensor DictSource::rows(std::span<const std::string> names, const ShardSpec& spe
   const auto& [values, own, mesh] = at(names[0]);
   Tensor rows = values.detach();
   if (own.world == 1) rows = rows_of(rows, spec);
-  if (rows.device() != device)
+  if (rows.device() != device) {
+    // Several ranks may load one dict at once, so no kernel runs on its device: columns are cut on
+    // a device of this call's own.
+    if (!rows.is_contiguous())
+      rows = rows_of(Tensor::from_bytes(bytes_of(values), values.shape(), values.dtype(),
+                                        Device::cpu({.executor = ExecutorKind::inlined})),
+                     spec);
     rows = Tensor::from_bytes(bytes_of(rows), rows.shape(), rows.dtype(), device);
+  }
   return raw::cast(rows, dtype);
 }
 
