@@ -43,16 +43,14 @@ need_packages() {
 
 # configure FOLDER [meson options...]: sets the build folder up, or brings an existing one up to date. Several sources at a time
 # are one unit of compilation: what they include is compiled once, which halves a first build. CMake's build and a plain
-# `meson setup` compile each source alone, and so show what it forgot to include. GCC collects its garbage from 1 GiB on, not from
-# 128 MiB, which is a tenth of its time.
+# `meson setup` compile each source alone, and so show what it forgot to include.
 configure() {
   local folder=$1 log=$1/configure.log
-  local state=() flags=${CXXFLAGS:-}
+  local state=()
   shift
-  case ${CXX:-c++} in *clang*) ;; *) flags+=" --param ggc-min-heapsize=1048576" ;; esac
   [ ! -f "$folder/build.ninja" ] || state=(--reconfigure)
   mkdir -p "$folder"
-  if ! CXXFLAGS=$flags meson setup "${state[@]}" "$folder" "$tessera_root" -Dunity=on -Dunity_size=20 "$@" </dev/null >"$log" 2>&1; then
+  if ! meson setup "${state[@]}" "$folder" "$tessera_root" -Dunity=on -Dunity_size=20 "$@" </dev/null >"$log" 2>&1; then
     grep -E 'ERROR' "$log" >&2 || tail -n 5 "$log" >&2
     die "meson could not configure $folder; all of its output is in $log"
   fi

@@ -146,8 +146,11 @@ class Spent:
         self.looked = now
 
 
+QUICK_CELLS = 5  # of a grid one cell in so many, where all quick suites run together
+
+
 def cells_of(test, options):
-    return options.cells or (1 if options.names or is_long(test) else 2 if options.all else 5)
+    return options.cells or (1 if options.names or is_long(test) else 2 if options.all else QUICK_CELLS)
 
 
 def launch(test, command, log, options):

@@ -62,9 +62,9 @@ TEST_CASE("a run without a step leaves an older metrics file alone") {
 
 TEST_CASE("weights for which there is no room on the disk are refused before the first step") {
   const BookFolder folder;
-  for (const std::string ranks : {"1", "2"}) {  // 8 TB
+  for (const std::string ranks : {"1", "2"}) {  // 130 TB
     const Outcome outcome = run_command(
-        kTiny + "--model.dim=65536 --model.n_heads=512 --model.n_layers=40 --training.steps=1 " +
+        kTiny + "--model.dim=262144 --model.n_heads=2048 --model.n_layers=40 --training.steps=1 " +
             "--save=a.safetensors --ranks " + ranks,
         folder.path().string());
     INFO(outcome.err);

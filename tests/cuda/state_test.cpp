@@ -1,27 +1,17 @@
 // State of sharded models and optimizers on an emulated GPU: gathered in every form it has the
-// CPU's bytes, and what a GPU has saved goes on on another number of GPUs' ranks as on the CPU's.
+// CPU's bytes, and what ranks on a GPU have saved is loaded by any number of ranks, which train on
+// as the CPU's do.
 #include "tessera/distributed/state.hpp"
 
 #include "tests/cuda/support.hpp"
 #include "tests/promises/support.hpp"
 #include "tests/support/share.hpp"
+#include "tests/support/state_bytes.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-using Bytes = std::map<std::string, std::vector<std::byte>>;
-
-Bytes bytes_of(const StateDict& state) {
-  Bytes all;
-  for (const auto& [name, entry] : state) {
-    auto& own = all[name];
-    own.resize(static_cast<std::size_t>(entry.values.numel()) * size_bytes(entry.values.dtype()));
-    entry.values.to_bytes(own);
-  }
-  return all;
-}
 
 StateDict state_of(Trainee& trainee, const StateDictOptions& options) {
   StateDict all = trainee.model().state_dict(options);

@@ -3,13 +3,13 @@
 #include "tessera/distributed/state.hpp"
 
 #include "tests/shard/support.hpp"
+#include "tests/support/launches.hpp"
+#include "tests/support/state_bytes.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-using Bytes = std::map<std::string, std::vector<std::byte>>;
 
 // A stack with a counter, whose rows no number of ranks divides, and its optimizer.
 struct Job {
@@ -41,16 +41,6 @@ struct Job {
     }
   }
 };
-
-Bytes bytes_of(const StateDict& state) {
-  Bytes all;
-  for (const auto& [name, entry] : state) {
-    auto& own = all[name];
-    own.resize(static_cast<std::size_t>(entry.values.numel()) * size_bytes(entry.values.dtype()));
-    entry.values.to_bytes(own);
-  }
-  return all;
-}
 
 // Both, after some steps on that many ranks, on the host.
 std::pair<StateDict, StateDict> trained(int ranks, std::uint64_t seed) {
@@ -155,6 +145,32 @@ TEST_CASE("what one number of ranks has trained goes on another, each rank loadi
         CHECK(same_bits(after, found[0].second));
       }
     }
+}
+
+TEST_CASE("ranks that load one dict at once, each its columns, run nothing on its device",
+          "[distributed][threads]") {
+  constexpr StateDictOptions kHost{StateForm::full, StateRanks::rank_0, StateMemory::host};
+  for (const int ranks : {1, 2, 4}) {
+    INFO(ranks << " ranks");
+    Stack whole({4, 8, 4});
+    const Device cpu = Device::cpu();
+    nn::init(whole, {5}, cpu);
+    const StateDict saved = whole.state_dict(kHost);
+    const Launches launches(saved.begin()->second.values.device());
+    for (const Bytes& loaded : on_ranks(ranks, [&](World& world) {
+           Stack model({4, 8, 4});
+           ShardOptions options{.mesh = DeviceMesh::flat(world)};
+           options.shard_placement_fn = [](const Parameter& p) {
+             return Shard{p.shape().ndim() == 2 ? 1 : 0};
+           };
+           model.shard(options);
+           model.materialize(world.device());
+           model.load(saved);
+           return bytes_of(model.state_dict({.form = StateForm::full}));
+         }))
+      CHECK(loaded == bytes_of(saved));
+    CHECK(launches.counts().empty());
+  }
 }
 
 TEST_CASE("what rank 0 refuses is refused on every rank, and nothing changes",

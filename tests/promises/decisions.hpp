@@ -1,6 +1,6 @@
 // What programs do to a Llama beyond options: frozen parts, adapters around a base that is stored
-// in few bits, parameters that units leave alone, and decisions by hand. Both tiny trainings take
-// them from here.
+// in few bits, parameters that units leave alone, and decisions by hand. Both tiny trainings and
+// the step on the virtual clock take them from here.
 #pragma once
 
 #include <vector>
