@@ -32,32 +32,28 @@ def king_james():
 
 class Correct:
     def correct(self):
-        self.kernels()
-        self.losses()
-        self.bits()
+        self.right()
         self.sanitizers()
 
-    def kernels(self):
-        for op in self.step("list of kernels", lambda: self.run([self.program("gpu-check-cases"), "--list"]).split()) or []:
-            self.step(f"kernel {op}", lambda op=op: self.cases(op))
+    def right(self):
+        """Everything that is compared, side by side."""
+        ops = self.step("list of kernels", lambda: self.run([self.program("gpu-check-cases"), "--list"]).split()) or []
+        self.steps_together(self.losses() | self.bits() | {f"kernel {op}": lambda op=op: self.cases(op) for op in ops})
+        self.step("ranks on GPUs of their own", self.own_gpus)
 
     def losses(self):
-        for ranks in (1, 2) if self.gpu else (1,):
-            self.step(f"losses of the CPU, {ranks} ranks", lambda ranks=ranks: self.parity(ranks))
+        return {f"losses of the CPU, {ranks} ranks": lambda ranks=ranks: self.parity(ranks) for ranks in ((1, 2) if self.gpu else (1,))}
 
     def bits(self):
-        for ranks in (2, 4, 8):
-            self.step(f"{ranks} ranks on one device", lambda ranks=ranks: self.same_bits(ranks))
-        self.step("ranks on GPUs of their own", self.own_gpus)
+        works = {f"{ranks} ranks on one device": lambda ranks=ranks: self.same_bits(f"{ranks}", ranks) for ranks in (2, 4, 8)}
         ranks = 4 if self.gpu else 2
-        for name, (setup, *options) in CELLS.items():
+        for i, (name, (setup, *options)) in enumerate(CELLS.items()):
             options = [option.format(half=setup["batch"] // ranks // 2) for option in options]
-            self.step(f"{ranks} ranks: {name}", lambda setup=setup, options=options: self.same_bits(ranks, setup, *options))
+            works[f"{ranks} ranks: {name}"] = lambda i=i, setup=setup, options=options: self.same_bits(f"cell{i}", ranks, setup, *options)
+        return works
 
     def sanitizers(self):
-        for tool, ops in TOOLS.items():
-            for op in ops:
-                self.step(f"{tool} {op}", lambda tool=tool, op=op: self.sanitize(tool, op))
+        self.steps_together({f"{tool} {op}": lambda tool=tool, op=op: self.sanitize(tool, op) for tool, ops in TOOLS.items() for op in ops})
 
     def cases(self, op):
         try:
@@ -84,7 +80,7 @@ class Correct:
 
     def parity(self, ranks):
         steps = REFERENCE_STEPS if self.gpu else EMULATED_STEPS
-        folder, book = self.work / "parity", self.book()
+        folder, book = self.work / f"parity{ranks}", self.book()
         cpu, _ = self.train(REFERENCE, "cpu", steps, folder, "--optimizer.lr=1e-3", book=book, ranks=ranks)
         gpu, text = self.train(REFERENCE, "cuda", steps, folder, "--optimizer.lr=1e-3", book=book, ranks=ranks)
         worst = max(abs(a["loss"] - b["loss"]) for a, b in zip(cpu, gpu, strict=True))
@@ -94,12 +90,12 @@ class Correct:
             raise Failed(f"memory is not as planned: {[l for l in text.splitlines() if 'planned' in l][-1]}")
         return dict(steps=len(gpu), last_loss=gpu[-1]["loss"], worst=worst)
 
-    def same_bits(self, ranks, setup=TINY, *options):
+    def same_bits(self, name, ranks, setup=TINY, *options):
         """Undisturbed runs, and others with random delays on every stream, under the race checker."""
         steps, delays = (20, 4) if self.gpu else (2, 1)
         if not self.gpu:
             setup = setup | dict(length=16)
-        folder = self.work / "bits" / setup["model"]["name"]
+        folder = self.work / "bits" / name
         weights = []
         for seed in [0, *([0] if self.gpu else []), *random.sample(range(1, 1 << 30), delays)]:
             lines, text = self.train(setup, "cuda", steps, folder, f"--save={folder}/w.safetensors", f"--debug.delay_seed={seed}",

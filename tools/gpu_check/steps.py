@@ -1,5 +1,6 @@
 """The steps of a check. Each leaves a result file and a log, and all of them in one tar; a later call keeps what passed, where
 nothing that it depends on has changed: sources, GPU, driver, architecture, programs. With a deadline, what fits is run."""
+import concurrent.futures
 import contextlib
 import datetime
 import hashlib
@@ -12,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import tarfile
+import threading
 import time
 import traceback
 
@@ -42,6 +44,7 @@ class Late(Exception):
 
 PATIENCE = 10  # seconds that the end of a call takes: a program that is ended, a last tar
 LOG_BYTES = 1 << 20  # of a log's end go into the tar
+SIDE_BY_SIDE = 8  # steps at most
 TAR = "results.tgz"
 CARRIED = re.compile(r"(steps/[\w.-]+\.json|logs/[\w.-]+\.log|logs/[\w.-]+\.csv|compare-[\w.-]+\.json|summary\.json)")
 
@@ -83,14 +86,24 @@ class Steps:
     """`work`: the folder of results, logs and runs. `out`: where the tar goes."""
 
     def __init__(self, work, out, commit, fresh, deadline=None):
-        self.work, self.out, self.commit, self.rows, self.key, self.watched = work, out, commit, [], None, None
+        self.work, self.out, self.commit, self.rows, self.key = work, out, commit, [], None
+        self.current, self.closing = threading.local(), threading.Lock()  # the step of this thread; one ends at a time
         self.end = time.monotonic() + deadline - PATIENCE if deadline else float("inf")
         for folder in (work / "steps", work / "logs"):
             if fresh:
                 shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
-        self.log = work / "logs" / "begin.log"
+
+    @property
+    def log(self):
+        """Of the step that runs in this thread."""
+        return getattr(self.current, "log", self.work / "logs" / "begin.log")
+
+    @property
+    def watched(self):
+        """Who looks at the GPU for the step that runs in this thread."""
+        return getattr(self.current, "watched", None)
 
     def left(self):
         return self.end - time.monotonic()
@@ -138,10 +151,10 @@ class Steps:
             return None
         return kept if self.key and kept.get("key") == self.key and kept.get("status") == "passed" else None
 
-    def step(self, name, work):
-        """The result of `work()`, or of an earlier call; None unless it passed."""
+    def step(self, name, work, alone=True):
+        """The result of `work()`, or of an earlier call; None unless it passed. Nobody looks at the GPU for one that is not alone."""
         stem = re.sub(r"[^\w.-]", "_", name)
-        path, self.log = self.work / "steps" / f"{stem}.json", self.work / "logs" / f"{stem}.log"
+        path, self.current.log = self.work / "steps" / f"{stem}.json", self.work / "logs" / f"{stem}.log"
         done, needs = self.kept(path), self.estimate(name)
         if done:
             say(f"  {name}: kept from before")
@@ -152,8 +165,8 @@ class Steps:
             begin = time.monotonic()
             done = dict(key=self.key, time=datetime.datetime.now().isoformat(timespec="seconds"))
             try:
-                with self.watch() as watch:
-                    self.watched = watch
+                with self.watch() if alone else contextlib.nullcontext() as watch:
+                    self.current.watched = watch
                     try:
                         done.update(status="passed", result=work())
                     finally:
@@ -171,11 +184,23 @@ class Steps:
             temporary = path.with_suffix(".tmp")
             temporary.write_text(json.dumps(done, indent=1))
             temporary.replace(path)
-        self.rows.append(dict(name=name, **done))
-        say(f"  {done['status']:7} {done['seconds']:6.1f} s  {name}: {short(done['result'])}{state_words(done.get('gpu_state'))}")
-        self.write_summary()
-        self.write_results()
+        with self.closing:
+            self.rows.append(dict(name=name, **done))
+            say(f"  {done['status']:7} {done['seconds']:6.1f} s  {name}: {short(done['result'])}{state_words(done.get('gpu_state'))}")
+            self.write_summary()
+            self.write_results()
         return done["result"] if done["status"] == "passed" else None
+
+    def steps_together(self, works):
+        """Steps whose times mean nothing, {name: work}: side by side, one for two processors."""
+        workers = min(SIDE_BY_SIDE, (os.cpu_count() or 1) // 2)
+        if workers < 2:
+            for name, work in works.items():
+                self.step(name, work)
+            return
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            for _ in pool.map(lambda named: self.step(*named, alone=False), works.items()):
+                pass
 
     def estimate(self, name):
         """Seconds that a step of this name may take: with less left it is not begun."""
