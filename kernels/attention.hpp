@@ -54,13 +54,19 @@ constexpr std::int64_t attention_score_bytes(std::int64_t heads, std::int64_t le
 }
 constexpr std::int64_t attention_workspace_bytes(std::int64_t batch, std::int64_t length,
                                                  std::int64_t heads, std::int64_t kv_heads,
-                                                 std::int64_t head_dim, DType dtype) {
+                                                 std::int64_t head_dim, DType dtype,
+                                                 bool deterministic) {
+  const std::int64_t dq = batch * length * heads * head_dim * 4;
+  if (!deterministic) {
+    if (!attention_suits_library(head_dim, dtype) || dq == 0) return 0;
+    return (heads == kv_heads ? 1 : 2) * dq + kAttentionFixedBytes;
+  }
   const std::int64_t scores = kv_heads > 0 ? attention_score_bytes(heads / kv_heads, length) : 0;
   if (!attention_suits_library(head_dim, dtype) || scores > kAttentionMostScoreBytes) return 0;
-  const std::int64_t dq = batch * length * heads * head_dim * 4;
   return dq > 0 ? dq + scores + kAttentionFixedBytes : 0;
 }
-static_assert(attention_workspace_bytes(8, 1024, 12, 12, 64, DType::bf16) == (24 + 2 + 32) << 20);
+static_assert(attention_workspace_bytes(8, 1024, 12, 12, 64, DType::bf16, true) ==
+              (24 + 2 + 32) << 20);
 
 // Writes dq, dk and dv (never reads them first). They overlap nothing. On a GPU `workspace` has
 // attention_workspace_bytes() bytes, 256-byte aligned; elsewhere it is null.
@@ -74,6 +80,7 @@ struct AttentionBackwardArgs {
   std::uint16_t q_row, k_row, v_row, dq_row, dk_row, dv_row;
   DType dtype;
   bool causal;
+  bool deterministic;  // the same bits from every run; else a library may add dq up in any order
 };
 // Tile by tile; a library may start others.
 constexpr int launches_of(const AttentionBackwardArgs& /*args*/) { return 2; }

@@ -4,7 +4,7 @@
 // The heuristic is asked once for each shape, layout and device; the first plan within the
 // workspace is kept, so that equal calls give equal bits. Backward stores the derivatives of the
 // scores, a slice of heads at a time, instead of adding dq up by atomics, whose order differs from
-// run to run. The plans' kernels are compiled when they are made: about a second each, on the first
+// run to run; that is done where nobody asks for equal bits. The plans' kernels are compiled when they are made: about a second each, on the first
 // step.
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -92,7 +92,7 @@ const Plan* plan_for(Cache& known, const Problem& problem, std::int64_t workspac
   if (is_new) try {
       int major = 0;
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-      if (problem.backward && major != kOneOrderMajor)
+      if (problem.backward && problem.deterministic && major != kOneOrderMajor)
         throw std::runtime_error("its sums are known to have one order on Hopper only");
       if (problem.backward && problem.length % 128 != 0 && known.library.version < 91600)
         throw std::runtime_error("before 9.16 backward is right for whole tiles of 128 only");
@@ -209,21 +209,28 @@ Bindings bindings_at(const AttentionBackwardArgs& a, std::int64_t b, std::int64_
 
 bool backward(const AttentionBackwardArgs& a, Exec& exec) {
   const std::int64_t bytes =
-      attention_workspace_bytes(a.batch, a.length, a.heads, a.kv_heads, a.head_dim, a.dtype);
+      attention_workspace_bytes(a.batch, a.length, a.heads, a.kv_heads, a.head_dim, a.dtype,
+                                a.deterministic);
   if (bytes == 0 || !a.workspace ||
       !are_aligned(a.q, a.k, a.v, a.o, a.d_o, a.dq, a.dk, a.dv, a.workspace))
     return false;
   return with_library(a.head_dim, a.dtype, exec, [&](Cache& known, int device) {
     const Slices slices = slices_of(a);
     const Problem problem = problem_of(a, slices);
-    const std::int64_t before = delta_bytes(problem);
+    const std::int64_t delta = delta_bytes(problem), before = delta + sums_bytes(problem);
     const Plan* const plan = plan_for(known, problem, bytes - before, exec, device);
     if (!plan) return false;
     use_stream(known, device, exec);
+    auto* const sums = static_cast<std::byte*>(a.workspace) + delta;
+    if (before > delta &&
+        cudaMemsetAsync(sums, 0, static_cast<std::size_t>(before - delta),
+                        static_cast<cudaStream_t>(exec.native_stream)) != cudaSuccess)
+      throw std::runtime_error("the sums of dq could not be cleared");
     for (std::int64_t b = 0; b < a.batch; b += slices.batch)
       for (std::int64_t kv = 0; kv < a.kv_heads; kv += slices.kv_heads) {
         Bindings bound = bindings_at(a, b, kv);
         bound.add(kDelta, a.workspace);
+        if (before > delta) bound.add(kSums, sums);
         run(known.library, known.handles[static_cast<std::size_t>(device)], *plan, bound,
             static_cast<std::byte*>(a.workspace) + before);
       }

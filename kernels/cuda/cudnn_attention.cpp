@@ -4,7 +4,7 @@
 //   forward    s = scale q k^T, masked; lse = max s + log sum exp(s - max s); o = p v
 //   backward   delta = rows of do o; p = exp(s - lse); dv = p^T do; ds = scale p (do v^T - delta);
 //              dk = ds^T q; dq = ds k, written once from a stored ds: no atomic additions, one
-//              order
+//              order; or added up in f32 by atomics, in any
 //
 // With fewer heads of k and v, dk and dv are summed over the heads that read them.
 #include "kernels/cuda/cudnn_attention.hpp"
@@ -117,7 +117,10 @@ void build_backward(Graph& g, const Shapes& x) {
   add_to_keys(ds, q, dk);
   const Value rows_of_k = g.inner(x.keys, x.strides(x.p.k_row), x.type);
   g.reshape(k, rows_of_k);
-  g.product(ds, rows_of_k, dq);
+  if (x.p.deterministic) return g.product(ds, rows_of_k, dq);
+  const Value sums_of_dq = g.bound(kSums, x.queries, x.strides(x.H), CUDNN_DATA_FLOAT);
+  g.product(ds, rows_of_k, sums_of_dq);
+  g.pointwise(CUDNN_POINTWISE_IDENTITY, sums_of_dq, dq);
 }
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -132,8 +135,9 @@ std::int64_t wanted(const AttentionBackwardArgs& a, const Slices& s) {
 }  // namespace
 
 Slices slices_of(const AttentionBackwardArgs& a) {
+  if (!a.deterministic) return {a.batch, a.kv_heads};
   const std::int64_t most =
-      attention_workspace_bytes(a.batch, a.length, a.heads, a.kv_heads, a.head_dim, a.dtype);
+      attention_workspace_bytes(a.batch, a.length, a.heads, a.kv_heads, a.head_dim, a.dtype, true);
   // One plan serves all slices, so they are of one size.
   for (std::int32_t batch = a.batch; batch > 0; --batch)
     if (const Slices s{batch, a.kv_heads}; a.batch % batch == 0 && wanted(a, s) <= most) return s;
@@ -157,7 +161,8 @@ Problem problem_of(const AttentionArgs& a) {
           .dv_row = 0,
           .dtype = a.dtype,
           .causal = a.causal,
-          .backward = false};
+          .backward = false,
+          .deterministic = true};
 }
 
 Problem problem_of(const AttentionBackwardArgs& a, const Slices& s) {
@@ -175,11 +180,17 @@ Problem problem_of(const AttentionBackwardArgs& a, const Slices& s) {
           .dv_row = a.dv_row,
           .dtype = a.dtype,
           .causal = a.causal,
-          .backward = true};
+          .backward = true,
+          .deterministic = a.deterministic};
 }
 
 std::int64_t delta_bytes(const Problem& p) {
   return aligned(std::int64_t{p.batch} * p.heads * p.length * 4);
+}
+
+std::int64_t sums_bytes(const Problem& p) {
+  return p.deterministic ? 0
+                         : aligned(std::int64_t{p.batch} * p.heads * p.length * p.head_dim * 4);
 }
 
 std::vector<Proposal> proposals(const Library& library, const Problem& problem,

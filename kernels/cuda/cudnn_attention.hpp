@@ -22,8 +22,7 @@ struct Problem {
   std::int32_t heads, kv_heads, all_heads, head_dim;
   std::int32_t q_row, k_row, v_row, dq_row, dk_row, dv_row;
   DType dtype;
-  bool causal, backward;
-  std::uint8_t zero = 0;
+  bool causal, backward, deterministic;
   bool operator==(const Problem&) const = default;
 };
 
@@ -41,7 +40,8 @@ enum Bound : std::int64_t {
   kDq,
   kDk,
   kDv,
-  kDelta
+  kDelta,
+  kSums
 };
 
 // Backward runs over `batch` elements of the batch at a time, or one element and `kv_heads` heads
@@ -58,6 +58,8 @@ Problem problem_of(const AttentionBackwardArgs& args, const Slices& slices);
 // f32 [B, H, T] of `problem`, rounded up to 256 bytes: the sums over o do, which backward keeps in
 // the workspace in front of the plan's own.
 std::int64_t delta_bytes(const Problem& problem);
+// f32 [B, T, H, D] behind them, 0 before backward adds dq up in it; none where that has one order.
+std::int64_t sums_bytes(const Problem& problem);
 
 struct Plan {
   Descriptor plan;

@@ -121,10 +121,11 @@ void attention_backward(const Tensor& gradient, const Heads& x, const Attended& 
   if (x.q.numel() == 0 || device.is_meta()) return;
   const Tensor g = raw::contiguous(gradient);
   auto args = attention_args<kernels::AttentionBackwardArgs>(x, y);
+  args.deterministic = device.context().deterministic();
   const std::int64_t bytes =
       device.kind() == DeviceKind::cuda
           ? kernels::attention_workspace_bytes(args.batch, args.length, args.heads, args.kv_heads,
-                                               args.head_dim, args.dtype)
+                                               args.head_dim, args.dtype, args.deterministic)
           : 0;
   const Tensor workspace = bytes > 0 ? Tensor::empty({bytes / 4}, f32, device) : Tensor();
   args.dq = d.q.data();

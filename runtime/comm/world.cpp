@@ -101,6 +101,7 @@ Device make_device(WorldKind kind, const WorldOptions& options, int rank, int th
                        .memory = choice.memory,
                        .threads = threads,
                        .tf32 = choice.tf32,
+                       .deterministic = choice.deterministic,
                        .module = choice.module});
 }
 

@@ -66,13 +66,14 @@ Event one_earlier(Event event) {
 }  // namespace
 
 DeviceContext::DeviceContext(DeviceKind kind, int rank, const ExecutorOptions& options,
-                             CudaMemory cuda_memory, bool tf32)
+                             CudaMemory cuda_memory, bool tf32, bool deterministic)
     : kind_(kind),
       rank_(rank),
       driver_(options.driver),
       device_index_(options.device_index),
       cuda_memory_(cuda_memory),
       tf32_(tf32),
+      deterministic_(deterministic),
       executor_(make_executor(options, observers_)) {
   for (std::size_t i = 0; i < kMaxStreams; ++i) last_events_[i].stream = static_cast<StreamId>(i);
 }

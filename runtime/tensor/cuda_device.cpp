@@ -25,7 +25,7 @@ Device Device::cuda(const CudaOptions& options) {
           .driver = plans ? nullptr
                           : &open_driver(options.module, kernels::kKernelsLayout, options.index),
           .device_index = options.index},
-      options.memory, options.tf32));
+      options.memory, options.tf32, options.deterministic));
 }
 
 }  // namespace tessera

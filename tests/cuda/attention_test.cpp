@@ -23,6 +23,9 @@ extern "C" cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSucc
 extern "C" cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   return *value = g_major, cudaSuccess;
 }
+extern "C" cudaError_t cudaMemsetAsync(void*, int, std::size_t, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
 extern "C" cublasStatus_t cublasLtCreate(cublasLtHandle_t*) { return CUBLAS_STATUS_NOT_SUPPORTED; }
 namespace tessera::kernels::cuda {
 void attention_in_tiles(const AttentionArgs&, Exec&) { ++g_in_tiles; }
@@ -58,6 +61,7 @@ struct Shape {
   std::uint16_t heads, kv_heads, dim;
   bool fused = false, causal = true;
   DType dtype = bf16;
+  bool deterministic = true;
 };
 
 AttentionBackwardArgs args_of(const Shape& s) {
@@ -72,6 +76,7 @@ AttentionBackwardArgs args_of(const Shape& s) {
   a.k_row = a.v_row = a.dk_row = a.dv_row = s.fused ? row : s.kv_heads;
   a.dtype = s.dtype;
   a.causal = s.causal;
+  a.deterministic = s.deterministic;
   return a;
 }
 AttentionArgs forward_of(const AttentionBackwardArgs& b) {
@@ -89,7 +94,8 @@ AttentionArgs forward_of(const AttentionBackwardArgs& b) {
   return a;
 }
 std::int64_t workspace_of(const AttentionBackwardArgs& a) {
-  return attention_workspace_bytes(a.batch, a.length, a.heads, a.kv_heads, a.head_dim, a.dtype);
+  return attention_workspace_bytes(a.batch, a.length, a.heads, a.kv_heads, a.head_dim, a.dtype,
+                                   a.deterministic);
 }
 
 }  // namespace
@@ -157,12 +163,14 @@ TEST_CASE("slices of backward are equal, keep to the workspace and are no smalle
 }
 
 TEST_CASE("what no library computes needs no workspace", "[cuda]") {
-  CHECK(attention_workspace_bytes(1, 64, 2, 2, 64, f32) == 0);
-  CHECK(attention_workspace_bytes(1, 64, 2, 2, 12, bf16) == 0);
-  CHECK(attention_workspace_bytes(1, 64, 2, 2, 256, bf16) == 0);
-  CHECK(attention_workspace_bytes(0, 64, 2, 2, 64, bf16) == 0);
-  CHECK(attention_workspace_bytes(1, 32768, 4, 4, 64, bf16) == 0);  // 2 GiB of scores a head
-  CHECK(attention_workspace_bytes(1, 64, 2, 2, 64, f16) > 0);
+  for (const bool deterministic : {true, false}) {
+    CHECK(attention_workspace_bytes(1, 64, 2, 2, 64, f32, deterministic) == 0);
+    CHECK(attention_workspace_bytes(1, 64, 2, 2, 12, bf16, deterministic) == 0);
+    CHECK(attention_workspace_bytes(1, 64, 2, 2, 256, bf16, deterministic) == 0);
+    CHECK(attention_workspace_bytes(0, 64, 2, 2, 64, bf16, deterministic) == 0);
+    CHECK(attention_workspace_bytes(1, 64, 2, 2, 64, f16, deterministic) > 0);
+  }
+  CHECK(attention_workspace_bytes(1, 32768, 4, 4, 64, bf16, true) == 0);  // 2 GiB of scores a head
 }
 
 TEST_CASE("cuDNN has plans within the workspace for the shapes of the models", "[cuda]") {
@@ -176,7 +184,7 @@ TEST_CASE("cuDNN has plans within the workspace for the shapes of the models", "
            Shape{2, 129, 2, 1, 80, true, true, f16},
        }) {
     INFO(s.batch << " x " << s.length << ", " << s.heads << " heads of " << s.dim);
-    const AttentionBackwardArgs a = args_of(s);
+    AttentionBackwardArgs a = args_of(s);
     const Proposal forward =
         choose(*library, problem_of(forward_of(a)), kForwardBytes, nullptr, kH200);
     INFO(forward.reason);
@@ -190,6 +198,14 @@ TEST_CASE("cuDNN has plans within the workspace for the shapes of the models", "
     // It stores the derivatives of the scores: that is what gives its sums one order.
     CHECK(backward.plan->workspace_bytes >=
           std::int64_t{2} * p.batch * p.heads * p.length * p.length);
+
+    a.deterministic = false;
+    const Problem q = problem_of(a, slices_of(a));
+    CHECK((q.batch == s.batch && q.heads == s.heads));
+    const std::int64_t rest = workspace_of(a) - delta_bytes(q) - sums_bytes(q);
+    const Proposal in_any_order = choose(*library, q, rest, nullptr, kH200);
+    INFO(in_any_order.reason);
+    CHECK(in_any_order.plan);
   }
 }
 

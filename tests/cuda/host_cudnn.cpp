@@ -189,10 +189,16 @@ class Run {
     values_.insert_or_assign(&tensor, std::move(out));
   }
 
+  // What a product adds to: the memory of an f32 result, as atomics do; else nothing.
+  Values begun(const Descriptor& result) const {
+    const bool adds = !result.one<bool>(CUDNN_ATTR_TENSOR_IS_VIRTUAL) && dtype_of(result) == f32;
+    return adds ? loaded(result) : Values(result);
+  }
+
   void multiply(const Descriptor& op) {
     Values &a = value(op.at(CUDNN_ATTR_OPERATION_MATMUL_ADESC)),
            &b = value(op.at(CUDNN_ATTR_OPERATION_MATMUL_BDESC));
-    Values c(op.at(CUDNN_ATTR_OPERATION_MATMUL_CDESC));
+    Values c = begun(op.at(CUDNN_ATTR_OPERATION_MATMUL_CDESC));
     const std::int64_t depth = a.dims[3];
     const Index of_a{c.dims[0], c.dims[1], c.dims[2], depth},
         of_b{c.dims[0], c.dims[1], depth, c.dims[3]};
@@ -258,6 +264,8 @@ class Run {
         return a / b;
       case CUDNN_POINTWISE_EXP:
         return std::exp(a);
+      case CUDNN_POINTWISE_IDENTITY:
+        return a;
       case CUDNN_POINTWISE_LOG:
         return std::log(a);
       case CUDNN_POINTWISE_CMP_GE:

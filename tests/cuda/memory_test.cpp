@@ -64,7 +64,7 @@ TEST_CASE("backward of attention has its workspace from the pool, and the plan b
     return ledger.peak_bytes() - before;
   };
   const Device gpu = queued_gpu(), plan = Device::cuda({.executor = ExecutorKind::virtual_});
-  const std::int64_t bytes = kernels::attention_workspace_bytes(2, 3, 4, 1, 8, bf16);
+  const std::int64_t bytes = kernels::attention_workspace_bytes(2, 3, 4, 1, 8, bf16, true);
   CHECK(peak(gpu, bf16) >= bytes);
   CHECK(peak(gpu, bf16) < bytes + kMiB);
   CHECK(peak(plan, bf16) == peak(gpu, bf16));

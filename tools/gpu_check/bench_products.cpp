@@ -2,6 +2,7 @@
 // arithmetic would take: both wait for arithmetic, not for memory.
 #include <array>
 #include <string>
+#include <vector>
 
 #include "kernels/attention.hpp"
 #include "tessera/base/error.hpp"
@@ -89,11 +90,16 @@ void measure_attention(Bench& b, Heads s, DType dtype) {
   g.d_o = random_array(b, dtype, q_size), g.dq = b.array(dtype, q_size);
   g.dk = b.array(dtype, k_size), g.dv = b.array(dtype, k_size);
   const std::int64_t workspace =
-      attention_workspace_bytes(s.batch, length, s.heads, s.kv_heads, s.head_dim, dtype);
+      attention_workspace_bytes(s.batch, length, s.heads, s.kv_heads, s.head_dim, dtype, true);
   g.workspace = workspace > 0 ? b.array(boolean, workspace) : nullptr;
   g.batch = f.batch, g.length = f.length, g.heads = f.heads, g.kv_heads = f.kv_heads;
   g.head_dim = f.head_dim, g.q_row = g.dq_row = f.q_row, g.k_row = g.dk_row = f.k_row;
-  g.v_row = g.dv_row = f.v_row, g.dtype = dtype, g.causal = true;
+  g.v_row = g.dv_row = f.v_row, g.dtype = dtype, g.causal = g.deterministic = true;
+  AttentionBackwardArgs any_order = g;
+  const std::int64_t other_workspace =
+      attention_workspace_bytes(s.batch, length, s.heads, s.kv_heads, s.head_dim, dtype, false);
+  any_order.workspace = other_workspace > 0 ? b.array(boolean, other_workspace) : nullptr;
+  any_order.deterministic = false;
 
   const std::string shape = concat(name(dtype), " [", s.batch, ", ", length, ", ", s.heads, " of ",
                                    s.kv_heads, ", ", s.head_dim, "]");
@@ -107,11 +113,16 @@ void measure_attention(Bench& b, Heads s, DType dtype) {
                     .n = f.length,
                     .k = f.head_dim};
   };
-  b.measure_arithmetic({{"attention", shape, flops, 0, [&](Exec& e) { b.k().attention(f, e); },
-                         products(Products::Kind::attention)},
-                        {"attention_backward", shape, 2.5 * flops, workspace,
-                         [&](Exec& e) { b.k().attention_backward(g, e); },
-                         products(Products::Kind::attention_backward)}});
+  const Products once = products(Products::Kind::attention),
+                 back = products(Products::Kind::attention_backward);
+  std::vector<Bench::Arithmetic> works = {
+      {"attention", shape, flops, 0, [&](Exec& e) { b.k().attention(f, e); }, once},
+      {"attention_backward", shape, 2.5 * flops, workspace,
+       [&](Exec& e) { b.k().attention_backward(g, e); }, back}};
+  if (dtype != f32)  // ours, which has one order
+    works.push_back({"attention_backward, any order", shape, 2.5 * flops, other_workspace,
+                     [&](Exec& e) { b.k().attention_backward(any_order, e); }, back});
+  b.measure_arithmetic(works);
 }
 
 }  // namespace

@@ -164,6 +164,7 @@ struct Config {
     ExecutorKind executor = ExecutorKind::threaded;
     std::int64_t schedule_seed = 0;
     std::int64_t delay_seed = 0;  // of a GPU's random delays; 0: none
+    bool deterministic = true;
   } debug;
 
   struct Metrics {

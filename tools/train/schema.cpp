@@ -352,6 +352,11 @@ const std::vector<Key>& schema() {
           "debug.delay_seed",
           "a GPU's operations start late at random, as the seed has it; 0: none",
           {.range = between(0, kMaxCount), .only_if = kGpu}),
+      key<&C::debug, &C::Debug::deterministic>(
+          "debug.deterministic",
+          "the same bits from every run; false: attention's backward pass on a GPU may add up in "
+          "any order, which is faster",
+          {.only_if = kGpu}),
       key<&C::metrics, &C::Metrics::log_freq>("metrics.log_freq", "print every so many steps",
                                               {.range = between(1, kMaxCount)}),
       key<&C::metrics, &C::Metrics::jsonl>("metrics.jsonl", "one JSON object a step goes here",

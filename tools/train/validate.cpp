@@ -208,6 +208,7 @@ DeviceChoice device_choice(const Config& config) {
   choice.memory = config.device.memory;
   choice.module = config.device.module;
   choice.tf32 = config.device.tf32;
+  choice.deterministic = config.debug.deterministic;
   return choice;
 }
 

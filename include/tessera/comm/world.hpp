@@ -34,6 +34,7 @@ struct DeviceChoice {
   std::optional<int> index{};
   CudaMemory memory = CudaMemory::pieces;
   bool tf32 = false;
+  bool deterministic = true;
   std::string module{};  // see CudaOptions
 };
 

@@ -28,7 +28,8 @@ class Mutator;
 class DeviceContext {
  public:
   DeviceContext(DeviceKind kind, int rank, const ExecutorOptions& options,
-                CudaMemory cuda_memory = CudaMemory::pieces, bool tf32 = false);
+                CudaMemory cuda_memory = CudaMemory::pieces, bool tf32 = false,
+                bool deterministic = true);
   ~DeviceContext();
   DeviceContext(const DeviceContext&) = delete;
   DeviceContext& operator=(const DeviceContext&) = delete;
@@ -43,6 +44,7 @@ class DeviceContext {
   const Driver& acting_driver() const noexcept;
   CudaMemory cuda_memory() const noexcept { return cuda_memory_; }
   bool tf32() const noexcept { return tf32_; }
+  bool deterministic() const noexcept { return deterministic_; }
 
   void submit(StreamId stream, const Op& op, const Body& body, CollectiveBarrier* barrier);
   // Keeps an operation of the compute stream back, and the storages behind its accesses alive.
@@ -150,7 +152,7 @@ class DeviceContext {
   const Driver* driver_;
   int device_index_;
   CudaMemory cuda_memory_;
-  bool tf32_;
+  bool tf32_, deterministic_;
   Observers observers_;
   std::vector<std::shared_ptr<Observer>> owned_observers_;
   std::array<Clock, kMaxStreams> clocks_{};

@@ -241,29 +241,34 @@ void check_attention(Case& c, DType dtype, const Heads& s) {
   for (std::int64_t i = 0; i < o.size(); ++i) o.set(i, outputs[static_cast<std::size_t>(i)]);
 
   Operand& d_o = c.input(dtype, count(s.heads), -1, 1, bytes);
-  Operand& dq = c.output(dtype, count(s.q_row()), bytes);
-  Operand& dk = s.fused ? dq : c.output(dtype, count(s.kv_heads), bytes);
-  Operand& dv = s.fused ? dq : c.output(dtype, count(s.kv_heads), bytes);
-  const Workspace workspace(
-      c.target(), c.target().driver
-                      ? attention_workspace_bytes(s.batch, s.length, s.heads, s.kv_heads, d, dtype)
-                      : 0);
-  c.compute([&](const Kernels& kernels, Side side, Exec& exec) {
-    AttentionBackwardArgs args = filled(AttentionBackwardArgs{}, side);
-    args.dq = at(dq, side, 0);
-    args.dk = at(dk, side, k_first);
-    args.dv = at(dv, side, v_first);
-    args.o = o.at(side);
-    args.d_o = d_o.at(side);
-    args.workspace = workspace.at(side);
-    args.dq_row = args.q_row;
-    args.dk_row = args.dv_row = args.k_row;
-    kernels.attention_backward(args, exec);
-  });
   const Gradients g = gradients_of(a, q, k, v, o, d_o);
-  compare_heads(c, dq, a.q, s.batch, s.heads, g.dq, bounds.dq);
-  compare_heads(c, dk, a.k, s.batch, s.kv_heads, g.dk, bounds.dk);
-  compare_heads(c, dv, a.v, s.batch, s.kv_heads, g.dv, bounds.dv);
+  for (const bool deterministic : {true, false}) {
+    if (!deterministic && !attention_suits_library(d, dtype)) continue;
+    Operand& dq = c.output(dtype, count(s.q_row()), bytes);
+    Operand& dk = s.fused ? dq : c.output(dtype, count(s.kv_heads), bytes);
+    Operand& dv = s.fused ? dq : c.output(dtype, count(s.kv_heads), bytes);
+    const Workspace workspace(
+        c.target(), c.target().driver ? attention_workspace_bytes(s.batch, s.length, s.heads,
+                                                                  s.kv_heads, d, dtype,
+                                                                  deterministic)
+                                      : 0);
+    c.compute([&](const Kernels& kernels, Side side, Exec& exec) {
+      AttentionBackwardArgs args = filled(AttentionBackwardArgs{}, side);
+      args.dq = at(dq, side, 0);
+      args.dk = at(dk, side, k_first);
+      args.dv = at(dv, side, v_first);
+      args.o = o.at(side);
+      args.d_o = d_o.at(side);
+      args.workspace = workspace.at(side);
+      args.dq_row = args.q_row;
+      args.dk_row = args.dv_row = args.k_row;
+      args.deterministic = deterministic;
+      kernels.attention_backward(args, exec);
+    });
+    compare_heads(c, dq, a.q, s.batch, s.heads, g.dq, bounds.dq);
+    compare_heads(c, dk, a.k, s.batch, s.kv_heads, g.dk, bounds.dk);
+    compare_heads(c, dv, a.v, s.batch, s.kv_heads, g.dv, bounds.dv);
+  }
   c.next();
 }
 
