@@ -14,7 +14,8 @@
 namespace tessera::kernels {
 
 // A, B and bias have `dtype`, floating; C has the same, or f32 when `dtype` is 16-bit (weight
-// gradients). 16-bit inputs are multiplied and accumulated in f32 over all of k and rounded once.
+// gradients). 16-bit inputs are multiplied and accumulated in f32 over all of k and rounded once;
+// on a GPU whose library can't add a bias of this alignment, beta C + bias is rounded before it.
 // beta == 0 never reads C; k == 0 gives beta C + bias; m, n or batch == 0 does nothing. C overlaps
 // nothing. A batch stride of 0 repeats a matrix; matrices of C are apart.
 struct GemmArgs {
@@ -35,7 +36,8 @@ struct GemmArgs {
 //   backward   c = (op(A) op(B)) gelu'(aux)                  aux is read, bias is null
 //
 // Layouts and empty sizes as above. aux is [m, n], rows `ld_aux` apart. The CPU rounds the product
-// before it applies the function: the bits of the two kernels that this one stands for.
+// before it applies the function: the bits of the two kernels that this one stands for. A GPU's
+// library may take tanh of 16 bits.
 struct GemmGeluArgs {
   void *c, *aux;
   const void *a, *b, *bias;

@@ -140,7 +140,8 @@ class Correct:
             raise Skipped("needs a GPU")
         program = self.tool("compute-sanitizer")
         try:
-            self.run([program, "--tool", tool, "--error-exitcode", "9", self.program("gpu-check-cases"), self.module(),
+            # What NVIDIA's own kernels do with barriers of the hardware is a race to racecheck, and breaks under synccheck.
+            self.run([program, "--tool", tool, "--error-exitcode", "9", "--kernel-name-exclude", "kns=cudnn", self.program("gpu-check-cases"), self.module(),
                       *self.on_device(), "--first", 2, op], timeout=180)
         except Failed as e:
             if "Device not supported" in e.output + self.log.read_text():

@@ -33,10 +33,15 @@ def beside_prediction(line):
     return f"  {100 * line['seconds'] / predicted:4.0f} % of the time predicted" if predicted else ""
 
 
+def compute_lane(events):
+    """Process and thread of the first rank's compute stream in a timeline."""
+    return next((e["pid"], e["tid"]) for e in events if e["name"] == "thread_name" and e["args"]["name"] == "compute")
+
+
 def idle_figures(events):
     """Where the first rank's compute stream did nothing from step 3 on, as a share of the time, and the longest such gap. Its
     lane also shows waits, which are no work. An upper bound: a timer lies on either side of each operation."""
-    rank, lane = next((e["pid"], e["tid"]) for e in events if e["name"] == "thread_name" and e["args"]["name"] == "compute")
+    rank, lane = compute_lane(events)
     slices = [e for e in events if e["ph"] == "X" and e["pid"] == rank]
     begin = next(e["ts"] for e in slices if e["name"] == "step 3")
     work = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices
@@ -46,6 +51,17 @@ def idle_figures(events):
         gaps.append(max(0.0, start - reached))
         reached = max(reached, end)
     return dict(idle_share=sum(gaps) / (reached - work[0][0]), longest_gap_us=max(gaps))
+
+
+def operation_times(events):
+    """{operation: milliseconds a step on the first rank's compute stream}, from step 3 on, the most expensive first."""
+    rank, lane = compute_lane(events)
+    begins = [e["ts"] for e in events if e["ph"] == "X" and e["pid"] == rank and re.fullmatch(r"step \d+", e["name"])][2:]
+    totals = {}
+    for e in events:
+        if e["ph"] == "X" and e["pid"] == rank and e["tid"] == lane and e["ts"] >= begins[0]:
+            totals[e["name"]] = totals.get(e["name"], 0) + e["dur"] / 1e3 / len(begins)
+    return dict(sorted(totals.items(), key=lambda row: -row[1]))
 
 
 def expected_shares(table):

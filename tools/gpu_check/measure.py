@@ -5,8 +5,8 @@ import pathlib
 
 from compare_cuda import CASES as ALL_CASES
 from gpu_check.correct import TINY
-from gpu_check.figures import (below_expected, beside_prediction, expected_shares, idle_figures, json_lines, predicted_figures,
-                               step_figures)
+from gpu_check.figures import (below_expected, beside_prediction, expected_shares, idle_figures, json_lines, operation_times,
+                               predicted_figures, step_figures)
 from gpu_check.parts import PROFILED
 from gpu_check.steps import Failed, Skipped, say, short
 
@@ -125,8 +125,10 @@ class Measure:
         figures = step_figures(lines)
         if figures["exposed_comm_ms"] is None:
             raise Failed("the run does not say how long communication was exposed", figures)
-        idle = idle_figures(json.loads((self.work / name / "trace.json").read_text())["traceEvents"])
-        return figures | idle | self.predicted_step(whole)
+        events = json.loads((self.work / name / "trace.json").read_text())["traceEvents"]
+        any_order, _ = self.train(whole, "cuda", 30, self.work / name, *options, "--debug.deterministic=false")
+        figures["any_order_tokens_per_second"] = step_figures(any_order)["tokens_per_second"]
+        return figures | idle_figures(events) | self.predicted_step(whole) | dict(operations_ms=operation_times(events))
 
     def predicted_step(self, setup):
         """The same step by the device table, on as many GPUs; the measured one has no peers and its wire takes no time."""
