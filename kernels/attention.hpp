@@ -16,6 +16,7 @@
 // round each query head's part of dk and dv.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/kernel.hpp"
@@ -35,38 +36,34 @@ struct AttentionArgs {
   bool causal;
 };
 
-// What backward may use beside its operands on a GPU. Some heads at a time write the derivatives of
-// all their scores, 16-bit [T, T] a head, T rounded up to whole tiles, so that each sum has one
-// order: as many heads as fit, at least those that read one head of k and v. The amount is that
-// minimum, an f32 dq, and a fixed part; above the largest minimum, and where no library computes
-// attention, backward goes tile by tile and needs none.
-inline constexpr std::int64_t kAttentionFixedBytes = std::int64_t{32} << 20;
-inline constexpr std::int64_t kAttentionMostScoreBytes = std::int64_t{1} << 30;
-
-// Whether a library may compute attention over heads of this width; else kernels of ours do.
+// Whether tensor cores, by a library or by us, may compute attention over heads of this width; else
+// kernels of ours do without.
 constexpr bool attention_suits_library(std::int64_t head_dim, DType dtype) {
   return size_bytes(dtype) == 2 && is_floating(dtype) && head_dim % 8 == 0 && head_dim <= 128;
 }
-// Of the derivatives of the scores of `heads` heads.
-constexpr std::int64_t attention_score_bytes(std::int64_t heads, std::int64_t length) {
-  const std::int64_t padded = (length + 127) / 128 * 128;
-  return heads * padded * padded * 2;
+// Of what backward on tensor cores keeps: lse and delta, the sums over do o, f32 [B, H, T] each, T
+// rounded up to whole tiles.
+inline constexpr int kAttentionColumns = 64;  // of a tile
+constexpr std::int64_t attention_statistics_bytes(std::int64_t batch, std::int64_t length,
+                                                  std::int64_t heads) {
+  const std::int64_t tiles = (length + kAttentionColumns - 1) / kAttentionColumns;
+  return 2 * batch * heads * tiles * kAttentionColumns * 4;
 }
+
+// What backward may use beside its operands on a GPU: these statistics; where sums may have any
+// order, a library's f32 dq, the parts of dk and dv of each query head where several read one, and
+// a fixed part. None where it goes without tensor cores.
+inline constexpr std::int64_t kAttentionFixedBytes = std::int64_t{32} << 20;
 constexpr std::int64_t attention_workspace_bytes(std::int64_t batch, std::int64_t length,
                                                  std::int64_t heads, std::int64_t kv_heads,
                                                  std::int64_t head_dim, DType dtype,
                                                  bool deterministic) {
+  if (!attention_suits_library(head_dim, dtype)) return 0;
+  const std::int64_t statistics = attention_statistics_bytes(batch, length, heads);
   const std::int64_t dq = batch * length * heads * head_dim * 4;
-  if (!deterministic) {
-    if (!attention_suits_library(head_dim, dtype) || dq == 0) return 0;
-    return (heads == kv_heads ? 1 : 2) * dq + kAttentionFixedBytes;
-  }
-  const std::int64_t scores = kv_heads > 0 ? attention_score_bytes(heads / kv_heads, length) : 0;
-  if (!attention_suits_library(head_dim, dtype) || scores > kAttentionMostScoreBytes) return 0;
-  return dq > 0 ? dq + scores + kAttentionFixedBytes : 0;
+  if (deterministic || dq == 0) return statistics;
+  return std::max(statistics, (heads == kv_heads ? 1 : 2) * dq + kAttentionFixedBytes);
 }
-static_assert(attention_workspace_bytes(8, 1024, 12, 12, 64, DType::bf16, true) ==
-              (24 + 2 + 32) << 20);
 
 // Writes dq, dk and dv (never reads them first). They overlap nothing. On a GPU `workspace` has
 // attention_workspace_bytes() bytes, 256-byte aligned; elsewhere it is null.
@@ -82,7 +79,16 @@ struct AttentionBackwardArgs {
   bool causal;
   bool deterministic;  // the same bits from every run; else a library may add dq up in any order
 };
-// Tile by tile; a library may start others.
-constexpr int launches_of(const AttentionBackwardArgs& /*args*/) { return 2; }
+// Whether a GPU's tensor cores compute it: in 16 bits, from 16-byte boundaries.
+inline bool suits_tensor_cores(const AttentionBackwardArgs& a) {
+  const auto aligned = [](auto... p) {
+    return ((reinterpret_cast<std::uintptr_t>(p) % 16 == 0) && ...);
+  };
+  return attention_suits_library(a.head_dim, a.dtype) && a.workspace &&
+         aligned(a.q, a.k, a.v, a.o, a.d_o, a.dq, a.dk, a.dv, a.workspace);
+}
+inline int launches_of(const AttentionBackwardArgs& args) {
+  return suits_tensor_cores(args) ? 3 : 2;
+}
 
 }  // namespace tessera::kernels

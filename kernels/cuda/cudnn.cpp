@@ -1,11 +1,11 @@
-// Attention through cuDNN, behind the contracts of kernels/attention.hpp; what cuDNN does not take,
-// our own kernels do, and one line for the log says so: for the library, and for each shape.
+// Attention through cuDNN, behind the contracts of kernels/attention.hpp: forward, and backward
+// where its sums may have any order. What cuDNN does not take, our own kernels do, and one line for
+// the log says so: for the library, and for each shape.
 //
 // The heuristic is asked once for each shape, layout and device; the first plan within the
-// workspace is kept, so that equal calls give equal bits. Backward stores the derivatives of the
-// scores, a slice of heads at a time, instead of adding dq up by atomics, whose order differs from
-// run to run; that is done where nobody asks for equal bits. The plans' kernels are compiled when they are made: about a second each, on the first
-// step.
+// workspace is kept, so that equal calls give equal bits, but for backward's dq, which cuDNN adds
+// up by atomics. The plans' kernels are compiled when they are made: about a second each, on the
+// first step.
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -26,7 +26,6 @@ namespace cudnn {
 namespace {
 
 constexpr int kDevices = 64;
-constexpr int kOneOrderMajor = 9;  // compute capability
 
 static_assert(std::has_unique_object_representations_v<Problem>, "it is hashed as bytes");
 
@@ -90,10 +89,6 @@ const Plan* plan_for(Cache& known, const Problem& problem, std::int64_t workspac
                      int device) {
   const auto [at, is_new] = known.plans.try_emplace({problem, device, workspace_bytes});
   if (is_new) try {
-      int major = 0;
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-      if (problem.backward && problem.deterministic && major != kOneOrderMajor)
-        throw std::runtime_error("its sums are known to have one order on Hopper only");
       if (problem.backward && problem.length % 128 != 0 && known.library.version < 91600)
         throw std::runtime_error("before 9.16 backward is right for whole tiles of 128 only");
       cudnnHandle_t& handle = known.handles[static_cast<std::size_t>(device)];
@@ -133,10 +128,6 @@ void run(const Library& library, cudnnHandle_t handle, const Plan& plan, const B
 template <class... Pointers>
 bool are_aligned(const Pointers*... data) {
   return ((reinterpret_cast<std::uintptr_t>(data) % 16 == 0) && ...);
-}
-
-const void* past(const void* data, std::int64_t elements) {
-  return static_cast<const std::byte*>(data) + elements * 2;
 }
 
 // Calls `body` with the cache locked and its library, where there is one to serve heads of this
@@ -185,55 +176,39 @@ bool forward(const AttentionArgs& a, Exec& exec) {
   });
 }
 
-// The operands of the slice that begins at element `b` of the batch and head `kv` of k and v.
-Bindings bindings_at(const AttentionBackwardArgs& a, std::int64_t b, std::int64_t kv) {
-  const std::int64_t D = a.head_dim, T = a.length, h = kv * (a.heads / a.kv_heads);
-  const auto head = [&](const void* data, std::int64_t row, std::int64_t first) {
-    return past(data, (b * T * row + first) * D);
-  };
-  Bindings bound;
-  bound.add(kQ, head(a.q, a.q_row, h));
-  bound.add(kK, head(a.k, a.k_row, kv));
-  bound.add(kV, head(a.v, a.v_row, kv));
-  bound.add(kO, head(a.o, a.heads, h));
-  bound.add(kDo, head(a.d_o, a.heads, h));
-  bound.add(kDq, head(a.dq, a.dq_row, h));
-  bound.add(kDk, head(a.dk, a.dk_row, kv));
-  bound.add(kDv, head(a.dv, a.dv_row, kv));
-  bound.add(kLse, static_cast<const float*>(a.lse) + (b * a.heads + h) * T);
-  bound.add(kScale, &a.scale);
-  bound.add(kOne, &kOneFactor);
-  if (a.causal) bound.add(kMasked, &kOfMasked);
-  return bound;
-}
-
 bool backward(const AttentionBackwardArgs& a, Exec& exec) {
   const std::int64_t bytes =
-      attention_workspace_bytes(a.batch, a.length, a.heads, a.kv_heads, a.head_dim, a.dtype,
-                                a.deterministic);
-  if (bytes == 0 || !a.workspace ||
+      attention_workspace_bytes(a.batch, a.length, a.heads, a.kv_heads, a.head_dim, a.dtype, false);
+  if (a.deterministic || bytes == 0 || !a.workspace ||
       !are_aligned(a.q, a.k, a.v, a.o, a.d_o, a.dq, a.dk, a.dv, a.workspace))
     return false;
   return with_library(a.head_dim, a.dtype, exec, [&](Cache& known, int device) {
-    const Slices slices = slices_of(a);
-    const Problem problem = problem_of(a, slices);
+    const Problem problem = problem_of(a);
     const std::int64_t delta = delta_bytes(problem), before = delta + sums_bytes(problem);
     const Plan* const plan = plan_for(known, problem, bytes - before, exec, device);
     if (!plan) return false;
-    use_stream(known, device, exec);
-    auto* const sums = static_cast<std::byte*>(a.workspace) + delta;
-    if (before > delta &&
-        cudaMemsetAsync(sums, 0, static_cast<std::size_t>(before - delta),
+    auto* const workspace = static_cast<std::byte*>(a.workspace);
+    if (cudaMemsetAsync(workspace + delta, 0, static_cast<std::size_t>(before - delta),
                         static_cast<cudaStream_t>(exec.native_stream)) != cudaSuccess)
       throw std::runtime_error("the sums of dq could not be cleared");
-    for (std::int64_t b = 0; b < a.batch; b += slices.batch)
-      for (std::int64_t kv = 0; kv < a.kv_heads; kv += slices.kv_heads) {
-        Bindings bound = bindings_at(a, b, kv);
-        bound.add(kDelta, a.workspace);
-        if (before > delta) bound.add(kSums, sums);
-        run(known.library, known.handles[static_cast<std::size_t>(device)], *plan, bound,
-            static_cast<std::byte*>(a.workspace) + before);
-      }
+    Bindings bound;
+    bound.add(kQ, a.q);
+    bound.add(kK, a.k);
+    bound.add(kV, a.v);
+    bound.add(kO, a.o);
+    bound.add(kDo, a.d_o);
+    bound.add(kDq, a.dq);
+    bound.add(kDk, a.dk);
+    bound.add(kDv, a.dv);
+    bound.add(kLse, a.lse);
+    bound.add(kDelta, workspace);
+    bound.add(kSums, workspace + delta);
+    bound.add(kScale, &a.scale);
+    bound.add(kOne, &kOneFactor);
+    if (a.causal) bound.add(kMasked, &kOfMasked);
+    use_stream(known, device, exec);
+    run(known.library, known.handles[static_cast<std::size_t>(device)], *plan, bound,
+        workspace + before);
     return true;
   });
 }
@@ -248,7 +223,8 @@ void attention(const AttentionArgs& args, Exec& exec) {
 
 void attention_backward(const AttentionBackwardArgs& args, Exec& exec) {
   if (args.batch == 0 || args.length == 0 || exec.error) return;
-  if (!cudnn::backward(args, exec)) attention_backward_in_tiles(args, exec);
+  if (!cudnn::backward(args, exec) && !attention_backward_on_tensor_cores(args, exec))
+    attention_backward_in_tiles(args, exec);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -3,8 +3,7 @@
 //
 //   forward    s = scale q k^T, masked; lse = max s + log sum exp(s - max s); o = p v
 //   backward   delta = rows of do o; p = exp(s - lse); dv = p^T do; ds = scale p (do v^T - delta);
-//              dk = ds^T q; dq = ds k, written once from a stored ds: no atomic additions, one
-//              order; or added up in f32 by atomics, in any
+//              dk = ds^T q; dq = ds k, added up in f32 by atomics, in any order
 //
 // With fewer heads of k and v, dk and dv are summed over the heads that read them.
 #include "kernels/cuda/cudnn_attention.hpp"
@@ -16,8 +15,6 @@ namespace {
 
 using Value = Graph::Value;
 
-constexpr std::int64_t kMargin = 1 << 20;  // of a slice: what a plan may want beside its arrays
-
 cudnnDataType_t type_of(DType dtype) {
   return dtype == DType::bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
 }
@@ -28,8 +25,6 @@ struct Shapes {
   std::int64_t B = p.batch, T = p.length, H = p.heads, K = p.kv_heads, D = p.head_dim;
   cudnnDataType_t type = type_of(p.dtype);
   Four scores{B, H, T, T}, rows{B, H, T, 1}, queries{B, H, T, D}, keys{B, K, T, D};
-  Four stored{p.all_heads * T, T, 1, 1};  // of lse, in all heads
-
   Four strides(std::int64_t row) const { return {T * row * D, D, row * D, 1}; }
   Value query_like(Graph& g, Bound number, std::int64_t row) const {
     return g.bound(number, queries, strides(row), type);
@@ -58,8 +53,8 @@ Value masked(Graph& g, const Shapes& x, Value s) {
 
 void build_forward(Graph& g, const Shapes& x) {
   const Value q = x.query_like(g, kQ, x.p.q_row), k = x.key_transposed(g, kK, x.p.k_row);
-  const Value v = x.key_like(g, kV, x.p.v_row), o = x.query_like(g, kO, x.p.all_heads);
-  const Value lse = g.bound(kLse, x.rows, x.stored, CUDNN_DATA_FLOAT);
+  const Value v = x.key_like(g, kV, x.p.v_row), o = x.query_like(g, kO, x.p.heads);
+  const Value lse = g.bound(kLse, x.rows, packed(x.rows), CUDNN_DATA_FLOAT);
   const Value product = g.inner(x.scores), scaled = g.inner(x.scores);
   g.product(q, k, product);
   g.pointwise(CUDNN_POINTWISE_MUL, product, g.number(kScale), scaled);
@@ -77,11 +72,11 @@ void build_forward(Graph& g, const Shapes& x) {
 }
 
 void build_backward(Graph& g, const Shapes& x) {
-  const Value q = x.query_like(g, kQ, x.p.q_row), o = x.query_like(g, kO, x.p.all_heads);
+  const Value q = x.query_like(g, kQ, x.p.q_row), o = x.query_like(g, kO, x.p.heads);
   const Value k = x.key_transposed(g, kK, x.p.k_row), v = x.key_transposed(g, kV, x.p.v_row);
-  const Value d_o = x.query_like(g, kDo, x.p.all_heads), dq = x.query_like(g, kDq, x.p.dq_row);
+  const Value d_o = x.query_like(g, kDo, x.p.heads), dq = x.query_like(g, kDq, x.p.dq_row);
   const Value dk = x.key_like(g, kDk, x.p.dk_row), dv = x.key_like(g, kDv, x.p.dv_row);
-  const Value lse = g.bound(kLse, x.rows, x.stored, CUDNN_DATA_FLOAT);
+  const Value lse = g.bound(kLse, x.rows, packed(x.rows), CUDNN_DATA_FLOAT);
   const Value delta = g.bound(kDelta, x.rows, packed(x.rows), CUDNN_DATA_FLOAT);
   const Value scale = g.number(kScale);
 
@@ -117,7 +112,6 @@ void build_backward(Graph& g, const Shapes& x) {
   add_to_keys(ds, q, dk);
   const Value rows_of_k = g.inner(x.keys, x.strides(x.p.k_row), x.type);
   g.reshape(k, rows_of_k);
-  if (x.p.deterministic) return g.product(ds, rows_of_k, dq);
   const Value sums_of_dq = g.bound(kSums, x.queries, x.strides(x.H), CUDNN_DATA_FLOAT);
   g.product(ds, rows_of_k, sums_of_dq);
   g.pointwise(CUDNN_POINTWISE_IDENTITY, sums_of_dq, dq);
@@ -125,33 +119,13 @@ void build_backward(Graph& g, const Shapes& x) {
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
-std::int64_t wanted(const AttentionBackwardArgs& a, const Slices& s) {
-  const std::int64_t heads = std::int64_t{s.batch} * s.kv_heads * (a.heads / a.kv_heads);
-  const std::int64_t rows = heads * a.length;
-  const std::int64_t parts = a.heads == a.kv_heads ? 0 : 2 * rows * a.head_dim * 2;  // dk, dv
-  return attention_score_bytes(heads, a.length) + parts + aligned(rows * 4) + kMargin;
-}
-
 }  // namespace
-
-Slices slices_of(const AttentionBackwardArgs& a) {
-  if (!a.deterministic) return {a.batch, a.kv_heads};
-  const std::int64_t most =
-      attention_workspace_bytes(a.batch, a.length, a.heads, a.kv_heads, a.head_dim, a.dtype, true);
-  // One plan serves all slices, so they are of one size.
-  for (std::int32_t batch = a.batch; batch > 0; --batch)
-    if (const Slices s{batch, a.kv_heads}; a.batch % batch == 0 && wanted(a, s) <= most) return s;
-  for (std::int32_t heads = a.kv_heads - 1; heads > 1; --heads)
-    if (const Slices s{1, heads}; a.kv_heads % heads == 0 && wanted(a, s) <= most) return s;
-  return {1, 1};
-}
 
 Problem problem_of(const AttentionArgs& a) {
   return {.batch = a.batch,
           .length = a.length,
           .heads = a.heads,
           .kv_heads = a.kv_heads,
-          .all_heads = a.heads,
           .head_dim = a.head_dim,
           .q_row = a.q_row,
           .k_row = a.k_row,
@@ -161,16 +135,14 @@ Problem problem_of(const AttentionArgs& a) {
           .dv_row = 0,
           .dtype = a.dtype,
           .causal = a.causal,
-          .backward = false,
-          .deterministic = true};
+          .backward = false};
 }
 
-Problem problem_of(const AttentionBackwardArgs& a, const Slices& s) {
-  return {.batch = s.batch,
+Problem problem_of(const AttentionBackwardArgs& a) {
+  return {.batch = a.batch,
           .length = a.length,
-          .heads = s.kv_heads * (a.heads / a.kv_heads),
-          .kv_heads = s.kv_heads,
-          .all_heads = a.heads,
+          .heads = a.heads,
+          .kv_heads = a.kv_heads,
           .head_dim = a.head_dim,
           .q_row = a.q_row,
           .k_row = a.k_row,
@@ -180,8 +152,7 @@ Problem problem_of(const AttentionBackwardArgs& a, const Slices& s) {
           .dv_row = a.dv_row,
           .dtype = a.dtype,
           .causal = a.causal,
-          .backward = true,
-          .deterministic = a.deterministic};
+          .backward = true};
 }
 
 std::int64_t delta_bytes(const Problem& p) {
@@ -189,8 +160,7 @@ std::int64_t delta_bytes(const Problem& p) {
 }
 
 std::int64_t sums_bytes(const Problem& p) {
-  return p.deterministic ? 0
-                         : aligned(std::int64_t{p.batch} * p.heads * p.length * p.head_dim * 4);
+  return aligned(std::int64_t{p.batch} * p.heads * p.length * p.head_dim * 4);
 }
 
 std::vector<Proposal> proposals(const Library& library, const Problem& problem,

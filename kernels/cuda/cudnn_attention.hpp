@@ -18,11 +18,11 @@ namespace tessera::kernels::cuda::cudnn {
 // The heads of one execution: all that a plan depends on, and its key.
 struct Problem {
   std::int32_t batch, length;
-  // `all_heads` lie in a row of o, of which this execution has `heads`.
-  std::int32_t heads, kv_heads, all_heads, head_dim;
+  std::int32_t heads, kv_heads, head_dim;
   std::int32_t q_row, k_row, v_row, dq_row, dk_row, dv_row;
   DType dtype;
-  bool causal, backward, deterministic;
+  bool causal, backward;
+  std::uint8_t zero = 0;
   bool operator==(const Problem&) const = default;
 };
 
@@ -44,21 +44,13 @@ enum Bound : std::int64_t {
   kSums
 };
 
-// Backward runs over `batch` elements of the batch at a time, or one element and `kv_heads` heads
-// of k and v with the heads that read them; forward over all.
-struct Slices {
-  std::int32_t batch, kv_heads;
-};
-// The largest whose executions keep to attention_workspace_bytes(), which is not 0.
-Slices slices_of(const AttentionBackwardArgs& args);
-
 Problem problem_of(const AttentionArgs& args);
-Problem problem_of(const AttentionBackwardArgs& args, const Slices& slices);
+Problem problem_of(const AttentionBackwardArgs& args);
 
 // f32 [B, H, T] of `problem`, rounded up to 256 bytes: the sums over o do, which backward keeps in
 // the workspace in front of the plan's own.
 std::int64_t delta_bytes(const Problem& problem);
-// f32 [B, T, H, D] behind them, 0 before backward adds dq up in it; none where that has one order.
+// f32 [B, T, H, D] behind them, 0 before backward adds dq up in it.
 std::int64_t sums_bytes(const Problem& problem);
 
 struct Plan {

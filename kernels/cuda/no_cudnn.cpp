@@ -22,8 +22,7 @@ void attention(const AttentionArgs& args, Exec& exec) {
 }
 
 void attention_backward(const AttentionBackwardArgs& args, Exec& exec) {
-  say_once(args.head_dim, args.dtype, exec);
-  attention_backward_in_tiles(args, exec);
+  if (!attention_backward_on_tensor_cores(args, exec)) attention_backward_in_tiles(args, exec);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdio>
+#include <type_traits>
 
 #include "kernels/cuda/grid.hpp"
 
@@ -54,6 +55,56 @@ class Thread {
   }
   // Bit l: whether lane l gave true.
   TESSERA_DEVICE unsigned ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
+
+  // 16 bytes into shared memory, both aligned; zeros where `there` is false. They lie there after
+  // the thread's wait_copies(), and for others after a barrier behind it.
+  TESSERA_DEVICE void copy_async(void* to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+  }
+  TESSERA_DEVICE void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+  // Four matrices of 8 x 8 elements of 16 bits from shared memory: lane l names row l % 8 of matrix
+  // l / 8, 8 aligned elements, and gets of each matrix elements 2 (l % 4) and the next of row
+  // l / 4, or of column l / 4 of those that are transposed. For the whole warp, as multiply.
+  template <class T>
+  TESSERA_DEVICE void load_matrices(std::uint32_t (&out)[4], const T* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(shared_address(row)));
+  }
+  template <class T>
+  TESSERA_DEVICE void load_transposed(std::uint32_t (&out)[4], const T* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(shared_address(row)));
+  }
+  // d [16, 8] += a [16, 16] b [16, 8] on tensor cores; T: BFloat16 or Float16. Lane l has, with
+  // r = l / 4 and c = 2 (l % 4), in pairs of neighbours of which the first is the lower half:
+  //   a  (r, c), (r + 8, c), (r, c + 8), (r + 8, c + 8), each with the next column
+  //   b  (c, r), (c + 8, r), each with the next row
+  //   d  (r, c), (r, c + 1), (r + 8, c), (r + 8, c + 1)
+  // Source: PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type".
+  template <class T>
+  TESSERA_DEVICE void multiply(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                               std::uint32_t b1) {
+    if constexpr (std::is_same_v<T, BFloat16>)
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+
+ private:
+  TESSERA_DEVICE static unsigned shared_address(const void* p) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(p));
+  }
 };
 
 // Conversions of 16-bit floats; rounding to nearest even.
@@ -68,6 +119,17 @@ TESSERA_DEVICE void from_float(float value, Float16& out) {
   out.bits = __half_as_ushort(__float2half_rn(value));
 }
 
+// Two numbers rounded to T, `low` in the lower half.
+template <class T>
+TESSERA_DEVICE std::uint32_t pair_of(float low, float high) {
+  std::uint32_t bits;
+  if constexpr (std::is_same_v<T, BFloat16>)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+
 // 16 bytes in one access; `to` is aligned.
 TESSERA_DEVICE void store_whole(void* to, const void* from) {
   uint4 bytes;
@@ -78,6 +140,12 @@ TESSERA_DEVICE void store_whole(void* to, const void* from) {
 // exp of x <= 0 in two instructions: within 2 + 1.173 |x| ulp.
 TESSERA_DEVICE float exp_fast(float x) { return __expf(x); }
 TESSERA_DEVICE double exp_fast(double x) { return exp(x); }
+// 2^x in one instruction, within 2 ulp; 0 below 2^-126.
+TESSERA_DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 // a b, rounded: never part of a fused a b + c, which the compiler makes on its own.
 TESSERA_DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 TESSERA_DEVICE double rounded_product(double a, double b) { return __dmul_rn(a, b); }

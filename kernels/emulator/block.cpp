@@ -64,13 +64,17 @@ class EmulatedBlock {
     fibers(launch_.threads)[static_cast<std::size_t>(thread)]->pause();
   }
   // Two rounds of values: a lane that is ahead writes the other one, and cannot be two ahead.
-  std::uint64_t exchange(int thread, std::uint64_t bits, int lane) {
+  const std::uint64_t* show(int thread, std::uint64_t bits) {
     const auto i = static_cast<std::size_t>(thread);
     std::vector<std::uint64_t>& values = shown_[round_[i]++ % 2];
     values[i] = bits;
     pause(thread, At::warp_barrier);
-    const std::size_t from = i / kWarp * kWarp + static_cast<std::size_t>(lane);
-    return from < values.size() ? values[from] : bits;
+    return values.data() + i / kWarp * kWarp;
+  }
+  std::uint64_t exchange(int thread, std::uint64_t bits, int lane) {
+    const std::uint64_t* const values = show(thread, bits);
+    const std::size_t from = static_cast<std::size_t>(thread / kWarp * kWarp + lane);
+    return from < threads_.size() ? values[lane] : bits;
   }
 
   // One round for all: bit l is what lane l of the warp gave in it.
@@ -142,7 +146,7 @@ std::byte* Thread::shared_memory() { return block_->shared(); }
 std::uint64_t Thread::exchange(std::uint64_t bits, int lane) {
   return block_->exchange(index_, bits, lane);
 }
-
+const std::uint64_t* Thread::show(std::uint64_t bits) { return block_->show(index_, bits); }
 unsigned Thread::ballot(bool value) { return block_->ballot(index_, value); }
 
 namespace emulator {

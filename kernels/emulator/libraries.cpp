@@ -26,7 +26,7 @@ void gemm_gelu(const GemmGeluArgs& args, Exec& exec) {
 
 void attention(const AttentionArgs& args, Exec& exec) { attention_in_tiles(args, exec); }
 void attention_backward(const AttentionBackwardArgs& args, Exec& exec) {
-  attention_backward_in_tiles(args, exec);
+  if (!attention_backward_on_tensor_cores(args, exec)) attention_backward_in_tiles(args, exec);
 }
 
 bool gemm_choice(const GemmArgs& args, int choice, Exec& exec) {

@@ -1,0 +1,335 @@
+// Attention's backward pass for 16-bit heads on tensor cores: seven products where five would do
+// with atomics, no [T, T] memory, and sums in one order, so equal calls give equal bits.
+//
+//   delta   rows of do o, and lse in powers of 2, into the workspace
+//   dk, dv  a block is 128 keys:     K V │ Q0 dO0 │ Q1 dO1 │ ...  -> dk, dv, of each head in turn
+//   dq      a block is 128 queries:  Q dO │ K0 V0 │ K1 V1 │ ...   -> dq
+//
+// Both walk alike: the tiles that stay, x and y, lie in registers; those that come, u and w, are
+// brought by asynchronous copies into two stages of shared memory. Of 16 columns at a time,
+//
+//   s = x u^T    p = exp(scale s - lse)    dp = y w^T    ds = p (dp - delta)
+//   first += ds u (dk or dq)               second += p w (dv)
+//
+// where rows are keys or queries as the block's are: so what a product leaves in registers is, once
+// rounded, what the next one takes, and p and ds never visit shared memory.
+// Source: Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning",
+// 2023.
+#include <limits>
+#include <numbers>
+
+#include "kernels/attention.hpp"
+#include "kernels/cuda/attention_tiles.hpp"
+#include "kernels/cuda/kernels.hpp"
+
+namespace tessera::kernels::cuda {
+
+namespace {
+
+using attention_tiles::Head;
+using attention_tiles::head_of;
+
+constexpr int kRows = 128;  // of a block
+
+// Sizes for heads of up to kDim elements: 64 or 128.
+template <int kDim>
+struct Shape {
+  static constexpr int kTiles = 128 / kDim;  // of 16 rows, of a warp
+  static constexpr int kThreads = kRows / kTiles / 16 * kWarp;
+  static constexpr int kPitch = kDim + 8;  // 8 rows meet each bank once
+  static constexpr int kStage = 2 * kAttentionColumns * kPitch;
+  static constexpr std::size_t kTileBytes = 2 * 2 * kStage;  // also the tiles that stay, at first
+  static constexpr std::size_t kBytes = kTileBytes + 2 * 2 * kAttentionColumns * sizeof(float);
+};
+
+// f32 [B, H, T'] each: log2(e) lse and delta, infinity and 0 beyond T, so that no query there
+// counts.
+struct Statistics {
+  float *lse, *delta;
+  std::int64_t length;  // T'
+};
+
+template <class T, int kDim>
+struct Delta {
+  AttentionBackwardArgs a;
+  Statistics to;
+
+  static constexpr int kThreads = 256, kLanes = kDim / 8, kRowsOfBlock = kThreads / kLanes;
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    const std::int64_t row = t.block() * kRowsOfBlock + t.index() / kLanes, head = row / to.length;
+    const auto at = static_cast<int>(row % to.length);
+    const int d = t.index() % kLanes * 8;
+    const auto heads_before = static_cast<int>(head % a.heads);
+    const bool there = at < a.length && d < a.head_dim;
+    float sum = 0;
+    if (there) {
+      const auto of = [&](const void* base) {
+        const auto from =
+            head_of<const T>(base, a.heads, head / a.heads, heads_before, a.length, a.head_dim);
+        return load<8>(from.data + at * from.stride + d);
+      };
+      const auto x = of(a.o), y = of(a.d_o);
+      for (int i = 0; i < 8; ++i) sum += load_as_compute(x.at[i]) * load_as_compute(y.at[i]);
+    }
+    for (int mask = 1; mask < kLanes; mask *= 2) sum += t.shuffle_xor(sum, mask);
+    if (d != 0) return;
+    const float* lse = static_cast<const float*>(a.lse) + head * a.length + at;
+    to.lse[row] = at < a.length ? *lse * std::numbers::log2e_v<float>
+                                : std::numeric_limits<float>::infinity();
+    to.delta[row] = sum;
+  }
+};
+
+// dk and dv where kOfKeys, else dq.
+template <class T, int kDim, bool kOfKeys>
+struct Backward {
+  AttentionBackwardArgs a;
+  Statistics statistics;
+  int first_tile;  // the tile of rows of block 0
+
+  using S = Shape<kDim>;
+  static constexpr int kBlocks = kDim == 64 ? 2 : 1;  // with up to 255 registers a thread
+  static constexpr int kTiles = S::kTiles, kSteps = kDim / 16, kPitch = S::kPitch;
+  static constexpr int kColumns = kAttentionColumns;
+
+  using Fragments = std::uint32_t[kTiles][kSteps][4];
+  using Sums = float[kTiles][2 * kSteps][4];
+
+  // What a thread knows of its block's rows and its own.
+  struct Place {
+    std::int64_t batch;
+    int head, first, row, lane;  // of the rows' tensor; the block's first row, the warp's
+  };
+
+  TESSERA_DEVICE Head<const T> head(const void* base, int row_heads, const Place& at,
+                                    int head) const {
+    return head_of<const T>(base, row_heads, at.batch, head, a.length, a.head_dim);
+  }
+
+  // kCount rows from `first` on; zeros beyond the last row and column.
+  template <int kCount>
+  TESSERA_DEVICE void bring(Thread& t, T* tile, const Head<const T>& from, int first) const {
+    constexpr int across = kDim / 8, per_pass = S::kThreads / across;
+    const int r = t.index() / across, d = t.index() % across * 8;
+    const T* row = from.data + (first + r) * from.stride + d;
+    const std::int64_t pass = per_pass * from.stride;
+    const bool inside = d < a.head_dim;
+    for (int i = 0; i < kCount; i += per_pass, row += pass)
+      t.copy_async(tile + (r + i) * kPitch + d, row, inside && first + r + i < a.length);
+  }
+
+  TESSERA_DEVICE void keep(Thread& t, Fragments& x, const T* tile) const {
+    const int lane = t.lane();
+    const T* row = tile + (t.warp() * kTiles * 16 + lane % 16) * kPitch + lane / 16 * 8;
+    unrolled<kTiles>([&](int m) {
+      unrolled<kSteps>([&](int k) { t.load_matrices(x[m][k], row + m * 16 * kPitch + k * 16); });
+    });
+  }
+
+  TESSERA_DEVICE bool sees(int row, int column) const {
+    if (kOfKeys) return !a.causal || row <= column;
+    return column < a.length && (!a.causal || column <= row);
+  }
+
+  // Adds 16 columns from `column` on, whose rows of u and w begin at `u` and `w` and whose
+  // statistics at `lse`, where they are columns', or are the rows' in `of_rows`.
+  TESSERA_DEVICE void add(Thread& t, Sums& first, Sums& second, const Fragments& x,
+                          const Fragments& y, const T* u, const T* w, const float* lse,
+                          const float (&of_rows)[kTiles][2][2], const Place& at, int column) const {
+    const int lane = at.lane, pair = lane % 4 * 2;
+    const int across = (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 8;
+    float s[kTiles][2][4] = {}, dp[kTiles][2][4] = {};
+    unrolled<kSteps>([&](int k) {
+      std::uint32_t b[4], c[4];
+      t.load_matrices(b, u + across + k * 16);
+      t.load_matrices(c, w + across + k * 16);
+      unrolled<kTiles>([&](int m) {
+        t.template multiply<T>(s[m][0], x[m][k], b[0], b[1]);
+        t.template multiply<T>(s[m][1], x[m][k], b[2], b[3]);
+        t.template multiply<T>(dp[m][0], y[m][k], c[0], c[1]);
+        t.template multiply<T>(dp[m][1], y[m][k], c[2], c[3]);
+      });
+    });
+
+    const float factor = a.scale * std::numbers::log2e_v<float>;
+    const bool is_whole = kOfKeys ? !a.causal || column >= at.row + kTiles * 16 - 1
+                                  : column + 16 <= a.length && (!a.causal || column + 15 <= at.row);
+    std::uint32_t ps[kTiles][4], ds[kTiles][4];
+    unrolled<2>([&](int n) {
+      Pack<float, 2> column_lse{}, column_delta{};
+      if constexpr (kOfKeys) {
+        column_lse = load<2>(lse + n * 8 + pair);
+        column_delta = load<2>(lse + kColumns + n * 8 + pair);
+      }
+      unrolled<kTiles>([&](int m) {
+        float p[4], d[4];
+        unrolled<4>([&](int i) {
+          const float l = kOfKeys ? column_lse.at[i % 2] : of_rows[m][i / 2][0];
+          const float delta = kOfKeys ? column_delta.at[i % 2] : of_rows[m][i / 2][1];
+          p[i] = exp2_fast(s[m][n][i] * factor - l);
+          if (!is_whole &&
+              !sees(at.row + m * 16 + lane / 4 + i / 2 * 8, column + n * 8 + pair + i % 2))
+            p[i] = 0;
+          d[i] = p[i] * (dp[m][n][i] - delta);
+        });
+        unrolled<2>([&](int half) {
+          ps[m][n * 2 + half] = pair_of<T>(p[half * 2], p[half * 2 + 1]);
+          ds[m][n * 2 + half] = pair_of<T>(d[half * 2], d[half * 2 + 1]);
+        });
+      });
+    });
+
+    const int down = lane % 16 * kPitch + lane / 16 * 8;
+    unrolled<kSteps>([&](int k) {
+      std::uint32_t b[4];
+      t.load_transposed(b, u + down + k * 16);
+      unrolled<kTiles>([&](int m) {
+        t.template multiply<T>(first[m][k * 2], ds[m], b[0], b[1]);
+        t.template multiply<T>(first[m][k * 2 + 1], ds[m], b[2], b[3]);
+      });
+      if constexpr (kOfKeys) {
+        t.load_transposed(b, w + down + k * 16);
+        unrolled<kTiles>([&](int m) {
+          t.template multiply<T>(second[m][k * 2], ps[m], b[0], b[1]);
+          t.template multiply<T>(second[m][k * 2 + 1], ps[m], b[2], b[3]);
+        });
+      }
+    });
+  }
+
+  TESSERA_DEVICE void store_rows(void* base, int row_heads, const Place& at, const Sums& sums,
+                                 float factor) const {
+    const auto to = head_of<T>(base, row_heads, at.batch, at.head, a.length, a.head_dim);
+    unrolled<kTiles * 2>([&](int i) {
+      const int row = at.row + at.lane / 4 + i * 8;
+      T* const line = to.data + row * to.stride + at.lane % 4 * 2;
+      if (row < a.length)
+        unrolled<2 * kSteps>([&](int n) {
+          const float(&x)[4] = sums[i / 2][n];
+          if (n * 8 < a.head_dim)
+            *reinterpret_cast<std::uint32_t*>(line + n * 8) =
+                pair_of<T>(x[i % 2 * 2] * factor, x[i % 2 * 2 + 1] * factor);
+        });
+    });
+  }
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    const int heads = kOfKeys ? a.kv_heads : a.heads, group = a.heads / a.kv_heads;
+    const std::int64_t others = std::int64_t{heads} * a.batch, other = t.block() % others;
+    // The longest walks first: the first keys, the last queries.
+    const auto tile = static_cast<int>(t.block() / others);
+    Place at;
+    at.batch = other / heads;
+    at.head = static_cast<int>(other % heads);
+    at.first = (first_tile > 0 ? first_tile - tile : tile) * kRows;
+    at.row = at.first + t.warp() * kTiles * 16;
+    at.lane = t.lane();
+
+    T* const tiles = t.shared<T>();
+    float* const stats = t.shared<float>(S::kTileBytes);
+    Fragments x, y;
+    bring<kRows>(t, tiles,
+                 kOfKeys ? head(a.k, a.k_row, at, at.head) : head(a.q, a.q_row, at, at.head),
+                 at.first);
+    bring<kRows>(t, tiles + S::kStage,
+                 kOfKeys ? head(a.v, a.v_row, at, at.head) : head(a.d_o, a.heads, at, at.head),
+                 at.first);
+    t.wait_copies();
+    t.sync();
+    keep(t, x, tiles);
+    keep(t, y, tiles + S::kStage);
+    t.sync();
+
+    float of_rows[kTiles][2][2] = {};
+    if (!kOfKeys && at.row < a.length)
+      unrolled<kTiles * 2>([&](int i) {
+        const std::int64_t row =
+            (at.batch * a.heads + at.head) * statistics.length + at.row + at.lane / 4 + i * 8;
+        of_rows[i / 2][i % 2][0] = statistics.lse[row];
+        of_rows[i / 2][i % 2][1] = statistics.delta[row];
+      });
+
+    const int begin = kOfKeys && a.causal ? at.first : 0;
+    const int last_seen = !kOfKeys && a.causal ? at.first + kRows : a.length;
+    const int end = last_seen < a.length ? last_seen : a.length;
+    const int head_begin = kOfKeys ? at.head * group : at.head / group;
+    const int head_end = kOfKeys ? head_begin + group : head_begin + 1;
+    // Columns from `column` on of a head, for stage `stage`.
+    const auto bring_columns = [&](int stage, int of, int column) {
+      T* const u = tiles + stage * S::kStage;
+      bring<kColumns>(t, u, kOfKeys ? head(a.q, a.q_row, at, of) : head(a.k, a.k_row, at, of),
+                      column);
+      bring<kColumns>(t, u + S::kStage / 2,
+                      kOfKeys ? head(a.d_o, a.heads, at, of) : head(a.v, a.v_row, at, of), column);
+      if (kOfKeys && t.index() < kColumns / 2) {
+        const std::int64_t row = (at.batch * a.heads + of) * statistics.length + column;
+        const int e = t.index() % (kColumns / 4) * 4;
+        const float* from = t.index() < kColumns / 4 ? statistics.lse : statistics.delta;
+        t.copy_async(stats + stage * 2 * kColumns + t.index() * 4, from + row + e, true);
+      }
+    };
+
+    Sums first = {}, second = {};
+    int stage = 0, of = head_begin, column = begin;
+    bring_columns(0, of, column);
+    while (of < head_end) {
+      t.wait_copies();
+      t.sync();
+      const int here = column;
+      column += kColumns;
+      if (column >= end) {
+        column = begin;
+        ++of;
+      }
+      if (of < head_end) bring_columns(1 - stage, of, column);
+      const T* const u = tiles + stage * S::kStage;
+      TESSERA_UNROLL(1)
+      for (int c = 0; c < kColumns; c += 16) {
+        const int from = here + c;
+        if (at.row >= a.length || from >= end) break;
+        if (a.causal && (kOfKeys ? from + 15 < at.row : from > at.row + kTiles * 16 - 1)) continue;
+        add(t, first, second, x, y, u + c * kPitch, u + S::kStage / 2 + c * kPitch,
+            stats + stage * 2 * kColumns + c, of_rows, at, from);
+      }
+      stage = 1 - stage;
+    }
+    if constexpr (kOfKeys) {
+      store_rows(a.dk, a.dk_row, at, first, a.scale);
+      store_rows(a.dv, a.dv_row, at, second, 1);
+    } else {
+      store_rows(a.dq, a.dq_row, at, first, a.scale);
+    }
+  }
+};
+
+template <class T, int kDim>
+void launch_backward(const AttentionBackwardArgs& a, Exec& exec) {
+  using S = Shape<kDim>;
+  const std::int64_t length = blocks_for(a.length, kAttentionColumns) * kAttentionColumns;
+  const std::int64_t rows = length * a.heads * a.batch;
+  const Statistics statistics{static_cast<float*>(a.workspace),
+                              static_cast<float*>(a.workspace) + rows, length};
+  using D = Delta<T, kDim>;
+  launch<D::kThreads>(exec, {rows / D::kRowsOfBlock}, 0, D{a, statistics});
+  const std::int64_t tiles = blocks_for(a.length, kRows);
+  launch<S::kThreads>(exec, {tiles * a.kv_heads * a.batch}, S::kBytes,
+                      Backward<T, kDim, true>{a, statistics, 0});
+  launch<S::kThreads>(
+      exec, {tiles * a.heads * a.batch}, S::kBytes,
+      Backward<T, kDim, false>{a, statistics, a.causal ? static_cast<int>(tiles) - 1 : 0});
+}
+
+}  // namespace
+
+bool attention_backward_on_tensor_cores(const AttentionBackwardArgs& a, Exec& exec) {
+  if (!suits_tensor_cores(a)) return false;
+  const auto of_type = [&](auto tag) {
+    using T = decltype(tag);
+    a.head_dim <= 64 ? launch_backward<T, 64>(a, exec) : launch_backward<T, 128>(a, exec);
+  };
+  a.dtype == DType::bf16 ? of_type(BFloat16{}) : of_type(Float16{});
+  return true;
+}
+
+}  // namespace tessera::kernels::cuda
