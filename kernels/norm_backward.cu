@@ -9,7 +9,8 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 256;  // of the kernels that take any row
+constexpr int kThreads = 256;       // of the kernels that take any row
+constexpr int kFoldThreads = 1024;  // few columns make few blocks: many loads in each
 
 // The pointers of the backward pass, and the row sums that dx needs; kLayer: with a mean.
 template <class T>
@@ -22,16 +23,14 @@ struct BackwardArrays {
   std::int64_t rows;
   int cols, group_size;
 
-  // dx of one element: `g`, `xhat` and `other` are its own, the others the row's.
-  TESSERA_DEVICE T gradient(C g, C xhat, C g_mean, C product_mean, C scale, bool adds,
-                            T other) const {
-    const T own = rounded<T>(scale * (g - g_mean - xhat * product_mean));
-    return adds ? rounded<T>(load_as_compute(own) + load_as_compute(other)) : own;
+  // The norm's part of dx of one element: `g` and `xhat` are its own, the others the row's.
+  TESSERA_DEVICE T gradient(C g, C xhat, C g_mean, C product_mean, C scale) const {
+    return rounded<T>(scale * (g - g_mean - xhat * product_mean));
   }
 };
 
 // One pass over x and dy. A group goes from row to row, with the next row under way (kAhead) while
-// it sums over the present one; parameter gradients stay in registers until the end.
+// it sums over the present one; weights and parameter gradients stay in registers until the end.
 //
 //   row i      x dy in registers ── sums ── barrier ── dx
 //   row i + 1  loads ─────────────────────────────────┘
@@ -40,10 +39,11 @@ struct Backward : BackwardArrays<T> {
   using C = Compute<T>;
   using Base = BackwardArrays<T>;
   static constexpr int N = kPack<T>, kKept = kPacks * N, kWarps = kBlock / kWarp;
+  static constexpr int kSums = kLayer ? 2 : 1;  // over a row: of g xhat, and of g
   static constexpr int kBlocks = kBlock == 256 && kAhead ? 2 : 0;
 
   struct Line {
-    Pack<T, N> x[kPacks], dy[kPacks];
+    Held<T, N> x[kPacks], dy[kPacks];
     C center, scale;
   };
 
@@ -55,8 +55,8 @@ struct Backward : BackwardArrays<T> {
     for (int k = 0; k < kPacks; ++k) {
       const int c = column(group, k);
       if (c >= this->cols) continue;
-      line.x[k] = load<N>(this->x + row * this->cols + c);
-      line.dy[k] = load<N>(this->dy + row * this->cols + c);
+      line.x[k] = load_held<N>(this->x + row * this->cols + c);
+      line.dy[k] = load_held<N>(this->dy + row * this->cols + c);
     }
     line.scale = this->rstd[row];
     line.center = kLayer ? this->mean[row] : C(0);
@@ -65,6 +65,9 @@ struct Backward : BackwardArrays<T> {
   TESSERA_DEVICE void operator()(Thread& t) const {
     const Group group(t, this->group_size);
     const int groups = kBlock / group.size;
+    Held<T, N> weights[kPacks];
+    for (int k = 0; k < kPacks; ++k)
+      if (kAhead && column(group, k) < this->cols) weights[k] = weight_at(column(group, k));
     C w_sum[kKept] = {}, b_sum[kLayer ? kKept : 1] = {};
     C* scratch = t.shared<C>();
     Line next;
@@ -76,56 +79,67 @@ struct Backward : BackwardArrays<T> {
       if constexpr (!kAhead) fetch(group, row, next);
       const Line line = next;
       if constexpr (kAhead) fetch(group, row + t.blocks() * groups, next);
-      finish_row(t, group, row, line, w_sum, b_sum, scratch + 2 * kWarps * turn);
+      finish_row(t, group, row, line, weights, w_sum, b_sum, scratch + kSums * kWarps * turn);
     }
-    C* merged = scratch + 4 * kWarps;
+    C* merged = scratch + 2 * kSums * kWarps;
     if (this->w_parts != nullptr) merge(t, group, w_sum, merged, this->w_parts);
     if constexpr (kLayer)
       if (this->b_parts != nullptr) merge(t, group, b_sum, merged, this->b_parts);
   }
 
-  TESSERA_DEVICE Pack<T, N> weights(int c) const {
-    if (this->weight != nullptr) return load<N>(this->weight + c);
-    return {};
+  TESSERA_DEVICE Held<T, N> weight_at(int c) const {
+    if (this->weight != nullptr) return load_held<N>(this->weight + c);
+    Pack<T, N> ones;
+    for (T& one : ones.at) one = rounded<T>(1);
+    return ones;
+  }
+  // f(j, d, xhat, g) for the elements of pack k, which begins at column c.
+  template <class F>
+  TESSERA_DEVICE void each(const Line& line, const Held<T, N>* weights, int k, int c, F f) const {
+    const Pack<T, N> x = line.x[k], dy = line.dy[k], w = kAhead ? weights[k] : weight_at(c);
+    for (int j = 0; j < N; ++j) {
+      const C d = load_as_compute(dy.at[j]);
+      f(j, d, (load_as_compute(x.at[j]) - line.center) * line.scale, d * load_as_compute(w.at[j]));
+    }
   }
   TESSERA_DEVICE void finish_row(Thread& t, const Group& group, std::int64_t row, const Line& line,
-                                 C* w_sum, C* b_sum, C* scratch) const {
+                                 const Held<T, N>* weights, C* w_sum, C* b_sum, C* scratch) const {
     const int cols = row < this->rows ? this->cols : 0;
     const std::int64_t at = row * this->cols;
-    Pack<T, N> other[kPacks];
-    C g_sum = 0, product = 0;
+    Held<T, N> other[kPacks];
+    C sums[kSums] = {};
     for (int k = 0; k < kPacks; ++k) {
       const int c = column(group, k);
       if (c >= cols) continue;
-      const Pack<T, N> w = weights(c);
-      if (this->d_sum != nullptr) other[k] = load<N>(this->d_sum + at + c);
-      for (int j = 0; j < N; ++j) {
-        const C d = load_as_compute(line.dy[k].at[j]);
-        const C xhat = (load_as_compute(line.x[k].at[j]) - line.center) * line.scale;
-        const C g = this->weight != nullptr ? d * load_as_compute(w.at[j]) : d;
-        g_sum += g;
-        product += g * xhat;
+      if (this->d_sum != nullptr) other[k] = load_held<N>(this->d_sum + at + c);
+      each(line, weights, k, c, [&](int j, C d, C xhat, C g) {
+        sums[0] += g * xhat;
         w_sum[k * N + j] += d * xhat;
-        if constexpr (kLayer) b_sum[k * N + j] += d;
-      }
+        if constexpr (kLayer) {
+          sums[1] += g;
+          b_sum[k * N + j] += d;
+        }
+      });
     }
     if (this->dx == nullptr) return;
-    const C n = static_cast<C>(this->cols);
-    const C g_mean = kLayer ? group_reduce(t, group, g_sum, scratch, Sum{}) / n : C(0);
-    const C product_mean = group_reduce(t, group, product, scratch + kWarps, Sum{}) / n;
+    group_reduce(t, group, sums, scratch, Sum{});
+    const C inverse = C(1) / static_cast<C>(this->cols);
+    const C product_mean = sums[0] * inverse, g_mean = kLayer ? sums[kSums - 1] * inverse : C(0);
     for (int k = 0; k < kPacks; ++k) {
       const int c = column(group, k);
       if (c >= cols) continue;
-      const Pack<T, N> w = weights(c);  // nearer than registers are free
-      Pack<T, N> out;
-      for (int j = 0; j < N; ++j) {
-        const C d = load_as_compute(line.dy[k].at[j]);
-        const C xhat = (load_as_compute(line.x[k].at[j]) - line.center) * line.scale;
-        const C g = this->weight != nullptr ? d * load_as_compute(w.at[j]) : d;
-        out.at[j] = this->gradient(g, xhat, g_mean, product_mean, line.scale,
-                                   this->d_sum != nullptr, other[k].at[j]);
+      Pack<T, N> part;
+      each(line, weights, k, c, [&](int j, C, C xhat, C g) {
+        part.at[j] = this->gradient(g, xhat, g_mean, product_mean, line.scale);
+      });
+      Held<T, N> out = part;
+      if (this->d_sum != nullptr) {
+        const Pack<T, N> own = out, more = other[k];
+        for (int j = 0; j < N; ++j)
+          part.at[j] = rounded<T>(load_as_compute(own.at[j]) + load_as_compute(more.at[j]));
+        out = part;
       }
-      store(this->dx + at + c, out);
+      store_whole(this->dx + at + c, &out);
     }
   }
 
@@ -181,9 +195,10 @@ struct BackwardAny : BackwardArrays<T> {
       if (b_part != nullptr) b_part[c] = (first ? C(0) : b_part[c]) + d;
       if (this->dx == nullptr) continue;
       const std::int64_t at = row * this->cols + c;
-      const bool adds = this->d_sum != nullptr;
-      this->dx[at] = this->gradient(weighted(c), xhat, g_mean, product, scale, adds,
-                                    adds ? this->d_sum[at] : T{});
+      const T own = this->gradient(weighted(c), xhat, g_mean, product, scale);
+      this->dx[at] = this->d_sum == nullptr
+                         ? own
+                         : rounded<T>(load_as_compute(own) + load_as_compute(this->d_sum[at]));
     }
   }
 };
@@ -204,13 +219,13 @@ struct FoldParts {
     const int c = static_cast<int>(t.block()) * kWarp + t.lane();
     C total = 0;
     if (c < cols)
-      for (std::int64_t p = t.warp(); p < count; p += kThreads / kWarp)
+      for (std::int64_t p = t.warp(); p < count; p += kFoldThreads / kWarp)
         total += parts[t.block_y()][p * cols + c];
     C* shared = t.shared<C>();
     shared[t.index()] = total;
     t.sync();
     if (t.warp() != 0 || c >= cols) return;
-    for (int w = 1; w < kThreads / kWarp; ++w) total += shared[w * kWarp + t.lane()];
+    for (int w = 1; w < kFoldThreads / kWarp; ++w) total += shared[w * kWarp + t.lane()];
     if (wide)
       write(static_cast<float*>(out[t.block_y()]) + c, total);
     else
@@ -273,11 +288,11 @@ void launch_backward(const NormBackwardArgs& a, Exec& exec, int group, std::int6
                           static_cast<C>(a.scale),
                           a.grad_dtype != a.dtype,
                           a.accumulate};
-  launch<kThreads>(exec, {blocks_for(a.cols, kWarp), wants_w && wants_b ? 2 : 1},
-                   kThreads * sizeof(C), fold);
+  launch<kFoldThreads>(exec, {blocks_for(a.cols, kWarp), wants_w && wants_b ? 2 : 1},
+                       kFoldThreads * sizeof(C), fold);
 }
 
-// kBlocks: two or three a multiprocessor of 132.
+// kBlocks: as many as run at once on 132 multiprocessors.
 template <class T, int kBlock, int kPacks, int kBlocks, bool kAhead>
 bool launch_packed(const NormBackwardArgs& a, Exec& exec) {
   constexpr int kKept = kPacks * kPack<T>;
@@ -304,7 +319,7 @@ void norm_backward(const NormBackwardArgs& a, Exec& exec) {
       constexpr int packs = narrow ? 2 : 4;
       if (a.cols % kPack<T> == 0 && are_aligned(a.dx, a.x, a.dy, a.weight, a.d_sum) &&
           (launch_packed<T, 256, 2, 264, true>(a, exec) ||
-           launch_packed<T, 512, packs, 264, narrow>(a, exec)))
+           launch_packed<T, 512, packs, 132, narrow>(a, exec)))
         return;
     }
     launch_backward<T, BackwardAny<T>, kThreads>(a, exec, kThreads, 528, 4 * kThreads / kWarp);

@@ -5,7 +5,10 @@
 // the narrower would make two accesses of the wider touch each sector by halves.
 #pragma once
 
+#include <bit>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/cuda/gpu.hpp"
@@ -72,6 +75,37 @@ TESSERA_DEVICE Pack<T, N> load(const T* from) {
 template <class T, int N>
 TESSERA_DEVICE void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
+}
+
+// Elements of less than 32 bits in words. A branch or a loop that passes a Pack of them on has the
+// compiler take it apart there, which waits for the load; words it passes on as they are.
+template <class T, int N>
+struct alignas(sizeof(T) * N) PackInWords {
+  static constexpr int kBits = 8 * static_cast<int>(sizeof(T)), kEach = 32 / kBits;
+  using Bits = std::conditional_t<sizeof(T) == 1, std::uint8_t, std::uint16_t>;
+  std::uint32_t words[N / kEach];
+
+  PackInWords() = default;
+  TESSERA_DEVICE PackInWords(const Pack<T, N>& pack) : words{} {
+    for (int j = 0; j < N; ++j)
+      words[j / kEach] |= std::uint32_t{std::bit_cast<Bits>(pack.at[j])} << j % kEach * kBits;
+  }
+  TESSERA_DEVICE operator Pack<T, N>() const {
+    Pack<T, N> pack;
+    for (int j = 0; j < N; ++j)
+      pack.at[j] = std::bit_cast<T>(static_cast<Bits>(words[j / kEach] >> j % kEach * kBits));
+    return pack;
+  }
+};
+// A pack that is looked into later: other loads start before it is there.
+template <class T, int N>
+using Held = std::conditional_t<sizeof(T) < 4 && sizeof(T) * N >= 4, PackInWords<T, N>, Pack<T, N>>;
+
+template <int N, class T>
+TESSERA_DEVICE Held<T, N> load_held(const T* from) {
+  Held<T, N> held;
+  std::memcpy(&held, __builtin_assume_aligned(from, sizeof held), sizeof held);
+  return held;
 }
 
 // Of `count` elements from `from` on, those before the first 16-byte boundary.

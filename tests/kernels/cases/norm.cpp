@@ -237,10 +237,13 @@ TESSERA_CASE("norm", "backward, rows of any length") {
   }
 }
 
-// More rows than all groups of a launch have.
+// More rows than all groups of a launch have: groups of a warp, and of whole blocks, of which a
+// workspace of 1 MiB has parts for 127 at most.
 TESSERA_CASE("norm", "backward, many rows") {
   for (const bool layer : {false, true}) {
     check_norm_backward(c, {2 * 264 * 8 + 5, 8, layer}, {.accumulate = true}, bf16, f32);
+    for (const std::int64_t cols : {2056, 4104})  // 256 and 512 threads
+      check_norm_backward(c, {2 * 63 + 5, cols, layer}, {.d_sum = true}, bf16, f32);
     check_norm_backward(c, {600, 3, layer}, {}, f32, f32);
   }
 }
