@@ -20,7 +20,7 @@ struct DropoutBody {
   Compute<T> factor;
 
   struct Item {
-    Pack<T, N> x;
+    Held<T, N> x;
   };
   TESSERA_DEVICE int elements(std::int64_t pack) const {
     return count - pack * N < N ? static_cast<int>(count - pack * N) : N;
@@ -31,12 +31,13 @@ struct DropoutBody {
   }
   TESSERA_DEVICE void finish(std::int64_t pack, const Item& item) const {
     const std::int64_t offset = host_offset + (device_offset == nullptr ? 0 : *device_offset);
+    const Pack<T, N> given = item.x;
     Pack<T, N> kept{};
     for (int draw = 0; draw < N / 4; ++draw) {
       const auto words = philox(key, static_cast<std::uint64_t>(pack * (N / 4) + draw + offset));
       for (int j = 0; j < 4; ++j)
         if (unit_float(words[static_cast<std::size_t>(j)]) >= p)
-          kept.at[4 * draw + j] = rounded<T>(load_as_compute(item.x.at[4 * draw + j]) * factor);
+          kept.at[4 * draw + j] = rounded<T>(load_as_compute(given.at[4 * draw + j]) * factor);
     }
     kAligned ? store_most(y + pack * N, kept, elements(pack))
              : store_few(y + pack * N, kept, elements(pack));

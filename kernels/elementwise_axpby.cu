@@ -22,8 +22,8 @@ struct Axpby {
   float alpha, beta;
 
   struct Item {
-    Pack<X, N> x;
-    Pack<Y, N> y;
+    Held<X, N> x;
+    Held<Y, N> y;
     std::int64_t to;
   };
   TESSERA_DEVICE Item load(std::int64_t pack) const {
@@ -35,10 +35,12 @@ struct Axpby {
     return item;
   }
   TESSERA_DEVICE void finish(std::int64_t pack, const Item& item) const {
+    const Pack<X, N> of_x = item.x;
+    const Pack<Y, N> of_y = item.y;
     Pack<Y, N> sum;
     for (int j = 0; j < N; ++j)
       sum.at[j] = rounded<Y>(
-          combined(alpha, load_as_compute(item.x.at[j]), beta, load_as_compute(item.y.at[j])));
+          combined(alpha, load_as_compute(of_x.at[j]), beta, load_as_compute(of_y.at[j])));
     store_most(y + item.to, sum, views.template elements<N>(pack));
   }
 };

@@ -64,7 +64,7 @@ struct Binary {
   BinaryOp op;
 
   struct Item {
-    Pack<T, N> a, b;
+    Held<T, N> a, b;
     std::int64_t to;
   };
   TESSERA_DEVICE Item load(std::int64_t pack) const {
@@ -78,10 +78,11 @@ struct Binary {
   }
   TESSERA_DEVICE void finish(std::int64_t pack, const Item& item) const {
     const int n = views.template elements<N>(pack);
+    const Pack<T, N> of_a = item.a, of_b = item.b;
     C x[N], y[N];
     for (int j = 0; j < N; ++j) {
-      x[j] = a == nullptr ? scalar : widened(item.a.at[j]);
-      y[j] = b == nullptr ? scalar : widened(item.b.at[j]);
+      x[j] = a == nullptr ? scalar : widened(of_a.at[j]);
+      y[j] = b == nullptr ? scalar : widened(of_b.at[j]);
     }
     if (gives_boolean(op)) {
       Pack<bool, N> answers{};

@@ -38,22 +38,22 @@ struct Copy {
   From value;
 
   struct Item {
-    Pack<From, N> x;
+    Held<From, N> x;
     std::int64_t to;
   };
   TESSERA_DEVICE Item load(std::int64_t pack) const {
     std::int64_t at[2];
     views.template locate<N>(pack, at);
-    Item item{{}, at[0]};
     if (in != nullptr)
-      item.x = load_view<N>(in + at[1], views.repeats[1], views.template elements<N>(pack));
-    else
-      for (From& x : item.x.at) x = value;
-    return item;
+      return {load_view<N>(in + at[1], views.repeats[1], views.template elements<N>(pack)), at[0]};
+    Pack<From, N> values;
+    for (From& x : values.at) x = value;
+    return {values, at[0]};
   }
   TESSERA_DEVICE void finish(std::int64_t pack, const Item& item) const {
+    const Pack<From, N> x = item.x;
     Pack<To, N> y;
-    for (int j = 0; j < N; ++j) y.at[j] = converted<To>(item.x.at[j]);
+    for (int j = 0; j < N; ++j) y.at[j] = converted<To>(x.at[j]);
     store_most(out + item.to, y, views.template elements<N>(pack));
   }
 };
@@ -134,8 +134,8 @@ struct Where {
   const Word *a, *b;
 
   struct Item {
-    Pack<bool, N> c;
-    Pack<Word, N> x, y;
+    Held<bool, N> c;
+    Held<Word, N> x, y;
     std::int64_t to;
   };
   TESSERA_DEVICE Item load(std::int64_t pack) const {
@@ -146,8 +146,10 @@ struct Where {
             load_view<N>(b + at[3], views.repeats[3], N), at[0]};
   }
   TESSERA_DEVICE void finish(std::int64_t, const Item& item) const {
+    const Pack<bool, N> c = item.c;
+    const Pack<Word, N> x = item.x, y = item.y;
     Pack<Word, N> chosen;
-    for (int j = 0; j < N; ++j) chosen.at[j] = item.c.at[j] ? item.x.at[j] : item.y.at[j];
+    for (int j = 0; j < N; ++j) chosen.at[j] = c.at[j] ? x.at[j] : y.at[j];
     store_most(out + item.to, chosen, N);
   }
 };

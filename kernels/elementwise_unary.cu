@@ -30,7 +30,7 @@ struct Unary {
   UnaryOp op;
 
   struct Item {
-    Pack<T, N> x;
+    Held<T, N> x;
     std::int64_t to;
   };
   TESSERA_DEVICE Item load(std::int64_t pack) const {
@@ -39,16 +39,17 @@ struct Unary {
     return {load_view<N>(in + at[1], views.repeats[1], views.template elements<N>(pack)), at[0]};
   }
   TESSERA_DEVICE void finish(std::int64_t pack, const Item& item) const {
+    const Pack<T, N> in_x = item.x;
     Pack<T, N> y{};
     if constexpr (std::is_integral_v<T>) {
       visit_formula(op, [&](auto formula) {
         using F = decltype(formula);
         if constexpr (has_integers<F, T>())
-          for (int j = 0; j < N; ++j) y.at[j] = static_cast<T>(F::integers(item.x.at[j]));
+          for (int j = 0; j < N; ++j) y.at[j] = static_cast<T>(F::integers(in_x.at[j]));
       });
     } else {
       Compute<T> x[N];
-      for (int j = 0; j < N; ++j) x[j] = load_as_compute(item.x.at[j]);
+      for (int j = 0; j < N; ++j) x[j] = load_as_compute(in_x.at[j]);
       apply(op, x);
       for (int j = 0; j < N; ++j) y.at[j] = rounded<T>(x[j]);
     }

@@ -99,7 +99,7 @@ Views<kViews> make_views(int n, std::int64_t count, int ndim, const std::int32_t
 
 // `n` elements of a pack of N one by one, anywhere; the rest reads as 0.
 template <int N, class T>
-TESSERA_DEVICE Pack<T, N> load_few(const T* p, int n) {
+TESSERA_DEVICE Held<T, N> load_few(const T* p, int n) {
   Pack<T, N> pack{};
   for (int j = 0; j < N; ++j)
     if (j < n) pack.at[j] = p[j];
@@ -112,8 +112,8 @@ TESSERA_DEVICE void store_few(T* p, const Pack<T, N>& pack, int n) {
 }
 // The same in one access where all N are there, which must be aligned then.
 template <int N, class T>
-TESSERA_DEVICE Pack<T, N> load_most(const T* p, int n) {
-  if (N > 1 && n == N) return load<N>(p);
+TESSERA_DEVICE Held<T, N> load_most(const T* p, int n) {
+  if (N > 1 && n == N) return load_held<N>(p);
   return load_few<N>(p, n);
 }
 template <class T, int N>
@@ -123,7 +123,7 @@ TESSERA_DEVICE void store_most(T* p, const Pack<T, N>& pack, int n) {
 }
 // `n` elements of a view from *p, or n times this one.
 template <int N, class T>
-TESSERA_DEVICE Pack<T, N> load_view(const T* p, bool repeats, int n) {
+TESSERA_DEVICE Held<T, N> load_view(const T* p, bool repeats, int n) {
   if (!repeats) return load_most<N>(p, n);
   Pack<T, N> pack;
   for (T& x : pack.at) x = *p;
