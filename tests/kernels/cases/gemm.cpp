@@ -151,9 +151,10 @@ void check_product(Case& c, const Product& p) {
       expected[at] = products[i].sum + old + added;
       const double error = factors.error(products[i].magnitude, std::abs(old) + std::abs(added));
       bounds[at] = stored_error(p.c_dtype, off_by<C>(error, expected[at]));
-      // Where the library adds no such bias, what the product is added to is rounded, too.
-      if (p.bias && c.target().driver)
-        bounds[at] += stored_error(p.c_dtype, off_by<C>(0, old + added));
+      // The library rounds what it adds to beta C first, the product or the bias.
+      if (p.bias && p.beta != 0 && c.target().driver)
+        bounds[at] += std::max(stored_error(p.c_dtype, off_by<C>(error, products[i].sum + old)),
+                               stored_error(p.c_dtype, off_by<C>(error, added + old)));
     }
   });
   for (std::size_t i = 0; i < expected.size(); ++i)
