@@ -140,7 +140,8 @@ void attention_backward(const Tensor& gradient, const Heads& x, const Attended& 
          {reads(x.q), reads(x.k), reads(x.v), reads(y.o), reads(y.lse), reads(g), writes(workspace),
           writes(d.q), writes(d.k), writes(d.v)},
          2.5 * attention_flops(x.q, x.causal),
-         attention_products(x.q, Products::Kind::attention_backward));
+         attention_products(x.q, args.deterministic ? Products::Kind::ordered_attention_backward
+                                                    : Products::Kind::attention_backward));
 }
 
 // What is kept between the passes of separate q, k and v.

@@ -114,11 +114,12 @@ void measure_attention(Bench& b, Heads s, DType dtype) {
                     .k = f.head_dim};
   };
   const Products once = products(Products::Kind::attention),
-                 back = products(Products::Kind::attention_backward);
+                 back = products(Products::Kind::attention_backward),
+                 ordered = products(Products::Kind::ordered_attention_backward);
   std::vector<Bench::Arithmetic> works = {
       {"attention", shape, flops, 0, [&](Exec& e) { b.k().attention(f, e); }, once},
       {"attention_backward", shape, 2.5 * flops, workspace,
-       [&](Exec& e) { b.k().attention_backward(g, e); }, back}};
+       [&](Exec& e) { b.k().attention_backward(g, e); }, ordered}};
   if (dtype != f32)  // ours, which has one order
     works.push_back({"attention_backward, any order", shape, 2.5 * flops, other_workspace,
                      [&](Exec& e) { b.k().attention_backward(any_order, e); }, back});

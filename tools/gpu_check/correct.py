@@ -141,8 +141,8 @@ class Correct:
         program = self.tool("compute-sanitizer")
         try:
             # What NVIDIA's own kernels do with barriers of the hardware is a race to racecheck, and breaks under synccheck.
-            self.run([program, "--tool", tool, "--error-exitcode", "9", "--kernel-name-exclude", "kns=cudnn", self.program("gpu-check-cases"), self.module(),
-                      *self.on_device(), "--first", 2, op], timeout=180)
+            self.run([program, "--tool", tool, "--error-exitcode", "9", "--kernel-name-exclude", "kns=cudnn",
+                      self.program("gpu-check-cases"), self.module(), *self.on_device(), "--first", 2, op], timeout=180)
         except Failed as e:
             if "Device not supported" in e.output + self.log.read_text():
                 raise Skipped(f"compute-sanitizer refuses this device; see {self.log}") from None

@@ -27,6 +27,12 @@ def predicted_figures(text):
                 predicted_exposed_comm_ms=float(exposed.replace(",", "")))
 
 
+def chosen_loss(text):
+    """The order of head and loss that a run says it takes: what is predicted takes the same."""
+    found = re.search(r"^chosen training\.loss=(\w+)", text, re.M)
+    return found.group(1) if found else "lean"
+
+
 def beside_prediction(line):
     """How a line of the bench shows what the device table predicts for it; nothing where the table has no such GPU."""
     predicted = line.get("predicted_seconds")

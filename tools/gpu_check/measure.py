@@ -5,7 +5,7 @@ import pathlib
 
 from compare_cuda import CASES as ALL_CASES
 from gpu_check.correct import TINY
-from gpu_check.figures import (below_expected, beside_prediction, expected_shares, idle_figures, json_lines, operation_times,
+from gpu_check.figures import (below_expected, beside_prediction, chosen_loss, expected_shares, idle_figures, json_lines, operation_times,
                                predicted_figures, step_figures)
 from gpu_check.parts import PROFILED
 from gpu_check.steps import Failed, Skipped, say, short
@@ -120,7 +120,7 @@ class Measure:
         peak = next((v for k, v in PEAK_TFLOPS.items() if k in self.gpu["name"]), None)
         whole = case | dict(batch=case["batch"] * WORLD)
         options = ["--training.mixed_precision_param=bfloat16", f"--emulate={WORLD}"]
-        lines, _ = self.train(whole, "cuda", 30, self.work / name, *options, *([f"--metrics.peak_tflops={peak}"] if peak else []))
+        lines, text = self.train(whole, "cuda", 30, self.work / name, *options, *([f"--metrics.peak_tflops={peak}"] if peak else []))
         self.train(whole, "cuda", 10, self.work / name, *options, "--trace=trace.json")
         figures = step_figures(lines)
         if figures["exposed_comm_ms"] is None:
@@ -128,16 +128,17 @@ class Measure:
         events = json.loads((self.work / name / "trace.json").read_text())["traceEvents"]
         any_order, _ = self.train(whole, "cuda", 30, self.work / name, *options, "--debug.deterministic=false")
         figures["any_order_tokens_per_second"] = step_figures(any_order)["tokens_per_second"]
-        return figures | idle_figures(events) | self.predicted_step(whole) | dict(operations_ms=operation_times(events))
+        return figures | idle_figures(events) | self.predicted_step(whole, chosen_loss(text)) | dict(operations_ms=operation_times(events))
 
-    def predicted_step(self, setup):
+    def predicted_step(self, setup, loss):
         """The same step by the device table, on as many GPUs; the measured one has no peers and its wire takes no time."""
         if not self.in_table():
             return {}
         return predicted_figures(self.run(
             [self.program("tessera-train"), "--dry-run", "--device=cuda", *self.in_table(), "--ranks", WORLD,
              *(f"--model.{k}={v}" for k, v in setup["model"].items()), f"--training.seq_len={setup['length']}",
-             f"--training.global_batch_size={setup['batch']}", "--training.mixed_precision_param=bfloat16"], timeout=60))
+             f"--training.global_batch_size={setup['batch']}", "--training.mixed_precision_param=bfloat16",
+             f"--training.loss={loss}"], timeout=60))
 
     def tiny_step(self):
         """What makes the figures of a step, tried where there is no GPU to measure."""

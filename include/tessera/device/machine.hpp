@@ -1,6 +1,7 @@
 // Machines that need not be here: what an operation takes on a GPU, from its shape, and a
 // collective, from where its ranks are. The device table of `tessera-train --dry-run --machine`,
-// whose times are predictions: nothing here has been measured by this program.
+// whose times are predictions. What of an H100 was measured here:
+// bench/results/2026-11-26-h100.txt.
 //
 //   kernel       │ launch │ the longer of its products and its bytes │
 //   collective   │ start  │ hops              │ bytes over the slowest of the links on their way
@@ -36,15 +37,19 @@ constexpr std::string_view name(Bound bound) {
 // Rates are those of one GPU.
 struct Machine {
   // A rate that grows with the length of the sequences: half of it at `half_length`.
-  struct Attention {
+  struct LengthRate {
     double flops_per_second = 0, half_length = 0;
+  };
+  // Of heads of up to 64 elements, and of wider ones.
+  struct Attention {
+    LengthRate narrow, wide;
   };
 
   std::string_view name;
   double peak_flops_per_second = 0;         // of the data sheet, bf16 without sparsity: MFU's
   double product_flops_per_second = 0;      // of large products in bf16, random values
   double f32_product_flops_per_second = 0;  // without tensor cores
-  Attention attention{}, attention_backward{};
+  Attention attention{}, attention_backward{}, ordered_attention_backward{};
   double copy_bytes_per_second = 0;  // read and written
   int multiprocessors = 0;
   double launch_seconds = 0;            // from the end of a kernel to the beginning of the next one
@@ -67,18 +72,21 @@ struct Machine {
 // Contention: NCCL's kernels slow the products beside them by 30 to 40 %, pytorch/pytorch#179937.
 // Host link and memory: estimates, 87 % of PCIe 5.0 x16 (PCIe 4.0: the A100's) and four fifths of
 // the memory that a DGX's two processors have beside 8 GPUs, by the data sheets.
-// Launch and host: estimates, until a GPU has been measured here.
+// Attention, copies, launch and host of the H100: measured by tools/gpu-check, cuDNN 9 and, in
+// order, our own kernels. Of the others launch and host are the H100's, and so are the shares of
+// peak.
 inline constexpr Machine kH100{
     .name = "h100",
     .peak_flops_per_second = 989.4e12,        // NVIDIA H100 SXM5 data sheet
     .product_flops_per_second = 794.5e12,     // stas00/ml-engineering, compute/accelerator: MAMF
     .f32_product_flops_per_second = 66.9e12,  // data sheet
-    .attention = {704e12, 790},               // NVIDIA/cudnn-frontend, benchmark/
-    .attention_backward = {605e12, 1100},     // sdpa_benchmark_training, h200_919: 2k to 32k tokens
-    .copy_bytes_per_second = 2.9e12,          // 87 % of the data sheet's 3.35e12, as on other cards
+    .attention = {{557e12, 1240}, {659e12, 614}},
+    .attention_backward = {{470e12, 1538}, {601e12, 1773}},
+    .ordered_attention_backward = {{231e12, 550}, {231e12, 335}},
+    .copy_bytes_per_second = 2.99e12,
     .multiprocessors = 132,
     .launch_seconds = 2e-6,
-    .host_seconds = 2.5e-6,
+    .host_seconds = 7e-6,
     .link_bytes_per_second = 361e9,    // all-gather of 8 GPUs: stas00/ml-engineering, network/
     .network_bytes_per_second = 45e9,  // benchmarks; there, too: 365e9 over 4 machines of 8
     .start_seconds = 8.4e-6,
@@ -101,12 +109,15 @@ inline constexpr Machine kB200{
     .peak_flops_per_second = 2250e12,       // NVIDIA HGX B200 data sheet
     .product_flops_per_second = 1745e12,    // stas00/ml-engineering, compute/accelerator: MAMF
     .f32_product_flops_per_second = 75e12,  // data sheet
-    .attention = {1500e12, 1600},           // an estimate: somewhat less than the H100's share of
-    .attention_backward = {1290e12, 2200},  // the peak, with longer sequences
-    .copy_bytes_per_second = 6.9e12,        // 87 % of the data sheet's 8e12
+    // Estimates: somewhat less than the H100's share of the peak, with longer sequences; ours by
+    // the multiprocessors.
+    .attention = {{1190e12, 2500}, {1400e12, 1250}},
+    .attention_backward = {{1000e12, 3100}, {1280e12, 3500}},
+    .ordered_attention_backward = {{259e12, 550}, {259e12, 335}},
+    .copy_bytes_per_second = 6.9e12,  // 87 % of the data sheet's 8e12
     .multiprocessors = 148,
     .launch_seconds = 2e-6,
-    .host_seconds = 2.5e-6,
+    .host_seconds = 7e-6,
     .link_bytes_per_second = 722e9,  // NVLink 5 has twice the H100's
     .network_bytes_per_second = 45e9,
     .start_seconds = 8.4e-6,
@@ -121,12 +132,15 @@ inline constexpr Machine kA100{
     .peak_flops_per_second = 312e12,          // NVIDIA A100 80GB SXM data sheet
     .product_flops_per_second = 268e12,       // an estimate: 86 % of the peak
     .f32_product_flops_per_second = 19.5e12,  // data sheet
-    .attention = {228e12, 500},               // FlashAttention-2, Dao 2023: up to 73 % of the peak
-    .attention_backward = {196e12, 700},      // there, too: up to 63 %; half lengths are estimates
-    .copy_bytes_per_second = 1.77e12,         // 87 % of the data sheet's 2.04e12
+    // FlashAttention-2, Dao 2023: up to 73 and 63 % of the peak; half lengths are estimates, and so
+    // is that of ours, which multiplies seven times where five would do.
+    .attention = {{228e12, 500}, {228e12, 500}},
+    .attention_backward = {{196e12, 700}, {196e12, 700}},
+    .ordered_attention_backward = {{140e12, 550}, {140e12, 335}},
+    .copy_bytes_per_second = 1.77e12,  // 87 % of the data sheet's 2.04e12
     .multiprocessors = 108,
     .launch_seconds = 2e-6,
-    .host_seconds = 2.5e-6,
+    .host_seconds = 7e-6,
     .link_bytes_per_second = 240e9,    // NVLink 3: the H100's share of the data sheet's 300e9
     .network_bytes_per_second = 22e9,  // 200 Gb/s a GPU
     .start_seconds = 8.4e-6,
@@ -153,7 +167,8 @@ constexpr double shape_share(const Machine& machine, const Products& p) {
 // Floating-point operations a second.
 constexpr double product_rate(const Machine& machine, const Products& p) {
   const auto of_length = [&](const Machine::Attention& a) {
-    return a.flops_per_second * p.n / (p.n + a.half_length);
+    const Machine::LengthRate& rate = p.k <= 64 ? a.narrow : a.wide;
+    return rate.flops_per_second * p.n / (p.n + rate.half_length);
   };
   if (p.dtype == DType::f32 && p.kind != Products::Kind::none)
     return machine.f32_product_flops_per_second * shape_share(machine, p);
@@ -162,6 +177,8 @@ constexpr double product_rate(const Machine& machine, const Products& p) {
       return of_length(machine.attention);
     case Products::Kind::attention_backward:
       return of_length(machine.attention_backward);
+    case Products::Kind::ordered_attention_backward:
+      return of_length(machine.ordered_attention_backward);
     case Products::Kind::matrix:
       return machine.product_flops_per_second * shape_share(machine, p);
     case Products::Kind::none:
@@ -240,7 +257,7 @@ static_assert(ranks_a_machine(kH100, 64, 1) == 8 && ranks_a_machine(kH100, 8, 8)
 // 132 tiles are one wave; one more is another.
 static_assert(shape_share(kH100, {.batch = 132, .m = 128, .n = 128, .k = 128}) == 0.5);
 static_assert(shape_share(kH100, {.batch = 133, .m = 128, .n = 128, .k = 128}) < 0.26);
-static_assert(price(kH100, {.bytes = 2.9e12}).bound == Bound::memory);
+static_assert(price(kH100, {.bytes = 2.99e12}).bound == Bound::memory);
 static_assert(price(kH100, {}).seconds == kH100.launch_seconds);
 static_assert(price(kH100, {.kernels = 2}).seconds == 2 * kH100.launch_seconds);
 static_assert(price(kH100, {.bytes = 110e9}, StreamId::transfer).seconds > 1);

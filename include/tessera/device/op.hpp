@@ -28,7 +28,13 @@ struct Access {
 // multiply small and thin matrices at less than their best rate. Attention has [m, k] queries and
 // [n, k] keys for each head.
 struct Products {
-  enum class Kind : std::uint8_t { none, matrix, attention, attention_backward };
+  enum class Kind : std::uint8_t {
+    none,
+    matrix,
+    attention,
+    attention_backward,
+    ordered_attention_backward,  // the same bits from every run
+  };
 
   Kind kind = Kind::none;
   DType dtype = DType::f32;
