@@ -278,7 +278,7 @@ def run_pairs(options, result, folder):
         if pair == len(result["pairs"]):
             result["pairs"].append({})
         row = result["pairs"][pair]
-        for side in (s for s in [*sides, *(NOTES if pair == 0 else ())] if s not in row):
+        for side in (s for s in [*sides, *(NOTES if pair == 0 and not options.no_notes else ())] if s not in row):
             run = run_tessera(options, folder, WORLD, options.steps, side) if side in OURS else run_pytorch(
                 options, folder, side, WORLD, options.steps)
             run["tokens_per_second"] = case["batch"] * case["length"] / statistics.median(run["step_seconds"][SKIPPED_STEPS:])

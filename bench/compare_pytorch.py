@@ -139,6 +139,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures of a GPU to this file, after each run")
     parser.add_argument("--key", help="go on with the runs in --json that were made under the same key, such as a commit")
     parser.add_argument("--seconds", type=float, default=3600, help="on a GPU: end by then, with the pairs that are whole [3600]")
+    parser.add_argument("--no-notes", action="store_true", help="on a GPU: leave out what no one would train with, math attention")
     parser.add_argument("--start", type=pathlib.Path, help="keep the weights that a case begins with in this folder")
     for name in ("worker", "variant"):
         parser.add_argument("--" + name, help=argparse.SUPPRESS)
