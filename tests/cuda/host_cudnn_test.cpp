@@ -55,6 +55,7 @@ void attention_in_tiles(const AttentionArgs& args, Exec& exec) {
     cpu_kernels().attention(args, here);
   });
 }
+bool attention_backward_on_tensor_cores(const AttentionBackwardArgs&, Exec&) { return false; }
 void attention_backward_in_tiles(const AttentionBackwardArgs& args, Exec& exec) {
   ++g_in_tiles;
   emulator::enqueue(exec.native_stream, [args] {
@@ -62,9 +63,6 @@ void attention_backward_in_tiles(const AttentionBackwardArgs& args, Exec& exec) 
     cpu_kernels().attention_backward(args, here);
   });
 }
-
-// Nothing of it is tried here.
-bool attention_backward_on_tensor_cores(const AttentionBackwardArgs&, Exec&) { return false; }
 
 constinit const Kernels kKernels = [] {
   Kernels kernels{};
