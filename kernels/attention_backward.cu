@@ -86,7 +86,6 @@ template <class T, int kDim, bool kOfKeys>
 struct Backward {
   AttentionBackwardArgs a;
   Statistics statistics;
-  int first_tile;  // the tile of rows of block 0
 
   using S = Shape<kDim>;
   static constexpr int kBlocks = kDim == 64 ? 2 : 1;  // with up to 255 registers a thread
@@ -98,9 +97,17 @@ struct Backward {
 
   // What a thread knows of its block's rows and its own.
   struct Place {
-    std::int64_t batch;
+    int batch;
     int head, first, row, lane;  // of the rows' tensor; the block's first row, the warp's
   };
+
+  TESSERA_DEVICE Place place(Thread& t) const {
+    const int heads = kOfKeys ? a.kv_heads : a.heads, other = fresh(static_cast<int>(t.block()));
+    // The longest walks first: the first keys, the last queries.
+    const int tile = kOfKeys ? t.block_y() : (a.length - 1) / kRows - t.block_y();
+    return {other / heads, other % heads, tile * kRows, tile * kRows + t.warp() * kTiles * 16,
+            t.lane()};
+  }
 
   TESSERA_DEVICE Head<const T> head(const void* base, int row_heads, const Place& at,
                                     int head) const {
@@ -111,7 +118,7 @@ struct Backward {
   template <int kCount>
   TESSERA_DEVICE void bring(Thread& t, T* tile, const Head<const T>& from, int first) const {
     constexpr int across = kDim / 8, per_pass = S::kThreads / across;
-    const int r = t.index() / across, d = t.index() % across * 8;
+    const int index = fresh(t.index()), r = index / across, d = index % across * 8;
     const T* row = from.data + (first + r) * from.stride + d;
     const std::int64_t pass = per_pass * from.stride;
     const bool inside = d < a.head_dim;
@@ -125,11 +132,6 @@ struct Backward {
     unrolled<kTiles>([&](int m) {
       unrolled<kSteps>([&](int k) { t.load_matrices(x[m][k], row + m * 16 * kPitch + k * 16); });
     });
-  }
-
-  TESSERA_DEVICE bool sees(int row, int column) const {
-    if (kOfKeys) return !a.causal || row <= column;
-    return column < a.length && (!a.causal || column <= row);
   }
 
   // Adds 16 columns from `column` on, whose rows of u and w begin at `u` and `w` and whose
@@ -155,6 +157,7 @@ struct Backward {
     const float factor = a.scale * std::numbers::log2e_v<float>;
     const bool is_whole = kOfKeys ? !a.causal || column >= at.row + kTiles * 16 - 1
                                   : column + 16 <= a.length && (!a.causal || column + 15 <= at.row);
+    const int row = at.row + lane / 4, first_past = column + pair - row, visible = a.length - row;
     std::uint32_t ps[kTiles][4], ds[kTiles][4];
     unrolled<2>([&](int n) {
       Pack<float, 2> column_lse{}, column_delta{};
@@ -168,8 +171,9 @@ struct Backward {
           const float l = kOfKeys ? column_lse.at[i % 2] : of_rows[m][i / 2][0];
           const float delta = kOfKeys ? column_delta.at[i % 2] : of_rows[m][i / 2][1];
           p[i] = exp2_fast(s[m][n][i] * factor - l);
-          if (!is_whole &&
-              !sees(at.row + m * 16 + lane / 4 + i / 2 * 8, column + n * 8 + pair + i % 2))
+          const int past = first_past + n * 8 + i % 2;  // columns beyond the first row's diagonal
+          if (!is_whole && (kOfKeys ? past < m * 16 + i / 2 * 8
+                                    : past >= visible || (a.causal && past > m * 16 + i / 2 * 8)))
             p[i] = 0;
           d[i] = p[i] * (dp[m][n][i] - delta);
         });
@@ -215,16 +219,8 @@ struct Backward {
   }
 
   TESSERA_DEVICE void operator()(Thread& t) const {
-    const int heads = kOfKeys ? a.kv_heads : a.heads, group = a.heads / a.kv_heads;
-    const std::int64_t others = std::int64_t{heads} * a.batch, other = t.block() % others;
-    // The longest walks first: the first keys, the last queries.
-    const auto tile = static_cast<int>(t.block() / others);
-    Place at;
-    at.batch = other / heads;
-    at.head = static_cast<int>(other % heads);
-    at.first = (first_tile > 0 ? first_tile - tile : tile) * kRows;
-    at.row = at.first + t.warp() * kTiles * 16;
-    at.lane = t.lane();
+    const int group = a.heads / a.kv_heads;
+    const Place at = place(t);
 
     T* const tiles = t.shared<T>();
     float* const stats = t.shared<float>(S::kTileBytes);
@@ -253,52 +249,50 @@ struct Backward {
     const int begin = kOfKeys && a.causal ? at.first : 0;
     const int last_seen = !kOfKeys && a.causal ? at.first + kRows : a.length;
     const int end = last_seen < a.length ? last_seen : a.length;
-    const int head_begin = kOfKeys ? at.head * group : at.head / group;
-    const int head_end = kOfKeys ? head_begin + group : head_begin + 1;
-    // Columns from `column` on of a head, for stage `stage`.
-    const auto bring_columns = [&](int stage, int of, int column) {
-      T* const u = tiles + stage * S::kStage;
+    const int steps_of_head = (end - begin + kColumns - 1) / kColumns;
+    const int steps = kOfKeys ? steps_of_head * group : steps_of_head;
+    const auto bring_columns = [&](int step) {
+      const Place at = place(t);
+      const int of = kOfKeys ? at.head * group + step / steps_of_head : at.head / group;
+      const int column = begin + step % steps_of_head * kColumns;
+      T* const u = tiles + step % 2 * S::kStage;
       bring<kColumns>(t, u, kOfKeys ? head(a.q, a.q_row, at, of) : head(a.k, a.k_row, at, of),
                       column);
       bring<kColumns>(t, u + S::kStage / 2,
                       kOfKeys ? head(a.d_o, a.heads, at, of) : head(a.v, a.v_row, at, of), column);
       if (kOfKeys && t.index() < kColumns / 2) {
-        const std::int64_t row = (at.batch * a.heads + of) * statistics.length + column;
+        const std::int64_t row =
+            (std::int64_t{at.batch} * a.heads + of) * statistics.length + column;
         const int e = t.index() % (kColumns / 4) * 4;
         const float* from = t.index() < kColumns / 4 ? statistics.lse : statistics.delta;
-        t.copy_async(stats + stage * 2 * kColumns + t.index() * 4, from + row + e, true);
+        t.copy_async(stats + step % 2 * 2 * kColumns + t.index() * 4, from + row + e, true);
       }
     };
 
     Sums first = {}, second = {};
-    int stage = 0, of = head_begin, column = begin;
-    bring_columns(0, of, column);
-    while (of < head_end) {
+    bring_columns(0);
+    for (int step = 0; step < steps; ++step) {
       t.wait_copies();
       t.sync();
-      const int here = column;
-      column += kColumns;
-      if (column >= end) {
-        column = begin;
-        ++of;
-      }
-      if (of < head_end) bring_columns(1 - stage, of, column);
-      const T* const u = tiles + stage * S::kStage;
+      if (step + 1 < steps) bring_columns(step + 1);
+      const T* const u = tiles + step % 2 * S::kStage;
+      const int here = begin + step % steps_of_head * kColumns;
       TESSERA_UNROLL(1)
       for (int c = 0; c < kColumns; c += 16) {
-        const int from = here + c;
-        if (at.row >= a.length || from >= end) break;
-        if (a.causal && (kOfKeys ? from + 15 < at.row : from > at.row + kTiles * 16 - 1)) continue;
+        const int column = here + c;
+        if (at.row >= a.length || column >= end) break;
+        if (a.causal && (kOfKeys ? column + 15 < at.row : column > at.row + kTiles * 16 - 1))
+          continue;
         add(t, first, second, x, y, u + c * kPitch, u + S::kStage / 2 + c * kPitch,
-            stats + stage * 2 * kColumns + c, of_rows, at, from);
+            stats + step % 2 * 2 * kColumns + c, of_rows, at, column);
       }
-      stage = 1 - stage;
     }
+    const Place end_at = place(t);
     if constexpr (kOfKeys) {
-      store_rows(a.dk, a.dk_row, at, first, a.scale);
-      store_rows(a.dv, a.dv_row, at, second, 1);
+      store_rows(a.dk, a.dk_row, end_at, first, a.scale);
+      store_rows(a.dv, a.dv_row, end_at, second, 1);
     } else {
-      store_rows(a.dq, a.dq_row, at, first, a.scale);
+      store_rows(a.dq, a.dq_row, end_at, first, a.scale);
     }
   }
 };
@@ -313,11 +307,10 @@ void launch_backward(const AttentionBackwardArgs& a, Exec& exec) {
   using D = Delta<T, kDim>;
   launch<D::kThreads>(exec, {rows / D::kRowsOfBlock}, 0, D{a, statistics});
   const std::int64_t tiles = blocks_for(a.length, kRows);
-  launch<S::kThreads>(exec, {tiles * a.kv_heads * a.batch}, S::kBytes,
-                      Backward<T, kDim, true>{a, statistics, 0});
-  launch<S::kThreads>(
-      exec, {tiles * a.heads * a.batch}, S::kBytes,
-      Backward<T, kDim, false>{a, statistics, a.causal ? static_cast<int>(tiles) - 1 : 0});
+  launch<S::kThreads>(exec, {std::int64_t{a.kv_heads} * a.batch, tiles}, S::kBytes,
+                      Backward<T, kDim, true>{a, statistics});
+  launch<S::kThreads>(exec, {std::int64_t{a.heads} * a.batch, tiles}, S::kBytes,
+                      Backward<T, kDim, false>{a, statistics});
 }
 
 }  // namespace

@@ -150,6 +150,7 @@ inline void store_whole(void* to, const void* from) { std::memcpy(to, from, 16);
 inline float exp_fast(float x) { return std::exp(x); }
 inline double exp_fast(double x) { return std::exp(x); }
 inline float exp2_fast(float x) { return std::exp2(x); }
+inline int fresh(int x) { return x; }
 inline float rounded_product(float a, float b) { return a * b; }
 inline double rounded_product(double a, double b) { return a * b; }
 inline float fast_quotient(float a, float b) { return a / b; }

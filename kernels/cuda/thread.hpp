@@ -146,6 +146,11 @@ TESSERA_DEVICE float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// x, computed anew where it is used: the compiler does not keep it in a register over a loop.
+TESSERA_DEVICE int fresh(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 // a b, rounded: never part of a fused a b + c, which the compiler makes on its own.
 TESSERA_DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 TESSERA_DEVICE double rounded_product(double a, double b) { return __dmul_rn(a, b); }
