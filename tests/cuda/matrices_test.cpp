@@ -1,0 +1,140 @@
+// What a warp does together with matrices, on the emulated GPU: every element where PTX's layouts
+// have it, and products as plain loops have them.
+#include <bit>
+#include <random>
+#include <vector>
+
+#include "kernels/cuda/gpu.hpp"
+#include "tests/support/catch.hpp"
+
+using namespace tessera;
+using namespace tessera::kernels::cuda;
+
+namespace {
+
+constexpr int kPitch = 24;  // of a row, 48 bytes
+
+// Four matrices of 8 x 8 whole numbers, one beside another below it, into registers.
+struct Loads {
+  std::uint32_t* out;  // [2, 32, 4]: plain, transposed
+
+  void operator()(Thread& t) const {
+    auto* const tile = t.shared<std::uint16_t>();
+    for (int i = t.lane(); i < 32 * kPitch; i += kWarp) tile[i] = static_cast<std::uint16_t>(i);
+    t.sync_warp();
+    std::uint32_t plain[4], transposed[4];
+    t.load_matrices(plain, tile + t.lane() * kPitch);
+    t.load_transposed(transposed, tile + t.lane() * kPitch);
+    for (int i = 0; i < 4; ++i) {
+      out[t.lane() * 4 + i] = plain[i];
+      out[(kWarp + t.lane()) * 4 + i] = transposed[i];
+    }
+  }
+};
+
+// d [16, 8] += a [16, 16] b [16, 8], loaded as kernels do: b from its transpose and from itself.
+template <class T>
+struct Product {
+  const T *a, *b;  // by rows
+  float* d;
+  bool transposed;
+
+  void operator()(Thread& t) const {
+    T *const left = t.shared<T>(), *const right = left + 16 * kPitch;
+    for (int i = t.lane(); i < 256; i += kWarp) left[i / 16 * kPitch + i % 16] = a[i];
+    for (int i = t.lane(); i < 128; i += kWarp)
+      right[transposed ? i % 8 * kPitch + i / 8 : i / 8 * kPitch + i % 8] = b[i];
+    t.sync_warp();
+    const int lane = t.lane(), row = lane / 4, column = lane % 4 * 2;
+    std::uint32_t x[4], y[4];
+    t.load_matrices(x, left + lane % 16 * kPitch + lane / 16 * 8);
+    if (transposed)
+      t.load_matrices(y, right + lane % 8 * kPitch + lane / 8 % 2 * 8);
+    else
+      t.load_transposed(y, right + lane % 16 * kPitch);
+    float sums[4];
+    for (int i = 0; i < 4; ++i) sums[i] = d[(row + i / 2 * 8) * 8 + column + i % 2];
+    t.multiply<T>(sums, x, y[0], y[1]);
+    for (int i = 0; i < 4; ++i) d[(row + i / 2 * 8) * 8 + column + i % 2] = sums[i];
+  }
+};
+
+struct Copies {
+  const float* from;  // [32, 4]
+  float* out;         // [3, 32]: before waiting, after, and what was not there
+
+  void operator()(Thread& t) const {
+    auto* const to = t.shared<float>();
+    const int i = t.lane();
+    t.copy_async(to + i * 4, from + i * 4, true);
+    t.copy_async(to + (kWarp + i) * 4, from + i * 4, false);
+    out[i] = to[i * 4 + 1];
+    t.wait_copies();
+    out[kWarp + i] = to[i * 4 + 1];
+    out[2 * kWarp + i] = to[(kWarp + i) * 4 + 1];
+  }
+};
+
+template <class T>
+void check_product(bool transposed, std::mt19937& engine) {
+  std::uniform_int_distribution<int> whole(-8, 8);
+  std::vector<T> a(256), b(128);
+  std::vector<float> d(128), expected;
+  for (T& x : a) x = T(static_cast<float>(whole(engine)));
+  for (T& x : b) x = T(static_cast<float>(whole(engine)));
+  for (float& x : d) x = static_cast<float>(whole(engine));
+  for (std::size_t i = 0; i < 16; ++i)
+    for (std::size_t j = 0; j < 8; ++j) {
+      float sum = d[i * 8 + j];  // whole numbers below 2^24, so exact in any order
+      for (std::size_t k = 0; k < 16; ++k) sum += float{a[i * 16 + k]} * float{b[k * 8 + j]};
+      expected.push_back(sum);
+    }
+  Exec exec;
+  launch<kWarp>(exec, {}, 32 * kPitch * sizeof(T),
+                Product<T>{a.data(), b.data(), d.data(), transposed});
+  REQUIRE(exec.error == nullptr);
+  CHECK(d == expected);
+}
+
+}  // namespace
+
+TEST_CASE("matrices lie in a warp's registers as PTX has them") {
+  std::vector<std::uint32_t> out(2 * 32 * 4);
+  Exec exec;
+  launch<kWarp>(exec, {}, 32 * kPitch * 2, Loads{out.data()});
+  REQUIRE(exec.error == nullptr);
+  const auto element = [](int matrix, int row, int column) {
+    return static_cast<std::uint32_t>((matrix * 8 + row) * kPitch + column);
+  };
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 4; ++i) {
+      const int r = lane / 4, c = lane % 4 * 2;
+      CHECK(out[static_cast<std::size_t>(lane * 4 + i)] ==
+            (element(i, r, c) | element(i, r, c + 1) << 16));
+      CHECK(out[static_cast<std::size_t>((32 + lane) * 4 + i)] ==
+            (element(i, c, r) | element(i, c + 1, r) << 16));
+    }
+}
+
+TEST_CASE("a warp multiplies matrices as plain loops do") {
+  const unsigned seed = std::random_device{}();
+  INFO("seed " << seed);
+  std::mt19937 engine(seed);
+  for (const bool transposed : {false, true}) {
+    check_product<BFloat16>(transposed, engine);
+    check_product<Float16>(transposed, engine);
+  }
+}
+
+TEST_CASE("asynchronous copies are there when they are waited for, not before") {
+  std::vector<float> from(32 * 4), out(3 * 32);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<float>(i);
+  Exec exec;
+  launch<kWarp>(exec, {}, 2 * 32 * 16, Copies{from.data(), out.data()});
+  REQUIRE(exec.error == nullptr);
+  for (std::size_t i = 0; i < 32; ++i) {
+    CHECK(out[i] != out[i]);
+    CHECK(out[32 + i] == from[i * 4 + 1]);
+    CHECK(out[64 + i] == 0);
+  }
+}
