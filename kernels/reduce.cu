@@ -73,18 +73,21 @@ struct SumRows {
     const Group group(t, group_size);
     const std::int64_t segment = t.block() * (kThreads / group.size) + group.index;
     const bool live = segment < rows * parts;
-    const std::int64_t row = segment / parts, begin = segment % parts * part;
+    const std::int64_t row = parts == 1 ? segment : segment / parts;  // a division takes its time
+    const std::int64_t begin = (segment - row * parts) * part;
     const int count = live ? static_cast<int>(n - begin < part ? n - begin : part) : 0;
     const T* x = in + (live ? row * n + begin : 0);
     const int head = elements_before_boundary(x, count), packs = (count - head) / N;
     A total = 0;
     for (int p = group.lane; p < packs; p += kAtOnce * group.size) {
-      Pack<T, N> some[kAtOnce];
+      Held<T, N> some[kAtOnce];
       for (int k = 0; k < kAtOnce; ++k)
-        if (p + k * group.size < packs) some[k] = load<N>(x + head + (p + k * group.size) * N);
-      for (int k = 0; k < kAtOnce; ++k)
+        if (p + k * group.size < packs) some[k] = load_held<N>(x + head + (p + k * group.size) * N);
+      for (int k = 0; k < kAtOnce; ++k) {
+        const Pack<T, N> pack = some[k];
         for (int j = 0; p + k * group.size < packs && j < N; ++j)
-          total += term<A>(some[k].at[j], squared);
+          total += term<A>(pack.at[j], squared);
+      }
     }
     if (group.lane < count - packs * N)
       total += term<A>(x[group.lane < head ? group.lane : packs * N + group.lane], squared);
@@ -121,18 +124,11 @@ struct SumColumns {
     const std::int64_t line = begin + t.index() / kAcross, step = kLines * inner;
     const T* x = in + (outer * n + line) * inner + c;
     A total[N] = {};
-    if (c < inner)
-      for (std::int64_t left = end - line; left > 0; left -= kLoads * kLines, x += kLoads * step) {
-        Pack<T, N> some[kLoads];
-        for (int k = 0; k < kLoads; ++k)
-          if (k * kLines < left) some[k] = load<N>(x + k * step);
-        for (int j = 0; j < N; ++j) {
-          A of_some = 0;
-          for (int k = 0; k < kLoads; ++k)
-            if (k * kLines < left) of_some += term<A>(some[k].at[j], squared);
-          total[j] += of_some;
-        }
-      }
+    std::int64_t left = c < inner ? end - line : 0;
+    // While all loads are there none needs a question, so that they start together.
+    for (; left > (kLoads - 1) * kLines; left -= kLoads * kLines, x += kLoads * step)
+      add_rows<true>(x, step, left, total);
+    if (left > 0) add_rows<false>(x, step, left, total);
     for (int mask = kWarp / 2; mask >= kAcross; mask /= 2)
       for (int j = 0; j < N; ++j) total[j] += t.shuffle_xor(total[j], mask);
     A* shared = t.shared<A>();  // [warps, columns]
@@ -145,6 +141,20 @@ struct SumColumns {
       for (int w = 1; w < kBlock / kWarp; ++w) all += shared[w * kColumns + j];
       result.put((outer * parts + t.block_y()) * inner + first + j, all);
     }
+  }
+  // Of every kLines-th row from x on, kLoads in all or those of the `left` that are left.
+  template <bool kAll>
+  TESSERA_DEVICE void add_rows(const T* x, std::int64_t step, std::int64_t left,
+                               A (&total)[N]) const {
+    Held<T, N> held[kLoads] = {};
+    for (int k = 0; k < kLoads; ++k)
+      if (kAll || k * kLines < left) held[k] = load_held<N>(x + k * step);
+    A of_some[N] = {};
+    for (int k = 0; k < kLoads; ++k) {
+      const Pack<T, N> some = held[k];
+      for (int j = 0; j < N; ++j) of_some[j] += term<A>(some.at[j], squared);
+    }
+    for (int j = 0; j < N; ++j) total[j] += of_some[j];
   }
 };
 
@@ -159,7 +169,7 @@ void launch_sums(const Sums& s, const Result& result, std::int64_t part, Exec& e
   const T* in = static_cast<const T*>(s.in);
   const std::int64_t parts = std::max<std::int64_t>(1, blocks_for(s.n, part));
   if (s.inner == 1) {
-    const int group = group_for<kThreads>(std::min(s.n, part), 2 * kPack<T>);
+    const int group = group_for<kThreads>(std::min(s.n, part), kAtOnce * kPack<T>);
     return launch<kThreads>(exec, {blocks_for(s.outer * parts, kThreads / group)},
                             kWarps * sizeof(A),
                             SumRows<T, A>{result, in, s.outer, s.n, part, parts, group, s.squared});
