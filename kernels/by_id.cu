@@ -36,10 +36,25 @@ struct OrderPass {
   std::int64_t count, n;
   int shift;
 
-  TESSERA_DEVICE Placed get(std::int64_t i) const {
-    if (from != nullptr) return from[i];
-    const std::int64_t id = ids[i];
-    return {static_cast<std::uint32_t>(id >= 0 && id < n ? id : n), static_cast<std::uint32_t>(i)};
+  // The ids of all turns, and beyond the end the last one: their loads start together.
+  TESSERA_DEVICE void get(std::int64_t first, Placed (&some)[kTurns]) const {
+    std::uint32_t place[kTurns];
+    for (int k = 0; k < kTurns; ++k)
+      place[k] =
+          static_cast<std::uint32_t>(first + k * kWarp < count ? first + k * kWarp : count - 1);
+    if (from != nullptr) {
+      for (int k = 0; k < kTurns; ++k) some[k] = from[place[k]];
+    } else {
+      std::int64_t id[kTurns];
+      if (ids.wide)
+        for (int k = 0; k < kTurns; ++k)
+          id[k] = static_cast<const std::int64_t*>(ids.data)[place[k]];
+      else
+        for (int k = 0; k < kTurns; ++k)
+          id[k] = static_cast<const std::int32_t*>(ids.data)[place[k]];
+      for (int k = 0; k < kTurns; ++k)
+        some[k] = {static_cast<std::uint32_t>(id[k] >= 0 && id[k] < n ? id[k] : n), place[k]};
+    }
   }
   TESSERA_DEVICE void put(std::uint32_t at, const Placed& x) const {
     if (order != nullptr)
@@ -56,9 +71,9 @@ struct OrderPass {
     const std::int64_t first = (t.block() * kSorterWarps + t.warp()) * kTurns * kWarp + t.lane();
     Placed some[kTurns];
     std::uint32_t rank[kTurns];  // among this digit's of the warp
+    get(first, some);
     unrolled<kTurns>([&](int turn) {
       const bool live = first + turn * kWarp < count;
-      some[turn] = live ? get(first + turn * kWarp) : Placed{0, 0};
       const std::uint32_t digit = digit_of(some[turn]);
       unsigned alike = t.ballot(live);
       for (int bit = 0; bit < kDigitBits; ++bit) {
@@ -122,7 +137,6 @@ struct OrderPass {
 constexpr int kAdders = 128;
 constexpr int kPart = 8;                // columns of a thread: whole packs of every type
 constexpr int kCols = kAdders * kPart;  // of a block
-constexpr int kAtOnce = 4;              // rows on their way
 constexpr int kRows = static_cast<int>(kRowsOfPiece);
 
 // Calls f with a value of the element type, which is computed in C: float, double, or int64.
@@ -155,7 +169,15 @@ struct Part {
   }
 };
 
+// The same as they lie in memory, in elements up to the size of C.
 template <class C>
+struct PackedPart {
+  static constexpr int kPacks = kPart * static_cast<int>(sizeof(C)) / 16;
+  Pack<std::uint32_t, 4> packs[kPacks];
+};
+
+// kWhole: parts can be read and written in packs.
+template <class C, bool kWhole>
 struct Sums {
   indexed::Rows r;
   const std::int32_t* order;
@@ -163,7 +185,7 @@ struct Sums {
   std::int64_t pieces;
   C scale;
   DType from, to;
-  bool whole;  // parts can be read and written in packs
+  static constexpr DType of_sums = dtype_of<C>();
 
   template <class T>
   TESSERA_DEVICE static C widened(const T& x) {
@@ -180,57 +202,77 @@ struct Sums {
       return rounded<T>(static_cast<Compute<T>>(x));
   }
 
-  // The columns from `column` on of a row of `base`, 0 beyond the last.
-  template <class T>
-  TESSERA_DEVICE Part<C> read(const T* base, std::int64_t row, std::int64_t column) const {
-    Part<C> out;
-    const T* at = base + row * r.cols + column;
-    constexpr int n = kPack<T>;
-    if (whole) {
-      for (int k = 0; k < kPart; k += n) {
-        const auto pack = load<n>(at + k);
-        for (int i = 0; i < n; ++i) out.at[k + i] = widened(pack.at[i]);
-      }
+  // The columns from `column` on of a row of `base`, 0 beyond the last. Packs are looked into
+  // later, so that others are on their way with them.
+  using Columns = std::conditional_t<kWhole, PackedPart<C>, Part<C>>;
+  TESSERA_DEVICE Columns read(const void* base, DType dtype, std::int64_t row,
+                              std::int64_t column) const {
+    Columns out;
+    const std::int64_t first = row * r.cols + column;
+    if constexpr (kWhole) {
+      int size = 0;  // of an element
+      with_type<C>(dtype, [&](auto tag) { size = static_cast<int>(sizeof tag); });
+      const auto* at = static_cast<const std::byte*>(base) + first * size;
+      for (int k = 0; k < Columns::kPacks; ++k)
+        if (k == 0 || 16 * k < kPart * size)
+          out.packs[k] = load_held<4>(reinterpret_cast<const std::uint32_t*>(at + 16 * k));
     } else {
-      for (int i = 0; i < kPart; ++i)
-        if (column + i < r.cols) out.at[i] = widened(at[i]);
+      with_type<C>(dtype, [&](auto tag) {
+        const auto* at = static_cast<const decltype(tag)*>(base) + first;
+        for (int i = 0; i < kPart; ++i)
+          if (column + i < r.cols) out.at[i] = widened(at[i]);
+      });
     }
     return out;
   }
-  template <class T>
-  TESSERA_DEVICE void write(T* base, std::int64_t row, std::int64_t column,
+  TESSERA_DEVICE static const Part<C>& widened(const Part<C>& x, DType) { return x; }
+  TESSERA_DEVICE static Part<C> widened(const PackedPart<C>& x, DType dtype) {
+    Part<C> out;
+    with_type<C>(dtype, [&](auto tag) {
+      using T = decltype(tag);
+      for (int i = 0; i < kPart; ++i)
+        out.at[i] = widened(element_of<T>(x.packs[i / kPack<T>].at, i % kPack<T>));
+    });
+    return out;
+  }
+  TESSERA_DEVICE void write(void* base, DType dtype, std::int64_t row, std::int64_t column,
                             const Part<C>& x) const {
-    T* at = base + row * r.cols + column;
-    constexpr int n = kPack<T>;
-    if (whole) {
-      for (int k = 0; k < kPart; k += n) {
-        Pack<T, n> pack;
-        for (int i = 0; i < n; ++i) pack.at[i] = narrowed<T>(x.at[k + i]);
-        store_whole(at + k, &pack);
+    with_type<C>(dtype, [&](auto tag) {
+      using T = decltype(tag);
+      T* at = static_cast<T*>(base) + row * r.cols + column;
+      if constexpr (kWhole) {
+        constexpr int n = kPack<T>;
+        for (int k = 0; k < kPart; k += n) {
+          Pack<T, n> pack;
+          for (int i = 0; i < n; ++i) pack.at[i] = narrowed<T>(x.at[k + i]);
+          store_whole(at + k, &pack);
+        }
+      } else {
+        for (int i = 0; i < kPart && column + i < r.cols; ++i) at[i] = narrowed<T>(x.at[i]);
       }
-    } else {
-      for (int i = 0; i < kPart && column + i < r.cols; ++i) at[i] = narrowed<T>(x.at[i]);
-    }
+    });
   }
 
   TESSERA_DEVICE std::int64_t id_at(std::int64_t place) const { return r.ids[order[place]]; }
   TESSERA_DEVICE bool exists(std::int64_t id) const { return id >= 0 && id < r.n; }
 
-  TESSERA_DEVICE void add_to_table(std::int64_t row, std::int64_t column, Part<C> x) const {
-    with_type<C>(to, [&](auto tag) {
-      auto* table = static_cast<decltype(tag)*>(r.table);
-      const Part<C> held = read(table, row, column);
-      if constexpr (!std::is_integral_v<C>)
-        for (int i = 0; i < kPart; ++i) x.at[i] *= scale;
-      x.add(held);
-      write(table, row, column, x);
-    });
+  TESSERA_DEVICE Columns read_table(std::int64_t row, std::int64_t column) const {
+    return read(r.table, to, row, column);
+  }
+  // The table's row, which has `held`, gets scale * x more.
+  TESSERA_DEVICE void add_to_table(std::int64_t row, std::int64_t column, Part<C> x,
+                                   const Columns& held) const {
+    if constexpr (!std::is_integral_v<C>)
+      for (int i = 0; i < kPart; ++i) x.at[i] *= scale;
+    x.add(widened(held, to));
+    write(r.table, to, row, column, x);
   }
 };
 
-template <class C>
+template <class C, bool kWhole>
 struct AddPieces {
-  Sums<C> s;
+  static constexpr int kAtOnce = 16 / sizeof(C);  // rows on their way
+  Sums<C, kWhole> s;
 
   TESSERA_DEVICE void operator()(Thread& t) const {
     const indexed::Rows& r = s.r;
@@ -247,34 +289,37 @@ struct AddPieces {
     const std::int64_t column = t.block_y() * std::int64_t{kCols} + t.index() * kPart;
     if (column >= r.cols) return;
     const std::int64_t before = begin > 0 ? s.id_at(begin - 1) : -1;
-    with_type<C>(s.from, [&](auto tag) {
-      const auto* from = static_cast<const decltype(tag)*>(r.rows) + o * r.count * r.cols;
-      Part<C> sum;
-      for (int i = 0; i < rows; i += kAtOnce) {
-        Part<C> x[kAtOnce];
-        unrolled<kAtOnce>([&](int k) {
-          if (i + k < rows && s.exists(ids[i + k])) x[k] = s.read(from, places[i + k], column);
-        });
-        unrolled<kAtOnce>([&](int k) {
-          if (i + k >= rows || !s.exists(ids[i + k])) return;
-          sum.add(x[k]);
-          const std::int64_t id = ids[i + k];
-          if (i + k + 1 < rows && ids[i + k + 1] == id) return;
-          if (id == before)
-            s.write(s.of_pieces, t.block(), column, sum);
-          else
-            s.add_to_table(o * r.n + id, column, sum);
-          sum = {};
-        });
-      }
-    });
+    // Rows of a few places, and those of the table that they are added to, are on their way
+    // together: within a piece an id is added once.
+    Part<C> sum;
+    for (int i = 0; i < rows; i += kAtOnce) {
+      typename Sums<C, kWhole>::Columns x[kAtOnce], held[kAtOnce];
+      const auto exists = [&](int k) { return i + k < rows && s.exists(ids[i + k]); };
+      const auto ends = [&](int k) { return i + k + 1 == rows || ids[i + k + 1] != ids[i + k]; };
+      unrolled<kAtOnce>([&](int k) {
+        if (!exists(k)) return;
+        x[k] = s.read(r.rows, s.from, o * r.count + places[i + k], column);
+        if (ends(k) && ids[i + k] != before) held[k] = s.read_table(o * r.n + ids[i + k], column);
+      });
+      unrolled<kAtOnce>([&](int k) {
+        if (!exists(k)) return;
+        sum.add(s.widened(x[k], s.from));
+        if (!ends(k)) return;
+        if (ids[i + k] == before)
+          s.write(s.of_pieces, s.of_sums, t.block(), column, sum);
+        else
+          s.add_to_table(o * r.n + ids[i + k], column, sum, held[k]);
+        sum = {};
+      });
+    }
   }
 };
 
 // The block of the piece in which an id begins adds what later ones have of it.
-template <class C>
+template <class C, bool kWhole>
 struct AddRest {
-  Sums<C> s;
+  static constexpr int kAtOnce = 16 / sizeof(C);  // rows on their way
+  Sums<C, kWhole> s;
 
   TESSERA_DEVICE void operator()(Thread& t) const {
     const indexed::Rows& r = s.r;
@@ -291,30 +336,37 @@ struct AddRest {
     if (column >= r.cols) return;
     Part<C> sum;
     for (std::int64_t p = piece + 1; p < last; p += kAtOnce) {
-      Part<C> x[kAtOnce];
+      typename Sums<C, kWhole>::Columns x[kAtOnce];
       unrolled<kAtOnce>([&](int k) {
-        if (p + k < last) x[k] = s.read(s.of_pieces, o * s.pieces + p + k, column);
+        if (p + k < last) x[k] = s.read(s.of_pieces, s.of_sums, o * s.pieces + p + k, column);
       });
       unrolled<kAtOnce>([&](int k) {
-        if (p + k < last) sum.add(x[k]);
+        if (p + k < last) sum.add(s.widened(x[k], s.of_sums));
       });
     }
-    s.add_to_table(o * r.n + id, column, sum);
+    s.add_to_table(o * r.n + id, column, sum, s.read_table(o * r.n + id, column));
   }
 };
+
+template <class C, bool kWhole>
+void launch_sums(const Sums<C, kWhole>& sums, Exec& exec) {
+  const Grid grid{sums.r.outer * sums.pieces, blocks_for(sums.r.cols, kCols)};
+  launch<kAdders>(exec, grid, kRows * (sizeof(std::int64_t) + sizeof(std::int32_t)),
+                  AddPieces<C, kWhole>{sums});
+  if (sums.pieces > 1) launch<kAdders>(exec, grid, 0, AddRest<C, kWhole>{sums});
+}
 
 template <class C>
 void add_rows_in(const indexed::Rows& rows, const std::int32_t* order, void* workspace, DType from,
                  DType to, double scale, Exec& exec) {
-  const bool whole = rows.cols % kPart == 0 &&
-                     are_aligned(static_cast<char*>(rows.rows), static_cast<char*>(rows.table));
+  auto* of_pieces = static_cast<C*>(workspace);
   const std::int64_t pieces = pieces_of(rows.count);
-  const Sums<C> sums{rows, order, static_cast<C*>(workspace), pieces, static_cast<C>(scale), from,
-                     to,   whole};
-  const Grid grid{rows.outer * pieces, blocks_for(rows.cols, kCols)};
-  launch<kAdders>(exec, grid, kRows * (sizeof(std::int64_t) + sizeof(std::int32_t)),
-                  AddPieces<C>{sums});
-  if (pieces > 1) launch<kAdders>(exec, grid, 0, AddRest<C>{sums});
+  const C factor = static_cast<C>(scale);
+  if (rows.cols % kPart == 0 &&
+      are_aligned(static_cast<char*>(rows.rows), static_cast<char*>(rows.table)))
+    launch_sums(Sums<C, true>{rows, order, of_pieces, pieces, factor, from, to}, exec);
+  else
+    launch_sums(Sums<C, false>{rows, order, of_pieces, pieces, factor, from, to}, exec);
 }
 
 }  // namespace

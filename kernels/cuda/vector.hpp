@@ -77,6 +77,20 @@ TESSERA_DEVICE void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
+// Element j of those that lie in words.
+template <class T>
+TESSERA_DEVICE T element_of(const std::uint32_t* words, int j) {
+  if constexpr (sizeof(T) == 8) {
+    return std::bit_cast<T>(words[2 * j] | static_cast<std::uint64_t>(words[2 * j + 1]) << 32);
+  } else if constexpr (sizeof(T) == 4) {
+    return std::bit_cast<T>(words[j]);
+  } else {
+    constexpr int kEach = 4 / static_cast<int>(sizeof(T));
+    using Bits = std::conditional_t<sizeof(T) == 1, std::uint8_t, std::uint16_t>;
+    return std::bit_cast<T>(static_cast<Bits>(words[j / kEach] >> j % kEach * (32 / kEach)));
+  }
+}
+
 // Elements of less than 32 bits in words. A branch or a loop that passes a Pack of them on has the
 // compiler take it apart there, which waits for the load; words it passes on as they are.
 template <class T, int N>
@@ -92,8 +106,7 @@ struct alignas(sizeof(T) * N) PackInWords {
   }
   TESSERA_DEVICE operator Pack<T, N>() const {
     Pack<T, N> pack;
-    for (int j = 0; j < N; ++j)
-      pack.at[j] = std::bit_cast<T>(static_cast<Bits>(words[j / kEach] >> j % kEach * kBits));
+    for (int j = 0; j < N; ++j) pack.at[j] = element_of<T>(words, j);
     return pack;
   }
 };
