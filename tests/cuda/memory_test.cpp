@@ -63,12 +63,19 @@ TEST_CASE("backward of attention has its workspace from the pool, and the plan b
     device.synchronize();
     return ledger.peak_bytes() - before;
   };
-  const Device gpu = queued_gpu(), plan = Device::cuda({.executor = ExecutorKind::virtual_});
-  const std::int64_t bytes = kernels::attention_workspace_bytes(2, 3, 4, 1, 8, bf16, true);
-  CHECK(peak(gpu, bf16) >= bytes);
-  CHECK(peak(gpu, bf16) < bytes + kMiB);
-  CHECK(peak(plan, bf16) == peak(gpu, bf16));
-  CHECK(peak(gpu, f32) < kMiB);
+  for (const bool deterministic : {true, false}) {
+    const Device gpu = Device::cuda(
+                     {.deterministic = deterministic, .module = TESSERA_QUEUED_MODULE}),
+                 plan = Device::cuda(
+                     {.executor = ExecutorKind::virtual_, .deterministic = deterministic});
+    const std::int64_t bytes =
+        kernels::attention_workspace_bytes(2, 3, 4, 1, 8, bf16, deterministic);
+    CHECK(bytes > (deterministic ? 0 : 32 * kMiB));
+    CHECK(peak(gpu, bf16) >= bytes);
+    CHECK(peak(gpu, bf16) < bytes + kMiB);
+    CHECK(peak(plan, bf16) == peak(gpu, bf16));
+    CHECK(peak(gpu, f32) < kMiB);
+  }
 }
 
 TEST_CASE("bodies on compute find the workspace, others none", "[threads]") {
