@@ -1,7 +1,7 @@
 // Attention's backward pass for 16-bit heads on tensor cores: seven products where five would do
 // with atomics, no [T, T] memory, and sums in one order, so equal calls give equal bits.
 //
-//   delta   rows of do o, and lse in powers of 2, into the workspace
+//   delta   rows of do o, and lse in powers of 2, into the workspace; then in one launch
 //   dk, dv  a block is 128 keys:     K V │ Q0 dO0 │ Q1 dO1 │ ...  -> dk, dv, of each head in turn
 //   dq      a block is 128 queries:  Q dO │ K0 V0 │ K1 V1 │ ...   -> dq
 //
@@ -12,7 +12,8 @@
 //   first += ds u (dk or dq)               second += p w (dv)
 //
 // where rows are keys or queries as the block's are: so what a product leaves in registers is, once
-// rounded, what the next one takes, and p and ds never visit shared memory.
+// rounded, what the next one takes, and p and ds never visit shared memory. A masked element counts
+// 0 times: a NaN or an infinity in its values still shows.
 // Source: Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning",
 // 2023.
 #include <limits>
@@ -81,32 +82,47 @@ struct Delta {
   }
 };
 
-// dk and dv where kOfKeys, else dq.
-template <class T, int kDim, bool kOfKeys>
+// Blocks of keys, then blocks of queries, in one grid: the shorter fill what the longer leave idle.
+// Two of 4 warps run on a multiprocessor of sm_90, or for wide heads one of 8. What a tile's copies
+// need is computed anew for each (`fresh`): registers are full.
+template <class T, int kDim>
 struct Backward {
   AttentionBackwardArgs a;
   Statistics statistics;
 
   using S = Shape<kDim>;
-  static constexpr int kBlocks = kDim == 64 ? 2 : 1;  // with up to 255 registers a thread
+  static constexpr int kBlocks = kDim == 64 ? 2 : 1;
   static constexpr int kTiles = S::kTiles, kSteps = kDim / 16, kPitch = S::kPitch;
   static constexpr int kColumns = kAttentionColumns;
 
   using Fragments = std::uint32_t[kTiles][kSteps][4];
   using Sums = float[kTiles][2 * kSteps][4];
 
-  // What a thread knows of its block's rows and its own.
   struct Place {
-    int batch;
-    int head, first, row, lane;  // of the rows' tensor; the block's first row, the warp's
+    int batch, head, first, row, lane;  // `first` is the block's first row, `row` the warp's
   };
 
+  TESSERA_DEVICE int tiles() const { return (a.length - 1) / kRows + 1; }
+
+  template <bool kOfKeys>
   TESSERA_DEVICE Place place(Thread& t) const {
     const int heads = kOfKeys ? a.kv_heads : a.heads, other = fresh(static_cast<int>(t.block()));
     // The longest walks first: the first keys, the last queries.
-    const int tile = kOfKeys ? t.block_y() : (a.length - 1) / kRows - t.block_y();
+    const int y = fresh(t.block_y()), tile = kOfKeys ? y : 2 * tiles() - 1 - y;
     return {other / heads, other % heads, tile * kRows, tile * kRows + t.warp() * kTiles * 16,
             t.lane()};
+  }
+
+  // The columns that a block's rows see, and in how many steps they come.
+  struct Range {
+    int begin, end, steps;
+  };
+  template <bool kOfKeys>
+  TESSERA_DEVICE Range range(const Place& at) const {
+    const int begin = kOfKeys && a.causal ? at.first : 0;
+    const int last = !kOfKeys && a.causal ? at.first + kRows : a.length;
+    const int end = last < a.length ? last : a.length;
+    return {begin, end, (end - begin + kColumns - 1) / kColumns};
   }
 
   TESSERA_DEVICE Head<const T> head(const void* base, int row_heads, const Place& at,
@@ -136,6 +152,7 @@ struct Backward {
 
   // Adds 16 columns from `column` on, whose rows of u and w begin at `u` and `w` and whose
   // statistics at `lse`, where they are columns', or are the rows' in `of_rows`.
+  template <bool kOfKeys>
   TESSERA_DEVICE void add(Thread& t, Sums& first, Sums& second, const Fragments& x,
                           const Fragments& y, const T* u, const T* w, const float* lse,
                           const float (&of_rows)[kTiles][2][2], const Place& at, int column) const {
@@ -219,8 +236,17 @@ struct Backward {
   }
 
   TESSERA_DEVICE void operator()(Thread& t) const {
+    if (t.block_y() >= tiles())
+      walk<false>(t);
+    else if (t.block() < a.kv_heads * a.batch)
+      walk<true>(t);
+  }
+
+  // dk and dv where kOfKeys, else dq.
+  template <bool kOfKeys>
+  TESSERA_DEVICE void walk(Thread& t) const {
     const int group = a.heads / a.kv_heads;
-    const Place at = place(t);
+    const Place at = place<kOfKeys>(t);
 
     T* const tiles = t.shared<T>();
     float* const stats = t.shared<float>(S::kTileBytes);
@@ -246,15 +272,13 @@ struct Backward {
         of_rows[i / 2][i % 2][1] = statistics.delta[row];
       });
 
-    const int begin = kOfKeys && a.causal ? at.first : 0;
-    const int last_seen = !kOfKeys && a.causal ? at.first + kRows : a.length;
-    const int end = last_seen < a.length ? last_seen : a.length;
-    const int steps_of_head = (end - begin + kColumns - 1) / kColumns;
-    const int steps = kOfKeys ? steps_of_head * group : steps_of_head;
+    const Range columns = range<kOfKeys>(at);
+    const int steps = kOfKeys ? columns.steps * group : columns.steps;
     const auto bring_columns = [&](int step) {
-      const Place at = place(t);
-      const int of = kOfKeys ? at.head * group + step / steps_of_head : at.head / group;
-      const int column = begin + step % steps_of_head * kColumns;
+      const Place at = place<kOfKeys>(t);
+      const Range columns = range<kOfKeys>(at);
+      const int of = kOfKeys ? at.head * group + step / columns.steps : at.head / group;
+      const int column = columns.begin + step % columns.steps * kColumns;
       T* const u = tiles + step % 2 * S::kStage;
       bring<kColumns>(t, u, kOfKeys ? head(a.q, a.q_row, at, of) : head(a.k, a.k_row, at, of),
                       column);
@@ -276,18 +300,18 @@ struct Backward {
       t.sync();
       if (step + 1 < steps) bring_columns(step + 1);
       const T* const u = tiles + step % 2 * S::kStage;
-      const int here = begin + step % steps_of_head * kColumns;
+      const int here = columns.begin + step % columns.steps * kColumns;
       TESSERA_UNROLL(1)
       for (int c = 0; c < kColumns; c += 16) {
         const int column = here + c;
-        if (at.row >= a.length || column >= end) break;
+        if (at.row >= a.length || column >= columns.end) break;
         if (a.causal && (kOfKeys ? column + 15 < at.row : column > at.row + kTiles * 16 - 1))
           continue;
-        add(t, first, second, x, y, u + c * kPitch, u + S::kStage / 2 + c * kPitch,
-            stats + step % 2 * 2 * kColumns + c, of_rows, at, column);
+        add<kOfKeys>(t, first, second, x, y, u + c * kPitch, u + S::kStage / 2 + c * kPitch,
+                     stats + step % 2 * 2 * kColumns + c, of_rows, at, column);
       }
     }
-    const Place end_at = place(t);
+    const Place end_at = place<kOfKeys>(t);
     if constexpr (kOfKeys) {
       store_rows(a.dk, a.dk_row, end_at, first, a.scale);
       store_rows(a.dv, a.dv_row, end_at, second, 1);
@@ -306,17 +330,18 @@ void launch_backward(const AttentionBackwardArgs& a, Exec& exec) {
                               static_cast<float*>(a.workspace) + rows, length};
   using D = Delta<T, kDim>;
   launch<D::kThreads>(exec, {rows / D::kRowsOfBlock}, 0, D{a, statistics});
-  const std::int64_t tiles = blocks_for(a.length, kRows);
-  launch<S::kThreads>(exec, {std::int64_t{a.kv_heads} * a.batch, tiles}, S::kBytes,
-                      Backward<T, kDim, true>{a, statistics});
-  launch<S::kThreads>(exec, {std::int64_t{a.heads} * a.batch, tiles}, S::kBytes,
-                      Backward<T, kDim, false>{a, statistics});
+  launch<S::kThreads>(exec, {std::int64_t{a.heads} * a.batch, 2 * blocks_for(a.length, kRows)},
+                      S::kBytes, Backward<T, kDim>{a, statistics});
 }
 
 }  // namespace
 
 bool attention_backward_on_tensor_cores(const AttentionBackwardArgs& a, Exec& exec) {
-  if (!suits_tensor_cores(a)) return false;
+  const auto at = [](const void* pointer) { return static_cast<const char*>(pointer); };
+  if (!attention_suits_library(a.head_dim, a.dtype) || !a.workspace ||
+      !are_aligned(at(a.q), at(a.k), at(a.v), at(a.o), at(a.d_o), at(a.dq), at(a.dk), at(a.dv),
+                   at(a.workspace)))
+    return false;
   const auto of_type = [&](auto tag) {
     using T = decltype(tag);
     a.head_dim <= 64 ? launch_backward<T, 64>(a, exec) : launch_backward<T, 128>(a, exec);
