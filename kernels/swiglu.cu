@@ -44,7 +44,7 @@ struct Swiglu {
   std::int64_t out_stride, gate_stride, up_stride;
 
   struct Item {
-    Pack<T, N> gate, up;
+    Held<T, N> gate, up;
   };
   TESSERA_DEVICE Item load(std::int64_t pack) const {
     std::int64_t r, c;
@@ -54,10 +54,11 @@ struct Swiglu {
   TESSERA_DEVICE void finish(std::int64_t pack, const Item& item) const {
     std::int64_t r, c;
     rows.template locate<N>(pack, r, c);
+    const Pack<T, N> of_gate = item.gate, of_up = item.up;
     Pack<T, N> y;
     for (int j = 0; j < N; ++j)
-      y.at[j] = rounded<T>(silu(Value(load_as_compute(item.gate.at[j]))).v *
-                           load_as_compute(item.up.at[j]));
+      y.at[j] =
+          rounded<T>(silu(Value(load_as_compute(of_gate.at[j]))).v * load_as_compute(of_up.at[j]));
     store_pack(out + r * out_stride + c, y);
   }
 };
@@ -68,7 +69,7 @@ struct SwigluBackward {
   SwigluBackwardArgs a;
 
   struct Item {
-    Pack<T, N> gate, up, d_out;
+    Held<T, N> gate, up, d_out;
   };
   TESSERA_DEVICE Item load(std::int64_t pack) const {
     std::int64_t r, c;
@@ -81,10 +82,11 @@ struct SwigluBackward {
     using C = Compute<T>;
     std::int64_t r, c;
     rows.template locate<N>(pack, r, c);
+    const Pack<T, N> gate = item.gate, up = item.up, d_out = item.d_out;
     Pack<T, N> d_gate, d_up;
     for (int j = 0; j < N; ++j) {
-      const C x = load_as_compute(item.gate.at[j]), u = load_as_compute(item.up.at[j]),
-              d = load_as_compute(item.d_out.at[j]);
+      const C x = load_as_compute(gate.at[j]), u = load_as_compute(up.at[j]),
+              d = load_as_compute(d_out.at[j]);
       const C s = sigmoid(x), value = x * s;
       d_gate.at[j] = rounded<T>(d * u * std::fma(value, 1 - s, s));
       d_up.at[j] = rounded<T>(d * value);

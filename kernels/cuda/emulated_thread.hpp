@@ -146,6 +146,12 @@ class Thread {
 inline double rsqrt(double x) { return 1 / std::sqrt(x); }
 inline double sinpi(double x) { return std::sin(std::numbers::pi * x); }
 
+template <class T>
+T load_whole(const void* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
 inline void store_whole(void* to, const void* from) { std::memcpy(to, from, 16); }
 inline float exp_fast(float x) { return std::exp(x); }
 inline double exp_fast(double x) { return std::exp(x); }

@@ -75,15 +75,15 @@ struct Group {
 template <class T, int kCount, class F>
 TESSERA_DEVICE void group_reduce(Thread& t, const Group& group, T (&values)[kCount], T* scratch,
                                  F combine) {
-  for (int i = 0; i < kCount; ++i) values[i] = warp_reduce(t, values[i], combine);
+  unrolled<kCount>([&](int i) { values[i] = warp_reduce(t, values[i], combine); });
   if (group.size == kWarp) return;
-  if (t.lane() == 0)
-    for (int i = 0; i < kCount; ++i) scratch[t.warp() * kCount + i] = values[i];
+  if (t.lane() == 0) unrolled<kCount>([&](int i) { scratch[t.warp() * kCount + i] = values[i]; });
   t.sync();
   const int warps = group.size / kWarp, warp = group.index * warps + (t.lane() & (warps - 1));
-  for (int i = 0; i < kCount; ++i) values[i] = scratch[warp * kCount + i];
+  unrolled<kCount>([&](int i) { values[i] = scratch[warp * kCount + i]; });
   for (int mask = warps / 2; mask > 0; mask /= 2)
-    for (int i = 0; i < kCount; ++i) values[i] = combine(values[i], t.shuffle_xor(values[i], mask));
+    unrolled<kCount>(
+        [&](int i) { values[i] = combine(values[i], t.shuffle_xor(values[i], mask)); });
 }
 template <class T, class F>
 TESSERA_DEVICE T group_reduce(Thread& t, const Group& group, T value, T* scratch, F combine) {

@@ -130,7 +130,12 @@ TESSERA_DEVICE std::uint32_t pair_of(float low, float high) {
   return bits;
 }
 
-// 16 bytes in one access; `to` is aligned.
+// In one access; the address is aligned.
+template <class T>
+TESSERA_DEVICE T load_whole(const void* from) {
+  return *static_cast<const T*>(from);
+}
+// 16 bytes.
 TESSERA_DEVICE void store_whole(void* to, const void* from) {
   uint4 bytes;
   memcpy(&bytes, from, sizeof bytes);

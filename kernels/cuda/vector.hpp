@@ -7,7 +7,6 @@
 
 #include <bit>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 #include <utility>
 
@@ -116,9 +115,7 @@ using Held = std::conditional_t<sizeof(T) < 4 && sizeof(T) * N >= 4, PackInWords
 
 template <int N, class T>
 TESSERA_DEVICE Held<T, N> load_held(const T* from) {
-  Held<T, N> held;
-  std::memcpy(&held, __builtin_assume_aligned(from, sizeof held), sizeof held);
-  return held;
+  return load_whole<Held<T, N>>(from);
 }
 
 // Of `count` elements from `from` on, those before the first 16-byte boundary.
