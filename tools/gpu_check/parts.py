@@ -17,8 +17,8 @@ PARTS = {
     5: ("a Llama of 1.2 B and 8 layers of 8 B width beside PyTorch", ["compare_large"]),
 }
 # What the compute sanitizers look at: kernels with shared memory, the first cases of each.
-SANITIZED = ("norm", "attention", "embedding", "softmax", "cross_entropy", "reduce", "optimizer", "flat")
-TOOLS = {"memcheck": SANITIZED, "racecheck": SANITIZED, "initcheck": ("norm",), "synccheck": ("norm", "attention")}
+SANITIZED = ("norm", "attention", "attention_backward", "embedding", "softmax", "cross_entropy", "reduce", "optimizer", "flat")
+TOOLS = {"memcheck": SANITIZED, "racecheck": SANITIZED, "initcheck": ("norm",), "synccheck": ("norm", "attention", "attention_backward")}
 # Names of the bench, as its program takes them.
 PROFILED = ("swiglu_backward", "layer_norm_backward", "rms_norm_backward", "adamw", "cross_entropy", "embedding_backward", "attention")
 
