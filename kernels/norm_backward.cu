@@ -122,7 +122,7 @@ struct Backward : BackwardArrays<T> {
       });
     }
     if (this->dx == nullptr) return;
-    group_reduce(t, group, sums, scratch, Sum{});
+    add_up(t, group, sums, scratch);
     const C inverse = C(1) / static_cast<C>(this->cols);
     const C product_mean = sums[0] * inverse, g_mean = kLayer ? sums[kSums - 1] * inverse : C(0);
     for (int k = 0; k < kPacks; ++k) {
@@ -141,6 +141,20 @@ struct Backward : BackwardArrays<T> {
       }
       store_whole(this->dx + at + c, &out);
     }
+  }
+
+  // Each of `sums` over the group, on every thread of it, behind one barrier: lanes add up what the
+  // group's warps have, in few instructions for a row.
+  TESSERA_DEVICE void add_up(Thread& t, const Group& group, C (&sums)[kSums], C* scratch) const {
+    for (C& sum : sums) sum = warp_reduce(t, sum, Sum{});
+    if (group.size == kWarp) return;
+    if (t.lane() == 0)
+      for (int i = 0; i < kSums; ++i) scratch[t.warp() * kSums + i] = sums[i];
+    t.sync();
+    const int warps = group.size / kWarp, warp = group.index * warps + (t.lane() & (warps - 1));
+    for (int i = 0; i < kSums; ++i) sums[i] = scratch[warp * kSums + i];
+    for (int mask = warps / 2; mask > 0; mask /= 2)
+      for (C& sum : sums) sum += t.shuffle_xor(sum, mask);
   }
 
   // The block's part: its groups' sums, in their order.

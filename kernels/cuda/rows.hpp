@@ -70,26 +70,18 @@ struct Group {
       : size(threads), index(t.index() / threads), lane(t.index() % threads) {}
 };
 
-// Each of `values` over a group, on every thread of it, behind one barrier. `scratch`: shared,
-// kCount elements a warp of the block; free for another use after the next barrier.
-template <class T, int kCount, class F>
-TESSERA_DEVICE void group_reduce(Thread& t, const Group& group, T (&values)[kCount], T* scratch,
-                                 F combine) {
-  unrolled<kCount>([&](int i) { values[i] = warp_reduce(t, values[i], combine); });
-  if (group.size == kWarp) return;
-  if (t.lane() == 0) unrolled<kCount>([&](int i) { scratch[t.warp() * kCount + i] = values[i]; });
-  t.sync();
-  const int warps = group.size / kWarp, warp = group.index * warps + (t.lane() & (warps - 1));
-  unrolled<kCount>([&](int i) { values[i] = scratch[warp * kCount + i]; });
-  for (int mask = warps / 2; mask > 0; mask /= 2)
-    unrolled<kCount>(
-        [&](int i) { values[i] = combine(values[i], t.shuffle_xor(values[i], mask)); });
-}
+// Over a group, on every thread of it. `scratch`: shared, one element a warp of the block; free for
+// another use after the next barrier.
 template <class T, class F>
 TESSERA_DEVICE T group_reduce(Thread& t, const Group& group, T value, T* scratch, F combine) {
-  T values[] = {value};
-  group_reduce(t, group, values, scratch, combine);
-  return values[0];
+  value = warp_reduce(t, value, combine);
+  if (group.size == kWarp) return value;
+  if (t.lane() == 0) scratch[t.warp()] = value;
+  t.sync();
+  const int warps = group.size / kWarp, first = group.index * warps;
+  T all = scratch[first];
+  for (int w = first + 1; w < first + warps; ++w) all = combine(all, scratch[w]);
+  return all;
 }
 
 // A thread's packs of a row: kKept elements stay in registers after one pass over the memory; 0
