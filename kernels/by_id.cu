@@ -185,7 +185,7 @@ struct Sums {
   std::int64_t pieces;
   C scale;
   DType from, to;
-  static constexpr DType of_sums = dtype_of<C>();
+  static constexpr DType kSumType = dtype_of<C>();
 
   template <class T>
   TESSERA_DEVICE static C widened(const T& x) {
@@ -306,7 +306,7 @@ struct AddPieces {
         sum.add(s.widened(x[k], s.from));
         if (!ends(k)) return;
         if (ids[i + k] == before)
-          s.write(s.of_pieces, s.of_sums, t.block(), column, sum);
+          s.write(s.of_pieces, s.kSumType, t.block(), column, sum);
         else
           s.add_to_table(o * r.n + ids[i + k], column, sum, held[k]);
         sum = {};
@@ -338,10 +338,10 @@ struct AddRest {
     for (std::int64_t p = piece + 1; p < last; p += kAtOnce) {
       typename Sums<C, kWhole>::Columns x[kAtOnce];
       unrolled<kAtOnce>([&](int k) {
-        if (p + k < last) x[k] = s.read(s.of_pieces, s.of_sums, o * s.pieces + p + k, column);
+        if (p + k < last) x[k] = s.read(s.of_pieces, s.kSumType, o * s.pieces + p + k, column);
       });
       unrolled<kAtOnce>([&](int k) {
-        if (p + k < last) sum.add(s.widened(x[k], s.of_sums));
+        if (p + k < last) sum.add(s.widened(x[k], s.kSumType));
       });
     }
     s.add_to_table(o * r.n + id, column, sum, s.read_table(o * r.n + id, column));
