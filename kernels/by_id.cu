@@ -319,6 +319,7 @@ struct AddPieces {
 template <class C, bool kWhole>
 struct AddRest {
   static constexpr int kAtOnce = 16 / sizeof(C);  // rows on their way
+  static constexpr int kBlocks = 4;               // without, sums of integers spill
   Sums<C, kWhole> s;
 
   TESSERA_DEVICE void operator()(Thread& t) const {
