@@ -254,11 +254,6 @@ TESSERA_CASE("attention", "grouped queries, batches, no mask, a fused projection
   }
 }
 
-TESSERA_CASE("attention", "a thousand heads") {
-  check_attention(c, bf16, {2, 2, 512, 512, 8});
-  check_attention(c, bf16, {1, 3, 1024, 512, 8, true, true});
-}
-
 // One key has nearly all of the weight, and the maximum moves from tile to tile.
 TESSERA_CASE("attention", "scores of up to 30") {
   for (const DType dtype : {f32, bf16})
