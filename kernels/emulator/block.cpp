@@ -73,7 +73,8 @@ class EmulatedBlock {
   }
   std::uint64_t exchange(int thread, std::uint64_t bits, int lane) {
     const std::uint64_t* const values = show(thread, bits);
-    const std::size_t from = static_cast<std::size_t>(thread / kWarp * kWarp + lane);
+    const auto from =
+        static_cast<std::size_t>(thread) / kWarp * kWarp + static_cast<std::size_t>(lane);
     return from < threads_.size() ? values[lane] : bits;
   }
 

@@ -24,7 +24,9 @@ struct StepMetrics {
   std::optional<double> mfu;     // tflops / peak, from 0 to 1
   std::optional<double>
       exposed_comm_ms;  // time the compute stream waited for gather or reduce, maximum over ranks
-  std::optional<double> host_ms;  // time the host submitted, not blocked, maximum over ranks
+  // Time the host submitted, maximum over ranks; not that of blocking calls, but a GPU's full queue
+  // counts.
+  std::optional<double> host_ms;
   std::optional<std::int64_t> memory_peak_bytes, memory_planned_bytes,
       memory_reserved_bytes;  // of the largest rank
 };
