@@ -108,9 +108,9 @@ void Runner::run_collective(const Operation& operation) {
   operation.barrier->leave();
 }
 
-void Runner::begin(const Operation& operation) {
+void Runner::tell_started(const Operation& operation) {
   try {
-    tell_observers(observers_, [&operation](Observer& o) {
+    tell_each(observers_, [&operation](Observer& o) {
       o.started(operation.stream, operation.tick, operation.name);
     });
   } catch (...) {
@@ -127,8 +127,8 @@ void Runner::invoke(const Operation& operation, Exec::Phase phase, StreamFiber* 
   }
 }
 
-void Runner::end(const Operation& operation) {
-  if (observers_.empty() || failure_.happened()) return;  // before anything goes to the stack
+void Runner::tell_finished(const Operation& operation) {
+  if (failure_.happened()) return;
   try {
     tell_each(observers_, [&operation](Observer& o) {
       o.finished(operation.stream, operation.tick, operation.name);

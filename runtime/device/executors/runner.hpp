@@ -64,9 +64,15 @@ class Runner {
   void run(const Operation& operation);
 
   // The pieces, for an executor that goes through the barrier itself. Each keeps what is thrown.
-  void begin(const Operation& operation);
+  void begin(const Operation& operation) {
+    if (!observers_.empty()) [[unlikely]]
+      tell_started(operation);
+  }
   void invoke(const Operation& operation, Exec::Phase phase, StreamFiber* fiber = nullptr);
-  void end(const Operation& operation);
+  void end(const Operation& operation) {
+    if (!observers_.empty()) [[unlikely]]
+      tell_finished(operation);
+  }
   // Keeps `error` as the failure of `operation`, and aborts its barrier.
   void fail(const Operation& operation, std::exception_ptr error);
   // The operation of `tick` has failed too, or may have.
@@ -83,6 +89,8 @@ class Runner {
   int rank() const noexcept { return rank_; }
 
  private:
+  [[gnu::cold]] void tell_started(const Operation& operation);
+  [[gnu::cold]] void tell_finished(const Operation& operation);
   void run_collective(const Operation& operation);
   void call(const Operation& operation, Exec::Phase phase, StreamFiber* fiber = nullptr);
 
