@@ -80,7 +80,7 @@ struct SumRows {
     const int head = elements_before_boundary(x, count), packs = (count - head) / N;
     A total = 0;
     for (int p = group.lane; p < packs; p += kAtOnce * group.size) {
-      Held<T, N> some[kAtOnce];
+      Held<T, N> some[kAtOnce] = {};
       for (int k = 0; k < kAtOnce; ++k)
         if (p + k * group.size < packs) some[k] = load_held<N>(x + head + (p + k * group.size) * N);
       for (int k = 0; k < kAtOnce; ++k) {
@@ -122,9 +122,9 @@ struct SumColumns {
     const std::int64_t c = first + t.lane() % kAcross * N, begin = t.block_y() * part;
     const std::int64_t end = begin + part < n ? begin + part : n;
     const std::int64_t line = begin + t.index() / kAcross, step = kLines * inner;
-    const T* x = in + (outer * n + line) * inner + c;
-    A total[N] = {};
     std::int64_t left = c < inner ? end - line : 0;
+    const T* x = left > 0 ? in + (outer * n + line) * inner + c : in;
+    A total[N] = {};
     // While all loads are there none needs a question, so that they start together.
     for (; left > (kLoads - 1) * kLines; left -= kLoads * kLines, x += kLoads * step)
       add_rows<true>(x, step, left, total);
