@@ -169,7 +169,7 @@ def worker(options):
         return loss.item(), time.perf_counter() - begin
     losses, seconds = zip(*map(train, range(options.steps)))
     peak, reserved = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if gpu else (0, 0)
-    with torch.profiler.profile() as profile:  # last: a process that has been profiled is slower from there on
+    with torch.profiler.profile() as profile:  # last, so that it can't touch what is timed
         train(0)
     ran = attention_that_ran(profile)
     (folder / "pytorch.json").write_text(json.dumps(dict(

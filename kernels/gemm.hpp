@@ -37,7 +37,7 @@ struct GemmArgs {
 //
 // Layouts and empty sizes as above. aux is [m, n], rows `ld_aux` apart. The CPU rounds the product
 // before it applies the function: the bits of the two kernels that this one stands for. A GPU's
-// library may round it before the bias, too, and take tanh of 16 bits.
+// library may round it before the bias, too.
 struct GemmGeluArgs {
   void *c, *aux;
   const void *a, *b, *bias;

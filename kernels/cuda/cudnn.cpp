@@ -155,22 +155,28 @@ void use_stream(Cache& known, int device, const Exec& exec) {
 
 constexpr float kOfMasked = -std::numeric_limits<float>::infinity(), kOneFactor = 1;
 
+// What both passes read and, of o and lse, forward writes.
+template <class Args>
+Bindings bindings_of(const Args& a) {
+  Bindings bound;
+  bound.add(kQ, a.q);
+  bound.add(kK, a.k);
+  bound.add(kV, a.v);
+  bound.add(kO, a.o);
+  bound.add(kLse, a.lse);
+  bound.add(kScale, &a.scale);
+  if (a.causal) bound.add(kMasked, &kOfMasked);
+  return bound;
+}
+
 bool forward(const AttentionArgs& a, Exec& exec) {
   if (!are_aligned(a.q, a.k, a.v, a.o)) return false;
   return with_library(a.head_dim, a.dtype, exec, [&](Cache& known, int device) {
     const auto most = static_cast<std::int64_t>(exec.workspace_bytes);
     const Plan* const plan = plan_for(known, problem_of(a), most, exec, device);
     if (!plan) return false;
-    Bindings bound;
-    bound.add(kQ, a.q);
-    bound.add(kK, a.k);
-    bound.add(kV, a.v);
-    bound.add(kO, a.o);
-    bound.add(kLse, a.lse);
-    bound.add(kScale, &a.scale);
-    if (a.causal) bound.add(kMasked, &kOfMasked);
     use_stream(known, device, exec);
-    run(known.library, known.handles[static_cast<std::size_t>(device)], *plan, bound,
+    run(known.library, known.handles[static_cast<std::size_t>(device)], *plan, bindings_of(a),
         exec.workspace);
     return true;
   });
@@ -191,21 +197,14 @@ bool backward(const AttentionBackwardArgs& a, Exec& exec) {
     if (cudaMemsetAsync(workspace + delta, 0, static_cast<std::size_t>(before - delta),
                         static_cast<cudaStream_t>(exec.native_stream)) != cudaSuccess)
       throw std::runtime_error("the sums of dq could not be cleared");
-    Bindings bound;
-    bound.add(kQ, a.q);
-    bound.add(kK, a.k);
-    bound.add(kV, a.v);
-    bound.add(kO, a.o);
+    Bindings bound = bindings_of(a);
     bound.add(kDo, a.d_o);
     bound.add(kDq, a.dq);
     bound.add(kDk, a.dk);
     bound.add(kDv, a.dv);
-    bound.add(kLse, a.lse);
     bound.add(kDelta, workspace);
     bound.add(kSums, workspace + delta);
-    bound.add(kScale, &a.scale);
     bound.add(kOne, &kOneFactor);
-    if (a.causal) bound.add(kMasked, &kOfMasked);
     use_stream(known, device, exec);
     run(known.library, known.handles[static_cast<std::size_t>(device)], *plan, bound,
         workspace + before);

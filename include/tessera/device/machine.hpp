@@ -72,9 +72,8 @@ struct Machine {
 // Contention: NCCL's kernels slow the products beside them by 30 to 40 %, pytorch/pytorch#179937.
 // Host link and memory: estimates, 87 % of PCIe 5.0 x16 (PCIe 4.0: the A100's) and four fifths of
 // the memory that a DGX's two processors have beside 8 GPUs, by the data sheets.
-// Attention, copies, launch and host of the H100: measured by tools/gpu-check, cuDNN 9 and, in
-// order, our own kernels. Of the others launch and host are the H100's, and so are the shares of
-// peak.
+// Attention, copies and host of the H100: measured by tools/gpu-check, with cuDNN 9 and, in order,
+// our own kernels; the host is a virtual machine's, for all. Launches: an estimate.
 inline constexpr Machine kH100{
     .name = "h100",
     .peak_flops_per_second = 989.4e12,        // NVIDIA H100 SXM5 data sheet
