@@ -47,7 +47,7 @@ struct Shape {
 // counts.
 struct Statistics {
   float *lse, *delta;
-  std::int64_t length;  // T'
+  int length;  // T'
 };
 
 template <class T, int kDim>
@@ -58,16 +58,16 @@ struct Delta {
   static constexpr int kThreads = 256, kLanes = kDim / 8, kRowsOfBlock = kThreads / kLanes;
 
   TESSERA_DEVICE void operator()(Thread& t) const {
-    const std::int64_t row = t.block() * kRowsOfBlock + t.index() / kLanes, head = row / to.length;
-    const auto at = static_cast<int>(row % to.length);
+    const auto block = static_cast<int>(t.block());
+    const int blocks_of_head = to.length / kRowsOfBlock, head = block / blocks_of_head;
+    const int at = block % blocks_of_head * kRowsOfBlock + t.index() / kLanes;
     const int d = t.index() % kLanes * 8;
-    const auto heads_before = static_cast<int>(head % a.heads);
     const bool there = at < a.length && d < a.head_dim;
     float sum = 0;
     if (there) {
       const auto of = [&](const void* base) {
         const auto from =
-            head_of<const T>(base, a.heads, head / a.heads, heads_before, a.length, a.head_dim);
+            head_of<const T>(base, a.heads, head / a.heads, head % a.heads, a.length, a.head_dim);
         return load<8>(from.data + at * from.stride + d);
       };
       const auto x = of(a.o), y = of(a.d_o);
@@ -75,7 +75,8 @@ struct Delta {
     }
     for (int mask = 1; mask < kLanes; mask *= 2) sum += t.shuffle_xor(sum, mask);
     if (d != 0) return;
-    const float* lse = static_cast<const float*>(a.lse) + head * a.length + at;
+    const std::int64_t row = std::int64_t{head} * to.length + at;
+    const float* lse = static_cast<const float*>(a.lse) + std::int64_t{head} * a.length + at;
     to.lse[row] = at < a.length ? *lse * std::numbers::log2e_v<float>
                                 : std::numeric_limits<float>::infinity();
     to.delta[row] = sum;
@@ -266,8 +267,8 @@ struct Backward {
     float of_rows[kTiles][2][2] = {};
     if (!kOfKeys && at.row < a.length)
       unrolled<kTiles * 2>([&](int i) {
-        const std::int64_t row =
-            (at.batch * a.heads + at.head) * statistics.length + at.row + at.lane / 4 + i * 8;
+        const std::int64_t row = (std::int64_t{at.batch} * a.heads + at.head) * statistics.length +
+                                 at.row + at.lane / 4 + i * 8;
         of_rows[i / 2][i % 2][0] = statistics.lse[row];
         of_rows[i / 2][i % 2][1] = statistics.delta[row];
       });
@@ -324,8 +325,8 @@ struct Backward {
 template <class T, int kDim>
 void launch_backward(const AttentionBackwardArgs& a, Exec& exec) {
   using S = Shape<kDim>;
-  const std::int64_t length = blocks_for(a.length, kAttentionColumns) * kAttentionColumns;
-  const std::int64_t rows = length * a.heads * a.batch;
+  const auto length = static_cast<int>(blocks_for(a.length, kAttentionColumns) * kAttentionColumns);
+  const std::int64_t rows = std::int64_t{length} * a.heads * a.batch;
   const Statistics statistics{static_cast<float*>(a.workspace),
                               static_cast<float*>(a.workspace) + rows, length};
   using D = Delta<T, kDim>;
