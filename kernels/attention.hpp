@@ -43,11 +43,11 @@ constexpr bool attention_suits_library(std::int64_t head_dim, DType dtype) {
 }
 // Of what backward on tensor cores keeps: lse and delta, the sums over do o, f32 [B, H, T] each, T
 // rounded up to whole tiles.
-inline constexpr int kAttentionColumns = 64;  // of a tile
+inline constexpr int kAttentionTile = 128;
 constexpr std::int64_t attention_statistics_bytes(std::int64_t batch, std::int64_t length,
                                                   std::int64_t heads) {
-  const std::int64_t tiles = (length + kAttentionColumns - 1) / kAttentionColumns;
-  return 2 * batch * heads * tiles * kAttentionColumns * 4;
+  const std::int64_t tiles = (length + kAttentionTile - 1) / kAttentionTile;
+  return 2 * batch * heads * tiles * kAttentionTile * 4;
 }
 
 // What backward may use beside its operands on a GPU: these statistics; where sums may have any

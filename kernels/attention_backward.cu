@@ -30,21 +30,22 @@ namespace {
 using attention_tiles::Head;
 using attention_tiles::head_of;
 
-constexpr int kRows = 128;  // of a block
+constexpr int kRows = kAttentionTile;  // of a block
 
 // Sizes for heads of up to kDim elements: 64 or 128.
 template <int kDim>
 struct Shape {
   static constexpr int kTiles = 128 / kDim;  // of 16 rows, of a warp
   static constexpr int kThreads = kRows / kTiles / 16 * kWarp;
-  static constexpr int kPitch = kDim + 8;  // 8 rows meet each bank once
-  static constexpr int kStage = 2 * kAttentionColumns * kPitch;
+  static constexpr int kPitch = kDim + 8;       // 8 rows meet each bank once
+  static constexpr int kColumns = 64 * kTiles;  // of a stage
+  static constexpr int kStage = 2 * kColumns * kPitch;
   static constexpr std::size_t kTileBytes = 2 * 2 * kStage;  // also the tiles that stay, at first
-  static constexpr std::size_t kBytes = kTileBytes + 2 * 2 * kAttentionColumns * sizeof(float);
+  static constexpr std::size_t kBytes = kTileBytes + 2 * 2 * kColumns * sizeof(float);
 };
 
-// f32 [B, H, T'] each: log2(e) lse and delta, infinity and 0 beyond T, so that no query there
-// counts.
+// f32 [B, H, T'] each, T' in whole tiles: log2(e) lse and delta, infinity and 0 beyond T, so that
+// no query there counts.
 struct Statistics {
   float *lse, *delta;
   int length;  // T'
@@ -94,7 +95,7 @@ struct Backward {
   using S = Shape<kDim>;
   static constexpr int kBlocks = kDim == 64 ? 2 : 1;
   static constexpr int kTiles = S::kTiles, kSteps = kDim / 16, kPitch = S::kPitch;
-  static constexpr int kColumns = kAttentionColumns;
+  static constexpr int kColumns = S::kColumns;
 
   using Fragments = std::uint32_t[kTiles][kSteps][4];
   using Sums = float[kTiles][2 * kSteps][4];
@@ -265,7 +266,7 @@ struct Backward {
     t.sync();
 
     float of_rows[kTiles][2][2] = {};
-    if (!kOfKeys && at.row < a.length)
+    if constexpr (!kOfKeys)
       unrolled<kTiles * 2>([&](int i) {
         const std::int64_t row = (std::int64_t{at.batch} * a.heads + at.head) * statistics.length +
                                  at.row + at.lane / 4 + i * 8;
@@ -325,14 +326,15 @@ struct Backward {
 template <class T, int kDim>
 void launch_backward(const AttentionBackwardArgs& a, Exec& exec) {
   using S = Shape<kDim>;
-  const auto length = static_cast<int>(blocks_for(a.length, kAttentionColumns) * kAttentionColumns);
+  const std::int64_t tiles = blocks_for(a.length, kRows);
+  const auto length = static_cast<int>(tiles * kRows);
   const std::int64_t rows = std::int64_t{length} * a.heads * a.batch;
   const Statistics statistics{static_cast<float*>(a.workspace),
                               static_cast<float*>(a.workspace) + rows, length};
   using D = Delta<T, kDim>;
   launch<D::kThreads>(exec, {rows / D::kRowsOfBlock}, 0, D{a, statistics});
-  launch<S::kThreads>(exec, {std::int64_t{a.heads} * a.batch, 2 * blocks_for(a.length, kRows)},
-                      S::kBytes, Backward<T, kDim>{a, statistics});
+  launch<S::kThreads>(exec, {std::int64_t{a.heads} * a.batch, 2 * tiles}, S::kBytes,
+                      Backward<T, kDim>{a, statistics});
 }
 
 }  // namespace
