@@ -19,8 +19,7 @@
 #include <limits>
 #include <numbers>
 
-#include "kernels/attention.hpp"
-#include "kernels/cuda/attention_tiles.hpp"
+#include "kernels/cuda/attention_backward.hpp"
 #include "kernels/cuda/kernels.hpp"
 
 namespace tessera::kernels::cuda {
@@ -44,17 +43,10 @@ struct Shape {
   static constexpr std::size_t kBytes = kTileBytes + 2 * 2 * kColumns * sizeof(float);
 };
 
-// f32 [B, H, T'] each, T' in whole tiles: log2(e) lse and delta, infinity and 0 beyond T, so that
-// no query there counts.
-struct Statistics {
-  float *lse, *delta;
-  int length;  // T'
-};
-
 template <class T, int kDim>
 struct Delta {
   AttentionBackwardArgs a;
-  Statistics to;
+  AttentionStatistics to;
 
   static constexpr int kThreads = 256, kLanes = kDim / 8, kRowsOfBlock = kThreads / kLanes;
 
@@ -90,7 +82,7 @@ struct Delta {
 template <class T, int kDim>
 struct Backward {
   AttentionBackwardArgs a;
-  Statistics statistics;
+  AttentionStatistics statistics;
 
   using S = Shape<kDim>;
   static constexpr int kBlocks = kDim == 64 ? 2 : 1;
@@ -224,16 +216,8 @@ struct Backward {
   TESSERA_DEVICE void store_rows(void* base, int row_heads, const Place& at, const Sums& sums,
                                  float factor) const {
     const auto to = head_of<T>(base, row_heads, at.batch, at.head, a.length, a.head_dim);
-    unrolled<kTiles * 2>([&](int i) {
-      const int row = at.row + at.lane / 4 + i * 8;
-      T* const line = to.data + row * to.stride + at.lane % 4 * 2;
-      if (row < a.length)
-        unrolled<2 * kSteps>([&](int n) {
-          const float(&x)[4] = sums[i / 2][n];
-          if (n * 8 < a.head_dim)
-            *reinterpret_cast<std::uint32_t*>(line + n * 8) =
-                pair_of<T>(x[i % 2 * 2] * factor, x[i % 2 * 2 + 1] * factor);
-        });
+    unrolled<kTiles>([&](int m) {
+      store_two_rows(a, to, at.row + m * 16 + at.lane / 4, 0, at.lane, sums[m], factor);
     });
   }
 
@@ -329,10 +313,11 @@ void launch_backward(const AttentionBackwardArgs& a, Exec& exec) {
   const std::int64_t tiles = blocks_for(a.length, kRows);
   const auto length = static_cast<int>(tiles * kRows);
   const std::int64_t rows = std::int64_t{length} * a.heads * a.batch;
-  const Statistics statistics{static_cast<float*>(a.workspace),
-                              static_cast<float*>(a.workspace) + rows, length};
+  auto* const memory = static_cast<float*>(a.workspace);
+  const AttentionStatistics statistics{memory, memory + rows, length};
   using D = Delta<T, kDim>;
   launch<D::kThreads>(exec, {rows / D::kRowsOfBlock}, 0, D{a, statistics});
+  if (walk_by_warpgroups(a, statistics, exec)) return;
   launch<S::kThreads>(exec, {std::int64_t{a.heads} * a.batch, 2 * tiles}, S::kBytes,
                       Backward<T, kDim>{a, statistics});
 }

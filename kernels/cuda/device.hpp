@@ -6,5 +6,8 @@ namespace tessera::kernels::cuda {
 
 // At least 1. The runtime knows it: no call to the device, and nothing waits.
 int multiprocessors();
+// Whether kernels/*_hopper.cu run there: on sm_90, where the module has code for it. The emulated
+// GPU has them unless a test says no.
+bool has_warpgroup_products();
 
 }  // namespace tessera::kernels::cuda

@@ -17,7 +17,9 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include "built_for.hpp"
 #include "kernels/cuda/device.hpp"
@@ -34,6 +36,15 @@ int multiprocessors() {
       cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
     cudaGetLastError();  // the launch that follows says it
   return std::max(count, 1);
+}
+
+bool has_warpgroup_products() {
+  if (std::string_view(kArchitectures).find("sm_90") == std::string_view::npos) return false;
+  int device = 0, major = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess)
+    cudaGetLastError();
+  return major == 9;
 }
 
 const void* image_probe();                                                // image.cu

@@ -6,18 +6,22 @@
 // as asked for and filled with NaN before each block.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <numbers>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/grid.hpp"
 
 #define TESSERA_DEVICE inline
 #define TESSERA_UNROLL(n)
+#define TESSERA_HAS_WARPGROUPS
 
 namespace tessera::kernels::cuda {
 
@@ -33,6 +37,12 @@ std::uint32_t pair_of(float low, float high) {
 }
 
 class EmulatedBlock;
+
+template <class T>
+T* swizzled(T* p) {
+  const auto at = reinterpret_cast<std::uintptr_t>(p);
+  return reinterpret_cast<T*>(at ^ (at >> 7 & 7) << 4);
+}
 
 class Thread {
  public:
@@ -115,6 +125,41 @@ class Thread {
     sync_warp();  // others have read `shown`
   }
 
+  // Products of a warpgroup come as late as they may, when they are waited for: what they read then
+  // must still lie there.
+  struct Matrix {
+    const std::byte* data;
+    Matrix operator+(int elements) const { return {data + 2 * elements}; }
+    template <class T>
+    float at(int row, int column) const {
+      return to_float(*swizzled(reinterpret_cast<const T*>(data) + row * 64 + column));
+    }
+  };
+  template <class T>
+  static Matrix matrix(const T* p) {
+    return {reinterpret_cast<const std::byte*>(p)};
+  }
+  template <class T>
+  void multiply_columns(float (&d)[8][4], const std::uint32_t (&a)[4], Matrix b, bool adds = true) {
+    queue_product<T>(d, std::to_array(a), {}, b, false, adds);
+  }
+  template <class T>
+  void multiply_rows(float (&d)[8][4], const std::uint32_t (&a)[4], Matrix b) {
+    queue_product<T>(d, std::to_array(a), {}, b, true, true);
+  }
+  template <class T>
+  void multiply_columns(float (&d)[8][4], Matrix a, Matrix b, bool adds = true) {
+    queue_product<T>(d, {}, a, b, false, adds);
+  }
+  void fence_products() {}
+  void commit_products() { groups_.push_back(std::exchange(products_, {})); }
+  template <int kLeft, class... D>
+  void wait_products(D&...) {
+    for (; groups_.size() > kLeft; groups_.pop_front())
+      for (const auto& product : groups_.front()) product();
+  }
+  void wait_copies_for_products() { wait_copies(); }
+
   void run();  // the body, for the fiber
 
  private:
@@ -132,6 +177,28 @@ class Thread {
     return std::bit_cast<std::uint16_t>(*low) | std::uint32_t{std::bit_cast<std::uint16_t>(*high)}
                                                     << 16;
   }
+  // a from registers where `left` is nowhere; b by its rows, or its columns.
+  template <class T>
+  void queue_product(float (&d)[8][4], std::array<std::uint32_t, 4> a, Matrix left, Matrix right,
+                     bool by_rows, bool adds) {
+    products_.push_back([this, &d, a, left, right, by_rows, adds] {
+      const std::uint64_t* const all = show(reinterpret_cast<std::uintptr_t>(a.data()));
+      const auto value = [&](int r, int k) {
+        if (left.data) return left.at<T>(warp() % 4 * 16 + r, k);
+        const auto* const of = reinterpret_cast<const std::uint32_t*>(all[r % 8 * 4 + k % 8 / 2]);
+        const auto bits = static_cast<std::uint16_t>(of[r / 8 + k / 8 * 2] >> 16 * (k % 2));
+        return to_float(std::bit_cast<T>(bits));
+      };
+      for (int i = 0; i < 32; ++i) {
+        const int r = lane() / 4 + i % 4 / 2 * 8, n = i / 4 * 8 + lane() % 4 * 2 + i % 2;
+        float sum = adds ? d[i / 4][i % 4] : 0;
+        for (int k = 0; k < 16; ++k)
+          sum += value(r, k) * (by_rows ? right.at<T>(k, n) : right.at<T>(n, k));
+        d[i / 4][i % 4] = sum;
+      }
+      sync_warp();  // others have read `a`
+    });
+  }
   std::byte* shared_memory();
   std::uint64_t exchange(std::uint64_t bits, int lane);
   // What each lane of the warp shows, to be read before the next exchange but one.
@@ -140,6 +207,9 @@ class Thread {
   EmulatedBlock* block_;
   int index_;
   std::vector<Copy> copies_;
+  using Products = std::vector<std::function<void()>>;
+  Products products_;  // since the last commit
+  std::deque<Products> groups_;
 };
 
 // What the GPU has and <cmath> lacks.

@@ -15,6 +15,9 @@
 // are.
 #define TESSERA_PRAGMA(text) _Pragma(#text)
 #define TESSERA_UNROLL(n) TESSERA_PRAGMA(unroll n)
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // products of warpgroups
+#define TESSERA_HAS_WARPGROUPS
+#endif
 
 namespace tessera::kernels::cuda {
 
@@ -37,10 +40,10 @@ class Thread {
 
   TESSERA_DEVICE void sync() { __syncthreads(); }
   TESSERA_DEVICE void sync_warp() { __syncwarp(); }
-  // The block's shared memory from byte `offset`, 16-byte aligned at 0.
+  // The block's shared memory from byte `offset`, 1024-byte aligned at 0.
   template <class T>
   TESSERA_DEVICE T* shared(std::size_t offset = 0) {
-    extern __shared__ __align__(16) unsigned char memory[];
+    extern __shared__ __align__(1024) unsigned char memory[];
     return reinterpret_cast<T*>(memory + offset);
   }
 
@@ -101,11 +104,122 @@ class Thread {
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 
+  // --- products of a warpgroup, four warps of which the first is a multiple of four: sm_90 alone
+  //
+  // A matrix of 16-bit elements in shared memory: rows of 64 elements, swizzled (`swizzled`), 1024
+  // bytes aligned. `+ n` begins n elements on: whole 8 rows, and 16 elements of a row.
+  struct Matrix {
+    unsigned code;
+    TESSERA_DEVICE Matrix operator+(int elements) const {
+      return {code + static_cast<unsigned>(elements / 8)};
+    }
+    // Source: PTX ISA, "Matrix descriptor": rows of 128 bytes, 8 of them after each 1024.
+    TESSERA_DEVICE std::uint64_t descriptor() const {
+      return code | std::uint64_t{0x40000040} << 32;
+    }
+  };
+  template <class T>
+  TESSERA_DEVICE static Matrix matrix(const T* p) {
+    return {shared_address(p) >> 4 | 1 << 16};
+  }
+  // d [64, 64] += a [64, 16] b [16, 64], queued, for all threads of the warpgroup. Warp w of it has
+  // rows 16 w and the next of a and d, laid out as multiply has them: d[j] are columns 8 j and the
+  // next. In shared memory a has 64 rows of 16 elements, and b 16 rows of 64, or by its columns 64
+  // rows of 16. What is read and d are left alone until wait_products.
+  // Source: PTX ISA, "Asynchronous warpgroup level matrix instructions".
+  template <class T>
+  TESSERA_DEVICE void multiply_columns(float (&d)[8][4], const std::uint32_t (&a)[4], Matrix b,
+                                       bool adds = true) {
+    multiply_registers<T, 0>(d, a, b.descriptor(), adds);
+  }
+  template <class T>
+  TESSERA_DEVICE void multiply_rows(float (&d)[8][4], const std::uint32_t (&a)[4], Matrix b) {
+    multiply_registers<T, 1>(d, a, b.descriptor(), true);
+  }
+  template <class T>
+  TESSERA_DEVICE void multiply_columns(float (&d)[8][4], Matrix a, Matrix b, bool adds = true) {
+    multiply_shared<T>(d, a.descriptor(), b.descriptor(), adds);
+  }
+  // Before the first product that reads registers which the thread has written since.
+  TESSERA_DEVICE void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+  // What was queued since the last is a group.
+  TESSERA_DEVICE void commit_products() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  }
+  // Until all groups but the newest kLeft are done. `d`: whose sums they are.
+  template <int kLeft, class... D>
+  TESSERA_DEVICE void wait_products(D&... d) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
+    (hold(d), ...);
+  }
+  // wait_copies(), for products to read after a barrier.
+  TESSERA_DEVICE void wait_copies_for_products() {
+    wait_copies();
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+
  private:
   TESSERA_DEVICE static unsigned shared_address(const void* p) {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
   }
+  // The compiler neither moves these into other registers nor reads them earlier.
+  template <int n>
+  TESSERA_DEVICE static void hold(float (&d)[n][4]) {
+#pragma unroll
+    for (int i = 0; i < n; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) asm volatile("" : "+f"(d[i][j])::"memory");
+  }
+  template <int n>
+  TESSERA_DEVICE static void hold(float (&d)[n][8][4]) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) hold(d[i]);
+  }
+
+#define TESSERA_SUMS_OF(d, j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define TESSERA_SUMS(d)                                                                       \
+  TESSERA_SUMS_OF(d, 0), TESSERA_SUMS_OF(d, 1), TESSERA_SUMS_OF(d, 2), TESSERA_SUMS_OF(d, 3), \
+      TESSERA_SUMS_OF(d, 4), TESSERA_SUMS_OF(d, 5), TESSERA_SUMS_OF(d, 6), TESSERA_SUMS_OF(d, 7)
+#define TESSERA_WGMMA(type, operands)                                                            \
+  "{.reg .pred p; setp.ne.b32 p, %32, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." type       \
+  "." type                                                                                       \
+  " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " operands ";}"
+  template <class T, int kTransposed>
+  TESSERA_DEVICE static void multiply_registers(float (&d)[8][4], const std::uint32_t (&a)[4],
+                                                std::uint64_t b, bool adds) {
+    if constexpr (std::is_same_v<T, BFloat16>)
+      asm volatile(TESSERA_WGMMA("bf16", "{%33, %34, %35, %36}, %37, p, 1, 1, %38")
+                   : TESSERA_SUMS(d)
+                   : "r"(int{adds}), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+                     "n"(kTransposed));
+    else
+      asm volatile(TESSERA_WGMMA("f16", "{%33, %34, %35, %36}, %37, p, 1, 1, %38")
+                   : TESSERA_SUMS(d)
+                   : "r"(int{adds}), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+                     "n"(kTransposed));
+  }
+  template <class T>
+  TESSERA_DEVICE static void multiply_shared(float (&d)[8][4], std::uint64_t a, std::uint64_t b,
+                                             bool adds) {
+    if constexpr (std::is_same_v<T, BFloat16>)
+      asm volatile(TESSERA_WGMMA("bf16", "%33, %34, p, 1, 1, 0, 0")
+                   : TESSERA_SUMS(d)
+                   : "r"(int{adds}), "l"(a), "l"(b));
+    else
+      asm volatile(TESSERA_WGMMA("f16", "%33, %34, p, 1, 1, 0, 0")
+                   : TESSERA_SUMS(d)
+                   : "r"(int{adds}), "l"(a), "l"(b));
+  }
 };
+
+// Where element or row `p` of rows of 128 bytes, 1024 bytes aligned, lies for a warpgroup's
+// products: 16-byte pieces of a row change places by its number in 8.
+template <class T>
+TESSERA_DEVICE T* swizzled(T* p) {
+  const auto at = reinterpret_cast<std::uintptr_t>(p);
+  return reinterpret_cast<T*>(at ^ (at >> 7 & 7) << 4);
+}
 
 // Conversions of 16-bit floats; rounding to nearest even.
 TESSERA_DEVICE float to_float(BFloat16 x) {

@@ -23,7 +23,7 @@ std::vector<std::unique_ptr<emulator::Fiber>>& fibers(int count) {
 class EmulatedBlock {
  public:
   EmulatedBlock(const emulator::Launch& launch, const void* body)
-      : launch_(launch), body_(body), shared_(new(std::align_val_t{16}) std::byte[bytes()]) {
+      : launch_(launch), body_(body), shared_(new(std::align_val_t{1024}) std::byte[bytes()]) {
     const auto threads = static_cast<std::size_t>(launch.threads);
     threads_.reserve(threads);
     for (int i = 0; i < launch.threads; ++i) threads_.emplace_back(*this, i);
@@ -31,7 +31,7 @@ class EmulatedBlock {
     round_.resize(threads);
     for (auto& values : shown_) values.resize(threads);
   }
-  ~EmulatedBlock() { ::operator delete[](shared_, std::align_val_t{16}); }
+  ~EmulatedBlock() { ::operator delete[](shared_, std::align_val_t{1024}); }
   EmulatedBlock(const EmulatedBlock&) = delete;
   EmulatedBlock& operator=(const EmulatedBlock&) = delete;
 

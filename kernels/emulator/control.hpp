@@ -30,6 +30,8 @@ struct Control {
   // `failure` says `line` once, as if a kernel had failed; a string that lasts.
   void (*fail)(const char* line);
   void (*counts)(Counts* out);
+  // Whether kernels that multiply by warpgroups run from here on, as on sm_90; at first they do.
+  void (*warpgroups)(bool are_there);
 };
 
 using ControlEntry = const Control* (*)();

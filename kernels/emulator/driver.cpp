@@ -52,7 +52,7 @@ struct State {
       kernels{0};
   std::atomic<const char*> failure{nullptr};
   std::atomic<int> devices{1};
-  std::atomic<bool> reach{true};
+  std::atomic<bool> reach{true}, warpgroups{true};
   std::mutex mutex;  // of what follows
   std::map<const std::byte*, Piece> pieces;
   std::array<std::uint32_t, kMostDevices> readers{};  // of what each device allocates
@@ -351,12 +351,14 @@ std::int64_t used(std::int32_t device) {
   return state().used_of(device);
 }
 
-constinit const Control kControl = {.delay = Stream::delay,
-                                    .devices = set_devices,
-                                    .used = used,
-                                    .limit_memory = limit_memory,
-                                    .fail = [](const char* line) { state().failure = line; },
-                                    .counts = counts};
+constinit const Control kControl = {
+    .delay = Stream::delay,
+    .devices = set_devices,
+    .used = used,
+    .limit_memory = limit_memory,
+    .fail = [](const char* line) { state().failure = line; },
+    .counts = counts,
+    .warpgroups = [](bool are_there) { state().warpgroups = are_there; }};
 
 constinit const Driver kDriver = {
     .version = kDriverVersion,
@@ -419,6 +421,9 @@ void enqueue_kernel(void* native_stream, std::function<void()> work) {
 }
 
 }  // namespace emulator
+
+bool has_warpgroup_products() { return emulator::state().warpgroups; }
+
 }  // namespace tessera::kernels::cuda
 
 extern "C" [[gnu::visibility("default")]] const tessera::Driver* tessera_driver(

@@ -1,8 +1,15 @@
 // Every case that holds kernels to double precision, on the emulated GPU's.
+#include <random>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kernels/emulator/control.hpp"
 #include "tests/kernels/case.hpp"
 #include "tests/support/catch.hpp"
 
 extern "C" const tessera::Driver* tessera_driver(std::uint32_t version);
+extern "C" const tessera::kernels::cuda::emulator::Control* tessera_emulator();
 
 using namespace kernel_test;
 
@@ -14,8 +21,15 @@ TEST_CASE("the CUDA kernels, emulated, are within rounding of double precision",
   target.workspace_bytes = 1 << 20;
   REQUIRE(driver->allocate(target.workspace_bytes, &target.workspace) == nullptr);
   const unsigned seed = std::random_device{}();
+  // Attention multiplies by warpgroups where a GPU has them, by warps elsewhere.
+  std::vector<std::pair<NamedCase, bool>> cases;
   for (const NamedCase& named : all_cases()) {
-    DYNAMIC_SECTION(named.op << ": " << named.name) {
+    cases.emplace_back(named, true);
+    if (std::string_view(named.op).starts_with("attention")) cases.emplace_back(named, false);
+  }
+  for (const auto& [named, by_warpgroups] : cases) {
+    DYNAMIC_SECTION(named.op << ": " << named.name << (by_warpgroups ? "" : ", by warps")) {
+      tessera_emulator()->warpgroups(by_warpgroups);
       Case c(target, seed);
       std::string failure;
       try {
@@ -28,6 +42,7 @@ TEST_CASE("the CUDA kernels, emulated, are within rounding of double precision",
       REQUIRE(c.compared() > 0);
     }
   }
+  tessera_emulator()->warpgroups(true);
   REQUIRE(driver->end_stream(target.stream) == nullptr);
   REQUIRE(driver->release(target.workspace) == nullptr);
 }

@@ -1,6 +1,7 @@
 // What a warp does together with matrices, on the emulated GPU: every element where PTX's layouts
 // have it, and products as plain loops have them.
 #include <bit>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -59,6 +60,48 @@ struct Product {
   }
 };
 
+// d [64, 64] of a warpgroup: a b^T and a b, of tiles that asynchronous copies have brought, a from
+// registers or from there, and what d is before it is waited for.
+template <class T>
+struct GroupProduct {
+  const T *a, *b;  // [64, 64] by rows
+  float* d;        // [5, 64, 64]: a b^T twice, twice that, a b, and before waiting
+
+  void operator()(Thread& t) const {
+    T *const left = t.shared<T>(), *const right = left + 64 * 64;
+    for (int i = t.index(); i < 64 * 8; i += t.threads()) {
+      t.copy_async(swizzled(left + i * 8), a + i * 8, true);
+      t.copy_async(swizzled(right + i * 8), b + i * 8, true);
+    }
+    t.wait_copies_for_products();
+    t.sync();
+    std::uint32_t x[4][4];
+    for (int k = 0; k < 4; ++k)
+      t.load_matrices(
+          x[k], swizzled(left + (t.warp() * 16 + t.lane() % 16) * 64 + k * 16 + t.lane() / 16 * 8));
+    float sums[4][8][4] = {}, before[8][4];
+    t.fence_products();
+    for (int k = 0; k < 4; ++k) {
+      t.multiply_columns<T>(sums[0], x[k], t.matrix(right) + k * 16, k > 0);
+      t.multiply_columns<T>(sums[1], t.matrix(left) + k * 16, t.matrix(right) + k * 16, k > 0);
+      t.multiply_columns<T>(sums[2], x[k], t.matrix(right) + k * 16);
+      t.multiply_columns<T>(sums[2], t.matrix(left) + k * 16, t.matrix(right) + k * 16);
+    }
+    t.commit_products();
+    for (int k = 0; k < 4; ++k) t.multiply_rows<T>(sums[3], x[k], t.matrix(right) + k * 16 * 64);
+    t.commit_products();
+    t.wait_products<1>(sums[0], sums[1], sums[2]);
+    std::memcpy(before, sums[3], sizeof before);
+    t.wait_products<0>(sums[3]);
+    for (int which = 0; which < 5; ++which)
+      for (int i = 0; i < 32; ++i) {
+        const int row = t.warp() * 16 + t.lane() / 4 + i % 4 / 2 * 8;
+        d[(which * 64 + row) * 64 + i / 4 * 8 + t.lane() % 4 * 2 + i % 2] =
+            which < 4 ? sums[which][i / 4][i % 4] : before[i / 4][i % 4];
+      }
+  }
+};
+
 struct Copies {
   const float* from;  // [32, 4]
   float* out;         // [3, 32]: before waiting, after, and what was not there
@@ -96,6 +139,32 @@ void check_product(bool transposed, std::mt19937& engine) {
   CHECK(d == expected);
 }
 
+template <class T>
+void check_group_product(std::mt19937& engine) {
+  std::uniform_int_distribution<int> whole(-8, 8);
+  constexpr std::size_t n = 64;
+  std::vector<T> a(n * n), b(n * n);
+  for (T& x : a) x = T(static_cast<float>(whole(engine)));
+  for (T& x : b) x = T(static_cast<float>(whole(engine)));
+  std::vector<float> d(5 * n * n), expected(5 * n * n);
+  for (std::size_t i = 0; i < n; ++i)
+    for (std::size_t j = 0; j < n; ++j) {
+      float by_columns = 0, by_rows = 0;
+      for (std::size_t k = 0; k < n; ++k) {
+        by_columns += float{a[i * n + k]} * float{b[j * n + k]};
+        by_rows += float{a[i * n + k]} * float{b[k * n + j]};
+      }
+      const std::size_t at = i * n + j;
+      expected[at] = expected[n * n + at] = by_columns;
+      expected[2 * n * n + at] = 2 * by_columns;
+      expected[3 * n * n + at] = by_rows;
+    }
+  Exec exec;
+  launch<128>(exec, {}, 2 * n * n * sizeof(T), GroupProduct<T>{a.data(), b.data(), d.data()});
+  REQUIRE(exec.error == nullptr);
+  CHECK(d == expected);
+}
+
 }  // namespace
 
 TEST_CASE("matrices lie in a warp's registers as PTX has them") {
@@ -124,6 +193,14 @@ TEST_CASE("a warp multiplies matrices as plain loops do") {
     check_product<BFloat16>(transposed, engine);
     check_product<Float16>(transposed, engine);
   }
+}
+
+TEST_CASE("a warpgroup multiplies swizzled matrices as plain loops do, when it is waited for") {
+  const unsigned seed = std::random_device{}();
+  INFO("seed " << seed);
+  std::mt19937 engine(seed);
+  check_group_product<BFloat16>(engine);
+  check_group_product<Float16>(engine);
 }
 
 TEST_CASE("asynchronous copies are there when they are waited for, not before") {
