@@ -130,9 +130,10 @@ class Thread {
   struct Matrix {
     const std::byte* data;
     Matrix operator+(int elements) const { return {data + 2 * elements}; }
+    // 8 elements from a column that 8 divides.
     template <class T>
-    float at(int row, int column) const {
-      return to_float(*swizzled(reinterpret_cast<const T*>(data) + row * 64 + column));
+    const T* at(int row, int column) const {
+      return swizzled(reinterpret_cast<const T*>(data) + row * 64 + column);
     }
   };
   template <class T>
@@ -182,21 +183,32 @@ class Thread {
   void queue_product(float (&d)[8][4], std::array<std::uint32_t, 4> a, Matrix left, Matrix right,
                      bool by_rows, bool adds) {
     products_.push_back([this, &d, a, left, right, by_rows, adds] {
-      const std::uint64_t* const all = show(reinterpret_cast<std::uintptr_t>(a.data()));
-      const auto value = [&](int r, int k) {
-        if (left.data) return left.at<T>(warp() % 4 * 16 + r, k);
-        const auto* const of = reinterpret_cast<const std::uint32_t*>(all[r % 8 * 4 + k % 8 / 2]);
-        const auto bits = static_cast<std::uint16_t>(of[r / 8 + k / 8 * 2] >> 16 * (k % 2));
-        return to_float(std::bit_cast<T>(bits));
-      };
-      for (int i = 0; i < 32; ++i) {
-        const int r = lane() / 4 + i % 4 / 2 * 8, n = i / 4 * 8 + lane() % 4 * 2 + i % 2;
-        float sum = adds ? d[i / 4][i % 4] : 0;
-        for (int k = 0; k < 16; ++k)
-          sum += value(r, k) * (by_rows ? right.at<T>(k, n) : right.at<T>(n, k));
-        d[i / 4][i % 4] = sum;
+      const int row = lane() / 4, pair = lane() % 4 * 2;
+      float x[2][16], y[8][2][16];  // the lane's rows of a and columns of b
+      for (int half = 0; half < 2; ++half)
+        for (int k = 0; left.data && k < 16; ++k)
+          x[half][k] = to_float(left.at<T>(warp() % 4 * 16 + half * 8 + row, k / 8 * 8)[k % 8]);
+      if (!left.data) {
+        const std::uint64_t* const all = show(reinterpret_cast<std::uintptr_t>(a.data()));
+        for (int i = 0; i < 32; ++i) {
+          const int half = i / 16, k = i % 16;
+          const auto* const of = reinterpret_cast<const std::uint32_t*>(all[row * 4 + k % 8 / 2]);
+          const std::uint32_t bits = of[half + k / 8 * 2] >> 16 * (k % 2);
+          x[half][k] = to_float(std::bit_cast<T>(static_cast<std::uint16_t>(bits)));
+        }
+        sync_warp();  // others have read `a`
       }
-      sync_warp();  // others have read `a`
+      for (int j = 0; j < 8; ++j)
+        for (int i = 0; i < 2; ++i)
+          for (int k = 0; k < 16; ++k)
+            y[j][i][k] = to_float(by_rows ? right.at<T>(k, j * 8)[pair + i]
+                                          : right.at<T>(j * 8 + pair + i, k / 8 * 8)[k % 8]);
+      for (int j = 0; j < 8; ++j)
+        for (int i = 0; i < 4; ++i) {
+          float sum = adds ? d[j][i] : 0;
+          for (int k = 0; k < 16; ++k) sum += x[i / 2][k] * y[j][i % 2][k];
+          d[j][i] = sum;
+        }
     });
   }
   std::byte* shared_memory();
