@@ -2,9 +2,13 @@
 // cuda/driver.cpp by the CUDA runtime, in emulator/driver.cpp for the host.
 #pragma once
 
+#include <cstddef>
+
 namespace tessera::kernels::cuda {
 
 // At least 1. The runtime knows it: no call to the device, and nothing waits.
 int multiprocessors();
+// Shared memory that a block may have, at least kSharedBytes; as cheap.
+std::size_t most_shared_bytes();
 
 }  // namespace tessera::kernels::cuda

@@ -28,12 +28,23 @@
 
 namespace tessera::kernels::cuda {
 
-int multiprocessors() {
-  int device = 0, count = 0;
+namespace {
+
+// 0 where it is refused: the launch that follows says it.
+int attribute_of_device(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
-    cudaGetLastError();  // the launch that follows says it
-  return std::max(count, 1);
+      cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess)
+    cudaGetLastError();
+  return value;
+}
+
+}  // namespace
+
+int multiprocessors() { return std::max(attribute_of_device(cudaDevAttrMultiProcessorCount), 1); }
+std::size_t most_shared_bytes() {
+  const int bytes = attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  return std::max(static_cast<std::size_t>(bytes), kSharedBytes);
 }
 
 const void* image_probe();                                                // image.cu
