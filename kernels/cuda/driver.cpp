@@ -22,6 +22,7 @@
 #include "built_for.hpp"
 #include "kernels/cuda/device.hpp"
 #include "kernels/cuda/driver_errors.hpp"
+#include "kernels/cuda/grid.hpp"
 #include "kernels/cuda/kernels.hpp"
 #include "kernels/cuda/libcuda_calls.hpp"
 #include "kernels/cuda/mapping.hpp"
