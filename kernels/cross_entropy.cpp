@@ -17,8 +17,9 @@ std::int64_t target_at(const void* targets, DType dtype, std::int64_t row) {
                              : static_cast<const std::int64_t*>(targets)[row];
 }
 
+// Writes the row's loss, and gives its lse.
 template <class T>
-void forward_row(const CrossEntropyArgs& a, std::int64_t row) {
+Compute<T> forward_row(const CrossEntropyArgs& a, std::int64_t row) {
   using C = Compute<T>;
   const T* x = static_cast<const T*>(a.logits) + row * a.row_stride;
   const C top = max_of(x, a.vocab);
@@ -29,12 +30,12 @@ void forward_row(const CrossEntropyArgs& a, std::int64_t row) {
     loss = lse;
   else if (target != a.ignore_index)
     loss = target >= 0 && target < a.vocab ? lse - static_cast<C>(x[target]) : C(NAN);
-  static_cast<C*>(a.lse)[row] = lse;
   static_cast<C*>(a.loss)[row] = loss;
+  return lse;
 }
 
 template <class T>
-void backward_row(const CrossEntropyBackwardArgs& a, std::int64_t row) {
+void backward_row(const CrossEntropyBackwardArgs& a, std::int64_t row, Compute<T> lse) {
   using C = Compute<T>;
   const T* x = static_cast<const T*>(a.logits) + row * a.row_stride;
   T* dx = static_cast<T*>(a.d_logits) + row * a.d_row_stride;
@@ -47,30 +48,45 @@ void backward_row(const CrossEntropyBackwardArgs& a, std::int64_t row) {
   }
   const C scale =
       static_cast<const C*>(a.scale)[row * a.scale_stride] * static_cast<C>(a.host_scale);
-  const C lse = static_cast<const C*>(a.lse)[row],
-          hit = is_elsewhere ? C(0) : static_cast<C>(x[target]);
+  const C hit = is_elsewhere ? C(0) : static_cast<C>(x[target]);
   const Vec<C> shift(lse), factor(scale);
   map(dx, a.vocab, [=](Vec<C> v) { return exp(v - shift) * factor; }, x);
   if (!is_elsewhere) dx[target] = T((std::exp(hit - lse) - C(1)) * scale);
 }
 
-}  // namespace
-
-void cross_entropy(const CrossEntropyArgs& a, Exec& exec) {
-  if (a.vocab == 0) return;
-  visit_floating(a.dtype, [&](auto tag) {
-    for_ranges(exec, a.rows, row_grain(8 * a.vocab), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r) forward_row<typename decltype(tag)::type>(a, r);
+// Calls row(tag, r) for each row.
+template <class F>
+void for_rows(DType dtype, std::int64_t rows, std::int64_t vocab, Exec& exec, const F& row) {
+  if (vocab == 0) return;
+  visit_floating(dtype, [&](auto tag) {
+    for_ranges(exec, rows, row_grain(8 * vocab), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) row(tag, r);
     });
   });
 }
 
+}  // namespace
+
+void cross_entropy(const CrossEntropyArgs& a, Exec& exec) {
+  for_rows(a.dtype, a.rows, a.vocab, exec, [&]<class Tag>(Tag, std::int64_t r) {
+    using T = typename Tag::type;
+    static_cast<Compute<T>*>(a.lse)[r] = forward_row<T>(a, r);
+  });
+}
+
 void cross_entropy_backward(const CrossEntropyBackwardArgs& a, Exec& exec) {
-  if (a.vocab == 0) return;
-  visit_floating(a.dtype, [&](auto tag) {
-    for_ranges(exec, a.rows, row_grain(8 * a.vocab), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r) backward_row<typename decltype(tag)::type>(a, r);
-    });
+  for_rows(a.dtype, a.rows, a.vocab, exec, [&]<class Tag>(Tag, std::int64_t r) {
+    using T = typename Tag::type;
+    backward_row<T>(a, r, static_cast<const Compute<T>*>(a.lse)[r]);
+  });
+}
+
+void cross_entropy_with_gradient(const CrossEntropyWithGradientArgs& a, Exec& exec) {
+  const CrossEntropyArgs forward = a.forward();
+  const CrossEntropyBackwardArgs backward = a.backward();
+  for_rows(a.dtype, a.rows, a.vocab, exec, [&]<class Tag>(Tag, std::int64_t r) {
+    using T = typename Tag::type;
+    backward_row<T>(backward, r, forward_row<T>(forward, r));
   });
 }
 

@@ -39,4 +39,25 @@ struct CrossEntropyBackwardArgs {
   bool is_part = false;
 };
 
+// Both for logits that are all of the vocabulary: the losses, and in place of the logits the
+// gradient, of which `scale` is the one factor.
+struct CrossEntropyWithGradientArgs {
+  void *loss, *logits;
+  const void *targets, *scale;
+  double host_scale;
+  std::int64_t rows, vocab, row_stride;
+  std::int32_t ignore_index = -100;
+  DType dtype, target_dtype;
+
+  // What it is one kernel for; neither lse is there.
+  constexpr CrossEntropyArgs forward() const {
+    return {loss,  nullptr,    logits,       targets, rows,
+            vocab, row_stride, ignore_index, dtype,   target_dtype};
+  }
+  constexpr CrossEntropyBackwardArgs backward() const {
+    return {logits, logits,     targets,    nullptr,      scale, host_scale, rows,
+            vocab,  row_stride, row_stride, ignore_index, 0,     dtype,      target_dtype};
+  }
+};
+
 }  // namespace tessera::kernels

@@ -2,6 +2,8 @@
 // cuda/driver.cpp by the CUDA runtime, in emulator/driver.cpp for the host.
 #pragma once
 
+#include <cstddef>
+
 namespace tessera::kernels::cuda {
 
 // At least 1. The runtime knows it: no call to the device, and nothing waits.
@@ -9,5 +11,7 @@ int multiprocessors();
 // Whether kernels/*_hopper.cu run there: on sm_90, where the module has code for it. The emulated
 // GPU has them unless a test says no.
 bool has_warpgroup_products();
+// Shared memory that a block may have, at least kSharedBytes; as cheap.
+std::size_t most_shared_bytes();
 
 }  // namespace tessera::kernels::cuda

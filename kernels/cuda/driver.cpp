@@ -24,18 +24,30 @@
 #include "built_for.hpp"
 #include "kernels/cuda/device.hpp"
 #include "kernels/cuda/driver_errors.hpp"
+#include "kernels/cuda/grid.hpp"
 #include "kernels/cuda/kernels.hpp"
 #include "kernels/cuda/libcuda_calls.hpp"
 #include "kernels/cuda/mapping.hpp"
 
 namespace tessera::kernels::cuda {
 
-int multiprocessors() {
-  int device = 0, count = 0;
+namespace {
+
+// 0 where it is refused: the launch that follows says it.
+int attribute_of_device(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
-    cudaGetLastError();  // the launch that follows says it
-  return std::max(count, 1);
+      cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess)
+    cudaGetLastError();
+  return value;
+}
+
+}  // namespace
+
+int multiprocessors() { return std::max(attribute_of_device(cudaDevAttrMultiProcessorCount), 1); }
+std::size_t most_shared_bytes() {
+  const int bytes = attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  return std::max(static_cast<std::size_t>(bytes), kSharedBytes);
 }
 
 bool has_warpgroup_products() {

@@ -238,6 +238,10 @@ inline void store_whole(void* to, const void* from) { std::memcpy(to, from, 16);
 inline float exp_fast(float x) { return std::exp(x); }
 inline double exp_fast(double x) { return std::exp(x); }
 inline float exp2_fast(float x) { return std::exp2(x); }
+template <class T>
+T larger(T a, T b) {
+  return a > b || a != a ? a : b;
+}
 inline int fresh(int x) { return x; }
 inline float rounded_product(float a, float b) { return a * b; }
 inline double rounded_product(double a, double b) { return a * b; }

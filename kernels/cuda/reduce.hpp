@@ -15,7 +15,7 @@ struct Sum {
 struct Max {
   template <class T>
   TESSERA_DEVICE T operator()(T a, T b) const {
-    return a > b || a != a ? a : b;
+    return larger(a, b);
   }
 };
 

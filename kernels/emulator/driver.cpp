@@ -26,6 +26,7 @@
 namespace tessera::kernels::cuda {
 
 int multiprocessors() { return 1; }
+std::size_t most_shared_bytes() { return 163 * 1024; }  // as on an A100
 
 namespace emulator {
 namespace {

@@ -7,7 +7,7 @@
 //
 // Where the loss's own gradient is known, all of it happens in forward:
 //
-//   forward    logits 0 | losses | d_logits | dx, dW = | logits 1 | ...     kept: dx, dW in f32
+//   forward    logits 0 | losses, d_logits | dx, dW = | logits 1 | ...      kept: dx, dW in f32
 //   backward   dx, dW handed on
 #include <cmath>
 
@@ -77,14 +77,14 @@ struct Chunked {
   }
   void backward(const Tensor& gradient, Gradients& out) const;
   void add(const MadeGradients& to, std::int64_t begin, std::int64_t end, const Tensor& logits,
-           const Tensor& row_lse) const;
+           const Tensor& loss) const;
 };
 
-// Those of a chunk, whose losses are there: their gradient overwrites the logits.
+// The losses and gradients of a chunk: those of the logits overwrite them.
 void Chunked::add(const MadeGradients& to, std::int64_t begin, std::int64_t end,
-                  const Tensor& logits, const Tensor& row_lse) const {
+                  const Tensor& logits, const Tensor& loss) const {
   const double beta = begin == 0 ? 0 : 1;
-  logit_gradients(logits, logits, raw::slice(targets.get(), 0, begin, end), row_lse, to.of, rows());
+  losses_and_gradients(loss, logits, raw::slice(targets.get(), 0, begin, end), to.of, rows());
   if (to.x.defined())
     raw::matmul_into(raw::slice(to.x, 0, begin, end), logits, weight.get(), Transpose::no,
                      Transpose::no, 1, 0);
@@ -176,7 +176,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   check_targets("linear_cross_entropy", target, rows, weight.size(0));
   const Device& device = detail::common_device("linear_cross_entropy", weight, target);
   const DType dtype = statistics_dtype(x.dtype());
-  Tensor loss = Tensor::empty({rows}, dtype, device), lse = Tensor::empty({rows}, dtype, device);
+  const Tensor loss = Tensor::empty({rows}, dtype, device);
   Chunked chunks{Saved(raw::contiguous(raw::reshape(x, {rows, weight.size(1)}))),
                  Saved(weight),
                  Saved(bias),
@@ -193,23 +193,32 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
     made = {make(x, {rows, weight.size(1)}), make(weight, weight.shape()),
             make(bias, {weight.size(0)}), Tensor::full({}, *gradient, dtype, device)};
   }
+  const bool are_made = made.of.defined();
+  const Tensor lse = are_made ? Tensor() : Tensor::empty({rows}, dtype, device);
   {
     const Tensor chunk = chunks.buffer();
     chunks.for_each(chunk, [&](std::int64_t begin, std::int64_t end, const Tensor& logits) {
-      losses(raw::slice(loss, 0, begin, end), raw::slice(lse, 0, begin, end), logits,
-             raw::slice(chunks.targets.get(), 0, begin, end));
-      if (made.of.defined()) chunks.add(made, begin, end, logits, raw::slice(lse, 0, begin, end));
+      const Tensor some = raw::slice(loss, 0, begin, end);
+      if (are_made)
+        chunks.add(made, begin, end, logits, some);
+      else
+        losses(some, raw::slice(lse, 0, begin, end), logits,
+               raw::slice(chunks.targets.get(), 0, begin, end));
     });
   }
   const Tensor mean = raw::reduce_all(raw::Reduction::mean, loss);
   chunks.lse = Saved(lse);
-  if (!made.of.defined())
+  if (!are_made)
     return record("linear_cross_entropy", {x, weight, bias}, mean,
                   [chunks](const Tensor& g, Gradients& out) { chunks.backward(g, out); });
-  return record("linear_cross_entropy", {x, weight, bias}, mean,
-                [made, shape = x.shape(), dtype = x.dtype()](const Tensor& g, Gradients& out) {
-                  made.hand_on(g, shape, dtype, out);
-                });
+  // Saved behind the chunks: the second run of a recomputed function makes what is saved.
+  return record(
+      "linear_cross_entropy", {x, weight, bias}, mean,
+      [d_x = Saved(made.x), d_weight = Saved(made.weight), d_bias = Saved(made.bias),
+       of = Saved(made.of), shape = x.shape(), dtype = x.dtype()](const Tensor& g, Gradients& out) {
+        MadeGradients{d_x.get(), d_weight.get(), d_bias.get(), of.get()}.hand_on(g, shape, dtype,
+                                                                                 out);
+      });
 }
 
 }  // namespace tessera

@@ -54,6 +54,21 @@ inline void logit_gradients(const Tensor& out, const Tensor& logits, const Tenso
          {reads(logits), reads(targets), reads(lse), reads(gradient), writes(out)});
 }
 
+// Both, in one pass over contiguous logits, which the gradient of the mean overwrites: `gradient`,
+// [], is the mean's own.
+inline void losses_and_gradients(const Tensor& loss, const Tensor& logits, const Tensor& targets,
+                                 const Tensor& gradient, std::int64_t rows) {
+  using namespace detail;
+  const Device& device = logits.device();
+  if (device.is_meta()) return;
+  launch("cross_entropy_with_gradient", device, table(device).cross_entropy_with_gradient,
+         kernels::CrossEntropyWithGradientArgs{loss.data(), logits.data(), targets.data(),
+                                               gradient.data(), 1.0 / static_cast<double>(rows),
+                                               logits.size(0), logits.size(1), logits.size(1),
+                                               kNoIndex, logits.dtype(), targets.dtype()},
+         {reads(targets), reads(gradient), updates(logits), writes(loss)});
+}
+
 // A gradient that arrives in parts: added up where the leaf wants it if a kernel that computes in
 // `dtype` may write there, else in the wider dtype aside.
 class Sum {

@@ -151,6 +151,28 @@ void heads(Bench& b) {
                                              e);
               });
   }
+  // The narrow ones are GPT-2's, of whose rows a multiprocessor has room for two.
+  for (const bool narrow : {false, true}) {
+    const std::string name = concat(narrow ? "narrow " : "", "cross_entropy with its gradient");
+    if (!b.wanted(name)) continue;
+    const std::int64_t count = narrow ? b.scaled(8192) : rows, vocab = narrow ? 50304 : kVocab;
+    void *x = b.array(bf16, count * vocab), *loss = b.array(f32, count),
+         *targets = b.array(i32, count), *scale = b.array(f32, 1);
+    b.measure(name, concat("bf16 [", count, ", ", vocab, "] in place"),
+              4 * static_cast<double>(count * vocab), [&](Exec& e) {
+                b.k().cross_entropy_with_gradient({.loss = loss,
+                                                   .logits = x,
+                                                   .targets = targets,
+                                                   .scale = scale,
+                                                   .host_scale = 1,
+                                                   .rows = count,
+                                                   .vocab = vocab,
+                                                   .row_stride = vocab,
+                                                   .dtype = bf16,
+                                                   .target_dtype = i32},
+                                                  e);
+              });
+  }
   if (b.wanted("embedding")) {
     const std::int64_t count = b.scaled(kRows);
     void *out = b.array(bf16, count * kCols), *table = b.array(bf16, count * kCols),

@@ -1,5 +1,5 @@
-// Cross-entropy and its derivative: rows that start anywhere, targets of both types, ignored and
-// out of range.
+// Cross-entropy, its derivative, and both in one: rows that start anywhere, targets of both types,
+// ignored and out of range.
 #include <limits>
 
 #include "tests/kernels/bounded.hpp"
@@ -33,9 +33,18 @@ Bounded<C> unless_special(double target, std::int64_t vocab, bool is_part, Bound
   return Bounded<C>::given(std::numeric_limits<double>::quiet_NaN());
 }
 
+// exp(x - lse), which a GPU makes of two instructions: within 2 + 1.173 |argument| units.
+template <class C>
+Bounded<C> share_of(double x, Bounded<C> lse) {
+  if (std::exp(x - lse.v) == 0) return Bounded<C>(0, 0);
+  const Bounded<C> a = Bounded<C>::given(x) - lse;
+  const double power = std::exp(a.v);
+  return {power, power * std::expm1(a.error), 4 + 2 * 1.173 * std::abs(a.v)};
+}
+
 // log(sum(exp(x))) of a row. A GPU's thread keeps the sum for its largest value so far, and
-// multiplies it by another exponential where that one grows, once a pack of its 256th of the row at
-// most, and once in the end. Each of these exponentials is within 2 + 1.173 |argument| units (CUDA
+// multiplies it by another exponential where that one grows, once a pack of its 256th of the row or
+// less, and once in the end. Each of these exponentials is within 2 + 1.173 |argument| units (CUDA
 // C++ Programming Guide, __expf), its product rounds once, and its argument, which may be off by a
 // rounding of itself, too; the arguments of a term add up to its distance from the maximum.
 template <class C>
@@ -120,12 +129,53 @@ void check_cross_entropy_backward(Case& c, const LogitsShape& s, DType dtype, DT
       const double target = targets.get(r);
       const B factor = B::given(scale.get(r * scale_stride)) * B(0.37);
       for (std::int64_t i = 0; i < s.vocab; ++i) {
-        B p = exp(B::given(logits.get(r * s.row_stride + i)) - B::given(lse.get(r)));
+        B p = share_of(logits.get(r * s.row_stride + i), B::given(lse.get(r)));
         if (static_cast<double>(i) == target) p = p - B(1);
         near(c, out, r * out_stride + i, unless_special(target, s.vocab, is_part, p * factor));
       }
       for (std::int64_t i = s.vocab; i < out_stride; ++i)  // between rows nothing is written
         c.near(out, r * out_stride + i, out.get(r * out_stride + i), 0);
+    }
+  });
+  c.next();
+}
+
+void check_cross_entropy_with_gradient(Case& c, const LogitsShape& s, Operand& logits,
+                                       const Operand& targets) {
+  const DType dtype = logits.dtype();
+  Operand &loss = c.output(computed_in(dtype), s.rows), &scale = c.input(computed_in(dtype), 1);
+  c.compute([&](const Kernels& k, Side side, Exec& exec) {
+    k.cross_entropy_with_gradient({.loss = loss.at(side),
+                                   .logits = logits.at(side),
+                                   .targets = targets.at(side),
+                                   .scale = scale.at(side),
+                                   .host_scale = 0.37,
+                                   .rows = s.rows,
+                                   .vocab = s.vocab,
+                                   .row_stride = s.row_stride,
+                                   .ignore_index = kIgnored,
+                                   .dtype = dtype,
+                                   .target_dtype = targets.dtype()},
+                                  exec);
+  });
+  in_compute_type(dtype, [&]<class C>(C) {
+    using B = Bounded<C>;
+    const B factor = B::given(scale.get(0)) * B(0.37);
+    for (std::int64_t r = 0; r < s.rows; ++r) {
+      const std::int64_t begin = r * s.row_stride;
+      const B lse = lse_of<C>(logits, begin, s.vocab);
+      const double target = targets.get(r);
+      B row_loss = lse;
+      for (std::int64_t i = 0; i < s.vocab; ++i) {
+        const double x = logits.get(begin + i);
+        B p = share_of(x, lse);
+        if (static_cast<double>(i) == target) row_loss = lse - B::given(x), p = p - B(1);
+        near(c, logits, begin + i, unless_special(target, s.vocab, false, p * factor));
+      }
+      near(c, loss, r, unless_special(target, s.vocab, false, row_loss));
+      const std::int64_t end = std::min(begin + s.row_stride, logits.size());
+      for (std::int64_t i = begin + s.vocab; i < end; ++i)  // between rows nothing is written
+        c.near(logits, i, logits.get(i), 0);
     }
   });
   c.next();
@@ -151,7 +201,24 @@ TESSERA_CASE("cross_entropy", "vocabularies of any size") {
         check_cross_entropy(c, s, logits, targets, s.rows % 3 == 0);
         check_cross_entropy_backward(c, s, dtype, target_dtype, false, s.rows % 2 == 1);
         check_cross_entropy_backward(c, s, dtype, target_dtype, true, target_dtype == i32);
+        Operand& both = c.updated(dtype, s.rows * s.row_stride, -8, 8);
+        check_cross_entropy_with_gradient(c, s, both, targets_of(c, s, target_dtype));
       }
+}
+
+// Rows of 117 KiB or more have wider blocks on a GPU; of those of 234, a block of an A100 and of an
+// H100 keeps a part in its 163 or 227 KiB.
+TESSERA_CASE("cross_entropy", "a gradient over long rows") {
+  for (const DType dtype : kFloats)
+    for (const std::int64_t kib : {117, 234}) {
+      const std::int64_t vocab = kib * 1024 / static_cast<std::int64_t>(size_bytes(dtype)) + 5;
+      const LogitsShape s{3, vocab, vocab + 2, vocab + 2};
+      Operand &logits = c.updated(dtype, s.rows * s.row_stride, -8, 8),
+              &targets = c.input(i64, s.rows, 0, static_cast<double>(vocab - 1));
+      targets.set(1, static_cast<double>(vocab - 1));
+      targets.set(2, kIgnored);
+      check_cross_entropy_with_gradient(c, s, logits, targets);
+    }
 }
 
 // A NaN or +inf makes the row NaN, as does nothing but -inf; -inf alone counts nothing, also as the
@@ -160,13 +227,18 @@ TESSERA_CASE("cross_entropy", "special values") {
   constexpr double inf = std::numeric_limits<double>::infinity();
   for (const DType dtype : kFloats) {
     const std::int64_t vocab = 5003, rows = 5;
-    Operand &logits = c.input(dtype, rows * vocab, -8, 8), &targets = c.input(i32, rows, 5, 5);
-    logits.set(17, std::numeric_limits<double>::quiet_NaN());
-    logits.set(vocab + 4999, inf);
-    for (std::int64_t i = 0; i < vocab; ++i) logits.set(2 * vocab + i, -inf);
-    for (std::int64_t i = 0; i < 3000; ++i) logits.set(3 * vocab + i, -inf);
-    logits.set(4 * vocab + 4000, 60000);
-    check_cross_entropy(c, {rows, vocab, vocab, vocab}, logits, targets);
+    const LogitsShape s{rows, vocab, vocab, vocab};
+    const auto fill = [&](Operand& logits) -> Operand& {
+      logits.set(17, std::numeric_limits<double>::quiet_NaN());
+      logits.set(vocab + 4999, inf);
+      for (std::int64_t i = 0; i < vocab; ++i) logits.set(2 * vocab + i, -inf);
+      for (std::int64_t i = 0; i < 3000; ++i) logits.set(3 * vocab + i, -inf);
+      logits.set(4 * vocab + 4000, 60000);
+      return logits;
+    };
+    check_cross_entropy(c, s, fill(c.input(dtype, rows * vocab, -8, 8)), c.input(i32, rows, 5, 5));
+    check_cross_entropy_with_gradient(c, s, fill(c.updated(dtype, rows * vocab, -8, 8)),
+                                      c.input(i32, rows, 5, 5));
   }
 }
 
