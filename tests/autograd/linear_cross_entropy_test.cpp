@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "tessera/autograd/recompute.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tests/autograd/helpers.hpp"
 
 using namespace tessera;
@@ -185,6 +186,18 @@ TEST_CASE("a loss whose gradient is known makes the gradients of lean in forward
   for (const std::size_t i : {1, 2, 3})
     for (std::size_t k = 0; k < fast[i].size(); ++k)
       CHECK(std::abs(other[i][k] - fast[i][k] / 2) <= (dtype == f16 ? 0x1p-25 : 0));
+}
+
+TEST_CASE("a chunk of a loss whose gradient is known takes one kernel beside its three products") {
+  Draw draw;
+  const std::int64_t rows = 64;
+  Inputs in = draw_inputs(draw, rows, 16, 32, f32);
+  const auto launches_of = [&](std::int64_t chunk) {
+    const std::uint64_t before = draw.device.context().launches();
+    const Tensor loss = linear_cross_entropy(in.x, in.weight, {}, in.targets, chunk, 1.0);
+    return draw.device.context().launches() - before;
+  };
+  CHECK(launches_of(8) - launches_of(16) == 4 * (8 - 4));
 }
 
 TEST_CASE("gradients that forward has made go with their graph, and stay with a kept one") {
