@@ -19,6 +19,7 @@
 #include <unordered_map>
 
 #include "kernels/cuda/cudnn_attention.hpp"
+#include "kernels/cuda/device.hpp"
 #include "kernels/cuda/kernels.hpp"
 
 namespace tessera::kernels::cuda {
@@ -185,6 +186,9 @@ bool forward(const AttentionArgs& a, Exec& exec) {
 bool backward(const AttentionBackwardArgs& a, Exec& exec) {
   const std::int64_t bytes =
       attention_workspace_bytes(a.batch, a.length, a.heads, a.kv_heads, a.head_dim, a.dtype, false);
+  // Below, ours is the faster one where warpgroups multiply.
+  constexpr std::int32_t kLibraryLength = 4096;
+  if (has_warpgroup_products() && a.length < kLibraryLength) return false;
   if (a.deterministic || bytes == 0 || !a.workspace ||
       !are_aligned(a.q, a.k, a.v, a.o, a.d_o, a.dq, a.dk, a.dv, a.workspace))
     return false;

@@ -178,37 +178,46 @@ class Thread {
     return std::bit_cast<std::uint16_t>(*low) | std::uint32_t{std::bit_cast<std::uint16_t>(*high)}
                                                     << 16;
   }
+  struct Operands {
+    float (*d)[4];
+    const std::uint32_t* a;
+  };
   // a from registers where `left` is nowhere; b by its rows, or its columns.
   template <class T>
   void queue_product(float (&d)[8][4], std::array<std::uint32_t, 4> a, Matrix left, Matrix right,
                      bool by_rows, bool adds) {
     products_.push_back([this, &d, a, left, right, by_rows, adds] {
-      const int row = lane() / 4, pair = lane() % 4 * 2;
-      float x[2][16], y[8][2][16];  // the lane's rows of a and columns of b
-      for (int half = 0; half < 2; ++half)
-        for (int k = 0; left.data && k < 16; ++k)
-          x[half][k] = to_float(left.at<T>(warp() % 4 * 16 + half * 8 + row, k / 8 * 8)[k % 8]);
-      if (!left.data) {
-        const std::uint64_t* const all = show(reinterpret_cast<std::uintptr_t>(a.data()));
-        for (int i = 0; i < 32; ++i) {
-          const int half = i / 16, k = i % 16;
-          const auto* const of = reinterpret_cast<const std::uint32_t*>(all[row * 4 + k % 8 / 2]);
-          const std::uint32_t bits = of[half + k / 8 * 2] >> 16 * (k % 2);
-          x[half][k] = to_float(std::bit_cast<T>(static_cast<std::uint16_t>(bits)));
-        }
-        sync_warp();  // others have read `a`
-      }
-      for (int j = 0; j < 8; ++j)
-        for (int i = 0; i < 2; ++i)
+      const Operands own{d, a.data()};
+      const std::uint64_t* const all = show(reinterpret_cast<std::uintptr_t>(&own));
+      const auto of = [&](int r, int pair) {  // the lane that has row r and this pair of columns
+        return reinterpret_cast<const Operands*>(all[r % 8 * 4 + pair]);
+      };
+      if (lane() == 0) {  // for the whole warp, whose operands are converted once
+        float x[16][16], y[16][64], sums[16][64];
+        for (int r = 0; r < 16; ++r)
+          for (int k = 0; k < 16; ++k) {
+            if (left.data) {
+              x[r][k] = to_float(left.at<T>(warp() % 4 * 16 + r, k / 8 * 8)[k % 8]);
+            } else {
+              const std::uint32_t bits = of(r, k % 8 / 2)->a[r / 8 + k / 8 * 2] >> 16 * (k % 2);
+              x[r][k] = to_float(std::bit_cast<T>(static_cast<std::uint16_t>(bits)));
+            }
+          }
+        for (int k = 0; k < 16; ++k)
+          for (int n = 0; n < 64; ++n)
+            y[k][n] = to_float(by_rows ? right.at<T>(k, n / 8 * 8)[n % 8]
+                                       : right.at<T>(n, k / 8 * 8)[k % 8]);
+        const auto sum_of = [&](int r, int n) -> float& {
+          return of(r, n % 8 / 2)->d[n / 8][r / 8 * 2 + n % 2];
+        };
+        for (int r = 0; r < 16; ++r) {
+          for (int n = 0; n < 64; ++n) sums[r][n] = adds ? sum_of(r, n) : 0;
           for (int k = 0; k < 16; ++k)
-            y[j][i][k] = to_float(by_rows ? right.at<T>(k, j * 8)[pair + i]
-                                          : right.at<T>(j * 8 + pair + i, k / 8 * 8)[k % 8]);
-      for (int j = 0; j < 8; ++j)
-        for (int i = 0; i < 4; ++i) {
-          float sum = adds ? d[j][i] : 0;
-          for (int k = 0; k < 16; ++k) sum += x[i / 2][k] * y[j][i % 2][k];
-          d[j][i] = sum;
+            for (int n = 0; n < 64; ++n) sums[r][n] += x[r][k] * y[k][n];
+          for (int n = 0; n < 64; ++n) sum_of(r, n) = sums[r][n];
         }
+      }
+      sync_warp();
     });
   }
   std::byte* shared_memory();

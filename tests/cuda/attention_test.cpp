@@ -18,12 +18,14 @@ using namespace tessera::kernels::cuda::cudnn;
 
 // What the calls of cudnn.cpp end in here.
 static int g_own = 0;
+static bool g_has_warpgroups = false;
 extern "C" cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 extern "C" cudaError_t cudaMemsetAsync(void*, int, std::size_t, cudaStream_t) {
   return cudaErrorNotSupported;
 }
 extern "C" cublasStatus_t cublasLtCreate(cublasLtHandle_t*) { return CUBLAS_STATUS_NOT_SUPPORTED; }
 namespace tessera::kernels::cuda {
+bool has_warpgroup_products() { return g_has_warpgroups; }
 void attention_in_tiles(const AttentionArgs&, Exec&) { ++g_own; }
 void attention_backward_in_tiles(const AttentionBackwardArgs&, Exec&) { ++g_own; }
 bool attention_backward_on_tensor_cores(const AttentionBackwardArgs&, Exec&) {
@@ -212,4 +214,12 @@ TEST_CASE("what cuDNN can't serve our own kernels do, with one line for a shape"
   CHECK(runs(b, cuda::attention_backward).empty());
   b.deterministic = true;
   CHECK(runs(b, cuda::attention_backward).empty());
+  // Where warpgroups multiply, short sequences are ours in any order, too.
+  b.deterministic = false;
+  g_has_warpgroups = true;
+  b.length = 4095;
+  CHECK(runs(b, cuda::attention_backward).empty());
+  b.length = 4096;
+  CHECK_THAT(runs(b, cuda::attention_backward), Catch::Contains("cuDNN: no handle"));
+  g_has_warpgroups = false;
 }

@@ -81,7 +81,7 @@ inline constexpr Machine kH100{
     .f32_product_flops_per_second = 66.9e12,  // data sheet
     .attention = {{557e12, 1240}, {659e12, 614}},
     .attention_backward = {{470e12, 1538}, {601e12, 1773}},
-    .ordered_attention_backward = {{231e12, 550}, {231e12, 335}},
+    .ordered_attention_backward = {{381e12, 760}, {392e12, 390}},
     .copy_bytes_per_second = 2.99e12,
     .multiprocessors = 132,
     .launch_seconds = 2e-6,
@@ -108,8 +108,8 @@ inline constexpr Machine kB200{
     .peak_flops_per_second = 2250e12,       // NVIDIA HGX B200 data sheet
     .product_flops_per_second = 1745e12,    // stas00/ml-engineering, compute/accelerator: MAMF
     .f32_product_flops_per_second = 75e12,  // data sheet
-    // Estimates: somewhat less than the H100's share of the peak, with longer sequences; ours by
-    // the multiprocessors.
+    // Estimates: somewhat less than the H100's share of the peak, with longer sequences; ours, by
+    // warps, is the H100's by the multiprocessors.
     .attention = {{1190e12, 2500}, {1400e12, 1250}},
     .attention_backward = {{1000e12, 3100}, {1280e12, 3500}},
     .ordered_attention_backward = {{259e12, 550}, {259e12, 335}},
@@ -174,8 +174,9 @@ constexpr double product_rate(const Machine& machine, const Products& p) {
   switch (p.kind) {
     case Products::Kind::attention:
       return of_length(machine.attention);
-    case Products::Kind::attention_backward:
-      return of_length(machine.attention_backward);
+    case Products::Kind::attention_backward:  // short sequences are ours in any order
+      return std::max(of_length(machine.attention_backward),
+                      of_length(machine.ordered_attention_backward));
     case Products::Kind::ordered_attention_backward:
       return of_length(machine.ordered_attention_backward);
     case Products::Kind::matrix:

@@ -254,6 +254,23 @@ TESSERA_CASE("attention", "grouped queries, batches, no mask, a fused projection
   }
 }
 
+// More tiles than a kernel has stages for, of each head in turn.
+TESSERA_CASE("attention", "lengths of several tiles") {
+  check_attention(c, bf16, {1, 395, 2, 1, 64});
+  check_attention(c, bf16, {1, 331, 2, 1, 128});
+  check_attention(c, f16, {1, 330, 1, 1, 40, false});
+}
+
+TESSERA_CASE("attention", "any shape that tensor cores take") {
+  for (const DType dtype : {bf16, f16})
+    for (int i = 0; i < 2; ++i) {
+      const std::int64_t kv_heads = c.integer(1, 2);
+      check_attention(c, dtype,
+                      {c.integer(1, 2), c.integer(1, 200), kv_heads * c.integer(1, 3), kv_heads,
+                       8 * c.integer(1, 16), c.integer(0, 1) == 1, c.integer(0, 1) == 1});
+    }
+}
+
 // One key has nearly all of the weight, and the maximum moves from tile to tile.
 TESSERA_CASE("attention", "scores of up to 30") {
   for (const DType dtype : {f32, bf16})
