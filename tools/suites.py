@@ -285,6 +285,17 @@ def drawn(tests, options):
     return [test for test in tests if test in kept]
 
 
+def without_shares(tests):
+    """The tests without what long suites among them do more of: a program's cases that are long suites of their own, and `some_` of them."""
+    names = {test["name"] for test in tests}
+    tests = [test for test in tests if test["name"].removeprefix("some_") not in names or not test["name"].startswith("some_")]
+    parts = {}
+    for test in tests:
+        if is_long(test) and test["cmd"][-1].startswith("["):
+            parts.setdefault(tuple(test["cmd"][:-1]), []).append("~" + test["cmd"][-1])
+    return [test | {"cmd": test["cmd"] + ["".join(parts[tuple(test["cmd"])])]} if tuple(test["cmd"]) in parts else test for test in tests]
+
+
 def chosen(options):
     """The tests that are named; else all that are not long, or all. Ends with 2 where there is none of a name."""
     tests = introspect("--tests", options.folder)
@@ -297,6 +308,8 @@ def chosen(options):
              (not options.names and (options.all or not is_long(test)))]
     if options.filter:
         tests = [test for test in tests if kind_of(test) == "catch"]
+    if options.all and not options.names:
+        tests = without_shares(tests)
     tests.sort(key=lambda test: -test["priority"])
     for test in tests:
         test["workdir"] = test["workdir"] or str(pathlib.Path(options.folder).absolute())
