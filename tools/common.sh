@@ -8,6 +8,10 @@ packages_library="g++ meson ninja-build pkg-config libeigen3-dev"
 packages_tools="libtomlplusplus-dev"
 packages_tests="catch2 nlohmann-json3-dev libopenmpi-dev openmpi-bin bible-kjv valgrind"
 
+# GCC collects its garbage from 1 GiB on, not from 128 MiB: a tenth less to compute for a quarter more memory (15.4 s for 17.2 and
+# 1.03 GB for 0.82 of a unit of tests/shard; 15.8 s for 17.1 of one of the library).
+less_garbage="--param ggc-min-heapsize=1048576"
+
 say() { printf '%s\n' "$*"; }
 die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit "${status:-1}"; }
 
@@ -46,11 +50,12 @@ need_packages() {
 # `meson setup` compile each source alone, and so show what it forgot to include.
 configure() {
   local folder=$1 log=$1/configure.log
-  local state=()
+  local state=() flags=${CXXFLAGS:-}
   shift
+  case ${CXX:-c++} in *clang*) ;; *) flags+=" $less_garbage" ;; esac
   [ ! -f "$folder/build.ninja" ] || state=(--reconfigure)
   mkdir -p "$folder"
-  if ! meson setup "${state[@]}" "$folder" "$tessera_root" -Dunity=on -Dunity_size=20 "$@" </dev/null >"$log" 2>&1; then
+  if ! CXXFLAGS=$flags meson setup "${state[@]}" "$folder" "$tessera_root" -Dunity=on -Dunity_size=20 "$@" </dev/null >"$log" 2>&1; then
     grep -E 'ERROR' "$log" >&2 || tail -n 5 "$log" >&2
     die "meson could not configure $folder; all of its output is in $log"
   fi

@@ -269,20 +269,36 @@ def name_of(test):
 
 
 def drawn(tests, options):
-    """Of the numbers of ranks of an MPI suite one, and with --draw of the lessons a quarter, of the suites of cases one quarter or
-    another: others for each seed. With SOAK=1 all."""
+    """Of the numbers of ranks of an MPI suite one. With --draw of the lessons a quarter, and of the suites, in an order that is another
+    one for each seed, those that fit into --seconds; the first always does, so each is drawn sooner or later. With SOAK=1 all."""
     if (options.draw is None and (options.all or options.names)) or os.environ.get("SOAK") == "1":
         return tests
-    one_in, draw, groups = {}, random.Random(options.draw), {}
-    if options.draw is not None:
-        one_in = {"lesson": 4, "catch": 1}
-        tests = [test for test in tests
-                 if kind_of(test) != "catch" or random.Random(f"{options.draw} {name_of(test)}").randrange(4) == options.quarter]
+    draw, groups = random.Random(options.draw), {}
     for test in tests:
-        kind = kind_of(test)
-        groups.setdefault(name_of(test) if kind == "mpi" else kind if kind in one_in else test["name"], []).append(test)
-    kept = [one for group in groups.values() for one in draw.sample(group, -(-len(group) // one_in.get(kind_of(group[0]), 4)))]
+        groups.setdefault(name_of(test) if kind_of(test) == "mpi" else test["name"], []).append(test)
+    kept = [draw.choice(group) for group in groups.values()]
+    if options.draw is None:
+        return [test for test in tests if test in kept]
+    lessons = [test for test in kept if kind_of(test) == "lesson"]
+    suites = [test for test in kept if kind_of(test) != "lesson"]
+    suites.sort(key=lambda test: random.Random(f"{options.draw} {name_of(test)}").random(), reverse=options.backwards)
+    kept, left = draw.sample(lessons, -(-len(lessons) // 4)), options.seconds
+    for test in suites:
+        if test["priority"] <= left or left == options.seconds:
+            kept.append(test)
+            left -= test["priority"]
     return [test for test in tests if test in kept]
+
+
+def without_shares(tests):
+    """The tests without what long suites among them do more of: a program's cases that are long suites of their own, and `some_` of them."""
+    names = {test["name"] for test in tests}
+    tests = [test for test in tests if test["name"].removeprefix("some_") not in names or not test["name"].startswith("some_")]
+    parts = {}
+    for test in tests:
+        if is_long(test) and test["cmd"][-1].startswith("["):
+            parts.setdefault(tuple(test["cmd"][:-1]), []).append("~" + test["cmd"][-1])
+    return [test | {"cmd": test["cmd"] + ["".join(parts[tuple(test["cmd"])])]} if tuple(test["cmd"]) in parts else test for test in tests]
 
 
 def chosen(options):
@@ -297,6 +313,8 @@ def chosen(options):
              (not options.names and (options.all or not is_long(test)))]
     if options.filter:
         tests = [test for test in tests if kind_of(test) == "catch"]
+    if options.all and not options.names:
+        tests = without_shares(tests)
     tests.sort(key=lambda test: -test["priority"])
     for test in tests:
         test["workdir"] = test["workdir"] or str(pathlib.Path(options.folder).absolute())
@@ -311,10 +329,9 @@ def main():
     parser.add_argument("--list", action="store_true", help="print the names of the suites")
     parser.add_argument("--targets", action="store_true", help="print the ninja targets that the suites need")
     parser.add_argument("--filter", help="a Catch2 filter, such as '[threads]'; suites of other kinds are left out")
-    parser.add_argument("--draw", type=int, metavar="SEED",
-                        help="a quarter of the suites of cases and of the lessons, and MPI suites on one number of ranks each, "
-                             "which quick runs draw anyway; SOAK=1: all")
-    parser.add_argument("--quarter", type=int, choices=range(4), default=0, help="of a draw: no suite is in two [0]")
+    parser.add_argument("--draw", type=int, metavar="SEED", help="a quarter of the lessons, and as many suites as fit into --seconds; SOAK=1: all")
+    parser.add_argument("--seconds", type=float, default=360, help="of a processor, that a draw may take by tests/meson.build [360]")
+    parser.add_argument("--backwards", action="store_true", help="draw from the other end, so that few suites are in both draws")
     parser.add_argument("--cells", type=int, metavar="N", help="of a grid one cell in N [5; 2 with --all; 1 for what is named or long]")
     parser.add_argument("--patience", type=float, default=1, help="multiplies every timeout")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) + 2,

@@ -80,6 +80,7 @@ void print(std::ostream& out, const Program& program) {
       << " replicas, slices of " << program.root.slice_bytes << " bytes, forwards ahead "
       << program.root.ahead << ", " << name(program.executor)
       << (program.is_poisoned ? ", poisoned" : "") << (program.is_planned ? ", planned" : "")
+      << (program.scales_loss ? ", loss scaled" : "")
       << (program.offload == Offload::cpu ? ", offloaded" : "") << ", doubled from step "
       << program.doubled_from << "\n";
   print(out, program.root, 0);

@@ -5,7 +5,8 @@
 // whole or one output of several, and that may retain their graphs, parameters that are frozen and
 // thawed between steps, backwards that leave reductions to later ones, parameters that travel in
 // another form, are stored in fewer bits or left alone by units, hooks of reductions, units told
-// otherwise between forwards, first steps that are planned, and meshes with and without replicas.
+// otherwise between forwards, losses that are scaled, first steps that are planned, and meshes with
+// and without replicas.
 // Ranks and streams run in an order that the seed chooses, or as threads, or each rank in program
 // order, some with freed memory poisoned.
 //
@@ -30,6 +31,7 @@
 #include "tessera/device/observe/race_checker.hpp"
 #include "tessera/distributed/collectives.hpp"
 #include "tessera/memory/memory.hpp"
+#include "tessera/optim/grad_scaler.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/shard/shard_plan.hpp"
@@ -63,10 +65,20 @@ void add_to(Tensor& loss, const Tensor& y) {
   loss = loss.defined() ? loss + term : term;
 }
 
+// By powers of two, which change no bit of an exact sum.
+std::unique_ptr<optim::GradScaler> make_scaler(const Program& program, const Device& device) {
+  if (!program.scales_loss) return nullptr;
+  return std::make_unique<optim::GradScaler>(
+      device, optim::GradScalerOptions{.init_scale = 2, .growth_interval = 2});
+}
+Tensor scaled(const optim::GradScaler* scaler, const Tensor& loss) {
+  return scaler ? scaler->scale(loss) : loss;
+}
+
 // A backward of which this rank has all outputs, those that are not in its loss too: their forwards
 // are skipped in the turn in which peers go back along them, the last first.
 void run_parts(const Step& step, const Step::Backward& b, std::vector<Tensor>& outputs, int rank,
-               bool has_peers) {
+               bool has_peers, const optim::GradScaler* scaler) {
   std::vector<int> forwards = b.forwards;
   std::sort(forwards.begin(), forwards.end(), std::greater<>());
   const auto runs = [&](int i) { return has(b.runs, rank) && is_in_loss(step, b, i, rank); };
@@ -77,7 +89,7 @@ void run_parts(const Step& step, const Step::Backward& b, std::vector<Tensor>& o
     Tensor loss;
     for (; first != last; ++first) add_to(loss, outputs[static_cast<std::size_t>(*first)]);
     if (part_runs)
-      loss.backward({}, b.retains);
+      scaled(scaler, loss).backward({}, b.retains);
     else if (has_peers)
       skip_backward(loss, b.retains);
   }
@@ -86,9 +98,9 @@ void run_parts(const Step& step, const Step::Backward& b, std::vector<Tensor>& o
 }
 
 // One rank's part of a step. Where peers may run what it leaves out, it says so. `mesh`, here and
-// below: null for one rank that does every rank's part.
+// below: null for one rank that does every rank's part. `scaler`: null for none.
 void run_step(const Program& program, std::size_t k, Part& model, int rank, const Device& device,
-              const DeviceMesh* mesh) {
+              const DeviceMesh* mesh, const optim::GradScaler* scaler) {
   const Step& step = program.steps[k];
   std::vector<Tensor> outputs(step.forwards.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -109,7 +121,7 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
     if (mesh) model.set_reductions(b);
     const bool runs = has(b.runs, rank);
     if (has(b.says, rank) && (runs || !b.skips_model)) {
-      run_parts(step, b, outputs, rank, mesh != nullptr);
+      run_parts(step, b, outputs, rank, mesh != nullptr, scaler);
       continue;
     }
     Tensor loss;
@@ -121,7 +133,7 @@ void run_step(const Program& program, std::size_t k, Part& model, int rank, cons
       add_to(loss, y);
     }
     if (runs)
-      loss.backward({}, b.retains);
+      scaled(scaler, loss).backward({}, b.retains);
     else if (mesh && b.skips_model)
       skip_backward(model);
     else if (mesh)
@@ -144,7 +156,8 @@ void average_ignored(Part& model, const DeviceMesh* mesh) {
 }
 
 // The update, and what is frozen or thawed around it.
-void end_step(const Step& step, Part& model, optim::Optimizer& optimizer, const DeviceMesh* mesh) {
+void end_step(const Step& step, Part& model, optim::Optimizer& optimizer, const DeviceMesh* mesh,
+              optim::GradScaler* scaler) {
   average_ignored(model, mesh);
   const auto turn = [&] {
     const std::vector<Parameter> all = model.parameters();
@@ -155,7 +168,8 @@ void end_step(const Step& step, Part& model, optim::Optimizer& optimizer, const 
     }
   };
   if (!step.is_turned_late) turn();
-  optimizer.step();
+  scaler ? scaler->step(optimizer) : optimizer.step();
+  if (scaler) scaler->update();
   if (step.is_turned_late) turn();
   if (!step.keeps_gradients) optimizer.zero_grad();
 }
@@ -170,16 +184,17 @@ Values reference(Program& program) {
   model.materialize(device);
   nn::init(model, {program.seed});
   optim::Sgd optimizer(model.parameters(), {.lr = kRate / program.ranks, .momentum = 0.5});
+  const auto scaler = make_scaler(program, device);
   for (std::size_t k = 0; k < program.steps.size(); ++k) {
     for (int rank = 0; rank < program.ranks; ++rank)
-      run_step(program, k, model, rank, device, nullptr);
+      run_step(program, k, model, rank, device, nullptr, scaler.get());
     autograd::forget_forwards();
     if (model.most_rows() > kMostRows) {
       program.steps.resize(k);
       break;
     }
     if (!program.steps[k].keeps_gradients) model.forget_rows();
-    end_step(program.steps[k], model, optimizer, nullptr);
+    end_step(program.steps[k], model, optimizer, nullptr, scaler.get());
   }
   Values values;
   for (const auto& [name, p] : model.named_parameters())
@@ -200,7 +215,7 @@ void plan_first_step(const Program& program, Part& model) {
     tree->root.shard(mesh, program.offload);
     tree->root.materialize(counted.device());
     if (program.doubled_from == 0 && program.ranks > 1) tree->root.double_gradients(mesh);
-    run_step(program, 0, tree->root, counted.rank(), counted.device(), &mesh);
+    run_step(program, 0, tree->root, counted.rank(), counted.device(), &mesh, nullptr);
     return std::shared_ptr<nn::Module>(tree, &tree->root);
   });
 }
@@ -225,15 +240,16 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
     model.materialize(world.device());
     nn::init(model, {program.seed});
     optim::Sgd optimizer(model.parameters(), {.lr = kRate, .momentum = 0.5});
+    const auto scaler = make_scaler(program, world.device());
     if (program.is_planned) plan_first_step(program, model);
     for (std::size_t k = 0; k < program.steps.size(); ++k) {
       if (k == program.doubled_from && program.ranks > 1) model.double_gradients(mesh);
-      run_step(program, k, model, world.rank(), world.device(), &mesh);
+      run_step(program, k, model, world.rank(), world.device(), &mesh, scaler.get());
       if (k == 0 && program.is_planned && is_one_forward(program.steps[0]))
         if (const std::uint64_t slots = shard_counters(model).unplanned_slots; slots > 0)
           throw DeviceError(
               concat("the planned step took ", slots, " slots where no plan had them"));
-      end_step(program.steps[k], model, optimizer, &mesh);
+      end_step(program.steps[k], model, optimizer, &mesh, scaler.get());
     }
     for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {
       const std::vector<float> whole = raw::cast(full, f32).to_vector<float>();

@@ -183,6 +183,9 @@ Program make_program(std::uint64_t seed) {
   decide(dice, program);
   program.is_planned = dice.once_in(4);
   vary_options(dice, program);
+  program.scales_loss =
+      dice.once_in(4) && std::none_of(program.steps.begin(), program.steps.end(),
+                                      [](const Step& step) { return step.keeps_gradients; });
   return program;
 }
 

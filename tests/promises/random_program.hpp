@@ -123,6 +123,7 @@ struct Program {
   ExecutorKind executor = ExecutorKind::threaded;
   bool is_poisoned = false;  // freed memory is filled with NaN
   bool is_planned = false;   // the first step is planned before it runs
+  bool scales_loss = false;  // where no gradients are kept, which have no scale any more
   Offload offload = Offload::none;
   std::size_t doubled_from = 0;  // the step from which hooks double what is reduced
   PartPlan root;

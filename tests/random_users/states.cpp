@@ -7,6 +7,7 @@
 #include "tessera/nn/buffer.hpp"
 #include "tessera/nn/module.hpp"
 #include "tessera/optim/adamw.hpp"
+#include "tessera/optim/muon.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tests/random_users/draw.hpp"
@@ -21,18 +22,24 @@ struct RandomPart : nn::Module {
   bool is_unit = false;
 };
 
-// Parts with parameters of any shape, some frozen, one of them tied perhaps, and buffers.
+enum class Optimizer { adamw, sgd, muon };
+
+// Parts with parameters of any shape, some frozen, in 16 bits perhaps, one of them tied perhaps,
+// and buffers.
 struct RandomModel : nn::Module {
   explicit RandomModel(std::uint64_t seed) {
     Draw draw(seed);
     ranks = draw.number(1, 4);
     ranks_later = draw.number(1, 4);
-    has_adamw = draw.chance(0.6);
+    constexpr Optimizer kOptimizers[] = {Optimizer::adamw, Optimizer::sgd, Optimizer::muon};
+    optimizer = draw.one_of(kOptimizers);
     for (int i = 0; i < draw.number(1, 4) || i == 0; ++i) {
       auto part = std::make_unique<RandomPart>();
       for (int k = draw.number(i == 0 ? 1 : 0, 3); k > 0; --k) {
         part->parameters.emplace_back(draw.shape(0, 3), Initializer::normal(0, 1));
-        if (draw.chance(0.15)) part->parameters.back().freeze();
+        if (!draw.chance(0.15)) continue;
+        part->parameters.back().freeze();
+        if (draw.chance(0.5)) part->parameters.back().set_dtype(bf16);
       }
       if (i > 0 && draw.chance(0.2)) {
         part->parameters.push_back(parts[0]->parameters[0]);
@@ -62,14 +69,20 @@ struct RandomModel : nn::Module {
     fully_shard(*this, options);
   }
   std::unique_ptr<optim::Optimizer> make_optimizer() const {
-    if (has_adamw) return std::make_unique<optim::AdamW>(parameters());
+    std::vector<Parameter> matrices, others;
+    for (const Parameter& p : parameters())
+      (p.shape().ndim() == 2 ? matrices : others).push_back(p);
+    if (optimizer == Optimizer::muon && !matrices.empty())
+      return std::make_unique<optim::Muon>(matrices, others);
+    if (optimizer != Optimizer::sgd) return std::make_unique<optim::AdamW>(parameters());
     return std::make_unique<optim::Sgd>(parameters(),
                                         optim::SgdOptions{.lr = 0.1, .momentum = 0.9});
   }
 
   std::vector<std::unique_ptr<RandomPart>> parts;
   int ranks = 1, ranks_later = 1;
-  bool is_tied = false, has_adamw = true;
+  bool is_tied = false;
+  Optimizer optimizer = Optimizer::adamw;
 };
 
 // Values without a device, so that ranks may share them.
@@ -272,8 +285,10 @@ class OneRank {
 std::string describe_state(std::uint64_t seed) {
   const RandomModel model(seed);
   return concat("on ", model.ranks, " ranks, then on ", model.ranks_later, ", with ",
-                model.has_adamw ? "AdamW" : "SGD", model.is_tied ? ", tied" : "", '\n',
-                model.to_string(), '\n');
+                model.optimizer == Optimizer::sgd    ? "SGD"
+                : model.optimizer == Optimizer::muon ? "Muon where there is a matrix"
+                                                     : "AdamW",
+                model.is_tied ? ", tied" : "", '\n', model.to_string(), '\n');
 }
 
 std::string state_complaint(std::uint64_t seed) {
