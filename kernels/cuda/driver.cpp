@@ -17,7 +17,6 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string_view>
 
@@ -52,11 +51,7 @@ std::size_t most_shared_bytes() {
 
 bool has_warpgroup_products() {
   if (std::string_view(kArchitectures).find("sm_90") == std::string_view::npos) return false;
-  int device = 0, major = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess)
-    cudaGetLastError();
-  return major == 9;
+  return attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9;
 }
 
 const void* image_probe();                                                // image.cu

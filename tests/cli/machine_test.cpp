@@ -120,14 +120,17 @@ TEST_CASE("the kernels that a step starts on the compute stream do not creep") {
   CHECK(kernels(llama + " --model.projections=fused") <= 650);
 }
 
-TEST_CASE("without debug.deterministic attention's backward pass is predicted to take less time") {
+TEST_CASE(
+    "without debug.deterministic attention's backward pass over long sequences is predicted to "
+    "take less time") {
   const TemporaryFolder folder;
-  const std::string h100 = "--machine=h100 --training.seq_len=4096 ";
-  const Predicted any_order = predicted(h100 + "--debug.deterministic=false", folder),
-                  ordered = predicted(h100, folder);
-  CHECK(any_order.operations.at("attention_backward").seconds <
-        0.8 * ordered.operations.at("attention_backward").seconds);
-  CHECK(any_order.seconds < ordered.seconds);
+  const auto seconds = [&](const std::string& options) {
+    return predicted("--machine=h100 --training.seq_len=" + options, folder)
+        .operations.at("attention_backward")
+        .seconds;
+  };
+  CHECK(seconds("16384 --debug.deterministic=false") < 0.8 * seconds("16384"));
+  CHECK(seconds("1024 --debug.deterministic=false") == seconds("1024"));  // ours, too
 }
 
 TEST_CASE("each option of a machine moves its prediction") {

@@ -24,11 +24,18 @@ TEST_CASE("the CUDA kernels, emulated, are within rounding of double precision",
   target.workspace_bytes = 1 << 20;
   REQUIRE(driver->allocate(target.workspace_bytes, &target.workspace) == nullptr);
   const unsigned seed = std::random_device{}();
-  // Attention multiplies by warpgroups where a GPU has them, by warps elsewhere.
+  // Attention multiplies by warpgroups where a GPU has them, by warps elsewhere. cuDNN is asked for
+  // short sequences where it has none.
+#ifdef TESSERA_HOST_CUDNN
+  constexpr bool kHasWarpgroups = false;
+#else
+  constexpr bool kHasWarpgroups = true;
+#endif
   std::vector<std::pair<NamedCase, bool>> cases;
   for (const NamedCase& named : all_cases()) {
-    cases.emplace_back(named, true);
-    if (std::string_view(named.op).starts_with("attention")) cases.emplace_back(named, false);
+    cases.emplace_back(named, kHasWarpgroups);
+    if (kHasWarpgroups && std::string_view(named.op).starts_with("attention"))
+      cases.emplace_back(named, false);
   }
   const std::uint64_t one_in = std::max<std::uint64_t>(1, tessera::testing::stride() / 40);
   for (std::uint64_t i = tessera::testing::first_place(one_in) - 1; i < cases.size(); i += one_in) {

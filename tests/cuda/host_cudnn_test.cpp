@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/emulated_thread.hpp"
 #include "kernels/cuda/kernels.hpp"
+#include "kernels/emulator/control.hpp"
 #include "tests/support/catch.hpp"
 
 namespace {
@@ -39,6 +40,7 @@ const bool g_opened = host_cudnn() != nullptr;
 
 }  // namespace
 
+extern "C" const tessera::kernels::cuda::emulator::Control* tessera_emulator();
 extern "C" cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 extern "C" cudaError_t cudaMemsetAsync(void* to, int byte, std::size_t bytes, cudaStream_t stream) {
   enqueue(stream, [=] { std::memset(to, byte, bytes); });
@@ -77,6 +79,7 @@ using namespace tessera;
 using namespace tessera::kernels;
 
 TEST_CASE("backward is cuDNN's where its sums may have any order, in one execution", "[cuda]") {
+  tessera_emulator()->warpgroups(false);
   REQUIRE(g_opened);
   constexpr std::int64_t kHeads = 64, kLength = 2, kDim = 8, kPart = kHeads * kLength * kDim * 2;
   alignas(256) static std::byte memory[12 * kPart];  // four parts of workspace
