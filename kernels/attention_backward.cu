@@ -14,6 +14,7 @@
 // where rows are keys or queries as the block's are: so what a product leaves in registers is, once
 // rounded, what the next one takes, and p and ds never visit shared memory. A masked element counts
 // 0 times: a NaN or an infinity in its values still shows.
+// On sm_90 warpgroups walk instead: attention_backward_hopper.cu.
 // Source: Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning",
 // 2023.
 #include <limits>
@@ -77,7 +78,7 @@ struct Delta {
 };
 
 // Blocks of keys, then blocks of queries, in one grid: the shorter fill what the longer leave idle.
-// Two of 4 warps run on a multiprocessor of sm_90, or for wide heads one of 8. What a tile's copies
+// Two of 4 warps run on a multiprocessor, or for wide heads one of 8. What a tile's copies
 // need is computed anew for each (`fresh`): registers are full.
 template <class T, int kDim>
 struct Backward {
@@ -326,7 +327,8 @@ void launch_backward(const AttentionBackwardArgs& a, Exec& exec) {
 
 bool attention_backward_on_tensor_cores(const AttentionBackwardArgs& a, Exec& exec) {
   const auto at = [](const void* pointer) { return static_cast<const char*>(pointer); };
-  if (!attention_suits_library(a.head_dim, a.dtype) || !a.workspace ||
+  constexpr std::int32_t kLongest = 65535 / 2 * kRows;  // of a grid in y
+  if (!attention_suits_library(a.head_dim, a.dtype) || !a.workspace || a.length > kLongest ||
       !are_aligned(at(a.q), at(a.k), at(a.v), at(a.o), at(a.d_o), at(a.dq), at(a.dk), at(a.dv),
                    at(a.workspace)))
     return false;

@@ -1,11 +1,12 @@
 // Attention's backward pass by products of warpgroups, for sm_90: the walks of
-// attention_backward.cu, a block of 64 rows a warpgroup, 64 columns a step.
+// attention_backward.cu. Here a block is one warpgroup with 64 rows, and 64 columns come a step.
 //
 //   s = x u^T    p = exp(scale s - lse)    dp = y w^T    ds = p (dp - delta)
 //   first += ds u (dk or dq)               second += p w (dv)
 //
 // A product is queued, and waited for where its sums are read. Heads of up to 64 leave registers
-// for the scores of the step to come:
+// for the scores of the step to come; of wider ones s and dp are queued in turn, and all is there
+// at the step's end.
 //
 //   products   dp, next s | second, as p is there | first, as ds is there
 //   threads    p of this s          ds                      the next step
@@ -30,7 +31,7 @@ template <class T, int kDim>
 struct Backward {
   AttentionBackwardArgs a;
   AttentionStatistics statistics;
-  int together;  // heads
+  int together;  // heads, of all elements of the batch
 
   static constexpr int kBlocks = 2;
   static constexpr bool kAhead = kDim == 64;
@@ -45,8 +46,8 @@ struct Backward {
     int batch, head, row;  // the block's first row
   };
 
-  // A block's walk: the longest first, of keys and then of queries, all tiles of some heads
-  // together, so that what they read lies in the L2 cache.
+  // A block's walk: of keys, then of queries; all tiles of `together` heads, so that what they read
+  // lies in the L2 cache, then of the next; of these the longest first.
   TESSERA_DEVICE void operator()(Thread& t) const {
 #ifdef TESSERA_HAS_WARPGROUPS
     const int tiles = (a.length - 1) / kSide + 1, of_keys = a.batch * a.kv_heads * tiles;
@@ -59,6 +60,8 @@ struct Backward {
       at.row = (tiles - 1) * kSide - at.row;
       walk<false>(t, at);
     }
+#else  // not the code for sm_90: what has_warpgroup_products() has seen was another image
+    __trap();
 #endif
   }
   TESSERA_DEVICE Place place(int block, int heads, int tiles) const {
@@ -188,7 +191,7 @@ struct Backward {
         if (step + 2 < steps) bring_next(step + 2);
         t.fence_products();
         score(t, dp, y, w);
-        score(t, ahead, x, u_of(step + 1));  // behind the last one nobody reads it
+        score(t, ahead, x, u_of(step + 1));  // of the last one whatever lies there: nobody reads it
         t.commit_products();
       } else {
         t.fence_products();
@@ -215,8 +218,9 @@ struct Backward {
         unrolled<8>([&](int n) {
           unrolled<4>([&](int i) {
             const int past = first_past + n * 8 + i % 2;  // beyond the first row's diagonal
-            if (kOfKeys ? past < i / 2 * 8 : past >= visible || (a.causal && past > i / 2 * 8))
-              s[n][i] = 0;
+            const bool is_hidden =
+                kOfKeys ? past < i / 2 * 8 : (past >= visible || (a.causal && past > i / 2 * 8));
+            if (is_hidden) s[n][i] = 0;
           });
         });
       }
@@ -267,6 +271,7 @@ void launch_walks(const AttentionBackwardArgs& a, const AttentionStatistics& sta
                   Exec& exec) {
   using B = Backward<T, kDim>;
   const std::int64_t tiles = blocks_for(a.length, kSide);
+  // Two blocks for each place on the GPU.
   const auto together =
       static_cast<int>(blocks_for(std::int64_t{2} * B::kBlocks * multiprocessors(), tiles));
   launch<kThreads>(exec, {tiles * a.batch * (a.heads + a.kv_heads)}, B::kBytes,

@@ -187,7 +187,7 @@ struct WithGradient {
   TESSERA_DEVICE void operator()(Thread& t) const {
     const std::int64_t row = t.block();
     const int vocab = forward.vocab;
-    T* x = backward.d_logits + row * forward.row_stride;
+    T* x = backward.d_logits + row * backward.d_row_stride;
     const int head = elements_before_boundary(x, vocab), packs = (vocab - head) / N;
     const int rest = vocab - packs * N, in_shared = kept < packs ? kept : packs;
     T* const single = x + (t.index() < head ? t.index() : packs * N + t.index());

@@ -32,7 +32,8 @@ TESSERA_DEVICE void store_two_rows(const AttentionBackwardArgs& a,
   });
 }
 
-// The walks by keys and by queries by products of warpgroups; false where the device has none.
+// The walks by keys and by queries by products of warpgroups; false where the device has none,
+// and nothing is queued.
 bool walk_by_warpgroups(const AttentionBackwardArgs& a, const AttentionStatistics& statistics,
                         Exec& exec);
 

@@ -8,10 +8,10 @@ namespace tessera::kernels::cuda {
 
 // At least 1. The runtime knows it: no call to the device, and nothing waits.
 int multiprocessors();
+// Shared memory that a block may have, at least kSharedBytes; as cheap.
+std::size_t most_shared_bytes();
 // Whether kernels/*_hopper.cu run there: on sm_90, where the module has code for it. The emulated
 // GPU has them unless a test says no.
 bool has_warpgroup_products();
-// Shared memory that a block may have, at least kSharedBytes; as cheap.
-std::size_t most_shared_bytes();
 
 }  // namespace tessera::kernels::cuda

@@ -141,10 +141,6 @@ class Thread {
     return {reinterpret_cast<const std::byte*>(p)};
   }
   template <class T>
-  void multiply_columns(float (&d)[8][4], const std::uint32_t (&a)[4], Matrix b, bool adds = true) {
-    queue_product<T>(d, std::to_array(a), {}, b, false, adds);
-  }
-  template <class T>
   void multiply_rows(float (&d)[8][4], const std::uint32_t (&a)[4], Matrix b) {
     queue_product<T>(d, std::to_array(a), {}, b, true, true);
   }
@@ -152,12 +148,22 @@ class Thread {
   void multiply_columns(float (&d)[8][4], Matrix a, Matrix b, bool adds = true) {
     queue_product<T>(d, {}, a, b, false, adds);
   }
-  void fence_products() {}
+  void fence_products() { is_fenced_ = true; }
   void commit_products() { groups_.push_back(std::exchange(products_, {})); }
+  // Says so where a sum that comes is none of `d`: nobody would have kept the compiler from it.
   template <int kLeft, class... D>
-  void wait_products(D&...) {
+  void wait_products(D&... d) {
+    is_fenced_ = false;
     for (; groups_.size() > kLeft; groups_.pop_front())
-      for (const auto& product : groups_.front()) product();
+      for (const Product& product : groups_.front()) {
+        const auto* const sums = reinterpret_cast<const std::byte*>(product.sums);
+        const auto has = [&](const auto& of) {
+          const auto* const begin = reinterpret_cast<const std::byte*>(&of);
+          return sums >= begin && sums < begin + sizeof of;
+        };
+        expect((has(d) || ...), "a product has come whose sums nobody waits for");
+        product.compute();
+      }
   }
   void wait_copies_for_products() { wait_copies(); }
 
@@ -186,40 +192,46 @@ class Thread {
   template <class T>
   void queue_product(float (&d)[8][4], std::array<std::uint32_t, 4> a, Matrix left, Matrix right,
                      bool by_rows, bool adds) {
-    products_.push_back([this, &d, a, left, right, by_rows, adds] {
-      const Operands own{d, a.data()};
-      const std::uint64_t* const all = show(reinterpret_cast<std::uintptr_t>(&own));
-      const auto of = [&](int r, int pair) {  // the lane that has row r and this pair of columns
-        return reinterpret_cast<const Operands*>(all[r % 8 * 4 + pair]);
-      };
-      if (lane() == 0) {  // for the whole warp, whose operands are converted once
-        float x[16][16], y[16][64], sums[16][64];
-        for (int r = 0; r < 16; ++r)
-          for (int k = 0; k < 16; ++k) {
-            if (left.data) {
-              x[r][k] = to_float(left.at<T>(warp() % 4 * 16 + r, k / 8 * 8)[k % 8]);
-            } else {
-              const std::uint32_t bits = of(r, k % 8 / 2)->a[r / 8 + k / 8 * 2] >> 16 * (k % 2);
-              x[r][k] = to_float(std::bit_cast<T>(static_cast<std::uint16_t>(bits)));
-            }
-          }
-        for (int k = 0; k < 16; ++k)
-          for (int n = 0; n < 64; ++n)
-            y[k][n] = to_float(by_rows ? right.at<T>(k, n / 8 * 8)[n % 8]
-                                       : right.at<T>(n, k / 8 * 8)[k % 8]);
-        const auto sum_of = [&](int r, int n) -> float& {
-          return of(r, n % 8 / 2)->d[n / 8][r / 8 * 2 + n % 2];
-        };
-        for (int r = 0; r < 16; ++r) {
-          for (int n = 0; n < 64; ++n) sums[r][n] = adds ? sum_of(r, n) : 0;
-          for (int k = 0; k < 16; ++k)
-            for (int n = 0; n < 64; ++n) sums[r][n] += x[r][k] * y[k][n];
-          for (int n = 0; n < 64; ++n) sum_of(r, n) = sums[r][n];
-        }
-      }
-      sync_warp();
-    });
+    expect(is_fenced_, "a product without fence_products() since the last wait");
+    products_.push_back(
+        {&d, [this, &d, a, left, right, by_rows, adds] {
+           const Operands own{d, a.data()};
+           const std::uint64_t* const all = show(reinterpret_cast<std::uintptr_t>(&own));
+           const auto of = [&](int r,
+                               int pair) {  // the lane that has row r and this pair of columns
+             return reinterpret_cast<const Operands*>(all[r % 8 * 4 + pair]);
+           };
+           if (lane() == 0) {  // for the whole warp, whose operands are converted once
+             float x[16][16], y[16][64], sums[16][64];
+             for (int r = 0; r < 16; ++r)
+               for (int k = 0; k < 16; ++k) {
+                 if (left.data) {
+                   x[r][k] = to_float(left.at<T>(warp() % 4 * 16 + r, k / 8 * 8)[k % 8]);
+                 } else {
+                   const std::uint32_t bits =
+                       of(r, k % 8 / 2)->a[r / 8 + k / 8 * 2] >> 16 * (k % 2);
+                   x[r][k] = to_float(std::bit_cast<T>(static_cast<std::uint16_t>(bits)));
+                 }
+               }
+             for (int k = 0; k < 16; ++k)
+               for (int n = 0; n < 64; ++n)
+                 y[k][n] = to_float(by_rows ? right.at<T>(k, n / 8 * 8)[n % 8]
+                                            : right.at<T>(n, k / 8 * 8)[k % 8]);
+             const auto sum_of = [&](int r, int n) -> float& {
+               return of(r, n % 8 / 2)->d[n / 8][r / 8 * 2 + n % 2];
+             };
+             for (int r = 0; r < 16; ++r) {
+               for (int n = 0; n < 64; ++n) sums[r][n] = adds ? sum_of(r, n) : 0;
+               for (int k = 0; k < 16; ++k)
+                 for (int n = 0; n < 64; ++n) sums[r][n] += x[r][k] * y[k][n];
+               for (int n = 0; n < 64; ++n) sum_of(r, n) = sums[r][n];
+             }
+           }
+           sync_warp();
+         }});
   }
+  // Ends the process with a line where this is not so.
+  static void expect(bool holds, const char* otherwise);
   std::byte* shared_memory();
   std::uint64_t exchange(std::uint64_t bits, int lane);
   // What each lane of the warp shows, to be read before the next exchange but one.
@@ -228,9 +240,14 @@ class Thread {
   EmulatedBlock* block_;
   int index_;
   std::vector<Copy> copies_;
-  using Products = std::vector<std::function<void()>>;
+  struct Product {
+    const void* sums;
+    std::function<void()> compute;
+  };
+  using Products = std::vector<Product>;
   Products products_;  // since the last commit
   std::deque<Products> groups_;
+  bool is_fenced_ = false;  // since the last wait for products
 };
 
 // What the GPU has and <cmath> lacks.

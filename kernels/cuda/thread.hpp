@@ -122,25 +122,22 @@ class Thread {
   TESSERA_DEVICE static Matrix matrix(const T* p) {
     return {shared_address(p) >> 4 | 1 << 16};
   }
-  // d [64, 64] += a [64, 16] b [16, 64], queued, for all threads of the warpgroup. Warp w of it has
-  // rows 16 w and the next of a and d, laid out as multiply has them: d[j] are columns 8 j and the
-  // next. In shared memory a has 64 rows of 16 elements, and b 16 rows of 64, or by its columns 64
-  // rows of 16. What is read and d are left alone until wait_products.
-  // Source: PTX ISA, "Asynchronous warpgroup level matrix instructions".
-  template <class T>
-  TESSERA_DEVICE void multiply_columns(float (&d)[8][4], const std::uint32_t (&a)[4], Matrix b,
-                                       bool adds = true) {
-    multiply_registers<T, 0>(d, a, b.descriptor(), adds);
-  }
+  // d [64, 64] += a [64, 16] b [16, 64], or d = a b unless `adds`, queued, for all threads of the
+  // warpgroup. Warp w of it has rows 16 w and the next of a and d, laid out as multiply has them:
+  // d[j] are columns 8 j and the next. In shared memory a has 64 rows of 16 elements; multiply_rows
+  // takes b by its rows, 16 of 64, and multiply_columns by its columns, 64 rows of 16. d and what
+  // is read, a's registers too, are left alone until wait_products. Source: PTX ISA, "Asynchronous
+  // warpgroup level matrix instructions".
   template <class T>
   TESSERA_DEVICE void multiply_rows(float (&d)[8][4], const std::uint32_t (&a)[4], Matrix b) {
-    multiply_registers<T, 1>(d, a, b.descriptor(), true);
+    multiply_registers<T>(d, a, b.descriptor());
   }
   template <class T>
   TESSERA_DEVICE void multiply_columns(float (&d)[8][4], Matrix a, Matrix b, bool adds = true) {
     multiply_shared<T>(d, a.descriptor(), b.descriptor(), adds);
   }
-  // Before the first product that reads registers which the thread has written since.
+  // Before the first product, and before one whose registers the thread has touched since they
+  // were last a product's.
   TESSERA_DEVICE void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
   // What was queued since the last is a group.
   TESSERA_DEVICE void commit_products() {
@@ -185,19 +182,17 @@ class Thread {
   "." type                                                                                       \
   " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " operands ";}"
-  template <class T, int kTransposed>
+  template <class T>
   TESSERA_DEVICE static void multiply_registers(float (&d)[8][4], const std::uint32_t (&a)[4],
-                                                std::uint64_t b, bool adds) {
+                                                std::uint64_t b) {
     if constexpr (std::is_same_v<T, BFloat16>)
-      asm volatile(TESSERA_WGMMA("bf16", "{%33, %34, %35, %36}, %37, p, 1, 1, %38")
+      asm volatile(TESSERA_WGMMA("bf16", "{%33, %34, %35, %36}, %37, p, 1, 1, 1")
                    : TESSERA_SUMS(d)
-                   : "r"(int{adds}), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
-                     "n"(kTransposed));
+                   : "r"(1), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     else
-      asm volatile(TESSERA_WGMMA("f16", "{%33, %34, %35, %36}, %37, p, 1, 1, %38")
+      asm volatile(TESSERA_WGMMA("f16", "{%33, %34, %35, %36}, %37, p, 1, 1, 1")
                    : TESSERA_SUMS(d)
-                   : "r"(int{adds}), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
-                     "n"(kTransposed));
+                   : "r"(1), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
   }
   template <class T>
   TESSERA_DEVICE static void multiply_shared(float (&d)[8][4], std::uint64_t a, std::uint64_t b,
@@ -211,6 +206,9 @@ class Thread {
                    : TESSERA_SUMS(d)
                    : "r"(int{adds}), "l"(a), "l"(b));
   }
+#undef TESSERA_SUMS_OF
+#undef TESSERA_SUMS
+#undef TESSERA_WGMMA
 };
 
 // Where element or row `p` of rows of 128 bytes, 1024 bytes aligned, lies for a warpgroup's

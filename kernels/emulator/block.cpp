@@ -136,7 +136,15 @@ class EmulatedBlock {
   std::vector<std::uint64_t> shown_[2];
 };
 
-void Thread::run() { block_->invoke(*this); }
+void Thread::run() {
+  block_->invoke(*this);
+  expect(products_.empty() && groups_.empty(), "a thread ends before its products");
+}
+void Thread::expect(bool holds, const char* otherwise) {
+  if (holds) return;
+  std::fprintf(stderr, "emulator: %s\n", otherwise);
+  __builtin_trap();
+}
 int Thread::threads() const { return block_->launch().threads; }
 std::int64_t Thread::block() const { return block_->cell().x; }
 int Thread::block_y() const { return static_cast<int>(block_->cell().y); }
