@@ -88,7 +88,7 @@ struct CudaOptions {
   // f32 products may round their operands to 11 significant bits: TF32, on tensor cores.
   bool tf32 = false;
   // The same bits from every run. Without, attention's backward pass of 16-bit heads may add up in
-  // any order, which takes less time and memory; as torch.use_deterministic_algorithms(False).
+  // any order, faster for long sequences; as torch.use_deterministic_algorithms(False).
   bool deterministic = true;
   // The driver module's file. Empty: libtessera-cuda.so near this library, or where the system
   // looks.
