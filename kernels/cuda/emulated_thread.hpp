@@ -1,129 +1,26 @@
-// A thread of the emulated GPU; see kernels/cuda/gpu.hpp. For every compiler but nvcc.
-//
-// The threads of a block are fibers of one host thread and take turns; a turn ends at a barrier or
-// a shuffle, and a barrier is passed when all live threads have come. Turns go forward and backward
-// alternately, so that a result that hangs on their order shows. Shared memory is exactly as large
-// as asked for and filled with NaN before each block.
+// A thread of the emulated GPU, with its warpgroup; functions of numbers, and launches; see
+// kernels/cuda/gpu.hpp. For every compiler but nvcc.
 #pragma once
 
 #include <array>
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <deque>
 #include <functional>
 #include <numbers>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
-#include "kernels/cuda/grid.hpp"
+#include "kernels/cuda/emulated_warp.hpp"
+// needs TESSERA_DEVICE
+#include "kernels/cuda/swizzle.hpp"
 
-#define TESSERA_DEVICE inline
-#define TESSERA_UNROLL(n)
 #define TESSERA_HAS_WARPGROUPS
 
 namespace tessera::kernels::cuda {
 
-inline float to_float(BFloat16 x) { return x; }
-inline float to_float(Float16 x) { return x; }
-inline void from_float(float value, BFloat16& out) { out = BFloat16(value); }
-inline void from_float(float value, Float16& out) { out = Float16(value); }
-
-template <class T>
-std::uint32_t pair_of(float low, float high) {
-  return std::bit_cast<std::uint16_t>(T(low)) | std::uint32_t{std::bit_cast<std::uint16_t>(T(high))}
-                                                    << 16;
-}
-
-class EmulatedBlock;
-
-template <class T>
-T* swizzled(T* p) {
-  const auto at = reinterpret_cast<std::uintptr_t>(p);
-  return reinterpret_cast<T*>(at ^ (at >> 7 & 7) << 4);
-}
-
-class Thread {
+class Thread : public WarpThread {
  public:
-  Thread(EmulatedBlock& block, int index) : block_(&block), index_(index) {}
-
-  int index() const { return index_; }
-  int lane() const { return index_ % kWarp; }
-  int warp() const { return index_ / kWarp; }
-  int threads() const;
-  std::int64_t block() const;
-  int block_y() const;
-  std::int64_t blocks() const;
-  std::int64_t global_index() const { return block() * threads() + index_; }
-  std::int64_t global_threads() const { return blocks() * threads(); }
-
-  void sync();
-  void sync_warp();
-  template <class T>
-  T* shared(std::size_t offset = 0) {
-    return reinterpret_cast<T*>(shared_memory() + offset);
-  }
-
-  template <class T>
-  T shuffle(T value, int lane) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
-    std::uint64_t bits = 0;
-    std::memcpy(&bits, &value, sizeof(T));
-    bits = exchange(bits, lane % kWarp);
-    std::memcpy(&value, &bits, sizeof(T));
-    return value;
-  }
-  template <class T>
-  T shuffle_xor(T value, int mask) {
-    return shuffle(value, lane() ^ mask);
-  }
-  unsigned ballot(bool value);
-
-  // Comes as late as it may: until then what lies there is NaN.
-  void copy_async(void* to, const void* from, bool there) {
-    std::memset(to, 0xff, 16);
-    copies_.push_back({to, there ? from : nullptr});
-  }
-  void wait_copies() {
-    for (const auto& [to, from] : copies_)
-      from ? std::memcpy(to, from, 16) : std::memset(to, 0, 16);
-    copies_.clear();
-  }
-
-  template <class T>
-  void load_matrices(std::uint32_t (&out)[4], const T* row) {
-    static_assert(sizeof(T) == 2);
-    const std::uint64_t* const rows = show(reinterpret_cast<std::uintptr_t>(row));
-    for (int i = 0; i < 4; ++i)
-      out[i] = bits_of(&row_at<T>(rows, i, lane() / 4)[lane() % 4 * 2],
-                       &row_at<T>(rows, i, lane() / 4)[lane() % 4 * 2 + 1]);
-  }
-  template <class T>
-  void load_transposed(std::uint32_t (&out)[4], const T* row) {
-    static_assert(sizeof(T) == 2);
-    const std::uint64_t* const rows = show(reinterpret_cast<std::uintptr_t>(row));
-    for (int i = 0; i < 4; ++i)
-      out[i] = bits_of(&row_at<T>(rows, i, lane() % 4 * 2)[lane() / 4],
-                       &row_at<T>(rows, i, lane() % 4 * 2 + 1)[lane() / 4]);
-  }
-  // Adds the products to d one after another.
-  template <class T>
-  void multiply(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-    const std::uint32_t shown[] = {a[0], a[1], a[2], a[3], b0, b1};
-    const std::uint64_t* const all = show(reinterpret_cast<std::uintptr_t>(shown));
-    // Half of a register of the lane that has row r of a, or column r of b, at pair c.
-    const auto value = [&](int reg, int r, int c, int half) {
-      const auto* const of = reinterpret_cast<const std::uint32_t*>(all[r * 4 + c]);
-      const auto bits = static_cast<std::uint16_t>(of[reg] >> 16 * half);
-      return to_float(std::bit_cast<T>(bits));
-    };
-    for (int i = 0; i < 4; ++i)
-      for (int k = 0; k < 16; ++k)
-        d[i] += value(i / 2 + k / 8 * 2, lane() / 4, k % 8 / 2, k % 2) *
-                value(4 + k / 8, lane() % 4 * 2 + i % 2, k % 8 / 2, k % 2);
-    sync_warp();  // others have read `shown`
-  }
+  using WarpThread::WarpThread;
 
   // Products of a warpgroup come as late as they may, when they are waited for: what they read then
   // must still lie there.
@@ -142,11 +39,11 @@ class Thread {
   }
   template <class T>
   void multiply_rows(float (&d)[8][4], const std::uint32_t (&a)[4], Matrix b) {
-    queue_product<T>(d, std::to_array(a), {}, b, true, true);
+    queue({&Thread::compute<T>, d, std::to_array(a), {}, b, true, true});
   }
   template <class T>
   void multiply_columns(float (&d)[8][4], Matrix a, Matrix b, bool adds = true) {
-    queue_product<T>(d, {}, a, b, false, adds);
+    queue({&Thread::compute<T>, d, {}, a, b, false, adds});
   }
   void fence_products() { is_fenced_ = true; }
   void commit_products() { groups_.push_back(std::exchange(products_, {})); }
@@ -156,13 +53,13 @@ class Thread {
     is_fenced_ = false;
     for (; groups_.size() > kLeft; groups_.pop_front())
       for (const Product& product : groups_.front()) {
-        const auto* const sums = reinterpret_cast<const std::byte*>(product.sums);
+        const auto* const sums = reinterpret_cast<const std::byte*>(product.d);
         const auto has = [&](const auto& of) {
           const auto* const begin = reinterpret_cast<const std::byte*>(&of);
           return sums >= begin && sums < begin + sizeof of;
         };
         expect((has(d) || ...), "a product has come whose sums nobody waits for");
-        product.compute();
+        (this->*product.compute)(product);
       }
   }
   void wait_copies_for_products() { wait_copies(); }
@@ -170,80 +67,52 @@ class Thread {
   void run();  // the body, for the fiber
 
  private:
-  struct Copy {
-    void* to;
-    const void* from;  // null for zeros
-  };
-
-  template <class T>
-  static const T* row_at(const std::uint64_t* rows, int matrix, int row) {
-    return reinterpret_cast<const T*>(rows[matrix * 8 + row]);
-  }
-  template <class T>
-  static std::uint32_t bits_of(const T* low, const T* high) {
-    return std::bit_cast<std::uint16_t>(*low) | std::uint32_t{std::bit_cast<std::uint16_t>(*high)}
-                                                    << 16;
-  }
-  struct Operands {
+  struct Product {
+    void (Thread::*compute)(const Product& own);
     float (*d)[4];
-    const std::uint32_t* a;
+    std::array<std::uint32_t, 4> a;  // where `left` is nowhere
+    Matrix left, right;
+    bool by_rows, adds;  // right by its rows, or its columns; to d, or in its place
   };
-  // a from registers where `left` is nowhere; b by its rows, or its columns.
-  template <class T>
-  void queue_product(float (&d)[8][4], std::array<std::uint32_t, 4> a, Matrix left, Matrix right,
-                     bool by_rows, bool adds) {
+  void queue(const Product& product) {
     expect(is_fenced_, "a product without fence_products() since the last wait");
-    products_.push_back(
-        {&d, [this, &d, a, left, right, by_rows, adds] {
-           const Operands own{d, a.data()};
-           const std::uint64_t* const all = show(reinterpret_cast<std::uintptr_t>(&own));
-           const auto of = [&](int r,
-                               int pair) {  // the lane that has row r and this pair of columns
-             return reinterpret_cast<const Operands*>(all[r % 8 * 4 + pair]);
-           };
-           if (lane() == 0) {  // for the whole warp, whose operands are converted once
-             float x[16][16], y[16][64], sums[16][64];
-             for (int r = 0; r < 16; ++r)
-               for (int k = 0; k < 16; ++k) {
-                 if (left.data) {
-                   x[r][k] = to_float(left.at<T>(warp() % 4 * 16 + r, k / 8 * 8)[k % 8]);
-                 } else {
-                   const std::uint32_t bits =
-                       of(r, k % 8 / 2)->a[r / 8 + k / 8 * 2] >> 16 * (k % 2);
-                   x[r][k] = to_float(std::bit_cast<T>(static_cast<std::uint16_t>(bits)));
-                 }
-               }
-             for (int k = 0; k < 16; ++k)
-               for (int n = 0; n < 64; ++n)
-                 y[k][n] = to_float(by_rows ? right.at<T>(k, n / 8 * 8)[n % 8]
-                                            : right.at<T>(n, k / 8 * 8)[k % 8]);
-             const auto sum_of = [&](int r, int n) -> float& {
-               return of(r, n % 8 / 2)->d[n / 8][r / 8 * 2 + n % 2];
-             };
-             for (int r = 0; r < 16; ++r) {
-               for (int n = 0; n < 64; ++n) sums[r][n] = adds ? sum_of(r, n) : 0;
-               for (int k = 0; k < 16; ++k)
-                 for (int n = 0; n < 64; ++n) sums[r][n] += x[r][k] * y[k][n];
-               for (int n = 0; n < 64; ++n) sum_of(r, n) = sums[r][n];
-             }
-           }
-           sync_warp();
-         }});
+    products_.push_back(product);
+  }
+  // One lane for the whole warp, whose operands are converted once.
+  template <class T>
+  void compute(const Product& own) {
+    const std::uint64_t* const all = show(reinterpret_cast<std::uintptr_t>(&own));
+    const auto of = [&](int row, int pair) {  // the lane that has this row and pair of columns
+      return reinterpret_cast<const Product*>(all[row % 8 * 4 + pair]);
+    };
+    const auto element = [&](int r, int k) {  // of a
+      if (own.left.data) return own.left.at<T>(warp() % 4 * 16 + r, k / 8 * 8)[k % 8];
+      const std::uint32_t bits = of(r, k % 8 / 2)->a[r / 8 + k / 8 * 2] >> 16 * (k % 2);
+      return std::bit_cast<T>(static_cast<std::uint16_t>(bits));
+    };
+    const auto sum_of = [&](int r, int n) -> float& {
+      return of(r, n % 8 / 2)->d[n / 8][r / 8 * 2 + n % 2];
+    };
+    if (lane() == 0) {
+      float y[16][64], sums[64];
+      for (int k = 0; k < 16; ++k)
+        for (int n = 0; n < 64; ++n)
+          y[k][n] = to_float(own.by_rows ? own.right.at<T>(k, n / 8 * 8)[n % 8]
+                                         : own.right.at<T>(n, k / 8 * 8)[k % 8]);
+      for (int r = 0; r < 16; ++r) {
+        for (int n = 0; n < 64; ++n) sums[n] = own.adds ? sum_of(r, n) : 0;
+        for (int k = 0; k < 16; ++k) {
+          const float x = to_float(element(r, k));
+          for (int n = 0; n < 64; ++n) sums[n] += x * y[k][n];
+        }
+        for (int n = 0; n < 64; ++n) sum_of(r, n) = sums[n];
+      }
+    }
+    sync_warp();
   }
   // Ends the process with a line where this is not so.
   static void expect(bool holds, const char* otherwise);
-  std::byte* shared_memory();
-  std::uint64_t exchange(std::uint64_t bits, int lane);
-  // What each lane of the warp shows, to be read before the next exchange but one.
-  const std::uint64_t* show(std::uint64_t bits);
 
-  EmulatedBlock* block_;
-  int index_;
-  std::vector<Copy> copies_;
-  struct Product {
-    const void* sums;
-    std::function<void()> compute;
-  };
   using Products = std::vector<Product>;
   Products products_;  // since the last commit
   std::deque<Products> groups_;

@@ -145,18 +145,18 @@ void Thread::expect(bool holds, const char* otherwise) {
   std::fprintf(stderr, "emulator: %s\n", otherwise);
   __builtin_trap();
 }
-int Thread::threads() const { return block_->launch().threads; }
-std::int64_t Thread::block() const { return block_->cell().x; }
-int Thread::block_y() const { return static_cast<int>(block_->cell().y); }
-std::int64_t Thread::blocks() const { return block_->launch().grid.x; }
-void Thread::sync() { block_->pause(index_, At::block_barrier); }
-void Thread::sync_warp() { block_->pause(index_, At::warp_barrier); }
-std::byte* Thread::shared_memory() { return block_->shared(); }
-std::uint64_t Thread::exchange(std::uint64_t bits, int lane) {
+int WarpThread::threads() const { return block_->launch().threads; }
+std::int64_t WarpThread::block() const { return block_->cell().x; }
+int WarpThread::block_y() const { return static_cast<int>(block_->cell().y); }
+std::int64_t WarpThread::blocks() const { return block_->launch().grid.x; }
+void WarpThread::sync() { block_->pause(index_, At::block_barrier); }
+void WarpThread::sync_warp() { block_->pause(index_, At::warp_barrier); }
+std::byte* WarpThread::shared_memory() { return block_->shared(); }
+std::uint64_t WarpThread::exchange(std::uint64_t bits, int lane) {
   return block_->exchange(index_, bits, lane);
 }
-const std::uint64_t* Thread::show(std::uint64_t bits) { return block_->show(index_, bits); }
-unsigned Thread::ballot(bool value) { return block_->ballot(index_, value); }
+const std::uint64_t* WarpThread::show(std::uint64_t bits) { return block_->show(index_, bits); }
+unsigned WarpThread::ballot(bool value) { return block_->ballot(index_, value); }
 
 namespace emulator {
 

@@ -1,6 +1,11 @@
 // What a warp does together with matrices, on the emulated GPU: every element where PTX's layouts
 // have it, and products as plain loops have them.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <bit>
+#include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -101,6 +106,36 @@ struct GroupProduct {
   }
 };
 
+// What an H100 would compute something with, and the emulated GPU refuses.
+enum class Fault { none, no_fence, unnamed_sums, no_wait };
+struct Faulty {
+  Fault fault;
+
+  void operator()(Thread& t) const {
+    auto* const tile = t.shared<BFloat16>();
+    float sums[8][4] = {}, other[8][4] = {};
+    if (fault != Fault::no_fence) t.fence_products();
+    t.multiply_columns<BFloat16>(sums, t.matrix(tile), t.matrix(tile));
+    t.commit_products();
+    if (fault == Fault::no_wait) return;
+    fault == Fault::unnamed_sums ? t.wait_products<0>(other) : t.wait_products<0>(sums);
+  }
+};
+bool is_refused(Fault fault) {
+  const pid_t child = fork();
+  if (child == 0) {
+    static_cast<void>(std::freopen("/dev/null", "w", stderr));
+    std::signal(SIGILL, SIG_DFL);  // not Catch's
+    std::signal(SIGTRAP, SIG_DFL);
+    Exec exec;
+    launch<128>(exec, {}, 64 * 64 * 2, Faulty{fault});
+    std::raise(SIGKILL);  // without what ends at an exit
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return !(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
 struct Copies {
   const float* from;  // [32, 4]
   float* out;         // [3, 32]: before waiting, after, and what was not there
@@ -200,6 +235,14 @@ TEST_CASE("a warpgroup multiplies swizzled matrices as plain loops do, when it i
   std::mt19937 engine(seed);
   check_group_product<BFloat16>(engine);
   check_group_product<Float16>(engine);
+}
+
+TEST_CASE(
+    "products of a warpgroup without fence or wait, or of sums that nobody names, are refused") {
+  CHECK_FALSE(is_refused(Fault::none));
+  CHECK(is_refused(Fault::no_fence));
+  CHECK(is_refused(Fault::unnamed_sums));
+  CHECK(is_refused(Fault::no_wait));
 }
 
 TEST_CASE("asynchronous copies are there when they are waited for, not before") {
