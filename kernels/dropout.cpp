@@ -10,7 +10,7 @@ namespace tessera::kernels::cpu {
 using namespace host;
 
 void dropout(const DropoutArgs& a, Exec& exec) {
-  const std::int64_t offset = a.host_offset + (a.device_offset == nullptr ? 0 : *a.device_offset);
+  const std::uint64_t key = a.device_key == nullptr ? a.key : *a.device_key;
   visit_floating(a.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = Compute<T>;
@@ -19,7 +19,7 @@ void dropout(const DropoutArgs& a, Exec& exec) {
     T* y = static_cast<T*>(a.y);
     for_ranges(exec, a.count, kGrain / 4, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t e = begin; e < end; e += 4) {
-        const auto words = philox(a.key, static_cast<std::uint64_t>(e / 4 + offset));
+        const auto words = philox(key, static_cast<std::uint64_t>(e / 4 + a.offset));
         const std::int64_t n = std::min<std::int64_t>(4, end - e);
         for (std::int64_t i = 0; i < n; ++i) {
           const bool keep = unit_float(words[static_cast<std::size_t>(i)]) >= a.p;

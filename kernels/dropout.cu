@@ -13,9 +13,9 @@ template <class T, int N, bool kAligned>
 struct DropoutBody {
   T* y;
   const T* x;
-  const std::int64_t* device_offset;
+  const std::uint64_t* device_key;
   std::uint64_t key;
-  std::int64_t host_offset, count;
+  std::int64_t offset, count;
   float p;
   Compute<T> factor;
 
@@ -30,11 +30,11 @@ struct DropoutBody {
     return {kAligned ? load_most<N>(from, elements(pack)) : load_few<N>(from, elements(pack))};
   }
   TESSERA_DEVICE void finish(std::int64_t pack, const Item& item) const {
-    const std::int64_t offset = host_offset + (device_offset == nullptr ? 0 : *device_offset);
+    const std::uint64_t drawn = device_key == nullptr ? key : *device_key;
     const Pack<T, N> given = item.x;
     Pack<T, N> kept{};
     for (int draw = 0; draw < N / 4; ++draw) {
-      const auto words = philox(key, static_cast<std::uint64_t>(pack * (N / 4) + draw + offset));
+      const auto words = philox(drawn, static_cast<std::uint64_t>(pack * (N / 4) + draw + offset));
       for (int j = 0; j < 4; ++j)
         if (unit_float(words[static_cast<std::size_t>(j)]) >= p)
           kept.at[4 * draw + j] = rounded<T>(load_as_compute(given.at[4 * draw + j]) * factor);
@@ -48,10 +48,9 @@ template <class T, int N, bool kAligned>
 void queue(const DropoutArgs& a, Exec& exec) {
   using C = Compute<T>;
   const C factor = a.p < 1 ? C(1) / (C(1) - static_cast<C>(a.p)) : C(0);
-  launch_packs<2>(
-      exec, blocks_for(a.count, N),
-      DropoutBody<T, N, kAligned>{static_cast<T*>(a.y), static_cast<const T*>(a.x), a.device_offset,
-                                  a.key, a.host_offset, a.count, a.p, factor});
+  launch_packs<2>(exec, blocks_for(a.count, N),
+                  DropoutBody<T, N, kAligned>{static_cast<T*>(a.y), static_cast<const T*>(a.x),
+                                              a.device_key, a.key, a.offset, a.count, a.p, factor});
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/autograd/attention.hpp"
+#include "tessera/autograd/captured_step.hpp"
 #include "tessera/autograd/custom_op.hpp"
 #include "tessera/autograd/elementwise.hpp"
 #include "tessera/autograd/gradcheck.hpp"
@@ -35,6 +36,7 @@
 #include "tessera/data/batches.hpp"
 #include "tessera/data/data_loader.hpp"
 #include "tessera/data/token_file.hpp"
+#include "tessera/device/captured_work.hpp"
 #include "tessera/device/clock.hpp"
 #include "tessera/device/collective_barrier.hpp"
 #include "tessera/device/cost_model.hpp"
@@ -56,10 +58,12 @@
 #include "tessera/kernels/ops.hpp"
 #include "tessera/kernels/updates.hpp"
 #include "tessera/memory/arena.hpp"
+#include "tessera/memory/host_staging.hpp"
 #include "tessera/memory/ledger.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tessera/memory/placement.hpp"
 #include "tessera/memory/pool.hpp"
+#include "tessera/memory/step_memory.hpp"
 #include "tessera/nn/attention.hpp"
 #include "tessera/nn/buffer.hpp"
 #include "tessera/nn/dropout.hpp"

@@ -239,6 +239,13 @@ PFN_cuMemcpyBatchAsync_v12080 batch_call() {
   return found;
 }
 
+// A batch can't be captured.
+bool is_captured(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream_of(stream), &status) != cudaSuccess ||
+         status != cudaStreamCaptureStatusNone;
+}
+
 // What the batch refuses goes copy by copy, which says why: a copy may be done twice.
 DriverError copy_all(const DriverCopy* copies, std::int32_t count, void* stream) {
   constexpr std::int32_t kAtOnce = 128;
@@ -255,7 +262,7 @@ DriverError copy_all(const DriverCopy* copies, std::int32_t count, void* stream)
     CUmemcpyAttributes attributes{};
     attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
     std::size_t of_first = 0, failed = 0;
-    if (n > 1 && batch_call() &&
+    if (n > 1 && batch_call() && !is_captured(stream) &&
         batch_call()(to.data(), from.data(), bytes.data(), static_cast<std::size_t>(n), &attributes,
                      &of_first, 1, &failed, stream_of(stream)) == CUDA_SUCCESS)
       continue;
@@ -271,6 +278,33 @@ DriverError fill(void* to, std::uint8_t byte, std::int64_t bytes, void* stream) 
 }
 DriverError call_host(void (*function)(void* data), void* data, void* stream) {
   return said("cudaLaunchHostFunc", cudaLaunchHostFunc(stream_of(stream), function, data));
+}
+
+// --- graphs
+
+// Calls of other threads go on as they like.
+DriverError begin_capture(void* stream) {
+  return said("cudaStreamBeginCapture",
+              cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal));
+}
+DriverError end_capture(void* stream, void** graph) {
+  *graph = nullptr;
+  cudaGraph_t captured = nullptr;
+  if (const DriverError error =
+          said("cudaStreamEndCapture", cudaStreamEndCapture(stream_of(stream), &captured)))
+    return error;
+  cudaGraphExec_t made = nullptr;
+  const DriverError error = said("cudaGraphInstantiate", cudaGraphInstantiate(&made, captured, 0));
+  cudaGraphDestroy(captured);
+  *graph = made;
+  return error;
+}
+DriverError launch_graph(void* graph, void* stream) {
+  return said("cudaGraphLaunch",
+              cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)));
+}
+DriverError end_graph(void* graph) {
+  return said("cudaGraphExecDestroy", cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)));
 }
 
 // --- for measurements and tests
@@ -328,6 +362,10 @@ constexpr Driver kDriver = {
     .copy_all = copy_all,
     .fill = fill,
     .call_host = call_host,
+    .begin_capture = begin_capture,
+    .end_capture = end_capture,
+    .launch_graph = launch_graph,
+    .end_graph = end_graph,
     .make_timer = make_timer,
     .elapsed = elapsed,
     .delay = delay,

@@ -21,6 +21,7 @@
 #include "kernels/cuda/emulated_thread.hpp"
 #include "kernels/cuda/kernels.hpp"
 #include "kernels/emulator/control.hpp"
+#include "kernels/emulator/graph.hpp"
 #include "kernels/emulator/stream.hpp"
 
 namespace tessera::kernels::cuda {
@@ -91,44 +92,6 @@ State& state() {
   return all;
 }
 
-// A mark of an event in a stream: reached when the stream comes there. Recorded anew, an event
-// leaves those who wait for an earlier mark waiting for that.
-struct Mark {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool reached = false;
-  std::chrono::steady_clock::time_point when;  // it was reached
-
-  void reach() {
-    {
-      const std::lock_guard lock(mutex);
-      reached = true;
-      when = std::chrono::steady_clock::now();
-    }
-    changed.notify_all();
-  }
-  void wait() {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return reached; });
-  }
-};
-
-struct Event {
-  const int device = g_device;
-  std::mutex mutex;
-  std::shared_ptr<Mark> last;  // null before the first
-
-  std::shared_ptr<Mark> get() {
-    const std::lock_guard lock(mutex);
-    return last;
-  }
-  std::shared_ptr<Mark> renew() {
-    const std::lock_guard lock(mutex);
-    return last = std::make_shared<Mark>();
-  }
-};
-Event& event_of(void* event) { return *static_cast<Event*>(event); }
-
 // ---- devices
 
 DriverError count(std::int32_t* devices) {
@@ -164,29 +127,24 @@ DriverError end_stream(void* stream) {
 }
 DriverError make_event(void** event) {
   ++state().events;
-  *event = new Event;
+  *event = new Event(g_device);
   return nullptr;
 }
 DriverError end_event(void* event) {
   delete static_cast<Event*>(event);
   return nullptr;
 }
-DriverError record(void* event, void* stream) {
+DriverError record_counted(void* event, void* stream) {
   ++state().records;
-  if (stream && static_cast<Stream*>(stream)->device() != event_of(event).device)
-    return "an event of another device than the stream's";
-  enqueue(stream, [mark = event_of(event).renew()] { mark->reach(); });
-  return nullptr;
+  return record(event, stream);
 }
-DriverError wait(void* stream, void* event) {
+DriverError wait_counted(void* stream, void* event) {
   ++state().waits;
-  if (auto mark = event_of(event).get()) enqueue(stream, [mark] { mark->wait(); });
-  return nullptr;
+  return wait(stream, event);
 }
-DriverError block(void* event) {
+DriverError block_counted(void* event) {
   ++state().blocks;
-  if (const auto mark = event_of(event).get()) mark->wait();
-  return nullptr;
+  return block(event);
 }
 DriverError failure() { return state().failure.exchange(nullptr); }
 
@@ -196,6 +154,7 @@ DriverError allocate_from(std::atomic<std::int64_t>& counter, int device, std::i
                           void** data) {
   State& s = state();
   ++counter;
+  if (is_capturing()) return "memory is taken while streams are captured";
   const std::int64_t rounded = (bytes + 255) / 256 * 256;
   *data = s.take(device, rounded) ? std::aligned_alloc(256, static_cast<std::size_t>(rounded))
                                   : nullptr;
@@ -240,6 +199,7 @@ DriverError free_range(void* range, std::int64_t bytes) {
 }
 DriverError map(void* at, std::int64_t bytes, bool* mapped) {
   ++state().mappings;
+  if (is_capturing()) return "memory is taken while streams are captured";
   if (bytes % kPageBytes != 0) return "a size that the granularity does not divide";
   *mapped = state().take(g_device, bytes);
   if (*mapped && mprotect(at, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE) != 0)
@@ -307,11 +267,7 @@ DriverError fill(void* to, std::uint8_t byte, std::int64_t bytes, void* stream) 
 // ---- for measurements and tests
 
 DriverError elapsed(void* from, void* to, double* seconds) {
-  const auto when = [](void* event) {
-    const auto mark = event_of(event).get();
-    const std::lock_guard lock(mark->mutex);
-    return mark->when;
-  };
+  const auto when = [](void* event) { return event_of(event).get()->when(); };
   *seconds = std::chrono::duration<double>(when(to) - when(from)).count();
   return nullptr;
 }
@@ -375,9 +331,9 @@ constinit const Driver kDriver = {
     .end_stream = end_stream,
     .make_event = make_event,
     .end_event = end_event,
-    .record = record,
-    .wait = wait,
-    .block = block,
+    .record = record_counted,
+    .wait = wait_counted,
+    .block = block_counted,
     .failure = failure,
     .allocate = allocate,
     .release = release,
@@ -393,6 +349,10 @@ constinit const Driver kDriver = {
     .copy_all = copy_all,
     .fill = fill,
     .call_host = call_host,
+    .begin_capture = begin_capture,
+    .end_capture = end_capture,
+    .launch_graph = launch_graph,
+    .end_graph = end_graph,
     .make_timer = make_event,
     .elapsed = elapsed,
     .delay = delay,

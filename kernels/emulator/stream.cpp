@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/cuda/emulated_thread.hpp"
+#include "kernels/emulator/graph.hpp"
 
 namespace tessera::kernels::cuda::emulator {
 namespace {
@@ -42,7 +43,13 @@ Stream::~Stream() {
   worker_.join();
 }
 
+void Stream::set_capture(std::shared_ptr<Capture> capture, std::size_t captured_as) {
+  capture_ = std::move(capture);
+  captured_as_ = captured_as;
+}
+
 void Stream::push(std::function<void()> work) {
+  if (capture_) return capture_->add(captured_as_, std::move(work));
   {
     const std::lock_guard lock(mutex_);
     queue_.push_back(std::move(work));

@@ -8,6 +8,7 @@
 
 namespace tessera {
 
+using autograd::DropoutKey;
 using autograd::Gradients;
 using autograd::GradientSink;
 using autograd::record;
@@ -155,12 +156,15 @@ Tensor rope(Tensor x, const RopeTables& tables, std::int64_t heads, Caller at) {
 
 namespace {
 
-Tensor drop(const Tensor& input, double p, std::uint64_t key, std::int64_t offset) {
+Tensor drop(const Tensor& input, double p, DropoutKey key, std::int64_t offset) {
   const Tensor x = raw::contiguous(input);
   Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
   if (y.numel() == 0 || x.device().is_meta()) return y;
+  TESSERA_EXPECT(key.on_device || !x.device().context().is_capturing(),
+                 "captured step: dropout with a key of its own would have one mask in all replays; "
+                 "take autograd::next_dropout_key");
   launch("dropout", x.device(), table(x.device()).dropout,
-         kernels::DropoutArgs{y.data(), x.data(), nullptr, key, offset, x.numel(),
+         kernels::DropoutArgs{y.data(), x.data(), key.on_device, key.number, offset, x.numel(),
                               static_cast<float>(p), x.dtype()},
          {reads(x), writes(y)});
   return y;
@@ -168,7 +172,8 @@ Tensor drop(const Tensor& input, double p, std::uint64_t key, std::int64_t offse
 
 }  // namespace
 
-Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset, Caller at) {
+Tensor dropout(const Tensor& x, double p, autograd::DropoutKey key, std::int64_t offset,
+               Caller at) {
   const CallSite site("dropout", at);
   autograd::expect_floating(x);
   TESSERA_EXPECT(p >= 0 && p <= 1, "dropout: p is ", p, ", expected a probability");

@@ -91,10 +91,10 @@ void norm_backward(const Tensor& gradient, const Tensor& x, const Tensor& weight
 }
 
 void check_norm(const char* name, const Tensor& x, const Tensor& weight) {
-  TESSERA_EXPECT(
-      x.ndim() >= 1 && weight.shape() == Shape{x.size(-1)} && weight.dtype() == x.dtype(), name,
-      ": x is ", x.shape(), " of ", x.dtype(), ", weight is ", weight.shape(), " of ",
-      weight.dtype(), "; expected [..., C] and [C] of one dtype");
+  TESSERA_EXPECT(x.ndim() >= 1 && weight.ndim() == 1 && weight.size(0) == x.size(-1) &&
+                     weight.dtype() == x.dtype(),
+                 name, ": x is ", x.shape(), " of ", x.dtype(), ", weight is ", weight.shape(),
+                 " of ", weight.dtype(), "; expected [..., C] and [C] of one dtype");
 }
 
 std::int64_t rows_of(const Tensor& x) { return x.size(-1) == 0 ? 0 : x.numel() / x.size(-1); }

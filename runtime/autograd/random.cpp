@@ -1,10 +1,52 @@
 #include "tessera/autograd/random.hpp"
 
+#include <cstring>
+
+#include "runtime/autograd/step_draws.hpp"
+#include "tessera/base/error.hpp"
+#include "tessera/base/philox.hpp"
+#include "tessera/memory/step_memory.hpp"
+
 namespace tessera::autograd {
+namespace {
+
+thread_local const RandomState* g_step_begin = nullptr;
+
+std::uint64_t dropout_key(std::uint64_t seed, std::uint64_t draw) {
+  return fnv1a(draw, fnv1a(seed, fnv1a("dropout")));
+}
+
+}  // namespace
 
 RandomState& random_state() noexcept {
   thread_local RandomState state;
   return state;
+}
+
+StepDraws::StepDraws(const RandomState& begin) noexcept { g_step_begin = &begin; }
+StepDraws::~StepDraws() { g_step_begin = nullptr; }
+
+// A replay finds the random state as the step would: its keys are counted from there.
+DropoutKey next_dropout_key(const Device& device) {
+  RandomState& state = random_state();
+  DropoutKey key(dropout_key(state.seed, state.draws));
+  StepMemory* const step = g_step_begin ? StepMemory::of(device) : nullptr;
+  if (step) {
+    TESSERA_EXPECT(state.seed == g_step_begin->seed && state.draws >= g_step_begin->draws,
+                   "captured step: it sets the seed of its own draws, which would be the same in "
+                   "every replay; set autograd::random_state().seed before the step");
+    const std::uint64_t draw = state.draws - g_step_begin->draws;
+    const StepMemory::Value value = step->value_of(draw, sizeof key.number);
+    std::memcpy(value.host, &key.number, sizeof key.number);
+    step->before_replay([to = value.host, draw] {
+      const RandomState& now = random_state();
+      const std::uint64_t number = dropout_key(now.seed, now.draws + draw);
+      std::memcpy(to, &number, sizeof number);
+    });
+    key.on_device = reinterpret_cast<const std::uint64_t*>(value.device);
+  }
+  ++state.draws;
+  return key;
 }
 
 }  // namespace tessera::autograd

@@ -164,6 +164,9 @@ void DeviceContext::block(const Event& event) {
       return rethrow_late();
     }
     if (is_mutated(mutator_.get(), Mutation::Kind::forget_wait)) return;
+    TESSERA_EXPECT(!is_capturing_,
+                   "captured step: the host waits for the device inside the step, to read a value "
+                   "perhaps; return the tensor and read it afterwards");
     tell_observers(observers_, [&event](Observer& o) { o.blocked(event); });
     const auto start = std::chrono::steady_clock::now();
     if (!is_mutated(mutator_.get(), Mutation::Kind::drop_wait)) executor_->block(event);

@@ -1,58 +1,10 @@
 #include "tessera/memory/memory.hpp"
 
 #include "runtime/base/machine.hpp"
-#include "tessera/base/checked.hpp"
+#include "runtime/memory/upstream_of.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera {
-
-HostStaging::HostStaging(DeviceContext& context, Ledger& ledger)
-    : context_(context), ledger_(ledger), owner_(ledger.owner("host staging")) {}
-
-HostStaging::Piece& HostStaging::take(std::int64_t bytes) {
-  const std::int64_t rounded = round_up(bytes, kAlignmentBytes);
-  Piece* found = nullptr;
-  for (const auto& piece : pieces_) {
-    if (piece->taken || piece->bytes != rounded) continue;
-    if (!context_.host_clock().covers(piece->use.touched)) continue;
-    found = piece.get();
-    break;
-  }
-  if (!found) {
-    Memory::of(context_).pool().count_outside(rounded, "host memory");
-    storage_.push_back(host_memory(context_, rounded));
-    pieces_.push_back(std::make_unique<Piece>());
-    found = pieces_.back().get();
-    found->data = storage_.back().get();
-    found->bytes = rounded;
-    tell(MemoryEvent::Kind::acquired, *found);
-  }
-  found->taken = true;
-  ledger_.add(owner_, rounded);
-  tell(MemoryEvent::Kind::handed_out, *found);
-  return *found;
-}
-
-void HostStaging::tell(MemoryEvent::Kind kind, const Piece& piece) const {
-  if (!context_.is_observed()) return;
-  context_.tell({.kind = kind,
-                 .begin = piece.data,
-                 .end = piece.data + piece.bytes,
-                 .owner = ledger_.name(owner_),
-                 .to_host = true});
-}
-
-HostStaging::~HostStaging() {
-  for (const auto& piece : pieces_) tell(MemoryEvent::Kind::released, *piece);
-}
-
-void HostStaging::give_back(Piece& piece) noexcept {
-  tell(MemoryEvent::Kind::given_back, piece);
-  piece.taken = false;
-  ledger_.remove(owner_, piece.bytes);
-}
-
-namespace {
 
 // Pinned memory comes in pieces that cannot grow.
 std::unique_ptr<Upstream> upstream_of(DeviceContext& context, MemorySide side) {
@@ -66,8 +18,6 @@ std::unique_ptr<Upstream> upstream_of(DeviceContext& context, MemorySide side) {
   return counted ? counted_memory(context.cuda_memory())
                  : device_memory(context, context.cuda_memory());
 }
-
-}  // namespace
 
 Memory::Memory(DeviceContext& context, MemorySide side)
     : context_(context),
@@ -102,7 +52,7 @@ Memory& Memory::host() {
 }
 
 Buffer Memory::allocate(std::int64_t bytes, StreamId stream) {
-  return Buffer(pool_, pool_.allocate(bytes, stream, current_owner_));
+  return Buffer(*pool_in_use_, pool_in_use_->allocate(bytes, stream, current_owner_));
 }
 
 OwnerGuard::OwnerGuard(const Device& device, std::string_view owner) {

@@ -63,6 +63,22 @@ Block* Pool::append(Segment& segment, StreamId stream, std::int64_t bytes) {
   return block;
 }
 
+void Pool::sort_free() {
+  for (const auto& lists : lists_)
+    for (std::uint32_t c = 0; lists && c < kClasses; ++c) {
+      std::vector<Block*> blocks;
+      for (Block* b = lists->heads[c]; b; b = b->next) blocks.push_back(b);
+      std::ranges::sort(blocks, [](const Block* a, const Block* b) {
+        return std::pair(a->segment->number, a->data) < std::pair(b->segment->number, b->data);
+      });
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        blocks[i]->previous = i > 0 ? blocks[i - 1] : nullptr;
+        blocks[i]->next = i + 1 < blocks.size() ? blocks[i + 1] : nullptr;
+      }
+      if (!blocks.empty()) lists->heads[c] = blocks.front();
+    }
+}
+
 std::int64_t Pool::release_cached() {
   std::int64_t released = 0;
   for (const auto& segment : segments_) {

@@ -9,7 +9,7 @@
 #include "runtime/param/parameter_state.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tessera/memory/memory.hpp"
+#include "tessera/memory/step_memory.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera::optim {
@@ -109,6 +109,15 @@ void Optimizer::put(const Tensor& to, const void* scalars, std::size_t bytes) {
   args.out = to.data();
   args.count = static_cast<std::int32_t>(bytes / 4);
   std::memcpy(args.values, scalars, bytes);
+  if (StepMemory* const step = StepMemory::of(to.device())) {
+    const auto value = step->value_of(reinterpret_cast<std::uintptr_t>(to.data()), args.count * 4);
+    std::memcpy(value.host, scalars, bytes);
+    if (!to.device().context().is_capturing()) return;
+    return detail::launch_body("optimizer_scalars", to.device(),
+                               Body([out = to.data(), from = value.device, n = args.count * 4](
+                                        Exec& exec) { queue_copy(exec, out, from, n); }),
+                               {detail::writes(to)});
+  }
   detail::launch("optimizer_scalars", to.device(), detail::table(to.device()).put_scalars, args,
                  {detail::writes(to)});
 }
@@ -194,12 +203,27 @@ std::function<bool()> read_later(const Tensor& flag) {
 
 }  // namespace
 
+void Optimizer::count_replays(StepMemory& step) {
+  std::vector<std::shared_ptr<FlatGroup>> updated;
+  for (const GroupState& state : states_)
+    if (state.group->gradient.defined()) updated.push_back(state.group);
+  step.before_replay([this, updated, alive = std::weak_ptr(log_)] {
+    TESSERA_EXPECT(!alive.expired(), "captured step: its optimizer is gone; make the step anew");
+    ++log_->steps;
+    write_scalars(scalars_, log_->steps);
+    for (const auto& group : updated) group->mark_updated();
+  });
+}
+
 void Optimizer::step() { update_all({}); }
 
 void Optimizer::step_if(const Tensor& condition) {
   TESSERA_EXPECT(condition.dtype() == boolean && condition.numel() == 1,
                  "step_if: the condition is ", condition.dtype(), " of ", condition.shape(),
                  ", expected one boolean");
+  TESSERA_EXPECT(!condition.device().context().is_capturing(),
+                 "captured step: step_if leaves it to the device whether a step counts, which "
+                 "replays can't; train in bf16, without a GradScaler");
   update_all(condition);
 }
 
@@ -222,6 +246,7 @@ void Optimizer::update_all(const Tensor& given) {
   const auto now = [&] { return device.clock(stream)[stream]; };
   states_[0].group->await_readers();
   write_scalars(scalars_, steps() + 1);
+  if (StepMemory* const step = StepMemory::of(scalars_.device())) count_replays(*step);
   std::erase_if(log_->queued, [&](const UpdateLog::Update& update) {
     return update.last <= device.host_clock()[stream];
   });

@@ -244,7 +244,7 @@ std::vector<AssumedCall> Context::assumed_calls(nn::Module& root) const {
 // Where the host learns what has run: what it prepares is used again, and nothing is polled.
 void Context::begin_forward() {
   if (forwards_.size() == forwards_ahead_) {
-    device().block(forwards_.front());
+    if (!device().context().is_capturing()) device().block(forwards_.front());
     forwards_.erase(forwards_.begin());
   }
   if (may_hold_units_) close_stale_units();

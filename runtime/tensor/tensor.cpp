@@ -24,6 +24,8 @@ void check_drawn(const char* name, const Tensor& out) {
   TESSERA_EXPECT(out.is_contiguous() && is_floating(out.dtype()), name, ": the tensor is ",
                  out.dtype(), out.is_contiguous() ? "" : ", strided",
                  "; expected a contiguous floating one");
+  TESSERA_EXPECT(out.device().is_meta() || !out.device().context().is_capturing(), name,
+                 ": a captured step would draw the same in every replay; make it an input");
 }
 
 // A GPU writes to pinned memory: piece by piece, each as large as the others but the last.

@@ -131,9 +131,9 @@ void elementwise(Bench& b) {
     b.measure("dropout", "bf16, p 0.1", 4 * bytes, [&](Exec& e) {
       b.k().dropout({.y = y,
                      .x = x,
-                     .device_offset = nullptr,
+                     .device_key = nullptr,
                      .key = 1,
-                     .host_offset = 0,
+                     .offset = 0,
                      .count = n,
                      .p = 0.1f,
                      .dtype = bf16},

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "tessera/autograd/random.hpp"
 #include "tessera/tensor/tensor.hpp"
 
 namespace tessera {
@@ -26,7 +27,7 @@ struct ScaledDotProductOptions {
   bool is_causal = false;  // query l attends to keys 0 to l, whatever L and S are
   std::optional<double> scale{};  // of q k^T; 1 / sqrt(E) where none is given
   double dropout = 0;             // of the softmax's elements, as the function `dropout` does it
-  std::uint64_t dropout_key = 0;
+  autograd::DropoutKey dropout_key{0};
   std::int64_t dropout_offset = 0;
 };
 

@@ -13,6 +13,7 @@
 #include "tessera/autograd/indexing.hpp"
 #include "tessera/autograd/losses.hpp"
 #include "tessera/autograd/node.hpp"
+#include "tessera/autograd/random.hpp"
 #include "tessera/autograd/reductions.hpp"
 #include "tessera/autograd/shapes.hpp"
 #include "tessera/tensor/make.hpp"
@@ -85,7 +86,7 @@ Tensor rope(const Tensor& x, const RopeTables& tables, Caller at = Caller::curre
 Tensor rope(Tensor x, const RopeTables& tables, std::int64_t heads, Caller at = Caller::current());
 // Each element kept with probability 1 - p and scaled by 1 / (1 - p), 0 <= p <= 1, where 1 keeps
 // none; the mask depends on (key, offset + index / 4, index mod 4) only.
-Tensor dropout(const Tensor& x, double p, std::uint64_t key, std::int64_t offset,
+Tensor dropout(const Tensor& x, double p, autograd::DropoutKey key, std::int64_t offset,
                Caller at = Caller::current());
 
 }  // namespace tessera

@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "tessera/device/device.hpp"
+
 namespace tessera::autograd {
 
 struct RandomState {
@@ -20,6 +22,17 @@ struct RandomState {
 
 // This thread's state, to be read and set.
 RandomState& random_state() noexcept;
+
+// What decides a mask of dropout: a number, or for a captured step one on the device, which the
+// host gives each replay anew.
+struct DropoutKey {
+  DropoutKey(std::uint64_t number) : number(number) {}  // NOLINT(google-explicit-constructor)
+  std::uint64_t number;
+  const std::uint64_t* on_device = nullptr;
+};
+// That of this thread's next draw, for operations on `device`.
+// Throws: ContractError in a step that is captured and has set the seed itself.
+DropoutKey next_dropout_key(const Device& device);
 
 // Runs its scope from `state` and puts back what was there before.
 class RandomStateGuard {

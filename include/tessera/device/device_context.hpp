@@ -22,6 +22,7 @@
 namespace tessera {
 
 class Mutator;
+struct CapturedWork;
 
 // One rank's device: streams' clocks, the host's clock, executor and observers. Lives as long as
 // its `Device` handles.
@@ -81,6 +82,18 @@ class DeviceContext {
   // Keeps the exception that is being handled, where none can be thrown, for the next blocking
   // call.
   void fail_late() noexcept;
+
+  // What is submitted from begin_capture to end_capture is kept instead of run, to be submitted
+  // again as one: a graph of the device, see device/captured_work.hpp. The host may not block
+  // meanwhile. `drop_capture` keeps nothing: what was submitted counts as lost, as by a failure.
+  // Requires: executor().captures().  Throws: ContractError from what a graph can't hold.
+  void begin_capture();
+  CapturedWork end_capture();
+  void drop_capture() noexcept;
+  bool is_capturing() const noexcept { return is_capturing_; }
+  // Runs it behind everything submitted so far, and before all that comes. The first time the
+  // clocks have counted it already.
+  void replay(const CapturedWork& work, bool is_first);
 
   // Seconds for which the host has slept in `block` since the start.
   double blocked_seconds() const { return blocked_seconds_; }
@@ -163,7 +176,8 @@ class DeviceContext {
   std::uint64_t records_ = 0;
   std::unique_ptr<Mutator> mutator_;  // null but in tests
   bool failure_told_ = false;         // a blocking call has thrown it
-  std::exception_ptr late_;           // of fail_late; thrown by every blocking call until `recover`
+  bool is_capturing_ = false;
+  std::exception_ptr late_;  // of fail_late; thrown by every blocking call until `recover`
   Lost lost_;
   std::uint64_t recoveries_ = 0;
   std::vector<Kept> kept_;

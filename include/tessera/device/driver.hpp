@@ -28,7 +28,7 @@ struct DriverDevice {
 
 // Changes whenever this table or Exec does, or what a kernel means; kernels that were added, taken
 // away or given other arguments show in `kernels_layout`.
-inline constexpr std::uint32_t kDriverVersion = 5;
+inline constexpr std::uint32_t kDriverVersion = 6;
 
 // One of several copies; either side may be another device's memory.
 struct DriverCopy {
@@ -91,6 +91,15 @@ struct Driver {
   // Calls `function(data)` on a thread of the host when `stream` comes to it; what follows on the
   // stream waits for its end. It may not call the driver.
   DriverError (*call_host)(void (*function)(void* data), void* data, void* stream);
+
+  // --- graphs: what streams are given between two calls, kept instead of run, to be launched as
+  // one. A stream that waits for an event of a captured one is captured from there on; at the end
+  // `stream` has waited for all of them. None of them may wait for what came before, and nobody
+  // else for what is captured. The host may not sleep, nor memory be taken.
+  DriverError (*begin_capture)(void* stream);
+  DriverError (*end_capture)(void* stream, void** graph);  // *graph is null where it failed
+  DriverError (*launch_graph)(void* graph, void* stream);
+  DriverError (*end_graph)(void* graph);
 
   // --- for measurements and tests
   DriverError (*make_timer)(void** event);  // an event that also says when it was reached

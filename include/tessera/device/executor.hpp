@@ -72,6 +72,14 @@ class Executor {
   // Requires: the host has blocked on everything submitted.
   virtual Lost recover() { return {}; }
 
+  // Of `cuda` only, see DeviceContext::begin_capture: whether operations can be kept instead of
+  // run; from here on they are; no longer, and the graph that they make; a launch of it on
+  // `compute`, which leaves the streams at `end`. `end_capture(true)` drops them.
+  virtual bool captures() const { return false; }
+  virtual void begin_capture() {}
+  virtual std::shared_ptr<void> end_capture(bool /*drops*/) { return nullptr; }
+  virtual void replay(void* /*graph*/, const Clock& /*end*/) {}
+
   // Of `cuda` only: turns the timing of operations on or off. While it is on, `started` and
   // `finished` are told once the host has blocked on the operation, with the device's own times.
   // Other executors tell them as bodies run, always.

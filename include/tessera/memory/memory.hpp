@@ -7,11 +7,13 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/memory/host_staging.hpp"
 #include "tessera/memory/pool.hpp"
 
 namespace tessera {
 
 class Memory;
+class StepMemory;
 
 // Owns one block of a pool; its end gives the block back, in the order of the host program.
 // Movable.
@@ -40,45 +42,8 @@ class Buffer {
   Block* block_ = nullptr;
 };
 
-// Memory that no ledger books, for as long as the device lives: of the host, which the device reads
-// and writes too (pinned on CUDA), or of the device itself. Requires: queued work that uses it ends
-// before the last handle goes.  Throws: OutOfMemory.
-std::shared_ptr<std::byte> host_memory(const DeviceContext& context, std::int64_t bytes);
-std::shared_ptr<std::byte> plain_memory(const DeviceContext& context, std::int64_t bytes);
-
 // What library kernels on the compute stream of a GPU may use, at all times. Booked as "workspace".
 inline constexpr std::int64_t kWorkspaceBytes = 32ll << 20;
-
-// Memory that the host writes and a stream then reads, or the other way round. Reused only when the
-// host knows that all readers are done, so the host never overwrites what a queued copy still
-// needs.
-class HostStaging {
- public:
-  HostStaging(DeviceContext& context, Ledger& ledger);
-  ~HostStaging();
-  HostStaging(const HostStaging&) = delete;
-  HostStaging& operator=(const HostStaging&) = delete;
-
-  struct Piece {
-    std::byte* data = nullptr;
-    std::int64_t bytes = 0;
-    LastUse use;
-    bool taken = false;
-  };
-  // At least `bytes` to use at once. Pass `use` of the piece as an access of the copy, then
-  // give it back.
-  Piece& take(std::int64_t bytes);
-  void give_back(Piece& piece) noexcept;
-
- private:
-  void tell(MemoryEvent::Kind kind, const Piece& piece) const;
-
-  DeviceContext& context_;
-  Ledger& ledger_;
-  OwnerId owner_;
-  std::vector<std::unique_ptr<Piece>> pieces_;
-  std::vector<std::shared_ptr<std::byte>> storage_;
-};
 
 class Memory {
  public:
@@ -109,15 +74,20 @@ class Memory {
   }
   bool poisons() const noexcept { return pool_.poisons(); }
 
-  // Bytes taken from the system: the pool's and, once made, those of symmetric memory.
-  std::int64_t reserved_bytes() const noexcept { return pool_.reserved_bytes() + arena_bytes_; }
+  // Bytes taken from the system: those of pools and, once made, of symmetric memory.
+  std::int64_t reserved_bytes() const noexcept;
   void add_arena_bytes(std::int64_t bytes) noexcept { arena_bytes_ += bytes; }
 
  private:
   friend class OwnerGuard;
+  friend class StepMemory;
   DeviceContext& context_;
   Ledger ledger_;
   Pool pool_;
+  // See StepMemory. Its pools stay, for what outlives the step.
+  std::vector<std::unique_ptr<Pool>> step_pools_, idle_pools_;
+  Pool* pool_in_use_ = &pool_;
+  StepMemory* step_in_use_ = nullptr;
   HostStaging staging_;
   std::unique_ptr<Memory> host_;
   Buffer workspace_;  // empty on the CPU

@@ -125,6 +125,8 @@ class Pool {
   // Gives the free end of every segment back, or all of it, after the host has blocked on what
   // touched the segment. Returns the bytes given back.
   std::int64_t release_cached();
+  // Forgets in which order memory was freed: what is handed out next depends on what is in use.
+  void sort_free();
 
   std::int64_t reserved_bytes() const noexcept { return reserved_; }  // a part of Memory's
   // Of reserved_bytes(); 0 means no limit. On the CPU it begins as the machine's memory.

@@ -32,6 +32,7 @@
 namespace tessera {
 struct FlatGroup;
 struct GroupPart;
+class StepMemory;
 struct UpdateLog;
 }  // namespace tessera
 
@@ -242,6 +243,7 @@ class Optimizer {
                        const std::function<std::shared_ptr<const StateSource>()>& source,
                        const LoadOptions& options);
   void update_all(const Tensor& given);  // undefined: always
+  void count_replays(StepMemory& step);
   static void put(const Tensor& to, const void* scalars, std::size_t bytes);
   static void submit(const char* name, const GroupState& state, const Tensor& scalars,
                      const Body& body);

@@ -7,6 +7,7 @@
 //
 // Bodies of `offload` run on a thread of the driver's, when the stream of that name comes to them.
 // See device/collective_barrier.hpp for what a collective does.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <deque>
@@ -14,11 +15,13 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/device/executors/cuda_events.hpp"
 #include "runtime/device/executors/executors.hpp"
 #include "runtime/device/executors/runner.hpp"
 #include "runtime/device/testing.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/philox.hpp"
+#include "tessera/device/captured_work.hpp"
 #include "tessera/device/driver.hpp"
 
 namespace tessera {
@@ -35,58 +38,6 @@ std::int32_t priority(StreamId stream) {
       return 1;
   }
 }
-
-void check(DriverError error, const char* what) {
-  if (error) throw DeviceError(concat("cuda: ", what, ": ", error));
-}
-
-std::shared_ptr<void> make_event(const Driver& driver, DriverError (*make)(void** event)) {
-  void* event = nullptr;
-  check(make(&event), "an event could not be made");
-  return {event, [&driver](void* e) { driver.end_event(e); }};
-}
-std::shared_ptr<void> make_event(const Driver& driver) {
-  return make_event(driver, driver.make_event);
-}
-
-// Native events for reuse: one that nobody else holds is free. In steady state nothing is made and
-// nothing allocated. Threads: the host thread.
-class EventPool {
- public:
-  EventPool(const Driver& driver, DriverError (*make)(void** event))
-      : driver_(driver), make_(make) {}
-
-  const std::shared_ptr<void>& take() {
-    for (std::size_t i = 0; i < events_.size(); ++i) {
-      next_ = (next_ + 1) % events_.size();
-      if (events_[next_].use_count() == 1) return events_[next_];
-    }
-    events_.push_back(make_event(driver_, make_));
-    return events_.back();
-  }
-
- private:
-  const Driver& driver_;
-  DriverError (*const make_)(void** event);
-  std::vector<std::shared_ptr<void>> events_;
-  std::size_t next_ = 0;
-};
-
-// An operation between two timers, until the host has seen its end.
-struct TimedOperation {
-  const char* name;
-  StreamId stream;
-  Tick tick;
-  std::shared_ptr<void> begin, end;
-};
-
-// A wait of a stream for another one, between two timers, until the host has seen an operation that
-// came after it.
-struct TimedWait {
-  StreamId stream;
-  Tick after;  // the operation that was the stream's last
-  std::shared_ptr<void> begin, end;
-};
 
 // Every fourth operation or so starts up to 60 us late: longer than a launch takes, so that other
 // streams overtake it.
@@ -123,6 +74,9 @@ class CudaExecutor final : public Executor {
   void submit(StreamId stream, Tick tick, const Op& op, const Body& body,
               CollectiveBarrier* barrier) override {
     void* const native = native_of(stream);
+    if (captures_now_)
+      if (const char* const why = uncapturable(stream, op, barrier))
+        throw ContractError(concat("captured step: '", op.name, "': ", why));
     report_.launched(stream, tick, op, barrier);
     const Operation operation{op.name, tick, stream, barrier, &body};
     submitted_[stream] = tick;
@@ -143,8 +97,8 @@ class CudaExecutor final : public Executor {
 
   void record(Event& event) override {
     void* const native = native_of(event.stream);
-    event.native = events_.take();
-    check(driver_.record(event.native.get(), native), "an event could not be recorded");
+    event.native = captures_now_ ? captured_.emplace_back(make_event(driver_)) : events_.take();
+    check_driver(driver_.record(event.native.get(), native), "an event could not be recorded");
     report_.recorded(event);
   }
 
@@ -153,7 +107,7 @@ class CudaExecutor final : public Executor {
       void* const native = native_of(stream);
       const bool measured = measures_waits_[index(stream)] && event.stream != stream;
       const std::shared_ptr<void> begin = measured ? timer_on(native) : nullptr;
-      check(driver_.wait(native, event.native.get()), "a stream could not wait");
+      check_driver(driver_.wait(native, event.native.get()), "a stream could not wait");
       if (begin) waits_.push_back({stream, submitted_[stream], begin, timer_on(native)});
     }
     report_.waited(stream, event);
@@ -164,7 +118,7 @@ class CudaExecutor final : public Executor {
   void block(const Event& event) override {
     if (event.native && !known_.covers(event.clock)) {
       driver_.use(index_);
-      DriverError error = driver_.block(event.native.get());
+      DriverError error = driver_.block(reachable(event.native));
       if (!error) error = driver_.failure();
       if (error) fail_somewhere(error);
       known_.merge(event.clock);
@@ -183,11 +137,46 @@ class CudaExecutor final : public Executor {
     return runner_.recover();
   }
 
+  // Timers, delays and bodies of the host have no place in a graph.
+  bool captures() const override { return !times_ && delay_seed_ == 0 && !measures_a_wait(); }
+  void begin_capture() override {
+    void* const compute = native_of(StreamId::compute);
+    for (std::size_t i = 0; i < kMaxStreams; ++i) native_of(static_cast<StreamId>(i));
+    std::erase_if(captured_, [](const auto& event) { return event.use_count() == 1; });
+    check_driver(driver_.begin_capture(compute), "a capture could not begin");
+    captures_now_ = true;
+    for_others([&](void* other) { order(compute, other); });
+  }
+  std::shared_ptr<void> end_capture(bool drops) override {
+    void *const compute = native_of(StreamId::compute), *graph = nullptr;
+    captures_now_ = false;
+    if (!drops) for_others([&](void* other) { order(other, compute); });
+    const DriverError error = driver_.end_capture(compute, &graph);
+    const std::shared_ptr<void> made(graph, [&driver = driver_](void* g) {
+      if (g) driver.end_graph(g);
+    });
+    if (drops) {
+      mark_replayed();
+      lose("captured_step",
+           DeviceError("captured step: an exception has ended it, and nothing of it has run"));
+      return nullptr;
+    }
+    runner_.failure().rethrow();
+    check_driver(error, "what was captured makes no graph");
+    return made;
+  }
+  void replay(void* graph, const Clock& end) override {
+    check_driver(driver_.launch_graph(graph, native_of(StreamId::compute)),
+                 "a graph could not be launched");
+    submitted_ = end;
+    mark_replayed();
+  }
+
   void time_operations(bool times) override {
     times_ = times;
     if (!times || origin_) return;
     origin_ = timer(native_of(StreamId::compute));
-    check(driver_.block(origin_.get()), "a timer could not be reached");
+    check_driver(driver_.block(origin_.get()), "a timer could not be reached");
     origin_seconds_ = host_seconds();
   }
   double seconds(StreamId stream) const override {
@@ -233,15 +222,15 @@ class CudaExecutor final : public Executor {
     const DriverError error = driver_.call_host(&HostCall::run, &call, native);
     if (!error) return;
     call.has_run.store(true, std::memory_order_relaxed);
-    check(error, "a call of the host could not be queued");
+    check_driver(error, "a call of the host could not be queued");
   }
 
   // Also makes the device the calling thread's: each call of the driver acts on that.
   void* native_of(StreamId stream) {
-    check(driver_.use(index_), "the device could not be used");
+    check_driver(driver_.use(index_), "the device could not be used");
     void*& native = streams_[index(stream)];
     if (!native) [[unlikely]] {
-      check(driver_.make_stream(priority(stream), &native), "a stream could not be made");
+      check_driver(driver_.make_stream(priority(stream), &native), "a stream could not be made");
       runner_.exec_on(stream).native_stream = native;
     }
     return native;
@@ -289,20 +278,45 @@ class CudaExecutor final : public Executor {
     return nullptr;
   }
 
+  bool measures_a_wait() const {
+    return std::any_of(measures_waits_.begin(), measures_waits_.end(), [](bool m) { return m; });
+  }
+  // The streams of the device but compute.
+  template <class F>
+  void for_others(F f) {
+    for (std::size_t i = 0; i < kMaxStreams; ++i)
+      if (static_cast<StreamId>(i) != StreamId::compute) f(streams_[i]);
+  }
+  // What is captured of `to` from here on comes after what was captured of `from`.
+  void order(void* from, void* to) {
+    mark(captured_.emplace_back(make_event(driver_)), from);
+    check_driver(driver_.wait(to, captured_.back().get()), "a stream could not wait");
+  }
+  void mark_replayed() {
+    if (!replayed_) replayed_ = make_event(driver_);
+    mark(replayed_, native_of(StreamId::compute));
+  }
+  // An event of a capture is in no stream, but in each replay: the last one's end comes after it.
+  void* reachable(const std::shared_ptr<void>& native) const {
+    const bool was_captured =
+        std::find(captured_.begin(), captured_.end(), native) != captured_.end();
+    return was_captured ? replayed_.get() : native.get();
+  }
+
   void mark(const std::shared_ptr<void>& event, void* native) const {
-    check(driver_.record(event.get(), native), "an event could not be recorded");
+    check_driver(driver_.record(event.get(), native), "an event could not be recorded");
   }
 
   void wait_for_peers(CollectiveBarrier& barrier, void* native,
                       std::shared_ptr<void> CollectiveBarrier::Marks::* mark) const {
     for (const CollectiveBarrier::Marks& peer : barrier.marks())
       if (peer.rank != runner_.rank())
-        check(driver_.wait(native, (peer.*mark).get()), "a stream could not wait");
+        check_driver(driver_.wait(native, (peer.*mark).get()), "a stream could not wait");
   }
 
   void delay(const Operation& operation, void* native) {
     const std::int64_t ns = delay_ns(delay_seed_, operation.stream, operation.tick);
-    if (ns > 0) check(driver_.delay(ns, native), "a stream could not be delayed");
+    if (ns > 0) check_driver(driver_.delay(ns, native), "a stream could not be delayed");
   }
 
   // A timer recorded on the stream; null where nobody wants times.
@@ -313,13 +327,13 @@ class CudaExecutor final : public Executor {
   }
   std::shared_ptr<void> timer_on(void* native) {
     std::shared_ptr<void> taken = timers_.take();
-    check(driver_.record(taken.get(), native), "a timer could not be recorded");
+    check_driver(driver_.record(taken.get(), native), "a timer could not be recorded");
     return taken;
   }
 
   double device_seconds(void* timer) const {
     double since = 0;
-    check(driver_.elapsed(origin_.get(), timer, &since), "a timer could not be read");
+    check_driver(driver_.elapsed(origin_.get(), timer, &since), "a timer could not be read");
     return origin_seconds_ + since;
   }
 
@@ -347,7 +361,8 @@ class CudaExecutor final : public Executor {
     std::erase_if(waits_, [&](const TimedWait& w) {
       if (w.after >= known_[w.stream]) return false;  // the host may not have seen its end
       double seconds = 0;
-      check(driver_.elapsed(w.begin.get(), w.end.get(), &seconds), "a timer could not be read");
+      check_driver(driver_.elapsed(w.begin.get(), w.end.get(), &seconds),
+                   "a timer could not be read");
       waited_[index(w.stream)] += seconds;
       return true;
     });
@@ -355,10 +370,12 @@ class CudaExecutor final : public Executor {
 
   // A kernel has failed on the device: one of all that the host had not seen the end of.
   void fail_somewhere(DriverError error) {
-    runner_.fail({.name = "a kernel before this point"},
-                 std::make_exception_ptr(
-                     DeviceError(concat("cuda: a kernel failed on the device: ", error,
-                                        "; run with CUDA_LAUNCH_BLOCKING=1 to learn which one"))));
+    lose("a kernel before this point",
+         DeviceError(concat("cuda: a kernel failed on the device: ", error,
+                            "; run with CUDA_LAUNCH_BLOCKING=1 to learn which one")));
+  }
+  void lose(const char* name, const DeviceError& error) {
+    runner_.fail({.name = name}, std::make_exception_ptr(error));
     for (std::size_t i = 0; i < kMaxStreams; ++i)
       if (const auto s = static_cast<StreamId>(i); submitted_[s] > known_[s])
         runner_.lose(s, known_[s] + 1);
@@ -373,6 +390,10 @@ class CudaExecutor final : public Executor {
   std::array<void*, kMaxStreams> streams_{};
   Clock submitted_, known_;                           // known_: what the host has blocked on
   std::deque<std::unique_ptr<HostCall>> host_calls_;  // from the oldest
+  // See begin_capture.
+  bool captures_now_ = false;
+  std::vector<std::shared_ptr<void>> captured_;  // events, never recorded again
+  std::shared_ptr<void> replayed_;               // the end of the last replay
   // See Executor::time_operations.
   bool times_ = false;
   std::vector<TimedOperation> timed_;

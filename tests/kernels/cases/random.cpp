@@ -111,39 +111,39 @@ TESSERA_CASE("dropout", "keeps by the counter, scales what it keeps; in place, m
       for (const float p : {0.0f, static_cast<float>(c.uniform(0.05, 0.95)), 0.75f, 1.0f}) {
         const std::int64_t shift = n % 2 == 0 ? static_cast<std::int64_t>(size_bytes(dtype)) : 0;
         const auto key = static_cast<std::uint64_t>(c.integer(0, 1LL << 62));
-        const std::int64_t from_host = c.integer(0, 1LL << 40);
+        const std::int64_t from = c.integer(0, 1LL << 40);
         Operand &x = c.input(dtype, n, -2, 2, shift), &y = c.output(dtype, n, shift),
-                &z = c.updated(dtype, n), &offset = c.input(i64, 1, 0, 1e9);
+                &z = c.updated(dtype, n), &other_key = c.input(i64, 1, 0, 1e9);
         c.compute([&](const Kernels& k, Side side, Exec& exec) {
           DropoutArgs args{.y = y.at(side),
                            .x = x.at(side),
-                           .device_offset = offset.at<std::int64_t>(side),
+                           .device_key = other_key.at<std::uint64_t>(side),
                            .key = key,
-                           .host_offset = from_host,
+                           .offset = from,
                            .count = n,
                            .p = p,
                            .dtype = dtype};
           k.dropout(args, exec);
           args.y = z.at(side);
           args.x = z.at(side);
-          args.device_offset = nullptr;
+          args.device_key = nullptr;
           k.dropout(args, exec);
         });
         // 1 - p, its reciprocal or a quotient, a product; then one rounding to the dtype.
         const double relative = epsilon(dtype) + 4 * epsilon(dtype == f64 ? f64 : f32),
                      tiny = dtype == f16 ? 0x1p-25 : 0;
         double kept = 0;
-        const auto check = [&](const Operand& in, const Operand& out, std::int64_t from) {
+        const auto check = [&](const Operand& in, const Operand& out, std::uint64_t drawn) {
           for (std::int64_t e = 0; e < n; ++e) {
-            const bool keeps = uniform_at(key, e + 4 * from) >= p;
+            const bool keeps = uniform_at(drawn, e + 4 * from) >= p;
             const double expected = keeps ? in.get(e) / (1 - static_cast<double>(p)) : 0;
             c.near(out, e, expected, keeps ? relative * std::abs(expected) + tiny : 0);
             kept += keeps;
           }
         };
-        check(x, y, from_host + static_cast<std::int64_t>(offset.get(0)));
+        check(x, y, static_cast<std::uint64_t>(other_key.get(0)));
         const double share = kept / static_cast<double>(n), q = static_cast<double>(p);
-        check(z, z, from_host);
+        check(z, z, key);
         // Seven standard deviations: one of 10^11 seeds would miss it.
         if (n > 20000 &&
             std::abs(share - (1 - q)) > 7 * std::sqrt(q * (1 - q) / static_cast<double>(n)))

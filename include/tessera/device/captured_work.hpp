@@ -1,0 +1,34 @@
+// A stretch of a program's work on a GPU, to be submitted again as one: a CUDA graph.
+//
+//   host     begin_capture ── launch a ── launch b ── end_capture ── replay ────── replay ──▶
+//   compute                   (a is kept)                            ┌ a ─────┐    ┌ a ─────┐
+//   gather                                (b is kept)                └── b ───┘    └── b ───┘
+//   clocks   {7, 3}        compute: 8    gather: 4                   {8, 4}        {9, 5}
+//
+// Inside, streams wait for each other as they were told to. A replay comes after all work before
+// it, and all work after it comes after the replay, on every stream. So what was ordered with the
+// kept operations is ordered with the replayed ones, and an event that is older than the capture
+// is never waited for inside: the host has seen its end before.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tessera/device/collective_barrier.hpp"
+#include "tessera/device/op.hpp"
+
+namespace tessera {
+
+// Why a graph can't hold an operation; null where it can.
+const char* uncapturable(StreamId stream, const Op& op, const CollectiveBarrier* barrier);
+
+struct CapturedWork {
+  Clock count;  // operations on each stream, by which a replay advances the clocks
+  Cost cost;    // their sum
+  // Of all that they touch. A replay moves these on, too; they outlive the last one.
+  std::vector<LastUse*> uses{};
+  std::shared_ptr<void> graph{};  // the driver's
+};
+
+}  // namespace tessera

@@ -1,0 +1,77 @@
+// What a step that is captured has for itself: a pool, so that nobody else is given memory that its
+// replays write; and the values that the host gives each replay anew, one struct on the device that
+// one copy fills before it: an optimizer's rate and count of steps, keys of dropout.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "tessera/memory/memory.hpp"
+
+namespace tessera {
+
+class StepMemory {
+ public:
+  explicit StepMemory(const Device& device);
+  ~StepMemory();
+  StepMemory(const StepMemory&) = delete;
+  StepMemory& operator=(const StepMemory&) = delete;
+
+  // While its step is captured or the values of a replay are made: that one; else null.
+  static StepMemory* of(const Device& device);
+
+  // Allocations in its scope come from the pool, at addresses that depend on what is in use there.
+  class Scope {
+   public:
+    explicit Scope(StepMemory& step);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Memory& memory_;
+  };
+  // In its scope `of` finds this one.
+  class InUse {
+   public:
+    explicit InUse(StepMemory& step);
+    ~InUse();
+    InUse(const InUse&) = delete;
+    InUse& operator=(const InUse&) = delete;
+
+   private:
+    Memory& memory_;
+  };
+
+  // Where the host writes a value, and where operations of the step read it.
+  struct Value {
+    std::byte* host;
+    const std::byte* device;
+  };
+  // That of `key`, an address say: made while the step is captured, found when it is replayed.
+  // Throws: ContractError where there are more than the struct holds, or there is none to find.
+  Value value_of(std::uint64_t key, std::int64_t bytes);
+  // Called before every replay but the first, whose values are there: what the step's own code on
+  // the host would do, as counting it, and giving values.
+  void before_replay(std::function<void()> function);
+  // The functions of before_replay.
+  void renew() const;
+  // Copies the values to the device, if there are any.
+  void upload();
+  // What was captured is forgotten.
+  void forget();
+
+ private:
+  Memory& memory_;
+  DeviceContext& context_;
+  Pool* pool_;
+  std::vector<std::byte> image_;
+  Buffer struct_;
+  std::int64_t used_ = 0;
+  std::map<std::uint64_t, std::int64_t> offsets_;
+  std::vector<std::function<void()>> functions_;
+};
+
+}  // namespace tessera

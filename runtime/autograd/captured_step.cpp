@@ -1,0 +1,205 @@
+#include "tessera/autograd/captured_step.hpp"
+
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "runtime/autograd/step_draws.hpp"
+#include "runtime/autograd/step_watcher.hpp"
+#include "tessera/device/captured_work.hpp"
+#include "tessera/device/device_context.hpp"
+#include "tessera/memory/step_memory.hpp"
+#include "tessera/tensor/ops.hpp"
+
+namespace tessera {
+class CapturedStep::Impl {
+ public:
+  Impl(const Device& device, Function function) : device_(device), function_(std::move(function)) {
+    if (!keeps_work()) return;
+    memory_.emplace(device);
+    device_.context().add_observer(watcher_);
+  }
+  ~Impl() {
+    if (!memory_) return;
+    try {
+      device_.synchronize();
+    } catch (...) {
+      device_.context().fail_late();  // told to whoever blocks next
+    }
+    device_.context().remove_observer(watcher_);
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  const std::vector<Tensor>& call(const std::vector<Tensor>& inputs) {
+    if (!memory_) {
+      why_not_ = "this device keeps no work";
+      outputs_ = function_(inputs);
+      return outputs_;
+    }
+    if (!watcher_.obstacle().empty()) throw ContractError(watcher_.obstacle());
+    take(inputs);
+    if (!device_.context().executor().captures()) {
+      why_not_ = "the device's operations are timed or delayed";
+      rehearse();
+      forget();
+    } else if (work_ && !watcher_.is_disturbed() && first_row_ == random_row()) {
+      why_not_.clear();
+      replay();
+    } else if (is_steady_ && !work_ && !watcher_.is_disturbed()) {
+      why_not_.clear();
+      capture();
+    } else {
+      rehearse();
+    }
+    return outputs_;
+  }
+
+  void forget() {
+    work_.reset();
+    is_steady_ = false;
+    last_.reset();
+    if (memory_) memory_->forget();
+  }
+
+  std::int64_t replays_ = 0;
+  std::string why_not_;
+
+ private:
+  bool keeps_work() const {
+    return device_.kind() == DeviceKind::cuda && device_.runs_bodies() && !device_.is_host();
+  }
+  static std::int64_t random_row() { return autograd::random_state().first_row; }
+
+  // Into tensors that stay where they are.
+  void take(const std::vector<Tensor>& inputs) {
+    const NoGradGuard values_only;
+    if (!has_inputs_) {
+      const StepMemory::Scope own(*memory_);
+      for (const Tensor& t : inputs) {
+        TESSERA_EXPECT(t.defined() && t.device() == device_,
+                       "captured step: an input lies on another device than the step's; move it");
+        inputs_.push_back(Tensor::empty(t.shape(), t.dtype(), device_));
+      }
+      has_inputs_ = true;
+    }
+    TESSERA_EXPECT(inputs.size() == inputs_.size(), "captured step: ", inputs.size(),
+                   " inputs, where the first call had ", inputs_.size());
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const Tensor& to = inputs_[i];
+      TESSERA_EXPECT(inputs[i].defined() && inputs[i].shape() == to.shape() &&
+                         inputs[i].dtype() == to.dtype() && inputs[i].device() == device_,
+                     "captured step: input ", i, " is not ", to.dtype(), " of ", to.shape(),
+                     " on the step's device, as in the first call");
+      raw::copy_into(to, inputs[i]);
+    }
+  }
+
+  // The function, and copies of what it returns.
+  void run() {
+    const StepWatcher::Inside inside(watcher_);
+    const StepMemory::Scope own(*memory_);
+    const std::vector<Tensor> given = function_(inputs_);
+    const NoGradGuard values_only;
+    if (outputs_.empty())
+      for (const Tensor& t : given)
+        outputs_.push_back(Tensor::empty(t.shape(), t.dtype(), t.device()));
+    TESSERA_EXPECT(given.size() == outputs_.size(),
+                   "captured step: the function returns another number of tensors than before");
+    for (std::size_t i = 0; i < given.size(); ++i) raw::copy_into(outputs_[i], given[i]);
+  }
+
+  void rehearse() {
+    const std::optional<std::uint64_t> before = std::exchange(last_, std::nullopt);
+    why_not_ = "memory of the step changed hands since the call before";
+    is_steady_ = false;
+    const std::int64_t row = random_row();
+    run();
+    last_ = watcher_.fingerprint();
+    is_steady_ = before == last_;
+    if (!work_)
+      why_not_ = is_steady_ ? "the next call captures it"
+                            : concat("the call before had another ", watcher_.difference(),
+                                     ", or at other addresses");
+    if (work_ && captured_ == *last_ && first_row_ == row)
+      work_->uses = watcher_.uses();  // of the same addresses
+    else
+      work_.reset();
+  }
+
+  void capture() {
+    const autograd::RandomState begin = autograd::random_state();
+    DeviceContext& context = device_.context();
+    memory_->forget();
+    context.begin_capture();
+    try {
+      const StepMemory::InUse in_use(*memory_);
+      const autograd::StepDraws draws(begin);
+      run();
+      work_ = context.end_capture();
+    } catch (...) {
+      if (context.is_capturing()) context.drop_capture();
+      forget();
+      throw;
+    }
+    work_->cost = watcher_.cost();
+    work_->uses = watcher_.uses();
+    captured_ = watcher_.fingerprint();
+    first_row_ = begin.first_row;
+    draws_ = autograd::random_state().draws - begin.draws;
+    last_row_ = autograd::random_state().first_row;
+    memory_->upload();
+    run_again(true);
+    if (captured_ != last_) forget();  // right for this step, but not for the next
+  }
+
+  void replay() {
+    if (ends_.size() == 2) {
+      device_.block(ends_.front());
+      ends_.pop_front();
+    }
+    {
+      const StepMemory::InUse in_use(*memory_);
+      memory_->renew();
+    }
+    autograd::random_state().draws += draws_;
+    autograd::random_state().first_row = last_row_;
+    memory_->upload();
+    run_again(false);
+  }
+
+  void run_again(bool is_first) {
+    DeviceContext& context = device_.context();
+    context.replay(*work_, is_first);
+    constexpr StreamId compute = StreamId::compute;
+    ends_.push_back(context.event_covering(compute, context.clock(compute)[compute]));
+    ++replays_;
+  }
+
+  Device device_;
+  Function function_;
+  StepWatcher watcher_;
+  std::optional<StepMemory> memory_;
+  bool has_inputs_ = false;
+  std::vector<Tensor> inputs_, outputs_;
+  std::optional<std::uint64_t> last_;  // fingerprint of the last run
+  bool is_steady_ = false;             // the run before had the same
+  std::optional<CapturedWork> work_;
+  std::uint64_t captured_ = 0;                 // its fingerprint
+  std::int64_t first_row_ = 0, last_row_ = 0;  // of the random state, before and after it
+  std::uint64_t draws_ = 0;                    // that it takes
+  std::deque<Event> ends_;                     // of the last two replays
+};
+
+CapturedStep::CapturedStep(const Device& device, Function function)
+    : impl_(std::make_unique<Impl>(device, std::move(function))) {}
+CapturedStep::~CapturedStep() = default;
+
+const std::vector<Tensor>& CapturedStep::operator()(const std::vector<Tensor>& inputs) {
+  return impl_->call(inputs);
+}
+std::int64_t CapturedStep::replays() const noexcept { return impl_->replays_; }
+const std::string& CapturedStep::why_not() const noexcept { return impl_->why_not_; }
+void CapturedStep::forget() { impl_->forget(); }
+
+}  // namespace tessera

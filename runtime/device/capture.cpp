@@ -1,0 +1,89 @@
+// The part of DeviceContext that keeps work and submits it again.
+#include "runtime/device/tell.hpp"
+#include "tessera/device/captured_work.hpp"
+#include "tessera/device/device_context.hpp"
+
+namespace tessera {
+namespace {
+
+Clock own_ticks(const std::array<Clock, kMaxStreams>& clocks) {
+  Clock all;
+  for (std::size_t i = 0; i < kMaxStreams; ++i) all.ticks[i] = clocks[i].ticks[i];
+  return all;
+}
+
+}  // namespace
+
+const char* uncapturable(StreamId stream, const Op& op, const CollectiveBarrier* barrier) {
+  const std::string_view name = op.name;
+  if (barrier && barrier->size() > 1)
+    return "its ranks are threads, which meet on the host; use one rank a process";
+  if (stream == StreamId::offload) return "it runs on the host; leave cpu_offload out";
+  if (name == "copy_to_host")
+    return "the host reads a value inside the step; return the tensor and read it afterwards";
+  if (name == "copy_from_host")
+    return "the host gives values inside the step; make the tensor an input";
+  return nullptr;
+}
+
+// Without work in flight no stream has anything to wait for from before.
+void DeviceContext::begin_capture() {
+  TESSERA_EXPECT(executor_->captures() && !is_capturing_,
+                 "begin_capture: this device keeps no work, or does so already");
+  synchronize();
+  executor_->begin_capture();
+  is_capturing_ = true;
+}
+
+// The host has seen everything before begin_capture, and nothing since.
+CapturedWork DeviceContext::end_capture() {
+  submit_held();
+  CapturedWork work;
+  for (std::size_t i = 0; i < kMaxStreams; ++i)
+    work.count.ticks[i] = clocks_[i].ticks[i] - host_.ticks[i];
+  work.graph = executor_->end_capture(false);
+  is_capturing_ = false;
+  return work;
+}
+
+void DeviceContext::drop_capture() noexcept try {
+  drop_held();
+  is_capturing_ = false;
+  executor_->end_capture(true);
+} catch (...) {
+  fail_late();
+}
+
+void DeviceContext::replay(const CapturedWork& work, bool is_first) {
+  submit_held();
+  Clock& compute = clocks_[index(StreamId::compute)];
+  if (!is_first)  // nothing was in flight before the capture
+    for (std::size_t i = 0; i < kMaxStreams; ++i)
+      if (const Tick last = clocks_[i].ticks[i]; last > compute.ticks[i])
+        wait(StreamId::compute, event_covering(static_cast<StreamId>(i), last));
+  Clock end = own_ticks(clocks_);
+  if (!is_first)
+    for (std::size_t i = 0; i < kMaxStreams; ++i) end.ticks[i] += work.count.ticks[i];
+  const Op op{.name = "captured_step", .cost = work.cost};
+  tell_observers(observers_,
+                 [&](Observer& o) { o.launched(StreamId::compute, end[StreamId::compute], op); });
+  executor_->replay(work.graph.get(), end);
+  for (std::size_t i = 0; i < kMaxStreams; ++i) clocks_[i].ticks[i] = end.ticks[i];
+  ++launches_;
+  if (!is_first)
+    for (LastUse* use : work.uses)
+      for (std::size_t i = 0; i < kMaxStreams; ++i)
+        if (work.count.ticks[i] > 0 && use->touched.ticks[i] > 0)
+          use->touched.ticks[i] += work.count.ticks[i];
+  compute = end;
+  const Event all = mark(StreamId::compute, false);
+  for (std::size_t i = 0; i < kMaxStreams; ++i) {
+    const auto stream = static_cast<StreamId>(i);
+    if (stream != StreamId::compute) wait(stream, all);
+    last_events_[i] = all;
+    last_events_[i].stream = stream;
+    last_events_[i].tick = end[stream];
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,108 @@
+#include "tessera/memory/step_memory.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "runtime/memory/upstream_of.hpp"
+#include "tessera/base/checked.hpp"
+#include "tessera/device/device_context.hpp"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kStructBytes = 16 << 10, kValueAlignment = 16;
+
+}  // namespace
+
+StepMemory::StepMemory(const Device& device)
+    : memory_(Memory::of(device)), context_(device.context()), image_(kStructBytes) {
+  auto& idle = memory_.idle_pools_;
+  if (idle.empty())
+    idle.push_back(std::make_unique<Pool>(context_, memory_.ledger(),
+                                          upstream_of(context_, MemorySide::device)));
+  pool_ = memory_.step_pools_.emplace_back(std::move(idle.back())).get();
+  idle.pop_back();
+  if (memory_.poisons()) pool_->poison_freed();
+  const OwnerGuard owner(device, "step values");
+  const Scope scope(*this);
+  struct_ = memory_.allocate(kStructBytes, StreamId::compute);
+}
+
+StepMemory::~StepMemory() {
+  struct_ = {};
+  auto& pools = memory_.step_pools_;
+  const auto mine = std::ranges::find(pools, pool_, &std::unique_ptr<Pool>::get);
+  memory_.idle_pools_.push_back(std::move(*mine));
+  pools.erase(mine);
+}
+
+StepMemory* StepMemory::of(const Device& device) {
+  return device.is_meta() ? nullptr : Memory::of(device).step_in_use_;
+}
+
+StepMemory::Scope::Scope(StepMemory& step) : memory_(step.memory_) {
+  step.pool_->sort_free();
+  memory_.pool_in_use_ = step.pool_;
+}
+StepMemory::Scope::~Scope() { memory_.pool_in_use_ = &memory_.pool_; }
+
+StepMemory::InUse::InUse(StepMemory& step) : memory_(step.memory_) { memory_.step_in_use_ = &step; }
+StepMemory::InUse::~InUse() { memory_.step_in_use_ = nullptr; }
+
+StepMemory::Value StepMemory::value_of(std::uint64_t key, std::int64_t bytes) {
+  auto found = offsets_.find(key);
+  if (found == offsets_.end()) {
+    TESSERA_EXPECT(context_.is_capturing(),
+                   "captured step: a replay has a value that the capture had not; capture it anew");
+    TESSERA_EXPECT(used_ + bytes <= kStructBytes,
+                   "captured step: the values that change from step "
+                   "to step have more than ",
+                   kStructBytes, " bytes; split the step");
+    found = offsets_.emplace(key, used_).first;
+    used_ += round_up(bytes, kValueAlignment);
+  }
+  return {image_.data() + found->second, struct_.data() + found->second};
+}
+
+void StepMemory::before_replay(std::function<void()> function) {
+  functions_.push_back(std::move(function));
+}
+void StepMemory::renew() const {
+  for (const auto& function : functions_) function();
+}
+
+void StepMemory::upload() {
+  if (used_ == 0) return;
+  HostStaging::Piece& piece = memory_.staging().take(used_);
+  const auto n = static_cast<std::size_t>(used_);
+  context_.host_writes(piece.data, n);
+  std::memcpy(piece.data, image_.data(), n);
+  const Access accesses[] = {
+      {&piece.use, piece.data, piece.data + n, AccessMode::read},
+      {&struct_.use(), struct_.data(), struct_.data() + n, AccessMode::write}};
+  context_.submit(StreamId::compute,
+                  {.name = "step_values",
+                   .cost = {.bytes = 2.0 * static_cast<double>(n)},
+                   .accesses = accesses},
+                  Body([to = struct_.data(), from = piece.data, bytes = used_](Exec& exec) {
+                    exec.error = exec.driver->copy(to, from, bytes, exec.native_stream);
+                  }),
+                  nullptr);
+  memory_.staging().give_back(piece);
+}
+
+void StepMemory::forget() {
+  used_ = 0;
+  offsets_.clear();
+  functions_.clear();
+}
+
+std::int64_t Memory::reserved_bytes() const noexcept {
+  std::int64_t bytes = pool_.reserved_bytes() + arena_bytes_;
+  for (const auto* pools : {&step_pools_, &idle_pools_})
+    for (const auto& pool : *pools) bytes += pool->reserved_bytes();
+  return bytes;
+}
+
+}  // namespace tessera

@@ -1,0 +1,12 @@
+// Where the pools of a device, or of the host beside it, get their memory.
+#pragma once
+
+#include <memory>
+
+#include "tessera/memory/pool.hpp"
+
+namespace tessera {
+
+std::unique_ptr<Upstream> upstream_of(DeviceContext& context, MemorySide side);
+
+}  // namespace tessera

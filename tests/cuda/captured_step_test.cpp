@@ -1,0 +1,336 @@
+// A step that a GPU runs again without the host program has the bits of one that the host submits:
+// losses, weights, counts, draws; also where other work comes between its calls. What can't be
+// captured is refused in one line.
+#include <cmath>
+#include <functional>
+#include <random>
+
+#include "runtime/device/testing.hpp"
+#include "tessera/autograd/captured_step.hpp"
+#include "tessera/autograd/random.hpp"
+#include "tessera/device/observe/race_checker.hpp"
+#include "tessera/nn/gpt2.hpp"
+#include "tessera/nn/state.hpp"
+#include "tessera/optim/adamw.hpp"
+#include "tessera/optim/clip.hpp"
+#include "tessera/optim/muon.hpp"
+#include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/reset.hpp"
+#include "tests/cuda/support.hpp"
+#include "tests/shard/support.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/share.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+enum class Rule { adamw, muon };
+
+struct Setting {
+  Rule rule = Rule::adamw;
+  bool recomputes = false;
+  int micro_batches = 1;
+  Reshard reshard = Reshard::automatic;
+  DType param = f32;
+  int ranks = 1;  // of an emulated world; this is rank 0
+};
+
+// A model, its optimizer and a step over them, captured or not.
+struct Job {
+  Job(World& world, const Setting& setting, std::uint64_t seed)
+      : device(world.device()),
+        setting(setting),
+        model({.dim = 16,
+               .n_layers = 2,
+               .n_heads = 2,
+               .vocab_size = 24,
+               .max_seq_len = 8,
+               .dropout = 0.2,
+               .recompute = setting.recomputes ? nn::Recompute::blocks : nn::Recompute::none},
+              Device::meta()) {
+    const ShardOptions options{.mesh = DeviceMesh::flat(world),
+                               .precision = {.param = setting.param, .reduce = f32},
+                               .reshard_after_forward = setting.reshard};
+    for (nn::Module* const part : model.parts()) fully_shard(*part, options);
+    fully_shard(model, options);
+    model.materialize(device);
+    nn::init(model, nn::Seed{seed});
+    const auto parameters = model.parameters();
+    if (setting.rule == Rule::adamw)
+      optimizer = std::make_unique<optim::AdamW>(parameters, optim::AdamWOptions{.lr = 1e-2});
+    else {
+      const auto [matrices, others] = optim::split_for_muon(parameters);
+      optimizer = std::make_unique<optim::Muon>(matrices, others, optim::MuonOptions{});
+    }
+    autograd::random_state() = {.seed = seed};
+  }
+
+  std::vector<Tensor> step(const std::vector<Tensor>& batch) {
+    Tensor total;
+    for (int micro = 0; micro < setting.micro_batches; ++micro) {
+      autograd::random_state().first_row = 2 * micro;
+      const Tensor loss =
+          model.loss(batch[0], batch[1]) / static_cast<double>(setting.micro_batches);
+      const NoGradGuard values_only;
+      total = total.defined() ? raw::add(total, loss.detach()) : loss.detach();
+      loss.backward();
+    }
+    autograd::random_state().first_row = 0;
+    const Tensor norm = optim::clip_grad_norm(model.parameters(), 1.0, optim::NormType::l2,
+                                              optim::Clip::in_optimizer);
+    optimizer->step();
+    optimizer->zero_grad();
+    return {total, norm};
+  }
+
+  std::vector<Tensor> batch(std::uint64_t number) const {
+    std::mt19937_64 draw(number);
+    const auto tokens = [&] {
+      std::vector<std::int32_t> ids(16);
+      for (auto& id : ids) id = static_cast<std::int32_t>(draw() % 24);
+      return Tensor::from(ids, {2, 8}, device);
+    };
+    return {tokens(), tokens()};
+  }
+
+  float evaluate(std::uint64_t number) {
+    const NoGradGuard values_only;
+    model.eval();
+    const auto tokens = batch(number);
+    const auto loss = model.loss(tokens[0], tokens[1]).to_vector<float>();
+    model.train();
+    return loss[0];
+  }
+
+  // This rank's shards.
+  std::vector<float> values() {
+    std::vector<float> all;
+    for (const Parameter& p : model.parameters())
+      for (const float x : p.shard().to_vector<float>()) all.push_back(x);
+    return all;
+  }
+
+  Device device;
+  Setting setting;
+  nn::Gpt2 model;
+  std::unique_ptr<optim::Optimizer> optimizer;
+};
+
+struct Outcome {
+  std::vector<float> losses, norms, values;
+  std::int64_t steps = 0, replays = 0;
+  std::uint64_t draws = 0;
+};
+
+bool same_bits(const Outcome& a, const Outcome& b) {
+  return a.losses == b.losses && a.norms == b.norms && a.values == b.values && a.steps == b.steps &&
+         a.draws == b.draws;
+}
+
+// `disturbs(i)`: whether the model is evaluated before step i.
+Outcome train(const Setting& setting, std::uint64_t seed, int steps, bool captures,
+              const std::function<bool(int)>& disturbs = {}, WorldOptions options = on_gpu()) {
+  World world =
+      setting.ranks == 1 ? World::single(options) : World::emulated(0, setting.ranks, options);
+  Job job(world, setting, seed);
+  CapturedStep captured(job.device,
+                        [&](const std::vector<Tensor>& batch) { return job.step(batch); });
+  Outcome outcome;
+  for (int i = 0; i < steps; ++i) {
+    if (disturbs && disturbs(i)) outcome.losses.push_back(job.evaluate(seed + 1000));
+    job.optimizer->set_lr(0.01 * (1 + std::cos(0.03 * i)));
+    const auto batch = job.batch(seed + static_cast<std::uint64_t>(i % 4));
+    const std::vector<Tensor> out = captures ? captured(batch) : job.step(batch);
+    outcome.losses.push_back(out[0].to_vector<float>()[0]);
+    outcome.norms.push_back(out[1].to_vector<float>()[0]);
+  }
+  outcome.values = job.values();
+  outcome.steps = job.optimizer->steps();
+  outcome.draws = autograd::random_state().draws;
+  outcome.replays = captured.replays();
+  return outcome;
+}
+
+std::string thrown_by(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("a hundred replays have the bits of a hundred steps", "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  GridShare share;
+  for (const Setting& setting :
+       {Setting{}, Setting{.recomputes = true, .ranks = 4}, Setting{.micro_batches = 3},
+        Setting{.rule = Rule::muon, .param = bf16},
+        Setting{.reshard = Reshard::never, .param = bf16, .ranks = 2},
+        Setting{.recomputes = true, .reshard = Reshard::always}}) {
+    if (!share.takes()) continue;
+    INFO("rule " << static_cast<int>(setting.rule) << ", recompute " << setting.recomputes
+                 << ", micro-batches " << setting.micro_batches << ", ranks " << setting.ranks
+                 << ", param " << name(setting.param) << ", seed " << seed);
+    const Outcome eager = train(setting, seed, 104, false);
+    const Delays delays(seed, 20);
+    const Outcome captured = train(setting, seed, 104, true);
+    CHECK(captured.replays >= 100);
+    CHECK(eager.steps == 104);
+    if (setting.ranks == 1) CHECK(eager.losses.back() < eager.losses.front());
+    CHECK(same_bits(eager, captured));
+  }
+}
+
+TEST_CASE("what happens between the calls does not change a captured step", "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const auto disturbs = [&](int i) { return (seed >> (i % 60) & 7) == 0; };
+  const Setting setting{.recomputes = true};
+  const Outcome eager = train(setting, seed, 30, false, disturbs),
+                captured = train(setting, seed, 30, true, disturbs);
+  CHECK(same_bits(eager, captured));
+  CHECK(captured.replays > 0);
+}
+
+TEST_CASE("what can't be captured is refused in one line, before it runs", "[threads]") {
+  World world = World::single(on_gpu());
+  Job job(world, {}, 1);
+  int calls = 0;
+  // What the fourth call or an earlier one threw, and that it has not called the function.
+  const auto refusal = [&](const CapturedStep::Function& function) {
+    CapturedStep step(job.device, [&](const std::vector<Tensor>& in) {
+      ++calls;
+      return function(in);
+    });
+    calls = 0;
+    const std::string line = thrown_by([&] {
+      for (int i = 0; i < 5; ++i) step(job.batch(1));
+    });
+    CHECK(line.find('\n') == std::string::npos);
+    return line;
+  };
+  CHECK(refusal([&](const std::vector<Tensor>& in) {
+          auto out = job.step(in);
+          (void)out[0].to_vector<float>();
+          return out;
+        }).find("return the tensor and read it afterwards") != std::string::npos);
+  CHECK(calls <= 3);
+  CHECK(refusal([&](const std::vector<Tensor>& in) {
+          auto out = job.step(in);
+          out[0] = raw::add(out[0], Tensor::from(std::vector<float>{1}, {}, job.device));
+          return out;
+        }).find("make the tensor an input") != std::string::npos);
+  CHECK(calls == 2);
+  CHECK(refusal([&](const std::vector<Tensor>& in) { return job.step(in); }).empty());
+}
+
+TEST_CASE("what is refused while it is captured leaves a model to reset", "[threads]") {
+  World world = World::single(on_gpu());
+  Job job(world, {}, 1);
+  const auto batch = job.batch(1);
+  const auto refusal = [&](const CapturedStep::Function& function) {
+    CapturedStep step(job.device, function);
+    const std::string line = thrown_by([&] {
+      for (int i = 0; i < 4; ++i) step(batch);
+    });
+    reset(job.model);
+    return line;
+  };
+  int calls = 0;
+  CHECK(refusal([&](const std::vector<Tensor>& in) {
+          ++calls;
+          ++autograd::random_state().seed;
+          return job.step(in);
+        }).find("set autograd::random_state().seed before the step") != std::string::npos);
+  const std::int64_t steps = job.optimizer->steps();
+  CHECK(steps == calls - 1);
+  CHECK(refusal([&](const std::vector<Tensor>& in) { return job.step(in); }).empty());
+  CHECK(job.optimizer->steps() == steps + 4);
+}
+
+TEST_CASE("a step that never comes to rest says which operation differs", "[threads]") {
+  World world = World::single(on_gpu());
+  Job job(world, {}, 1);
+  int calls = 0;
+  CapturedStep step(job.device, [&](const std::vector<Tensor>& in) {
+    auto out = job.step(in);
+    if (calls++ % 2 == 0) out[0] = raw::mul(out[0], 2.0);
+    return out;
+  });
+  for (int i = 0; i < 5; ++i) step(job.batch(1));
+  CHECK(step.replays() == 0);
+  CHECK(step.why_not().find("had another operation") != std::string::npos);
+}
+
+TEST_CASE("on a CPU a captured step calls its function", "[threads]") {
+  const Setting setting{.micro_batches = 2};
+  const Outcome eager = train(setting, 7, 5, false, {}, {.threads = 1}),
+                captured = train(setting, 7, 5, true, {}, {.threads = 1});
+  CHECK(same_bits(eager, captured));
+  CHECK(captured.replays == 0);
+}
+
+TEST_CASE("a replay asks the driver for little, and the host for no memory", "[threads]") {
+  World world = World::single(on_gpu());
+  Job job(world, {.recomputes = true}, 3);
+  CapturedStep step(job.device, [&](const std::vector<Tensor>& in) { return job.step(in); });
+  const auto batch = job.batch(3);
+  while (step.replays() < 4) step(batch);
+  const std::int64_t reserved = Memory::of(job.device).reserved_bytes();
+  const Counts before = counts();
+  for (int i = 0; i < 50; ++i) step(batch);
+  const Counts after = counts();
+  CHECK(step.replays() >= 54);
+  CHECK(after.allocations == before.allocations);
+  CHECK(after.host_allocations == before.host_allocations);
+  CHECK(after.events == before.events);
+  // Two inputs and one struct of values; the graph.
+  CHECK(after.kernels - before.kernels + after.copies - before.copies <= 50 * 3);
+  CHECK(Memory::of(job.device).reserved_bytes() == reserved);
+}
+
+TEST_CASE("a captured step is made anew where the model is planned anew", "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const auto run = [&](bool captures) {
+    World world = World::single(on_gpu());
+    Job job(world, {}, seed);
+    CapturedStep step(job.device, [&](const std::vector<Tensor>& in) { return job.step(in); });
+    std::vector<float> losses;
+    for (int i = 0; i < 24; ++i) {
+      if (i == 8) job.model.parameters()[2].set_trainable(false);
+      if (i == 16) job.model.parameters()[2].set_trainable(true);
+      if (i % 8 == 0) step.forget();
+      const auto batch = job.batch(seed);
+      losses.push_back((captures ? step(batch) : job.step(batch))[0].to_vector<float>()[0]);
+    }
+    if (captures) CHECK(step.replays() >= 9);
+    return losses;
+  };
+  CHECK(run(false) == run(true));
+}
+
+TEST_CASE("the race checker finds nothing in a captured step", "[threads]") {
+  WorldOptions options = on_gpu();
+  options.race_checker = RaceChecker::make();
+  const Outcome watched = train({.recomputes = true}, 5, 12, true, {}, options);
+  CHECK(watched.replays > 5);
+  CHECK(options.race_checker->races().empty());
+}
+
+TEST_CASE("ranks that are threads can't capture, and say so", "[threads]") {
+  const auto refused = on_ranks(2, on_gpu(), [&](World& world) {
+    Job job(world, {}, 1);
+    CapturedStep step(job.device, [&](const std::vector<Tensor>& in) { return job.step(in); });
+    return thrown_by([&] {
+      for (int i = 0; i < 6; ++i) step(job.batch(1));
+    });
+  });
+  for (const std::string& line : refused)
+    CHECK(line.find("one rank a process") != std::string::npos);
+}
