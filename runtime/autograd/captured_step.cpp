@@ -15,7 +15,7 @@ namespace tessera {
 class CapturedStep::Impl {
  public:
   Impl(const Device& device, Function function) : device_(device), function_(std::move(function)) {
-    if (!keeps_work()) return;
+    if (!is_gpu()) return;
     memory_.emplace(device);
     device_.context().add_observer(watcher_);
   }
@@ -40,9 +40,9 @@ class CapturedStep::Impl {
     if (!watcher_.obstacle().empty()) throw ContractError(watcher_.obstacle());
     take(inputs);
     if (!device_.context().executor().captures()) {
-      why_not_ = "the device's operations are timed or delayed";
       rehearse();
       forget();
+      why_not_ = "operations of the device are timed, or delayed, or planned";
     } else if (work_ && !watcher_.is_disturbed() && first_row_ == random_row()) {
       why_not_.clear();
       replay();
@@ -66,9 +66,8 @@ class CapturedStep::Impl {
   std::string why_not_;
 
  private:
-  bool keeps_work() const {
-    return device_.kind() == DeviceKind::cuda && device_.runs_bodies() && !device_.is_host();
-  }
+  // A plan's too, which so counts what a step has for itself.
+  bool is_gpu() const { return device_.kind() == DeviceKind::cuda && !device_.is_host(); }
   static std::int64_t random_row() { return autograd::random_state().first_row; }
 
   // Into tensors that stay where they are.
@@ -76,11 +75,13 @@ class CapturedStep::Impl {
     const NoGradGuard values_only;
     if (!has_inputs_) {
       const StepMemory::Scope own(*memory_);
+      std::vector<Tensor> own_inputs;
       for (const Tensor& t : inputs) {
         TESSERA_EXPECT(t.defined() && t.device() == device_,
                        "captured step: an input lies on another device than the step's; move it");
-        inputs_.push_back(Tensor::empty(t.shape(), t.dtype(), device_));
+        own_inputs.push_back(Tensor::empty(t.shape(), t.dtype(), device_));
       }
+      inputs_ = std::move(own_inputs);
       has_inputs_ = true;
     }
     TESSERA_EXPECT(inputs.size() == inputs_.size(), "captured step: ", inputs.size(),

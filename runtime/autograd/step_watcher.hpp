@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -83,11 +84,12 @@ class StepWatcher final : public Observer {
       print ^= print >> 32;
     };
     add(fnv1a(op.name, index(stream)));
+    add(std::bit_cast<std::uint64_t>(op.cost.bytes));
     cost_.flops += op.cost.flops;
     cost_.bytes += op.cost.bytes;
     cost_.wire_bytes += op.cost.wire_bytes;
     for (const Access& a : op.accesses) {
-      add(reinterpret_cast<std::uintptr_t>(a.begin));
+      add(reinterpret_cast<std::uintptr_t>(a.begin) + static_cast<unsigned>(a.mode));
       add(reinterpret_cast<std::uintptr_t>(a.end));
       uses_.push_back(a.use);
       ranges_.add(a.begin, a.end);

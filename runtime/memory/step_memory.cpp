@@ -43,12 +43,13 @@ StepMemory* StepMemory::of(const Device& device) {
 
 StepMemory::Scope::Scope(StepMemory& step) : memory_(step.memory_) {
   step.pool_->sort_free();
-  memory_.pool_in_use_ = step.pool_;
+  before_ = std::exchange(memory_.pool_in_use_, step.pool_);
 }
-StepMemory::Scope::~Scope() { memory_.pool_in_use_ = &memory_.pool_; }
+StepMemory::Scope::~Scope() { memory_.pool_in_use_ = before_; }
 
-StepMemory::InUse::InUse(StepMemory& step) : memory_(step.memory_) { memory_.step_in_use_ = &step; }
-StepMemory::InUse::~InUse() { memory_.step_in_use_ = nullptr; }
+StepMemory::InUse::InUse(StepMemory& step)
+    : memory_(step.memory_), before_(std::exchange(memory_.step_in_use_, &step)) {}
+StepMemory::InUse::~InUse() { memory_.step_in_use_ = before_; }
 
 StepMemory::Value StepMemory::value_of(std::uint64_t key, std::int64_t bytes) {
   auto found = offsets_.find(key);
@@ -56,8 +57,7 @@ StepMemory::Value StepMemory::value_of(std::uint64_t key, std::int64_t bytes) {
     TESSERA_EXPECT(context_.is_capturing(),
                    "captured step: a replay has a value that the capture had not; capture it anew");
     TESSERA_EXPECT(used_ + bytes <= kStructBytes,
-                   "captured step: the values that change from step "
-                   "to step have more than ",
+                   "captured step: the values that change from step to step have more than ",
                    kStructBytes, " bytes; split the step");
     found = offsets_.emplace(key, used_).first;
     used_ += round_up(bytes, kValueAlignment);

@@ -315,6 +315,33 @@ TEST_CASE("a captured step is made anew where the model is planned anew", "[thre
   CHECK(run(false) == run(true));
 }
 
+TEST_CASE("gradients may be left by one captured step for another call", "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const auto run = [&](bool captures) {
+    World world = World::single(on_gpu());
+    Job job(world, {}, seed);
+    const CapturedStep::Function accumulate = [&](const std::vector<Tensor>& in) {
+      const Tensor loss = job.model.loss(in[0], in[1]);
+      loss.backward();
+      return std::vector{loss.detach()};
+    };
+    CapturedStep step(job.device, accumulate);
+    std::vector<float> losses;
+    for (int i = 0; i < 40; ++i) {
+      const auto batch = job.batch(seed + static_cast<std::uint64_t>(i % 3));
+      losses.push_back((captures ? step(batch) : accumulate(batch))[0].to_vector<float>()[0]);
+      if (i % 8 != 7) continue;
+      job.optimizer->step();
+      job.optimizer->zero_grad();
+    }
+    if (captures) CHECK(step.replays() > 8);
+    for (const float x : job.values()) losses.push_back(x);
+    return losses;
+  };
+  CHECK(run(false) == run(true));
+}
+
 TEST_CASE("the race checker finds nothing in a captured step", "[threads]") {
   WorldOptions options = on_gpu();
   options.race_checker = RaceChecker::make();

@@ -40,6 +40,7 @@ class Correct:
         ops = self.step("list of kernels", lambda: self.run([self.program("gpu-check-cases"), "--list"]).split()) or []
         self.steps_together(self.losses() | self.bits() | {f"kernel {op}": lambda op=op: self.cases(op) for op in ops})
         self.step("ranks on GPUs of their own", self.own_gpus)
+        self.step("captured steps", self.captured)
 
     def losses(self):
         return {f"losses of the CPU, {ranks} ranks": lambda ranks=ranks: self.parity(ranks) for ranks in ((1, 2) if self.gpu else (1,))}
@@ -133,6 +134,20 @@ class Correct:
             if runs[name] != runs["one"]:
                 raise Failed(f"{ranks} ranks, {name}: other bits than on one GPU")
         return dict(ranks=ranks, steps=steps, runs=len(runs))
+
+    def captured(self):
+        """Steps that the device runs again have the bits of steps that the host submits."""
+        steps = 40 if self.gpu else 7
+        for i, (name, (setup, *options)) in enumerate(CELLS.items()):
+            setup, runs = (setup if self.gpu else setup | dict(length=16)), []
+            for captures in "false", "true":
+                folder = self.work / f"captured{i}"
+                lines, _ = self.train(setup, "cuda", steps, folder, f"--save={folder}/w.safetensors", "--training.stop_on_nan=false",
+                                      f"--training.captured_step={captures}", *(o.format(half=setup["batch"] // 2) for o in options))
+                runs.append(((folder / "w.safetensors").read_bytes(), [line["loss"] for line in lines]))
+            if runs[0] != runs[1]:
+                raise Failed(f"{name}: a captured step has other bits")
+        return dict(cells=len(CELLS), steps=steps)
 
     def sanitize(self, tool, op):
         """The emulated GPU runs the threads of a block in turns: what they do to each other between barriers only a GPU can show."""

@@ -3,7 +3,7 @@ minutes: by these seconds a deadline decides what is begun, and results bring th
 """
 SECONDS = {  # of a step whose name begins so, the longest that fits
     "build": 180, "device": 3, "list of kernels": 2, "kernel ": 12, "kernel elementwise": 35, "losses of the CPU, ": 12,
-    "2 ranks": 45, "4 ranks": 45, "8 ranks": 45, "ranks on GPUs": 30, "memcheck ": 8, "memcheck reduce": 25, "racecheck ": 30,
+    "2 ranks": 45, "4 ranks": 45, "8 ranks": 45, "ranks on GPUs": 30, "captured steps": 30, "memcheck ": 8, "memcheck reduce": 25, "racecheck ": 30,
     "racecheck attention": 45, "racecheck embedding": 35, "initcheck ": 36, "synccheck ": 15, "bandwidth": 10, "step of ": 20, "profile of ": 6, "attention, ": 12, "products of the models": 25,
     "beside PyTorch: ": 100,  # one pair, where programs and weights are there; more pairs take what is left
 }

@@ -90,7 +90,7 @@ struct Config {
     double max_norm = 1.0;
     bool stop_on_nan = true;
     DType mixed_precision_param = f32, mixed_precision_reduce = f32;
-    bool enable_cpu_offload = false;
+    bool enable_cpu_offload = false, captured_step = false;
     LossChoice loss = LossChoice::automatic;
   } training;
 

@@ -230,6 +230,9 @@ const std::vector<Key>& schema() {
       key<&C::training, &C::Training::mixed_precision_reduce>("training.mixed_precision_reduce",
                                                               "type in which gradients are summed",
                                                               {.choices = {"float32"}}),
+      key<&C::training, &C::Training::captured_step>(
+          "training.captured_step",
+          "a GPU runs steps again as one CUDA graph; needs stop_on_nan=false, one rank a process"),
       key<&C::training, &C::Training::enable_cpu_offload>(
           "training.enable_cpu_offload",
           "shards, their gradients, moments and the optimizer's step are the host's"),

@@ -326,6 +326,8 @@ class Run {
                             " bytes (", mebibytes(peak_), ")",
                             planned == peak_ ? ", as planned; " : "; ", equal));
     });
+    if (config_.training.captured_step)
+      say([&] { console_->line(trainer_->captured_steps(steps_done_)); });
     if (!config_.training.enable_cpu_offload) return;
     const std::int64_t host = std::max(plan_.first_step.host_peak_bytes,
                                        steps_done_ > 1 ? plan_.steady_step.host_peak_bytes : 0);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "tessera/autograd/ops.hpp"
 #include "tessera/autograd/random.hpp"
@@ -106,6 +107,10 @@ Trainer::Trainer(const Config& given, const World& world)
       split_(split_batch(config_, world.size())),
       model_(make_model(config_)) {
   const Config& config = config_;
+  if (config.training.captured_step && world.kind() == WorldKind::local && world.size() > 1)
+    throw DataError(
+        "training.captured_step=true: ranks that are threads meet on the host in every "
+        "collective; use --ranks 1, or leave it out");
   const HybridSizes sizes = mesh_sizes(config, world.size());
   ShardOptions options{.mesh = sizes.replicate == 1 ? DeviceMesh::flat(world)
                                                     : DeviceMesh::hybrid(world, sizes)};
@@ -158,9 +163,17 @@ void Trainer::reset_peaks() const {
   if (memory().has_host()) memory().host().ledger().reset_peak();
 }
 
-Tensor Trainer::accumulate(std::int64_t step, const FillBatch& fill) {
-  const Device& device = world_.device();
-  const Shape shape{split_.local, config_.training.seq_len};
+Trainer::MicroBatch Trainer::from_host(std::int64_t step, const FillBatch& fill) {
+  return [this, step, &fill](std::int64_t row) {
+    const Device& device = world_.device();
+    fill(step, row, inputs_, targets_);
+    const OwnerGuard owner(device, "batch");
+    const Shape shape{split_.local, config_.training.seq_len};
+    return std::pair(Tensor::from(inputs_, shape, device), Tensor::from(targets_, shape, device));
+  };
+}
+
+Tensor Trainer::accumulate(const MicroBatch& batch) {
   Tensor total;
   for (std::int64_t micro = 0; micro < split_.micro_batches; ++micro) {
     const std::int64_t row = micro * split_.local;
@@ -169,21 +182,15 @@ Tensor Trainer::accumulate(std::int64_t step, const FillBatch& fill) {
       set_requires_gradient_sync(*model_, is_last);
     if (config_.parallelism.fsdp_gradient_sync == GradientSync::all_reduce_last)
       set_requires_all_reduce(*model_, is_last);
-    fill(step, row, inputs_, targets_);
     // Dropout's mask of a sample depends on the seed, the step and the sample's position in the
     // global batch only.
-    autograd::random_state() = {
-        .seed = fnv1a(static_cast<std::uint64_t>(step),
-                      fnv1a(static_cast<std::uint64_t>(config_.debug.seed), fnv1a("step"))),
-        .first_row = world_.rank() * (split_.global / world_.size()) + row};
-    const auto upload = [&](const std::vector<std::int32_t>& values) {
-      const OwnerGuard owner(device, "batch");
-      return Tensor::from(values, shape, device);
-    };
+    autograd::random_state().draws = 0;
+    autograd::random_state().first_row = world_.rank() * (split_.global / world_.size()) + row;
     const auto micro_batches = static_cast<double>(split_.micro_batches);
     nn::LossOrder order;
     if (config_.training.loss == LossChoice::fast) order.gradient = 1 / micro_batches;
-    Tensor loss = model_->loss(upload(inputs_), upload(targets_), order) / micro_batches;
+    const auto [tokens, targets] = batch(row);
+    Tensor loss = model_->loss(tokens, targets, order) / micro_batches;
     const NoGradGuard values_only;
     total = total.defined() ? raw::add(total, loss.detach()) : loss.detach();
     loss.backward();
@@ -191,8 +198,44 @@ Tensor Trainer::accumulate(std::int64_t step, const FillBatch& fill) {
   return total;
 }
 
+Tensor Trainer::forward_and_backward(const MicroBatch& batch, const Tensor& wish) {
+  const Tensor total = accumulate(batch);
+  const Tensor norm =
+      raw::moved(optim::clip_grad_norm(parameters_, config_.training.max_norm, optim::NormType::l2,
+                                       optim::Clip::in_optimizer),
+                 world_.device());
+  const Tensor parts[] = {raw::reshape(raw::mul(total, 1.0 / world_.size()), {1}), wish};
+  const Tensor sums = all_sum(world_, raw::cat(parts, 0));
+  const Tensor all[] = {sums, raw::reshape(norm, {1})};
+  return raw::cat(all, 0);
+}
+
+Tensor Trainer::run_captured(std::int64_t step, const FillBatch& fill, const Tensor& wish) {
+  if (!captured_)
+    captured_.emplace(world_.device(), [this](const std::vector<Tensor>& in) {
+      const auto rows = [&](std::int64_t row) {
+        const auto part = [&](const Tensor& t) {
+          return raw::slice(t, 0, row, row + split_.local);
+        };
+        return std::pair(part(in[0]), part(in[1]));
+      };
+      const Tensor values = forward_and_backward(rows, in[2]);
+      optimizer_->step();
+      optimizer_->zero_grad();
+      return std::vector{values};
+    });
+  std::vector<Tensor> inputs, targets;
+  const MicroBatch host = from_host(step, fill);
+  for (std::int64_t micro = 0; micro < split_.micro_batches; ++micro) {
+    const auto [tokens, wanted] = host(micro * split_.local);
+    inputs.push_back(tokens);
+    targets.push_back(wanted);
+  }
+  return (*captured_)({raw::cat(inputs, 0), raw::cat(targets, 0), wish})[0];
+}
+
 std::string Trainer::find_bad_parameter(std::int64_t step, const FillBatch& fill) {
-  accumulate(step, fill);
+  accumulate(from_host(step, fill));
   const auto parameters = model_->named_parameters();
   std::size_t first = 0;
   const auto is_finite = [](const Parameter& p) {
@@ -206,6 +249,14 @@ std::string Trainer::find_bad_parameter(std::int64_t step, const FillBatch& fill
   return first < parameters.size() ? parameters[first].first : "";
 }
 
+std::string Trainer::captured_steps(std::int64_t of) const {
+  const std::int64_t replays = captured_ ? captured_->replays() : 0;
+  return concat("captured step: ", replays, " of ", of, " steps were one graph",
+                captured_ && !captured_->why_not().empty()
+                    ? concat("; the last was not: ", captured_->why_not())
+                    : "");
+}
+
 StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   const Device& device = world_.device();
   DeviceContext& context = device.context();
@@ -213,23 +264,22 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   const auto begin = std::chrono::steady_clock::now();
   // A GPU measures its waits once somebody asks for them.
   const auto waited_seconds = [&] {
-    return config_.metrics.jsonl.empty() ? -1
-                                         : context.executor().waited_seconds(StreamId::compute);
+    return config_.metrics.jsonl.empty() || config_.training.captured_step
+               ? -1
+               : context.executor().waited_seconds(StreamId::compute);
   };
   const double blocked = context.blocked_seconds(), waited = waited_seconds();
 
-  const Tensor total = accumulate(step, fill);
   StepResult result;
   result.lr = learning_rate(config_, step);
-  const Tensor norm =
-      raw::moved(optim::clip_grad_norm(parameters_, config_.training.max_norm, optim::NormType::l2,
-                                       optim::Clip::in_optimizer),
-                 device);
+  autograd::random_state().seed =
+      fnv1a(static_cast<std::uint64_t>(step),
+            fnv1a(static_cast<std::uint64_t>(config_.debug.seed), fnv1a("step")));
   const Tensor wish = Tensor::full({1}, stop ? 1 : 0, f32, device);
-  const Tensor parts[] = {raw::reshape(raw::mul(total, 1.0 / world_.size()), {1}), wish};
-  const Tensor sums = all_sum(world_, raw::cat(parts, 0));
-  const Tensor all[] = {sums, raw::reshape(norm, {1})};
-  const Tensor values = raw::cat(all, 0);
+  const bool captures = config_.training.captured_step;
+  if (captures) optimizer_->set_lr(result.lr);
+  const Tensor values =
+      captures ? run_captured(step, fill, wish) : forward_and_backward(from_host(step, fill), wish);
   const std::vector<float> host = values.to_vector<float>(0);  // a plan has no values
   result.loss = host[0];
   result.stop = host[1] != 0;
@@ -238,12 +288,13 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   // An emulated rank's losses mean nothing.
   result.diverged = config_.training.stop_on_nan && world_.kind() != WorldKind::emulated &&
                     !(std::isfinite(result.loss) && std::isfinite(result.grad_norm));
-  if (!result.diverged) {
+  if (!captures && !result.diverged) {
     optimizer_->set_lr(result.lr);
     optimizer_->step();
   }
-  optimizer_->zero_grad();
-  result.memory = phase_memory();
+  if (!captures) optimizer_->zero_grad();
+  if (!captures || !captured_->why_not().empty()) submitted_ = phase_memory();
+  result.memory = submitted_;
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   // Only where bodies run on threads of their own is the host's time the time of submitting.
   const bool tells = context.executor().runs_ahead();

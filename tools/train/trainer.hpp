@@ -7,8 +7,10 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "tessera/autograd/captured_step.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/nn/language_model.hpp"
 #include "tessera/optim/optimizer.hpp"
@@ -71,14 +73,24 @@ class Trainer {
 
   nn::LanguageModel& model() noexcept { return *model_; }
   const World& world() const noexcept { return world_; }
+  // Steps that were one graph, and why the last was not, for one line; training.captured_step.
+  std::string captured_steps(std::int64_t of) const;
   Memory& memory() const { return Memory::of(world_.device()); }
   // Since the ledgers' peaks were last reset.
   PhaseMemory phase_memory() const;
   void reset_peaks() const;
 
  private:
+  // Tokens and targets of a micro-batch, from its first row in this rank's part of the batch on.
+  using MicroBatch = std::function<std::pair<Tensor, Tensor>(std::int64_t row)>;
+  MicroBatch from_host(std::int64_t step, const FillBatch& fill);
   // The gradients of a step, without clipping. Returns the sum of its losses, f32 [].
-  Tensor accumulate(std::int64_t step, const FillBatch& fill);
+  Tensor accumulate(const MicroBatch& batch);
+  // The same, then clipping in the optimizer's next step. Returns loss, the wish of any rank and
+  // the norm, f32 [3].
+  Tensor forward_and_backward(const MicroBatch& batch, const Tensor& wish);
+  // The whole step, submitted by the host once and by the device again.
+  Tensor run_captured(std::int64_t step, const FillBatch& fill, const Tensor& wish);
   // Clipping spreads NaN to all gradients, so a step that has diverged makes them once more, and a
   // good one pays nothing. Collective.
   std::string find_bad_parameter(std::int64_t step, const FillBatch& fill);
@@ -90,6 +102,8 @@ class Trainer {
   std::vector<Parameter> parameters_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::vector<std::int32_t> inputs_, targets_;
+  PhaseMemory submitted_;  // of the last step that the host submitted
+  std::optional<CapturedStep> captured_;
 };
 
 // The memory that a rank will need, by running the trainer where nothing runs.

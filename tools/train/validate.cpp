@@ -66,6 +66,16 @@ void check_given(const Config& config) {
     fail(
         "training.enable_cpu_offload=true: Muon moves matrices between devices; leave it out, or "
         "set optimizer.name=AdamW");
+  if (config.training.captured_step) {
+    const std::string key = "training.captured_step=true: ";
+    if (device_choice(config).kind == DeviceKind::cpu)
+      fail(key, "only a GPU keeps a step; add --device=cuda, or leave it out");
+    if (config.training.stop_on_nan)
+      fail(key, "the host sees a loss when the step is over, and training.stop_on_nan=true wants ",
+           "to see it before the update; set training.stop_on_nan=false");
+    if (config.training.enable_cpu_offload)
+      fail(key, "training.enable_cpu_offload=true updates on the host; leave one of them out");
+  }
   if (config.given.contains("sample-tokens") && config.flags.sample.empty()) {
     fail("--sample-tokens=", config.flags.sample_tokens, ": nothing is sampled; add --sample TEXT");
   }

@@ -32,6 +32,7 @@ class StepMemory {
 
    private:
     Memory& memory_;
+    Pool* before_;
   };
   // In its scope `of` finds this one.
   class InUse {
@@ -43,6 +44,7 @@ class StepMemory {
 
    private:
     Memory& memory_;
+    StepMemory* before_;
   };
 
   // Where the host writes a value, and where operations of the step read it.
