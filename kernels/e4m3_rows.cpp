@@ -17,7 +17,7 @@ void encode_e4m3(const EncodeE4m3Args& a, Exec& exec) {
                        float most = 0;
                        for (std::int64_t i = 0; i < a.cols; ++i)
                          most = std::abs(in[i]) > most ? std::abs(in[i]) : most;
-                       a.scales[row] = e4m3_scale(most);
+                       a.scales[row] = float8_scale<Float8E4M3>(most);
                        const float factor = 1 / a.scales[row];
                        for (std::int64_t i = 0; i < a.cols; ++i)
                          codes[i] = Float8E4M3(in[i] * factor);

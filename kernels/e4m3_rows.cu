@@ -28,7 +28,7 @@ struct Encode {
       for (int j = 0; j < N; ++j) most = Larger{}(most, std::abs(pack.at[j]));
     }
     most = group_reduce(t, Group(t, kThreads), most, t.shared<float>(), Larger{});
-    const float scale = e4m3_scale(most), factor = 1 / scale;
+    const float scale = float8_scale<Float8E4M3>(most), factor = 1 / scale;
     if (t.index() == 0) a.scales[t.block()] = scale;
     for (std::int64_t i = N * t.index(); i < a.cols; i += N * kThreads) {
       const auto pack = load<N>(a.in + at + i);

@@ -1,4 +1,4 @@
-// Matrix products through cuBLASLt, behind the contracts of kernels/gemm.hpp.
+// Matrix products through cuBLASLt, behind the contracts of kernels/gemm.hpp and gemm_fp8.hpp.
 //
 // cuBLASLt's matrices are stored by columns. Seen so, our row-major C = op(A) op(B) is its
 // C^T = op(B)^T op(A)^T: our B is its A, [n, m] its result, and a bias runs along its columns.
@@ -36,16 +36,18 @@ struct Problem {
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   void* aux = nullptr;
   std::int32_t ld_aux = 0;
+  const GemmFp8Args* fp8 = nullptr;  // what GemmArgs has no place for
 };
 
 // What an algorithm may depend on.
 struct Key {
   std::int64_t a_stride, b_stride, c_stride, workspace_bytes;
   std::int32_t device, batch, m, n, k, lda, ldb, ldc, ld_aux, epilogue, choices;
-  DType dtype, c_dtype;
-  std::uint8_t flags;                                             // trans_a, trans_b, tf32
+  DType dtype, b_dtype, c_dtype;
+  Scaling a_scaling, b_scaling;
+  std::uint8_t flags;                                             // trans_a, trans_b, tf32, fast
   std::uint8_t align_a, align_b, align_c, align_bias, align_aux;  // logarithms
-  std::uint8_t zeros[4];
+  std::uint8_t zeros[1];
   bool operator==(const Key&) const = default;
 };
 static_assert(std::has_unique_object_representations_v<Key>, "it is hashed as bytes");
@@ -85,6 +87,10 @@ cudaDataType_t type_of(DType dtype) {
       return CUDA_R_16F;
     case DType::f64:
       return CUDA_R_64F;
+    case DType::e4m3:
+      return CUDA_R_8F_E4M3;
+    case DType::e5m2:
+      return CUDA_R_8F_E5M2;
     default:
       return CUDA_R_32F;
   }
@@ -96,6 +102,13 @@ std::uintptr_t alignment_of(const void* data, std::int64_t stride, std::int32_t 
   auto bits = reinterpret_cast<std::uintptr_t>(data) | kAligned;
   if (batch > 1) bits |= static_cast<std::uintptr_t>(stride) * size_bytes(dtype);
   return bits & (~bits + 1);
+}
+
+// The two of blocks are VEC128_32F and BLK128x128_32F, whose names came with 12.9.
+std::int32_t mode_of(Scaling scaling) {
+  return scaling == Scaling::tensor ? CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F
+         : scaling == Scaling::rows ? 4
+                                    : 5;
 }
 
 // The first failure of a row of calls.
@@ -128,7 +141,9 @@ struct Described {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, problem.aux);
       set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, std::int64_t{problem.ld_aux});
     }
-    lay_out(a, p.dtype, p.trans_b ? p.k : p.n, p.trans_b ? p.n : p.k, p.ldb, p.b_batch_stride, p);
+    if (problem.fp8) set_scales(*problem.fp8);
+    lay_out(a, problem.fp8 ? problem.fp8->b_dtype : p.dtype, p.trans_b ? p.k : p.n,
+            p.trans_b ? p.n : p.k, p.ldb, p.b_batch_stride, p);
     lay_out(b, p.dtype, p.trans_a ? p.m : p.k, p.trans_a ? p.k : p.m, p.lda, p.a_batch_stride, p);
     lay_out(c, p.c_dtype, p.n, p.m, p.ldc, p.c_batch_stride, p);
   }
@@ -137,6 +152,13 @@ struct Described {
   template <class T>
   void set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
     status = cublasLtMatmulDescSetAttribute(&op, attribute, &value, sizeof value);
+  }
+  void set_scales(const GemmFp8Args& p) {
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_scales);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_scales);
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode_of(p.b_scaling));
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode_of(p.a_scaling));
+    set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(p.fast));
   }
   void lay_out(cublasLtMatrixLayoutOpaque_t& layout, DType dtype, std::int32_t rows,
                std::int32_t cols, std::int32_t ld, std::int64_t stride, const GemmArgs& p) {
@@ -176,6 +198,12 @@ Key key_of(const Problem& problem, int device, int choices, const Exec& exec) {
   key.dtype = p.dtype;
   key.c_dtype = p.c_dtype;
   key.flags = static_cast<std::uint8_t>(p.trans_a + 2 * p.trans_b + 4 * p.tf32);
+  if (const GemmFp8Args* const fp8 = problem.fp8) {
+    key.b_dtype = fp8->b_dtype;
+    key.a_scaling = fp8->a_scaling;
+    key.b_scaling = fp8->b_scaling;
+    key.flags = static_cast<std::uint8_t>(key.flags + 8 * fp8->fast);
+  }
   key.align_a = log(alignment_of(p.a, p.a_batch_stride, p.batch, p.dtype));
   key.align_b = log(alignment_of(p.b, p.b_batch_stride, p.batch, p.dtype));
   key.align_c = log(alignment_of(p.c, p.c_batch_stride, p.batch, p.c_dtype));
@@ -340,6 +368,39 @@ void gemm_gelu(const GemmGeluArgs& args, Exec& exec) {
     if (multiply(fused, exec) || exec.error) return;
   }
   gemm_then_gelu(args, exec, gemm, kKernels.unary, kKernels.binary);
+}
+
+void gemm_fp8(const GemmFp8Args& args, Exec& exec) {
+  GemmArgs product{};
+  product.c = args.c;
+  product.a = args.a;
+  product.b = args.b;
+  product.bias = args.bias;
+  product.alpha = args.alpha;
+  product.beta = args.beta;
+  product.batch = 1;
+  product.m = args.m;
+  product.n = product.ldc = args.n;
+  product.k = product.lda = product.ldb = args.k;
+  product.dtype = args.a_dtype;
+  product.c_dtype = args.c_dtype;
+  product.trans_b = true;
+  if (is_empty(product) || exec.error) return;
+  const bool bias_fits = size_bytes(args.c_dtype) == 2 && args.k > 0;
+  if (args.bias && !bias_fits) {
+    GemmArgs begin = product;
+    begin.dtype = args.c_dtype;  // the bias's
+    start(begin, exec);
+    product.bias = nullptr;
+    product.beta = 1;
+  }
+  if (args.k == 0 && !args.bias) start(product, exec);
+  if (args.k == 0 || exec.error) return;
+  if (!multiply({.gemm = product, .epilogue = plain_epilogue(product), .fp8 = &args}, exec) &&
+      !exec.error)
+    refuse(exec, product,
+           "cuBLASLt has no algorithm for 8-bit floats; it needs sm_89 or newer, and sm_90 for "
+           "scales by block");
 }
 
 bool gemm_choice(const GemmArgs& args, int choice, Exec& exec) {

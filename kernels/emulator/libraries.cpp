@@ -24,6 +24,15 @@ void gemm_gelu(const GemmGeluArgs& args, Exec& exec) {
   });
 }
 
+void gemm_fp8(const GemmFp8Args& args, Exec& exec) {
+  exec.error = emulator::refusal(exec.native_stream, args);
+  if (exec.error) return;
+  emulator::enqueue_kernel(exec.native_stream, [args] {
+    Exec host;
+    cpu::gemm_fp8(args, host);
+  });
+}
+
 void attention(const AttentionArgs& args, Exec& exec) { attention_in_tiles(args, exec); }
 void attention_backward(const AttentionBackwardArgs& args, Exec& exec) {
   if (!attention_backward_on_tensor_cores(args, exec)) attention_backward_in_tiles(args, exec);

@@ -22,13 +22,18 @@ struct Layout {
   std::uint64_t type, rows, cols, ld, batch, stride, unused[2];
 };
 static_assert(sizeof(Layout) == sizeof(cublasLtMatrixLayoutOpaque_t));
+// By its number; the one beyond the words lies where one does that nobody sets.
+constexpr std::size_t word_of(cublasLtMatmulDescAttributes_t attribute) {
+  return attribute == CUBLASLT_MATMUL_DESC_B_SCALE_MODE ? CUBLASLT_MATMUL_DESC_POINTER_MODE
+                                                        : attribute;
+}
 struct Operation {
-  std::uint64_t attributes[32];  // by their numbers
+  std::uint64_t attributes[32];
 
   template <class T = std::uint64_t>
   T get(cublasLtMatmulDescAttributes_t attribute) const {
     T value;
-    std::memcpy(&value, &attributes[attribute], sizeof value);
+    std::memcpy(&value, &attributes[word_of(attribute)], sizeof value);
     return value;
   }
 };
@@ -47,8 +52,26 @@ To read(const From* from) {
 }
 
 DType dtype_of_type(std::uint64_t type) {
-  return type == CUDA_R_16BF ? bf16 : type == CUDA_R_16F ? f16 : type == CUDA_R_64F ? f64 : f32;
+  return type == CUDA_R_16BF      ? bf16
+         : type == CUDA_R_16F     ? f16
+         : type == CUDA_R_64F     ? f64
+         : type == CUDA_R_8F_E4M3 ? e4m3
+         : type == CUDA_R_8F_E5M2 ? e5m2
+                                  : f32;
 }
+bool is_fp8(std::uint64_t type) { return is_storage_only(dtype_of_type(type)); }
+// Scales of the operand, [rows, depth] along the sum; null, where its number of bits has none.
+struct Scales {
+  const float* data;
+  std::uint64_t mode, rows, depth;
+
+  double at(std::uint64_t row, std::uint64_t l) const {
+    if (!data) return 1;
+    return data[mode == 4   ? l / 128 * rows + row
+                : mode == 5 ? row / 128 * ((depth + 511) / 512 * 4) + l / 128
+                            : 0];
+  }
+};
 double element(const void* data, DType dtype, std::uint64_t i) {
   return visit(dtype, [&](auto tag) {
     return static_cast<double>(static_cast<const typename decltype(tag)::type*>(data)[i]);
@@ -82,18 +105,31 @@ struct Matmul {
                      (trans_a() ? a.rows : a.cols) == (trans_b() ? b.cols : b.rows);
     const bool apart = a.ld >= a.rows && b.ld >= b.rows && c.ld >= c.rows;
     return fit && apart && a.rows > 0 && a.cols > 0 && b.rows > 0 && b.cols > 0 &&
-           a.type == b.type && a.batch == c.batch && b.batch == c.batch;
+           (a.type == b.type || (is_fp8(a.type) && is_fp8(b.type))) && a.batch == c.batch &&
+           b.batch == c.batch;
   }
   // The table of types under cublasLtMatmul in the reference, as far as we go.
   bool is_offered() const {
     const bool wide = a.type == CUDA_R_64F;
     if (op.get(CUBLASLT_MATMUL_DESC_SCALE_TYPE) != (wide ? CUDA_R_64F : CUDA_R_32F)) return false;
+    if (is_fp8(a.type)) return is_offered_in_fp8();
     if (c.type != a.type && (wide || c.type != CUDA_R_32F)) return false;
     if (epilogue() == CUBLASLT_EPILOGUE_DEFAULT) return true;
     if (g_epilogues != Epilogues::offered || wide || c.type != a.type) return false;
     const auto aux = op.get(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER),
                ld = op.get(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD);
     return !ends_in(128) || (aux % 16 == 0 && ld % 8 == 0 && ld >= c.rows);
+  }
+
+  // Under "Float8 kernels", and under "128-element 1D block scaling": of sm_90.
+  bool is_offered_in_fp8() const {
+    const auto mode_a = op.get<std::int32_t>(CUBLASLT_MATMUL_DESC_A_SCALE_MODE),
+               mode_b = op.get<std::int32_t>(CUBLASLT_MATMUL_DESC_B_SCALE_MODE);
+    const bool modes_fit = (mode_a == 0) == (mode_b == 0) && (mode_a != 5 || mode_b != 5);
+    return trans_a() && !trans_b() && a.rows % 16 == 0 && c.rows % 16 == 0 && !is_fp8(c.type) &&
+           (a.type == CUDA_R_8F_E4M3 || b.type == CUDA_R_8F_E4M3) && modes_fit &&
+           (epilogue() == CUBLASLT_EPILOGUE_DEFAULT ||
+            (epilogue() == CUBLASLT_EPILOGUE_BIAS && c.type != CUDA_R_32F));
   }
 
   void run() const {
@@ -105,9 +141,14 @@ struct Matmul {
  private:
   double sum(std::uint64_t batch, std::uint64_t row, std::uint64_t col) const {
     const std::uint64_t depth = trans_a() ? a.rows : a.cols;
+    const Scales of_a{op.get<const float*>(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER),
+                      op.get<std::uint32_t>(CUBLASLT_MATMUL_DESC_A_SCALE_MODE), c.rows, depth},
+        of_b{op.get<const float*>(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER),
+             op.get<std::uint32_t>(CUBLASLT_MATMUL_DESC_B_SCALE_MODE), c.cols, depth};
     double out = 0;
     for (std::uint64_t l = 0; l < depth; ++l)
-      out += element(a_data, dtype_of_type(a.type),
+      out += of_a.at(row, l) * of_b.at(col, l) *
+             element(a_data, dtype_of_type(a.type),
                      batch * a.stride + (trans_a() ? row * a.ld + l : l * a.ld + row)) *
              element(b_data, dtype_of_type(b.type),
                      batch * b.stride + (trans_b() ? l * b.ld + col : col * b.ld + l));
@@ -208,7 +249,7 @@ cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t op, size_t s
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t op,
                                               cublasLtMatmulDescAttributes_t attribute,
                                               const void* value, size_t bytes) {
-  std::memcpy(&op->data[attribute], value, bytes);
+  std::memcpy(&op->data[word_of(attribute)], value, bytes);
   return CUBLAS_STATUS_SUCCESS;
 }
 

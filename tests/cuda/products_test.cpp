@@ -1,5 +1,5 @@
-// What kernels/cuda/blas.cpp asks of cuBLASLt, and how often. tests/kernels/cases/gemm.cpp runs
-// over the same table.
+// What kernels/cuda/blas.cpp asks of cuBLASLt, and how often. tests/kernels/cases/gemm.cpp and
+// gemm_fp8.cpp run over the same table.
 #include <vector>
 
 #include "kernels/cuda/emulated_thread.hpp"
@@ -28,6 +28,7 @@ constinit const Kernels kKernels = [] {
   kernels.axpby = queued<&Kernels::axpby>;
   kernels.gemm = gemm;
   kernels.gemm_gelu = gemm_gelu;
+  kernels.gemm_fp8 = gemm_fp8;
   kernels.gemm_choice = gemm_choice;
   return kernels;
 }();

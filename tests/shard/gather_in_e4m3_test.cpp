@@ -49,7 +49,7 @@ TEST_CASE("rows gathered in e4m3 are the same on any mesh, within a rounding of 
             const float* const x = stored.data() + row * static_cast<std::size_t>(cols);
             float most = 0;
             for (std::int64_t i = 0; i < cols; ++i) most = std::max(most, std::abs(x[i]));
-            const float scale = kernels::e4m3_scale(most);
+            const float scale = kernels::float8_scale<Float8E4M3>(most);
             CHECK(448 * scale >= most);
             CHECK(224 * scale < most);
             for (std::int64_t i = 0; i < cols; ++i) {
