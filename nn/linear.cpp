@@ -32,12 +32,24 @@ Linear::Linear(const Parameter& shared_weight) : weight(shared_weight) {
   stream_parameter(weight);
 }
 
+void Linear::set_fp8(std::optional<Fp8Recipe> recipe) {
+  TESSERA_EXPECT(!recipe || (weight.defined() && !weight.is_streamed()),
+                 "Linear::set_fp8: only a weight that is there as a whole is multiplied in 8 bits");
+  TESSERA_EXPECT(!recipe || fits_fp8(weight.shape()[1], weight.shape()[0]),
+                 "Linear::set_fp8: weight is ", weight.shape(), "; 16 must divide both sizes");
+  fp8_ = recipe;
+}
+
+Tensor Linear::multiply(const Tensor& x) {
+  const Tensor b = bias.defined() ? bias.value() : Tensor();
+  return fp8_ ? linear_fp8(x, weight, b, *fp8_) : linear(x, weight, b);
+}
+
 Tensor Linear::operator()(const Tensor& x, Caller at) {
   const CallSite site(at);
   return call(
       [&](const Tensor& in) {
-        if (!weight.is_streamed())
-          return linear(in, weight, bias.defined() ? bias.value() : Tensor());
+        if (!weight.is_streamed()) return multiply(in);
         SlicedLinear y(in);
         weight.for_each_slice(
             [&](const Tensor& slice, const SliceRows& rows) { y.add(slice, rows); });
@@ -50,7 +62,9 @@ Activated Linear::gelu(const Tensor& x, Caller at) {
   const CallSite site(at);
   return call(
       [&](const Tensor& in) {
-        return linear_gelu(in, weight, bias.defined() ? bias.value() : Tensor());
+        if (!fp8_) return linear_gelu(in, weight, bias.defined() ? bias.value() : Tensor());
+        const Tensor before = multiply(in);
+        return Activated{before, raw::gelu(before)};
       },
       x);
 }
@@ -59,7 +73,8 @@ Tensor Linear::operator()(const Activated& x, Caller at) {
   const CallSite site(at);
   return call(
       [&](const Activated& in) {
-        return linear(in, weight, bias.defined() ? bias.value() : Tensor());
+        if (!fp8_) return linear(in, weight, bias.defined() ? bias.value() : Tensor());
+        return multiply(tessera::gelu(in.before));  // whose derivative is no product's here
       },
       x);
 }

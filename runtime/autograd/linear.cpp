@@ -1,79 +1,39 @@
 // The linear layer's function, alone and after GELU, and its derivatives. The weight's gradient
 // goes straight to the parameter's gradient sink.
 #include "runtime/autograd/operands.hpp"
-#include "runtime/tensor/computed.hpp"
 #include "tessera/autograd/ops.hpp"
 
-#include "runtime/autograd/gradient_sink.hpp"
 #include "runtime/autograd/kept_results.hpp"
+#include "runtime/autograd/linear_layer.hpp"
 
 namespace tessera {
 
 using autograd::Gradients;
 using autograd::record;
+using autograd::rows_of_linear;
 using autograd::Saved;
+using autograd::shape_of_linear;
 using raw::Transpose;
 
 namespace {
 
-// The gradients of weight and bias, from g [N, out] and rows [N, in]; the weight's is written
-// straight to its sink where that is possible. They come before the input's, which may then lie
-// where the rows did.
+// The gradients of weight and bias, from g [N, out] and rows [N, in]. They come before the input's,
+// which may then lie where the rows did.
 void set_parameters(Gradients& out, const Tensor& g, Saved& saved_rows) {
   const Tensor rows = out.graph_is_retained() ? saved_rows.get() : saved_rows.extract();
-  if (out.wants(1)) {
-    const auto sink = out.sink(1);
-    if (sink && can_write(*sink, g.dtype()))
-      raw::matmul_into(sink->tensor, g, rows, Transpose::yes, Transpose::no, sink->scale,
-                       beta(*sink));
-    else
-      write_or_set(out, 1, sink, raw::matmul(g, rows, Transpose::yes, Transpose::no), g.dtype());
-  }
-  if (!out.wants(2)) return;
-  const auto sink = out.sink(2);
-  if (sink && can_write(*sink, g.dtype()))
-    raw::sum_rows_into(sink->tensor, g, sink->scale,
-                       sink->accumulate ? raw::Accumulate::yes : raw::Accumulate::no);
-  else
-    write_or_set(out, 2, sink, raw::reduce(raw::Reduction::sum, g, 0), g.dtype());
+  autograd::set_weight(out, {g.size(1), rows.size(1)}, g.dtype(), g.device(),
+                       [&](const Tensor& d, double alpha, double beta) {
+                         raw::matmul_into(d, g, rows, Transpose::yes, Transpose::no, alpha, beta);
+                       });
+  autograd::set_bias(out, g);
 }
 
-// The gradient of x [..., in], from g [N, out]. The product itself adds to what is there already,
-// so that q, k and v, say, take no kernel beside their products. Where somebody else sees that, as
-// the other side of a residual does, it adds to a copy, with the same bits.
+// The gradient of x [..., in], from g [N, out].
 void set_input(Gradients& out, const Tensor& g, const Tensor& weight, const Shape& shape) {
-  const auto sink = out.sink(0);
-  const bool is_direct = sink && sink->tensor.is_contiguous() && can_write(*sink, g.dtype());
-  const Tensor held = out.extract(0);
-  const bool in_place = held.defined() && held.is_exclusive() && held.is_contiguous();
-  const Tensor d = is_direct  ? sink->tensor
-                   : in_place ? held
-                              : Tensor::empty(shape, g.dtype(), g.device());
-  if (held.defined() && !in_place) raw::copy_into(d, held);
-  const bool adds = is_direct ? sink->accumulate : held.defined();
-  raw::matmul_into(raw::reshape(d, {g.size(0), weight.size(1)}), g, weight, Transpose::no,
-                   Transpose::no, is_direct ? sink->scale : 1, adds ? 1 : 0);
-  if (!is_direct) write_or_set(out, 0, sink, d, g.dtype());
-}
-
-// x [..., in] as the rows of a matrix, after a look at all operands.
-Tensor rows_of_linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  for (const Tensor* operand : {&x, &weight}) detail::expect_computed("linear", operand->dtype());
-  TESSERA_EXPECT(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(1) &&
-                     x.dtype() == weight.dtype(),
-                 "linear: x is ", x.shape(), " of ", x.dtype(), ", weight is ", weight.shape(),
-                 " of ", weight.dtype(), "; expected [..., in] and [out, in] of one dtype");
-  TESSERA_EXPECT(!bias.defined() || (bias.ndim() == 1 && bias.size(0) == weight.size(0)),
-                 "linear: bias is ", bias.shape(), ", expected [", weight.size(0), "]");
-  std::int64_t rows = 1;
-  for (int d = 0; d + 1 < x.ndim(); ++d) rows *= x.size(d);
-  return raw::reshape(x, {rows, x.size(-1)});
-}
-
-Shape shape_of_linear(const Tensor& x, const Tensor& weight) {
-  Shape shape = x.shape();
-  shape[x.ndim() - 1] = weight.size(0);
-  return shape;
+  autograd::set_input(out, shape, {g.size(0), weight.size(1)}, g.dtype(), g.device(),
+                      [&](const Tensor& d, double alpha, double beta) {
+                        raw::matmul_into(d, g, weight, Transpose::no, Transpose::no, alpha, beta);
+                      });
 }
 
 // What y = x W^T + bias is differentiated with. Saved before the product is launched: the last one

@@ -96,6 +96,7 @@ TEST_CASE("products reach less where they are small, thin or in f32") {
   CHECK(rate(512, 512, 8192) < 0.2 * large);   // 16 tiles for 132 multiprocessors
   CHECK(rate(16896, 8192, 64) < 0.4 * large);  // more beginning and end than product
   CHECK(rate(16896, 8192, 8192, f32) < 0.1 * large);
+  CHECK(rate(16896, 8192, 8192, e4m3) > 1.7 * large);  // by the same source
   const auto attention = [](std::int32_t length) {
     return product_rate(kH100, {.kind = Products::Kind::attention,
                                 .dtype = bf16,

@@ -48,6 +48,7 @@ struct Machine {
   std::string_view name;
   double peak_flops_per_second = 0;         // of the data sheet, bf16 without sparsity: MFU's
   double product_flops_per_second = 0;      // of large products in bf16, random values
+  double fp8_product_flops_per_second = 0;  // of large products of 8-bit floats; 0: it has none
   double f32_product_flops_per_second = 0;  // without tensor cores
   Attention attention{}, attention_backward{}, ordered_attention_backward{};
   double copy_bytes_per_second = 0;  // read and written
@@ -76,9 +77,10 @@ struct Machine {
 // our own kernels; the host is a virtual machine's, for all. Launches: an estimate.
 inline constexpr Machine kH100{
     .name = "h100",
-    .peak_flops_per_second = 989.4e12,        // NVIDIA H100 SXM5 data sheet
-    .product_flops_per_second = 794.5e12,     // stas00/ml-engineering, compute/accelerator: MAMF
-    .f32_product_flops_per_second = 66.9e12,  // data sheet
+    .peak_flops_per_second = 989.4e12,          // NVIDIA H100 SXM5 data sheet
+    .product_flops_per_second = 794.5e12,       // stas00/ml-engineering, compute/accelerator: MAMF
+    .fp8_product_flops_per_second = 1402.6e12,  // there, too
+    .f32_product_flops_per_second = 66.9e12,    // data sheet
     .attention = {{557e12, 1240}, {659e12, 614}},
     .attention_backward = {{470e12, 1538}, {601e12, 1773}},
     .ordered_attention_backward = {{381e12, 760}, {392e12, 390}},
@@ -98,16 +100,18 @@ inline constexpr Machine kH100{
 constexpr Machine make_h200() {
   Machine m = kH100;
   m.name = "h200";
-  m.copy_bytes_per_second = 4.3e12;  // measured on one H200 by PyTorch's copy
+  m.fp8_product_flops_per_second = 1453.4e12;  // as the H100's
+  m.copy_bytes_per_second = 4.3e12;            // measured on one H200 by PyTorch's copy
   return m;
 }
 inline constexpr Machine kH200 = make_h200();
 
 inline constexpr Machine kB200{
     .name = "b200",
-    .peak_flops_per_second = 2250e12,       // NVIDIA HGX B200 data sheet
-    .product_flops_per_second = 1745e12,    // stas00/ml-engineering, compute/accelerator: MAMF
-    .f32_product_flops_per_second = 75e12,  // data sheet
+    .peak_flops_per_second = 2250e12,           // NVIDIA HGX B200 data sheet
+    .product_flops_per_second = 1745e12,        // stas00/ml-engineering, compute/accelerator: MAMF
+    .fp8_product_flops_per_second = 3432.5e12,  // there, too
+    .f32_product_flops_per_second = 75e12,      // data sheet
     // Estimates: somewhat less than the H100's share of the peak, with longer sequences; ours, by
     // warps, is the H100's by the multiprocessors.
     .attention = {{1190e12, 2500}, {1400e12, 1250}},
@@ -171,6 +175,8 @@ constexpr double product_rate(const Machine& machine, const Products& p) {
   };
   if (p.dtype == DType::f32 && p.kind != Products::Kind::none)
     return machine.f32_product_flops_per_second * shape_share(machine, p);
+  if (is_storage_only(p.dtype))
+    return machine.fp8_product_flops_per_second * shape_share(machine, p);
   switch (p.kind) {
     case Products::Kind::attention:
       return of_length(machine.attention);

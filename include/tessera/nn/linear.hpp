@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "tessera/autograd/fp8.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/nn/module.hpp"
 
@@ -62,8 +63,18 @@ class Linear : public Module {
   Tensor cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits,
                        std::optional<double> gradient = {}, Caller at = Caller::current());
 
+  // From the next call on, products in 8-bit floats, or none; of all layers of a model: nn/fp8.hpp.
+  // Throws: ContractError for a streamed weight and for sizes that 16 does not divide.
+  void set_fp8(std::optional<Fp8Recipe> recipe);
+  const std::optional<Fp8Recipe>& fp8() const noexcept { return fp8_; }
+
   Parameter weight;  // [out, in], normal
   Parameter bias;    // [out], 0; undefined without
+
+ private:
+  Tensor multiply(const Tensor& x);
+
+  std::optional<Fp8Recipe> fp8_;
 };
 
 }  // namespace tessera::nn

@@ -1,0 +1,85 @@
+// Which layers of a model multiply in 8-bit floats, and that each does what linear_fp8 does.
+#include "tessera/nn/fp8.hpp"
+
+#include "tessera/nn/llama.hpp"
+#include "tests/nn/helpers.hpp"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+std::vector<float> result_and_gradients(nn::Module& module, const Tensor& y,
+                                        const Tensor& gradient) {
+  std::vector<float> all = y.to_vector<float>();
+  y.backward(gradient);
+  for (const auto& [name, p] : module.named_parameters())
+    for (const float g : p.grad().to_vector<float>()) all.push_back(g);
+  drop_gradients(module);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("set_fp8 takes the linear layers that fit, but the head and those that are named",
+          "[nn]") {
+  nn::LlamaConfig config{
+      .dim = 32, .n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .ffn_dim = 48, .vocab_size = 64};
+  nn::Llama model(config);
+  const Names all = nn::set_fp8(model, Fp8Recipe::tensorwise);
+  CHECK(all.size() == 14);
+  CHECK(all[0] == "model.layers.0.self_attn.q_proj");
+  CHECK_FALSE(model.head.fp8());
+  CHECK(model.blocks[1].mlp.down_proj.fp8() == Fp8Recipe::tensorwise);
+  nn::Llama other(config);
+  CHECK(nn::set_fp8(other, Fp8Recipe::blockwise, {.skip = {"down_proj", "layers.1"}}).size() == 6);
+  CHECK_FALSE(other.blocks[0].mlp.down_proj.fp8());
+  CHECK(other.blocks[0].mlp.up_proj.fp8() == Fp8Recipe::blockwise);
+  CHECK_THROWS_WITH(nn::set_fp8(other, Fp8Recipe::blockwise, {.skip = {"up_proj", "w1"}}),
+                    "set_fp8: no linear layer has 'w1' in its name; see named_modules()");
+  config.ffn_dim = 40;  // which 16 does not divide
+  nn::Llama narrow(config);
+  CHECK(nn::set_fp8(narrow, Fp8Recipe::tensorwise).size() == 8);
+  CHECK_FALSE(narrow.blocks[0].mlp.up_proj.fp8());
+  CHECK_THROWS_AS(narrow.blocks[0].mlp.up_proj.set_fp8(Fp8Recipe::tensorwise), ContractError);
+  CHECK_THROWS_AS(model.head.set_fp8(Fp8Recipe::tensorwise), ContractError);
+}
+
+TEST_CASE("a linear layer in fp8 has the bits of linear_fp8, and back again those of linear",
+          "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  nn::Linear layer(48, 32, draw.device);
+  randomize(layer, draw);
+  const Tensor x = draw.tensor({2, 16, 48}), g = draw.tensor({2, 16, 32});
+  const std::vector<float> plain = result_and_gradients(layer, layer(x), g);
+  for (const Fp8Recipe recipe : {Fp8Recipe::tensorwise, Fp8Recipe::blockwise}) {
+    layer.set_fp8(recipe);
+    const std::vector<float> in_layer = result_and_gradients(layer, layer(x), g);
+    CHECK(in_layer != plain);
+    CHECK(in_layer ==
+          result_and_gradients(layer, linear_fp8(x, layer.weight, layer.bias.value(), recipe), g));
+  }
+  layer.set_fp8({});
+  CHECK(result_and_gradients(layer, layer(x), g) == plain);
+}
+
+TEST_CASE("layers with GELU between them are in fp8 each for itself", "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  nn::GeluMlp mlp(32, 64, draw.device);
+  randomize(mlp, draw);
+  const Tensor x = draw.tensor({16, 32}), g = draw.tensor({16, 32});
+  for (const bool first : {true, false})
+    for (const bool second : {true, false}) {
+      const auto set = [](nn::Linear& layer, bool on) {
+        layer.set_fp8(on ? std::optional(Fp8Recipe::tensorwise) : std::nullopt);
+      };
+      set(mlp.c_fc, first);
+      set(mlp.c_proj, second);
+      CHECK(result_and_gradients(mlp, mlp(x), g) ==
+            result_and_gradients(mlp, mlp.c_proj(gelu(mlp.c_fc(x))), g));
+    }
+}
