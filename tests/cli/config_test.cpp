@@ -134,6 +134,12 @@ TEST_CASE("a choice is the enumerator of the library that bears its name") {
   CHECK(strategy("zero2") == Strategy::zero2);
   CHECK(strategy("zero3") == Strategy::zero3);
   CHECK(strategy("hybrid") == Strategy::hybrid);
+  const auto float8 = [](const std::string& name) {
+    return parse({"--quantize.linear.float8.recipe_name=" + name}).float8.recipe_name;
+  };
+  CHECK(float8("none") == Float8Recipe::none);
+  CHECK(float8("tensorwise") == Float8Recipe::tensorwise);
+  CHECK(float8("blockwise") == Float8Recipe::blockwise);
   const auto recompute = [](const std::string& name) {
     return parse({"--activation_checkpoint.mode=" + name}).activation_checkpoint.mode;
   };

@@ -13,6 +13,7 @@
 #include "tessera/comm/world.hpp"
 #include "tessera/data/token_file.hpp"
 #include "tessera/device/machine.hpp"
+#include "tessera/nn/fp8.hpp"
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tessera/optim/adamw.hpp"
@@ -32,6 +33,8 @@ enum class MachineName : std::uint8_t { none, h100, h200, b200, a100 };
 // See nn::LossOrder; automatic: what fits the memory.
 enum class LossChoice : std::uint8_t { automatic, lean, fast };
 enum class Strategy : std::uint8_t { none, ddp, zero1, zero2, zero3, hybrid };
+// Of Fp8Recipe, in its order, after `none`.
+enum class Float8Recipe : std::uint8_t { none, tensorwise, blockwise };
 enum class RecomputeMode : std::uint8_t { none, selective, full };
 
 // An empty text and an empty optional mean "not set".
@@ -154,6 +157,16 @@ struct Config {
     // Throws: DataError for another option.
     nn::Recompute recompute() const;
   } activation_checkpoint;
+
+  struct Float8 {
+    Float8Recipe recipe_name = Float8Recipe::none;
+    std::string filter_fqns;  // parts of layers' names, with commas between them
+
+    bool is_on() const { return recipe_name != Float8Recipe::none; }
+    // nn::set_fp8 as these keys say.  Throws: DataError for a filter that is in no layer's name,
+    // and where no layer is left.
+    void apply(nn::Module& model) const;
+  } float8;
 
   struct Checkpoint {
     DType export_dtype = f32;  // of --save

@@ -106,6 +106,7 @@ constexpr std::string_view kLlama = "model.name=llama", kGpt2 = "model.name=gpt2
                            kDecays = "lr_scheduler.decay_type!=constant",
                            kShuffled = "debug.executor=shuffled",
                            kSelective = "activation_checkpoint.mode=selective",
+                           kFloat8 = "quantize.linear.float8.recipe_name!=none",
                            kGpu = "device!=cpu", kPlanned = "dry-run=true",
                            kPriced = "machine!=none";
 
@@ -340,6 +341,15 @@ const std::vector<Key>& schema() {
           "2: every second block, or another number; op: every block, but what attention and every "
           "second product gave is kept; every_op: attention and all products",
           {.only_if = kSelective, .argument = "N|op|every_op"}),
+      key<&C::float8, &C::Float8::recipe_name>("quantize.linear.float8.recipe_name",
+                                               "products of linear layers in 8-bit floats, but the "
+                                               "head's; tensorwise: a scale an operand; "
+                                               "blockwise: one for 128 elements, on a GPU of sm_90",
+                                               {.choices = {"none", "tensorwise", "blockwise"}}),
+      key<&C::float8, &C::Float8::filter_fqns>(
+          "quantize.linear.float8.filter_fqns",
+          "layers stay as they are whose name has one of these in it, as q_proj,down_proj",
+          {.only_if = kFloat8, .argument = "NAMES"}),
       key<&C::checkpoint, &C::Checkpoint::export_dtype>(
           "checkpoint.export_dtype", "type in which --save writes the weights",
           {.choices = {"float32", "bfloat16", "float16"}}),

@@ -38,6 +38,14 @@ TomlItem item_of(std::string section, std::string name, const toml::node& node) 
   return item;
 }
 
+// Whether `name` is a section, or the beginning of the name of one.
+bool holds_sections(const std::string& name) {
+  for (const std::string_view section : sections())
+    if (section.starts_with(name) && (section.size() == name.size() || section[name.size()] == '.'))
+      return true;
+  return false;
+}
+
 void append_section(std::vector<TomlItem>& items, const std::string& section,
                     const toml::table& table) {
   if (table.empty()) {
@@ -48,8 +56,14 @@ void append_section(std::vector<TomlItem>& items, const std::string& section,
                      .line = table.source().begin.line,
                      .is_empty_section = true});
   }
-  for (const auto& [key, node] : table)
-    items.push_back(item_of(section, std::string(key.str()), node));
+  for (const auto& [key, node] : table) {
+    const std::string name = concat(section, ".", key.str());
+    const toml::table* inner = node.as_table();
+    if (inner && holds_sections(name))
+      append_section(items, name, *inner);
+    else
+      items.push_back(item_of(section, std::string(key.str()), node));
+  }
 }
 
 // Read to its end: the system's own files, such as those in /proc, do not tell their size.

@@ -61,9 +61,7 @@ Tensor all_sum(const World& world, const Tensor& values) {
   return out;
 }
 
-}  // namespace
-
-std::unique_ptr<nn::LanguageModel> make_model(const Config& config) {
+std::unique_ptr<nn::LanguageModel> plain_model(const Config& config) {
   const auto& m = config.model;
   const nn::Recompute recompute = config.activation_checkpoint.recompute();
   if (m.name == ModelName::llama)
@@ -90,6 +88,14 @@ std::unique_ptr<nn::LanguageModel> make_model(const Config& config) {
                                                    .dropout = m.dropout,
                                                    .tie_embeddings = m.tied(),
                                                    .recompute = recompute});
+}
+
+}  // namespace
+
+std::unique_ptr<nn::LanguageModel> make_model(const Config& config) {
+  auto model = plain_model(config);
+  config.float8.apply(*model);
+  return model;
 }
 
 double flops_per_token(const Config& config, nn::LanguageModel& model) {

@@ -211,6 +211,22 @@ void check_gradient_sync(const Config& config, const BatchSplit& split, const Hy
          "parallelism.data_parallel_replicate_degree");
 }
 
+void check_float8(const Config& config, const BatchSplit& split) {
+  if (!config.float8.is_on()) return;
+  if (const std::int64_t tokens = checked_mul(split.local, config.training.seq_len);
+      tokens % 16 != 0) {
+    fail("quantize.linear.float8.recipe_name: a micro-batch has ", tokens,
+         " tokens, which 16 must divide; change training.local_batch_size or training.seq_len");
+  }
+  if (config.flags.machine == MachineName::none) return;
+  const Machine& machine = kMachines.at(static_cast<std::size_t>(config.flags.machine) - 1);
+  const bool by_block = config.float8.recipe_name == Float8Recipe::blockwise;
+  if (machine.fp8_product_flops_per_second > 0 && (!by_block || machine.has_fp8_blocks)) return;
+  fail("quantize.linear.float8.recipe_name=", by_block ? "blockwise" : "tensorwise",
+       ": --machine=", machine.name, " has no such products; choose another --machine",
+       machine.fp8_product_flops_per_second > 0 ? ", or tensorwise" : "");
+}
+
 }  // namespace
 
 DeviceChoice device_choice(const Config& config) {
@@ -276,8 +292,9 @@ void validate(const Config& config, int world_size) {
   check_no_decay(config);
   check_run(config, world_size);
   if (world_size == 0) return;
-  check_gradient_sync(apply_strategy(config, world_size), split_batch(config, world_size),
-                      mesh_sizes(config, world_size));
+  const BatchSplit split = split_batch(config, world_size);
+  check_gradient_sync(apply_strategy(config, world_size), split, mesh_sizes(config, world_size));
+  check_float8(config, split);
 }
 
 }  // namespace tessera::train

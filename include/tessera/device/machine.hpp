@@ -49,6 +49,7 @@ struct Machine {
   double peak_flops_per_second = 0;         // of the data sheet, bf16 without sparsity: MFU's
   double product_flops_per_second = 0;      // of large products in bf16, random values
   double fp8_product_flops_per_second = 0;  // of large products of 8-bit floats; 0: it has none
+  bool has_fp8_blocks = false;              // products with a scale for 128 of them: sm_90
   double f32_product_flops_per_second = 0;  // without tensor cores
   Attention attention{}, attention_backward{}, ordered_attention_backward{};
   double copy_bytes_per_second = 0;  // read and written
@@ -80,7 +81,8 @@ inline constexpr Machine kH100{
     .peak_flops_per_second = 989.4e12,          // NVIDIA H100 SXM5 data sheet
     .product_flops_per_second = 794.5e12,       // stas00/ml-engineering, compute/accelerator: MAMF
     .fp8_product_flops_per_second = 1402.6e12,  // there, too
-    .f32_product_flops_per_second = 66.9e12,    // data sheet
+    .has_fp8_blocks = true,
+    .f32_product_flops_per_second = 66.9e12,  // data sheet
     .attention = {{557e12, 1240}, {659e12, 614}},
     .attention_backward = {{470e12, 1538}, {601e12, 1773}},
     .ordered_attention_backward = {{381e12, 760}, {392e12, 390}},
