@@ -69,9 +69,13 @@ Tensor GroupedQueryAttention::operator()(const Tensor& x_BTC, Caller at) {
 
 Tensor GroupedQueryAttention::attend(const Tensor& x_BTC) {
   const std::int64_t B = x_BTC.size(0), T = x_BTC.size(1);
-  Tensor q_BTHD = reshape(q_proj(x_BTC), {B, T, n_heads_, head_dim_});
-  Tensor k_BTKD = reshape(k_proj(x_BTC), {B, T, n_kv_heads_, head_dim_});
-  const Tensor v_BTKD = reshape(v_proj(x_BTC), {B, T, n_kv_heads_, head_dim_});
+  Tensor q_BTHD, k_BTKD, v_BTKD;
+  {
+    const SharedFp8Input shared;
+    q_BTHD = reshape(q_proj(x_BTC), {B, T, n_heads_, head_dim_});
+    k_BTKD = reshape(k_proj(x_BTC), {B, T, n_kv_heads_, head_dim_});
+    v_BTKD = reshape(v_proj(x_BTC), {B, T, n_kv_heads_, head_dim_});
+  }
   if (rotary_) {
     q_BTHD = (*rotary_)(q_BTHD);
     k_BTKD = (*rotary_)(k_BTKD);

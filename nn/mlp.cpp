@@ -37,8 +37,13 @@ Tensor SwigluMlp::operator()(const Tensor& x, Caller at) {
   const CallSite site(at);
   const auto forward = [&](const Tensor& in) {
     if (is_fused()) return down_proj(swiglu(gate_up_proj(in)));
-    const Tensor gate = gate_proj(in);  // before up: as registered, so backward needs them in turn
-    return down_proj(swiglu(gate, up_proj(in)));
+    const auto activated = [&] {
+      const SharedFp8Input shared;
+      const Tensor gate =
+          gate_proj(in);  // before up: as registered, so backward needs them in turn
+      return swiglu(gate, up_proj(in));
+    };
+    return down_proj(activated());
   };
   return call(forward, x);
 }

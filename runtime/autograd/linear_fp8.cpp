@@ -17,7 +17,27 @@ using detail::Fp8Form;
 using detail::Fp8Matrix;
 using kernels::Scaling;
 
+struct SharedFp8Input::Rounded {
+  Tensor x;  // held, so that nothing else lies there
+  std::uint64_t version;
+  Fp8Recipe recipe;
+  detail::Fp8Forms forms;
+
+  bool is_of(const Tensor& other, Fp8Recipe wanted, bool wants_transposed) const {
+    return x.storage() == other.storage() && version == other.storage()->version &&
+           x.data() == other.data() && x.shape() == other.shape() &&
+           x.strides() == other.strides() && recipe == wanted &&
+           (forms.transposed.codes.defined() || !wants_transposed);
+  }
+};
+
 namespace {
+
+// Where the scope on this thread keeps it; null without one.
+std::unique_ptr<SharedFp8Input::Rounded>*& shared_input() noexcept {
+  thread_local std::unique_ptr<SharedFp8Input::Rounded>* instance = nullptr;
+  return instance;
+}
 
 // What the recipe says of x and of gradients, and of weights.
 Scaling of_rows(Fp8Recipe recipe) {
@@ -48,7 +68,23 @@ struct SavedMatrix {
   }
 };
 
+// Both forms of x, whose rows these are, or the plain one.
+detail::Fp8Forms rounded_input(const Tensor& x, const Tensor& rows, Fp8Recipe recipe,
+                               bool wants_transposed) {
+  auto* const shared = shared_input();
+  if (shared && *shared && (*shared)->is_of(x, recipe, wants_transposed)) return (*shared)->forms;
+  detail::Fp8Forms forms = detail::quantize(rows, e4m3, of_rows(recipe),
+                                            wants_transposed ? Fp8Form::both : Fp8Form::plain);
+  if (shared)
+    *shared = std::unique_ptr<SharedFp8Input::Rounded>(
+        new SharedFp8Input::Rounded{x.detach(), x.storage()->version, recipe, forms});
+  return forms;
+}
+
 }  // namespace
+
+SharedFp8Input::SharedFp8Input() noexcept : before_(std::exchange(shared_input(), &rounded_)) {}
+SharedFp8Input::~SharedFp8Input() { shared_input() = before_; }
 
 Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, Fp8Recipe recipe,
                   Caller at) {
@@ -57,8 +93,7 @@ Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, Fp8
   const Tensor rows = autograd::rows_of_linear(x, weight, bias);
   const bool wants_weight = autograd::grad_enabled() && weight.requires_grad();
   check_fp8(rows, weight, wants_weight);
-  auto [x_codes, x_transposed] =
-      detail::quantize(rows, e4m3, of_rows(recipe), wants_weight ? Fp8Form::both : Fp8Form::plain);
+  const auto [x_codes, x_transposed] = rounded_input(x, rows, recipe, wants_weight);
   // Saved before the product is launched, as by linear().
   SavedMatrix saved_x(x_transposed);
   Saved saved_weight(weight);

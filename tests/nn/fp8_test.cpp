@@ -3,6 +3,7 @@
 
 #include "tessera/nn/llama.hpp"
 #include "tests/nn/helpers.hpp"
+#include "tests/support/launches.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -82,4 +83,30 @@ TEST_CASE("layers with GELU between them are in fp8 each for itself", "[nn]") {
       CHECK(result_and_gradients(mlp, mlp(x), g) ==
             result_and_gradients(mlp, mlp.c_proj(gelu(mlp.c_fc(x))), g));
     }
+}
+
+TEST_CASE("projections that read one input round it once, and what lies elsewhere anew", "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  nn::SwigluMlp mlp(32, 48, draw.device);
+  randomize(mlp, draw);
+  nn::set_fp8(mlp, Fp8Recipe::tensorwise);
+  const Tensor x = draw.tensor({16, 32}), g = draw.tensor({16, 32});
+  std::vector<float> shared;
+  {
+    const Launches launches(draw.device);
+    const Tensor y = mlp(x);
+    draw.device.synchronize();
+    CHECK(launches.of("quantize") == 5);  // three weights, x, what down_proj reads
+    shared = result_and_gradients(mlp, y, g);
+  }
+  CHECK(shared ==
+        result_and_gradients(mlp, mlp.down_proj(swiglu(mlp.gate_proj(x), mlp.up_proj(x))), g));
+
+  const SharedFp8Input scope;
+  const Tensor first = mlp.up_proj(x), again = mlp.up_proj(x * 2.0), written = x * 1.0;
+  CHECK(again.to_vector<float>() == (first * 2.0).to_vector<float>());  // scales are powers of two
+  const std::vector<float> before = mlp.up_proj(written).to_vector<float>();
+  raw::copy_into(written, x * 2.0);
+  CHECK(mlp.up_proj(written).to_vector<float>() != before);
 }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "tessera/tensor/tensor.hpp"
 
@@ -25,6 +26,22 @@ enum class Fp8Recipe : std::uint8_t { tensorwise, blockwise };
 // weight's gradient is wanted, the rows of x, over which it is a sum.
 Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, Fp8Recipe recipe,
                   Caller at = Caller::current());
+// In its scope on this thread, calls of linear_fp8 with one x, one after another, round it once,
+// and keep it once for backward: for layers that read one input, as those to queries, keys and
+// values.
+class SharedFp8Input {
+ public:
+  SharedFp8Input() noexcept;
+  ~SharedFp8Input();
+  SharedFp8Input(const SharedFp8Input&) = delete;
+  SharedFp8Input& operator=(const SharedFp8Input&) = delete;
+
+  struct Rounded;  // what the last call has made
+
+ private:
+  std::unique_ptr<Rounded> rounded_;
+  std::unique_ptr<Rounded>* const before_;  // that of the scope around this one
+};
 // Whether 16 divides both, as these products need.
 constexpr bool fits_fp8(std::int64_t in, std::int64_t out) { return in % 16 == 0 && out % 16 == 0; }
 
