@@ -104,12 +104,20 @@ std::string concat(const Parts&... parts) {
   return std::move(out).str();
 }
 
+namespace detail {
+// Out of line, so that a function that checks keeps its values in registers and may be inlined.
+template <class... Parts>
+[[noreturn, gnu::noinline, gnu::cold]] void fail_contract(std::source_location where,
+                                                          const Parts&... parts) {
+  fail_contract(concat(parts...), where);
+}
+}  // namespace detail
+
 }  // namespace tessera
 
 // Throws ContractError with the joined parts unless `condition` holds. Always on.
-#define TESSERA_EXPECT(condition, ...)                                   \
-  do {                                                                   \
-    if (!(condition)) [[unlikely]]                                       \
-      ::tessera::detail::fail_contract(::tessera::concat(__VA_ARGS__),   \
-                                       std::source_location::current()); \
+#define TESSERA_EXPECT(condition, ...)                                                \
+  do {                                                                                \
+    if (!(condition)) [[unlikely]]                                                    \
+      ::tessera::detail::fail_contract(std::source_location::current(), __VA_ARGS__); \
   } while (false)
