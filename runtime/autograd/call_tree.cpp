@@ -5,8 +5,7 @@
 namespace tessera::autograd {
 
 bool CallTree::has(const std::function<bool(Region&)>& f) const {
-  return std::any_of(marks_.begin(), marks_.end(),
-                     [&](const Mark& m) { return m.region && f(*m.region); });
+  return std::ranges::any_of(marks_, [&](const Mark& m) { return m.region && f(*m.region); });
 }
 
 // The mirror of the marks. A recomputed function is entered as a whole: its regions begin in the

@@ -340,8 +340,7 @@ class Engine {
       }
       for (const auto& leaf : node.uses) count(*leaf, s);
     }
-    std::sort(found.begin(), found.end(),
-              [](const auto& a, const auto& b) { return a->sequence > b->sequence; });
+    std::ranges::sort(found, std::greater(), [](const auto& node) { return node->sequence; });
     return found;
   }
 

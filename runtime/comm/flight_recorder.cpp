@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
+#include <cstring>
 
 #include "tessera/base/error.hpp"
 #include "tessera/base/json.hpp"
@@ -19,6 +20,7 @@ using std::memory_order_release;
 using Word = std::atomic_ref<std::uint64_t>;
 
 constexpr std::size_t kSeqWord = offsetof(FlightEntry, seq) / 8;
+static_assert(kSeqWord == 0, "the words behind it are written between its two writes");
 constexpr std::size_t kFingerprintWord = offsetof(FlightEntry, fingerprint) / 8;
 constexpr std::size_t kStartedWord = offsetof(FlightEntry, started_ns) / 8;
 constexpr std::size_t kDoneWord = offsetof(FlightEntry, done_ns) / 8;
@@ -76,9 +78,12 @@ const FlightEntry& FlightRecorder::submit(FlightEntry& call, std::uint64_t conte
   Words& out = entry(seq);
   Word(out[kSeqWord]).store(0, memory_order_relaxed);
   std::atomic_thread_fence(memory_order_release);
-  const auto words = std::bit_cast<Words>(call);
-  for (std::size_t i = 0; i < kWords; ++i)
-    if (i != kSeqWord) Word(out[i]).store(words[i], memory_order_relaxed);
+  const auto* const bytes = reinterpret_cast<const std::byte*>(&call);
+  for (std::size_t i = kSeqWord + 1; i < kWords; ++i) {
+    std::uint64_t word;
+    std::memcpy(&word, bytes + i * sizeof word, sizeof word);
+    Word(out[i]).store(word, memory_order_relaxed);
+  }
   Word(out[kSeqWord]).store(seq, memory_order_release);
   last_.store(seq, memory_order_release);
   return call;

@@ -12,15 +12,13 @@ namespace {
 
 std::int64_t rounded(std::int64_t bytes) { return round_up(bytes, kAlignmentBytes); }
 
-bool is_covered(const std::vector<Event>& by, const Event& event) {
-  return std::any_of(by.begin(), by.end(),
-                     [&](const Event& e) { return e.clock.covers(event.clock); });
+bool is_covered(std::span<const Event> by, const Event& event) {
+  return std::ranges::any_of(by, [&](const Event& e) { return e.clock.covers(event.clock); });
 }
 
 const Event* noted_at(const std::vector<Event>& noted, StreamId stream, Tick used) {
-  const auto found = std::find_if(noted.begin(), noted.end(), [&](const Event& event) {
-    return event.stream == stream && event.tick >= used;
-  });
+  const auto found = std::ranges::find_if(
+      noted, [&](const Event& event) { return event.stream == stream && event.tick >= used; });
   return found == noted.end() ? nullptr : &*found;
 }
 
@@ -91,7 +89,7 @@ void Arena::cut_out(std::int64_t begin, std::int64_t end, std::vector<Event>& la
       Past behind{end, past.end, past.last_use};
       past.end = begin;
       past_.push_back(std::move(behind));
-      ++i;
+      return;  // no other meets it
     } else if (lasts_before) {
       past_[i++].end = begin;
     } else if (lasts_behind) {
@@ -149,8 +147,7 @@ void Arena::record_last_use(Holder& user) {
   // and its event's clock covers the others' uses, which then need no event of their own.
   const auto needs_event = [&](StreamId id) {
     return used[id] > context_.host_clock()[id] &&
-           std::none_of(events.begin(), events.end(),
-                        [&](const Event& e) { return e.clock[id] >= used[id]; });
+           std::ranges::none_of(events, [&](const Event& e) { return e.clock[id] >= used[id]; });
   };
   const auto is_followed = [&](StreamId id) {
     for (std::size_t s = 0; s < kMaxStreams; ++s)
@@ -169,8 +166,7 @@ void Arena::record_last_use(Holder& user) {
   // Of holders before it only what nobody who used the slot has waited for.
   const auto is_over = [&](const Event& event) {
     return context_.host_clock().covers(event.clock) ||
-           std::any_of(events.begin() + static_cast<std::ptrdiff_t>(earlier), events.end(),
-                       [&](const Event& e) { return e.clock.covers(event.clock); });
+           is_covered(std::span(events).subspan(earlier), event);
   };
   for (std::size_t i = earlier; i-- > 0;)
     if (is_over(events[i])) events.erase(events.begin() + static_cast<std::ptrdiff_t>(i));

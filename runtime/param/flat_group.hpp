@@ -68,6 +68,7 @@ struct FlatGroup {
   // count for each: where it is 0 no rank had a gradient, and the parameter is skipped by whoever
   // reads it, on the device.
   Tensor gradient;
+  std::uint64_t gradients = 0;  // counts those that reductions have made
   // What clipping has left `gradient` to be multiplied by, f32 []: an optimizer does it on its way;
   // before whoever else looks at it, or adds to it, apply_factor has. Undefined: 1.
   Tensor factor;

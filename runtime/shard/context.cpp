@@ -37,8 +37,7 @@ void Context::build(nn::Module& root) {
     const std::shared_ptr<Unit> unit = unit_of(*module);
     if (!unit) continue;
     if (unit->calls().is_list()) {
-      const auto known = std::find_if(units.begin(), units.end(),
-                                      [&](const auto& other) { return other.second == unit; });
+      const auto known = std::ranges::find(units, unit, [](const auto& u) { return u.second; });
       if (known != units.end()) {
         known->first += ", " + name;
         continue;
@@ -171,7 +170,7 @@ void Context::follow_masks(nn::Module& root) {
           group.expect_reduced("parameters were frozen or thawed", i, i + 1);
     }
   TESSERA_EXPECT(autograd::forget_forwards([this](autograd::Region& region) {
-                   const auto* const call = dynamic_cast<UnitRegion*>(&region);
+                   const auto* const call = UnitRegion::of(region);
                    const auto called = call ? call->unit() : nullptr;
                    return called && called->context().get() == this;
                  }),
@@ -255,8 +254,7 @@ void Context::begin_forward() {
 
 void Context::close_stale_units() {
   for (const auto& weak : units_)
-    if (const std::shared_ptr<Unit> unit = weak.lock();
-        unit && unit->is_stale() && !unit->calls().is_running())
+    if (const auto unit = weak.lock(); unit && unit->is_stale() && !unit->calls().is_running())
       unit->close();
 }
 
@@ -296,7 +294,7 @@ void Context::prefetch(Unit& unit) {
   }
   int depth = unit.shards().options.prefetch_depth;
   autograd::for_each_upcoming_step([&](autograd::Region& region, bool begins) {
-    const auto* const call = begins ? dynamic_cast<UnitRegion*>(&region) : nullptr;
+    const auto* const call = begins ? UnitRegion::of(region) : nullptr;
     const std::shared_ptr<Unit> unit = call ? call->unit() : nullptr;
     if (!unit || unit->context().get() != this || unit->control().keeps_open() ||
         unit->shards().parameters.empty() || !call->needs().parameters)
@@ -310,14 +308,12 @@ void Context::prefetch(Unit& unit) {
 bool Context::call_ends_next() const {
   bool ends = false;
   autograd::for_each_upcoming_step([&](autograd::Region& region, bool begins) {
-    const bool is_call = dynamic_cast<UnitRegion*>(&region) != nullptr;
+    const bool is_call = UnitRegion::of(region) != nullptr;
     ends = is_call && !begins;
     return !is_call;
   });
   return ends;
 }
-
-void Context::on_reduced(const Event& event) { reduced_ = event; }
 
 // --- the pass ---
 

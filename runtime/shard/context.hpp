@@ -94,7 +94,7 @@ class Context : public std::enable_shared_from_this<Context> {
   // The way back along a forward of the root is over: units that it has left open are closed.
   void end_of_root_backward();
   // After each reduce-scatter, which has ended when `event` has.
-  void on_reduced(const Event& event);
+  void on_reduced(const Event& event) { reduced_ = event; }
 
   // --- the pass ---
   // Asks for end_of_backward at the end of the running pass.

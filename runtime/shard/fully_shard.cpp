@@ -45,8 +45,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
     for (const auto& [name, below] : module->named_modules())
       if (auto* const unit = dynamic_cast<Unit*>(below->hook().get())) inside.push_back(unit);
   const auto is_inside = [&](const std::string* unit) {
-    return std::any_of(inside.begin(), inside.end(),
-                       [&](const Unit* inner) { return &inner->name() == unit; });
+    return std::ranges::any_of(inside, [&](const Unit* inner) { return &inner->name() == unit; });
   };
   std::unordered_set<const ParameterState*> ignored, known;  // two modules may share one
   for (const Parameter& p : options.ignored) ignored.insert(state_of(p).get());
@@ -144,7 +143,7 @@ void skip_backward(nn::Module& root) {
   TESSERA_EXPECT(unit && (!unit->context() || unit->shards().is_root()),
                  "skip_backward: the module is no root; give the one of the outermost fully_shard");
   autograd::skip_backward([&](autograd::Region& region) {
-    const auto* const call = dynamic_cast<shard::UnitRegion*>(&region);
+    const auto* const call = shard::UnitRegion::of(region);
     const auto called = call ? call->unit() : nullptr;
     return called && called->context() == unit->context();
   });

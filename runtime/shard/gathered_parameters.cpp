@@ -123,7 +123,7 @@ bool GatheredParameters::fill_slot() {
     shards_.host->end_gather();
   }
   if (encoded_) encoded_->encode(slot_);
-  if (shards_.size() > 1) {
+  if (shards_.size > 1) {
     CollectiveGroup& group = prepared_.next(shards_.gather_name);
     group.backward_of = autograd::forward_of_step();
     if (group.items().empty())
@@ -135,7 +135,7 @@ bool GatheredParameters::fill_slot() {
   }
   if (encoded_) encoded_->decode();
   gathered_ = shards_.device.gather().record();
-  return shards_.size() > 1;
+  return shards_.size > 1;
 }
 
 Collective GatheredParameters::item_of(const GatheredPart& part) const {
@@ -169,26 +169,28 @@ void GatheredParameters::keep_part() {
 // --- open, close ---
 
 void GatheredParameters::open() {
-  // Also where it has stayed open: what it kept from before an update is an error to use.
-  for (const auto& p : shards_.parameters) p->window->version = p->group->version;
   // In forward the wait is lazy: Parameter::value waits at a parameter's first use. The root uses
   // its parameters after its inner units, whose waits cover the root's gather, so it seldom waits
   // at all. In backward nobody calls value(): nodes read saved tensors. So the wait stands here,
   // also for what a program has unsharded and not read.
   if (uses_slot() && autograd::in_backward()) shards_.device.compute().wait(gathered_);
-  if (state_ == State::open) return;
-  advance(State::gathering, State::open);
-  const bool is_gathered = uses_slot(), needs_slot = shards_.needs_slot();
-  for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
+  const bool was_open = state_ == State::open, needs_slot = shards_.needs_slot();
+  if (!was_open) advance(State::gathering, State::open);
+  const Event* const ready = uses_slot() ? &gathered_ : nullptr;
+  for (std::size_t i = 0; i < full_.size(); ++i) {
     ParameterState& p = *shards_.parameters[i];
-    p.ready = is_gathered ? &gathered_ : nullptr;
+    Storage& window = *p.window;
+    // Also where it has stayed open: what it kept from before an update is an error to use.
+    window.version = p.group->version;
+    if (was_open) continue;
+    p.ready = ready;
     if (needs_slot) {
-      p.window->data = slot_.data + shards_.layout.gather_offset_bytes[i];
-      p.window->use = slot_.use;
+      window.data = slot_.data + shards_.layout.gather_offset_bytes[i];
+      window.use = slot_.use;
     } else {
       const Tensor& values = p.group->values;
-      p.window->data = values.data() + shards_.offset_of(i) * p.element_bytes();
-      p.window->use = values.storage()->use;
+      window.data = values.data() + shards_.offset_of(i) * p.element_bytes();
+      window.use = values.storage()->use;
     }
   }
 }
@@ -210,12 +212,12 @@ void GatheredParameters::close(bool ends_forward) {
 // Names the parameter that somebody outside still holds, empty for none.
 std::string GatheredParameters::escape() const {
   for (std::size_t i = 0; i < full_.size(); ++i) {
-    const std::shared_ptr<ParameterState>& p = shards_.parameters[i];
-    const long views = p->window.use_count() - 2 - p->window->saved;  // without `full_`
+    const std::shared_ptr<Storage>& window = full_[i].storage();
+    const long views = window.use_count() - 2 - window->saved;  // without `full_` and its parameter
     if (views > 0 || full_[i].handles() > 1)
-      return concat("unit '", shards_.name, "' closes while parameter '", p->name,
-                    "' is still referenced outside its call",
-                    *p->window->last_op ? concat(" (last used by '", p->window->last_op, "')") : "",
+      return concat("unit '", shards_.name, "' closes while parameter '",
+                    shards_.parameters[i]->name, "' is still referenced outside its call",
+                    *window->last_op ? concat(" (last used by '", window->last_op, "')") : "",
                     "; copy what leaves the module, keep using it inside, and let a custom "
                     "operation hold it in an autograd::Saved");
   }

@@ -20,17 +20,17 @@ void GradientBuffer::take(bool in_turn) {
 }
 
 autograd::GradientSink GradientBuffer::sink(int i) {
-  const std::size_t piece = piece_of(at(i));
+  const std::size_t entry = at(i), piece = piece_of(entry);
   TESSERA_EXPECT(piece >= sent_, "backward: parameter '",
-                 shards_.parameters[shards_.parameter_of[at(i)]]->name,
+                 shards_.parameters[shards_.parameter_of[entry]]->name,
                  "' gets a gradient from an operation that did not name it as an input; the others "
                  "have been reduced");
-  return pieces_[piece].sink(at(i));
+  return pieces_[piece].sink(entry);
 }
 
 bool GradientBuffer::on_last_contribution(int i) {
-  if (!in_turn_ || complete_.add(at(i))) return false;
-  if (--left_[piece_of(at(i))] > 0) return false;
+  const std::size_t entry = at(i);
+  if (!in_turn_ || complete_.add(entry) || --left_[piece_of(entry)] > 0) return false;
   const std::size_t before = sent_;
   while (sent_ < pieces_.size() && left_[sent_] == 0) send();
   return sent_ > before;

@@ -18,9 +18,9 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
       prepared_(shards.device, StreamId::reduce),
       prepared_apart_(shards.device, StreamId::reduce),
       buffer_(std::make_shared<Storage>(Storage{.device = shards.device, .bytes = layout.bytes})),
+      reduced_into_(shards.group->gradients),  // one that is there it adds to
       arrived_(size()),
       held_(size()) {
-  if (shards.group->gradient.defined()) reduced_ = shards.group->gradient.storage();  // adds to it
   std::vector<std::int64_t> entries, gaps_f32, gaps_reduce;
   const auto wire = static_cast<std::int64_t>(size_bytes(shards.reduce_dtype()));
   range_.begin = range_.end = shards.gradient_offset_of(parameter(0));
@@ -109,8 +109,8 @@ void GradientPiece::drop_kept(std::size_t at) {
   const Parts parts = parts_of(terms_);
   const std::int64_t chunk = shards_.parameters[parameter(i)]->spec.chunk_numel(),
                      begin = shards_.gradient_offset_of(parameter(i)) - range_.begin;
-  raw::fill(parts.values.view({chunk}, {1}, begin), 0);
-  raw::fill(parts.counts.view({1}, {1}, static_cast<std::int64_t>(i)), 0);
+  raw::fill(values_of(parts).view({chunk}, {1}, begin), 0);
+  raw::fill(counts_of(parts).view({1}, {1}, static_cast<std::int64_t>(i)), 0);
 }
 
 // --- reducing ---
@@ -129,23 +129,21 @@ void GradientPiece::reduce() {
   Stream last = shards_.replicas ? shards_.replicas->stream() : reduce;
   FlatGroup& group = *shards_.group;
   if (!group.gradient.defined())
-    group.gradient = fresh_gradient();
+    group.gradient = fresh_gradient(), ++group.gradients;
   else if (!shards_.host)
     last.wait(group.reduced);  // on the stream of a hook
   group.apply_factor();
   const Tensor& gradient = group.gradient;
-  const bool is_fresh = reduced_.lock() != gradient.storage();
-  reduced_ = gradient.storage();
+  const bool is_fresh = std::exchange(reduced_into_, group.gradients) != group.gradients;
   reduce.wait(shards_.device.compute().record());
-  const Parts flat{gradient.view({range_.numel()}, {1}, range_.begin),
-                   gradient.view({range_.counts}, {1}, range_.counts_begin)};
+  const Parts flat{gradient, range_.begin, range_.counts_begin};
   const bool is_direct = is_fresh && shards_.reduce_dtype() == f32 && !shards_.host;
   const Tensor staged = is_direct ? Tensor() : sums_memory(last);
   const Parts sums = is_direct ? flat : parts_of(staged);
   if (shards_.replicas) {
     sum_replicas(sums);
   } else {
-    if (!is_direct) clear_gaps(reduce, sums.values, gaps_reduce_);
+    if (!is_direct) clear_gaps(reduce, staged, gaps_reduce_);
     scatter(sums);
   }
   if (shards_.hook) {
@@ -156,25 +154,19 @@ void GradientPiece::reduce() {
       last.wait(hooked.record());
   }
   if (!is_direct && !shards_.host) {
-    accumulate(last, flat.values, sums.values, is_fresh);
-    accumulate(last, flat.counts, sums.counts, is_fresh);
+    accumulate(last, values_of(flat), values_of(sums), is_fresh);
+    accumulate(last, counts_of(flat), counts_of(sums), is_fresh);
   }
   give_back();
-  group.reduced = shards_.host
-                      ? shards_.host->add_to(flat.values, flat.counts, staged, last, is_fresh)
-                      : last.record();
-}
-
-GradientPiece::Parts GradientPiece::parts_of(const Tensor& staged) const {
-  return {staged.view({range_.numel()}, {1}, 0), staged.view({range_.counts}, {1}, range_.numel())};
+  group.reduced =
+      shards_.host ? shards_.host->add_to(values_of(flat), counts_of(flat), staged, last, is_fresh)
+                   : last.record();
 }
 
 // Zeros where no gradient came, and behind the last one a 0 or 1 for each: summed over the ranks
 // they are the arrival counts.
 void GradientPiece::complete() {
   const DType dtype = shards_.reduce_dtype();
-  const Tensor all =
-      Tensor::wrap(buffer_, {buffer_->bytes / static_cast<std::int64_t>(size_bytes(dtype))}, dtype);
   for (std::size_t word = 0; word < arrived_.words(); ++word) {
     kernels::CompleteArgs args{};
     args.base = buffer_->data;
@@ -184,24 +176,24 @@ void GradientPiece::complete() {
     args.arrived = arrived_.word(word);
     args.first = static_cast<std::int32_t>(word * 64);
     args.entry_count = static_cast<std::int32_t>(range_.counts);
-    args.copies = shards_.size();
+    args.copies = shards_.size;
     args.dtype = dtype;
     args.zero_missing = true;
-    detail::launch("complete_gradient_piece", shards_.device,
-                   detail::table(shards_.device).complete, args,
-                   {detail::reads(entries_), {&all, AccessMode::write, missing_part(word)}});
+    const Access accesses[] = {entries_.access(AccessMode::read), slot_.access(AccessMode::write)};
+    const double bytes = static_cast<double>(entries_.storage()->bytes) + missing_bytes(word);
+    shards_.device.compute().launch(
+        {.name = "complete_gradient_piece", .cost = {.bytes = bytes}, .accesses = accesses},
+        kernels::Call<kernels::CompleteArgs>{detail::table(shards_.device).complete, args});
   }
 }
 
-// The part of the buffer that becomes zeros for the 64 entries of `word`: gradients that did not
-// come. Padding and counts are next to nothing.
-double GradientPiece::missing_part(std::size_t word) const {
+// Of the buffer what becomes zeros for the 64 entries of `word`: gradients that did not come.
+// Padding and counts are next to nothing.
+double GradientPiece::missing_bytes(std::size_t word) const {
   std::int64_t missing = 0;
-  const std::size_t end = std::min(word * 64 + 64, size());
-  for (std::size_t i = word * 64; i < end; ++i)
+  for (std::size_t i = word * 64; i < std::min(word * 64 + 64, size()); ++i)
     if (!arrived_.has(i)) missing += shards_.parameters[parameter(i)]->spec.padded_numel();
-  return static_cast<double>(missing) * static_cast<double>(size_bytes(shards_.reduce_dtype())) /
-         static_cast<double>(buffer_->bytes);
+  return static_cast<double>(missing * wire_bytes());
 }
 
 // Where this piece has a part of it only, the rest is zeros: nobody may have a gradient for it.
@@ -270,7 +262,8 @@ void GradientPiece::sum_replicas(const Parts& to) {
     scatter(parts);
     if (terms_.defined()) accumulate(shards_.device.reduce(), terms, terms_, false);
     terms_ = {};
-    const Replicas::Sum sums[] = {{parts.values, to.values}, {parts.counts, to.counts}};
+    const Replicas::Sum sums[] = {{values_of(parts), values_of(to)},
+                                  {counts_of(parts), counts_of(to)}};
     replicas.all_reduce(all_reduce_name(), shards_.divide_factor, sums);
   }
   replicas.give_back(slot);
@@ -286,26 +279,26 @@ const char* GradientPiece::all_reduce_name() {
 
 // Queues the reduce-scatter of the buffer into its parts of a flat gradient.
 void GradientPiece::scatter(const Parts& to) {
-  const auto& [values, counts] = to;
   // Counts lie behind the values, or apart from them, behind all of the unit's.
-  const bool is_apart = counts.data() != values.data() + range_.numel() * wire_bytes();
+  const bool is_apart = to.counts != to.values + range_.numel();
   CollectiveGroup& group = (is_apart ? prepared_apart_ : prepared_).next(shards_.reduce_name);
   group.backward_of = autograd::forward_of_step();
   group.divided_by = shards_.divide_factor;
   if (group.items().empty()) list_items(to, group.edit());
-  group.place(buffer_->data + layout_.counts_offset_bytes, counts.data());
-  const Access accesses[] = {
-      {buffer_->use, buffer_->data, buffer_->data + buffer_->bytes, AccessMode::read},
-      values.access(AccessMode::write),
-      counts.access(AccessMode::write)};
+  group.place(buffer_->data + layout_.counts_offset_bytes,
+              to.flat.data() + to.counts * wire_bytes());
+  const Access accesses[] = {slot_.access(AccessMode::read),
+                             to.flat.access(AccessMode::write, to.values, range_.numel()),
+                             to.flat.access(AccessMode::write, to.counts, range_.counts)};
   shards_.options.mesh.shard_group().reduce().submit(group, accesses);
 }
 
 // Counts first, which every rank has.
 void GradientPiece::list_items(const Parts& to, std::vector<Collective>& items) const {
   const DType wire = shards_.reduce_dtype();
+  std::byte* const flat = to.flat.data();
   items.push_back({.send = buffer_->data + layout_.counts_offset_bytes,
-                   .recv = to.counts.data(),
+                   .recv = flat + to.counts * wire_bytes(),
                    .count = range_.counts,
                    .kind = CollectiveKind::reduce_scatter,
                    .dtype = wire});
@@ -314,8 +307,8 @@ void GradientPiece::list_items(const Parts& to, std::vector<Collective>& items) 
     std::byte* const from = buffer_->data + layout_.offset_bytes[i];
     Collective item = items.front();
     item.send = from;
-    item.recv =
-        to.values.data() + (shards_.gradient_offset_of(parameter(i)) - range_.begin) * wire_bytes();
+    const std::int64_t begin = shards_.gradient_offset_of(parameter(i)) - range_.begin;
+    item.recv = flat + (to.values + begin) * wire_bytes();
     item.count = spec.chunk_numel();
     if (!spec.is_ragged()) items.push_back(item);
     item.kind = CollectiveKind::reduce;

@@ -52,8 +52,10 @@ class GradientPiece {
   std::int64_t shard_bytes() const noexcept;
 
  private:
+  // Where values and arrival counts begin in a flat tensor, in elements.
   struct Parts {
-    Tensor values, counts;
+    const Tensor& flat;
+    std::int64_t values, counts;
   };
   // Of the unit's parameters that of this piece's entry.
   std::size_t parameter(std::size_t entry) const {
@@ -65,11 +67,13 @@ class GradientPiece {
   }
   void begin_use();
   void complete();
-  double missing_part(std::size_t word) const;
+  double missing_bytes(std::size_t word) const;
   Tensor fresh_gradient() const;
   Tensor staging(StreamId stream, const char* owned_by) const;
   Tensor sums_memory(Stream last) const;
-  Parts parts_of(const Tensor& staged) const;
+  Parts parts_of(const Tensor& staged) const { return {staged, 0, range_.numel()}; }
+  Tensor values_of(const Parts& p) const { return p.flat.view({range_.numel()}, {1}, p.values); }
+  Tensor counts_of(const Parts& p) const { return p.flat.view({range_.counts}, {1}, p.counts); }
   void keep_terms();
   const char* all_reduce_name();
   void sum_replicas(const Parts& to);
@@ -97,7 +101,7 @@ class GradientPiece {
   bool is_filling_ = false;          // from the first sink on
   std::shared_ptr<Storage> buffer_;  // the slot, while it is filled
   std::vector<Tensor> gradients_;    // of each entry, there
-  std::weak_ptr<Storage> reduced_;   // the flat gradient that it was reduced into
+  std::uint64_t reduced_into_;       // FlatGroup::gradients when it was last reduced
   ArrivalMask arrived_;
   std::vector<Tensor> held_;  // of each entry what came without a slot
   Tensor terms_;              // of a sum over the replicas that is to come: values, counts

@@ -80,7 +80,7 @@ ShardPlan::Unit Unit::describe(int gathers, int reductions) const {
     out.numel += p->shape.numel();
     out.shard_numel += round_up(p->spec.chunk_numel(), kAlignmentBytes / p->element_bytes());
     if (p->dtype != f32) stored[p->dtype] += p->shape.numel();
-    if (p->spec.is_ragged() && shards_.size() > 1) ragged[p->spec.block_rows] += p->shape.numel();
+    if (p->spec.is_ragged() && shards_.size > 1) ragged[p->spec.block_rows] += p->shape.numel();
     if (p->spec.dim > 0) along[p->spec.dim] += p->shape.numel();
   }
   out.stored.assign(stored.begin(), stored.end());
@@ -113,7 +113,7 @@ ShardPlan::Unit Unit::describe(int gathers, int reductions) const {
     for (const auto& p : shards_.parameters)
       out.post_forward_wire_bytes += UnitLayout::bytes_of(p->spec, p->compute_dtype);
   }
-  if (shards_.size() > 1) out.gathers_per_call = gathers;
+  if (shards_.size > 1) out.gathers_per_call = gathers;
   if (out.gradient_buffer_bytes > 0 && shards_.ranks() > 1 && shards_.reduces)
     out.reductions_per_call = reductions;
   if (shards_.replicas && shards_.all_reduces && reduced > 0) {

@@ -49,7 +49,7 @@ void UnitControl::name_decisions() {
 Stream GradientPiece::run_hook(Stream last, const Parts& sums) const {
   const Stream stream = shards_.hook_stream ? shards_.device.stream(*shards_.hook_stream) : last;
   if (stream.id() != last.id()) stream.wait(last.record());
-  shards_.hook({sums.values, sums.counts, stream});
+  shards_.hook({values_of(sums), counts_of(sums), stream});
   return stream;
 }
 

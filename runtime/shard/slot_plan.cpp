@@ -96,6 +96,7 @@ void join_at_turn(std::vector<SlotUse>& uses) {
       uses.erase(uses.begin() + static_cast<std::ptrdiff_t>(next));
     }
   }
+  if (gone.empty()) return;
   std::sort(gone.begin(), gone.end());
   const auto earlier = [&](std::int64_t time) {
     return time - (std::lower_bound(gone.begin(), gone.end(), time) - gone.begin());

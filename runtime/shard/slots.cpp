@@ -151,8 +151,7 @@ Slot Slots::take(int unit, SlotKind kind, std::int64_t bytes) {
 }
 
 Slots::Live& Slots::live(const Slot& slot) {
-  const auto found = std::find_if(live_.begin(), live_.end(),
-                                  [&](const Live& one) { return one.slot.data == slot.data; });
+  const auto found = std::ranges::find(live_, slot.data, [](const Live& l) { return l.slot.data; });
   TESSERA_EXPECT(found != live_.end(), "Slots: the slot is not taken");
   return *found;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <typeinfo>
 
 #include "tessera/autograd/node.hpp"
 
@@ -22,6 +23,11 @@ struct BackwardNeeds {
 class UnitRegion final : public autograd::Region {
  public:
   UnitRegion(const std::shared_ptr<Unit>& unit, const BackwardNeeds& needs);
+
+  // Null where the region is no call of a unit.
+  static UnitRegion* of(autograd::Region& region) {
+    return typeid(region) == typeid(UnitRegion) ? static_cast<UnitRegion*>(&region) : nullptr;
+  }
 
   void on_backward_begin() override;
   void on_backward_end() override;

@@ -94,7 +94,7 @@ void UnitShards::materialize(const Device& on) {
     return std::shared_ptr<Communicator>(options.mesh.world().share(), &ranks.control());
   };
   for (const auto& of : groups) {
-    if (size() > 1) of->sums = control_of(options.mesh.shard_group());
+    if (size > 1) of->sums = control_of(options.mesh.shard_group());
     if (const RankGroup* const same = options.mesh.replicate_group())
       of->replicas = control_of(*same);
   }
@@ -193,13 +193,12 @@ PreparedGroups::~PreparedGroups() {
 
 CollectiveGroup& PreparedGroups::next(const char* name) {
   const Tick has_run = device_.context().host_clock()[stream_];
-  Prepared* found = nullptr;
-  for (const auto& p : prepared_)
-    if (p->tick <= has_run) found = p.get();
-  if (!found) found = prepared_.emplace_back(std::make_shared<Prepared>()).get();
-  found->group.name = name;
-  found->tick = device_.context().clock(stream_)[stream_] + 1;
-  return found->group;
+  auto found = std::ranges::find_if(prepared_, [&](const auto& p) { return p->tick <= has_run; });
+  if (found == prepared_.end()) found = prepared_.insert(found, std::make_shared<Prepared>());
+  Prepared& next = **found;
+  next.group.name = name;
+  next.tick = device_.context().clock(stream_)[stream_] + 1;
+  return next.group;
 }
 
 }  // namespace tessera::shard

@@ -65,15 +65,14 @@ struct UnitShards {
     if (is_offloaded() && ranks() == 1) return f32;
     return options.precision.reduce.value_or(f32);
   }
-  int size() const noexcept { return options.mesh.shard_size(); }
   // Of the ranks whose gradients are averaged.
-  int ranks() const noexcept { return size() * options.mesh.replicas(); }
+  int ranks() const noexcept { return size * options.mesh.replicas(); }
   // Whether shards, gradients and moments lie on the host.
   bool is_offloaded() const noexcept { return options.offload == Offload::cpu; }
   // Whether the full tensors need a slot: not where one rank computes in the shards' own dtype, and
   // where they lie.
   bool needs_slot() const noexcept {
-    return size() > 1 || param_dtype() != f32 || is_offloaded() || is_encoded;
+    return size > 1 || param_dtype() != f32 || is_offloaded() || is_encoded;
   }
   // Whether backward writes gradients to a buffer of the unit: not where it may write the shards'.
   bool has_buffer() const noexcept { return ranks() > 1 || is_offloaded(); }
@@ -96,6 +95,7 @@ struct UnitShards {
   void log_kept_slot(const std::exception& error) const noexcept;
 
   ShardOptions options;
+  const int size = options.mesh.shard_size();
   std::string decisions;                    // of the program, see UnitControl
   std::string name;                         // until the root's first call: of a parameter
   int number = -1;                          // of the units under its root, which have

@@ -213,17 +213,22 @@ bool Tensor::is_exclusive() const {
 Access Tensor::access(AccessMode mode) const {
   std::int64_t last = 0;
   for (int d = 0; d < ndim(); ++d) last += (shape()[d] - 1) * strides()[d];
-  std::byte* const begin = data();
+  return access(mode, 0, last + 1);
+}
+
+Access Tensor::access(AccessMode mode, std::int64_t first, std::int64_t numel) const {
+  const Impl& of = impl();
+  Storage& storage = *of.storage;
+  const auto element = static_cast<std::int64_t>(size_bytes(of.dtype));
+  std::byte* const begin = data() + first * element;
   if (mode == AccessMode::write) {
-    Storage& storage = *impl().storage;
-    TESSERA_EXPECT(!impl().parameter, "parameter '", *impl().parameter,
+    TESSERA_EXPECT(!of.parameter, "parameter '", *of.parameter,
                    "' is read-only here; write by Parameter::edit or assign");
     TESSERA_EXPECT(!storage.is_read_only,
                    "the memory of this tensor was lent read-only; write to a copy of it");
     ++storage.version;
   }
-  return {impl().storage->use, begin,
-          begin + (last + 1) * static_cast<std::int64_t>(size_bytes(dtype())), mode};
+  return {storage.use, begin, begin + numel * element, mode};
 }
 
 void Tensor::to_bytes(std::span<std::byte> out, Caller at) const {

@@ -171,9 +171,11 @@ class Tensor {
   // The same bytes, which operations may only read: those of the parameter of that name.
   Tensor read_only(std::shared_ptr<const std::string> parameter) &&;
   bool is_read_only() const { return impl().parameter || impl().storage->is_read_only; }
-  // The bytes that this view may touch, as an access of an operation.
+  // The bytes that this view may touch, as an access of an operation; or of a contiguous tensor
+  // those of `numel` elements.
   // Throws: ContractError for a write where they may only be read, and as `data`.
   Access access(AccessMode mode) const;
+  Access access(AccessMode mode, std::int64_t first, std::int64_t numel) const;
 
   // How many handles share this tensor; views are others.
   long handles() const noexcept { return impl_.use_count(); }
