@@ -67,12 +67,11 @@ void GradientBuffer::forget_pass() noexcept {
   in_turn_ = false;
 }
 
-// The first pieces have the last parameters.
+// The first pieces have the last parameters. They are few, most often one.
 std::size_t GradientBuffer::piece_of(std::size_t at) const {
-  const auto& pieces = shards_.layout.pieces;
-  return static_cast<std::size_t>(
-      std::ranges::partition_point(pieces, [&](const PieceLayout& p) { return at < p.first; }) -
-      pieces.begin());
+  std::size_t piece = 0;
+  while (at < shards_.layout.pieces[piece].first) ++piece;
+  return piece;
 }
 
 }  // namespace tessera::shard
