@@ -17,6 +17,7 @@ class CapturedStep::Impl {
   Impl(const Device& device, Function function) : device_(device), function_(std::move(function)) {
     if (!is_gpu()) return;
     memory_.emplace(device);
+    device_.synchronize();  // observers come and go while a device is idle
     device_.context().add_observer(watcher_);
   }
   ~Impl() {

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "runtime/base/held_signals.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/log.hpp"
 
@@ -202,6 +203,7 @@ void WholeFile::write(std::span<const std::byte> bytes) {
 void WholeFile::commit() {
   TESSERA_EXPECT(!is_committed(), "WholeFile::commit: '", path_, "' is committed already");
   if (options_.flush && ::fsync(descriptor_) != 0) fail(errno);
+  const HeldSignals until_it_is_whole;
   give_name();
   if (::close(std::exchange(descriptor_, -1)) != 0) fail(errno);
   if (std::rename(temporary_.c_str(), target_.c_str()) != 0) fail(errno);
@@ -247,6 +249,7 @@ void check_writable(const std::string& path) {
     throw DataError(concat("'", path, "' cannot be written: '", folder, "' is not a folder"));
   }
   try {
+    const HeldSignals until_it_is_gone;
     WholeFile trial(path);
     trial.give_name();
   } catch (const DeviceError& error) {

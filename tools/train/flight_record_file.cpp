@@ -5,6 +5,7 @@
 #include <csignal>
 #include <utility>
 
+#include "runtime/base/held_signals.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/base/file.hpp"
 #include "tessera/base/log.hpp"
@@ -51,6 +52,7 @@ int FlightRecordFiles::during(const World& world, const std::function<int()>& bo
 }
 
 void FlightRecordFiles::serve_signals() {
+  const HeldSignals others_take_them;  // those of the run
   sigset_t awaited;
   ::sigemptyset(&awaited);
   ::sigaddset(&awaited, kRecordSignal);
