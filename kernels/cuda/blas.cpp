@@ -151,7 +151,8 @@ struct Described {
  private:
   template <class T>
   void set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
-    status = cublasLtMatmulDescSetAttribute(&op, attribute, &value, sizeof value);
+    status = cublasLtMatmulDescSetAttribute(&op, attribute, static_cast<const void*>(&value),
+                                            sizeof value);
   }
   void set_scales(const GemmFp8Args& p) {
     set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_scales);

@@ -105,13 +105,13 @@ TEST_CASE("linear_fp8 is the product of what 8 bits hold, and so are its derivat
       Fp8Layer l(draw, dtype, 144, 272, 160);
       const Tensor y = linear_fp8(l.x, l.weight, {}, recipe);
       const HostMatrix x = HostMatrix::of(l.x.detach()), w = HostMatrix::of(l.weight.detach()),
-                   g = HostMatrix::of(l.gradient);
+                       g = HostMatrix::of(l.gradient);
       CHECK(y.dtype() == dtype);
       check_fp8_product(y.detach(), rows_in(recipe, x), weight_in(recipe, w));
       y.backward(l.gradient);
       check_fp8_product(l.x.grad(), gradient_in(recipe, g), weight_in(recipe, w).transposed());
       check_fp8_product(l.weight.grad(), gradient_in(recipe, g.transposed()),
-                    rows_in(recipe, x.transposed()));
+                        rows_in(recipe, x.transposed()));
     }
 }
 
@@ -184,6 +184,7 @@ TEST_CASE("linear_fp8 says which sizes 16 does not divide") {
                     Catch::Matchers::Contains("weight is [16, 24]; 16 must divide both"));
   CHECK_THROWS_WITH(call(short_one), Catch::Matchers::Contains("x has 31 rows"));
   const NoGradGuard no_grad;  // without the weight's gradient any number of rows will do
-  check_fp8_product(call(short_one), rows_in(Fp8Recipe::tensorwise, HostMatrix::of(short_one.x.detach())),
-                weight_in(Fp8Recipe::tensorwise, HostMatrix::of(short_one.weight.detach())));
+  check_fp8_product(call(short_one),
+                    rows_in(Fp8Recipe::tensorwise, HostMatrix::of(short_one.x.detach())),
+                    weight_in(Fp8Recipe::tensorwise, HostMatrix::of(short_one.weight.detach())));
 }
