@@ -108,7 +108,7 @@ Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, Fp8
       "linear_fp8", {x, weight, bias}, raw::reshape(y, autograd::shape_of_linear(x, weight)),
       [saved_x = std::move(saved_x), saved_weight = std::move(saved_weight), shape = x.shape(),
        count = rows.size(0), recipe](const Tensor& gradient, Gradients& out) mutable {
-        const Tensor w = saved_weight.get();
+        const Tensor& w = saved_weight.get();
         const Tensor g = raw::contiguous(raw::reshape(gradient, {count, w.size(0)}));
         auto [dy, dy_transposed] = detail::quantize(g, of_gradients(recipe), of_rows(recipe),
                                                     !out.wants(1)  ? Fp8Form::plain
