@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tessera/device/captured_work.hpp"
+
 namespace tessera::nn {
 
 Linear::Linear(std::int64_t in, std::int64_t out, const Device& device)
@@ -38,6 +40,7 @@ void Linear::set_fp8(std::optional<Fp8Recipe> recipe) {
   TESSERA_EXPECT(!recipe || fits_fp8(weight.shape()[1], weight.shape()[0]),
                  "Linear::set_fp8: weight is ", weight.shape(), "; 16 must divide both sizes");
   fp8_ = recipe;
+  ++decisions().count;
 }
 
 Tensor Linear::multiply(const Tensor& x) {

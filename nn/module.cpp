@@ -4,6 +4,10 @@
 #include <functional>
 #include <tuple>
 #include <unordered_set>
+#include <utility>
+
+#include "tessera/base/philox.hpp"
+#include "tessera/device/captured_work.hpp"
 
 namespace tessera::nn {
 
@@ -131,7 +135,8 @@ void Module::set_hook(std::shared_ptr<ModuleHook> hook) {
 }
 
 void Module::set_training(bool training) {
-  training_ = training;
+  if (training != std::exchange(training_, training))
+    decisions().modes ^= fnv1a(reinterpret_cast<std::uintptr_t>(this), fnv1a("training"));
   for (const auto& [name, module] : modules_) module->set_training(training);
 }
 

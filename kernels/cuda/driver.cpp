@@ -282,10 +282,10 @@ DriverError call_host(void (*function)(void* data), void* data, void* stream) {
 
 // --- graphs
 
-// Calls of other threads go on as they like.
+// Memory may be taken meanwhile: that is no work of a stream.
 DriverError begin_capture(void* stream) {
   return said("cudaStreamBeginCapture",
-              cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal));
+              cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeRelaxed));
 }
 DriverError end_capture(void* stream, void** graph) {
   *graph = nullptr;

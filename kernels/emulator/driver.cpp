@@ -154,7 +154,6 @@ DriverError allocate_from(std::atomic<std::int64_t>& counter, int device, std::i
                           void** data) {
   State& s = state();
   ++counter;
-  if (is_capturing()) return "memory is taken while streams are captured";
   const std::int64_t rounded = (bytes + 255) / 256 * 256;
   *data = s.take(device, rounded) ? std::aligned_alloc(256, static_cast<std::size_t>(rounded))
                                   : nullptr;
@@ -199,7 +198,6 @@ DriverError free_range(void* range, std::int64_t bytes) {
 }
 DriverError map(void* at, std::int64_t bytes, bool* mapped) {
   ++state().mappings;
-  if (is_capturing()) return "memory is taken while streams are captured";
   if (bytes % kPageBytes != 0) return "a size that the granularity does not divide";
   *mapped = state().take(g_device, bytes);
   if (*mapped && mprotect(at, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE) != 0)

@@ -8,8 +8,6 @@
 namespace tessera::kernels::cuda::emulator {
 namespace {
 
-thread_local int g_captures = 0;  // of the calling thread, begun and not ended
-
 Stream& stream_of(void* stream) { return *static_cast<Stream*>(stream); }
 
 }  // namespace
@@ -97,8 +95,6 @@ void Graph::run() {
 
 // ---- the driver's
 
-bool is_capturing() { return g_captures > 0; }
-
 const char* record(void* event, void* stream) {
   Event& e = event_of(event);
   if (stream && stream_of(stream).device() != e.device)
@@ -140,7 +136,6 @@ const char* begin_capture(void* stream) {
   if (s.capture()) return "the stream is captured already";
   const auto capture = std::make_shared<Capture>();
   s.set_capture(capture, capture->add_stream(s));
-  ++g_captures;
   return nullptr;
 }
 
@@ -148,7 +143,6 @@ const char* end_capture(void* stream, void** graph) {
   *graph = nullptr;
   const std::shared_ptr<Capture> capture = stream_of(stream).capture();
   if (!capture || stream_of(stream).captured_as() != 0) return "no capture began on this stream";
-  --g_captures;
   if (!capture->end()) return "a captured stream that the first has not waited for";
   *graph = new std::shared_ptr<Graph>(std::make_shared<Graph>(capture));
   return nullptr;

@@ -102,7 +102,4 @@ const char* end_capture(void* stream, void** graph);
 const char* launch_graph(void* graph, void* stream);
 const char* end_graph(void* graph);
 
-// Whether streams of the calling thread are captured: memory may not be taken then.
-bool is_capturing();
-
 }  // namespace tessera::kernels::cuda::emulator

@@ -38,7 +38,11 @@ class CapturedStep::Impl {
       outputs_ = function_(inputs);
       return outputs_;
     }
-    if (!watcher_.obstacle().empty()) throw ContractError(watcher_.obstacle());
+    if ((work_ || is_steady_) && !(decisions_ == decisions())) {
+      forget();
+      has_decided_ = true;
+    }
+    if (watcher_.is_hopeless()) throw ContractError(watcher_.obstacle());
     take(inputs);
     if (!device_.context().executor().captures()) {
       rehearse();
@@ -109,6 +113,7 @@ class CapturedStep::Impl {
     TESSERA_EXPECT(given.size() == outputs_.size(),
                    "captured step: the function returns another number of tensors than before");
     for (std::size_t i = 0; i < given.size(); ++i) raw::copy_into(outputs_[i], given[i]);
+    decisions_ = decisions();
   }
 
   void rehearse() {
@@ -119,7 +124,9 @@ class CapturedStep::Impl {
     run();
     last_ = watcher_.fingerprint();
     is_steady_ = before == last_;
-    if (!work_)
+    if (std::exchange(has_decided_, false))
+      why_not_ = "the program has decided anew: what is trained, a rate, how units reduce, a mode";
+    else if (!work_)
       why_not_ = is_steady_ ? "the next call captures it"
                             : concat("the call before had another ", watcher_.difference(),
                                      ", or at other addresses");
@@ -152,7 +159,8 @@ class CapturedStep::Impl {
     last_row_ = autograd::random_state().first_row;
     memory_->upload();
     run_again(true);
-    if (captured_ != last_) forget();  // right for this step, but not for the next
+    if (captured_ != last_ || !watcher_.obstacle().empty())
+      forget();  // right for this step, but not for the next
   }
 
   void replay() {
@@ -186,6 +194,8 @@ class CapturedStep::Impl {
   std::vector<Tensor> inputs_, outputs_;
   std::optional<std::uint64_t> last_;  // fingerprint of the last run
   bool is_steady_ = false;             // the run before had the same
+  Decisions decisions_;                // at its end
+  bool has_decided_ = false;           // otherwise since
   std::optional<CapturedWork> work_;
   std::uint64_t captured_ = 0;                 // its fingerprint
   std::int64_t first_row_ = 0, last_row_ = 0;  // of the random state, before and after it

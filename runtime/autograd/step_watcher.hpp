@@ -69,8 +69,10 @@ class StepWatcher final : public Observer {
         return concat("operation ", i, ", '", prints_[i].second, "'");
     return prints_.size() == earlier_.size() ? "" : concat("operation ", prints_.size());
   }
-  // What keeps it from being captured: of the last step, and of that before the same.
-  const std::string& obstacle() const { return obstacle_ == earlier_obstacle_ ? obstacle_ : none_; }
+  // What keeps it from being captured, empty for nothing: of the last step, or also of so many
+  // before it that it is the step's own way. An engine gives tables to the device as it plans.
+  const std::string& obstacle() const { return obstacle_; }
+  bool is_hopeless() const { return !obstacle_.empty() && times_ >= kHopeless; }
   const Cost& cost() const { return cost_; }
   const std::vector<LastUse*>& uses() const { return uses_; }
   // Since the end of the step some of its memory has changed hands, or a failure was ended.
@@ -99,8 +101,14 @@ class StepWatcher final : public Observer {
   void executor_launched(StreamId stream, Tick, const Op& op,
                          const CollectiveBarrier* barrier) noexcept override {
     if (!is_inside_ || !obstacle_.empty()) return;
-    if (const char* const why = uncapturable(stream, op, barrier))
-      obstacle_ = concat("captured step: '", op.name, "': ", why);
+    const std::string_view name = op.name;
+    const char* const why =
+        name == "copy_to_host"
+            ? "the host reads a value inside the step; return the tensor and read it afterwards"
+        : name == "copy_from_host"
+            ? "the host gives values inside the step; make the tensor an input"
+            : uncapturable(stream, barrier);
+    if (why) obstacle_ = concat("captured step: '", op.name, "': ", why);
   }
   void memory(const MemoryEvent& event) override {
     using Kind = MemoryEvent::Kind;
@@ -124,6 +132,7 @@ class StepWatcher final : public Observer {
   void end() {
     is_inside_ = false;
     is_disturbed_ = false;
+    times_ = obstacle_ == earlier_obstacle_ ? times_ + 1 : 1;
     ranges_.merge();
     std::ranges::sort(uses_);
     uses_.erase(std::ranges::unique(uses_).begin(), uses_.end());
@@ -132,8 +141,9 @@ class StepWatcher final : public Observer {
   bool is_inside_ = false, is_disturbed_ = false;
   // Of each operation: the fingerprint up to it, and its name.
   std::vector<std::pair<std::uint64_t, const char*>> prints_, earlier_;
+  static constexpr int kHopeless = 4;
   std::string obstacle_, earlier_obstacle_;
-  const std::string none_;
+  int times_ = 0;  // runs in a row with the same obstacle
   Cost cost_;
   std::vector<LastUse*> uses_;
   Ranges ranges_;

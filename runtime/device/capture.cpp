@@ -14,16 +14,16 @@ Clock own_ticks(const std::array<Clock, kMaxStreams>& clocks) {
 
 }  // namespace
 
-const char* uncapturable(StreamId stream, const Op& op, const CollectiveBarrier* barrier) {
-  const std::string_view name = op.name;
+const char* uncapturable(StreamId stream, const CollectiveBarrier* barrier) {
   if (barrier && barrier->size() > 1)
     return "its ranks are threads, which meet on the host; use one rank a process";
   if (stream == StreamId::offload) return "it runs on the host; leave cpu_offload out";
-  if (name == "copy_to_host")
-    return "the host reads a value inside the step; return the tensor and read it afterwards";
-  if (name == "copy_from_host")
-    return "the host gives values inside the step; make the tensor an input";
   return nullptr;
+}
+
+Decisions& decisions() noexcept {
+  thread_local Decisions made;
+  return made;
 }
 
 // Without work in flight no stream has anything to wait for from before.

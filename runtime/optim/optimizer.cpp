@@ -8,6 +8,7 @@
 #include "runtime/optim/gradients.hpp"
 #include "runtime/param/parameter_state.hpp"
 #include "runtime/tensor/launch.hpp"
+#include "tessera/device/captured_work.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/memory/step_memory.hpp"
 #include "tessera/tensor/ops.hpp"
@@ -63,6 +64,7 @@ void Optimizer::add(const std::vector<Parameter>& parameters, std::size_t kind) 
                       .weight_decay = rates.weight_decay,
                       .lr_factor = rates.lr_factor});
   rates_changed_ = true;
+  ++decisions().count;
 }
 
 void Optimizer::set_lr(double lr) {
@@ -80,6 +82,7 @@ void Optimizer::set(const char* what, double Own::* rate, const std::vector<Para
     own_[own->second].*rate = value;
   }
   rates_changed_ = true;
+  ++decisions().count;
 }
 void Optimizer::set_weight_decay(const std::vector<Parameter>& of, double weight_decay) {
   set("Optimizer::set_weight_decay: weight_decay", &Own::weight_decay, of, weight_decay);

@@ -6,6 +6,7 @@
 
 #include "runtime/param/flat_group.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/device/captured_work.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/distributed/state.hpp"
 #include "tessera/optim/optimizer.hpp"
@@ -115,6 +116,7 @@ LoadReport Optimizer::load_from(const NamedParameters& names,
   const LoadReport report = load_state(targets, source, kHolder, options);
   for (const auto& put : set) put();
   rates_changed_ = true;
+  ++decisions().count;
   return report;
 }
 

@@ -5,6 +5,7 @@
 
 #include "runtime/param/parameter_state.hpp"
 #include "runtime/tensor/lent.hpp"
+#include "tessera/device/captured_work.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {
@@ -147,6 +148,7 @@ void Parameter::set_trainable(bool trainable) const {
               0);
   }
   state_->trainable = trainable;
+  ++decisions().count;
   if (!state_->group) return;
   state_->group->is_laid_out = false;
   ++state_->group->layouts;  // optimizers follow at once

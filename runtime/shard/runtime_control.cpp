@@ -7,6 +7,7 @@
 
 #include "runtime/shard/streamed_parameter.hpp"
 #include "runtime/shard/unit.hpp"
+#include "tessera/device/captured_work.hpp"
 
 namespace tessera::shard {
 
@@ -84,6 +85,7 @@ void expect_between_steps(const char* function, Unit& unit) {
   TESSERA_EXPECT(!autograd::in_backward() && !autograd::in_call() && !unit.calls().is_running(),
                  function, ": a call or a backward pass of unit '", unit.name(),
                  "' is running; do it between steps");
+  ++decisions().count;
 }
 
 // With `recurse` also those below. Throws: ContractError where there is none, and inside of a call.

@@ -16,8 +16,10 @@
 // same addresses, the next call keeps what the function submits (PyTorch: torch.cuda.graph), and
 // from then on a call launches that and the function is not called: what it does on the host stays
 // as it was, but for the optimizers' counts and rates and the draws of nn::Dropout, which go on. A
-// call between whose predecessor and itself memory of the step changed hands, as by an evaluation
-// of the model, a new plan or a reset, calls the function again; replays go on if it did the same.
+// call calls the function again where since the last one memory of the step changed hands, as by an
+// evaluation of the model, a new plan or a reset, or the program has decided anew what is trained,
+// another rate of some parameters, how units reduce, or a mode of a module; replays go on once it
+// does the same twice.
 // Bits are those of a program without it. On a device that keeps no work, as the CPU, every call
 // calls the function.
 #pragma once
@@ -45,8 +47,9 @@ class CapturedStep {
   // One step from copies of `inputs`. What the function returns is copied into tensors of its own,
   // the same in every call: read them before the next one. The host may be two replays ahead.
   // Throws: ContractError for inputs of another number, shape, dtype or device than the first;
-  // before it begins, for a step that twice did what can't be captured: read a value on the host,
-  // made a tensor of values of the host, ran on the host (offload) or on ranks that are threads;
+  // before it begins, for a step that has done four times what can't be captured: read a value on
+  // the host, made a tensor of values of the host, ran on the host (offload) or on ranks that are
+  // threads;
   // while it is captured, for step_if (a GradScaler) and random numbers of a key of the program's
   // own; what the function throws. What was being captured then has not run: reset the model.
   const std::vector<Tensor>& operator()(const std::vector<Tensor>& inputs);

@@ -20,8 +20,19 @@
 
 namespace tessera {
 
-// Why a graph can't hold an operation; null where it can.
-const char* uncapturable(StreamId stream, const Op& op, const CollectiveBarrier* barrier);
+// Why a graph can't hold an operation on `stream`; null where it can.
+const char* uncapturable(StreamId stream, const CollectiveBarrier* barrier);
+
+// What a program has decided on this thread that changes what its steps do, and what a device does
+// not see: which parameters are trained, an optimizer's rates, how units reduce, modes of modules.
+// A captured step replays as long as it is the same.
+struct Decisions {
+  std::uint64_t count = 0;  // of those that may be new each time
+  std::uint64_t modes =
+      0;  // of two-way switches: an exclusive or, which a way and back leave as it was
+  bool operator==(const Decisions&) const = default;
+};
+Decisions& decisions() noexcept;
 
 struct CapturedWork {
   Clock count;  // operations on each stream, by which a replay advances the clocks

@@ -95,7 +95,7 @@ struct Driver {
   // --- graphs: what streams are given between two calls, kept instead of run, to be launched as
   // one. A stream that waits for an event of a captured one is captured from there on; at the end
   // `stream` has waited for all of them. None of them may wait for what came before, and nobody
-  // else for what is captured. The host may not sleep, nor memory be taken.
+  // else for what is captured. The host may not sleep.
   DriverError (*begin_capture)(void* stream);
   DriverError (*end_capture)(void* stream, void** graph);  // *graph is null where it failed
   DriverError (*launch_graph)(void* graph, void* stream);

@@ -75,7 +75,7 @@ class CudaExecutor final : public Executor {
               CollectiveBarrier* barrier) override {
     void* const native = native_of(stream);
     if (captures_now_)
-      if (const char* const why = uncapturable(stream, op, barrier))
+      if (const char* const why = uncapturable(stream, barrier))
         throw ContractError(concat("captured step: '", op.name, "': ", why));
     report_.launched(stream, tick, op, barrier);
     const Operation operation{op.name, tick, stream, barrier, &body};
