@@ -51,7 +51,7 @@ class CapturedStep::Impl {
     } else if (work_ && !watcher_.is_disturbed() && first_row_ == random_row()) {
       why_not_.clear();
       replay();
-    } else if (is_steady_ && !work_ && !watcher_.is_disturbed()) {
+    } else if (is_steady_ && !work_ && !watcher_.is_disturbed() && watcher_.obstacle().empty()) {
       why_not_.clear();
       capture();
     } else {
@@ -126,6 +126,8 @@ class CapturedStep::Impl {
     is_steady_ = before == last_;
     if (std::exchange(has_decided_, false))
       why_not_ = "the program has decided anew: what is trained, a rate, how units reduce, a mode";
+    else if (!watcher_.obstacle().empty())
+      why_not_ = watcher_.obstacle();
     else if (!work_)
       why_not_ = is_steady_ ? "the next call captures it"
                             : concat("the call before had another ", watcher_.difference(),

@@ -10,6 +10,8 @@
 #include "tessera/autograd/random.hpp"
 #include "tessera/device/observe/race_checker.hpp"
 #include "tessera/nn/gpt2.hpp"
+#include "tessera/nn/linear.hpp"
+#include "tessera/nn/sequential.hpp"
 #include "tessera/nn/state.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
@@ -395,4 +397,43 @@ TEST_CASE("ranks that are threads can't capture, and say so", "[threads]") {
   });
   for (const std::string& line : refused)
     CHECK(line.find("one rank a process") != std::string::npos);
+}
+
+TEST_CASE("outputs and gradients of two captured units", "[threads][fsdp2-053]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  const auto run = [&](bool captures, Reshard reshard) {
+    World world = World::emulated(1, 2, on_gpu());
+    const Device device = world.device();
+    nn::Sequential model(std::make_unique<nn::Linear>(6, 10), relu,
+                         std::make_unique<nn::Linear>(10, 4));
+    const ShardOptions options{.mesh = DeviceMesh::flat(world), .reshard_after_forward = reshard};
+    model.apply<nn::Linear>([&](nn::Linear& layer) { fully_shard(layer, options); });
+    fully_shard(model, options);
+    model.materialize(device);
+    nn::init(model, nn::Seed{seed});
+    optim::AdamW optimizer(model.parameters(), {});
+    const CapturedStep::Function function = [&](const std::vector<Tensor>& in) {
+      const Tensor y = model(in[0]);
+      mean(y * y).backward();
+      std::vector out{y.detach()};
+      for (const Parameter& p : model.parameters()) out.push_back(p.grad());
+      optimizer.zero_grad();
+      return out;
+    };
+    CapturedStep step(device, function);
+    std::vector<float> all;
+    std::mt19937_64 draw(seed);
+    for (int i = 0; i < 8; ++i) {
+      std::vector<float> x(18);
+      for (float& value : x) value = static_cast<float>(draw() % 1024) / 512 - 1;
+      const std::vector in{Tensor::from(x, {3, 6}, device)};
+      for (const Tensor& t : captures ? step(in) : function(in))
+        for (const float value : t.to_vector<float>()) all.push_back(value);
+    }
+    if (captures) CHECK(step.replays() >= 4);
+    return all;
+  };
+  for (const Reshard reshard : {Reshard::always, Reshard::never})
+    CHECK(run(false, reshard) == run(true, reshard));
 }
