@@ -42,13 +42,14 @@ class CapturedStep::Impl {
       forget();
       has_decided_ = true;
     }
-    if (watcher_.is_hopeless()) throw ContractError(watcher_.obstacle());
+    if (is_steady_ && watcher_.is_hopeless()) throw ContractError(watcher_.obstacle());
     take(inputs);
     if (!device_.context().executor().captures()) {
       rehearse();
       forget();
       why_not_ = "operations of the device are timed, or delayed, or planned";
-    } else if (work_ && !watcher_.is_disturbed() && first_row_ == random_row()) {
+    } else if (work_ && !watcher_.is_disturbed() && first_row_ == random_row() &&
+               memory_->holds()) {
       why_not_.clear();
       replay();
     } else if (is_steady_ && !work_ && !watcher_.is_disturbed() && watcher_.obstacle().empty()) {
@@ -65,6 +66,11 @@ class CapturedStep::Impl {
     is_steady_ = false;
     last_.reset();
     if (memory_) memory_->forget();
+  }
+
+  void begin_anew() {
+    forget();
+    watcher_.forget_obstacles();
   }
 
   std::int64_t replays_ = 0;
@@ -106,12 +112,14 @@ class CapturedStep::Impl {
     const StepWatcher::Inside inside(watcher_);
     const StepMemory::Scope own(*memory_);
     const std::vector<Tensor> given = function_(inputs_);
+    for (const Tensor& t : given)
+      TESSERA_EXPECT(t.defined(), "captured step: the function returns an undefined tensor");
     const NoGradGuard values_only;
     if (outputs_.empty())
       for (const Tensor& t : given)
         outputs_.push_back(Tensor::empty(t.shape(), t.dtype(), t.device()));
-    TESSERA_EXPECT(given.size() == outputs_.size(),
-                   "captured step: the function returns another number of tensors than before");
+    TESSERA_EXPECT(given.size() == outputs_.size(), "captured step: the function returns ",
+                   given.size(), " tensors, where it returned ", outputs_.size(), " before");
     for (std::size_t i = 0; i < given.size(); ++i) raw::copy_into(outputs_[i], given[i]);
     decisions_ = decisions();
   }
@@ -132,10 +140,7 @@ class CapturedStep::Impl {
       why_not_ = is_steady_ ? "the next call captures it"
                             : concat("the call before had another ", watcher_.difference(),
                                      ", or at other addresses");
-    if (work_ && captured_ == *last_ && first_row_ == row)
-      work_->uses = watcher_.uses();  // of the same addresses
-    else
-      work_.reset();
+    if (captured_ != *last_ || first_row_ != row) work_.reset();
   }
 
   void capture() {
@@ -149,20 +154,33 @@ class CapturedStep::Impl {
       run();
       work_ = context.end_capture();
     } catch (...) {
-      if (context.is_capturing()) context.drop_capture();
+      run_begun();
       forget();
       throw;
     }
     work_->cost = watcher_.cost();
-    work_->uses = watcher_.uses();
+    const bool is_as_before = memory_->settle();
     captured_ = watcher_.fingerprint();
     first_row_ = begin.first_row;
     draws_ = autograd::random_state().draws - begin.draws;
     last_row_ = autograd::random_state().first_row;
     memory_->upload();
     run_again(true);
-    if (captured_ != last_ || !watcher_.obstacle().empty())
+    if (!is_as_before || captured_ != last_ || !watcher_.obstacle().empty())
       forget();  // right for this step, but not for the next
+  }
+
+  // What the step has submitted before it threw runs, as without a capture.
+  void run_begun() {
+    DeviceContext& context = device_.context();
+    if (!context.is_capturing()) return;
+    try {
+      work_ = context.end_capture();
+      memory_->upload();
+      run_again(true);
+    } catch (...) {
+      if (context.is_capturing()) context.drop_capture();
+    }
   }
 
   void replay() {
@@ -214,6 +232,6 @@ const std::vector<Tensor>& CapturedStep::operator()(const std::vector<Tensor>& i
 }
 std::int64_t CapturedStep::replays() const noexcept { return impl_->replays_; }
 const std::string& CapturedStep::why_not() const noexcept { return impl_->why_not_; }
-void CapturedStep::forget() { impl_->forget(); }
+void CapturedStep::forget() { impl_->begin_anew(); }
 
 }  // namespace tessera

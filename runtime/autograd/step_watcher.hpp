@@ -73,8 +73,8 @@ class StepWatcher final : public Observer {
   // before it that it is the step's own way. An engine gives tables to the device as it plans.
   const std::string& obstacle() const { return obstacle_; }
   bool is_hopeless() const { return !obstacle_.empty() && times_ >= kHopeless; }
+  void forget_obstacles() { obstacle_.clear(); }
   const Cost& cost() const { return cost_; }
-  const std::vector<LastUse*>& uses() const { return uses_; }
   // Since the end of the step some of its memory has changed hands, or a failure was ended.
   bool is_disturbed() const { return is_disturbed_; }
 
@@ -93,7 +93,6 @@ class StepWatcher final : public Observer {
     for (const Access& a : op.accesses) {
       add(reinterpret_cast<std::uintptr_t>(a.begin) + static_cast<unsigned>(a.mode));
       add(reinterpret_cast<std::uintptr_t>(a.end));
-      uses_.push_back(a.use);
       ranges_.add(a.begin, a.end);
     }
     prints_.emplace_back(print, op.name);
@@ -126,7 +125,6 @@ class StepWatcher final : public Observer {
     prints_.clear();
     earlier_obstacle_ = std::exchange(obstacle_, {});
     cost_ = {};
-    uses_.clear();
     ranges_.clear();
   }
   void end() {
@@ -134,8 +132,6 @@ class StepWatcher final : public Observer {
     is_disturbed_ = false;
     times_ = obstacle_ == earlier_obstacle_ ? times_ + 1 : 1;
     ranges_.merge();
-    std::ranges::sort(uses_);
-    uses_.erase(std::ranges::unique(uses_).begin(), uses_.end());
   }
 
   bool is_inside_ = false, is_disturbed_ = false;
@@ -145,7 +141,6 @@ class StepWatcher final : public Observer {
   std::string obstacle_, earlier_obstacle_;
   int times_ = 0;  // runs in a row with the same obstacle
   Cost cost_;
-  std::vector<LastUse*> uses_;
   Ranges ranges_;
 };
 

@@ -83,6 +83,11 @@ std::shared_ptr<SymmetricMemory> RankGroup::allocate_symmetric(std::int64_t byte
   return {data, [memory = std::move(memory), device, tell](SymmetricMemory*) mutable {
             Memory::of(device).add_arena_bytes(-memory->bytes());
             tell(device, *memory, MemoryEvent::Kind::released);
+            try {
+              device.context().block_on_replays();
+            } catch (...) {
+              device.context().fail_late();
+            }
             memory.reset();
           }};
 }

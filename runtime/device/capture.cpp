@@ -70,13 +70,8 @@ void DeviceContext::replay(const CapturedWork& work, bool is_first) {
   executor_->replay(work.graph.get(), end);
   for (std::size_t i = 0; i < kMaxStreams; ++i) clocks_[i].ticks[i] = end.ticks[i];
   ++launches_;
-  if (!is_first)
-    for (LastUse* use : work.uses)
-      for (std::size_t i = 0; i < kMaxStreams; ++i)
-        if (work.count.ticks[i] > 0 && use->touched.ticks[i] > 0)
-          use->touched.ticks[i] += work.count.ticks[i];
   compute = end;
-  const Event all = mark(StreamId::compute, false);
+  const Event all = replayed_ = mark(StreamId::compute, false);
   for (std::size_t i = 0; i < kMaxStreams; ++i) {
     const auto stream = static_cast<StreamId>(i);
     if (stream != StreamId::compute) wait(stream, all);
@@ -84,6 +79,10 @@ void DeviceContext::replay(const CapturedWork& work, bool is_first) {
     last_events_[i].stream = stream;
     last_events_[i].tick = end[stream];
   }
+}
+
+void DeviceContext::block_on_replays() {
+  if (replayed_.tick > 0 && !host_.covers(replayed_.clock)) block(replayed_);
 }
 
 }  // namespace tessera

@@ -80,6 +80,7 @@ void Pool::sort_free() {
 }
 
 std::int64_t Pool::release_cached() {
+  context_.block_on_replays();
   std::int64_t released = 0;
   for (const auto& segment : segments_) {
     Block* const last = segment->last;

@@ -92,7 +92,24 @@ void StepMemory::upload() {
   memory_.staging().give_back(piece);
 }
 
+void StepMemory::depends_on(const void* what, bool now, std::function<int()> state) {
+  if (context_.is_capturing()) states_.try_emplace(what, State{now, std::move(state)});
+}
+bool StepMemory::settle() {
+  bool is_as_before = true;
+  for (auto& [what, state] : states_) {
+    state.settled = state.get();
+    is_as_before &= (state.settled & 1) == static_cast<int>(state.before);
+  }
+  return is_as_before;
+}
+bool StepMemory::holds() const {
+  return std::ranges::all_of(
+      states_, [](const auto& entry) { return entry.second.get() == entry.second.settled; });
+}
+
 void StepMemory::forget() {
+  states_.clear();
   used_ = 0;
   offsets_.clear();
   functions_.clear();

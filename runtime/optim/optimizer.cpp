@@ -208,13 +208,18 @@ std::function<bool()> read_later(const Tensor& flag) {
 
 void Optimizer::count_replays(StepMemory& step) {
   std::vector<std::shared_ptr<FlatGroup>> updated;
-  for (const GroupState& state : states_)
+  for (const GroupState& state : states_) {
+    state.group->note_gradient();
     if (state.group->gradient.defined()) updated.push_back(state.group);
+  }
   step.before_replay([this, updated, alive = std::weak_ptr(log_)] {
     TESSERA_EXPECT(!alive.expired(), "captured step: its optimizer is gone; make the step anew");
     ++log_->steps;
     write_scalars(scalars_, log_->steps);
-    for (const auto& group : updated) group->mark_updated();
+    for (const auto& group : updated) {
+      group->mark_updated();
+      ++group->values.storage()->version;  // for what saved them where they are whole
+    }
   });
 }
 

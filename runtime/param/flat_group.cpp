@@ -4,7 +4,7 @@
 
 #include "runtime/param/parameter_state.hpp"
 #include "runtime/tensor/launch.hpp"
-#include "tessera/memory/memory.hpp"
+#include "tessera/memory/step_memory.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {
@@ -50,7 +50,14 @@ void FlatGroup::expect_reduced(const char* function, std::size_t first, std::siz
   }
 }
 
+void FlatGroup::note_gradient() noexcept {
+  if (StepMemory* const step = StepMemory::of(device))
+    step->depends_on(this, gradient.defined(),
+                     [this] { return gradient.defined() + 2 * factor.defined(); });
+}
+
 void FlatGroup::apply_factor() {
+  note_gradient();
   if (!factor.defined()) return;
   await_reduced();
   detail::multiply("scale_gradient", gradient.view({gradient_numel}, {1}, 0), factor);

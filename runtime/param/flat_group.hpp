@@ -110,7 +110,12 @@ struct FlatGroup {
   }
   // gradient *= factor, in a pass of its own on that stream, where that is left to do.
   void apply_factor();
-  void drop_gradient() noexcept { gradient = factor = {}; }
+  void drop_gradient() noexcept {
+    note_gradient();
+    gradient = factor = {};
+  }
+  // Before `gradient` or `factor` comes or goes: a captured step is of one state of them.
+  void note_gradient() noexcept;
   // What writes `values` on the compute stream comes after what still reads them: gathers, or of a
   // host's shards the copies to the device.
   void await_readers() const {

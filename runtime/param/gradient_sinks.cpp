@@ -36,6 +36,7 @@ void LocalGradient::lay_out() {
 autograd::GradientSink LocalGradient::sink(int i, double scale) {
   if (!is_laid_out()) lay_out();
   if (!group_->gradient.defined()) {
+    group_->note_gradient();
     const OwnerGuard owner(group_->device, "gradients");
     group_->gradient =
         Tensor::empty({group_->gradient_numel + group_->counts_numel()}, f32, group_->device);

@@ -128,6 +128,7 @@ void GradientPiece::reduce() {
   }
   Stream last = shards_.replicas ? shards_.replicas->stream() : reduce;
   FlatGroup& group = *shards_.group;
+  group.note_gradient();
   if (!group.gradient.defined())
     group.gradient = fresh_gradient(), ++group.gradients;
   else if (!shards_.host)

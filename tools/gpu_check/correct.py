@@ -137,7 +137,7 @@ class Correct:
 
     def captured(self):
         """Steps that the device runs again have the bits of steps that the host submits."""
-        steps = 40 if self.gpu else 7
+        steps = 40 if self.gpu else 5
         for i, (name, (setup, *options)) in enumerate(CELLS.items()):
             setup, runs = (setup if self.gpu else setup | dict(length=16)), []
             for captures in "false", "true":

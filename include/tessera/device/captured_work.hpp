@@ -8,12 +8,12 @@
 // Inside, streams wait for each other as they were told to. A replay comes after all work before
 // it, and all work after it comes after the replay, on every stream. So what was ordered with the
 // kept operations is ordered with the replayed ones, and an event that is older than the capture
-// is never waited for inside: the host has seen its end before.
+// is never waited for inside: the host has seen its end before. Last uses stay those of the
+// capture; on the device that is right, since all comes after a replay that was submitted after it.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "tessera/device/collective_barrier.hpp"
 #include "tessera/device/op.hpp"
@@ -37,8 +37,6 @@ Decisions& decisions() noexcept;
 struct CapturedWork {
   Clock count;  // operations on each stream, by which a replay advances the clocks
   Cost cost;    // their sum
-  // Of all that they touch. A replay moves these on, too; they outlive the last one.
-  std::vector<LastUse*> uses{};
   std::shared_ptr<void> graph{};  // the driver's
 };
 

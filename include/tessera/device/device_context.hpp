@@ -94,6 +94,8 @@ class DeviceContext {
   // Runs it behind everything submitted so far, and before all that comes. The first time the
   // clocks have counted it already.
   void replay(const CapturedWork& work, bool is_first);
+  // For who gives memory back to the system: last uses know nothing of replays.
+  void block_on_replays();
 
   // Seconds for which the host has slept in `block` since the start.
   double blocked_seconds() const { return blocked_seconds_; }
@@ -177,6 +179,7 @@ class DeviceContext {
   std::unique_ptr<Mutator> mutator_;  // null but in tests
   bool failure_told_ = false;         // a blocking call has thrown it
   bool is_capturing_ = false;
+  Event replayed_;           // the end of the last replay
   std::exception_ptr late_;  // of fail_late; thrown by every blocking call until `recover`
   Lost lost_;
   std::uint64_t recoveries_ = 0;

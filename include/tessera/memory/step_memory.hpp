@@ -60,6 +60,14 @@ class StepMemory {
   void before_replay(std::function<void()> function);
   // The functions of before_replay.
   void renew() const;
+  // The step is one of a state of the host's, as whether there is a gradient: `now`, before the
+  // step changes it for the first time, and `state`, whose lowest bit is as `now` was where it ends
+  // as it began. Of each `what` the first call counts.
+  void depends_on(const void* what, bool now, std::function<int()> state);
+  // At the end of the capture: whether the step ends as it began. From here on `holds` says whether
+  // all is as it is now.
+  bool settle();
+  bool holds() const;
   // Copies the values to the device, if there are any.
   void upload();
   // What was captured is forgotten.
@@ -74,6 +82,12 @@ class StepMemory {
   std::int64_t used_ = 0;
   std::map<std::uint64_t, std::int64_t> offsets_;
   std::vector<std::function<void()>> functions_;
+  struct State {
+    bool before;
+    std::function<int()> get;
+    int settled = 0;
+  };
+  std::map<const void*, State> states_;
 };
 
 }  // namespace tessera
