@@ -6,6 +6,7 @@
 
 #include "runtime/autograd/step_draws.hpp"
 #include "runtime/autograd/step_watcher.hpp"
+#include "tessera/autograd/node.hpp"
 #include "tessera/device/captured_work.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/memory/step_memory.hpp"

@@ -1,5 +1,6 @@
 // The part of DeviceContext that keeps work and submits it again.
 #include "runtime/device/tell.hpp"
+#include "tessera/base/error.hpp"
 #include "tessera/device/captured_work.hpp"
 #include "tessera/device/device_context.hpp"
 

@@ -2,6 +2,7 @@
 
 #include "runtime/base/machine.hpp"
 #include "runtime/memory/upstream_of.hpp"
+#include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera {

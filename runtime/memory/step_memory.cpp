@@ -6,7 +6,9 @@
 
 #include "runtime/memory/upstream_of.hpp"
 #include "tessera/base/checked.hpp"
+#include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
+#include "tessera/device/driver.hpp"
 
 namespace tessera {
 namespace {
