@@ -14,12 +14,18 @@
 //
 // The first calls run the function. Once two in a row have submitted the same operations at the
 // same addresses, the next call keeps what the function submits (PyTorch: torch.cuda.graph), and
-// from then on a call launches that and the function is not called: what it does on the host stays
-// as it was, but for the optimizers' counts and rates and the draws of nn::Dropout, which go on. A
-// call calls the function again where since the last one memory of the step changed hands, as by an
-// evaluation of the model, a new plan or a reset, or the program has decided anew what is trained,
-// another rate of some parameters, how units reduce, or a mode of a module; replays go on once it
-// does the same twice.
+// from then on a call launches that, and the function is not called.
+//
+//   goes on     optimizers' counts and the rate of set_lr, called before the step; draws of
+//               nn::Dropout; weights, moments, gradients and buffers, whoever writes them
+//   is noticed  the next call calls the function, and replays go on once it does the same twice:
+//               memory of the step that changed hands (an evaluation, a new plan, a reset, a
+//               tensor that was freed), a gradient or a clipping that waits or no longer does, what
+//               is trained, rates of some parameters, how units reduce, modes of modules
+//   stays       all else that the function does on the host: its counters and branches, a rate that
+//               it sets itself, numbers that it gives to operations, hooks registered since;
+//               `forget` says that they are others
+//
 // Bits are those of a program without it. On a device that keeps no work, as the CPU, every call
 // calls the function.
 #pragma once
@@ -38,7 +44,7 @@ class CapturedStep {
  public:
   using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)>;
 
-  // The function outlives its tensors' device no longer than this object.
+  // What the function refers to, as model and optimizer, outlives this object's last call.
   CapturedStep(const Device& device, Function function);
   ~CapturedStep();
   CapturedStep(const CapturedStep&) = delete;
@@ -47,11 +53,10 @@ class CapturedStep {
   // One step from copies of `inputs`. What the function returns is copied into tensors of its own,
   // the same in every call: read them before the next one. The host may be two replays ahead.
   // Throws: ContractError for inputs of another number, shape, dtype or device than the first;
-  // before it begins, for a step that has done four times what can't be captured: read a value on
-  // the host, made a tensor of values of the host, ran on the host (offload) or on ranks that are
-  // threads;
-  // while it is captured, for step_if (a GradScaler) and random numbers of a key of the program's
-  // own; what the function throws. What was being captured then has not run: reset the model.
+  // before it begins, for a step that four times in a row read a value on the host, ran on the host
+  // (offload) or on ranks that are threads; while it is captured, for a host that waits, step_if (a
+  // GradScaler), and random numbers of a key of the program's own; what the function throws. What
+  // was submitted before an exception runs, captured or not.
   const std::vector<Tensor>& operator()(const std::vector<Tensor>& inputs);
 
   // Calls so far that launched a graph, and why the last one did not; empty where it did.
