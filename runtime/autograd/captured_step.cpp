@@ -137,10 +137,12 @@ class CapturedStep::Impl {
       why_not_ = "the program has decided anew: what is trained, a rate, how units reduce, a mode";
     else if (!watcher_.obstacle().empty())
       why_not_ = watcher_.obstacle();
-    else if (!work_)
-      why_not_ = is_steady_ ? "the next call captures it"
-                            : concat("the call before had another ", watcher_.difference(),
-                                     ", or at other addresses");
+    else if (is_steady_ && !work_)
+      why_not_ = "the next call captures it";
+    else if (const std::string other = watcher_.difference(); !work_)
+      why_not_ = other.empty()
+                     ? "it has run once since it began anew"
+                     : concat("the call before had another ", other, ", or at other addresses");
     if (captured_ != *last_ || first_row_ != row) work_.reset();
   }
 
