@@ -104,7 +104,7 @@ const char* record(void* event, void* stream) {
     e.point = e.capture->record(stream_of(stream).captured_as());
     return nullptr;
   }
-  e.capture.reset();
+  if (e.capture) e.capture.reset();  // else peers may be reading it
   enqueue(stream, [mark = e.renew()] { mark->reach(); });
   return nullptr;
 }

@@ -69,8 +69,9 @@ class StepWatcher final : public Observer {
         return concat("operation ", i, ", '", prints_[i].second, "'");
     return prints_.size() == earlier_.size() ? "" : concat("operation ", prints_.size());
   }
-  // What keeps it from being captured, empty for nothing: of the last step, or also of so many
-  // before it that it is the step's own way. An engine gives tables to the device as it plans.
+  // What keeps the last step from being captured, empty for nothing; and whether it has kept so
+  // many in a row that it is the step's own way: an engine that plans gives tables to the device,
+  // too.
   const std::string& obstacle() const { return obstacle_; }
   bool is_hopeless() const { return !obstacle_.empty() && times_ >= kHopeless; }
   void forget_obstacles() { obstacle_.clear(); }

@@ -4,11 +4,11 @@
 #include <cstring>
 #include <utility>
 
+#include "runtime/device/queue.hpp"
 #include "runtime/memory/upstream_of.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
-#include "tessera/device/driver.hpp"
 
 namespace tessera {
 namespace {
@@ -88,7 +88,7 @@ void StepMemory::upload() {
                    .cost = {.bytes = 2.0 * static_cast<double>(n)},
                    .accesses = accesses},
                   Body([to = struct_.data(), from = piece.data, bytes = used_](Exec& exec) {
-                    exec.error = exec.driver->copy(to, from, bytes, exec.native_stream);
+                    queue_copy(exec, to, from, bytes);
                   }),
                   nullptr);
   memory_.staging().give_back(piece);

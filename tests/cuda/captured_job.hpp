@@ -5,7 +5,6 @@
 #include <functional>
 #include <random>
 
-#include "runtime/device/testing.hpp"
 #include "tessera/autograd/captured_step.hpp"
 #include "tessera/autograd/random.hpp"
 #include "tessera/nn/gpt2.hpp"
@@ -114,7 +113,7 @@ struct Job {
 };
 
 // What a program may do between two calls of its step.
-inline const std::function<void(Job&)> kDecisions[] = {
+inline const std::function<void(Job&)> kActs[] = {
     [](Job& job) { job.optimizer->set_weight_decay({job.model.parameters()[1]}, 0.3); },
     [](Job& job) { job.optimizer->set_lr_factor({job.model.parameters()[1]}, 0.1); },
     [](Job& job) { job.model.parameters()[1].set_trainable(false); },

@@ -198,16 +198,16 @@ TEST_CASE("a replay asks the driver for little, and the host for no memory", "[t
 TEST_CASE("what the program decides between the calls holds in a captured step", "[threads]") {
   const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
-  for (std::size_t d = 0; d < 2 * std::size(kDecisions); ++d) {
+  for (std::size_t d = 0; d < 2 * std::size(kActs); ++d) {
     const int ranks = 1 + static_cast<int>(d % 2);
-    INFO("decision " << d / 2 << ", ranks " << ranks);
+    INFO("act " << d / 2 << ", ranks " << ranks);
     const auto run = [&](bool captures) {
       World world = ranks == 1 ? World::single(on_gpu()) : World::emulated(0, ranks, on_gpu());
       Job job(world, {.ranks = ranks}, seed);
       CapturedStep step(job.device, [&](const std::vector<Tensor>& in) { return job.step(in); });
       std::vector<float> all;
       for (int i = 0; i < 20; ++i) {
-        if (i == 8 || i == 9) kDecisions[d / 2](job);
+        if (i == 8 || i == 9) kActs[d / 2](job);
         const auto batch = job.batch(seed + static_cast<std::uint64_t>(i % 3));
         all.push_back((captures ? step(batch) : job.step(batch))[1].to_vector<float>()[0]);
       }
@@ -239,7 +239,7 @@ TEST_CASE("random programs around a captured step have the bits of those without
       CapturedStep step(job.device, [&](const std::vector<Tensor>& in) { return job.step(in); });
       std::vector<float> all;
       for (int i = 0; i < 30; ++i) {
-        for (; acts() % rarely == 0;) kDecisions[acts() % std::size(kDecisions)](job);
+        for (; acts() % rarely == 0;) kActs[acts() % std::size(kActs)](job);
         const auto batch = job.batch(acts());
         for (const Tensor& t : captures ? step(batch) : job.step(batch))
           all.push_back(t.to_vector<float>()[0]);

@@ -28,8 +28,8 @@ const char* uncapturable(StreamId stream, const CollectiveBarrier* barrier);
 // A captured step replays as long as it is the same.
 struct Decisions {
   std::uint64_t count = 0;  // of those that may be new each time
-  std::uint64_t modes =
-      0;  // of two-way switches: an exclusive or, which a way and back leave as it was
+  // Of two-way switches: an exclusive or, which a way and back leave as it was.
+  std::uint64_t modes = 0;
   bool operator==(const Decisions&) const = default;
 };
 Decisions& decisions() noexcept;
