@@ -152,7 +152,7 @@ class CudaExecutor final : public Executor {
     captures_now_ = false;
     if (!drops) for_others([&](void* other) { order(other, compute); });
     const DriverError error = driver_.end_capture(compute, &graph);
-    const std::shared_ptr<void> made(graph, [&driver = driver_](void* g) {
+    std::shared_ptr<void> made(graph, [&driver = driver_](void* g) {
       if (g) driver.end_graph(g);
     });
     if (drops) {
