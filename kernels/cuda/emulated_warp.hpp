@@ -94,22 +94,36 @@ class WarpThread {
       out[i] = bits_of(&row_at<T>(rows, i, lane() % 4 * 2)[lane() / 4],
                        &row_at<T>(rows, i, lane() % 4 * 2 + 1)[lane() / 4]);
   }
-  // Adds the products to d one after another.
+  // Adds the products to d one after another: one lane for the whole warp, whose operands are
+  // converted once.
   template <class T>
   void multiply(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-    const std::uint32_t shown[] = {a[0], a[1], a[2], a[3], b0, b1};
-    const std::uint64_t* const all = show(reinterpret_cast<std::uintptr_t>(shown));
-    // Half of a register of the lane that has row r of a, or column r of b, at pair c.
-    const auto value = [&](int reg, int r, int c, int half) {
-      const auto* const of = reinterpret_cast<const std::uint32_t*>(all[r * 4 + c]);
-      const auto bits = static_cast<std::uint16_t>(of[reg] >> 16 * half);
-      return to_float(std::bit_cast<T>(bits));
+    struct Operands {
+      float* d;
+      const std::uint32_t* a;
+      std::uint32_t b[2];
     };
-    for (int i = 0; i < 4; ++i)
-      for (int k = 0; k < 16; ++k)
-        d[i] += value(i / 2 + k / 8 * 2, lane() / 4, k % 8 / 2, k % 2) *
-                value(4 + k / 8, lane() % 4 * 2 + i % 2, k % 8 / 2, k % 2);
-    sync_warp();  // others have read `shown`
+    const Operands own{d, a, {b0, b1}};
+    const std::uint64_t* const all = show(reinterpret_cast<std::uintptr_t>(&own));
+    const auto of = [&](int line, int pair) -> const Operands& {  // row of a, column of b
+      return *reinterpret_cast<const Operands*>(all[line % 8 * 4 + pair]);
+    };
+    if (lane() == 0) {
+      float x[16][16], y[16][8];
+      for (int k = 0; k < 16; ++k) {
+        const auto half = [k](std::uint32_t bits) {
+          return to_float(std::bit_cast<T>(static_cast<std::uint16_t>(bits >> k % 2 * 16)));
+        };
+        for (int r = 0; r < 16; ++r) x[r][k] = half(of(r, k % 8 / 2).a[r / 8 + k / 8 * 2]);
+        for (int n = 0; n < 8; ++n) y[k][n] = half(of(n, k % 8 / 2).b[k / 8]);
+      }
+      for (int r = 0; r < 16; ++r)
+        for (int n = 0; n < 8; ++n) {
+          float& sum = of(r, n / 2).d[r / 8 * 2 + n % 2];
+          for (int k = 0; k < 16; ++k) sum += x[r][k] * y[k][n];
+        }
+    }
+    sync_warp();  // `own` has been read
   }
 
  protected:

@@ -4,11 +4,13 @@
 #include <cudnn_graph.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "tessera/base/dtype.hpp"
@@ -105,17 +107,32 @@ struct Values {
       }
     }
   }
-  // An element of a tensor whose dimensions may be fewer, each serving several of `of`'s.
-  double& shared(const Index& i, const Index& of) {
-    std::int64_t at = 0;
-    for (std::size_t d = 0; d < 4; ++d) at = at * dims[d] + i[d] * dims[d] / of[d];
-    return data[static_cast<std::size_t>(at)];
-  }
   std::int64_t offset(const Index& i) const {
     std::int64_t at = 0;
     for (std::size_t d = 0; d < 4; ++d) at += i[d] * strides[d];
     return at;
   }
+};
+
+// The elements of a tensor for the indices of a larger one: each serves several, as heads of keys
+// do.
+class Shared {
+ public:
+  Shared(Values& values, const Index& dims) : data_(values.data.data()) {
+    std::int64_t step = 1;
+    for (std::size_t d = 4; d-- > 0; step *= values.dims[d])
+      for (std::int64_t i = 0; i < dims[d]; ++i)
+        offsets_[d].push_back(i * values.dims[d] / dims[d] * step);
+  }
+  double& at(const Index& i) const {
+    std::int64_t sum = 0;
+    for (std::size_t d = 0; d < 4; ++d) sum += offsets_[d][static_cast<std::size_t>(i[d])];
+    return data_[sum];
+  }
+
+ private:
+  double* data_;
+  std::array<Index, 4> offsets_;
 };
 
 class Run {
@@ -200,11 +217,12 @@ class Run {
            &b = value(op.at(CUDNN_ATTR_OPERATION_MATMUL_BDESC));
     Values c = begun(op.at(CUDNN_ATTR_OPERATION_MATMUL_CDESC));
     const std::int64_t depth = a.dims[3];
-    const Index of_a{c.dims[0], c.dims[1], c.dims[2], depth},
-        of_b{c.dims[0], c.dims[1], depth, c.dims[3]};
+    const Shared left(a, {c.dims[0], c.dims[1], c.dims[2], depth}),
+        right(b, {c.dims[0], c.dims[1], depth, c.dims[3]});
     c.each([&](const Index& i, double& x) {
-      for (std::int64_t k = 0; k < depth; ++k)
-        x += a.shared({i[0], i[1], i[2], k}, of_a) * b.shared({i[0], i[1], k, i[3]}, of_b);
+      Index row{i[0], i[1], i[2], 0}, column{i[0], i[1], 0, i[3]};
+      for (std::int64_t k = 0; k < depth; ++k, ++row[3], ++column[2])
+        x += left.at(row) * right.at(column);
     });
     give(op.at(CUDNN_ATTR_OPERATION_MATMUL_CDESC), std::move(c));
   }
@@ -216,8 +234,9 @@ class Run {
     Values& x = value(op.at(CUDNN_ATTR_OPERATION_REDUCTION_XDESC));
     Values y(op.at(CUDNN_ATTR_OPERATION_REDUCTION_YDESC));
     if (largest) std::ranges::fill(y.data, -INFINITY);
+    const Shared into(y, x.dims);
     x.each([&](const Index& i, double& element) {
-      double& to = y.shared(i, x.dims);
+      double& to = into.at(i);
       to = largest ? std::max(to, element) : to + element;
     });
     give(op.at(CUDNN_ATTR_OPERATION_REDUCTION_YDESC), std::move(y));
@@ -235,18 +254,20 @@ class Run {
   void apply(const Descriptor& op) {
     const Descriptor& kind = op.at(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
     const auto mode = kind.one<cudnnPointwiseMode_t>(CUDNN_ATTR_POINTWISE_MODE);
-    const auto operand = [&](int name) { return op.has(name) ? &value(op.at(name)) : nullptr; };
     Values y(op.at(CUDNN_ATTR_OPERATION_POINTWISE_YDESC));
+    const auto operand = [&](int name) {
+      return op.has(name) ? std::optional<Shared>(std::in_place, value(op.at(name)), y.dims)
+                          : std::nullopt;
+    };
     if (mode == CUDNN_POINTWISE_GEN_INDEX) {
       const auto axis = static_cast<std::size_t>(kind.one<std::int64_t>(CUDNN_ATTR_POINTWISE_AXIS));
       y.each([&](const Index& i, double& x) { x = static_cast<double>(i[axis]); });
     } else {
-      Values *a = operand(CUDNN_ATTR_OPERATION_POINTWISE_XDESC),
-             *b = operand(CUDNN_ATTR_OPERATION_POINTWISE_BDESC),
-             *where = operand(CUDNN_ATTR_OPERATION_POINTWISE_TDESC);
+      const auto a = operand(CUDNN_ATTR_OPERATION_POINTWISE_XDESC),
+                 b = operand(CUDNN_ATTR_OPERATION_POINTWISE_BDESC),
+                 where = operand(CUDNN_ATTR_OPERATION_POINTWISE_TDESC);
       y.each([&](const Index& i, double& x) {
-        x = computed(mode, a->shared(i, y.dims), b ? b->shared(i, y.dims) : 0,
-                     where ? where->shared(i, y.dims) : 0);
+        x = computed(mode, a->at(i), b ? b->at(i) : 0, where ? where->at(i) : 0);
       });
     }
     give(op.at(CUDNN_ATTR_OPERATION_POINTWISE_YDESC), std::move(y));

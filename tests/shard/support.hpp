@@ -31,10 +31,11 @@ namespace tessera::testing {
 
 inline std::uint64_t fresh_seed() { return std::random_device{}(); }
 
-// What each rank's f(world) returned, in rank order. Under the race checker.
-template <class F>
-auto on_ranks(int ranks, const WorldOptions& options, const F& f) {
-  using R = std::invoke_result_t<F, World&>;
+// What each rank's f(world) returned, in rank order. Under the race checker. Compiled once for what
+// tests return, not for every function of theirs.
+template <class R>
+std::vector<R> results_of(int ranks, const WorldOptions& options,
+                          const std::function<R(World&)>& f) {
   std::vector<std::optional<R>> found(
       static_cast<std::size_t>(ranks));  // no bits of a vector<bool>
   run_checked(ranks, options,
@@ -42,6 +43,10 @@ auto on_ranks(int ranks, const WorldOptions& options, const F& f) {
   std::vector<R> results;
   for (auto& result : found) results.push_back(std::move(*result));
   return results;
+}
+template <class F>
+auto on_ranks(int ranks, const WorldOptions& options, const F& f) {
+  return results_of<std::invoke_result_t<F, World&>>(ranks, options, f);
 }
 template <class F>
 auto on_ranks(int ranks, const F& f) {

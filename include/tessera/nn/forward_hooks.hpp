@@ -94,16 +94,12 @@ class ForwardHooks {
   // f(inputs...) with the hooks around it.
   template <class F, class... Inputs>
   auto run(Module& module, F& f, const Inputs&... inputs) {
-    std::erase_if(hooks_, [](const Hook& hook) { return !*hook.is_alive; });
-    const std::vector<Hook> hooks = hooks_;  // as they are now: a hook may add another
+    const std::vector<Hook> hooks = living();
     std::tuple<Inputs...> given(inputs...);
     const CallTensors in = CallTensors::of(given);
-    for (const Hook& hook : hooks)
-      if (hook.before && *hook.is_alive) hook.before(module, in);
+    run_before(hooks, module, in);
     auto result = std::apply(f, std::as_const(given));
-    const CallTensors out = CallTensors::of(result);
-    for (const Hook& hook : hooks)
-      if (hook.after && *hook.is_alive) hook.after(module, in, out);
+    run_after(hooks, module, in, CallTensors::of(result));
     return result;
   }
 
@@ -114,6 +110,10 @@ class ForwardHooks {
     std::shared_ptr<bool> is_alive = std::make_shared<bool>(true);
   };
   HookHandle add(Hook hook) { return HookHandle(hooks_.emplace_back(std::move(hook)).is_alive); }
+  std::vector<Hook> living();  // as they are now: a hook may add another
+  static void run_before(const std::vector<Hook>& hooks, Module& module, const CallTensors& in);
+  static void run_after(const std::vector<Hook>& hooks, Module& module, const CallTensors& in,
+                        const CallTensors& out);
 
   std::vector<Hook> hooks_;
 };
