@@ -191,9 +191,15 @@ MatrixRing::Received MatrixRing::orthogonalise(const Turn& turn, std::size_t lan
                  raw::copy_into(whole.view(shape, in_whole.strides, in_whole.offset),
                                 momenta.parts.view(shape, in_parts.strides, in_parts.offset));
                });
+    const bool is_turned = m.spec.dim == 1;  // as memory has columns; sums add up as those of rows
+    const auto turned = [&](const Tensor& x) {
+      return is_turned ? raw::contiguous(raw::transpose(x, 0, 1)) : x;
+    };
     std::vector<Tensor> blocks;
-    for (const Block& block : m.blocks)
-      blocks.push_back(orthogonalised(raw::slice(whole, 0, block.rows.begin, block.rows.end), how));
+    for (const Block& block : m.blocks) {
+      const Tensor rows = raw::slice(whole, 0, block.rows.begin, block.rows.end);
+      blocks.push_back(turned(orthogonalised(turned(rows), how)));
+    }
     const Tensor done = blocks.size() == 1 ? blocks[0] : raw::cat(blocks, 0);
     for_chunks(m.spec, turn.width, m.position.offset,
                [&](const Shape& shape, const Strided& in_whole, const Strided& in_parts) {
