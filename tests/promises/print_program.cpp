@@ -82,7 +82,12 @@ void print(std::ostream& out, const Program& program) {
       << (program.is_poisoned ? ", poisoned" : "") << (program.is_planned ? ", planned" : "")
       << (program.scales_loss ? ", loss scaled" : "")
       << (program.offload == Offload::cpu ? ", offloaded" : "") << ", doubled from step "
-      << program.doubled_from << "\n";
+      << program.doubled_from << (program.rule == Rule::sgd ? ", SGD" : ", AdamW");
+  if (program.rule == Rule::muon)
+    out << " and Muon of " << program.matrices << (program.is_in_bf16 ? " in bf16" : "")
+        << (program.is_nesterov ? " with" : " without") << " nesterov, turns of "
+        << program.turn_bytes << " bytes";
+  out << "\n";
   print(out, program.root, 0);
   for (const Step& step : program.steps) {
     out << "step:";

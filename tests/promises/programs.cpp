@@ -5,8 +5,8 @@
 // whole or one output of several, and that may retain their graphs, parameters that are frozen and
 // thawed between steps, backwards that leave reductions to later ones, parameters that travel in
 // another form, are stored in fewer bits or left alone by units, hooks of reductions, units told
-// otherwise between forwards, losses that are scaled, first steps that are planned, and meshes with
-// and without replicas.
+// otherwise between forwards, losses that are scaled, first steps that are planned, meshes with and
+// without replicas, and steps of SGD, of AdamW and of Muon with some tables as its matrices.
 // Ranks and streams run in an order that the seed chooses, or as threads, or each rank in program
 // order, some with freed memory poisoned.
 //
@@ -31,7 +31,9 @@
 #include "tessera/device/observe/race_checker.hpp"
 #include "tessera/distributed/collectives.hpp"
 #include "tessera/memory/memory.hpp"
+#include "tessera/optim/adamw.hpp"
 #include "tessera/optim/grad_scaler.hpp"
+#include "tessera/optim/muon.hpp"
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/shard/shard_plan.hpp"
@@ -63,6 +65,26 @@ bool is_in_loss(const Step& step, const Step::Backward& b, int forward, int rank
 void add_to(Tensor& loss, const Tensor& y) {
   const Tensor term = sum(y * y);
   loss = loss.defined() ? loss + term : term;
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Program& program, const Part& model) {
+  const std::vector<Parameter> all = model.parameters();
+  if (program.rule == Rule::sgd)
+    return std::make_unique<optim::Sgd>(all, optim::SgdOptions{.lr = kRate, .momentum = 0.5});
+  if (program.rule == Rule::adamw)
+    return std::make_unique<optim::AdamW>(all, optim::AdamWOptions{.lr = kRate});
+  optim::MuonSplit split;
+  int tables = 0;
+  for (const Parameter& p : all)
+    (p.shape().ndim() == 2 && (program.matrices >> tables++ % 32 & 1U) != 0 ? split.matrices
+                                                                            : split.others)
+        .push_back(p);
+  return std::make_unique<optim::Muon>(
+      split.matrices, split.others,
+      optim::MuonOptions{.lr = kRate,
+                         .nesterov = program.is_nesterov,
+                         .ns_dtype = program.is_in_bf16 ? bf16 : f32,
+                         .turn_bytes = program.turn_bytes});
 }
 
 // By powers of two, which change no bit of an exact sum.
@@ -174,16 +196,21 @@ void end_step(const Step& step, Part& model, optim::Optimizer& optimizer, const 
   if (!step.keeps_gradients) optimizer.zero_grad();
 }
 
+void scale_gradients(const Part& model, double factor) {
+  for (const Parameter& p : model.parameters())
+    if (const Tensor g = p.grad(); g.defined()) raw::copy_into(g, raw::mul(g, factor));
+}
+
 // The parameters after all steps: of one rank that does every rank's part itself, and so has the
-// sum of what the ranks have the mean of. A program ends before the step whose sums would be too
-// long to be exact: about one in 50,000 keeps that many gradients.
+// sum of what the ranks have the mean of, by a power of two as much. A program ends before the step
+// whose sums would be too long to be exact: about one in 50,000 keeps that many gradients.
 Values reference(Program& program) {
   const Device device = Device::cpu({.executor = ExecutorKind::inlined, .threads = 1});
   std::vector<Part*> parts;
   Part model(program.root, nullptr, parts);
   model.materialize(device);
   nn::init(model, {program.seed});
-  optim::Sgd optimizer(model.parameters(), {.lr = kRate / program.ranks, .momentum = 0.5});
+  const auto optimizer = make_optimizer(program, model);
   const auto scaler = make_scaler(program, device);
   for (std::size_t k = 0; k < program.steps.size(); ++k) {
     for (int rank = 0; rank < program.ranks; ++rank)
@@ -194,7 +221,9 @@ Values reference(Program& program) {
       break;
     }
     if (!program.steps[k].keeps_gradients) model.forget_rows();
-    end_step(program.steps[k], model, optimizer, nullptr, scaler.get());
+    scale_gradients(model, 1.0 / program.ranks);
+    end_step(program.steps[k], model, *optimizer, nullptr, scaler.get());
+    scale_gradients(model, program.ranks);
   }
   Values values;
   for (const auto& [name, p] : model.named_parameters())
@@ -239,7 +268,7 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
     model.shard(mesh, program.offload);
     model.materialize(world.device());
     nn::init(model, {program.seed});
-    optim::Sgd optimizer(model.parameters(), {.lr = kRate, .momentum = 0.5});
+    const auto optimizer = make_optimizer(program, model);
     const auto scaler = make_scaler(program, world.device());
     if (program.is_planned) plan_first_step(program, model);
     for (std::size_t k = 0; k < program.steps.size(); ++k) {
@@ -249,7 +278,7 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
         if (const std::uint64_t slots = shard_counters(model).unplanned_slots; slots > 0)
           throw DeviceError(
               concat("the planned step took ", slots, " slots where no plan had them"));
-      end_step(program.steps[k], model, optimizer, &mesh, scaler.get());
+      end_step(program.steps[k], model, *optimizer, &mesh, scaler.get());
     }
     for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {
       const std::vector<float> whole = raw::cast(full, f32).to_vector<float>();

@@ -162,6 +162,16 @@ void choose_executor(Dice& dice, Program& program) {
   program.is_poisoned = dice.once_in(6);
 }
 
+// Muon refuses matrices whose shards lie on the host.
+void choose_optimizer(Dice& dice, Program& program) {
+  program.rule = dice.of({Rule::sgd, Rule::adamw, Rule::muon});
+  if (program.offload == Offload::cpu && program.rule == Rule::muon) program.rule = Rule::adamw;
+  program.matrices = dice.once_in(2) ? ~0U : 1 | static_cast<unsigned>(dice.below(1 << 16));
+  program.is_in_bf16 = dice.once_in(3);
+  program.is_nesterov = dice.once_in(2);
+  program.turn_bytes = dice.of({std::int64_t{1}, std::int64_t{100}, std::int64_t{32 << 20}});
+}
+
 }  // namespace
 
 Program make_program(std::uint64_t seed) {
@@ -186,6 +196,7 @@ Program make_program(std::uint64_t seed) {
   program.scales_loss =
       dice.once_in(4) && std::none_of(program.steps.begin(), program.steps.end(),
                                       [](const Step& step) { return step.keeps_gradients; });
+  choose_optimizer(dice, program);
   return program;
 }
 

@@ -116,6 +116,9 @@ struct Step {
   bool keeps_gradients = false;
 };
 
+// Which optimizer takes the steps.
+enum class Rule : std::uint8_t { sgd, adamw, muon };
+
 struct Program {
   int ranks = 2;     // 1, 2 or 4,
   int replicas = 1;  // in so many replicas
@@ -125,6 +128,10 @@ struct Program {
   bool is_planned = false;   // the first step is planned before it runs
   bool scales_loss = false;  // where no gradients are kept, which have no scale any more
   Offload offload = Offload::none;
+  Rule rule = Rule::sgd;
+  unsigned matrices = 1;  // of Muon: tables, a bit each; the first is one
+  bool is_in_bf16 = false, is_nesterov = true;
+  std::int64_t turn_bytes = 32 << 20;
   std::size_t doubled_from = 0;  // the step from which hooks double what is reduced
   PartPlan root;
   std::vector<Step> steps;
