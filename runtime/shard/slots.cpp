@@ -127,9 +127,10 @@ std::uint64_t Slots::fingerprint_of_plans() const {
   return fnv1a(all);
 }
 
-// The room that the plans need, as soon as no slot is taken.
+// The room that the plans need, as soon as no slot is taken. Not in a step that is captured, where
+// the host can't wait for the old room: if this one has other addresses for it, it is not kept.
 void Slots::resize_if_due() {
-  if (!wants_resize_ || !live_.empty()) return;
+  if (!wants_resize_ || !live_.empty() || group_.device().context().is_capturing()) return;
   wants_resize_ = false;
   std::int64_t bytes = least_bytes_;
   for (const auto& [step, kept] : kept_) bytes = std::max(bytes, kept.plan.bytes);

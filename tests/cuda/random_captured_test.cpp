@@ -378,7 +378,7 @@ void Training::fail(int k) {
 }  // namespace
 
 TEST_CASE("random captured programs have the bits of the same programs without a capture",
-          "[threads]") {
+          "[threads][captured_programs]") {
   const std::uint64_t programs = std::max<std::uint64_t>(1, 2000 / stride()), first = fresh_seed();
   std::int64_t replays = 0;
   for (std::uint64_t seed = first; seed < first + programs; ++seed) {
