@@ -18,7 +18,11 @@ std::string some_names(const UnitShards& shards) {
 }  // namespace
 
 void check_options(const ShardOptions& options, const std::string& of) {
-  options.mesh.shard_group();  // throws for one of three dimensions
+  try {
+    options.mesh.shard_group();
+  } catch (const ContractError& error) {  // it has three dimensions
+    throw ContractError(concat("fully_shard: ", of, ": ", error.what()));
+  }
   const auto check = [&](const char* what, const std::optional<DType>& dtype) {
     TESSERA_EXPECT(!dtype || *dtype == f32 || *dtype == bf16 || *dtype == f16, "fully_shard: ", of,
                    ": ", what, " is ", *dtype, "; expected f32, bf16 or f16");

@@ -227,10 +227,11 @@ void set_reductions_in_flight(nn::Module& module, int reductions, bool recurse) 
 }
 
 void set_all_reduce_hook(nn::Module& module, AllReduceHook hook, std::optional<StreamId> stream) {
-  TESSERA_EXPECT(hook || !stream, "set_all_reduce_hook: stream '", name(*stream),
+  const std::string of = shard::called(module);
+  TESSERA_EXPECT(hook || !stream, "set_all_reduce_hook: ", of, ": stream '", name(*stream),
                  "' is given without a hook; give both, or none");
   TESSERA_EXPECT(!stream || (*stream != StreamId::transfer && *stream != StreamId::offload),
-                 "set_all_reduce_hook: stream '", name(*stream),
+                 "set_all_reduce_hook: ", of, ": stream '", name(*stream),
                  "' has no kernels of the device; give compute, gather, reduce or replicate");
   for_each_unit("set_all_reduce_hook", module, false, [&](Unit& unit) {
     const UnitShards& shards = unit.shards();

@@ -127,8 +127,7 @@ std::uint64_t Slots::fingerprint_of_plans() const {
   return fnv1a(all);
 }
 
-// The room that the plans need, as soon as no slot is taken. Not in a step that is captured, where
-// the host can't wait for the old room: if this one has other addresses for it, it is not kept.
+// The room that the plans need, once no slot is taken; a step that is captured can't wait for it.
 void Slots::resize_if_due() {
   if (!wants_resize_ || !live_.empty() || group_.device().context().is_capturing()) return;
   wants_resize_ = false;

@@ -227,7 +227,9 @@ TEST_CASE("strategies have the same losses, and say what they stand for") {
                     folder.path().string());
     INFO(outcome.err);
     CHECK(outcome.exit_code == 0);
-    CHECK((outcome.out.find("strategy ") != std::string::npos) != strategy.starts_with("none"));
+    const bool is_none = strategy.starts_with("none");
+    CHECK((outcome.out.find("strategy " + strategy.substr(0, strategy.find(' ')) +
+                            ": data_parallel_replicate_degree=") != std::string::npos) != is_none);
     std::vector<std::string> found;
     std::istringstream lines(folder.read("out.jsonl"));
     for (std::string line; std::getline(lines, line);)
@@ -246,7 +248,37 @@ TEST_CASE("strategies have the same losses, and say what they stand for") {
   }
   CHECK(losses("none" + muon) != losses("none"));
   CHECK(losses("none --training.enable_cpu_offload=true") == losses("none"));
-  CHECK(losses("hybrid --parallelism.data_parallel_replicate_degree=2").size() == 3);
+  const std::string replicas = " --parallelism.data_parallel_replicate_degree=2";
+  CHECK(losses("hybrid" + replicas) ==
+        losses("none --parallelism.data_parallel_shard_degree=2" + replicas));
+  const std::string twice = " --training.local_batch_size=1";
+  CHECK(losses("zero1" + twice) == losses("none --parallelism.fsdp_gradient_sync=last" + twice));
+}
+
+TEST_CASE("a dry run says what a strategy stands for") {
+  const BookFolder folder;
+  const auto stands_for = [&](const std::string& strategy) {
+    const Outcome plan = run_command(
+        "tessera-train --model.dim=16 --model.n_layers=1 --model.n_heads=2 --training.seq_len=16 "
+        "--training.global_batch_size=8 --data.path=book.txt --dry-run --ranks=4 "
+        "--parallelism.strategy=" +
+            strategy,
+        folder.path().string());
+    const std::size_t at = plan.out.find("strategy ");
+    return at == std::string::npos ? plan.err : plan.out.substr(at, plan.out.find('\n', at) - at);
+  };
+  CHECK(stands_for("ddp") ==
+        "strategy ddp: data_parallel_replicate_degree=4, data_parallel_shard_degree=1, "
+        "fsdp_reshard_after_forward=default, fsdp_reshard_after_backward=true, "
+        "fsdp_gradient_sync=always");
+  CHECK(stands_for("zero1 --training.local_batch_size=1") ==
+        "strategy zero1: data_parallel_replicate_degree=1, data_parallel_shard_degree=4, "
+        "fsdp_reshard_after_forward=never, fsdp_reshard_after_backward=false, "
+        "fsdp_gradient_sync=last");
+  CHECK(stands_for("hybrid --parallelism.data_parallel_replicate_degree=2") ==
+        "strategy hybrid: data_parallel_replicate_degree=2, data_parallel_shard_degree=2, "
+        "fsdp_reshard_after_forward=default, fsdp_reshard_after_backward=true, "
+        "fsdp_gradient_sync=always");
 }
 
 TEST_CASE("under TESSERA_CHECK=1 a run closes with what the race checker saw") {

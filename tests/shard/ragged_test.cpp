@@ -121,6 +121,35 @@ TEST_CASE("blocks are dealt in rank order, whole, and as evenly as blocks go", "
         }
 }
 
+TEST_CASE("a unit deals blocks on where its previous parameter ended", "[ragged]") {
+  struct Three final : nn::Module {
+    Three() {
+      register_parameter("a", a);
+      register_parameter("b", b);
+      register_parameter("c", c);
+      a.set_block_rows(1);
+      b.set_block_rows(2);
+      c.set_block_rows(1);
+    }
+    Parameter a{{5, 3}, Initializer::constant(1)}, b{{9, 3}, Initializer::constant(1)},
+        c{{6, 3}, Initializer::constant(1)};
+  };
+  for (const int ranks : {2, 3, 4, 5, 7}) {
+    std::vector<std::int64_t> blocks;  // of each rank
+    for (int rank = 0; rank < ranks; ++rank) {
+      const World world = World::emulated(rank, ranks);
+      Three three;
+      fully_shard(three, {.mesh = DeviceMesh::flat(world)});
+      blocks.push_back(0);
+      for (const Parameter& p : three.parameters())
+        blocks.back() += ceil_div(p.spec().owned().size(), p.spec().block_rows);
+    }
+    INFO(ranks << " ranks");
+    const auto [least, most] = std::ranges::minmax_element(blocks);
+    CHECK(*most - *least <= 1);
+  }
+}
+
 // Weights of a step of Sgd are positive ones less a thousandth of gradients that are as near as
 // kRounding, so they are nearer.
 TEST_CASE("ragged shards are trained as on one rank", "[threads][ragged]") {
