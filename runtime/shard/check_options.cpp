@@ -20,7 +20,7 @@ std::string some_names(const UnitShards& shards) {
 void check_options(const ShardOptions& options, const std::string& of) {
   try {
     options.mesh.shard_group();
-  } catch (const ContractError& error) {  // it has three dimensions
+  } catch (const ContractError& error) {  // of three dimensions, or without this rank
     throw ContractError(concat("fully_shard: ", of, ": ", error.what()));
   }
   const auto check = [&](const char* what, const std::optional<DType>& dtype) {

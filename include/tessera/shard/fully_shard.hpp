@@ -39,7 +39,7 @@ class Reshard {
   static const Reshard automatic;
   // From forward to backward each rank keeps the k-th part of the full parameters, and backward
   // gathers them from k neighbours, which are on one machine if any ranks are (ZeRO++: hpZ).
-  // `ranks` divides those that shard, and is neither 1 nor all of them. Of a mesh of all ranks.
+  // `ranks` divides those that shard, and is neither 1 nor all; of a mesh of all ranks.
   static constexpr Reshard to(int ranks) noexcept { return {Kind::to, ranks}; }
 
   bool operator==(const Reshard&) const = default;
