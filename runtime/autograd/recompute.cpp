@@ -61,11 +61,12 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
         {
           const GradModeGuard history(true);
           const RandomStateGuard same_draws(random);
-          const HoldGuard only_what_is_saved(g.device());
+          HoldGuard only_what_is_saved(g.device());
           const autograd::KeptScope second_run(results.get());
           if (results) results->begin_second_run(out.graph_is_retained());
           y = f(again);
           if (results) results->expect_all_taken();
+          only_what_is_saved.end(y.handles() == 1 ? y.storage().get() : nullptr);
         }
         if (!y.requires_grad()) return;  // nothing in f is trainable
         y.backward(g);

@@ -97,22 +97,6 @@ DeviceContext::~DeviceContext() {
   for (Observer* o : observers_) o->ended();
 }
 
-void DeviceContext::hold(const Op& op, const Body& body,
-                         std::span<const std::shared_ptr<const void>> storages) {
-  if (held_.size() == kMostHeld) submit_all_held();
-  Held held{op.name, op.cost, {}, {}, op.accesses.size(), body};
-  std::ranges::copy(op.accesses, held.accesses.begin());
-  std::ranges::copy(storages, held.storages.begin());
-  held_.push_back(std::move(held));
-}
-
-void DeviceContext::submit_all_held() {
-  for (const Held& held : std::exchange(held_, {}))
-    submit(StreamId::compute,
-           {.name = held.name, .cost = held.cost, .accesses = {held.accesses.data(), held.count}},
-           held.body, nullptr);
-}
-
 void DeviceContext::submit(StreamId stream, const Op& op, const Body& body,
                            CollectiveBarrier* barrier) {
   submit_held();

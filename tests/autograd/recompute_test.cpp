@@ -129,6 +129,22 @@ TEST_CASE("a function that runs again computes no further than what it saves") {
         }) == derivatives + 1);
   REQUIRE(first.size() == 2);
   CHECK(first[0] == first[1]);
+
+  // Or keeps it, to look at it later: the result itself, what is made of it, or a copy.
+  const Tensor into = Tensor::zeros({6, 8}, f32, device);
+  const std::function<Tensor(const Tensor&)> keeps[] = {
+      [](const Tensor& y) { return y; }, [](const Tensor& y) { return y.detach(); },
+      [](const Tensor& y) { return raw::mul(y, 2.0); },
+      [&](const Tensor& y) {
+        raw::copy_into(into, y);
+        return into;
+      }};
+  for (const auto& keep : keeps) {
+    std::vector<Tensor> kept;
+    CHECK(matmuls(true, [&](const Tensor& y) { kept.push_back(keep(y)); }) == derivatives + 1);
+    REQUIRE(kept.size() == 2);
+    CHECK(kept[0].to_vector<float>() == kept[1].to_vector<float>());
+  }
 }
 
 TEST_CASE("a recomputed function is checked against differences as any other") {

@@ -15,6 +15,7 @@
 #include "tessera/optim/sgd.hpp"
 #include "tests/cuda/captured_job.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/dice.hpp"
 #include "tests/support/share.hpp"
 
 using namespace tessera;
@@ -23,24 +24,6 @@ using namespace tessera::testing;
 namespace {
 
 constexpr int kCalls = 20, kVocabulary = 24, kTokens = 4, kFeatures = 12;
-
-class Dice {
- public:
-  explicit Dice(std::uint64_t seed) : engine_(seed) {}
-  int below(int n) { return static_cast<int>(engine_() % static_cast<std::uint64_t>(n)); }
-  bool once_in(int n) { return below(n) == 0; }
-  template <class T>
-  T of(std::initializer_list<T> some) {
-    return some.begin()[below(static_cast<int>(some.size()))];
-  }
-  template <class T>
-  T& of(std::vector<T>& some) {
-    return some[static_cast<std::size_t>(below(static_cast<int>(some.size())))];
-  }
-
- private:
-  std::mt19937_64 engine_;
-};
 
 // Layers whose running mean a step writes.
 struct Dense final : nn::Module {

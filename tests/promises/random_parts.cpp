@@ -11,7 +11,7 @@ namespace {
 
 // `number` counts parts; `units` are the finished ones that can be called from anywhere: units that
 // use no weight of an outer part, which may be closed there.
-PartPlan make_part(Dice& dice, int depth, int& number, std::vector<int>& units) {
+PartPlan make_part(ProgramDice& dice, int depth, int& number, std::vector<int>& units) {
   PartPlan part;
   const int own_number = number++;
   const int children = depth == 0                     ? 1 + dice.below(3)
@@ -45,12 +45,12 @@ PartPlan make_part(Dice& dice, int depth, int& number, std::vector<int>& units) 
 }
 
 // Gradient buffers in pieces, of a parameter or of some.
-void cut_gradients(Dice& dice, PartPlan& part) {
+void cut_gradients(ProgramDice& dice, PartPlan& part) {
   part.piece_bytes = dice.once_in(3) ? 1 << 20 : 1 + dice.below(600);
 }
 
 // A third of the parts stream their table.
-void add_table(Dice& dice, PartPlan& part) {
+void add_table(ProgramDice& dice, PartPlan& part) {
   part.slice_bytes = dice.once_in(2) ? 1 : 60;
   for (int uses = dice.once_in(3) ? 1 + dice.below(2) : 0; uses > 0; --uses)
     part.body.insert(part.body.begin() + dice.below(static_cast<int>(part.body.size()) + 1),
@@ -65,7 +65,7 @@ void add_table(Dice& dice, PartPlan& part) {
 
 // Units whose weights are added, all of them: backward reads neither these nor, since they are
 // streamed, their tables. A recomputed function inside would read them there.
-void add_weights(Dice& dice, PartPlan& part, bool is_added = false) {
+void add_weights(ProgramDice& dice, PartPlan& part, bool is_added = false) {
   part.is_added = part.is_unit ? dice.once_in(4) : is_added;
   if (part.is_added) {
     part.table.rows = std::max(part.table.rows, 1);
@@ -77,7 +77,7 @@ void add_weights(Dice& dice, PartPlan& part, bool is_added = false) {
 
 // A child's weight that the root reads behind its call: one with gradients, the only one, after
 // which it stays open.
-void read_later(Dice& dice, PartPlan& root) {
+void read_later(ProgramDice& dice, PartPlan& root) {
   root.reads_later = dice.ranks();
   int number = 1;
   for (int i = 0; i < static_cast<int>(root.children.size()); ++i) {
@@ -99,7 +99,7 @@ void read_later(Dice& dice, PartPlan& root) {
 }
 
 // What blocks share, and what of recomputed calls is kept.
-void vary_recomputation(Dice& dice, PartPlan& part) {
+void vary_recomputation(ProgramDice& dice, PartPlan& part) {
   for (Statement& s : part.body) {
     s.gets_input = s.recomputed && dice.once_in(2);
     s.selectively = s.recomputed && dice.once_in(2);
@@ -108,7 +108,7 @@ void vary_recomputation(Dice& dice, PartPlan& part) {
 
 // Units beside each other that become one, a list. Not those whose weights the root reads later:
 // when a list closes depends on all of it.
-void list_units(Dice& dice, PartPlan& part) {
+void list_units(ProgramDice& dice, PartPlan& part) {
   std::vector<PartPlan*> listed;
   const bool lists = dice.once_in(2);
   for (std::size_t i = 0; i < part.children.size(); ++i) {
@@ -120,26 +120,26 @@ void list_units(Dice& dice, PartPlan& part) {
   for (PartPlan* const child : listed) child->is_listed = listed.size() > 1;
 }
 
-void add_hooks(Dice& dice, PartPlan& part) {
+void add_hooks(ProgramDice& dice, PartPlan& part) {
   part.has_hook = dice.once_in(6);
   part.hooked = dice.ranks();
 }
 
-void double_gradients(Dice& dice, PartPlan& part) {
+void double_gradients(ProgramDice& dice, PartPlan& part) {
   part.is_doubled = dice.once_in(2);
   part.doubled_on = dice.of<std::optional<StreamId>>(
       {std::nullopt, StreamId::compute, StreamId::gather, StreamId::reduce, StreamId::replicate});
 }
 
 // How weights and tables travel to the other ranks.
-void vary_gathers(Dice& dice, PartPlan& part) {
+void vary_gathers(ProgramDice& dice, PartPlan& part) {
   if (dice.once_in(2)) part.gathered = Gathered::in_two;
   if (dice.once_in(2) && part.table.stored == f32 && !part.table.is_outer)
     part.table.gathered = dice.of({Gathered::in_two, Gathered::in_e4m3});
 }
 
 // Weights and tables that units leave alone, which gathers nothing.
-void ignore_some(Dice& dice, PartPlan& part) {
+void ignore_some(ProgramDice& dice, PartPlan& part) {
   part.is_ignored = dice.once_in(3);
   if (part.is_ignored) part.gathered = Gathered::plainly;
   part.table.is_ignored = part.table.stored == f32 && !part.table.is_outer && dice.once_in(3);
@@ -147,7 +147,7 @@ void ignore_some(Dice& dice, PartPlan& part) {
 }
 
 // Weights, and tables that are there as a whole, are cut by blocks of rows.
-void deal_blocks(Dice& dice, PartPlan& part) {
+void deal_blocks(ProgramDice& dice, PartPlan& part) {
   if (part.reshard.is_partial()) part.reshard = Reshard::always;
   if (part.gathered == Gathered::plainly && !part.is_ignored)
     part.block_rows = dice.below(kWidth + 1);
@@ -157,7 +157,7 @@ void deal_blocks(Dice& dice, PartPlan& part) {
 }
 
 // Tables that are sharded by columns are not streamed, and their unit is read in backward.
-void turn_tables(Dice& dice, PartPlan& part) {
+void turn_tables(ProgramDice& dice, PartPlan& part) {
   PartPlan::Table& table = part.table;
   table.by_columns = !part.is_added && table.gathered == Gathered::plainly &&
                      table.block_rows == 0 && !table.is_ignored && !table.is_outer &&
@@ -166,11 +166,11 @@ void turn_tables(Dice& dice, PartPlan& part) {
 
 }  // namespace
 
-PartPlan make_root(Dice& dice, Offload offload) {
+PartPlan make_root(ProgramDice& dice, Offload offload) {
   int number = 0;
   std::vector<int> units;
   PartPlan root = make_part(dice, 0, number, units);
-  const auto vary = [&](void (*how)(Dice&, PartPlan&)) {
+  const auto vary = [&](void (*how)(ProgramDice&, PartPlan&)) {
     for_each_part(root, [&](PartPlan& part) { how(dice, part); });
   };
   read_later(dice, root);

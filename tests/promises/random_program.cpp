@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kSteps = 2;
 
-Step make_step(Dice& dice) {
+Step make_step(ProgramDice& dice) {
   Step step;
   const int forwards = 1 + dice.below(3);
   std::vector<int> open;
@@ -40,13 +40,13 @@ Step make_step(Dice& dice) {
 }
 
 // Who leaves the last backward of a step out may say so of the model.
-void vary_skips(Dice& dice, Program& program) {
+void vary_skips(ProgramDice& dice, Program& program) {
   for (Step& step : program.steps)
     if (!step.backwards.empty()) step.backwards.back().skips_model = dice.once_in(2);
 }
 
 // Backwards that leave reductions to a later one of their step, in half of the programs.
-void postpone_reductions(Dice& dice, Program& program) {
+void postpone_reductions(ProgramDice& dice, Program& program) {
   if (dice.once_in(2)) return;
   for (Step& step : program.steps)
     for (std::size_t i = 0; i + 1 < step.backwards.size(); ++i) {
@@ -61,7 +61,7 @@ void postpone_reductions(Dice& dice, Program& program) {
 // Ranks that keep an output which is not in their loss skip it by itself. A pass of its own goes
 // back along the forwards whose graphs are gone, too, as the first pass of a step finds those that
 // it has dropped: that is their place only where they come after all that the ranks part.
-void vary_parts(Dice& dice, Program& program) {
+void vary_parts(ProgramDice& dice, Program& program) {
   bool is_dropped_before = false;
   for (Step& step : program.steps) {
     for (Step::Backward& b : step.backwards) {
@@ -88,7 +88,7 @@ void vary_parts(Dice& dice, Program& program) {
 }
 
 // Parameters that are frozen and thawed, in half of the programs.
-void turn_parameters(Dice& dice, Program& program) {
+void turn_parameters(ProgramDice& dice, Program& program) {
   if (dice.once_in(2)) return;
   int parts = 0;
   for_each_part(program.root, [&](PartPlan&) { ++parts; });
@@ -103,7 +103,7 @@ void turn_parameters(Dice& dice, Program& program) {
 
 // What is decided about units before forwards, in half of the programs. What the root reads later
 // stays open after forward; a unit below the root is unsharded by hand once the root has run.
-void decide(Dice& dice, Program& program) {
+void decide(ProgramDice& dice, Program& program) {
   if (dice.once_in(2)) return;
   std::vector<int> units;
   std::vector<const PartPlan*> parts;
@@ -138,7 +138,7 @@ void decide(Dice& dice, Program& program) {
 
 // Options that change no sum, and decisions for all units below one. What the root reads later
 // stays open.
-void vary_options(Dice& dice, Program& program) {
+void vary_options(ProgramDice& dice, Program& program) {
   for_each_part(program.root, [&](PartPlan& part) {
     part.in_flight = 1 + dice.below(3);
     part.ahead = 1 + dice.below(3);
@@ -154,7 +154,7 @@ void vary_options(Dice& dice, Program& program) {
 // Most run in an order that the seed chooses: it costs less than threads that hand over by the
 // system's leave, and stream and rank fall behind each other as they never would there. Poison
 // costs a launch at each allocation and each free.
-void choose_executor(Dice& dice, Program& program) {
+void choose_executor(ProgramDice& dice, Program& program) {
   const int drawn = dice.below(16);
   program.executor = drawn == 0   ? ExecutorKind::threaded
                      : drawn == 1 ? ExecutorKind::inlined
@@ -163,7 +163,7 @@ void choose_executor(Dice& dice, Program& program) {
 }
 
 // Muon refuses matrices whose shards lie on the host.
-void choose_optimizer(Dice& dice, Program& program) {
+void choose_optimizer(ProgramDice& dice, Program& program) {
   program.rule = dice.of({Rule::sgd, Rule::adamw, Rule::muon});
   if (program.offload == Offload::cpu && program.rule == Rule::muon) program.rule = Rule::adamw;
   program.matrices = dice.once_in(2) ? ~0U : 1 | static_cast<unsigned>(dice.below(1 << 16));
@@ -175,7 +175,7 @@ void choose_optimizer(Dice& dice, Program& program) {
 }  // namespace
 
 Program make_program(std::uint64_t seed) {
-  Dice dice(seed);
+  ProgramDice dice(seed);
   Program program;
   program.seed = seed;
   program.ranks = 1 << dice.below(3);

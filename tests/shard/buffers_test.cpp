@@ -109,18 +109,29 @@ TEST_CASE("buffers of units are those of one rank, moved twice where a forward i
 }
 
 TEST_CASE("mixed precision casts no buffer", "[threads]") {
+  struct Scaled final : nn::Module {
+    Scaled() {
+      register_module("layer", layer);
+      register_buffer("third", third);
+    }
+    Tensor operator()(const Tensor& x) {
+      return call([this](const Tensor& in) { return layer(in) * cast(third.value(), in.dtype()); },
+                  x);
+    }
+    nn::Linear layer{kWidth, kWidth};
+    nn::Buffer third{{kWidth}, Initializer::constant(1.0 / 3)};  // which bf16 rounds
+  };
   const auto found = on_ranks(2, [](World& world) {
-    Model model(false);
-    const ShardOptions options{.mesh = DeviceMesh::flat(world),
-                               .precision = {.param = bf16, .output = f32}};
-    for (Centred& each : model.of) fully_shard(each, options);
-    fully_shard(model, options);
+    Scaled model;
+    fully_shard(model, {.mesh = DeviceMesh::flat(world), .precision = {.param = bf16}});
     model.materialize(world.device());
     nn::init(model, {7});
-    return std::pair(model.of[0].mean.dtype(), model.of[0].calls.dtype());
+    const Tensor y = model(rows_of(11, 0, kRows, kWidth, world.device()));
+    mean_square(y).backward();
+    return std::pair(y.dtype(), model.third.value().to_vector<float>());
   });
-  for (const auto& [mean, calls] : found) {
-    CHECK(mean == f32);
-    CHECK(calls == i64);
+  for (const auto& [computed, third] : found) {
+    CHECK(computed == bf16);
+    CHECK(third == std::vector<float>(kWidth, 1.f / 3));
   }
 }

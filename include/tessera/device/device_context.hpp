@@ -157,6 +157,7 @@ class DeviceContext {
     Body body;
   };
   void submit_all_held();
+  void submit_kept(const void* result);
   void drop_done();
   Event mark(StreamId stream, bool by_program);
   void rethrow_late() const;
@@ -201,6 +202,11 @@ class HoldGuard {
       : context_(device.is_meta() ? nullptr : &device.context()),
         before_(context_ && std::exchange(context_->holds_, true)) {
     if (context_) context_->submit_held();
+  }
+  // The function has ended: what is held is submitted if it writes what the program has kept, which
+  // is any storage that somebody owns but `result`, the caller's own.
+  void end(const void* result) {
+    if (context_) context_->submit_kept(result);
   }
   ~HoldGuard() {
     if (!context_) return;
