@@ -35,6 +35,7 @@ struct Cell {
   bool is_fast = false;                     // the loss knows its gradient, and the optimizer clips
   bool orthogonalises = false;              // the optimizer is Muon, in several turns
   bool fused = false;                       // projections
+  bool changes = false;                     // its options between steps, as decisions.hpp says
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   return out << "reshard " << c.reshard << ", recompute " << c.recomputes
@@ -49,7 +50,7 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << ", by hand " << c.by_hand << ", base in " << (c.stored ? name(*c.stored) : "none")
              << ", output " << (c.output ? name(*c.output) : "as it is") << ", gains ignored "
              << c.ignores << ", fast " << c.is_fast << ", Muon " << c.orthogonalises << ", fused "
-             << c.fused;
+             << c.fused << ", changes " << c.changes;
 }
 
 // The cells that every promise is checked in.

@@ -82,4 +82,13 @@ inline void decide_before_forward(nn::Llama& model) {
 }
 inline void decide_before_backward(nn::Llama& model) { reshard(model.blocks[0]); }
 
+// What a program changes its mind about before step k: in every second one more is in flight, and
+// the second block stays open, so that backward needs no gather for it.
+inline void change_before_step(nn::Llama& model, int k) {
+  const bool stays_open = k % 2 == 1;
+  set_reductions_in_flight(model, stays_open ? 2 : 1);
+  set_reshard_after_forward(model.blocks[1], stays_open ? Reshard::never : Reshard::always);
+  set_unshard_in_backward(model.blocks[1], !stays_open);
+}
+
 }  // namespace tessera::testing

@@ -113,6 +113,7 @@ class Trainee {
   // A whole step; queued, not awaited. Gradients are dropped at its end, or at the next one's
   // start; before they are clipped `see` may look at them.
   Scalars step(int k, const std::function<void()>& see = {}) {
+    if (cell_.changes) change_before_step(model_, k);
     if (cell_.keeps_gradients) optimizer_->zero_grad();
     Scalars out;
     for (int m = 0; m < cell_.micro_batches; ++m) {

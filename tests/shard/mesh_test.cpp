@@ -4,11 +4,12 @@
 #include "tessera/distributed/collectives.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/optim/clip.hpp"
-#include "tests/shard/support.hpp"
+#include "tests/shard/differences.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
 using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
 
 namespace {
 
@@ -244,55 +245,15 @@ TEST_CASE("a mesh of three dimensions is refused, and another one below a root")
 }
 
 TEST_CASE(
-    "ranks whose units differ are told what differs, all of them, before anything is gathered",
+    "ranks whose units differ are told what differs, all of them, before anything is submitted",
     "[threads]") {
-  using Options = ShardOptions&;  // of one unit
-  struct Difference {
-    const char* says;
-    std::function<void(Options, Stack&)> made;
-  };
-  const std::vector<Difference> differences = {
-      {"prefetch_depth of unit 'layers.1' differ between ranks; here: ",
-       [](Options o, Stack&) { o.prefetch_depth = 3; }},
-      {"precision.reduce of unit 'layers.1' differ",
-       [](Options o, Stack&) { o.precision = {.param = bf16, .reduce = bf16}; }},
-      {"reshard_after_forward of unit 'layers.1' differ",
-       [](Options o, Stack&) { o.reshard_after_forward = Reshard::never; }},
-      {"precision.param of unit 'layers.1' differ",
-       [](Options o, Stack&) { o.precision = {.param = f16, .reduce = f32}; }},
-      {"precision.output of unit 'layers.1' differ",
-       [](Options o, Stack&) { o.precision.output = f32; }},
-      {"precision.cast_forward_inputs of unit 'layers.1' differ",
-       [](Options o, Stack&) { o.precision.cast_forward_inputs = false; }},
-      {"forwards_ahead of unit 'layers.1' differ", [](Options o, Stack&) { o.forwards_ahead = 5; }},
-      {"slice_bytes of unit 'layers.1' differ", [](Options o, Stack&) { o.slice_bytes = 5; }},
-      {"slices_wait of unit 'layers.1' differ", [](Options o, Stack&) { o.slices_wait = true; }},
-      {"piece_bytes of unit 'layers.1' differ", [](Options o, Stack&) { o.piece_bytes = 5; }},
-      {"parameters of unit 'layers.1' differ",
-       [](Options, Stack& model) { model.layers[1].weight.set_block_rows(2); }},
-      {"parameters of unit 'layers.1' differ",
-       [](Options, Stack& model) { model.layers[1].bias.set_dtype(bf16); }},
-      {"parameters of unit 'layers.0' differ",
-       [](Options, Stack& model) { model.layers[0].bias.freeze(); }},
-  };
   for (const HybridSizes sizes : {HybridSizes{.shard = 4}, HybridSizes{2, 2}})
     for (int odd = 0; odd < 4; ++odd)
-      for (const Difference& difference : differences) {
-        const auto messages = on_ranks(4, [&](World& world) {
-          Stack model({5, 4, 3});
-          model.layers[1].bias.freeze();
-          const DeviceMesh mesh = DeviceMesh::hybrid(world, sizes);
-          ShardOptions options{.mesh = mesh, .precision = {.param = bf16}};
-          fully_shard(model.layers[0], options);
-          if (world.rank() == odd) difference.made(options, model);
-          fully_shard(model.layers[1], options);
-          fully_shard(model, {.mesh = mesh});
-          model.materialize(world.device());
-          nn::init(model, {3});
-          return contract_error([&] { model(Tensor::zeros({1, 5}, f32, world.device())); });
-        });
-        for (const std::string& message : messages) CHECK_THAT(message, Contains(difference.says));
-      }
+      for (const Difference& difference : differences())
+        for (const std::string& message : on_ranks(4, [&](World& world) {
+               return heard_of(difference, world, DeviceMesh::hybrid(world, sizes), odd);
+             }))
+          CHECK_THAT(message, StartsWith("fully_shard: " + difference.says));
   const auto counts = on_ranks(3, [](World& world) {
     Stack model({5, 4, 3});
     const ShardOptions options{.mesh = DeviceMesh::flat(world)};

@@ -1,0 +1,70 @@
+// What the units of ranks may differ in, and what a model says of it: ranks that are threads and
+// ranks that are processes hear the same.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/shard/support.hpp"
+#include "tests/support/launches.hpp"
+
+namespace tessera::testing {
+
+struct Difference {
+  std::string says;
+  std::function<void(ShardOptions&, Stack&)> made;  // of unit layers.1, on one rank
+};
+
+inline std::vector<Difference> differences() {
+  using Options = ShardOptions&;
+  return {
+      {"prefetch_depth of unit 'layers.1' differ between ranks; here: ",
+       [](Options o, Stack&) { o.prefetch_depth = 3; }},
+      {"precision.reduce of unit 'layers.1' differ",
+       [](Options o, Stack&) { o.precision = {.param = bf16, .reduce = bf16}; }},
+      {"reshard_after_forward of unit 'layers.1' differ",
+       [](Options o, Stack&) { o.reshard_after_forward = Reshard::never; }},
+      {"precision.param of unit 'layers.1' differ",
+       [](Options o, Stack&) { o.precision = {.param = f16, .reduce = f32}; }},
+      {"precision.output of unit 'layers.1' differ",
+       [](Options o, Stack&) { o.precision.output = f32; }},
+      {"precision.cast_forward_inputs of unit 'layers.1' differ",
+       [](Options o, Stack&) { o.precision.cast_forward_inputs = false; }},
+      {"forwards_ahead of unit 'layers.1' differ", [](Options o, Stack&) { o.forwards_ahead = 5; }},
+      {"slice_bytes of unit 'layers.1' differ", [](Options o, Stack&) { o.slice_bytes = 5; }},
+      {"slices_wait of unit 'layers.1' differ", [](Options o, Stack&) { o.slices_wait = true; }},
+      {"piece_bytes of unit 'layers.1' differ", [](Options o, Stack&) { o.piece_bytes = 5; }},
+      {"reductions_in_flight of unit 'layers.1' differ",
+       [](Options o, Stack&) { o.reductions_in_flight = 3; }},
+      {"parameters of unit 'layers.1' differ",
+       [](Options, Stack& model) { model.layers[1].weight.set_block_rows(2); }},
+      {"parameters of unit 'layers.1' differ",
+       [](Options, Stack& model) { model.layers[1].bias.set_dtype(bf16); }},
+      {"parameters of unit 'layers.0' differ",
+       [](Options, Stack& model) { model.layers[0].bias.freeze(); }},
+  };
+}
+
+// What the first call of a model says whose units are `difference` on rank `odd` alone; also where
+// it submits anything but the maxima by which ranks compare, before it says so.
+inline std::string heard_of(const Difference& difference, const World& world,
+                            const DeviceMesh& mesh, int odd) {
+  Stack model({5, 4, 3});
+  model.layers[1].bias.freeze();
+  ShardOptions options{.mesh = mesh, .precision = {.param = bf16}};
+  fully_shard(model.layers[0], options);
+  if (world.rank() == odd) difference.made(options, model);
+  fully_shard(model.layers[1], options);
+  fully_shard(model, {.mesh = mesh});
+  model.materialize(world.device());
+  nn::init(model, {3});
+  const Tensor rows = Tensor::zeros({1, 5}, f32, world.device());
+  const Launches launches(world.device());
+  std::string heard = contract_error([&] { model(rows); });
+  for (const auto& [name, count] : launches.counts())
+    if (name != "max") heard = concat("submits '", name, "' before it says: ", heard);
+  return heard;
+}
+
+}  // namespace tessera::testing
