@@ -11,12 +11,13 @@
 #include "tessera/autograd/ops.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/executors.hpp"
+#include "tests/support/seed.hpp"
 
 namespace tessera::testing {
 
 // Draws tensors; each call another one.
 struct Draw {
-  std::uint64_t seed = std::random_device{}();
+  std::uint64_t seed = fresh_seed();
   Device device = Device::cpu({.executor = ExecutorKind::inlined});
 
   Tensor uniform(const Shape& shape, double low, double high) {

@@ -1,6 +1,5 @@
 // What a graph keeps for backward: for how long, who may run it again, and what gradients
 // overwrite.
-#include <random>
 #include <set>
 #include <string_view>
 #include <tuple>
@@ -8,6 +7,7 @@
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tests/autograd/graphs.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -176,7 +176,7 @@ TEST_CASE("cross_entropy writes its gradient over logits that nobody else holds"
   const Device device = Device::cpu({.executor = ExecutorKind::inlined});
   Ledger& ledger = Memory::of(device).ledger();
   const std::int64_t rows = 64, vocab = 64, bytes = rows * vocab * 4;
-  Tensor x = Tensor::normal({1, vocab}, 0, 1, std::random_device{}(), f32, device);
+  Tensor x = Tensor::normal({1, vocab}, 0, 1, fresh_seed(), f32, device);
   x.require_grad();
   const Tensor targets = Tensor::arange(rows, i64, device);
   const auto run = [&](bool keep) {

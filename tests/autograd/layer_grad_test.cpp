@@ -7,6 +7,7 @@
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tests/autograd/helpers.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using tessera::testing::behind;
@@ -412,7 +413,7 @@ TEST_CASE("derivatives of cross_entropy") {
 
 TEST_CASE("gradients of a whole block are the same bits on every executor, for any threads",
           "[threads]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   const auto run = [&](const CpuOptions& options) {
     const Device device = Device::cpu(options);

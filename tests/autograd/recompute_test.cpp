@@ -11,6 +11,7 @@
 #include "tessera/autograd/random.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tests/autograd/helpers.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using tessera::testing::any_device;
@@ -44,7 +45,7 @@ struct Mixer {
 TEST_CASE("recompute gives the same values and gradients, bit by bit") {
   const Device device = any_device();
   const DType dtype = GENERATE(f32, f64, bf16);
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO(dtype << ", seed " << seed);
   enum class How { plain, recomputed, nested };
   const auto run = [&](How how) {

@@ -13,6 +13,7 @@
 #include "tessera/base/log.hpp"
 #include "tessera/base/philox.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 
@@ -33,7 +34,7 @@ TEST_CASE("checked products and sums are right or refused") {
   CHECK_THROWS_AS(checked_add(-1, 1), ContractError);
   CHECK_THROWS_AS(round_up(kMax, 256), ContractError);
 
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937_64 rng(seed);
   for (int i = 0; i < 10000; ++i) {  // against 128-bit arithmetic
@@ -66,7 +67,7 @@ TEST_CASE("Philox4x32-10 gives the known answers of Random123") {
 TEST_CASE("unit_float stays in [0, 1) and is evenly spread") {
   CHECK(unit_float(0) == 0.0f);
   CHECK(unit_float(0xffffffffu) < 1.0f);
-  const std::uint64_t key = std::random_device{}();
+  const std::uint64_t key = testing::fresh_seed();
   INFO("key " << key);
   constexpr int kDraws = 100000;
   double sum = 0;

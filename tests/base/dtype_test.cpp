@@ -10,6 +10,7 @@
 #include "tessera/base/dtype.hpp"
 #include "tessera/base/error.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 
@@ -86,7 +87,7 @@ TEST_CASE("every 16-bit pattern widens to the value it encodes, and narrows back
 }
 
 TEST_CASE("floats narrow to the nearest value, ties to even") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937_64 rng(seed);
   for (int i = 0; i < 500000; ++i) {
@@ -117,7 +118,7 @@ TEST_CASE("every 8-bit pattern widens to the value it encodes, and narrows back 
 }
 
 TEST_CASE("floats narrow to the nearest of 8 bits, ties to even") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937_64 rng(seed);
   for (int i = 0; i < 500000; ++i) {

@@ -12,6 +12,7 @@
 #include "tessera/base/error.hpp"
 #include "tessera/base/json.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 
@@ -35,7 +36,7 @@ std::string described(const auto& thrown) {
 }  // namespace
 
 TEST_CASE("any bytes become a JSON string of one line that reads back") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937_64 rng(seed);
   const std::string_view pieces[] = {"\"",           "\\",
@@ -60,7 +61,7 @@ TEST_CASE("any bytes become a JSON string of one line that reads back") {
 }
 
 TEST_CASE("JSON numbers read back to the same value, and what JSON lacks is null") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937_64 rng(seed);
   for (int i = 0; i < 2000; ++i) {

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 #include "tests/support/temporary_folder.hpp"
 #include "tools/train/schema.hpp"
 
@@ -195,7 +196,7 @@ TEST_CASE("a file and the command line are read in the order in which they stand
 }
 
 TEST_CASE("any configuration is printed as TOML that reads back to it") {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937_64 random(seed);
   const TemporaryFolder folder;

@@ -15,6 +15,7 @@
 #include "runtime/base/machine.hpp"
 #include "tessera/base/error.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 #include "tests/support/temporary_folder.hpp"
 #include "tools/train/signals.hpp"
 
@@ -89,7 +90,7 @@ TEST_CASE("a JSON line has every field, and null for what is not known") {
 }
 
 TEST_CASE("numbers in JSON read back to the same bits") {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937_64 random(seed);
   for (int trial = 0; trial < 2000; ++trial) {

@@ -9,6 +9,7 @@
 #include "tessera/memory/memory.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/race_check.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using Catch::Matchers::Contains;
@@ -231,7 +232,7 @@ TEST_CASE("one rank submits nothing in place and copies otherwise", "[comm]") {
 }
 
 TEST_CASE("an emulated rank gets its own values in the places of its peers", "[comm]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937 draw(static_cast<unsigned>(seed));
   World world = World::emulated(2, 5, {.executor = ExecutorKind::inlined});

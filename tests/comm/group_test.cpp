@@ -2,7 +2,6 @@
 #include <atomic>
 #include <chrono>
 #include <map>
-#include <random>
 #include <stdexcept>
 #include <thread>
 
@@ -12,6 +11,7 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/executors.hpp"
 #include "tests/support/race_check.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using Catch::Matchers::Contains;
@@ -59,7 +59,7 @@ Collective barrier_item() { return {.kind = K::barrier}; }
 }  // namespace
 
 TEST_CASE("a group of any ranks has the bits of a world of as many", "[comm][threads]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::map<std::size_t, std::vector<std::uint64_t>> worlds;  // hashes by size and rank
   for (int size = 1; size <= 3; ++size) worlds[at(size)] = battery::hashes_of_threads(size, seed);

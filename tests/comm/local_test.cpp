@@ -14,6 +14,7 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/executors.hpp"
 #include "tests/support/race_check.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using tessera::testing::kExecutors;
@@ -34,7 +35,7 @@ std::vector<battery::Result> run_battery(int ranks, const WorldOptions& options,
 
 TEST_CASE("local: every collective is right, with the same bits on every executor",
           "[comm][threads]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   for (int ranks = 1; ranks <= 4; ++ranks) {
     std::vector<battery::Result> first;
@@ -51,7 +52,7 @@ TEST_CASE("local: every collective is right, with the same bits on every executo
 }
 
 TEST_CASE("local: different inputs give different hashes", "[comm][threads]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   CHECK(run_battery(2, {}, seed)[0].hash != run_battery(2, {}, seed + 1)[0].hash);
 }
@@ -73,7 +74,7 @@ TEST_CASE("local: a shuffled world repeats its trace for a seed and varies over 
     });
     return last_trace_hash();
   };
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   CHECK(trace(seed) == trace(seed));
   // Three in ten seeds draw anew at each choice (see Note [A mix of schedules]), and no two of
@@ -87,7 +88,7 @@ TEST_CASE("local: a shuffled world repeats its trace for a seed and varies over 
 }
 
 TEST_CASE("local: sum and max are the same on every rank", "[comm][threads]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   for (const ExecutorKind executor : kExecutors)
     for (int ranks = 1; ranks <= 4; ++ranks) {

@@ -4,12 +4,13 @@
 #include <random>
 
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 
 TEST_CASE("a rank that goes astray is named on every rank, before a byte moves",
           "[comm][threads]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937_64 draw(seed);
   for (const ExecutorKind executor :

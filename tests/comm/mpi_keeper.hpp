@@ -3,12 +3,12 @@
 #pragma once
 
 #include <functional>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "tessera/base/error.hpp"
 #include "tessera/comm/world.hpp"
+#include "tests/support/seed.hpp"
 
 // Keeps MPI alive while the worlds of the cases come and go, also those that fail.
 inline tessera::World& keeper() {
@@ -17,7 +17,8 @@ inline tessera::World& keeper() {
 }
 
 inline std::uint64_t agreed_seed() {
-  return static_cast<std::uint64_t>(keeper().max(static_cast<double>(std::random_device{}())));
+  return static_cast<std::uint64_t>(
+      keeper().max(static_cast<double>(tessera::testing::fresh_seed())));
 }
 
 // All ranks but the first, backwards; the first alone.

@@ -1,7 +1,6 @@
 // Every case that holds kernels to double precision, on the emulated GPU's: a share of them where
 // all suites run, and under sanitizers, where they take minutes, a fifth of it, others each time.
 #include <algorithm>
-#include <random>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "kernels/emulator/control.hpp"
 #include "tests/kernels/case.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 #include "tests/support/share.hpp"
 
 extern "C" const tessera::Driver* tessera_driver(std::uint32_t version);
@@ -23,7 +23,7 @@ TEST_CASE("the CUDA kernels, emulated, are within rounding of double precision",
   REQUIRE(driver->make_stream(0, &target.stream) == nullptr);
   target.workspace_bytes = 1 << 20;
   REQUIRE(driver->allocate(target.workspace_bytes, &target.workspace) == nullptr);
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = tessera::testing::fresh_seed();
   // Attention multiplies by warpgroups where a GPU has them, by warps elsewhere. cuDNN is asked for
   // short sequences where it has none.
 #ifdef TESSERA_HOST_CUDNN

@@ -13,6 +13,7 @@
 #include "tessera/device/device_context.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using tessera::testing::counts;
@@ -75,7 +76,7 @@ std::vector<std::string> on_ranks(int size, AbortSignal& abort_signal, const F& 
 
 TEST_CASE("events order emulated streams: a random program gives what a plain loop gives",
           "[threads]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   Hazards expected, got;
   {
@@ -184,7 +185,7 @@ TEST_CASE("the end of the last handle waits for all work", "[threads]") {
 
 TEST_CASE("ranks on one GPU meet: each pulls what its peers' streams have written", "[threads]") {
   const int size = GENERATE(2, 4);
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO(size << " ranks, seed " << seed);
   const Delays delays(seed, 100);
   constexpr int kRounds = 20;

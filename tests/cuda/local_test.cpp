@@ -7,6 +7,7 @@
 #include "tessera/tensor/ops.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/support/race_check.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -65,7 +66,7 @@ Exchanged exchange(World& world, std::int64_t count, std::uint64_t seed) {
 }  // namespace
 
 TEST_CASE("gathers and sums over ranks on one GPU, whatever the delays", "[threads]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = fresh_seed();
   for (const int ranks : {1, 2, 4})
     for (const std::int64_t count : {1, 7, 5000}) {
       INFO(ranks << " ranks, " << count << " elements, seed " << seed);
@@ -91,7 +92,7 @@ TEST_CASE("gathers and sums over ranks on one GPU, whatever the delays", "[threa
 // Each rank's values go to the next one, a send and a receive at a time, and then to all, a chunk
 // to each.
 TEST_CASE("ranks on one GPU send, receive and exchange chunks", "[threads]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = fresh_seed();
   constexpr std::int64_t kCount = 300;
   for (const int ranks : {2, 3}) {
     INFO(ranks << " ranks, seed " << seed);
@@ -139,7 +140,7 @@ TEST_CASE("ranks on one GPU send, receive and exchange chunks", "[threads]") {
 }
 
 TEST_CASE("a world on a GPU sums, finds the largest, and meets", "[threads]") {
-  const Delays delays(std::random_device{}(), 200);
+  const Delays delays(fresh_seed(), 200);
   for (const int ranks : {1, 3}) {
     std::vector<double> sums(static_cast<std::size_t>(ranks)), most = sums;
     run_checked(ranks, on_gpu(), [&](World& world) {

@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/gpu.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using namespace tessera::kernels::cuda;
@@ -220,7 +221,7 @@ TEST_CASE("matrices lie in a warp's registers as PTX has them") {
 }
 
 TEST_CASE("a warp multiplies matrices as plain loops do") {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937 engine(seed);
   for (const bool transposed : {false, true}) {
@@ -230,7 +231,7 @@ TEST_CASE("a warp multiplies matrices as plain loops do") {
 }
 
 TEST_CASE("a warpgroup multiplies swizzled matrices as plain loops do, when it is waited for") {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937 engine(seed);
   check_group_product<BFloat16>(engine);

@@ -10,6 +10,7 @@
 #include "tessera/tensor/ops.hpp"
 #include "tests/cuda/support.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using tessera::testing::counts;
@@ -37,7 +38,7 @@ void allocate_and_free(const Device& device, std::uint64_t seed) {
 
 TEST_CASE("a plan of a GPU counts what the GPU reserves, for pieces and for mapping", "[threads]") {
   const CudaMemory kind = GENERATE(CudaMemory::pieces, CudaMemory::mapped);
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   const Device gpu = queued_gpu(0, kind);
   const Device plan = Device::cuda({.executor = ExecutorKind::virtual_, .memory = kind});
@@ -131,7 +132,7 @@ TEST_CASE("all that a GPU gave goes back to it", "[threads]") {
 }
 
 TEST_CASE("values go to a GPU and back through pinned memory, which is used again", "[threads]") {
-  const tessera::testing::Delays delays(std::random_device{}(), 300);
+  const tessera::testing::Delays delays(testing::fresh_seed(), 300);
   const Device device = queued_gpu();
   std::vector<float> values(5000);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);

@@ -7,13 +7,13 @@
 #include <atomic>
 #include <chrono>
 #include <numeric>
-#include <random>
 #include <set>
 #include <stdexcept>
 #include <thread>
 
 #include "tessera/tensor/tensor.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace tessera;
@@ -57,7 +57,7 @@ Indices global_batch(std::int64_t size, DataLoaderOptions options, std::int64_t 
 }  // namespace
 
 TEST_CASE("a data loader takes the samples that token batches take") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   constexpr std::int64_t kSamples = 13, kLength = 2, kGlobal = 4;
   std::string text;  // token i is i / 2: sample s begins with token s
@@ -82,7 +82,7 @@ TEST_CASE("a data loader takes the samples that token batches take") {
 }
 
 TEST_CASE("an epoch has every sample once, up to what its last batch is") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   constexpr std::int64_t kSize = 23;
   Indices all(kSize);
@@ -133,7 +133,7 @@ TEST_CASE("the last batch is split as evenly as the ranks allow") {
 }
 
 TEST_CASE("any number of workers gives the same batches in order, from any step", "[threads]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   DataLoaderOptions options{.batch_size = 3, .seed = seed, .last_batch = LastBatch::keep};
   const auto expected = batches_of(indices_of(20, options), 0, 30);

@@ -12,6 +12,7 @@
 
 #include "tessera/base/error.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 using namespace tessera;
@@ -56,7 +57,7 @@ struct HostBatch {
 }  // namespace
 
 TEST_CASE("a file of bytes gives its bytes, a .bin file its 16-bit words") {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937 random(seed);
   const TemporaryFolder folder;
@@ -197,7 +198,7 @@ TEST_CASE("a sample is T inputs and the T targets one token later") {
 }
 
 TEST_CASE("the samples of a step are the same for every world and every micro-batch") {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = testing::fresh_seed();
   INFO("seed " << seed);
   const TemporaryFolder folder;
   const std::int64_t length = 3, batch = 12;

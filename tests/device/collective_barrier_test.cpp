@@ -3,7 +3,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "tests/device/ranks.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/executors.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using tessera::testing::any_kind;
@@ -45,7 +45,7 @@ void all_reduce(const Stream& stream, CollectiveBarrier& barrier, Board& board, 
 TEST_CASE("a collective of 2 to 4 ranks pulls everyone's input, again and again", "[threads]") {
   const ExecutorKind kind = any_kind();
   const int size = GENERATE(2, 3, 4);
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO(name(kind) << ", " << size << " ranks, seed " << seed);
   constexpr int kRounds = 50;
   Ranks ranks(kind, size, seed);
@@ -92,7 +92,7 @@ TEST_CASE("a body that fails on one rank fails its peers instead of leaving them
           "[threads]") {
   const ExecutorKind kind = any_kind();
   const std::string where = GENERATE("before", "publish", "run");
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO(name(kind) << ", fails " << where << ", seed " << seed);
   Ranks ranks(kind, 3, seed);
   ranks.host_aborts = false;  // the device alone has to tell the peers
@@ -120,7 +120,7 @@ TEST_CASE("a body that fails on one rank fails its peers instead of leaving them
 
 TEST_CASE("a host that dies between collectives wakes its peers", "[threads]") {
   const ExecutorKind kind = any_kind();
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO(name(kind) << ", seed " << seed);
   Ranks ranks(kind, 3, seed);
   const auto thrown = ranks.run([&](const Device& device, int rank) {
@@ -138,7 +138,7 @@ TEST_CASE("a host that dies between collectives wakes its peers", "[threads]") {
 TEST_CASE("a collective that is given up ends on no rank while a peer may still read its bytes",
           "[threads]") {
   const ExecutorKind kind = any_kind();
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO(name(kind) << ", seed " << seed);
   Ranks ranks(kind, 2, seed);
   std::atomic<bool> reads{true};

@@ -14,6 +14,7 @@
 #include "tests/device/ranks.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/executors.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using tessera::testing::any_kind;
@@ -69,7 +70,7 @@ TEST_CASE("a stream runs its bodies in the order of submission", "[threads]") {
 
 TEST_CASE("events order streams: a random program gives what a plain loop gives", "[threads]") {
   const ExecutorKind kind = any_kind();
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("executor " << name(kind) << ", seed " << seed);
   Hazards expected, got;
   {

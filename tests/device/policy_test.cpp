@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 
@@ -59,7 +60,7 @@ Preferred preferences(std::uint64_t seed, int first, int count) {
 
 TEST_CASE("seeds choose their way by the mix") {
   constexpr int kSeeds = 20000;
-  const std::uint64_t first = std::random_device{}();
+  const std::uint64_t first = testing::fresh_seed();
   INFO("first seed " << first);
   std::array<int, 5> count{};
   for (std::uint64_t s = first; s < first + kSeeds; ++s)
@@ -73,7 +74,7 @@ TEST_CASE("seeds choose their way by the mix") {
 }
 
 TEST_CASE("a starved actor goes only when it is alone, a favoured one always") {
-  const std::uint64_t from = std::random_device{}();
+  const std::uint64_t from = testing::fresh_seed();
   for (const Kind kind : {Kind::starve, Kind::favour}) {
     const std::uint64_t seed = seed_of(kind, from);
     INFO("seed " << seed);
@@ -91,7 +92,7 @@ TEST_CASE("a starved actor goes only when it is alone, a favoured one always") {
 }
 
 TEST_CASE("between demotions the order of actors is fixed, a demotion puts one last") {
-  std::uint64_t from = std::random_device{}();
+  std::uint64_t from = testing::fresh_seed();
   INFO("seeds from " << from);
   for (const Kind kind : {Kind::demote_once, Kind::demote_twice}) {
     // Nothing turns for a seed whose demotion comes among the first or last few choices of the
@@ -114,7 +115,7 @@ TEST_CASE("between demotions the order of actors is fixed, a demotion puts one l
 }
 
 TEST_CASE("the same seed gives the same choices") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   for (std::uint64_t s = seed; s < seed + 20; ++s)
     CHECK(preferences(s, 0, 300) == preferences(s, 0, 300));

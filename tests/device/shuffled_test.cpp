@@ -1,6 +1,5 @@
 // The shuffled executor: the seed decides, reproducibly, and what a program forgot to order shows.
 #include <atomic>
-#include <random>
 #include <set>
 #include <string>
 #include <thread>
@@ -10,6 +9,7 @@
 #include "tessera/base/error.hpp"
 #include "tests/device/ranks.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using tessera::testing::Ranks;
@@ -79,7 +79,7 @@ TEST_CASE("a missing edge is found by some seed, and no seed finds one that is t
 }
 
 TEST_CASE("same program and seed, same trace; other seeds, other traces", "[threads]") {
-  const std::uint64_t base = std::random_device{}();
+  const std::uint64_t base = testing::fresh_seed();
   INFO("first seed " << base);
   std::set<std::uint64_t> traces;
   for (std::uint64_t seed = base; seed < base + 64; ++seed) {
@@ -112,7 +112,7 @@ TEST_CASE("some seed lets a stream run far behind, some far ahead") {
 }
 
 TEST_CASE("only one thread runs at a time", "[threads]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   Ranks ranks(ExecutorKind::shuffled, 4, seed);
   // Atomics, because a thread sanitizer sees bodies as streams that only events order.
@@ -140,7 +140,7 @@ TEST_CASE("only one thread runs at a time", "[threads]") {
 }
 
 TEST_CASE("a deadlock is an error that names each rank and what it waits for", "[threads]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   Ranks ranks(ExecutorKind::shuffled, 2, seed);
   CollectiveBarrier second(ranks.abort_signal, 2);

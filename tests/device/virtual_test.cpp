@@ -8,6 +8,7 @@
 #include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 
@@ -129,7 +130,7 @@ TEST_CASE(
 // reference keeps every operation as a node with the nodes that it follows, and asks for the
 // longest path.
 TEST_CASE("any program ends at the end of its longest path") {
-  const auto seed = static_cast<std::uint64_t>(std::random_device{}());
+  const auto seed = static_cast<std::uint64_t>(testing::fresh_seed());
   INFO("seed " << seed);
   std::mt19937_64 rng(seed);
   for (int round = 0; round < 50; ++round) {

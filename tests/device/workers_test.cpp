@@ -8,6 +8,7 @@
 #include "tessera/base/error.hpp"
 #include "tessera/device/workers.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 
@@ -26,7 +27,7 @@ std::vector<int> calls(WorkerPool* pool, std::int64_t count) {
 
 TEST_CASE("parallel_for calls each task once, for any number of threads and tasks", "[threads]") {
   const int threads = GENERATE(1, 2, 4);
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO(threads << " threads, seed " << seed);
   std::mt19937_64 rng(seed);
   WorkerPool pool(threads);

@@ -2,11 +2,12 @@
 // the same bits.
 #include "tests/kernels/case.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 TEST_CASE("the CPU's kernels are within rounding of double precision", "[kernels]") {
   tessera::WorkerPool workers(3);
   const kernel_test::Target cpu{.driver = nullptr, .workers = &workers};
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = tessera::testing::fresh_seed();
   for (const kernel_test::NamedCase& named : kernel_test::all_cases()) {
     DYNAMIC_SECTION(named.op << ": " << named.name) {
       kernel_test::Case c(cpu, seed);

@@ -12,6 +12,7 @@
 #include "tessera/device/workers.hpp"
 #include "tests/kernels/bounded.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 namespace kernel_test {
 
@@ -55,7 +56,7 @@ struct Array {
 
 // Draws the seed of a test case; use with INFO("seed " << random.seed).
 struct Random {
-  unsigned seed = std::random_device{}();
+  unsigned seed = testing::fresh_seed();
   std::mt19937_64 engine{seed};
 
   double uniform(double low, double high) {

@@ -7,6 +7,7 @@
 #include "tessera/device/device_context.hpp"
 #include "tests/memory/helpers.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -152,7 +153,7 @@ TEST_CASE("memory goes back to the system only after the host has blocked on its
 // keep the readers from seeing a later round's numbers.
 TEST_CASE("freed blocks are reused safely under any schedule", "[threads]") {
   const auto kind = GENERATE(ExecutorKind::threaded, ExecutorKind::shuffled);
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = fresh_seed();
   constexpr int kRounds = 60, kWords = 512;
   std::uint64_t fired = 0;
   for (std::uint64_t schedule = 0; schedule < (kind == ExecutorKind::shuffled ? 40 : 10);

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 
@@ -18,7 +19,7 @@ TEST_CASE("a ledger has one owner from the start, and names keep their ids") {
 }
 
 TEST_CASE("live bytes are sums over owners and the peak is their largest sum") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937_64 rng(seed);
   Ledger ledger;

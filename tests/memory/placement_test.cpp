@@ -4,6 +4,7 @@
 
 #include "tessera/memory/memory.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 
@@ -24,7 +25,7 @@ bool are_apart(const std::vector<Interval>& all, const PlacedIntervals& at) {
 }  // namespace
 
 TEST_CASE("buffers that live at one time lie apart, wherever they are placed") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937_64 random(seed);
   for (int trial = 0; trial < 200; ++trial) {

@@ -2,7 +2,6 @@
 // the poison changes neither the address nor the order of anything.
 #include <bit>
 #include <cmath>
-#include <random>
 #include <tuple>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "tessera/memory/arena.hpp"
 #include "tests/memory/helpers.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -70,7 +70,7 @@ TEST_CASE("the poison is a NaN in every floating dtype and -1 in every integer")
 }
 
 TEST_CASE("a buffer that is freed too early is read as NaN by some seed, one that is not by none") {
-  const std::uint64_t first = std::random_device{}();
+  const std::uint64_t first = fresh_seed();
   INFO("first seed " << first);
   int undeclared = 0, early = 0;
   constexpr int kSeeds = 64;

@@ -11,6 +11,7 @@
 #include "tessera/device/device_context.hpp"
 #include "tests/memory/helpers.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using tessera::testing::ListedMemory;
@@ -65,7 +66,7 @@ void run_random(const Device& device, Pool& pool, std::mt19937_64& rng, int step
 
 TEST_CASE("random sequences keep every invariant of the pool") {
   const auto kind = GENERATE(ExecutorKind::inlined, ExecutorKind::virtual_);
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("executor " << name(kind) << ", seed " << seed);
   std::mt19937_64 rng(seed);
   const Device device = Device::cpu({.executor = kind});
@@ -107,7 +108,7 @@ TEST_CASE("random sequences keep every invariant of the pool") {
 
 TEST_CASE("the same sequence gives the same addresses relative to the segments, on any executor",
           "[threads]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   using Address = std::pair<std::size_t, std::ptrdiff_t>;  // segment in order of taking, offset
   const auto addresses = [&](ExecutorKind kind) {
@@ -212,7 +213,7 @@ TEST_CASE("a large block takes the first room beside its owner's, an activation 
 }
 
 TEST_CASE("a steady step takes no segment and fires no gate") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   const Device device = Device::cpu({.executor = ExecutorKind::virtual_});
   Ledger ledger;

@@ -13,11 +13,12 @@
 #include "tessera/autograd/ops.hpp"
 #include "tessera/nn/module.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 namespace tessera::testing {
 
 struct Draw {
-  std::uint64_t seed = std::random_device{}();
+  std::uint64_t seed = fresh_seed();
   Device device = Device::cpu();
   std::mt19937_64 engine{seed};
 

@@ -8,6 +8,7 @@
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tests/nn/helpers.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -117,7 +118,7 @@ TEST_CASE("the parts of a model are its embedding, blocks and head, but not when
 }
 
 TEST_CASE("initial values depend on seed and name, not on the rest of the model", "[nn]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = fresh_seed();
   INFO("seed " << seed);
   const Device device = Device::cpu();
   nn::LlamaConfig config = small_llama();

@@ -11,6 +11,7 @@
 #include "tessera/autograd/ops.hpp"
 #include "tessera/nn/module.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 namespace tessera::testing {
 
@@ -30,7 +31,7 @@ class Bag : public nn::Module {
 };
 
 struct Draw {
-  std::uint64_t seed = std::random_device{}();
+  std::uint64_t seed = fresh_seed();
   std::mt19937_64 engine{seed};
 
   // Magnitudes in [low, high), random signs.

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 using optim::DecayType;
@@ -74,7 +75,7 @@ TEST_CASE("an unset ratio decays all that follows the warm-up; halves round to e
 }
 
 TEST_CASE("a schedule rises, stays and falls, and never leaves its bounds", "[optim]") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937_64 engine(seed);
   const auto below = [&](std::uint64_t n) { return static_cast<std::int64_t>(engine() % n); };

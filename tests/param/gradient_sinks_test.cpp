@@ -4,11 +4,12 @@
 #include <random>
 
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 
 TEST_CASE("an arrival mask holds what was added, in words of 64 entries") {
-  const std::uint64_t seed = std::random_device{}();
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937_64 engine(seed);
   for (const std::size_t entries : {1, 63, 64, 65, 200}) {

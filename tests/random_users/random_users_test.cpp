@@ -1,11 +1,11 @@
 // Random users find nothing; and they would find what is wrong.
 #include <map>
-#include <random>
 #include <set>
 
 #include "tests/random_users/expression.hpp"
 #include "tests/random_users/users.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 #include "tests/support/share.hpp"
 
 using namespace tessera;
@@ -13,12 +13,10 @@ using namespace tessera::testing;
 
 namespace {
 
-std::uint64_t fresh() { return std::random_device{}(); }
-
 // Complaints of a share of so many users; after a few it is clear that something is wrong.
 void check_users(const User& user, std::uint64_t count) {
   constexpr int kMostComplaints = 5;
-  const std::uint64_t first = fresh(), share = std::max<std::uint64_t>(1, count / stride());
+  const std::uint64_t first = fresh_seed(), share = std::max<std::uint64_t>(1, count / stride());
   int complaints = 0;
   for (std::uint64_t seed = first; seed < first + share && complaints < kMostComplaints; ++seed) {
     const std::string complaint = user.complaint(seed);
@@ -55,7 +53,7 @@ TEST_CASE("loaders of any size, world and position give each epoch once", "[many
 TEST_CASE("a derivative that is an eighth too large is found, of every operation") {
   const std::set<std::string> flat{"sign", "floor", "round"};  // an eighth of 0 is none
   std::set<std::string> seen, found;
-  const std::uint64_t first = fresh();
+  const std::uint64_t first = fresh_seed();
   INFO("first seed " << first);
   // Each operation stands in one of 200 expressions or more.
   for (std::uint64_t seed = first; seed < first + 20000; ++seed) {
@@ -74,7 +72,7 @@ TEST_CASE("a derivative that is an eighth too large is found, of every operation
 
 TEST_CASE("most values and gradients of expressions are known to one percent") {
   std::int64_t compared = 0, sharp = 0;
-  const std::uint64_t first = fresh();
+  const std::uint64_t first = fresh_seed();
   INFO("first seed " << first);
   for (std::uint64_t seed = first; seed < first + 1000; ++seed) {
     const Comparison comparison = compare(make_expression(seed), seed);

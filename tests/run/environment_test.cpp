@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/seed.hpp"
 
 using namespace tessera;
 
@@ -174,7 +175,7 @@ TEST_CASE("a value that is no integer is refused by name") {
 }
 
 TEST_CASE("a rank that is not below its size is refused") {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937 random(seed);
   for (int trial = 0; trial < 200; ++trial) {

@@ -26,10 +26,9 @@
 #include "tessera/shard/shard_plan.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/race_check.hpp"
+#include "tests/support/seed.hpp"
 
 namespace tessera::testing {
-
-inline std::uint64_t fresh_seed() { return std::random_device{}(); }
 
 // What each rank's f(world) returned, in rank order. Under the race checker. Compiled once for what
 // tests return, not for every function of theirs.

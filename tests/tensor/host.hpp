@@ -12,6 +12,7 @@
 #include "tessera/tensor/ops.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/executors.hpp"
+#include "tests/support/seed.hpp"
 
 namespace tessera::testing {
 
@@ -161,7 +162,7 @@ struct Pair {
   Host host;
 };
 struct Draw {
-  std::uint64_t seed = std::random_device{}();
+  std::uint64_t seed = fresh_seed();
   std::mt19937_64 rng{seed};
 
   Pair operator()(const View& view, DType dtype, const Device& device) {

@@ -8,6 +8,7 @@
 
 #include "tessera/device/device_context.hpp"
 #include "tessera/tensor/make.hpp"
+#include "tests/support/seed.hpp"
 #include "tests/tensor/host.hpp"
 
 using namespace tessera;
@@ -43,7 +44,7 @@ TEST_CASE("values on their way to the device are booked as batch until the copy 
 
 TEST_CASE("random tensors depend on key and index only and have the moments asked for") {
   const Device device = any_device();
-  const std::uint64_t key = std::random_device{}();
+  const std::uint64_t key = fresh_seed();
   INFO("key " << key);
   const std::int64_t n = 100000;
   const auto moments = [](const std::vector<double>& v) {

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "tessera/tensor/make.hpp"
+#include "tests/support/seed.hpp"
 #include "tests/tensor/host.hpp"
 
 using namespace tessera;
@@ -44,7 +45,7 @@ TEST_CASE("numbers at equal distances, a diagonal of ones, one hot rows") {
 
 TEST_CASE("whole random numbers lie in their range, each as often") {
   const Device device = Device::cpu({.executor = ExecutorKind::inlined});
-  const std::uint64_t key = std::random_device{}();
+  const std::uint64_t key = fresh_seed();
   INFO("key " << key);
   const std::int64_t n = 20000;
   const List drawn = randint(-2, 3, {n}, key, i64, device).to_vector<std::int64_t>();
@@ -63,7 +64,7 @@ TEST_CASE("whole random numbers lie in their range, each as often") {
 
 TEST_CASE("coins fall by their probabilities") {
   const Device device = Device::cpu({.executor = ExecutorKind::inlined});
-  const std::uint64_t key = std::random_device{}();
+  const std::uint64_t key = fresh_seed();
   INFO("key " << key);
   const std::int64_t n = 20000;
   const auto ones = [](const Tensor& t) {
@@ -82,7 +83,7 @@ TEST_CASE("coins fall by their probabilities") {
 
 TEST_CASE("permutations hold each place once, anywhere") {
   const Device device = Device::cpu({.executor = ExecutorKind::inlined});
-  const std::uint64_t key = std::random_device{}();
+  const std::uint64_t key = fresh_seed();
   INFO("key " << key);
   List drawn = randperm(1000, key, device).to_vector<std::int64_t>();
   CHECK(drawn != randperm(1000, key + 1, device).to_vector<std::int64_t>());
@@ -99,7 +100,7 @@ TEST_CASE("permutations hold each place once, anywhere") {
 
 TEST_CASE("places are drawn by their weights, with and without replacement") {
   const Device device = Device::cpu({.executor = ExecutorKind::inlined});
-  const std::uint64_t key = std::random_device{}();
+  const std::uint64_t key = fresh_seed();
   INFO("key " << key);
   const std::int64_t n = 20000;
   const Tensor weights = Tensor::from({0, 1, 3, 5, 0, 0}, {2, 3}, device);
