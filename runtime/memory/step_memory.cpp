@@ -27,8 +27,9 @@ StepMemory::StepMemory(const Device& device)
   idle.pop_back();
   if (memory_.poisons()) pool_->poison_freed();
   const OwnerGuard owner(device, "step values");
-  const Scope scope(*this);
-  struct_ = memory_.allocate(kStructBytes, StreamId::compute);
+  pool_->sort_free();
+  struct_ =
+      Buffer(*pool_, pool_->allocate(kStructBytes, StreamId::compute, memory_.current_owner_));
 }
 
 StepMemory::~StepMemory() {
@@ -43,7 +44,13 @@ StepMemory* StepMemory::of(const Device& device) {
   return device.is_meta() ? nullptr : Memory::of(device).step_in_use_;
 }
 
+bool StepMemory::is_inside(const Device& device) {
+  return !device.is_meta() && Memory::of(device).pool_in_use_ != &Memory::of(device).pool_;
+}
+
 StepMemory::Scope::Scope(StepMemory& step) : memory_(step.memory_) {
+  TESSERA_EXPECT(memory_.pool_in_use_ == &memory_.pool_,
+                 "captured step: inside of another one's function; capture the outer one alone");
   step.pool_->sort_free();
   before_ = std::exchange(memory_.pool_in_use_, step.pool_);
 }

@@ -229,7 +229,7 @@ void Optimizer::step_if(const Tensor& condition) {
   TESSERA_EXPECT(condition.dtype() == boolean && condition.numel() == 1,
                  "step_if: the condition is ", condition.dtype(), " of ", condition.shape(),
                  ", expected one boolean");
-  TESSERA_EXPECT(!condition.device().context().is_capturing(),
+  TESSERA_EXPECT(!StepMemory::is_inside(condition.device()),
                  "captured step: step_if leaves it to the device whether a step counts, which "
                  "replays can't; train in bf16, without a GradScaler");
   update_all(condition);

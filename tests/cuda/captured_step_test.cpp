@@ -10,6 +10,7 @@
 #include "tessera/device/observe/race_checker.hpp"
 #include "tessera/nn/linear.hpp"
 #include "tessera/nn/sequential.hpp"
+#include "tessera/optim/grad_scaler.hpp"
 #include "tests/cuda/captured_job.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/share.hpp"
@@ -127,7 +128,24 @@ TEST_CASE("what can't be captured is refused in one line, before it runs", "[thr
           return out;
         }).find("make the tensor an input") != std::string::npos);
   CHECK(calls == 8);  // without its gain
-  CHECK(refusal([&](const std::vector<Tensor>& in) { return job.step(in); }).empty());
+  const CapturedStep::Function whole = [&](const std::vector<Tensor>& in) { return job.step(in); };
+  CapturedStep inner(job.device, whole);
+  const std::string inside = "captured step: inside of another one's function";
+  CHECK(refusal([&](const std::vector<Tensor>& in) { return inner(in); }).find(inside) == 0);
+  CHECK(refusal([&](const std::vector<Tensor>& in) {
+          return CapturedStep(job.device, whole)(in);
+        }).find(inside) == 0);
+  CHECK(calls == 1);
+  optim::GradScaler scaler(job.device);
+  CHECK(refusal([&](const std::vector<Tensor>& in) {
+          const Tensor loss = job.model.loss(in[0], in[1]);
+          scaler.scale(loss).backward();
+          scaler.step(*job.optimizer);
+          return std::vector{loss.detach()};
+        }).find("train in bf16, without a GradScaler") != std::string::npos);
+  CHECK(calls == 1);
+  job.optimizer->zero_grad();
+  CHECK(refusal(whole).empty());
 }
 
 TEST_CASE("what is refused while it is captured leaves a model to reset", "[threads]") {

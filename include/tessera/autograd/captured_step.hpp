@@ -53,10 +53,11 @@ class CapturedStep {
   // One step from copies of `inputs`. What the function returns is copied into tensors of its own,
   // the same in every call: read them before the next one. The host may be two replays ahead.
   // Throws: ContractError for inputs of another number, shape, dtype or device than the first;
-  // before it begins, for a step that four times in a row read a value on the host, ran on the host
-  // (offload) or on ranks that are threads; while it is captured, for a host that waits, step_if (a
-  // GradScaler), and random numbers of a key of the program's own; what the function throws. What
-  // was submitted before an exception runs, captured or not.
+  // inside of another one's function; before it begins, for a step that four times in a row read a
+  // value on the host, ran on the host (offload) or on ranks that are threads; for step_if (a
+  // GradScaler); while it is captured, for a host that waits, and for random numbers of a key of
+  // the program's own; what the function throws. What was submitted before an exception runs,
+  // captured or not.
   const std::vector<Tensor>& operator()(const std::vector<Tensor>& inputs);
 
   // Calls so far that launched a graph, and why the last one did not; empty where it did.

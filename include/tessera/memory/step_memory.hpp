@@ -21,6 +21,8 @@ class StepMemory {
 
   // While its step is captured or the values of a replay are made: that one; else null.
   static StepMemory* of(const Device& device);
+  // Whether a step's function runs, captured or not.
+  static bool is_inside(const Device& device);
 
   // Allocations in its scope come from the pool, at addresses that depend on what is in use there.
   class Scope {
