@@ -7,6 +7,8 @@
 namespace tessera::nn {
 
 std::vector<std::string> set_fp8(Module& module, Fp8Recipe recipe, const Fp8Options& options) {
+  TESSERA_EXPECT(std::ranges::find(options.skip, "") == options.skip.end(),
+                 "set_fp8: skip has an empty text, which is a part of every name; leave it out");
   std::vector<std::string> set, unmatched = options.skip;
   std::vector<Linear*> layers;
   for (const auto& [name, part] : module.named_modules()) {

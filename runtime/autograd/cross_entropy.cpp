@@ -13,6 +13,7 @@
 
 #include "runtime/autograd/logits.hpp"
 #include "runtime/autograd/operands.hpp"
+#include "runtime/tensor/computed.hpp"
 #include "tessera/autograd/ops.hpp"
 #include "tessera/memory/memory.hpp"
 
@@ -165,9 +166,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
                  "linear_cross_entropy: x is ", x.shape(), " of ", x.dtype(), ", weight is ",
                  weight.shape(), " of ", weight.dtype(),
                  "; expected [..., in] and [V, in] of one dtype");
-  TESSERA_EXPECT(!bias.defined() || (bias.ndim() == 1 && bias.size(0) == weight.size(0)),
-                 "linear_cross_entropy: bias is ", bias.shape(), ", expected [", weight.size(0),
-                 "]");
+  detail::expect_bias("linear_cross_entropy", bias, weight.size(0), x.dtype());
   TESSERA_EXPECT(chunk_rows > 0, "linear_cross_entropy: chunks of ", chunk_rows,
                  " rows; expected at least 1");
   detail::check_loss_gradient("linear_cross_entropy", gradient);

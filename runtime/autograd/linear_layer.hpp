@@ -17,8 +17,7 @@ inline Tensor rows_of_linear(const Tensor& x, const Tensor& weight, const Tensor
                      x.dtype() == weight.dtype(),
                  "linear: x is ", x.shape(), " of ", x.dtype(), ", weight is ", weight.shape(),
                  " of ", weight.dtype(), "; expected [..., in] and [out, in] of one dtype");
-  TESSERA_EXPECT(!bias.defined() || (bias.ndim() == 1 && bias.size(0) == weight.size(0)),
-                 "linear: bias is ", bias.shape(), ", expected [", weight.size(0), "]");
+  tessera::detail::expect_bias("linear", bias, weight.size(0), x.dtype());
   std::int64_t rows = 1;
   for (int d = 0; d + 1 < x.ndim(); ++d) rows *= x.size(d);
   return raw::reshape(x, {rows, x.size(-1)});

@@ -1,8 +1,9 @@
-// What an operation says of a dtype that nothing computes in.
+// What operations say of operands that they can't take.
 #pragma once
 
 #include "tessera/base/dtype.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/tensor/tensor.hpp"
 
 namespace tessera::detail {
 
@@ -11,6 +12,13 @@ inline void expect_computed(const char* name, DType dtype) {
   TESSERA_EXPECT(!is_storage_only(dtype), name, ": the tensor is ", dtype,
                  ", in which values are stored and nothing is computed; cast it to f32 or bf16 "
                  "first");
+}
+
+// What a product adds to its rows of n values, or nothing.
+inline void expect_bias(const char* name, const Tensor& bias, std::int64_t n, DType dtype) {
+  TESSERA_EXPECT(
+      !bias.defined() || (bias.ndim() == 1 && bias.size(0) == n && bias.dtype() == dtype), name,
+      ": bias is ", bias.shape(), " of ", bias.dtype(), ", expected [", n, "] of ", dtype);
 }
 
 }  // namespace tessera::detail

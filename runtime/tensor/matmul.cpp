@@ -59,6 +59,7 @@ void multiply(const Tensor& out, std::int64_t c_batch_stride, std::int64_t ldc, 
               const Tensor& b, Transpose ta, Transpose tb, double alpha, double beta,
               const Tensor& strided_bias, std::int64_t batch) {
   const Device& device = detail::common_device("matmul", a, b);
+  detail::expect_bias("matmul", strided_bias, out.size(-1), a.dtype());
   if (out.numel() == 0 || device.is_meta()) return;
   const Tensor bias = strided_bias.defined() ? contiguous(strided_bias) : Tensor();
   const Matrices x = matrices_of(a, batch), y = matrices_of(b, batch);
@@ -111,6 +112,7 @@ void multiply_gelu(const Tensor& out, const Tensor& aux, const Tensor& a, const 
                  "matmul_gelu_into: ", a.shape(), " and ", b.shape(), " of ", a.dtype(),
                  " do not give contiguous ", out.shape(), " and ", aux.shape());
   const Device& device = detail::common_device("matmul_gelu_into", a, b);
+  detail::expect_bias("matmul_gelu_into", strided_bias, n, a.dtype());
   if (out.numel() == 0 || device.is_meta()) return;
   const Tensor bias = strided_bias.defined() ? contiguous(strided_bias) : Tensor();
   const Matrices x = matrices_of(a, 1), y = matrices_of(b, 1);

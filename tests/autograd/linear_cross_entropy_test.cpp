@@ -285,6 +285,7 @@ TEST_CASE("linear_cross_entropy names what does not fit") {
   fails("chunks of 0 rows", x, weight, Tensor(), targets, 0);
   fails("weight is [5, 2]", x, draw.normal({5, 2}), Tensor(), targets, 1);
   fails("bias is [4]", x, weight, draw.normal({4}), targets, 1);
+  fails("expected [5] of", x, weight, Tensor::zeros({5}, bf16, x.device()), targets, 1);
   fails("targets are [3]", x, weight, Tensor(), draw.indices({3}, 5, i32), 1);
   fails("of f64", x, weight, Tensor(), draw.normal({4}), 1);
   fails("the mean of nothing", draw.normal({0, 3}), weight, Tensor(), draw.indices({0}, 5, i32), 1);

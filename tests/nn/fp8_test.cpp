@@ -40,6 +40,8 @@ TEST_CASE("set_fp8 takes the linear layers that fit, but the head and those that
   CHECK(other.blocks[0].mlp.up_proj.fp8() == Fp8Recipe::blockwise);
   CHECK_THROWS_WITH(nn::set_fp8(other, Fp8Recipe::blockwise, {.skip = {"up_proj", "w1"}}),
                     "set_fp8: no linear layer has 'w1' in its name; see named_modules()");
+  CHECK_THROWS_WITH(nn::set_fp8(other, Fp8Recipe::blockwise, {.skip = {"up_proj", ""}}),
+                    "set_fp8: skip has an empty text, which is a part of every name; leave it out");
   config.ffn_dim = 40;  // which 16 does not divide
   nn::Llama narrow(config);
   CHECK(nn::set_fp8(narrow, Fp8Recipe::tensorwise).size() == 8);

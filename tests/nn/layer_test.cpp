@@ -161,6 +161,18 @@ TEST_CASE("Linear multiplies by its weight and adds its bias", "[nn]") {
   CHECK_THROWS_AS(nn::Linear(0, 3), ContractError);
 }
 
+TEST_CASE("a linear layer refuses a bias of another dtype than its input", "[nn]") {
+  const Device device = Device::cpu();
+  nn::Linear layer(3, 2);
+  layer.bias.freeze();
+  layer.bias.set_dtype(bf16);
+  layer.materialize(device);
+  const Tensor x = Tensor::zeros({4, 3}, f32, device);
+  const char* const says = "linear: bias is [2] of bf16, expected [2] of f32";
+  CHECK_THROWS_WITH(layer(x), Catch::Matchers::Contains(says));
+  CHECK_THROWS_WITH(layer.gelu(x), Catch::Matchers::Contains(says));
+}
+
 TEST_CASE("a layer on meta has shapes and no memory; using it says so", "[nn]") {
   Draw draw;
   nn::Linear layer(4, 3);

@@ -176,4 +176,12 @@ TEST_CASE("products that do not fit are refused with both shapes") {
   CHECK_THROWS_WITH(raw::matmul_into(zeros({2, 3}), zeros({2, 4}), zeros({4, 2}), Transpose::no,
                                      Transpose::no, 1, 0),
                     Contains("[2, 3]"));
+  for (const Tensor& bias : {zeros({2}, bf16), zeros({3}), zeros({1, 2})}) {
+    CHECK_THROWS_WITH(raw::matmul_into(zeros({2, 2}), zeros({2, 4}), zeros({4, 2}), Transpose::no,
+                                       Transpose::no, 1, 0, bias),
+                      Contains("bias is ") && Contains("expected [2] of f32"));
+    CHECK_THROWS_WITH(raw::matmul_gelu_into(zeros({2, 2}), zeros({2, 2}), zeros({2, 4}),
+                                            zeros({4, 2}), Transpose::no, Transpose::no, bias),
+                      Contains("bias is ") && Contains("expected [2] of f32"));
+  }
 }

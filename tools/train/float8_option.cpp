@@ -34,8 +34,7 @@ void Config::Float8::apply(nn::Module& model) const {
   if (set.empty())
     throw DataError(
         "quantize.linear.float8.recipe_name: no linear layer is left whose sizes 16 divides; "
-        "change "
-        "quantize.linear.float8.filter_fqns or model.dim, or leave it out");
+        "change quantize.linear.float8.filter_fqns or model.dim, or leave it out");
 }
 
 }  // namespace tessera::train

@@ -109,7 +109,7 @@ enum class Transpose { no, yes };
 // and round once.
 Tensor matmul(const Tensor& a, const Tensor& b, Transpose ta = Transpose::no,
               Transpose tb = Transpose::no);
-// out = alpha op(a) op(b) + beta out (+ bias over the last dimension), all matrices; out has
+// out = alpha op(a) op(b) + beta out (+ bias, of their dtype, in every row), all matrices; out has
 // contiguous rows, or without bias columns, and may be f32 for 16-bit inputs.
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, Transpose ta, Transpose tb,
                  double alpha, double beta, const Tensor& bias = {});
