@@ -130,7 +130,7 @@ TEST_CASE(
 // reference keeps every operation as a node with the nodes that it follows, and asks for the
 // longest path.
 TEST_CASE("any program ends at the end of its longest path") {
-  const auto seed = static_cast<std::uint64_t>(testing::fresh_seed());
+  const std::uint64_t seed = testing::fresh_seed();
   INFO("seed " << seed);
   std::mt19937_64 rng(seed);
   for (int round = 0; round < 50; ++round) {

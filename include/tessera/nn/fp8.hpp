@@ -22,7 +22,7 @@ struct Fp8Options {
 // Linear::set_fp8 of all linear layers below `module` but those, the ones whose sizes 16 does not
 // divide, and those with a streamed weight, as heads of language models have. Returns the names of
 // the layers that it set; torchtitan 0.2.2's filter_fqns.
-// Throws: ContractError for an element of `skip` that is in no linear layer's name.
+// Throws: ContractError for an element of `skip` that is empty, or in no linear layer's name.
 std::vector<std::string> set_fp8(Module& module, Fp8Recipe recipe, const Fp8Options& options = {});
 
 }  // namespace tessera::nn
