@@ -66,7 +66,7 @@ void Slots::begin_step(bool trains) {
   if (!uses_.empty()) {
     if (next_.size() >= kMostSteps * kHistory || kept_.size() == kMostSteps)
       next_.clear(), kept_.clear();
-    for (const std::uint64_t before : contexts()) next_[{before, trains_}] = ended;
+    for (const std::uint64_t before : contexts(uses_)) next_[{before, trains_}] = ended;
     last_.insert(last_.begin(), ended);
     last_.resize(std::min(last_.size(), kHistory));
   }
@@ -82,7 +82,7 @@ void Slots::begin_step(bool trains) {
     follow(ended);
   }
   trains_ = trains;
-  for (const std::uint64_t before : contexts())
+  for (const std::uint64_t before : contexts(carried))
     if (const auto next = next_.find({before, trains});
         next != next_.end() && kept_.contains(next->second)) {
       follow(next->second);
@@ -98,11 +98,14 @@ void Slots::begin_step(bool trains) {
   resize_if_due();
 }
 
-std::vector<std::uint64_t> Slots::contexts() const {
+std::vector<std::uint64_t> Slots::contexts(std::span<const SlotUse> uses) const {
   std::vector<std::uint64_t> all;
-  std::uint64_t hash = 0;
+  std::uint64_t hash = 0, open = fnv1a("open");
   for (const std::uint64_t step : last_) all.push_back(hash = fnv1a(step, hash));
   std::reverse(all.begin(), all.end());
+  for (const SlotUse& use : uses)
+    if (use.is_carried) open = fnv1a(2 * use.unit + static_cast<int>(use.kind), open);
+  all.push_back(open);
   return all;
 }
 

@@ -95,8 +95,9 @@ class Slots {
   void keep(std::vector<SlotUse> uses);
   void follow(std::uint64_t step);
   void plan_anew();
-  // Keys of next_ for the last steps. The first stands for all that are known, the last for one.
-  std::vector<std::uint64_t> contexts() const;
+  // Keys of next_ for the step with these uses, at least those from before it: for the last steps,
+  // first for all that are known, then for fewer, then for what is open as it begins.
+  std::vector<std::uint64_t> contexts(std::span<const SlotUse> uses) const;
   void resize_if_due();
   void resize(std::int64_t bytes);
   void add_block(std::int64_t bytes);

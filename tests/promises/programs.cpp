@@ -203,7 +203,7 @@ void scale_gradients(const Part& model, double factor) {
 
 // The parameters after all steps: of one rank that does every rank's part itself, and so has the
 // sum of what the ranks have the mean of, by a power of two as much. A program ends before the step
-// whose sums would be too long to be exact: about one in 50,000 keeps that many gradients.
+// whose sums would be too long to be exact, be it the first: about one in 50,000 has such a step.
 Values reference(Program& program) {
   const Device device = Device::cpu({.executor = ExecutorKind::inlined, .threads = 1});
   std::vector<Part*> parts;
@@ -270,7 +270,7 @@ Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& chec
     nn::init(model, {program.seed});
     const auto optimizer = make_optimizer(program, model);
     const auto scaler = make_scaler(program, world.device());
-    if (program.is_planned) plan_first_step(program, model);
+    if (program.is_planned && !program.steps.empty()) plan_first_step(program, model);
     for (std::size_t k = 0; k < program.steps.size(); ++k) {
       if (k == program.doubled_from && program.ranks > 1) model.double_gradients(mesh);
       run_step(program, k, model, world.rank(), world.device(), &mesh, scaler.get());

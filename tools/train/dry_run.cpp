@@ -139,6 +139,7 @@ int dry_run(const Config& given, int ranks) {
   std::optional<MemoryPlan> of_rank_0;
   for (const auto& [rank, count] : distinct_layouts(config, ranks)) {
     const MemoryPlan plan = plan_memory(config, rank, ranks, traces ? &*traces : nullptr);
+    const PhaseMemory first = plan.steps.front(), later = largest(std::span(plan.steps).subspan(1));
     if (!of_rank_0) {
       of_rank_0 = plan;
       std::printf("%s", plan.shard.to_string().c_str());
@@ -146,29 +147,25 @@ int dry_run(const Config& given, int ranks) {
     std::printf(
         "rank %d and %d like it: planned peak %lld bytes (%s) in step 1, %lld bytes (%s) in every "
         "later step, reserved %lld bytes (%s)\n",
-        rank, count - 1, static_cast<long long>(plan.first_step.peak_bytes),
-        mebibytes(plan.first_step.peak_bytes).c_str(),
-        static_cast<long long>(plan.steady_step.peak_bytes),
-        mebibytes(plan.steady_step.peak_bytes).c_str(),
-        static_cast<long long>(plan.steady_step.reserved_bytes),
-        mebibytes(plan.steady_step.reserved_bytes).c_str());
+        rank, count - 1, static_cast<long long>(first.peak_bytes),
+        mebibytes(first.peak_bytes).c_str(), static_cast<long long>(later.peak_bytes),
+        mebibytes(later.peak_bytes).c_str(), static_cast<long long>(later.reserved_bytes),
+        mebibytes(later.reserved_bytes).c_str());
     std::printf(
         "in evaluation: %lld bytes at the peak; in a save: %lld bytes; reserved after step 1: %lld "
         "bytes, evaluation: %lld bytes, a save: %lld bytes\n",
         static_cast<long long>(plan.evaluation.peak_bytes),
-        static_cast<long long>(plan.save.peak_bytes),
-        static_cast<long long>(plan.first_step.reserved_bytes),
+        static_cast<long long>(plan.save.peak_bytes), static_cast<long long>(first.reserved_bytes),
         static_cast<long long>(plan.evaluation.reserved_bytes),
         static_cast<long long>(plan.save.reserved_bytes));
-    if (plan.steady_step.host_peak_bytes > 0)
+    if (later.host_peak_bytes > 0)
       std::printf(
           "on the host: planned peak %lld bytes (%s) in step 1, %lld bytes in every later step, "
           "reserved %lld bytes (%s)\n",
-          static_cast<long long>(plan.first_step.host_peak_bytes),
-          mebibytes(plan.first_step.host_peak_bytes).c_str(),
-          static_cast<long long>(plan.steady_step.host_peak_bytes),
-          static_cast<long long>(plan.steady_step.host_reserved_bytes),
-          mebibytes(plan.steady_step.host_reserved_bytes).c_str());
+          static_cast<long long>(first.host_peak_bytes), mebibytes(first.host_peak_bytes).c_str(),
+          static_cast<long long>(later.host_peak_bytes),
+          static_cast<long long>(later.host_reserved_bytes),
+          mebibytes(later.host_reserved_bytes).c_str());
     std::printf("%s\n", plan.ledger.c_str());
     if (machine) std::printf("%s", describe(plan.price, step).c_str());
   }

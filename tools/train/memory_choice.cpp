@@ -45,8 +45,8 @@ std::optional<std::int64_t> memory_limit(const Config& config, const World& worl
 }
 
 std::int64_t reserved_bytes(const MemoryPlan& plan) {
-  return std::max({plan.first_step.reserved_bytes, plan.steady_step.reserved_bytes,
-                   plan.evaluation.reserved_bytes, plan.save.reserved_bytes});
+  return std::max({largest(plan.steps).reserved_bytes, plan.evaluation.reserved_bytes,
+                   plan.save.reserved_bytes});
 }
 
 Chosen choose_by_memory(const Config& config, std::optional<std::int64_t> limit,

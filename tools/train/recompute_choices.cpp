@@ -51,7 +51,7 @@ std::string compare_recompute(const Config& config, int ranks, const MemoryPlan&
     const MemoryPlan plan = is_own ? own : plan_memory(changed, 0, ranks);
     if (!none) none = plan;
     std::snprintf(line, sizeof line, "  %-22s %17s %18s %7.1f %% %15s", name_of(choice).c_str(),
-                  with_commas(std::to_string(plan.steady_step.peak_bytes)).c_str(),
+                  with_commas(std::to_string(plan.steps.back().peak_bytes)).c_str(),
                   in_millions(plan.flops - none->flops).c_str(),
                   100 * (plan.flops / none->flops - 1),
                   in_millions(plan.moved_bytes - none->moved_bytes).c_str());

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -133,18 +134,15 @@ class Run {
     chosen_ = std::move(chosen.told);
   }
 
-  // A CPU's two memories are one machine's.
-  static std::int64_t of_machine(const PhaseMemory& planned) {
-    return planned.reserved_bytes + planned.host_reserved_bytes;
-  }
-
-  // A system without that much would kill the process without a line. A GPU's driver says it.
+  // A system without that much would kill the process without a line. A GPU's driver says it. A
+  // CPU's two memories are one machine's.
   void check_memory(std::int64_t weight_bytes) {
     if (world_.device().kind() != DeviceKind::cpu) return;
+    const PhaseMemory most = largest(plan_.steps);
     const std::int64_t size = world_.size(), here = world_.kind() == WorldKind::local ? size : 1,
                        have = physical_memory_bytes(),
-                       rank = std::max({weight_bytes / size, of_machine(plan_.first_step),
-                                        of_machine(plan_.steady_step)});
+                       rank = std::max(weight_bytes / size,
+                                       most.reserved_bytes + most.host_reserved_bytes);
     if (have == 0 || rank <= have / here) return;
     throw OutOfMemory(concat("memory planned: ", mebibytes(rank), " a rank for ", here,
                              here == 1 ? " rank" : " ranks", ", and this machine has ",
@@ -188,7 +186,7 @@ class Run {
       console_->line(concat("data ", config_.data.path, ": ", inputs_.loader->samples(),
                             " samples of ", config_.training.seq_len, " tokens to train on, ",
                             inputs_.loader->heldout_samples(), " held out"));
-    console_->line(concat("memory planned: ", mebibytes(plan_.steady_step.peak_bytes),
+    console_->line(concat("memory planned: ", mebibytes(plan_.steps.back().peak_bytes),
                           " a rank at the peak of a step"));
     if (!chosen_.empty()) console_->line(chosen_);
   }
@@ -211,9 +209,8 @@ class Run {
       if (step + 1 == std::min(config_.training.steps, StepTrace::kSteps) || result.stop ||
           result.diverged)
         trace.finish();
-      const PhaseMemory& planned = step == 0 ? plan_.first_step : plan_.steady_step;
-      const PhaseMemory& used = result.memory;
-      steps_as_planned_ &= used == planned;
+      const PhaseMemory planned = plan_.of_step(step), used = result.memory;
+      if (!off_plan_ && used != planned) off_plan_ = {step, used};
       // The largest of all ranks; report() names the numbers. An emulated rank counts for its
       // peers.
       std::array<double, 5> largest = {
@@ -302,7 +299,7 @@ class Run {
   }
 
   // Collective. Of the largest rank, and on how many each number is that of the rank's own plan.
-  void report_phase(const char* phase, const PhaseMemory& planned, const PhaseMemory& used) {
+  void report_phase(std::string_view phase, const PhaseMemory& planned, const PhaseMemory& used) {
     double most[] = {static_cast<double>(planned.peak_bytes), static_cast<double>(used.peak_bytes),
                      static_cast<double>(planned.reserved_bytes),
                      static_cast<double>(used.reserved_bytes)};
@@ -318,19 +315,26 @@ class Run {
 
   // Collective.
   void report_memory() {
-    const std::string equal = equal_ranks(steps_as_planned_);
-    const std::int64_t first = plan_.first_step.peak_bytes, later = plan_.steady_step.peak_bytes,
-                       planned = steps_done_ > 1 ? std::max(first, later) : first;
+    const std::string equal = equal_ranks(!off_plan_);
+    const std::span<const PhaseMemory> steps = plan_.steps;
+    const auto [planned, reserved, host, host_reserved] =
+        largest(steps.first(std::min(steps.size(), static_cast<std::size_t>(steps_done_))));
     say([&] {
       console_->line(concat("memory a rank: planned peak ", planned, " bytes, used ", peak_,
                             " bytes (", mebibytes(peak_), ")",
                             planned == peak_ ? ", as planned; " : "; ", equal));
     });
+    const auto never = static_cast<double>(steps_done_);
+    const double first = -world_.max(off_plan_ ? -static_cast<double>(off_plan_->step) : -never);
+    if (first < never) {
+      const auto step = static_cast<std::int64_t>(first);
+      const PhaseMemory own = plan_.of_step(step);
+      report_phase(concat("step ", step + 1, ", the first that was not as planned"), own,
+                   off_plan_ && off_plan_->step == step ? off_plan_->used : own);
+    }
     if (config_.training.captured_step)
       say([&] { console_->line(trainer_->captured_steps(steps_done_)); });
     if (!config_.training.enable_cpu_offload) return;
-    const std::int64_t host = std::max(plan_.first_step.host_peak_bytes,
-                                       steps_done_ > 1 ? plan_.steady_step.host_peak_bytes : 0);
     const std::int64_t most[] = {bytes_of(world_.max(static_cast<double>(host))),
                                  bytes_of(world_.max(static_cast<double>(host_peak_)))};
     say([&] {
@@ -368,10 +372,15 @@ class Run {
   std::exception_ptr output_failure_;   // on rank 0, the first
   std::int64_t steps_done_ = 0;
   std::int64_t peak_ = 0, host_peak_ = 0;
-  bool diverged_ = false;         // in step steps_done_
-  std::string not_finite_;        // there
-  bool is_saved_ = true;          // or nothing was to be
-  bool steps_as_planned_ = true;  // live and reserved, on this rank
+  bool diverged_ = false;   // in step steps_done_
+  std::string not_finite_;  // there
+  bool is_saved_ = true;    // or nothing was to be
+  // On this rank, the first step that was not as planned, live or reserved.
+  struct OffPlan {
+    std::int64_t step;
+    PhaseMemory used;
+  };
+  std::optional<OffPlan> off_plan_;
   PhaseMemory evaluation_;
 };
 

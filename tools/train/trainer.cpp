@@ -334,6 +334,8 @@ double Trainer::heldout_loss(std::int64_t count, const FillSamples& fill) {
                      Tensor::from(std::span<const std::int32_t>(targets), shape, device));
     sum += loss.item(0.0) * static_cast<double>(rows);  // nothing runs in a plan
   }
+  for (nn::Module* part : model_->parts()) reshard(*part);
+  reshard(*model_);
   model_->train();
   return world_.sum(sum) / static_cast<double>(count);
 }
@@ -358,6 +360,9 @@ std::optional<Machine> priced_machine(const Config& config) {
 
 namespace {
 
+// Which slot follows which is learnt in three steps by all programs that were tried.
+constexpr std::int64_t kMostPlannedSteps = 16;
+
 // Adds up the work of a plan's operations.
 class WorkCounter final : public Observer {
  public:
@@ -379,6 +384,21 @@ class WorkCounter final : public Observer {
 
 }  // namespace
 
+PhaseMemory largest(std::span<const PhaseMemory> phases) {
+  PhaseMemory most;
+  for (const PhaseMemory& phase : phases)
+    for (std::int64_t PhaseMemory::* number :
+         {&PhaseMemory::peak_bytes, &PhaseMemory::reserved_bytes, &PhaseMemory::host_peak_bytes,
+          &PhaseMemory::host_reserved_bytes})
+      most.*number = std::max(most.*number, phase.*number);
+  return most;
+}
+
+PhaseMemory MemoryPlan::of_step(std::int64_t step) const {
+  if (steps.empty()) return {};
+  return steps[std::min(static_cast<std::size_t>(step), steps.size() - 1)];
+}
+
 MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces) {
   const std::optional<Machine> machine = priced_machine(config);  // outlives the device
   CostModel cost = planned_machine(config);
@@ -396,11 +416,14 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
                                std::span<std::int32_t>) {};
   MemoryPlan plan;
   StepTrace trace(traces, world, StepTrace::Of::plan);
-  for (const int step : {0, 1}) {
+  std::uint64_t unplanned = 0, before = 0;
+  for (std::int64_t step = 0; step < 2 || (step < kMostPlannedSteps && unplanned > before);
+       ++step) {
     if (pricer) pricer->begin();
     const WorkCounter work(world.device().context());
     const StepResult done = trace.during(step, [&] { return trainer.step(step, nothing, false); });
-    (step == 0 ? plan.first_step : plan.steady_step) = done.memory;
+    plan.steps.push_back(done.memory);
+    before = std::exchange(unplanned, shard_counters(trainer.model()).unplanned_slots);
     plan.flops = work.flops;
     plan.moved_bytes = work.moved_bytes;
     if (pricer) plan.price = pricer->end();

@@ -37,6 +37,8 @@ struct PhaseMemory {
   std::int64_t host_peak_bytes = 0, host_reserved_bytes = 0;  // the same of what is offloaded
   bool operator==(const PhaseMemory&) const = default;
 };
+// The most of each number; nothing of none.
+PhaseMemory largest(std::span<const PhaseMemory> phases);
 
 // What a step measured. Bytes are of this rank.
 struct StepResult {
@@ -68,7 +70,8 @@ class Trainer {
   // One optimizer step, number `step` from 0. `stop` is this rank's wish; the result tells whether
   // any rank has it.
   StepResult step(std::int64_t step, const FillBatch& fill, bool stop);
-  // The mean loss over `count` held-out samples, shared among the ranks, on every rank. Collective.
+  // The mean loss over `count` held-out samples, shared among the ranks, on every rank. Leaves
+  // nothing gathered, so that the next step is as any other. Collective.
   double heldout_loss(std::int64_t count, const FillSamples& fill);
 
   nn::LanguageModel& model() noexcept { return *model_; }
@@ -108,15 +111,20 @@ class Trainer {
 
 // The memory that a rank will need, by running the trainer where nothing runs.
 struct MemoryPlan {
-  PhaseMemory first_step, steady_step;  // step 1, and every later one
-  PhaseMemory evaluation;               // on held-out samples, a full batch a rank or more
-  PhaseMemory save;                     // writing the weights
-  std::string ledger;                   // owners at the steady peak
+  // From step 1 on: two, or as many as it takes until one finds a place planned for all that it
+  // gathers and reduces. The last stands for every later one.
+  std::vector<PhaseMemory> steps;
+  PhaseMemory evaluation;  // on held-out samples, a full batch a rank or more
+  PhaseMemory save;        // writing the weights
+  std::string ledger;      // owners at the peak of the last step
   ShardPlan shard;
-  double flops = 0, moved_bytes = 0;  // of the steady step's operations on the compute stream
-  StepPrice price;                    // of the steady step, with --machine
+  double flops = 0, moved_bytes = 0;  // of the last step's operations on the compute stream
+  StepPrice price;                    // of the last step, with --machine
+
+  // Number `step` from 0. Of no step where none was planned.
+  PhaseMemory of_step(std::int64_t step) const;
 };
-// `traces`, unless null, gets the timeline of both steps, by planned_machine.
+// `traces`, unless null, gets the timeline of the steps, by planned_machine.
 MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces = nullptr);
 
 // How long operations take in a plan's timeline without --machine: one core of a CPU and a wire of
