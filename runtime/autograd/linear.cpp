@@ -70,7 +70,7 @@ Tensor record_linear(const Tensor& x, SavedOperands saved, const Tensor& weight,
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Caller at) {
   const CallSite site("linear", at);
   autograd::expect_floating(x);
-  const Tensor rows = rows_of_linear(x, weight, bias);
+  const Tensor rows = rows_of_linear("linear", x, weight, bias);
   SavedOperands saved(rows, weight);
   return record_linear(x, std::move(saved), weight, bias,
                        raw::reshape(product(rows, weight, bias), shape_of_linear(x, weight)));
@@ -79,7 +79,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Caller 
 Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Caller at) {
   const CallSite site("linear_gelu", at);
   autograd::expect_floating(x);
-  const Tensor rows = rows_of_linear(x, weight, bias);
+  const Tensor rows = rows_of_linear("linear", x, weight, bias);
   Tensor before, value;
   if (const auto* kept = autograd::KeptResults::current();
       kept && kept->keeps(autograd::Expensive::product)) {
@@ -98,7 +98,7 @@ Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias,
 Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias, Caller at) {
   const CallSite site("linear", at);
   autograd::expect_floating(x.value);
-  const Tensor rows = rows_of_linear(x.value, weight, bias);
+  const Tensor rows = rows_of_linear("linear", x.value, weight, bias);
   SavedOperands saved(rows, weight);
   Saved saved_before(x.before);
   return record("linear", {x.before, weight, bias},

@@ -90,7 +90,7 @@ Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, Fp8
                   Caller at) {
   const CallSite site("linear_fp8", at);
   autograd::expect_floating(x);
-  const Tensor rows = autograd::rows_of_linear(x, weight, bias);
+  const Tensor rows = autograd::rows_of_linear("linear_fp8", x, weight, bias);
   const bool wants_weight = autograd::grad_enabled() && weight.requires_grad();
   check_fp8(rows, weight, wants_weight);
   const auto [x_codes, x_transposed] = rounded_input(x, rows, recipe, wants_weight);

@@ -184,8 +184,9 @@ TEST_CASE("linear_fp8 says which sizes 16 does not divide") {
                     Catch::Matchers::Contains("weight is [16, 24]; 16 must divide both"));
   CHECK_THROWS_WITH(call(short_one), Catch::Matchers::Contains("x has 31 rows"));
   const Fp8Layer other(draw, bf16, 32, 32, 16);
-  CHECK_THROWS_WITH(linear_fp8(short_one.x, short_one.weight, other.bias, Fp8Recipe::tensorwise),
-                    Catch::Matchers::Contains("bias is [16] of bf16, expected [16] of f32"));
+  CHECK_THROWS_WITH(
+      linear_fp8(short_one.x, short_one.weight, other.bias, Fp8Recipe::tensorwise),
+      Catch::Matchers::Contains("linear_fp8: bias is [16] of bf16, expected [16] of f32"));
   const NoGradGuard no_grad;  // without the weight's gradient any number of rows will do
   check_fp8_product(call(short_one),
                     rows_in(Fp8Recipe::tensorwise, HostMatrix::of(short_one.x.detach())),

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/error.hpp"
@@ -193,6 +194,27 @@ TEST_CASE("a file and the command line are read in the order in which they stand
   CHECK(after.optimizer.lr == 1.0);
   CHECK(after.optimizer.weight_decay == 0.25);
   CHECK(parse({"--model.dim=32", file}).model.dim == 64);
+}
+
+TEST_CASE("names are an array in a file, as torchtitan writes them, or one text with commas") {
+  const TemporaryFolder folder;
+  const std::pair<const char*, const char*> written[] = {
+      {R"(["q_proj", "down_proj"])", "q_proj,down_proj"},
+      {R"("q_proj,down_proj")", "q_proj,down_proj"},
+      {R"(["", "q_proj"])", ",q_proj"},
+      {"[]", ""}};
+  for (const auto& [value, names] : written) {
+    const std::string file = folder.write(
+        "names.toml",
+        concat("[quantize.linear.float8]\nrecipe_name = 'tensorwise'\nfilter_fqns = ", value));
+    CHECK(parse({file}).float8.filter_fqns == names);
+  }
+  const auto refuses = [&](const std::string& text) {
+    CHECK_THROWS_WITH(parse({folder.write("bad.toml", text)}),
+                      Catch::Matchers::Contains("an array: of the wrong type"));
+  };
+  refuses("[quantize.linear.float8]\nrecipe_name = 'tensorwise'\nfilter_fqns = ['q_proj', 1]");
+  refuses("[data]\npath = ['a', 'b']");
 }
 
 TEST_CASE("any configuration is printed as TOML that reads back to it") {

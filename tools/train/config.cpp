@@ -134,7 +134,9 @@ void apply_file(Config& config, const std::string& path) {
       throw DataError(
           concat(where, "unknown key ", shortened(name), "; the nearest is ", nearest_key(name)));
     const Origin origin(concat(where, name, " = ", item.shown));
-    assign(config, *key, convert(*key, item.value, origin), origin);
+    const bool is_list = key->argument == "NAMES" && item.names;
+    if (is_list && item.names->empty()) continue;
+    assign(config, *key, convert(*key, is_list ? Value(*item.names) : item.value, origin), origin);
   }
 }
 

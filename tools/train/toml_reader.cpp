@@ -16,6 +16,7 @@ TomlItem item_of(std::string section, std::string name, const toml::node& node) 
   TomlItem item{.section = std::move(section),
                 .name = std::move(name),
                 .value = {},
+                .names = {},
                 .shown = {},
                 .line = node.source().begin.line,
                 .is_empty_section = false};
@@ -33,6 +34,12 @@ TomlItem item_of(std::string section, std::string name, const toml::node& node) 
     item.shown = concat(real->get());
     if (item.shown.find_first_not_of("-0123456789") == std::string::npos) item.shown += ".0";
   } else {
+    const auto* array = node.as_array();
+    if (array && (array->empty() || array->is_homogeneous<std::string>())) {
+      std::string names;
+      for (const toml::node& text : *array) names += concat(",", text.as_string()->get());
+      item.names = names.substr(std::min<std::size_t>(1, names.size()));
+    }
     item.shown = node.is_array() ? "an array" : node.is_table() ? "a table" : "a date or time";
   }
   return item;
@@ -52,6 +59,7 @@ void append_section(std::vector<TomlItem>& items, const std::string& section,
     items.push_back({.section = section,
                      .name = {},
                      .value = {},
+                     .names = {},
                      .shown = {},
                      .line = table.source().begin.line,
                      .is_empty_section = true});

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,9 @@ namespace tessera::train {
 struct TomlItem {
   std::string section;  // empty for a key above the first [section]
   std::string name;
-  Value value;        // monostate for what is no plain value: an array, a date, a table in a table
-  std::string shown;  // the value for an error message
+  Value value;  // monostate for what is no plain value: an array, a date, a table in a table
+  std::optional<std::string> names;  // of an array of texts, with commas between them
+  std::string shown;                 // the value for an error message
   std::size_t line = 0;
   bool is_empty_section = false;  // without keys, and so without a name and a value
 };
