@@ -175,7 +175,7 @@ TEST_CASE("every step of a run of random options uses what was planned") {
               micro_batches = dice.of({1, 2, 3, 4}), heads = dice.of({1, 2});
     std::string options = "--training.steps=10";
     const auto add = [&](const std::string& option, const auto& value) {
-      options += concat(" --", option, "=", value);
+      options += tessera::concat(" --", option, "=", value);
     };
     const auto some = [&](const char* option, std::initializer_list<const char*> values) {
       if (dice.once_in(2)) add(option, dice.of(values));
@@ -198,7 +198,7 @@ TEST_CASE("every step of a run of random options uses what was planned") {
     if (micro_batches > 1) some("parallelism.fsdp_gradient_sync", {"last"});
     some("optimizer.name", {"SGD", "Muon", "AdamW"});
     if (ranks % 2 == 0) some("parallelism.data_parallel_replicate_degree", {"2"});
-    const std::string command = concat(
+    const std::string command = tessera::concat(
         "tessera-train --data.path=book.txt --data.heldout=0.2 --ranks ", ranks, " ", options);
     INFO("seed " << seed << ": " << command);
     const Outcome run = run_command(command, folder.path().string());

@@ -78,7 +78,7 @@ inline Tensor turned(const Tensor& x) {
 // Note [Exact sums]
 // What w gets in backward is not the gradient but numbers made of it, one a row: tanh of it, which
 // is at most 1, rounded to a multiple of 2^-12. 3072 + t has an ulp of 2^-12 for all such t, so
-// that adding it and taking it away again rounds. Of at most 2^12 such numbers, which `reference`
+// that adding it and taking it away again rounds. Of at most 2^12 such numbers, which `on_one_rank`
 // checks, every sum fits the 24 bits of an f32. There are 1, 2 or 4 ranks, so that dividing by
 // their number is exact too.
 inline Tensor used(const Tensor& x, const Tensor& w, std::int64_t& rows) {

@@ -64,6 +64,7 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
           << " used " << (s.used);
     out << ",";
   }
+  if (part.output != f32) out << " gives " << name(part.output) << ",";
   if (part.has_hook) out << " hook on " << part.hooked << ",";
   if (part.is_doubled)
     out << " doubled" << (part.doubled_on ? concat(" on ", name(*part.doubled_on)) : "") << ",";
@@ -87,6 +88,11 @@ void print(std::ostream& out, const Program& program) {
     out << " and Muon of " << program.matrices << (program.is_in_bf16 ? " in bf16" : "")
         << (program.is_nesterov ? " with" : " without") << " nesterov, turns of "
         << program.turn_bytes << " bytes";
+  if (program.max_norm > 0)
+    out << ", clipped to " << program.max_norm
+        << (program.clips_in_optimizer ? " in the step" : "");
+  if (!program.mesh_ranks.empty()) out << ", a mesh of ranks";
+  for (const int rank : program.mesh_ranks) out << " " << rank;
   out << "\n";
   print(out, program.root, 0);
   for (const Step& step : program.steps) {

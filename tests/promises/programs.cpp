@@ -5,8 +5,9 @@
 // whole or one output of several, and that may retain their graphs, parameters that are frozen and
 // thawed between steps, backwards that leave reductions to later ones, parameters that travel in
 // another form, are stored in fewer bits or left alone by units, hooks of reductions, units told
-// otherwise between forwards, losses that are scaled, first steps that are planned, meshes with and
-// without replicas, and steps of SGD, of AdamW and of Muon with some tables as its matrices.
+// otherwise between forwards, outputs in 16 bits, losses that are scaled, first steps that are
+// planned, meshes with and without replicas, and by hand, clipping by the largest gradient, and
+// steps of SGD, of AdamW and of Muon with some tables as its matrices.
 // Ranks and streams run in an order that the seed chooses, or as threads, or each rank in program
 // order, some with freed memory poisoned.
 //
@@ -19,291 +20,38 @@
 // Bits can be asked for because sums of gradients are exact, in whatever order and parts the ranks
 // make them: see Note [Exact sums] in exact_sums.hpp. So dtypes of compute and of reductions are
 // not drawn: a sum in 16 bits is rounded.
-#include <algorithm>
-#include <bit>
-#include <functional>
 #include <iostream>
-#include <map>
-#include <random>
+#include <memory>
 
-#include "tessera/autograd/ops.hpp"
-#include "tessera/base/error.hpp"
 #include "tessera/device/observe/race_checker.hpp"
-#include "tessera/distributed/collectives.hpp"
-#include "tessera/memory/memory.hpp"
-#include "tessera/optim/adamw.hpp"
-#include "tessera/optim/grad_scaler.hpp"
-#include "tessera/optim/muon.hpp"
-#include "tessera/optim/sgd.hpp"
-#include "tessera/shard/fully_shard.hpp"
-#include "tessera/shard/shard_plan.hpp"
-#include "tests/promises/random_model.hpp"
+#include "tests/promises/run_program.hpp"
 #include "tests/promises/seeds.hpp"
-#include "tests/support/mesh.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
 
-constexpr double kRate = 0.25;
-
-Tensor input_of(const Program& program, std::size_t step, std::size_t forward, int rank,
-                const Device& device) {
-  std::mt19937_64 engine(program.seed * 131 + step * 17 + forward * 5 +
-                         static_cast<std::uint64_t>(rank));
-  std::vector<float> values(2 * kWidth);
-  for (float& v : values) v = static_cast<float>(engine() % 2001) / 1000.f - 1.f;
-  return Tensor::from(values, {2, kWidth}, device);
-}
-
-bool is_in_loss(const Step& step, const Step::Backward& b, int forward, int rank) {
-  return forward == b.forwards[0] ||
-         has(step.forwards[static_cast<std::size_t>(forward)].in_loss, rank);
-}
-
-void add_to(Tensor& loss, const Tensor& y) {
-  const Tensor term = sum(y * y);
-  loss = loss.defined() ? loss + term : term;
-}
-
-std::unique_ptr<optim::Optimizer> make_optimizer(const Program& program, const Part& model) {
-  const std::vector<Parameter> all = model.parameters();
-  if (program.rule == Rule::sgd)
-    return std::make_unique<optim::Sgd>(all, optim::SgdOptions{.lr = kRate, .momentum = 0.5});
-  if (program.rule == Rule::adamw)
-    return std::make_unique<optim::AdamW>(all, optim::AdamWOptions{.lr = kRate});
-  optim::MuonSplit split;
-  int tables = 0;
-  for (const Parameter& p : all)
-    (p.shape().ndim() == 2 && (program.matrices >> tables++ % 32 & 1U) != 0 ? split.matrices
-                                                                            : split.others)
-        .push_back(p);
-  return std::make_unique<optim::Muon>(
-      split.matrices, split.others,
-      optim::MuonOptions{.lr = kRate,
-                         .nesterov = program.is_nesterov,
-                         .ns_dtype = program.is_in_bf16 ? bf16 : f32,
-                         .turn_bytes = program.turn_bytes});
-}
-
-// By powers of two, which change no bit of an exact sum.
-std::unique_ptr<optim::GradScaler> make_scaler(const Program& program, const Device& device) {
-  if (!program.scales_loss) return nullptr;
-  return std::make_unique<optim::GradScaler>(
-      device, optim::GradScalerOptions{.init_scale = 2, .growth_interval = 2});
-}
-Tensor scaled(const optim::GradScaler* scaler, const Tensor& loss) {
-  return scaler ? scaler->scale(loss) : loss;
-}
-
-// A backward of which this rank has all outputs, those that are not in its loss too: their forwards
-// are skipped in the turn in which peers go back along them, the last first.
-void run_parts(const Step& step, const Step::Backward& b, std::vector<Tensor>& outputs, int rank,
-               bool has_peers, const optim::GradScaler* scaler) {
-  std::vector<int> forwards = b.forwards;
-  std::sort(forwards.begin(), forwards.end(), std::greater<>());
-  const auto runs = [&](int i) { return has(b.runs, rank) && is_in_loss(step, b, i, rank); };
-  for (auto first = forwards.begin(); first != forwards.end();) {
-    const bool part_runs = runs(*first);
-    const auto last =
-        std::find_if(first, forwards.end(), [&](int i) { return runs(i) != part_runs; });
-    Tensor loss;
-    for (; first != last; ++first) add_to(loss, outputs[static_cast<std::size_t>(*first)]);
-    if (part_runs)
-      scaled(scaler, loss).backward({}, b.retains);
-    else if (has_peers)
-      skip_backward(loss, b.retains);
-  }
-  for (const int i : forwards)
-    if (!b.retains) outputs[static_cast<std::size_t>(i)] = {};
-}
-
-// One rank's part of a step. Where peers may run what it leaves out, it says so. `mesh`, here and
-// below: null for one rank that does every rank's part. `scaler`: null for none.
-void run_step(const Program& program, std::size_t k, Part& model, int rank, const Device& device,
-              const DeviceMesh* mesh, const optim::GradScaler* scaler) {
-  const Step& step = program.steps[k];
-  std::vector<Tensor> outputs(step.forwards.size());
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const Step::Forward& f = step.forwards[i];
-    const Tensor x = input_of(program, k, i, rank, device);
-    if (mesh)
-      for (const Decision& d : f.before) model.decide(d, *mesh);
-    if (f.is_evaluation) {
-      const NoGradGuard no_gradient;
-      model(x, rank);
-    } else if (f.is_dropped) {
-      model(x, rank);
-    } else {
-      outputs[i] = model(x, rank);
-    }
-  }
-  for (const Step::Backward& b : step.backwards) {
-    if (mesh) model.set_reductions(b);
-    const bool runs = has(b.runs, rank);
-    if (has(b.says, rank) && (runs || !b.skips_model)) {
-      run_parts(step, b, outputs, rank, mesh != nullptr, scaler);
-      continue;
-    }
-    Tensor loss;
-    for (const int i : b.forwards) {
-      Tensor& output = outputs[static_cast<std::size_t>(i)];
-      const Tensor y = b.retains ? output : std::exchange(output, {});
-      // A rank that keeps a forward that it leaves out would have to say so.
-      if (loss.defined() && !b.retains && !is_in_loss(step, b, i, rank)) continue;
-      add_to(loss, y);
-    }
-    if (runs)
-      scaled(scaler, loss).backward({}, b.retains);
-    else if (mesh && b.skips_model)
-      skip_backward(model);
-    else if (mesh)
-      skip_backward(loss, b.retains);
-  }
-  if (step.ends_dropped) model(input_of(program, k, outputs.size(), rank, device), rank);
-}
-
-using Values = std::map<std::string, std::vector<float>>;
-
-// Gradients of what units leave alone become their mean over the ranks; who has none has zeros.
-void average_ignored(Part& model, const DeviceMesh* mesh) {
-  std::vector<Parameter> some = model.ignored();
-  std::erase_if(some, [](const Parameter& p) { return !p.trainable(); });
-  for (const Parameter& p : some) (sum(p.value()) * 0.0).backward();
-  if (!mesh) return;
-  for (const Parameter& p : some)
-    raw::copy_into(p.grad(),
-                   raw::mul(dist::all_reduce(p.grad(), mesh->world()), 1.0 / mesh->world().size()));
-}
-
-// The update, and what is frozen or thawed around it.
-void end_step(const Step& step, Part& model, optim::Optimizer& optimizer, const DeviceMesh* mesh,
-              optim::GradScaler* scaler) {
-  average_ignored(model, mesh);
-  const auto turn = [&] {
-    const std::vector<Parameter> all = model.parameters();
-    for (const int i : step.turned) {
-      const Parameter& p =
-          all[1 + static_cast<std::size_t>(i) % (all.size() - 1)];  // not the root's
-      if (p.dtype() == f32) p.set_trainable(!p.trainable());
-    }
-  };
-  if (!step.is_turned_late) turn();
-  scaler ? scaler->step(optimizer) : optimizer.step();
-  if (scaler) scaler->update();
-  if (step.is_turned_late) turn();
-  if (!step.keeps_gradients) optimizer.zero_grad();
-}
-
-void scale_gradients(const Part& model, double factor) {
-  for (const Parameter& p : model.parameters())
-    if (const Tensor g = p.grad(); g.defined()) raw::copy_into(g, raw::mul(g, factor));
-}
-
-// The parameters after all steps: of one rank that does every rank's part itself, and so has the
-// sum of what the ranks have the mean of, by a power of two as much. A program ends before the step
-// whose sums would be too long to be exact, be it the first: about one in 50,000 has such a step.
-Values reference(Program& program) {
-  const Device device = Device::cpu({.executor = ExecutorKind::inlined, .threads = 1});
-  std::vector<Part*> parts;
-  Part model(program.root, nullptr, parts);
-  model.materialize(device);
-  nn::init(model, {program.seed});
-  const auto optimizer = make_optimizer(program, model);
-  const auto scaler = make_scaler(program, device);
-  for (std::size_t k = 0; k < program.steps.size(); ++k) {
-    for (int rank = 0; rank < program.ranks; ++rank)
-      run_step(program, k, model, rank, device, nullptr, scaler.get());
-    autograd::forget_forwards();
-    if (model.most_rows() > kMostRows) {
-      program.steps.resize(k);
-      break;
-    }
-    if (!program.steps[k].keeps_gradients) model.forget_rows();
-    scale_gradients(model, 1.0 / program.ranks);
-    end_step(program.steps[k], model, *optimizer, nullptr, scaler.get());
-    scale_gradients(model, program.ranks);
-  }
-  Values values;
-  for (const auto& [name, p] : model.named_parameters())
-    values[name] = raw::cast(p.shard(), f32).to_vector<float>();
-  return values;
-}
-
-// The first step, run without bodies before it is run.
-void plan_first_step(const Program& program, Part& model) {
-  struct Tree {
-    Tree(const PartPlan& plan) : root(plan, nullptr, parts) {}
-    std::vector<Part*> parts;
-    Part root;
-  };
-  shard_plan(model, [&](World& counted) {
-    const auto tree = std::make_shared<Tree>(program.root);
-    const DeviceMesh mesh = mesh_of(counted, program.replicas);
-    tree->root.shard(mesh, program.offload);
-    tree->root.materialize(counted.device());
-    if (program.doubled_from == 0 && program.ranks > 1) tree->root.double_gradients(mesh);
-    run_step(program, 0, tree->root, counted.rank(), counted.device(), &mesh, nullptr);
-    return std::shared_ptr<nn::Module>(tree, &tree->root);
-  });
-}
-
-// What a plan promises for: the root is called once, of units that are closed.
-bool is_one_forward(const Step& step) {
-  return step.forwards.size() == 1 && step.forwards[0].before.empty() && !step.ends_dropped;
-}
-
-Values on_ranks(const Program& program, const std::shared_ptr<RaceChecker>& checker) {
-  Values values;
-  const WorldOptions options{.executor = program.executor,
-                             .schedule_seed = program.seed,
-                             .threads = 1,
-                             .race_checker = checker};
-  run_local(program.ranks, options, [&](World& world) {
-    if (program.is_poisoned) Memory::of(world.device()).poison_freed();
-    std::vector<Part*> parts;
-    Part model(program.root, nullptr, parts);
-    const DeviceMesh mesh = mesh_of(world, program.replicas);
-    model.shard(mesh, program.offload);
-    model.materialize(world.device());
-    nn::init(model, {program.seed});
-    const auto optimizer = make_optimizer(program, model);
-    const auto scaler = make_scaler(program, world.device());
-    if (program.is_planned && !program.steps.empty()) plan_first_step(program, model);
-    for (std::size_t k = 0; k < program.steps.size(); ++k) {
-      if (k == program.doubled_from && program.ranks > 1) model.double_gradients(mesh);
-      run_step(program, k, model, world.rank(), world.device(), &mesh, scaler.get());
-      if (k == 0 && program.is_planned && is_one_forward(program.steps[0]))
-        if (const std::uint64_t slots = shard_counters(model).unplanned_slots; slots > 0)
-          throw DeviceError(
-              concat("the planned step took ", slots, " slots where no plan had them"));
-      end_step(program.steps[k], model, *optimizer, &mesh, scaler.get());
-    }
-    for_each_full_parameter(model, [&](const std::string& name, const Tensor& full) {
-      const std::vector<float> whole = raw::cast(full, f32).to_vector<float>();
-      if (world.rank() == 0) values[name] = whole;
-    });
-  });
-  return values;
-}
-
 // Empty where all is well.
 std::string complaint(Program program) {
   const auto checker = RaceChecker::make();
   Values expected, found;
   try {
-    expected = reference(program);
-    found = on_ranks(program, checker);
+    expected = on_one_rank(program);
+    run_local(program.ranks,
+              {.executor = program.executor,
+               .schedule_seed = program.seed,
+               .threads = 1,
+               .race_checker = checker},
+              [&](World& world) {
+                Values own = on_rank(program, world);
+                if (world.rank() == 0) found = std::move(own);
+              });
   } catch (const std::exception& error) {
     return error.what();
   }
   if (checker->race_count() > 0) return checker->races()[0].to_string();
-  for (const auto& [name, values] : expected)
-    for (std::size_t i = 0; i < values.size(); ++i)
-      if (std::bit_cast<std::uint32_t>(found[name][i]) != std::bit_cast<std::uint32_t>(values[i]))
-        return concat("parameter '", name, "' [", i, "] is ", found[name][i], ", not ", values[i]);
-  return "";
+  return difference(expected, found);
 }
 
 }  // namespace

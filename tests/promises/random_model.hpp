@@ -47,7 +47,7 @@ class Part final : public nn::Module {
 
   Tensor operator()(const Tensor& x, int rank) {
     rank_ = rank;
-    return call([&] {
+    const Tensor y = call([&] {
       Tensor h = x;
       for (const Statement& s : plan_.body) h = run(s, h, x, rank);
       for (const int i : plan_.read_later)
@@ -56,9 +56,11 @@ class Part final : public nn::Module {
           h = added(h, child.weight(), child.rows_);
       return h;
     });
+    return is_sharded_ ? y : cast(y, plan_.output);
   }
 
   void shard(const DeviceMesh& mesh, Offload offload) {
+    is_sharded_ = true;
     keep_.products = 1;
     std::vector<nn::Module*> listed;
     const Part* first = nullptr;
@@ -169,23 +171,25 @@ class Part final : public nn::Module {
     return plan_.is_added ? added(h, weight(), rows_) : used(h, weight(), rows_);
   }
   ShardOptions options(const DeviceMesh& mesh, Offload offload) const {
-    return {.mesh = mesh,
-            .reshard_after_forward = reshard_on(mesh, plan_.reshard),
-            .prefetch_depth = plan_.prefetch,
-            .reductions_in_flight = plan_.in_flight,
-            .forwards_ahead = plan_.ahead,
-            .slice_bytes = plan_.slice_bytes,
-            .slices_wait = plan_.slices_wait,
-            .piece_bytes = plan_.piece_bytes,
-            .offload = offload,
-            .shard_placement_fn =
-                [this, ranks = mesh.shard_size()](const Parameter& p) {
-                  const auto of = std::ranges::find_if(parts_, [&](const Part* part) {
-                    return part->plan_.table.by_columns && part->table_->parameter == p;
-                  });
-                  return Shard{of != parts_.end() && kWidth % ranks == 0 ? 1 : 0};
-                },
-            .ignored = ignored()};
+    return {
+        .mesh = mesh,
+        .precision = {.output = plan_.output == f32 ? std::nullopt : std::optional(plan_.output)},
+        .reshard_after_forward = reshard_on(mesh, plan_.reshard),
+        .prefetch_depth = plan_.prefetch,
+        .reductions_in_flight = plan_.in_flight,
+        .forwards_ahead = plan_.ahead,
+        .slice_bytes = plan_.slice_bytes,
+        .slices_wait = plan_.slices_wait,
+        .piece_bytes = plan_.piece_bytes,
+        .offload = offload,
+        .shard_placement_fn =
+            [this, ranks = mesh.shard_size()](const Parameter& p) {
+              const auto of = std::ranges::find_if(parts_, [&](const Part* part) {
+                return part->plan_.table.by_columns && part->table_->parameter == p;
+              });
+              return Shard{of != parts_.end() && kWidth % ranks == 0 ? 1 : 0};
+            },
+        .ignored = ignored()};
   }
   Tensor run(const Statement& s, const Tensor& h, const Tensor& x, int rank) {
     if (s.kind == Statement::own) return weighed(h);
@@ -194,19 +198,20 @@ class Part final : public nn::Module {
     if (s.kind == Statement::streamed) return with(of_table(h));
     const auto callee = static_cast<std::size_t>(s.callee);
     Part& child = s.kind == Statement::call ? *children_[callee] : *parts_[callee];
+    const auto called = [&child, rank](const Tensor& in) { return cast(child(in, rank), f32); };
     Tensor y;
     if (s.without_gradient) {
       const NoGradGuard no_gradient;
-      y = child(h.detach(), rank);
+      y = called(h.detach());
     } else if (s.recomputed) {
-      const auto body = [&child, rank, between = s.selectively](std::span<const Tensor> in) {
+      const auto body = [called, between = s.selectively](std::span<const Tensor> in) {
         const Tensor input = in.size() > 1 ? in[0] + in[1] * 0.5 : in[0];
-        return between ? turned(child(turned(input), rank)) : child(input, rank);
+        return between ? turned(called(turned(input))) : called(input);
       };
       y = recompute(body, s.gets_input ? std::vector{h, x} : std::vector{h},
                     s.selectively ? keep_ : Keep());
     } else {
-      y = child(h, rank);
+      y = called(h);
     }
     return with(y);
   }
@@ -229,7 +234,8 @@ class Part final : public nn::Module {
   std::shared_ptr<Table> table_;
   std::shared_ptr<const GatherTransform> transform_;  // of w_
   std::int64_t rows_ = 0;
-  int rank_ = 0;  // whose part of the program runs
+  bool is_sharded_ = false;  // units then give their outputs in another dtype, else the part does
+  int rank_ = 0;             // whose part of the program runs
   std::vector<std::unique_ptr<Part>> children_;
 };
 

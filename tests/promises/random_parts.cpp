@@ -189,4 +189,14 @@ PartPlan make_root(ProgramDice& dice, Offload offload) {
   return root;
 }
 
+void vary_outputs(ProgramDice& dice, PartPlan& root) {
+  if (!dice.once_in(4)) return;
+  for_each_part(root, [&](PartPlan& part) {
+    if (part.is_unit && !part.is_listed) part.output = dice.of({f32, bf16, f16});
+    const DType of_list = dice.of({f32, bf16, f16});
+    for (PartPlan& child : part.children)
+      if (child.is_listed) child.output = of_list;
+  });
+}
+
 }  // namespace tessera::testing

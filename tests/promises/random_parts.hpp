@@ -24,5 +24,7 @@ void for_each_part(Part& part, const F& f) {
 }
 
 PartPlan make_root(ProgramDice& dice, Offload offload);
+// In which dtype units give their outputs, in a quarter of the programs.
+void vary_outputs(ProgramDice& dice, PartPlan& root);
 
 }  // namespace tessera::testing

@@ -172,6 +172,24 @@ void choose_optimizer(ProgramDice& dice, Program& program) {
   program.turn_bytes = dice.of({std::int64_t{1}, std::int64_t{100}, std::int64_t{32 << 20}});
 }
 
+// The largest magnitude is exact in any order, and what it scales must not be added to.
+void clip(ProgramDice& dice, Program& program) {
+  const bool keeps = std::any_of(program.steps.begin(), program.steps.end(),
+                                 [](const Step& step) { return step.keeps_gradients; });
+  if (keeps || program.scales_loss || dice.once_in(2)) return;
+  program.max_norm = dice.of({0.01, 0.3, 2.0});
+  program.clips_in_optimizer = dice.once_in(2);
+}
+
+// The ranks of a third of the meshes stand in another order than the world's.
+void choose_mesh(ProgramDice& dice, Program& program) {
+  if (!dice.once_in(3)) return;
+  for (int r = 0; r < program.ranks; ++r) program.mesh_ranks.push_back(r);
+  for (int r = program.ranks - 1; r > 0; --r)
+    std::swap(program.mesh_ranks[static_cast<std::size_t>(r)],
+              program.mesh_ranks[static_cast<std::size_t>(dice.below(r + 1))]);
+}
+
 }  // namespace
 
 Program make_program(std::uint64_t seed) {
@@ -197,6 +215,9 @@ Program make_program(std::uint64_t seed) {
       dice.once_in(4) && std::none_of(program.steps.begin(), program.steps.end(),
                                       [](const Step& step) { return step.keeps_gradients; });
   choose_optimizer(dice, program);
+  vary_outputs(dice, program.root);
+  clip(dice, program);
+  choose_mesh(dice, program);
   return program;
 }
 

@@ -72,6 +72,7 @@ struct PartPlan {
   // much.
   bool is_doubled = false;
   std::optional<StreamId> doubled_on{};  // without replicas
+  DType output = f32;                    // of a unit's calls; a list has one
   Reshard reshard = Reshard::automatic;
   int prefetch = 1, in_flight = 1, ahead = 1;
   bool slices_wait = false;
@@ -120,8 +121,9 @@ struct Step {
 enum class Rule : std::uint8_t { sgd, adamw, muon };
 
 struct Program {
-  int ranks = 2;     // 1, 2 or 4,
-  int replicas = 1;  // in so many replicas
+  int ranks = 2;                  // 1, 2 or 4,
+  int replicas = 1;               // in so many replicas
+  std::vector<int> mesh_ranks{};  // by hand, in this order; empty for the world's own
   // What runs the ranks. Under `shuffled` the seed is the schedule's, too.
   ExecutorKind executor = ExecutorKind::threaded;
   bool is_poisoned = false;  // freed memory is filled with NaN
@@ -132,6 +134,8 @@ struct Program {
   unsigned matrices = 1;  // of Muon: tables, a bit each; the first is one
   bool is_in_bf16 = false, is_nesterov = true;
   std::int64_t turn_bytes = 32 << 20;
+  double max_norm = 0;  // of the largest magnitude, by which gradients are clipped; 0: not
+  bool clips_in_optimizer = false;
   std::size_t doubled_from = 0;  // the step from which hooks double what is reduced
   PartPlan root;
   std::vector<Step> steps;
