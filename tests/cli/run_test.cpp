@@ -193,12 +193,12 @@ TEST_CASE("processes and threads have the same losses, whichever micro-batches a
   const auto losses = [&](const std::string& how, const std::string& options) {
     const Outcome outcome = run_command(how + kTiny +
                                             "--training.global_batch_size=12 "
-                                            "--training.local_batch_size=1 --training.steps=3 "
-                                            "--parallelism.data_parallel_replicate_degree=2 " +
+                                            "--training.local_batch_size=1 --training.steps=3 " +
                                             options,
                                         folder.path().string(), kMpirun);
-    INFO(outcome.err);
+    INFO(how << options << outcome.err);
     CHECK(outcome.exit_code == 0);
+    CHECK(outcome.out.find("; 4 of 4 ranks as in their plans") != std::string::npos);
     std::vector<std::string> found;
     std::istringstream lines(folder.read("out.jsonl"));
     for (std::string line; std::getline(lines, line);)
@@ -206,13 +206,21 @@ TEST_CASE("processes and threads have the same losses, whichever micro-batches a
     return found;
   };
   for (const std::string sync : {"last", "all_reduce_last", "last --optimizer.name=Muon"}) {
-    const std::string option = "--parallelism.fsdp_gradient_sync=" + sync;
+    const std::string option =
+        "--parallelism.data_parallel_replicate_degree=2 --parallelism.fsdp_gradient_sync=" + sync;
     const auto threads = losses("", option + " --ranks=4");
     CHECK(threads.size() == 3);
     CHECK(threads == losses("mpirun -n 4 ", option));
     if (sync.find("Muon") == std::string::npos)
       CHECK(threads == losses("mpirun -n 4 ", option + " --training.enable_cpu_offload=true"));
   }
+  for (const std::string option :
+       {"--parallelism.fsdp_reshard_after_forward=2 --activation_checkpoint.mode=selective "
+        "--activation_checkpoint.selective_ac_option=1",
+        "--parallelism.strategy=zero1 --activation_checkpoint.mode=selective "
+        "--activation_checkpoint.selective_ac_option=op",
+        "--parallelism.strategy=hybrid --parallelism.data_parallel_replicate_degree=2"})
+    CHECK(losses("", option + " --ranks=4") == losses("mpirun -n 4 ", option));
 }
 
 // Sums are taken in rank order, and no gradient is clipped, so that what is sharded changes no bit.
