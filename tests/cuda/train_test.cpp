@@ -13,6 +13,7 @@
 #include "tests/cuda/support.hpp"
 #include "tests/promises/memory.hpp"
 #include "tests/promises/tiny_step.hpp"
+#include "tests/support/dice.hpp"
 #include "tests/support/share.hpp"
 
 using namespace tessera;
@@ -20,24 +21,12 @@ using namespace tessera::testing;
 
 TEST_CASE("ranks on one GPU train with the CPU's bits, whatever the delays", "[threads]") {
   const std::uint64_t seed = fresh_seed();
-  const std::vector<Cell> tried = {
-      {},
-      {.reshard = Reshard::never, .recomputes = true},
-      {.recomputes = true, .freezes = true, .micro_batches = 3},
-      {.reshard = Reshard::to(2), .tied = true, .micro_batches = 3},
-      {.recomputes = true, .selectively = true, .param = bf16},
-      {.param = bf16},
-      {.param = f16, .scales_loss = true},
-      {.micro_batches = 3, .param = bf16, .accumulation = Accumulation::unsharded},
-      {.recomputes = true, .selectively = true, .param = bf16, .fused = true},
-      {.replicas = 2},
-      {.micro_batches = 3, .replicas = 2, .accumulation = Accumulation::in_replicas},
-      {.recomputes = true, .replicas = 2, .offload = Offload::cpu},
-      {.micro_batches = 3, .param = bf16, .offload = Offload::cpu},
-      {.param = f16, .reduce = f16, .scales_loss = true, .offload = Offload::cpu}};
   GridShare share;
-  for (const Cell& cell : tried)
-    for (const int ranks : share.of({1, 2, 4, 8})) {
+  Dice dice(seed);
+  for (const Cell& cell : all_cells())
+    if (share.takes()) {
+      std::vector<int> worlds = worlds_of(cell);
+      const int ranks = dice.once_in(8) ? 8 : dice.of(worlds);
       INFO(cell << ", " << ranks << " ranks, seed " << seed);
       const Trained cpu = train(ranks, {.threads = 1}, cell, seed, 3);
       CHECK(cpu.losses.back() < cpu.losses.front());
@@ -175,14 +164,15 @@ TEST_CASE("Muon has the CPU's bits on a GPU, where steps are skipped and matrice
 }
 
 TEST_CASE("the planned peak of a GPU is the measured one, on every rank and step", "[threads]") {
-  for (const Cell& cell :
-       {Cell{}, Cell{.recomputes = true, .tied = true, .micro_batches = 3},
-        Cell{.param = f16, .scales_loss = true}, Cell{.param = bf16, .offload = Offload::cpu},
-        Cell{.micro_batches = 3, .accumulation = Accumulation::unsharded},
-        Cell{.micro_batches = 2, .replicas = 2, .accumulation = Accumulation::in_replicas}})
+  const std::uint64_t seed = fresh_seed();
+  Dice dice(seed);
+  GridShare share;
+  for (const Cell& cell : all_cells())
     for (const CudaMemory memory : {CudaMemory::pieces, CudaMemory::mapped})
-      for (const int ranks : {1, 2, 4}) {
-        INFO(cell << ", " << ranks << " ranks");
+      if (share.takes()) {
+        std::vector<int> worlds = worlds_of(cell);
+        const int ranks = dice.of(worlds);
+        INFO(cell << ", " << ranks << " ranks, seed " << seed);
         const auto measured =
             on_ranks(ranks, on_gpu(memory), [&](World& world) { return measure(world, cell); });
         for (int rank = 0; rank < ranks; ++rank) {

@@ -121,6 +121,12 @@ inline std::vector<Cell> narrow_cells() {
           {.param = f16, .reduce = f16, .scales_loss = true, .offload = Offload::cpu}};
 }
 
+inline std::vector<Cell> all_cells() {
+  std::vector<Cell> all = cells();
+  for (const Cell& cell : narrow_cells()) all.push_back(cell);
+  return all;
+}
+
 // On how many ranks each a cell is seen where three numbers are enough: shards within replicas, and
 // parts of shards (Reshard::to), take four.
 inline std::vector<int> worlds_of(const Cell& cell) {

@@ -34,10 +34,8 @@ Padded padded(const nn::Module& model, int rank, int ranks) {
 
 TEST_CASE("planned memory is measured memory, on every rank and in every phase",
           "[promises][threads][fsdp2-110][fsdp2-111]") {
-  std::vector<Cell> all = cells();
-  for (const Cell& cell : narrow_cells()) all.push_back(cell);
   GridShare share;
-  for (const Cell& cell : all)
+  for (const Cell& cell : all_cells())
     for (const int ranks : share.of({1, 2, 3, 4})) {
       INFO(cell << ", " << ranks << " ranks");
       const auto measured = on_ranks(ranks, [&](World& world) { return measure(world, cell); });
@@ -59,10 +57,8 @@ TEST_CASE("between steps a rank holds 12 bytes per element of its shards, and na
     Padded shards;
     std::vector<std::string> owners;
   };
-  std::vector<Cell> all = cells();
-  for (const Cell& cell : narrow_cells()) all.push_back(cell);
   GridShare share;
-  for (const Cell& cell : all)
+  for (const Cell& cell : all_cells())
     for (const int ranks : share.of({1, 2, 3, 4})) {
       INFO(cell << ", " << ranks << " ranks");
       const auto results = on_ranks(ranks, [&](World& world) {
@@ -128,10 +124,8 @@ TEST_CASE("a steady step takes no memory from the system and waits for none in t
   struct Pooled {
     std::uint64_t gates_before, gates_after, segments_before, segments_after;
   };
-  std::vector<Cell> all = cells();
-  for (const Cell& cell : narrow_cells()) all.push_back(cell);
   GridShare share;
-  for (const Cell& cell : all)
+  for (const Cell& cell : all_cells())
     for (const int ranks : share.of({1, 2, 3})) {
       INFO(cell << ", " << ranks << " ranks");
       const auto results = on_ranks(ranks, [&](World& world) {

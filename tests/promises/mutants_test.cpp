@@ -169,8 +169,7 @@ TEST_CASE("each edge of the engine that is removed is missed by the race checker
       {Mutation::Kind::early_free, "early frees"}};
   std::map<std::string, Tally> tallies;
   GridShare share;
-  std::vector<Cell> all = cells();
-  for (const Cell& cell : narrow_cells()) all.push_back(cell);
+  std::vector<Cell> all = all_cells();
   all.push_back({.orthogonalises = true});
   for (const bool recomputes : {false, true})
     all.push_back({.recomputes = recomputes, .layers = 3, .changes = true});

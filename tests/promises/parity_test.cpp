@@ -110,10 +110,8 @@ TEST_CASE("an MLP with empty shards trains as one rank does", "[promises][thread
 
 TEST_CASE("bits depend on the number of ranks only", "[promises][threads][fsdp2-032][fsdp2-037]") {
   const std::uint64_t seed = fresh_seed();
-  std::vector<Cell> all = cells();
-  for (const Cell& cell : narrow_cells()) all.push_back(cell);
   GridShare share;
-  for (const Cell& cell : all)
+  for (const Cell& cell : all_cells())
     for (const int ranks : share.of(worlds_of(cell))) {
       INFO(cell << ", " << ranks << " ranks, seed " << seed);
       const Trained reference = train(ranks, {.threads = 1}, cell, seed, 2);

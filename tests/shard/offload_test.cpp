@@ -54,8 +54,7 @@ void check_on_host(bool is_adamw, DType param, DType reduce, int ranks, int repl
 
 TEST_CASE("a training on the host gives the bits of one on the device, in every way to train",
           "[threads][fsdp2-033]") {
-  std::vector<Cell> all = cells();
-  for (const Cell& cell : narrow_cells()) all.push_back(cell);
+  std::vector<Cell> all = all_cells();
   GridShare share;
   for (Cell cell : all)
     for (const int ranks : share.of({1, 2, 4})) {
