@@ -167,7 +167,9 @@ TEST_CASE("the planned peak of a GPU is the measured one, on every rank and step
   const std::uint64_t seed = fresh_seed();
   Dice dice(seed);
   GridShare share;
-  for (const Cell& cell : all_cells())
+  std::vector<Cell> all = all_cells();
+  all.push_back({.orthogonalises = true});
+  for (const Cell& cell : all)
     for (const CudaMemory memory : {CudaMemory::pieces, CudaMemory::mapped})
       if (share.takes()) {
         std::vector<int> worlds = worlds_of(cell);
