@@ -204,6 +204,7 @@ TEST_CASE("every step of a run of random options uses what was planned") {
     const Outcome run = run_command(command, folder.path().string());
     INFO(run.out << run.err);
     CHECK(run.exit_code == 0);
+    CHECK(run.out.find(" MiB), as planned; ") != std::string::npos);
     CHECK(numbers(run.out, R"(; (\d+) of (\d+) ranks as in their plans)") ==
           std::vector<std::vector<std::int64_t>>(2, {ranks, ranks}));  // the steps, the evaluation
   }

@@ -317,8 +317,9 @@ class Run {
   void report_memory() {
     const std::string equal = equal_ranks(!off_plan_);
     const std::span<const PhaseMemory> steps = plan_.steps;
-    const auto [planned, reserved, host, host_reserved] =
+    const PhaseMemory own =
         largest(steps.first(std::min(steps.size(), static_cast<std::size_t>(steps_done_))));
+    const std::int64_t planned = bytes_of(world_.max(static_cast<double>(own.peak_bytes)));
     say([&] {
       console_->line(concat("memory a rank: planned peak ", planned, " bytes, used ", peak_,
                             " bytes (", mebibytes(peak_), ")",
@@ -328,14 +329,14 @@ class Run {
     const double first = -world_.max(off_plan_ ? -static_cast<double>(off_plan_->step) : -never);
     if (first < never) {
       const auto step = static_cast<std::int64_t>(first);
-      const PhaseMemory own = plan_.of_step(step);
-      report_phase(concat("step ", step + 1, ", the first that was not as planned"), own,
-                   off_plan_ && off_plan_->step == step ? off_plan_->used : own);
+      const PhaseMemory here = plan_.of_step(step);
+      report_phase(concat("step ", step + 1, ", the first that was not as planned"), here,
+                   off_plan_ && off_plan_->step == step ? off_plan_->used : here);
     }
     if (config_.training.captured_step)
       say([&] { console_->line(trainer_->captured_steps(steps_done_)); });
     if (!config_.training.enable_cpu_offload) return;
-    const std::int64_t most[] = {bytes_of(world_.max(static_cast<double>(host))),
+    const std::int64_t most[] = {bytes_of(world_.max(static_cast<double>(own.host_peak_bytes))),
                                  bytes_of(world_.max(static_cast<double>(host_peak_)))};
     say([&] {
       console_->line(concat("on the host: planned peak ", most[0], " bytes, used ", most[1],
