@@ -154,7 +154,7 @@ void reshard(nn::Module& module) {
   const std::shared_ptr<Unit> unit = unit_outside_of_backward("reshard", module);
   TESSERA_EXPECT(!unit->calls().is_running(), "reshard: a call of unit '", unit->name(),
                  "' is running; reshard it when that has ended");
-  unit->close();
+  with_slices(*unit, [](Unit& part) { part.close(); });
 }
 
 void set_reshard_after_forward(nn::Module& module, Reshard when, bool recurse) {

@@ -63,14 +63,16 @@ void Slots::begin_step(bool trains) {
   }
   join_at_turn(uses_);
   const std::uint64_t ended = fingerprint(uses_);
+  if (next_.size() >= kMostSteps * kHistory || kept_.size() == kMostSteps)
+    next_.clear(), kept_.clear();
+  const bool makes_plan = !is_planned_ || !(is_new_ || uses_.empty() || kept_.contains(ended));
   if (!uses_.empty()) {
-    if (next_.size() >= kMostSteps * kHistory || kept_.size() == kMostSteps)
-      next_.clear(), kept_.clear();
-    for (const std::uint64_t before : contexts(uses_)) next_[{before, trains_}] = ended;
+    // What is assumed of the first steps may have served this one, too.
+    const std::uint64_t plan = makes_plan || kept_.contains(ended) ? ended : followed_;
+    for (const std::uint64_t before : contexts(uses_)) next_[{before, trains_}] = plan;
     last_.insert(last_.begin(), ended);
     last_.resize(std::min(last_.size(), kHistory));
   }
-  const bool makes_plan = !is_planned_ || !(is_new_ || uses_.empty() || kept_.contains(ended));
   is_assumption_met_ = is_assumption_met_ || (is_new_ && is_planned_ && !uses_.empty());
   // Where a step does not keep to the plan of its own uses, what an earlier one has left was in
   // the way. With room for all that was taken it comes to rest.

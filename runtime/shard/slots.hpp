@@ -124,7 +124,7 @@ class Slots {
 
   // --- steps by their fingerprints ---
   std::map<std::uint64_t, Kept> kept_;
-  // Of the last steps, and whether the next one trains, the one that came after them.
+  // Of the last steps, and whether the next one trains, the plan of the one that came after them.
   std::map<std::pair<std::uint64_t, bool>, std::uint64_t> next_;
   std::vector<std::uint64_t> last_{0};  // from the newest
 };

@@ -181,7 +181,7 @@ TEST_CASE("every step of a run of random options uses what was planned") {
       if (dice.once_in(2)) add(option, dice.of(values));
     };
     add("model.n_heads", heads);
-    add("model.dim", 8 * heads);
+    add("model.dim", heads * dice.of({8, 8, 32}));
     add("model.n_layers", dice.of({1, 2, 3}));
     add("training.seq_len", dice.of({8, 16, 20}));
     add("training.local_batch_size", local);

@@ -2,7 +2,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/memory/memory.hpp"
 #include "tessera/nn/gpt2.hpp"
+#include "tessera/shard/runtime_control.hpp"
 #include "tests/shard/support.hpp"
 
 using namespace tessera;
@@ -54,6 +56,44 @@ TEST_CASE("a streamed parameter is no tensor, and says so", "[threads]") {
       CHECK_THAT(message, Contains("'transformer.wte.weight' of unit") && Contains("is streamed") &&
                               Contains("from the first call of the root") &&
                               Contains("by for_each_slice: 'transformer.wte', 'lm_head'"));
+}
+
+TEST_CASE("reshard closes the slices that a call has left open", "[threads]") {
+  struct Seen {
+    std::uint64_t first, again, after;  // gathers of a call
+    std::int64_t open, closed;          // bytes of slots
+  };
+  for (const Seen& seen : on_ranks(2, [](World& world) {
+         Projection model(8);
+         fully_shard(model, {.mesh = DeviceMesh::flat(world),
+                             .reshard_after_forward = Reshard::never,
+                             .slice_bytes = 32});  // two rows
+         nn::init(model, {1}, world.device());
+         const auto gathers_of_call = [&] {
+           const std::uint64_t before = shard_counters(model).gathers;
+           model(Tensor::zeros({2, 4}, f32, world.device()));
+           return shard_counters(model).gathers - before;
+         };
+         const auto slots = [&] {
+           return Memory::of(world.device()).ledger().live_bytes("gather slots");
+         };
+         shard_plan(model);
+         Seen s{.first = gathers_of_call(),
+                .again = gathers_of_call(),
+                .after = 0,
+                .open = slots(),
+                .closed = 0};
+         reshard(model);
+         s.closed = slots();
+         s.after = gathers_of_call();
+         return s;
+       })) {
+    CHECK(seen.first == 4);
+    CHECK(seen.again == 0);
+    CHECK(seen.after == 4);
+    CHECK(seen.open >= 4 * 32);
+    CHECK(seen.closed == 0);
+  }
 }
 
 TEST_CASE("a streamed parameter used elsewhere names the modules that stream it", "[threads]") {

@@ -31,7 +31,8 @@ namespace tessera {
 // Throws: ContractError for a module that is no unit or has no memory, for one inside of another
 // unit's module whose root has not run yet, and in backward, recomputed functions included.
 void unshard(nn::Module& module);
-// Closes the unit; what comes next gathers it again. Nothing, where it is closed.
+// Closes the unit, and slices of it that have stayed open; what comes next gathers them again.
+// Nothing, where it is closed.
 // Throws: ContractError as unshard, inside of a call of the unit, and for a full tensor that
 // somebody still holds.
 void reshard(nn::Module& module);
