@@ -44,7 +44,8 @@ ShardCounters Context::counters() const {
   return {.gathers = gathers_,
           .reductions = reductions_,
           .all_reduces = all_reduces_,
-          .unplanned_slots = slots_->unplanned()};
+          .unplanned_slots = slots_->unplanned(),
+          .slot_plans = slots_->made()};
 }
 
 namespace {

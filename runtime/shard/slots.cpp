@@ -69,9 +69,9 @@ void Slots::begin_step(bool trains) {
   if (!uses_.empty()) {
     // What is assumed of the first steps may have served this one, too.
     const std::uint64_t plan = makes_plan || kept_.contains(ended) ? ended : followed_;
-    for (const std::uint64_t before : contexts(uses_)) next_[{before, trains_}] = plan;
-    last_.insert(last_.begin(), ended);
-    last_.resize(std::min(last_.size(), kHistory));
+    for (const std::uint64_t before : contexts(uses_, trains_)) next_[{before, trains_}] = plan;
+    last_[trains_].insert(last_[trains_].begin(), ended);
+    last_[trains_].resize(std::min(last_[trains_].size(), kHistory));
   }
   is_assumption_met_ = is_assumption_met_ || (is_new_ && is_planned_ && !uses_.empty());
   // Where a step does not keep to the plan of its own uses, what an earlier one has left was in
@@ -80,16 +80,20 @@ void Slots::begin_step(bool trains) {
   if (makes_plan) {
     if (is_new_ && !is_assumption_met_) kept_.clear();  // nobody calls the units so
     is_new_ = false;
+    ++made_;
     keep(uses_);
     follow(ended);
   }
   trains_ = trains;
-  for (const std::uint64_t before : contexts(carried))
-    if (const auto next = next_.find({before, trains});
-        next != next_.end() && kept_.contains(next->second)) {
-      follow(next->second);
-      break;
-    }
+  const auto follows = [&](std::uint64_t before, bool training) {
+    const auto next = next_.find({before, training});
+    const bool is_known = next != next_.end() && kept_.contains(next->second);
+    if (is_known) follow(next->second);
+    return is_known;
+  };
+  const std::vector<std::uint64_t> known = contexts(carried, trains);
+  if (std::ranges::none_of(known, [&](std::uint64_t before) { return follows(before, trains); }))
+    follows(known.back(), !trains);  // an evaluation gathers what a forward does
 
   uses_.assign(carried.begin(), carried.end());
   now_ = 1;
@@ -100,14 +104,13 @@ void Slots::begin_step(bool trains) {
   resize_if_due();
 }
 
-std::vector<std::uint64_t> Slots::contexts(std::span<const SlotUse> uses) const {
-  std::vector<std::uint64_t> all;
-  std::uint64_t hash = 0, open = fnv1a("open");
-  for (const std::uint64_t step : last_) all.push_back(hash = fnv1a(step, hash));
-  std::reverse(all.begin(), all.end());
+std::vector<std::uint64_t> Slots::contexts(std::span<const SlotUse> uses, bool trains) const {
+  std::uint64_t hash = fnv1a("open");
   for (const SlotUse& use : uses)
-    if (use.is_carried) open = fnv1a(2 * use.unit + static_cast<int>(use.kind), open);
-  all.push_back(open);
+    if (use.is_carried) hash = fnv1a(2 * use.unit + static_cast<int>(use.kind), hash);
+  std::vector<std::uint64_t> all{hash};
+  for (const std::uint64_t step : last_[trains]) all.push_back(hash = fnv1a(step, hash));
+  std::reverse(all.begin(), all.end());
   return all;
 }
 

@@ -58,8 +58,9 @@ class Slots {
   std::int64_t bytes() const noexcept;
   // The least that any plan of the steps so far would need.
   std::int64_t most_alive() const noexcept;
-  // How many slots lay where no plan had them.
+  // How many slots lay where no plan had them, and how many plans were made from steps.
   std::uint64_t unplanned() const noexcept { return unplanned_; }
+  std::uint64_t made() const noexcept { return made_; }
 
   // After a failure, when every slot was given back and nothing runs.
   void restart();
@@ -95,9 +96,9 @@ class Slots {
   void keep(std::vector<SlotUse> uses);
   void follow(std::uint64_t step);
   void plan_anew();
-  // Keys of next_ for the step with these uses, at least those from before it: for the last steps,
-  // first for all that are known, then for fewer, then for what is open as it begins.
-  std::vector<std::uint64_t> contexts(std::span<const SlotUse> uses) const;
+  // Keys of next_ for the step with these uses, at least those from before it: what is open as it
+  // begins, behind the last steps of its kind; first for all that are known, then for fewer.
+  std::vector<std::uint64_t> contexts(std::span<const SlotUse> uses, bool trains) const;
   void resize_if_due();
   void resize(std::int64_t bytes);
   void add_block(std::int64_t bytes);
@@ -107,7 +108,7 @@ class Slots {
   std::vector<UnitNeeds> units_;
   OwnerId owners_[2];          // by SlotKind
   std::vector<Block> blocks_;  // the first is the plans'
-  std::uint64_t unplanned_ = 0;
+  std::uint64_t unplanned_ = 0, made_ = 0;
   bool is_new_ = true, is_assumption_met_ = false;
 
   // --- the step that runs ---
@@ -124,9 +125,9 @@ class Slots {
 
   // --- steps by their fingerprints ---
   std::map<std::uint64_t, Kept> kept_;
-  // Of the last steps, and whether the next one trains, the plan of the one that came after them.
+  // Of what came before a step, and whether it trains, its plan.
   std::map<std::pair<std::uint64_t, bool>, std::uint64_t> next_;
-  std::vector<std::uint64_t> last_{0};  // from the newest
+  std::vector<std::uint64_t> last_[2]{{0}, {0}};  // by whether they trained, from the newest
 };
 
 }  // namespace tessera::shard

@@ -111,8 +111,8 @@ class Trainer {
 
 // The memory that a rank will need, by running the trainer where nothing runs.
 struct MemoryPlan {
-  // From step 1 on: two, or as many as it takes until one finds a place planned for all that it
-  // gathers and reduces. The last stands for every later one.
+  // From step 1 on, until two in a row have made no plan of slots. The last stands for every later
+  // one.
   std::vector<PhaseMemory> steps;
   PhaseMemory evaluation;  // on held-out samples, a full batch a rank or more
   PhaseMemory save;        // writing the weights
