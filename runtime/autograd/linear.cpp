@@ -79,7 +79,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Caller 
 Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Caller at) {
   const CallSite site("linear_gelu", at);
   autograd::expect_floating(x);
-  const Tensor rows = rows_of_linear("linear", x, weight, bias);
+  const Tensor rows = rows_of_linear("linear_gelu", x, weight, bias);
   Tensor before, value;
   if (const auto* kept = autograd::KeptResults::current();
       kept && kept->keeps(autograd::Expensive::product)) {

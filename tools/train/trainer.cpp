@@ -360,7 +360,7 @@ std::optional<Machine> priced_machine(const Config& config) {
 
 namespace {
 
-// Plans of slots come to rest within five steps in all trainings that were tried.
+// Far more than plans of slots take to come to rest.
 constexpr std::int64_t kMostPlannedSteps = 16;
 
 // Adds up the work of a plan's operations.

@@ -109,8 +109,8 @@ struct ShardCounters {
   // Taken where the plan had none: by a step unlike those before, or one of several forwards, which
   // begins with what the last has left open and may go on to take some so.
   std::uint64_t unplanned_slots = 0;
-  // Made of steps that had none of their own; of the last one when the next begins. Where steps
-  // repeat, those that follow one without any lie alike.
+  // Plans of slots that were made of steps, those for which none had been; of the last step when
+  // the next one begins.
   std::uint64_t slot_plans = 0;
 };
 ShardCounters shard_counters(nn::Module& root);
