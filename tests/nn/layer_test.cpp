@@ -168,9 +168,9 @@ TEST_CASE("a linear layer refuses a bias of another dtype than its input", "[nn]
   layer.bias.set_dtype(bf16);
   layer.materialize(device);
   const Tensor x = Tensor::zeros({4, 3}, f32, device);
-  const char* const says = "linear: bias is [2] of bf16, expected [2] of f32";
-  CHECK_THROWS_WITH(layer(x), Catch::Matchers::Contains(says));
-  CHECK_THROWS_WITH(layer.gelu(x), Catch::Matchers::Contains(says));
+  const std::string says = ": bias is [2] of bf16, expected [2] of f32";
+  CHECK_THROWS_WITH(layer(x), Catch::Matchers::StartsWith("linear" + says));
+  CHECK_THROWS_WITH(layer.gelu(x), Catch::Matchers::StartsWith("linear_gelu" + says));
 }
 
 TEST_CASE("a layer on meta has shapes and no memory; using it says so", "[nn]") {
