@@ -53,7 +53,7 @@ class Model {
       fully_shard(llama_, options);
     }
     llama_.materialize(world_.device());
-    groups_ = groups_of(llama_.parameters());
+    parts_ = parts_of(llama_.parameters());
     if (sharded == Sharded::yes)
       for (const ShardPlan::Unit& unit : shard_plan(llama_).units)
         units_ += unit.parameters > 0 ? 1 : 0;
@@ -63,7 +63,7 @@ class Model {
 
   void step() {
     llama_.loss(tokens_, tokens_).backward();
-    for (const auto& group : groups_) group->gradient = {};
+    for (const GroupPart& part : parts_) part.group->gradient = {};
     world_.device().synchronize();
   }
   // Units with parameters.
@@ -72,7 +72,7 @@ class Model {
  private:
   World world_;
   nn::Llama llama_;
-  std::vector<std::shared_ptr<FlatGroup>> groups_;
+  std::vector<GroupPart> parts_;
   Tensor tokens_;  // i32 [1, 16]
   int units_ = 0;
 };

@@ -93,14 +93,14 @@ struct Backward {
   using Fragments = std::uint32_t[kTiles][kSteps][4];
   using Sums = float[kTiles][2 * kSteps][4];
 
-  struct Place {
+  struct Position {
     int batch, head, first, row, lane;  // `first` is the block's first row, `row` the warp's
   };
 
   TESSERA_DEVICE int tiles() const { return (a.length - 1) / kRows + 1; }
 
   template <bool kOfKeys>
-  TESSERA_DEVICE Place place(Thread& t) const {
+  TESSERA_DEVICE Position position(Thread& t) const {
     const int heads = kOfKeys ? a.kv_heads : a.heads, other = fresh(static_cast<int>(t.block()));
     // The longest walks first: the first keys, the last queries.
     const int y = fresh(t.block_y()), tile = kOfKeys ? y : 2 * tiles() - 1 - y;
@@ -113,14 +113,14 @@ struct Backward {
     int begin, end, steps;
   };
   template <bool kOfKeys>
-  TESSERA_DEVICE Range range(const Place& at) const {
+  TESSERA_DEVICE Range range(const Position& at) const {
     const int begin = kOfKeys && a.causal ? at.first : 0;
     const int last = !kOfKeys && a.causal ? at.first + kRows : a.length;
     const int end = last < a.length ? last : a.length;
     return {begin, end, (end - begin + kColumns - 1) / kColumns};
   }
 
-  TESSERA_DEVICE Head<const T> head(const void* base, int row_heads, const Place& at,
+  TESSERA_DEVICE Head<const T> head(const void* base, int row_heads, const Position& at,
                                     int head) const {
     return head_of<const T>(base, row_heads, at.batch, head, a.length, a.head_dim);
   }
@@ -150,7 +150,8 @@ struct Backward {
   template <bool kOfKeys>
   TESSERA_DEVICE void add(Thread& t, Sums& first, Sums& second, const Fragments& x,
                           const Fragments& y, const T* u, const T* w, const float* lse,
-                          const float (&of_rows)[kTiles][2][2], const Place& at, int column) const {
+                          const float (&of_rows)[kTiles][2][2], const Position& at,
+                          int column) const {
     const int lane = at.lane, pair = lane % 4 * 2;
     const int across = (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 8;
     float s[kTiles][2][4] = {}, dp[kTiles][2][4] = {};
@@ -214,7 +215,7 @@ struct Backward {
     });
   }
 
-  TESSERA_DEVICE void store_rows(void* base, int row_heads, const Place& at, const Sums& sums,
+  TESSERA_DEVICE void store_rows(void* base, int row_heads, const Position& at, const Sums& sums,
                                  float factor) const {
     const auto to = head_of<T>(base, row_heads, at.batch, at.head, a.length, a.head_dim);
     unrolled<kTiles>([&](int m) {
@@ -233,7 +234,7 @@ struct Backward {
   template <bool kOfKeys>
   TESSERA_DEVICE void walk(Thread& t) const {
     const int group = a.heads / a.kv_heads;
-    const Place at = place<kOfKeys>(t);
+    const Position at = position<kOfKeys>(t);
 
     T* const tiles = t.shared<T>();
     float* const stats = t.shared<float>(S::kTileBytes);
@@ -262,7 +263,7 @@ struct Backward {
     const Range columns = range<kOfKeys>(at);
     const int steps = kOfKeys ? columns.steps * group : columns.steps;
     const auto bring_columns = [&](int step) {
-      const Place at = place<kOfKeys>(t);
+      const Position at = position<kOfKeys>(t);
       const Range columns = range<kOfKeys>(at);
       const int of = kOfKeys ? at.head * group + step / columns.steps : at.head / group;
       const int column = columns.begin + step % columns.steps * kColumns;
@@ -298,7 +299,7 @@ struct Backward {
                      stats + step % 2 * 2 * kColumns + c, of_rows, at, column);
       }
     }
-    const Place end_at = place<kOfKeys>(t);
+    const Position end_at = position<kOfKeys>(t);
     if constexpr (kOfKeys) {
       store_rows(a.dk, a.dk_row, end_at, first, a.scale);
       store_rows(a.dv, a.dv_row, end_at, second, 1);

@@ -42,7 +42,7 @@ struct Backward {
   using Scores = float[8][4];
   using Sums = float[kHalves][8][4];
 
-  struct Place {
+  struct Position {
     int batch, head, row;  // the block's first row
   };
 
@@ -53,10 +53,10 @@ struct Backward {
     const int tiles = (a.length - 1) / kSide + 1, of_keys = a.batch * a.kv_heads * tiles;
     const int block = static_cast<int>(t.block());
     if (block < of_keys) {
-      const Place at = place(block, a.kv_heads, tiles);
+      const Position at = position(block, a.kv_heads, tiles);
       walk<true>(t, at);
     } else {
-      Place at = place(block - of_keys, a.heads, tiles);
+      Position at = position(block - of_keys, a.heads, tiles);
       at.row = (tiles - 1) * kSide - at.row;
       walk<false>(t, at);
     }
@@ -64,14 +64,14 @@ struct Backward {
     __trap();
 #endif
   }
-  TESSERA_DEVICE Place place(int block, int heads, int tiles) const {
+  TESSERA_DEVICE Position position(int block, int heads, int tiles) const {
     const int layer = block / (together * tiles), here = block % (together * tiles);
     const int rest = a.batch * heads - layer * together, width = rest < together ? rest : together;
     const int unit = layer * together + here % width;
     return {unit / heads, unit % heads, here / width * kSide};
   }
 
-  TESSERA_DEVICE Head<const T> head(const void* base, int row_heads, const Place& at,
+  TESSERA_DEVICE Head<const T> head(const void* base, int row_heads, const Position& at,
                                     int head) const {
     return head_of<const T>(base, row_heads, at.batch, head, a.length, a.head_dim);
   }
@@ -117,7 +117,7 @@ struct Backward {
     t.commit_products();
   }
 
-  TESSERA_DEVICE void store_rows(Thread& t, void* base, int row_heads, const Place& at,
+  TESSERA_DEVICE void store_rows(Thread& t, void* base, int row_heads, const Position& at,
                                  const Sums& sums, float factor) const {
     const auto to = head_of<T>(base, row_heads, at.batch, at.head, a.length, a.head_dim);
     const int row = at.row + t.warp() * 16 + t.lane() / 4;
@@ -127,7 +127,7 @@ struct Backward {
 
   // dk and dv where kOfKeys, else dq.
   template <bool kOfKeys>
-  TESSERA_DEVICE void walk(Thread& t, const Place& at) const {
+  TESSERA_DEVICE void walk(Thread& t, const Position& at) const {
     T *const kept = t.shared<T>(), *const stages = kept + 2 * kTile;
     float* const stats = t.shared<float>(kTileBytes);
 
@@ -271,7 +271,7 @@ void launch_walks(const AttentionBackwardArgs& a, const AttentionStatistics& sta
                   Exec& exec) {
   using B = Backward<T, kDim>;
   const std::int64_t tiles = blocks_for(a.length, kSide);
-  // Two blocks for each place on the GPU.
+  // Two blocks for each that the GPU runs at a time.
   const auto together =
       static_cast<int>(blocks_for(std::int64_t{2} * B::kBlocks * multiprocessors(), tiles));
   launch<kThreads>(exec, {tiles * a.batch * (a.heads + a.kv_heads)}, B::kBytes,

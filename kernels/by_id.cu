@@ -38,22 +38,22 @@ struct OrderPass {
 
   // The ids of all turns, and beyond the end the last one: their loads start together.
   TESSERA_DEVICE void get(std::int64_t first, Placed (&some)[kTurns]) const {
-    std::uint32_t place[kTurns];
+    std::uint32_t position[kTurns];
     for (int k = 0; k < kTurns; ++k)
-      place[k] =
+      position[k] =
           static_cast<std::uint32_t>(first + k * kWarp < count ? first + k * kWarp : count - 1);
     if (from != nullptr) {
-      for (int k = 0; k < kTurns; ++k) some[k] = from[place[k]];
+      for (int k = 0; k < kTurns; ++k) some[k] = from[position[k]];
     } else {
       std::int64_t id[kTurns];
       if (ids.wide)
         for (int k = 0; k < kTurns; ++k)
-          id[k] = static_cast<const std::int64_t*>(ids.data)[place[k]];
+          id[k] = static_cast<const std::int64_t*>(ids.data)[position[k]];
       else
         for (int k = 0; k < kTurns; ++k)
-          id[k] = static_cast<const std::int32_t*>(ids.data)[place[k]];
+          id[k] = static_cast<const std::int32_t*>(ids.data)[position[k]];
       for (int k = 0; k < kTurns; ++k)
-        some[k] = {static_cast<std::uint32_t>(id[k] >= 0 && id[k] < n ? id[k] : n), place[k]};
+        some[k] = {static_cast<std::uint32_t>(id[k] >= 0 && id[k] < n ? id[k] : n), position[k]};
     }
   }
   TESSERA_DEVICE void put(std::uint32_t at, const Placed& x) const {
@@ -253,7 +253,7 @@ struct Sums {
     });
   }
 
-  TESSERA_DEVICE std::int64_t id_at(std::int64_t place) const { return r.ids[order[place]]; }
+  TESSERA_DEVICE std::int64_t id_at(std::int64_t position) const { return r.ids[order[position]]; }
   TESSERA_DEVICE bool exists(std::int64_t id) const { return id >= 0 && id < r.n; }
 
   TESSERA_DEVICE Columns read_table(std::int64_t row, std::int64_t column) const {
@@ -280,16 +280,16 @@ struct AddPieces {
     const std::int64_t begin = piece * kRows;
     const int rows = static_cast<int>(r.count - begin < kRows ? r.count - begin : kRows);
     auto* ids = t.shared<std::int64_t>();
-    auto* places = t.shared<std::int32_t>(kRows * sizeof(std::int64_t));
+    auto* positions = t.shared<std::int32_t>(kRows * sizeof(std::int64_t));
     for (int i = t.index(); i < rows; i += kAdders) {
-      places[i] = s.order[begin + i];
-      ids[i] = r.ids[places[i]];
+      positions[i] = s.order[begin + i];
+      ids[i] = r.ids[positions[i]];
     }
     t.sync();
     const std::int64_t column = t.block_y() * std::int64_t{kCols} + t.index() * kPart;
     if (column >= r.cols) return;
     const std::int64_t before = begin > 0 ? s.id_at(begin - 1) : -1;
-    // Rows of a few places, and those of the table that they are added to, are on their way
+    // Rows of a few positions, and those of the table that they are added to, are on their way
     // together: within a piece an id is added once.
     Part<C> sum;
     for (int i = 0; i < rows; i += kAtOnce) {
@@ -298,7 +298,7 @@ struct AddPieces {
       const auto ends = [&](int k) { return i + k + 1 == rows || ids[i + k + 1] != ids[i + k]; };
       unrolled<kAtOnce>([&](int k) {
         if (!exists(k)) return;
-        x[k] = s.read(r.rows, s.from, o * r.count + places[i + k], column);
+        x[k] = s.read(r.rows, s.from, o * r.count + positions[i + k], column);
         if (ends(k) && ids[i + k] != before) held[k] = s.read_table(o * r.n + ids[i + k], column);
       });
       unrolled<kAtOnce>([&](int k) {
@@ -328,7 +328,7 @@ struct AddRest {
     const std::int64_t begin = piece * kRows, end = begin + kRows;
     if (end >= r.count) return;
     const std::int64_t id = s.id_at(end);
-    const auto has = [&](std::int64_t place) { return s.id_at(place) == id; };
+    const auto has = [&](std::int64_t position) { return s.id_at(position) == id; };
     if (!s.exists(id) || !has(end - 1) || (begin > 0 && has(begin - 1))) return;
     std::int64_t last = piece + 1;  // the first piece that begins with another id
     for (unsigned more = ~0u; more == ~0u; last += std::popcount(more))

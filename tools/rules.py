@@ -80,17 +80,29 @@ def breaches(path, content):
                 yield begin, "a test case without an assertion cannot fail"
 
 
+def unexplained(path, content, paths):
+    """Sources of the library's bodies that the README of their folder does not name."""
+    folder = path.removesuffix("README.md")
+    if not path.endswith("README.md") or not folder.startswith("runtime/"):
+        return
+    beside = [pathlib.PurePath(p) for p in paths if p.startswith(folder) and "/" not in p.removeprefix(folder)]
+    for stem in dict.fromkeys(p.stem for p in beside if p.suffix in (".hpp", ".cpp")):
+        if not re.search(rf"\b{stem}\b", content):
+            yield 0, f"does not say what {stem} is"
+
+
 def main():
     root = pathlib.Path(__file__).resolve().parent.parent
     listing = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root,
                              check=True, capture_output=True, text=True).stdout
     count = 0
-    for path in sorted(set(filter(None, listing.split("\0")))):
+    paths = sorted(path for path in set(listing.split("\0")) if (root / path).is_file())
+    for path in paths:
         try:
             content = (root / path).read_text()
-        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
-            continue  # data, or a file that is being removed
-        for position, message in breaches(path, content):
+        except UnicodeDecodeError:
+            continue  # data
+        for position, message in [*breaches(path, content), *unexplained(path, content, paths)]:
             print(f"{path}:{content.count(chr(10), 0, position) + 1}: {message}")
             count += 1
     return 1 if count else 0

@@ -27,8 +27,8 @@ struct Extent {
   std::int64_t row() const { return shape[ndim - 1]; }
 };
 
-// Calls f(offset, done, run) for the runs along the last dimension that make up elements [position,
-// position + n).
+// Calls f(offset, done, length) for the stretches along the last dimension that make up elements
+// [position, position + n).
 template <class F>
 inline void for_stretches(const Extent& extent, const std::int32_t* strides, std::int64_t position,
                           std::int64_t n, F f) {
@@ -41,11 +41,11 @@ inline void for_stretches(const Extent& extent, const std::int32_t* strides, std
   }
   const int last = extent.ndim - 1;
   for (std::int64_t done = 0; done < n;) {
-    const std::int64_t run = std::min(n - done, extent.shape[last] - index[last]);
-    f(offset, done, run);
-    done += run;
-    offset += run * strides[last];
-    index[last] += run;
+    const std::int64_t length = std::min(n - done, extent.shape[last] - index[last]);
+    f(offset, done, length);
+    done += length;
+    offset += length * strides[last];
+    index[last] += length;
     for (int d = last; d > 0 && index[d] == extent.shape[d]; --d) {
       offset += strides[d - 1] - index[d] * std::int64_t{strides[d]};
       index[d] = 0;

@@ -175,7 +175,7 @@ Tensor index_copy(const Tensor& x, int dim, const Tensor& index, const Tensor& s
 
 namespace {
 
-void expect_places(const char* name, const Tensor& at) {
+void expect_positions(const char* name, const Tensor& at) {
   TESSERA_EXPECT(at.dtype() == i32 || at.dtype() == i64, name, ": an index is ", at.dtype(),
                  ", expected i32 or i64",
                  at.dtype() == boolean ? "; how many a boolean one chooses is known only on the "
@@ -190,7 +190,7 @@ Tensor merged_index(const char* name, std::span<const Tensor> at,
   using raw::Binary;
   Tensor merged, outside;
   for (std::size_t i = 0; i < at.size(); ++i) {
-    expect_places(name, at[i]);
+    expect_positions(name, at[i]);
     const Tensor given = raw::cast(at[i], i64);
     const auto n = static_cast<double>(sizes[i]);
     const Tensor position = raw::where(given < 0, raw::binary(Binary::add, given, n), given);
@@ -207,7 +207,7 @@ struct Placed {
 };
 
 // y at tensors of positions, all broadcast to one shape.
-Tensor at_places(const Tensor& y, const std::vector<Placed>& placed) {
+Tensor at_positions(const Tensor& y, const std::vector<Placed>& placed) {
   bool beside = true;
   for (std::size_t i = 1; i < placed.size(); ++i)
     beside = beside && placed[i].dim == placed[i - 1].dim + 1;
@@ -284,7 +284,7 @@ Tensor index(const Tensor& x, std::span<const Index> at, Caller line) {
     else if (std::holds_alternative<Ellipsis>(i.value))
       d += x.ndim() - taken;
   }
-  return placed.empty() ? y : at_places(y, placed);
+  return placed.empty() ? y : at_positions(y, placed);
 }
 
 Tensor index_put(const Tensor& x, std::span<const Tensor> at, const Tensor& values, Put put,

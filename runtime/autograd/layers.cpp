@@ -57,7 +57,7 @@ void autograd::set_table(Gradients& out, int i, const Tensor& gradient, const Te
     launch("embedding_backward", device, table(device).embedding_backward,
            kernels::EmbeddingBackwardArgs{
                to.tensor.data(), g.data(), ids.data(), ids.numel(), shape[0], shape[1], to.scale,
-               g.dtype(), to.tensor.dtype(), ids.dtype(), to.accumulate, detail::places(order),
+               g.dtype(), to.tensor.dtype(), ids.dtype(), to.accumulate, detail::positions(order),
                workspace.defined() ? workspace.data() : nullptr},
            {reads(g), reads(ids), reads(order), writes(workspace),
             to.accumulate ? updates_some(to.tensor, g) : writes(to.tensor)});

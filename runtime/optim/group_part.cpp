@@ -6,12 +6,6 @@
 
 namespace tessera {
 
-std::vector<std::shared_ptr<FlatGroup>> groups_of(const std::vector<Parameter>& parameters) {
-  std::vector<std::shared_ptr<FlatGroup>> groups;
-  for (const GroupPart& part : parts_of(parameters)) groups.push_back(part.group);
-  return groups;
-}
-
 std::vector<GroupPart> parts_of(const std::vector<Parameter>& parameters) {
   std::vector<GroupPart> parts;
   std::vector<std::vector<bool>> is_given;  // of the trainable entries, and one that is not

@@ -30,7 +30,5 @@ struct GroupPart {
 // The parts of the distinct groups of `parameters`, in order of first mention.
 // Throws: ContractError when one is not materialized.
 std::vector<GroupPart> parts_of(const std::vector<Parameter>& parameters);
-// The groups alone.
-std::vector<std::shared_ptr<FlatGroup>> groups_of(const std::vector<Parameter>& parameters);
 
 }  // namespace tessera

@@ -67,7 +67,7 @@ std::vector<MatrixSize> matrices_of(const MatrixPlan& plan, std::span<const Matr
                                     int rank) {
   std::vector<MatrixSize> own;
   for (const std::size_t i : plan.order)
-    if (plan.positions[i].owner == rank) own.push_back(sizes[i]);
+    if (plan.positions[i].owner_rank == rank) own.push_back(sizes[i]);
   return own;
 }
 

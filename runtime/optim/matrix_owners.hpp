@@ -1,9 +1,9 @@
 // Which rank orthogonalises which matrix, and in which turns the matrices travel to it: pure
 // arithmetic, the same on every rank.
 //
-//   owner 0   │ mlp.up ──────│ attn.k ─│        A turn takes the next matrices of each owner, as
-//   owner 1   │ mlp.down ────│ attn.q ─│        many as its share of the bytes has room for, but
-//   owner 2   │ mlp.gate ────│         │        at least one.
+//   rank 0    │ mlp.up ──────│ attn.k ─│        A turn takes the next matrices of each rank, as
+//   rank 1    │ mlp.down ────│ attn.q ─│        many as its share of the bytes has room for, but
+//   rank 2    │ mlp.gate ────│         │        at least one.
 //               turn 0         turn 1
 #pragma once
 
@@ -30,7 +30,7 @@ struct MatrixPlan {
   // Of each matrix: its rank, its turn, and where its rows begin in what one rank sends to that
   // rank, in elements: a multiple of 64.
   struct Position {
-    int owner = 0;
+    int owner_rank = 0;
     std::size_t turn = 0;
     std::int64_t offset = 0;
   };
@@ -44,7 +44,8 @@ struct MatrixPlan {
 // Requires: at least one rank, no size of 0.
 MatrixPlan plan_matrices(std::span<const MatrixSize> sizes, int ranks, std::int64_t most_bytes);
 
-// What each rank sends in a step: the rows of momenta to the owners, and rows of the result back.
+// What each rank sends in a step: the rows of momenta to the owner ranks, and rows of the result
+// back.
 std::int64_t sent_bytes(const MatrixPlan& plan, int ranks);
 
 // The sizes of the matrices of `rank`, in the order of their turns: ranks whose lists are equal do

@@ -12,9 +12,9 @@
 namespace tessera::optim {
 namespace {
 
-// A matrix as it lies in what ranks send to its owner, or get from it: each rank's chunk of rows in
-// that rank's part, `width` elements further on. Calls f(shape, whole, parts) for the full chunks
-// and for what is left, with strides and offset of a view of each.
+// A matrix as it lies in what ranks send to its owner rank, or get from it: each rank's chunk of
+// rows in that rank's part, `width` elements further on. Calls f(shape, whole, parts) for the full
+// chunks and for what is left, with strides and offset of a view of each.
 struct Strided {
   Shape strides;
   std::int64_t offset;
@@ -59,7 +59,7 @@ void MatrixRing::plan(std::size_t states, const MuonOptions& options) {
         const Matrix& m = matrices_[i];
         const FlatEntry& entry = state_of(m.parameter)->flat_entry();
         if (m.state != s || entry.numel == 0) continue;
-        const std::int64_t received = m.position.owner * turn.width + m.position.offset;
+        const std::int64_t received = m.position.owner_rank * turn.width + m.position.offset;
         for (const Block& block : m.blocks) {
           const RowRange own = within(m.spec.owned(), block.rows);
           if (own.size() == 0) continue;
@@ -153,7 +153,7 @@ bool MatrixRing::is_due(const Turn& turn, const States& states) const {
       turn.matrices, [&](std::size_t i) { return has_gradient(states[matrices_[i].state]); });
 }
 
-// This rank's rows of what each owner orthogonalises.
+// This rank's rows of what each owner rank orthogonalises.
 MatrixRing::Received MatrixRing::send_momenta(const Turn& turn, std::size_t lane,
                                               const States& states,
                                               const MuonOptions& options) const {
@@ -167,7 +167,7 @@ MatrixRing::Received MatrixRing::send_momenta(const Turn& turn, std::size_t lane
     const auto flat = [&](const Tensor& of, std::int64_t at) {
       return of.view({entry.numel}, {1}, at);
     };
-    const Tensor rows = flat(parts, m.position.owner * turn.width + m.position.offset);
+    const Tensor rows = flat(parts, m.position.owner_rank * turn.width + m.position.offset);
     raw::copy_into(rows, flat(state.moments[0], m.moment_offset));
     if (options.nesterov)
       raw::axpby(rows, flat(state.group->await_gradient(), entry.gradient_offset), 1 - momentum,
@@ -184,7 +184,7 @@ MatrixRing::Received MatrixRing::orthogonalise(const Turn& turn, std::size_t lan
   const Tensor parts = area(2 + lane, turn.width);
   for (const std::size_t i : turn.matrices) {
     const Matrix& m = matrices_[i];
-    if (m.position.owner != rank() || !has_gradient(states[m.state])) continue;
+    if (m.position.owner_rank != rank() || !has_gradient(states[m.state])) continue;
     const Tensor whole = Tensor::empty({m.spec.rows(), m.spec.row_numel()}, f32, device_);
     for_chunks(m.spec, turn.width, m.position.offset,
                [&](const Shape& shape, const Strided& in_whole, const Strided& in_parts) {

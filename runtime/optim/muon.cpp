@@ -152,14 +152,14 @@ void Muon::update_together(const Tensor& scalars) {
     if (state.kind == kMatrices && state.group->gradient.defined()) state.group->mark_updated();
 }
 
-int Muon::owner(const Parameter& matrix) const {
+int Muon::owner_rank(const Parameter& matrix) const {
   const auto is_it = [&](const auto& one) { return one.parameter == matrix; };
   const auto found = std::ranges::find_if(own(), is_it);
-  TESSERA_EXPECT(found != own().end() && found->kind == kMatrices, "Muon::owner: parameter '",
+  TESSERA_EXPECT(found != own().end() && found->kind == kMatrices, "Muon::owner_rank: parameter '",
                  matrix.defined() ? matrix.name() : "", "' is none of its matrices");
   for (const auto& ring : rings_)
     if (const auto m = std::ranges::find_if(ring->matrices(), is_it); m != ring->matrices().end())
-      return m->position.owner;
+      return m->position.owner_rank;
   return -1;
 }
 

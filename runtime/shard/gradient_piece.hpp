@@ -10,7 +10,7 @@
 //
 //   compute   dW │ dW │ complete ┐ record
 //   reduce                       └ wait │ reduce_scatter │ (hook) │ (accumulate) │ record ┐
-//   who reads the gradient                                FlatGroup::await_gradient: wait ┘
+//   who reads the gradient                                FlatGroup::await_reduced: wait  ┘
 //
 // PyTorch FSDP2 keeps a gradient a parameter and copies them into reduce_scatter_input first.
 #pragma once

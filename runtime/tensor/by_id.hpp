@@ -10,7 +10,7 @@ namespace tessera::detail {
 Tensor order_by_id(const Tensor& ids, std::int64_t n);
 
 // order_by_id's order as a kernel takes it, null where it is undefined.
-inline const std::int32_t* places(const Tensor& order) {
+inline const std::int32_t* positions(const Tensor& order) {
   return order.defined() ? reinterpret_cast<const std::int32_t*>(order.data()) : nullptr;
 }
 

@@ -199,7 +199,7 @@ void index_add_into(const Tensor& out, int dim, const Tensor& index, const Tenso
   const Tensor order = detail::order_by_id(at, args.n),
                workspace = detail::sums_workspace(out.device(), args.outer, args.count, args.inner,
                                                   args.dtype, args.dtype);
-  args.order = detail::places(order);
+  args.order = detail::positions(order);
   args.workspace = workspace.defined() ? workspace.data() : nullptr;
   launch("index_add", out.device(), table(out.device()).index_add, args,
          {reads(in), reads(at), reads(order), writes(workspace), updates_some(out, in)});

@@ -79,13 +79,13 @@ bool view_strides(const Tensor& x, const Shape& shape, Shape& strides) {
   }
   strides = shape;
   int from = x.ndim() - 1;
-  std::int64_t available = 1, step = 0;  // elements of x's current merged run, and its stride
+  std::int64_t available = 1, step = 0;  // elements of x's current merged stretch, and its stride
   for (int d = shape.ndim() - 1; d >= 0; --d) {
     if (shape[d] == 1) {
       strides[d] = 0;
       continue;
     }
-    while (available == 1 && from >= 0) {  // start a run at the next dimension longer than 1
+    while (available == 1 && from >= 0) {  // begin at the next dimension longer than 1
       available = x.shape()[from];
       step = x.strides()[from--];
     }

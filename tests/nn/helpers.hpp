@@ -55,7 +55,7 @@ inline void randomize(nn::Module& module, Draw& draw, double deviation = 0.3) {
     set(parameter, draw.normal(parameter.shape().numel(), deviation));
 }
 inline void drop_gradients(nn::Module& module) {
-  for (const auto& group : groups_of(module.parameters())) group->gradient = {};
+  for (const auto& part : parts_of(module.parameters())) part.group->gradient = {};
 }
 
 // Holds the gradients of all parameters, and of x, against the slope of L = sum(w y), y = f(x), w

@@ -161,10 +161,10 @@ TEST_CASE("a frozen matrix is left alone, and begins anew when it is thawed", "[
   INFO("seed " << f.draw.seed);
   f.step(f.gradients());
   const Values kept = get(f.bag.items[0]), momentum = f.momentum(2);
-  CHECK(f.optimizer->owner(f.bag.items[0]) == 0);
+  CHECK(f.optimizer->owner_rank(f.bag.items[0]) == 0);
   f.bag.items[0].freeze();
   f.optimizer->prepare();
-  CHECK(f.optimizer->owner(f.bag.items[0]) == -1);
+  CHECK(f.optimizer->owner_rank(f.bag.items[0]) == -1);
   CHECK(f.optimizer->moments(f.bag.items[0]).empty());
   CHECK(f.momentum(2) == momentum);
   f.step(f.gradients({1, 2, 3}));
@@ -249,11 +249,11 @@ TEST_CASE("Muon refuses what it could only guess", "[optim]") {
   refused({.turn_bytes = 0}, "turn_bytes is 0");
   optim::Muon muon({bag.items[0]}, {bag.items[1]});
   CHECK_THROWS_WITH(muon.add_matrices({bag.items[1]}), Contains("is no matrix"));
-  CHECK_THROWS_WITH(muon.owner(bag.items[1]), Contains("is none of its matrices"));
+  CHECK_THROWS_WITH(muon.owner_rank(bag.items[1]), Contains("is none of its matrices"));
   muon.add_parameters({bag.items[3]});
   muon.add_matrices({bag.items[2], bag.items[0]});
   muon.prepare();
   CHECK(muon.moments(bag.items[2]).size() == 1);
   CHECK(muon.moments(bag.items[3]).size() == 2);
-  CHECK(muon.owner(bag.items[2]) == 0);
+  CHECK(muon.owner_rank(bag.items[2]) == 0);
 }

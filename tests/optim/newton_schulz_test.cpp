@@ -77,7 +77,7 @@ TEST_CASE("matrices are dealt by work, and travel in turns of bounded size", "[o
     std::vector<double> work(static_cast<std::size_t>(ranks));
     double most = 0;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      work[static_cast<std::size_t>(plan.positions[i].owner)] +=
+      work[static_cast<std::size_t>(plan.positions[i].owner_rank)] +=
           optim::orthogonalisation_work(sizes[i]);
       most = std::max(most, optim::orthogonalisation_work(sizes[i]));
     }
@@ -94,12 +94,12 @@ TEST_CASE("matrices are dealt by work, and travel in turns of bounded size", "[o
     };
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       const auto& position = plan.positions[i];
-      ++in_turn.at(position.turn)[static_cast<std::size_t>(position.owner)];
+      ++in_turn.at(position.turn)[static_cast<std::size_t>(position.owner_rank)];
       CHECK(position.offset % 64 == 0);
       CHECK(position.offset + chunk(i) <= plan.widths[position.turn]);
       for (std::size_t j = 0; j < i; ++j) {
         const auto& other = plan.positions[j];
-        if (other.owner != position.owner || other.turn != position.turn) continue;
+        if (other.owner_rank != position.owner_rank || other.turn != position.turn) continue;
         CHECK((other.offset + chunk(j) <= position.offset ||
                position.offset + chunk(i) <= other.offset));
       }

@@ -153,12 +153,12 @@ TEST_CASE("a parameter without memory says so") {
   const Parameter p({3}, Initializer::constant(0));
   state_of(p)->name = "head.weight";
   CHECK_THROWS_WITH(p.value(), Catch::Contains("'head.weight'") && Catch::Contains("materialize"));
-  CHECK_THROWS_WITH(groups_of({p}), Catch::Contains("'head.weight'"));
+  CHECK_THROWS_WITH(parts_of({p}), Catch::Contains("'head.weight'"));
   CHECK_THROWS_AS(Parameter().value(), ContractError);
   const Model m;
   CHECK_THROWS_WITH(materialize_whole("again", {m.a}, m.device),
                     Catch::Contains("already has memory"));
-  CHECK(groups_of({m.a, m.b}).size() == 1);
+  CHECK(parts_of({m.a, m.b}).size() == 1);
 }
 
 TEST_CASE("an undefined parameter says so, whatever is asked of it") {

@@ -77,8 +77,8 @@ TEST_CASE("between steps a rank holds 12 bytes per element of its shards, and na
                   0,
                   padded(trainee.model(), world.rank() % shards, shards),
                   {}};
-        for (const auto& group : groups_of(trainee.model().parameters()))
-          held.groups += group->trainable.empty() ? 0 : 1;
+        for (const auto& part : parts_of(trainee.model().parameters()))
+          held.groups += part.group->trainable.empty() ? 0 : 1;
         for (const Ledger* of : {&ledger, &shards_in})
           for (const Ledger::Line& line : of->lines()) held.owners.push_back(line.owner);
         return held;

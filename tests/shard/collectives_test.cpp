@@ -33,7 +33,7 @@ Counted count(int ranks, const Make& make, Reshard reshard, const F& step) {
     model->materialize(world.device());
     nn::init(*model, {3});
     step(*model, world);  // whatever only the first step does
-    for (const auto& group : groups_of(model->parameters())) group->gradient = {};
+    for (const auto& part : parts_of(model->parameters())) part.group->gradient = {};
     const ShardCounters before = shard_counters(*model);
     const std::uint64_t gathers = world.gather().submitted(),
                         reductions = world.reduce().submitted();

@@ -58,7 +58,7 @@ class Speaker {
   }
   // What a step leaves, bit by bit: of one rank's tokens the loss, and its rows of the gradients.
   Values step() {
-    for (const auto& group : groups_of(model.parameters())) group->gradient = {};
+    for (const auto& part : parts_of(model.parameters())) part.group->gradient = {};
     const Tensor value = loss();
     value.backward();
     Values seen = shard_gradients(model);

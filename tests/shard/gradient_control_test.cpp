@@ -195,7 +195,7 @@ TEST_CASE("a streamed table is gathered and reduced as a unit is, and what is of
         if (way == Way::no_sync) set_requires_gradient_sync(model, micro + 1 == kMicroBatches);
         model.loss(tokens, tokens).backward();
       }
-      for (const auto& group : groups_of(model.parameters())) group->gradient = {};
+      for (const auto& part : parts_of(model.parameters())) part.group->gradient = {};
     };
     step();
     const Launches launches(world.device());

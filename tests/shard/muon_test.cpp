@@ -266,7 +266,7 @@ TEST_CASE("all ranks agree who orthogonalises a matrix, and share the work", "[t
     std::vector<int> found;
     for (GivenLayer& layer : job.model.layers)
       for (const Parameter& p : layer.items)
-        if (p.shape().ndim() == 2) found.push_back(job.optimizer->owner(p));
+        if (p.shape().ndim() == 2) found.push_back(job.optimizer->owner_rank(p));
     return found;
   });
   CHECK(owners[0] == owners[1]);

@@ -65,7 +65,7 @@ class Plain final : public Stack {
 };
 
 void drop_gradients(nn::Module& module) {
-  for (const auto& group : groups_of(module.parameters())) group->gradient = {};
+  for (const auto& part : parts_of(module.parameters())) part.group->gradient = {};
 }
 
 }  // namespace

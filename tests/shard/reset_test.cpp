@@ -348,8 +348,8 @@ TEST_CASE("reset drops the gradients of earlier micro-batches, and agrees on the
     model.forward().backward();
     autograd::random_state().draws = 10 + static_cast<std::uint64_t>(world.rank());
     reset(model.stack, "a test");
-    for (const auto& group : groups_of(model.stack.parameters()))
-      if (group->gradient.defined()) return std::uint64_t{0};
+    for (const auto& part : parts_of(model.stack.parameters()))
+      if (part.group->gradient.defined()) return std::uint64_t{0};
     return autograd::random_state().draws;
   });
   for (const std::uint64_t d : draws) CHECK(d == 12);

@@ -67,12 +67,12 @@ static Outcome run(const Sizes& sizes, const Sizes& offsets, bool begins_use = t
   return {seconds, checker->race_count()};
 }
 
-static void two_places_hide_the_gathers() {
+static void two_slots_hide_the_gathers() {
   const Sizes layers(5, 4 * kMiB);
   const Outcome one = run(layers, Sizes(5, 0));
   const Outcome two = run(layers, {0, 4 * kMiB, 0, 4 * kMiB, 0});
   std::cout << "1. Five layers, gathered in " << kGatherSeconds << " s and computed in "
-            << kComputeSeconds << " s: " << one.seconds << " s in one place, " << two.seconds
+            << kComputeSeconds << " s: " << one.seconds << " s in one slot, " << two.seconds
             << " s in two\n";
   CHECK(one.seconds == 5 * (kGatherSeconds + kComputeSeconds));
   CHECK(two.seconds == kGatherSeconds + 5 * kComputeSeconds);
@@ -87,9 +87,9 @@ static void without_the_wait_a_layer_is_overwritten() {
   CHECK(careless.races > 0);
 }
 
-// Layers of a language model have two sizes: a table at either end, and blocks. Places that are all
+// Layers of a language model have two sizes: a table at either end, and blocks. Slots that are all
 // as large as the largest layer waste what a block leaves; offsets planned from intervals do not.
-static void places_of_many_sizes() {
+static void slots_of_many_sizes() {
   const Sizes layers = {8 * kMiB, 2 * kMiB, 2 * kMiB, 2 * kMiB, 8 * kMiB};
   std::vector<ts::Interval> alive;
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -111,7 +111,7 @@ static void places_of_many_sizes() {
 }
 
 int main() {
-  two_places_hide_the_gathers();
+  two_slots_hide_the_gathers();
   without_the_wait_a_layer_is_overwritten();
-  places_of_many_sizes();
+  slots_of_many_sizes();
 }

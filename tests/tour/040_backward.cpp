@@ -11,8 +11,8 @@
 // A node keeps what its derivative needs, and lets it go when it has run.
 //
 // PyTorch: the tape is the same, with `grad_fn` for a node, and `recompute` is called activation
-// checkpointing there. PyTorch runs backward on threads of its own, here the calling thread walks
-// the nodes, and derivatives of derivatives (`create_graph`) are not recorded here.
+// checkpointing there. PyTorch walks a GPU's nodes on a thread of its own, here the calling
+// thread does, and derivatives of derivatives (`create_graph`) are not recorded here.
 #include <functional>
 #include <iostream>
 

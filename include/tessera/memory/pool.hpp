@@ -131,8 +131,8 @@ class Pool {
   std::int64_t reserved_bytes() const noexcept { return reserved_; }  // a part of Memory's
   // Of reserved_bytes(); 0 means no limit. On the CPU it begins as the machine's memory.
   void set_limit_bytes(std::int64_t bytes) noexcept { limit_ = bytes; }
-  // `what` comes from the system and not from here, but is counted as a call of allocate.
-  // Throws: OutOfMemory where a test makes that call fail.
+  // `what` comes from the system and not from here, but is counted as a call of allocate, and
+  // throws where that call would.
   void count_outside(std::int64_t bytes, const char* what);
   // Waits that reuse has cost so far; a steady step fires none.
   std::uint64_t gates_fired() const noexcept { return gates_fired_; }

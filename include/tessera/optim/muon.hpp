@@ -20,8 +20,8 @@
 // A parameter with row parts (Parameter::set_row_parts) is as many matrices: each part is
 // orthogonalised alone and has its own ratio, as if it were a parameter.
 //
-// Sharded, each matrix has an owner among the ranks that shard it, dealt by work over all units.
-// Momentum is updated where the shards are; its rows travel to the owner, which orthogonalises the
+// Sharded, each matrix has an owner rank among those that shard it, dealt by work over all units.
+// Momentum is updated where the shards are; its rows travel to that rank, which orthogonalises the
 // whole matrix, and the rows of the result travel back. So any number of ranks does the arithmetic
 // of one. Replicas of a hybrid mesh each do the whole work.
 #pragma once
@@ -58,7 +58,7 @@ struct MuonOptions {
     double weight_decay = 0.1;
   } others{};
   // Of what a rank sends in one turn: its memory is 4 times as much that peers read, and up to 4
-  // times as much that is received. A turn has at least one matrix of each owner.
+  // times as much that is received. A turn has at least one matrix of each owner rank.
   std::int64_t turn_bytes = 32 << 20;
 };
 
@@ -87,7 +87,7 @@ class Muon final : public Optimizer {
   // The rank, within the group that shards it, which orthogonalises a matrix; -1 for one that is
   // empty or was frozen at the last step or prepare().
   // Throws: ContractError for what is none of its matrices.
-  int owner(const Parameter& matrix) const;
+  int owner_rank(const Parameter& matrix) const;
 
  private:
   void write_scalars(const Tensor& scalars, std::int64_t step) const override;

@@ -137,7 +137,7 @@ class CudaExecutor final : public Executor {
     return runner_.recover();
   }
 
-  // Timers, delays and bodies of the host have no place in a graph.
+  // Timers, delays and bodies of the host cannot be in a graph.
   bool captures() const override { return !times_ && delay_seed_ == 0 && !measures_a_wait(); }
   void begin_capture() override {
     void* const compute = native_of(StreamId::compute);
