@@ -290,6 +290,24 @@ def drawn(tests, options):
     return [test for test in tests if test in kept]
 
 
+SLOW = 50  # seconds of a processor, by tests/meson.build
+
+
+def without_some_slow(tests, options):
+    """With --slow S of the suites that take SLOW seconds or more only those that fit into S, drawn anew each time; with SOAK=1 all."""
+    slow = [test for test in tests if test["priority"] >= SLOW]
+    if options.slow is None or os.environ.get("SOAK") == "1":
+        return tests
+    kept, left = [], options.slow
+    for test in random.sample(slow, len(slow)):
+        if test["priority"] <= left:
+            kept.append(test["name"])
+            left -= test["priority"]
+    dropped = [test["name"] for test in slow if test["name"] not in kept]
+    print(f"Of the slowest suites not drawn: {', '.join(dropped) or 'none'} (SOAK=1: all)", flush=True)
+    return [test for test in tests if test["name"] not in dropped]
+
+
 def without_shares(tests):
     """The tests without what long suites among them do more of: a program's cases that are long suites of their own, and `some_` of them."""
     names = {test["name"] for test in tests}
@@ -314,7 +332,7 @@ def chosen(options):
     if options.filter:
         tests = [test for test in tests if kind_of(test) == "catch"]
     if options.all and not options.names:
-        tests = without_shares(tests)
+        tests = without_shares(tests if options.targets else without_some_slow(tests, options))
     tests.sort(key=lambda test: -test["priority"])
     for test in tests:
         test["workdir"] = test["workdir"] or str(pathlib.Path(options.folder).absolute())
@@ -331,6 +349,7 @@ def main():
     parser.add_argument("--filter", help="a Catch2 filter, such as '[threads]'; suites of other kinds are left out")
     parser.add_argument("--draw", type=int, metavar="SEED", help="a quarter of the lessons, and as many suites as fit into --seconds; SOAK=1: all")
     parser.add_argument("--seconds", type=float, default=360, help="of a processor, that a draw may take by tests/meson.build [360]")
+    parser.add_argument("--slow", type=float, metavar="S", help=f"of suites that take {SLOW} s or more those that fit into S s of a processor")
     parser.add_argument("--backwards", action="store_true", help="draw from the other end, so that few suites are in both draws")
     parser.add_argument("--cells", type=int, metavar="N", help="of a grid one cell in N [5; 2 with --all; 1 for what is named]")
     parser.add_argument("--patience", type=float, default=1, help="multiplies every timeout")
