@@ -1,7 +1,7 @@
 // What goes between the device and shards that lie on the host: see ShardOptions::offload. A unit's
 // part is one copy; with gather transforms one of what they encode, and one of each stretch of
-// other parameters. They go through memory of fixed size that all units under a root share; two parts of
-// it take turns, so that the next copy comes in while one is read.
+// other parameters. They go through memory of fixed size that all units under a root share; two
+// parts of it take turns, so that the next copy comes in while one is read.
 //
 //   offload    wait updated │ cast ┐                    a gather
 //   transfer                       └ copy_to_device ┐
