@@ -124,6 +124,25 @@ inline Tensor added(const Tensor& x, const Tensor& w, std::int64_t& rows) {
                    });
 }
 
+// What a call makes of a buffer [kWidth] and the first row of x, and x with it added, bent; neither
+// has a gradient of it.
+inline Tensor moved(const Tensor& buffer, const Tensor& x) {
+  return filled(
+      CustomOp("moved"), {kWidth},
+      [](std::int64_t i, const float* old, const float* by) { return bent(old[i] / 2 + by[i]); },
+      buffer, x);
+}
+inline Tensor shifted(const Tensor& x, const Tensor& buffer) {
+  const CustomOp op("shifted");
+  const auto f = [](std::int64_t i, const float* to, const float* by) {
+    return bent(to[i] + by[i % kWidth]);
+  };
+  const Tensor y = filled(op, x.shape(), f, x, buffer);
+  return op.record({x}, y, [op, y = autograd::Saved(y)](const Tensor& g, autograd::Gradients& out) {
+    out.set(0, before_bent(op, y.get(), g));
+  });
+}
+
 // A sum over the rows of a slice, and so over those of the table, whichever slices it has: the
 // terms are rounded as in Note [Exact sums]. x gets no gradient of it.
 inline Tensor streamed(const Tensor& x, const Tensor& slice, std::int64_t& rows) {

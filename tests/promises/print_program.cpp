@@ -65,6 +65,9 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
     out << ",";
   }
   if (part.output != f32) out << " gives " << name(part.output) << ",";
+  if (part.input != f32) out << " is given " << name(part.input) << ",";
+  out << (part.casts_inputs ? " casts," : "") << (part.gets_more ? " gets more," : "")
+      << (part.has_buffer ? " buffer," : "");
   if (part.has_hook) out << " hook on " << part.hooked << ",";
   if (part.is_doubled)
     out << " doubled" << (part.doubled_on ? concat(" on ", name(*part.doubled_on)) : "") << ",";
@@ -89,7 +92,7 @@ void print(std::ostream& out, const Program& program) {
         << (program.is_nesterov ? " with" : " without") << " nesterov, turns of "
         << program.turn_bytes << " bytes";
   if (program.max_norm > 0)
-    out << ", clipped to " << program.max_norm
+    out << ", clipped to " << program.max_norm << (program.clips_by_sum ? " by their sum" : "")
         << (program.clips_in_optimizer ? " in the step" : "");
   if (!program.mesh_ranks.empty()) out << ", a mesh of ranks";
   for (const int rank : program.mesh_ranks) out << " " << rank;

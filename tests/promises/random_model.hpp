@@ -34,6 +34,11 @@ class Part final : public nn::Module {
     w_.set_gather_transform(transform_);
     w_.set_block_rows(plan.block_rows);
     if (plan.table.is_streamed) stream_parameter(table_->parameter);
+    if (plan.has_buffer)
+      for (std::size_t rank = 0; rank < kMostRanks; ++rank) {
+        buffers_.emplace_back(Shape{kWidth}, Initializer::normal(0, 0.5));
+        register_buffer(concat("of", rank), buffers_.back());
+      }
     if (plan.has_hook)
       register_forward_hook([this](Module&, const nn::CallTensors&, const nn::CallTensors& out) {
         if (has(plan_.hooked, rank_)) out[0] = weighed(out[0]);
@@ -47,15 +52,23 @@ class Part final : public nn::Module {
 
   Tensor operator()(const Tensor& x, int rank) {
     rank_ = rank;
-    const Tensor y = call([&] {
-      Tensor h = x;
-      for (const Statement& s : plan_.body) h = run(s, h, x, rank);
+    const Inputs more = plan_.gets_more ? Inputs{{cast(x, f16)}, cast(x, bf16)} : Inputs{};
+    const auto body = [&](const Tensor& given, const Inputs& others) {
+      const Tensor in = with_all(given, others);
+      Tensor h = in;
+      if (plan_.has_buffer) {
+        const nn::Buffer& buffer = buffers_[static_cast<std::size_t>(rank)];
+        buffer.assign(moved(buffer, h.detach()));
+        h = shifted(h, buffer);
+      }
+      for (const Statement& s : plan_.body) h = run(s, h, in, rank);
       for (const int i : plan_.read_later)
         if (Part& child = *children_[static_cast<std::size_t>(i)];
             autograd::grad_enabled() && has(plan_.reads_later, rank))
           h = added(h, child.weight(), child.rows_);
       return h;
-    });
+    };
+    const Tensor y = call(body, cast(x, plan_.input), more);
     return is_sharded_ ? y : cast(y, plan_.output);
   }
 
@@ -135,6 +148,14 @@ class Part final : public nn::Module {
     return some;
   }
 
+  // Of all parts, as one rank has them.
+  std::vector<nn::Buffer> buffers_of(int rank) const {
+    std::vector<nn::Buffer> all;
+    for (const Part* const part : parts_)
+      if (part->plan_.has_buffer) all.push_back(part->buffers_[static_cast<std::size_t>(rank)]);
+    return all;
+  }
+
   // The most rows that have given a parameter a gradient since they were forgotten.
   std::int64_t most_rows() const {
     std::int64_t most = std::max(rows_, table_->uses);
@@ -152,6 +173,20 @@ class Part final : public nn::Module {
     std::int64_t uses = 0;
     std::shared_ptr<const GatherTransform> transform{};
   };
+  using Inputs = std::pair<std::vector<Tensor>, std::optional<Tensor>>;
+  // What a call was given, as f32. A unit that casts has done so.
+  Tensor with_all(const Tensor& given, const Inputs& others) const {
+    std::vector<Tensor> all = others.first;
+    if (others.second) all.push_back(*others.second);
+    Tensor sum = cast(given, f32);
+    const bool are_cast = is_sharded_ && plan_.is_unit && plan_.casts_inputs;
+    if (given.dtype() != (are_cast ? f32 : plan_.input)) throw DeviceError("an input is not cast");
+    for (const Tensor& t : all) {
+      if ((t.dtype() == f32) != are_cast) throw DeviceError("an input among others is not cast");
+      sum = joined(sum, cast(t, f32));
+    }
+    return sum;
+  }
   static std::shared_ptr<const GatherTransform> transform_of(Gathered how) {
     if (how == Gathered::plainly) return nullptr;
     return how == Gathered::in_two ? std::make_shared<InTwo>() : gather_in_e4m3();
@@ -173,7 +208,9 @@ class Part final : public nn::Module {
   ShardOptions options(const DeviceMesh& mesh, Offload offload) const {
     return {
         .mesh = mesh,
-        .precision = {.output = plan_.output == f32 ? std::nullopt : std::optional(plan_.output)},
+        .precision = {.param = f32,
+                      .output = plan_.output == f32 ? std::nullopt : std::optional(plan_.output),
+                      .cast_forward_inputs = plan_.casts_inputs},
         .reshard_after_forward = reshard_on(mesh, plan_.reshard),
         .prefetch_depth = plan_.prefetch,
         .reductions_in_flight = plan_.in_flight,
@@ -233,6 +270,7 @@ class Part final : public nn::Module {
   Parameter w_;
   std::shared_ptr<Table> table_;
   std::shared_ptr<const GatherTransform> transform_;  // of w_
+  std::vector<nn::Buffer> buffers_;                   // one a rank
   std::int64_t rows_ = 0;
   bool is_sharded_ = false;  // units then give their outputs in another dtype, else the part does
   int rank_ = 0;             // whose part of the program runs

@@ -199,4 +199,21 @@ void vary_outputs(ProgramDice& dice, PartPlan& root) {
   });
 }
 
+void vary_inputs(ProgramDice& dice, PartPlan& root) {
+  if (!dice.once_in(3)) return;
+  for_each_part(root, [&](PartPlan& part) {
+    part.input = dice.of({f32, f32, bf16, f16});
+    if (!part.is_listed) part.casts_inputs = dice.once_in(2);
+    part.gets_more = dice.once_in(2);
+    const bool lists_cast = dice.once_in(2);
+    for (PartPlan& child : part.children)
+      if (child.is_listed) child.casts_inputs = lists_cast;
+  });
+}
+
+void add_buffers(ProgramDice& dice, PartPlan& root) {
+  if (!dice.once_in(4)) return;
+  for_each_part(root, [&](PartPlan& part) { part.has_buffer = dice.once_in(2); });
+}
+
 }  // namespace tessera::testing

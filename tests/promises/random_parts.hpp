@@ -26,5 +26,8 @@ void for_each_part(Part& part, const F& f) {
 PartPlan make_root(ProgramDice& dice, Offload offload);
 // In which dtype units give their outputs, in a quarter of the programs.
 void vary_outputs(ProgramDice& dice, PartPlan& root);
+// What parts are called with, in a third of the programs, and what calls change, in a quarter.
+void vary_inputs(ProgramDice& dice, PartPlan& root);
+void add_buffers(ProgramDice& dice, PartPlan& root);
 
 }  // namespace tessera::testing

@@ -172,13 +172,14 @@ void choose_optimizer(ProgramDice& dice, Program& program) {
   program.turn_bytes = dice.of({std::int64_t{1}, std::int64_t{100}, std::int64_t{32 << 20}});
 }
 
-// The largest magnitude is exact in any order, and what it scales must not be added to.
+// Both norms are exact in any order, and what they scale must not be added to.
 void clip(ProgramDice& dice, Program& program) {
   const bool keeps = std::any_of(program.steps.begin(), program.steps.end(),
                                  [](const Step& step) { return step.keeps_gradients; });
   if (keeps || program.scales_loss || dice.once_in(2)) return;
   program.max_norm = dice.of({0.01, 0.3, 2.0});
   program.clips_in_optimizer = dice.once_in(2);
+  program.clips_by_sum = dice.once_in(2);
 }
 
 // The ranks of a third of the meshes stand in another order than the world's.
@@ -218,6 +219,8 @@ Program make_program(std::uint64_t seed) {
   vary_outputs(dice, program.root);
   clip(dice, program);
   choose_mesh(dice, program);
+  vary_inputs(dice, program.root);
+  add_buffers(dice, program.root);
   return program;
 }
 

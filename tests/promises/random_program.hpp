@@ -73,6 +73,11 @@ struct PartPlan {
   bool is_doubled = false;
   std::optional<StreamId> doubled_on{};  // without replicas
   DType output = f32;                    // of a unit's calls; a list has one
+  // What its callers give it, beside others in a vector and an optional; a unit that casts sees
+  // f32.
+  DType input = f32;
+  bool casts_inputs = false, gets_more = false;
+  bool has_buffer = false;  // each call moves one, and adds it to what it is given
   Reshard reshard = Reshard::automatic;
   int prefetch = 1, in_flight = 1, ahead = 1;
   bool slices_wait = false;
@@ -134,7 +139,8 @@ struct Program {
   unsigned matrices = 1;  // of Muon: tables, a bit each; the first is one
   bool is_in_bf16 = false, is_nesterov = true;
   std::int64_t turn_bytes = 32 << 20;
-  double max_norm = 0;  // of the largest magnitude, by which gradients are clipped; 0: not
+  double max_norm = 0;        // to which gradients are clipped; 0: not
+  bool clips_by_sum = false;  // of magnitudes; else by the largest
   bool clips_in_optimizer = false;
   std::size_t doubled_from = 0;  // the step from which hooks double what is reduced
   PartPlan root;
