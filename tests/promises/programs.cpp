@@ -5,9 +5,10 @@
 // whole or one output of several, and that may retain their graphs, parameters that are frozen and
 // thawed between steps, backwards that leave reductions to later ones, parameters that travel in
 // another form, are stored in fewer bits or left alone by units, hooks of reductions, units told
-// otherwise between forwards, outputs in 16 bits, losses that are scaled, first steps that are
-// planned, meshes with and without replicas, and by hand, clipping by the largest gradient, and
-// steps of SGD, of AdamW and of Muon with some tables as its matrices.
+// otherwise between forwards, inputs in vectors and optionals, inputs and outputs in 16 bits,
+// buffers that calls move, several roots, losses that are scaled, first steps that are planned,
+// meshes with and without replicas, and by hand, clipping by the largest gradient or by their sum,
+// and steps of SGD, of AdamW and of Muon with some tables as its matrices.
 // Ranks and streams run in an order that the seed chooses, or as threads, or each rank in program
 // order, some with freed memory poisoned.
 //

@@ -44,6 +44,26 @@ PartPlan make_part(ProgramDice& dice, int depth, int& number, std::vector<int>& 
   return part;
 }
 
+// Several roots: the root is no unit, and all of its children are.
+void split_root(PartPlan& root) {
+  root.is_unit = false;
+  for (PartPlan& child : root.children) child.is_unit = true;
+  for_each_part(root, [](PartPlan& part) {
+    for (Statement& s : part.body)
+      if (s.kind == Statement::call_elsewhere) s = {};
+  });
+}
+// What the root has lies in no unit. What children give all ranks use, since no root around them
+// walks through what a rank does not.
+void leave_root_alone(PartPlan& root) {
+  root.is_ignored = true;
+  root.gathered = Gathered::plainly;
+  root.block_rows = 0;
+  root.table = {.is_ignored = true};
+  for (Statement& s : root.body) s.used = kAllRanks;
+  for (PartPlan& child : root.children) child.is_listed = false;  // a list is no root
+}
+
 // Gradient buffers in pieces, of a parameter or of some.
 void cut_gradients(ProgramDice& dice, PartPlan& part) {
   part.piece_bytes = dice.once_in(3) ? 1 << 20 : 1 + dice.below(600);
@@ -170,10 +190,12 @@ PartPlan make_root(ProgramDice& dice, Offload offload) {
   int number = 0;
   std::vector<int> units;
   PartPlan root = make_part(dice, 0, number, units);
+  const bool splits = offload == Offload::none && dice.once_in(6);
+  if (splits) split_root(root);
   const auto vary = [&](void (*how)(ProgramDice&, PartPlan&)) {
     for_each_part(root, [&](PartPlan& part) { how(dice, part); });
   };
-  read_later(dice, root);
+  if (!splits) read_later(dice, root);
   vary(cut_gradients);
   vary(add_table);
   add_weights(dice, root);
@@ -186,6 +208,7 @@ PartPlan make_root(ProgramDice& dice, Offload offload) {
   root.deals_blocks = dice.once_in(4);
   if (root.deals_blocks) vary(deal_blocks);
   if (dice.once_in(3)) vary(turn_tables);
+  if (splits) leave_root_alone(root);
   return root;
 }
 

@@ -39,8 +39,9 @@ Step make_step(ProgramDice& dice) {
   return step;
 }
 
-// Who leaves the last backward of a step out may say so of the model.
+// Who leaves the last backward of a step out may say so of the model, where it is one root.
 void vary_skips(ProgramDice& dice, Program& program) {
+  if (!program.root.is_unit) return;
   for (Step& step : program.steps)
     if (!step.backwards.empty()) step.backwards.back().skips_model = dice.once_in(2);
 }
@@ -128,7 +129,8 @@ void decide(ProgramDice& dice, Program& program) {
             [&](int i) { return &program.root.children[static_cast<std::size_t>(i)] == &of; });
         if ((d.kind == Decision::reshard_after_forward && is_read) ||
             (d.kind == Decision::unshard_in_backward && (!of.is_added || of.is_listed)) ||
-            (d.kind == Decision::unshard && is_first))
+            (d.kind == Decision::unshard && (is_first || !program.root.is_unit)) ||
+            (!program.root.is_unit && !d.list.empty()))  // of units under several roots
           continue;
         f.before.push_back(d);
       }
@@ -210,7 +212,7 @@ Program make_program(std::uint64_t seed) {
   vary_parts(dice, program);
   postpone_reductions(dice, program);
   decide(dice, program);
-  program.is_planned = dice.once_in(4);
+  program.is_planned = dice.once_in(4) && program.root.is_unit;
   vary_options(dice, program);
   program.scales_loss =
       dice.once_in(4) && std::none_of(program.steps.begin(), program.steps.end(),
