@@ -50,8 +50,9 @@ void CallTree::for_each_upcoming(const std::function<bool(Region&, bool)>& f) co
     if (!f(*steps_[i].region, steps_[i].begins)) return;
 }
 
-void CallTree::finish() {
+void CallTree::finish(bool is_retained) {
   is_walked = false;
+  if (is_retained) return;
   std::deque<Mark> left;
   for (const Mark& mark : marks_) {
     if (mark.kind == Mark::begin) left.push_back(mark);

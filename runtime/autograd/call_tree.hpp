@@ -50,8 +50,9 @@ class CallTree {
   void step();
   // f(region, whether it begins) of the steps that come next, until f says false.
   void for_each_upcoming(const std::function<bool(Region&, bool)>& f) const;
-  // The way back is over. Of a forward that goes on the calls that have ended are forgotten.
-  void finish();
+  // The way back is over. Of a forward that goes on the calls that have ended are forgotten, unless
+  // their graph is retained.
+  void finish(bool is_retained);
 
   std::weak_ptr<CallGraph> graph;  // gone once there is no node that backward could run
   bool is_walked = false;          // by the running backward

@@ -154,6 +154,7 @@ RecomputedScope::~RecomputedScope() {
 }
 
 void forget_forwards() noexcept { state().waiting.clear(); }
+std::uint64_t& forwards() noexcept { return state().forwards; }
 bool forget_forwards(const std::function<bool(Region&)>& is_mine) {
   auto& waiting = state().waiting;
   const auto mine = std::partition(waiting.begin(), waiting.end(),
@@ -216,7 +217,7 @@ class Walk {
     s.walk = this;
   }
   ~Walk() {
-    for (const auto& tree : trees_) tree->finish();
+    for (const auto& tree : trees_) tree->finish(retain_graph_ && !tree->graph.expired());
     s_.walk = before_;
   }
   Walk(const Walk&) = delete;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <vector>
 
 #include "tessera/base/error.hpp"
 #include "tessera/base/json.hpp"
@@ -160,13 +161,11 @@ std::string FlightRecorder::to_json(int rank, int size, const std::string& failu
       "{\"rank\": ", rank, ", \"size\": ", size, ", \"failure\": ", json::quote(failure),
       ", \"now_ns\": ", monotonic_ns(), ", \"last_submitted\": ", last,
       ", \"last_started\": ", last_started(), ", \"last_done\": ", last_done(), ", \"entries\": [");
-  const char* separator = "\n";
-  for (std::uint64_t n = last >= kCapacity ? last - kCapacity + 1 : 1; n <= last; ++n) {
-    FlightEntry call;
-    if (!find(n, call)) continue;
-    text += separator + json_object(call);
-    separator = ",\n";
-  }
+  // The rank may go on, and overwrites the oldest first: from the newest on back none is missing.
+  std::vector<FlightEntry> calls;
+  for (FlightEntry call; find(last - calls.size(), call);) calls.push_back(call);
+  for (std::size_t i = calls.size(); i-- > 0;)
+    text += concat(i + 1 == calls.size() ? "\n" : ",\n", json_object(calls[i]));
   return text + "\n]}\n";
 }
 

@@ -121,25 +121,11 @@ void Context::make_replicas() {
 
 void Context::make_host_link() {
   HostLink::Sizes sizes;
-  bool is_offloaded = false;
   for (const auto& weak : units_) {
     const std::shared_ptr<Unit> unit = weak.lock();
-    const UnitShards& shards = unit->shards();
-    is_offloaded = is_offloaded || shards.is_offloaded();
-    for (const auto& group : shards.groups) {
-      const DType stored = group->values.dtype(), gathered = shards.gathered_as(stored);
-      for (const UnitShards::ValueRange& range : plain_values(shards, *group)) {
-        const std::int64_t bytes = range.numel() * static_cast<std::int64_t>(size_bytes(gathered));
-        sizes.gathered = std::max(sizes.gathered, bytes);
-        if (gathered != stored) sizes.cast = std::max(sizes.cast, bytes);
-      }
-    }
-    const std::int64_t encoded = encoded_chunk_bytes(shards);
-    sizes.gathered = std::max(sizes.gathered, encoded);
-    sizes.cast = std::max(sizes.cast, encoded);
-    sizes.reduced = std::max(sizes.reduced, unit->most_shard_bytes());
+    sizes.add(unit->shards(), unit->most_shard_bytes());
   }
-  if (is_offloaded) host_link_ = std::make_unique<HostLink>(device(), sizes);
+  if (unit(0)->shards().is_offloaded()) host_link_ = std::make_unique<HostLink>(device(), sizes);
 }
 
 const RankGroup* Context::neighbours(Reshard reshard) {
@@ -281,7 +267,7 @@ void Context::leave(Unit& unit, const BackwardNeeds& needs) {
   entered_.pop_back();
   if (!unit.calls().leave(needs.ends_round)) return unit.note_uses();
   if (unit.trains()) unit.reduce();  // on some ranks pieces have gone long before
-  if (unit.control().reshards_after_backward()) unit.close();
+  if (unit.control().reshards_after_backward() && !unit.calls().is_running()) unit.close();
   // Most units use their parameters once, and stay entered until the calls inside have ended.
   for (Unit* const outer : entered_) outer->note_uses();
 }
@@ -333,13 +319,14 @@ void Context::end_of_backward() {
 
 // Not only at the end of a pass: where one rank goes back along two forwards in one, another may
 // skip either in a pass of its own. What is written to a unit outside of its calls, as to one that
-// stays open, is reduced here, and a round of which this pass has not come to the first call.
+// stays open, is reduced here, and a round of which this pass has not come to the first call. A
+// unit whose call goes on stays open, and is reduced on all ranks, whichever have used it.
 void Context::end_of_root_backward() {
   for (const auto& weak : units_) {
     const std::shared_ptr<Unit> unit = weak.lock();
     if (!unit) continue;
-    if (unit->owes_reduction() || unit->trains()) unit->reduce();
-    if (unit->control().reshards_after_backward()) unit->close();
+    if (unit->owes_reduction()) unit->reduce();
+    if (unit->control().reshards_after_backward() && !unit->calls().is_running()) unit->close();
   }
 }
 

@@ -1,6 +1,9 @@
 #include "runtime/shard/host_link.hpp"
 
+#include <algorithm>
+
 #include "runtime/device/queue.hpp"
+#include "runtime/shard/encoded_parameters.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "runtime/tensor/transfer.hpp"
 #include "tessera/base/checked.hpp"
@@ -27,6 +30,21 @@ std::int64_t bytes_of(const Tensor& t) {
 }
 
 }  // namespace
+
+void HostLink::Sizes::add(const UnitShards& shards, std::int64_t reduced_bytes) {
+  for (const auto& group : shards.groups) {
+    const DType stored = group->values.dtype(), sent = shards.gathered_as(stored);
+    for (const UnitShards::ValueRange& range : plain_values(shards, *group)) {
+      const std::int64_t bytes = range.numel() * static_cast<std::int64_t>(size_bytes(sent));
+      gathered = std::max(gathered, bytes);
+      if (sent != stored) cast = std::max(cast, bytes);
+    }
+  }
+  const std::int64_t encoded = encoded_chunk_bytes(shards);
+  gathered = std::max(gathered, encoded);
+  cast = std::max(cast, encoded);
+  reduced = std::max(reduced, reduced_bytes);
+}
 
 HostLink::Turns::Turns(const Device& on, std::int64_t bytes)
     : bytes_(round_up(bytes, kAlignmentBytes)) {

@@ -25,12 +25,16 @@
 
 namespace tessera::shard {
 
+struct UnitShards;
+
 class HostLink {
  public:
   // The most bytes that one copy of a unit's shards has, and those of them that the host has to
   // cast or encode; and that a reduction leaves, values and arrival counts.
   struct Sizes {
     std::int64_t gathered = 0, cast = 0, reduced = 0;
+    // Those of one more unit, whose reductions leave `reduced_bytes` at most.
+    void add(const UnitShards& shards, std::int64_t reduced_bytes);
   };
   HostLink(const Device& device, const Sizes& sizes);
   HostLink(const HostLink&) = delete;

@@ -34,8 +34,7 @@ void Unit::abandon_backward() noexcept {
   if (was_touched) drop_kept();
   if (local_) local_->abandon();
   calls_.abandon_backward();
-  trains_ = false;
-  owes_reduction_ = false;
+  trains_ = owes_reduction_ = may_be_used_ = false;
   parameters_.close_unchecked();
   parameters_.drop_part();
   if (buffer_) buffer_->give_back();
@@ -98,7 +97,7 @@ namespace tessera {
 namespace {
 
 // What ranks tell each other at a reset; each number becomes the largest of all ranks.
-enum Agreed : std::size_t { half_done, steps, minus_steps, draws, no_context, kAgreed };
+enum Agreed : std::size_t { half_done, steps, minus_steps, draws, forwards, no_context, kAgreed };
 static_assert(kAgreed <= World::kAgreed);
 
 struct Below {
@@ -194,6 +193,7 @@ ShardReset reset(nn::Module& tree, std::string_view cause) {
   }
   agreed[minus_steps] = -agreed[steps];
   agreed[draws] = static_cast<double>(autograd::random_state().draws);
+  agreed[forwards] = static_cast<double>(autograd::forwards());
   for (const auto& context : contexts) context->reset();
   for (std::size_t i = of_units; i < groups.size(); ++i) groups[i]->drop_gradient();
   for (const shard::Unit* const unit : units)
@@ -208,6 +208,7 @@ ShardReset reset(nn::Module& tree, std::string_view cause) {
   }
   for (FlatGroup* const group : groups) group->is_consistent = done.parameters_are_consistent;
   autograd::random_state().draws = static_cast<std::uint64_t>(agreed[draws]);
+  autograd::forwards() = static_cast<std::uint64_t>(agreed[forwards]);
   return done;
 }
 

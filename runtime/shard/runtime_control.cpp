@@ -148,6 +148,7 @@ void unshard(nn::Module& module) {
   unit->context()->close_stale_units();
   unit->gather();
   unit->open();
+  unit->may_be_used();
 }
 
 void reshard(nn::Module& module) {

@@ -257,6 +257,9 @@ void Slots::restart() {
   now_ = 0;
   is_planned_ = true;
   is_new_ = is_new_ && blocks_.size() <= 1;
+  is_assumption_met_ = false;  // one rank may have begun a step more
+  next_.clear();
+  for (auto& steps : last_) steps = {0};
   for (PlannedUses& planned : planned_uses_) planned.next = 0;
 }
 

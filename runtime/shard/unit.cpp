@@ -152,12 +152,13 @@ void Unit::gather_listed(UnitControl::Prefetch where) {
 }
 
 void Unit::reduce() {
-  owes_reduction_ = false;
-  trains_ = false;
+  const bool is_postponed = !shards_.reduces || shards_.postpones_all_reduce(),
+             has_none = !owes_reduction_ && !trains_;  // on any rank, or only on this one
+  owes_reduction_ = trains_ = false;
+  may_be_used_ = may_be_used_ && is_postponed;
   reduced_in_ = context_->pass();
   if (local_) local_->complete();
-  if (!buffer_) return;
-  const bool is_postponed = !shards_.reduces || shards_.postpones_all_reduce();
+  if (!buffer_ || (has_none && !shards_.reduces)) return;
   set_unreduced(is_postponed);
   if (!shards_.reduces) return;
   buffer_->reduce();

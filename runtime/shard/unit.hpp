@@ -75,10 +75,13 @@ class Unit final : public nn::ModuleHook,
   }
   // Reduces these gradients, or keeps them for a pass that reduces.
   void reduce();
-  // Whether a call was entered since the last reduction that may give gradients. Whether one has
-  // come.
+  // It is open outside of its calls: a pass that comes reduces it, whichever ranks have used it.
+  void may_be_used() noexcept { may_be_used_ = may_be_used_ || autograd::history_is_wanted(); }
+  // Whether gradients may have come since the last reduction: within calls, or at all.
   bool trains() const noexcept { return trains_; }
-  bool owes_reduction() const noexcept { return owes_reduction_; }
+  bool owes_reduction() const noexcept {
+    return owes_reduction_ || trains_ || may_be_used_ || calls_.is_running();
+  }
 
   // --- what it is ---
   const UnitShards& shards() const noexcept { return shards_; }
@@ -139,7 +142,7 @@ class Unit final : public nn::ModuleHook,
   std::shared_ptr<LocalGradient> local_;
   GatheredParameters parameters_{shards_};
 
-  bool trains_ = false, owes_reduction_ = false;
+  bool trains_ = false, owes_reduction_ = false, may_be_used_ = false;
   std::uint64_t reduced_in_ = 0;  // the backward pass of the last reduction
 };
 

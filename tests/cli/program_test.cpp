@@ -44,6 +44,21 @@ TEST_CASE("a printed configuration is read back to the same one") {
   CHECK(has(outcome.out, "lr = 0.1\n"));
 }
 
+TEST_CASE("a printed strategy does not contradict what it stands for") {
+  const TemporaryFolder folder;
+  for (const char* const strategy : {"ddp", "zero1", "zero2", "zero3"}) {
+    INFO(strategy);
+    const std::string command =
+        concat("echo some text > a.txt && tessera-train --data.path=a.txt --parallelism.strategy=",
+               strategy,
+               " --print-config > a.toml && tessera-train a.toml --dry-run --ranks 2 "
+               "--model.dim=32 --model.n_layers=1 --training.seq_len=2");
+    const Outcome outcome = run_command(command, folder.path().string());
+    CHECK(outcome.exit_code == 0);
+    CHECK(outcome.err.empty());
+  }
+}
+
 TEST_CASE("a Slurm allocation without a step gives one notice and runs alone") {
   const TemporaryFolder folder;
   folder.write("book.txt", std::string(300, 'a'));

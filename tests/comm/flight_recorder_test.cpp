@@ -1,9 +1,12 @@
 // The last 1,000 collectives of a rank, however many there were: who, what and when.
 #include "tessera/comm/flight_recorder.hpp"
 
+#include <atomic>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tessera/base/error.hpp"
@@ -90,6 +93,26 @@ TEST_CASE("a name that the record cuts within a character leaves it JSON", "[com
   const auto record = nlohmann::json::parse(world.flight_recorder().to_json(0, 1, "\xff"));
   CHECK(record.at("failure") == "\xef\xbf\xbd");
   CHECK(record.at("entries").back().at("name") == std::string(46, 'a') + "\xef\xbf\xbd");
+}
+
+TEST_CASE("a record that is written while its rank goes on leaves out no call", "[comm][threads]") {
+  const auto recorder = std::make_unique<FlightRecorder>();
+  std::atomic<bool> ends = false;
+  std::thread rank([&] {
+    while (!ends) {
+      FlightEntry call;
+      recorder->submit(call, 0);
+    }
+  });
+  for (int trial = 0; trial < 20; ++trial) {
+    while (recorder->last_submitted() < 2 * FlightRecorder::kCapacity) std::this_thread::yield();
+    const auto record = nlohmann::json::parse(recorder->to_json(0, 1, ""));
+    std::uint64_t expected = record.at("last_submitted").get<std::uint64_t>() + 1;
+    expected -= record.at("entries").size();
+    for (const auto& call : record.at("entries")) CHECK(call.at("seq") == expected++);
+  }
+  ends = true;
+  rank.join();
 }
 
 TEST_CASE("a rank that shows no life is missed after 5 seconds where nobody says otherwise",

@@ -56,6 +56,7 @@ void print(std::ostream& out, const PartPlan& part, int depth) {
   for (const Statement& s : part.body) {
     if (s.kind == Statement::own) out << " own";
     if (s.kind == Statement::outer) out << " outer";
+    if (s.kind == Statement::backward) out << " backward" << (s.retains ? " twice" : "");
     if (s.kind == Statement::streamed) out << " streamed used " << s.used;
     if (s.kind == Statement::call || s.kind == Statement::call_elsewhere)
       out << (s.kind == Statement::call ? " " : " w") << s.callee

@@ -231,6 +231,7 @@ class Part final : public nn::Module {
   Tensor run(const Statement& s, const Tensor& h, const Tensor& x, int rank) {
     if (s.kind == Statement::own) return weighed(h);
     if (s.kind == Statement::outer) return outer_->weighed(h);
+    if (s.kind == Statement::backward) return turned_back(s, h);
     const auto with = [&](const Tensor& y) { return has(s.used, rank) ? joined(h, y) : bent(h); };
     if (s.kind == Statement::streamed) return with(of_table(h));
     const auto callee = static_cast<std::size_t>(s.callee);
@@ -251,6 +252,14 @@ class Part final : public nn::Module {
       y = called(h);
     }
     return with(y);
+  }
+
+  static Tensor turned_back(const Statement& s, const Tensor& h) {
+    if (!autograd::grad_enabled()) return h;
+    const Tensor loss = sum(h * h);
+    if (s.retains) loss.backward({}, true);
+    loss.backward();
+    return h.detach();
   }
 
   Tensor of_table(const Tensor& h) {

@@ -234,6 +234,16 @@ void vary_inputs(ProgramDice& dice, PartPlan& root) {
   });
 }
 
+bool add_losses(ProgramDice& dice, PartPlan& root) {
+  if (!dice.once_in(4) || !root.read_later.empty()) return false;  // it would be closed then
+  const auto is_own = [](const Statement& s) { return s.kind == Statement::own; };
+  const auto behind = std::ranges::find_if(root.body, is_own) + 1;  // from where all have a graph
+  const Statement loss{.kind = Statement::backward, .retains = dice.once_in(2)};
+  root.body.insert(behind + dice.below(static_cast<int>(root.body.end() - behind) + 1),
+                   {loss, Statement()});
+  return true;
+}
+
 void add_buffers(ProgramDice& dice, PartPlan& root) {
   if (!dice.once_in(4)) return;
   for_each_part(root, [&](PartPlan& part) { part.has_buffer = dice.once_in(2); });

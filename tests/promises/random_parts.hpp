@@ -29,5 +29,7 @@ void vary_outputs(ProgramDice& dice, PartPlan& root);
 // What parts are called with, in a third of the programs, and what calls change, in a quarter.
 void vary_inputs(ProgramDice& dice, PartPlan& root);
 void add_buffers(ProgramDice& dice, PartPlan& root);
+// Losses inside of the root's calls, in a quarter of the programs. Returns whether there are any.
+bool add_losses(ProgramDice& dice, PartPlan& root);
 
 }  // namespace tessera::testing

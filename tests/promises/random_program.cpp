@@ -223,6 +223,7 @@ Program make_program(std::uint64_t seed) {
   choose_mesh(dice, program);
   vary_inputs(dice, program.root);
   add_buffers(dice, program.root);
+  if (add_losses(dice, program.root)) program.scales_loss = false;
   return program;
 }
 

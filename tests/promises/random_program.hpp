@@ -19,13 +19,14 @@ constexpr bool has(Ranks ranks, int rank) { return ((ranks >> rank) & 1U) != 0; 
 
 struct Statement {
   // h changes by this module's weight, by the outer one's, by this module's table, slice by slice,
-  // or by a call, of a child or of a unit elsewhere in the tree.
-  enum Kind { own, outer, streamed, call, call_elsewhere };
+  // or by a call, of a child or of a unit elsewhere in the tree; or a loss of it goes backward.
+  enum Kind { own, outer, streamed, call, call_elsewhere, backward };
   Kind kind = own;
   int callee = 0;  // the number of the child; of the part, counted from the root
   bool recomputed = false, without_gradient = false;
   bool gets_input = false;   // recomputed with what this module was given as a second input
   bool selectively = false;  // recomputed between two products, which the ranks keep
+  bool retains = false;      // goes backward twice
   Ranks used = kAllRanks;    // the ranks that use the result
 };
 

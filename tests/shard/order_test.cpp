@@ -5,110 +5,45 @@
 
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/shard/runtime_control.hpp"
-#include "tests/shard/support.hpp"
+#include "tests/shard/pair.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
 using Catch::Matchers::Contains;
 
-namespace {
-
-constexpr Reshard kPolicies[] = {Reshard::automatic, Reshard::always, Reshard::never};
-
-// A root with a parameter of its own and two layers, each a unit, and a body of the test's.
-class Pair final : public nn::Module {
- public:
-  using Body = std::function<Tensor(Pair&, const Tensor&)>;
-  explicit Pair(Body f)
-      : a(4, 4), b(4, 4), scale({4}, Initializer::normal(0, 0)), body(std::move(f)) {
-    register_module("a", a);
-    register_module("b", b);
-    register_parameter("scale", scale);
-    make_positive(*this);
-  }
-  Tensor operator()(const Tensor& x) {
-    return call([&] { return body(*this, x); });
-  }
-  nn::Linear a, b;
-  Parameter scale;
-  Body body;
-};
-
-struct Result {
-  Values gradients;
-  ShardCounters counters;
-};
-
-// `program` on 2 ranks, against the mean of what each rank's graph has alone on one.
-void check(const std::function<Pair::Body(int rank)>& body, Reshard reshard,
-           const std::function<void(Pair&, const Tensor&, int rank)>& step) {
-  const auto run = [&](int ranks, int as_rank) {
-    return on_ranks(ranks, [&](World& world) {
-      const int rank = ranks == 1 ? as_rank : world.rank();
-      Pair model(body(rank));
-      const ShardOptions options{.mesh = DeviceMesh::flat(world), .reshard_after_forward = reshard};
-      fully_shard(model.a, options);
-      fully_shard(model.b, options);
-      fully_shard(model, options);
-      model.materialize(world.device());
-      nn::init(model, {5});
-      step(model, positive_rows(11, rank * 3, 3, 4, world.device()), rank);
-      return Result{shard_gradients(model), shard_counters(model)};
-    });
-  };
-  const std::vector<Result> both = run(2, 0);
-  CHECK(both[0].counters.gathers == both[1].counters.gathers);
-  CHECK(both[0].counters.reductions == both[1].counters.reductions);
-  const Values whole = assemble({both[0].gradients, both[1].gradients});
-  const Values one = run(1, 0)[0].gradients, other = run(1, 1)[0].gradients;
-  Values expected;
-  for (const auto& [name, values] : whole) {
-    auto& mean = expected[name];
-    mean.resize(values.size());
-    for (const Values& alone : {one, other})
-      if (const auto found = alone.find(name); found != alone.end())
-        for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += 0.5f * found->second[i];
-  }
-  CHECK(distance(expected, whole) < kRounding);
-}
-
-void backward(Pair& model, const Tensor& x, int = 0) { mean_square(model(x)).backward(); }
-
-}  // namespace
-
 TEST_CASE("a branch that one rank does not use, beside a parameter of the root", "[threads]") {
   for (const Reshard reshard : kPolicies)
-    check(
+    check_on_two(
         [](int rank) -> Pair::Body {
           return [rank](Pair& m, const Tensor& x) {
             const Tensor y = m.a(x), h = rank == 0 ? x + y : x;
             return m.b(h) * m.scale.value();
           };
         },
-        reshard, backward);
+        reshard, go_backward);
 }
 
 TEST_CASE("a unit that is called twice, its second result unused on one rank", "[threads]") {
   for (const Reshard reshard : kPolicies)
-    check(
+    check_on_two(
         [](int rank) -> Pair::Body {
           return [rank](Pair& m, const Tensor& x) {
             const Tensor y = m.a(x), z = m.b(y), again = m.a(z);
             return rank == 0 ? z + again : z;
           };
         },
-        reshard, backward);
+        reshard, go_backward);
 }
 
 TEST_CASE("a parameter of an outer unit that only an inner call uses", "[threads]") {
   for (const Reshard reshard : kPolicies)
-    check(
+    check_on_two(
         [](int) -> Pair::Body {
           return [](Pair& m, const Tensor& x) {
             return m.b.call([&] { return linear(x * m.scale.value(), m.b.weight, m.b.bias); });
           };
         },
-        reshard, backward);
+        reshard, go_backward);
 }
 
 TEST_CASE("a penalty on units that stay open, in the loss of one rank", "[threads]") {
@@ -119,17 +54,17 @@ TEST_CASE("a penalty on units that stay open, in the loss of one rank", "[thread
       return y + sum(m.a.weight.value() * m.b.weight.value()) + sum(m.a.bias.value());
     };
   };
-  check(body, Reshard::never, backward);
+  check_on_two(body, Reshard::never, go_backward);
   // The gradients that come before their unit's turn take no slot, so that the ranks' plans agree.
-  check(body, Reshard::never, [](Pair& model, const Tensor& x, int) {
-    for (int k = 0; k < 3; ++k) backward(model, x);
+  check_on_two(body, Reshard::never, [](Pair& model, const Tensor& x, int) {
+    for (int k = 0; k < 3; ++k) go_backward(model, x);
     CHECK(shard_counters(model).unplanned_slots == 0);
   });
 }
 
 TEST_CASE("a branch that is called first and that no loss uses races with no update", "[threads]") {
   for (const Reshard reshard : kPolicies)
-    check(
+    check_on_two(
         [](int) -> Pair::Body {
           return [](Pair& m, const Tensor& x) {
             m.a(x);
@@ -141,7 +76,7 @@ TEST_CASE("a branch that is called first and that no loss uses races with no upd
           optim::Sgd optimizer(model.parameters(), {.lr = 0});
           for (int k = 0; k < 3; ++k) {
             optimizer.zero_grad();
-            backward(model, x);
+            go_backward(model, x);
             optimizer.step();
           }
         });
@@ -149,7 +84,7 @@ TEST_CASE("a branch that is called first and that no loss uses races with no upd
 
 TEST_CASE("blocks that share a trainable condition are recomputed", "[threads]") {
   for (const Reshard reshard : kPolicies)
-    check(
+    check_on_two(
         [](int) -> Pair::Body {
           return [](Pair& m, const Tensor& x) {
             const Tensor condition = tanh(x * m.scale.value());
@@ -160,7 +95,7 @@ TEST_CASE("blocks that share a trainable condition are recomputed", "[threads]")
             return h;
           };
         },
-        reshard, backward);
+        reshard, go_backward);
 }
 
 TEST_CASE("a call without gradients inside a recomputed function is gathered and not reduced",
@@ -183,7 +118,7 @@ TEST_CASE("a call without gradients inside a recomputed function is gathered and
     fully_shard(model, options);
     model.materialize(world.device());
     nn::init(model, {5});
-    backward(model, positive_rows(11, world.rank() * 3, 3, 4, world.device()));
+    go_backward(model, positive_rows(11, world.rank() * 3, 3, 4, world.device()));
     return shard_counters(model);
   });
   for (const ShardCounters& counters : results) CHECK(counters.reductions == 1);  // the root's
@@ -191,7 +126,7 @@ TEST_CASE("a call without gradients inside a recomputed function is gathered and
 
 TEST_CASE("a recomputed function with a call without gradients, unused on one rank", "[threads]") {
   for (const Reshard reshard : kPolicies)
-    check(
+    check_on_two(
         [](int rank) -> Pair::Body {
           return [rank](Pair& m, const Tensor& x) {
             const Tensor y = recompute(
@@ -207,7 +142,7 @@ TEST_CASE("a recomputed function with a call without gradients, unused on one ra
             return rank == 0 ? own + y : own;
           };
         },
-        reshard, backward);
+        reshard, go_backward);
 }
 
 TEST_CASE("a rank that leaves a backward out says so in its place", "[threads]") {
@@ -215,7 +150,7 @@ TEST_CASE("a rank that leaves a backward out says so in its place", "[threads]")
     return [](Pair& m, const Tensor& x) { return m.b(tanh(m.a(x))) * m.scale.value(); };
   };
   for (const Reshard reshard : kPolicies) {
-    check(bodies, reshard, [](Pair& model, const Tensor& x, int rank) {
+    check_on_two(bodies, reshard, [](Pair& model, const Tensor& x, int rank) {
       const Tensor loss = mean_square(model(x));
       rank == 1 ? skip_backward(loss) : loss.backward();
     });
@@ -241,7 +176,7 @@ TEST_CASE("a rank that skips one of two outputs leaves open with it what its pee
     };
   };
   for (const Reshard reshard : kPolicies)
-    for (const bool is_listed : {true, false}) check(bodies, reshard, step(is_listed));
+    for (const bool is_listed : {true, false}) check_on_two(bodies, reshard, step(is_listed));
 }
 
 TEST_CASE("losses over one trunk go backward one by one, where the graph is retained",
@@ -253,7 +188,7 @@ TEST_CASE("losses over one trunk go backward one by one, where the graph is reta
     };
   };
   for (const Reshard reshard : kPolicies)
-    check(bodies, reshard, [](Pair& model, const Tensor& x, int rank) {
+    check_on_two(bodies, reshard, [](Pair& model, const Tensor& x, int rank) {
       const Tensor y = model(x);
       const Tensor first = mean_square(y), second = mean_square(y * 2);
       first.backward({}, true);
@@ -277,10 +212,10 @@ TEST_CASE("ranks of which one leaves out a backward without a word hear which, a
                                 const Tensor x = positive_rows(11, 0, 3, 4, world.device());
                                 std::string& mine = heard[static_cast<std::size_t>(world.rank())];
                                 try {
-                                  backward(model, x);
+                                  go_backward(model, x);
                                   const Tensor loss = mean_square(model(x));  // forward 2
                                   if (world.rank() == 0) loss.backward();
-                                  if (goes_on) backward(model, x);
+                                  if (goes_on) go_backward(model, x);
                                   world.device().synchronize();
                                 } catch (const CommError& error) {
                                   mine = error.what();
@@ -318,7 +253,7 @@ TEST_CASE("a backward whose parameters were updated since its forward is an erro
           optimizer.step();
           const std::string what = contract_error([&] { first.backward(); });
           reset(model);
-          backward(model, x);  // goes on
+          go_backward(model, x);  // goes on
           return what;
         });
         for (const std::string& what : said)

@@ -263,6 +263,27 @@ TEST_CASE("after a failure all ranks begin with the plan of none") {
   CHECK(std::get<4>(after[0]) == "one rank");
 }
 
+TEST_CASE("after a failure in a step that follows what was assumed all ranks plan the same") {
+  const auto bytes = on_ranks(2, [](World& world) {
+    Layers model;
+    model.shard({.mesh = DeviceMesh::flat(world)});
+    model.materialize(world.device());
+    nn::init(model, {1});
+    const Tensor x = positive_rows(1, world.rank() * 6, 6, 6, world.device());
+    training(kInOrder)(model, x);
+    try {
+      if (world.rank() == 1) throw std::runtime_error("one rank, before its step");
+      training(kInOrder)(model, x);
+      world.device().synchronize();
+    } catch (const std::exception&) {
+      reset(model);
+    }
+    for (int k = 0; k < 3; ++k) training({0, 0})(model, x);
+    return shard_plan(model).arena_bytes;
+  });
+  CHECK(bytes[0] == bytes[1]);
+}
+
 TEST_CASE("a plan that is made again after a failure counts the collectives of one step") {
   const auto plans = on_ranks(2, [](World& world) {
     Layers model;

@@ -235,6 +235,8 @@ BatchSplit split_batch(const Config& config, int world_size);
 // The same with what parallelism.strategy stands for on so many ranks in its section's other keys.
 // Throws: DataError for a key that was given and contradicts it.
 Config apply_strategy(const Config& config, int world_size);
+// Whether a strategy says what a key is that nobody has given: printed, it would contradict that.
+bool is_left_to_strategy(const std::string& key, const Config& config);
 // "strategy zero2: data_parallel_replicate_degree=1, ...", empty for none. Throws: as that.
 std::string describe_strategy(const Config& config, int world_size);
 

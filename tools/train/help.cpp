@@ -114,6 +114,8 @@ std::string print_config(const Config& config) {
     const Value value = key.get(config);
     if (std::holds_alternative<std::monostate>(value)) {
       out += concat("# ", key.name, ": ", key.unset.empty() ? "not set" : key.unset, "\n");
+    } else if (is_left_to_strategy(key.full_name(), config)) {
+      out += concat("# ", key.name, ": what parallelism.strategy stands for\n");
     } else {
       out += concat(key.name, " = ", toml_value(key, value), "\n");
     }

@@ -190,7 +190,9 @@ const std::vector<Key>& schema() {
                                             {.range = above(0), .only_if = kLlama}),
       key<&C::model, &C::Model::norm_eps>("model.norm_eps", "added to the variance in every norm",
                                           {.range = above(0)}),
-      key<&C::model, &C::Model::dropout>("model.dropout", "probability of dropout",
+      key<&C::model, &C::Model::dropout>("model.dropout",
+                                         "probability of dropout; masks are the same for any "
+                                         "number of ranks where seq_len * dim is a multiple of 4",
                                          {.range = fraction(), .only_if = kGpt2}),
       key<&C::model, &C::Model::tie_embeddings>("model.tie_embeddings",
                                                 "one weight for embedding and head",

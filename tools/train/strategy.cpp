@@ -1,4 +1,7 @@
 // parallelism.strategy: names of the field for what the section's other keys say; see config.hpp.
+#include <algorithm>
+#include <iterator>
+
 #include "tessera/base/error.hpp"
 #include "tools/train/config.hpp"
 #include "tools/train/schema.hpp"
@@ -59,6 +62,12 @@ Config apply_strategy(const Config& config, int world_size) {
                              stands_for, "; leave one of them out"));
   }
   return applied;
+}
+
+bool is_left_to_strategy(const std::string& key, const Config& config) {
+  return config.parallelism.strategy != Strategy::none && !config.given.contains(key) &&
+         std::ranges::find(kStandsFor, key) != std::end(kStandsFor) &&
+         shown(key.c_str(), config) == shown(key.c_str(), Config());
 }
 
 std::string describe_strategy(const Config& config, int world_size) {

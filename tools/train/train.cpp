@@ -279,6 +279,7 @@ class Run {
 
   // Returns what became of the weights, after "... of step N is not finite; ".
   std::string save(nn::LanguageModel& model) {
+    trainer_->close_units();
     trainer_->reset_peaks();
     try {
       checkpoint::save_weights(config_.flags.save, model, world_,

@@ -334,8 +334,7 @@ double Trainer::heldout_loss(std::int64_t count, const FillSamples& fill) {
                      Tensor::from(std::span<const std::int32_t>(targets), shape, device));
     sum += loss.item(0.0) * static_cast<double>(rows);  // nothing runs in a plan
   }
-  for (nn::Module* part : model_->parts()) reshard(*part);
-  reshard(*model_);
+  close_units();
   model_->train();
   return world_.sum(sum) / static_cast<double>(count);
 }

@@ -15,6 +15,7 @@
 #include "tessera/nn/language_model.hpp"
 #include "tessera/optim/optimizer.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/runtime_control.hpp"
 #include "tessera/shard/shard_plan.hpp"
 #include "tools/train/config.hpp"
 #include "tools/train/step_price.hpp"
@@ -82,6 +83,11 @@ class Trainer {
   // Since the ledgers' peaks were last reset.
   PhaseMemory phase_memory() const;
   void reset_peaks() const;
+  // What a step or an evaluation has left open: evaluations and saves are planned without.
+  void close_units() const {
+    for (nn::Module* part : model_->parts()) reshard(*part);
+    reshard(*model_);
+  }
 
  private:
   // Tokens and targets of a micro-batch, from its first row in this rank's part of the batch on.

@@ -88,7 +88,8 @@ class FlightRecorder {
 
   // "rank 2 has submitted 41 calls, last ...; started 40, done 39"
   std::string position(int rank) const;
-  // All entries that are kept, oldest first, as one JSON object. `failure` is why it is written.
+  // The last entries, oldest first and none left out, as one JSON object. `failure` is why it is
+  // written.
   std::string to_json(int rank, int size, const std::string& failure) const;
 
  private:
