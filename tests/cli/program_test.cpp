@@ -2,12 +2,14 @@
 // launchers.
 #include <string>
 
+#include "tessera/base/text.hpp"
 #include "tessera/version.hpp"
 #include "tests/cli/program.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/temporary_folder.hpp"
 #include "tests/support/text.hpp"
 
+using namespace tessera;
 using namespace tessera::testing;
 
 TEST_CASE(
