@@ -2,7 +2,7 @@
 // launchers.
 #include <string>
 
-#include "tessera/base/text.hpp"
+#include "tessera/base/error.hpp"
 #include "tessera/version.hpp"
 #include "tests/cli/program.hpp"
 #include "tests/support/catch.hpp"
