@@ -64,6 +64,16 @@ std::string describe_reductions(const Config& config, int ranks) {
                 sync == GradientSync::all_reduce_last ? ", over replicas after the last\n" : "\n");
 }
 
+// How many of the matrices that a parameter stacks have rows in a shard: Muon's tables list each.
+std::int64_t parts_in(const Parameter& p, const RowRange& rows) {
+  std::int64_t begin = 0, count = 0;
+  for (const RowPart& part : p.row_parts()) {
+    count += begin < rows.end && begin + part.rows > rows.begin ? 1 : 0;
+    begin += part.rows;
+  }
+  return count;
+}
+
 // Ranks whose shards have the same sizes, and who orthogonalise matrices of the same sizes, need
 // the same memory: one of each kind, with how many there are.
 std::map<int, int> distinct_layouts(const Config& config, int ranks) {
@@ -82,8 +92,11 @@ std::map<int, int> distinct_layouts(const Config& config, int ranks) {
     }
   for (int rank = 0; rank < ranks; ++rank) {
     std::vector<std::int64_t> rows = owned[static_cast<std::size_t>(rank % shards)];
-    for (const Parameter& p : parameters)
-      rows.push_back(ShardSpec{p.shape(), shards, rank % shards}.owned().size());
+    for (const Parameter& p : parameters) {
+      const RowRange own = ShardSpec{p.shape(), shards, rank % shards}.owned();
+      rows.push_back(own.size());
+      if (!dealt.sizes.empty()) rows.push_back(parts_in(p, own));
+    }
     ++counts[first.try_emplace(std::move(rows), rank).first->second];
   }
   return counts;
