@@ -34,7 +34,7 @@ void Unit::abandon_backward() noexcept {
   if (was_touched) drop_kept();
   if (local_) local_->abandon();
   calls_.abandon_backward();
-  trains_ = owes_reduction_ = may_be_used_ = false;
+  trains_ = owes_reduction_ = may_be_used_ = waits_ = false;
   parameters_.close_unchecked();
   parameters_.drop_part();
   if (buffer_) buffer_->give_back();

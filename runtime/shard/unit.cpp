@@ -152,18 +152,16 @@ void Unit::gather_listed(UnitControl::Prefetch where) {
 }
 
 void Unit::reduce() {
-  const bool is_postponed = !shards_.reduces || shards_.postpones_all_reduce(),
-             has_none = !owes_reduction_ && !trains_;  // on any rank, or only on this one
-  owes_reduction_ = trains_ = false;
-  may_be_used_ = may_be_used_ && is_postponed;
+  waits_ = is_postponed() && (may_be_used_ || waits_);
+  owes_reduction_ = trains_ = may_be_used_ = false;
   reduced_in_ = context_->pass();
   if (local_) local_->complete();
-  if (!buffer_ || (has_none && !shards_.reduces)) return;
-  set_unreduced(is_postponed);
+  if (!buffer_) return;
+  set_unreduced(is_postponed());
   if (!shards_.reduces) return;
   buffer_->reduce();
   context_->on_reduced(shards_.group->reduced);
-  if (shards_.ranks() > 1) context_->count_reduction(shards_.replicas && !is_postponed);
+  if (shards_.ranks() > 1) context_->count_reduction(shards_.replicas && !is_postponed());
 }
 
 void Unit::set_unreduced(bool is_unreduced) {

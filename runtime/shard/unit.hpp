@@ -80,7 +80,8 @@ class Unit final : public nn::ModuleHook,
   // Whether gradients may have come since the last reduction: within calls, or at all.
   bool trains() const noexcept { return trains_; }
   bool owes_reduction() const noexcept {
-    return owes_reduction_ || trains_ || may_be_used_ || calls_.is_running();
+    return owes_reduction_ || trains_ || may_be_used_ || calls_.is_running() ||
+           (waits_ && !is_postponed());
   }
 
   // --- what it is ---
@@ -130,6 +131,7 @@ class Unit final : public nn::ModuleHook,
  private:
   void make_buffer();
   void set_unreduced(bool is_unreduced);
+  bool is_postponed() const { return !shards_.reduces || shards_.postpones_all_reduce(); }
 
   UnitShards shards_;
   UnitControl control_;
@@ -142,7 +144,8 @@ class Unit final : public nn::ModuleHook,
   std::shared_ptr<LocalGradient> local_;
   GatheredParameters parameters_{shards_};
 
-  bool trains_ = false, owes_reduction_ = false, may_be_used_ = false;
+  // `waits_`: what it may have been given outside of its calls is left to a pass that reduces.
+  bool trains_ = false, owes_reduction_ = false, may_be_used_ = false, waits_ = false;
   std::uint64_t reduced_in_ = 0;  // the backward pass of the last reduction
 };
 
