@@ -36,7 +36,7 @@ struct Problem {
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   void* aux = nullptr;
   std::int32_t ld_aux = 0;
-  const GemmFp8Args* fp8 = nullptr;  // what GemmArgs has no field for
+  const GemmFp8Args* fp8 = nullptr;  // what GemmArgs has no place for
 };
 
 // What an algorithm may depend on.

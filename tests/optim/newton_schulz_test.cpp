@@ -7,7 +7,6 @@
 
 using namespace tessera;
 using namespace tessera::testing;
-using Catch::Matchers::Contains;
 
 TEST_CASE("the iteration of Newton and Schulz is that of double precision, to rounding",
           "[optim]") {
