@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <exception>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -74,8 +75,9 @@ Cache& cache() {
 thread_local char g_refusal[256];
 
 void refuse(Exec& exec, const GemmArgs& p, const char* what) {
+  const std::string dtype(name(p.dtype));
   std::snprintf(g_refusal, sizeof g_refusal, "matmul: [%d, %d] by [%d, %d] of %s, batch %d: %s",
-                p.m, p.k, p.k, p.n, name(p.dtype).data(), p.batch, what);
+                p.m, p.k, p.k, p.n, dtype.c_str(), p.batch, what);
   exec.error = g_refusal;
 }
 
@@ -114,8 +116,9 @@ std::int32_t mode_of(Scaling scaling) {
 // The first failure of a row of calls.
 struct Status {
   cublasStatus_t first = CUBLAS_STATUS_SUCCESS;
-  void operator=(cublasStatus_t next) {
+  Status& operator=(cublasStatus_t next) {
     if (first == CUBLAS_STATUS_SUCCESS) first = next;
+    return *this;
   }
 };
 
