@@ -209,3 +209,39 @@ TEST_CASE("every step of a run of random options uses what was planned") {
           std::vector<std::vector<std::int64_t>>(2, {ranks, ranks}));  // the steps, the evaluation
   }
 }
+
+TEST_CASE("a save behind steps that leave units open uses what was planned") {
+  TemporaryFolder folder;
+  write_book(folder);
+  for (const std::string strategy : {"zero1", "zero2", "ddp"}) {
+    const Outcome run = run_command(
+        "tessera-train --data.path=book.txt --model.dim=16 --training.seq_len=16 --ranks 2 "
+        "--training.global_batch_size=4 --training.steps=4 --save=a.safetensors "
+        "--parallelism.strategy=" +
+            strategy,
+        folder.path().string());
+    INFO(strategy << ": " << run.out << run.err);
+    CHECK(run.exit_code == 0);
+    CHECK(numbers(run.out, R"(; (\d+) of (\d+) ranks as in their plans)") ==
+          std::vector<std::vector<std::int64_t>>(2, {2, 2}));  // the steps, the save
+  }
+}
+
+// Of 3 ranks the middle one has rows of two of the matrices that a projection stacks.
+TEST_CASE("a dry run plans ranks apart whose rows are of other matrices") {
+  TemporaryFolder folder;
+  write_book(folder);
+  const std::string command =
+      "tessera-train --data.path=book.txt --model.dim=60 --model.n_heads=6 "
+      "--model.projections=fused --optimizer.name=Muon --training.seq_len=16 --ranks 3 "
+      "--training.global_batch_size=9 --training.local_batch_size=1 --training.steps=1";
+  const Outcome plan = run_command(command + " --dry-run", folder.path().string());
+  const Outcome run = run_command(command, folder.path().string());
+  INFO(plan.out << plan.err << run.out << run.err);
+  REQUIRE((plan.exit_code == 0 && run.exit_code == 0));
+  std::int64_t most = 0;
+  for (const auto& peak : numbers(plan.out, R"(like it: planned peak (\d+) bytes)"))
+    most = std::max(most, peak[0]);
+  CHECK(numbers(run.out, R"(memory a rank: planned peak (\d+) bytes, used (\d+) )") ==
+        std::vector<std::vector<std::int64_t>>{{most, most}});
+}

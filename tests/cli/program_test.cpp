@@ -48,13 +48,15 @@ TEST_CASE("a printed configuration is read back to the same one") {
 
 TEST_CASE("a printed strategy does not contradict what it stands for") {
   const TemporaryFolder folder;
-  for (const char* const strategy : {"ddp", "zero1", "zero2", "zero3"}) {
+  for (const char* const strategy : {"ddp", "zero1", "zero2", "zero3",
+                                     "hybrid --parallelism.data_parallel_replicate_degree=2"}) {
     INFO(strategy);
-    const std::string command =
-        concat("echo some text > a.txt && tessera-train --data.path=a.txt --parallelism.strategy=",
-               strategy,
-               " --print-config > a.toml && tessera-train a.toml --dry-run --ranks 2 "
-               "--model.dim=32 --model.n_layers=1 --training.seq_len=2");
+    const std::string command = concat(
+        "echo some text > a.txt && tessera-train --ranks 4 --data.path=a.txt "
+        "--parallelism.strategy=",
+        strategy,
+        " --print-config > a.toml && tessera-train a.toml --dry-run --ranks 4 "
+        "--model.dim=32 --model.n_layers=1 --training.seq_len=2");
     const Outcome outcome = run_command(command, folder.path().string());
     CHECK(outcome.exit_code == 0);
     CHECK(outcome.err.empty());

@@ -56,36 +56,19 @@ TEST_CASE("what a unit that was opened by hand gives on one rank is reduced on a
 }
 
 TEST_CASE("a backward that is left out after a reset is named as on all ranks", "[threads]") {
-  std::vector<std::string> heard(2);
-  CHECK_THROWS_AS(run_local(2, {.threads = 1},
-                            [&](World& world) {
-                              Pair model([](Pair& m, const Tensor& x) { return m.b(m.a(x)); });
-                              const ShardOptions options{.mesh = DeviceMesh::flat(world)};
-                              fully_shard(model.a, options);
-                              fully_shard(model, options);
-                              model.materialize(world.device());
-                              nn::init(model, {5});
-                              const Tensor x = positive_rows(11, 0, 3, 4, world.device());
-                              go_backward(model, x);
-                              try {
-                                if (world.rank() == 1)
-                                  throw std::runtime_error("before its forward");
-                                go_backward(model, x);
-                                world.device().synchronize();
-                              } catch (const std::exception&) {
-                                reset(model);
-                              }
-                              try {
-                                const Tensor loss = mean_square(model(x));
-                                if (world.rank() == 0) loss.backward();
-                                go_backward(model, x);
-                                world.device().synchronize();
-                              } catch (const CommError& error) {
-                                heard[static_cast<std::size_t>(world.rank())] = error.what();
-                                throw;
-                              }
-                            }),
-                  CommError);
+  const auto heard = heard_on_two([](Pair& model, const Tensor& x, World& world) {
+    go_backward(model, x);
+    try {
+      if (world.rank() == 1) throw std::runtime_error("before its forward");
+      go_backward(model, x);
+      world.device().synchronize();
+    } catch (const std::exception&) {
+      reset(model);
+    }
+    const Tensor loss = mean_square(model(x));
+    if (world.rank() == 0) loss.backward();
+    go_backward(model, x);
+  });
   CHECK(heard[0] == heard[1]);
   CHECK_THAT(heard[0],
              Contains("in the backward of forward 3") && Contains("skip_backward(model)"));

@@ -200,29 +200,12 @@ TEST_CASE("ranks of which one leaves out a backward without a word hear which, a
           "[threads]") {
   for (const bool goes_on : {false, true}) {
     INFO(goes_on);
-    std::vector<std::string> heard(2);
-    CHECK_THROWS_AS(run_local(2, {.threads = 1},
-                              [&](World& world) {
-                                Pair model([](Pair& m, const Tensor& x) { return m.b(m.a(x)); });
-                                const ShardOptions options{.mesh = DeviceMesh::flat(world)};
-                                fully_shard(model.a, options);
-                                fully_shard(model, options);
-                                model.materialize(world.device());
-                                nn::init(model, {5});
-                                const Tensor x = positive_rows(11, 0, 3, 4, world.device());
-                                std::string& mine = heard[static_cast<std::size_t>(world.rank())];
-                                try {
-                                  go_backward(model, x);
-                                  const Tensor loss = mean_square(model(x));  // forward 2
-                                  if (world.rank() == 0) loss.backward();
-                                  if (goes_on) go_backward(model, x);
-                                  world.device().synchronize();
-                                } catch (const CommError& error) {
-                                  mine = error.what();
-                                  throw;
-                                }
-                              }),
-                    CommError);
+    const auto heard = heard_on_two([&](Pair& model, const Tensor& x, World& world) {
+      go_backward(model, x);
+      const Tensor loss = mean_square(model(x));  // forward 2
+      if (world.rank() == 0) loss.backward();
+      if (goes_on) go_backward(model, x);
+    });
     for (std::size_t rank = 0; rank < (goes_on ? 2 : 1); ++rank)
       CHECK_THAT(heard[rank],
                  Contains("in the backward of forward 2") && Contains("skip_backward(model)"));

@@ -68,4 +68,29 @@ inline void check_on_two(const std::function<Pair::Body(int rank)>& body, Reshar
 
 inline void go_backward(Pair& model, const Tensor& x, int = 0) { mean_square(model(x)).backward(); }
 
+// What each of 2 ranks hears, of which one leaves out what the other does: a CommError, or nothing
+// where it has ended by then.
+inline std::vector<std::string> heard_on_two(
+    const std::function<void(Pair&, const Tensor&, World&)>& program) {
+  std::vector<std::string> heard(2);
+  CHECK_THROWS_AS(run_local(2, {.threads = 1},
+                            [&](World& world) {
+                              Pair model([](Pair& m, const Tensor& x) { return m.b(m.a(x)); });
+                              const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+                              fully_shard(model.a, options);
+                              fully_shard(model, options);
+                              model.materialize(world.device());
+                              nn::init(model, {5});
+                              try {
+                                program(model, positive_rows(11, 0, 3, 4, world.device()), world);
+                                world.device().synchronize();
+                              } catch (const CommError& error) {
+                                heard[static_cast<std::size_t>(world.rank())] = error.what();
+                                throw;
+                              }
+                            }),
+                  CommError);
+  return heard;
+}
+
 }  // namespace tessera::testing

@@ -195,11 +195,11 @@ void skip_backward(const Tensor& loss, bool retain_graph = false);
 void skip_backward(const std::function<bool(Region&)>& is_mine);
 // Drops the forwards that no pass has covered.
 void forget_forwards() noexcept;
-// How many this thread has begun. After a failure ranks agree on it.
-std::uint64_t& forwards() noexcept;
 // Drops those of which one region is_mine. Returns false, and drops none, where a backward could
 // still reach one of them.
 bool forget_forwards(const std::function<bool(Region&)>& is_mine);
+// How many forwards this thread has begun. After a failure ranks agree on it.
+std::uint64_t& forwards() noexcept;
 
 // Whether a backward pass is running on this thread (recomputation included), a call with regions.
 bool in_backward() noexcept;

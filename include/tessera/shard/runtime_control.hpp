@@ -28,10 +28,11 @@ namespace tessera {
 // before the next unshard. The host waits for nothing, and no stream before the first use of a
 // value, so what is queued in between overlaps with the gather; there is no handle to wait for
 // (PyTorch: UnshardHandle). Where gradients are enabled, the backward that comes reduces the unit
-// on all ranks, whichever of them have used it. A streamed parameter stays as it is: there one
-// slice at a time. Throws: ContractError for a module that is no unit or has no memory, for one
-// inside of another unit's module whose root has not run yet, and in backward, recomputed functions
-// included.
+// once on all ranks, whichever of them have used it; where its gradients come in several parts, of
+// its calls too or of several forwards, all ranks use it alike. A streamed parameter stays as it
+// is: there one slice at a time. Throws: ContractError for a module that is no unit or has no
+// memory, for one inside of another unit's module whose root has not run yet, and in backward,
+// recomputed functions included.
 void unshard(nn::Module& module);
 // Closes the unit, and slices of it that have stayed open; what comes next gathers them again.
 // Nothing, where it is closed.
