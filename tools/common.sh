@@ -15,6 +15,9 @@ less_garbage="--param ggc-min-heapsize=1048576"
 say() { printf '%s\n' "$*"; }
 die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit "${status:-1}"; }
 
+# computed_ms PID: what the children for which a shell has waited have computed, in milliseconds of processors.
+computed_ms() { awk -v tick=$((1000 / $(getconf CLK_TCK))) '{ print tick * ($16 + $17) }' "/proc/$1/stat"; }
+
 missing_packages() {
   local package
   for package in "$@"; do
