@@ -252,9 +252,9 @@ def show(outcome):
         counts += f", {outcome.failed} FAILED"
     if outcome.skips:
         counts += f", {len(outcome.skips)} skipped"
-    print(f"  {outcome.name:<24} {counts:<36} {outcome.seconds:6.1f} s, computed {outcome.computed:6.1f} s", flush=True)
-    for failure in outcome.failures:
-        print("    " + failure.replace("\n", "\n    "), flush=True)
+    lines = [f"  {outcome.name:<24} {counts:<36} {outcome.seconds:6.1f} s, computed {outcome.computed:6.1f} s\n"]
+    lines += ["    " + failure.replace("\n", "\n    ") + "\n" for failure in outcome.failures]
+    print("".join(lines), end="", flush=True)  # at once: others show theirs
 
 
 def introspect(what, folder):
@@ -262,6 +262,17 @@ def introspect(what, folder):
     if found.returncode != 0:
         sys.exit(f"suites: {folder} is not a configured build folder")
     return json.loads(found.stdout)
+
+
+def run_all(tests, jobs, once):
+    """What `once` returns for each: `jobs` of them at a time, those under mpirun in turn beside the others, and what measures time alone,
+    behind them."""
+    mpi = [test for test in tests if kind_of(test) == "mpi"]
+    lanes = [[test] for test in tests if test["is_parallel"]] + ([mpi] if mpi else [])
+    lanes.sort(key=lambda lane: -sum(test["priority"] for test in lane))
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        together = [result for lane in pool.map(lambda lane: list(map(once, lane)), lanes) for result in lane]
+    return together + [once(test) for test in tests if not test["is_parallel"] and test not in mpi]
 
 
 def name_of(test):
@@ -373,17 +384,13 @@ def main():
     reports = folder / "reports"
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
-    outcomes = []
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        together = [pool.submit(run, test, options, reports) for test in tests if test["is_parallel"]]
-        for future in concurrent.futures.as_completed(together):
-            outcomes.append(future.result())
-            show(outcomes[-1])
-    for test in tests:
-        if not test["is_parallel"]:
-            outcomes.append(run(test, options, reports))
-            show(outcomes[-1])
 
+    def once(test):
+        outcome = run(test, options, reports)
+        show(outcome)
+        return outcome
+
+    outcomes = run_all(tests, options.jobs, once)
     passed = sum(outcome.passed for outcome in outcomes)
     failed = sum(outcome.failed for outcome in outcomes)
     skips = [(outcome.name, case, reason) for outcome in outcomes for case, reason in outcome.skips]
