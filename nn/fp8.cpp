@@ -10,10 +10,12 @@ std::vector<std::string> set_fp8(Module& module, Fp8Recipe recipe, const Fp8Opti
   TESSERA_EXPECT(std::ranges::find(options.skip, "") == options.skip.end(),
                  "set_fp8: skip has an empty text, which is a part of every name; leave it out");
   std::vector<std::string> set, unmatched = options.skip;
+  std::string first;
   std::vector<Linear*> layers;
   for (const auto& [name, part] : module.named_modules()) {
     auto* const linear = dynamic_cast<Linear*>(part);
     if (!linear || !linear->weight.defined()) continue;
+    if (first.empty()) first = name;
     const auto is_in_name = [&name](const std::string& text) {
       return name.find(text) != std::string::npos;
     };
@@ -26,7 +28,7 @@ std::vector<std::string> set_fp8(Module& module, Fp8Recipe recipe, const Fp8Opti
     set.push_back(name);
   }
   TESSERA_EXPECT(unmatched.empty(), "set_fp8: no linear layer has '", unmatched.front(),
-                 "' in its name; see named_modules()");
+                 "' in its name", first.empty() ? "" : concat("; one is '", first, "'"));
   for (Linear* const linear : layers) linear->set_fp8(recipe);
   return set;
 }

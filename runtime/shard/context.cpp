@@ -68,9 +68,7 @@ void Context::build(nn::Module& root) {
     units[i].second->join_root(context, units[i].first, static_cast<int>(i));
   context->modules_ = context->units_.size();
   context->rounds_.reserve(context->modules_);
-  context->forwards_ahead_ =
-      static_cast<std::size_t>(context->unit(0)->shards().options.forwards_ahead);
-  context->forwards_.reserve(context->forwards_ahead_);
+  context->forwards_ahead_ = context->unit(0)->shards().options.forwards_ahead;
   context->lay_out(root);
 }
 
@@ -227,11 +225,12 @@ std::vector<AssumedCall> Context::assumed_calls(nn::Module& root) const {
 // --- forward ---
 
 // Where the host learns what has run: what it prepares is used again, and nothing is polled.
-void Context::begin_forward() {
-  if (forwards_.size() == forwards_ahead_) {
-    if (!device().context().is_capturing()) device().block(forwards_.front());
-    forwards_.erase(forwards_.begin());
+void Context::begin_forward(std::vector<Event>& forwards, bool is_root) {
+  if (std::ssize(forwards) == forwards_ahead_) {
+    if (!device().context().is_capturing()) device().block(forwards.front());
+    forwards.erase(forwards.begin());
   }
+  if (!is_root) return;
   if (may_hold_units_) close_stale_units();
   if (slots_->is_to_be_agreed()) expect_alike();
   slots_->begin_step(autograd::grad_enabled());
@@ -243,8 +242,6 @@ void Context::close_stale_units() {
     if (const auto unit = weak.lock(); unit && unit->is_stale() && !unit->calls().is_running())
       unit->close();
 }
-
-void Context::end_forward() { forwards_.push_back(device().compute().record()); }
 
 // --- backward ---
 

@@ -73,6 +73,7 @@ class Context : public std::enable_shared_from_this<Context> {
   // Around a call of any unit. end_call returns whether no other runs any more; end_rounds or
   // abandon_rounds follows then.
   void begin_call() noexcept { ++running_calls_; }
+  bool is_in_call() const noexcept { return running_calls_ > 0; }
   bool end_call() noexcept { return --running_calls_ == 0; }
   // The first call of a round of a list, which the end of the outermost call ends, too.
   void begin_round(int unit);
@@ -80,9 +81,8 @@ class Context : public std::enable_shared_from_this<Context> {
   void abandon_rounds() noexcept;
 
   // --- forward ---
-  // The root is called, and the call ends.
-  void begin_forward();
-  void end_forward();
+  // The root is called, or another unit without it. `forwards`: the ends of its last calls.
+  void begin_forward(std::vector<Event>& forwards, bool is_root);
 
   // --- backward ---
   // A call of the unit: it is open on return, if its parameters are needed, and the gathers of
@@ -166,9 +166,7 @@ class Context : public std::enable_shared_from_this<Context> {
   int running_calls_ = 0;
   std::vector<int> rounds_;  // of which units rounds have begun since the outermost call did
 
-  std::size_t forwards_ahead_ = 2;
-  std::vector<Event> forwards_;  // the ends of the last, as many at most
-
+  int forwards_ahead_ = 2;
   std::vector<Unit*> entered_;  // from the outermost
   std::uint64_t pass_ = 0;
   bool in_pass_ = false;

@@ -29,7 +29,7 @@ ShardPlan Context::plan() const {
     if (const auto unit = units_[i].lock())
       plan.units.push_back(unit->describe(
           gathers[i], pieces[i] / std::max(static_cast<int>(needs[i].pieces.size()), 1)));
-  plan.forwards_ahead = static_cast<int>(forwards_ahead_);
+  plan.forwards_ahead = forwards_ahead_;
   plan.arena_bytes = slots_->bytes();
   plan.most_alive_bytes = slots_->most_alive();
   plan.is_assumed = slots_->is_new();

@@ -45,6 +45,7 @@ void Unit::reset() noexcept {
   abandon_backward();
   if (shards_.group) shards_.group->drop_gradient();
   drop_kept();
+  forwards_.clear();
 }
 
 void Unit::leave_root() noexcept {
@@ -80,7 +81,6 @@ void Context::reset() {
   rounds_.clear();
   slots_->restart();
   if (replicas_) replicas_->restart();
-  forwards_.clear();
 }
 
 void Context::dissolve() noexcept {

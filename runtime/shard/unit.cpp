@@ -78,7 +78,7 @@ void Unit::begin_call(bool is_read) {
                    "' had its parameters updated after the forward that is recomputed; go backward "
                    "first");
   } else {
-    if (shards_.is_root() && !autograd::in_backward()) context_->begin_forward();
+    if (is_forward()) context_->begin_forward(forwards_, shards_.is_root());
     if (is_stale() && !autograd::in_backward()) close();
     gather();
     open();
@@ -105,7 +105,7 @@ void Unit::after_call(nn::Module& module) {
 void Unit::end_call() {
   if (!calls_.end_call()) return;
   const bool is_outermost = context_->end_call();
-  if (shards_.is_root() && !autograd::in_backward()) context_->end_forward();
+  if (is_forward()) forwards_.push_back(shards_.device.compute().record());
   // In backward its part of that ends it.
   if (calls_.entered() == 0 && !calls_.is_in_round()) end_round();
   if (is_outermost) context_->end_rounds();

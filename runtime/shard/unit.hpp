@@ -131,6 +131,10 @@ class Unit final : public nn::ModuleHook,
  private:
   void make_buffer();
   void set_unreduced(bool is_unreduced);
+  // Of a call that begins or has ended: it is the root's, or no other runs.
+  bool is_forward() const {
+    return !autograd::in_backward() && (shards_.is_root() || !context_->is_in_call());
+  }
   bool is_postponed() const { return !shards_.reduces || shards_.postpones_all_reduce(); }
 
   UnitShards shards_;
@@ -147,6 +151,7 @@ class Unit final : public nn::ModuleHook,
   // `waits_`: what it may have been given outside of its calls is left to a pass that reduces.
   bool trains_ = false, owes_reduction_ = false, may_be_used_ = false, waits_ = false;
   std::uint64_t reduced_in_ = 0;  // the backward pass of the last reduction
+  std::vector<Event> forwards_;   // ends, as many at most as the host may be ahead
 };
 
 // Of modules of which none lies inside of another; see fully_shard.

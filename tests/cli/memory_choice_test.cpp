@@ -53,8 +53,8 @@ TEST_CASE("a limit of memory chooses the fastest order of head and loss that fit
     const auto limited = [&](std::int64_t limit) {
       return run(" --memory.limit=" + std::to_string(limit));
     };
-    const std::string fast_plans = "training.loss=fast plans " + std::to_string(fast) + " bytes",
-                      lean_plans = "training.loss=lean plans " + std::to_string(lean) + " bytes";
+    const std::string fast_plans = "training.loss=fast reserves " + std::to_string(fast) + " bytes",
+                      lean_plans = "training.loss=lean reserves " + std::to_string(lean) + " bytes";
     const Outcome fits = limited(fast), fits_lean = limited(fast - 1), fits_not = limited(lean - 1);
     CHECK_THAT(fits.out, Contains("chosen training.loss=fast within ") && Contains(fast_plans));
     CHECK(reserved_bytes(fits.out) == fast);

@@ -64,15 +64,18 @@ TEST_CASE("a run prints and writes one line a step, and its weights go on where 
   CHECK(whole_lines(folder) == 3);
 
   const Outcome again = run_command(
-      "tessera-train --model.dim=16 --model.n_layers=1 --model.n_heads=2 --training.steps=0 "
-      "--load=a.safetensors "
-      "--save=b.safetensors --sample 'and there' --sample-tokens 50 && cmp a.safetensors "
-      "b.safetensors",
+      kTiny +
+          "--ranks 2 --training.steps=0 --data.heldout=0.2 --load=a.safetensors "
+          "--save=b.safetensors --sample 'and there' --sample-tokens 50 && cmp a.safetensors "
+          "b.safetensors",
       where);
   INFO(again.err);
   CHECK(again.exit_code == 0);
   CHECK(has(again.out, "and there"));
   CHECK(tessera::is_utf8(again.out));  // whatever bytes a model of bytes says
+  const std::string validated =
+      run.out.substr(run.out.find("validate step:  3") + 17, 17);  // "  loss:  5.12345"
+  CHECK(has(again.out, "validate step:  0" + validated));
   CHECK(folder.entries() == 4);
 }
 

@@ -410,32 +410,36 @@ TEST_CASE("initial values are the same bits for any number of ranks, sharded or 
 
 TEST_CASE("the host is at most `forwards_ahead` forwards ahead, though the program reads nothing",
           "[shard][threads]") {
-  for (const int ahead : {1, 2, 5}) {
-    INFO(ahead << " forwards ahead");
-    std::atomic<bool> is_open = false;
-    std::atomic<int> begun = 0;
-    const int calls = ahead + 3;
-    std::thread host([&] {
-      run_local(1, {.threads = 1}, [&](World& world) {
-        Stack model(kWidths);
-        model.shard({.mesh = DeviceMesh::flat(world), .forwards_ahead = ahead});
-        model.materialize(world.device());
-        nn::init(model, {3});
-        model.register_forward_pre_hook([&](nn::Module&, nn::CallTensors) {
-          if (++begun == 1)  // what the device has to end before anything else of this forward
-            world.device().compute().launch({.name = "gate"}, [&](Exec&) { is_open.wait(false); });
+  for (const bool is_root_called : {true, false})
+    for (const int ahead : {1, 2, 5}) {
+      INFO(ahead << (is_root_called ? " forwards ahead" : " calls of one unit ahead"));
+      std::atomic<bool> is_open = false;
+      std::atomic<int> begun = 0;
+      const int calls = ahead + 3;
+      std::thread host([&] {
+        run_local(1, {.threads = 1}, [&](World& world) {
+          Stack model(kWidths);
+          model.shard({.mesh = DeviceMesh::flat(world), .forwards_ahead = ahead});
+          model.materialize(world.device());
+          nn::init(model, {3});
+          nn::Module& called = is_root_called ? static_cast<nn::Module&>(model) : model.layers[0];
+          called.register_forward_pre_hook([&](nn::Module&, nn::CallTensors) {
+            if (++begun == 1)  // what the device has to end before anything else of this forward
+              world.device().compute().launch({.name = "gate"},
+                                              [&](Exec&) { is_open.wait(false); });
+          });
+          const Tensor x = rows_of(5, 0, 2, 5, world.device());
+          if (!is_root_called) shard_plan(model);  // who the root is
+          for (int call = 0; call < calls; ++call) is_root_called ? model(x) : model.layers[0](x);
         });
-        const Tensor x = rows_of(5, 0, 2, 5, world.device());
-        for (int call = 0; call < calls; ++call) model(x);
       });
-    });
-    while (begun < ahead) std::this_thread::yield();
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // for one that goes further
-    const int seen = begun;
-    is_open = true;
-    is_open.notify_all();
-    host.join();
-    CHECK(seen == ahead);
-    CHECK(begun == calls);
-  }
+      while (begun < ahead) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // for one that goes further
+      const int seen = begun;
+      is_open = true;
+      is_open.notify_all();
+      host.join();
+      CHECK(seen == ahead);
+      CHECK(begun == calls);
+    }
 }

@@ -158,8 +158,9 @@ int dry_run(const Config& given, int ranks) {
       std::printf("%s", plan.shard.to_string().c_str());
     }
     std::printf(
-        "rank %d and %d like it: planned peak %lld bytes (%s) in step 1, %lld bytes (%s) in every "
-        "later step, reserved %lld bytes (%s)\n",
+        "rank %d and %d other ranks like it: planned peak %lld bytes (%s) in step 1, %lld bytes "
+        "(%s) "
+        "at most in a later step, reserved %lld bytes (%s)\n",
         rank, count - 1, static_cast<long long>(first.peak_bytes),
         mebibytes(first.peak_bytes).c_str(), static_cast<long long>(later.peak_bytes),
         mebibytes(later.peak_bytes).c_str(), static_cast<long long>(later.reserved_bytes),
@@ -173,7 +174,8 @@ int dry_run(const Config& given, int ranks) {
         static_cast<long long>(plan.save.reserved_bytes));
     if (later.host_peak_bytes > 0)
       std::printf(
-          "on the host: planned peak %lld bytes (%s) in step 1, %lld bytes in every later step, "
+          "on the host: planned peak %lld bytes (%s) in step 1, %lld bytes at most in a later "
+          "step, "
           "reserved %lld bytes (%s)\n",
           static_cast<long long>(first.host_peak_bytes), mebibytes(first.host_peak_bytes).c_str(),
           static_cast<long long>(later.host_peak_bytes),

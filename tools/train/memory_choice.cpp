@@ -58,7 +58,7 @@ Chosen choose_by_memory(const Config& config, std::optional<std::int64_t> limit,
   for (Way& way : ways) {
     MemoryPlan plan = plan_of(way.config);
     const auto bytes = static_cast<std::int64_t>(most(static_cast<double>(reserved_bytes(plan))));
-    plans += concat(plans.empty() ? "" : "; ", way.name, " plans ", bytes, " bytes");
+    plans += concat(plans.empty() ? "" : "; ", way.name, " reserves ", bytes, " bytes");
     if (limit && bytes > *limit) continue;
     const std::string told = ways.size() == 1 ? ""
                                               : concat("chosen ", way.name, " within ", *limit,

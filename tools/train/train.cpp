@@ -234,7 +234,7 @@ class Run {
       if (freq > 0 && (step + 1) % freq == 0 && step + 1 < config_.training.steps)
         validate_model(step + 1);
     }
-    if (config_.training.steps > 0) validate_model(config_.training.steps);
+    validate_model(config_.training.steps);
     return false;
   }
 

@@ -100,9 +100,9 @@ struct ShardOptions {
   // How much of gradients is being reduced beside what is being written, 1 to 64: so many times the
   // largest piece of the unit, less a third of one.
   int reductions_in_flight = 1;
-  // Of the root: how many of its forwards the host may be ahead of the device, 1 to 64. It bounds
-  // the host's memory and a device's queues, however seldom the program reads a value. Other units
-  // take no notice of it, nor of slice_bytes, so that one set of options serves all of a model.
+  // Of the root: how many of its forwards, or calls of a unit without it, the host may be ahead of
+  // the device, 1 to 64, so that its memory is bounded however seldom the program reads a value.
+  // Other units take no notice of it, nor of slice_bytes: one set of options serves all of a model.
   int forwards_ahead = 2;
   // Of the root: the most that one slice of a streamed parameter may have, in bytes of the full
   // tensor; see nn::Module::stream_parameter. 0: so much that the gradient of a slice is no larger
