@@ -81,6 +81,7 @@
 #include "tessera/nn/module_list.hpp"
 #include "tessera/nn/norm.hpp"
 #include "tessera/nn/rotary.hpp"
+#include "tessera/nn/select.hpp"
 #include "tessera/nn/sequential.hpp"
 #include "tessera/nn/state.hpp"
 #include "tessera/optim/adamw.hpp"

@@ -13,6 +13,7 @@
 
 #include "tessera/autograd/ops.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"
+#include "tessera/nn/select.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/sgd.hpp"
@@ -67,7 +68,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(nn::Module& model, const json& 
                                               .beta2 = o["betas"][1],
                                               .eps = o["eps"],
                                               .weight_decay = o["weight_decay"]});
-  if (cell["no_decay"]) optimizer->set_weight_decay(named_like(model, {"norm", "embed"}), 0);
+  if (cell["no_decay"]) optimizer->set_weight_decay(nn::select(model, {"*norm*", "*embed*"}), 0);
   return optimizer;
 }
 

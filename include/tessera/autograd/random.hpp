@@ -2,9 +2,9 @@
 // the sequence.
 //
 // A draw depends on (seed, number of the draw, global index) only, so a mask is the same for any
-// number of ranks, once the program has told each rank its `first_row`; else all draw the mask of
-// the first rows. What runs an operation twice and needs the same draws, as recomputation does,
-// keeps a copy of the state and puts it back.
+// number of ranks where a row has a multiple of 4 elements, once the program has told each rank its
+// `first_row`; else all draw the mask of the first rows. What runs an operation twice and needs the
+// same draws, as recomputation does, keeps a copy of the state and puts it back.
 #pragma once
 
 #include <cstdint>

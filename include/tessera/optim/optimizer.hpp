@@ -98,10 +98,10 @@ class Optimizer {
   // others too, they are kept, and zeros with an arrival count of 0 lie where these were.
   void zero_grad();
 
-  // Another weight decay for some of its parameters, as 0 for norms and biases, and a factor on
-  // their learning rate, 1 if never set; from the next step on. A group is updated in one launch
-  // all the same.  Throws: ContractError for a parameter that is not its own, and for what is
-  // negative or not finite.
+  // Another weight decay for some of its parameters, as 0 for norms and biases (nn::select finds
+  // them by name), and a factor on their learning rate, 1 if never set; from the next step on. A
+  // group is updated in one launch all the same.  Throws: ContractError for a parameter that is not
+  // its own, and for what is negative or not finite.
   void set_weight_decay(const std::vector<Parameter>& of, double weight_decay);
   void set_lr_factor(const std::vector<Parameter>& of, double factor);
 
