@@ -15,6 +15,7 @@
 #include "tests/support/seed.hpp"
 #include "tests/support/share.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "tests/support/text.hpp"
 
 using namespace tessera::testing;
 
@@ -244,4 +245,35 @@ TEST_CASE("a dry run plans ranks apart whose rows are of other matrices") {
     most = std::max(most, peak[0]);
   CHECK(numbers(run.out, R"(memory a rank: planned peak (\d+) bytes, used (\d+) )") ==
         std::vector<std::vector<std::int64_t>>{{most, most}});
+}
+
+TEST_CASE("strategies differ in who shards, in what is gathered again, and in what stays open") {
+  TemporaryFolder folder;
+  write_book(folder);
+  struct Row {
+    std::string strategy, sharded;
+    std::int64_t gathers, all_reduces;  // of one block, root, table and head; 0: no such line
+    bool stays_open;
+  };
+  const std::vector<Row> rows = {{"ddp", "plan for 1 rank, in 4 replicas\n", 0, 4, false},
+                                 {"zero1", "plan for 4 ranks\n", 4, 0, true},
+                                 {"zero2", "plan for 4 ranks\n", 4, 0, false},
+                                 {"zero3", "plan for 4 ranks\n", 5, 0, false},
+                                 {"hybrid --parallelism.data_parallel_replicate_degree=2",
+                                  "plan for 2 ranks, in 2 replicas\n", 5, 4, false}};
+  for (const Row& row : rows) {
+    const Outcome plan = run_command(
+        "tessera-train --data.path=book.txt --model.dim=16 --model.n_layers=1 --model.n_heads=2 "
+        "--training.seq_len=16 --training.global_batch_size=8 --dry-run --ranks=4 "
+        "--parallelism.strategy=" +
+            row.strategy,
+        folder.path().string());
+    INFO(row.strategy << ": " << plan.out << plan.err);
+    CHECK(has(plan.out, row.sharded));
+    const auto all_reduces = numbers(plan.out, R"(over replicas (\d+) all-reduces)");
+    CHECK((all_reduces.empty() ? 0 : all_reduces[0][0]) == row.all_reduces);
+    CHECK(numbers(plan.out, R"((\d+) all-gathers of)") ==
+          std::vector<std::vector<std::int64_t>>{{row.gathers}});
+    CHECK(has(plan.out, "all units: open after backward") == row.stays_open);
+  }
 }

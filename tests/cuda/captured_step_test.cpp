@@ -14,6 +14,7 @@
 #include "tests/cuda/captured_job.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/share.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -53,15 +54,6 @@ Outcome train(const Setting& setting, std::uint64_t seed, int steps, bool captur
   outcome.draws = autograd::random_state().draws;
   outcome.replays = captured.replays();
   return outcome;
-}
-
-std::string thrown_by(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace
@@ -110,7 +102,7 @@ TEST_CASE("what can't be captured is refused in one line, before it runs", "[thr
       return function(in);
     });
     calls = 0;
-    const std::string line = thrown_by([&] {
+    const std::string line = thrown_by<std::exception>([&] {
       for (int i = 0; i < 8; ++i) step(job.batch(1));
     });
     CHECK(line.find('\n') == std::string::npos);
@@ -154,7 +146,7 @@ TEST_CASE("what is refused while it is captured leaves a model to reset", "[thre
   const auto batch = job.batch(1);
   const auto refusal = [&](const CapturedStep::Function& function) {
     CapturedStep step(job.device, function);
-    const std::string line = thrown_by([&] {
+    const std::string line = thrown_by<std::exception>([&] {
       for (int i = 0; i < 4; ++i) step(batch);
     });
     reset(job.model);
@@ -364,7 +356,7 @@ TEST_CASE("ranks that are threads can't capture, and say so", "[threads]") {
   const auto refused = on_ranks(2, on_gpu(), [&](World& world) {
     Job job(world, {}, 1);
     CapturedStep step(job.device, [&](const std::vector<Tensor>& in) { return job.step(in); });
-    return thrown_by([&] {
+    return thrown_by<std::exception>([&] {
       for (int i = 0; i < 6; ++i) step(job.batch(1));
     });
   });

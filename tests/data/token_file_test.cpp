@@ -14,10 +14,12 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/seed.hpp"
 #include "tests/support/temporary_folder.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace tessera;
 using namespace tessera::data;
 using tessera::testing::TemporaryFolder;
+using tessera::testing::thrown_by;
 
 namespace {
 
@@ -36,16 +38,6 @@ TokenFile counting_file(const TemporaryFolder& folder, int tokens) {
   std::vector<int> values(static_cast<std::size_t>(tokens));
   std::iota(values.begin(), values.end(), 0);
   return TokenFile(folder.write("count.bin", wide_tokens(values)), 65536);
-}
-
-template <class F>
-std::string data_error(F&& f) {
-  try {
-    f();
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 struct HostBatch {
@@ -83,7 +75,7 @@ TEST_CASE("a file of bytes gives its bytes, a .bin file its 16-bit words") {
 TEST_CASE("a bad token file is named with its fault") {
   const TemporaryFolder folder;
   const auto fault = [](const std::string& path, std::int64_t vocab_size) {
-    return data_error([&] { const TokenFile file(path, vocab_size); });
+    return thrown_by<DataError>([&] { const TokenFile file(path, vocab_size); });
   };
   const std::string missing = folder / "missing.txt";
   CHECK(fault(missing, 256) == concat("token file '", missing, "' does not exist; check the path"));
@@ -94,7 +86,7 @@ TEST_CASE("a bad token file is named with its fault") {
             .find("has id 1000 at position 2, beyond the vocabulary of 1000") != std::string::npos);
   CHECK(fault(folder.write("high.txt", "abz"), 'b' + 1).find("has id 122 at position 2") !=
         std::string::npos);
-  CHECK(fault(folder.write("fits.bin", wide_tokens({1, 999})), 1000) == "no error");
+  CHECK(fault(folder.write("fits.bin", wide_tokens({1, 999})), 1000).empty());
   CHECK(fault("/dev/zero", 256).find("is not a regular file") != std::string::npos);
 
   const std::string pipe = folder / "pipe";
@@ -108,12 +100,13 @@ TEST_CASE("a token file that changes while it is open is named with its fault") 
   const TokenFile file(path, 'a' + 1);
   std::vector<std::int32_t> tokens(20);
   const auto read = [&](std::int64_t first) { file.read(first, tokens); };
-  CHECK(data_error([&] { read(80); }) == "no error");
+  CHECK(thrown_by<DataError>([&] { read(80); }).empty());
   folder.write("a.txt", std::string(90, 'a') + std::string(10, 'b'));  // in place
-  CHECK(data_error([&] { read(75); }).find("has id 98 at position 90, beyond the vocabulary of") !=
-        std::string::npos);
+  CHECK(thrown_by<DataError>([&] {
+          read(75);
+        }).find("has id 98 at position 90, beyond the vocabulary of") != std::string::npos);
   std::filesystem::resize_file(path, 95);
-  CHECK(data_error([&] { read(0); }) == "no error");
+  CHECK(thrown_by<DataError>([&] { read(0); }).empty());
   CHECK_THROWS_AS(read(80), DeviceError);
 }
 
@@ -274,12 +267,12 @@ TEST_CASE("at most 64 held-out samples are looked at") {
 TEST_CASE("data too short for a sample says how long it is and what it needs") {
   const TemporaryFolder folder;
   const auto fault = [&](int tokens, std::int64_t length, double heldout) {
-    return data_error([&] {
+    return thrown_by<DataError>([&] {
       const TokenLoader loader(counting_file(folder, tokens),
                                {.seq_len = length, .heldout = heldout});
     });
   };
-  CHECK(fault(9, 8, 0) == "no error");
+  CHECK(fault(9, 8, 0).empty());
   CHECK(fault(8, 8, 0).find("has 8 tokens, too short for one sample of training.seq_len + 1 = 9") !=
         std::string::npos);
   CHECK(fault(0, 8, 0).find("has 0 tokens,") != std::string::npos);
@@ -332,8 +325,10 @@ TEST_CASE("ranks that share a look at a file find the first bad token between th
         continue;
       }
       const std::string says = "at position " + std::to_string(place) + ", beyond the vocabulary";
-      CHECK(data_error([&] { TokenFile(path, vocabulary); }).find(says) != std::string::npos);
+      CHECK(thrown_by<DataError>([&] { TokenFile(path, vocabulary); }).find(says) !=
+            std::string::npos);
       std::int32_t id = 0;
-      CHECK(data_error([&] { file.read(place, {&id, 1}); }).find(says) != std::string::npos);
+      CHECK(thrown_by<DataError>([&] { file.read(place, {&id, 1}); }).find(says) !=
+            std::string::npos);
     }
 }

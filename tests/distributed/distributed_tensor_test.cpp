@@ -144,7 +144,7 @@ TEST_CASE("placements that cannot be are refused before anything is sent", "[dis
   const DeviceMesh mesh = DeviceMesh::hybrid(world, {.replicate = 2, .shard = 2});
   const Tensor t = Tensor::ones({3, 2}, f32, world.device());
   const auto said = [&](Placements placements) {
-    return contract_error([&] { distribute(t, mesh, placements); });
+    return thrown_by([&] { distribute(t, mesh, placements); });
   };
   CHECK(said({Shard{}}) ==
         "DistributedTensor: 1 placements (Shard(0)) for a mesh of 2 dimensions; give one for each");
@@ -154,17 +154,16 @@ TEST_CASE("placements that cannot be are refused before anything is sent", "[dis
   CHECK(said({Replicate{}, Shard{2}}) ==
         "DistributedTensor: Shard(2) of a tensor [3, 2]; give one of its dimensions");
   CHECK(said({Partial{}, Replicate{}}).starts_with("distribute: (Partial(sum), Replicate)"));
-  CHECK(contract_error([&] { DistributedTensor(t, {3, 2}, mesh, {Replicate{}, Shard{}}); }) ==
+  CHECK(thrown_by([&] { DistributedTensor(t, {3, 2}, mesh, {Replicate{}, Shard{}}); }) ==
         "DistributedTensor: the local part is [3, 2], (Replicate, Shard(0)) of [3, 2] has "
         "[2, 2] here");
-  CHECK(contract_error([&] {
+  CHECK(thrown_by([&] {
           DistributedTensor(t, {3, 2}, mesh, {Replicate{}, Replicate{}})
               .redistribute({Partial{}, Replicate{}});
         }).find("nothing becomes partial") != std::string::npos);
-  CHECK(contract_error([] { DistributedTensor().full(); }) ==
-        "an undefined DistributedTensor was used");
+  CHECK(thrown_by([] { DistributedTensor().full(); }) == "an undefined DistributedTensor was used");
   nn::Linear whole(2, 3);
   whole.materialize(Device::cpu());
-  CHECK(contract_error([&] { whole.weight.distributed(); }).find("belongs to no unit") !=
+  CHECK(thrown_by([&] { whole.weight.distributed(); }).find("belongs to no unit") !=
         std::string::npos);
 }

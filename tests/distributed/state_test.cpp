@@ -184,19 +184,19 @@ TEST_CASE("what rank 0 refuses is refused on every rank, and nothing changes",
     const auto load_bad = [&] {
       job.model.load(world.rank() == 0 ? bad : StateDict(), {.from_rank_0 = &world});
     };
-    const std::string on_meta = contract_error(load_bad);
+    const std::string on_meta = thrown_by(load_bad);
     if (!job.model.parameters()[0].device().is_meta()) return std::string("materialized");
     job.model.materialize(world.device());
     nn::init(job.model, {1});
     const Values before = full_values(job.model);
-    const std::string error = contract_error(load_bad);
+    const std::string error = thrown_by(load_bad);
     if (error != on_meta) return concat("on meta: ", on_meta);
     const StateDict none{{"lr", StateTensor()}};  // has no tensor
     const auto load_optimizer = [&](int which, const StateDict& whole) {
       job.optimizer->load(job.model, world.rank() == which ? none : whole, {.from_rank_0 = &world});
     };
     load_optimizer(1, optimizer);  // what it gives isn't looked at
-    if (contract_error([&] { load_optimizer(0, {}); }).empty()) return std::string("accepted");
+    if (thrown_by([&] { load_optimizer(0, {}); }).empty()) return std::string("accepted");
     const nn::LoadReport report =
         job.model.load(world.rank() == 0 ? StateDict{{"extra", model.at("count")}} : StateDict(),
                        {.strict = false, .from_rank_0 = &world});
@@ -216,7 +216,7 @@ TEST_CASE("ranks whose models differ are told so when rank 0 sends", "[distribut
   const auto said = on_ranks(2, [&](World& world) {
     Stack model({4, world.rank() == 0 ? 7 : 8, 5});
     model.materialize(world.device());
-    return contract_error([&] { model.load(StateDict(), {.from_rank_0 = &world}); });
+    return thrown_by([&] { model.load(StateDict(), {.from_rank_0 = &world}); });
   });
   for (const std::string& error : said)
     CHECK(
@@ -253,15 +253,15 @@ TEST_CASE("a rank that does not take part in whole state is named in one line",
 TEST_CASE("options of a state dict that say nothing together are refused", "[distributed]") {
   Stack model({2, 2});
   model.materialize(Device::cpu());
-  CHECK(contract_error([&] {
+  CHECK(thrown_by([&] {
           model.state_dict({.ranks = StateRanks::rank_0});
         }).starts_with("state_dict: only whole tensors can be for rank 0 alone"));
-  CHECK(contract_error([&] {
+  CHECK(thrown_by([&] {
           model.state_dict({.form = StateForm::view, .memory = StateMemory::host});
         }).starts_with("state_dict: views lie where the model is"));
   const StateDict rows{{"x", {Tensor::ones({1}, f32, Device::cpu()), ShardSpec{{2}, 2, 0}}}};
   CHECK(
-      contract_error([&] { for_each_full(rows, [](const auto&, const auto&) {}); }) ==
+      thrown_by([&] { for_each_full(rows, [](const auto&, const auto&) {}); }) ==
       "for_each_full: 'x' is rows of rank 0 of 2 without a mesh; give what a state_dict has made");
 }
 
@@ -271,12 +271,11 @@ TEST_CASE("a view of state is read, never written, and a lent tensor is not kept
   model.materialize(Device::cpu());
   StateDict views = model.state_dict({.form = StateForm::view});
   CHECK(views.at("scale").values.data() == model.scale.shard().data());
-  CHECK(contract_error([&] { raw::fill(views.at("scale").values, 1); }).find("scale") !=
+  CHECK(thrown_by([&] { raw::fill(views.at("scale").values, 1); }).find("scale") !=
         std::string::npos);
   Tensor kept;
   for_each_full(views, [&](const std::string&, const Tensor& whole) { kept = whole; });
-  CHECK(contract_error([&] { kept.to_vector<float>(); }).find("for_each_full") !=
-        std::string::npos);
+  CHECK(thrown_by([&] { kept.to_vector<float>(); }).find("for_each_full") != std::string::npos);
 }
 
 // Rank 0 holds the whole state on the host; every rank beside its shards one tensor.

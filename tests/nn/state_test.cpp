@@ -5,6 +5,7 @@
 #include "tessera/nn/linear.hpp"
 #include "tessera/nn/module_list.hpp"
 #include "tests/nn/helpers.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -25,15 +26,6 @@ struct Stateful : nn::Module {
   nn::Buffer count{{}, Initializer::constant(0), i64};
   nn::Buffer table{{4}, Initializer::by_index([](std::int64_t i) { return 10. * double(i); })};
 };
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const ContractError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 std::vector<std::byte> bytes_of(nn::Module& module) {
   std::vector<std::byte> all;
@@ -103,8 +95,7 @@ TEST_CASE("a tied parameter is loaded from any of its names, and from several th
   state["up.weight"] = Tensor::full({3, 2}, 1, f32, device);
   CHECK_NOTHROW(module.load(state));
   state["up.weight"] = Tensor::full({3, 2}, 2, f32, device);
-  CHECK(message_of([&] { module.load(state); }).find("ties to another tensor") !=
-        std::string::npos);
+  CHECK(thrown_by([&] { module.load(state); }).find("ties to another tensor") != std::string::npos);
 }
 
 TEST_CASE("what does not fit is named in one line, and nothing changes", "[nn]") {
@@ -150,7 +141,7 @@ TEST_CASE("what does not fit is named in one line, and nothing changes", "[nn]")
   for (const Bad& bad : table) {
     StateDict state = good;
     bad.change(state);
-    const std::string said = message_of([&] { module.load(state); });
+    const std::string said = thrown_by([&] { module.load(state); });
     INFO(said);
     CHECK(said.find(bad.said) != std::string::npos);
     CHECK(said.find('\n') == std::string::npos);
@@ -168,22 +159,22 @@ TEST_CASE("a load that is not strict takes what is there and reports the rest", 
   CHECK(report.missing == std::vector<std::string>{"up.weight", "mean", "count"});
   CHECK(report.unexpected == std::vector<std::string>{"other"});
   CHECK(values(module.up.bias) == std::vector<float>(3, 4));
-  CHECK(message_of([&] {
+  CHECK(thrown_by([&] {
           module.load({{"up.bias", Tensor::ones({4}, f32, device)}}, {.strict = false});
         }).find("the model has [3]") != std::string::npos);
 }
 
 TEST_CASE("a module on meta has no state to take or to load into", "[nn]") {
   Stateful module;
-  CHECK(message_of([&] { module.state_dict(); }).find("call materialize") != std::string::npos);
-  CHECK(message_of([&] {
+  CHECK(thrown_by([&] { module.state_dict(); }).find("call materialize") != std::string::npos);
+  CHECK(thrown_by([&] {
           module.load({{"up.bias", Tensor::ones({3}, f32, Device::cpu())}}, {.strict = false});
         }).find("call materialize") != std::string::npos);
 }
 
 TEST_CASE("buffers have their initial values without init, and init gives them back", "[nn]") {
   Stateful module;
-  CHECK(message_of([&] { module.mean.value(); }).find("buffer '") != std::string::npos);
+  CHECK(thrown_by([&] { module.mean.value(); }).find("buffer '") != std::string::npos);
   module.materialize(Device::cpu());
   CHECK(module.table.value().to_vector<float>() == std::vector<float>{0, 10, 20, 30});
   const Tensor held = module.mean.value();
@@ -214,10 +205,10 @@ TEST_CASE("buffers are written by assign only, with what fits", "[nn]") {
   Stateful module;
   module.materialize(Device::cpu());
   const Tensor mean = module.mean.value();
-  CHECK(message_of([&] { raw::fill(mean, 1); }).find("mean") != std::string::npos);
-  CHECK(message_of([&] { module.mean.assign(Tensor::ones({2}, f32, mean.device())); }) ==
+  CHECK(thrown_by([&] { raw::fill(mean, 1); }).find("mean") != std::string::npos);
+  CHECK(thrown_by([&] { module.mean.assign(Tensor::ones({2}, f32, mean.device())); }) ==
         "buffer 'mean' is assigned [2] of f32; it is [3] of f32");
-  CHECK(message_of([&] {
+  CHECK(thrown_by([&] {
           module.count.assign(Tensor::ones({}, f32, mean.device()));
         }).find("it is [] of i64") != std::string::npos);
 }
@@ -229,9 +220,9 @@ TEST_CASE("parameters and modules are found by any of their names, or those ther
   CHECK(module.get_parameter("tied.weight") == module.up.weight);
   CHECK(&module.get_submodule("up") == &module.up);
   CHECK(&module.get_submodule("") == &module);
-  CHECK(message_of([&] { module.get_parameter("up.scale"); }) ==
+  CHECK(thrown_by([&] { module.get_parameter("up.scale"); }) ==
         "get_parameter: there is no 'up.scale'; there are 'up.weight', 'up.bias', 'tied.weight'");
-  CHECK(message_of([&] { module.get_submodule("down"); }) ==
+  CHECK(thrown_by([&] { module.get_submodule("down"); }) ==
         "get_submodule: there is no 'down'; there are '', 'up', 'tied'");
 }
 

@@ -1,7 +1,6 @@
 // Loss scaling on one rank, against PyTorch's rules: which steps are taken, what the scale becomes,
 // and what is refused. Over ranks: tests/shard/grad_scaler_test.
 #include <algorithm>
-#include <functional>
 #include <limits>
 
 #include "tessera/device/device_context.hpp"
@@ -10,6 +9,7 @@
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/grad_scaler.hpp"
 #include "tests/optim/helpers.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -62,15 +62,6 @@ struct Scaled {
   Bag bag{kScaledShapes}, plain{kScaledShapes};
   optim::GradScaler scaler;
 };
-
-std::string scaler_refusal(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const ContractError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 }  // namespace
 
@@ -277,36 +268,35 @@ TEST_CASE("a loss of 16 bits is scaled in f32", "[optim]") {
 TEST_CASE("calls of a scaler that make no step are refused in one line", "[optim]") {
   Scaled s;
   optim::AdamW optimizer(s.bag.parameters()), other({s.bag.items[0]});
-  const auto refusal = [](const std::function<void()>& f) { return scaler_refusal(f); };
-  CHECK_THAT(refusal([&] { s.scaler.update(); }), Contains("no optimizer was unscaled"));
-  CHECK_THAT(refusal([&] { s.scaler.found_inf(optimizer); }), Contains("were not unscaled"));
+  CHECK_THAT(thrown_by([&] { s.scaler.update(); }), Contains("no optimizer was unscaled"));
+  CHECK_THAT(thrown_by([&] { s.scaler.found_inf(optimizer); }), Contains("were not unscaled"));
   give_scaled(s.scaler, s.bag, s.gradients());
   s.scaler.unscale(optimizer);
-  CHECK_THAT(refusal([&] { s.scaler.unscale(optimizer); }), Contains("gradients were unscaled"));
+  CHECK_THAT(thrown_by([&] { s.scaler.unscale(optimizer); }), Contains("gradients were unscaled"));
   s.scaler.step(optimizer);
-  CHECK_THAT(refusal([&] { s.scaler.step(optimizer); }),
+  CHECK_THAT(thrown_by([&] { s.scaler.step(optimizer); }),
              Contains("step was taken since the last update(); call update() between"));
-  CHECK_THAT(refusal([&] { s.scaler.unscale(optimizer); }), Contains("step was taken"));
+  CHECK_THAT(thrown_by([&] { s.scaler.unscale(optimizer); }), Contains("step was taken"));
   s.scaler.update();
-  CHECK_THAT(refusal([&] { s.scaler.update(); }), Contains("no optimizer was unscaled"));
+  CHECK_THAT(thrown_by([&] { s.scaler.update(); }), Contains("no optimizer was unscaled"));
   s.scaler.step(optimizer);  // and on it goes
   s.scaler.update();
   CHECK(optimizer.steps() == 2);
 
   const Device elsewhere = Device::cpu();
   optim::GradScaler far(elsewhere);
-  CHECK_THAT(refusal([&] { far.unscale(optimizer); }), Contains("on another device"));
-  CHECK_THAT(refusal([&] { optimizer.step_if(Tensor::ones({}, f32, s.device)); }),
+  CHECK_THAT(thrown_by([&] { far.unscale(optimizer); }), Contains("on another device"));
+  CHECK_THAT(thrown_by([&] { optimizer.step_if(Tensor::ones({}, f32, s.device)); }),
              Contains("step_if: the condition is f32"));
   const Tensor far_away = raw::logical_not(Tensor::zeros({}, f32, elsewhere));
-  CHECK_THAT(refusal([&] { optimizer.step_if(far_away); }), Contains("lies on another device"));
-  CHECK_THAT(refusal([] { optim::GradScaler{Device::meta()}; }), Contains("meta"));
+  CHECK_THAT(thrown_by([&] { optimizer.step_if(far_away); }), Contains("lies on another device"));
+  CHECK_THAT(thrown_by([] { optim::GradScaler{Device::meta()}; }), Contains("meta"));
 }
 
 TEST_CASE("a scaler refuses factors that are none", "[optim]") {
   const Device device = Device::cpu();
   const auto refusal = [&](const optim::GradScalerOptions& options) {
-    return scaler_refusal([&] { optim::GradScaler(device, options); });
+    return thrown_by([&] { optim::GradScaler(device, options); });
   };
   for (const double bad : {0.0, -1.0, 1e-60, 1e-38, 1e60, double{INFINITY}, double{NAN}})
     CHECK_THAT(refusal({.init_scale = bad}), Contains("the scale is"));
@@ -353,9 +343,9 @@ TEST_CASE("a scaler that is loaded goes on as the one that was saved", "[optim]"
     StateDict wrong = state;
     const DType dtype = state.at(name).values.dtype();
     wrong.at(name) = StateTensor(Tensor::full({}, bad, dtype, s.device));
-    CHECK_THAT(scaler_refusal([&] { other.load(wrong); }), Contains(name));
+    CHECK_THAT(thrown_by([&] { other.load(wrong); }), Contains(name));
     wrong.erase(name);
-    CHECK_THAT(scaler_refusal([&] { other.load(wrong); }), Contains("'" + name + "'"));
+    CHECK_THAT(thrown_by([&] { other.load(wrong); }), Contains("'" + name + "'"));
     CHECK(other.current_scale().item() == 2048);
   }
 }

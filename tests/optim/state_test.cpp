@@ -2,6 +2,7 @@
 // changes nothing.
 #include "tessera/optim/adamw.hpp"
 #include "tests/optim/helpers.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -32,15 +33,6 @@ std::map<std::string, std::vector<std::byte>> bytes_of(const StateDict& state) {
     entry.values.to_bytes(own);
   }
   return all;
-}
-
-std::string refusal_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const ContractError& error) {
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace
@@ -94,7 +86,7 @@ TEST_CASE("an optimizer's state has no moments of what is frozen, and loads with
   CHECK(state.count("0.weight_decay") == 1);
   CHECK(bytes_of(state).at("1.exp_avg") == bytes_of(before).at("1.exp_avg"));
   CHECK_NOTHROW(s.optimizer.load(s.bag, state));
-  CHECK(refusal_of([&] { s.optimizer.load(s.bag, before); }) ==
+  CHECK(thrown_by([&] { s.optimizer.load(s.bag, before); }) ==
         "load: the state dict holds '0.exp_avg' and 1 more, which the optimizer does not have; is "
         "it an optimizer of this kind and size?");
 }
@@ -134,7 +126,7 @@ TEST_CASE("state that does not fit an optimizer is named in one line, and nothin
   for (const Bad& bad : table) {
     StateDict state = good;
     bad.change(state);
-    const std::string said = refusal_of([&] { s.optimizer.load(s.bag, state); });
+    const std::string said = thrown_by([&] { s.optimizer.load(s.bag, state); });
     INFO(said);
     CHECK(said.find(bad.said) != std::string::npos);
     CHECK(said.find('\n') == std::string::npos);
@@ -152,10 +144,10 @@ TEST_CASE("the model that names an optimizer's parameters has to hold all of the
   Stepped s;
   Bag other(std::vector<Shape>{{2}});
   other.materialize(Device::cpu());
-  CHECK(refusal_of([&] { s.optimizer.state_dict(other); }) ==
+  CHECK(thrown_by([&] { s.optimizer.state_dict(other); }) ==
         "Optimizer::state_dict: parameter '0' of the optimizer is none of the model's; give the "
         "module that holds all of them");
-  CHECK(refusal_of([&] {
+  CHECK(thrown_by([&] {
           s.optimizer.load(other, StateDict());
         }).starts_with("Optimizer::load: parameter"));
 }

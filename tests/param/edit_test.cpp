@@ -9,9 +9,11 @@
 #include "tessera/param/parameter.hpp"
 #include "tessera/tensor/ops.hpp"
 #include "tests/autograd/helpers.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace tessera;
 using Catch::Matchers::Contains;
+using tessera::testing::thrown_by;
 
 namespace {
 
@@ -63,15 +65,6 @@ std::map<std::string, Write> writes(const Device& device) {
   };
 }
 
-std::string contract_error(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const ContractError& error) {
-    return error.what();
-  }
-  return "";
-}
-
 }  // namespace
 
 TEST_CASE("no operation writes to a parameter but in its edit") {
@@ -81,7 +74,7 @@ TEST_CASE("no operation writes to a parameter but in its edit") {
     const std::vector<Tensor> handles = {m.w.shard(), m.w.value(), m.w.value().detach(),
                                          raw::contiguous(m.w.shard()), raw::cast(m.w.shard(), f32)};
     for (const Tensor& handle : handles)
-      CHECK_THAT(contract_error([&] { write(handle); }),
+      CHECK_THAT(thrown_by([&] { write(handle); }),
                  Contains("parameter 'layer.weight' is read-only") && Contains("Parameter::edit"));
     CHECK(m.w.shard().to_vector<float>() == std::vector<float>{1, 2, 3, 4});
     m.w.edit([&](const Tensor& rows) { write(rows); });
@@ -102,8 +95,8 @@ TEST_CASE("what an edit gives can't be kept") {
   };
   CHECK_THROWS_WITH(m.w.edit(fails), "the callback's own");
   for (const Tensor& tensor : {kept, thrown}) {
-    CHECK_THAT(contract_error([&] { tensor.to_vector<float>(); }), Contains("Parameter::edit"));
-    CHECK_THAT(contract_error([&] { raw::fill(tensor, 1); }), Contains("lent for the callback"));
+    CHECK_THAT(thrown_by([&] { tensor.to_vector<float>(); }), Contains("Parameter::edit"));
+    CHECK_THAT(thrown_by([&] { raw::fill(tensor, 1); }), Contains("lent for the callback"));
   }
   CHECK(m.w.shard().to_vector<float>() == std::vector<float>(4, 9));  // what it had written
 }
@@ -112,9 +105,7 @@ TEST_CASE("assign takes this rank's rows, and refuses what they are not") {
   const Whole m;
   m.w.assign(raw::cast(Tensor::from({5, 6, 7, 8}, {2, 2}, m.device), bf16));
   CHECK(m.w.shard().to_vector<float>() == std::vector<float>{5, 6, 7, 8});
-  const auto refused = [&](const Tensor& values) {
-    return contract_error([&] { m.w.assign(values); });
-  };
+  const auto refused = [&](const Tensor& values) { return thrown_by([&] { m.w.assign(values); }); };
   CHECK_THAT(refused(Tensor::ones({4}, f32, m.device)),
              Contains("'layer.weight' is assigned [4] of f32") && Contains("[2, 2]"));
   CHECK_THAT(refused(Tensor::ones({2, 2}, i64, m.device)), Contains("of i64"));
@@ -132,7 +123,7 @@ TEST_CASE("an edit before a backward whose forward has read older values is an e
   for (const auto& edit : edits) {
     const Tensor before = sum(m.w.value() * m.w.value());
     edit();
-    CHECK_THAT(contract_error([&] { before.backward(); }),
+    CHECK_THAT(thrown_by([&] { before.backward(); }),
                Contains("written by 'Parameter::edit' since forward"));
     sum(m.w.value() * m.w.value()).backward();
   }
@@ -142,7 +133,7 @@ TEST_CASE("a parameter without memory is neither read nor edited") {
   const Parameter p({3}, Initializer::constant(0));
   state_of(p)->name = "head.weight";
   for (const std::string& what :
-       {contract_error([&] { p.shard(); }), contract_error([&] { p.edit([](const Tensor&) {}); }),
-        contract_error([&] { p.assign(Tensor::ones({3}, f32, Device::cpu())); })})
+       {thrown_by([&] { p.shard(); }), thrown_by([&] { p.edit([](const Tensor&) {}); }),
+        thrown_by([&] { p.assign(Tensor::ones({3}, f32, Device::cpu())); })})
     CHECK_THAT(what, Contains("'head.weight' has no memory yet"));
 }

@@ -61,7 +61,7 @@ inline std::string heard_of(const Difference& difference, const World& world,
   nn::init(model, {3});
   const Tensor rows = Tensor::zeros({1, 5}, f32, world.device());
   const Launches launches(world.device());
-  std::string heard = contract_error([&] { model(rows); });
+  std::string heard = thrown_by([&] { model(rows); });
   for (const auto& [name, count] : launches.counts())
     if (name != "max") heard = concat("submits '", name, "' before it says: ", heard);
   return heard;

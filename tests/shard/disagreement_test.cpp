@@ -92,10 +92,39 @@ TEST_CASE("a decision of one rank before the root's first call is told by the un
     model.shard({.mesh = DeviceMesh::flat(world)});
     model.materialize(world.device());
     if (world.rank() == 1) set_modules_to_forward_prefetch(model.layers[0], {&model.layers[1]});
-    return contract_error([&] { shard_plan(model); });
+    return thrown_by([&] { shard_plan(model); });
   });
   CHECK_THAT(said[0], Contains("decisions of unit 'layers.0' differ between ranks; here: none;"));
   CHECK_THAT(said[1], Contains("differ between ranks; here:  (prefetches layers.1);"));
+}
+
+TEST_CASE("a model that one rank alone has made wrong is an error there, and told to its peers") {
+  const std::pair<std::function<void(nn::Linear&, ShardOptions&)>, std::string> faults[] = {
+      {[](nn::Linear&, ShardOptions& options) { options.offload = Offload::cpu; },
+       "unit 'layers.1' has its shards on the host, its root on the device"},
+      {[](nn::Linear& layer, ShardOptions& options) { options.ignored = {layer.weight}; },
+       "parameter 'layers.1.weight' is ignored by a unit inside of"}};
+  for (const auto& [fault, says] : faults) {
+    std::vector<std::string> heard(3);
+    const auto body = [&, &fault = fault](World& world) {
+      try {
+        Stack model({5, 7, 3});
+        const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+        ShardOptions odd = options;
+        if (world.rank() == 1) fault(model.layers[1], odd);
+        fully_shard(model.layers[0], options);
+        fully_shard(model.layers[1], odd);
+        fully_shard(model, options);
+        nn::init(model, {1}, world.device());
+        model(rows_of(1, 0, 1, 5, world.device()));
+      } catch (const std::exception& error) {
+        heard[static_cast<std::size_t>(world.rank())] = error.what();
+        throw;
+      }
+    };
+    CHECK_THROWS_AS(run_local(3, {.threads = 1}, body), std::exception);
+    for (const std::string& said : heard) CHECK_THAT(said, Contains(says));
+  }
 }
 
 TEST_CASE("a decision that is taken back leaves the gathers' names as they were") {
@@ -121,13 +150,13 @@ TEST_CASE("nothing is decided in the middle of a call or a backward pass") {
     std::vector<std::string> said;
     const auto decide = [&] {
       nn::Module& unit = model.layers[0];
-      said.push_back(contract_error([&] { set_reductions_in_flight(unit, 2); }));
-      said.push_back(contract_error([&] { set_reshard_after_forward(unit, Reshard::never); }));
-      said.push_back(contract_error([&] { set_reshard_after_backward(unit, false); }));
-      said.push_back(contract_error([&] { set_unshard_in_backward(unit, true); }));
-      said.push_back(contract_error([&] { set_requires_all_reduce(unit, false); }));
-      said.push_back(contract_error([&] { set_modules_to_forward_prefetch(unit, {}); }));
-      said.push_back(contract_error([&] { set_modules_to_backward_prefetch(unit, {}); }));
+      said.push_back(thrown_by([&] { set_reductions_in_flight(unit, 2); }));
+      said.push_back(thrown_by([&] { set_reshard_after_forward(unit, Reshard::never); }));
+      said.push_back(thrown_by([&] { set_reshard_after_backward(unit, false); }));
+      said.push_back(thrown_by([&] { set_unshard_in_backward(unit, true); }));
+      said.push_back(thrown_by([&] { set_requires_all_reduce(unit, false); }));
+      said.push_back(thrown_by([&] { set_modules_to_forward_prefetch(unit, {}); }));
+      said.push_back(thrown_by([&] { set_modules_to_backward_prefetch(unit, {}); }));
     };
     run_within_step(model, rows_of(1, world.rank(), 1, 5, world.device()), decide);
     return said;
@@ -145,13 +174,13 @@ TEST_CASE("what an inner unit ignores, the units around it ignore, too") {
     const DeviceMesh mesh = DeviceMesh::flat(world);
     std::vector<std::string> lines;
     fully_shard(model.layers[0], {.mesh = mesh, .ignored = {model.layers[0].bias}});
-    lines.push_back(contract_error([&] { fully_shard(model, {.mesh = mesh}); }));
+    lines.push_back(thrown_by([&] { fully_shard(model, {.mesh = mesh}); }));
     fully_shard(model, {.mesh = mesh, .ignored = {model.layers[0].bias}});
     model.materialize(world.device());
     lines.push_back(concat(model.layers[0].bias.shard().numel()));
     Stack ragged({4, 4, 4});
     ragged.layers[0].weight.set_block_rows(2);
-    lines.push_back(contract_error(
+    lines.push_back(thrown_by(
         [&] { fully_shard(ragged, {.mesh = mesh, .ignored = {ragged.layers[0].weight}}); }));
     return lines;
   });
@@ -170,21 +199,21 @@ TEST_CASE("options and decisions that no unit can take name its parameters") {
   Stack model({5, 7, 3});
   const World world = World::single();
   const DeviceMesh mesh = DeviceMesh::flat(world);
-  CHECK_THAT(contract_error(
-                 [&] { fully_shard(model.layers[1], {.mesh = mesh, .reductions_in_flight = 0}); }),
-             Contains("the module of 'weight': reductions_in_flight is 0; expected 1 to 64"));
-  CHECK_THAT(contract_error([&] { fully_shard(model, {.mesh = mesh, .piece_bytes = -1}); }),
+  CHECK_THAT(
+      thrown_by([&] { fully_shard(model.layers[1], {.mesh = mesh, .reductions_in_flight = 0}); }),
+      Contains("the module of 'weight': reductions_in_flight is 0; expected 1 to 64"));
+  CHECK_THAT(thrown_by([&] { fully_shard(model, {.mesh = mesh, .piece_bytes = -1}); }),
              Contains("the module of 'scale': piece_bytes is -1; expected 1 or more"));
-  CHECK_THAT(contract_error([&] {
+  CHECK_THAT(thrown_by([&] {
                fully_shard(model, {.mesh = mesh, .reshard_after_forward = Reshard::to(3)});
              }),
              Contains("the module of 'scale': Reshard::to(3) of 1 rank"));
-  CHECK_THAT(contract_error([&] { shard_plan(model.layers[0]); }),
+  CHECK_THAT(thrown_by([&] { shard_plan(model.layers[0]); }),
              Contains("the module of 'layers.0.weight' is not a unit"));
   fully_shard(model, {.mesh = mesh});
-  CHECK_THAT(contract_error([&] { fully_shard(model, {.mesh = mesh}); }),
+  CHECK_THAT(thrown_by([&] { fully_shard(model, {.mesh = mesh}); }),
              Contains("the module of 'scale' is a unit already"));
-  CHECK_THAT(contract_error([&] { set_gradient_divide_factor(model, 0); }),
+  CHECK_THAT(thrown_by([&] { set_gradient_divide_factor(model, 0); }),
              Contains("the module of 'scale': factor is 0"));
 }
 
@@ -197,7 +226,7 @@ TEST_CASE("ranks that shard along different dimensions hear so on each, with the
                 return Shard{p.shape().ndim() == 2 ? world.rank() : 0};
               }});
          nn::init(model, {1}, world.device());
-         return contract_error([&] { model(rows_of(1, 0, 2, 4, world.device())); });
+         return thrown_by([&] { model(rows_of(1, 0, 2, 4, world.device())); });
        }))
     CHECK_THAT(heard, Contains("parameters of unit 'layers.0' differ between ranks") &&
                           Contains("layers.0.weight [4, 4]"));

@@ -194,7 +194,7 @@ TEST_CASE("an edit between a forward and its backward is an error") {
         const Tensor loss = speaker.loss();
         edit_all(speaker.model);
         world.device().synchronize();  // or reset might find that an edit was lost
-        const std::string what = contract_error([&] { loss.backward(); });
+        const std::string what = thrown_by([&] { loss.backward(); });
         if (!c.is_whole) reset(speaker.model);
         speaker.step();  // goes on
         return what;
@@ -234,7 +234,7 @@ TEST_CASE("a unit that stayed open over an edit refuses the backward, too") {
       x.require_grad();
       const Tensor loss = model(x);
       model.w.assign(raw::mul(model.w.shard(), 3));
-      return contract_error([&] { loss.backward(); });
+      return thrown_by([&] { loss.backward(); });
     });
     for (const std::string& what : said) CHECK_THAT(what, Contains("parameters updated"));
   }
@@ -312,7 +312,7 @@ TEST_CASE(
              nn::init(reader, {1});
              const Tensor loss = sum(reader(Tensor::ones({4}, f32, world.device())));
              reader.w.edit([](const Tensor& rows) { raw::fill(rows, 5); });
-             return contract_error([&] { loss.backward(); });
+             return thrown_by([&] { loss.backward(); });
            }))
         CHECK_THAT(said, Contains("updated after the forward that is recomputed"));
 }

@@ -94,7 +94,7 @@ TEST_CASE("a list that nobody calls opens nothing, and its layers say so", "[fsd
   Stack model({4, 4, 4});
   fully_shard(model.layers, {.mesh = DeviceMesh::flat(world)});
   nn::init(model, {1}, world.device());
-  CHECK_THAT(contract_error([&] { model(rows_of(1, 0, 2, 4, world.device())); }),
+  CHECK_THAT(thrown_by([&] { model(rows_of(1, 0, 2, 4, world.device())); }),
              Contains("'layers.0.") && Contains("inside the module's call"));
 }
 
@@ -123,10 +123,8 @@ TEST_CASE("a mesh of three dimensions, or without names, is refused", "[fsdp2-00
   const World world = World::emulated(0, 8);
   const DeviceMesh mesh = DeviceMesh::grid(world, {{"a", 2}, {"b", 2}, {"c", 2}});
   Stack model({4, 4});
-  CHECK_THAT(contract_error([&] { fully_shard(model, {.mesh = mesh}); }),
-             Contains("a 2 x b 2 x c 2"));
-  CHECK_THAT(contract_error([&] { DeviceMesh::grid(world, {{"", 2}, {"", 4}}); }),
-             Contains("name"));
+  CHECK_THAT(thrown_by([&] { fully_shard(model, {.mesh = mesh}); }), Contains("a 2 x b 2 x c 2"));
+  CHECK_THAT(thrown_by([&] { DeviceMesh::grid(world, {{"", 2}, {"", 4}}); }), Contains("name"));
 }
 
 TEST_CASE("every parameter has the shape of the whole and its rank's rows",
@@ -239,7 +237,7 @@ TEST_CASE("a parameter is its shard before, between and after passes, and whole 
       });
       loss.backward();
       look();
-      f.outside = contract_error([&] { weight.value(); });
+      f.outside = thrown_by([&] { weight.value(); });
       look();
       f.is_shard = f.is_shard && weight.grad().shape() == weight.shard().shape();
       return f;

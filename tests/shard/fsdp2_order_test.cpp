@@ -1,6 +1,8 @@
 // The exact order in which a host asks for gathers and reductions, in the cases in which FSDP2's
 // own tests spell theirs out. Where ours differs it is by design: what is called last stays
 // gathered through the turn, and nothing is gathered that backward does not read.
+#include <tuple>
+
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/nn/embedding.hpp"
@@ -188,6 +190,24 @@ TEST_CASE("a second forward gathers what is closed, and one backward goes back a
     CHECK((stays_first || pass.backward == rest));
     CHECK(pass.forward == (stays_first ? "root 0 1 2 0 1" : "root 0 1 2 0 1 2"));
   }
+}
+
+// The second first, with the graph retained: each pass goes back along all that was called.
+TEST_CASE("branches that go backward one by one are gathered and reduced by each pass",
+          "[fsdp2-062]") {
+  const auto branches = [](auto& model, const Tensor& x) {
+    const std::vector<Tensor> y =
+        model.call([&] { return std::vector<Tensor>{model.layers[0](x), model.layers[1](x)}; });
+    mean_square(y[1]).backward({}, true);
+    return mean_square(y[0]);
+  };
+  const std::tuple<Reshard, const char*, const char*> table[] = {
+      {Reshard::always, "1 root 0 -1 -0 -root", "1 root 0 -1 -0 -root"},
+      {Reshard::automatic, "0 -1 -0 -root", "1 root 0 -1 -0 -root"},
+      {Reshard::never, "-1 -0 -root", "root 1 -1 0 -0 -root"}};
+  for (const auto& [reshard, second, first] : table)
+    CHECK(passes(Stack({4, 4, 4}), reshard, 2, branches) ==
+          std::vector<Pass>(2, {concat("root 0 1 ", second), first}));
 }
 
 TEST_CASE("backward asks for as many gathers ahead as prefetch_depth, and forward for none",

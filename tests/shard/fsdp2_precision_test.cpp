@@ -2,7 +2,9 @@
 // computes in 16 bits, and how many bits a gradient keeps.
 #include "tessera/autograd/recompute.hpp"
 #include "tessera/nn/norm.hpp"
+#include "tessera/shard/runtime_control.hpp"
 #include "tests/shard/support.hpp"
+#include "tests/support/mesh.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -106,19 +108,28 @@ TEST_CASE("gradients of bf16 products keep the bits of f32, over micro-batches a
     nn::Linear layer{3, 4, nn::LinearOptions{.bias = false}},
         unused{3, 4, nn::LinearOptions{.bias = false}};
   };
+  struct Row {
+    int ranks, replicas;
+    bool reduces_last;
+  };
   for (const DType reduce : {f32, bf16})
     for (const bool recomputes : {false, true})
-      for (const int ranks : {1, 2}) {
-        INFO("reduced in " << reduce << ", recomputes " << recomputes << ", " << ranks << " ranks");
-        for (const Values& gradients : on_ranks(ranks, [&](World& world) {
+      for (const auto& [ranks, replicas, reduces_last] :
+           {Row{1, 1, false}, {2, 1, false}, {2, 1, true}, {4, 2, false}, {4, 2, true}}) {
+        INFO("reduced in " << reduce << (reduces_last ? " behind the last" : "") << ", recomputes "
+                           << recomputes << ", " << ranks << " ranks, replicas " << replicas);
+        for (const Values& gradients :
+             on_ranks(ranks, [&, replicas = replicas, reduces_last = reduces_last](World& world) {
                Counted model;
-               fully_shard(model, {.mesh = DeviceMesh::flat(world),
+               fully_shard(model, {.mesh = mesh_of(world, replicas),
                                    .precision = {.param = bf16, .reduce = reduce}});
                nn::init(model, {1}, world.device());
                const Tensor x =
                    Tensor::from(std::vector<float>{255, 255, 255, 2, 2, 2}, {2, 3}, world.device());
-               for (int micro = 0; micro < 4; ++micro)
+               for (int micro = 0; micro < 4; ++micro) {
+                 if (reduces_last) set_requires_gradient_sync(model, micro == 3);
                  sum(cast(model(x, recomputes), f32)).backward();
+               }
                return shard_gradients(model);
              })) {
           for (const float g : gradients.at("layer.weight"))

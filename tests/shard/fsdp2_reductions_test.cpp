@@ -52,13 +52,22 @@ TEST_CASE("gathers give each rank the whole, and reductions its rows of the mean
           "[fsdp2-077][fsdp2-078]") {
   const std::vector<Shape> shapes = {{17, 257}, {17},      {64, 312}, {64},
                                      {64, 64},  {512, 64}, {256},     {64, 297}};
-  for (const DType dtype : {f32, f16}) {
+  // Element i of a gradient is factor(i) times rank + 1; the mean of 1 to N is (N + 1) / 2. All
+  // sums are exact: below 2^24 in f32, where the gradient has the parameter's own value, read in
+  // backward, and steps of 1 / 16 below 2^7 in f16.
+  const auto factor = [](DType dtype, std::size_t i) {
+    return static_cast<float>(dtype == f32 ? i % 1021 : 1 + i % 13);
+  };
+  for (const auto& [dtype, reshard] :
+       {std::pair(f32, Reshard::automatic), {f32, Reshard::to(8)}, {f16, Reshard::automatic}}) {
+    INFO(dtype << ", reshard " << reshard);
     const int ranks = dtype == f32 ? 128 : 16;
     const WorldOptions inlined{.executor = ExecutorKind::inlined, .threads = 1};
-    const auto fit = on_ranks(ranks, inlined, [&](World& world) {
+    const auto fit = on_ranks(ranks, inlined, [&, dtype = dtype, reshard = reshard](World& world) {
       Shapes model(shapes);
-      fully_shard(
-          model, {.mesh = DeviceMesh::flat(world), .precision = {.param = dtype, .reduce = dtype}});
+      fully_shard(model, {.mesh = DeviceMesh::flat(world),
+                          .precision = {.param = dtype, .reduce = dtype},
+                          .reshard_after_forward = reshard});
       nn::init(model, {1}, world.device());
       bool fits = true;
       const Tensor loss = model.call([&] {
@@ -68,16 +77,22 @@ TEST_CASE("gathers give each rank the whole, and reductions its rows of the mean
           const std::vector<float> values = raw::cast(whole.detach(), f32).to_vector<float>();
           for (std::size_t i = 0; i < values.size(); ++i)  // below 2^11: exact in f16, too
             fits = fits && values[i] == static_cast<float>(i % 1021);
-          // A gradient of rank + 1; the mean of 1 to N, in steps of 1 / N, is exact.
-          const Tensor sum_of_p = sum(whole * (world.rank() + 1));
+          std::vector<float> factors(values.size());
+          for (std::size_t i = 0; i < factors.size(); ++i) factors[i] = factor(dtype, i);
+          const Tensor weights =
+              dtype == f32 ? whole / 2
+                           : raw::cast(Tensor::from(factors, p.shape(), world.device()), dtype);
+          const Tensor sum_of_p = sum(whole * weights * (world.rank() + 1));
           total = total.defined() ? total + sum_of_p : sum_of_p;
         }
         return total;
       });
       loss.backward();
-      for (const Parameter& p : model.all)
+      for (const Parameter& p : model.all) {
+        auto i = static_cast<std::size_t>(p.spec().owned().begin * p.spec().row_numel());
         for (const float g : p.grad().to_vector<float>())
-          fits = fits && g == static_cast<float>(ranks + 1) / 2;
+          fits = fits && g == factor(dtype, i++) * static_cast<float>(ranks + 1) / 2;
+      }
       return fits;
     });
     CHECK(fit == std::vector<bool>(static_cast<std::size_t>(ranks), true));

@@ -55,7 +55,7 @@ TEST_CASE("fully_shard refuses what cannot take effect, naming value and remedy"
   const DeviceMesh mesh = DeviceMesh::flat(world);
   const auto refused = [&](const ShardOptions& options) {
     Stack model(kWidths);
-    return contract_error([&] { fully_shard(model, options); });
+    return thrown_by([&] { fully_shard(model, options); });
   };
   CHECK_THAT(refused({.mesh = mesh, .precision = {.param = f64}}), Contains("param is f64"));
   CHECK_THAT(refused({.mesh = mesh, .precision = {.reduce = i32}}), Contains("reduce is i32"));
@@ -75,9 +75,9 @@ TEST_CASE("fully_shard refuses what cannot take effect, naming value and remedy"
 
   Stack model(kWidths);
   fully_shard(model.layers[0], {.mesh = mesh});
-  CHECK_THAT(contract_error([&] { fully_shard(model.layers[0], {.mesh = mesh}); }),
+  CHECK_THAT(thrown_by([&] { fully_shard(model.layers[0], {.mesh = mesh}); }),
              Contains("is a unit already"));
-  CHECK_THAT(contract_error([&] { shard_plan(model.layers); }), Contains("call fully_shard on it"));
+  CHECK_THAT(thrown_by([&] { shard_plan(model.layers); }), Contains("call fully_shard on it"));
 }
 
 TEST_CASE("a parameter shared by two units belongs to the module that holds both", "[fsdp2-043]") {
@@ -85,13 +85,13 @@ TEST_CASE("a parameter shared by two units belongs to the module that holds both
   const DeviceMesh mesh = DeviceMesh::flat(world);
   nn::Llama apart(tiny_llama(true));
   fully_shard(apart.embedding, {.mesh = mesh});
-  const std::string message = contract_error([&] { fully_shard(apart.head, {.mesh = mesh}); });
+  const std::string message = thrown_by([&] { fully_shard(apart.head, {.mesh = mesh}); });
   CHECK_THAT(message, Contains("'weight' belongs to unit") && Contains("holds both"));
   CHECK(apart.head.hook() == nullptr);
   // So it is where the outer module came first: what is wrong then is the order.
   Stack outer_first(kWidths);
   fully_shard(outer_first, {.mesh = mesh});
-  CHECK_THAT(contract_error([&] { fully_shard(outer_first.layers[1], {.mesh = mesh}); }),
+  CHECK_THAT(thrown_by([&] { fully_shard(outer_first.layers[1], {.mesh = mesh}); }),
              Contains("'weight' belongs to unit '(with ") &&
                  Contains("shard inner modules before those around them"));
   CHECK(outer_first.layers[1].hook() == nullptr);
@@ -116,38 +116,38 @@ TEST_CASE("units of one model lie on one mesh, have memory, and start from the r
   const World world = World::single(check({})), other = World::single(check({}));
   Stack elsewhere(kWidths);
   fully_shard(elsewhere.layers[1], {.mesh = DeviceMesh::flat(other)});
-  CHECK_THAT(contract_error([&] { elsewhere.materialize(world.device()); }),
+  CHECK_THAT(thrown_by([&] { elsewhere.materialize(world.device()); }),
              Contains("unit '(with weight)'") && Contains("give world.device()"));
 
   Stack mixed(kWidths);
   fully_shard(mixed.layers[1], {.mesh = DeviceMesh::hybrid(world, {})["dp_shard"]});
   fully_shard(mixed, {.mesh = DeviceMesh::flat(world)});
   mixed.materialize(world.device());
-  CHECK_THAT(contract_error([&] { shard_plan(mixed); }),
+  CHECK_THAT(thrown_by([&] { shard_plan(mixed); }),
              Contains("'layers.1'") && Contains("another mesh"));
 
   Stack empty(kWidths);
   empty.shard({.mesh = DeviceMesh::flat(world)});
-  CHECK_THAT(contract_error([&] { shard_plan(empty); }),
+  CHECK_THAT(thrown_by([&] { shard_plan(empty); }),
              Contains("unit '(root)' has no memory yet for 'scale', 'offset'; call materialize"));
-  CHECK_THAT(contract_error([&] { nn::init(empty, {1}); }),
+  CHECK_THAT(thrown_by([&] { nn::init(empty, {1}); }),
              Contains("no memory yet") && Contains("materialize"));
   nn::Llama large(tiny_llama(false), Device::meta());
   fully_shard(large, {.mesh = DeviceMesh::flat(world)});
-  CHECK_THAT(contract_error([&] { shard_plan(large); }),
+  CHECK_THAT(thrown_by([&] { shard_plan(large); }),
              Contains(concat("' and ", large.parameters().size() - 5, " more; call materialize")));
   nn::Embedding table(5, 4);  // all that its unit has is streamed
   fully_shard(table, {.mesh = DeviceMesh::flat(world)});
-  CHECK_THAT(contract_error([&] { shard_plan(table); }),
+  CHECK_THAT(thrown_by([&] { shard_plan(table); }),
              Contains("unit '(root)' has no memory yet for 'weight'"));
   // A call that was refused has joined nothing, and the remedy is one.
   Stack early(kWidths);
   early.shard({.mesh = DeviceMesh::flat(world)});
   const auto call = [&] { early(rows_of(1, 0, 2, 5, world.device())); };
-  for (int i = 0; i < 2; ++i) CHECK_THAT(contract_error(call), Contains("no memory yet"));
-  CHECK_THAT(contract_error([&] { shard_plan(early); }), Contains("no memory yet"));
+  for (int i = 0; i < 2; ++i) CHECK_THAT(thrown_by(call), Contains("no memory yet"));
+  CHECK_THAT(thrown_by([&] { shard_plan(early); }), Contains("no memory yet"));
   nn::init(early, {1}, world.device());
-  CHECK(contract_error(call) == "");
+  CHECK(thrown_by(call) == "");
 
   Stack inside_first(kWidths);
   inside_first.shard({.mesh = DeviceMesh::flat(world)});
@@ -155,12 +155,12 @@ TEST_CASE("units of one model lie on one mesh, have memory, and start from the r
   nn::init(inside_first, {1});
   const Tensor x = rows_of(1, 0, 2, 5, world.device());
   inside_first.layers[0](x);
-  CHECK_THAT(contract_error([&] { inside_first(x); }),
+  CHECK_THAT(thrown_by([&] { inside_first(x); }),
              Contains("'layers.0'") && Contains("call the outermost module first"));
 
   Stack half(kWidths);
   half.layers[0].materialize(world.device());
-  CHECK_THAT(contract_error([&] { fully_shard(half, {.mesh = DeviceMesh::flat(world)}); }),
+  CHECK_THAT(thrown_by([&] { fully_shard(half, {.mesh = DeviceMesh::flat(world)}); }),
              Contains("2 of 8 parameters have memory"));
 }
 
@@ -202,7 +202,7 @@ TEST_CASE("a parameter used outside its unit's call is an error that names both"
     model.materialize(world.device());
     nn::init(model, {1});
     shard_plan(model);
-    return contract_error([&] { model.layers[1].weight.value(); });
+    return thrown_by([&] { model.layers[1].weight.value(); });
   });
   for (const std::string& message : messages)
     CHECK_THAT(message, Contains("'layers.1.weight'") && Contains("unit 'layers.1'") &&
@@ -242,7 +242,7 @@ TEST_CASE("a full parameter that leaves its unit's call is named with the operat
     nn::init(model, {1});
     const Tensor x = rows_of(1, 0, 2, 4, world.device());
     Result result;
-    result.message = contract_error([&] { model(x, true); });
+    result.message = thrown_by([&] { model(x, true); });
     model.kept = {};
     const Tensor y = model(x, false);
     y.backward(Tensor::ones(y.shape(), f32, world.device()));
@@ -290,7 +290,7 @@ TEST_CASE("a full parameter in the closure of a custom operation is an error tha
              nn::init(model, {1}, world.device());
              Tensor x = Tensor::ones({1}, f32, world.device());
              x.require_grad();
-             const std::string what = contract_error([&] { sum(model(x)).backward(); });
+             const std::string what = thrown_by([&] { sum(model(x)).backward(); });
              return std::pair(what, x.grad().defined() ? x.grad().item() : 0);
            })) {
         INFO(ranks << " ranks");

@@ -254,7 +254,7 @@ TEST_CASE("a transform that throws fails the step, and after a reset the next on
 
 TEST_CASE("a transform that cannot take effect is refused") {
   const World world = World::emulated(0, 2, {.threads = 1});
-  const auto refused = [](const auto& f) { return contract_error(f); };
+  const auto refused = [](const auto& f) { return thrown_by(f); };
   Stack stack({4, 3});
   stack.named_parameters();
   CHECK_THAT(refused([&] { stack.scale.set_gather_transform(gather_in_e4m3()); }),
@@ -290,7 +290,7 @@ TEST_CASE("ranks that give a parameter other transforms are told so", "[threads]
   const auto heard = on_ranks(2, [](World& world) {
     Gathered job(world, world.rank() == 0 ? gather_in_e4m3() : nullptr,
                  {.mesh = DeviceMesh::flat(world)});
-    return contract_error([&] { job.loss(0); });
+    return thrown_by([&] { job.loss(0); });
   });
   CHECK_THAT(heard[0], Contains("layers.0.weight") && Contains("by e4m3 by row"));
 }

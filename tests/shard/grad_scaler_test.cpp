@@ -5,6 +5,7 @@
 #include "tessera/optim/clip.hpp"
 #include "tessera/optim/grad_scaler.hpp"
 #include "tests/shard/support.hpp"
+#include "tests/support/mesh.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -71,14 +72,16 @@ TEST_CASE("an inf in one rank's shard skips the step on all ranks, and lowers th
     std::int64_t steps = 0;
   };
   for (const ExecutorKind executor : {ExecutorKind::threaded, ExecutorKind::shuffled})
-    for (const int ranks : {1, 2, 3})
+    for (const auto& [ranks, replicas] : {std::pair(1, 1), {2, 1}, {3, 1}, {4, 2}})
       for (int poisoned = 0; poisoned < ranks; ++poisoned) {
-        INFO(ranks << " ranks, an inf on " << poisoned << ", executor "
+        INFO(ranks << " ranks, replicas " << replicas << ", an inf on " << poisoned << ", executor "
                    << static_cast<int>(executor));
         const WorldOptions options{
             .executor = executor, .schedule_seed = fresh_seed(), .threads = 1};
-        const auto seen = on_ranks(ranks, options, [&](World& world) {
-          ScaledJob with(world, {.init_scale = 1024, .growth_interval = 2}), without(world);
+        const auto seen = on_ranks(ranks, options, [&, replicas = replicas](World& world) {
+          const DeviceMesh mesh = mesh_of(world, replicas);
+          ScaledJob with(world, mesh, {.init_scale = 1024, .growth_interval = 2}),
+              without(world, mesh, {});
           Seen out;
           const auto step = [&](int k, int on) {
             out.found.push_back(with.scaled_step(k, on));

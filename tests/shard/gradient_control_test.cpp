@@ -310,16 +310,16 @@ TEST_CASE("what is to be reduced changes between steps only, and of units", "[th
     Stack model({5, 7, 3});
     nn::Linear plain(2, 2);
     std::vector<std::string> messages = {
-        contract_error([&] { set_requires_gradient_sync(model, false); })};
+        thrown_by([&] { set_requires_gradient_sync(model, false); })};
     model.shard({.mesh = DeviceMesh::flat(world)});
     nn::init(model, {11}, world.device());
-    messages.push_back(contract_error([&] { set_requires_all_reduce(plain, false, false); }));
-    messages.push_back(contract_error([&] { set_gradient_divide_factor(plain, 2); }));
+    messages.push_back(thrown_by([&] { set_requires_all_reduce(plain, false, false); }));
+    messages.push_back(thrown_by([&] { set_gradient_divide_factor(plain, 2); }));
     for (const double factor : {0., -1., double{NAN}, double{INFINITY}})
-      messages.push_back(contract_error([&] { set_gradient_divide_factor(model, factor); }));
+      messages.push_back(thrown_by([&] { set_gradient_divide_factor(model, factor); }));
     const auto set = [&] {
-      messages.push_back(contract_error([&] { set_requires_gradient_sync(model, false); }));
-      messages.push_back(contract_error([&] { set_gradient_divide_factor(model, 1); }));
+      messages.push_back(thrown_by([&] { set_requires_gradient_sync(model, false); }));
+      messages.push_back(thrown_by([&] { set_gradient_divide_factor(model, 1); }));
     };
     run_within_step(model, rows_of(1, world.rank(), 1, 5, world.device()), set);
     return messages;

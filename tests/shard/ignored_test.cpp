@@ -99,14 +99,14 @@ TEST_CASE("a parameter is ignored by all units around it, and on all ranks", "[t
     ShardOptions ignoring = options;
     ignoring.ignored = sharded.layers[0].parameters();
     fully_shard(sharded.layers[0], options);
-    found.push_back(contract_error([&] { fully_shard(sharded, ignoring); }));
+    found.push_back(thrown_by([&] { fully_shard(sharded, ignoring); }));
     ignoring.ignored = ignored.layers[0].parameters();
     ignoring.offload = Offload::cpu;
-    found.push_back(contract_error([&] { fully_shard(ignored, ignoring); }));
+    found.push_back(thrown_by([&] { fully_shard(ignored, ignoring); }));
     ignoring.offload = Offload::none;
     Stack whole({4, 3});
     nn::init(whole, {1}, world.device());
-    found.push_back(contract_error(
+    found.push_back(thrown_by(
         [&] { fully_shard(whole, {.mesh = DeviceMesh::flat(world), .ignored = {whole.scale}}); }));
     fully_shard(ignored.layers[0], ignoring);  // a unit without parameters
     fully_shard(ignored, ignoring);
@@ -127,7 +127,7 @@ TEST_CASE("a parameter is ignored by all units around it, and on all ranks", "[t
     if (world.rank() == 1) options.ignored = {model.layers[1].bias};
     fully_shard(model, options);
     nn::init(model, {1}, world.device());
-    return contract_error([&] { model(rows_of(1, 0, 2, 4, world.device())); });
+    return thrown_by([&] { model(rows_of(1, 0, 2, 4, world.device())); });
   });
   for (const std::string& error : differing)
     CHECK_THAT(error, Contains("parameters of unit '(root)' differ between ranks"));

@@ -31,11 +31,11 @@ Kept keep_all(World& world) {
   for_each_full_parameter(stack, [&](const std::string& name, const Tensor& full) {
     kept.values[name] = full.to_vector<float>();
     kept.tensors[name] = full;
-    kept.written = contract_error([&] { raw::fill(full, 1); });
+    kept.written = thrown_by([&] { raw::fill(full, 1); });
   });
   const Tensor& weight = kept.tensors.at("layers.0.weight");
-  kept.read = contract_error([&] { weight.to_vector<float>(); });
-  kept.view = contract_error([&] { raw::mul(raw::transpose(weight, 0, 1), 2.0); });
+  kept.read = thrown_by([&] { weight.to_vector<float>(); });
+  kept.view = thrown_by([&] { raw::mul(raw::transpose(weight, 0, 1), 2.0); });
   Tensor last;
   try {
     for_each_full_parameter(stack, [&](const std::string&, const Tensor& full) {
@@ -43,7 +43,7 @@ Kept keep_all(World& world) {
       throw std::runtime_error("the callback's own");
     });
   } catch (const std::runtime_error&) {
-    kept.thrown = contract_error([&] { last.to_vector<float>(); });
+    kept.thrown = thrown_by([&] { last.to_vector<float>(); });
   }
   kept.values["again"] = full_values(stack).at("layers.0.weight");
   return kept;
@@ -91,13 +91,12 @@ TEST_CASE("a model that outlives its world keeps its values, and says what is go
         const World& ended = meshes[rank]->world();
         CHECK(ended.rank() == static_cast<int>(rank));
         for (const Parameter& p : model.parameters()) p.shard().to_vector<float>();
-        CHECK_THAT(contract_error([&] { ended.sum(1); }), Contains("its World has ended; keep"));
-        CHECK_THAT(contract_error([&] { ended.recover(); }), Contains("its World has ended; keep"));
+        CHECK_THAT(thrown_by([&] { ended.sum(1); }), Contains("its World has ended; keep"));
+        CHECK_THAT(thrown_by([&] { ended.recover(); }), Contains("its World has ended; keep"));
         if (ranks == 1) continue;
         const auto forward = [&] { model(rows_of(1, 0, 2, 3, ended.device())); };
-        CHECK_THAT(contract_error(forward), Contains("its World has ended; keep"));
-        CHECK_THAT(contract_error([&] { full_values(model); }),
-                   Contains("its World has ended; keep"));
+        CHECK_THAT(thrown_by(forward), Contains("its World has ended; keep"));
+        CHECK_THAT(thrown_by([&] { full_values(model); }), Contains("its World has ended; keep"));
       }
       models.clear();
       // The parameters that the optimizers hold outlive their model.
@@ -129,8 +128,8 @@ TEST_CASE("a parameter that outlives its model keeps neither slices nor slots, a
                std::dynamic_pointer_cast<shard::Unit>(table->hook())->context();
            table = nullptr;
            stack = nullptr;
-           return Seen{!context.expired(), contract_error([&] { streamed.value(); }),
-                       contract_error([&] { whole.value(); })};
+           return Seen{!context.expired(), thrown_by([&] { streamed.value(); }),
+                       thrown_by([&] { whole.value(); })};
          })) {
       INFO(ranks << " ranks");
       CHECK_FALSE(seen.has_slots);

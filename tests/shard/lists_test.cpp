@@ -230,9 +230,9 @@ TEST_CASE("a list stays open to the end of its round and no longer", "[threads]"
          std::string between, whole;
          ListedPair model([&](ListedPair& m, const Tensor& in) {
            const Tensor h = m.a(in);
-           between = contract_error([&] { m.b.weight.value(); });
+           between = thrown_by([&] { m.b.weight.value(); });
            const Tensor y = m.b(h);
-           whole = contract_error([&] { m.b.weight.value(); });
+           whole = thrown_by([&] { m.b.weight.value(); });
            return y;
          });
          model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = Reshard::always});
@@ -240,14 +240,14 @@ TEST_CASE("a list stays open to the end of its round and no longer", "[threads]"
          model(x);
          model.use = [](ListedPair& m, const Tensor& in) { return m.a(in); };
          model(x);
-         const std::string partial = contract_error([&] { model.a.weight.value(); });
+         const std::string partial = thrown_by([&] { model.a.weight.value(); });
          model.use = [](ListedPair& m, const Tensor& in) { return m.b(in); };  // a round of its own
          model(x);
-         const std::string after = contract_error([&] { model.b.weight.value(); });
+         const std::string after = thrown_by([&] { model.b.weight.value(); });
          unshard(model.a);
-         std::string by_hand = contract_error([&] { model.b.weight.value(); });
+         std::string by_hand = thrown_by([&] { model.b.weight.value(); });
          reshard(model.b);
-         by_hand += contract_error([&] { model.a.weight.value(); });
+         by_hand += thrown_by([&] { model.a.weight.value(); });
          return std::tuple(between, whole, partial, after, by_hand);
        })) {
     CHECK(between.empty());
@@ -277,7 +277,7 @@ TEST_CASE("what a round has left open is closed after an exception, with and wit
           try {
             mean_square(model(x));
           } catch (const std::exception&) {
-            closed = contract_error([&] { model.b.weight.value(); });
+            closed = thrown_by([&] { model.b.weight.value(); });
             if (fails_with_reset) reset(model);
           }
           fails = false;
@@ -330,7 +330,7 @@ TEST_CASE("lists that can't be a unit say why", "[fsdp2-002][fsdp2-013]") {
   const ShardOptions options{.mesh = DeviceMesh::flat(world)};
   ListedPair model(calls_in_turn);
   const auto said = [&](const std::vector<nn::Module*>& modules) {
-    return contract_error([&] { fully_shard(modules, options); });
+    return thrown_by([&] { fully_shard(modules, options); });
   };
   CHECK_THAT(said({}), Contains("the list of modules is empty"));
   CHECK_THAT(said({&model.a, nullptr}), Contains("module 1 of the list is a null pointer"));
@@ -344,8 +344,8 @@ TEST_CASE("lists that can't be a unit say why", "[fsdp2-002][fsdp2-013]") {
   model.materialize(world.device());
   const Tensor x = rows_of(1, 0, 2, 4, world.device());
   for (const std::string& error :
-       {contract_error([&] { model.a(x); }), contract_error([&] { shard_plan(model.b); }),
-        contract_error([&] { unshard(model.a); })})
+       {thrown_by([&] { model.a(x); }), thrown_by([&] { shard_plan(model.b); }),
+        thrown_by([&] { unshard(model.a); })})
     CHECK_THAT(error, Contains("is a list of modules and can't be the root"));
   fully_shard(model, options);
   CHECK(model(x).shape() == Shape{2, 4});

@@ -192,12 +192,12 @@ TEST_CASE("parameters are frozen while no forward of their root has still to go 
          freezes.register_parameter("own", own);
          fully_shard(freezes, {.mesh = DeviceMesh::flat(world)});
          freezes.materialize(world.device());
-         said.inside = contract_error([&] { freezes(Tensor::ones({2}, f32, world.device())); });
+         said.inside = thrown_by([&] { freezes(Tensor::ones({2}, f32, world.device())); });
          const Tensor others = other.loss(0);  // of another root: waits as it may
          {
            const Tensor loss = talker.loss(0);
            p.set_trainable(false);
-           said.waiting = contract_error([&] { talker.loss(1); });
+           said.waiting = thrown_by([&] { talker.loss(1); });
          }
          talker.loss(1).backward();
          said.goes_on = !p.grad().defined() && talker.parameter("lm_head.weight").grad().defined();
@@ -337,7 +337,7 @@ TEST_CASE("what was thawed is not trained by a unit that is called by itself bef
     layer.weight.freeze();
     mean_square(model(x)).backward();
     layer.weight.set_trainable(true);
-    const std::string line = contract_error([&] { layer(x); });
+    const std::string line = thrown_by([&] { layer(x); });
     mean_square(model(x)).backward();  // goes on, and makes room
     mean_square(layer(x)).backward();
     return std::pair(line, layer.weight.grad().defined());

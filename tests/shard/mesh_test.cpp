@@ -235,12 +235,12 @@ TEST_CASE("a mesh of three dimensions is refused, and another one below a root")
       DeviceMesh::grid(world, {{"pp", 2}, {"dp_replicate", 2}, {"dp_shard", 2}});
   Stack model({5, 3});
   CHECK_THAT(
-      contract_error([&] { fully_shard(model, {.mesh = mesh}); }),
+      thrown_by([&] { fully_shard(model, {.mesh = mesh}); }),
       Contains("fully_shard: ") && Contains("mesh.select({\"dp_replicate\", \"dp_shard\"})"));
   fully_shard(model.layers[0], {.mesh = mesh["dp_shard"]});
   fully_shard(model, {.mesh = mesh.select({"dp_replicate", "dp_shard"})});
   model.materialize(world.device());
-  CHECK_THAT(contract_error([&] { model(Tensor::zeros({1, 5}, f32, world.device())); }),
+  CHECK_THAT(thrown_by([&] { model(Tensor::zeros({1, 5}, f32, world.device())); }),
              Contains("lies on another mesh than its root"));
 }
 
@@ -260,7 +260,7 @@ TEST_CASE(
     if (world.rank() != 1) fully_shard(model.layers[0], options);
     fully_shard(model, options);
     model.materialize(world.device());
-    return contract_error([&] { shard_plan(model); });
+    return thrown_by([&] { shard_plan(model); });
   });
   CHECK_THAT(counts[0], Contains("here the model has 2 units, on other ranks not"));
   CHECK_THAT(counts[1], Contains("here the model has 1 unit, on other ranks not"));

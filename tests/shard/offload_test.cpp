@@ -243,7 +243,7 @@ TEST_CASE("all units of a root lie on the same side, on every rank") {
   fully_shard(stack.layers[1], host);
   fully_shard(stack, host);
   stack.materialize(world.device());
-  CHECK_THAT(contract_error([&] { shard_plan(stack); }),
+  CHECK_THAT(thrown_by([&] { shard_plan(stack); }),
              Contains("unit 'layers.0' has its shards on the device, its root on the host") &&
                  Contains("one ShardOptions::offload"));
 }
@@ -255,7 +255,7 @@ TEST_CASE("Muon refuses shards that lie on the host", "[threads]") {
            fully_shard(layer, {.mesh = DeviceMesh::flat(world), .offload = Offload::cpu});
            layer.materialize(world.device());
            optim::Muon optimizer({layer.weight}, {layer.bias});
-           return contract_error([&] { optimizer.prepare(); });
+           return thrown_by([&] { optimizer.prepare(); });
          }))
       CHECK_THAT(error, Contains("'weight' lie on the host"));
 }
@@ -266,7 +266,7 @@ TEST_CASE("ranks that offload and ranks that do not are told of each other", "[t
          stack.shard({.mesh = DeviceMesh::flat(world),
                       .offload = world.rank() == 0 ? Offload::cpu : Offload::none});
          stack.materialize(world.device());
-         return contract_error([&] { shard_plan(stack); });
+         return thrown_by([&] { shard_plan(stack); });
        }))
     CHECK_THAT(error, Contains("offload of unit") && Contains("differ between ranks"));
 }

@@ -180,7 +180,7 @@ TEST_CASE("a rank that skips one of two outputs leaves open with it what its pee
 }
 
 TEST_CASE("losses over one trunk go backward one by one, where the graph is retained",
-          "[threads][fsdp2-062]") {
+          "[threads]") {
   const auto bodies = [](int) -> Pair::Body {
     return [](Pair& m, const Tensor& x) {
       const Tensor trunk = tanh(m.a(x));
@@ -234,7 +234,7 @@ TEST_CASE("a backward whose parameters were updated since its forward is an erro
           const Tensor first = mean_square(model(x)), second = mean_square(model(x));
           second.backward();
           optimizer.step();
-          const std::string what = contract_error([&] { first.backward(); });
+          const std::string what = thrown_by([&] { first.backward(); });
           reset(model);
           go_backward(model, x);  // goes on
           return what;
@@ -249,7 +249,7 @@ TEST_CASE("a full parameter can't be written inside its call") {
     nn::Linear layer(4, 4);
     fully_shard(layer, {.mesh = DeviceMesh::flat(world)});
     layer.materialize(world.device());
-    return contract_error(
+    return thrown_by(
         [&] { layer.call([&] { return raw::fill(layer.weight.value(), 1), Tensor(); }); });
   });
   for (const std::string& what : said) CHECK_THAT(what, Contains("'weight' is read-only"));
@@ -262,8 +262,8 @@ TEST_CASE("skip_backward refuses what has no forward", "[threads]") {
     fully_shard(model.a, options);
     fully_shard(model, options);
     model.materialize(world.device());
-    return std::pair(contract_error([&] { skip_backward(Tensor::ones({1}, f32, world.device())); }),
-                     contract_error([&] { skip_backward(model.b); }));
+    return std::pair(thrown_by([&] { skip_backward(Tensor::ones({1}, f32, world.device())); }),
+                     thrown_by([&] { skip_backward(model.b); }));
   })[0];
   CHECK_THAT(said.first, Contains("has no history"));
   CHECK_THAT(said.second, Contains("is no root"));

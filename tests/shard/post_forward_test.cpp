@@ -214,11 +214,11 @@ TEST_CASE("neighbours that are no proper part of the ranks are refused", "[shard
     std::vector<std::string> found;
     const DeviceMesh mesh = DeviceMesh::flat(world);
     for (const int k : {-1, 0, 1, 3, 4, 8})
-      found.push_back(contract_error(
+      found.push_back(thrown_by(
           [&] { Stack(kWidths).shard({.mesh = mesh, .reshard_after_forward = Reshard::to(k)}); }));
     Stack model(kWidths);
     model.shard({.mesh = mesh});
-    found.push_back(contract_error([&] { set_reshard_after_forward(model, Reshard::to(3)); }));
+    found.push_back(thrown_by([&] { set_reshard_after_forward(model, Reshard::to(3)); }));
     return found;
   });
   for (const auto& found : errors) {
@@ -237,7 +237,7 @@ TEST_CASE("neighbours need all ranks of the world in the mesh", "[shard]") {
     const std::vector<int> ranks{0, 1, 2, 3};
     const DeviceMesh mesh = DeviceMesh::grid(world, {{"dp_shard", 4}}, ranks);
     if (!mesh.is_member()) return "";
-    return contract_error(
+    return thrown_by(
         [&] { Stack(kWidths).shard({.mesh = mesh, .reshard_after_forward = Reshard::to(2)}); });
   });
   CHECK_THAT(errors[0], Contains("of which 1 are not in the mesh; use Reshard::always"));
@@ -249,7 +249,7 @@ TEST_CASE("ranks that keep parts over other neighbours are told so", "[shard]") 
     model.shard({.mesh = DeviceMesh::flat(world),
                  .reshard_after_forward = world.rank() == 0 ? Reshard::always : Reshard::to(2)});
     model.materialize(world.device());
-    return contract_error([&] { shard_plan(model); });
+    return thrown_by([&] { shard_plan(model); });
   });
   CHECK_THAT(errors[0], Contains("reshard_after_forward of unit"));
   CHECK_THAT(errors[1], Contains("here: to(2)"));

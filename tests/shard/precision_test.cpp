@@ -87,9 +87,9 @@ TEST_CASE("a unit that casts nothing refuses another dtype than its own",
   fully_shard(model, {.mesh = DeviceMesh::flat(world),
                       .precision = {.param = bf16, .cast_forward_inputs = false}});
   nn::init(model, {7}, world.device());
-  CHECK_THAT(contract_error([&] { model(Tensor::ones({2, 5}, f32, world.device())); }),
+  CHECK_THAT(thrown_by([&] { model(Tensor::ones({2, 5}, f32, world.device())); }),
              Contains("linear") && Contains("bf16") && Contains("f32"));
-  CHECK_THAT(contract_error([&] {
+  CHECK_THAT(thrown_by([&] {
                TwoTypes other;
                fully_shard(other, {.mesh = DeviceMesh::flat(world), .precision = {.output = i32}});
              }),

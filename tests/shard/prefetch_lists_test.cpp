@@ -136,10 +136,8 @@ TEST_CASE("lists name units of one root, and say which is none") {
          nn::Linear none(4, 4);
          std::vector<std::string> out;
          const auto list = [&](const std::vector<nn::Module*>& modules) {
-           out.push_back(
-               contract_error([&] { set_modules_to_forward_prefetch(a.layer(0), modules); }));
-           out.push_back(
-               contract_error([&] { set_modules_to_backward_prefetch(a.layer(0), modules); }));
+           out.push_back(thrown_by([&] { set_modules_to_forward_prefetch(a.layer(0), modules); }));
+           out.push_back(thrown_by([&] { set_modules_to_backward_prefetch(a.layer(0), modules); }));
          };
          list({&a.layer(1), &none});  // 0, 1
          list({nullptr});             // 2, 3
@@ -149,8 +147,8 @@ TEST_CASE("lists name units of one root, and say which is none") {
          list({&b.layer(1)});  // 6, 7
          TrainedStack c(world, Reshard::always), d(world, Reshard::always);
          set_modules_to_forward_prefetch(c.layer(0), {&d.layer(1)});  // roots not known yet
-         out.push_back(contract_error([&] { c.loss(); }));            // 8
-         out.push_back(contract_error([&] { set_modules_to_forward_prefetch(none, {}); }));  // 9
+         out.push_back(thrown_by([&] { c.loss(); }));                 // 8
+         out.push_back(thrown_by([&] { set_modules_to_forward_prefetch(none, {}); }));  // 9
          return out;
        })) {
     for (const std::size_t i : {0, 1}) CHECK_THAT(said[i], Contains("module 1 of the list"));

@@ -244,7 +244,7 @@ TEST_CASE("handles and state of ragged shards say their rows, and go to other cu
     other.down.weight.set_block_rows(1);
     other.shard({.mesh = mesh});
     nn::init(other, {6}, world.device());
-    f.refused = contract_error([&] { other.load(net.state_dict({.form = StateForm::view})); });
+    f.refused = thrown_by([&] { other.load(net.state_dict({.form = StateForm::view})); });
     other.load(net.state_dict({.form = StateForm::full}));
     if (!same_bits(full_values(net), full_values(other))) f.printed = "not loaded";
     return f;
@@ -273,40 +273,39 @@ TEST_CASE(
   const World world = World::emulated(1, 4, {.executor = ExecutorKind::virtual_});
   const DeviceMesh mesh = DeviceMesh::flat(world);
   RaggedNet net;
-  CHECK_THAT(contract_error([&] { net.up.weight.set_block_rows(8); }),
+  CHECK_THAT(thrown_by([&] { net.up.weight.set_block_rows(8); }),
              Contains("blocks of 8 rows for parameter 'weight' of shape [7, 6]; give no more"));
-  CHECK_THAT(contract_error([&] { net.up.weight.set_block_rows(-1); }), Contains("blocks of -1"));
+  CHECK_THAT(thrown_by([&] { net.up.weight.set_block_rows(-1); }), Contains("blocks of -1"));
   const Parameter scalar(Shape{}, Initializer::constant(1));
   scalar.set_block_rows(0);
-  CHECK_THAT(contract_error([&] { scalar.set_block_rows(1); }),
-             Contains("parameter of shape []; give"));
-  CHECK_THAT(contract_error([&] {
+  CHECK_THAT(thrown_by([&] { scalar.set_block_rows(1); }), Contains("parameter of shape []; give"));
+  CHECK_THAT(thrown_by([&] {
                fully_shard(net.up, {.mesh = mesh, .reshard_after_forward = Reshard::to(2)});
              }),
              Contains("'weight' is sharded by blocks of 2 rows") && Contains("Reshard::always"));
-  CHECK_THAT(contract_error([&] { net.up.weight.set_gather_transform(gather_in_e4m3()); }),
+  CHECK_THAT(thrown_by([&] { net.up.weight.set_gather_transform(gather_in_e4m3()); }),
              Contains("'weight' of shape [7, 6] is sharded by blocks of 2 rows") &&
                  Contains("leave one of the two out"));
   nn::Linear encoded(4, 4);
   encoded.weight.set_gather_transform(gather_in_e4m3());
-  CHECK_THAT(contract_error([&] { encoded.weight.set_block_rows(2); }),
+  CHECK_THAT(thrown_by([&] { encoded.weight.set_block_rows(2); }),
              Contains("parameter 'weight' of shape [4, 4] has a gather transform") &&
                  Contains("leave one of the two out"));
   nn::Embedding table(5, 4);  // streamed
   table.weight.set_block_rows(2);
-  CHECK_THAT(contract_error([&] { fully_shard(table, {.mesh = mesh}); }),
+  CHECK_THAT(thrown_by([&] { fully_shard(table, {.mesh = mesh}); }),
              Contains("the module of 'weight': parameter 'weight' is streamed, in even slices; "
                       "leave set_block_rows(2) out"));
   encoded.weight.set_block_rows(0);
-  CHECK_THAT(contract_error([&] {
+  CHECK_THAT(thrown_by([&] {
                DistributedTensor(Tensor::zeros({2, 3}, f32, world.device()), {8, 3}, mesh,
                                  {RaggedShard{2, 4}});
              }),
              Contains("rank 4") && Contains("0 to 3"));
   fully_shard(net.up, {.mesh = mesh});
-  CHECK_THAT(contract_error([&] { net.up.weight.set_block_rows(1); }),
+  CHECK_THAT(thrown_by([&] { net.up.weight.set_block_rows(1); }),
              Contains("belongs to unit") && Contains("before fully_shard"));
-  CHECK_THAT(contract_error([&] { set_reshard_after_forward(net.up, Reshard::to(2)); }),
+  CHECK_THAT(thrown_by([&] { set_reshard_after_forward(net.up, Reshard::to(2)); }),
              Contains("set_reshard_after_forward") && Contains("'weight'"));
 }
 

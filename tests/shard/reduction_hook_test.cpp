@@ -285,14 +285,14 @@ TEST_CASE("what a hook can't be set for is refused in one line", "[threads][fsdp
          nn::Linear loose(2, 2);
          std::string in_pass;
          set_all_reduce_hook(flat, [&](const ReducedGradient&) {
-           in_pass = contract_error([&] { set_all_reduce_hook(flat, hook); });
+           in_pass = thrown_by([&] { set_all_reduce_hook(flat, hook); });
          });
          mean_square(flat(rows_of(5, 0, 2, 5, world.device()))).backward();
          return std::vector<std::string>{
-             contract_error([&] { set_all_reduce_hook(hybrid, hook, StreamId::reduce); }),
-             contract_error([&] { set_all_reduce_hook(flat, {}, StreamId::reduce); }),
-             contract_error([&] { set_all_reduce_hook(flat, hook, StreamId::offload); }),
-             contract_error([&] { set_all_reduce_hook(loose, hook); }), in_pass};
+             thrown_by([&] { set_all_reduce_hook(hybrid, hook, StreamId::reduce); }),
+             thrown_by([&] { set_all_reduce_hook(flat, {}, StreamId::reduce); }),
+             thrown_by([&] { set_all_reduce_hook(flat, hook, StreamId::offload); }),
+             thrown_by([&] { set_all_reduce_hook(loose, hook); }), in_pass};
        })) {
     CHECK_THAT(errors[0], Contains("has replicas, whose sums run on a stream of the mesh"));
     CHECK_THAT(errors[1], Contains("stream 'reduce' is given without a hook"));
@@ -303,27 +303,29 @@ TEST_CASE("what a hook can't be set for is refused in one line", "[threads][fsdp
   run_local(1, {.threads = 1}, [&](World& world) {
     Stack alone({5, 3});
     alone.shard({.mesh = DeviceMesh::flat(world)});
-    CHECK_THAT(contract_error([&] { set_all_reduce_hook(alone, hook); }),
+    CHECK_THAT(thrown_by([&] { set_all_reduce_hook(alone, hook); }),
                Contains("is on one rank, where nothing is reduced"));
   });
 }
 
-TEST_CASE("ranks that have a hook and ranks that have none are told so by name", "[threads]") {
-  std::string error;
-  try {
-    run_checked(2, {.threads = 1}, [](World& world) {
-      Stack model({5, 7, 3});
-      model.shard({.mesh = DeviceMesh::flat(world)});
-      nn::init(model, {11}, world.device());
-      if (world.rank() == 1) set_all_reduce_hook(model, [](const ReducedGradient&) {});
+TEST_CASE("ranks that have a hook and ranks that have none are told so by name, each of them",
+          "[threads]") {
+  const auto all = on_ranks(2, [](World& world) {
+    Stack model({5, 7, 3});
+    model.shard({.mesh = DeviceMesh::flat(world)});
+    nn::init(model, {11}, world.device());
+    if (world.rank() == 1) set_all_reduce_hook(model, [](const ReducedGradient&) {});
+    const std::string heard = thrown_by<CommError>([&] {
       mean_square(model(rows_of(5, 0, 2, 5, world.device()))).backward();
       world.device().synchronize();
     });
-  } catch (const CommError& failed) {
-    error = failed.what();
-  }
-  CHECK_THAT(error, Contains("'reduce_scatter (root)'") &&
-                        Contains("'reduce_scatter (root) before a hook'"));
+    reset(model);
+    return heard;
+  });
+  for (const std::string& heard : all)
+    CHECK_THAT(heard, Contains("'reduce_scatter (root)'") &&
+                          Contains("'reduce_scatter (root) before a hook'") &&
+                          Contains("every rank must submit the same collectives"));
 }
 
 TEST_CASE("after a hook that throws, reset makes the next step possible", "[threads]") {

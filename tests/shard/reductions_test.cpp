@@ -34,7 +34,7 @@ TEST_CASE("reductions in flight that are set have the memory and the bits of the
       found.unplanned.push_back(shard_counters(model).unplanned_slots);
     }
     found.values = full_values(model);
-    found.refused = contract_error([&] { set_reductions_in_flight(model, 65); });
+    found.refused = thrown_by([&] { set_reductions_in_flight(model, 65); });
     return found;
   };
   const auto one = on_ranks(2, [&](World& world) { return train(world, {1, 1, 1}); });
@@ -64,7 +64,7 @@ TEST_CASE(
     };
     for (int k = 0; k < 3; ++k) step();
     set_reductions_in_flight(model, 1 + world.rank());  // what it is on rank 0
-    std::vector<std::string> said = {contract_error(step)};
+    std::vector<std::string> said = {thrown_by(step)};
     reset(model);
     set_reductions_in_flight(model, 3);
     try {  // rank 1 does not come to the forward

@@ -8,6 +8,7 @@
 #include "tessera/device/device_context.hpp"
 #include "tests/shard/small_llama.hpp"
 #include "tests/shard/support.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -52,16 +53,6 @@ struct Model {
   std::unique_ptr<optim::AdamW> optimizer;
 };
 
-template <class F>
-std::string message_of(const F& f) {
-  try {
-    f();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
 }  // namespace
 
 TEST_CASE("an update that is cut on one rank makes the next step an error on all, until a load",
@@ -84,7 +75,7 @@ TEST_CASE("an update that is cut on one rank makes the next step an error on all
     } catch (const std::exception&) {
       out.was_whole = reset(model.stack).parameters_are_consistent;
     }
-    out.refusal = message_of([&] { model.step(); });
+    out.refusal = thrown_by<std::exception>([&] { model.step(); });
     reset(model.stack);
     nn::init(model.stack, {1});
     model.optimizer = std::make_unique<optim::AdamW>(model.stack.parameters());
@@ -126,9 +117,9 @@ TEST_CASE("a table that is cut into slices anew is no more consistent than befor
     step();
     if (world.rank() == 0)  // the update of the other rank has run
       world.device().context().add_observer(std::make_shared<Cuts>(1, "adamw"));
-    const std::string cut = message_of(step);
+    const std::string cut = thrown_by<std::exception>(step);
     if (cut.empty() || reset(model).parameters_are_consistent) return std::string("not cut");
-    return message_of(step);
+    return thrown_by<std::exception>(step);
   });
   for (const std::string& refusal : refusals) CHECK_THAT(refusal, Contains("was left half done"));
 }
@@ -158,12 +149,12 @@ TEST_CASE("what is trained is loaded after a cut update, and a frozen base besid
     optim::AdamW first(model.parameters());
     step(first);
     world.device().context().add_observer(std::make_shared<Cuts>(2, "adamw"));  // of two units
-    const std::string cut = message_of([&] { step(first); });
+    const std::string cut = thrown_by<std::exception>([&] { step(first); });
     if (cut.empty() || reset(model).parameters_are_consistent) return std::string("not cut");
     for (const Parameter& p : model.parameters())
       if (p.trainable()) p.assign(Tensor::ones(p.spec().local_shape(), f32, world.device()));
     optim::AdamW second(model.parameters());
-    return message_of([&] { step(second); });
+    return thrown_by<std::exception>([&] { step(second); });
   });
   for (const std::string& refusal : refusals) CHECK(refusal == "");
 }
@@ -242,7 +233,7 @@ TEST_CASE("what a step that was reset has left can't go backward", "[shard][thre
     Model model(world);
     const Tensor old = model.forward();
     reset(model.stack, "a test");
-    const std::string refusal = message_of([&] { old.backward(); });
+    const std::string refusal = thrown_by<std::exception>([&] { old.backward(); });
     model.step();
     return refusal;
   });
@@ -268,9 +259,9 @@ TEST_CASE("a root that was left out of a reset is an error until it is reset and
     Seen out;
     out.first_was_whole = reset(a.stack, "a test").parameters_are_consistent;
     a.step();
-    out.refusal = message_of([&] { b.step(); });
+    out.refusal = thrown_by<std::exception>([&] { b.step(); });
     out.both_were_whole = reset(both).parameters_are_consistent;
-    out.before_load = message_of([&] { b.step(); });
+    out.before_load = thrown_by<std::exception>([&] { b.step(); });
     reset(both);
     for (Model* model : {&a, &b}) {
       nn::init(model->stack, {1});
@@ -295,10 +286,11 @@ TEST_CASE("reset is for the root, outside of its call", "[shard]") {
   World world = World::single(check({.threads = 1}));
   Model model(world);
   model.step();
-  CHECK_THAT(message_of([&] { reset(model.stack.layers[0]); }), Contains("not the root"));
+  CHECK_THAT(thrown_by<std::exception>([&] { reset(model.stack.layers[0]); }),
+             Contains("not the root"));
   nn::Linear plain(2, 2);
-  CHECK_THAT(message_of([&] { reset(plain); }), Contains("not the root"));
-  CHECK_THAT(message_of([&] {
+  CHECK_THAT(thrown_by<std::exception>([&] { reset(plain); }), Contains("not the root"));
+  CHECK_THAT(thrown_by<std::exception>([&] {
                model.stack.call([&] {
                  reset(model.stack);
                  return 0;
@@ -326,13 +318,13 @@ TEST_CASE("one rank without peers may go on without a reset, or hears why not", 
     const auto model = make();
     CHECK(model->step() == expected[0]);
     cuts->left = k;
-    const bool failed = !message_of([&] { model->step(); }).empty();
+    const bool failed = !thrown_by<std::exception>([&] { model->step(); }).empty();
     cuts->left = 0;
     if (!failed) break;
     model->optimizer->zero_grad();
     const auto done = static_cast<std::size_t>(model->optimizer->steps());
     double loss = 0;
-    const std::string refusal = message_of([&] { loss = model->step(); });
+    const std::string refusal = thrown_by<std::exception>([&] { loss = model->step(); });
     INFO("launch " << k << ": " << refusal);
     if (refusal.empty()) CHECK(loss == expected[done]);
     if (!refusal.empty()) CHECK_THAT(refusal, Contains("left half done"));

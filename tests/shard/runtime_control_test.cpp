@@ -39,7 +39,7 @@ TEST_CASE("what is unsharded is read outside of calls, until it is resharded",
              unshard(t.layer(0));
              reshard(t.layer(0));
              reshard(t.layer(0));  // nothing
-             s.closed = contract_error([&] { first_weight(t); });
+             s.closed = thrown_by([&] { first_weight(t); });
              s.after = t.gathers_of([&] { t.loss(); });
              Values values = full_values(t.model);
              s.is_whole = same_bits(values.at("scale"), scale) &&
@@ -73,7 +73,7 @@ TEST_CASE("values of before an update are an error, and the next call gathers th
              if (is_read) first_weight(t);
              t.update();  // nobody may have waited for the gather that reads what it writes
              Seen s;
-             s.stale = contract_error([&] { first_weight(t); });
+             s.stale = thrown_by([&] { first_weight(t); });
              unshard(t.layer(0));
              s.is_new = same_bits(first_weight(t), full_values(t.model).at("layers.0.weight"));
              t.layer(0).weight.edit([](const Tensor& rows) { raw::fill(rows, 0.5); });
@@ -95,25 +95,22 @@ TEST_CASE("unshard and reshard say what they can't do") {
     const ShardOptions options{.mesh = DeviceMesh::flat(world)};
     Stack model({4, 4, 4});
     nn::Linear& layer = model.layers[0];
-    for (const auto f : {unshard, reshard})
-      out.push_back(contract_error([&] { f(layer); }));  // 0, 1
+    for (const auto f : {unshard, reshard}) out.push_back(thrown_by([&] { f(layer); }));  // 0, 1
     model.shard(options);
-    for (const auto f : {unshard, reshard})
-      out.push_back(contract_error([&] { f(layer); }));  // 2, 3
+    for (const auto f : {unshard, reshard}) out.push_back(thrown_by([&] { f(layer); }));  // 2, 3
     nn::init(model, {1}, world.device());
-    out.push_back(contract_error([&] { unshard(layer); }));  // 4
+    out.push_back(thrown_by([&] { unshard(layer); }));  // 4
     unshard(model);
-    out.push_back(
-        contract_error([&] { layer.call([&] { return reshard(layer), Tensor(); }); }));  // 5
+    out.push_back(thrown_by([&] { layer.call([&] { return reshard(layer), Tensor(); }); }));  // 5
     unshard(layer);
     Tensor held = layer.weight.value();
-    out.push_back(contract_error([&] { reshard(layer); }));  // 6
+    out.push_back(thrown_by([&] { reshard(layer); }));  // 6
     held = {};
     for (const auto f : {unshard, reshard}) {
       const Tensor x = Tensor::ones({4}, f32, world.device()).require_grad();
       const Tensor y = autograd::record("f", {x}, raw::mul(x, x),
                                         [&](const Tensor&, autograd::Gradients&) { f(layer); });
-      out.push_back(contract_error([&] { sum(y).backward(); }));  // 7, 8
+      out.push_back(thrown_by([&] { sum(y).backward(); }));  // 7, 8
     }
     return out;
   });
@@ -182,7 +179,7 @@ TEST_CASE("whether units are gathered for backward may change between steps",
         unplanned.push_back(shard_counters(t.model).unplanned_slots);
       }
       const std::string inside = t.model.call([&] {
-        return contract_error([&] { set_reshard_after_forward(t.layer(0), Reshard::never); });
+        return thrown_by([&] { set_reshard_after_forward(t.layer(0), Reshard::never); });
       });
       return std::tuple(backward, unplanned, inside);
     });
@@ -214,7 +211,7 @@ TEST_CASE("units that backward leaves open are gathered once for several micro-b
       const bool is_same = same_bits(full_values(t.model), full_values(plain.model));
       set_reshard_after_backward(t.model, true);
       t.loss().backward();
-      return std::tuple(gathers, unplanned, is_same, contract_error([&] { first_weight(t); }));
+      return std::tuple(gathers, unplanned, is_same, thrown_by([&] { first_weight(t); }));
     });
     for (const auto& [gathers, unplanned, is_same, closed] : seen) {
       if (way == Reshard::never) CHECK(gathers == std::vector<std::uint64_t>(kSteps, 4));
@@ -238,7 +235,41 @@ TEST_CASE("a unit is gathered once for all chunks of a loss, where the flags say
              mean_square(t.layer(2)(rows_of(2, chunk, 1, 4, world.device()))).backward();
          });
          reshard(t.layer(2));
-         return std::pair(count, contract_error([&] { t.layer(2).weight.value(); }));
+         return std::pair(count, thrown_by([&] { t.layer(2).weight.value(); }));
+       })) {
+    CHECK(gathers == 1);
+    CHECK_THAT(closed, Contains("while the unit is closed"));
+  }
+}
+
+TEST_CASE(
+    "a list of norm and head is gathered once for all chunks of a loss, where the flags say so",
+    "[threads][fsdp2-056]") {
+  struct Chunked final : nn::Module {
+    Chunked() { register_modules("trunk", trunk, "norm", norm, "head", head); }
+    Tensor operator()(const Tensor& x) {
+      return call([&] { return chunk(trunk(x)); });
+    }
+    Tensor chunk(const Tensor& h) { return mean_square(head(norm(h))); }
+    nn::Linear trunk{4, 4}, norm{4, 4}, head{4, 4};
+  };
+  for (const auto& [gathers, closed] : on_ranks(2, [](World& world) {
+         Chunked m;
+         const ShardOptions options{.mesh = DeviceMesh::flat(world),
+                                    .reshard_after_forward = Reshard::always};
+         fully_shard(m.trunk, options);
+         fully_shard({&m.norm, &m.head}, options);
+         fully_shard(m, options);
+         nn::init(m, {1}, world.device());
+         m(rows_of(1, 0, 2, 4, world.device())).backward();  // the root runs first
+         set_reshard_after_forward(m.norm, Reshard::never);
+         set_reshard_after_backward(m.norm, false);
+         const std::uint64_t before = shard_counters(m).gathers;
+         for (int chunk = 0; chunk < 3; ++chunk)
+           m.chunk(rows_of(2, chunk, 1, 4, world.device())).backward();
+         const std::uint64_t count = shard_counters(m).gathers - before;
+         reshard(m.norm);
+         return std::pair(count, thrown_by([&] { m.head.weight.value(); }));
        })) {
     CHECK(gathers == 1);
     CHECK_THAT(closed, Contains("while the unit is closed"));
@@ -314,7 +345,7 @@ TEST_CASE("a reset closes what was unsharded, and the step after it is as any ot
           t.loss().backward();
         } catch (const std::exception&) {
           reset(t.model);
-          closed = contract_error([&] { first_weight(t); });
+          closed = thrown_by([&] { first_weight(t); });
         }
       }
       for (int k = 0; k < 3; ++k) step();
@@ -363,7 +394,7 @@ TEST_CASE("whether backward gathers a unit may change, and is an error where it 
          set_unshard_in_backward(model.shift, false);
          const std::uint64_t without = gathers();
          set_unshard_in_backward(model.head, false);
-         return std::tuple(all, without, contract_error(gathers));
+         return std::tuple(all, without, thrown_by(gathers));
        })) {
     CHECK(read == 6);
     CHECK(unread == 5);
@@ -383,7 +414,7 @@ TEST_CASE("a method of a class that can't be changed runs as a call of its unit"
          fully_shard(model, {.mesh = DeviceMesh::flat(world)});
          nn::init(model, {1}, world.device());
          const Tensor x = rows_of(1, 0, 2, 4, world.device());
-         std::string closed = contract_error([&] { model.encode(x); });
+         std::string closed = thrown_by([&] { model.encode(x); });
          mean_square(model.call([&] { return model.encode(x); })).backward();
          return std::pair(closed, shard_counters(model));
        })) {

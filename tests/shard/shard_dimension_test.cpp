@@ -208,7 +208,7 @@ TEST_CASE(
     const DistributedTensor dealt = distribute(weight.full(), mesh, {Shard{1}});
     if (!same_bits(dealt.local().to_vector<float>(), f.mine)) f.printed = "not dealt alike";
 
-    f.refused = contract_error([&] { by_rows.load(net.state_dict({.form = StateForm::view})); });
+    f.refused = thrown_by([&] { by_rows.load(net.state_dict({.form = StateForm::view})); });
     other.load(net.state_dict());
     by_rows.load(net.state_dict({.form = StateForm::full}));
     const Values values = full_values(net);
@@ -250,7 +250,7 @@ TEST_CASE(
 TEST_CASE("a dimension that can't be sharded is refused in one line", "[fsdp2-024]") {
   const World world = World::emulated(1, 4, {.executor = ExecutorKind::virtual_});
   const auto refused = [&](int dim, nn::Module& of) {
-    return contract_error([&] {
+    return thrown_by([&] {
       fully_shard(of, {.mesh = DeviceMesh::flat(world),
                        .shard_placement_fn = [dim](const Parameter&) { return Shard{dim}; }});
     });
@@ -276,14 +276,14 @@ TEST_CASE("a dimension that can't be sharded is refused in one line", "[fsdp2-02
 
   PlacedNet other;
   other.shard({.mesh = DeviceMesh::flat(world), .shard_placement_fn = placed(4)});
-  CHECK_THAT(contract_error([&] { other.up.weight.set_gather_transform(gather_in_e4m3()); }),
+  CHECK_THAT(thrown_by([&] { other.up.weight.set_gather_transform(gather_in_e4m3()); }),
              Contains("along dimension 1"));
-  CHECK_THAT(contract_error([&] {
+  CHECK_THAT(thrown_by([&] {
                DistributedTensor(Tensor::zeros({4, 2}, f32, world.device()), {4, 6},
                                  DeviceMesh::flat(world), {Shard{1}});
              }),
              Contains("Shard(1) of a tensor [4, 6] over 4 ranks"));
-  CHECK_THAT(contract_error([&] {
+  CHECK_THAT(thrown_by([&] {
                DistributedTensor(Tensor::zeros({1}, f32, world.device()), {4},
                                  DeviceMesh::flat(world), {Shard{1}});
              }),
@@ -293,7 +293,7 @@ TEST_CASE("a dimension that can't be sharded is refused in one line", "[fsdp2-02
     const StateTensor odd(Tensor::zeros({6, 4}, f32, world.device()),
                           {.shape = {6, 4}, .dim = dim});
     const StateDict state{{"up.weight", odd}};
-    CHECK_THAT(contract_error([&] { other.load(state, {.strict = false}); }),
+    CHECK_THAT(thrown_by([&] { other.load(state, {.strict = false}); }),
                Contains(concat("along dimension ", dim, " of [6, 4]")));
   }
   const ShardPlan plan = shard_plan(other);

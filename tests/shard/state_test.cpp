@@ -3,6 +3,7 @@
 #include "tessera/nn/state.hpp"
 
 #include "tessera/nn/gpt2.hpp"
+#include "tessera/optim/adamw.hpp"
 #include "tests/shard/support.hpp"
 
 using namespace tessera;
@@ -48,14 +49,21 @@ TEST_CASE("a sharded state dict has this rank's rows, and loads them back", "[sh
     struct Found {
       Values full, reloaded, shards;
       bool has_specs = true;
+      std::uint64_t calls = 0;  // of state dicts of model and optimizer, in both forms
     };
     const auto found = on_ranks(ranks, [&](World& world) {
       Averaged model;
       model.shard(world);
       nn::init(model, {seed});
+      optim::AdamW optimizer(model.parameters());
+      optimizer.prepare();
       Found f;
       f.full = full_values(model);
+      const std::uint64_t before = world.flight_recorder().last_submitted();
       const StateDict state = model.state_dict();
+      model.state_dict({.form = StateForm::view});
+      optimizer.state_dict(model);
+      f.calls = world.flight_recorder().last_submitted() - before;
       f.shards = shards_of(state);
       for (const auto& [name, p] : model.named_parameters()) {
         const ShardSpec &spec = state.at(name).spec, &own = p.spec();
@@ -71,6 +79,7 @@ TEST_CASE("a sharded state dict has this rank's rows, and loads them back", "[sh
     INFO(ranks << " ranks");
     for (const Found& f : found) {
       CHECK(f.has_specs);
+      CHECK(f.calls == 0);
       CHECK(same_bits(f.reloaded, found[0].full));
       CHECK(f.shards.at("mean") == std::vector<float>(2, 0.25f));
     }
@@ -131,7 +140,7 @@ TEST_CASE("rows of another number of ranks are refused on every rank, unchanged"
     StateTensor& weight = state.at("stack.layers.1.weight");
     weight.spec = {weight.spec.shape, 2, world.rank() / 2};
     weight.values = Tensor::zeros(weight.spec.local_shape(), f32, world.device());
-    const std::string error = contract_error([&] { model.load(state); });
+    const std::string error = thrown_by([&] { model.load(state); });
     const bool unchanged = same_bits(full_values(model), before);
     return unchanged ? error : "changed";
   });

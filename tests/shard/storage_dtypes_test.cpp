@@ -353,7 +353,7 @@ TEST_CASE("state dicts and files keep a base as it is stored, and load it on oth
 
 TEST_CASE("what is trained is stored in f32, and a dtype is given before there is memory") {
   const Device device = Device::cpu({.threads = 1});
-  const auto refused = [](const auto& f) { return contract_error(f); };
+  const auto refused = [](const auto& f) { return thrown_by(f); };
   Adapters model;
   CHECK_THAT(refused([&] { model.a.down.set_dtype(bf16); }),
              Contains("set_dtype: parameter 'down' is trainable"));

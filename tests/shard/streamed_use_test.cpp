@@ -45,11 +45,11 @@ TEST_CASE("a streamed parameter is no tensor, and says so", "[threads]") {
          nn::init(model, {1});
          const Parameter& table = model.embedding.weight;
          Said result;
-         result.before = contract_error([&] { table.value(); });
+         result.before = thrown_by([&] { table.value(); });
          result.slices =
-             contract_error([&] { table.for_each_slice([](const Tensor&, const SliceRows&) {}); });
+             thrown_by([&] { table.for_each_slice([](const Tensor&, const SliceRows&) {}); });
          shard_plan(model);
-         result.after = contract_error([&] { table.value(); });
+         result.after = thrown_by([&] { table.value(); });
          return result;
        }))
     for (const std::string& message : {said.before, said.slices, said.after})
@@ -112,13 +112,13 @@ TEST_CASE("a streamed parameter used elsewhere names the modules that stream it"
            nn::init(model, {1}, world.device());
            const Parameter& p = model.first.weight;
            Elsewhere result;
-           result.inside = contract_error(
+           result.inside = thrown_by(
                [&] { model.call([&] { return model.layer.call([&] { return p.value(); }); }); });
            model.first.parameters();  // a part renames nothing
-           result.after = contract_error([&] { p.value(); });
+           result.after = thrown_by([&] { p.value(); });
            Projection root(8);
            fully_shard(root, {.mesh = DeviceMesh::flat(world)});
-           result.alone = contract_error([&] { root.weight.value(); });
+           result.alone = thrown_by([&] { root.weight.value(); });
            return result;
          })) {
       CHECK_THAT(said.inside, EndsWith("by for_each_slice: 'first', 'second'"));
@@ -173,8 +173,7 @@ TEST_CASE("whether a parameter is streamed is settled when it is sharded", "[thr
          p.stream_parameter(p.weight);  // said before: once more is nothing new
          Other other;
          other.register_parameter("weight", p.weight);
-         return Seen{contract_error([&] { other.stream_parameter(p.weight); }),
-                     p.weight.is_streamed()};
+         return Seen{thrown_by([&] { other.stream_parameter(p.weight); }), p.weight.is_streamed()};
        })) {
     CHECK_THAT(seen.streams,
                Contains("'weight' belongs to unit") && Contains("call it before fully_shard"));
@@ -188,7 +187,7 @@ TEST_CASE("a slice that is kept is named by what was done with it, if anything w
     fully_shard(p, {.mesh = DeviceMesh::flat(world), .slice_bytes = 1});
     p.materialize(world.device());
     shard_plan(p);
-    return contract_error([&] {
+    return thrown_by([&] {
       std::vector<Tensor> kept;
       p.call([&] {
         p.weight.for_each_slice([&](const Tensor& s, const SliceRows&) { kept.push_back(s); });

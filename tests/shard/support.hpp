@@ -27,6 +27,7 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/race_check.hpp"
 #include "tests/support/seed.hpp"
+#include "tests/support/thrown.hpp"
 
 namespace tessera::testing {
 
@@ -50,17 +51,6 @@ auto on_ranks(int ranks, const WorldOptions& options, const F& f) {
 template <class F>
 auto on_ranks(int ranks, const F& f) {
   return on_ranks(ranks, WorldOptions{.threads = 1}, f);
-}
-
-// The message of the ContractError that f throws, empty for none.
-template <class F>
-std::string contract_error(const F& f) {
-  try {
-    f();
-  } catch (const ContractError& error) {
-    return error.what();
-  }
-  return "";
 }
 
 // --- values ---

@@ -55,14 +55,14 @@ TEST_CASE("a step, a norm and a frozen parameter are refused while gradients are
                [&] { kept.optimizer.step(); },
                [&] { optim::clip_grad_norm(model.parameters(), 1); },
                [&] { scaler.unscale(kept.optimizer); }, [&] { model.layers[0].weight.freeze(); }})
-        messages.push_back(contract_error(f));
+        messages.push_back(thrown_by(f));
       // Of other parameters nothing is kept once theirs was dropped.
       optim::Sgd of_one(model.layers[0].parameters(), {.lr = 0.1});
       of_one.zero_grad();
-      messages.push_back(contract_error([&] { of_one.step(); }));
-      messages.push_back(contract_error([&] { kept.optimizer.step(); }));
+      messages.push_back(thrown_by([&] { of_one.step(); }));
+      messages.push_back(thrown_by([&] { kept.optimizer.step(); }));
       kept.backward(world);
-      messages.push_back(contract_error([&] { kept.optimizer.step(); }));
+      messages.push_back(thrown_by([&] { kept.optimizer.step(); }));
       return messages;
     });
     for (const auto& messages : found) {
@@ -183,10 +183,10 @@ TEST_CASE(
     set_requires_gradient_sync(kept.model, false);
     loss.backward();
     set_requires_gradient_sync(kept.model, true);
-    std::vector<std::string> messages = {contract_error([&] { kept.model(x); })};
+    std::vector<std::string> messages = {thrown_by([&] { kept.model(x); })};
     kept.optimizer.zero_grad();
-    messages.push_back(contract_error([&] { kept.backward(world); }));
-    messages.push_back(contract_error([&] { kept.optimizer.step(); }));
+    messages.push_back(thrown_by([&] { kept.backward(world); }));
+    messages.push_back(thrown_by([&] { kept.optimizer.step(); }));
     return std::tuple(messages, kept.model.layers[0].weight.grad().defined(),
                       kept.model.layers[0].bias.grad().defined());
   });
@@ -205,7 +205,7 @@ TEST_CASE("kept gradients of a model that is gone hold up no optimizer", "[threa
     auto kept = std::make_unique<Unreduced>(world, Accumulation::unsharded);
     optim::Sgd optimizer(kept->model.parameters(), {.lr = 0.1});
     kept = nullptr;
-    return contract_error([&] { optimizer.step(); });
+    return thrown_by([&] { optimizer.step(); });
   });
   for (const std::string& message : found) CHECK(message.empty());
 }
@@ -258,7 +258,7 @@ TEST_CASE("slices wait for a backward that reduces where options say so", "[thre
             shard_counters(table).all_reduces +
             (way == Accumulation::unsharded ? shard_counters(table).reductions : 0);
         seen.held = held();
-        seen.refused = contract_error([&] { optimizer.step(); });
+        seen.refused = thrown_by([&] { optimizer.step(); });
         optimizer.zero_grad();
         seen.after_drop = held();
         backward(false);

@@ -245,7 +245,7 @@ const std::vector<Key>& schema() {
           "lean: in four; automatic: fast where its plan is within memory.limit",
           {.choices = {"automatic", "lean", "fast"}}),
       key<&C::memory, &C::MemorySection::limit>(
-          "memory.limit", "bytes that a rank may reserve; what is left open is chosen to fit",
+          "memory.limit", "bytes that a rank may reserve; the order of the loss is chosen to fit",
           {.range = between(1, kMaxBytes),
            .unset = "of a GPU its own; else nothing is known to fit",
            .argument = "BYTES"}),

@@ -65,7 +65,7 @@ class FlightRecorder {
   // Requires: the streams are idle.
   void restart() noexcept;
 
-  // The stream of the call reaches it, and has ended it.
+  // The stream of the call reaches it, and has ended it; on a GPU: they are queued.
   void started(std::uint64_t seq, StreamId stream) noexcept;
   void done(std::uint64_t seq, StreamId stream) noexcept;
 

@@ -3,9 +3,10 @@
 //   kernel       │ launch_seconds │ the longer of flops and bytes │      the roofline of a machine
 //   collective   │ wire latency   │ wire_bytes                    │      alpha + beta * bytes
 //
-// Every communicator has a wire of its own with the whole bandwidth. Numbers are given, not
-// guessed: what is left out takes no time. Roofline: Williams, Waterman, Patterson, "Roofline: an
-// insightful visual performance model", CACM 2009; alpha-beta: Hockney, Parallel Computing 1994.
+// Every communicator has a wire of its own with the whole bandwidth, unless there is a Machine,
+// whose links a rank's collectives share. Numbers are given, not guessed: what is left out takes no
+// time. Roofline: Williams, Waterman, Patterson, "Roofline: an insightful visual performance
+// model", CACM 2009; alpha-beta: Hockney, Parallel Computing 1994.
 //
 // A Machine prices operations by their shape, and its ranks by where they are; see machine.hpp.
 #pragma once
