@@ -196,6 +196,17 @@ TEST_CASE("a file and the command line are read in the order in which they stand
   CHECK(parse({"--model.dim=32", file}).model.dim == 64);
 }
 
+TEST_CASE("a configuration nests as deep as its options, and what nests deeper is bad input") {
+  const TemporaryFolder folder;
+  std::string deep = "\n[a";
+  for (int i = 0; i < 100000; ++i) deep += ".a";
+  CHECK_THROWS_WITH(parse({folder.write("deep.toml", deep + "]")}),
+                    Catch::Matchers::Contains(":2: more than 32 dots in a line"));
+  const std::string dots(100, '.');
+  CHECK_NOTHROW(
+      parse({folder.write("dots.toml", "# " + dots + "\n[data]\npath = \"" + dots + "\"\n")}));
+}
+
 TEST_CASE("names are an array in a file, as torchtitan writes them, or one text with commas") {
   const TemporaryFolder folder;
   const std::pair<const char*, const char*> written[] = {

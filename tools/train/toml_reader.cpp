@@ -86,10 +86,30 @@ std::string contents_of(const std::string& path) {
   return text;
 }
 
+// toml++ takes a table within a table apart by recursion, and a dot outside of strings makes one.
+// Throws: DataError for a line with more of them than any option has.
+void expect_shallow(const std::string& text, const std::string& path) {
+  constexpr int kMostDots = 32;
+  int line = 1, dots = 0;
+  char quote = 0;
+  for (const char c : text) {
+    if (c == '\n')
+      ++line, dots = 0, quote = 0;
+    else if (quote != 0 ? c == quote : c == '"' || c == '\'')
+      quote = quote != 0 ? 0 : c;
+    else if (quote == 0 && c == '#')
+      quote = '\n';  // a comment
+    else if (quote == 0 && c == '.' && ++dots > kMostDots)
+      throw DataError(concat(path, ":", line, ": more than ", kMostDots,
+                             " dots in a line; no option lies so deep"));
+  }
+}
+
 }  // namespace
 
 std::vector<TomlItem> read_toml(const std::string& path) {
   const std::string text = contents_of(path);
+  expect_shallow(text, path);
   std::vector<TomlItem> items;
   try {
     const toml::table root = toml::parse(std::string_view(text), path);
