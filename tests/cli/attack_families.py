@@ -174,7 +174,8 @@ def toml(draw, folder, fixture):
     elif what == 4:
         depth = draw.choice([10, 300, 5000, 100000])
         text = draw.choice([b"[model]\ndim = " + b"[" * depth + b"]" * depth, b"a = " + b"{a=" * depth, b"[" + b"a." * depth + b"a]",
-                            b"x = " + b"[" * depth, b"[" * depth])
+                            b"x = " + b"[" * depth, b"[" * depth, b'"\\"".' + b"a." * depth + b"a = 1",
+                            b'x = ["""\n\'""", {' + b"a." * depth + b"a = 1}]"])
     elif what == 5:
         key, value = draw.choice(["model.dim", "data.path", "optimizer.lr", "model.tie_embeddings", "nothing.x", "x"]), draw.choice(
             ["[1]", "{a=1}", "1979-05-27", "07:32:00", '"x"', "nan", "-inf", "1e400", "0xffffffffffffffff", "true", '"""\n"""', "'\\'",

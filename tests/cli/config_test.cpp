@@ -198,13 +198,21 @@ TEST_CASE("a file and the command line are read in the order in which they stand
 
 TEST_CASE("a configuration nests as deep as its options, and what nests deeper is bad input") {
   const TemporaryFolder folder;
-  std::string deep = "\n[a";
+  std::string deep = "a";
   for (int i = 0; i < 100000; ++i) deep += ".a";
-  CHECK_THROWS_WITH(parse({folder.write("deep.toml", deep + "]")}),
+  // Behind strings that end where a hasty reader would not look.
+  for (const char* const before :
+       {"", R"("\"".)", "x = [\"\"\"\n'\"\"\", {", R"(x = ["""a"""", {)", "x = ['''a''''', {"})
+    CHECK_THROWS_WITH(parse({folder.write("deep.toml", before + deep + " = 1")}),
+                      Catch::Matchers::Contains(": more than 32 dots in a line"));
+  CHECK_THROWS_WITH(parse({folder.write("deep.toml", "\n[" + deep + "]")}),
                     Catch::Matchers::Contains(":2: more than 32 dots in a line"));
   const std::string dots(100, '.');
-  CHECK_NOTHROW(
-      parse({folder.write("dots.toml", "# " + dots + "\n[data]\npath = \"" + dots + "\"\n")}));
+  for (const std::string& path :
+       {'"' + dots + "\"  # \" " + dots, "'" + dots + "'", R"("a\")" + dots + '"',
+        "\"\"\"\n'" + dots + "\\\n" + dots + "\"\"\"", "'''" + dots + "'" + dots + "'''"})
+    CHECK(parse({folder.write("dots.toml", "# " + dots + "\n[data]\npath = " + path + "\n")})
+              .data.path.find(dots) != std::string::npos);
 }
 
 TEST_CASE("names are an array in a file, as torchtitan writes them, or one text with commas") {

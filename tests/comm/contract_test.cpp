@@ -10,27 +10,18 @@
 #include "tests/support/catch.hpp"
 #include "tests/support/race_check.hpp"
 #include "tests/support/seed.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace tessera;
 using Catch::Matchers::Contains;
 using tessera::testing::run_checked;
+using tessera::testing::thrown_by;
 using K = CollectiveKind;
 
 // Units keep a world's address: one that moved would leave them with nothing.
 static_assert(!std::is_move_constructible_v<World> && !std::is_move_assignable_v<World>);
 
 namespace {
-
-// The message of the ContractError that `f` throws, empty when it throws none.
-template <class F>
-std::string refusal(const F& f) {
-  try {
-    f();
-  } catch (const ContractError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 struct CostSeen final : Observer {
   void launched(StreamId s, Tick, const Op& op) override {
@@ -52,7 +43,7 @@ TEST_CASE("submit refuses what no rank can do, and forgets the attempt", "[comm]
   Communicator& c = world.gather();
   alignas(8) float v[1024] = {};
   const auto submit = [&](const Collective& item) {
-    return refusal([&] { c.submit(item, "unit 7", {}); });
+    return thrown_by([&] { c.submit(item, "unit 7", {}); });
   };
   const auto f = [&](K kind, std::int64_t count, const void* send, void* recv, int root = 0) {
     return submit({.send = send, .recv = recv, .count = count, .kind = kind, .root = root});
@@ -93,9 +84,9 @@ TEST_CASE("submit refuses what no rank can do, and forgets the attempt", "[comm]
   CollectiveGroup many("tokens");
   for (int i = 0; i < kMostSendRecvs + 1; ++i)
     many.edit().push_back({.count = 1 << 20, .kind = K::send_recv, .root = 0, .target = 2});
-  CHECK_THAT(refusal([&] { c.submit(many, {}); }),
+  CHECK_THAT(thrown_by([&] { c.submit(many, {}); }),
              Contains("item 1024: a group has room for 1024") && Contains("split the group"));
-  CHECK_THAT(refusal([&] { c.submit(CollectiveGroup("none"), {}); }), Contains("'none'"));
+  CHECK_THAT(thrown_by([&] { c.submit(CollectiveGroup("none"), {}); }), Contains("'none'"));
   CHECK(c.submitted() == 0);
   CHECK(world.device().context().launches() == 0);
 
@@ -109,7 +100,7 @@ TEST_CASE("submit refuses what no rank can do, and forgets the attempt", "[comm]
   CHECK(pass(2, 1, nullptr, v).empty());
   CHECK(pass(0, 3, nullptr, nullptr).empty());
   many.edit().pop_back();
-  CHECK(refusal([&] { c.submit(many, {}); }).empty());
+  CHECK(thrown_by([&] { c.submit(many, {}); }).empty());
   CHECK(c.submitted() == 10);
 }
 
@@ -125,9 +116,9 @@ TEST_CASE("a group's small items in place fit the staging memory together or are
                       .kind = K::all_reduce};
   };
   CollectiveGroup group("two", {in_place(0, half), in_place(half, half)});
-  CHECK(refusal([&] { world.reduce().submit(group, {}); }).empty());
+  CHECK(thrown_by([&] { world.reduce().submit(group, {}); }).empty());
   group.edit().push_back(in_place(2 * half, 1));
-  CHECK_THAT(refusal([&] { world.reduce().submit(group, {}); }), Contains("item 2"));
+  CHECK_THAT(thrown_by([&] { world.reduce().submit(group, {}); }), Contains("item 2"));
 }
 
 TEST_CASE("a group that has moved or was edited is refused as a new one would be", "[comm]") {
@@ -141,7 +132,7 @@ TEST_CASE("a group that has moved or was edited is refused as a new one would be
   second.send = at + 4;
   second.recv = at + 16;
   CollectiveGroup group("moving", {first, second});
-  const auto refused = [&] { return refusal([&] { c.submit(group, {}); }); };
+  const auto refused = [&] { return thrown_by([&] { c.submit(group, {}); }); };
   const auto moved = [&](std::ptrdiff_t send, std::ptrdiff_t recv) {
     group.place(at + send, at + recv);
     return refused();
@@ -271,7 +262,7 @@ TEST_CASE("an emulated rank gets its own values in the places of its peers", "[c
   CHECK(std::equal(recv.begin() + kCount, recv.end(), send.begin() + kCount));
   CHECK(world.sum(1.5) == 7.5);
   CHECK(world.max(1.5) == 1.5);
-  CHECK_THAT(refusal([] { World::emulated(5, 5); }), Contains("rank 5 of 5 ranks"));
+  CHECK_THAT(thrown_by([] { World::emulated(5, 5); }), Contains("rank 5 of 5 ranks"));
 }
 
 TEST_CASE("a virtual world counts and touches nothing", "[comm]") {
@@ -305,29 +296,29 @@ TEST_CASE("symmetric memory is booked while it lives, the same on every rank", "
   CHECK(before == 0);
   CHECK(during == 12'288);  // whole pages
   CHECK(after == 0);
-  CHECK_THAT(refusal([] {
+  CHECK_THAT(thrown_by([] {
                run_checked(2, {}, [](World& world) {
                  world.allocate_symmetric(4096 * (1 + world.rank()));
                });
              }),
              Contains("every rank must ask for the same"));
-  CHECK_THAT(refusal([] { World::single().allocate_symmetric(0); }), Contains("at least 1"));
+  CHECK_THAT(thrown_by([] { World::single().allocate_symmetric(0); }), Contains("at least 1"));
 }
 
 TEST_CASE("worlds refuse options that would have no effect", "[comm]") {
-  CHECK_THAT(refusal([] { World::single({.transport = Transport::messages}); }),
+  CHECK_THAT(thrown_by([] { World::single({.transport = Transport::messages}); }),
              Contains("sends no messages"));
-  CHECK_THAT(refusal([] { run_checked(2, {.transport = Transport::messages}, [](World&) {}); }),
+  CHECK_THAT(thrown_by([] { run_checked(2, {.transport = Transport::messages}, [](World&) {}); }),
              Contains("sends no messages"));
-  CHECK_THAT(refusal([] { World::single({.threads = -1}); }), Contains("threads is -1"));
+  CHECK_THAT(thrown_by([] { World::single({.threads = -1}); }), Contains("threads is -1"));
   for (const double seconds : {0.0, -1.0, std::nan("")}) {
-    CHECK_THAT(refusal([&] { World::single({.timeout_seconds = seconds}); }),
+    CHECK_THAT(thrown_by([&] { World::single({.timeout_seconds = seconds}); }),
                Contains("timeout_seconds is"));
     if (seconds != 0)
-      CHECK_THAT(refusal([&] { World::single({.heartbeat_timeout_seconds = seconds}); }),
+      CHECK_THAT(thrown_by([&] { World::single({.heartbeat_timeout_seconds = seconds}); }),
                  Contains("heartbeat_timeout_seconds"));
   }
-  CHECK_THAT(refusal([] { run_checked(2, {.timeout_seconds = -1}, [](World&) {}); }),
+  CHECK_THAT(thrown_by([] { run_checked(2, {.timeout_seconds = -1}, [](World&) {}); }),
              Contains("timeout_seconds is -1"));
-  CHECK_THAT(refusal([] { run_checked(0, {}, [](World&) {}); }), Contains("at least 1"));
+  CHECK_THAT(thrown_by([] { run_checked(0, {}, [](World&) {}); }), Contains("at least 1"));
 }

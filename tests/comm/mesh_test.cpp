@@ -7,10 +7,12 @@
 
 #include "tests/support/catch.hpp"
 #include "tests/support/race_check.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace tessera;
 using Catch::Matchers::Contains;
 using tessera::testing::run_checked;
+using tessera::testing::thrown_by;
 using Dims = std::vector<MeshDim>;
 using Ranks = std::vector<int>;
 
@@ -18,17 +20,6 @@ namespace {
 
 Ranks ranks_of(const RankGroup& group) { return {group.ranks().begin(), group.ranks().end()}; }
 Ranks ranks_of(const DeviceMesh& mesh) { return {mesh.ranks().begin(), mesh.ranks().end()}; }
-
-// The message of the ContractError that `f` throws, empty when it throws none.
-template <class F>
-std::string refused(const F& f) {
-  try {
-    f();
-  } catch (const ContractError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 }  // namespace
 
@@ -93,7 +84,7 @@ TEST_CASE("a mesh of ranks given by hand leaves the others out", "[comm][threads
     const DeviceMesh mesh = DeviceMesh::grid(world, {{"a", 2}, {"b", 2}}, Ranks{4, 1, 0, 3});
     if (world.rank() == 2) {
       const std::lock_guard lock(mutex);
-      heard = {refused([&] { mesh.group("a"); }), refused([&] { mesh["b"]; }),
+      heard = {thrown_by([&] { mesh.group("a"); }), thrown_by([&] { mesh["b"]; }),
                mesh.is_member() ? "a member" : ""};
       return;
     }
@@ -123,7 +114,7 @@ TEST_CASE("a mesh of one dimension over all ranks has the world's communicators"
 TEST_CASE("what is no mesh is refused in one line, before anything is submitted", "[comm]") {
   World world = World::emulated(1, 8);
   const auto grid = [&](const Dims& dims) {
-    const std::string message = refused([&] { DeviceMesh::grid(world, dims); });
+    const std::string message = thrown_by([&] { DeviceMesh::grid(world, dims); });
     CHECK(message.find('\n') == std::string::npos);
     return message;
   };
@@ -136,22 +127,22 @@ TEST_CASE("what is no mesh is refused in one line, before anything is submitted"
   CHECK_THAT(grid({{"", 8}}), Contains("called ''"));
   CHECK_THAT(grid({{"world", 8}}), Contains("called 'world'"));
   CHECK_THAT(grid({{"a", -2}, {"b", -4}}), Contains("dimension 'a' has -2 ranks"));
-  CHECK_THAT(refused([&] { DeviceMesh::hybrid(world, {.replicate = 3, .shard = 2}); }),
+  CHECK_THAT(thrown_by([&] { DeviceMesh::hybrid(world, {.replicate = 3, .shard = 2}); }),
              Contains("dp_replicate 3 x dp_shard 2 is not 8"));
   for (const Ranks& ranks : {Ranks{0, 1, 1, 2}, Ranks{0, 1, 2, 8}, Ranks{-1, 0, 1, 2}, Ranks{}})
-    CHECK_THAT(refused([&] { DeviceMesh::grid(world, {{"a", 4}}, ranks); }),
+    CHECK_THAT(thrown_by([&] { DeviceMesh::grid(world, {{"a", 4}}, ranks); }),
                Contains("give each once, from 0 to 7"));
-  CHECK_THAT(refused([&] { DeviceMesh::grid(world, {{"a", 4}}, Ranks{0, 1}); }),
+  CHECK_THAT(thrown_by([&] { DeviceMesh::grid(world, {{"a", 4}}, Ranks{0, 1}); }),
              Contains("a 4 is not 2"));
   CHECK(world.flight_recorder().last_submitted() == 0);
 
   const DeviceMesh mesh = DeviceMesh::grid(world, {{"a", 2}, {"b", 4}});
-  CHECK_THAT(refused([&] { mesh["c"]; }), Contains("called 'c'; this mesh has 'a', 'b'"));
-  CHECK_THAT(refused([&] { mesh.group("c"); }), Contains("called 'c'"));
-  CHECK_THAT(refused([&] { mesh.select({"a", "a"}); }), Contains("'a' is chosen twice"));
-  CHECK_THAT(refused([&] { mesh.select({}); }), Contains("no name; this mesh has 'a', 'b'"));
+  CHECK_THAT(thrown_by([&] { mesh["c"]; }), Contains("called 'c'; this mesh has 'a', 'b'"));
+  CHECK_THAT(thrown_by([&] { mesh.group("c"); }), Contains("called 'c'"));
+  CHECK_THAT(thrown_by([&] { mesh.select({"a", "a"}); }), Contains("'a' is chosen twice"));
+  CHECK_THAT(thrown_by([&] { mesh.select({}); }), Contains("no name; this mesh has 'a', 'b'"));
   CHECK_THAT(
-      refused([&] { mesh.group(); }),
+      thrown_by([&] { mesh.group(); }),
       Contains("a mesh of a 2 x b 4 has a group for each dimension; choose one, as mesh[\"b\"]"));
 }
 

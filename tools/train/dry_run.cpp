@@ -159,8 +159,7 @@ int dry_run(const Config& given, int ranks) {
     }
     std::printf(
         "rank %d and %d other ranks like it: planned peak %lld bytes (%s) in step 1, %lld bytes "
-        "(%s) "
-        "at most in a later step, reserved %lld bytes (%s)\n",
+        "(%s) at most in a later step, reserved %lld bytes (%s)\n",
         rank, count - 1, static_cast<long long>(first.peak_bytes),
         mebibytes(first.peak_bytes).c_str(), static_cast<long long>(later.peak_bytes),
         mebibytes(later.peak_bytes).c_str(), static_cast<long long>(later.reserved_bytes),
@@ -175,8 +174,7 @@ int dry_run(const Config& given, int ranks) {
     if (later.host_peak_bytes > 0)
       std::printf(
           "on the host: planned peak %lld bytes (%s) in step 1, %lld bytes at most in a later "
-          "step, "
-          "reserved %lld bytes (%s)\n",
+          "step, reserved %lld bytes (%s)\n",
           static_cast<long long>(first.host_peak_bytes), mebibytes(first.host_peak_bytes).c_str(),
           static_cast<long long>(later.host_peak_bytes),
           static_cast<long long>(later.host_reserved_bytes),

@@ -86,22 +86,37 @@ std::string contents_of(const std::string& path) {
   return text;
 }
 
-// toml++ takes a table within a table apart by recursion, and a dot outside of strings makes one.
-// Throws: DataError for a line with more of them than any option has.
+// toml++ 3.3 takes tables within tables apart by recursion without a limit, and each dot outside of
+// strings makes one.  Throws: DataError for a line with more of them than any option has.
 void expect_shallow(const std::string& text, const std::string& path) {
   constexpr int kMostDots = 32;
   int line = 1, dots = 0;
-  char quote = 0;
-  for (const char c : text) {
-    if (c == '\n')
-      ++line, dots = 0, quote = 0;
-    else if (quote != 0 ? c == quote : c == '"' || c == '\'')
-      quote = quote != 0 ? 0 : c;
-    else if (quote == 0 && c == '#')
-      quote = '\n';  // a comment
-    else if (quote == 0 && c == '.' && ++dots > kMostDots)
+  std::string_view end;  // of the string or comment that it is in
+  for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(1)) {
+    const char c = rest[0];
+    if (c == '\n') ++line, dots = 0;
+    if (!end.empty()) {
+      if (end[0] == '"' && c == '\\' && rest.size() > 1 && rest[1] != '\n') {
+        rest.remove_prefix(1);
+      } else if (rest.starts_with(end)) {
+        rest.remove_prefix(end.size() - 1);
+        for (int more = 0; end.size() == 3 && more < 2 && rest.substr(1).starts_with(end[0]);
+             ++more)
+          rest.remove_prefix(1);  // it may end with two quotes of its own
+        end = {};
+      } else if (c == '\n' && end.size() == 1) {
+        end = {};  // not TOML, as the parser will say
+      }
+    } else if (c == '"' || c == '\'') {
+      const bool is_long = rest.starts_with(c == '"' ? "\"\"\"" : "\'\'\'");
+      end = rest.substr(0, is_long ? 3 : 1);
+      rest.remove_prefix(end.size() - 1);
+    } else if (c == '#') {
+      end = "\n";
+    } else if (c == '.' && ++dots > kMostDots) {
       throw DataError(concat(path, ":", line, ": more than ", kMostDots,
                              " dots in a line; no option lies so deep"));
+    }
   }
 }
 
