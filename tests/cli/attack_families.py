@@ -186,7 +186,8 @@ def toml(draw, folder, fixture):
         text = draw.choice([text * 2, b"#" * draw.choice([1 << 20, (1 << 20) - 10, 5 << 20]), b"\0" * 100, b"", draw.randbytes(300),
                             b"[" + b"k" * 5000 + b"]\nx=1", b'[model]\n"' + b"k" * 5000 + b'"=1', b"[model]\n\x1b[2J=1", b"[model]\ndim=8" * 2])
     (folder / "run.toml").write_bytes(text)
-    parsed = attempt(lambda data: tomllib.loads(data.decode().removeprefix("\ufeff")), text) if len(text) < 1 << 20 else None
+    is_read = len(text) < 1 << 20 and text.count(b".") < 10_000  # tomllib takes memory by the square of a key's depth
+    parsed = attempt(lambda data: tomllib.loads(data.decode().removeprefix("\ufeff")), text) if is_read else None
     codes = [2] if parsed is None else [0] if parsed == fixture.toml else [0, 2]
 
     def as_given(out, _):
