@@ -21,7 +21,7 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
       reduced_into_(shards.group->gradients),  // one that is there it adds to
       arrived_(size()),
       held_(size()) {
-  std::vector<std::int64_t> entries, gaps_f32, gaps_reduce;
+  std::vector<std::int64_t> entries, gaps;
   const auto wire = static_cast<std::int64_t>(size_bytes(shards.reduce_dtype()));
   range_.begin = range_.end = shards.gradient_offset_of(parameter(0));
   range_.counts = static_cast<std::int64_t>(size());
@@ -41,13 +41,11 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
     const bool is_last = first + chunk == whole;
     const std::int64_t padded = is_last ? round_up(whole, kFlatAlign) - first : chunk;
     has_gaps_ |= padded > chunk;
-    gaps_f32.insert(gaps_f32.end(), {offset * 4, chunk * 4, padded * 4});
-    gaps_reduce.insert(gaps_reduce.end(), {offset * wire, chunk * wire, padded * wire});
+    gaps.insert(gaps.end(), {offset * wire, chunk * wire, padded * wire});
     range_.end += padded;
   }
   entries_ = table_of(entries, shards.device);
-  gaps_f32_ = table_of(gaps_f32, shards.device);
-  gaps_reduce_ = wire == 4 ? gaps_f32_ : table_of(gaps_reduce, shards.device);
+  gaps_ = table_of(gaps, shards.device);
 }
 
 // --- filling ---
@@ -119,10 +117,9 @@ void GradientPiece::drop_kept(std::size_t at) {
 // of a streamed parameter fill one in turn.
 void GradientPiece::reduce() {
   if (!is_filling_) begin_use();  // nothing arrived here: zeros travel
-  complete();
   const Stream reduce = shards_.device.reduce();
   if (shards_.postpones_all_reduce()) {
-    reduce.wait(shards_.device.compute().record());
+    complete();
     keep_terms();
     return give_back();
   }
@@ -136,7 +133,7 @@ void GradientPiece::reduce() {
   group.apply_factor();
   const Tensor& gradient = group.gradient;
   const bool is_fresh = std::exchange(reduced_into_, group.gradients) != group.gradients;
-  reduce.wait(shards_.device.compute().record());
+  complete();
   const Parts flat{gradient, range_.begin, range_.counts_begin};
   const bool is_direct = is_fresh && shards_.reduce_dtype() == f32 && !shards_.host;
   const Tensor staged = is_direct ? Tensor() : sums_memory(last);
@@ -144,7 +141,7 @@ void GradientPiece::reduce() {
   if (shards_.replicas) {
     sum_replicas(sums);
   } else {
-    if (!is_direct) clear_gaps(reduce, staged, gaps_reduce_);
+    clear_gaps(sums);
     scatter(sums);
   }
   if (shards_.hook) {
@@ -165,9 +162,11 @@ void GradientPiece::reduce() {
 }
 
 // Zeros where no gradient came, and behind the last one a 0 or 1 for each: summed over the ranks
-// they are the arrival counts.
+// they are the arrival counts. On the stream of reductions, which waits for compute here.
 void GradientPiece::complete() {
   const DType dtype = shards_.reduce_dtype();
+  const Stream reduce = shards_.device.reduce();
+  reduce.wait(shards_.device.compute().record());
   for (std::size_t word = 0; word < arrived_.words(); ++word) {
     kernels::CompleteArgs args{};
     args.base = buffer_->data;
@@ -180,9 +179,10 @@ void GradientPiece::complete() {
     args.copies = shards_.size;
     args.dtype = dtype;
     args.zero_missing = true;
-    const Access accesses[] = {entries_.access(AccessMode::read), slot_.access(AccessMode::write)};
+    const Access accesses[] = {entries_.access(AccessMode::read), slot_.access(AccessMode::read),
+                               slot_.access(AccessMode::write)};
     const double bytes = static_cast<double>(entries_.storage()->bytes) + missing_bytes(word);
-    shards_.device.compute().launch(
+    reduce.launch(
         {.name = "complete_gradient_piece", .cost = {.bytes = bytes}, .accesses = accesses},
         kernels::Call<kernels::CompleteArgs>{detail::table(shards_.device).complete, args});
   }
@@ -202,11 +202,8 @@ Tensor GradientPiece::fresh_gradient() const {
   const FlatGroup& group = *shards_.group;
   const OwnerGuard owner(group.device, "gradients");
   const Shape shape{group.gradient_numel + group.counts_numel()};
-  if (range_.numel() < group.gradient_numel) return Tensor::zeros(shape, f32, group.device);
-  Tensor gradient = Tensor::empty(shape, f32, group.device);
-  if (!shards_.host)
-    clear_gaps(shards_.device.compute(), gradient, gaps_f32_);  // else sums bring them
-  return gradient;
+  return range_.numel() < group.gradient_numel ? Tensor::zeros(shape, f32, group.device)
+                                               : Tensor::empty(shape, f32, group.device);
 }
 
 // In the dtype of the wire, on the stream's own memory: values, then counts.
@@ -242,7 +239,7 @@ void GradientPiece::keep_terms() {
   ++backwards_;
   const bool is_first = !terms_.defined();
   const Tensor terms = staging(reduce.id(), is_first ? "postponed sums" : "staging");
-  clear_gaps(reduce, terms, gaps_reduce_);
+  clear_gaps(parts_of(terms));
   scatter(parts_of(terms));
   if (is_first)
     terms_ = terms;
@@ -258,8 +255,8 @@ void GradientPiece::sum_replicas(const Parts& to) {
     const Tensor terms =
         Tensor::wrap(Storage::borrowed(shards_.device, slot.data, slot.bytes, *slot.use),
                      {range_.numel() + range_.counts}, shards_.reduce_dtype());
-    clear_gaps(shards_.device.reduce(), terms, gaps_reduce_);
     const Parts parts = parts_of(terms);
+    clear_gaps(parts);
     scatter(parts);
     if (terms_.defined()) accumulate(shards_.device.reduce(), terms, terms_, false);
     terms_ = {};
@@ -347,17 +344,18 @@ void GradientPiece::accumulate(Stream stream, const Tensor& to, const Tensor& st
 
 // Zeroes the alignment gaps between the entries of a flat array, so that sums over all of it are
 // sums over the entries.
-void GradientPiece::clear_gaps(Stream stream, const Tensor& flat, const Tensor& table) const {
+void GradientPiece::clear_gaps(const Parts& sums) const {
   if (!has_gaps_) return;
+  const Tensor flat = values_of(sums);
   kernels::CompleteArgs args{};
   args.base = flat.data();
-  args.entries = reinterpret_cast<const kernels::FlatSpan*>(table.data());
+  args.entries = reinterpret_cast<const kernels::FlatSpan*>(gaps_.data());
   args.arrived = ~std::uint64_t{0};
   args.entry_count = static_cast<std::int32_t>(range_.counts);
   args.dtype = shards_.reduce_dtype();
-  const Access accesses[] = {table.access(AccessMode::read), flat.access(AccessMode::write)};
+  const Access accesses[] = {gaps_.access(AccessMode::read), flat.access(AccessMode::write)};
   for (args.first = 0; args.first < args.entry_count; args.first += 64)
-    stream.launch(
+    shards_.device.reduce().launch(
         {.name = "clear_gaps", .accesses = accesses},
         kernels::Call<kernels::CompleteArgs>{detail::table(shards_.device).complete, args});
 }

@@ -81,7 +81,7 @@ class GradientPiece {
   void list_items(const Parts& to, std::vector<Collective>& items) const;
   Stream run_hook(Stream last, const Parts& sums) const;
   void accumulate(Stream stream, const Tensor& to, const Tensor& staged, bool is_fresh) const;
-  void clear_gaps(Stream stream, const Tensor& flat, const Tensor& table) const;
+  void clear_gaps(const Parts& sums) const;
 
   // Of the flat gradient: what this piece is reduced into, in elements.
   struct Range {
@@ -95,8 +95,8 @@ class GradientPiece {
   const PieceLayout& layout_;
   PreparedGroups prepared_, prepared_apart_;
   Range range_;
-  Tensor entries_, gaps_f32_, gaps_reduce_;  // tables of kernels::FlatSpan
-  bool has_gaps_ = false;                    // between or behind entries of the flat gradient
+  Tensor entries_, gaps_;  // tables of kernels::FlatSpan
+  bool has_gaps_ = false;  // between or behind entries of the flat gradient
   Slot slot_;
   bool is_filling_ = false;          // from the first sink on
   std::shared_ptr<Storage> buffer_;  // the slot, while it is filled

@@ -183,7 +183,7 @@ std::string slots_of_a_step() {
   for (const StreamId stream : {StreamId::gather, StreamId::compute, StreamId::reduce})
     text += row(std::string(name(stream)), begin, end, [&](double time) {
       for (const Operation& op : recorder.operations)
-        if (op.stream == stream && op.begin <= time && time < op.end)
+        if (op.stream == stream && op.begin <= time && time < op.end && !op.is("complete_"))
           return stream == StreamId::gather   ? std::string(1, sign_of(op, 'A'))
                  : stream == StreamId::reduce ? std::string(1, sign_of(op, 'a'))
                                               : std::string("▒");

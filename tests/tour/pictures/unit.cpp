@@ -3,6 +3,8 @@
 #include <array>
 #include <cstring>
 #include <set>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/param/parameter_state.hpp"
@@ -42,11 +44,12 @@ class Watcher final : public Observer {
  public:
   void executor_launched(StreamId stream, Tick, const Op& op,
                          const CollectiveBarrier*) noexcept override {
-    operations.push_back(concat("'", op.name, "' on ", name(stream)));
+    operations.emplace_back(stream, op.name);
     for (const Access& access : op.accesses)
       if (access.mode == AccessMode::write)
         written.push_back(static_cast<const std::byte*>(access.begin));
-    if (stream != StreamId::reduce || op.accesses.empty() || !buffer.values.empty()) return;
+    const bool reduces = std::string_view(op.name).starts_with("reduce_scatter");
+    if (!reduces || op.accesses.empty() || !buffer.values.empty()) return;
     const Access& send = op.accesses[0];
     buffer = copy_of(
         send.begin,
@@ -61,7 +64,7 @@ class Watcher final : public Observer {
     return {offsets.begin(), offsets.end()};
   }
 
-  std::vector<std::string> operations;
+  std::vector<std::pair<StreamId, std::string>> operations;
   std::vector<const std::byte*> written;
   Copied buffer;
 };
@@ -93,7 +96,7 @@ struct Seen {
   Copied slot, buffer;
   std::int64_t bias_in_slot = 0;
   std::vector<std::int64_t> parts;  // offsets in the buffer
-  std::vector<std::string> operations;
+  std::vector<std::pair<StreamId, std::string>> operations;
 };
 
 // Values that tell where they come from: W[i][j] = 10 i + j, b[i] = i.
@@ -174,13 +177,13 @@ class Stage {
   std::array<std::vector<std::string>, kRanks> cells_;
 };
 
-// "'pack' on gather, 'gather' on gather" for the operations whose stream is one of those.
-std::string operations_on(const Seen& seen, const char* stream) {
+// "'pack', 'gather' on gather" for the operations on that stream.
+std::string operations_on(const Seen& seen, StreamId stream) {
   std::string text;
-  for (const std::string& operation : seen.operations)
-    if (operation.ends_with(concat(" on ", stream)) && text.find(operation) == std::string::npos)
-      text += (text.empty() ? "" : ", ") + operation;
-  return text;
+  for (const auto& [on, operation] : seen.operations)
+    if (on == stream && text.find(operation) == std::string::npos)
+      text += concat(text.empty() ? "'" : ", '", operation, "'");
+  return concat(text, " on ", name(stream));
 }
 
 template <class F>
@@ -244,7 +247,7 @@ std::string unit_on_two_ranks() {
       "W[i][j] is 10 i + j, b[i] is i. Compute in bf16, gradients in f32. n: is an offset in "
       "bytes.\n\n";
   text += flat_stage("1. Flat group, f32: all that a rank keeps", seen, &Seen::flat, nullptr);
-  text += concat("      ▼ ", operations_on(first, "gather"), "\n\n");
+  text += concat("      ▼ ", operations_on(first, StreamId::gather), "\n\n");
   text += whole_stage(
       "2. Gather slot, bf16: a rank casts its chunk to where it belongs, the peers' come around it",
       seen, &Seen::slot, in_slot, 2);
@@ -256,7 +259,7 @@ std::string unit_on_two_ranks() {
   text += concat(
       "   ", counts_at, ": arrival counts, a copy for each rank: ",
       numbers(first.buffer.values, static_cast<std::size_t>(counts_at / 4), 2 * kRanks, 2), "\n");
-  text += concat("      ▼ ", operations_on(first, "reduce"), "\n\n");
+  text += concat("      ▼ ", operations_on(first, StreamId::reduce), "\n\n");
   text += flat_stage(
       "4. Flat gradient, f32: the own chunk, summed over ranks; counts say how many ranks had one",
       seen, &Seen::gradient, "arrival counts");
