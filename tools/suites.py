@@ -280,33 +280,37 @@ def name_of(test):
 
 
 def drawn(tests, options):
-    """Of the numbers of ranks of an MPI suite one. With --draw of the lessons a quarter, and of the suites, in an order that is another
-    one for each seed, those that fit into --seconds; the first always does, so each is drawn sooner or later. With SOAK=1 all."""
+    """Of the numbers of ranks of an MPI suite one, and with --lessons of the lessons a third. With --draw of the lessons a quarter, and of
+    the suites, in an order that is another one for each seed, those that fit into --seconds; the first always does, so each is drawn
+    sooner or later. With SOAK=1 all."""
     if (options.draw is None and (options.all or options.names)) or os.environ.get("SOAK") == "1":
         return tests
     draw, groups = random.Random(options.draw), {}
     for test in tests:
         groups.setdefault(name_of(test) if kind_of(test) == "mpi" else test["name"], []).append(test)
     kept = [draw.choice(group) for group in groups.values()]
-    if options.draw is None:
-        return [test for test in tests if test in kept]
     lessons = [test for test in kept if kind_of(test) == "lesson"]
     suites = [test for test in kept if kind_of(test) != "lesson"]
-    suites.sort(key=lambda test: random.Random(f"{options.draw} {name_of(test)}").random(), reverse=options.backwards)
-    kept, left = draw.sample(lessons, -(-len(lessons) // 4)), options.seconds
-    for test in suites:
-        if test["priority"] <= left or left == options.seconds:
-            kept.append(test)
-            left -= test["priority"]
-    return [test for test in tests if test in kept]
+    if options.lessons is not None:
+        lessons = random.Random(options.lessons).sample(lessons, -(-len(lessons) // 3))
+    if options.draw is not None:
+        lessons = draw.sample(lessons, -(-len(lessons) // 4))
+        suites.sort(key=lambda test: random.Random(f"{options.draw} {name_of(test)}").random(), reverse=options.backwards)
+        fitting, left = [], options.seconds
+        for test in suites:
+            if test["priority"] <= left or left == options.seconds:
+                fitting.append(test)
+                left -= test["priority"]
+        suites = fitting
+    return [test for test in tests if test in lessons + suites]
 
 
-SLOW = 50  # seconds of a processor, by tests/meson.build
+SLOW = 20  # seconds of a processor, by tests/meson.build
 
 
 def without_some_slow(tests, options):
-    """With --slow S of the suites that take SLOW seconds or more only those that fit into S, drawn anew each time; with SOAK=1 all."""
-    slow = [test for test in tests if test["priority"] >= SLOW]
+    """With --slow S of the long suites that take SLOW seconds or more only those that fit into S, drawn anew each time; with SOAK=1 all."""
+    slow = [test for test in tests if is_long(test) and test["priority"] >= SLOW]
     if options.slow is None or os.environ.get("SOAK") == "1":
         return tests
     kept, left = [], options.slow
@@ -359,8 +363,9 @@ def main():
     parser.add_argument("--targets", action="store_true", help="print the ninja targets that the suites need")
     parser.add_argument("--filter", help="a Catch2 filter, such as '[threads]'; suites of other kinds are left out")
     parser.add_argument("--draw", type=int, metavar="SEED", help="a quarter of the lessons, and as many suites as fit into --seconds; SOAK=1: all")
+    parser.add_argument("--lessons", type=int, metavar="SEED", help="of the lessons a third, where all quick suites run; SOAK=1: all")
     parser.add_argument("--seconds", type=float, default=360, help="of a processor, that a draw may take by tests/meson.build [360]")
-    parser.add_argument("--slow", type=float, metavar="S", help=f"of suites that take {SLOW} s or more those that fit into S s of a processor")
+    parser.add_argument("--slow", type=float, metavar="S", help=f"of long suites that take {SLOW} s or more those that fit into S s of a processor")
     parser.add_argument("--backwards", action="store_true", help="draw from the other end, so that few suites are in both draws")
     parser.add_argument("--cells", type=int, metavar="N", help="of a grid one cell in N [5; 2 with --all; 1 for what is named]")
     parser.add_argument("--patience", type=float, default=1, help="multiplies every timeout")
