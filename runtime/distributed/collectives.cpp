@@ -16,10 +16,14 @@ struct Rows {
   std::int64_t sent, received;
 };
 
-void check(const char* name, const Tensor& x, const RankGroup& group) {
-  TESSERA_EXPECT(x.device() == group.device(), name, ": the tensor is on ",
-                 x.device().is_meta() ? "meta" : "another device", ", not on that of group '",
-                 group.name(), "'; make it on the group's device()");
+// Of what this rank does not read only shape and dtype count.
+enum class Reads : std::uint8_t { shape, values };
+
+void check(const char* name, const Tensor& x, const RankGroup& group, Reads reads = Reads::values) {
+  const bool is_meta = x.device().is_meta();
+  TESSERA_EXPECT(x.device() == group.device() || (is_meta && reads == Reads::shape), name,
+                 ": the tensor is on ", is_meta ? "meta" : "another device",
+                 ", not on that of group '", group.name(), "'; make it on the group's device()");
   TESSERA_EXPECT(!x.requires_grad(), name,
                  ": the tensor requires a gradient, and this has no derivative; detach it");
 }
@@ -29,10 +33,18 @@ void check_parts(const char* name, const Tensor& x, const RankGroup& group) {
                  " ranks do not divide dimension 0 of ", x.shape(), "; pad it");
 }
 
+void check_rank(const char* name, const char* which, int rank, const RankGroup& group) {
+  TESSERA_EXPECT(rank >= 0 && rank < group.size(), name, ": ", which, " is ", rank, " of ",
+                 group.size(), " ranks of group '", group.name(), "'");
+}
+
+// A rank that does not send may have its tensor on meta; one that does not receive has no result.
 Tensor exchange(const Tensor& x, const Shape& shape, Rows rows, Collective item,
                 const RankGroup& group) {
   const Device& device = group.device();
-  const Tensor out = Tensor::empty(shape, x.dtype(), device);
+  const bool sends = !has_root(item.kind) || item.root == group.rank();
+  const bool receives = item.kind != CollectiveKind::send_recv || item.target == group.rank();
+  const Tensor out = receives ? Tensor::empty(shape, x.dtype(), device) : Tensor();
   const auto width = static_cast<std::int64_t>(size_bytes(x.dtype()));
   const std::int64_t n = x.numel() / rows.sent;
   const std::int64_t most = RankGroup::kWorkspaceBytes / (rows.sent * width);
@@ -46,28 +58,30 @@ Tensor exchange(const Tensor& x, const Shape& shape, Rows rows, Collective item,
   const Tensor all = Tensor::wrap(
       Storage::borrowed(device, workspace.memory->data(), workspace.memory->bytes(), workspace.use),
       {RankGroup::kWorkspaceBytes / width}, x.dtype());
-  const Tensor from = raw::reshape(x, {rows.sent, n});
-  const Tensor to = out.view({rows.received, n}, {n, 1}, 0);
+  const Tensor from = sends ? raw::reshape(x, {rows.sent, n}) : Tensor();
+  const Tensor to = receives ? out.view({rows.received, n}, {n, 1}, 0) : Tensor();
   const Stream compute = device.compute(), control = device.stream(group.control().stream());
   item.dtype = x.dtype();
   for (std::int64_t at = 0; at < std::max<std::int64_t>(n, 1); at += most) {
     item.count = std::min(most, n - at);
     const Tensor send = all.view({rows.sent, item.count}, {item.count, 1}, 0);
     // Rows of a piece lie apart in the result, but together in what a collective receives.
-    const Tensor piece = raw::slice(to, 1, at, at + item.count);
-    const Tensor recv = piece.is_contiguous()
-                            ? piece
-                            : Tensor::empty({rows.received, item.count}, x.dtype(), device);
-    if (!has_root(item.kind) || item.root == group.rank())
-      raw::copy_into(send, raw::slice(from, 1, at, at + item.count));
+    const Tensor piece = receives ? raw::slice(to, 1, at, at + item.count) : Tensor();
+    const bool is_apart = receives && !piece.is_contiguous();
+    const Tensor recv =
+        is_apart ? Tensor::empty({rows.received, item.count}, x.dtype(), device) : piece;
+    if (sends) raw::copy_into(send, raw::slice(from, 1, at, at + item.count));
+    Access accesses[] = {send.access(AccessMode::read), {}};
     item.send = send.data();
-    item.recv = recv.data();
-    const Access accesses[] = {send.access(AccessMode::read), recv.access(AccessMode::write)};
+    if (receives) {
+      item.recv = recv.data();
+      accesses[1] = recv.access(AccessMode::write);
+    }
+    const std::size_t touched = item.count == 0 ? 0 : receives ? 2 : 1;
     control.wait(compute.record());
-    group.control().submit(item, what,
-                           item.count > 0 ? std::span(accesses) : std::span<const Access>());
+    group.control().submit(item, what, std::span(accesses).first(touched));
     compute.wait(control.record());
-    if (!piece.is_contiguous()) raw::copy_into(piece, recv);
+    if (is_apart) raw::copy_into(piece, recv);
   }
   return out;
 }
@@ -98,9 +112,8 @@ Tensor reduce_scatter(const Tensor& x, const RankGroup& group, ReduceOp op, Call
 
 Tensor broadcast(const Tensor& x, int root, const RankGroup& group, Caller at) {
   const CallSite site("broadcast", at);
-  check("broadcast", x, group);
-  TESSERA_EXPECT(root >= 0 && root < group.size(), "broadcast: root is ", root, " of ",
-                 group.size(), " ranks of group '", group.name(), "'");
+  check_rank("broadcast", "root", root, group);
+  check("broadcast", x, group, root == group.rank() ? Reads::values : Reads::shape);
   return exchange(x, x.shape(), {1, 1}, {.kind = CollectiveKind::broadcast, .root = root}, group);
 }
 
@@ -110,6 +123,15 @@ Tensor all_to_all(const Tensor& x, const RankGroup& group, Caller at) {
   check_parts("all_to_all", x, group);
   return exchange(x, x.shape(), {group.size(), group.size()}, {.kind = CollectiveKind::all_to_all},
                   group);
+}
+
+Tensor send_recv(const Tensor& x, int root, int target, const RankGroup& group, Caller at) {
+  const CallSite site("send_recv", at);
+  check_rank("send_recv", "root", root, group);
+  check_rank("send_recv", "target", target, group);
+  check("send_recv", x, group, root == group.rank() ? Reads::values : Reads::shape);
+  return exchange(x, x.shape(), {1, 1},
+                  {.kind = CollectiveKind::send_recv, .root = root, .target = target}, group);
 }
 
 }  // namespace tessera::dist

@@ -106,6 +106,29 @@ TEST_CASE("ranks whose tensors differ hear of both in one line", "[threads]") {
     dist::broadcast(Tensor::ones({n + world.rank()}, f32, world.device()), 0, world);
   });
   CHECK_THAT(long_one, Contains("broadcast f32 [2097152]") && Contains("[2097153]"));
+  const auto passed = message_of(3, [](World& world) {
+    const int target = world.rank() == 1 ? 2 : 1;
+    dist::send_recv(Tensor::ones({2}, f32, world.device()), 0, target, world);
+  });
+  CHECK_THAT(passed, Contains("to rank 1") && Contains("to rank 2"));
+  CHECK(passed.find('\n') == std::string::npos);
+}
+
+// Each stage adds its number; what a rank does not have it cannot use by mistake.
+TEST_CASE("a pipeline hands its activations from rank to rank", "[threads]") {
+  run_checked(4, {.threads = 1}, [](World& world) {
+    const Tensor alike = Tensor::empty({2, 3}, f32, Device::meta());
+    Tensor h = world.rank() == 0 ? Tensor::zeros({2, 3}, f32, world.device()) : Tensor();
+    for (int stage = 0; stage < 4; ++stage) {
+      const bool is_mine = world.rank() == stage;
+      if (is_mine) h = raw::add(h, Tensor::full({}, stage + 1, f32, world.device()));
+      h = dist::send_recv(is_mine ? h : alike, stage, (stage + 1) % 4, world);
+      if (h.defined() != (world.rank() == (stage + 1) % 4))
+        throw std::logic_error("another rank has what was sent");
+    }
+    if (world.rank() == 0 && h.to_vector<float>() != std::vector<float>(6, 10))
+      throw std::logic_error("the ring gives other values");
+  });
 }
 
 TEST_CASE("what a collective cannot take is refused in one line") {
@@ -118,8 +141,15 @@ TEST_CASE("what a collective cannot take is refused in one line") {
   CHECK_THROWS_WITH(dist::all_to_all(Tensor::ones({}, f32, world.device()), world),
                     Contains("all_to_all"));
   CHECK_THROWS_WITH(dist::broadcast(x, 4, world), Contains("root is 4"));
+  CHECK_THROWS_WITH(dist::send_recv(x, -1, 0, world), Contains("root is -1 of 4 ranks"));
+  CHECK_THROWS_WITH(dist::send_recv(x, 0, 4, world), Contains("target is 4 of 4 ranks"));
   CHECK_THROWS_WITH(dist::all_gather(Tensor::ones({2}, f32, Device::meta()), world),
                     Contains("meta"));
+  // What this rank sends is read; what others send is not.
+  const Tensor alike = Tensor::empty({2}, f32, Device::meta());
+  CHECK_THROWS_WITH(dist::broadcast(alike, 1, world), Contains("meta"));
+  CHECK_THROWS_WITH(dist::send_recv(alike, 1, 2, world), Contains("meta"));
+  CHECK(dist::send_recv(alike, 2, 1, world).to_vector<float>() == std::vector<float>{0, 0});
   CHECK_THROWS_WITH(dist::all_gather(Tensor::ones({2}, f32, Device::cpu()), world),
                     Contains("another device"));
   CHECK(dist::all_gather(x, world).shape() == Shape{24});
@@ -133,6 +163,12 @@ TEST_CASE("a plan of collectives on tensors runs nothing and counts their memory
   const Tensor all = dist::all_gather(x, world);
   CHECK(all.shape() == Shape{4096});
   CHECK(ledger.live_bytes() == 5 * 4096);
+  const Tensor sent = dist::send_recv(x, 0, 1, world);
+  CHECK(!sent.defined());
+  CHECK(ledger.live_bytes() == 5 * 4096);
+  const Tensor received = dist::send_recv(Tensor::empty({1024}, f32, Device::meta()), 1, 0, world);
+  CHECK(received.shape() == Shape{1024});
+  CHECK(ledger.live_bytes() == 6 * 4096);
 }
 
 TEST_CASE("collectives on tensors go on after a failure has ended", "[threads]") {

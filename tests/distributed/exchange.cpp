@@ -61,8 +61,21 @@ class Check {
          [&](std::int64_t i) { return over_ranks(i, true); });
     same("all_reduce max " + what, dist::all_reduce(x, group_, ReduceOp::max), shape,
          [&](std::int64_t i) { return over_ranks(i, false); });
-    same("broadcast " + what, dist::broadcast(x, root, group_), shape,
-         [&](std::int64_t i) { return value(dtype, root, i); });
+    const Tensor alike = Tensor::empty(shape, dtype, Device::meta());
+    const auto of_root = [&](std::int64_t i) { return value(dtype, root, i); };
+    same("broadcast " + what, dist::broadcast(x, root, group_), shape, of_root);
+    same("broadcast of the root's " + what, dist::broadcast(rank == root ? x : alike, root, group_),
+         shape, of_root);
+    for (const int target : {0, size / 2, root}) {  // of a rank to itself, too
+      const std::string passed = concat("send_recv to ", target, ' ', what);
+      const bool is_alike = target != root && strided;
+      const Tensor got =
+          dist::send_recv(is_alike && rank != root ? alike : x, root, target, group_);
+      if (rank == target)
+        same(passed, got, shape, of_root);
+      else if (got.defined())
+        errors.push_back(passed + " has a result on another rank");
+    }
     const Shape gathered = shape.ndim() == 0 ? Shape{size} : shape.with(0, size * shape[0]);
     same("all_gather " + what, dist::all_gather(x, group_), gathered,
          [&](std::int64_t i) { return value(dtype, static_cast<int>(i / n), i % n); });

@@ -39,5 +39,14 @@ TEST_CASE("mpi: ranks whose tensors differ hear of both in one line", "[mpi]") {
         {.transport = transport});
     CHECK_THAT(message, Contains("CommError: ") && Contains("all_reduce f32 [2, 3]") &&
                             Contains("all_reduce f32 [3, 2]"));
+    const std::string passed = thrown(
+        [](World& world) {
+          const int target = world.rank() == 1 ? 0 : 1;
+          dist::send_recv(Tensor::ones({2}, f32, world.device()), 0, target, world);
+          world.device().synchronize();
+          world.barrier();
+        },
+        {.transport = transport});
+    CHECK_THAT(passed, Contains("CommError: ") && Contains("to rank 0") && Contains("to rank 1"));
   }
 }

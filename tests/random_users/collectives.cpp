@@ -19,12 +19,12 @@ namespace {
 using Values = std::vector<double>;
 
 struct Call {
-  enum Kind { all_reduce, all_gather, reduce_scatter, broadcast, all_to_all } kind;
+  enum Kind { all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send_recv } kind;
   int group;
   Shape shape;
   DType dtype;
   ReduceOp reduce;
-  int root;
+  int root, target;  // modulo the ranks of the group
   std::uint64_t key;
 
   // Of a rank: whole numbers, of which every dtype holds the sums exactly.
@@ -35,18 +35,25 @@ struct Call {
       v = static_cast<double>(dtype == boolean ? draw.number(0, 1) : draw.number(-9, 9));
     return out;
   }
+  int root_of(const RankGroup& on) const { return root % on.size(); }
+  int target_of(const RankGroup& on) const { return target % on.size(); }
+  bool receives(const RankGroup& on) const {
+    return kind != send_recv || on.rank() == target_of(on);
+  }
   Tensor run(const Tensor& x, const RankGroup& on) const {
     if (kind == all_reduce) return dist::all_reduce(x, on, reduce);
     if (kind == all_gather) return dist::all_gather(x, on);
     if (kind == reduce_scatter) return dist::reduce_scatter(x, on, reduce);
-    if (kind == broadcast) return dist::broadcast(x, root, on);
+    if (kind == broadcast) return dist::broadcast(x, root_of(on), on);
+    if (kind == send_recv) return dist::send_recv(x, root_of(on), target_of(on), on);
     return dist::all_to_all(x, on);
   }
   std::string to_string() const {
-    constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast",
-                                      "all_to_all"};
+    constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter",
+                                      "broadcast",  "all_to_all", "send_recv"};
     return concat(kNames[kind], ' ', dtype, ' ', shape, ' ',
-                  reduce == ReduceOp::max ? "max" : "sum", " root ", root, " on group ", group);
+                  reduce == ReduceOp::max ? "max" : "sum", " root ", root, " target ", target,
+                  " on group ", group);
   }
 };
 
@@ -61,12 +68,13 @@ struct Sequence {
     is_shuffled = draw.chance(0.2);
     constexpr DType kDtypes[] = {f32, bf16, f16, f64, i32, i64, boolean};
     for (int i = draw.number(1, 12); i > 0; --i) {
-      Call call{static_cast<Call::Kind>(draw.number(0, 4)),
+      Call call{static_cast<Call::Kind>(draw.number(0, 5)),
                 draw.number(0, 2),
                 draw.shape(0, 3),
                 draw.one_of(kDtypes),
                 draw.chance(0.5) ? ReduceOp::sum : ReduceOp::max,
-                0,
+                draw.number(0, 3),
+                draw.number(0, 3),
                 draw.bits()};
       if (call.kind == Call::reduce_scatter || call.kind == Call::all_to_all) {
         if (call.shape.ndim() == 0) call.shape.push_back(1);
@@ -124,7 +132,8 @@ Values expected(const Call& call, const RankGroup& on) {
   };
   if (call.kind == Call::all_reduce) return reduced;
   if (call.kind == Call::reduce_scatter) return piece(reduced);
-  if (call.kind == Call::broadcast) return of[static_cast<std::size_t>(call.root)];
+  if (call.kind == Call::broadcast || call.kind == Call::send_recv)
+    return of[static_cast<std::size_t>(call.root_of(on))];
   return call.kind == Call::all_gather ? joined([](const Values& v) { return v; }) : joined(piece);
 }
 
@@ -169,7 +178,10 @@ void run_rank(const Sequence& of, std::uint64_t seed, World& world) {
   }
   for (const auto& [call, input, result] : made) {
     const RankGroup& on = *groups[static_cast<std::size_t>(call->group)];
-    if (values_of(result) != expected(*call, on) || result.dtype() != call->dtype)
+    const bool is_right = call->receives(on) ? values_of(result) == expected(*call, on) &&
+                                                   result.dtype() == call->dtype
+                                             : !result.defined();
+    if (!is_right)
       throw std::runtime_error(concat(call->to_string(), " gives rank ", world.rank(), " others"));
     if (input.defined() && values_of(input) != call->values(on.rank()))
       throw std::runtime_error(concat(call->to_string(), " changes its input"));

@@ -3,6 +3,7 @@
 //   Tensor total = dist::all_reduce(loss.detach(), world);          // of all ranks
 //   Tensor largest = dist::all_reduce(norms, *mesh_row, ReduceOp::max);
 //   Tensor logits = dist::all_gather(mine, world);                  // [B, V] of each: [size B, V]
+//   Tensor h = dist::send_recv(y, stage, stage + 1, pipeline);      // defined on stage + 1 alone
 //
 // Every rank of the group calls, in the same order, with the same shape and dtype; ranks that do
 // not get a CommError which names both. Nothing blocks: the work is queued on the compute stream,
@@ -15,8 +16,9 @@
 // without history. Peers read symmetric memory only, so each call copies its input there, in pieces
 // of RankGroup::kWorkspaceBytes. The sharding engine, which gathers where bytes lie, does not use
 // these.
-// Throws: ContractError for tensors of another device than the group's or on meta, sizes that do
-// not divide, a root that is no rank, and tensors that require a gradient.
+// Throws: ContractError for tensors of another device than the group's or on meta, where they are
+// read, sizes that do not divide, a root or target that is no rank, and tensors that require a
+// gradient.
 #pragma once
 
 #include "tessera/comm/communicator.hpp"
@@ -40,11 +42,23 @@ Tensor all_gather(const Tensor& x, const RankGroup& group, Caller at = Caller::c
 Tensor reduce_scatter(const Tensor& x, const RankGroup& group, ReduceOp op = ReduceOp::sum,
                       Caller at = Caller::current());
 
-// The tensor of the rank that is `root` within the group; of the others only shape and dtype count.
+// The tensor of the rank that is `root` within the group; of the others only shape and dtype count,
+// so that theirs may be on meta.
 Tensor broadcast(const Tensor& x, int root, const RankGroup& group, Caller at = Caller::current());
 
 // Part r of x along dimension 0 goes to rank r; part r of the result came from there.
 // x: [size n, ...], returns the same shape.
 Tensor all_to_all(const Tensor& x, const RankGroup& group, Caller at = Caller::current());
+
+// The tensor of rank `root`, on rank `target`; all others get an undefined tensor, which takes no
+// memory, and whose use is an error. Of the ranks that are not the root only shape and dtype count,
+// as for a broadcast. A rank that sends to itself gets a copy, so that a ring of one rank is one.
+//
+// PyTorch: `send` on the one, `recv` on the other, nothing on the rest. Here every rank of the
+// group calls, so that what does not match is an error that names both ranks, not a wait. Those
+// between which nothing travels enter and leave, too: two that pass much to each other are best a
+// group.
+Tensor send_recv(const Tensor& x, int root, int target, const RankGroup& group,
+                 Caller at = Caller::current());
 
 }  // namespace tessera::dist
