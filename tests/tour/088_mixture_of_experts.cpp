@@ -10,16 +10,23 @@
 // for C tokens, a token takes the next free row, and where none is left its share of y is 0. So
 // shapes never depend on values, every rank makes the same calls, and a plan of memory holds.
 //
-// Sharded, each expert is a unit: its weights come to the tokens. With expert parallelism a rank
-// runs experts of its own, and the tokens go to them: an all-to-all there, and one back.
+// Sharded, each expert is a unit: its weights come to the tokens. With expert parallelism (ep) a
+// rank runs experts of its own, and the tokens go to them: an all-to-all there, and one back.
+// Within data parallelism (dp) both are true, along two dimensions of a mesh:
+//
+//     experts 0, 1   rank 0 ◄─ ep: tokens ─► rank 1   experts 2, 3
+//     in halves      rank 2 ◄─ ep: tokens ─► rank 3   in halves, which meet along dp
+//
 // Source: Lepikhin et al., "GShard: scaling giant models with conditional computation", 2021.
 //
 // PyTorch: torchtitan's MoE reads the counts on the host, so that its all_to_all_single can be
 // uneven and no token is dropped; FSDP2 shards its experts as one stacked parameter.
 #include <iostream>
+#include <utility>
 #include <vector>
 
 #include "tessera/autograd/ops.hpp"
+#include "tessera/distributed/collectives.hpp"
 #include "tessera/nn/mlp.hpp"
 #include "tessera/nn/module_list.hpp"
 #include "tessera/shard/fully_shard.hpp"
@@ -30,29 +37,18 @@ using ts::Tensor;
 
 constexpr std::int64_t kDim = 8, kExperts = 4, kChoices = 2;
 
-// Part r of x [ranks, ...] goes to rank r, which sends part r of the result, on the stream compute.
-static Tensor exchange(const ts::World& world, const Tensor& x) {
-  const auto move = [&world](const Tensor& given) {
-    const Tensor in = ts::raw::contiguous(given);
-    Tensor out = Tensor::empty(in.shape(), in.dtype(), in.device());
-    const ts::Access touched[] = {in.access(ts::AccessMode::read),
-                                  out.access(ts::AccessMode::write)};
-    world.control().submit({.send = in.data(),
-                            .recv = out.data(),
-                            .count = in.numel() / world.size(),
-                            .kind = ts::CollectiveKind::all_to_all},
-                           "exchange", touched);
-    return out;
-  };
-  return ts::autograd::record("exchange", {x}, move(x),
+// Part r of x [ranks, ...], or of gradients, goes to rank r, which sends part r of the result.
+static Tensor exchange(const ts::RankGroup& group, const Tensor& x) {
+  const auto move = [&group](const Tensor& given) { return ts::dist::all_to_all(given, group); };
+  return ts::autograd::record("exchange", {x}, move(x.detach()),
                               [move](const Tensor& g, auto& out) { out.set(0, move(g)); });
 }
 
 class Mixture : public ts::nn::Module {
  public:
-  // `capacity`: rows of each expert. With `world`, this rank runs its share of the experts alone.
-  explicit Mixture(std::int64_t capacity, const ts::World* world = nullptr)
-      : router(kDim, kExperts, {.bias = false}), capacity_(capacity), world_(world) {
+  // `capacity`: rows of each expert. With `ep`, this rank runs its share of the experts alone.
+  explicit Mixture(std::int64_t capacity, const ts::RankGroup* ep = nullptr)
+      : router(kDim, kExperts, {.bias = false}), capacity_(capacity), ep_(ep) {
     register_module("router", router);
     for (int e = 0; e < kExperts; ++e) experts.emplace_back(kDim, 2 * kDim);
     register_module("experts", experts);
@@ -119,12 +115,12 @@ class Mixture : public ts::nn::Module {
 
   // The experts' outputs [E C, D] for their inputs.
   Tensor run(const Tensor& inbox) {
-    const std::int64_t ranks = world_ ? world_->size() : 1, mine = kExperts / ranks;
-    const auto travel = [&](const Tensor& x) { return world_ ? exchange(*world_, x) : x; };
+    const std::int64_t ranks = ep_ ? ep_->size() : 1, mine = kExperts / ranks;
+    const auto travel = [&](const Tensor& x) { return ep_ ? exchange(*ep_, x) : x; };
     const Tensor here = travel(reshape(inbox, {ranks, mine, capacity_, kDim}));
     std::vector<Tensor> outputs;
     for (std::int64_t e = 0; e < mine; ++e) {
-      auto& expert = experts[static_cast<std::size_t>(e + (world_ ? world_->rank() * mine : 0))];
+      auto& expert = experts[static_cast<std::size_t>(e + (ep_ ? ep_->rank() * mine : 0))];
       const Tensor rows = reshape(slice(here, 1, e, e + 1), {ranks * capacity_, kDim});
       outputs.push_back(reshape(expert(rows), {ranks, 1, capacity_, kDim}));
     }
@@ -132,32 +128,38 @@ class Mixture : public ts::nn::Module {
   }
 
   std::int64_t capacity_;
-  const ts::World* world_;
+  const ts::RankGroup* ep_;
 };
 
 int main() {
-  ts::run_local(2, {}, [](ts::World& world) {
-    Mixture sharded(16), here(16), apart(16, &world), small(6);
+  ts::run_local(4, {}, [](ts::World& world) {
+    const auto mesh = ts::DeviceMesh::grid(world, {{"dp", 2}, {"ep", 2}});
+    const ts::RankGroup& ep = mesh.group("ep");
+    Mixture sharded(16), here(16), apart(16, &ep), small(6);
+    for (const int e : {2 * ep.rank(), 2 * ep.rank() + 1})
+      ts::fully_shard(apart.experts[static_cast<std::size_t>(e)], {.mesh = mesh["dp"]});
     const ts::ShardOptions options{.mesh = ts::DeviceMesh::flat(world)};
     for (auto& expert : sharded.experts) ts::fully_shard(expert, options);
     ts::fully_shard(sharded, options);                          // the router
     const auto key = static_cast<std::uint64_t>(world.rank());  // tokens of its own
     const Tensor x = Tensor::normal({16, kDim}, 0, 1, key, ts::f32, world.device());
-    std::vector<double> losses;
+    std::vector<std::pair<double, std::vector<float>>> seen;  // loss, gradients of the tokens
     for (Mixture* model : {&sharded, &here, &apart, &small}) {
       model->materialize(world.device());
       ts::nn::init(*model, {.value = 7});
-      const Tensor loss = mse_loss((*model)(x), ts::raw::abs(x));
+      Tensor tokens = x.detach();
+      tokens.require_grad();
+      const Tensor loss = mse_loss((*model)(tokens), ts::raw::abs(x));
       loss.backward();
-      losses.push_back(loss.item());
+      seen.emplace_back(loss.item(), tokens.grad().to_vector<float>());
     }
-    CHECK(losses[0] == losses[1] && losses[0] == losses[2]);
+    CHECK(seen[0] == seen[1] && seen[0] == seen[2]);
     CHECK(here.router.weight.grad().to_vector<float>() ==
           apart.router.weight.grad().to_vector<float>());
     CHECK(here.dropped.item() == 0 && small.dropped.item() > 0);
     if (world.rank() == 0)
       std::cout << "1. Weights that come to the tokens, and tokens that travel: one loss, "
-                << losses[0] << "\n2. Room for 6 tokens an expert drops " << small.dropped.item()
-                << " of 32 choices\n";
+                << seen[0].first << "\n2. Room for 6 tokens an expert drops "
+                << small.dropped.item() << " of 32 choices\n";
   });
 }
