@@ -186,7 +186,7 @@ TEST_CASE("an exception at every launch of a language model's step",
   std::uint64_t tried = 0;
   int i = 0;
   for (const Cell& cell :
-       {Cell{.recomputes = true, .tied = true, .param = bf16},
+       {Cell{.recomputes = true, .tied = true, .param = bf16, .changes = true},
         Cell{.reshard = Reshard::always, .keeps_gradients = true, .micro_batches = 3},
         Cell{.reshard = Reshard::never, .freezes = true, .param = f16},
         Cell{.by_hand = true, .stored = e4m3, .ignores = true},

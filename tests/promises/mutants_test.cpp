@@ -171,8 +171,6 @@ TEST_CASE("each edge of the engine that is removed is missed by the race checker
   GridShare share;
   std::vector<Cell> all = all_cells();
   all.push_back({.orthogonalises = true});
-  for (const bool recomputes : {false, true})
-    all.push_back({.recomputes = recomputes, .layers = 3, .changes = true});
   for (const Cell& cell : all)
     for (const int ranks : worlds_of(cell))
       for (const Program& program : kPrograms) {

@@ -37,6 +37,7 @@ std::vector<Cell> overlap_cells() {
           {.ragged = true},
           {.lists = true},
           {.by_hand = true},
+          {.changes = true},
           {.freezes = true},
           {.reshard = Reshard::always, .freezes = true, .stored = e4m3},
           {.param = bf16, .by_hand = true, .stored = bf16, .ignores = true},

@@ -51,8 +51,7 @@ struct TinyConfig {
   bool encodes = false;  // the blocks' matrices are gathered in e4m3
   bool lists = false;    // the blocks are one unit
   bool ragged = false;   // the blocks' matrices are cut by blocks of two rows
-  bool by_hand = false;  // by columns, and as decisions.hpp says; what is in flight and when the
-                         // last block closes changes between steps
+  bool by_hand = false;  // by columns, and as decisions.hpp says, what changes between steps, too
   std::optional<DType> stored{}, output{};  // of a frozen base; of what units give
   bool ignores = false;                     // units leave the base's gains alone
   bool orthogonalises = false;              // the optimizer is Muon, a turn for each matrix
@@ -203,10 +202,7 @@ class TinyStep {
   // The bits of this rank: the losses of all its micro-batches, the norms, and its shards.
   std::vector<std::byte> train() {
     for (int k = 0; k < config_.steps; ++k) {
-      if (config_.by_hand) {
-        set_reductions_in_flight(model_, 1 + k % 2);
-        set_reshard_after_forward(model_.blocks[1], k % 2 ? Reshard::never : Reshard::always);
-      }
+      if (config_.by_hand) change_before_step(model_, k);
       for (int m = 0; m < config_.micro_batches; ++m) {
         begin_micro_batch(model_, config_.accumulation, m + 1 == config_.micro_batches);
         if (config_.by_hand && k > 0) decide_before_forward(model_);
