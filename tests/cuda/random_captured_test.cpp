@@ -16,6 +16,7 @@
 #include "tests/cuda/captured_job.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/dice.hpp"
+#include "tests/support/mesh.hpp"
 #include "tests/support/share.hpp"
 
 using namespace tessera;
@@ -100,7 +101,7 @@ DrawnModel make_model(Dice& dice) {
 // Ranks that are threads can't capture: several are an emulated world.
 World make_world(Dice& dice) {
   const WorldOptions options = on_gpu(dice.of({CudaMemory::pieces, CudaMemory::mapped}));
-  const int ranks = 1 + dice.below(3);
+  const int ranks = 1 + dice.below(4);
   return ranks == 1 ? World::single(options) : World::emulated(dice.below(ranks), ranks, options);
 }
 
@@ -127,7 +128,9 @@ class Training {
       if (!some.empty()) optimizers_.push_back(make_optimizer(some));
     micro_batches_ = dice_.of({1, 2});
     reduces_last_ = is_sharded_ && dice_.once_in(2);
+    skips_ = is_sharded_ && dice_.once_in(3);
     clips_ = dice_.once_in(2);
+    norm_ = dice_.of({optim::NormType::l1, optim::NormType::l2, optim::NormType::inf});
     clip_ = dice_.of({optim::Clip::in_optimizer, optim::Clip::in_place});
     keeps_gradients_ = dice_.once_in(3);
     begin_captures();
@@ -157,8 +160,9 @@ class Training {
   void shard() {
     is_sharded_ = !dice_.once_in(4);
     const DType param = model_.reads_tokens ? dice_.of({f32, bf16, f16}) : f32;
+    const int replicas = world_.size() == 4 ? 1 + dice_.below(2) : 1;
     const ShardOptions options{
-        .mesh = DeviceMesh::flat(world_),
+        .mesh = mesh_of(world_, replicas),
         .precision = {.param = param, .reduce = param == f16 ? f16 : f32},
         .reshard_after_forward = dice_.of({Reshard::automatic, Reshard::always, Reshard::never}),
         .prefetch_depth = 1 + dice_.below(2),
@@ -214,12 +218,13 @@ class Training {
       if (reduces_last_) set_requires_gradient_sync(model(), i + 1 == micro_batches_);
       const auto part = [&](const Tensor& x) { return raw::slice(x, 0, i * rows, (i + 1) * rows); };
       const Tensor loss = model_.loss(part(batch[0]), part(batch[1]));
-      loss.backward();
+      const bool skips = skips_ && i + 1 < micro_batches_;
+      skips ? skip_backward(loss) : loss.backward();
       total = total.defined() ? raw::add(total, loss.detach()) : loss.detach();
       if (throws_) throw std::runtime_error("of the program's own");
     }
     std::vector out{total};
-    if (clips_) out.push_back(optim::clip_grad_norm(parameters_, 0.5, optim::NormType::l2, clip_));
+    if (clips_) out.push_back(optim::clip_grad_norm(parameters_, 0.5, norm_, clip_));
     for (const auto& optimizer : optimizers_) optimizer->step();
     if (!keeps_gradients_) zero_gradients();
     return out;
@@ -258,7 +263,9 @@ class Training {
   Captured step_, other_, backward_;
   int micro_batches_ = 1;
   optim::Clip clip_ = optim::Clip::in_place;
-  bool is_sharded_ = true, reduces_last_ = false, clips_ = false, keeps_gradients_ = false;
+  optim::NormType norm_ = optim::NormType::l2;
+  bool is_sharded_ = true, reduces_last_ = false, skips_ = false, clips_ = false;
+  bool keeps_gradients_ = false;
   bool has_gradients_ = false, throws_ = false;
   Parameter frozen_;
   StateDict saved_;

@@ -163,6 +163,57 @@ TEST_CASE("Muon has the CPU's bits on a GPU, where steps are skipped and matrice
     }
 }
 
+TEST_CASE("sub-meshes, backwards left out and every norm have the CPU's bits on a GPU",
+          "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  struct Taken {
+    std::vector<float> norms;
+    Values last;
+  };
+  constexpr double kMost = 1e-4;  // less than any norm here, so that all are clipped
+  for (const bool is_hybrid : {false, true})
+    for (const auto type : {optim::NormType::l1, optim::NormType::l2, optim::NormType::inf})
+      for (const auto clip : {optim::Clip::in_place, optim::Clip::in_optimizer}) {
+        INFO((is_hybrid ? "2 replicas" : "2 groups by themselves")
+             << " of 2 ranks, norm " << static_cast<int>(type) << ", clip "
+             << static_cast<int>(clip) << ", seed " << seed);
+        const auto run = [&](const WorldOptions& options, bool delays) {
+          return on_ranks(4, options, [&](World& world) {
+            if (delays) delay_operations(world.device().context(), seed | 1);
+            const DeviceMesh grid = DeviceMesh::grid(
+                world, {{.name = "rows", .size = 2}, {.name = "columns", .size = 2}});
+            Stack model({4, 6, 5, 3});
+            model.shard({.mesh = is_hybrid ? grid : grid["rows"]});
+            nn::init(model, {seed}, world.device());
+            optim::AdamW optimizer(model.parameters(), {.lr = 0.05});
+            Taken taken;
+            for (int k = 0; k < 4; ++k) {
+              const Tensor x = rows_of(seed + static_cast<std::uint64_t>(k), 2 * world.rank(), 2, 4,
+                                       world.device());
+              const Tensor loss = mean_square(model(x));
+              // Ranks 1, 2 and 3, in a step each.
+              k > 0 && k == world.rank() ? skip_backward(loss) : loss.backward();
+              const Tensor norm = optim::clip_grad_norm(model.parameters(), kMost, type, clip);
+              taken.norms.push_back(static_cast<float>(norm.item()));
+              optimizer.step();
+              optimizer.zero_grad();
+            }
+            taken.last = full_values(model);
+            return taken;
+          });
+        };
+        const auto cpu = run({.threads = 1}, false);
+        for (const bool delays : {false, true}) {
+          const auto gpu = run(on_gpu(), delays);
+          for (std::size_t rank = 0; rank < 4; ++rank) {
+            for (const float norm : cpu[rank].norms) CHECK(norm > kMost);
+            CHECK(same_bits(gpu[rank].norms, cpu[rank].norms));
+            CHECK(same_bits(gpu[rank].last, cpu[rank].last));
+          }
+        }
+      }
+}
+
 TEST_CASE("the planned peak of a GPU is the measured one, on every rank and step", "[threads]") {
   const std::uint64_t seed = fresh_seed();
   Dice dice(seed);
