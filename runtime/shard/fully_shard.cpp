@@ -86,6 +86,11 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
                    ") out");
   }
   check_reshard("fully_shard", of, options.reshard_after_forward, options.mesh, claimed);
+  const auto in_memory =
+      std::ranges::count_if(claimed, [](const auto& state) { return state->group != nullptr; });
+  TESSERA_EXPECT(in_memory == 0 || in_memory == std::ssize(claimed), "fully_shard: ", of, ": ",
+                 in_memory, " of ", claimed.size(),
+                 " parameters have memory; materialize all of them or none");
   // Values that exist move from their whole arrays into the shards.
   struct Held {
     std::shared_ptr<ParameterState> state;
@@ -96,17 +101,12 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   for (const nn::Module* const module : modules)
     for (const Parameter& p : module->parameters())  // also of what inner units have
       if (!p.device().is_meta()) device = p.device().main();
-  for (const auto& state : claimed) {
-    if (!state->group) continue;
-    const FlatEntry& entry = state->flat_entry();
+  for (const auto& state : std::span(claimed).first(static_cast<std::size_t>(in_memory))) {
     ++state->group->layouts;  // for optimizers
-    held.push_back(
-        {state, state->group->values.view(state->shape, state->shape.strides(), entry.offset)});
+    held.push_back({state, state->group->values.view(state->shape, state->shape.strides(),
+                                                     state->flat_entry().offset)});
     state->group = nullptr;
   }
-  TESSERA_EXPECT(held.empty() || held.size() == claimed.size(), "fully_shard: ", held.size(),
-                 " of ", claimed.size(),
-                 " parameters have memory; materialize all of them or none");
   std::vector<const nn::Module*> list;
   if (modules.size() > 1) list.assign(modules.begin(), modules.end());
   ShardOptions kept = options;

@@ -16,10 +16,10 @@ std::vector<nn::Module*> outermost(const std::vector<nn::Module*>& modules) {
     nn::Module* const module = modules[i];
     TESSERA_EXPECT(module != nullptr, "fully_shard: module ", i,
                    " of the list is a null pointer; give the addresses of modules");
-    TESSERA_EXPECT(listed.insert(module).second, "fully_shard: module ", i,
-                   " of the list is there already; give each once");
-    TESSERA_EXPECT(module->hook() == nullptr, "fully_shard: module ", i,
-                   " of the list is a unit already; call it once on each module");
+    TESSERA_EXPECT(listed.insert(module).second, "fully_shard: module ", i, " of the list, ",
+                   shard::called(*module), ", is there already; give each once");
+    TESSERA_EXPECT(module->hook() == nullptr, "fully_shard: module ", i, " of the list, ",
+                   shard::called(*module), ", is a unit already; call it once on each module");
     for (const auto& [name, below] : module->named_modules())
       if (below != module) inside.insert(below);
   }

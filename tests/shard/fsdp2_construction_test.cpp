@@ -1,7 +1,6 @@
 // What fully_shard makes of a tree of modules, and what a rank has of it before, between and after
 // passes: FSDP2's tests of construction, registration and state, with our words.
 #include <algorithm>
-#include <memory>
 #include <type_traits>
 
 #include "tessera/distributed/distributed_tensor.hpp"
@@ -99,32 +98,56 @@ TEST_CASE("a list that nobody calls opens nothing, and its layers say so", "[fsd
 }
 
 TEST_CASE("materialize puts parameters and buffers on the world's device, and leaves the rest",
-          "[fsdp2-005]") {
-  const World world = World::single();
+          "[threads][fsdp2-005]") {
   struct Counting final : nn::Module {
     Counting() {
-      register_module("layer", layer);
+      register_modules("layer", layer, "own", own);
       register_buffer("mean", mean);
     }
-    nn::Linear layer{4, 4};
+    nn::Linear layer{4, 4}, own{4, 4};
     nn::Buffer mean{{4}, Initializer::constant(1)};
-    Tensor ignored = Tensor::ones({4}, f32, Device::cpu());
-  } model;
-  const Device before = model.ignored.device();
-  fully_shard(model, {.mesh = DeviceMesh::flat(world)});
-  model.materialize(world.device());
-  for (const Parameter& p : model.parameters()) CHECK(p.shard().device() == world.device());
-  CHECK(model.mean.value().device() == world.device());
-  CHECK(model.ignored.device() == before);
-  CHECK_FALSE(before == world.device());
-}
-
-TEST_CASE("a mesh of three dimensions, or without names, is refused", "[fsdp2-007]") {
-  const World world = World::emulated(0, 8);
-  const DeviceMesh mesh = DeviceMesh::grid(world, {{"a", 2}, {"b", 2}, {"c", 2}});
-  Stack model({4, 4});
-  CHECK_THAT(thrown_by([&] { fully_shard(model, {.mesh = mesh}); }), Contains("a 2 x b 2 x c 2"));
-  CHECK_THAT(thrown_by([&] { DeviceMesh::grid(world, {{"", 2}, {"", 4}}); }), Contains("name"));
+    Tensor no_state;
+  };
+  struct Found {
+    bool moved = true, stays = true, moves_when_told = true;
+    std::string elsewhere;
+  };
+  for (const auto& [moved, stays, moves_when_told, elsewhere] : on_ranks(2, [](World& world) {
+         const Device host = Device::cpu(), device = world.device();
+         const Tensor x = rows_of(1, 0, 2, 4, device);
+         Found f;
+         for (const bool is_on_host : {true, false}) {
+           Counting model;
+           model.no_state = Tensor::ones({4}, f32, host);
+           fully_shard(model, {.mesh = DeviceMesh::flat(world), .ignored = model.own.parameters()});
+           for (const Parameter& p : model.own.parameters())
+             f.stays = f.stays && !p.unit() && p.device().is_meta();
+           std::vector<float> values;
+           if (is_on_host) {
+             nn::init(model.own, {1}, host);
+             values = model.own.weight.shard().to_vector<float>();
+           }
+           model.materialize(device);
+           for (const Parameter& p : model.layer.parameters())
+             f.moved =
+                 f.moved && p.unit() && p.shard().device() == device && p.shard().shape()[0] == 2;
+           f.moved = f.moved && model.mean.value().device() == device;
+           for (const Parameter& p : model.own.parameters())
+             (is_on_host ? f.stays : f.moves_when_told) &=
+                 p.shard().device() == (is_on_host ? host : device) &&
+                 p.shard().shape() == p.shape();
+           f.stays = f.stays && model.no_state.device() == host && host != device;
+           if (!is_on_host) continue;
+           f.stays = f.stays && same_bits(model.own.weight.shard().to_vector<float>(), values);
+           f.elsewhere = thrown_by([&] { model.own(x); });
+         }
+         return f;
+       })) {
+    CHECK(moved);
+    CHECK(stays);
+    CHECK(moves_when_told);
+    CHECK_THAT(elsewhere, Contains("device"));
+  }
 }
 
 TEST_CASE("every parameter has the shape of the whole and its rank's rows",
@@ -248,18 +271,6 @@ TEST_CASE("a parameter is its shard before, between and after passes, and whole 
       CHECK(same_bits(f.whole, found[0].whole));
     }
     CHECK(found[0].whole.size() == 27);
-  }
-}
-
-TEST_CASE("layers that come and go at one address are each sharded once", "[fsdp2-043]") {
-  const World world = World::single();
-  std::vector<std::unique_ptr<Stack>> kept;
-  for (int i = 0; i < 20; ++i) {
-    auto layer = std::make_unique<Stack>(std::vector<std::int64_t>{4, 4});
-    layer->shard({.mesh = DeviceMesh::flat(world)});
-    nn::init(*layer, {1}, world.device());
-    CHECK_NOTHROW((*layer)(rows_of(1, 0, 2, 4, world.device())));
-    if (i % 2 == 0) kept.push_back(std::move(layer));
   }
 }
 

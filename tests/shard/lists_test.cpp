@@ -325,36 +325,6 @@ TEST_CASE("a list is the union of its modules' trees, of which inner ones are le
   CHECK(plan.units[2].name == "outer.unit");
 }
 
-TEST_CASE("lists that can't be a unit say why", "[fsdp2-002][fsdp2-013]") {
-  const World world = World::single();
-  const ShardOptions options{.mesh = DeviceMesh::flat(world)};
-  ListedPair model(calls_in_turn);
-  const auto said = [&](const std::vector<nn::Module*>& modules) {
-    return thrown_by([&] { fully_shard(modules, options); });
-  };
-  CHECK_THAT(said({}), Contains("the list of modules is empty"));
-  CHECK_THAT(said({&model.a, nullptr}), Contains("module 1 of the list is a null pointer"));
-  CHECK_THAT(said({&model.a, &model.b, &model.a}),
-             Contains("module 2 of the list is there already"));
-  fully_shard(model.c, options);
-  CHECK_THAT(said({&model.c, &model.a}), Contains("module 0 of the list is a unit already"));
-  CHECK(model.a.hook() == nullptr);
-  fully_shard({&model.a, &model.b}, options);
-  CHECK_THAT(said({&model.b}), Contains("is a unit already"));
-  model.materialize(world.device());
-  const Tensor x = rows_of(1, 0, 2, 4, world.device());
-  for (const std::string& error :
-       {thrown_by([&] { model.a(x); }), thrown_by([&] { shard_plan(model.b); }),
-        thrown_by([&] { unshard(model.a); })})
-    CHECK_THAT(error, Contains("is a list of modules and can't be the root"));
-  fully_shard(model, options);
-  CHECK(model(x).shape() == Shape{2, 4});
-  ListedPair alone(calls_in_turn);  // a list of one is that module
-  fully_shard({&alone.a}, options);
-  alone.a.materialize(world.device());
-  CHECK(alone.a(x).shape() == Shape{2, 4});
-}
-
 TEST_CASE("a list that backward does not read is gathered for a recomputed call inside of its own",
           "[threads]") {
   const auto gradients = [](bool unshards) {
