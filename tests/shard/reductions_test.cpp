@@ -50,6 +50,70 @@ TEST_CASE("reductions in flight that are set have the memory and the bits of the
   }
 }
 
+TEST_CASE("a limit of reductions in flight is its unit's alone, of its root alone",
+          "[threads][fsdp2-082]") {
+  using Limits = std::vector<int>;  // of the root and its seven layers
+  const std::vector<std::int64_t> widths(8, 16);
+  struct Found {
+    std::vector<Limits> limits;
+    std::vector<std::int64_t> arena;
+    bool other_is_as_it_was = true, is_same = true;
+  };
+  const auto found = on_ranks(2, [&](World& world) {
+    Stack model(widths), other(widths), plain(widths);
+    for (Stack* const each : {&model, &other, &plain}) {
+      each->shard({.mesh = DeviceMesh::flat(world), .piece_bytes = 1});
+      nn::init(*each, {11}, world.device());
+    }
+    const auto train = [&](Stack& of) {  // until its slots are planned anew
+      for (std::uint64_t step = 0; step < 4; ++step) {
+        mean_square(of(rows_of(step, world.rank(), 1, 16, world.device()))).backward();
+        optim::Sgd optimizer(of.parameters(), {.lr = 0.05});
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      return shard_plan(of);
+    };
+    Found f;
+    const std::string as_it_was = train(other).to_string();
+    const auto look = [&] {
+      const ShardPlan plan = train(model);
+      train(plain);
+      Limits limits;
+      for (const ShardPlan::Unit& unit : plan.units) limits.push_back(unit.reductions_in_flight);
+      f.limits.push_back(limits);
+      f.arena.push_back(plan.arena_bytes);
+      f.other_is_as_it_was = f.other_is_as_it_was && train(other).to_string() == as_it_was;
+      f.is_same = f.is_same && same_bits(full_values(model), full_values(plain));
+    };
+    look();
+    set_reductions_in_flight(model.layers[5], 5, /*recurse=*/false);
+    look();
+    set_reductions_in_flight(model, 2, /*recurse=*/false);
+    look();
+    set_reductions_in_flight(model, 1, /*recurse=*/false);
+    set_reductions_in_flight(model.layers[5], 1);
+    look();
+    set_reductions_in_flight(model, 5);
+    look();
+    return f;
+  });
+  for (const Found& f : found) {
+    CHECK(f.limits == std::vector<Limits>{{1, 1, 1, 1, 1, 1, 1, 1},
+                                          {1, 1, 1, 1, 1, 1, 5, 1},
+                                          {2, 1, 1, 1, 1, 1, 5, 1},
+                                          {1, 1, 1, 1, 1, 1, 1, 1},
+                                          {5, 5, 5, 5, 5, 5, 5, 5}});
+    REQUIRE(f.arena.size() == 5);
+    CHECK(f.arena[1] > f.arena[0]);  // that layer's gradient stays beside those behind it,
+    CHECK(f.arena[1] < f.arena[4]);  // theirs do not
+    CHECK(f.arena[2] == f.arena[1]);
+    CHECK(f.arena[3] == f.arena[0]);
+    CHECK(f.other_is_as_it_was);
+    CHECK(f.is_same);
+  }
+}
+
 TEST_CASE(
     "reductions in flight that differ between ranks are told, and a failure before they count "
     "is left behind",
@@ -66,7 +130,7 @@ TEST_CASE(
     set_reductions_in_flight(model, 1 + world.rank());  // what it is on rank 0
     std::vector<std::string> said = {thrown_by(step)};
     reset(model);
-    set_reductions_in_flight(model, 3);
+    set_reductions_in_flight(model, 5);
     try {  // rank 1 does not come to the forward
       if (world.rank() == 1) throw std::runtime_error("no data");
       step();
