@@ -7,7 +7,6 @@
 #include "runtime/shard/replicas.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/comm/world.hpp"
-#include "tessera/device/device_context.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera::shard {
@@ -267,19 +266,11 @@ void GradientPiece::sum_replicas(const Parts& to) {
   replicas.give_back(slot);
 }
 
-// Ranks that have postponed it differently are told so by the name.
-const char* GradientPiece::all_reduce_name() {
-  const int backwards = std::exchange(backwards_, 0) + 1;
-  if (backwards == 1) return shards_.all_reduce_name;
-  return shards_.device.context().intern(
-      concat(shards_.all_reduce_name, " of ", backwards, " backwards"));
-}
-
 // Queues the reduce-scatter of the buffer into its parts of a flat gradient.
 void GradientPiece::scatter(const Parts& to) {
   // Counts lie behind the values, or apart from them, behind all of the unit's.
   const bool is_apart = to.counts != to.values + range_.numel();
-  CollectiveGroup& group = (is_apart ? prepared_apart_ : prepared_).next(shards_.reduce_name);
+  CollectiveGroup& group = (is_apart ? prepared_apart_ : prepared_).next(reduce_name());
   group.backward_of = autograd::forward_of_step();
   group.divided_by = shards_.divide_factor;
   if (group.items().empty()) list_items(to, group.edit());

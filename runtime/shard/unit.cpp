@@ -157,9 +157,9 @@ void Unit::reduce() {
   reduced_in_ = context_->pass();
   if (local_) local_->complete();
   if (!buffer_) return;
+  if (shards_.reduces) buffer_->reduce();
   set_unreduced(is_postponed());
   if (!shards_.reduces) return;
-  buffer_->reduce();
   context_->on_reduced(shards_.group->reduced);
   if (shards_.ranks() > 1) context_->count_reduction(shards_.replicas && !is_postponed());
 }

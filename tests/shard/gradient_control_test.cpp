@@ -4,9 +4,8 @@
 #include <string>
 
 #include "tessera/distributed/distributed_tensor.hpp"
-#include "tessera/shard/runtime_control.hpp"
+#include "tests/shard/micro_batches.hpp"
 #include "tests/shard/small_llama.hpp"
-#include "tests/shard/support.hpp"
 #include "tests/support/launches.hpp"
 #include "tests/support/mesh.hpp"
 #include "tests/support/share.hpp"
@@ -17,26 +16,6 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-constexpr int kMicroBatches = 3;
-
-// How micro-batches but the last of a step are reduced.
-enum class Way { sync, no_sync, no_sync_of_one, no_sync_of_root, no_all_reduce };
-
-void begin_micro_batch(Way way, Stack& model, bool is_last) {
-  switch (way) {
-    case Way::sync:
-      return;
-    case Way::no_sync:
-      return set_requires_gradient_sync(model, is_last);
-    case Way::no_sync_of_one:
-      return set_requires_gradient_sync(model.layers[1], is_last);
-    case Way::no_sync_of_root:
-      return set_requires_gradient_sync(model, is_last, /*recurse=*/false);
-    case Way::no_all_reduce:
-      return set_requires_all_reduce(model, is_last);
-  }
-}
-
 struct Accumulated {
   Values gradients;  // whole, of the first step
   Values parameters;
@@ -45,12 +24,6 @@ struct Accumulated {
   std::int64_t held = 0;              // bytes, before the last micro-batch of a step, the most
   std::int64_t left = 0;              // and behind it
 };
-
-Tensor micro_batch(const World& world, int step, int micro, DType dtype) {
-  const std::int64_t rows = 24 / world.size() / kMicroBatches;
-  const std::int64_t first = 24 * step + world.rank() * (24 / world.size()) + micro * rows;
-  return positive_rows(5, first, rows, 5, world.device(), dtype);
-}
 
 std::int64_t kept_bytes(const Device& device) {
   const Ledger& ledger = Memory::of(device).ledger();
@@ -70,7 +43,7 @@ Accumulated accumulate(World& world, const DeviceMesh& mesh, ShardOptions option
   const DType dtype = options.precision.param.value_or(f32);
   for (int step = 0; step < steps; ++step) {
     for (int micro = 0; micro < kMicroBatches; ++micro) {
-      begin_micro_batch(way, model, micro + 1 == kMicroBatches);
+      begin_micro_batch(way, model, model.layers[1], micro + 1 == kMicroBatches);
       found.held = std::max(found.held, kept_bytes(world.device()));
       const Tensor y = cast(model(micro_batch(world, step, micro, dtype)), f32);
       (mean_square(y) / kMicroBatches).backward();
@@ -345,7 +318,7 @@ TEST_CASE("gradients are divided by the factor that their unit was given",
           nn::init(model, {11}, world.device());
           if (factor > 0) set_gradient_divide_factor(model, factor);
           for (const bool is_last : {false, true}) {
-            begin_micro_batch(way, model, is_last);
+            begin_micro_batch(way, model, model.layers[1], is_last);
             mean_square(model(rows_of(1, world.rank(), 1, 5, world.device()))).backward();
           }
           return shard_gradients(model);
@@ -366,7 +339,9 @@ TEST_CASE("gradients are divided by the factor that their unit was given",
 }
 
 TEST_CASE("ranks that differ in what they reduce are told so on each of them", "[threads]") {
+  const bool stays_open = GENERATE(false, true);  // so that no gather tells
   for (const Way way : {Way::no_sync, Way::no_all_reduce}) {
+    CAPTURE(stays_open, static_cast<int>(way));
     const int ranks = way == Way::no_sync ? 2 : 4;
     std::vector<std::string> messages(static_cast<std::size_t>(ranks));
     CHECK_THROWS_AS(
@@ -380,10 +355,16 @@ TEST_CASE("ranks that differ in what they reduce are told so on each of them", "
               const auto backward = [&] {
                 mean_square(model(rows_of(1, world.rank(), 1, 5, world.device()))).backward();
               };
-              try {
-                if (world.rank() == 1) begin_micro_batch(way, model, false);
+              if (stays_open) {
+                set_reshard_after_forward(model, Reshard::never);
+                set_reshard_after_backward(model, false);
                 backward();
-                begin_micro_batch(way, model, true);
+                world.device().synchronize();
+              }
+              try {
+                if (world.rank() == 1) begin_micro_batch(way, model, model.layers[1], false);
+                backward();
+                begin_micro_batch(way, model, model.layers[1], true);
                 backward();
                 world.device().synchronize();
               } catch (const CommError& error) {
@@ -393,7 +374,16 @@ TEST_CASE("ranks that differ in what they reduce are told so on each of them", "
             }),
         CommError);
     for (const std::string& message : messages) {
-      CHECK_THAT(message, Contains("set_requires_"));
+      const std::string decided = way == Way::no_sync ? "set_requires_gradient_sync(false)"
+                                                      : "set_requires_all_reduce(false)";
+      const std::string call = stays_open ? "reduce_scatter layers.1" : "all_gather (root)",
+                        said = stays_open ? "with what was kept unreduced" : decided;
+      CHECK_THAT(
+          message,
+          Contains("rank 0 submitted '" + call + "' (") &&
+              Contains("but rank 1 submitted '" + call + " (" + said + ")' (") &&
+              Contains(
+                  "what stands in parentheses was decided by a call that all ranks make, or none"));
     }
   }
 }
