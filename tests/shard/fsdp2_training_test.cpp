@@ -8,111 +8,13 @@
 #include "tessera/distributed/collectives.hpp"
 #include "tessera/nn/embedding.hpp"
 #include "tessera/shard/runtime_control.hpp"
-#include "tests/shard/support.hpp"
+#include "tests/shard/programs.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
 using Catch::Matchers::Contains;
 
 namespace {
-
-constexpr int kTrainedSteps = 4;
-// Of a batch, which 1, 2, 3 or 4 ranks share in halves or thirds. With 6 layers at most they round
-// less often than the 9 layers and 24 rows of kRounding.
-constexpr std::int64_t kAllRows = 72;
-
-Tensor my_rows(const World& world, std::uint64_t seed, std::int64_t width) {
-  const std::int64_t rows = kAllRows / world.size();
-  return positive_rows(seed, world.rank() * rows, rows, width, world.device());
-}
-Tensor part_of(const Tensor& x, int part, int parts) {
-  const std::int64_t rows = x.shape()[0] / parts;
-  return slice(x, 0, part * rows, (part + 1) * rows);
-}
-
-// A model and how it is used.
-struct Program : nn::Module {
-  virtual void shard(const ShardOptions& options) = 0;
-  // Forward and backward on this rank's rows; gives the loss.
-  virtual Tensor step(const World& world, const Tensor& x, int k) = 0;
-  virtual std::int64_t width() const { return 5; }
-};
-
-struct Course {
-  Values gradients;  // of the first step
-  Values values;     // at the end
-  Values losses;     // of all steps, averaged over the ranks
-};
-
-// Steps of SGD. `options` null: without units.
-template <class P>
-Course train_program(int ranks, const ShardOptions* options, std::uint64_t seed) {
-  const auto all = on_ranks(ranks, [&](World& world) {
-    P program;
-    make_positive(program);
-    if (options) {
-      ShardOptions mine = *options;
-      mine.mesh = DeviceMesh::flat(world);
-      program.shard(mine);
-    }
-    nn::init(program, {seed}, world.device());
-    optim::Sgd optimizer(program.parameters(), {.lr = 0.003});
-    Course course;
-    for (int k = 0; k < kTrainedSteps; ++k) {
-      const Tensor x = my_rows(world, seed + static_cast<std::uint64_t>(k), program.width());
-      const double loss = program.step(world, x, k).item();
-      course.losses["loss"].push_back(static_cast<float>(world.sum(loss) / ranks));
-      if (k == 0) course.gradients = shard_gradients(program);
-      optimizer.step();
-      optimizer.zero_grad();
-    }
-    for (const auto& [name, p] : program.named_parameters())
-      course.values[name] = p.shard().template to_vector<float>();
-    return course;
-  });
-  std::vector<Values> gradients, values;
-  for (const Course& course : all) {
-    gradients.push_back(course.gradients);
-    values.push_back(course.values);
-  }
-  Course whole{assemble(gradients), assemble(values), all[0].losses};
-  // What nobody used is missing, or zeros beside what was used: a model without units has one
-  // group.
-  std::erase_if(whole.gradients, [](const auto& named) { return largest(named.second) == 0; });
-  return whole;
-}
-
-// One rank has the bits of a model without units, and others its values: gradients of the first
-// step within kRounding. A step moves no parameter by more than a twentieth of it, so none cancels,
-// and the relative error of a parameter after four is below 4 / 20 of a gradient's; a gradient and
-// a loss take in that of fewer than 20 factors, which is 4 times as much at most.
-template <class P>
-void check_program() {
-  const std::uint64_t seed = fresh_seed();
-  INFO("seed " << seed);
-  const World nowhere = World::single();
-  const Course plain = train_program<P>(1, nullptr, seed);
-  CHECK(!plain.gradients.empty());
-  for (const Reshard reshard :
-       {Reshard::automatic, Reshard::always, Reshard::never, Reshard::to(2)}) {
-    const ShardOptions options{.mesh = DeviceMesh::flat(nowhere), .reshard_after_forward = reshard};
-    INFO("reshard " << reshard);
-    if (!reshard.is_partial()) {
-      const Course one = train_program<P>(1, &options, seed);
-      CHECK(same_bits(one.gradients, plain.gradients));
-      CHECK(same_bits(one.losses, plain.losses));
-      CHECK(same_bits(one.values, plain.values));
-    }
-    for (const int ranks : {2, 3, 4}) {
-      if (reshard.is_partial() && ranks < 4) continue;  // no proper part
-      INFO(ranks << " ranks");
-      const Course many = train_program<P>(ranks, &options, seed);
-      CHECK(distance(plain.gradients, many.gradients) < kRounding);
-      CHECK(distance(plain.losses, many.losses) < 5 * kRounding);
-      CHECK(distance(plain.values, many.values) < 5 * kRounding);
-    }
-  }
-}
 
 // ThreeLayers of a stack, each a unit below the root.
 struct ThreeLayers : Program {
@@ -287,64 +189,6 @@ TEST_CASE("three roots one after another", "[threads][fsdp2-051]") {
     }
   };
   check_program<Roots>();
-}
-
-namespace {
-
-// The model's forward calls the norm, and leaves the head out; that is called for each chunk of
-// rows, each of which goes backward at once. Both are one unit.
-struct Chunked : Program {
-  Chunked() { register_modules("trunk", trunk, "norm", norm, "head", head); }
-  void shard(const ShardOptions& options) override {
-    fully_shard(trunk, options);
-    fully_shard({&norm, &head}, options);
-    fully_shard(*this, options);
-  }
-  // The loss of the rows, a share of a step's.
-  Tensor chunks(const Tensor& x, double share) {
-    const Tensor h = call([&] { return tanh(norm(tanh(trunk(x)))); });
-    Tensor cut = h.detach();
-    cut.require_grad();
-    Tensor sum;
-    for (int chunk = 0; chunk < 2; ++chunk) {
-      const Tensor loss = mean_square(head(part_of(cut, chunk, 2))) * (share / 2);
-      loss.backward();
-      sum = sum.defined() ? sum + loss.detach() : loss.detach();
-      const double arrived = largest(head.weight.grad().to_vector<float>());
-      if (head.weight.shard().numel() > 0 && !(arrived > before))
-        throw std::logic_error("a chunk adds nothing");
-      before = arrived;
-    }
-    h.backward(cut.grad());
-    return sum;
-  }
-  nn::Linear trunk{5, 5}, norm{5, 5}, head{5, 3};
-  double before = 0;  // what earlier chunks of the step have left
-};
-
-}  // namespace
-
-TEST_CASE("a loss in chunks through one of a list, which the model's forward leaves out",
-          "[threads][fsdp2-054]") {
-  struct Whole final : Chunked {
-    Tensor step(const World&, const Tensor& x, int) override {
-      before = 0;
-      return chunks(x, 1);
-    }
-  };
-  check_program<Whole>();
-}
-
-TEST_CASE("a loss in chunks over micro-batches", "[threads][fsdp2-055]") {
-  struct Parts final : Chunked {
-    Tensor step(const World&, const Tensor& x, int) override {
-      before = 0;
-      const Tensor first = chunks(part_of(x, 0, 3), 1. / 3),
-                   second = chunks(part_of(x, 1, 3), 1. / 3);
-      return first + second + chunks(part_of(x, 2, 3), 1. / 3);
-    }
-  };
-  check_program<Parts>();
 }
 
 TEST_CASE("two forwards of a part of a model, whose head has no gradient", "[threads][fsdp2-058]") {
