@@ -270,7 +270,8 @@ void GradientPiece::sum_replicas(const Parts& to) {
 void GradientPiece::scatter(const Parts& to) {
   // Counts lie behind the values, or apart from them, behind all of the unit's.
   const bool is_apart = to.counts != to.values + range_.numel();
-  CollectiveGroup& group = (is_apart ? prepared_apart_ : prepared_).next(reduce_name());
+  CollectiveGroup& group =
+      (is_apart ? prepared_apart_ : prepared_).next(with_what_was_kept(shards_.reduce_name));
   group.backward_of = autograd::forward_of_step();
   group.divided_by = shards_.divide_factor;
   if (group.items().empty()) list_items(to, group.edit());

@@ -75,7 +75,7 @@ class GradientPiece {
   Tensor values_of(const Parts& p) const { return p.flat.view({range_.numel()}, {1}, p.values); }
   Tensor counts_of(const Parts& p) const { return p.flat.view({range_.counts}, {1}, p.counts); }
   void keep_terms();
-  const char* reduce_name() const;
+  const char* with_what_was_kept(const char* name) const;
   const char* all_reduce_name();
   void sum_replicas(const Parts& to);
   void scatter(const Parts& to);

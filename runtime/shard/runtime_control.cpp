@@ -49,18 +49,17 @@ void UnitControl::name_decisions() {
 
 // Ranks that have kept or postponed differently are told so by the name. Only so, where units are
 // open and nothing is gathered: else one's reduction would meet its peer's of another micro-batch.
-const char* GradientPiece::reduce_name() const {
+const char* GradientPiece::with_what_was_kept(const char* name) const {
   const std::vector<bool>& kept = shards_.group->unreduced;
   const std::size_t first = static_cast<std::size_t>(shards_.first_trainable) + layout_.first;
-  if (first >= kept.size() || !kept[first]) return shards_.reduce_name;
-  return shards_.device.context().intern(
-      concat(shards_.reduce_name, " (with what was kept unreduced)"));
+  if (first >= kept.size() || !kept[first]) return name;
+  return shards_.device.context().intern(concat(name, " (with what was kept unreduced)"));
 }
 const char* GradientPiece::all_reduce_name() {
+  const char* const name = with_what_was_kept(shards_.all_reduce_name);
   const int backwards = std::exchange(backwards_, 0) + 1;
-  if (backwards == 1) return shards_.all_reduce_name;
-  return shards_.device.context().intern(
-      concat(shards_.all_reduce_name, " of ", backwards, " backwards"));
+  if (backwards == 1) return name;
+  return shards_.device.context().intern(concat(name, " of ", backwards, " backwards"));
 }
 
 // What the program does with sums that are there when `last` is. Returns where it does.

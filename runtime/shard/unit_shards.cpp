@@ -145,10 +145,11 @@ void UnitShards::set_name(std::string to) {
   name = std::move(to);
   DeviceContext& context = options.mesh.world().device().context();
   gather_name = context.intern("all_gather " + name + decisions);
-  reduce_name =
-      context.intern(concat("reduce_scatter ", name, hook ? " before a hook" : "",
-                            hook_stream ? concat(" on ", tessera::name(*hook_stream)) : ""));
-  all_reduce_name = context.intern("all_reduce " + name);
+  const std::string hooked =
+      hook ? " before a hook" + (hook_stream ? concat(" on ", tessera::name(*hook_stream)) : "")
+           : "";
+  reduce_name = context.intern("reduce_scatter " + name + hooked);
+  all_reduce_name = context.intern("all_reduce " + name + hooked + decisions);
   for (const auto& of : groups) of->name = name;
 }
 

@@ -124,8 +124,8 @@ TEST_CASE("a plan says who owns Muon's matrices, what they send, and which micro
                                  "--dry-run --ranks 3 --optimizer.name=Muon "
                                  "--training.local_batch_size=1 "
                                  "--parallelism.fsdp_gradient_sync=last");
-  CHECK(folder.out.find("2 micro-batches a step, gradients reduced after the last\n") !=
-        std::string::npos);
+  CHECK(folder.out.find("2 micro-batches a step, gradients reduced after the last, of tables in "
+                        "slices after each\n") != std::string::npos);
   // Of two blocks: four matrices of attention, three of the feed-forward layer.
   std::smatch found;
   REQUIRE(std::regex_search(folder.out, found,

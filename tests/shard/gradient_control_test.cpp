@@ -387,3 +387,25 @@ TEST_CASE("ranks that differ in what they reduce are told so on each of them", "
     }
   }
 }
+
+// Their gathers are of one replica, so that the sums over replicas alone can tell.
+TEST_CASE("replicas that differ in what they reduce are told so on each of them", "[threads]") {
+  for (const int ranks : {2, 4}) {  // of one rank each, and of two
+    CAPTURE(ranks);
+    const auto all = on_ranks(ranks, [&](World& world) {
+      Stack model({5, 7, 3});
+      model.shard({.mesh = mesh_of(world, 2)});
+      nn::init(model, {11}, world.device());
+      return thrown_by<CommError>([&] {
+        for (const bool is_last : {false, true}) {
+          set_requires_gradient_sync(model, is_last || world.rank() < ranks / 2);
+          mean_square(model(rows_of(1, world.rank(), 1, 5, world.device()))).backward();
+        }
+        world.device().synchronize();
+      });
+    });
+    for (const std::string& heard : all)
+      CHECK_THAT(heard, Contains("submitted 'all_reduce layers.1' (") &&
+                            Contains("'all_reduce layers.1 (with what was kept unreduced)' ("));
+  }
+}

@@ -27,9 +27,11 @@
 
 #include "tessera/autograd/ops.hpp"
 #include "tessera/distributed/collectives.hpp"
+#include "tessera/distributed/distributed_tensor.hpp"
 #include "tessera/nn/mlp.hpp"
 #include "tessera/nn/module_list.hpp"
 #include "tessera/shard/fully_shard.hpp"
+#include "tessera/shard/runtime_control.hpp"
 #include "tests/tour/check.hpp"
 
 namespace ts = tessera;
@@ -89,9 +91,7 @@ class Mixture : public ts::nn::Module {
   // that chose its expert: a product with a triangle of ones.
   std::vector<Choice> choose(Tensor left) {
     const std::int64_t tokens = left.size(0);
-    const auto number = [&](double value) {
-      return Tensor::full({}, value, ts::f32, left.device());
-    };
+    const auto number = [&](double v) { return Tensor::full({}, v, ts::f32, left.device()); };
     const Tensor order = Tensor::arange(tokens, ts::f32, left.device());
     const Tensor before = cast(reshape(order, {tokens, 1}) > order, ts::f32);  // [T, T]
     const auto room = static_cast<double>(capacity_);
@@ -136,12 +136,13 @@ int main() {
     const auto mesh = ts::DeviceMesh::grid(world, {{"dp", 2}, {"ep", 2}});
     const ts::RankGroup& ep = mesh.group("ep");
     Mixture sharded(16), here(16), apart(16, &ep), small(6);
-    for (const int e : {2 * ep.rank(), 2 * ep.rank() + 1})
-      ts::fully_shard(apart.experts[static_cast<std::size_t>(e)], {.mesh = mesh["dp"]});
-    const ts::ShardOptions options{.mesh = ts::DeviceMesh::flat(world)};
-    for (auto& expert : sharded.experts) ts::fully_shard(expert, options);
-    ts::fully_shard(sharded, options);                          // the router
-    const auto key = static_cast<std::uint64_t>(world.rank());  // tokens of its own
+    for (std::size_t e = 0; e < kExperts; ++e) {
+      ts::fully_shard(sharded.experts[e], {.mesh = ts::DeviceMesh::flat(world)});
+      ts::fully_shard(apart.experts[e], {.mesh = mesh["dp"]});
+      ts::set_gradient_divide_factor(apart.experts[e], 4);  // ranks: it has tokens of all of them
+    }
+    ts::fully_shard(sharded, {.mesh = ts::DeviceMesh::flat(world)});  // the router
+    const auto key = static_cast<std::uint64_t>(world.rank());        // tokens of its own
     const Tensor x = Tensor::normal({16, kDim}, 0, 1, key, ts::f32, world.device());
     std::vector<std::pair<double, std::vector<float>>> seen;  // loss, gradients of the tokens
     for (Mixture* model : {&sharded, &here, &apart, &small}) {
@@ -156,6 +157,12 @@ int main() {
     CHECK(seen[0] == seen[1] && seen[0] == seen[2]);
     CHECK(here.router.weight.grad().to_vector<float>() ==
           apart.router.weight.grad().to_vector<float>());
+    for (std::size_t e = 0; e < kExperts; ++e) {  // of 64 terms in another order: 64 x 2^-24
+      const Tensor of_all = sharded.experts[e].down_proj.weight.distributed_grad().full();
+      if (static_cast<int>(e) / 2 != ep.rank()) continue;
+      const Tensor own = apart.experts[e].down_proj.weight.distributed_grad().full();
+      CHECK(mse_loss(own, of_all).item() < 2e-11 * mean(of_all * of_all).item());
+    }
     CHECK(here.dropped.item() == 0 && small.dropped.item() > 0);
     if (world.rank() == 0)
       std::cout << "1. Weights that come to the tokens, and tokens that travel: one loss, "

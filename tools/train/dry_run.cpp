@@ -60,7 +60,7 @@ std::string describe_reductions(const Config& config, int ranks) {
   const GradientSync sync = apply_strategy(config, ranks).parallelism.fsdp_gradient_sync;
   return concat(micro_batches, micro_batches == 1 ? " micro-batch" : " micro-batches",
                 " a step, gradients reduced after ",
-                sync == GradientSync::last ? "the last" : "each",
+                sync == GradientSync::last ? "the last, of tables in slices after each" : "each",
                 sync == GradientSync::all_reduce_last ? ", over replicas after the last\n" : "\n");
 }
 

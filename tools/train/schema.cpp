@@ -331,7 +331,8 @@ const std::vector<Key>& schema() {
           "free parameters between micro-batches, too; false: until the update", {}),
       key<&C::parallelism, &C::Parallelism::fsdp_gradient_sync>(
           "parallelism.fsdp_gradient_sync",
-          "which micro-batches are reduced; last: unsharded gradients stay until then; "
+          "which micro-batches are reduced; last: unsharded gradients stay until then, but for "
+          "tables in slices (embedding, head); "
           "all_reduce_last: the last alone over replicas",
           {.choices = {"always", "last", "all_reduce_last"}}),
       key<&C::activation_checkpoint, &C::ActivationCheckpoint::mode>(

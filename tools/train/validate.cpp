@@ -270,7 +270,7 @@ HybridSizes mesh_sizes(const Config& given_config, int world_size) {
   const std::int64_t replicate = config.parallelism.data_parallel_replicate_degree;
   if (world_size % replicate != 0)
     fail(kReplicate, replicate, ": does not divide the ", world_size,
-         world_size == 1 ? " rank" : " ranks");
+         world_size == 1 ? " rank" : " ranks; choose a divisor of them");
   const std::int64_t shard =
       config.parallelism.data_parallel_shard_degree.value_or(world_size / replicate);
   if (shard * replicate != world_size)
