@@ -119,7 +119,7 @@ void Communicator::submit_checked(std::span<const Collective> items, const char*
   if (prepared) {
     call.backward_of = prepared->backward_of;
     call.divided_by = prepared->divided_by;
-    content = mix(content, std::bit_cast<std::uint64_t>(prepared->divided_by));
+    content = mix(content, prepared->steps ^ std::bit_cast<std::uint64_t>(prepared->divided_by));
   }
   call.bytes = checked.bytes;
   call.count = first.count;

@@ -261,7 +261,7 @@ void GradientPiece::sum_replicas(const Parts& to) {
     terms_ = {};
     const Replicas::Sum sums[] = {{values_of(parts), values_of(to)},
                                   {counts_of(parts), counts_of(to)}};
-    replicas.all_reduce(all_reduce_name(), shards_.divide_factor, sums);
+    replicas.all_reduce(all_reduce_name(), shards_.divide_factor, shards_.slots->steps(), sums);
   }
   replicas.give_back(slot);
 }
@@ -274,6 +274,7 @@ void GradientPiece::scatter(const Parts& to) {
       (is_apart ? prepared_apart_ : prepared_).next(with_what_was_kept(shards_.reduce_name));
   group.backward_of = autograd::forward_of_step();
   group.divided_by = shards_.divide_factor;
+  group.steps = shards_.slots->steps();
   if (group.items().empty()) list_items(to, group.edit());
   group.place(buffer_->data + layout_.counts_offset_bytes,
               to.flat.data() + to.counts * wire_bytes());

@@ -24,10 +24,12 @@ Slot Replicas::take(std::int64_t bytes) {
   return part;
 }
 
-void Replicas::all_reduce(const char* name, double divided_by, std::span<const Sum> sums) {
+void Replicas::all_reduce(const char* name, double factor, std::uint64_t steps,
+                          std::span<const Sum> sums) {
   CollectiveGroup& group = prepared_.next(name);
   group.backward_of = autograd::forward_of_step();
-  group.divided_by = divided_by;
+  group.divided_by = factor;
+  group.steps = steps;
   std::vector<Collective>& items = group.edit();
   items.clear();  // of another piece
   std::vector<Access> accesses;

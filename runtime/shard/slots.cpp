@@ -46,6 +46,7 @@ Slots::~Slots() {
 // gradients or without. So steps that come again follow plans of their own, and what they leave for
 // the next lies where it lay before.
 void Slots::begin_step(bool trains) {
+  steps_ += trains ? 1 : 0;
   is_to_be_agreed_ = false;
   if (are_plans_old_) plan_anew();
   std::vector<SlotUse> carried;
@@ -253,6 +254,7 @@ void Slots::add_block(std::int64_t bytes) {
 void Slots::restart() {
   TESSERA_EXPECT(live_.empty(), "Slots::restart: ", live_.size(), " slots are taken");
   for (const Block& block : blocks_) block.arena->restart();
+  steps_ = 0;
   uses_.clear();
   now_ = 0;
   is_planned_ = true;

@@ -36,6 +36,8 @@ class Slots {
   // A forward of the root begins, and with it a step; `trains`: gradients are enabled. Collective
   // where the last one made a plan.
   void begin_step(bool trains);
+  // With gradients. Reductions say it: where no gather tells, who leaves a backward out is told.
+  std::uint64_t steps() const noexcept { return steps_; }
   // A slot for the unit; Arena::begin_use comes before its first use.
   Slot take(int unit, SlotKind kind, std::int64_t bytes);
   // `ends_forward`: by a call that backward comes to.
@@ -115,6 +117,7 @@ class Slots {
   std::vector<SlotUse> uses_;
   std::vector<Live> live_;
   std::int64_t now_ = 0;
+  std::uint64_t steps_ = 0;
   bool is_planned_ = true;  // so far
   bool trains_ = true;
   bool is_to_be_agreed_ = false, are_plans_old_ = false, was_set_ = false;

@@ -396,16 +396,48 @@ TEST_CASE("replicas that differ in what they reduce are told so on each of them"
       Stack model({5, 7, 3});
       model.shard({.mesh = mesh_of(world, 2)});
       nn::init(model, {11}, world.device());
-      return thrown_by<CommError>([&] {
+      shard_plan(model);  // so that ranks have agreed upon units before
+      const std::string heard = thrown_by<CommError>([&] {
         for (const bool is_last : {false, true}) {
           set_requires_gradient_sync(model, is_last || world.rank() < ranks / 2);
           mean_square(model(rows_of(1, world.rank(), 1, 5, world.device()))).backward();
         }
         world.device().synchronize();
       });
+      reset(model);
+      return heard;
     });
     for (const std::string& heard : all)
       CHECK_THAT(heard, Contains("submitted 'all_reduce layers.1' (") &&
                             Contains("'all_reduce layers.1 (with what was kept unreduced)' ("));
   }
+}
+
+TEST_CASE("a backward that a rank leaves out without a word is told where no gather tells",
+          "[threads]") {
+  const int replicas = GENERATE(1, 2);
+  CAPTURE(replicas);
+  const auto all = on_ranks(2, [&](World& world) {
+    Stack model({5, 7, 3});
+    model.shard({.mesh = mesh_of(world, replicas)});
+    nn::init(model, {11}, world.device());
+    set_reshard_after_forward(model, Reshard::never);
+    set_reshard_after_backward(model, false);
+    const auto loss = [&] {
+      return mean_square(model(rows_of(1, world.rank(), 1, 5, world.device())));
+    };
+    const std::string heard = thrown_by<CommError>([&] {
+      loss().backward();
+      const Tensor second = loss();
+      if (world.rank() == 0) second.backward();
+      loss().backward();
+      world.device().synchronize();
+    });
+    reset(model);
+    return heard;
+  });
+  for (const std::string& heard : all)
+    CHECK_THAT(heard, Contains("in the backward of forward 2") &&
+                          Contains("in the backward of forward 3") &&
+                          Contains("skip_backward(model)"));
 }

@@ -102,8 +102,10 @@ class CollectiveGroup {
   const char* name = "";
   // For messages: the number of the forward in whose backward it is submitted, 0 for none.
   std::uint64_t backward_of = 0;
-  // By how much a rank has divided what it sends, which all ranks do alike; 0: not told.
+  // What all ranks do alike: by how much a rank has divided what it sends, and how many steps it
+  // has begun; 0: not told.
   double divided_by = 0;
+  std::uint64_t steps = 0;
 
   const std::vector<Collective>& items() const noexcept { return items_; }
   // To be changed before the next submit, which looks at all of them again.
