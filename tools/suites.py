@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import xml.etree.ElementTree as xml
 
@@ -158,7 +159,9 @@ def launch(test, command, log, options):
     env = dict(os.environ, PATIENCE=str(options.patience), TRY_ONE_CELL_IN=str(cells_of(test, options)),  # read by the tests
                **test["env"])
     limit = test["timeout"] * options.patience
-    with open(log, "wb") as out:
+    # Two mpirun that make Open MPI's folder of sessions at the same time fail, so each suite has a place of its own for it.
+    with open(log, "wb") as out, tempfile.TemporaryDirectory(prefix="mpi-", ignore_cleanup_errors=True) as sessions:
+        env["OMPI_MCA_orte_tmpdir_base"] = sessions
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env,
                                    cwd=test["workdir"], start_new_session=True)
         spent, why, pause = Spent(process.pid), "", 0.001
