@@ -100,10 +100,10 @@ TEST_CASE("fully_shard refuses what cannot take effect, naming value and remedy"
        of + "slice_bytes is -1; expected 0 or more", of + "piece_bytes is 0; expected 1 or more",
        "fully_shard: the module of 'layers.0.weight'" + once,
        "fully_shard: the module of 'scale'" + once,
-       "shard_plan: the module of 'layers.0.weight' is not a unit; call fully_shard on "
-       "it first",
-       "set_reductions_in_flight: the module of 'layers.0.weight': reductions is 0; "
-       "expected 1 to 64"},
+       ("shard_plan: the module of 'layers.0.weight' is not a unit; call fully_shard on "
+        "it first"),
+       ("set_reductions_in_flight: the module of 'layers.0.weight': reductions is 0; "
+        "expected 1 to 64")},
       [](World& world, Refusals& said) {
         const DeviceMesh mesh = DeviceMesh::flat(world);
         Stack model(kUneven);
@@ -244,8 +244,8 @@ TEST_CASE("units of one model lie on one mesh, have memory, and start from the r
     check_refusals(
         2,
         {first,
-         "parameter 'scale' has no memory yet; register it and its module, and call materialize on "
-         "the model first",
+         ("parameter 'scale' has no memory yet; register it and its module, and call materialize "
+          "on the model first"),
          "unit '(root)' has no memory yet for 'model.layers.0.self_attn.q_proj.weight', "
          "'model.layers.0.self_attn.k_proj.weight', 'model.layers.0.self_attn.v_proj.weight', "
          "'model.layers.0.self_attn.o_proj.weight', 'model.layers.0.mlp.gate_proj.weight' and 7 "
@@ -311,8 +311,8 @@ TEST_CASE("lists that can't be a unit say why", "[threads][fsdp2-002][fsdp2-013]
                         "call fully_shard on a module around them too, and that module first";
   check_refusals(2,
                  {"fully_shard: the list of modules is empty; give one or more",
-                  "fully_shard: module 1 of the list is a null pointer; give the addresses of "
-                  "modules",
+                  ("fully_shard: module 1 of the list is a null pointer; give the addresses of "
+                   "modules"),
                   of_list(2, "the module of 'weight', is there already; give each once"),
                   of_list(0, "the module of 'weight', ") + once,
                   of_list(0, "the module of 'weight', ") + once, root, root, root},
