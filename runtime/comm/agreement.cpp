@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kRemedy =
     "; every rank must submit the same collectives in the same order, over all communicators "
     "(name, "
-    "kinds, counts, dtypes, reduce operations, roots and divide factors)";
+    "kinds, counts, dtypes, reduce operations, roots, divide factors and steps begun)";
 
 // "'unit 3' (2 items; item 1: all_gather of 512 x bf16)", with the item that tells it from another
 // operation.

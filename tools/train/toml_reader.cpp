@@ -108,7 +108,7 @@ void expect_shallow(const std::string& text, const std::string& path) {
         end = {};  // not TOML, as the parser will say
       }
     } else if (c == '"' || c == '\'') {
-      const bool is_long = rest.starts_with(c == '"' ? "\"\"\"" : "\'\'\'");
+      const bool is_long = rest.starts_with(c == '"' ? "\"\"\"" : "'''");
       end = rest.substr(0, is_long ? 3 : 1);
       rest.remove_prefix(end.size() - 1);
     } else if (c == '#') {
