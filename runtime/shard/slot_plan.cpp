@@ -1,6 +1,7 @@
 #include "runtime/shard/slot_plan.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "tessera/memory/placement.hpp"
@@ -13,17 +14,22 @@ const UnitNeeds& needs_of(std::span<const UnitNeeds> units, int unit) {
   return units[static_cast<std::size_t>(unit)];
 }
 
+// Which units call others.
+std::vector<bool> around(std::span<const UnitNeeds> units) {
+  std::vector<bool> out(units.size());
+  for (const UnitNeeds& unit : units)
+    if (unit.parent >= 0) out[static_cast<std::size_t>(unit.parent)] = true;
+  return out;
+}
+
 // As if units that close again took turns in a ring of slots, one for the unit that is open and one
 // for each gather ahead of it: a gather may begin when its slot of the ring is given back. A unit
 // around others is open beside them, and the root from the beginning.
 void lengthen_gathers(std::span<const SlotUse> uses, std::span<const UnitNeeds> units,
                       std::vector<Interval>& intervals) {
   int depth = 1;
-  std::vector<bool> is_around(units.size());
-  for (const UnitNeeds& unit : units) {
-    depth = std::max(depth, unit.prefetch_depth);
-    if (unit.parent >= 0) is_around[static_cast<std::size_t>(unit.parent)] = true;
-  }
+  for (const UnitNeeds& unit : units) depth = std::max(depth, unit.prefetch_depth);
+  const std::vector<bool> is_around = around(units);
   std::vector<std::int64_t> returned(static_cast<std::size_t>(depth) + 1, 0);
   for (std::size_t i = 0; i < uses.size(); ++i) {
     const SlotUse& use = uses[i];
@@ -36,10 +42,11 @@ void lengthen_gathers(std::span<const SlotUse> uses, std::span<const UnitNeeds> 
   }
 }
 
-// A piece is on the wire until two thirds of the largest of its unit have been queued behind it, or
-// what is left of its unit and all of another; where the unit says so, until once or more the
-// largest besides. The matrices of an attention are that much: with all of the largest, an MLP's
-// last would wait for the next unit's first.
+// What goes at once, a piece, or all of a unit that calls others, is on the wire until two thirds
+// of the largest piece of its unit, or all of it, have been queued behind it, or what is left of
+// its unit and all of another; where the unit says so, until once or more as much besides. The
+// matrices of an attention are that much: with all of the largest, an MLP's last would wait for the
+// next unit's first.
 void lengthen_buffers(std::span<const SlotUse> uses, std::span<const UnitNeeds> units,
                       std::vector<Interval>& intervals) {
   std::vector<std::size_t> pieces;  // in the order in which they are given back
@@ -48,20 +55,25 @@ void lengthen_buffers(std::span<const SlotUse> uses, std::span<const UnitNeeds> 
     over = std::max(over, uses[i].end);
     if (uses[i].kind == SlotKind::gradients) pieces.push_back(i);
   }
-  std::sort(pieces.begin(), pieces.end(),
-            [&](std::size_t a, std::size_t b) { return uses[a].end < uses[b].end; });
+  std::ranges::sort(pieces, {}, [&](std::size_t i) { return uses[i].end; });
+  const std::vector<bool> is_around = around(units);
+  const auto unit_of = [&](std::size_t i) { return uses[pieces[i]].unit; };
+  const auto is_last = [&](std::size_t i) {  // of its unit
+    return i + 1 == pieces.size() || unit_of(i + 1) != unit_of(i);
+  };
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const int unit = uses[pieces[i]].unit;
-    const UnitNeeds& of = needs_of(units, unit);
-    const std::int64_t largest = *std::max_element(of.pieces.begin(), of.pieces.end()),
-                       enough = of.reductions_in_flight * largest - largest / 3;
+    const UnitNeeds& of = needs_of(units, unit_of(i));
+    const bool is_whole = is_around[static_cast<std::size_t>(unit_of(i))];
+    const std::int64_t largest = *std::ranges::max_element(of.pieces),
+                       most = is_whole ? std::accumulate(of.pieces.begin(), of.pieces.end(), 0ll)
+                                       : largest;
+    const std::int64_t enough = of.reductions_in_flight * most - (is_whole ? 0 : largest / 3);
     std::int64_t bytes = 0, others = 0;
     std::size_t last = i;
+    while (is_whole && !is_last(last)) ++last;
     while (bytes < enough && others < of.reductions_in_flight && ++last < pieces.size()) {
       bytes += uses[pieces[last]].bytes;
-      const int now = uses[pieces[last]].unit;
-      const bool is_whole = last + 1 == pieces.size() || uses[pieces[last + 1]].unit != now;
-      if (now != unit && is_whole) ++others;
+      if (unit_of(last) != unit_of(i) && is_last(last)) ++others;
     }
     intervals[pieces[i]].end = last < pieces.size() ? uses[pieces[last]].end : over;
   }

@@ -55,7 +55,8 @@ struct SlotPlan {
 // Places the uses of a step. On the device they last longer than on the host, and are lengthened
 // first: a gather begins before its call, as soon as no more than `prefetch_depth` others are
 // there; a piece of a gradient buffer goes when `reductions_in_flight` others have been queued for
-// reduction, as large as the largest of its unit, less a third of one.
+// reduction, as large as the largest of its unit, less a third of one; the pieces of a unit that
+// calls others wait for its end, and go as one.
 SlotPlan plan_slots(std::span<const SlotUse> uses, std::span<const UnitNeeds> units);
 // Where a call has ended forward, and the next slot that anybody takes is its unit's, for backward,
 // the two become one use: what was gathered stays, and no other slot is alive for longer. Not so of

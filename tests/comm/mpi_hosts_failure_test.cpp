@@ -135,7 +135,11 @@ TEST_CASE("mpi hosts: a world of several hosts does not recover", "[comm][mpi]")
   std::mt19937_64 draw(agreed_seed());
   const PretendedHosts pretended(draw_hosts(draw));
   const std::string message = thrown([](World& world) {
-    world.sum(1.0);
+    try {
+      world.sum(1.0);
+    } catch (const CommError& error) {  // a peer that is through has given the world up already
+      CHECK_THAT(error.what(), Contains("the loss is NaN"));
+    }
     world.recover("the loss is NaN");
   });
   CHECK_THAT(message,

@@ -36,6 +36,9 @@ struct Cell {
   bool orthogonalises = false;              // the optimizer is Muon, in several turns
   bool fused = false;                       // projections
   bool changes = false;                     // its options between steps, as decisions.hpp says
+  bool inner = false;                       // a unit within each block's, as decisions.hpp says
+  bool backwards = false;                   // the mesh is given by hand: the last rank is first
+  std::int64_t every = 1;                   // of so many blocks one is recomputed
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   return out << "reshard " << c.reshard << ", recompute " << c.recomputes
@@ -50,7 +53,8 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << ", by hand " << c.by_hand << ", base in " << (c.stored ? name(*c.stored) : "none")
              << ", output " << (c.output ? name(*c.output) : "as it is") << ", gains ignored "
              << c.ignores << ", fast " << c.is_fast << ", Muon " << c.orthogonalises << ", fused "
-             << c.fused << ", changes " << c.changes;
+             << c.fused << ", changes " << c.changes << ", inner units " << c.inner
+             << ", ranks backwards " << c.backwards << ", one block recomputed of " << c.every;
 }
 
 // The cells that every promise is checked in.
@@ -82,6 +86,8 @@ inline std::vector<Cell> cells() {
       {.micro_batches = 3, .by_hand = true, .stored = e4m3, .ignores = true},
       {.reshard = Reshard::always, .freezes = true, .micro_batches = 3, .fused = true},
       {.layers = 3, .changes = true},
+      {.micro_batches = 3, .inner = true, .backwards = true},
+      {.recomputes = true, .layers = 3, .every = 2},
       {.reshard = Reshard::never,
        .recomputes = true,
        .tied = true,
@@ -90,37 +96,39 @@ inline std::vector<Cell> cells() {
        .offload = Offload::cpu}};
 }
 inline std::vector<Cell> narrow_cells() {
-  return {{.param = bf16},
-          {.param = bf16, .reduce = bf16},
-          {.param = bf16, .reduce = bf16, .replicas = 2},
-          {.reshard = Reshard::never, .micro_batches = 3, .param = bf16},
-          {.micro_batches = 3, .param = bf16, .accumulation = Accumulation::unsharded},
-          {.recomputes = true, .tied = true, .param = bf16, .loss_chunk = 40},
-          {.reshard = Reshard::to(2), .recomputes = true, .param = bf16, .offload = Offload::cpu},
-          {.recomputes = true, .selectively = true, .tied = true, .param = bf16},
-          {.micro_batches = 3, .param = bf16, .offload = Offload::cpu, .encodes = true},
-          {.recomputes = true, .param = bf16, .replicas = 2, .ragged = true},
-          {.param = bf16, .loss_chunk = 40, .slice_bytes = 0, .is_fast = true},
-          {.param = bf16, .reduce = bf16, .offload = Offload::cpu, .ragged = true},
-          {.recomputes = true,
-           .param = bf16,
-           .offload = Offload::cpu,
-           .by_hand = true,
-           .stored = e4m3,
-           .output = f32},
-          {.reshard = Reshard::never,
-           .param = bf16,
-           .replicas = 2,
-           .by_hand = true,
-           .stored = bf16,
-           .output = f32,
-           .ignores = true},
-          {.recomputes = true, .selectively = true, .param = bf16, .fused = true},
-          {.recomputes = true, .param = bf16, .layers = 3, .changes = true},
-          {.param = f16, .scales_loss = true},
-          {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16},
-          {.keeps_gradients = true, .param = bf16, .offload = Offload::cpu},
-          {.param = f16, .reduce = f16, .scales_loss = true, .offload = Offload::cpu}};
+  return {
+      {.param = bf16},
+      {.param = bf16, .reduce = bf16},
+      {.param = bf16, .reduce = bf16, .replicas = 2},
+      {.reshard = Reshard::never, .micro_batches = 3, .param = bf16},
+      {.micro_batches = 3, .param = bf16, .accumulation = Accumulation::unsharded},
+      {.recomputes = true, .tied = true, .param = bf16, .loss_chunk = 40},
+      {.reshard = Reshard::to(2), .recomputes = true, .param = bf16, .offload = Offload::cpu},
+      {.recomputes = true, .selectively = true, .tied = true, .param = bf16},
+      {.micro_batches = 3, .param = bf16, .offload = Offload::cpu, .encodes = true},
+      {.recomputes = true, .param = bf16, .replicas = 2, .ragged = true},
+      {.param = bf16, .loss_chunk = 40, .slice_bytes = 0, .is_fast = true},
+      {.param = bf16, .reduce = bf16, .offload = Offload::cpu, .ragged = true},
+      {.recomputes = true,
+       .param = bf16,
+       .offload = Offload::cpu,
+       .by_hand = true,
+       .stored = e5m2,
+       .output = f32},
+      {.reshard = Reshard::never,
+       .param = bf16,
+       .replicas = 2,
+       .by_hand = true,
+       .stored = bf16,
+       .output = f32,
+       .ignores = true},
+      {.recomputes = true, .selectively = true, .param = bf16, .fused = true},
+      {.recomputes = true, .param = bf16, .layers = 3, .changes = true},
+      {.reshard = Reshard::always, .param = bf16, .replicas = 2, .inner = true, .backwards = true},
+      {.param = f16, .scales_loss = true},
+      {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16},
+      {.keeps_gradients = true, .param = bf16, .offload = Offload::cpu},
+      {.param = f16, .reduce = f16, .scales_loss = true, .offload = Offload::cpu}};
 }
 
 inline std::vector<Cell> all_cells() {

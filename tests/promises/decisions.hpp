@@ -1,8 +1,10 @@
 // What programs do to a Llama beyond options: frozen parts, adapters around a base that is stored
-// in few bits, parameters that units leave alone, and decisions by hand. Both tiny trainings and
-// the step on the virtual clock take them from here.
+// in few bits, parameters that units leave alone, units within blocks, and decisions by hand. Both
+// tiny trainings and the step on the virtual clock take them from here.
 #pragma once
 
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "tessera/autograd/ops.hpp"
@@ -44,6 +46,55 @@ inline std::vector<Parameter> add_bases(nn::Llama& model, DType stored) {
     block.register_forward_hook(hook);
   }
   return gains;
+}
+
+// y = h * gain + shift * scale, given h and {scale}. A training call assigns the buffer `shift`
+// anew, to what it was: a step that fails leaves buffers as far as it came.
+class Gain final : public nn::Module {
+ public:
+  explicit Gain(std::int64_t dim)
+      : shift_({dim}, Initializer::normal(0, 0.1)), gain_({dim}, Initializer::constant(1)) {
+    register_parameter("gain", gain_);
+    register_buffer("shift", shift_);
+  }
+  // `scale` must arrive in the dtype `expected`.
+  Tensor operator()(const Tensor& h, const Tensor& scale, DType expected) {
+    using Given = std::pair<Tensor, std::vector<Tensor>>;
+    return call(
+        [&](const Given& given) {
+          const auto& [in, scales] = given;
+          TESSERA_EXPECT(scales[0].dtype() == expected, "the scale is ", scales[0].dtype());
+          if (is_training()) shift_.assign(raw::mul(shift_.value(), 1.));
+          const Tensor shift = cast(shift_.value(), in.dtype()) * cast(scales[0], in.dtype());
+          return in * cast(gain_, in.dtype()) + shift;
+        },
+        Given(h, {scale}));
+  }
+
+ private:
+  nn::Buffer shift_;
+  Parameter gain_;
+};
+
+// Behind each block's call a Gain, which is a unit within the block's unit; every second one does
+// not cast its inputs. Before the blocks are units.
+inline void add_inner_units(nn::Llama& model, const ShardOptions& options) {
+  bool casts = false;
+  for (nn::LlamaBlock& block : model.blocks) {
+    const auto gain = std::make_shared<Gain>(model.config().dim);
+    const nn::Buffer scale({model.config().dim}, Initializer::constant(0.5));
+    block.register_module("inner", *gain);
+    block.register_buffer("scale", scale, nn::Persistent::no);
+    ShardOptions of_gain = options;
+    of_gain.precision.cast_forward_inputs = casts;
+    fully_shard(*gain, of_gain);
+    const DType expected = casts ? options.precision.param.value_or(f32) : f32;
+    block.register_forward_hook(
+        [gain, scale, expected](nn::Module&, const nn::CallTensors&, const nn::CallTensors& out) {
+          out[0] = (*gain)(out[0], scale.value(), expected);
+        });
+    casts = !casts;
+  }
 }
 
 // The gradients of what units leave alone become the mean over all ranks.

@@ -86,23 +86,15 @@ TEST_CASE("between steps a rank holds 12 bytes per element of its shards, and na
           for (const Ledger::Line& line : of->lines()) held.owners.push_back(line.owner);
         return held;
       });
-      const std::set<std::string> names = {"activations",
-                                           "weights",
-                                           "gradients",
-                                           "moments",
-                                           "tables",
-                                           "scalars",
-                                           "batch",
-                                           "staging",
-                                           "gather slots",
-                                           "gradient slots",
-                                           "host staging",
-                                           "replica sums",
-                                           "offload staging",
-                                           "unsharded gradients",
-                                           "postponed sums",
-                                           "shards after forward",
-                                           "gradients of the loss"};
+      const std::set<std::string> names = {"activations",     "weights",
+                                           "gradients",       "moments",
+                                           "tables",          "scalars",
+                                           "batch",           "staging",
+                                           "gather slots",    "gradient slots",
+                                           "host staging",    "replica sums",
+                                           "offload staging", "unsharded gradients",
+                                           "postponed sums",  "shards after forward",
+                                           "buffers",         "gradients of the loss"};
       for (const Held& held : results) {
         CHECK(held.weights == held.shards.bytes);
         CHECK(held.moments == 8 * held.shards.trainable);

@@ -23,6 +23,7 @@ std::vector<Cell> overlap_cells() {
           {.reshard = Reshard::never},
           {.reshard = Reshard::to(2)},
           {.replicas = 2},
+          {.replicas = 8},
           {.reshard = Reshard::always},
           {.reshard = Reshard::always, .recomputes = true},
           {.param = bf16},
@@ -38,6 +39,8 @@ std::vector<Cell> overlap_cells() {
           {.lists = true},
           {.by_hand = true},
           {.changes = true},
+          {.inner = true, .backwards = true},
+          {.recomputes = true, .every = 2},
           {.freezes = true},
           {.reshard = Reshard::always, .freezes = true, .stored = e4m3},
           {.param = bf16, .by_hand = true, .stored = bf16, .ignores = true},
@@ -58,18 +61,23 @@ TEST_CASE("a step takes at most 1.01 of the computed minimum", "[promises][fsdp2
       INFO(cell << ", ratio " << ratio << ": " << step.seconds << " s, minimum " << step.minimum
                 << " s, compute " << step.compute << " s, wire " << step.wire << " s");
       // All times are the cost model's, the same in every run. The wire's have a part that does not
-      // depend on its speed, the casts in front of gathers: less than 1 %; encodings, and copies to
-      // the host and its update: less than 2 %. Gradients of what units leave alone are summed on
-      // compute: the wire that was measured was slow, so that compute seemed 7 % longer.
-      const bool offloads = cell.offload == Offload::cpu;
-      CHECK(step.wire / step.compute == Approx(ratio).epsilon(cell.ignores               ? 0.08
-                                                              : cell.encodes || offloads ? 0.02
-                                                                                         : 0.01));
+      // depend on its speed, the casts in front of gathers: less than 1 %; encodings, copies to the
+      // host and its update, and of replicas alone copies of gradients: less than 2 %. Gradients of
+      // what units leave alone are summed on compute: the wire that was measured was slow, so that
+      // compute seemed 7 % longer.
+      const bool offloads = cell.offload == Offload::cpu, replicates = cell.replicas == 8;
+      const double part = cell.ignores                             ? 0.08
+                          : cell.encodes || offloads || replicates ? 0.02
+                                                                   : 0.01;
+      CHECK(step.wire / step.compute == Approx(ratio).epsilon(part));
       // The same times, some thousand, summed in another order.
       CHECK(step.seconds >= step.minimum * (1 - 1e-9));
       // On the one stream to and from the host the copy of the next gather comes behind that of a
-      // reduction, which waits for the wire, unless gathers are two ahead.
-      CHECK(step.seconds <= (offloads && cell.prefetch_depth == 1 ? 1.03 : 1.01) * step.minimum);
+      // reduction, which waits for the wire, unless gathers are two ahead. Replicas alone have no
+      // gather that hides that the first reduction, the head's, waits for the second of its
+      // products too, which is 1.1 % of the step.
+      const double most = offloads && cell.prefetch_depth == 1 ? 1.03 : replicates ? 1.012 : 1.01;
+      CHECK(step.seconds <= most * step.minimum);
     }
 }
 
@@ -99,10 +107,22 @@ TEST_CASE("with a block that is opened by hand a step takes at most 1.04 of the 
     }
 }
 
+TEST_CASE("a step in one dimension of a mesh takes what it takes in a world of these ranks",
+          "[promises]") {
+  for (const Cell& cell : {Cell{}, Cell{.reshard = Reshard::always, .replicas = 2}}) {
+    const CostModel cost = machine_for(cell, 1.5);
+    const TimedStep alone = run_timed(cell, cost),
+                    beside = run_timed(cell, cost, kWhole, Opens::by_calls, 2);
+    CHECK(beside.seconds == Approx(alone.seconds).epsilon(1e-9));
+    CHECK(beside.plan.arena_bytes == alone.plan.arena_bytes);
+  }
+}
+
 // In pieces reductions begin earlier, so that the computed minimum is lower. It is not quite
 // reached: fewer gradients are in flight. What is promised of whole buffers holds, but for slices
 // of the head that are gathered twice: of a whole one the only slice stays from forward to
-// backward. A piece is a matrix of the model, in the dtype in which it is reduced.
+// backward. Pieces of a block that calls another unit wait for its end, so that only the head's
+// begin earlier. A piece is a matrix of the model, in the dtype in which it is reduced.
 TEST_CASE("a step in pieces takes at most 1.01 of the minimum of one with whole gradient buffers",
           "[promises]") {
   for (const Cell& cell : overlap_cells())
@@ -114,8 +134,9 @@ TEST_CASE("a step in pieces takes at most 1.01 of the minimum of one with whole 
                 << " s; whole " << whole.seconds << " s, minimum " << whole.minimum << " s");
       CHECK(step.seconds >= step.minimum * (1 - 1e-9));
       const double again = std::max(0.0, step.wire - whole.wire);
-      if (!cell.lists) CHECK(step.seconds <= 1.01 * whole.minimum + again);
-      CHECK(step.seconds <= (cell.lists ? 1.01 : 1.05) * step.minimum);
+      const double most = cell.inner ? 1.02 : cell.replicas == 8 ? 1.012 : 1.01;
+      if (!cell.lists) CHECK(step.seconds <= most * whole.minimum + again);
+      CHECK(step.seconds <= (cell.lists ? 1.01 : cell.inner ? 1.07 : 1.05) * step.minimum);
       CHECK(step.plan.arena_bytes < whole.plan.arena_bytes);
     }
 }

@@ -23,8 +23,8 @@ namespace tessera::testing {
 
 inline nn::Recompute recompute_of(const Cell& cell) {
   if (!cell.recomputes) return nn::Recompute::none;
-  if (!cell.selectively) return nn::Recompute::blocks;
-  return {.every = 1, .keep = {.products = 2, .attention = true}};
+  if (!cell.selectively) return {.every = cell.every};
+  return {.every = cell.every, .keep = {.products = 2, .attention = true}};
 }
 
 // 13 rows of the vocabulary are uneven on 2, 3 and 4 ranks.
@@ -65,7 +65,7 @@ class Trainee {
     std::vector<Parameter> gains;
     if (cell.stored) gains = add_bases(model_, *cell.stored);
     if (cell.ignores) ignored_ = gains;
-    const DeviceMesh mesh = mesh_of(world, cell.replicas);
+    const DeviceMesh mesh = mesh_of(world, cell.replicas, cell.backwards);
     ShardOptions options{
         .mesh = mesh,
         .precision = {.param = cell.param, .reduce = cell.reduce, .output = cell.output},
@@ -78,6 +78,7 @@ class Trainee {
         .offload = cell.offload,
         .ignored = ignored_};
     if (cell.by_hand) options.shard_placement_fn = by_columns(mesh);
+    if (cell.inner) add_inner_units(model_, options);
     if (cell.lists) list_blocks(model_, options);
     for (nn::Module* part : model_.parts()) {
       if (part->hook()) continue;

@@ -79,11 +79,22 @@ inline constexpr std::int64_t kWhole = 1 << 30, kMatrix = 1 << 20;  // pieces of
 // Whether decisions.hpp opens and closes units around each forward.
 enum class Opens : std::uint8_t { by_calls, by_hand };
 
+// Of a grid of several groups of 8 ranks that of the first one, in replicas or not.
+inline DeviceMesh mesh_of_group(const World& world, int groups, int replicas) {
+  const DeviceMesh grid = DeviceMesh::grid(
+      world, {{.name = "group", .size = groups},
+              {.name = "replicas", .size = replicas, .streams = {.reduce = StreamId::replicate}},
+              {.name = "shards", .size = 8 / replicas}});
+  return replicas == 1 ? grid["shards"] : grid.select({"replicas", "shards"});
+}
+
+// With several `groups`, in a world of as many such runs.
 inline TimedStep run_timed(const Cell& cell, const CostModel& cost,
-                           std::int64_t piece_bytes = kWhole, Opens opens = Opens::by_calls) {
+                           std::int64_t piece_bytes = kWhole, Opens opens = Opens::by_calls,
+                           int groups = 1) {
   const RaceCheck check;
   const World world =
-      World::emulated(1, 8, check({.executor = ExecutorKind::virtual_, .cost = cost}));
+      World::emulated(1, 8 * groups, check({.executor = ExecutorKind::virtual_, .cost = cost}));
   nn::LlamaConfig config = kTimedModel;
   config.tie_embeddings = cell.tied;
   config.recompute = recompute_of(cell);
@@ -100,7 +111,8 @@ inline TimedStep run_timed(const Cell& cell, const CostModel& cost,
       for (const Parameter& p : block.parameters())
         if (p.shape().ndim() == 2) p.set_block_rows(5);
   ShardOptions options{
-      .mesh = mesh_of(world, cell.replicas),
+      .mesh = groups == 1 ? mesh_of(world, cell.replicas, cell.backwards)
+                          : mesh_of_group(world, groups, cell.replicas),
       .precision = {.param = cell.param, .reduce = cell.reduce, .output = cell.output},
       .reshard_after_forward = cell.reshard,
       .prefetch_depth = cell.prefetch_depth,
@@ -109,6 +121,7 @@ inline TimedStep run_timed(const Cell& cell, const CostModel& cost,
       .offload = cell.offload,
       .ignored = ignored};
   if (cell.by_hand) options.shard_placement_fn = by_columns(options.mesh);
+  if (cell.inner) add_inner_units(model, options);
   if (cell.lists) list_blocks(model, options);
   ShardOptions of_last = options;  // which gives what the root's norm takes
   of_last.precision.output.reset();

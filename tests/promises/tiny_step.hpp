@@ -55,6 +55,8 @@ struct TinyConfig {
   std::optional<DType> stored{}, output{};  // of a frozen base; of what units give
   bool ignores = false;                     // units leave the base's gains alone
   bool orthogonalises = false;              // the optimizer is Muon, a turn for each matrix
+  bool inner = false;                       // a unit within each block's, as decisions.hpp says
+  bool backwards = false;                   // the mesh is given by hand: the last rank is first
 };
 
 inline constexpr TinyConfig kTinyConfigs[] = {
@@ -132,6 +134,13 @@ inline constexpr TinyConfig kTinyConfigs[] = {
      .ignores = true},
     {.name = "muon-3", .ranks = 3, .micro_batches = 2, .orthogonalises = true},
     {.name = "muon-replicas-4", .ranks = 4, .replicas = 2, .orthogonalises = true},
+    {.name = "inner-3", .ranks = 3, .param = bf16, .inner = true, .backwards = true},
+    {.name = "inner-replicas-4",
+     .ranks = 4,
+     .micro_batches = 2,
+     .replicas = 2,
+     .inner = true,
+     .backwards = true},
 };
 
 class TinyStep {
@@ -162,7 +171,7 @@ class TinyStep {
     if (config.stored) gains = add_bases(model_, *config.stored);
     if (config.ignores) ignored_ = gains;
     ShardOptions options{
-        .mesh = mesh_of(world, config.replicas),
+        .mesh = mesh_of(world, config.replicas, config.backwards),
         .precision = {.param = config.param, .reduce = config.reduce, .output = config.output},
         .reshard_after_forward = config.reshard,
         .prefetch_depth = config.prefetch_depth,
@@ -173,6 +182,7 @@ class TinyStep {
         .offload = config.offload,
         .ignored = ignored_};
     if (config.by_hand) options.shard_placement_fn = by_columns(options.mesh);
+    if (config.inner) add_inner_units(model_, options);
     std::vector<nn::Module*> blocks;
     for (auto& block : model_.blocks) blocks.push_back(&block);
     if (config.lists) fully_shard(blocks, options);

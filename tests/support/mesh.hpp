@@ -1,15 +1,27 @@
 // The meshes of tests, with and without replicas.
 #pragma once
 
+#include <numeric>
+#include <vector>
+
 #include "tessera/comm/mesh.hpp"
 #include "tessera/shard/fully_shard.hpp"
 
 namespace tessera::testing {
 
-// All ranks of the world, in so many replicas where that divides them.
-inline DeviceMesh mesh_of(const World& world, int replicas) {
-  if (replicas == 1 || world.size() % replicas != 0) return DeviceMesh::flat(world);
-  return DeviceMesh::hybrid(world, {.replicate = replicas, .shard = world.size() / replicas});
+// All ranks of the world, in so many replicas where that divides them; or the last one first.
+inline DeviceMesh mesh_of(const World& world, int replicas, bool backwards = false) {
+  if (world.size() % replicas != 0) replicas = 1;
+  const HybridSizes sizes{.replicate = replicas, .shard = world.size() / replicas};
+  if (!backwards) return replicas == 1 ? DeviceMesh::flat(world) : DeviceMesh::hybrid(world, sizes);
+  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  std::iota(ranks.rbegin(), ranks.rend(), 0);
+  std::vector<MeshDim> dims{{.name = "dp_shard", .size = sizes.shard}};
+  if (replicas > 1)
+    dims.insert(
+        dims.begin(),
+        {.name = "dp_replicate", .size = replicas, .streams = {.reduce = StreamId::replicate}});
+  return DeviceMesh::grid(world, dims, ranks);
 }
 
 // What all sizes of a mesh can do: `always` where k neighbours are no proper part of the ranks.
