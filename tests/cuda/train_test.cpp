@@ -11,6 +11,7 @@
 #include "tessera/param/gather_transform.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tests/cuda/support.hpp"
+#include "tests/distributed/exchange.hpp"
 #include "tests/promises/memory.hpp"
 #include "tests/promises/tiny_step.hpp"
 #include "tests/support/dice.hpp"
@@ -348,4 +349,19 @@ TEST_CASE("freed memory of a GPU is poisoned and nobody reads it", "[threads]") 
     return train(world, cell, seed, 2);
   });
   CHECK(same_bits(poisoned[0], train(2, {.threads = 1}, cell, seed, 2)));
+}
+
+TEST_CASE("collectives on tensors of a GPU give every rank what the ranks' tensors make",
+          "[threads]") {
+  const std::uint64_t seed = fresh_seed();
+  INFO("seed " << seed);
+  for (const int ranks : {1, 2, 3, 4}) {
+    const Delays delays(seed, 20);
+    for (const auto& of_rank :
+         on_ranks(ranks, on_gpu(), [](World& world) { return exchange::errors(world); }))
+      for (const std::string& error : of_rank) FAIL_CHECK(error);
+  }
+  for (const auto& of_rank :
+       on_ranks(2, on_gpu(), [](World& world) { return exchange::errors_of_pieces(world); }))
+    for (const std::string& error : of_rank) FAIL_CHECK(error);
 }

@@ -22,7 +22,7 @@ constexpr int kSteps = 6;
 // tessera-train. The first gradients are of equal parameters, so they, all together, are 1e-6 of
 // their norm apart. A rank's sample left out or a factor of N moves the norm by 1e-2 and more.
 TEST_CASE("N ranks train as one does, in f32",
-          "[promises][threads][fsdp2-032][fsdp2-036][fsdp2-038][fsdp2-042]") {
+          "[promises][threads][fsdp2-032][fsdp2-036][fsdp2-038][fsdp2-042][fsdp2-046]") {
   const std::uint64_t seed = fresh_seed();
   GridShare share;
   for (const Cell& cell : cells()) {

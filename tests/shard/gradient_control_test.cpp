@@ -311,15 +311,18 @@ TEST_CASE("gradients are divided by the factor that their unit was given",
           "[threads][fsdp2-080][fsdp2-083]") {
   for (const auto& [replicas, ranks] : {std::pair(1, 1), {1, 2}, {2, 4}, {4, 4}})
     for (const Way way : {Way::sync, Way::no_sync, Way::no_all_reduce}) {
+      const MixedPrecision precision = GENERATE(MixedPrecision{}, MixedPrecision{.param = bf16},
+                                                MixedPrecision{.param = bf16, .reduce = bf16});
       const auto found = on_ranks(ranks, [&, replicas = replicas](World& world) {
         const auto gradients = [&](double factor) {
           Stack model({5, 7, 3});
-          model.shard({.mesh = mesh_of(world, replicas)});
+          model.shard({.mesh = mesh_of(world, replicas), .precision = precision});
           nn::init(model, {11}, world.device());
           if (factor > 0) set_gradient_divide_factor(model, factor);
           for (const bool is_last : {false, true}) {
             begin_micro_batch(way, model, model.layers[1], is_last);
-            mean_square(model(rows_of(1, world.rank(), 1, 5, world.device()))).backward();
+            mean_square(cast(model(rows_of(1, world.rank(), 1, 5, world.device())), f32))
+                .backward();
           }
           return shard_gradients(model);
         };
