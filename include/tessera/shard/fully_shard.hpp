@@ -98,7 +98,7 @@ struct ShardOptions {
   // says how many have slots apart, and so limits how far gathers run ahead.
   int prefetch_depth = 1;
   // How much of gradients is being reduced beside what is being written, 1 to 64: so many times the
-  // largest piece of the unit, less a third of one.
+  // largest piece of the unit, less a third of one; of a unit that calls others, all its pieces.
   int reductions_in_flight = 1;
   // Of the root: how many of its forwards, or calls of a unit without it, the host may be ahead of
   // the device, 1 to 64, so that its memory is bounded however seldom the program reads a value.
