@@ -33,16 +33,15 @@ void CallTree::rewind() {
     } else if (!around.empty() && around.back() == mark.region.get()) {
       steps_.push_back({mark.region.get(), mark.number, false});
       around.pop_back();
+    } else if (mark.kind == Mark::begin) {
+      mark.region->on_backward_inside();
     }
   }
 }
 
 void CallTree::step() {
   const Step step = steps_[at_++];
-  if (step.begins)
-    step.region->on_backward_begin();
-  else
-    step.region->on_backward_end();
+  step.begins ? step.region->on_backward_begin() : step.region->on_backward_end();
 }
 
 void CallTree::for_each_upcoming(const std::function<bool(Region&, bool)>& f) const {

@@ -43,7 +43,7 @@ class CallTree {
   bool has(const std::function<bool(Region&)>& f) const;
 
   // --- backward ---
-  // Goes to the last mark, from where the way back begins. Calls that still run are left out.
+  // Goes to the last mark, from where the way back begins. Calls that still run are told.
   void rewind();
   // The number of the next step; 0 when all are taken.
   std::uint64_t next() const noexcept { return at_ < steps_.size() ? steps_[at_].number : 0; }

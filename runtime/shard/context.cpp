@@ -304,14 +304,12 @@ void Context::schedule_end() {
   if (in_pass_) return;
   auto pass = std::make_shared<Pass>();
   pass->context = shared_from_this();
-  autograd::at_end_of_backward([pass] { pass->context->end_of_backward(); });
+  autograd::at_end_of_backward([this, pass] {
+    end_of_root_backward();
+    in_pass_ = false;
+  });
   ++pass_;
   in_pass_ = true;
-}
-
-void Context::end_of_backward() {
-  end_of_root_backward();
-  in_pass_ = false;
 }
 
 // Not only at the end of a pass: where one rank goes back along two forwards in one, another may

@@ -97,7 +97,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void on_reduced(const Event& event) { reduced_ = event; }
 
   // --- the pass ---
-  // Asks for end_of_backward at the end of the running pass.
+  // Asks for end_of_root_backward at the end of the running pass.
   void schedule_end();
   // The number of the backward pass that runs or ran last.
   std::uint64_t pass() const noexcept { return pass_; }
@@ -139,10 +139,9 @@ class Context : public std::enable_shared_from_this<Context> {
   }
   void prefetch(Unit& unit);
   bool call_ends_next() const;
-  void end_of_backward();
   void recover() noexcept;
 
-  // Held by the running pass. When it goes and end_of_backward has not run, the pass has failed.
+  // Held by the running pass. When it goes and its end has not come, the pass has failed.
   struct Pass {
     std::shared_ptr<Context> context;
     ~Pass() {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 #include "runtime/shard/unit.hpp"
 #include "runtime/shard/unit_region.hpp"
@@ -92,26 +93,21 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
                  in_memory, " of ", claimed.size(),
                  " parameters have memory; materialize all of them or none");
   // Values that exist move from their whole arrays into the shards.
-  struct Held {
-    std::shared_ptr<ParameterState> state;
-    Tensor values;
-  };
-  std::vector<Held> held;
+  std::vector<std::pair<std::shared_ptr<ParameterState>, Tensor>> held;
   Device device = Device::meta();
   for (const nn::Module* const module : modules)
     for (const Parameter& p : module->parameters())  // also of what inner units have
       if (!p.device().is_meta()) device = p.device().main();
   for (const auto& state : std::span(claimed).first(static_cast<std::size_t>(in_memory))) {
     ++state->group->layouts;  // for optimizers
-    held.push_back({state, state->group->values.view(state->shape, state->shape.strides(),
-                                                     state->flat_entry().offset)});
+    held.emplace_back(state, state->group->values.view(state->shape, state->shape.strides(),
+                                                       state->flat_entry().offset));
     state->group = nullptr;
   }
   std::vector<const nn::Module*> list;
   if (modules.size() > 1) list.assign(modules.begin(), modules.end());
   ShardOptions kept = options;
-  kept.ignored.clear();  // or a unit would hold what it leaves alone
-  kept.shard_placement_fn = {};
+  kept.ignored.clear(), kept.shard_placement_fn = {};  // a unit holds nothing of others
   for (std::size_t i = 0; i < claimed.size(); ++i) claimed[i]->spec.dim = dims[i];
   auto unit = std::make_shared<Unit>(claimed, kept, is_read, std::move(list));
   for (const Parameter& p : options.ignored) state_of(p)->is_ignored = true;
@@ -119,20 +115,21 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   for (Unit* const inner : inside) inner->control().set_inner();
   if (device.is_meta() || held.size() < claimed.size()) return;
   unit->materialize(device);
-  for (const Held& h : held) {
-    const ShardSpec& spec = h.state->spec;
+  for (const auto& [state, values] : held) {
+    const ShardSpec& spec = state->spec;
     const Shape local = spec.local_shape();
     if (local.numel() > 0)
       raw::copy_into(
-          h.state->group->values.view(local, spec.strides(local), h.state->flat_entry().offset),
-          rows_of(h.values, spec));
-    h.state->group->mark_edited();
+          state->group->values.view(local, spec.strides(local), state->flat_entry().offset),
+          rows_of(values, spec));
+    state->group->mark_edited();
   }
 }
 
 }  // namespace shard
 
-void fully_shard(nn::Module& module, const ShardOptions& options) {
+void fully_shard(nn::Module& module, const ShardOptions& options, Caller at) {
+  const CallSite site(at);
   TESSERA_EXPECT(module.hook() == nullptr, "fully_shard: ", shard::called(module),
                  " is a unit already; call it once on each module");
   shard::make_unit({&module}, options);

@@ -31,7 +31,8 @@ std::vector<nn::Module*> outermost(const std::vector<nn::Module*>& modules) {
 
 }  // namespace
 
-void fully_shard(const std::vector<nn::Module*>& modules, const ShardOptions& options) {
+void fully_shard(const std::vector<nn::Module*>& modules, const ShardOptions& options, Caller at) {
+  const CallSite site(at);
   shard::make_unit(outermost(modules), options);
 }
 

@@ -24,4 +24,8 @@ void UnitRegion::on_backward_end() {
   if (is_last) unit->context()->end_of_root_backward();
 }
 
+void UnitRegion::on_backward_inside() {
+  if (const std::shared_ptr<Unit> unit = unit_.lock()) unit->context()->schedule_end();
+}
+
 }  // namespace tessera::shard

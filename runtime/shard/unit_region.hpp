@@ -31,6 +31,7 @@ class UnitRegion final : public autograd::Region {
 
   void on_backward_begin() override;
   void on_backward_end() override;
+  void on_backward_inside() override;
 
   // Null once the model is gone, and no graph that needs it is left.
   std::shared_ptr<Unit> unit() const noexcept { return unit_.lock(); }

@@ -202,6 +202,15 @@ TEST_CASE("options and decisions that no unit can take name its parameters") {
   CHECK_THAT(
       thrown_by([&] { fully_shard(model.layers[1], {.mesh = mesh, .reductions_in_flight = 0}); }),
       Contains("the module of 'weight': reductions_in_flight is 0; expected 1 to 64"));
+  const int before = __LINE__;
+  try {
+    fully_shard({&model.layers[0], &model.layers[1]}, {.mesh = mesh, .reductions_in_flight = 0});
+    FAIL_CHECK("refuses nothing");
+  } catch (const ContractError& error) {  // a module has its whole name only under a root
+    CHECK(error.is_at_caller());
+    CHECK(error.where().line() == before + 2);
+    CHECK_THAT(error.where().file_name(), Contains("disagreement_test.cpp"));
+  }
   CHECK_THAT(thrown_by([&] { fully_shard(model, {.mesh = mesh, .piece_bytes = -1}); }),
              Contains("the module of 'scale': piece_bytes is -1; expected 1 or more"));
   CHECK_THAT(thrown_by([&] {

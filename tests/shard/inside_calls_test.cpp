@@ -36,6 +36,22 @@ TEST_CASE("losses inside of a call go backward one by one, where the graph is re
         reshard, go_backward);
 }
 
+TEST_CASE("a loss inside of a call reduces its unit on a rank that has used nothing of it, too") {
+  for (const int user : {0, 1})
+    for (const Reshard reshard : kPolicies)
+      check_on_two(
+          [user](int rank) -> Pair::Body {
+            return [is_user = rank == user](Pair& m, const Tensor& x) {
+              Tensor own = Tensor::ones({1}, f32, x.device());
+              own.require_grad();
+              const Tensor h = x * own;
+              mean_square(is_user ? h * m.scale.value() : h).backward();
+              return x * m.scale.value();
+            };
+          },
+          reshard, go_backward);
+}
+
 TEST_CASE("what a unit that was opened by hand gives on one rank is reduced on all") {
   for (const bool is_resharded : {false, true})
     for (const int user : {0, 1})

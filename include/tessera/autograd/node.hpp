@@ -64,6 +64,7 @@ class Region {
   virtual ~Region() = default;
   virtual void on_backward_begin() = 0;
   virtual void on_backward_end() = 0;
+  virtual void on_backward_inside() {}  // a pass along a forward in which the call still runs
 };
 
 struct Node;

@@ -140,20 +140,20 @@ struct ShardOptions {
 // unit inside ignores and this one does not, or that is to be ignored and lies in a unit; for
 // options that cannot take effect. The root's first call throws, on every rank, where ranks have
 // made other units, given other options or frozen other parameters.
-void fully_shard(nn::Module& module, const ShardOptions& options);
+void fully_shard(nn::Module& module, const ShardOptions& options, Caller at = Caller::current());
 // Makes several modules one unit, of all parameters below them:
 //
 //   fully_shard({&model.norm, &model.head}, {.mesh = mesh});
 //
 // Its modules may be called in any order and at any depth under a root, which the unit itself can't
-// be. The first call gathers, and the unit stays open until all modules have been called, or else
-// until the outermost call of the root's units ends. Backward gathers once for these calls, and
-// reduces once, where it has come back through the first of them. What is called after that, as a
-// head that is called by itself for each chunk of a loss, is gathered and reduced for itself. A
-// module that lies inside another one of the list belongs to that one.
-// Throws: ContractError for an empty list, a null pointer, a module that is there twice, and as
-// above.
-void fully_shard(const std::vector<nn::Module*>& modules, const ShardOptions& options);
+// be. The first call gathers, and the unit stays open until all modules have been called, or until
+// the outermost call of the root's units ends. Backward gathers once for these calls, and reduces
+// once, where it has come back through the first of them. What is called after that, as a head that
+// is called for each chunk of a loss, is gathered and reduced for itself. A module that lies inside
+// another one of the list belongs to that one. Throws: as above, and ContractError for an empty
+// list, a null pointer, and a module that is there twice.
+void fully_shard(const std::vector<nn::Module*>& modules, const ShardOptions& options,
+                 Caller at = Caller::current());
 
 // In the place of a backward that peers run and this rank leaves out, because its loss is no number
 // or does not reach the model: issues what theirs does, with gradients of zero. Before anything
