@@ -16,12 +16,11 @@ inline DeviceMesh mesh_of(const World& world, int replicas, bool backwards = fal
   if (!backwards) return replicas == 1 ? DeviceMesh::flat(world) : DeviceMesh::hybrid(world, sizes);
   std::vector<int> ranks(static_cast<std::size_t>(world.size()));
   std::iota(ranks.rbegin(), ranks.rend(), 0);
-  std::vector<MeshDim> dims{{.name = "dp_shard", .size = sizes.shard}};
-  if (replicas > 1)
-    dims.insert(
-        dims.begin(),
-        {.name = "dp_replicate", .size = replicas, .streams = {.reduce = StreamId::replicate}});
-  return DeviceMesh::grid(world, dims, ranks);
+  return DeviceMesh::grid(
+      world,
+      {{.name = "dp_replicate", .size = replicas, .streams = {.reduce = StreamId::replicate}},
+       {.name = "dp_shard", .size = sizes.shard}},
+      ranks);
 }
 
 // What all sizes of a mesh can do: `always` where k neighbours are no proper part of the ranks.
