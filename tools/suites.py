@@ -147,7 +147,7 @@ class Spent:
         self.looked = now
 
 
-QUICK_CELLS = 5  # of a grid one cell in so many, where all quick suites run together; each grid has so many at least
+QUICK_CELLS = 8  # of a grid one cell in so many, where all quick suites run together; each grid has so many at least
 
 
 def cells_of(test, options):
@@ -283,15 +283,15 @@ def name_of(test):
 
 
 def drawn(tests, options):
-    """Of the numbers of ranks of an MPI suite one, and with --lessons of the lessons a third. With --draw of the lessons a quarter, and of
-    the suites, in an order that is another one for each seed, those that fit into --seconds; the first always does, so each is drawn
-    sooner or later. With SOAK=1 all."""
+    """Of the numbers of ranks of an MPI suite the first, and with --lessons of the lessons a third. With --draw one of the numbers, of the
+    lessons a quarter, and of the suites, in an order that is another one for each seed, those that fit into --seconds; the first always
+    does, so each is drawn sooner or later. With SOAK=1 all."""
     if (options.draw is None and (options.all or options.names)) or os.environ.get("SOAK") == "1":
         return tests
     draw, groups = random.Random(options.draw), {}
     for test in tests:
         groups.setdefault(name_of(test) if kind_of(test) == "mpi" else test["name"], []).append(test)
-    kept = [draw.choice(group) for group in groups.values()]
+    kept = [group[0] if options.draw is None else draw.choice(group) for group in groups.values()]
     lessons = [test for test in kept if kind_of(test) == "lesson"]
     suites = [test for test in kept if kind_of(test) != "lesson"]
     if options.lessons is not None:
@@ -370,7 +370,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=360, help="of a processor, that a draw may take by tests/meson.build [360]")
     parser.add_argument("--slow", type=float, metavar="S", help=f"of long suites that take {SLOW} s or more those that fit into S s of a processor")
     parser.add_argument("--backwards", action="store_true", help="draw from the other end, so that few suites are in both draws")
-    parser.add_argument("--cells", type=int, metavar="N", help="of a grid one cell in N [5; 2 with --all; 1 for what is named]")
+    parser.add_argument("--cells", type=int, metavar="N", help="of a grid one cell in N [8; 2 with --all; 1 for what is named]")
     parser.add_argument("--patience", type=float, default=1, help="multiplies every timeout")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) + 2,
                         help="suites at a time [two more than there are processors: some sleep]")
