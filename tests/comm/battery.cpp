@@ -10,6 +10,7 @@
 #include "tessera/base/checked.hpp"
 #include "tessera/base/philox.hpp"
 #include "tests/support/race_check.hpp"
+#include "tests/support/share.hpp"
 
 using namespace tessera;
 
@@ -252,7 +253,8 @@ Result run(const RankGroup& group, std::uint64_t seed) {
       for (const bool in_place : {false, true})
         for (std::size_t k = 0; k < std::size(kKinds); ++k) {
           all.push_back({kKinds[k], dtype, count, in_place, root(), root()});
-          runner.run(*by_kind[k], {all.back()}, false);
+          if (draw() % tessera::testing::GridShare::stride() == 0)
+            runner.run(*by_kind[k], {all.back()}, false);
         }
   // Groups of all kinds that share one staging area: at most 5 items of 4 times 2944 bytes, the
   // most that one stages, so all fit.

@@ -1,6 +1,7 @@
 // The behaviour suite of communicators: every kind of collective, on every dtype, on uneven counts,
-// in place and out of place, alone and together, held against a long double reference. Any world or
-// group of ranks can run it; those of the same size must come to the same hash.
+// in place and out of place, alone (a share of them, support/share.hpp) and together, held against
+// a long double reference. Any world or group of ranks can run it; those of the same size must come
+// to the same hash.
 #pragma once
 
 #include <cstdint>
