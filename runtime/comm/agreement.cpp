@@ -57,7 +57,8 @@ int first_difference(const Published& a, const Published& b) {
 std::string backward_remedy(std::uint64_t backward_of, std::uint64_t other) {
   if (backward_of == other) return "";
   return concat(
-      "; a rank that leaves out the backward of forward ", std::max(backward_of, other),
+      "; in forward every rank calls the same units; one that leaves out the backward of forward ",
+      std::max(backward_of, other),
       " says skip_backward(model), or skip_backward(loss), in its place, and all ranks set "
       "set_requires_gradient_sync and set_requires_all_reduce alike");
 }

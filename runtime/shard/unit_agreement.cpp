@@ -30,7 +30,6 @@ Facts facts_of(const Unit& unit) {
                  p->block_rows > 0 ? concat(" in blocks of ", p->block_rows, " rows") : "",
                  p->spec.dim > 0 ? concat(" along dimension ", p->spec.dim) : "");
   return {{"the name", unit.name()},
-          {"parameters", parameters},
           {"precision.param", or_unset(o.precision.param)},
           {"precision.reduce", or_unset(o.precision.reduce)},
           {"precision.output", or_unset(o.precision.output)},
@@ -41,9 +40,10 @@ Facts facts_of(const Unit& unit) {
           {"slices_wait", o.slices_wait ? "true" : "false"},
           {"piece_bytes", concat(o.piece_bytes)},
           {"offload", o.offload == Offload::cpu ? "cpu" : "none"},
+          {"parameters", parameters},  // behind what says how they are cut and ordered
           {"reshard_after_forward", o.reshard_after_forward.to_string()},
           {"reductions_in_flight", concat(o.reductions_in_flight)},
-          {"decisions", shards.decisions.empty() ? "none" : shards.decisions}};
+          {"what was decided", shards.decisions.empty() ? "nothing" : shards.decisions.substr(1)}};
 }
 
 std::string text_of(const Facts& facts) {
@@ -52,13 +52,17 @@ std::string text_of(const Facts& facts) {
   return text;
 }
 
-// Collective over the mesh: all ranks get the same answer.
-bool is_alike(const DeviceMesh& mesh, std::string_view text) {
-  const auto hash = static_cast<double>(fnv1a(text) >> 11);  // 53 bits travel exactly
-  double ends[] = {hash, -hash};
+// Collective over the mesh: all ranks get the same answer, the least and the most of their values.
+std::pair<double, double> ends_of(const DeviceMesh& mesh, double value) {
+  double ends[] = {-value, value};
   mesh.shard_group().max(ends);
   if (const RankGroup* const same = mesh.replicate_group()) same->max(ends);
-  return ends[0] == -ends[1];
+  return {-ends[0], ends[1]};
+}
+
+bool is_alike(const DeviceMesh& mesh, std::string_view text) {
+  const auto [least, most] = ends_of(mesh, static_cast<double>(fnv1a(text) >> 11));  // 53 bits
+  return least == most;                                                              // are exact
 }
 
 }  // namespace
@@ -72,15 +76,24 @@ void Context::expect_alike() const {
     all += text_of(units.back());
   }
   if (is_alike(mesh(), all)) return;
-  const char* const remedy = "; every rank makes the same units, with the same options";
-  TESSERA_EXPECT(is_alike(mesh(), concat(units.size())), "fully_shard: here the model has ",
-                 units.size(), units.size() == 1 ? " unit" : " units", ", on other ranks not",
-                 remedy);
+  const char* const remedy =
+      "; every rank makes the same units, in the same order, with the same options";
+  const auto [least, most] = ends_of(mesh(), static_cast<double>(units.size()));
+  for (std::size_t i = 0; i < static_cast<std::size_t>(least); ++i)
+    TESSERA_EXPECT(is_alike(mesh(), units[i][0].second), "fully_shard: unit ", i + 1, " of ",
+                   units.size(), " is here '", units[i][0].second, "', on another rank another",
+                   remedy);
+  TESSERA_EXPECT(least == most, "fully_shard: here the model has ", units.size(),
+                 units.size() == 1 ? " unit" : " units", ", on one rank ", least, ", on another ",
+                 most, "; the last here is '", units.back()[0].second, "'", remedy);
   for (const Facts& facts : units) {
     if (is_alike(mesh(), text_of(facts))) continue;
-    for (const auto& [what, value] : facts)
-      TESSERA_EXPECT(is_alike(mesh(), value), "fully_shard: ", what, " of unit '", facts[0].second,
-                     "' differ between ranks; here: ", value, remedy);
+    for (const auto& fact : facts)
+      TESSERA_EXPECT(is_alike(mesh(), fact.second), "fully_shard: unit '", facts[0].second,
+                     "' differs between ranks in ", fact.first, "; here: ", fact.second,
+                     &fact != &facts.back()
+                         ? remedy
+                         : "; every rank makes the same calls of shard/runtime_control.hpp");
   }
 }
 

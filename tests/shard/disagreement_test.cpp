@@ -94,8 +94,12 @@ TEST_CASE("a decision of one rank before the root's first call is told by the un
     if (world.rank() == 1) set_modules_to_forward_prefetch(model.layers[0], {&model.layers[1]});
     return thrown_by([&] { shard_plan(model); });
   });
-  CHECK_THAT(said[0], Contains("decisions of unit 'layers.0' differ between ranks; here: none;"));
-  CHECK_THAT(said[1], Contains("differ between ranks; here:  (prefetches layers.1);"));
+  CHECK_THAT(said[0],
+             Contains("unit 'layers.0' differs between ranks in what was decided; here: nothing;"));
+  CHECK_THAT(
+      said[1],
+      Contains(
+          "in what was decided; here: (prefetches layers.1); every rank makes the same calls of "));
 }
 
 TEST_CASE("a model that one rank alone has made wrong is an error there, and told to its peers") {
@@ -237,6 +241,6 @@ TEST_CASE("ranks that shard along different dimensions hear so on each, with the
          nn::init(model, {1}, world.device());
          return thrown_by([&] { model(rows_of(1, 0, 2, 4, world.device())); });
        }))
-    CHECK_THAT(heard, Contains("parameters of unit 'layers.0' differ between ranks") &&
+    CHECK_THAT(heard, Contains("unit 'layers.0' differs between ranks in parameters") &&
                           Contains("layers.0.weight [4, 4]"));
 }

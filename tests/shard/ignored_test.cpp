@@ -130,5 +130,5 @@ TEST_CASE("a parameter is ignored by all units around it, and on all ranks", "[t
     return thrown_by([&] { model(rows_of(1, 0, 2, 4, world.device())); });
   });
   for (const std::string& error : differing)
-    CHECK_THAT(error, Contains("parameters of unit '(root)' differ between ranks"));
+    CHECK_THAT(error, Contains("unit '(root)' differs between ranks in parameters"));
 }

@@ -262,6 +262,6 @@ TEST_CASE(
     model.materialize(world.device());
     return thrown_by([&] { shard_plan(model); });
   });
-  CHECK_THAT(counts[0], Contains("here the model has 2 units, on other ranks not"));
-  CHECK_THAT(counts[1], Contains("here the model has 1 unit, on other ranks not"));
+  CHECK_THAT(counts[0], Contains("here the model has 2 units, on one rank 1, on another 2; "));
+  CHECK_THAT(counts[1], Contains("here the model has 1 unit, on one rank 1, on another 2; "));
 }

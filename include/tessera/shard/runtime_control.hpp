@@ -3,7 +3,8 @@
 // calls, at the same point among its calls of the model: gathers are collectives. Where one has
 // decided otherwise, the unit's next gather is a CommError on every rank that names the unit and
 // what was decided, or the root's first call a ContractError; where nothing is gathered, as of a
-// unit that stays open, what differs then.
+// unit that stays open, what differs then. Gathers are of the ranks that share shards: of replicas
+// that have decided otherwise the next all-reduce tells, or the timeout where one makes none.
 //
 // To run further methods of a module as calls of its unit needs no registration (PyTorch:
 // register_fsdp_forward_method): nn::Module::call is public, and what runs inside it is a call.
