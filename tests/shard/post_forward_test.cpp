@@ -251,7 +251,7 @@ TEST_CASE("ranks that keep parts over other neighbours are told so", "[shard]") 
     model.materialize(world.device());
     return thrown_by([&] { shard_plan(model); });
   });
-  CHECK_THAT(errors[0], Contains("reshard_after_forward of unit"));
+  CHECK_THAT(errors[0], Contains("differs between ranks in reshard_after_forward; here: "));
   CHECK_THAT(errors[1], Contains("here: to(2)"));
 }
 
