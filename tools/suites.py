@@ -147,7 +147,7 @@ class Spent:
         self.looked = now
 
 
-QUICK_CELLS = 8  # of a grid one cell in so many, where all quick suites run together; each grid has so many at least
+QUICK_CELLS = 6  # of a grid one cell in so many, where all quick suites run together; each grid has so many at least
 
 
 def cells_of(test, options):
@@ -370,7 +370,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=360, help="of a processor, that a draw may take by tests/meson.build [360]")
     parser.add_argument("--slow", type=float, metavar="S", help=f"of long suites that take {SLOW} s or more those that fit into S s of a processor")
     parser.add_argument("--backwards", action="store_true", help="draw from the other end, so that few suites are in both draws")
-    parser.add_argument("--cells", type=int, metavar="N", help="of a grid one cell in N [8; 2 with --all; 1 for what is named]")
+    parser.add_argument("--cells", type=int, metavar="N", help="of a grid one cell in N [6; 2 with --all; 1 for what is named]")
     parser.add_argument("--patience", type=float, default=1, help="multiplies every timeout")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) + 2,
                         help="suites at a time [two more than there are processors: some sleep]")

@@ -61,8 +61,9 @@ std::pair<double, double> ends_of(const DeviceMesh& mesh, double value) {
 }
 
 bool is_alike(const DeviceMesh& mesh, std::string_view text) {
-  const auto [least, most] = ends_of(mesh, static_cast<double>(fnv1a(text) >> 11));  // 53 bits
-  return least == most;                                                              // are exact
+  // Of a hash 53 bits, which travel exactly.
+  const auto [least, most] = ends_of(mesh, static_cast<double>(fnv1a(text) >> 11));
+  return least == most;
 }
 
 }  // namespace

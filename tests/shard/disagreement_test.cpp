@@ -131,6 +131,33 @@ TEST_CASE("a model that one rank alone has made wrong is an error there, and tol
   }
 }
 
+TEST_CASE("a unit that one rank leaves out in forward is told to every rank, by its name",
+          "[threads]") {
+  const auto heard = on_ranks(2, [](World& world) {
+    Stack model({5, 5, 5});
+    model.shard({.mesh = DeviceMesh::flat(world)});
+    model.materialize(world.device());
+    nn::init(model, {5});
+    std::string said;
+    try {
+      const Tensor x = rows_of(1, 0, 2, 5, world.device());
+      const Tensor y = model.call([&] {
+        const Tensor h = model.layers[0](x);
+        return world.rank() == 0 ? model.layers[1](h) : h;
+      });
+      mean_square(y).backward();
+      world.device().synchronize();
+    } catch (const CommError& error) {
+      said = error.what();
+      reset(model);
+    }
+    return said;
+  });
+  for (const std::string& said : heard)
+    CHECK_THAT(said, Contains("all_gather layers.1") &&
+                         Contains("in forward every rank calls the same units"));
+}
+
 TEST_CASE("a decision that is taken back leaves the gathers' names as they were") {
   for (const std::string& heard : heard_of(
            [](Stack& m) {

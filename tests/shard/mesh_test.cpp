@@ -264,4 +264,14 @@ TEST_CASE(
   });
   CHECK_THAT(counts[0], Contains("here the model has 2 units, on one rank 1, on another 2; "));
   CHECK_THAT(counts[1], Contains("here the model has 1 unit, on one rank 1, on another 2; "));
+  const auto names = on_ranks(2, [](World& world) {
+    Stack model({5, 4, 3});
+    const ShardOptions options{.mesh = DeviceMesh::flat(world)};
+    fully_shard(model.layers[world.rank() == 0 ? 0 : 1], options);
+    fully_shard(model, options);
+    model.materialize(world.device());
+    return thrown_by([&] { shard_plan(model); });
+  });
+  CHECK_THAT(names[0], Contains("of 2 is here 'layers.0', on another rank another"));
+  CHECK_THAT(names[1], Contains("of 2 is here 'layers.1', on another rank another"));
 }

@@ -27,13 +27,13 @@ enum class Clip : std::uint8_t { in_place, in_optimizer };
 
 // Scales the gradients of `parameters`, and no others, by min(1, max_norm / (norm + 1e-6)), where
 // norm is theirs over all ranks (an all-reduce over each group's `sums`). Every rank and replica
-// calls this, with the same parameters, max_norm and `how`: nobody is told where these differ, and
-// replicas part for good. Gradients that are not given, such as those of a pipeline's other stages,
-// take no part. A max_norm of 0 or less, or infinity, only computes the norm. Returns the norm
-// before clipping, f32 [], where the gradients are: of offloaded units a tensor of the host, which
-// raw::moved brings to the device. Reading it blocks the host. A norm that is not finite makes the
-// gradients NaN, as in PyTorch. Throws: ContractError for no parameters, for one without memory,
-// for gradients on several devices, and for a max_norm of NaN.
+// calls this with the same arguments: where they differ nobody need be told, and replicas part for
+// good. Gradients that are not given, such as those of a pipeline's other stages, take no part. A
+// max_norm of 0 or less, or infinity, only computes the norm. Returns the norm before clipping, f32
+// [], where the gradients are: of offloaded units a tensor of the host, which raw::moved brings to
+// the device. Reading it blocks the host. A norm that is not finite makes the gradients NaN, as in
+// PyTorch. Throws: ContractError for no parameters, for one without memory, for gradients on
+// several devices, and for a max_norm of NaN.
 Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm,
                       NormType type = NormType::l2, Clip how = Clip::in_place);
 
