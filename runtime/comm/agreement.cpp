@@ -10,8 +10,7 @@ namespace {
 
 constexpr const char* kRemedy =
     "; every rank must submit the same collectives in the same order, over all communicators "
-    "(name, "
-    "kinds, counts, dtypes, reduce operations, roots, divide factors and steps begun)";
+    "(name, kinds, counts, dtypes, reduce operations, roots, divide factors and steps)";
 
 // "'unit 3' (2 items; item 1: all_gather of 512 x bf16)", with the item that tells it from another
 // operation.
@@ -25,9 +24,7 @@ std::string describe(const Published& p, int item) {
     if (i.kind == CollectiveKind::send_recv) text += concat(" to rank ", i.target);
     if (i.reduce != ReduceOp::sum) text += concat(", ", name(i.reduce));
   }
-  if (p.divided_by != 0) text += concat("; divided by ", p.divided_by);
-  if (p.backward_of > 0) text += concat("; in the backward of forward ", p.backward_of);
-  return text + ")";
+  return text + to_string(p.progress) + ")";
 }
 
 // Of ranks whose calls differ only in what their names close with in parentheses: what a program
@@ -43,6 +40,17 @@ std::string order_remedy(std::uint64_t around, int rank, std::uint64_t other, in
   if (around == other) return "";
   return concat("; before it rank ", rank, " has submitted ", around,
                 " calls of the groups around this one, rank ", other_rank, ' ', other);
+}
+
+// What tells two calls apart, published or recorded, and what to do about it.
+template <class Call>
+std::string remedies(const Call& a, int rank_a, const Call& b, int rank_b) {
+  return concat(order_remedy(a.around, rank_a, b.around, rank_b), kRemedy,
+                name_remedy(a.name, b.name),
+                std::string_view(a.name) == b.name && a.progress.steps != b.progress.steps
+                    ? "; ranks differ in steps of the optimizer or the model"
+                    : "",
+                backward_remedy(a.progress.backward_of, b.progress.backward_of));
 }
 
 int first_difference(const Published& a, const Published& b) {
@@ -71,8 +79,7 @@ void publish(Published& out, const GroupCall& call, std::uint64_t send_layout_ha
   out.seq = call.seq;
   out.fingerprint = call.fingerprint;
   out.previous = call.previous;
-  out.backward_of = call.backward_of;
-  out.divided_by = call.divided_by;
+  out.progress = call.progress;
   out.around = call.around;
   out.send_layout_hash = send_layout_hash;
   out.n_items = static_cast<std::int32_t>(call.n_items);
@@ -97,9 +104,7 @@ std::string describe_difference(const FlightRecorder& a, int rank_a, const Fligh
   if (!first_difference(a, b, in_a, in_b)) return "";
   return concat("call ", in_a.seq, ": rank ", rank_a, " submitted ", in_a.to_string(),
                 ", but rank ", rank_b, " submitted ", in_b.to_string(),
-                order_remedy(in_a.around, rank_a, in_b.around, rank_b), kRemedy,
-                name_remedy(in_a.name, in_b.name),
-                backward_remedy(in_a.backward_of, in_b.backward_of));
+                remedies(in_a, rank_a, in_b, rank_b));
 }
 
 void check_agreement(std::span<const Published* const> ranks, std::span<const int> names,
@@ -117,9 +122,7 @@ void check_agreement(std::span<const Published* const> ranks, std::span<const in
       throw CommError(concat("communicator '", role, "', call ", first.seq, ": rank ", names[0],
                              " submitted ", describe(first, item), ", but rank ", names[r],
                              " submitted ", describe(other, item), second,
-                             order_remedy(first.around, names[0], other.around, names[r]), kRemedy,
-                             name_remedy(first.name, other.name),
-                             backward_remedy(first.backward_of, other.backward_of)));
+                             remedies(first, names[0], other, names[r])));
     }
     if (other.send_layout_hash != first.send_layout_hash)
       throw CommError(concat("communicator '", role, "', call ", first.seq, ": ",
@@ -170,7 +173,7 @@ std::string describe_ended(const Recorders& recorders, int own, int ended,
                   theirs.last_submitted(), " calls, but rank ",
                   names[static_cast<std::size_t>(own)], " waits in call ", call.seq, ", ",
                   call.to_string(), "; every rank must submit the same collectives",
-                  backward_remedy(call.backward_of));
+                  backward_remedy(call.progress.backward_of));
   }
   return "";
 }

@@ -35,8 +35,7 @@ struct Published {
   std::uint64_t fingerprint = 0;       // over all calls up to this one
   std::uint64_t previous = 0;          // over all calls before it
   std::uint64_t send_layout_hash = 0;  // where they must be equal
-  std::uint64_t backward_of = 0;       // CollectiveGroup's, as the next
-  double divided_by = 0;
+  Progress progress{};
   std::uint64_t around = 0;  // FlightEntry's
   std::int32_t n_items = 0;
   char name[68] = {};  // cut where it is longer
@@ -47,8 +46,8 @@ static_assert(std::is_trivially_copyable_v<Published>);
 // A group as the body of its operation carries it.
 struct GroupCall {
   const char* name = "";
-  std::uint64_t seq = 0, fingerprint = 0, previous = 0, backward_of = 0, around = 0;
-  double divided_by = 0;
+  std::uint64_t seq = 0, fingerprint = 0, previous = 0, around = 0;
+  Progress progress{};
   const Collective* prepared = nullptr;  // null: `single` is the only item
   std::int64_t n_items = 1;
   Collective single;
@@ -60,9 +59,8 @@ struct GroupCall {
         seq(entry.seq),
         fingerprint(entry.fingerprint),
         previous(fingerprint_before),
-        backward_of(entry.backward_of),
         around(entry.around),
-        divided_by(entry.divided_by),
+        progress(entry.progress),
         prepared(is_prepared ? group.data() : nullptr),
         n_items(static_cast<std::int64_t>(group.size())) {
     if (!is_prepared) single = group[0];

@@ -117,9 +117,9 @@ void Communicator::submit_checked(std::span<const Collective> items, const char*
     call.around += outer->last_submitted();
   }
   if (prepared) {
-    call.backward_of = prepared->backward_of;
-    call.divided_by = prepared->divided_by;
-    content = mix(content, prepared->steps ^ std::bit_cast<std::uint64_t>(prepared->divided_by));
+    call.progress = prepared->progress;
+    content =
+        mix(content, call.progress.steps ^ std::bit_cast<std::uint64_t>(call.progress.divided_by));
   }
   call.bytes = checked.bytes;
   call.count = first.count;

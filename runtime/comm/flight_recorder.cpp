@@ -39,7 +39,8 @@ std::string json_object(const FlightEntry& c) {
                 "\", \"items\": ", c.n_items, ", \"count\": ", c.count, ", \"dtype\": \"", c.dtype,
                 "\", \"reduce\": \"", name(c.reduce), "\", \"root\": ", c.root,
                 ", \"target\": ", c.target, ", \"bytes\": ", c.bytes,
-                ", \"backward_of\": ", c.backward_of, ", \"divided_by\": ", c.divided_by,
+                ", \"backward_of\": ", c.progress.backward_of,
+                ", \"divided_by\": ", c.progress.divided_by, ", \"steps\": ", c.progress.steps,
                 ", \"stream\": \"", name(c.stream), "\", \"state\": \"", state_of(c),
                 "\", \"submitted_ns\": ", c.submitted_ns, ", \"started_ns\": ", c.started_ns,
                 ", \"done_ns\": ", c.done_ns, ", \"fingerprint\": ", fingerprint, "}");
@@ -53,6 +54,14 @@ std::int64_t monotonic_ns() {
       .count();
 }
 
+std::string to_string(const Progress& p) {
+  std::string text;
+  if (p.divided_by != 0) text += concat("; divided by ", p.divided_by);
+  if (p.steps > 0) text += concat("; steps: ", p.steps);
+  if (p.backward_of > 0) text += concat("; in the backward of forward ", p.backward_of);
+  return text;
+}
+
 std::string FlightEntry::to_string() const {
   std::string text = concat("'", name, "' on '", role, "' (", tessera::name(kind));
   if (kind != CollectiveKind::barrier) text += concat(" of ", count, " x ", dtype);
@@ -60,9 +69,7 @@ std::string FlightEntry::to_string() const {
   if (kind == CollectiveKind::send_recv) text += concat(" to rank ", target);
   if (reduce != ReduceOp::sum) text += concat(", ", tessera::name(reduce));
   if (n_items > 1) text += concat(", the first of ", n_items, " items");
-  if (divided_by != 0) text += concat(", divided by ", divided_by);
-  if (backward_of > 0) text += concat("; in the backward of forward ", backward_of);
-  return text + ")";
+  return text + tessera::to_string(progress) + ")";
 }
 
 // ---- Recording

@@ -102,14 +102,14 @@ void RankGroup::barrier() const {
   group_->device.block(group_->device.stream(group_->streams.control).record());
 }
 
-void RankGroup::sum(std::span<double> values) const {
-  group_->reduce_scalars("sum", values, ReduceOp::sum);
+void RankGroup::sum(std::span<double> values, const char* name) const {
+  group_->reduce_scalars(name, values, ReduceOp::sum);
   if (!group_->device.runs_bodies())
     for (double& value : values) value *= size();
 }
 
-void RankGroup::max(std::span<double> values) const {
-  group_->reduce_scalars("max", values, ReduceOp::max);
+void RankGroup::max(std::span<double> values, const char* name) const {
+  group_->reduce_scalars(name, values, ReduceOp::max);
 }
 
 double RankGroup::sum(double value) const {
@@ -182,7 +182,8 @@ bool World::State::agree_on_split(std::string_view name, const GroupSeat& seat,
                        .count = sizeof(Listed) / sizeof(std::int64_t),
                        .kind = CollectiveKind::all_to_all,
                        .dtype = i64},
-                      context.intern(concat("split '", name, "'")), {&access, 1});
+                      context.intern(concat("split '", name, "' of a mesh or world")),
+                      {&access, 1});
   device.block(device.compute().record());
   context.host_reads(memory.get(), bytes);
   if (kind == WorldKind::emulated || size == 1) return is_new;  // no peers
@@ -195,7 +196,7 @@ bool World::State::agree_on_split(std::string_view name, const GroupSeat& seat,
         list.size == 0 || times == list.size, "World::split '", name, "': rank ", r,
         " gives a group of ", list.size, " ranks, but ", times,
         " of them give it; each of its ranks gives the same ranks in the same order, and "
-        "the same streams");
+        "the same streams, and a DeviceMesh the same dimensions");
     is_new |= list.is_new != 0;
   }
   return is_new;

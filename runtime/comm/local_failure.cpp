@@ -17,7 +17,7 @@ void LocalWorld::abort_for_ended(LocalGroup& group, const LocalRole& role, int e
              role.name, "', but rank ", group.name_of(peer), " submitted call ",
              role.cells[static_cast<std::size_t>(peer)].submitted, " there, and first ",
              missed.to_string(), "; every rank must submit the same collectives",
-             backward_remedy(missed.backward_of)));
+             backward_remedy(missed.progress.backward_of)));
 }
 
 // Ranks that disagree on one communicator meet there and hear more; on two they never would.

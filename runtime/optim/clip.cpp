@@ -90,40 +90,33 @@ Tensor norm_over(Communicator* comm, const std::vector<GroupPart>& parts, const 
   return total;
 }
 
-}  // namespace
-
-Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm, NormType type,
-                      Clip how) {
-  TESSERA_EXPECT(!parameters.empty(), "clip_grad_norm: no parameters given");
-  TESSERA_EXPECT(!std::isnan(max_norm), "clip_grad_norm: max_norm is NaN");
-  const std::vector<GroupPart> parts = parts_of(parameters);
-  for (const GroupPart& part : parts) part.expect_reduced("clip_grad_norm");
+// What is to be clipped, which lies on one device. Throws: ContractError, see clip.hpp.
+std::vector<GroupPart> checked_parts(const char* function, const std::vector<Parameter>& parameters,
+                                     double max_norm) {
+  TESSERA_EXPECT(!parameters.empty(), function, ": no parameters given");
+  TESSERA_EXPECT(!std::isnan(max_norm), function, ": max_norm is NaN");
+  std::vector<GroupPart> parts = parts_of(parameters);
+  for (const GroupPart& part : parts) part.expect_reduced(function);
   const Device& device = parts[0].group->device;
   for (const GroupPart& part : parts)
-    TESSERA_EXPECT(part.group->device == device, "clip_grad_norm: unit '", part.group->name,
+    TESSERA_EXPECT(part.group->device == device, function, ": unit '", part.group->name,
                    "' has its gradients on another device than '", parts[0].group->name,
                    "'; clip those of each device alone");
-  const OwnerGuard owner(device, "scalars");
+  return parts;
+}
 
-  Tensor sum;
-  for (Communicator* const comm : communicators_of(parts, &FlatGroup::sums)) {
-    const Tensor own = norm_over(comm, parts, device, type);
-    sum = !sum.defined()
-              ? own
-              : raw::binary(type == NormType::inf ? raw::Binary::max : raw::Binary::add, sum, own);
-  }
-  if (type != NormType::l2) sum = raw::mul(sum, sum);  // the kernel takes the root
-
+// Scales by the norm whose square is given, f64 [], and returns it, f32 [].
+Tensor scale(const std::vector<GroupPart>& parts, const Tensor& square, double max_norm, Clip how) {
+  const Device& device = square.device();
   const bool clips = max_norm > 0 && std::isfinite(max_norm);
   const Tensor norm = Tensor::empty({}, f32, device);
   const Tensor factor = clips ? Tensor::empty({}, f32, device) : Tensor();
-  const auto& kernels = detail::table(device);
   const auto floats = [](const Tensor& t) {
     return t.defined() ? reinterpret_cast<float*>(t.data()) : nullptr;
   };
-  detail::launch("clip", device, kernels.clip,
-                 kernels::ClipArgs{floats(factor), floats(norm), sum.data(), max_norm, f64},
-                 {detail::reads(sum), detail::writes(norm), detail::writes(factor)});
+  detail::launch("clip", device, detail::table(device).clip,
+                 kernels::ClipArgs{floats(factor), floats(norm), square.data(), max_norm, f64},
+                 {detail::reads(square), detail::writes(norm), detail::writes(factor)});
   if (!clips) return norm;
   for (const GroupPart& part : parts) {
     if (!part.group->gradient.defined()) continue;
@@ -134,6 +127,40 @@ Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm,
         detail::multiply("scale_gradient", part.gradient(stretch), factor);
   }
   return norm;
+}
+
+}  // namespace
+
+Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm, NormType type,
+                      Clip how) {
+  const std::vector<GroupPart> parts = checked_parts("clip_grad_norm", parameters, max_norm);
+  const Device& device = parts[0].group->device;
+  const OwnerGuard owner(device, "scalars");
+  Tensor sum;
+  for (Communicator* const comm : communicators_of(parts, &FlatGroup::sums)) {
+    const Tensor own = norm_over(comm, parts, device, type);
+    sum = !sum.defined()
+              ? own
+              : raw::binary(type == NormType::inf ? raw::Binary::max : raw::Binary::add, sum, own);
+  }
+  if (type != NormType::l2) sum = raw::mul(sum, sum);  // the kernel takes the root
+  return scale(parts, sum, max_norm, how);
+}
+
+void clip_grads_with_norm(const std::vector<Parameter>& parameters, double max_norm,
+                          const Tensor& norm, Clip how) {
+  constexpr const char* kFunction = "clip_grads_with_norm";
+  const std::vector<GroupPart> parts = checked_parts(kFunction, parameters, max_norm);
+  const Device& device = parts[0].group->device;
+  TESSERA_EXPECT(norm.defined() && norm.numel() == 1 && norm.dtype() == f32, kFunction,
+                 ": the norm is ",
+                 norm.defined() ? concat(norm.dtype(), " of ", norm.shape()) : "undefined",
+                 "; expected one f32, as clip_grad_norm returns it");
+  TESSERA_EXPECT(norm.device() == device, kFunction,
+                 ": the norm lies on another device than the gradients; move it");
+  const OwnerGuard owner(device, "scalars");
+  const Tensor wide = raw::cast(norm, f64);
+  scale(parts, raw::mul(wide, wide), max_norm, how);
 }
 
 }  // namespace tessera::optim

@@ -29,6 +29,7 @@ std::shared_ptr<FlatGroup> FlatGroup::make(
   group->values = Tensor::zeros({group->numel}, dtype, device);
   group->lay_out_gradient();
   group->mark_updated();
+  group->edits = group->version;
   return group;
 }
 

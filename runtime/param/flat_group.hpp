@@ -78,7 +78,8 @@ struct FlatGroup {
   Event reduced;              // after which `gradient` may be read; set by whoever reduces it
   Event updated;              // after which `values` may be read; set by whoever writes them
   Event edited;               // the same, where it was no optimizer: a failed step may have lost it
-  std::uint64_t version = 0;  // counts writes of `values`
+  std::uint64_t version = 0;  // counts writes of `values`,
+  std::uint64_t edits = 0;    // and of them those that need not be alike on all ranks
   // False when an update was left half done, or when ranks are at different updates: `values` and
   // what an optimizer keeps for them are to be loaded. See ShardReset.
   bool is_consistent = true;
@@ -131,6 +132,7 @@ struct FlatGroup {
   void mark_edited() {
     mark_updated();
     edited = updated;
+    ++edits;
   }
   // Of the trainable entries from first to before end.
   void set_unreduced(std::size_t first, std::size_t end, bool is_unreduced);

@@ -64,6 +64,7 @@ void Context::build(nn::Module& root) {
     context->units_.push_back(unit);
     units.emplace_back(name.empty() ? "(root)" : name, unit);
   }
+  context->take_number();
   for (std::size_t i = 0; i < units.size(); ++i)
     units[i].second->join_root(context, units[i].first, static_cast<int>(i));
   context->modules_ = context->units_.size();

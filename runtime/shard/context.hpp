@@ -49,6 +49,8 @@ class Context : public std::enable_shared_from_this<Context> {
   void follow_masks(nn::Module& root);
 
   const Device& device() const { return group_->device(); }
+  // Of the roots that live on this rank, 1 for one alone: it tells apart units of the same names.
+  int number() const noexcept { return number_; }
   ShardPlan plan() const;
   // Whether its root has been called, or follow_plan has.
   bool has_run() const noexcept { return has_run_; }
@@ -126,6 +128,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void lay_out(nn::Module& root);
   // Collective over the mesh. Throws: ContractError, on every rank, where units differ.
   void expect_alike() const;
+  void take_number();  // the same on all ranks of the mesh; likewise collective
   void make_replicas();
   void make_host_link();
   const DeviceMesh& mesh() const;
@@ -149,6 +152,7 @@ class Context : public std::enable_shared_from_this<Context> {
     }
   };
 
+  int number_ = 1;
   const RankGroup* group_ = nullptr;  // that shards
   Device device_ = Device::meta();
   std::uint64_t recovery_count_ = 0;        // Device::recoveries() since when its units are in use

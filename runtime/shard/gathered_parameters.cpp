@@ -125,7 +125,7 @@ bool GatheredParameters::fill_slot() {
   if (encoded_) encoded_->encode(slot_);
   if (shards_.size > 1) {
     CollectiveGroup& group = prepared_.next(shards_.gather_name);
-    group.backward_of = autograd::forward_of_step();
+    group.progress = shards_.at_gather();
     if (group.items().empty())
       for (const GatheredPart& part : parts_) group.edit().push_back(item_of(part));
     const Collective first = item_of(parts_.front());

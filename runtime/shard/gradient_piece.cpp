@@ -261,7 +261,7 @@ void GradientPiece::sum_replicas(const Parts& to) {
     terms_ = {};
     const Replicas::Sum sums[] = {{values_of(parts), values_of(to)},
                                   {counts_of(parts), counts_of(to)}};
-    replicas.all_reduce(all_reduce_name(), shards_.divide_factor, shards_.slots->steps(), sums);
+    replicas.all_reduce(all_reduce_name(), shards_.at_reduction(), sums);
   }
   replicas.give_back(slot);
 }
@@ -272,9 +272,7 @@ void GradientPiece::scatter(const Parts& to) {
   const bool is_apart = to.counts != to.values + range_.numel();
   CollectiveGroup& group =
       (is_apart ? prepared_apart_ : prepared_).next(with_what_was_kept(shards_.reduce_name));
-  group.backward_of = autograd::forward_of_step();
-  group.divided_by = shards_.divide_factor;
-  group.steps = shards_.slots->steps();
+  group.progress = shards_.at_reduction();
   if (group.items().empty()) list_items(to, group.edit());
   group.place(buffer_->data + layout_.counts_offset_bytes,
               to.flat.data() + to.counts * wire_bytes());

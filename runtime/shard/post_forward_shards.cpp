@@ -50,7 +50,7 @@ void PostForwardShards::keep(const Slot& slot, std::uint64_t version) {
 
 void PostForwardShards::gather(const Slot& slot) {
   CollectiveGroup& group = prepared_.next(shards_.gather_name);
-  group.backward_of = autograd::forward_of_step();
+  group.progress = shards_.at_gather();
   if (group.items().empty())
     for (std::size_t i = 0; i < shards_.parameters.size(); ++i)
       group.edit().push_back({.send = part_.data + offset_bytes_[i],

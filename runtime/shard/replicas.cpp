@@ -1,6 +1,5 @@
 #include "runtime/shard/replicas.hpp"
 
-#include "tessera/autograd/node.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/comm/group.hpp"
 #include "tessera/device/device_context.hpp"
@@ -24,12 +23,9 @@ Slot Replicas::take(std::int64_t bytes) {
   return part;
 }
 
-void Replicas::all_reduce(const char* name, double factor, std::uint64_t steps,
-                          std::span<const Sum> sums) {
+void Replicas::all_reduce(const char* name, const Progress& progress, std::span<const Sum> sums) {
   CollectiveGroup& group = prepared_.next(name);
-  group.backward_of = autograd::forward_of_step();
-  group.divided_by = factor;
-  group.steps = steps;
+  group.progress = progress;
   std::vector<Collective>& items = group.edit();
   items.clear();  // of another piece
   std::vector<Access> accesses;

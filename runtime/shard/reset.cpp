@@ -206,7 +206,10 @@ ShardReset reset(nn::Module& tree, std::string_view cause) {
     if (agreed[no_context] == 1) context->dissolve();  // made anew by all
     context->resume();
   }
-  for (FlatGroup* const group : groups) group->is_consistent = done.parameters_are_consistent;
+  for (FlatGroup* const group : groups) {
+    group->is_consistent = done.parameters_are_consistent;
+    group->edits = group->version;
+  }
   autograd::random_state().draws = static_cast<std::uint64_t>(agreed[draws]);
   autograd::forwards() = static_cast<std::uint64_t>(agreed[forwards]);
   return done;

@@ -184,6 +184,7 @@ void Unit::cut_streamed(std::int64_t bytes) {
 
 void Unit::join_root(std::shared_ptr<Context> context, std::string name, int number) {
   context_ = std::move(context);
+  shards_.root = context_->number();
   shards_.set_name(std::move(name));
   shards_.number = number;
 }

@@ -55,8 +55,9 @@ std::string text_of(const Facts& facts) {
 // Collective over the mesh: all ranks get the same answer, the least and the most of their values.
 std::pair<double, double> ends_of(const DeviceMesh& mesh, double value) {
   double ends[] = {-value, value};
-  mesh.shard_group().max(ends);
-  if (const RankGroup* const same = mesh.replicate_group()) same->max(ends);
+  constexpr const char* kName = "compare units (frozen, thawed, in flight)";
+  mesh.shard_group().max(ends, kName);
+  if (const RankGroup* const same = mesh.replicate_group()) same->max(ends, kName);
   return {-ends[0], ends[1]};
 }
 
@@ -67,6 +68,16 @@ bool is_alike(const DeviceMesh& mesh, std::string_view text) {
 }
 
 }  // namespace
+
+void Context::take_number() {
+  static thread_local std::vector<std::weak_ptr<Context>> roots;
+  std::erase_if(roots, [](const auto& weak) { return weak.expired(); });
+  for (const auto& weak : roots)
+    if (const auto root = weak.lock(); &root->device().context() == &device().context())
+      number_ = std::max(number_, root->number_ + 1);
+  number_ = static_cast<int>(ends_of(mesh(), number_).second);
+  roots.push_back(weak_from_this());
+}
 
 // One small collective where all is well; else as many as it takes to say what differs.
 void Context::expect_alike() const {

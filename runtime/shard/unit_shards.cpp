@@ -6,6 +6,7 @@
 
 #include "runtime/shard/encoded_parameters.hpp"
 #include "runtime/tensor/launch.hpp"
+#include "tessera/autograd/node.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/device/device_context.hpp"
@@ -144,13 +145,26 @@ void UnitShards::expect_gradients() const {
 void UnitShards::set_name(std::string to) {
   name = std::move(to);
   DeviceContext& context = options.mesh.world().device().context();
-  gather_name = context.intern("all_gather " + name + decisions);
+  const std::string of = root > 1 ? concat("of root ", root, ": ", name) : name;
+  gather_name = context.intern("all_gather " + of + decisions);
   const std::string hooked =
       hook ? " before a hook" + (hook_stream ? concat(" on ", tessera::name(*hook_stream)) : "")
            : "";
-  reduce_name = context.intern("reduce_scatter " + name + hooked);
-  all_reduce_name = context.intern("all_reduce " + name + hooked + decisions);
+  reduce_name = context.intern("reduce_scatter " + of + hooked);
+  all_reduce_name = context.intern("all_reduce " + of + hooked + decisions);
   for (const auto& of : groups) of->name = name;
+}
+
+Progress UnitShards::at_gather() const {
+  std::uint64_t steps = 0;
+  for (const auto& of : groups) steps += of->version - of->edits;
+  return {.backward_of = static_cast<std::uint32_t>(autograd::forward_of_step()),
+          .steps = static_cast<std::uint32_t>(steps)};
+}
+
+Progress UnitShards::at_reduction() const {
+  return {divide_factor, static_cast<std::uint32_t>(autograd::forward_of_step()),
+          static_cast<std::uint32_t>(slots->steps())};
 }
 
 void UnitShards::give_back(const Slot& slot, bool ends_forward) const noexcept {

@@ -89,6 +89,9 @@ struct UnitShards {
   // What a slice of a table may have where the gradient of it is to be no larger than a piece.
   std::int64_t slice_bytes() const;
 
+  // What all ranks have come to at a gather, and at a reduction.
+  Progress at_gather() const;
+  Progress at_reduction() const;
   Slot take(SlotKind kind, std::int64_t bytes) const { return slots->take(number, kind, bytes); }
   // A failure is logged under the unit's name: this also runs where an exception is on its way.
   void give_back(const Slot& slot, bool ends_forward = false) const noexcept;
@@ -98,6 +101,7 @@ struct UnitShards {
   const int size = options.mesh.shard_size();
   std::string decisions;                    // of the program, see UnitControl
   std::string name;                         // until the root's first call: of a parameter
+  int root = 1;                             // its number, see Context::take_number
   int number = -1;                          // of the units under its root, which have
   Slots* slots = nullptr;                   // in common
   Replicas* replicas = nullptr;             // likewise; null without any,

@@ -5,11 +5,14 @@
 #include <set>
 
 #include "runtime/param/parameter_state.hpp"
+#include "tessera/autograd/ops.hpp"
 #include "tessera/comm/world.hpp"
+#include "tessera/distributed/collectives.hpp"
 #include "tessera/optim/clip.hpp"
 #include "tests/optim/clipped.hpp"
 #include "tests/support/race_check.hpp"
 #include "tests/support/seed.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -122,6 +125,50 @@ TEST_CASE("only the gradients of the parameters given are summed and scaled", "[
       CHECK(std::abs(got[k] - expected) <= (given.contains(i) ? 0x1p-22 * std::abs(expected) : 0));
     }
   }
+}
+
+// Each rank a stage of a pipeline with a tensor of its own: own norms, their squares, the sum and
+// the root are rounded to f32, which moves the norm by 3 of 2^-24 at most; then factor and product.
+TEST_CASE("stages of a pipeline scale by a norm that they have put together", "[optim][threads]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const auto gradients = random_gradients(draw, 0.1f, 3);
+  const double norm = std::sqrt(sum_of_squares(gradients));
+  const auto how = GENERATE(optim::Clip::in_place, optim::Clip::in_optimizer);
+  const double limit = GENERATE(1.5, 0.0, 1e6);
+  std::vector<Values> scaled(3);
+  run_checked(3, {.threads = 1}, [&](World& world) {
+    const auto i = static_cast<std::size_t>(world.rank());
+    Bag stage(std::vector<Shape>{kClippedShapes[i]});
+    stage.materialize(world.device());
+    give_gradients(stage, {{0, gradients.at(i)}});
+    const Tensor own = optim::clip_grad_norm(stage.parameters(), 0);
+    const Tensor all = raw::sqrt(dist::all_reduce(own * own, world));
+    optim::clip_grads_with_norm(stage.parameters(), limit, all, how);
+    scaled[i] = stage.items[0].grad().to_vector<float>();
+  });
+  for (std::size_t i = 0; i < 3; ++i)
+    for (std::size_t k = 0; k < scaled[i].size(); ++k) {
+      const double factor = limit == 1.5 ? limit / (norm + 1e-6) : 1;
+      const double expected = gradients.at(i)[k] * factor;
+      CHECK(std::abs(scaled[i][k] - expected) <=
+            (factor < 1 ? 5 * 0x1p-24 * std::abs(expected) : 0));
+    }
+}
+
+TEST_CASE("a norm that gradients can't be scaled by is told", "[optim]") {
+  const Device device = Device::cpu();
+  Bag bag(std::vector<Shape>{{3}});
+  bag.materialize(device);
+  const auto said = [&](const Tensor& norm, double most = 1) {
+    return thrown_by([&] { optim::clip_grads_with_norm(bag.parameters(), most, norm); });
+  };
+  using Catch::Matchers::Contains;
+  CHECK_THAT(said(Tensor()), Contains("the norm is undefined; expected one f32"));
+  CHECK_THAT(said(Tensor::zeros({2}, f32, device)), Contains("the norm is f32 of [2]; expected"));
+  CHECK_THAT(said(Tensor::zeros({}, f64, device)), Contains("the norm is f64 of []; expected"));
+  CHECK_THAT(said(Tensor::zeros({}, f32, Device::meta())), Contains("on another device"));
+  CHECK_THAT(said(Tensor::zeros({}, f32, device), NAN), Contains("max_norm is NaN"));
 }
 
 TEST_CASE("the norm ignores missing gradients, and is 0 without any", "[optim]") {

@@ -158,6 +158,94 @@ TEST_CASE("a unit that one rank leaves out in forward is told to every rank, by 
                          Contains("in forward every rank calls the same units"));
 }
 
+// What each of two ranks hears where `f` is run with a model of several, and CommError ends it.
+std::vector<std::string> heard_of_models(
+    std::size_t count,
+    const std::function<void(nn::ModuleList<Stack>&, World&, const Tensor&)>& f) {
+  return on_ranks(2, [&](World& world) {
+    nn::ModuleList<Stack> models;
+    for (std::size_t i = 0; i < count; ++i)
+      models.emplace_back(std::vector<std::int64_t>{5, 7, 5})
+          .shard({.mesh = DeviceMesh::flat(world)});
+    models.materialize(world.device());
+    nn::init(models, {5});
+    for (Stack& model : models) shard_plan(model);
+    std::string heard;
+    try {
+      f(models, world, rows_of(1, 0, 2, 5, world.device()));
+      world.device().synchronize();
+    } catch (const CommError& error) {
+      heard = error.what();
+      reset(models);
+    }
+    return heard;
+  });
+}
+
+TEST_CASE("a rank that calls another model, whose units have the same names, is told of it",
+          "[threads]") {
+  const auto heard = heard_of_models(2, [](auto& models, World& world, const Tensor& x) {
+    const NoGradGuard none;
+    models[world.rank() == 0 ? 0 : 1](x);
+  });
+  for (const std::string& said : heard)
+    CHECK_THAT(said, Contains("rank 0 submitted 'all_gather (root)' ") &&
+                         Contains("rank 1 submitted 'all_gather of root 2: (root)' "));
+  const auto alike = heard_of_models(2, [](auto& models, World&, const Tensor& x) {
+    for (Stack& model : models) mean_square(model(x)).backward();
+  });
+  for (const std::string& said : alike) CHECK(said.empty());
+}
+
+TEST_CASE("a root of a model that is gone leaves its number to the next") {
+  const auto last_of = on_ranks(2, [](World& world) {
+    std::vector<std::string> last;
+    for (int time = 0; time < 3; ++time) {
+      Stack model({5, 7, 5});
+      model.shard({.mesh = DeviceMesh::flat(world)});
+      nn::init(model, {5}, world.device());
+      model(rows_of(1, 0, 2, 5, world.device()));
+      FlightEntry entry;
+      const FlightRecorder& recorder = world.flight_recorder();
+      if (recorder.find(recorder.last_submitted(), entry)) last.emplace_back(entry.name);
+    }
+    return last;
+  });
+  for (const auto& last : last_of)
+    CHECK(last == std::vector<std::string>(3, "all_gather layers.1"));
+}
+
+TEST_CASE("a step of the optimizer that one rank leaves out, or makes twice, is told to every rank",
+          "[threads]") {
+  const int odd_steps = GENERATE(0, 2);
+  const auto heard = heard_of_models(1, [&](auto& models, World& world, const Tensor& x) {
+    optim::Sgd optimizer(models.parameters(), {.lr = 0.1});
+    for (int step = 0; step < 3; ++step) {
+      mean_square(models[0](x)).backward();
+      for (int i = 0; i < (step == 1 && world.rank() == 1 ? odd_steps : 1); ++i) optimizer.step();
+      optimizer.zero_grad();
+    }
+  });
+  for (const std::string& said : heard)
+    CHECK_THAT(said, Contains("all_gather (root)") && Contains("steps: 2)") &&
+                         Contains(concat("steps: ", 1 + odd_steps, ')')) &&
+                         Contains("; ranks differ in steps of the optimizer or the model"));
+}
+
+TEST_CASE("what one rank alone freezes, or lets fly, is told to every rank by what compares them",
+          "[threads]") {
+  using Change = std::function<void(Stack&)>;
+  const Change change = GENERATE(Change([](Stack& m) { m.layers[0].set_trainable(false); }),
+                                 Change([](Stack& m) { set_reductions_in_flight(m, 3); }));
+  const auto heard = heard_of_models(1, [&](auto& models, World& world, const Tensor& x) {
+    mean_square(models[0](x)).backward();
+    if (world.rank() == 1) change(models[0]);
+    mean_square(models[0](x)).backward();
+  });
+  for (const std::string& said : heard)
+    CHECK_THAT(said, Contains("rank 1 submitted 'compare units (frozen, thawed, in flight)'"));
+}
+
 TEST_CASE("a decision that is taken back leaves the gathers' names as they were") {
   for (const std::string& heard : heard_of(
            [](Stack& m) {

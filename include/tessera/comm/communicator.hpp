@@ -89,6 +89,14 @@ struct Collective {
   int target = 0;  // send_recv: the rank that receives
 };
 
+// How far a rank has come that submits a collective; all ranks alike, which messages say. 0: not
+// told.
+struct Progress {
+  double divided_by = 0;          // by how much the rank has divided what it sends
+  std::uint32_t backward_of = 0;  // the number of the forward in whose backward it is
+  std::uint32_t steps = 0;        // that it has begun, or optimizers have made of what it gathers
+};
+
 // Collectives that are submitted as one operation, as often as needed: a communicator looks at the
 // items once, and they may move since. Unchanged until the host knows that what was submitted has
 // run. Sums are taken in rank order, in f32 for 16-bit types, so bits depend on the number of ranks
@@ -100,12 +108,7 @@ class CollectiveGroup {
       : name(called), items_(std::move(items)) {}
 
   const char* name = "";
-  // For messages: the number of the forward in whose backward it is submitted, 0 for none.
-  std::uint64_t backward_of = 0;
-  // What all ranks do alike: by how much a rank has divided what it sends, and how many steps it
-  // has begun; 0: not told.
-  double divided_by = 0;
-  std::uint64_t steps = 0;
+  Progress progress{};
 
   const std::vector<Collective>& items() const noexcept { return items_; }
   // To be changed before the next submit, which looks at all of them again.

@@ -27,9 +27,8 @@ struct FlightEntry {
   std::uint64_t fingerprint = 0;  // over all calls up to this one
   std::int64_t submitted_ns = 0;
   std::int64_t count = 0;
-  std::int64_t bytes = 0;         // of the items of this rank
-  std::uint64_t backward_of = 0;  // CollectiveGroup's, as the next
-  double divided_by = 0;
+  std::int64_t bytes = 0;  // of the items of this rank
+  Progress progress{};
   std::uint64_t around = 0;  // calls before it of the groups around this one
   std::int32_t n_items = 0;
   std::int32_t root = 0;
@@ -46,6 +45,9 @@ struct FlightEntry {
   // "'unit 3' on 'gather' (all_gather of 512 x bf16)"
   std::string to_string() const;
 };
+
+// "; steps: 3; in the backward of forward 4"
+std::string to_string(const Progress& progress);
 
 // Owns no pointers, so that it may lie in memory that several processes see. Ordered: nothing; a
 // reader on another thread or process gets an entry whole or not at all.

@@ -71,10 +71,10 @@ class RankGroup {
   // The host sleeps until every rank is here.
   void barrier() const;
   // Each of `values`, at most kAgreed, becomes its sum over all ranks, or the largest (NaN where
-  // any is NaN), on every rank; the host blocks. Collective. Where nothing runs (`virtual`) all
-  // ranks count as alike.
-  void sum(std::span<double> values) const;
-  void max(std::span<double> values) const;
+  // any is NaN), on every rank; the host blocks. Collective, under `name`. Where nothing runs
+  // (`virtual`) all ranks count as alike.
+  void sum(std::span<double> values, const char* name = "sum") const;
+  void max(std::span<double> values, const char* name = "max") const;
   double sum(double value) const;
   double max(double value) const;
 

@@ -37,4 +37,16 @@ enum class Clip : std::uint8_t { in_place, in_optimizer };
 Tensor clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm,
                       NormType type = NormType::l2, Clip how = Clip::in_place);
 
+// The same by a norm that is given, f32 [], where the gradients are: of a pipeline's stages, say,
+// each of which has computed its own (PyTorch: clip_grads_with_norm_).
+//
+//   const Tensor own = optim::clip_grad_norm(stage.parameters(), 0);  // computes it, and no more
+//   const Tensor all = raw::sqrt(dist::all_reduce(own * own, stages));
+//   optim::clip_grads_with_norm(stage.parameters(), 1, all);
+//
+// Ranks that share gradients give the same norm. Throws: ContractError as clip_grad_norm, and for a
+// norm of another dtype, size or device.
+void clip_grads_with_norm(const std::vector<Parameter>& parameters, double max_norm,
+                          const Tensor& norm, Clip how = Clip::in_place);
+
 }  // namespace tessera::optim

@@ -119,9 +119,9 @@ void set_requires_all_reduce(nn::Module& module, bool requires_all_reduce, bool 
 // Throws: ContractError unless `factor` is finite and above 0, and as set_requires_gradient_sync.
 void set_gradient_divide_factor(nn::Module& module, double factor);
 
-// ShardOptions::reductions_in_flight from here on, on all ranks alike: the next forward of the root
-// looks whether they are. Slots are planned anew when it begins, and the arena moves to its new
-// size as soon as no unit is open.
+// ShardOptions::reductions_in_flight from here on, on all ranks alike: they compare before the next
+// forward of the root, and where one alone has called this, all hear of it. Slots are planned anew
+// when that begins, and the arena moves to its new size as soon as no unit is open.
 // Throws: ContractError unless `reductions` is 1 to 64, and as set_requires_gradient_sync.
 void set_reductions_in_flight(nn::Module& module, int reductions, bool recurse = true);
 
