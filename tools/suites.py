@@ -283,7 +283,7 @@ def name_of(test):
 
 
 def drawn(tests, options):
-    """Of the numbers of ranks of an MPI suite the first, and with --lessons of the lessons a third. With --draw one of the numbers, of the
+    """Of the numbers of ranks of an MPI suite the first, and with --lessons of the lessons a sixth. With --draw one of the numbers, of the
     lessons a quarter, and of the suites, in an order that is another one for each seed, those that fit into --seconds; the first always
     does, so each is drawn sooner or later. With SOAK=1 all."""
     if (options.draw is None and (options.all or options.names)) or os.environ.get("SOAK") == "1":
@@ -295,7 +295,7 @@ def drawn(tests, options):
     lessons = [test for test in kept if kind_of(test) == "lesson"]
     suites = [test for test in kept if kind_of(test) != "lesson"]
     if options.lessons is not None:
-        lessons = random.Random(options.lessons).sample(lessons, -(-len(lessons) // 3))
+        lessons = random.Random(options.lessons).sample(lessons, -(-len(lessons) // 6))
     if options.draw is not None:
         lessons = draw.sample(lessons, -(-len(lessons) // 4))
         suites.sort(key=lambda test: random.Random(f"{options.draw} {name_of(test)}").random(), reverse=options.backwards)
@@ -366,7 +366,7 @@ def main():
     parser.add_argument("--targets", action="store_true", help="print the ninja targets that the suites need")
     parser.add_argument("--filter", help="a Catch2 filter, such as '[threads]'; suites of other kinds are left out")
     parser.add_argument("--draw", type=int, metavar="SEED", help="a quarter of the lessons, and as many suites as fit into --seconds; SOAK=1: all")
-    parser.add_argument("--lessons", type=int, metavar="SEED", help="of the lessons a third, where all quick suites run; SOAK=1: all")
+    parser.add_argument("--lessons", type=int, metavar="SEED", help="of the lessons a sixth, where all quick suites run; SOAK=1: all")
     parser.add_argument("--seconds", type=float, default=360, help="of a processor, that a draw may take by tests/meson.build [360]")
     parser.add_argument("--slow", type=float, metavar="S", help=f"of long suites that take {SLOW} s or more those that fit into S s of a processor")
     parser.add_argument("--backwards", action="store_true", help="draw from the other end, so that few suites are in both draws")

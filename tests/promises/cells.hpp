@@ -39,6 +39,7 @@ struct Cell {
   bool inner = false;                       // a unit within each block's, as decisions.hpp says
   bool backwards = false;                   // the mesh is given by hand: the last rank is first
   std::int64_t every = 1;                   // of so many blocks one is recomputed
+  bool roots = false;                       // each part is one, and the norm
 };
 inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
   return out << "reshard " << c.reshard << ", recompute " << c.recomputes
@@ -54,7 +55,8 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << ", output " << (c.output ? name(*c.output) : "as it is") << ", gains ignored "
              << c.ignores << ", fast " << c.is_fast << ", Muon " << c.orthogonalises << ", fused "
              << c.fused << ", changes " << c.changes << ", inner units " << c.inner
-             << ", ranks backwards " << c.backwards << ", one block recomputed of " << c.every;
+             << ", ranks backwards " << c.backwards << ", one block recomputed of " << c.every
+             << ", roots " << c.roots;
 }
 
 // The cells that every promise is checked in.
@@ -88,6 +90,7 @@ inline std::vector<Cell> cells() {
       {.layers = 3, .changes = true},
       {.micro_batches = 3, .inner = true, .backwards = true},
       {.recomputes = true, .layers = 3, .every = 2},
+      {.micro_batches = 3, .roots = true},
       {.recomputes = true,
        .micro_batches = 3,
        .replicas = 2,
@@ -130,6 +133,7 @@ inline std::vector<Cell> narrow_cells() {
       {.recomputes = true, .selectively = true, .param = bf16, .fused = true},
       {.recomputes = true, .param = bf16, .layers = 3, .changes = true},
       {.reshard = Reshard::always, .param = bf16, .replicas = 2, .inner = true, .backwards = true},
+      {.reshard = Reshard::always, .recomputes = true, .param = bf16, .roots = true},
       {.param = f16, .scales_loss = true},
       {.recomputes = true, .micro_batches = 3, .param = f16, .reduce = f16},
       {.keeps_gradients = true, .param = bf16, .offload = Offload::cpu},

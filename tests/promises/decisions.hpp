@@ -26,6 +26,14 @@ inline void freeze_parts(nn::Llama& model) {
   for (Parameter p : model.blocks[1].parameters()) p.freeze();
 }
 
+// What is called by itself: the model, or where no unit is around them its parts and the norm.
+inline std::vector<nn::Module*> roots_of(nn::Llama& model) {
+  if (model.hook()) return {&model};
+  std::vector<nn::Module*> roots = model.parts();
+  roots.push_back(&model.norm);
+  return roots;
+}
+
 // Behind each block's call y = h + gain * B h, where B is frozen and stored in `stored`. Before
 // units are made. Returns the gains, which are trained.
 inline std::vector<Parameter> add_bases(nn::Llama& model, DType stored) {

@@ -94,6 +94,19 @@ TEST_CASE("with frozen parts that are gathered twice a step takes at most 1.04 o
     }
 }
 
+// Backward prefetches the units of one root: the gather of the next root begins when backward
+// enters it.
+TEST_CASE("where each part is a root a step takes at most 1.04 of the minimum", "[promises]") {
+  for (const Cell& cell :
+       {Cell{.roots = true}, Cell{.reshard = Reshard::always, .param = bf16, .roots = true}})
+    for (const double ratio : {0.25, 0.5, 0.9, 1.5, 3.}) {
+      const TimedStep step = run_timed(cell, machine_for(cell, ratio));
+      INFO(cell << ", ratio " << ratio << ": " << step.seconds << " s, minimum " << step.minimum);
+      CHECK(step.seconds >= step.minimum * (1 - 1e-9));
+      CHECK(step.seconds <= 1.04 * step.minimum);
+    }
+}
+
 // A block that is opened before the root's call takes its slot, and its place on the wire, from
 // what is called first.
 TEST_CASE("with a block that is opened by hand a step takes at most 1.04 of the minimum",

@@ -87,7 +87,7 @@ class Trainee {
       options.precision.output = is_last ? std::nullopt : cell.output;
       fully_shard(*part, options);
     }
-    fully_shard(model_, options);
+    fully_shard(cell.roots ? static_cast<nn::Module&>(model_.norm) : model_, options);
     if (cell.by_hand) decide_by_hand(model_, world);
     model_.materialize(world.device());
     nn::init(model_, {seed});
@@ -105,7 +105,7 @@ class Trainee {
     if (cell.scales_loss)
       scaler_.emplace(world.device(),
                       optim::GradScalerOptions{.init_scale = 256, .growth_interval = 2});
-    shard_plan(model_);
+    for (nn::Module* root : roots_of(model_)) shard_plan(*root);
   }
 
   struct Scalars {

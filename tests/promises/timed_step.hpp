@@ -128,7 +128,7 @@ inline TimedStep run_timed(const Cell& cell, const CostModel& cost,
   for (nn::Module* part : model.parts())
     if (!part->hook())
       fully_shard(*part, part == &model.blocks[model.blocks.size() - 1] ? of_last : options);
-  fully_shard(model, options);
+  fully_shard(cell.roots ? static_cast<nn::Module&>(model.norm) : model, options);
   if (cell.by_hand) decide_by_hand(model, world);
   model.materialize(world.device());
   const auto [matrices, others] = optim::split_for_muon(model.parameters());
@@ -174,7 +174,7 @@ inline TimedStep run_timed(const Cell& cell, const CostModel& cost,
       longest_path(step.operations, is_bound ? MemoryIs::as_planned : MemoryIs::unlimited);
   for (const Operation& op : step.operations)
     (op.stream == StreamId::compute ? step.compute : step.wire) += op.seconds;
-  step.plan = shard_plan(model);
+  step.plan = shard_plan(*roots_of(model).front());
   return step;
 }
 

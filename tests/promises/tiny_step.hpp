@@ -57,6 +57,7 @@ struct TinyConfig {
   bool orthogonalises = false;              // the optimizer is Muon, a turn for each matrix
   bool inner = false;                       // a unit within each block's, as decisions.hpp says
   bool backwards = false;                   // the mesh is given by hand: the last rank is first
+  bool roots = false;                       // each part is one, and the norm
 };
 
 inline constexpr TinyConfig kTinyConfigs[] = {
@@ -141,6 +142,8 @@ inline constexpr TinyConfig kTinyConfigs[] = {
      .replicas = 2,
      .inner = true,
      .backwards = true},
+    {.name = "roots-2", .reshard = Reshard::always, .micro_batches = 2, .roots = true},
+    {.name = "roots-bf16-3", .ranks = 3, .param = bf16, .reduce = bf16, .roots = true},
 };
 
 class TinyStep {
@@ -192,7 +195,7 @@ class TinyStep {
         options.precision.output = part == blocks.back() ? std::nullopt : config.output;
         fully_shard(*part, options);
       }
-    fully_shard(model_, options);
+    fully_shard(config.roots ? static_cast<nn::Module&>(model_.norm) : model_, options);
     if (config.by_hand) decide_by_hand(model_, world);
     model_.materialize(world.device());
     nn::init(model_, {data_seed});
