@@ -134,6 +134,8 @@ struct FlatGroup {
     edited = updated;
     ++edits;
   }
+  // Of optimizers, since it was made or a reset: on all ranks alike.
+  std::uint64_t steps() const noexcept { return version - edits; }
   // Of the trainable entries from first to before end.
   void set_unreduced(std::size_t first, std::size_t end, bool is_unreduced);
   // Throws: ContractError naming `function`, the unit and the remedy where one of them is.

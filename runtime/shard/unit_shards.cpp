@@ -157,14 +157,16 @@ void UnitShards::set_name(std::string to) {
 
 Progress UnitShards::at_gather() const {
   std::uint64_t steps = 0;
-  for (const auto& of : groups) steps += of->version - of->edits;
+  for (const auto& of : groups) steps += of->steps();
   return {.backward_of = static_cast<std::uint32_t>(autograd::forward_of_step()),
           .steps = static_cast<std::uint32_t>(steps)};
 }
 
 Progress UnitShards::at_reduction() const {
-  return {divide_factor, static_cast<std::uint32_t>(autograd::forward_of_step()),
-          static_cast<std::uint32_t>(slots->steps())};
+  Progress progress = at_gather();
+  progress.divided_by = divide_factor;
+  progress.steps += static_cast<std::uint32_t>(slots->steps());
+  return progress;
 }
 
 void UnitShards::give_back(const Slot& slot, bool ends_forward) const noexcept {

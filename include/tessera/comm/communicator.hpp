@@ -94,7 +94,7 @@ struct Collective {
 struct Progress {
   double divided_by = 0;          // by how much the rank has divided what it sends
   std::uint32_t backward_of = 0;  // the number of the forward in whose backward it is
-  std::uint32_t steps = 0;        // that it has begun, or optimizers have made of what it gathers
+  std::uint32_t steps = 0;        // that optimizers have made of its parameters, and that are begun
 };
 
 // Collectives that are submitted as one operation, as often as needed: a communicator looks at the
