@@ -231,8 +231,7 @@ std::string fault_of(const Trial& trial, const std::vector<Ended>& ended) {
 
 }  // namespace
 
-TEST_CASE("what one rank or one replica does otherwise is told to all, or changes nothing",
-          "[threads]") {
+TEST_CASE("what one rank or one replica does otherwise is told to all, or changes nothing") {
   std::random_device device;
   const int trials = GridShare::stride() > 1 ? 60 : 600;
   int told = 0;
