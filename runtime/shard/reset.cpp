@@ -208,7 +208,7 @@ ShardReset reset(nn::Module& tree, std::string_view cause) {
   }
   for (FlatGroup* const group : groups) {
     group->is_consistent = done.parameters_are_consistent;
-    group->edits = group->version;
+    group->edits = group->version;  // steps are counted anew, from 0 on every rank
   }
   autograd::random_state().draws = static_cast<std::uint64_t>(agreed[draws]);
   autograd::forwards() = static_cast<std::uint64_t>(agreed[forwards]);

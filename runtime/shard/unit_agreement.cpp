@@ -69,11 +69,12 @@ bool is_alike(const DeviceMesh& mesh, std::string_view text) {
 
 }  // namespace
 
+// One more than any root has that lives on this device, of those that this host thread has made.
 void Context::take_number() {
   static thread_local std::vector<std::weak_ptr<Context>> roots;
   std::erase_if(roots, [](const auto& weak) { return weak.expired(); });
   for (const auto& weak : roots)
-    if (const auto root = weak.lock(); &root->device().context() == &device().context())
+    if (const auto root = weak.lock(); root && &root->device().context() == &device().context())
       number_ = std::max(number_, root->number_ + 1);
   number_ = static_cast<int>(ends_of(mesh(), number_).second);
   roots.push_back(weak_from_this());

@@ -145,13 +145,13 @@ void UnitShards::expect_gradients() const {
 void UnitShards::set_name(std::string to) {
   name = std::move(to);
   DeviceContext& context = options.mesh.world().device().context();
-  const std::string of = root > 1 ? concat("of root ", root, ": ", name) : name;
-  gather_name = context.intern("all_gather " + of + decisions);
+  const std::string called = root > 1 ? concat("of root ", root, ": ", name) : name;
+  gather_name = context.intern("all_gather " + called + decisions);
   const std::string hooked =
       hook ? " before a hook" + (hook_stream ? concat(" on ", tessera::name(*hook_stream)) : "")
            : "";
-  reduce_name = context.intern("reduce_scatter " + of + hooked);
-  all_reduce_name = context.intern("all_reduce " + of + hooked + decisions);
+  reduce_name = context.intern("reduce_scatter " + called + hooked);
+  all_reduce_name = context.intern("all_reduce " + called + hooked + decisions);
   for (const auto& of : groups) of->name = name;
 }
 

@@ -127,8 +127,9 @@ TEST_CASE("only the gradients of the parameters given are summed and scaled", "[
   }
 }
 
-// Each rank a stage of a pipeline with a tensor of its own: own norms, their squares, the sum and
-// the root are rounded to f32, which moves the norm by 3 of 2^-24 at most; then factor and product.
+// Each rank a stage of a pipeline with a tensor of its own. In units of 2^-24 the norm is moved by
+// 1 where own norms are rounded to f32, 1/2 by their squares, 1 by the two additions and 1 by the
+// root, then factor and product by 1 each: 5.5, and what is of second order.
 TEST_CASE("stages of a pipeline scale by a norm that they have put together", "[optim][threads]") {
   Draw draw;
   INFO("seed " << draw.seed);
@@ -152,7 +153,7 @@ TEST_CASE("stages of a pipeline scale by a norm that they have put together", "[
       const double factor = limit == 1.5 ? limit / (norm + 1e-6) : 1;
       const double expected = gradients.at(i)[k] * factor;
       CHECK(std::abs(scaled[i][k] - expected) <=
-            (factor < 1 ? 5 * 0x1p-24 * std::abs(expected) : 0));
+            (factor < 1 ? 6 * 0x1p-24 * std::abs(expected) : 0));
     }
 }
 

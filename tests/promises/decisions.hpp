@@ -26,6 +26,12 @@ inline void freeze_parts(nn::Llama& model) {
   for (Parameter p : model.blocks[1].parameters()) p.freeze();
 }
 
+// Behind its parts: makes the model the root around them, or leaves each a root of its own, as the
+// norm then is.
+inline void shard_around(nn::Llama& model, const ShardOptions& options, bool has_roots) {
+  fully_shard(has_roots ? static_cast<nn::Module&>(model.norm) : model, options);
+}
+
 // What is called by itself: the model, or where no unit is around them its parts and the norm.
 inline std::vector<nn::Module*> roots_of(nn::Llama& model) {
   if (model.hook()) return {&model};

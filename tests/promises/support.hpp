@@ -87,7 +87,7 @@ class Trainee {
       options.precision.output = is_last ? std::nullopt : cell.output;
       fully_shard(*part, options);
     }
-    fully_shard(cell.roots ? static_cast<nn::Module&>(model_.norm) : model_, options);
+    shard_around(model_, options, cell.roots);
     if (cell.by_hand) decide_by_hand(model_, world);
     model_.materialize(world.device());
     nn::init(model_, {seed});

@@ -128,7 +128,7 @@ inline TimedStep run_timed(const Cell& cell, const CostModel& cost,
   for (nn::Module* part : model.parts())
     if (!part->hook())
       fully_shard(*part, part == &model.blocks[model.blocks.size() - 1] ? of_last : options);
-  fully_shard(cell.roots ? static_cast<nn::Module&>(model.norm) : model, options);
+  shard_around(model, options, cell.roots);
   if (cell.by_hand) decide_by_hand(model, world);
   model.materialize(world.device());
   const auto [matrices, others] = optim::split_for_muon(model.parameters());

@@ -2,6 +2,7 @@
 // ranks hear of it, or it changes nothing. Drawn afresh; a failure prints its seed.
 #include <algorithm>
 #include <iostream>
+#include <iterator>
 #include <random>
 
 #include "tessera/shard/runtime_control.hpp"
@@ -39,53 +40,17 @@ enum class Odd : std::uint8_t {
   count
 };
 
-const char* name(Odd odd) {
-  switch (odd) {
-    case Odd::nothing:
-      return "do nothing else with";
-    case Odd::reshards:
-      return "reshard otherwise";
-    case Odd::stays_open:
-      return "keep open behind backward";
-    case Odd::reads_nothing:
-      return "do not unshard in backward";
-    case Odd::prefetches:
-      return "prefetch in";
-    case Odd::prefetches_in_backward:
-      return "prefetch in backward in";
-    case Odd::syncs_later:
-      return "do not reduce";
-    case Odd::sums_later:
-      return "do not sum over replicas";
-    case Odd::divides:
-      return "divide the gradients of";
-    case Odd::freezes:
-      return "freeze";
-    case Odd::lets_fly:
-      return "let more reductions fly of";
-    case Odd::opens:
-      return "unshard";
-    case Odd::closes:
-      return "reshard";
-    case Odd::leaves_out_unit:
-      return "leave out";
-    case Odd::swaps_units:
-      return "call in another order than";
-    case Odd::leaves_out_backward:
-      return "leave out the backward, not";
-    case Odd::evaluates:
-      return "make one forward more, not";
-    case Odd::leaves_out_step:
-      return "leave out the optimizer's step, not";
-    case Odd::steps_twice:
-      return "make the optimizer's step twice, not";
-    case Odd::calls_other_model:
-      return "call the other model, not";
-    case Odd::count:
-      break;
-  }
-  return "?";
-}
+constexpr const char* kNames[] = {"nothing",     "reshards",
+                                  "stays_open",  "reads_nothing",
+                                  "prefetches",  "prefetches_in_backward",
+                                  "syncs_later", "sums_later",
+                                  "divides",     "freezes",
+                                  "lets_fly",    "opens",
+                                  "closes",      "leaves_out_unit",
+                                  "swaps_units", "leaves_out_backward",
+                                  "evaluates",   "leaves_out_step",
+                                  "steps_twice", "calls_other_model"};
+static_assert(std::size(kNames) == static_cast<std::size_t>(Odd::count));
 
 struct Trial {
   std::uint64_t seed;
@@ -239,9 +204,10 @@ TEST_CASE("what one rank or one replica does otherwise is told to all, or change
     const Trial trial = draw(device());
     const std::vector<Ended> ended = train(trial, true);
     INFO("seed " << trial.seed << ", " << trial.ranks << " ranks, " << trial.replicas
-                 << " replicas, reshard " << trial.reshard << ": from rank " << trial.first_odd
-                 << " on " << trial.odd_ranks << ' ' << name(trial.odd) << " layer " << trial.layer
-                 << " at step " << trial.step);
+                 << " replicas, reshard " << trial.reshard << ": "
+                 << kNames[static_cast<std::size_t>(trial.odd)] << " at step " << trial.step
+                 << " by layer " << trial.layer << ", on " << trial.odd_ranks << " ranks from "
+                 << trial.first_odd);
     CHECK(fault_of(trial, ended) == "");
     told += ended[0].said.empty() ? 0 : 1;
   }

@@ -89,12 +89,12 @@ struct Collective {
   int target = 0;  // send_recv: the rank that receives
 };
 
-// How far a rank has come that submits a collective; all ranks alike, which messages say. 0: not
-// told.
+// How far a rank has come that submits a collective, for messages; 0: not told. Ranks that differ
+// in divided_by or steps are told as if the collective did.
 struct Progress {
   double divided_by = 0;          // by how much the rank has divided what it sends
   std::uint32_t backward_of = 0;  // the number of the forward in whose backward it is
-  std::uint32_t steps = 0;        // that optimizers have made of its parameters, and that are begun
+  std::uint32_t steps = 0;        // by optimizers; of a reduction, and that the root has begun
 };
 
 // Collectives that are submitted as one operation, as often as needed: a communicator looks at the

@@ -86,8 +86,8 @@ class Optimizer {
   // Throws: ContractError for a parameter without memory, and for groups on several devices.
   void prepare();
   // One update from the gradients as they are. Every call counts as one step for all parameters.
-  // All ranks make the same steps: the next gather of what one left out, or made twice, is a
-  // CommError on every rank.
+  // All ranks make the same steps: the next gather or reduction of what one left out, or made
+  // twice, is a CommError on every rank.
   // Throws: as prepare; ContractError for parameters that nobody initialised, loaded or edited.
   void step();
   // The same where `condition`, boolean [], holds when the device comes to it; else values, moments
