@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "tessera/autograd/ops.hpp"
-#include "tessera/distributed/collectives.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tessera/shard/runtime_control.hpp"
 #include "tessera/shard/shard_plan.hpp"
+#include "tests/promises/average.hpp"
 #include "tests/support/double_on_stream.hpp"
 
 namespace tessera::testing {
@@ -109,13 +109,6 @@ inline void add_inner_units(nn::Llama& model, const ShardOptions& options) {
         });
     casts = !casts;
   }
-}
-
-// The gradients of what units leave alone become the mean over all ranks.
-inline void average(const std::vector<Parameter>& ignored, const World& world) {
-  if (world.size() == 1) return;
-  for (const Parameter& p : ignored)
-    raw::copy_into(p.grad(), raw::mul(dist::all_reduce(p.grad(), world), 1. / world.size()));
 }
 
 // Matrices that are not streamed are sharded by columns where the ranks divide them.

@@ -9,7 +9,6 @@
 
 #include "tessera/autograd/ops.hpp"
 #include "tessera/base/error.hpp"
-#include "tessera/distributed/collectives.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tessera/optim/adamw.hpp"
 #include "tessera/optim/clip.hpp"
@@ -18,6 +17,7 @@
 #include "tessera/optim/sgd.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/shard/shard_plan.hpp"
+#include "tests/promises/average.hpp"
 #include "tests/promises/random_model.hpp"
 #include "tests/support/mesh.hpp"
 
@@ -155,10 +155,7 @@ void average_ignored(Part& model, const DeviceMesh* mesh) {
   std::vector<Parameter> some = model.ignored();
   std::erase_if(some, [](const Parameter& p) { return !p.trainable(); });
   for (const Parameter& p : some) (sum(p.value()) * 0.0).backward();
-  if (!mesh) return;
-  for (const Parameter& p : some)
-    raw::copy_into(p.grad(),
-                   raw::mul(dist::all_reduce(p.grad(), mesh->world()), 1.0 / mesh->world().size()));
+  if (mesh) average(some, mesh->world());
 }
 
 // The update, and what is frozen or thawed around it.

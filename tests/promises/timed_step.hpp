@@ -157,7 +157,8 @@ inline TimedStep run_timed(const Cell& cell, const CostModel& cost,
       if (opens == Opens::by_hand) decide_before_backward(model);
       (scaler ? scaler->scale(loss) : loss).backward();
     }
-    average(ignored, world);
+    // One by one, and so by all_reduce: little of the wire is theirs.
+    for (const Parameter& p : ignored) average({p}, world);
     if (scaler) scaler->unscale(*optimizer);
     optim::clip_grad_norm(model.parameters(), 1.0);
     scaler ? scaler->step(*optimizer) : optimizer->step();
