@@ -63,6 +63,15 @@ void* Bench::zeros(std::int64_t bytes) {
   return data;
 }
 
+void* Bench::random_array(DType dtype, std::int64_t size) {
+  void* const data = array(dtype, size);
+  prepare([&](Exec& e) {
+    k().normal(
+        {.out = data, .key = 1, .begin = 0, .count = size, .mean = 0, .std = 1, .dtype = dtype}, e);
+  });
+  return data;
+}
+
 void Bench::release() {
   expect(target_.drain(), "stream");
   for (void* data : arrays_) expect(target_.driver->release(data), "release");
@@ -211,6 +220,7 @@ int run(const std::vector<std::string>& arguments) {
   measure_kernels(bench);
   measure_products(bench);
   measure_attentions(bench);
+  measure_fp8_products(bench);
   return 0;
 }
 

@@ -36,7 +36,9 @@ class Bench {
   T* array(DType dtype, std::int64_t size) {
     return static_cast<T*>(zeros(size * static_cast<std::int64_t>(size_bytes(dtype))));
   }
-  // The same, of one value.
+  // Of normal ones: products of zeros take less power, and so less time, than those of training.
+  void* random_array(DType dtype, std::int64_t size);
+  // One value.
   template <class T>
   T* constant(const T& value) {
     void* const at = zeros(sizeof value);
@@ -86,8 +88,10 @@ class Bench {
 // The wanted ones of all kernels that wait for memory.
 void measure_kernels(Bench& bench);  // bench_kernels.cpp
 void measure_rows(Bench& bench);     // of these, those by rows: bench_rows.cpp
+void measure_float8(Bench& bench);   // and those that make 8-bit floats: bench_fp8.cpp
 // Those that wait for arithmetic: bench_products.cpp.
 void measure_products(Bench& bench);
 void measure_attentions(Bench& bench);
+void measure_fp8_products(Bench& bench);  // bench_fp8.cpp
 
 }  // namespace tessera::gpu_check

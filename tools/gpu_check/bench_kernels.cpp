@@ -244,6 +244,7 @@ void peers(Bench& b) {
 void measure_kernels(Bench& bench) {
   elementwise(bench);
   measure_rows(bench);
+  measure_float8(bench);
   states(bench);
   peers(bench);
 }

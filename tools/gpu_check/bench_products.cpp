@@ -13,16 +13,6 @@ namespace {
 
 using namespace kernels;
 
-// Products of zeros take less power, and so less time, than those of a training step.
-void* random_array(Bench& b, DType dtype, std::int64_t size) {
-  void* const data = b.array(dtype, size);
-  b.prepare([&](Exec& e) {
-    b.k().normal(
-        {.out = data, .key = 1, .begin = 0, .count = size, .mean = 0, .std = 1, .dtype = dtype}, e);
-  });
-  return data;
-}
-
 struct Product {
   std::string name;
   std::int64_t m, n, k;
@@ -32,7 +22,7 @@ struct Product {
 void measure(Bench& b, const Product& p) {
   const std::int64_t m = b.scaled(p.m), n = b.scaled(p.n), k = b.scaled(p.k);
   GemmArgs args{};
-  args.a = random_array(b, bf16, m * k), args.b = random_array(b, bf16, k * n);
+  args.a = b.random_array(bf16, m * k), args.b = b.random_array(bf16, k * n);
   args.c_dtype = p.accumulates ? f32 : bf16, args.c = b.array(args.c_dtype, m * n);
   args.alpha = 1, args.beta = p.accumulates ? 1 : 0, args.batch = 1, args.dtype = bf16;
   args.m = static_cast<std::int32_t>(m), args.n = static_cast<std::int32_t>(n);
@@ -77,8 +67,8 @@ void measure_attention(Bench& b, Heads s, DType dtype) {
   const std::int64_t q_size = s.batch * length * s.heads * s.head_dim,
                      k_size = s.batch * length * s.kv_heads * s.head_dim;
   AttentionArgs f{};
-  f.q = random_array(b, dtype, q_size), f.k = random_array(b, dtype, k_size);
-  f.v = random_array(b, dtype, k_size), f.o = b.array(dtype, q_size);
+  f.q = b.random_array(dtype, q_size), f.k = b.random_array(dtype, k_size);
+  f.v = b.random_array(dtype, k_size), f.o = b.array(dtype, q_size);
   f.lse = b.array(f32, s.batch * s.heads * length), f.scale = 0.125f, f.dtype = dtype;
   f.batch = static_cast<std::int32_t>(s.batch), f.length = static_cast<std::int32_t>(length);
   f.heads = f.q_row = static_cast<std::uint16_t>(s.heads);
@@ -87,7 +77,7 @@ void measure_attention(Bench& b, Heads s, DType dtype) {
 
   AttentionBackwardArgs g{};
   g.q = f.q, g.k = f.k, g.v = f.v, g.o = f.o, g.lse = f.lse, g.scale = f.scale;
-  g.d_o = random_array(b, dtype, q_size), g.dq = b.array(dtype, q_size);
+  g.d_o = b.random_array(dtype, q_size), g.dq = b.array(dtype, q_size);
   g.dk = b.array(dtype, k_size), g.dv = b.array(dtype, k_size);
   const std::int64_t workspace =
       attention_workspace_bytes(s.batch, length, s.heads, s.kv_heads, s.head_dim, dtype, true);

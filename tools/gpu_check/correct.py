@@ -54,7 +54,17 @@ class Correct:
         return works
 
     def sanitizers(self):
-        self.steps_together({f"{tool} {op}": lambda tool=tool, op=op: self.sanitize(tool, op) for tool, ops in TOOLS.items() for op in ops})
+        self.racechecks()
+        self.other_checks()
+
+    def racechecks(self):
+        self.checks_by("racecheck")
+
+    def other_checks(self):
+        self.checks_by(*(tool for tool in TOOLS if tool != "racecheck"))
+
+    def checks_by(self, *tools):
+        self.steps_together({f"{tool} {op}": lambda tool=tool, op=op: self.sanitize(tool, op) for tool in tools for op in TOOLS[tool]})
 
     def cases(self, op):
         try:

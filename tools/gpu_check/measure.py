@@ -16,6 +16,13 @@ SHARE_MARK = 0.75  # the aim is 0.85
 WORLD = 8  # a step is timed as that of one rank of so many
 MACHINES = {"H200": "h200", "H100": "h100", "A100": "a100", "B200": "b200"}  # of include/tessera/device/machine.hpp
 PEAK_TFLOPS = {"H200": 989.4, "H100": 989.4, "A100": 312.0, "B200": 2250.0}  # dense bf16, vendors' data sheets
+NO_FP8 = "A100"
+# What else a step may be, beside the one that is timed for a case: (options, which cases).
+VARIANTS = {
+    "captured": (["--training.captured_step=true", "--training.stop_on_nan=false"], ""),
+    "fused projections": (["--model.projections=fused"], "llama"),
+    "fp8": (["--quantize.linear.float8.recipe_name=tensorwise"], ""),
+}
 
 
 class Measure:
@@ -23,6 +30,7 @@ class Measure:
         self.bandwidths()
         self.attention()
         self.model_products()
+        self.fp8_products()
         if not self.gpu:
             self.step("step of a tiny model", self.tiny_step)
         self.model_steps()
@@ -37,12 +45,26 @@ class Measure:
     def model_products(self):
         self.step("products of the models", lambda: self.measured("model_products"))
 
+    def fp8_products(self):
+        self.step("products of 8-bit floats", self.products_in_8_bits)
+
+    def products_in_8_bits(self):
+        self.expect_8_bits()
+        return self.measured("fp8_products")
+
+    def expect_8_bits(self):
+        if self.gpu and NO_FP8 in self.gpu["name"]:
+            raise Skipped(f"an {NO_FP8} multiplies no 8-bit floats")
+
     def few_steps(self):
         self.model_steps(["gpt2-124m", "llama-1.2b"])
 
     def model_steps(self, names=tuple(CASES)):
         for name in names:
             self.step(f"step of {name}", lambda name=name: self.training_step(name))
+            for variant, (_, models) in VARIANTS.items():
+                if models in name:
+                    self.step(f"step of {name}, {variant}", lambda name=name, variant=variant: self.variant_step(name, variant))
 
     def profiles(self):
         for kernel in PROFILED:
@@ -113,13 +135,23 @@ class Measure:
             raise Failed(f"of the copy bandwidth: {', '.join(failures)}", lines)
         return lines
 
-    def training_step(self, name):
+    def of_a_world(self, name):
+        """A case's setup for a whole world, and the options that make this process one rank of it."""
         if not self.gpu:
             raise Skipped("needs a GPU")
         case = CASES[name]
+        return case | dict(batch=case["batch"] * WORLD), ["--training.mixed_precision_param=bfloat16", f"--emulate={WORLD}"]
+
+    def variant_step(self, name, variant):
+        whole, options = self.of_a_world(name)
+        if variant == "fp8":
+            self.expect_8_bits()
+        lines, _ = self.train(whole, "cuda", 30, self.work / name, *options, *VARIANTS[variant][0])
+        return step_figures(lines)
+
+    def training_step(self, name):
+        whole, options = self.of_a_world(name)
         peak = next((v for k, v in PEAK_TFLOPS.items() if k in self.gpu["name"]), None)
-        whole = case | dict(batch=case["batch"] * WORLD)
-        options = ["--training.mixed_precision_param=bfloat16", f"--emulate={WORLD}"]
         lines, text = self.train(whole, "cuda", 30, self.work / name, *options, *([f"--metrics.peak_tflops={peak}"] if peak else []))
         self.train(whole, "cuda", 10, self.work / name, *options, "--trace=trace.json")
         figures = step_figures(lines)

@@ -4,20 +4,22 @@ minutes: by these seconds a deadline decides what is begun, and results bring th
 SECONDS = {  # of a step whose name begins so, the longest that fits
     "build": 180, "device": 3, "list of kernels": 2, "kernel ": 12, "kernel elementwise": 35, "losses of the CPU, ": 12,
     "2 ranks": 45, "4 ranks": 45, "8 ranks": 45, "ranks on GPUs": 30, "captured steps": 30, "memcheck ": 8, "memcheck reduce": 25, "racecheck ": 30,
-    "racecheck attention": 45, "racecheck embedding": 35, "initcheck ": 36, "synccheck ": 15, "bandwidth": 10, "step of ": 20, "profile of ": 6, "attention, ": 12, "products of the models": 25,
+    "racecheck attention": 45, "racecheck embedding": 35, "initcheck ": 36, "synccheck ": 15, "bandwidth": 10, "step of ": 20, "profile of ": 6, "attention, ": 12, "products of ": 25,
     "beside PyTorch: ": 100,  # one pair, where programs and weights are there; more pairs take what is left
 }
 PART_SECONDS = 540
 # Each is worth something alone: what it calls, in order. See Check in tools/gpu-check.
 PARTS = {
     1: ("every kernel against the CPU, losses, ranks give the same bits, bandwidths", ["right", "bandwidths"]),
-    2: ("training steps, compute-sanitizer", ["few_steps", "sanitizers"]),
-    3: ("attention through cuDNN beside our own, products beside the best of cuBLASLt, profiles", ["attention", "model_products", "profiles"]),
+    2: ("training steps, also captured, with fused projections and in fp8; compute-sanitizer but its racecheck", ["few_steps", "other_checks"]),
+    3: ("attention through cuDNN beside our own, products beside the best of cuBLASLt and in fp8, profiles, racecheck",
+        ["attention", "model_products", "fp8_products", "profiles", "racechecks"]),
     4: ("GPT-2 124M beside PyTorch", ["compare_small"]),
     5: ("a Llama of 1.2 B and 8 layers of 8 B width beside PyTorch", ["compare_large"]),
 }
 # What the compute sanitizers look at: kernels with shared memory, the first cases of each.
-SANITIZED = ("norm", "attention", "attention_backward", "embedding", "softmax", "cross_entropy", "reduce", "optimizer", "flat")
+SANITIZED = ("norm", "attention", "attention_backward", "embedding", "softmax", "cross_entropy", "reduce", "optimizer", "flat", "quantize",
+             "e4m3_rows", "cumsum")
 TOOLS = {"memcheck": SANITIZED, "racecheck": SANITIZED, "initcheck": ("norm",), "synccheck": ("norm", "attention", "attention_backward")}
 # Names of the bench, as its program takes them.
 PROFILED = ("swiglu_backward", "layer_norm_backward", "rms_norm_backward", "adamw", "cross_entropy", "embedding_backward", "attention")

@@ -9,8 +9,8 @@ namespace kernel_test {
 
 TESSERA_CASE("e4m3_rows", "rows of any length and size come back within a rounding to e4m3") {
   for (const DType dtype : {f32, bf16, f16, f64})
-    for (const std::int64_t cols :
-         {std::int64_t{1}, std::int64_t{64}, std::int64_t{61}, c.integer(250, 1100)}) {
+    for (const std::int64_t cols : {std::int64_t{1}, std::int64_t{64}, std::int64_t{61},
+                                    c.integer(250, 1100), 16 * c.integer(250, 300)}) {
       constexpr std::int64_t rows = 7;
       Operand &x = c.input(f32, rows * cols, -3, 3), &codes = c.output(e4m3, rows * cols),
               &scales = c.output(f32, rows), &y = c.output(dtype, rows * cols);
