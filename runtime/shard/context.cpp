@@ -250,15 +250,15 @@ void Context::enter(Unit& unit, const BackwardNeeds& needs) {
   schedule_end();
   unit.calls().enter(needs.version);
   entered_.push_back(&unit);
-  // The last blocks are prefetched before the root is gathered. The root's slot is in use until
-  // forward has ended, so its gather waits, and every gather queued behind it would wait as well.
-  if (unit.shards().is_root()) prefetch(unit);
+  // What backward enters first comes before the root, whose slot is in use until forward has ended,
+  // so that its gather waits, and all behind it; the others come behind: compute waits for it, too.
+  if (unit.shards().is_root()) prefetch(unit, 1);
   if (needs.parameters) {
     unit.gather();
     unit.open();
   }
   if (needs.gradients) unit.take_buffer(needs.ends_round && call_ends_next());
-  if (!unit.shards().is_root()) prefetch(unit);
+  prefetch(unit, unit.shards().options.prefetch_depth);
 }
 
 void Context::leave(Unit& unit, const BackwardNeeds& needs) {
@@ -270,13 +270,12 @@ void Context::leave(Unit& unit, const BackwardNeeds& needs) {
   for (Unit* const outer : entered_) outer->note_uses();
 }
 
-// Gathers the units of the calls that backward enters next, or those that the program has listed.
-void Context::prefetch(Unit& unit) {
+// Gathers the units of the next `depth` calls in backward, or those that the program has listed.
+void Context::prefetch(Unit& unit, int depth) {
   if (!unit.control().prefetch_list(UnitControl::Prefetch::backward).empty()) {
     if (!unit.calls().awaits_round()) unit.gather_listed(UnitControl::Prefetch::backward);
     return;
   }
-  int depth = unit.shards().options.prefetch_depth;
   autograd::for_each_upcoming_step([&](autograd::Region& region, bool begins) {
     const auto* const call = begins ? UnitRegion::of(region) : nullptr;
     const std::shared_ptr<Unit> unit = call ? call->unit() : nullptr;

@@ -140,7 +140,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<Unit> unit(int number) const {
     return units_[static_cast<std::size_t>(number)].lock();
   }
-  void prefetch(Unit& unit);
+  void prefetch(Unit& unit, int depth);
   bool call_ends_next() const;
   void recover() noexcept;
 

@@ -112,6 +112,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   auto unit = std::make_shared<Unit>(claimed, kept, is_read, std::move(list));
   for (const Parameter& p : options.ignored) state_of(p)->is_ignored = true;
   for (nn::Module* const module : modules) module->set_hook(unit);
+  note_made(unit, modules);
   for (Unit* const inner : inside) inner->control().set_inner();
   if (device.is_meta() || held.size() < claimed.size()) return;
   unit->materialize(device);

@@ -195,8 +195,7 @@ void GatheredParameters::open() {
   }
 }
 
-// Nobody may have waited for the gather. Whoever writes the shards next comes after it all the
-// same.
+// Nobody may have waited for the gather. Whoever writes the shards next comes after it even so.
 void GatheredParameters::close(bool ends_forward) {
   shards_.device.context().submit_held();  // it reads the views
   const std::string escaped = state_ == State::open ? escape() : "";

@@ -62,11 +62,23 @@ const char* GradientPiece::all_reduce_name() {
   return shards_.device.context().intern(concat(name, " of ", backwards, " backwards"));
 }
 
-// What the program does with sums that are there when `last` is. Returns where it does.
+// What the program does with sums that are there when `last` is. Returns where it does. Tensors'
+// own operations run on compute, which nothing here orders with another stream.
 Stream GradientPiece::run_hook(Stream last, const Parts& sums) const {
-  const Stream stream = shards_.hook_stream ? shards_.device.stream(*shards_.hook_stream) : last;
+  const Stream stream = shards_.hook_stream ? shards_.device.stream(*shards_.hook_stream) : last,
+               compute = shards_.device.compute();
   if (stream.id() != last.id()) stream.wait(last.record());
+  const Tick before = stream.clock()[stream.id()], computed = compute.clock()[compute.id()];
   shards_.hook({values_of(sums), counts_of(sums), stream});
+  const Tick now = compute.clock()[compute.id()];
+  TESSERA_EXPECT(
+      now == computed || stream.id() == compute.id() ||
+          (compute.clock()[stream.id()] >= before && stream.clock()[compute.id()] >= now),
+      "unit '", shards_.name, "': its all-reduce hook has queued operations on compute, such as ",
+      "tensors' own, while the gradients are on ", name(stream.id()),
+      shards_.replicas ? "" : "; give set_all_reduce_hook StreamId::compute",
+      shards_.replicas ? "; " : ", or ",
+      "let compute wait for g.stream.record() before them, and g.stream for compute's behind");
   return stream;
 }
 
@@ -155,7 +167,8 @@ void unshard(nn::Module& module) {
   const std::shared_ptr<Unit> unit = unit_outside_of_backward("unshard", module);
   if (!unit->context()) {
     TESSERA_EXPECT(!unit->control().is_inner(), "unshard: unit '", unit->name(),
-                   "' lies inside of another one, whose root has not run yet; call shard_plan with "
+                   "' lies inside of another one, whose root has not run yet, or not since a step "
+                   "failed; call shard_plan with "
                    "the root, or the root itself, first");
     shard::Context::build(module);
   }

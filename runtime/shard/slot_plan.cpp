@@ -193,10 +193,10 @@ class AssumedStep {
         taken.push_back(take(unit, SlotKind::gradients, pieces[taken.size()]));
     };
     ++entered_;
-    if (call == 0) prefetch(0);
+    if (call == 0) prefetch(1);
     if (calls_[call].is_read_in_backward) gather(unit);
     take_pieces(inside.empty() && calls_[call].is_first ? 1 : pieces.size());
-    if (call != 0) prefetch(unit);
+    prefetch(needs(unit).prefetch_depth);
     for (auto inner = inside.rbegin(); inner != inside.rend(); ++inner) backward(*inner);
     if (!calls_[call].is_first) return;
     for (std::size_t sent = 0; sent < pieces.size(); ++sent) {
@@ -206,8 +206,7 @@ class AssumedStep {
     taken.clear();
     close(unit, false);
   }
-  void prefetch(int unit) {
-    int depth = needs(unit).prefetch_depth;
+  void prefetch(int depth) {
     for (std::size_t i = entered_; i < order_.size() && depth > 0; ++i) {
       const AssumedCall& call = calls_[order_[i]];
       if (needs(call.unit).keeps_open || needs(call.unit).gather_bytes == 0 ||

@@ -156,6 +156,7 @@ class Unit final : public nn::ModuleHook,
 
 // Of modules of which none lies inside of another; see fully_shard.
 void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& options);
+void note_made(const std::shared_ptr<Unit>& unit, const std::vector<nn::Module*>& modules);
 // A module in a message, while it has no name: "the module of 'blocks.0.weight'".
 std::string called(const nn::Module& module);
 // Of a module that is one, under a root that is laid out by what is trainable now.  Throws:

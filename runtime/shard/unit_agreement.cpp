@@ -67,10 +67,43 @@ bool is_alike(const DeviceMesh& mesh, std::string_view text) {
   return least == most;
 }
 
+// What this host thread has made units of, in order, while they live.
+struct Made {
+  std::weak_ptr<Unit> unit;
+  std::string shapes;  // of all parameters of its modules, those of inner units too
+};
+thread_local std::vector<Made> made;
+
+// Its shapes, and how many others that have them, and lie in no unit, this thread has made before.
+std::pair<std::string, int> among_alike(const Unit& root) {
+  const auto own =
+      std::ranges::find_if(made, [&](const Made& each) { return each.unit.lock().get() == &root; });
+  if (own == made.end()) return {};
+  const auto is_alike = [&](const Made& each) {
+    const auto unit = each.unit.lock();
+    return unit && !unit->control().is_inner() && each.shapes == own->shapes &&
+           &unit->shards().options.mesh.shard_group() == &root.shards().options.mesh.shard_group();
+  };
+  return {own->shapes, static_cast<int>(std::count_if(made.begin(), own, is_alike))};
+}
+
 }  // namespace
+
+// Of a model's root peers call the same one.
+void note_made(const std::shared_ptr<Unit>& unit, const std::vector<nn::Module*>& modules) {
+  std::erase_if(made, [](const Made& each) { return each.unit.expired(); });
+  Made& each = made.emplace_back(Made{unit, {}});
+  for (const nn::Module* const module : modules)
+    for (const Parameter& p : module->parameters()) each.shapes += concat(p.shape());
+}
 
 // One more than any root has that lives on this device, of those that this host thread has made.
 void Context::take_number() {
+  const auto [shapes, place] = among_alike(*unit(0));
+  TESSERA_EXPECT(!is_alike(mesh(), shapes) || is_alike(mesh(), concat(place)),
+                 "fully_shard: unit '", unit(0)->name(), "' is the root of model ", place + 1,
+                 " of those alike that this rank has made, and another rank calls another one; "
+                 "every rank makes models, and calls them first, in the same order");
   static thread_local std::vector<std::weak_ptr<Context>> roots;
   std::erase_if(roots, [](const auto& weak) { return weak.expired(); });
   for (const auto& weak : roots)

@@ -42,6 +42,8 @@ std::vector<Cell> overlap_cells() {
           {.inner = true, .backwards = true},
           {.recomputes = true, .every = 2},
           {.freezes = true},
+          {.reshard = Reshard::always, .prefetch_depth = 2},
+          {.reshard = Reshard::always, .freezes = true, .prefetch_depth = 2},
           {.reshard = Reshard::always, .freezes = true, .stored = e4m3},
           {.param = bf16, .by_hand = true, .stored = bf16, .ignores = true},
           {.param = f16, .scales_loss = true},
@@ -81,17 +83,17 @@ TEST_CASE("a step takes at most 1.01 of the computed minimum", "[promises][fsdp2
     }
 }
 
-// The one combination that misses 1.01: 1.011, and 1.034 with two gathers ahead, where the wire
-// takes 1.5 times as long as compute. What it waits for has not been found.
-TEST_CASE("with frozen parts that are gathered twice a step takes at most 1.04 of the minimum",
+// The one combination that misses 1.01, by 0.13 %: where the wire takes 1.5 times as long as
+// compute, compute waits for the last block's gather when backward enters the block, whose first
+// product, a weight's gradient, reads nothing of it.
+TEST_CASE("with frozen parts that are gathered twice a step takes at most 1.012 of the minimum",
           "[promises]") {
-  for (const int depth : {1, 2})
-    for (const double ratio : {0.25, 0.5, 0.9, 1.5, 3.}) {
-      const Cell cell{.reshard = Reshard::always, .freezes = true, .prefetch_depth = depth};
-      const TimedStep step = run_timed(cell, machine_for(cell, ratio));
-      INFO(cell << ", ratio " << ratio << ": " << step.seconds << " s, minimum " << step.minimum);
-      CHECK(step.seconds <= 1.04 * step.minimum);
-    }
+  for (const double ratio : {0.25, 0.5, 0.9, 1.5, 3.}) {
+    const Cell cell{.reshard = Reshard::always, .freezes = true};
+    const TimedStep step = run_timed(cell, machine_for(cell, ratio));
+    INFO(cell << ", ratio " << ratio << ": " << step.seconds << " s, minimum " << step.minimum);
+    CHECK(step.seconds <= 1.012 * step.minimum);
+  }
 }
 
 // Backward prefetches the units of one root: the gather of the next root begins when backward

@@ -197,6 +197,43 @@ TEST_CASE("a rank that calls another model, whose units have the same names, is 
   for (const std::string& said : alike) CHECK(said.empty());
 }
 
+TEST_CASE("of models alike a rank that first calls another one is told of it on every rank",
+          "[threads]") {
+  const auto heard = on_ranks(2, [](World& world) {
+    const auto made = [&](std::uint64_t seed) {
+      auto model = std::make_unique<Stack>(std::vector<std::int64_t>{5, 7, 5});
+      model->shard({.mesh = DeviceMesh::flat(world)});
+      nn::init(*model, {seed}, world.device());
+      return model;
+    };
+    const Tensor x = rows_of(1, 0, 2, 5, world.device());
+    made(3);  // is gone
+    const auto first = made(5), second = made(6);
+    std::unique_ptr<Stack> alone;  // another kind, which rank 1 never calls
+    if (world.rank() == 1) {
+      alone = std::make_unique<Stack>(std::vector<std::int64_t>{5, 5});
+      alone->shard({.mesh = DeviceMesh::flat(world)});
+    }
+    std::vector<std::string> said;
+    for (Stack* const called : {(world.rank() == 0 ? first : second).get(), second.get()}) {
+      try {
+        mean_square((*called)(x)).backward();
+        said.emplace_back();
+      } catch (const ContractError& error) {
+        said.emplace_back(error.what());
+      }
+    }
+    return said;
+  });
+  for (int rank : {0, 1}) {
+    const auto& said = heard[static_cast<std::size_t>(rank)];
+    CHECK_THAT(said[0], Contains(concat("is the root of model ", rank + 1, " of those alike")) &&
+                            Contains("every rank makes models, and calls them first, in the same "
+                                     "order"));
+    CHECK(said[1].empty());
+  }
+}
+
 TEST_CASE("a root of a model that is gone leaves its number to the next") {
   const auto last_of = on_ranks(2, [](World& world) {
     std::vector<std::string> last;

@@ -250,6 +250,44 @@ TEST_CASE("a hook on compute sums weights of any size, to the bits of a hybrid m
     CHECK(same_bits(hooked[rank], hybrid[rank]));
 }
 
+TEST_CASE("a hook whose operations on compute are not ordered with the gradients is an error",
+          "[threads]") {
+  const int replicas = GENERATE(1, 2);
+  const bool is_ordered = GENERATE(false, true);
+  CAPTURE(replicas, is_ordered);
+  std::vector<std::string> heard(4);
+  // Without the race checker, which would tell the races that the error is about.
+  run_local(4, {.threads = 1}, [&](World& world) {
+    Stack model({5, 7, 5});
+    model.shard({.mesh = DeviceMesh::hybrid(world, {replicas, 4 / replicas})});
+    nn::init(model, {5}, world.device());
+    const Stream compute = world.device().compute();
+    for (const auto& [name, module] : model.named_modules())
+      if (module->hook())
+        set_all_reduce_hook(*module, [=](const ReducedGradient& g) {
+          if (is_ordered) compute.wait(g.stream.record());
+          raw::copy_into(g.values, raw::mul(g.values, 0.5));
+          if (is_ordered) g.stream.wait(compute.record());
+        });
+    try {
+      mean_square(model(rows_of(1, world.rank(), 2, 5, world.device()))).backward();
+    } catch (const std::exception& error) {  // a peer's may come first
+      heard[static_cast<std::size_t>(world.rank())] = error.what();
+      reset(model);
+    }
+  });
+  for (const std::string& said : heard) {
+    if (is_ordered) {
+      CHECK(said.empty());
+    } else {
+      CHECK_THAT(said, Contains("its all-reduce hook has queued operations on compute") &&
+                           Contains(replicas == 1 ? "on reduce; give set_all_reduce_hook "
+                                                    "StreamId::compute, or let"
+                                                  : "on replicate; let compute wait for g.stream"));
+    }
+  }
+}
+
 TEST_CASE("a dry run calls a hook and prices what it queues", "[fsdp2-021]") {
   const RaceCheck check;
   const World world = World::emulated(1, 4, check({.executor = ExecutorKind::virtual_}));

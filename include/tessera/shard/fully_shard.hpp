@@ -160,10 +160,10 @@ void fully_shard(const std::vector<nn::Module*>& modules, const ShardOptions& op
 // else of the model. Of all forwards that no backward of this rank has covered, or of those that a
 // backward of `loss` would reach. A forward whose graph is gone needs none: the next pass covers
 // it. Of several forwards that peers cover in one pass a rank may cover each in one of its own,
-// from the last to the first, where none before them is gone. Where peers retain the graph of
-// `loss`, so does this rank, for the backward that follows. Throws: ContractError for a module that
-// is no root, for a tensor without history, and inside of a backward pass; CommError when a peer
-// does something else.
+// from the last to the first, where none before them is gone. With several roots it is the loss
+// that knows the order of their calls. Where peers retain the graph of `loss`, so does this rank,
+// for the backward that follows. Throws: ContractError for a module that is no root, for a tensor
+// without history, and inside of a backward pass; CommError when a peer does something else.
 void skip_backward(nn::Module& root);
 void skip_backward(const Tensor& loss, bool retain_graph = false);
 

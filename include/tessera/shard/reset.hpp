@@ -36,13 +36,16 @@ struct ShardReset {
 // every rank. What else the program has queued and not waited for may not have run: batches, and
 // state dicts on the device, are made anew, or read by the host before.
 //
-// Does World::recover with `cause`, closes all units below `tree`, and drops all their gradients,
-// those of earlier micro-batches too: the step is discarded whole. Kept are parameters and
-// optimizer state as they are. `tree` is the root, or where a world has several, a module around
-// all of them: one that is left out must be reset and loaded before it is used again. The number of
-// random draws becomes the largest of all ranks; to repeat a step with dropout bit by bit, put back
-// autograd::random_state() from before it. Throws: ContractError for a module that holds no root,
-// or a part of one, or units of several worlds, and inside of a call; CommError as World::recover.
+// Does World::recover with `cause`, on every rank of the world, closes all units below `tree`, and
+// drops all their gradients, those of earlier micro-batches too: the step is discarded whole. Kept
+// are parameters and optimizer state as they are, and what each rank has frozen or decided
+// (shard/runtime_control.hpp). A step that does so says it anew when it is made again, since some
+// ranks may have failed before they came to it; where they differ, the next step says so on every
+// rank. `tree` is the root, or where a world has several, a module around all of them: one that is
+// left out must be reset and loaded before it is used again. The number of random draws becomes the
+// largest of all ranks; to repeat a step with dropout bit by bit, put back autograd::random_state()
+// from before it. Throws: ContractError for a module that holds no root, or a part of one, or units
+// of several worlds, and inside of a call; CommError as World::recover.
 ShardReset reset(nn::Module& tree, std::string_view cause = {});
 
 }  // namespace tessera

@@ -144,7 +144,8 @@ using AllReduceHook = std::function<void(const ReducedGradient&)>;
 // the host, in backward, in one order on all ranks. The engine orders by events what the hook
 // queues, and takes no memory for it. Dry runs call it, too, so that what it queues is planned and
 // priced; it reads no values there. On `StreamId::compute` tensors' own operations and
-// distributed/collectives.hpp may be used as they are, at the price of overlap.
+// distributed/collectives.hpp may be used as they are, at the price of overlap; else they want a
+// wait of compute for `stream` before them, and one of `stream` for compute behind.
 //
 //   auto mesh = DeviceMesh::grid(world, {{"replicas", 2}, {"shards", 4}});
 //   fully_shard(model, {.mesh = mesh["shards"]});
@@ -158,7 +159,8 @@ using AllReduceHook = std::function<void(const ReducedGradient&)>;
 // An empty hook ends that. What the hook throws comes out of backward.
 // Throws: ContractError for a stream without a hook, one where the mesh has replicas, whose sums
 // have theirs, or one of the host; for a unit on one rank, where nothing is reduced; and as
-// set_requires_gradient_sync. Where some ranks have a hook and some none, the step fails on all of
+// set_requires_gradient_sync. Backward throws one where operations that a hook has queued on
+// compute have no such waits. Where some ranks have a hook and some none, the step fails on all of
 // them with a CommError.
 void set_all_reduce_hook(nn::Module& module, AllReduceHook hook,
                          std::optional<StreamId> stream = std::nullopt);
