@@ -4,6 +4,7 @@
 
 #include "runtime/shard/unit.hpp"
 #include "tessera/base/philox.hpp"
+#include "tessera/device/device_context.hpp"
 #include "tessera/param/gather_transform.hpp"
 
 namespace tessera::shard {
@@ -52,20 +53,31 @@ std::string text_of(const Facts& facts) {
   return text;
 }
 
-// Collective over the mesh: all ranks get the same answer, the least and the most of their values.
-std::pair<double, double> ends_of(const DeviceMesh& mesh, double value) {
-  double ends[] = {-value, value};
-  constexpr const char* kName = "compare units (frozen, thawed, in flight)";
-  mesh.shard_group().max(ends, kName);
-  if (const RankGroup* const same = mesh.replicate_group()) same->max(ends, kName);
-  return {-ends[0], ends[1]};
-}
+// Compares over a mesh, where it is collective: all ranks get the same answer. `name` is what a
+// rank hears of that peers compare, while it does something else.
+class Agreement {
+ public:
+  Agreement(const DeviceMesh& mesh, const char* name) : mesh_(mesh), name_(name) {}
 
-bool is_alike(const DeviceMesh& mesh, std::string_view text) {
-  // Of a hash 53 bits, which travel exactly.
-  const auto [least, most] = ends_of(mesh, static_cast<double>(fnv1a(text) >> 11));
-  return least == most;
-}
+  // The least and the most of all ranks' values.
+  std::pair<double, double> ends_of(double value) const {
+    double ends[] = {-value, value};
+    mesh_.shard_group().max(ends, name_);
+    if (const RankGroup* const same = mesh_.replicate_group()) same->max(ends, name_);
+    return {-ends[0], ends[1]};
+  }
+  bool is_alike(std::string_view text) const {
+    // Of a hash 53 bits, which travel exactly.
+    const auto [least, most] = ends_of(static_cast<double>(fnv1a(text) >> 11));
+    return least == most;
+  }
+
+ private:
+  const DeviceMesh& mesh_;
+  const char* name_;
+};
+
+constexpr const char* kFirst = "compare units (first call, in flight)";
 
 // What this host thread has made units of, in order, while they live.
 struct Made {
@@ -100,7 +112,8 @@ void note_made(const std::shared_ptr<Unit>& unit, const std::vector<nn::Module*>
 // One more than any root has that lives on this device, of those that this host thread has made.
 void Context::take_number() {
   const auto [shapes, place] = among_alike(*unit(0));
-  TESSERA_EXPECT(!is_alike(mesh(), shapes) || is_alike(mesh(), concat(place)),
+  const Agreement agreement(mesh(), kFirst);
+  TESSERA_EXPECT(!agreement.is_alike(shapes) || agreement.is_alike(concat(place)),
                  "fully_shard: unit '", unit(0)->name(), "' is the root of model ", place + 1,
                  " of those alike that this rank has made, and another rank calls another one; "
                  "every rank makes models, and calls them first, in the same order");
@@ -109,33 +122,41 @@ void Context::take_number() {
   for (const auto& weak : roots)
     if (const auto root = weak.lock(); root && &root->device().context() == &device().context())
       number_ = std::max(number_, root->number_ + 1);
-  number_ = static_cast<int>(ends_of(mesh(), number_).second);
+  number_ = static_cast<int>(agreement.ends_of(number_).second);
   roots.push_back(weak_from_this());
 }
 
 // One small collective where all is well; else as many as it takes to say what differs.
 void Context::expect_alike() const {
   std::vector<Facts> units;
-  std::string all;
+  std::string all, changed;  // the first unit that this rank has changed since they were laid out
   for (const auto& weak : units_) {
-    units.push_back(facts_of(*weak.lock()));
+    const auto unit = weak.lock();
+    units.push_back(facts_of(*unit));
     all += text_of(units.back());
+    const FlatGroup* const group = unit->shards().group.get();
+    if (changed.empty() && !calls_.empty() && group && !group->is_laid_out) changed = unit->name();
   }
-  if (is_alike(mesh(), all)) return;
+  const char* const name =
+      changed.empty()
+          ? kFirst
+          : device().context().intern(concat("compare units: '", changed, "' has changed"));
+  const Agreement agreement(mesh(), name);
+  if (agreement.is_alike(all)) return;
   const char* const remedy =
       "; every rank makes the same units, in the same order, with the same options";
-  const auto [least, most] = ends_of(mesh(), static_cast<double>(units.size()));
+  const auto [least, most] = agreement.ends_of(static_cast<double>(units.size()));
   for (std::size_t i = 0; i < static_cast<std::size_t>(least); ++i)
-    TESSERA_EXPECT(is_alike(mesh(), units[i][0].second), "fully_shard: unit ", i + 1, " of ",
+    TESSERA_EXPECT(agreement.is_alike(units[i][0].second), "fully_shard: unit ", i + 1, " of ",
                    units.size(), " is here '", units[i][0].second, "', on another rank another",
                    remedy);
   TESSERA_EXPECT(least == most, "fully_shard: here the model has ", units.size(),
                  units.size() == 1 ? " unit" : " units", ", on one rank ", least, ", on another ",
                  most, "; the last here is '", units.back()[0].second, "'", remedy);
   for (const Facts& facts : units) {
-    if (is_alike(mesh(), text_of(facts))) continue;
+    if (agreement.is_alike(text_of(facts))) continue;
     for (const auto& fact : facts)
-      TESSERA_EXPECT(is_alike(mesh(), fact.second), "fully_shard: unit '", facts[0].second,
+      TESSERA_EXPECT(agreement.is_alike(fact.second), "fully_shard: unit '", facts[0].second,
                      "' differs between ranks in ", fact.first, "; here: ", fact.second,
                      &fact != &facts.back()
                          ? remedy
@@ -164,8 +185,9 @@ void Context::follow_plan(Context& planned) {
                      "; in the planned step: ", there[fact].second, kSameModel);
   }
   planned.slots_->begin_step(true);  // so its last step is over
-  TESSERA_EXPECT(is_alike(mesh(), concat(planned.slots_->fingerprint_of_plans())),
-                 "shard_plan: ranks have planned other steps; every rank plans the same calls");
+  TESSERA_EXPECT(
+      Agreement(mesh(), "compare plans").is_alike(concat(planned.slots_->fingerprint_of_plans())),
+      "shard_plan: ranks have planned other steps; every rank plans the same calls");
   slots_->adopt(*planned.slots_);
   has_run_ = true;
 }
