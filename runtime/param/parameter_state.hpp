@@ -20,33 +20,33 @@ struct ParameterState final : autograd::Leaf {
     std::string name;  // full, dotted; empty of a root, and until its tree has been asked for names
   };
 
+  // First, side by side, what every opening of its unit touches.
+  std::shared_ptr<FlatGroup> group;  // null before it is materialized
+  std::shared_ptr<Storage> window;   // of the full tensor; see Note [Windows]
+  const Event* ready = nullptr;      // compute waits for it before value(); null where it has
+  const Tensor* full = nullptr;      // what value() gives while it is trainable; null: made anew
+  std::shared_ptr<GradientSinks> sinks;
+  int entry = -1;                    // in the group
+  DType dtype = DType::f32;          // of the values, in the group
+  DType compute_dtype = DType::f32;  // of the full tensor
+  bool trainable = true;
+  bool is_set = false;  // by nn::init, a load or an edit: not the zeros of its memory
+  bool is_streamed = false, is_ignored = false;  // by its unit; by units below, and those around
+  std::int64_t window_offset_bytes = 0;
   std::string name;  // full, dotted; set by the module tree
   Shape shape;
   Initializer initializer;
-  bool trainable = true;
-  bool is_set = false;  // by nn::init, a load or an edit: not the zeros of its memory
-  ShardSpec spec;       // the whole parameter until a unit claims it
+  ShardSpec spec;                                    // the whole parameter until a unit claims it
   std::shared_ptr<const DeviceMesh> mesh;            // of its unit; null without one
-  std::shared_ptr<FlatGroup> group;                  // null before it is materialized
-  int entry = -1;                                    // in the group
-  DType dtype = DType::f32;                          // of the values, in the group
-  DType compute_dtype = DType::f32;                  // of the full tensor
   std::shared_ptr<const GatherTransform> transform;  // how it is gathered; null: as it is
   std::int64_t block_rows = 0;                       // of a ragged shard; 0: even
   std::vector<RowPart> row_parts;                    // that it stacks; none: it is one
-  std::shared_ptr<Storage> window;                   // of the full tensor; see Note [Windows]
-  std::int64_t window_offset_bytes = 0;
-  const Tensor* full = nullptr;  // what value() gives while it is trainable; null: made anew
-  const Event* ready = nullptr;  // compute waits for it before value(); null where it has
-  std::shared_ptr<GradientSinks> sinks;
-  const std::string* unit = nullptr;        // the name of the unit that claimed it
-  int names = 0;                            // under which modules have registered it
-  int modules = 0;                          // that have registered it
-  std::vector<Streaming> streaming;         // of these modules, in order of what they said
-  bool is_streamed = false;                 // by its unit
-  bool is_ignored = false;                  // by units below it, and so by those around them
-  std::shared_ptr<ParameterSlices> slices;  // null: it is there as a whole
-  std::int64_t first_row = 0;               // of a slice: in its chunk
+  const std::string* unit = nullptr;                 // the name of the unit that claimed it
+  int names = 0;                                     // under which modules have registered it
+  int modules = 0;                                   // that have registered it
+  std::vector<Streaming> streaming;                  // of these modules, in order of what they said
+  std::shared_ptr<ParameterSlices> slices;           // null: it is there as a whole
+  std::int64_t first_row = 0;                        // of a slice: in its chunk
 
   const FlatEntry& flat_entry() const { return group->entries[static_cast<std::size_t>(entry)]; }
   // Frozen and thawed parameters have one until, and from when, their unit follows.
