@@ -74,10 +74,11 @@ Stream GradientPiece::run_hook(Stream last, const Parts& sums) const {
   TESSERA_EXPECT(
       now == computed || stream.id() == compute.id() ||
           (compute.clock()[stream.id()] >= before && stream.clock()[compute.id()] >= now),
-      "unit '", shards_.name, "': its all-reduce hook has queued operations on compute, such as ",
-      "tensors' own, while the gradients are on ", name(stream.id()),
-      shards_.replicas ? "" : "; give set_all_reduce_hook StreamId::compute",
-      shards_.replicas ? "; " : ", or ",
+      "unit '", shards_.name,
+      "': its all-reduce hook has queued operations on compute, such as "
+      "tensors' own, while the gradients are on ",
+      name(stream.id()),
+      shards_.replicas ? "; " : "; give set_all_reduce_hook StreamId::compute, or ",
       "let compute wait for g.stream.record() before them, and g.stream for compute's behind");
   return stream;
 }
@@ -168,8 +169,7 @@ void unshard(nn::Module& module) {
   if (!unit->context()) {
     TESSERA_EXPECT(!unit->control().is_inner(), "unshard: unit '", unit->name(),
                    "' lies inside of another one, whose root has not run yet, or not since a step "
-                   "failed; call shard_plan with "
-                   "the root, or the root itself, first");
+                   "failed; call shard_plan with the root, or the root itself, first");
     shard::Context::build(module);
   }
   unit->context()->expect_valid(unit->name());

@@ -77,13 +77,14 @@ class Agreement {
   const char* name_;
 };
 
-constexpr const char* kFirst = "compare units (first call, in flight)";
+constexpr const char* kFirstCall = "compare units (first call, in flight)";
 
-// What this host thread has made units of, in order, while they live.
+// A unit, and the shapes of all parameters of its modules, those of inner units too.
 struct Made {
   std::weak_ptr<Unit> unit;
-  std::string shapes;  // of all parameters of its modules, those of inner units too
+  std::string shapes;
 };
+// Those that this host thread has made and that live, in order.
 thread_local std::vector<Made> made;
 
 // Its shapes, and how many others that have them, and lie in no unit, this thread has made before.
@@ -101,7 +102,7 @@ std::pair<std::string, int> among_alike(const Unit& root) {
 
 }  // namespace
 
-// Of a model's root peers call the same one.
+// By these take_number tells whether peers call the same of several models.
 void note_made(const std::shared_ptr<Unit>& unit, const std::vector<nn::Module*>& modules) {
   std::erase_if(made, [](const Made& each) { return each.unit.expired(); });
   Made& each = made.emplace_back(Made{unit, {}});
@@ -112,7 +113,7 @@ void note_made(const std::shared_ptr<Unit>& unit, const std::vector<nn::Module*>
 // One more than any root has that lives on this device, of those that this host thread has made.
 void Context::take_number() {
   const auto [shapes, place] = among_alike(*unit(0));
-  const Agreement agreement(mesh(), kFirst);
+  const Agreement agreement(mesh(), kFirstCall);
   TESSERA_EXPECT(!agreement.is_alike(shapes) || agreement.is_alike(concat(place)),
                  "fully_shard: unit '", unit(0)->name(), "' is the root of model ", place + 1,
                  " of those alike that this rank has made, and another rank calls another one; "
@@ -139,7 +140,7 @@ void Context::expect_alike() const {
   }
   const char* const name =
       changed.empty()
-          ? kFirst
+          ? kFirstCall
           : device().context().intern(concat("compare units: '", changed, "' has changed"));
   const Agreement agreement(mesh(), name);
   if (agreement.is_alike(all)) return;

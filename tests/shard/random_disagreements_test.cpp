@@ -37,21 +37,21 @@ enum class Odd : std::uint8_t {
   leaves_out_step,
   steps_twice,
   calls_other_model,
-  calls_other_first,  // of models alike, before all steps
+  mistakes_models,  // of two alike one for the other, from the first call on
   count
 };
 
-constexpr const char* kNames[] = {"nothing",          "reshards",
-                                  "stays_open",       "reads_nothing",
-                                  "prefetches",       "prefetches_in_backward",
-                                  "syncs_later",      "sums_later",
-                                  "divides",          "freezes",
-                                  "lets_fly",         "opens",
-                                  "closes",           "leaves_out_unit",
-                                  "swaps_units",      "leaves_out_backward",
-                                  "evaluates",        "leaves_out_step",
-                                  "steps_twice",      "calls_other_model",
-                                  "calls_other_first"};
+constexpr const char* kNames[] = {"nothing",        "reshards",
+                                  "stays_open",     "reads_nothing",
+                                  "prefetches",     "prefetches_in_backward",
+                                  "syncs_later",    "sums_later",
+                                  "divides",        "freezes",
+                                  "lets_fly",       "opens",
+                                  "closes",         "leaves_out_unit",
+                                  "swaps_units",    "leaves_out_backward",
+                                  "evaluates",      "leaves_out_step",
+                                  "steps_twice",    "calls_other_model",
+                                  "mistakes_models"};
 static_assert(std::size(kNames) == static_cast<std::size_t>(Odd::count));
 
 struct Trial {
@@ -93,15 +93,13 @@ class Training {
  public:
   Training(const World& world, const Trial& trial, Odd odd)
       : world_(world), trial_(trial), odd_(odd) {
-    for (Stack* model : {&model_, &other_})
+    for (Stack* model : {&first_made_, &second_made_})
       model->shard(
           {.mesh = mesh_of(world, trial.replicas), .reshard_after_forward = trial.reshard});
-    nn::init(model_, {trial.seed}, world.device());
-    nn::init(other_, {trial.seed + 1}, world.device());
+    nn::init(first_made_, {trial.seed}, world.device());
+    nn::init(second_made_, {trial.seed + 1}, world.device());
     const NoGradGuard none;
-    const bool in_order = odd != Odd::calls_other_first;
-    for (Stack* const called : {in_order ? &model_ : &other_, in_order ? &other_ : &model_})
-      (*called)(batch(0));
+    model_(batch(0)), other_(batch(0));
   }
   // The whole values that it leaves.
   Values run() {
@@ -159,7 +157,10 @@ class Training {
   const World& world_;
   const Trial& trial_;
   const Odd odd_;
-  Stack model_{{kWidth, kWidth, kWidth, kWidth}}, other_{{kWidth, kWidth, kWidth, kWidth}};
+  Stack first_made_{{kWidth, kWidth, kWidth, kWidth}},
+      second_made_{{kWidth, kWidth, kWidth, kWidth}};
+  Stack &model_ = odd_ == Odd::mistakes_models ? second_made_ : first_made_,
+        &other_ = odd_ == Odd::mistakes_models ? first_made_ : second_made_;
 };
 
 struct Ended {

@@ -1,4 +1,5 @@
 // 8-bit floats: the kernels that make them, which wait for memory, and their products.
+#include <algorithm>
 #include <string>
 
 #include "kernels/e4m3_rows.hpp"

@@ -20,7 +20,7 @@ PARTS = {
 # What the compute sanitizers look at: kernels with shared memory, the first cases of each.
 SANITIZED = ("norm", "attention", "attention_backward", "embedding", "softmax", "cross_entropy", "reduce", "optimizer", "flat", "quantize",
              "e4m3_rows", "cumsum")
-TOOLS = {"memcheck": SANITIZED, "racecheck": SANITIZED, "initcheck": ("norm",), "synccheck": ("norm", "attention", "attention_backward")}
+TOOLS = {"memcheck": SANITIZED, "racecheck": SANITIZED, "initcheck": ("norm",), "synccheck": SANITIZED}
 # Names of the bench, as its program takes them.
 PROFILED = ("swiglu_backward", "layer_norm_backward", "rms_norm_backward", "adamw", "cross_entropy", "embedding_backward", "attention")
 

@@ -144,8 +144,8 @@ using AllReduceHook = std::function<void(const ReducedGradient&)>;
 // the host, in backward, in one order on all ranks. The engine orders by events what the hook
 // queues, and takes no memory for it. Dry runs call it, too, so that what it queues is planned and
 // priced; it reads no values there. On `StreamId::compute` tensors' own operations and
-// distributed/collectives.hpp may be used as they are, at the price of overlap; else they want a
-// wait of compute for `stream` before them, and one of `stream` for compute behind.
+// distributed/collectives.hpp may be used as they are, at the price of overlap; elsewhere compute
+// waits for `stream.record()` before them, and `stream` for what compute records behind.
 //
 //   auto mesh = DeviceMesh::grid(world, {{"replicas", 2}, {"shards", 4}});
 //   fully_shard(model, {.mesh = mesh["shards"]});
