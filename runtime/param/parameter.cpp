@@ -167,10 +167,13 @@ Tensor value_of(const std::shared_ptr<ParameterState>& state) {
   TESSERA_EXPECT(state->window != nullptr, state->without_memory());
   TESSERA_EXPECT(!state->window->is_closed(), "parameter '", state->name, "' of unit '",
                  *state->unit,
-                 "' was used while the unit is closed; use it inside the module's call");
-  TESSERA_EXPECT(!state->unit || state->window->version == state->group->version, "parameter '",
-                 state->name, "' of unit '", *state->unit,
-                 "' was updated since the unit was unsharded; call unshard again");
+                 "' was used while the unit is closed; use it inside the module's call",
+                 state->names > 1 ? ", or make one unit around all modules that share it" : "");
+  TESSERA_EXPECT(
+      !state->unit || state->window->version == state->group->version, "parameter '", state->name,
+      "' of unit '", *state->unit,
+      "' was updated since the unit was opened; update it outside of calls, and behind that "
+      "call unshard again");
   if (!state->unit && !state->group->is_laid_out) state->group->lay_out_gradient();
   if (state->ready) state->window->device.compute().wait(*state->ready);
   if (!state->trainable) return view_of(state);

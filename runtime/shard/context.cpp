@@ -233,7 +233,7 @@ void Context::begin_forward(std::vector<Event>& forwards, bool is_root) {
   }
   if (!is_root) return;
   if (may_hold_units_) close_stale_units();
-  if (slots_->is_to_be_agreed()) expect_alike();
+  if (slots_->to_be_agreed() >= 0) expect_alike();
   slots_->begin_step(autograd::grad_enabled());
   has_run_ = true;
 }

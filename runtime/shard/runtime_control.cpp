@@ -209,6 +209,13 @@ void set_reshard_after_backward(nn::Module& module, bool reshards, bool recurse)
 
 void set_unshard_in_backward(nn::Module& module, bool unshards) {
   for_each_unit("set_unshard_in_backward", module, false, [unshards](Unit& unit) {
+    const UnitShards& shards = unit.shards();
+    for (const auto& p : shards.streamed)
+      TESSERA_EXPECT(!shards.parameters.empty() || shard::backward_reads_slices(*p) == unshards,
+                     "set_unshard_in_backward: unit '", unit.name(), "' streams '", p->name,
+                     "' alone, of which backward gathers ",
+                     unshards ? "no slices" : "the slices that it reads",
+                     ", as its module says; leave the call out");
     unit.control().set_unshard_in_backward(unshards);
     if (unit.context())
       unit.set_neighbours(unit.context()->neighbours(unit.shards().options.reshard_after_forward));

@@ -47,7 +47,7 @@ Slots::~Slots() {
 // the next lies where it lay before.
 void Slots::begin_step(bool trains) {
   steps_ += trains ? 1 : 0;
-  is_to_be_agreed_ = false;
+  to_be_agreed_ = -1;
   if (are_plans_old_) plan_anew();
   std::vector<SlotUse> carried;
   for (Live& live : live_) {

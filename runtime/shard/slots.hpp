@@ -50,12 +50,14 @@ class Slots {
   }
   // UnitNeeds'. All plans are made anew when the next step begins.
   void set_reductions_in_flight(int unit, int reductions) {
-    is_to_be_agreed_ = was_set_ = true;
+    was_set_ = true;
+    if (to_be_agreed_ < 0 || unit < to_be_agreed_) to_be_agreed_ = unit;
     int& known = units_[static_cast<std::size_t>(unit)].reductions_in_flight;
     if (std::exchange(known, reductions) != reductions) are_plans_old_ = true;
   }
-  // Whether a setter was called since the step began, with another value or not: ranks compare it.
-  bool is_to_be_agreed() const noexcept { return is_to_be_agreed_; }
+  // The first unit of which the setter was called since the step began, with another value or not:
+  // ranks compare it. Negative for none.
+  int to_be_agreed() const noexcept { return to_be_agreed_; }
 
   std::int64_t bytes() const noexcept;
   // The least that any plan of the steps so far would need.
@@ -120,7 +122,8 @@ class Slots {
   std::uint64_t steps_ = 0;
   bool is_planned_ = true;  // so far
   bool trains_ = true;
-  bool is_to_be_agreed_ = false, are_plans_old_ = false, was_set_ = false;
+  int to_be_agreed_ = -1;
+  bool are_plans_old_ = false, was_set_ = false;
   bool wants_resize_ = false;
   std::int64_t least_bytes_ = 0;
   std::vector<PlannedUses> planned_uses_;

@@ -13,6 +13,12 @@ constexpr std::int64_t kMostSlices = 256;
 
 }  // namespace
 
+bool backward_reads_slices(const ParameterState& parameter) {
+  return std::ranges::any_of(parameter.streaming, [](const auto& streaming) {
+    return streaming.module->reads_parameters_in_backward();
+  });
+}
+
 StreamedParameter::StreamedParameter(const Unit& unit,
                                      const std::shared_ptr<ParameterState>& parameter,
                                      std::int64_t bytes) {
@@ -31,9 +37,7 @@ StreamedParameter::StreamedParameter(const Unit& unit,
   most = rounded(most, most / aligned * aligned);
   std::int64_t at_once = spec.world == 1 ? chunk : ceil_div(chunk, ceil_div(chunk, most));
   at_once = rounded(at_once, round_up(at_once, aligned));
-  const bool is_read = std::ranges::any_of(parameter->streaming, [](const auto& streaming) {
-    return streaming.module->reads_parameters_in_backward();
-  });
+  const bool is_read = backward_reads_slices(*parameter);
   for (std::int64_t begin = 0; begin < chunk; begin += at_once) {
     const SliceRows rows{spec.rows(), chunk, begin, std::min(at_once, chunk - begin)};
     auto state = std::make_shared<ParameterState>();

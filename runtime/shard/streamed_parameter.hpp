@@ -15,6 +15,9 @@ namespace tessera::shard {
 
 class Unit;
 
+// Whether any module that streams it says so.
+bool backward_reads_slices(const ParameterState& parameter);
+
 class StreamedParameter final : public ParameterSlices {
  public:
   // Of `parameter`, claimed and materialized by `unit`: slices of `bytes` at most, of the full

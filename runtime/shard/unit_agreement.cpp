@@ -77,7 +77,7 @@ class Agreement {
   const char* name_;
 };
 
-constexpr const char* kFirstCall = "compare units (first call, in flight)";
+constexpr const char* kFirstCall = "compare units (first call)";
 
 // A unit, and the shapes of all parameters of its modules, those of inner units too.
 struct Made {
@@ -136,7 +136,9 @@ void Context::expect_alike() const {
     units.push_back(facts_of(*unit));
     all += text_of(units.back());
     const FlatGroup* const group = unit->shards().group.get();
-    if (changed.empty() && !calls_.empty() && group && !group->is_laid_out) changed = unit->name();
+    const bool was_set = slots_ && slots_->to_be_agreed() == unit->shards().number;
+    if (changed.empty() && !calls_.empty() && (was_set || (group && !group->is_laid_out)))
+      changed = unit->name();
   }
   const char* const name =
       changed.empty()

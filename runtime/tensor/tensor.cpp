@@ -200,8 +200,8 @@ Tensor Tensor::read_only(std::shared_ptr<const std::string> parameter) && {
 
 std::byte* Tensor::data() const {
   const Storage& s = *impl().storage;
-  TESSERA_EXPECT(!s.is_closed(), "a parameter of unit '", *s.unit,
-                 "' was used while the unit is closed; ", s.remedy);
+  TESSERA_EXPECT(!s.is_closed(), "a parameter of unit '", *s.unit, "', of shape ", shape(),
+                 ", was used while the unit is closed; ", s.remedy);
   return s.data == nullptr ? nullptr : s.data + impl().offset_bytes;
 }
 

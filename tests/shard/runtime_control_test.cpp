@@ -398,8 +398,27 @@ TEST_CASE("whether backward gathers a unit may change, and is an error where it 
        })) {
     CHECK(read == 6);
     CHECK(unread == 5);
-    CHECK_THAT(wrong, Contains("reads_parameters_in_backward"));
+    CHECK_THAT(wrong, Contains("of shape [") && Contains("reads_parameters_in_backward"));
   }
+}
+
+TEST_CASE("who uses a shared parameter outside of its unit hears that it is shared") {
+  struct Tied final : nn::Module {
+    Tied() { register_modules("first", first, "second", second); }
+    Tensor operator()(const Tensor& x) {
+      return call([&] { return second(first(x)); });
+    }
+    nn::Linear first{4, 4}, second{first.weight};
+  };
+  for (const std::string& said : on_ranks(2, [](World& world) {
+         Tied model;
+         fully_shard(model.first, {.mesh = DeviceMesh::flat(world)});
+         fully_shard(model, {.mesh = DeviceMesh::flat(world)});
+         nn::init(model, {1}, world.device());
+         return thrown_by([&] { model(Tensor::zeros({2, 4}, f32, world.device())); });
+       }))
+    CHECK_THAT(said, Contains("'first.weight' of unit 'first' was used while the unit is closed") &&
+                         Contains("or make one unit around all modules that share it"));
 }
 
 TEST_CASE("a method of a class that can't be changed runs as a call of its unit",

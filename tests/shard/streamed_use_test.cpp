@@ -96,6 +96,19 @@ TEST_CASE("reshard closes the slices that a call has left open", "[threads]") {
   }
 }
 
+TEST_CASE("whether backward gathers slices is what their module says", "[threads]") {
+  for (const auto& [agrees, differs] : on_ranks(2, [](World& world) {
+         Projection model(8);
+         fully_shard(model, {.mesh = DeviceMesh::flat(world), .slice_bytes = 32});
+         nn::init(model, {1}, world.device());
+         return std::pair(thrown_by([&] { set_unshard_in_backward(model, true); }),
+                          thrown_by([&] { set_unshard_in_backward(model, false); }));
+       })) {
+    CHECK(agrees.empty());
+    CHECK_THAT(differs, Contains("streams 'weight' alone") && Contains("leave the call out"));
+  }
+}
+
 TEST_CASE("a streamed parameter used elsewhere names the modules that stream it", "[threads]") {
   struct Both final : nn::Module {
     Both() { register_modules("first", first, "second", second, "layer", layer); }

@@ -57,7 +57,8 @@ void set_reshard_after_backward(nn::Module& module, bool reshards, bool recurse 
 // nn::Module::reads_parameters_in_backward says. A unit that a recomputed function calls is
 // gathered all the same, and of a streamed parameter its module says at each use. Where it is false
 // and backward reads a parameter that is not there, that is a ContractError.
-// Throws: as set_reshard_after_forward.
+// Throws: as set_reshard_after_forward, and where all that the unit has is streamed, unless it says
+// what its modules say.
 void set_unshard_in_backward(nn::Module& module, bool unshards);
 
 // --- Which gathers run ahead ---
