@@ -8,8 +8,7 @@
 namespace tessera::comm {
 namespace {
 
-constexpr const char* kRemedy =
-    "; every rank must submit the same collectives, alike in all that stands here";
+constexpr const char* kRemedy = "; every rank must submit the same collectives in the same order";
 
 // "'unit 3' (2 items; item 1: all_gather of 512 x bf16)", with the item that tells it from another
 // operation.

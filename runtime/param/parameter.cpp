@@ -169,11 +169,9 @@ Tensor value_of(const std::shared_ptr<ParameterState>& state) {
                  *state->unit,
                  "' was used while the unit is closed; use it inside the module's call",
                  state->names > 1 ? ", or make one unit around all modules that share it" : "");
-  TESSERA_EXPECT(
-      !state->unit || state->window->version == state->group->version, "parameter '", state->name,
-      "' of unit '", *state->unit,
-      "' was updated since the unit was opened; update it outside of calls, and behind that "
-      "call unshard again");
+  TESSERA_EXPECT(!state->unit || state->window->version == state->group->version, "parameter '",
+                 state->name, "' of unit '", *state->unit,
+                 "' was updated since the unit was opened; outside of calls, call unshard again");
   if (!state->unit && !state->group->is_laid_out) state->group->lay_out_gradient();
   if (state->ready) state->window->device.compute().wait(*state->ready);
   if (!state->trainable) return view_of(state);

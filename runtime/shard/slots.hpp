@@ -51,12 +51,11 @@ class Slots {
   // UnitNeeds'. All plans are made anew when the next step begins.
   void set_reductions_in_flight(int unit, int reductions) {
     was_set_ = true;
-    if (to_be_agreed_ < 0 || unit < to_be_agreed_) to_be_agreed_ = unit;
+    if (to_be_agreed_ < 0) to_be_agreed_ = unit;
     int& known = units_[static_cast<std::size_t>(unit)].reductions_in_flight;
     if (std::exchange(known, reductions) != reductions) are_plans_old_ = true;
   }
-  // The first unit of which the setter was called since the step began, with another value or not:
-  // ranks compare it. Negative for none.
+  // The first unit that was set since the step began, to another value or not; negative for none.
   int to_be_agreed() const noexcept { return to_be_agreed_; }
 
   std::int64_t bytes() const noexcept;
@@ -118,14 +117,11 @@ class Slots {
   // --- the step that runs ---
   std::vector<SlotUse> uses_;
   std::vector<Live> live_;
-  std::int64_t now_ = 0;
+  std::int64_t now_ = 0, least_bytes_ = 0;
   std::uint64_t steps_ = 0;
   bool is_planned_ = true;  // so far
-  bool trains_ = true;
+  bool trains_ = true, are_plans_old_ = false, was_set_ = false, wants_resize_ = false;
   int to_be_agreed_ = -1;
-  bool are_plans_old_ = false, was_set_ = false;
-  bool wants_resize_ = false;
-  std::int64_t least_bytes_ = 0;
   std::vector<PlannedUses> planned_uses_;
   std::uint64_t followed_ = 0;  // whose plan these are
 
