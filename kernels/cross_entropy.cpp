@@ -90,4 +90,27 @@ void cross_entropy_with_gradient(const CrossEntropyWithGradientArgs& a, Exec& ex
   });
 }
 
+void cross_entropy_of_parts(const CrossEntropyOfPartsArgs& a, Exec& exec) {
+  const auto join = [&]<class C>(C) {
+    const auto *const losses = static_cast<const C*>(a.losses),
+                      *lses = static_cast<const C*>(a.lses);
+    for_ranges(exec, a.rows, row_grain(8 * a.parts), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) {
+        C top = lses[r], total = 0, rest = 0;
+        for (std::int64_t p = 1; p < a.parts; ++p) top = std::max(top, lses[p * a.rows + r]);
+        for (std::int64_t p = 0; p < a.parts; ++p) {
+          const std::int64_t at = p * a.rows + r;
+          total += std::exp(lses[at] - top);
+          rest += losses[at] - lses[at];
+        }
+        const C lse = top + std::log(total);
+        static_cast<C*>(a.lse)[r] = lse;
+        static_cast<C*>(a.loss)[r] = lse + rest;
+      }
+    });
+  };
+  if (a.rows == 0 || a.parts == 0) return;
+  a.dtype == DType::f64 ? join(0.0) : join(0.0F);
+}
+
 }  // namespace tessera::kernels::cpu

@@ -237,6 +237,30 @@ struct WithGradient {
   }
 };
 
+// A thread a row.
+template <class C>
+struct OfParts {
+  C *loss, *lse;
+  const C *losses, *lses;
+  std::int64_t rows;
+  int parts;
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    const std::int64_t row = t.global_index();
+    if (row >= rows) return;
+    ExpSum<C> sum;
+    C rest = 0;
+    for (int p = 0; p < parts; ++p) {
+      const C one[1] = {lses[p * rows + row]};
+      sum.add(one);
+      rest += losses[p * rows + row] - one[0];
+    }
+    const C value = sum.top + std::log(sum.total);
+    lse[row] = value;
+    loss[row] = value + rest;
+  }
+};
+
 template <class T>
 Forward<T> body_of(const CrossEntropyArgs& a) {
   using C = Compute<T>;
@@ -305,6 +329,17 @@ void cross_entropy_with_gradient(const CrossEntropyWithGradientArgs& a, Exec& ex
         return launch_blocks(std::integral_constant<int, 1024>{});
     launch_blocks(std::integral_constant<int, 512>{});
   });
+}
+
+void cross_entropy_of_parts(const CrossEntropyOfPartsArgs& a, Exec& exec) {
+  const auto launch_rows = [&]<class C>(C) {
+    launch<kThreads>(
+        exec, {blocks_for(a.rows, kThreads)}, 0,
+        OfParts<C>{static_cast<C*>(a.loss), static_cast<C*>(a.lse), static_cast<const C*>(a.losses),
+                   static_cast<const C*>(a.lses), a.rows, static_cast<int>(a.parts)});
+  };
+  if (a.rows == 0 || a.parts == 0 || are_too_many(a.parts, exec)) return;
+  a.dtype == DType::f64 ? launch_rows(0.0) : launch_rows(0.0F);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -60,4 +60,16 @@ struct CrossEntropyWithGradientArgs {
   }
 };
 
+// The losses over a whole vocabulary from those over its parts, [parts, rows] each and `dtype`, f32
+// or f64: of each row one part has the target, and everywhere else loss and lse are one.
+//
+//   lse[r] = log(sum over p of exp(lses[p, r])),  loss[r] = lse[r] + sum over p of
+//   (losses[p, r] - lses[p, r])
+struct CrossEntropyOfPartsArgs {
+  void *loss, *lse;
+  const void *losses, *lses;
+  std::int64_t rows, parts;
+  DType dtype;
+};
+
 }  // namespace tessera::kernels

@@ -160,25 +160,25 @@ void panel_product(Packed<Compute<T>>& packed, Compute<T>* c, std::int64_t ldc, 
   }
 }
 
-// c = beta c + bias, the start of a sum; beta 0 does not read c.
+// c = beta c0 + bias, the start of a sum; beta 0 does not read c0.
 template <class C, class T>
-void start(C* c, std::int64_t ldc, const T* bias, Sizes s, C beta) {
+void start(C* c, const C* c0, std::int64_t ldc, const T* bias, Sizes s, C beta) {
   const Vec<C> factor(beta), zero(C(0));
-  for (std::int64_t i = 0; i < s.m; ++i, c += ldc) {
+  for (std::int64_t i = 0; i < s.m; ++i, c += ldc, c0 += ldc) {
     for_lanes<C>(s.n, [&](std::int64_t j, auto io) {
       const Vec<C> add = bias == nullptr ? zero : io.load(bias + j);
-      io.store(c + j, beta == C(0) ? add : fma(factor, io.load(c + j), add));
+      io.store(c + j, beta == C(0) ? add : fma(factor, io.load(c0 + j), add));
     });
   }
 }
 
 // One task whose C has the computing type: summed where it lies.
 template <class T>
-void direct_task(const GemmArgs& args, Compute<T>* c, View<T> a, View<T> b, const T* bias,
-                 Sizes s) {
+void direct_task(const GemmArgs& args, Compute<T>* c, const Compute<T>* c0, View<T> a, View<T> b,
+                 const T* bias, Sizes s) {
   using C = Compute<T>;
-  const bool plain = bias == nullptr && (args.beta == 0 || args.beta == 1) && s.k > 0;
-  if (!plain) start(c, args.ldc, bias, s, static_cast<C>(args.beta));
+  const bool plain = bias == nullptr && (args.beta == 0 || (args.beta == 1 && c0 == c)) && s.k > 0;
+  if (!plain) start(c, c0, args.ldc, bias, s, static_cast<C>(args.beta));
   if (s.k > 0)
     panel_product(in_scratch<Packed<C>>(), c, args.ldc, a, b, s, static_cast<C>(args.alpha),
                   !plain || args.beta == 1);
@@ -190,15 +190,16 @@ struct Rounded {
   alignas(64) float sums[kBlockRows * kPanelCols<float>];
 };
 template <class T>
-void rounded_task(const GemmArgs& args, T* c, View<T> a, View<T> b, const T* bias, Sizes s) {
+void rounded_task(const GemmArgs& args, T* c, const T* c0, View<T> a, View<T> b, const T* bias,
+                  Sizes s) {
   auto& [packed, sums] = in_scratch<Rounded>();
-  start(sums, s.n, bias, s, 0.0f);
+  start(sums, sums, s.n, bias, s, 0.0f);
   if (s.k > 0) panel_product(packed, sums, s.n, a, b, s, static_cast<float>(args.alpha), true);
   const Vec<float> beta(static_cast<float>(args.beta));
-  for (std::int64_t i = 0; i < s.m; ++i, c += args.ldc) {
+  for (std::int64_t i = 0; i < s.m; ++i, c += args.ldc, c0 += args.ldc) {
     for_lanes<float>(s.n, [&](std::int64_t j, auto io) {
       const Vec<float> v = io.load(sums + i * s.n + j);
-      io.store(c + j, args.beta == 0 ? v : fma(beta, io.load(c + j), v));
+      io.store(c + j, args.beta == 0 ? v : fma(beta, io.load(c0 + j), v));
     });
   }
 }
@@ -224,7 +225,7 @@ Grid grid_of(const GemmArgs& args, std::int64_t widest, std::int64_t tallest) {
   return g;
 }
 
-// Calls f(c, a, b, bias, sizes) for every task of every matrix of the batch.
+// Calls f(c, c0, a, b, bias, sizes) for every task of every matrix of the batch.
 template <class T, class Out, class F>
 void for_grid(const GemmArgs& args, const Grid& g, Exec& exec, F f) {
   parallel_for(exec, args.batch * g.row_tasks * g.col_tasks, [&](std::int64_t task) {
@@ -234,7 +235,9 @@ void for_grid(const GemmArgs& args, const Grid& g, Exec& exec, F f) {
     const auto a = View<T>::of(args.a, batch * args.a_batch_stride, args.lda, args.trans_a);
     const auto b = View<T>::of(args.b, batch * args.b_batch_stride, args.ldb, args.trans_b);
     const T* bias = args.bias == nullptr ? nullptr : static_cast<const T*>(args.bias) + j;
-    f(static_cast<Out*>(args.c) + batch * args.c_batch_stride + i * args.ldc + j, a.from(i, 0),
+    const std::int64_t at = batch * args.c_batch_stride + i * args.ldc + j;
+    f(static_cast<Out*>(args.c) + at,
+      static_cast<const Out*>(args.c0 == nullptr ? args.c : args.c0) + at, a.from(i, 0),
       b.from(0, j), bias,
       Sizes{std::min<std::int64_t>(g.rows, args.m - i), std::min<std::int64_t>(g.cols, args.n - j),
             args.k});

@@ -184,20 +184,25 @@ void reduce(const ReduceArgs& a, Exec& exec) {
 
 void sumsq_flat(const SumsqFlatArgs& a, Exec& exec) {
   constexpr std::int64_t max_parts = 256;
-  double parts[max_parts] = {};
-  const std::int64_t grain = std::max<std::int64_t>(65536, (a.count / max_parts / 16 + 1) * 16);
-  for_ranges(exec, a.count, grain, [&](std::int64_t begin, std::int64_t end) {
-    parts[begin / grain] = sumsq(a.in + begin, end - begin);
-  });
-  double total = 0;
-  for (const double part : parts) total += part;
-  if (a.out_dtype == DType::f64) {
-    double* out = static_cast<double*>(a.out);
-    *out = (a.accumulate ? *out : 0) + total;
-  } else {
-    float* out = static_cast<float*>(a.out);
-    *out = static_cast<float>((a.accumulate ? static_cast<double>(*out) : 0) + total);
+  const bool is_wide = a.out_dtype == DType::f64;
+  double sum = 0;
+  if (a.accumulate)
+    sum = is_wide ? *static_cast<double*>(a.out) : static_cast<double>(*static_cast<float*>(a.out));
+  for (std::int32_t i = 0; i < a.arrays; ++i) {
+    double parts[max_parts] = {};
+    const std::int64_t grain =
+        std::max<std::int64_t>(65536, (a.count[i] / max_parts / 16 + 1) * 16);
+    for_ranges(exec, a.count[i], grain, [&](std::int64_t begin, std::int64_t end) {
+      parts[begin / grain] = sumsq(a.in[i] + begin, end - begin);
+    });
+    double total = 0;
+    for (const double part : parts) total += part;
+    sum += total;
   }
+  if (is_wide)
+    *static_cast<double*>(a.out) = sum;
+  else
+    *static_cast<float*>(a.out) = static_cast<float>(sum);
 }
 
 }  // namespace tessera::kernels::cpu

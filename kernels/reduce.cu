@@ -59,6 +59,52 @@ struct Result {
   }
 };
 
+// What a thread of a group has of the sum over x[0, count).
+template <class A, class T>
+TESSERA_DEVICE A sum_of(const Group& group, const T* x, int count, bool squared) {
+  constexpr int N = kPack<T>;
+  const int head = elements_before_boundary(x, count), packs = (count - head) / N;
+  A total = 0;
+  for (int p = group.lane; p < packs; p += kAtOnce * group.size) {
+    Held<T, N> some[kAtOnce] = {};
+    for (int k = 0; k < kAtOnce; ++k)
+      if (p + k * group.size < packs) some[k] = load_held<N>(x + head + (p + k * group.size) * N);
+    for (int k = 0; k < kAtOnce; ++k) {
+      const Pack<T, N> pack = some[k];
+      for (int j = 0; p + k * group.size < packs && j < N; ++j)
+        total += term<A>(pack.at[j], squared);
+    }
+  }
+  if (group.lane < count - packs * N)
+    total += term<A>(x[group.lane < head ? group.lane : packs * N + group.lane], squared);
+  return total;
+}
+
+// A block adds up a part of an array.
+struct SumArrays {
+  SumsqFlatArgs a;
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    const float* x = nullptr;
+    std::int64_t part = t.block(), left = 0;
+    for (int i = 0; i < kSumsqArrays; ++i) {  // unrolled: no address of a parameter is taken
+      if (i >= a.arrays || x != nullptr) continue;
+      const std::int64_t parts = parts_of(a.count[i], a.part);
+      if (part < parts) {
+        x = a.in[i] + part * a.part;
+        left = a.count[i] - part * a.part;
+      } else {
+        part -= parts;
+      }
+    }
+    const Group group(t, kThreads);
+    const double sum = group_reduce(
+        t, group, sum_of<double>(group, x, static_cast<int>(left < a.part ? left : a.part), true),
+        t.shared<double>(), Sum{});
+    if (group.lane == 0) a.parts[a.parts_before + t.block()] = sum;
+  }
+};
+
 // A group of threads adds up a part of a row.
 template <class T, class A>
 struct SumRows {
@@ -69,29 +115,15 @@ struct SumRows {
   bool squared;
 
   TESSERA_DEVICE void operator()(Thread& t) const {
-    constexpr int N = kPack<T>;
     const Group group(t, group_size);
     const std::int64_t segment = t.block() * (kThreads / group.size) + group.index;
     const bool live = segment < rows * parts;
     const std::int64_t row = parts == 1 ? segment : segment / parts;  // a division takes its time
     const std::int64_t begin = (segment - row * parts) * part;
     const int count = live ? static_cast<int>(n - begin < part ? n - begin : part) : 0;
-    const T* x = in + (live ? row * n + begin : 0);
-    const int head = elements_before_boundary(x, count), packs = (count - head) / N;
-    A total = 0;
-    for (int p = group.lane; p < packs; p += kAtOnce * group.size) {
-      Held<T, N> some[kAtOnce] = {};
-      for (int k = 0; k < kAtOnce; ++k)
-        if (p + k * group.size < packs) some[k] = load_held<N>(x + head + (p + k * group.size) * N);
-      for (int k = 0; k < kAtOnce; ++k) {
-        const Pack<T, N> pack = some[k];
-        for (int j = 0; p + k * group.size < packs && j < N; ++j)
-          total += term<A>(pack.at[j], squared);
-      }
-    }
-    if (group.lane < count - packs * N)
-      total += term<A>(x[group.lane < head ? group.lane : packs * N + group.lane], squared);
-    total = group_reduce(t, group, total, t.shared<A>(), Sum{});
+    const A total =
+        group_reduce(t, group, sum_of<A>(group, in + (live ? row * n + begin : 0), count, squared),
+                     t.shared<A>(), Sum{});
     if (live && group.lane == 0) result.put(segment, total);
   }
 };
@@ -305,9 +337,9 @@ void reduce(const ReduceArgs& a, Exec& exec) {
 }
 
 void sumsq_flat(const SumsqFlatArgs& a, Exec& exec) {
-  const Sums all{a.in, 1, a.count, 1, true};
+  const Sums all{a.in[0], 1, a.count[0], 1, true};
   if (a.parts != nullptr) {
-    launch_sums<float, double>(all, {a.parts + a.parts_before, -1, DType::f64}, a.part, exec);
+    launch<kThreads>(exec, {parts_of(a)}, kWarps * sizeof(double), SumArrays{a});
     if (!a.is_last) return;
     const Sums parts{a.parts, 1, a.parts_before + parts_of(a), 1, false};
     return launch_sums<double, double>(parts, {a.out, -1, a.out_dtype}, parts.n, exec);

@@ -48,26 +48,34 @@ inline int launches_of(const ReduceArgs& a) {
   return is_sum && !is_one_launch(a) ? 2 : 1;
 }
 
-// *out = (accumulate ? *out : 0) + sum of in[i]^2; `in` is f32, `out` f32 or f64. Accumulates in
-// f64.
+// *out = (accumulate ? *out : 0) + the squares of all elements of so many arrays, in[i] of
+// count[i], f32; `out` is f32 or f64. Accumulates in f64.
 //
-// The sum over several arrays takes a call each, which accumulates behind the first. With `parts` a
+// The sum over more arrays takes several calls, which accumulate behind the first. With `parts` a
 // GPU then adds all of it up in the last call: parts has sums of `part` elements of the arrays, at
-// least one of each, in order, `parts_before` of which are of earlier calls.
+// least one of each, in order, `parts_before` of which are of earlier calls. Without it a call has
+// one array.
+inline constexpr int kSumsqArrays = 5;
 struct SumsqFlatArgs {
   void* out;
-  const float* in;
-  std::int64_t count;
+  const float* in[kSumsqArrays];
+  std::int64_t count[kSumsqArrays];
+  std::int32_t arrays;
   DType out_dtype;
   bool accumulate, is_last = true;
   double* parts = nullptr;
   std::int64_t part = 0, parts_before = 0;
 };
 constexpr int launches_of(const SumsqFlatArgs& a) {
-  return (a.parts ? a.is_last : a.count > kSumElements) ? 2 : 1;
+  return (a.parts ? a.is_last : a.count[0] > kSumElements) ? 2 : 1;
+}
+constexpr std::int64_t parts_of(std::int64_t count, std::int64_t part) {
+  return std::max<std::int64_t>(1, (count + part - 1) / part);
 }
 constexpr std::int64_t parts_of(const SumsqFlatArgs& a) {
-  return std::max<std::int64_t>(1, (a.count + a.part - 1) / a.part);
+  std::int64_t parts = 0;
+  for (int i = 0; i < a.arrays; ++i) parts += parts_of(a.count[i], a.part);
+  return parts;
 }
 // The part of arrays that have so many elements together: no more parts than a block adds up soon.
 constexpr std::int64_t sumsq_part(std::int64_t elements) {

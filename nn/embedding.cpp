@@ -24,4 +24,21 @@ Tensor Embedding::operator()(const Tensor& ids, Caller at) {
   return call(look_up, ids);
 }
 
+Tensor Embedding::add_positions(const Tensor& x, Caller at) {
+  const CallSite site(at);
+  TESSERA_EXPECT(
+      x.ndim() >= 2 && x.size(-1) == weight.shape()[1] && x.size(-2) <= weight.shape()[0],
+      "Embedding: x is ", x.shape(), ", the table of positions ", weight.shape(),
+      "; expected [..., n, dim] and at least n rows of dim");
+  const std::int64_t n = x.size(-2);
+  if (is_hooked() || weight.slices() > 1) return x + (*this)(Tensor::arange(n, i32, x.device()));
+  Tensor sum;
+  weight.for_each_slice(
+      [&](const Tensor& rows, const SliceRows&) {
+        sum = x + (n == rows.size(0) ? rows : slice(rows, 0, 0, n));
+      },
+      reads_parameters_in_backward());
+  return sum;
+}
+
 }  // namespace tessera::nn

@@ -37,7 +37,7 @@ Tensor Gpt2Block::operator()(const Tensor& x_BTC, Caller at) {
   const CallSite site(at);
   const auto forward = [&](const Tensor& in_BTC) {
     const auto [h_BTC, normed_BTC] = ln_2.of_sum(in_BTC, drop(attn(ln_1(in_BTC))));
-    return h_BTC + drop(mlp(normed_BTC));
+    return drop.drops() ? h_BTC + drop(mlp(normed_BTC)) : mlp.add_to(h_BTC, normed_BTC);
   };
   return call(forward, x_BTC);
 }
@@ -81,8 +81,7 @@ bool Gpt2::is_left_in_files(std::string_view name) const {
 }
 
 Tensor Gpt2::forward(const Tensor& tokens_BT) {
-  const Tensor position_ids = Tensor::arange(tokens_BT.size(1), i32, tokens_BT.device());
-  return norm(run(blocks, drop(embedding(tokens_BT) + positions(position_ids))));
+  return norm(run(blocks, drop(positions.add_positions(embedding(tokens_BT)))));
 }
 
 }  // namespace tessera::nn

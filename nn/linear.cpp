@@ -44,8 +44,7 @@ void Linear::set_fp8(std::optional<Fp8Recipe> recipe) {
 }
 
 Tensor Linear::multiply(const Tensor& x) {
-  const Tensor b = bias.defined() ? bias.value() : Tensor();
-  return fp8_ ? linear_fp8(x, weight, b, *fp8_) : linear(x, weight, b);
+  return fp8_ ? linear_fp8(x, weight, bias_value(), *fp8_) : linear(x, weight, bias_value());
 }
 
 Tensor Linear::operator()(const Tensor& x, Caller at) {
@@ -65,7 +64,7 @@ Activated Linear::gelu(const Tensor& x, Caller at) {
   const CallSite site(at);
   return call(
       [&](const Tensor& in) {
-        if (!fp8_) return linear_gelu(in, weight, bias.defined() ? bias.value() : Tensor());
+        if (!fp8_) return linear_gelu(in, weight, bias_value());
         const Tensor before = multiply(in);
         return Activated{before, raw::gelu(before)};
       },
@@ -76,10 +75,20 @@ Tensor Linear::operator()(const Activated& x, Caller at) {
   const CallSite site(at);
   return call(
       [&](const Activated& in) {
-        if (!fp8_) return linear(in, weight, bias.defined() ? bias.value() : Tensor());
+        if (!fp8_) return linear(in, weight, bias_value());
         return multiply(tessera::gelu(in.before));  // whose derivative is no product's here
       },
       x);
+}
+
+Tensor Linear::add_to(const Tensor& residual, const Tensor& x, Caller at) {
+  const CallSite site(at);
+  return is_bare() ? add_linear(residual, x, weight, bias_value()) : residual + (*this)(x);
+}
+
+Tensor Linear::add_to(const Tensor& residual, const Activated& x, Caller at) {
+  const CallSite site(at);
+  return is_bare() ? add_linear(residual, x, weight, bias_value()) : residual + (*this)(x);
 }
 
 Tensor Linear::cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits,
@@ -93,8 +102,7 @@ Tensor Linear::cross_entropy(const Tensor& x, const Tensor& targets, std::int64_
       const bool is_read_in_backward = !gradient;
       weight.for_each_slice(
           [&](const Tensor& whole, const SliceRows&) {
-            loss = linear_cross_entropy(in, whole, bias.defined() ? bias.value() : Tensor(), wanted,
-                                        chunk_rows, gradient);
+            loss = linear_cross_entropy(in, whole, bias_value(), wanted, chunk_rows, gradient);
           },
           is_read_in_backward);
       return loss;

@@ -44,7 +44,7 @@ Tensor LlamaBlock::operator()(const Tensor& x_BTC, Caller at) {
   const auto forward = [&](const Tensor& in_BTC) {
     const auto [h_BTC, normed_BTC] =
         post_attention_layernorm.of_sum(in_BTC, self_attn(input_layernorm(in_BTC)));
-    return h_BTC + mlp(normed_BTC);
+    return mlp.add_to(h_BTC, normed_BTC);
   };
   return call(forward, x_BTC);
 }

@@ -33,19 +33,21 @@ SwigluMlp::SwigluMlp(std::int64_t dim, std::int64_t hidden, Projections projecti
   if (!device.is_meta()) materialize(device);
 }
 
+Tensor SwigluMlp::gated(const Tensor& x) {
+  if (is_fused()) return swiglu(gate_up_proj(x));
+  const SharedFp8Input shared;
+  const Tensor gate = gate_proj(x);  // before up: as registered, so backward needs them in turn
+  return swiglu(gate, up_proj(x));
+}
+
 Tensor SwigluMlp::operator()(const Tensor& x, Caller at) {
   const CallSite site(at);
-  const auto forward = [&](const Tensor& in) {
-    if (is_fused()) return down_proj(swiglu(gate_up_proj(in)));
-    const auto activated = [&] {
-      const SharedFp8Input shared;
-      const Tensor gate =
-          gate_proj(in);  // before up: as registered, so backward needs them in turn
-      return swiglu(gate, up_proj(in));
-    };
-    return down_proj(activated());
-  };
-  return call(forward, x);
+  return call([&](const Tensor& in) { return down_proj(gated(in)); }, x);
+}
+
+Tensor SwigluMlp::add_to(const Tensor& residual, const Tensor& x, Caller at) {
+  const CallSite site(at);
+  return is_hooked() ? residual + (*this)(x) : down_proj.add_to(residual, gated(x));
 }
 
 GeluMlp::GeluMlp(std::int64_t dim, std::int64_t hidden, const Device& device)
@@ -58,6 +60,11 @@ GeluMlp::GeluMlp(std::int64_t dim, std::int64_t hidden, const Device& device)
 Tensor GeluMlp::operator()(const Tensor& x, Caller at) {
   const CallSite site(at);
   return call([&](const Tensor& in) { return c_proj(c_fc.gelu(in)); }, x);
+}
+
+Tensor GeluMlp::add_to(const Tensor& residual, const Tensor& x, Caller at) {
+  const CallSite site(at);
+  return is_hooked() ? residual + (*this)(x) : c_proj.add_to(residual, c_fc.gelu(x));
 }
 
 }  // namespace tessera::nn

@@ -46,7 +46,7 @@ struct Key {
   std::int32_t device, batch, m, n, k, lda, ldb, ldc, ld_aux, epilogue, choices;
   DType dtype, b_dtype, c_dtype;
   Scaling a_scaling, b_scaling;
-  std::uint8_t flags;                                             // trans_a, trans_b, tf32, fast
+  std::uint8_t flags;  // trans_a, trans_b, tf32, fast, c0
   std::uint8_t align_a, align_b, align_c, align_bias, align_aux;  // logarithms
   std::uint8_t zeros[1];
   bool operator==(const Key&) const = default;
@@ -201,7 +201,8 @@ Key key_of(const Problem& problem, int device, int choices, const Exec& exec) {
   key.choices = choices;
   key.dtype = p.dtype;
   key.c_dtype = p.c_dtype;
-  key.flags = static_cast<std::uint8_t>(p.trans_a + 2 * p.trans_b + 4 * p.tf32);
+  key.flags =
+      static_cast<std::uint8_t>(p.trans_a + 2 * p.trans_b + 4 * p.tf32 + 16 * (p.c0 != nullptr));
   if (const GemmFp8Args* const fp8 = problem.fp8) {
     key.b_dtype = fp8->b_dtype;
     key.a_scaling = fp8->a_scaling;
@@ -210,7 +211,8 @@ Key key_of(const Problem& problem, int device, int choices, const Exec& exec) {
   }
   key.align_a = log(alignment_of(p.a, p.a_batch_stride, p.batch, p.dtype));
   key.align_b = log(alignment_of(p.b, p.b_batch_stride, p.batch, p.dtype));
-  key.align_c = log(alignment_of(p.c, p.c_batch_stride, p.batch, p.c_dtype));
+  key.align_c = log(std::min(alignment_of(p.c, p.c_batch_stride, p.batch, p.c_dtype),
+                             alignment_of(p.c0, p.c_batch_stride, p.batch, p.c_dtype)));
   key.align_bias = log(alignment_of(p.bias, 0, 1, p.dtype));
   key.align_aux = log(alignment_of(problem.aux, 0, 1, p.dtype));
   return key;
@@ -288,15 +290,16 @@ bool multiply(const Problem& problem, Exec& exec, int choice = 0, int choices = 
     status = cublasLtMatmul(
         handle, &described.op, wide ? static_cast<const void*>(&p.alpha) : &factors[0], p.b,
         &described.a, p.a, &described.b, wide ? static_cast<const void*>(&p.beta) : &factors[1],
-        p.c, &described.c, p.c, &described.c, &(*algorithms)[static_cast<std::size_t>(choice)],
-        exec.workspace, exec.workspace_bytes, static_cast<cudaStream_t>(exec.native_stream));
+        p.c0 ? p.c0 : p.c, &described.c, p.c, &described.c,
+        &(*algorithms)[static_cast<std::size_t>(choice)], exec.workspace, exec.workspace_bytes,
+        static_cast<cudaStream_t>(exec.native_stream));
   }
   if (status.first == CUBLAS_STATUS_SUCCESS) return true;
   refuse(exec, p, cublasLtGetStatusString(status.first));
   return false;
 }
 
-// C = beta C + bias, by the elementwise kernels.
+// C = beta C0 + bias, by the elementwise kernels.
 void start(const GemmArgs& p, Exec& exec) {
   AxpbyArgs args{};
   args.count = std::int64_t{p.m} * p.n;
@@ -306,12 +309,14 @@ void start(const GemmArgs& p, Exec& exec) {
   args.y_strides[0] = p.ldc;
   args.y_strides[1] = args.x_strides[1] = 1;
   args.y_dtype = p.c_dtype;
-  if (p.bias) {
-    args.x = p.bias;
+  const bool begins = p.c0 && p.beta != 0;  // from C0; a bias comes behind it
+  const void* const bias = begins ? nullptr : p.bias;
+  if (bias) {
+    args.x = bias;
     args.x_dtype = p.dtype;
     args.alpha = 1;
     args.beta = p.beta;
-  } else {  // C itself, scaled
+  } else {  // C0, scaled
     args.x_strides[0] = p.ldc;
     args.x_dtype = p.c_dtype;
     args.alpha = p.beta;
@@ -323,14 +328,19 @@ void start(const GemmArgs& p, Exec& exec) {
   std::copy_n(args.y_strides, 2, zero.out_strides);
   zero.dtype = p.c_dtype;
   for (std::int32_t i = 0; i < p.batch && !exec.error; ++i) {
-    args.y = zero.out = static_cast<std::byte*>(p.c) +
-                        i * p.c_batch_stride * static_cast<std::int64_t>(size_bytes(p.c_dtype));
-    if (!p.bias) args.x = args.y;
-    if (!p.bias && p.beta == 0)
+    const std::int64_t at = i * p.c_batch_stride * static_cast<std::int64_t>(size_bytes(p.c_dtype));
+    args.y = zero.out = static_cast<std::byte*>(p.c) + at;
+    if (!bias) args.x = begins ? static_cast<const std::byte*>(p.c0) + at : args.y;
+    if (!bias && p.beta == 0)
       kKernels.fill(zero, exec);
     else
       kKernels.axpby(args, exec);
   }
+  if (!begins || !p.bias) return;
+  GemmArgs rest = p;
+  rest.c0 = nullptr;
+  rest.beta = 1;
+  if (!exec.error) start(rest, exec);
 }
 
 bool is_empty(const GemmArgs& p) { return p.m == 0 || p.n == 0 || p.batch == 0; }
@@ -351,7 +361,7 @@ void gemm(const GemmArgs& args, Exec& exec) {
   }
   start(args, exec);
   GemmArgs rest = args;
-  rest.bias = nullptr;
+  rest.bias = rest.c0 = nullptr;
   rest.beta = 1;
   if (!exec.error && !multiply({.gemm = rest}, exec) && !exec.error)
     refuse(exec, args, "cuBLASLt has no algorithm");

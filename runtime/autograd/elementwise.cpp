@@ -2,9 +2,12 @@
 // written with those that do.
 #include "tessera/autograd/elementwise.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
+
+#include "runtime/autograd/gradient_sink.hpp"
 
 namespace tessera {
 
@@ -40,6 +43,23 @@ Tensor slope_of(const Tensor& kept, const Tensor& g) {
   return raw::binary(op, kept, g);
 }
 
+// The gradient of input i, of `shape`, from that of a sum. Where it was broadcast along leading
+// dimensions, as a bias and positions are, its sums go straight to its sink.
+void set_summed(Gradients& out, int i, const Tensor& g, const Shape& shape) {
+  if (!out.wants(i)) return;
+  const bool lacks_dimensions =
+      shape.ndim() < g.ndim() && g.numel() > 0 &&
+      std::equal(shape.begin(), shape.end(), g.shape().end() - shape.ndim());
+  const auto sink = lacks_dimensions ? out.sink(i) : std::nullopt;
+  if (!sink) return out.set(i, sum_to(g, shape));
+  if (!sink->tensor.is_contiguous() || !autograd::can_write(*sink, g.dtype()))
+    return autograd::write(*sink, sum_to(g, shape));
+  const std::int64_t columns = shape.numel();
+  raw::sum_rows_into(raw::reshape(sink->tensor, {columns}),
+                     raw::reshape(raw::contiguous(g), {g.numel() / columns, columns}), sink->scale,
+                     sink->accumulate ? raw::Accumulate::yes : raw::Accumulate::no);
+}
+
 // A function of steps.
 Tensor steps(Unary op, const Tensor& x) {
   return record(kernels::name(op), {x}, raw::unary(op, x), [](const Tensor& g, Gradients& out) {
@@ -53,8 +73,8 @@ Tensor add(const Tensor& a, const Tensor& b, Caller at) {
   const CallSite site("add", at);
   return record("add", {a, b}, raw::add(a, b),
                 [sa = a.shape(), sb = b.shape()](const Tensor& g, Gradients& out) {
-                  if (out.wants(0)) out.set(0, sum_to(g, sa));
-                  if (out.wants(1)) out.set(1, sum_to(g, sb));
+                  set_summed(out, 0, g, sa);
+                  set_summed(out, 1, g, sb);
                 });
 }
 

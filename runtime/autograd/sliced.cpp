@@ -21,6 +21,7 @@ using detail::launch;
 using detail::reads;
 using detail::table;
 using detail::updates;
+using detail::writes;
 using raw::Transpose;
 
 namespace {
@@ -381,23 +382,18 @@ void SlicedCrossEntropy::add(const Tensor& weight, const SliceRows& rows) {
              });
 }
 
-// The sum over all columns from those over the parts, and the logit of each target from the part
-// that has it: everywhere else loss and lse are one.
 Tensor SlicedCrossEntropy::finish() {
   given_.finish("cross_entropy");
   const std::int64_t rows = shared_->count();
   const Device& device = chain_.device();
-  const Tensor all = Tensor::empty({rows, parts_}, chain_.dtype(), device),
-               nowhere = Tensor::empty({rows}, i32, device);
-  const Tensor lse_of_parts = raw::slice(lse_, 0, 0, parts_),
-               losses = raw::slice(losses_, 0, 0, parts_);
-  raw::copy_into(all, raw::transpose(lse_of_parts, 0, 1));
-  raw::fill(nowhere, -1);
+  const Tensor losses = raw::slice(losses_, 0, 0, parts_), lses = raw::slice(lse_, 0, 0, parts_);
   const Tensor loss = Tensor::empty({rows}, chain_.dtype(), device),
                lse = Tensor::empty({rows}, chain_.dtype(), device);
-  autograd::logits::losses(loss, lse, all, nowhere, true);
-  raw::axpby(losses, lse_of_parts, -1, 1);
-  raw::sum_rows_into(loss, losses, 1, raw::Accumulate::yes);
+  if (!device.is_meta())
+    launch("cross_entropy_of_parts", device, table(device).cross_entropy_of_parts,
+           kernels::CrossEntropyOfPartsArgs{loss.data(), lse.data(), losses.data(), lses.data(),
+                                            rows, parts_, chain_.dtype()},
+           {reads(losses), reads(lses), writes(loss), writes(lse)});
   shared_->lse = Saved(lse);
   return record("cross_entropy", {chain_}, raw::reduce_all(raw::Reduction::mean, loss),
                 [shared = shared_](const Tensor& gradient, Gradients& out) {

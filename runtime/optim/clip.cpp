@@ -1,6 +1,7 @@
 #include "tessera/optim/clip.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "runtime/optim/gradients.hpp"
@@ -11,7 +12,7 @@ namespace tessera::optim {
 namespace {
 
 // The sum of squares of so many gradients, of so many elements together or fewer. A GPU sums parts
-// of each as it is given, and the parts behind the last: it may still be reduced until then.
+// of some as they are given, and the parts behind the last: it may still be reduced until then.
 class SumOfSquares {
  public:
   SumOfSquares(std::int64_t gradients, std::int64_t elements, const Device& device)
@@ -22,24 +23,38 @@ class SumOfSquares {
       parts_ = Tensor::empty({gradients + elements / part_}, f64, device);
   }
   void add(const Tensor& gradient) {
-    const kernels::SumsqFlatArgs args{
+    given_[given_count_++] = gradient;
+    --left_;
+    if (left_ > 0 && given_count_ < given_.size()) return;
+    kernels::SumsqFlatArgs args{
         .out = sum.data(),
-        .in = reinterpret_cast<const float*>(gradient.data()),
-        .count = gradient.numel(),
+        .in = {},
+        .count = {},
+        .arrays = static_cast<std::int32_t>(given_count_),
         .out_dtype = f64,
         .accumulate = before_ > 0,
-        .is_last = --left_ == 0,
+        .is_last = left_ == 0,
         .parts = parts_.defined() ? reinterpret_cast<double*>(parts_.data()) : nullptr,
         .part = part_,
         .parts_before = before_};
+    for (std::size_t i = 0; i < given_count_; ++i) {
+      args.in[i] = reinterpret_cast<const float*>(given_[i].data());
+      args.count[i] = given_[i].numel();
+    }
     before_ += kernels::parts_of(args);
+    using detail::reads;
     detail::launch("sumsq", sum.device(), detail::table(sum.device()).sumsq_flat, args,
-                   {detail::reads(gradient), detail::writes(sum), detail::writes(parts_)});
+                   {reads(given_[0]), reads(given_[1]), reads(given_[2]), reads(given_[3]),
+                    reads(given_[4]), detail::writes(sum), detail::writes(parts_)});
+    given_ = {};
+    given_count_ = 0;
   }
 
   Tensor sum;  // f64 [], undefined of none
 
  private:
+  std::array<Tensor, kernels::kSumsqArrays> given_;  // that the next launch has
+  std::size_t given_count_ = 0;
   Tensor parts_;
   std::int64_t left_, part_, before_ = 0;
 };

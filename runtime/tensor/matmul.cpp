@@ -55,9 +55,10 @@ Shape leading_of(const Tensor& x) {
   return Shape(std::span(x.shape().begin(), static_cast<std::size_t>(x.ndim() - 2)));
 }
 
+// `added` takes the place of out in the sum, undefined: it is out.
 void multiply(const Tensor& out, std::int64_t c_batch_stride, std::int64_t ldc, const Tensor& a,
               const Tensor& b, Transpose ta, Transpose tb, double alpha, double beta,
-              const Tensor& strided_bias, std::int64_t batch) {
+              const Tensor& strided_bias, std::int64_t batch, const Tensor& added = {}) {
   const Device& device = detail::common_device("matmul", a, b);
   detail::expect_bias("matmul", strided_bias, out.size(-1), a.dtype());
   if (out.numel() == 0 || device.is_meta()) return;
@@ -88,9 +89,10 @@ void multiply(const Tensor& out, std::int64_t c_batch_stride, std::int64_t ldc, 
   args.trans_a = flip_a;
   args.trans_b = flip_b;
   args.tf32 = !device.is_meta() && device.context().tf32();
+  args.c0 = added.defined() ? added.data() : nullptr;
   detail::launch("matmul", device, detail::table(device).gemm, args,
                  {detail::reads(x.tensor), detail::reads(y.tensor), detail::reads(bias),
-                  detail::updates(out, beta != 0)},
+                  detail::reads(added), detail::updates(out, beta != 0 && !added.defined())},
                  2.0 * static_cast<double>(batch) * args.m * args.n * args.k,
                  {.kind = Products::Kind::matrix,
                   .dtype = args.dtype,
@@ -183,12 +185,18 @@ Tensor matmul(const Tensor& a, const Tensor& b, Transpose ta, Transpose tb) {
 }
 
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, Transpose ta, Transpose tb,
-                 double alpha, double beta, const Tensor& bias) {
+                 double alpha, double beta, const Tensor& bias, const Tensor& added) {
+  TESSERA_EXPECT(
+      !added.defined() || (added.dtype() == out.dtype() && added.shape() == out.shape() &&
+                           added.strides() == out.strides()),
+      "matmul_into: what is added is ", added.shape(), " of ", added.dtype(), ", out is ",
+      out.shape(), " of ", out.dtype(), "; expected the same, with the same strides");
   if (out.ndim() == 2 && out.strides()[1] != 1 && out.strides()[0] == 1 && !bias.defined()) {
     const auto flipped = [](Transpose t) {
       return t == Transpose::yes ? Transpose::no : Transpose::yes;
     };
-    return matmul_into(transpose(out, 0, 1), b, a, flipped(tb), flipped(ta), alpha, beta);
+    return matmul_into(transpose(out, 0, 1), b, a, flipped(tb), flipped(ta), alpha, beta, {},
+                       added.defined() ? transpose(added, 0, 1) : added);
   }
   TESSERA_EXPECT(out.ndim() == 2 && a.ndim() == 2 && b.ndim() == 2 && a.dtype() == b.dtype() &&
                      (out.strides()[1] == 1 || out.size(1) <= 1),
@@ -201,7 +209,7 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, Transpose 
   TESSERA_EXPECT(k == k2 && out.shape() == (Shape{m, n}), "matmul_into: ", a.shape(), " and ",
                  b.shape(), " do not give ", out.shape());
   multiply(out, 0, std::max<std::int64_t>(out.strides()[0], std::max<std::int64_t>(n, 1)), a, b, ta,
-           tb, alpha, beta, bias, 1);
+           tb, alpha, beta, bias, 1, added);
 }
 
 void matmul_gelu_into(const Tensor& out, const Tensor& aux, const Tensor& a, const Tensor& b,

@@ -261,8 +261,12 @@ void sumsq_into(const Tensor& out, const Tensor& x, Accumulate accumulate) {
                  "sumsq_into: needs a contiguous f32 tensor and an f32 or f64 scalar");
   if (x.device().is_meta()) return;
   launch("sumsq", x.device(), table(x.device()).sumsq_flat,
-         kernels::SumsqFlatArgs{out.data(), reinterpret_cast<const float*>(x.data()), x.numel(),
-                                out.dtype(), accumulate == Accumulate::yes},
+         kernels::SumsqFlatArgs{.out = out.data(),
+                                .in = {reinterpret_cast<const float*>(x.data())},
+                                .count = {x.numel()},
+                                .arrays = 1,
+                                .out_dtype = out.dtype(),
+                                .accumulate = accumulate == Accumulate::yes},
          {reads(x), writes(out)});
 }
 

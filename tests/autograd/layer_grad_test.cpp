@@ -111,6 +111,34 @@ TEST_CASE("derivatives of linear") {
                   {draw.normal({2, 3}), draw.normal({3, 3}), draw.normal({3})});
 }
 
+TEST_CASE("derivatives of linear layers that add to a residual") {
+  Draw draw;
+  const auto f = [](const std::vector<Tensor>& v) { return add_linear(v[3], v[0], v[1], v[2]); };
+  const auto behind_gelu = [](const std::vector<Tensor>& v) {
+    return add_linear(v[0], linear_gelu(v[0], v[1]), v[2], v[3]);
+  };
+  for (const auto& [x, y] : {std::pair<Shape, Shape>{{5, 3}, {5, 4}},
+                             {{2, 2, 3}, {2, 2, 4}},
+                             {{3}, {4}},
+                             {{0, 3}, {0, 4}}}) {
+    INFO("x " << x << ", seed " << draw.seed);
+    check_gradients(f, {draw.normal(x), draw.normal({4, 3}), draw.normal({4}), draw.normal(y)});
+    check_gradients(behind_gelu,
+                    {draw.normal(x), draw.normal({4, 3}), draw.normal({3, 4}), draw.normal({3})});
+  }
+  INFO("seed " << draw.seed);
+  check_gradients(
+      [](const auto& v) {
+        return add_linear(transpose(v[2], 0, 1), transpose(v[0], 0, 1), behind(v[1]));
+      },
+      {draw.normal({3, 5}), draw.normal({4, 3}), draw.normal({4, 5})});
+  const Tensor x = draw.normal({5, 3}), w = draw.normal({4, 3});
+  CHECK_THROWS_WITH(add_linear(draw.normal({4}), x, w),
+                    Catch::Contains("the residual is [4]") && Catch::Contains("[5, 4]"));
+  CHECK_THROWS_WITH(add_linear(raw::cast(draw.normal({5, 4}), f32), x, w),
+                    Catch::Contains("of f32") && Catch::Contains("expected the same"));
+}
+
 TEST_CASE("derivatives of linear layers with GELU between them") {
   Draw draw;
   const auto f = [](const std::vector<Tensor>& v) {

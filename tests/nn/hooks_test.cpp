@@ -5,6 +5,7 @@
 #include "tessera/nn/dropout.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tests/nn/helpers.hpp"
+#include "tests/support/launches.hpp"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -56,6 +57,46 @@ TEST_CASE("hooks see and replace what goes into a call and what comes out", "[nn
   after.remove();
   after.remove();
   CHECK(twice(x).item() == 6);
+}
+
+// Small whole numbers, of which every sum is exact in any order.
+TEST_CASE("a layer adds to a residual in its product, where nobody looks at what it gives",
+          "[nn]") {
+  Draw draw;
+  nn::Linear layer(8, 4, draw.device);
+  nn::GeluMlp gelu(4, 8, draw.device);
+  nn::SwigluMlp swiglu(4, 8, draw.device);
+  const auto whole = [&](const Shape& shape) {
+    const std::vector<std::int32_t> ids = draw.ids(shape.numel(), 7);
+    return Tensor::from(std::vector<float>(ids.begin(), ids.end()), shape, draw.device);
+  };
+  layer.weight.assign(whole({4, 8}));
+  layer.bias.assign(whole({4}));
+  const Tensor x = whole({2, 3, 8}), residual = whole({2, 3, 4});
+  const auto additions_of = [&](const auto& f) {
+    const Launches launches(draw.device);
+    f();
+    draw.device.synchronize();
+    return launches.of("add");
+  };
+  Tensor sum, seen;
+  CHECK(additions_of([&] { sum = layer.add_to(residual, x); }) == 0);
+  const std::vector<float> expected = (residual + layer(x)).to_vector<float>();
+  CHECK(sum.to_vector<float>() == expected);
+  CHECK(additions_of([&] { gelu.add_to(residual, residual); }) == 0);
+  CHECK(additions_of([&] { swiglu.add_to(residual, residual); }) == 0);
+
+  const auto look = [&](nn::Module& module) {
+    return module.register_forward_hook(
+        [&](nn::Module&, const nn::CallTensors&, const nn::CallTensors& out) { seen = out[0]; });
+  };
+  const auto of_layer = look(layer), of_mlp = look(gelu), of_last = look(swiglu.down_proj);
+  CHECK(additions_of([&] { sum = layer.add_to(residual, x); }) == 1);
+  CHECK(sum.to_vector<float>() == expected);
+  CHECK(seen.to_vector<float>() == layer(x).to_vector<float>());
+  CHECK(additions_of([&] { gelu.add_to(residual, residual); }) == 1);
+  CHECK(additions_of([&] { swiglu.add_to(residual, residual); }) == 1);
+  CHECK_THROWS_WITH(layer.add_to(raw::cast(residual, bf16), x), Catch::Contains("bf16 and f32"));
 }
 
 TEST_CASE("hooks run in their order, within the scope that the engine opens", "[nn]") {

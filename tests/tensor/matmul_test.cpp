@@ -152,6 +152,34 @@ TEST_CASE("matmul_into scales, adds, writes a wider dtype and takes a bias") {
     }
 }
 
+TEST_CASE("matmul_into adds to another tensor than it writes") {
+  const Device device = any_device();
+  Draw draw;
+  for (const DType dtype : {f32, f64, bf16, f16})
+    for (const bool by_columns : {false, true}) {
+      INFO(dtype << (by_columns ? ", by columns" : "") << ", seed " << draw.seed);
+      const Pair a = draw({3, 6}, dtype, device), b = draw({6, 5}, dtype, device),
+                 added = draw({3, 5}, dtype, device);
+      Tensor out = Tensor::empty({3, 5}, dtype, device), first = added.tensor;
+      if (by_columns) {
+        out = raw::transpose(Tensor::empty({5, 3}, dtype, device), 0, 1);
+        first = raw::transpose(raw::contiguous(raw::transpose(first, 0, 1)), 0, 1);
+      }
+      raw::matmul_into(out, a.tensor, b.tensor, Transpose::no, Transpose::no, 1, 0.5, {}, first);
+      Host expected = added.host;
+      for (std::int64_t r = 0; r < 3; ++r)
+        for (std::int64_t c = 0; c < 5; ++c)
+          expected.values[static_cast<std::size_t>(r * 5 + c)] =
+              product(a.host, b.host, {r, c}, Transpose::no, Transpose::no) +
+              0.5 * added.host.at({r, c});
+      check_values(out, dtype, expected, product_error(dtype, 7, dtype));
+      CHECK_THROWS_WITH(
+          raw::matmul_into(out, a.tensor, b.tensor, Transpose::no, Transpose::no, 1, 1, {},
+                           raw::reshape(first, {5, 3})),
+          Catch::Contains("what is added is [5, 3]") && Catch::Contains("expected the same"));
+    }
+}
+
 TEST_CASE("a stack without elements, however it lies, gives zeros") {
   const Device device = Device::cpu({.executor = ExecutorKind::inlined});
   const auto zeros = [&](const Shape& s) { return Tensor::zeros(s, f32, device); };

@@ -191,7 +191,9 @@ void states(Bench& b) {
     auto* g = b.array<float>(f32, n);
     void* out = b.array(f64, 1);
     b.measure("sumsq", shape, 4 * bytes, [&](Exec& e) {
-      b.k().sumsq_flat({.out = out, .in = g, .count = n, .out_dtype = f64, .accumulate = false}, e);
+      b.k().sumsq_flat(
+          {.out = out, .in = {g}, .count = {n}, .arrays = 1, .out_dtype = f64, .accumulate = false},
+          e);
     });
   }
   if (b.wanted("pack")) {

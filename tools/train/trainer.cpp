@@ -47,18 +47,16 @@ double learning_rate(const Config& c, std::int64_t step) {
                                            step);
 }
 
-// Values of this rank's step that all ranks agree on with one sum.
-Tensor all_sum(const World& world, const Tensor& values) {
-  if (world.size() == 1) return values;
-  Tensor out = Tensor::empty(values.shape(), values.dtype(), values.device());
-  const Access accesses[] = {values.access(AccessMode::read), out.access(AccessMode::write)};
+// Values of this rank's step that all ranks agree on with one sum, in their place.
+void all_sum(const World& world, const Tensor& values) {
+  if (world.size() == 1) return;
+  const Access accesses[] = {values.access(AccessMode::write)};
   world.control().submit(Collective{.send = values.data(),
-                                    .recv = out.data(),
+                                    .recv = values.data(),
                                     .count = values.numel(),
                                     .kind = CollectiveKind::all_reduce,
                                     .dtype = values.dtype()},
                          "all_reduce_step", accesses);
-  return out;
 }
 
 std::unique_ptr<nn::LanguageModel> plain_model(const Config& config) {
@@ -196,7 +194,8 @@ Tensor Trainer::accumulate(const MicroBatch& batch) {
     nn::LossOrder order;
     if (config_.training.loss == LossChoice::fast) order.gradient = 1 / micro_batches;
     const auto [tokens, targets] = batch(row);
-    Tensor loss = model_->loss(tokens, targets, order) / micro_batches;
+    Tensor loss = model_->loss(tokens, targets, order);
+    if (micro_batches > 1) loss = loss / micro_batches;
     const NoGradGuard values_only;
     total = total.defined() ? raw::add(total, loss.detach()) : loss.detach();
     loss.backward();
@@ -210,10 +209,10 @@ Tensor Trainer::forward_and_backward(const MicroBatch& batch, const Tensor& wish
       raw::moved(optim::clip_grad_norm(parameters_, config_.training.max_norm, optim::NormType::l2,
                                        optim::Clip::in_optimizer),
                  world_.device());
-  const Tensor parts[] = {raw::reshape(raw::mul(total, 1.0 / world_.size()), {1}), wish};
-  const Tensor sums = all_sum(world_, raw::cat(parts, 0));
-  const Tensor all[] = {sums, raw::reshape(norm, {1})};
-  return raw::cat(all, 0);
+  const Tensor parts[] = {raw::reshape(total, {1}), wish, raw::reshape(norm, {1})};
+  const Tensor values = raw::cat(parts, 0);
+  all_sum(world_, raw::slice(values, 0, 0, 2));
+  return values;
 }
 
 Tensor Trainer::run_captured(std::int64_t step, const FillBatch& fill, const Tensor& wish) {
@@ -287,7 +286,7 @@ StepResult Trainer::step(std::int64_t step, const FillBatch& fill, bool stop) {
   const Tensor values =
       captures ? run_captured(step, fill, wish) : forward_and_backward(from_host(step, fill), wish);
   const std::vector<float> host = values.to_vector<float>(0);  // a plan has no values
-  result.loss = host[0];
+  result.loss = static_cast<double>(host[0]) / world_.size();
   result.stop = host[1] != 0;
   result.grad_norm = host[2];
   // The host reads before it updates, so that a step that has diverged leaves the weights alone.

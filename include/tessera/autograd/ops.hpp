@@ -49,6 +49,11 @@ Activated linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias 
                       Caller at = Caller::current());
 Tensor linear(const Activated& x, const Tensor& weight, const Tensor& bias = {},
               Caller at = Caller::current());
+// residual [..., out] + linear(x, weight, bias), added within the product and rounded once with it.
+Tensor add_linear(const Tensor& residual, const Tensor& x, const Tensor& weight,
+                  const Tensor& bias = {}, Caller at = Caller::current());
+Tensor add_linear(const Tensor& residual, const Activated& x, const Tensor& weight,
+                  const Tensor& bias = {}, Caller at = Caller::current());
 
 // --- layers' functions ---
 // Over one dimension; [] is one element along dimension 0. A slice of -inf alone gives NaN. 16-bit

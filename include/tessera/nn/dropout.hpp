@@ -18,6 +18,8 @@ class Dropout : public Module {
   // element's index within the global batch, which starts at row `first_row` of dimension 0
   // (exactly so where a row has a multiple of 4 elements).
   Tensor operator()(const Tensor& x, Caller at = Caller::current());
+  // Whether a call may give anything but x itself: it drops, or has hooks.
+  bool drops() const noexcept { return (p_ > 0 && is_training()) || is_hooked(); }
 
  private:
   double p_;

@@ -13,6 +13,10 @@ class Embedding : public Module {
   // row of NaN.
   Tensor operator()(const Tensor& ids, Caller at = Caller::current());
 
+  // x [..., n, dim] + the first n rows: learned positions. Where the table lies in one slice, and
+  // nobody looks at what is looked up, nothing is.
+  Tensor add_positions(const Tensor& x, Caller at = Caller::current());
+
   // The gradient of a row goes to its id.
   bool reads_parameters_in_backward() const override { return false; }
 

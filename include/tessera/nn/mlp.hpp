@@ -15,6 +15,8 @@ class SwigluMlp : public Module {
             const Device& device = Device::meta());
   // x [..., dim] -> [..., dim].
   Tensor operator()(const Tensor& x, Caller at = Caller::current());
+  // residual [..., dim] + this of x; see Linear::add_to.
+  Tensor add_to(const Tensor& residual, const Tensor& x, Caller at = Caller::current());
 
   Linear gate_proj, up_proj;  // without parameters where they are fused
   Linear gate_up_proj;        // without parameters where they are not
@@ -22,6 +24,7 @@ class SwigluMlp : public Module {
 
  private:
   bool is_fused() const { return gate_up_proj.weight.defined(); }
+  Tensor gated(const Tensor& x);
 };
 
 // c_proj(gelu(c_fc(x))), with biases; the tanh form of GELU, as GPT-2 has it.
@@ -31,6 +34,8 @@ class GeluMlp : public Module {
   GeluMlp(std::int64_t dim, std::int64_t hidden, const Device& device = Device::meta());
   // x [..., dim] -> [..., dim].
   Tensor operator()(const Tensor& x, Caller at = Caller::current());
+  // residual [..., dim] + this of x; see Linear::add_to.
+  Tensor add_to(const Tensor& residual, const Tensor& x, Caller at = Caller::current());
 
   Linear c_fc, c_proj;
 };

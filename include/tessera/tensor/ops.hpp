@@ -110,9 +110,10 @@ enum class Transpose { no, yes };
 Tensor matmul(const Tensor& a, const Tensor& b, Transpose ta = Transpose::no,
               Transpose tb = Transpose::no);
 // out = alpha op(a) op(b) + beta out (+ bias, of their dtype, in every row), all matrices; out has
-// contiguous rows, or without bias columns, and may be f32 for 16-bit inputs.
+// contiguous rows, or without bias columns, and may be f32 for 16-bit inputs. With `added`, of
+// out's dtype, shape and strides, beta added stands in the place of beta out.
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, Transpose ta, Transpose tb,
-                 double alpha, double beta, const Tensor& bias = {});
+                 double alpha, double beta, const Tensor& bias = {}, const Tensor& added = {});
 // aux = op(a) op(b) + bias and out = gelu(aux), in one launch; contiguous matrices of one dtype.
 void matmul_gelu_into(const Tensor& out, const Tensor& aux, const Tensor& a, const Tensor& b,
                       Transpose ta, Transpose tb, const Tensor& bias = {});

@@ -206,6 +206,47 @@ TESSERA_CASE("cross_entropy", "vocabularies of any size") {
       }
 }
 
+// A thread adds up all parts of a row: its sum is multiplied where its largest value grows, as in
+// lse_of, once a part at most.
+TESSERA_CASE("cross_entropy", "losses over a vocabulary from those over its parts") {
+  for (const DType dtype : {f32, f64})
+    for (const auto& [rows, parts] :
+         {std::pair<std::int64_t, std::int64_t>{1, 1}, {300, 1}, {257, 6}, {19, 70}}) {
+      Operand &losses = c.input(dtype, parts * rows, -8, 8),
+              &lses = c.input(dtype, parts * rows, -8, 8), &loss = c.output(dtype, rows),
+              &lse = c.output(dtype, rows);
+      c.compute([&](const Kernels& k, Side side, Exec& exec) {
+        k.cross_entropy_of_parts({.loss = loss.at(side),
+                                  .lse = lse.at(side),
+                                  .losses = losses.at(side),
+                                  .lses = lses.at(side),
+                                  .rows = rows,
+                                  .parts = parts,
+                                  .dtype = dtype},
+                                 exec);
+      });
+      in_compute_type(dtype, [&]<class C>(C) {
+        using B = Bounded<C>;
+        for (std::int64_t r = 0; r < rows; ++r) {
+          double top = lses.get(r);
+          for (std::int64_t p = 1; p < parts; ++p) top = std::max(top, lses.get(p * rows + r));
+          BoundedSum<C> total;
+          B rest(0);
+          for (std::int64_t p = 0; p < parts; ++p) {
+            const double below = top - lses.get(p * rows + r);
+            total.add(
+                B(std::exp(-below), 0, 5 * static_cast<double>(parts) + (2 * 1.173 + 1) * below));
+            rest = rest + (B::given(losses.get(p * rows + r)) - B::given(lses.get(p * rows + r)));
+          }
+          const B whole = B::given(top) + log(total.get());
+          near(c, lse, r, whole);
+          near(c, loss, r, whole + rest);
+        }
+      });
+      c.next();
+    }
+}
+
 // Rows of 117 KiB or more have wider blocks on a GPU; of those of 234, a block of an A100 and of an
 // H100 keeps a part in its 163 or 227 KiB.
 TESSERA_CASE("cross_entropy", "a gradient over long rows") {

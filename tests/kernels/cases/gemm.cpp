@@ -17,6 +17,7 @@ struct Product {
   std::int32_t gap = 0;          // elements between rows, and between matrices
   std::int64_t shift_bytes = 0;  // of all operands
   bool tf32 = false, one_b = false;
+  bool c0 = false;  // C0 is an operand of its own
 };
 
 // A matrix of `rows` x `cols` in rows `ld` apart, `batch` of them `stride` apart; NaN between them.
@@ -131,11 +132,14 @@ void check_product(Case& c, const Product& p) {
   // Elements stay aligned to their own size.
   const std::int64_t shift =
       round_up(p.shift_bytes, static_cast<std::int64_t>(size_bytes(p.c_dtype)));
-  Operand& out = p.beta == 0 ? c.output(p.c_dtype, p.batch * stride, shift)
-                             : c.updated(p.c_dtype, p.batch * stride, -2, 2, shift);
+  Operand& out = p.beta == 0 || p.c0 ? c.output(p.c_dtype, p.batch * stride, shift)
+                                     : c.updated(p.c_dtype, p.batch * stride, -2, 2, shift);
+  Operand& c0 = p.c0 ? c.input(p.c_dtype, p.batch * stride, -2, 2, shift) : out;
+  const std::vector<double> before = contents(c0);
   c.compute([&](const Kernels& kernels, Side side, Exec& exec) {
     GemmArgs args = factors.at(side);
     args.c = out.at(side);
+    args.c0 = p.c0 ? c0.at(side) : nullptr;
     args.ldc = ldc;
     args.c_batch_stride = stride;
     kernels.gemm(args, exec);
@@ -147,7 +151,7 @@ void check_product(Case& c, const Product& p) {
       const auto row = static_cast<std::int64_t>(i) / p.n,
                  column = static_cast<std::int64_t>(i) % p.n;
       const auto at = static_cast<std::size_t>(row / p.m * stride + row % p.m * ldc + column);
-      const double old = p.beta == 0 ? 0 : p.beta * expected[at], added = factors.bias(column);
+      const double old = p.beta == 0 ? 0 : p.beta * before[at], added = factors.bias(column);
       expected[at] = products[i].sum + old + added;
       const double error = factors.error(products[i].magnitude, std::abs(old) + std::abs(added));
       bounds[at] = stored_error(p.c_dtype, off_by<C>(error, expected[at]));
@@ -187,7 +191,8 @@ TESSERA_CASE("gemm", "every orientation and dtype, sizes that are multiples of n
                 .beta = static_cast<double>(c.integer(0, 2)),
                 .gap = static_cast<std::int32_t>(c.integer(0, 3)),
                 .shift_bytes = c.integer(0, 1) * static_cast<std::int64_t>(size_bytes(dtype)),
-                .one_b = c.integer(0, 1) == 1});
+                .one_b = c.integer(0, 1) == 1,
+                .c0 = c.integer(0, 1) == 1});
 }
 
 TESSERA_CASE("gemm", "a linear layer: x W^T + bias, dy W, dy^T x into f32, twice") {
@@ -204,6 +209,10 @@ TESSERA_CASE("gemm", "a linear layer: x W^T + bias, dy W, dy^T x into f32, twice
                     .alpha = 1,
                     .beta = 0};
     check_product(c, y);
+    Product with_residual = y;
+    with_residual.beta = 1;
+    with_residual.c0 = true;
+    check_product(c, with_residual);
     Product dx = y;
     dx.trans_b = dx.bias = false;
     check_product(c, dx);
@@ -248,7 +257,8 @@ TESSERA_CASE("gemm", "products wider and taller than a panel are cut without a s
                       .bias = true,
                       .alpha = 1,
                       .beta = 1,
-                      .gap = 1});
+                      .gap = 1,
+                      .c0 = orientation == 1});
 }
 
 TESSERA_CASE("gemm", "f32 operands rounded to tf32") {
@@ -282,7 +292,8 @@ TESSERA_CASE("gemm", "sums of nothing, and products without an element") {
                             .bias = bias,
                             .alpha = 1,
                             .beta = beta,
-                            .gap = 2});
+                            .gap = 2,
+                            .c0 = beta != 0 && bias});
 }
 
 TESSERA_CASE("gemm", "a product worked by hand, in every orientation") {

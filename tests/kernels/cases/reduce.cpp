@@ -182,8 +182,9 @@ TESSERA_CASE("reduce", "sum of squares in double precision") {
                 &out = accumulate ? c.updated(out_dtype, 1) : c.output(out_dtype, 1);
         c.compute([&](const Kernels& k, Side side, Exec& exec) {
           k.sumsq_flat({.out = out.at(side),
-                        .in = in.at<const float>(side),
-                        .count = count,
+                        .in = {in.at<const float>(side)},
+                        .count = {count},
+                        .arrays = 1,
                         .out_dtype = out_dtype,
                         .accumulate = accumulate},
                        exec);
@@ -201,22 +202,28 @@ TESSERA_CASE("reduce", "sum of squares in double precision") {
 }
 
 TESSERA_CASE("reduce", "sum of squares of several arrays") {
-  constexpr std::int64_t counts[] = {1, 16384, 0, 50001, 17, 0}, part = 16384;
-  Operand &out = c.output(f64, 1), &sums = c.output(f64, 1 + 1 + 1 + 4 + 1 + 1);
+  constexpr std::int64_t counts[] = {1, 16384, 0, 50001, 17, 0, 40000}, part = 16384;
+  Operand &out = c.output(f64, 1), &sums = c.output(f64, 1 + 1 + 1 + 4 + 1 + 1 + 3);
   std::vector<Operand*> in;
   for (const std::int64_t count : counts) in.push_back(&c.input(f32, count, -2, 2));
   c.compute([&](const Kernels& k, Side side, Exec& exec) {
     std::int64_t before = 0;
-    for (const Operand* x : in) {
-      const SumsqFlatArgs args{.out = out.at(side),
-                               .in = x->at<const float>(side),
-                               .count = x->size(),
-                               .out_dtype = f64,
-                               .accumulate = before > 0,
-                               .is_last = x == in.back(),
-                               .parts = sums.at<double>(side),
-                               .part = part,
-                               .parts_before = before};
+    for (std::size_t first = 0; first < in.size(); first += kSumsqArrays) {
+      const std::size_t end = std::min(in.size(), first + kSumsqArrays);
+      SumsqFlatArgs args{.out = out.at(side),
+                         .in = {},
+                         .count = {},
+                         .arrays = static_cast<std::int32_t>(end - first),
+                         .out_dtype = f64,
+                         .accumulate = before > 0,
+                         .is_last = end == in.size(),
+                         .parts = sums.at<double>(side),
+                         .part = part,
+                         .parts_before = before};
+      for (std::size_t i = first; i < end; ++i) {
+        args.in[i - first] = in[i]->at<const float>(side);
+        args.count[i - first] = in[i]->size();
+      }
       k.sumsq_flat(args, exec);
       before += parts_of(args);
     }
