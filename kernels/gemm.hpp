@@ -17,8 +17,8 @@ namespace tessera::kernels {
 // A, B and bias have `dtype`, floating; C has the same, or f32 when `dtype` is 16-bit (weight
 // gradients). 16-bit inputs are multiplied and accumulated in f32 over all of k and rounded once,
 // but on a GPU whose library is given beta C0 and a bias: twice, as cuBLASLt 13.1 does on an H100.
-// beta == 0 never reads C0; k == 0 gives beta C0 + bias; m, n or batch == 0 does nothing. C overlaps
-// nothing. A batch stride of 0 repeats a matrix; matrices of C are apart.
+// beta == 0 never reads C0; k == 0 gives beta C0 + bias; m, n or batch == 0 does nothing. C
+// overlaps nothing. A batch stride of 0 repeats a matrix; matrices of C are apart.
 struct GemmArgs {
   void* c;
   const void *a, *b, *bias;

@@ -25,9 +25,9 @@ const Tensor& Saved::get() const {
   if (tensor_.defined() && tensor_.storage()->is_closed())
     throw ContractError(concat("backward: a parameter of unit '", *tensor_.storage()->unit,
                                "', of shape ", tensor_.shape(),
-                               ", is read while the unit is closed; do its module's "
-                               "reads_parameters_in_backward() and set_unshard_in_backward say "
-                               "that backward reads it?"));
+                               ", is read while the unit is closed; use it in a call of its "
+                               "module, whose reads_parameters_in_backward() and "
+                               "set_unshard_in_backward say that backward reads it"));
   if (!tensor_.defined() || tensor_.storage()->version == version_) return tensor_;
   const Storage& storage = *tensor_.storage();
   if (storage.unit)

@@ -30,7 +30,7 @@ std::string describe(const Published& p, int item) {
 std::string name_remedy(std::string_view a, std::string_view b) {
   const auto before = [](std::string_view name) { return name.substr(0, name.rfind(" (")); };
   if (a == b || (before(a) != before(b) && before(a) != b && a != before(b))) return "";
-  return "; what stands in parentheses was decided by a call that all ranks make, or none";
+  return "; what stands in parentheses comes of calls that all ranks make, or none";
 }
 
 // Of ranks whose calls are alike, but come at different points of the order over all groups.

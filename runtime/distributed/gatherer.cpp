@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/comm/ends_of.hpp"
+#include "runtime/param/parameter_state.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/tensor/ops.hpp"
@@ -11,6 +13,20 @@ namespace tessera {
 
 std::int64_t gathered_bytes(const ShardSpec& spec, DType dtype) {
   return checked_mul(spec.padded_numel(), static_cast<std::int64_t>(size_bytes(dtype)));
+}
+
+std::uint64_t updates_of(const Parameter& parameter) {
+  const ParameterState& state = *state_of(parameter);
+  TESSERA_EXPECT(state.group != nullptr, state.without_memory());
+  return state.group->steps();
+}
+
+void expect_same_steps(std::string_view function, const RankGroup& group, std::uint64_t steps) {
+  const auto [least, most] =
+      comm::ends_of({&group}, static_cast<double>(steps), "compare steps of optimizers");
+  TESSERA_EXPECT(least == most, function, ": here optimizers have updated parameters ", steps,
+                 " times in all, on one rank ", least, ", on another ", most,
+                 "; every rank makes the same steps");
 }
 
 Gatherer::Gatherer(const RankGroup& group, std::int64_t bytes) : group_(&group) {

@@ -9,9 +9,11 @@
 
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "tessera/comm/communicator.hpp"
 #include "tessera/comm/group.hpp"
+#include "tessera/param/parameter.hpp"
 #include "tessera/param/shard_spec.hpp"
 #include "tessera/tensor/tensor.hpp"
 
@@ -45,6 +47,12 @@ class Gatherer {
   std::shared_ptr<SymmetricMemory> memory_;
   std::shared_ptr<LastUse> use_ = std::make_shared<LastUse>();
 };
+
+// By optimizers. Throws: ContractError for a parameter without memory.
+std::uint64_t updates_of(const Parameter& parameter);
+// Before what optimizers have updated so often is put together: of ranks at different steps it
+// would be of none. Collective. Throws: ContractError on every rank.
+void expect_same_steps(std::string_view function, const RankGroup& group, std::uint64_t steps);
 
 // The bytes of a tensor, padding included, that is gathered to be whole.
 std::int64_t gathered_bytes(const ShardSpec& spec, DType dtype);

@@ -77,6 +77,13 @@ Tensor copy_of(const Tensor& values, const Device& device) {
 void for_each_full(const StateDict& of,
                    const std::function<void(const std::string&, const Tensor&)>& f) {
   const auto gatherers = gatherers_of(of);
+  for (const auto& gatherer : gatherers) {
+    std::uint64_t steps = 0;
+    for (const auto& [name, entry] : of)
+      if (entry.spec.world > 1 && &entry.mesh->shard_group() == &gatherer->group())
+        steps += entry.steps;
+    expect_same_steps("state_dict", gatherer->group(), steps);
+  }
   for (const auto& [name, entry] : of) {
     Tensor whole = entry.values;
     if (entry.spec.world > 1) {

@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "runtime/comm/ends_of.hpp"
 #include "runtime/param/parameter_state.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/device/device_context.hpp"
@@ -83,6 +84,22 @@ void MatrixRing::plan(std::size_t states, const MuonOptions& options) {
   const auto bytes = std::as_bytes(std::span(table));
   segments_ =
       Tensor::from_bytes(bytes, {static_cast<std::int64_t>(bytes.size()) / 8}, i64, device_);
+}
+
+// Once for each plan.
+void MatrixRing::agree(const MuonOptions& options) {
+  if (ranks() == 1 || is_agreed_) return;
+  std::string all = concat(options.turn_bytes), shown;
+  for (const Matrix& m : matrices_) {
+    all += concat(' ', m.parameter.name(), m.spec.shape);
+    if (shown.size() < 200) shown += concat(shown.empty() ? "'" : ", '", m.parameter.name(), "'");
+  }
+  const auto [least, most] =
+      comm::ends_of({group()}, comm::number_of(all), "compare matrices of Muon");
+  TESSERA_EXPECT(least == most, "Muon: here ", matrices_.size(), " matrices in turns of ",
+                 options.turn_bytes, " bytes, of which the first are ", shown,
+                 ", on another rank others, or in another order; give every rank the same");
+  is_agreed_ = true;
 }
 
 // Collective where the memory is too small, which it is on all ranks or on none. A failure may have
@@ -239,6 +256,7 @@ void MatrixRing::step(const States& states, const MuonOptions& options, const Te
   for (const Turn& turn : turns_)
     if (is_due(turn, states)) due.push_back(&turn);
   if (due.empty()) return;
+  agree(options);
   allocate();
   const OwnerGuard owner(device_, "muon");
   const NewtonSchulz how{.coefficients = options.ns_coefficients,

@@ -76,6 +76,7 @@ class MatrixRing {
 
   int ranks() const { return mesh_ ? mesh_->shard_size() : 1; }
   int rank() const { return mesh_ ? mesh_->shard_rank() : 0; }
+  void agree(const MuonOptions& options);
   void allocate();
   void release();
   Tensor area(std::size_t which, std::int64_t width) const;  // [ranks, width]
@@ -97,6 +98,7 @@ class MatrixRing {
   std::shared_ptr<SymmetricMemory> memory_{};
   std::shared_ptr<std::array<LastUse, 4>> uses_{};  // of its areas
   std::uint64_t recoveries_ = 0;                    // of the device, before it was made
+  bool is_agreed_ = false;                          // the ranks have planned the same matrices
 };
 
 }  // namespace tessera::optim

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "runtime/distributed/gatherer.hpp"
 #include "runtime/param/flat_group.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/captured_work.hpp"
@@ -61,8 +62,9 @@ StateDict Optimizer::state_dict(const NamedParameters& names, const StateDictOpt
     keep(name + kWeightDecay, own->weight_decay);
     const std::vector<Tensor> rows = moments(own->parameter);
     for (std::size_t k = 0; k < rows.size(); ++k)
-      views.emplace(concat(name, '.', kinds_[own->kind].needs.names[k]),
-                    StateTensor(rows[k], own->spec, own->parameter.mesh()));
+      views.emplace(
+          concat(name, '.', kinds_[own->kind].needs.names[k]),
+          StateTensor(rows[k], own->spec, own->parameter.mesh(), updates_of(own->parameter)));
   }
   return make_state_dict(views, options);
 }

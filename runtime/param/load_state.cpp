@@ -183,7 +183,7 @@ bool DictSource::is_same(std::string_view a, std::string_view b) const {
 }
 
 std::string DictSource::fault(std::string_view name, const ShardSpec& spec) const {
-  const auto& [values, own, mesh] = at(name);
+  const auto& [values, own, mesh, steps] = at(name);
   (void)values.data();  // it may have been lent, or a unit's that is closed
   if (values.device().is_meta()) return "on meta, without values; load tensors that have memory";
   if (!own.has_dim())
@@ -213,7 +213,7 @@ std::string DictSource::fault(std::string_view name, const ShardSpec& spec) cons
 
 Tensor DictSource::rows(std::span<const std::string> names, const ShardSpec& spec, bool,
                         DType dtype, const Device& device) const {
-  const auto& [values, own, mesh] = at(names[0]);
+  const auto& [values, own, mesh, steps] = at(names[0]);
   Tensor rows = values.detach();
   if (own.world == 1) rows = rows_of(rows, spec);
   if (rows.device() != device) {

@@ -47,6 +47,8 @@ void check_options(const ShardOptions& options, const std::string& of) {
                  " parameters cannot be reduced in ", reduce, "; use f32",
                  param == f32 ? "" : concat(" or ", param));
   for (const Parameter& p : options.ignored) {
+    TESSERA_EXPECT(p.defined(), "fully_shard: ", of,
+                   ": ShardOptions::ignored has an undefined parameter; leave it out");
     const auto& state = state_of(p);
     const auto expect = [&](bool holds, const auto&... why) {
       TESSERA_EXPECT(holds, "fully_shard: ", of, " ignores ", state->called(), why...);

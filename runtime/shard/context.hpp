@@ -79,6 +79,7 @@ class Context : public std::enable_shared_from_this<Context> {
   bool end_call() noexcept { return --running_calls_ == 0; }
   // The first call of a round of a list, which the end of the outermost call ends, too.
   void begin_round(int unit);
+  const char* name_of_gather(const UnitShards& of) const;  // with the lists that wait for modules
   void end_rounds();
   void abandon_rounds() noexcept;
 
@@ -168,7 +169,6 @@ class Context : public std::enable_shared_from_this<Context> {
 
   int running_calls_ = 0;
   std::vector<int> rounds_;  // of which units rounds have begun since the outermost call did
-
   int forwards_ahead_ = 2;
   std::vector<Unit*> entered_;  // from the outermost
   std::uint64_t pass_ = 0;

@@ -14,15 +14,6 @@ namespace {
 
 const std::string kLender = "for_each_full_parameter";
 
-// What is put together of ranks at different steps would be of none.
-void expect_same_steps(const RankGroup& group, std::uint64_t steps) {
-  double ends[] = {-static_cast<double>(steps), static_cast<double>(steps)};
-  if (group.size() > 1) group.max(ends, "compare steps of optimizers");
-  TESSERA_EXPECT(-ends[0] == ends[1], kLender, ": here optimizers have updated parameters ", steps,
-                 " times in all, on one rank ", -ends[0], ", on another ", ends[1],
-                 "; every rank makes the same steps");
-}
-
 }  // namespace
 
 void for_each_full_parameter(
@@ -34,7 +25,7 @@ void for_each_full_parameter(
     if (const auto mesh = p.mesh()) {
       std::int64_t& bytes = largest[&mesh->shard_group()];
       bytes = std::max(bytes, gathered_bytes(p.spec(), p.dtype()));
-      steps[&mesh->shard_group()] += state_of(p)->group->steps();
+      steps[&mesh->shard_group()] += updates_of(p);
     }
   std::map<const RankGroup*, Gatherer> gatherers;
   for (const auto& [name, p] : parameters) {
@@ -43,7 +34,7 @@ void for_each_full_parameter(
     if (const auto mesh = p.mesh()) {
       const RankGroup& group = mesh->shard_group();
       const auto [at, is_first] = gatherers.try_emplace(&group, group, largest[&group]);
-      if (is_first) expect_same_steps(group, steps[&group]);
+      if (is_first) expect_same_steps(kLender, group, steps[&group]);
       full = raw::contiguous(at->second.gather("all_gather_parameter", rows, p.spec()));
     }
     f(name, read_only(Lent(full, kLender).tensor(), state_of(p)));

@@ -83,7 +83,7 @@ bool GatheredParameters::is_stale() const noexcept {
 
 // --- gather ---
 
-bool GatheredParameters::gather() {
+bool GatheredParameters::gather(const char* name) {
   if (state_ == State::gathering && is_stale()) close();  // nobody has opened it since an update
   if (state_ != State::closed) return false;
   TESSERA_EXPECT(!shards_.group || shards_.group->is_consistent, "unit '", shards_.name,
@@ -98,7 +98,7 @@ bool GatheredParameters::gather() {
   if (!uses_slot()) return false;
   try {
     slot_.arena->begin_use(slot_, StreamId::gather);
-    return fill_slot();
+    return fill_slot(name);
   } catch (...) {
     close_unchecked();
     throw;
@@ -106,7 +106,7 @@ bool GatheredParameters::gather() {
 }
 
 // Each parameter's own chunk is packed at its offset in the slot, so the all-gather is in place.
-bool GatheredParameters::fill_slot() {
+bool GatheredParameters::fill_slot(const char* name) {
   if (kept_ && kept_->has(version()) && autograd::in_backward()) {
     kept_->gather(slot_);
     gathered_ = shards_.device.gather().record();
@@ -124,7 +124,7 @@ bool GatheredParameters::fill_slot() {
   }
   if (encoded_) encoded_->encode(slot_);
   if (shards_.size > 1) {
-    CollectiveGroup& group = prepared_.next(shards_.gather_name);
+    CollectiveGroup& group = prepared_.next(name);
     group.progress = shards_.at_gather();
     if (group.items().empty())
       for (const GatheredPart& part : parts_) group.edit().push_back(item_of(part));

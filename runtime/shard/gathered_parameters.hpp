@@ -38,7 +38,7 @@ class GatheredParameters {
   // Casts this rank's shards into a slot and queues the all-gather around them, unless that is
   // queued, and not stale, or done. Whether an all-gather was queued.
   // Throws: ContractError while the shards are not consistent; see ShardReset.
-  bool gather();
+  bool gather(const char* name);
   // Makes the full tensors usable by later work on the compute stream.
   void open();
   // `ends_forward`: backward will come. Where it comes here next, what was gathered stays.
@@ -84,7 +84,7 @@ class GatheredParameters {
   Collective item_of(const GatheredPart& part) const;
   void make_sources(FlatGroup& group);
   void make_source(FlatGroup& group, const UnitShards::ValueRange& range);
-  bool fill_slot();
+  bool fill_slot(const char* name);
   void pack_shard(const Source& source, const Tensor& values);
   void shut_windows() noexcept;
   std::string escape() const;

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "runtime/shard/unit.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera {
 namespace {
@@ -42,6 +43,18 @@ namespace tessera::shard {
 
 void Context::begin_round(int unit) {
   if (std::find(rounds_.begin(), rounds_.end(), unit) == rounds_.end()) rounds_.push_back(unit);
+}
+
+// While a list waits for modules its slot is taken. Ranks that have called other modules of it, and
+// have ended its round or not, would take other slots from here on: the name tells.
+const char* Context::name_of_gather(const UnitShards& of) const {
+  std::string waiting;
+  for (const int number : rounds_)
+    if (const std::shared_ptr<Unit> list = unit(number);
+        list && number != of.number && list->calls().is_in_round() && !list->control().keeps_open())
+      waiting += concat(waiting.empty() ? "" : ", ", list->name());
+  if (waiting.empty()) return of.gather_name;
+  return device().context().intern(concat(of.gather_name, " (in a round of ", waiting, ")"));
 }
 
 void Context::end_rounds() {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "runtime/distributed/gatherer.hpp"
 #include "tessera/comm/group.hpp"
 #include "tessera/distributed/state.hpp"
 #include "tessera/nn/module.hpp"
@@ -11,7 +12,7 @@ namespace tessera::nn {
 StateDict Module::state_dict(const StateDictOptions& options) const {
   StateDict views;
   for (const auto& [name, p] : named_parameters())
-    views.emplace(name, StateTensor(p.shard(), p.spec(), p.mesh()));
+    views.emplace(name, StateTensor(p.shard(), p.spec(), p.mesh(), updates_of(p)));
   for (const auto& [name, b] : named_buffers(Persistent::yes)) views.emplace(name, b.value());
   return make_state_dict(views, options);
 }

@@ -246,9 +246,10 @@ void set_requires_all_reduce(nn::Module& module, bool requires_all_reduce, bool 
 }
 
 void set_gradient_divide_factor(nn::Module& module, double factor) {
-  TESSERA_EXPECT(std::isfinite(factor) && factor > 0,
+  // A gradient is multiplied by its inverse in f32.
+  TESSERA_EXPECT(factor > 0 && std::isnormal(static_cast<float>(1 / factor)),
                  "set_gradient_divide_factor: ", shard::called(module), ": factor is ", factor,
-                 "; expected a finite number above 0");
+                 "; expected a finite number above 0, whose inverse f32 holds");
   for_each_unit("set_gradient_divide_factor", module, false, [=](Unit& unit) {
     with_slices(unit, [=](Unit& part) { part.control().set_divide_factor(factor); });
   });

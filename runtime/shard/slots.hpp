@@ -118,12 +118,11 @@ class Slots {
   std::vector<SlotUse> uses_;
   std::vector<Live> live_;
   std::int64_t now_ = 0, least_bytes_ = 0;
-  std::uint64_t steps_ = 0;
-  bool is_planned_ = true;  // so far
+  std::uint64_t steps_ = 0, followed_ = 0;  // whose plan planned_uses_ are
+  bool is_planned_ = true;                  // so far
   bool trains_ = true, are_plans_old_ = false, was_set_ = false, wants_resize_ = false;
   int to_be_agreed_ = -1;
   std::vector<PlannedUses> planned_uses_;
-  std::uint64_t followed_ = 0;  // whose plan these are
 
   // --- steps by their fingerprints ---
   std::map<std::uint64_t, Kept> kept_;

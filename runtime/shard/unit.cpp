@@ -143,7 +143,7 @@ void Unit::drop_unreduced(int i) {
 // --- the steps ---
 
 void Unit::gather() {
-  if (parameters_.gather()) context_->count_gather();
+  if (parameters_.gather(context_->name_of_gather(shards_))) context_->count_gather();
 }
 
 void Unit::gather_listed(UnitControl::Prefetch where) {

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/comm/ends_of.hpp"
 #include "runtime/shard/unit.hpp"
-#include "tessera/base/philox.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/param/gather_transform.hpp"
 
@@ -61,14 +61,10 @@ class Agreement {
 
   // The least and the most of all ranks' values.
   std::pair<double, double> ends_of(double value) const {
-    double ends[] = {-value, value};
-    mesh_.shard_group().max(ends, name_);
-    if (const RankGroup* const same = mesh_.replicate_group()) same->max(ends, name_);
-    return {-ends[0], ends[1]};
+    return comm::ends_of({&mesh_.shard_group(), mesh_.replicate_group()}, value, name_);
   }
   bool is_alike(std::string_view text) const {
-    // Of a hash 53 bits, which travel exactly.
-    const auto [least, most] = ends_of(static_cast<double>(fnv1a(text) >> 11));
+    const auto [least, most] = ends_of(comm::number_of(text));
     return least == most;
   }
 

@@ -68,6 +68,26 @@ TEST_CASE("a limit of memory chooses the fastest order of head and loss that fit
   }
 }
 
+TEST_CASE("a plan for a machine is made for its memory, and shown where it has too little") {
+  const TemporaryFolder folder;
+  const auto run = [&](const std::string& options) {
+    const Outcome outcome = run_command(
+        "tessera-train --dry-run --device=cuda --machine=h100 --model.n_layers=4 "
+        "--model.n_heads=128 --training.seq_len=1024 --training.local_batch_size=1" +
+            options,
+        folder.path().string());
+    INFO(outcome.err);
+    REQUIRE(outcome.exit_code == 0);
+    return outcome.out;
+  };
+  CHECK_THAT(run(" --model.dim=512"),
+             Contains("chosen training.loss=fast within 80000000000 bytes a rank"));
+  const std::string large = run(" --model.dim=16384");
+  CHECK_THAT(large, Contains("nothing fits within 80000000000 bytes a rank") &&
+                        Contains("predicted, not measured"));
+  CHECK(reserved_bytes(large) == reserved_bytes(run(" --model.dim=16384 --training.loss=lean")));
+}
+
 TEST_CASE("a fast loss trains as a lean one, and as planned") {
   for (const std::string ranks : {"1", "2"}) {
     const BookFolder folder;

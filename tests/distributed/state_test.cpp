@@ -250,6 +250,44 @@ TEST_CASE("a rank that does not take part in whole state is named in one line",
   }
 }
 
+TEST_CASE("state of ranks that have made other numbers of steps is not put together",
+          "[distributed][threads]") {
+  for (const auto& said : on_ranks(2, [](World& world) {
+         Job job;
+         job.shard(world);
+         job.model.materialize(world.device());
+         nn::init(job.model, {1});
+         mean_square(job.model.stack(rows_of(7, 0, 6, 4, world.device()))).backward();
+         if (world.rank() == 0) job.optimizer->step();
+         const StateDictOptions full{StateForm::full};
+         return std::vector{thrown_by([&] { job.model.state_dict(full); }),
+                            thrown_by([&] { job.optimizer->state_dict(job.model, full); }),
+                            thrown_by([&] {
+                              for_each_full(job.model.state_dict({StateForm::view}),
+                                            [](const std::string&, const Tensor&) {});
+                            }),
+                            thrown_by([&] {
+                              for_each_full_parameter(job.model, [](const auto&, const auto&) {});
+                            })};
+       }))
+    for (const std::string& message : said)
+      CHECK_THAT(message, Catch::Contains("have updated parameters ") &&
+                              Catch::Contains("every rank makes the same steps"));
+}
+
+TEST_CASE("parameters without memory are no state, and nothing is read of them", "[distributed]") {
+  for (const auto& said : on_ranks(2, [](World& world) {
+         Job job;
+         job.shard(world);
+         return std::vector{thrown_by([&] { job.model.state_dict(); }), thrown_by([&] {
+                              for_each_full_parameter(job.model, [](const auto&, const auto&) {});
+                            })};
+       }))
+    for (const std::string& message : said)
+      CHECK_THAT(message,
+                 Catch::Contains("parameter 'stack.") && Catch::Contains(" has no memory yet"));
+}
+
 TEST_CASE("options of a state dict that say nothing together are refused", "[distributed]") {
   Stack model({2, 2});
   model.materialize(Device::cpu());

@@ -1,5 +1,6 @@
 // What a program decides about its units, where ranks decide otherwise or at the wrong time: every
 // rank hears what was decided, of which unit, before a wrong value is made.
+#include "tessera/optim/muon.hpp"
 #include "tessera/shard/runtime_control.hpp"
 #include "tests/shard/support.hpp"
 
@@ -267,6 +268,22 @@ TEST_CASE("a step of the optimizer that one rank leaves out, or makes twice, is 
     CHECK_THAT(said, Contains("all_gather (root)") && Contains("steps: 2)") &&
                          Contains(concat("steps: ", 1 + odd_steps, ')')) &&
                          Contains("; ranks differ in steps of the optimizer or the model"));
+}
+
+TEST_CASE("matrices that one rank gives Muon in another order are told to every rank") {
+  for (const std::string& said : on_ranks(2, [](World& world) {
+         Stack model({5, 5, 5});
+         model.shard({.mesh = DeviceMesh::flat(world)});
+         nn::init(model, {5}, world.device());
+         const Parameter &first = model.layers[0].weight, &second = model.layers[1].weight;
+         optim::Muon optimizer(
+             world.rank() == 0 ? std::vector{first, second} : std::vector{second, first},
+             {model.layers[0].bias, model.layers[1].bias});
+         mean_square(model(rows_of(1, 0, 2, 5, world.device()))).backward();
+         return thrown_by([&] { optimizer.step(); });
+       }))
+    CHECK_THAT(said, Contains("Muon: here 2 matrices") && Contains("'layers.0.weight'") &&
+                         Contains("in another order; give every rank the same"));
 }
 
 TEST_CASE("what one rank alone freezes, or lets fly, is told to every rank", "[threads]") {

@@ -385,8 +385,7 @@ TEST_CASE("ranks that differ in what they reduce are told so on each of them", "
           message,
           Contains("rank 0 submitted '" + call + "' (") &&
               Contains("but rank 1 submitted '" + call + " (" + said + ")' (") &&
-              Contains(
-                  "what stands in parentheses was decided by a call that all ranks make, or none"));
+              Contains("what stands in parentheses comes of calls that all ranks make, or none"));
     }
   }
 }

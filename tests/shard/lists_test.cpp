@@ -256,6 +256,34 @@ TEST_CASE("a list stays open to the end of its round and no longer", "[threads]"
   }
 }
 
+// Where rank 1 leaves a module out its list waits for it, while peers have closed theirs.
+TEST_CASE("a module of a list that one rank leaves out is told before another unit is gathered",
+          "[threads]") {
+  for (const Reshard reshard : {Reshard::always, Reshard::automatic, Reshard::never}) {
+    const auto heard = on_ranks(2, [&](World& world) {
+      const bool leaves_out = world.rank() == 1;
+      ListedPair model([&](ListedPair& m, const Tensor& x) {
+        const Tensor h = tanh(m.a(x));
+        return m.c(leaves_out ? h : tanh(m.b(h)));
+      });
+      model.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = reshard});
+      nn::init(model, {1}, world.device());
+      return thrown_by([&] {
+        mean_square(model(rows_of(1, world.rank(), 2, 4, world.device()))).backward();
+        world.barrier();
+      });
+    });
+    INFO(reshard);
+    for (const std::string& said : heard)
+      if (reshard == Reshard::never)  // open for all, and what is not called gives no gradient
+        CHECK(said.empty());
+      else
+        CHECK_THAT(said, Contains("'all_gather c (in a round of a, b)'") &&
+                             Contains("'all_gather c'") &&
+                             Contains("comes of calls that all ranks make, or none"));
+  }
+}
+
 TEST_CASE("what a round has left open is closed after an exception, with and without a reset",
           "[threads]") {
   const auto run = [](int fails_with_reset) {

@@ -98,7 +98,7 @@ struct Config {
   } training;
 
   struct MemorySection {
-    std::optional<std::int64_t> limit;  // bytes of a rank; unset: a GPU's own, else none is known
+    std::optional<std::int64_t> limit;  // bytes of a rank; unset: a GPU's own; none: not known
   } memory;
 
   static constexpr optim::AdamWOptions kAdamW{};

@@ -111,9 +111,12 @@ std::string mebibytes(std::int64_t bytes) {
 }
 
 int dry_run(const Config& given, int ranks) {
+  const std::optional<Machine> machine = priced_machine(given);
   std::string chosen;
   Config config = given;
-  if (given.memory.limit) {
+  const std::optional<std::int64_t> limit =
+      given.memory.limit || !machine ? given.memory.limit : machine->memory_bytes;
+  if (limit) {
     const auto largest = [&](const Config& way) {  // over the kinds of ranks
       MemoryPlan most;
       for (const auto& [rank, count] : distinct_layouts(way, ranks))
@@ -122,9 +125,15 @@ int dry_run(const Config& given, int ranks) {
           most = std::move(plan);
       return most;
     };
-    Chosen of = choose_by_memory(given, given.memory.limit, largest, [](double x) { return x; });
-    config = std::move(of.config);
-    chosen = std::move(of.told);
+    try {
+      Chosen of = choose_by_memory(given, limit, largest, [](double x) { return x; });
+      config = std::move(of.config);
+      chosen = std::move(of.told);
+    } catch (const OutOfMemory& error) {
+      if (given.memory.limit) throw;
+      chosen = error.what();  // what it would need is told all the same
+      if (config.training.loss == LossChoice::automatic) config.training.loss = LossChoice::lean;
+    }
   }
   std::optional<TraceFile> traces;
   if (!config.flags.trace.empty()) traces.emplace(config.flags.trace);
@@ -142,7 +151,6 @@ int dry_run(const Config& given, int ranks) {
   if (config.training.loss == LossChoice::automatic)
     std::printf("training.loss=lean, as without a memory.limit nothing else is known to fit\n");
   std::fflush(stdout);  // the plan may take its time
-  const std::optional<Machine> machine = priced_machine(config);
   const BatchSplit split = split_batch(config, ranks);
   const std::int64_t tokens = split.global / ranks * config.training.seq_len;  // of a rank
   const PricedStep step{.machine = machine ? &*machine : nullptr,

@@ -247,7 +247,7 @@ const std::vector<Key>& schema() {
       key<&C::memory, &C::MemorySection::limit>(
           "memory.limit", "bytes that a rank may reserve; the order of the loss is chosen to fit",
           {.range = between(1, kMaxBytes),
-           .unset = "of a GPU its own; else nothing is known to fit",
+           .unset = "of a GPU, or a --machine, its own; else nothing is known to fit",
            .argument = "BYTES"}),
       key<&C::optimizer, &C::Optimizer::name>("optimizer.name", "which optimizer",
                                               {.choices = {"AdamW", "SGD", "Muon"}}),

@@ -318,9 +318,7 @@ class Run {
   // Collective.
   void report_memory() {
     const std::string equal = equal_ranks(!off_plan_);
-    const std::span<const PhaseMemory> steps = plan_.steps;
-    const PhaseMemory own =
-        largest(steps.first(std::min(steps.size(), static_cast<std::size_t>(steps_done_))));
+    const PhaseMemory own = plan_.of_steps(steps_done_);
     const std::int64_t planned = bytes_of(world_.max(static_cast<double>(own.peak_bytes)));
     say([&] {
       console_->line(concat("memory a rank: planned peak ", planned, " bytes, used ", peak_,

@@ -394,7 +394,18 @@ PhaseMemory largest(std::span<const PhaseMemory> phases) {
 
 PhaseMemory MemoryPlan::of_step(std::int64_t step) const {
   if (steps.empty()) return {};
-  return steps[std::min(static_cast<std::size_t>(step), steps.size() - 1)];
+  auto at = static_cast<std::size_t>(step);
+  if (step < evaluates_after)
+    at = std::min(at, steps_before_evaluation - 1);
+  else if (evaluates_after > 0)
+    at = steps_before_evaluation + at - static_cast<std::size_t>(evaluates_after);
+  return steps[std::min(at, steps.size() - 1)];
+}
+PhaseMemory MemoryPlan::of_steps(std::int64_t count) const {
+  std::vector<PhaseMemory> all;
+  for (std::int64_t step = 0; step < std::min(count, evaluates_after + std::ssize(steps)); ++step)
+    all.push_back(of_step(step));
+  return largest(all);
 }
 
 MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces) {
@@ -414,9 +425,23 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
                                std::span<std::int32_t>) {};
   MemoryPlan plan;
   StepTrace trace(traces, world, StepTrace::Of::plan);
+  const auto evaluate = [&] {
+    trainer.reset_peaks();
+    trainer.heldout_loss(split_batch(config, ranks).local * ranks,
+                         [](std::int64_t, std::span<std::int32_t>, std::span<std::int32_t>) {});
+    const PhaseMemory now = trainer.phase_memory();
+    plan.evaluation = {std::max(plan.evaluation.peak_bytes, now.peak_bytes), now.reserved_bytes,
+                       std::max(plan.evaluation.host_peak_bytes, now.host_peak_bytes),
+                       now.host_reserved_bytes};
+  };
+  if (config.data.heldout > 0) plan.evaluates_after = config.validation.freq;
+  const auto is_to_come = [&] {
+    return plan.evaluates_after > 0 && plan.steps_before_evaluation == 0;
+  };
   std::uint64_t made = 0;
+  bool ends_with_evaluation = false;
   int alike = 0;  // steps without a new plan; that of a step's last pass is made in the next
-  for (std::int64_t step = 0; alike < 2 && step < kMostPlannedSteps; ++step) {
+  for (std::int64_t step = 0; (alike < 2 || is_to_come()) && step < 2 * kMostPlannedSteps; ++step) {
     if (pricer) pricer->begin();
     const WorkCounter work(world.device().context());
     const StepResult done = trace.during(step, [&] { return trainer.step(step, nothing, false); });
@@ -426,6 +451,15 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
     plan.flops = work.flops;
     plan.moved_bytes = work.moved_bytes;
     if (pricer) plan.price = pricer->end();
+    const bool rests = alike == 2 || step + 1 == kMostPlannedSteps;
+    ends_with_evaluation = plan.evaluates_after > 0 &&
+                           ((step + 1) % plan.evaluates_after == 0 || (is_to_come() && rests));
+    if (!ends_with_evaluation) continue;
+    if (is_to_come()) {
+      plan.steps_before_evaluation = plan.steps.size();
+      alike = 0;
+    }
+    evaluate();
   }
   pricer.reset();
   trace.finish();
@@ -433,10 +467,7 @@ MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* tra
   if (trainer.memory().has_host())
     plan.ledger += "\non the host\n" + trainer.memory().host().ledger().table();
   plan.shard = shard_plan(trainer.model());
-  trainer.reset_peaks();
-  trainer.heldout_loss(split_batch(config, ranks).local * ranks,
-                       [](std::int64_t, std::span<std::int32_t>, std::span<std::int32_t>) {});
-  plan.evaluation = trainer.phase_memory();
+  if (!ends_with_evaluation) evaluate();
   trainer.reset_peaks();
   checkpoint::for_each_saved_tensor(
       trainer.model(), world, [](const std::string&, const Tensor& full) { full.plan_to_bytes(); },

@@ -117,18 +117,22 @@ class Trainer {
 
 // The memory that a rank will need, by running the trainer where nothing runs.
 struct MemoryPlan {
-  // From step 1 on, until two in a row have made no plan of slots. The last stands for every later
-  // one.
+  // From step 1 on, until two in a row have made no plan of slots, and the same again behind the
+  // first evaluation between steps, where there is one. The last stands for every later one.
   std::vector<PhaseMemory> steps;
-  PhaseMemory evaluation;  // on held-out samples, a full batch a rank or more
-  PhaseMemory save;        // writing the weights
-  std::string ledger;      // owners at the peak of the last step
+  std::size_t steps_before_evaluation = 0;  // of these, for the `evaluates_after` that come before
+  std::int64_t evaluates_after = 0;         // it; 0: none comes
+  PhaseMemory evaluation;                   // on held-out samples, a full batch a rank or more
+  PhaseMemory save;                         // writing the weights
+  std::string ledger;                       // owners at the peak of the last step
   ShardPlan shard;
   double flops = 0, moved_bytes = 0;  // of the last step's operations on the compute stream
   StepPrice price;                    // of the last step, with --machine
 
   // Number `step` from 0. Of no step where none was planned.
   PhaseMemory of_step(std::int64_t step) const;
+  // The largest of the first `count` steps.
+  PhaseMemory of_steps(std::int64_t count) const;
 };
 // `traces`, unless null, gets the timeline of the steps, by planned_machine.
 MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces = nullptr);

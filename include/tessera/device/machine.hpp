@@ -46,6 +46,7 @@ struct Machine {
   };
 
   std::string_view name;
+  std::int64_t memory_bytes = 0;            // of the data sheet
   double peak_flops_per_second = 0;         // of the data sheet, bf16 without sparsity: MFU's
   double product_flops_per_second = 0;      // of large products in bf16, random values
   double fp8_product_flops_per_second = 0;  // of large products of 8-bit floats; 0: it has none
@@ -78,6 +79,7 @@ struct Machine {
 // our own kernels; the host is a virtual machine's, for all. Launches: an estimate.
 inline constexpr Machine kH100{
     .name = "h100",
+    .memory_bytes = std::int64_t{80} * 1000 * 1000 * 1000,
     .peak_flops_per_second = 989.4e12,          // NVIDIA H100 SXM5 data sheet
     .product_flops_per_second = 794.5e12,       // stas00/ml-engineering, compute/accelerator: MAMF
     .fp8_product_flops_per_second = 1402.6e12,  // there, too
@@ -102,6 +104,7 @@ inline constexpr Machine kH100{
 constexpr Machine make_h200() {
   Machine m = kH100;
   m.name = "h200";
+  m.memory_bytes = std::int64_t{141} * 1000 * 1000 * 1000;
   m.fp8_product_flops_per_second = 1453.4e12;  // as the H100's
   m.copy_bytes_per_second = 4.3e12;            // measured on one H200 by PyTorch's copy
   return m;
@@ -110,6 +113,7 @@ inline constexpr Machine kH200 = make_h200();
 
 inline constexpr Machine kB200{
     .name = "b200",
+    .memory_bytes = std::int64_t{180} * 1000 * 1000 * 1000,
     .peak_flops_per_second = 2250e12,           // NVIDIA HGX B200 data sheet
     .product_flops_per_second = 1745e12,        // stas00/ml-engineering, compute/accelerator: MAMF
     .fp8_product_flops_per_second = 3432.5e12,  // there, too
@@ -134,6 +138,7 @@ inline constexpr Machine kB200{
 
 inline constexpr Machine kA100{
     .name = "a100",
+    .memory_bytes = std::int64_t{80} * 1000 * 1000 * 1000,
     .peak_flops_per_second = 312e12,          // NVIDIA A100 80GB SXM data sheet
     .product_flops_per_second = 268e12,       // an estimate: 86 % of the peak
     .f32_product_flops_per_second = 19.5e12,  // data sheet

@@ -152,8 +152,7 @@ class Module {
   // At most one. Throws: ContractError when there is one already.
   void set_hook(std::shared_ptr<ModuleHook> hook);
   const std::shared_ptr<ModuleHook>& hook() const noexcept { return hook_; }
-  // Whether anybody casts or sees what it is called with and gives: it is a unit, or has hooks.
-  bool is_hooked() const noexcept { return hook_ != nullptr || forward_hooks_ != nullptr; }
+  bool is_hooked() const noexcept { return hook_ || forward_hooks_; }  // it is a unit, or observed
 
   // Names are unique within a module and hold no dot, or it is a ContractError. An undefined
   // parameter is left out; what is registered must live as long as this module.

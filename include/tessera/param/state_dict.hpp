@@ -22,12 +22,14 @@ class RankGroup;
 struct StateTensor {
   StateTensor() = default;
   StateTensor(Tensor whole) : values(std::move(whole)), spec{values.shape(), 1, 0} {}
-  StateTensor(Tensor rows, const ShardSpec& of, std::shared_ptr<const DeviceMesh> over = {})
-      : values(std::move(rows)), spec(of), mesh(std::move(over)) {}
+  StateTensor(Tensor rows, const ShardSpec& of, std::shared_ptr<const DeviceMesh> over = {},
+              std::uint64_t updates = 0)
+      : values(std::move(rows)), spec(of), mesh(std::move(over)), steps(updates) {}
 
   Tensor values;                             // [rows, ...]; a scalar's on every rank
   ShardSpec spec;                            // of which global shape, and of which rank of how many
   std::shared_ptr<const DeviceMesh> mesh{};  // these ranks, of one dimension; null: not known
+  std::uint64_t steps = 0;  // updates by optimizers; ranks compare them before it is gathered
 };
 using StateDict = std::map<std::string, StateTensor, std::less<>>;
 

@@ -147,11 +147,11 @@ void fully_shard(nn::Module& module, const ShardOptions& options, Caller at = Ca
 //
 // Its modules may be called in any order and at any depth under a root, which the unit itself can't
 // be. The first call gathers, and the unit stays open until all modules have been called, or until
-// the outermost call of the root's units ends. Backward gathers once for these calls, and reduces
-// once, where it has come back through the first of them. What is called after that, as a head that
-// is called for each chunk of a loss, is gathered and reduced for itself. A module that lies inside
-// another one of the list belongs to that one. Throws: as above, and ContractError for an empty
-// list, a null pointer, and a module that is there twice.
+// the outermost call of the root's units ends; so ranks call the same of them before other units.
+// Backward gathers once for these calls, and reduces once, where it has come back through the
+// first. What is called after that, as a head for each chunk of a loss, is gathered and reduced for
+// itself. A module inside another one of the list belongs to that one. Throws: as above, and
+// ContractError for an empty list, a null pointer, and a module that is there twice.
 void fully_shard(const std::vector<nn::Module*>& modules, const ShardOptions& options,
                  Caller at = Caller::current());
 

@@ -117,7 +117,8 @@ void set_requires_all_reduce(nn::Module& module, bool requires_all_reduce, bool 
 // else it is the number of ranks, replicas included, so that they become the mean. A sum over the
 // ranks is 1. What is kept unreduced was divided when it was written. It counts for one rank, too.
 // All ranks say the same: a gather or reduction while they differ is a CommError that names them.
-// Throws: ContractError unless `factor` is finite and above 0, and as set_requires_gradient_sync.
+// Throws: ContractError unless `factor` is finite and above 0, and its inverse a normal f32; and as
+// set_requires_gradient_sync.
 void set_gradient_divide_factor(nn::Module& module, double factor);
 
 // ShardOptions::reductions_in_flight from here on, on all ranks alike: they compare before the next
