@@ -45,13 +45,13 @@ void Context::begin_round(int unit) {
   if (std::find(rounds_.begin(), rounds_.end(), unit) == rounds_.end()) rounds_.push_back(unit);
 }
 
-// While a list waits for modules its slot is taken. Ranks that have called other modules of it, and
-// have ended its round or not, would take other slots from here on: the name tells.
+// While a list waits for modules its slot is taken, and backward will come to other calls. Ranks
+// that have called other modules of it would take other slots from here on: the name tells.
 const char* Context::name_of_gather(const UnitShards& of) const {
   std::string waiting;
   for (const int number : rounds_)
     if (const std::shared_ptr<Unit> list = unit(number);
-        list && number != of.number && list->calls().is_in_round() && !list->control().keeps_open())
+        list && number != of.number && list->calls().is_in_round())
       waiting += concat(waiting.empty() ? "" : ", ", list->name());
   if (waiting.empty()) return of.gather_name;
   return device().context().intern(concat(of.gather_name, " (in a round of ", waiting, ")"));

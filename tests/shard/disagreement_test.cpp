@@ -65,8 +65,10 @@ TEST_CASE("a decision of one rank alone is told to every rank, by the unit and w
     INFO(text);
     const bool trains = text.find("not read") == text.npos;  // a linear layer's weight is
     for (const std::string& heard : heard_of(decide, false, trains))
-      CHECK_THAT(heard, Contains(text) && Contains("; what stands in parentheses was decided by a "
-                                                   "call that all ranks make, or none"));
+      CHECK_THAT(
+          heard,
+          Contains(text) &&
+              Contains("; what stands in parentheses comes of calls that all ranks make, or none"));
     for (const std::string& heard : heard_of(decide, true, trains)) CHECK(heard.empty());
   }
 }
