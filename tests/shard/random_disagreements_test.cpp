@@ -58,6 +58,7 @@ struct Trial {
   std::uint64_t seed;
   int ranks, replicas = 1, step, layer;
   Reshard reshard = Reshard::automatic;
+  bool has_list = false;  // layers 0 and 1 are one unit
   Odd odd;
   int first_odd, odd_ranks = 1;  // of the world, one behind the other
 
@@ -76,10 +77,14 @@ Trial draw(std::uint64_t seed) {
           .odd = static_cast<Odd>(below(static_cast<int>(Odd::count))),
           .first_odd = 0};
   t.reshard = std::vector{Reshard::automatic, Reshard::always, Reshard::never}[engine() % 3];
+  t.has_list = below(3) == 0;
   if (t.ranks == 4 && below(4) > 0) t.replicas = below(2) ? 2 : 4;
   t.odd_ranks = below(2) ? t.ranks / t.replicas : 1;  // a replica
   if (t.odd_ranks == t.ranks) t.odd_ranks = 1;
   t.first_odd = t.odd_ranks * below(t.ranks / t.odd_ranks);
+  // Which modules of a list are called is a replica's own affair: what it leaves out gives nothing.
+  if (t.replicas > 1 && (t.odd == Odd::leaves_out_unit || t.odd == Odd::swaps_units))
+    t.has_list = false;
   // Of replicas the next backward tells.
   if (t.replicas > 1 && (t.odd == Odd::leaves_out_step || t.odd == Odd::steps_twice))
     t.step = below(2);
@@ -93,9 +98,17 @@ class Training {
  public:
   Training(const World& world, const Trial& trial, Odd odd)
       : world_(world), trial_(trial), odd_(odd) {
-    for (Stack* model : {&first_made_, &second_made_})
-      model->shard(
-          {.mesh = mesh_of(world, trial.replicas), .reshard_after_forward = trial.reshard});
+    const ShardOptions options{.mesh = mesh_of(world, trial.replicas),
+                               .reshard_after_forward = trial.reshard};
+    for (Stack* model : {&first_made_, &second_made_}) {
+      if (!trial.has_list) {
+        model->shard(options);
+        continue;
+      }
+      fully_shard({&model->layers[0], &model->layers[1]}, options);
+      fully_shard(model->layers[2], options);
+      fully_shard(*model, options);
+    }
     nn::init(first_made_, {trial.seed}, world.device());
     nn::init(second_made_, {trial.seed + 1}, world.device());
     const NoGradGuard none;
@@ -209,7 +222,7 @@ TEST_CASE("what one rank or one replica does otherwise is told to all, or change
     const Trial trial = draw(device());
     const std::vector<Ended> ended = train(trial, true);
     INFO("seed " << trial.seed << ", " << trial.ranks << " ranks, " << trial.replicas
-                 << " replicas, reshard " << trial.reshard << ": "
+                 << " replicas, reshard " << trial.reshard << (trial.has_list ? ", a list: " : ": ")
                  << kNames[static_cast<std::size_t>(trial.odd)] << " at step " << trial.step
                  << " by layer " << trial.layer << ", on " << trial.odd_ranks << " ranks from "
                  << trial.first_odd);
