@@ -123,7 +123,7 @@ class Optimizer {
   // be read and written (none before prepare(), and where it is frozen), and the state of each
   // group, in order of first mention; one for each kind of parameters that it has of the group.
   std::int64_t steps() const;
-  void set_steps(std::int64_t steps);  // throws: ContractError outside [0, 2^53]
+  void set_steps(std::int64_t steps);  // on every rank alike; ContractError outside [0, 2^53]
   std::vector<Tensor> moments(const Parameter& of) const;
   // The same with the global shape and the mesh; see distributed/distributed_tensor.hpp.
   std::vector<DistributedTensor> distributed_moments(const Parameter& of) const;
