@@ -81,14 +81,23 @@ Tensor Linear::operator()(const Activated& x, Caller at) {
       x);
 }
 
+// A call is one product, of which nobody sees what it gives, and the residual is no larger or
+// smaller.
+bool Linear::adds_to(const Tensor& residual, const Tensor& x) const {
+  return !is_hooked() && !fp8_ && !weight.is_streamed() && x.ndim() > 0 &&
+         residual.shape() == x.shape().with(x.ndim() - 1, weight.shape()[0]);
+}
+
 Tensor Linear::add_to(const Tensor& residual, const Tensor& x, Caller at) {
   const CallSite site(at);
-  return is_bare() ? add_linear(residual, x, weight, bias_value()) : residual + (*this)(x);
+  return adds_to(residual, x) ? add_linear(residual, x, weight, bias_value())
+                              : residual + (*this)(x);
 }
 
 Tensor Linear::add_to(const Tensor& residual, const Activated& x, Caller at) {
   const CallSite site(at);
-  return is_bare() ? add_linear(residual, x, weight, bias_value()) : residual + (*this)(x);
+  return adds_to(residual, x.value) ? add_linear(residual, x, weight, bias_value())
+                                    : residual + (*this)(x);
 }
 
 Tensor Linear::cross_entropy(const Tensor& x, const Tensor& targets, std::int64_t most_logits,

@@ -29,6 +29,9 @@ const RankGroup& group_of(const std::string& name, const StateTensor& entry) {
   TESSERA_EXPECT(group.size() == entry.spec.world && group.rank() == entry.spec.rank,
                  "for_each_full: '", name, "' is rows of rank ", entry.spec.rank, " of ",
                  entry.spec.world, ", its mesh has rank ", group.rank(), " of ", group.size());
+  TESSERA_EXPECT(entry.values.device() == group.device(), "for_each_full: '", name,
+                 "' lies on another device than its mesh, as rows on the host do; give a view, or "
+                 "copies with StateMemory::device");
   return group;
 }
 
@@ -118,7 +121,8 @@ StateDict make_state_dict(const StateDict& views, const StateDictOptions& option
     const Device& device =
         options.memory == StateMemory::host ? host : views.find(name)->second.values.device();
     const Tensor copy = copy_of(values, device);
-    state.emplace(name, is_full ? StateTensor(copy) : StateTensor(copy, of.spec, of.mesh));
+    state.emplace(name,
+                  is_full ? StateTensor(copy) : StateTensor(copy, of.spec, of.mesh, of.steps));
   };
   if (!is_full) {
     for (const auto& [name, view] : views) keep(name, view.values, view);

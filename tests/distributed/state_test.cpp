@@ -260,19 +260,32 @@ TEST_CASE("state of ranks that have made other numbers of steps is not put toget
          mean_square(job.model.stack(rows_of(7, 0, 6, 4, world.device()))).backward();
          if (world.rank() == 0) job.optimizer->step();
          const StateDictOptions full{StateForm::full};
-         return std::vector{thrown_by([&] { job.model.state_dict(full); }),
-                            thrown_by([&] { job.optimizer->state_dict(job.model, full); }),
-                            thrown_by([&] {
-                              for_each_full(job.model.state_dict({StateForm::view}),
-                                            [](const std::string&, const Tensor&) {});
-                            }),
-                            thrown_by([&] {
-                              for_each_full_parameter(job.model, [](const auto&, const auto&) {});
-                            })};
+         return std::vector{
+             thrown_by([&] { job.model.state_dict(full); }),
+             thrown_by([&] { job.optimizer->state_dict(job.model, full); }), thrown_by([&] {
+               for_each_full(job.model.state_dict({StateForm::view}),
+                             [](const std::string&, const Tensor&) {});
+             }),
+             thrown_by([&] {
+               for_each_full(job.model.state_dict(), [](const std::string&, const Tensor&) {});
+             }),
+             thrown_by(
+                 [&] { for_each_full_parameter(job.model, [](const auto&, const auto&) {}); })};
        }))
     for (const std::string& message : said)
       CHECK_THAT(message, Catch::Contains("have updated parameters ") &&
                               Catch::Contains("every rank makes the same steps"));
+}
+
+TEST_CASE("rows on the host are not gathered on the device, and say so", "[distributed]") {
+  for (const std::string& said : on_ranks(2, [](World& world) {
+         Job job;
+         job.shard(world);
+         job.model.materialize(world.device());
+         const StateDict rows = job.model.state_dict({.memory = StateMemory::host});
+         return thrown_by([&] { for_each_full(rows, [](const auto&, const Tensor&) {}); });
+       }))
+    CHECK_THAT(said, Catch::Contains("lies on another device than its mesh"));
 }
 
 TEST_CASE("parameters without memory are no state, and nothing is read of them", "[distributed]") {

@@ -97,6 +97,8 @@ TEST_CASE("a layer adds to a residual in its product, where nobody looks at what
   CHECK(additions_of([&] { gelu.add_to(residual, residual); }) == 1);
   CHECK(additions_of([&] { swiglu.add_to(residual, residual); }) == 1);
   CHECK_THROWS_WITH(layer.add_to(raw::cast(residual, bf16), x), Catch::Contains("bf16 and f32"));
+  nn::Linear alone(8, 4, draw.device);
+  CHECK(alone.add_to(whole({4}), x).shape() == residual.shape());  // as + broadcasts it
 }
 
 TEST_CASE("hooks run in their order, within the scope that the engine opens", "[nn]") {

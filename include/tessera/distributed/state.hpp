@@ -20,9 +20,10 @@ namespace tessera {
 
 // Calls f(name, whole tensor) for each entry, gathered one at a time over the mesh of its dict, by
 // name. The tensor is lent for the call, for reading. Collective where an entry is sharded.
-// Throws: ContractError for rows without their mesh, on every rank where optimizers have made other
-// numbers of steps on the ranks of a mesh, and where the tensor is used later; what f throws, after
-// which the peers' calls end with a CommError.
+// Throws: ContractError for rows without their mesh or on the host, on every rank where optimizers
+// have made other numbers of steps on the ranks that shard them (a replica may call this alone),
+// and where the tensor is used later; what f throws, after which the peers' calls end with a
+// CommError.
 void for_each_full(const StateDict& of,
                    const std::function<void(const std::string& name, const Tensor& whole)>& f);
 

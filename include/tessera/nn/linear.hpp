@@ -56,8 +56,8 @@ class Linear : public Module {
   // The same with its GELU, in one product, for the layer that follows.
   Activated gelu(const Tensor& x, Caller at = Caller::current());
   Tensor operator()(const Activated& x, Caller at = Caller::current());
-  // residual [..., out] + this layer of x, which adds it in its product where that is one and
-  // nobody looks at what the layer alone gives.
+  // residual [..., out] + this layer of x, as `+` adds, which broadcasts; in the layer's product
+  // where that is one, nobody looks at what the layer alone gives, and shapes are equal.
   Tensor add_to(const Tensor& residual, const Tensor& x, Caller at = Caller::current());
   Tensor add_to(const Tensor& residual, const Activated& x, Caller at = Caller::current());
   // The mean cross-entropy of these outputs with targets [N], in nats, without ever having them
@@ -78,8 +78,7 @@ class Linear : public Module {
  private:
   Tensor multiply(const Tensor& x);
   Tensor bias_value() const { return bias.defined() ? bias.value() : Tensor(); }
-  // Whether a call is one product, of which nobody sees what it gives.
-  bool is_bare() const { return !is_hooked() && !fp8_ && !weight.is_streamed(); }
+  bool adds_to(const Tensor& residual, const Tensor& x) const;  // in its own product
 
   std::optional<Fp8Recipe> fp8_;
 };

@@ -170,7 +170,7 @@ void skip_backward(const Tensor& loss, bool retain_graph = false);
 // Calls f(name, full tensor) for every parameter below `module`, gathered one at a time from the
 // shards in the dtype that they are stored in, in the same order on every rank. The tensor is lent
 // for the call of f, for reading. Collective over each mesh. Throws: ContractError for a parameter
-// without memory, where optimizers have made other numbers of steps on the ranks of a mesh, and
+// without memory, where optimizers have made other numbers of steps on ranks that shard them, and
 // where the tensor is used later.
 void for_each_full_parameter(
     nn::Module& module, const std::function<void(const std::string& name, const Tensor& full)>& f);
