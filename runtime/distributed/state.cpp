@@ -29,9 +29,9 @@ const RankGroup& group_of(const std::string& name, const StateTensor& entry) {
   TESSERA_EXPECT(group.size() == entry.spec.world && group.rank() == entry.spec.rank,
                  "for_each_full: '", name, "' is rows of rank ", entry.spec.rank, " of ",
                  entry.spec.world, ", its mesh has rank ", group.rank(), " of ", group.size());
-  TESSERA_EXPECT(entry.values.device() == group.device(), "for_each_full: '", name,
-                 "' lies on another device than its mesh, as rows on the host do; give a view, or "
-                 "copies with StateMemory::device");
+  TESSERA_EXPECT(entry.values.device().is_beside(group.device()), "for_each_full: '", name,
+                 "' lies on another device than its mesh, as copies on the host do; give a view, "
+                 "or copies with StateMemory::device");
   return group;
 }
 

@@ -43,6 +43,7 @@ class SumOfSquares {
     }
     before_ += kernels::parts_of(args);
     using detail::reads;
+    static_assert(kernels::kSumsqArrays == 5, "as many are declared");
     detail::launch("sumsq", sum.device(), detail::table(sum.device()).sumsq_flat, args,
                    {reads(given_[0]), reads(given_[1]), reads(given_[2]), reads(given_[3]),
                     reads(given_[4]), detail::writes(sum), detail::writes(parts_)});

@@ -35,8 +35,8 @@ class GatheredParameters {
   void materialize();
 
   // --- the steps ---
-  // Casts this rank's shards into a slot and queues the all-gather around them, unless that is
-  // queued, and not stale, or done. Whether an all-gather was queued.
+  // Casts this rank's shards into a slot and queues the all-gather `name` around them, unless that
+  // is queued, and not stale, or done. Whether an all-gather was queued.
   // Throws: ContractError while the shards are not consistent; see ShardReset.
   bool gather(const char* name);
   // Makes the full tensors usable by later work on the compute stream.

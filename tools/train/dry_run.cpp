@@ -10,8 +10,8 @@
 #include "runtime/optim/matrix_owners.hpp"
 #include "tessera/device/workers.hpp"
 #include "tools/train/memory_choice.hpp"
+#include "tools/train/memory_plan.hpp"
 #include "tools/train/recompute_choices.hpp"
-#include "tools/train/trainer.hpp"
 
 namespace tessera::train {
 namespace {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "tools/train/trainer.hpp"
+#include "tools/train/memory_plan.hpp"
 
 namespace tessera::train {
 

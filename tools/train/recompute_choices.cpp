@@ -5,7 +5,7 @@
 
 #include "tessera/base/error.hpp"
 #include "tessera/base/text.hpp"
-#include "tools/train/trainer.hpp"
+#include "tools/train/memory_plan.hpp"
 
 namespace tessera::train {
 namespace {

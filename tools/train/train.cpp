@@ -32,8 +32,8 @@
 #include "tools/train/flight_record_file.hpp"
 #include "tools/train/inputs.hpp"
 #include "tools/train/memory_choice.hpp"
+#include "tools/train/memory_plan.hpp"
 #include "tools/train/signals.hpp"
-#include "tools/train/trainer.hpp"
 
 namespace tessera::train {
 namespace {

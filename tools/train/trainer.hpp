@@ -1,5 +1,5 @@
-// One rank's training state and its step: the same program for a run and for a plan. A plan is this
-// program on the `virtual` executor, over memory that is counted and never touched.
+// One rank's training state and its step: the same program for a run and for a plan, which is
+// memory_plan.hpp's.
 #pragma once
 
 #include <functional>
@@ -16,10 +16,7 @@
 #include "tessera/optim/optimizer.hpp"
 #include "tessera/shard/fully_shard.hpp"
 #include "tessera/shard/runtime_control.hpp"
-#include "tessera/shard/shard_plan.hpp"
 #include "tools/train/config.hpp"
-#include "tools/train/step_price.hpp"
-#include "tools/train/trace_file.hpp"
 
 namespace tessera::train {
 
@@ -114,34 +111,5 @@ class Trainer {
   PhaseMemory submitted_;  // of the last step that the host submitted
   std::optional<CapturedStep> captured_;
 };
-
-// The memory that a rank will need, by running the trainer where nothing runs.
-struct MemoryPlan {
-  // From step 1 on, until two in a row have made no plan of slots, and the same again behind the
-  // first evaluation between steps, where there is one. The last stands for every later one.
-  std::vector<PhaseMemory> steps;
-  std::size_t steps_before_evaluation = 0;  // of these, for the `evaluates_after` that come before
-  std::int64_t evaluates_after = 0;         // it; 0: none comes
-  PhaseMemory evaluation;                   // on held-out samples, a full batch a rank or more
-  PhaseMemory save;                         // writing the weights
-  std::string ledger;                       // owners at the peak of the last step
-  ShardPlan shard;
-  double flops = 0, moved_bytes = 0;  // of the last step's operations on the compute stream
-  StepPrice price;                    // of the last step, with --machine
-
-  // Number `step` from 0. Of no step where none was planned.
-  PhaseMemory of_step(std::int64_t step) const;
-  // The largest of the first `count` steps.
-  PhaseMemory of_steps(std::int64_t count) const;
-};
-// `traces`, unless null, gets the timeline of the steps, by planned_machine.
-MemoryPlan plan_memory(const Config& config, int rank, int ranks, TraceFile* traces = nullptr);
-
-// How long operations take in a plan's timeline without --machine: one core of a CPU and a wire of
-// its host's memory, or metrics.peak_tflops where given. An order of magnitude, for the shape of a
-// step.
-CostModel planned_machine(const Config& config);
-// The machine of --machine, as the flags beside it change it; none without it.
-std::optional<Machine> priced_machine(const Config& config);
 
 }  // namespace tessera::train
