@@ -1,6 +1,6 @@
-// Tensors kept for backward.
+#include "tessera/autograd/saved.hpp"
+
 #include "runtime/autograd/kept_results.hpp"
-#include "tessera/autograd/node.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
 
