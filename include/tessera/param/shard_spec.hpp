@@ -119,15 +119,4 @@ struct ShardSpec {
 // This rank's rows of the whole: a view. A scalar is whole on every rank.
 Tensor rows_of(const Tensor& whole, const ShardSpec& spec);
 
-static_assert(ShardSpec{{10}, 4, 3}.owned() == RowRange{9, 10});
-static_assert(ShardSpec{{3, 2}, 4, 3}.owned() == RowRange{3, 3} &&
-              ShardSpec{{3, 2}, 4}.chunk_numel() == 2);
-static_assert(ShardSpec{{17}, 128, 16}.owned() == RowRange{16, 17} &&
-              ShardSpec{{17}, 128, 17}.owned().size() == 0);
-static_assert(ShardSpec{{2, 4}, 2, 1, 0, 0, 0, 1}.local_shape() == Shape{2, 2} &&
-              ShardSpec{{2, 4, 3}, 2, 1, 0, 0, 0, 1}.strides({2, 4, 3}) == Shape{3, 6, 1} &&
-              ShardSpec{{2, 4, 3}, 1, 0, 0, 0, 0, 2}.strides({2, 4, 3}) == Shape{4, 1, 8});
-static_assert(ShardSpec{{10}, 4, 3, 0, 2, 3}.owned() == RowRange{6, 10} &&
-              ShardSpec{{10}, 4, 0, 0, 2, 3}.owned() == RowRange{0, 2});
-
 }  // namespace tessera
