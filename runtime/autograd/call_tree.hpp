@@ -25,20 +25,15 @@ class CallTree {
   // Of this thread's forwards the number, from 1: the same on all ranks.
   std::uint64_t forward() const noexcept { return forward_; }
 
-  // --- forward ---
   // Around a call, and around a recomputed function, its first run and its node.
-  void begin(std::shared_ptr<Region> region, std::uint64_t number) {
-    marks_.push_back({std::move(region), number, Mark::begin});
-  }
-  void end(std::shared_ptr<Region> region, std::uint64_t number) {
-    marks_.push_back({std::move(region), number, Mark::end});
-  }
-  void begin_recomputed(std::uint64_t number) {
-    marks_.push_back({nullptr, number, Mark::begin_recomputed});
-  }
-  void end_recomputed(std::uint64_t number) {
-    marks_.push_back({nullptr, number, Mark::end_recomputed});
-  }
+  struct Mark {
+    std::shared_ptr<Region> region;  // null of a recomputed function
+    std::uint64_t number;
+    enum Kind : std::uint8_t { begin, end, begin_recomputed, end_recomputed } kind;
+  };
+
+  // --- forward ---
+  void add(Mark mark) { marks_.push_back(std::move(mark)); }
   // Whether it has a region for which f holds.
   bool has(const std::function<bool(Region&)>& f) const;
 
@@ -58,17 +53,12 @@ class CallTree {
   bool is_walked = false;          // by the running backward
 
  private:
-  const std::uint64_t forward_;
-  struct Mark {
-    std::shared_ptr<Region> region;
-    std::uint64_t number;
-    enum Kind : std::uint8_t { begin, end, begin_recomputed, end_recomputed } kind;
-  };
   struct Step {
     Region* region;
     std::uint64_t number;
     bool begins;
   };
+  const std::uint64_t forward_;
   std::deque<Mark> marks_;   // in order of forward; in small pieces, which malloc has at hand
   std::vector<Step> steps_;  // in order of backward
   std::size_t at_ = 0;

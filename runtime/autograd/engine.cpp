@@ -33,8 +33,6 @@ ThreadState& state() {
   return instance;
 }
 
-Edge edge_of(const Tensor& tensor) { return tensor.defined() ? tensor.history() : Edge(); }
-
 void accumulate(const Edge& edge, Tensor gradient) {
   if (edge.leaf) {
     write(edge.leaf->sink(), gradient);
@@ -131,25 +129,26 @@ RegionGuard::RegionGuard(std::shared_ptr<Region> region, std::shared_ptr<const v
   ThreadState& s = state();
   if (s.depth > 0) return;
   region_ = std::move(region);
-  tree_of(s, is_outermost_).begin(region_, ++s.sequence);
+  tree_of(s, is_outermost_).add({region_, ++s.sequence, CallTree::Mark::begin});
   if (kept) s.calls->kept.push_back(std::move(kept));
 }
 RegionGuard::~RegionGuard() {
   if (!region_) return;
   ThreadState& s = state();
-  s.calls->tree->end(std::move(region_), ++s.sequence);
+  s.calls->tree->add({std::move(region_), ++s.sequence, CallTree::Mark::end});
   if (is_outermost_) end_forward(s);
 }
 
 RecomputedScope::RecomputedScope() {
   ThreadState& s = state();
   is_entry_ = s.depth == 0;
-  if (is_entry_) tree_of(s, is_outermost_).begin_recomputed(++s.sequence);
+  if (is_entry_)
+    tree_of(s, is_outermost_).add({nullptr, ++s.sequence, CallTree::Mark::begin_recomputed});
 }
 RecomputedScope::~RecomputedScope() {
   if (!is_entry_) return;
   ThreadState& s = state();
-  s.calls->tree->end_recomputed(++s.sequence);
+  s.calls->tree->add({nullptr, ++s.sequence, CallTree::Mark::end_recomputed});
   if (is_outermost_) end_forward(s);
 }
 
@@ -181,7 +180,7 @@ Tensor record_if(bool always, const char* name, std::span<const Tensor> inputs, 
   bool any = always;
   node->inputs.reserve(inputs.size());
   for (const Tensor& input : inputs) {
-    node->inputs.push_back(edge_of(input));
+    node->inputs.push_back(input.defined() ? input.history() : Edge());
     any = any || node->inputs.back();
   }
   if (!any) return out;
@@ -299,12 +298,8 @@ class Engine {
     }
   }
 
-  // A pass that runs none of the nodes behind `root`.
-  static void skip(const std::shared_ptr<Node>& root, bool retain_graph) {
-    ThreadState& s = state();
-    const auto order = reachable(root, s);
-    skip(retain_graph, [&](Walk& walk) { walk.add(order); });
-  }
+  // A pass that runs no node: along the forwards that `add` gives it, and those whose graphs are
+  // gone.
   template <class F>
   static void skip(bool retain_graph, const F& add) {
     TESSERA_EXPECT(!in_backward(), "skip_backward: a backward pass is running");
@@ -314,7 +309,7 @@ class Engine {
     });
   }
 
- private:
+  // What a pass from `root` runs, in order.
   static std::vector<std::shared_ptr<Node>> reachable(const std::shared_ptr<Node>& root,
                                                       ThreadState& s) {
     const std::uint64_t pass = ++s.pass;
@@ -345,6 +340,7 @@ class Engine {
     return found;
   }
 
+ private:
   // An operation that uses the leaf will run in this pass, or one around it.
   static void count(Leaf& leaf, const ThreadState& s) {
     if (std::exchange(leaf.pass, s.outermost) != s.outermost) leaf.pending = 0;
@@ -405,7 +401,8 @@ class Engine {
 void skip_backward(const Tensor& loss, bool retain_graph) {
   TESSERA_EXPECT(loss.requires_grad() && loss.history().node,
                  "skip_backward: the tensor has no history; give the model instead");
-  Engine::skip(loss.history().node, retain_graph);
+  const auto order = Engine::reachable(loss.history().node, state());
+  Engine::skip(retain_graph, [&](Walk& walk) { walk.add(order); });
 }
 void skip_backward(const std::function<bool(Region&)>& is_mine) {
   Engine::skip(false, [&](Walk& walk) { walk.add_if(is_mine); });
