@@ -66,12 +66,10 @@ class Module {
   // All parameters below this module with their dotted names, in order of registration; a tied one
   // under its first name, or under every one. Also sets the parameters' names to the first, unless
   // a module around this one has named them.
-  std::vector<std::pair<std::string, Parameter>> named_parameters(Tied tied = Tied::once) const;
+  NamedParameters named_parameters(Tied tied = Tied::once) const;
   std::vector<Parameter> parameters() const;
   // Those that this module has registered itself, with their names in it.
-  const std::vector<std::pair<std::string, Parameter>>& own_parameters() const noexcept {
-    return parameters_;
-  }
+  const NamedParameters& own_parameters() const noexcept { return parameters_; }
   // This module and all below it, parents first, with their dotted names ("" for this one).
   std::vector<std::pair<std::string, Module*>> named_modules();
   // The parameter or module of a dotted name below this one, by any of its names; "" is this
@@ -195,7 +193,7 @@ class Module {
   void for_each_module(const std::function<void(Module&)>& f);
   void expect_free(const char* function, std::string_view name) const;
 
-  std::vector<std::pair<std::string, Parameter>> parameters_;
+  NamedParameters parameters_;
   std::vector<Parameter> streamed_;  // of these
   std::vector<std::pair<std::string, Module*>> modules_;
   struct OwnBuffer {
