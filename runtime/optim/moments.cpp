@@ -6,6 +6,7 @@
 
 #include "runtime/optim/group_part.hpp"
 #include "runtime/param/parameter_state.hpp"
+#include "runtime/param/update_log.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/memory/memory.hpp"
 #include "tessera/optim/optimizer.hpp"

@@ -7,6 +7,7 @@
 #include "runtime/device/queue.hpp"
 #include "runtime/optim/gradients.hpp"
 #include "runtime/param/parameter_state.hpp"
+#include "runtime/param/update_log.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/device/captured_work.hpp"
 #include "tessera/device/device_context.hpp"

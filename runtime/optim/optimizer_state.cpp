@@ -6,6 +6,7 @@
 
 #include "runtime/distributed/gatherer.hpp"
 #include "runtime/param/flat_group.hpp"
+#include "runtime/param/update_log.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/device/captured_work.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"

@@ -11,7 +11,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +22,7 @@ namespace tessera {
 
 class Communicator;
 struct ParameterState;
+struct UpdateLog;
 
 // One parameter's part of a flat group, in elements.
 struct FlatEntry {
@@ -35,23 +35,6 @@ struct FlatEntry {
 };
 
 inline constexpr std::int64_t kFlatAlign = kAlignmentBytes / 4;  // elements of f32
-
-// The updates that one optimizer has submitted, shared with its groups so that a reset can tell
-// which have run.
-struct UpdateLog {
-  struct Update {
-    Tick first = 0, last = 0;  // of its launches that write values, on `stream`
-    bool is_cut = false;       // an exception interrupted submitting it: counts as no step
-    // Whether the device skipped it, so that it is no step; blocks. Empty: known to be one.
-    std::function<bool()> was_skipped{};
-  };
-  StreamId stream = StreamId::compute;  // of the groups' device
-  std::int64_t steps = 0;               // submitted, without those known not to count
-  std::vector<Update> queued{};         // of them, those that may still be running
-  // The last launch that made arrays of the optimizer's state, and the one that made its tables; 0:
-  // none are there.
-  Tick prepared = 0, tables = 0;
-};
 
 struct FlatGroup {
   std::string name;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 
+#include "runtime/param/update_log.hpp"
 #include "runtime/shard/unit.hpp"
 #include "tessera/autograd/random.hpp"
 #include "tessera/device/device_context.hpp"
