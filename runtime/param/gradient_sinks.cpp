@@ -44,18 +44,6 @@ autograd::GradientSink LocalGradient::sink(int i, double scale) {
     held_.clear();
   }
   group_->apply_factor();
-  if (!completed_by_caller && !scheduled_) {
-    // A pass that fails drops what was left for its end, and this with it.
-    struct Pass {
-      std::shared_ptr<LocalGradient> gradient;  // its module may go before the pass ends
-      ~Pass() {
-        if (gradient->scheduled_) gradient->abandon();
-      }
-    };
-    autograd::at_end_of_backward(
-        [pass = std::make_shared<Pass>(shared_from_this())] { pass->gradient->complete(); });
-    scheduled_ = true;
-  }
   const auto at = static_cast<std::size_t>(i);
   const FlatEntry& entry = group_->trained(at);
   const std::shared_ptr<ParameterState> p = entry.parameter.lock();
@@ -66,7 +54,6 @@ autograd::GradientSink LocalGradient::sink(int i, double scale) {
 }
 
 void LocalGradient::complete() {
-  scheduled_ = false;
   if (!group_->gradient.defined()) return;
   if (!is_laid_out()) lay_out();  // no sink was asked for since
   const Tensor counts = group_->counts();
@@ -90,7 +77,6 @@ void LocalGradient::complete() {
 }
 
 void LocalGradient::abandon() noexcept {
-  scheduled_ = false;
   if (arrived_.empty()) return;
   arrived_.clear();
   group_->drop_gradient();

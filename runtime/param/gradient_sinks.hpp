@@ -16,8 +16,6 @@
 
 namespace tessera {
 
-// Where the gradients of a group's parameters are written during backward: the gradient buffer of a
-// unit, or the group's own gradient.
 class GradientSinks {
  public:
   virtual ~GradientSinks() = default;
@@ -57,23 +55,18 @@ class ArrivalMask {
   std::vector<std::uint64_t> words_;
 };
 
-// The sinks of a group that no peer shares: gradients go straight into FlatGroup::gradient.
-class LocalGradient final : public GradientSinks,
-                            public std::enable_shared_from_this<LocalGradient> {
+// The gradient of a group that no peer shares: contributions go straight into FlatGroup::gradient.
+// At the end of a pass whoever asked for sinks calls `complete`, or `abandon` where it has failed.
+class LocalGradient {
  public:
   explicit LocalGradient(std::shared_ptr<FlatGroup> group) : group_(std::move(group)) { lay_out(); }
-  autograd::GradientSink sink(int i) override { return sink(i, 1); }
-  // `scale`: what contributions are multiplied by where they are written.
-  autograd::GradientSink sink(int i, double scale);
+  // As GradientSinks::sink. `scale`: what contributions are multiplied by where they are written.
+  autograd::GradientSink sink(int i, double scale = 1);
   // Completes what arrived since the last call: missing gradients of a fresh array become zeros,
   // counts are written.
   void complete();
-  // After a pass that ended with an exception: drops the gradient if the pass had begun to write
-  // it.
+  // Drops the gradient if the pass had begun to write it.
   void abandon() noexcept;
-  // When set, `complete` and `abandon` are left to the caller; otherwise one of them runs at the
-  // end of each backward pass.
-  bool completed_by_caller = false;
 
  private:
   bool is_laid_out() const;
@@ -86,7 +79,6 @@ class LocalGradient final : public GradientSinks,
   ArrivalMask arrived_{0};        // since the last completion
   ArrivalMask held_{0};  // with a value in the gradient as it is, so that a sink adds to it
   bool fresh_ = false;
-  bool scheduled_ = false;
 };
 
 }  // namespace tessera

@@ -1,32 +1,11 @@
 #include "tessera/param/parameter.hpp"
 
-#include <map>
 #include <utility>
 
 #include "runtime/param/parameter_state.hpp"
-#include "runtime/tensor/lent.hpp"
-#include "tessera/device/captured_work.hpp"
-#include "tessera/tensor/ops.hpp"
 
 namespace tessera {
 namespace {
-
-const std::string kEdit = "Parameter::edit";
-
-// Behind what is said of them; empty where none of them is alive.
-std::string streaming_modules(const ParameterState& state) {
-  std::string names;
-  for (const ParameterState::Streaming& by : state.streaming)
-    names += concat(names.empty() ? ": '" : ", '", by.name.empty() ? "(root)" : by.name, '\'');
-  return names;
-}
-
-// This rank's rows of the values.
-Tensor rows_of(const ParameterState& state) {
-  TESSERA_EXPECT(state.group != nullptr, state.without_memory());
-  const Shape local = state.spec.local_shape();
-  return state.group->values.view(local, state.spec.strides(local), state.flat_entry().offset);
-}
 
 // The full tensor, without history.
 Tensor view_of(const std::shared_ptr<ParameterState>& state) {
@@ -34,14 +13,6 @@ Tensor view_of(const std::shared_ptr<ParameterState>& state) {
       Tensor::wrap(state->window, state->shape, state->compute_dtype, state->window_offset_bytes);
   if (state->spec.dim > 0) full = full.view(state->shape, state->spec.strides(state->shape), 0);
   return read_only(std::move(full), state);
-}
-
-// This rank's rows of the gradient.
-Tensor gradient_of(const ParameterState& state) {
-  if (!state.group || !state.group->gradient.defined() || !state.has_gradient()) return {};
-  const Shape local = state.spec.local_shape();
-  return state.group->await_gradient().view(local, state.spec.strides(local),
-                                            state.flat_entry().gradient_offset);
 }
 
 }  // namespace
@@ -55,7 +26,11 @@ autograd::GradientSink ParameterState::sink() {
                  "before");
   return sinks->sink(i);
 }
-Tensor ParameterState::gradient() const { return gradient_of(*this); }
+Tensor ParameterState::gradient() const {
+  if (!group || !group->gradient.defined() || !has_gradient()) return {};
+  const Shape local = spec.local_shape();
+  return group->await_gradient().view(local, spec.strides(local), flat_entry().gradient_offset);
+}
 void ParameterState::clear() {
   TESSERA_EXPECT(false, "Tensor::zero_grad: parameter '", name,
                  "' shares the gradient of its flat group; call zero_grad of an optimizer");
@@ -67,6 +42,12 @@ void ParameterState::expect_version(std::uint64_t forward) const {
 }
 void ParameterState::on_last_contribution() {
   if (sinks) sinks->on_last_contribution(flat_entry().trainable);
+}
+
+Tensor ParameterState::rows() const {
+  TESSERA_EXPECT(group != nullptr, without_memory());
+  const Shape local = spec.local_shape();
+  return group->values.view(local, spec.strides(local), flat_entry().offset);
 }
 
 // --- the handle ---
@@ -97,25 +78,6 @@ bool Parameter::trainable() const { return state_of(*this)->trainable; }
 
 std::shared_ptr<ParameterSlices> Parameter::made_slices() const { return state_of(*this)->slices; }
 int Parameter::slices() const { return made_slices() ? state_->slices->count() : 1; }
-bool Parameter::is_streamed() const {
-  return unit() ? state_->is_streamed : state_->may_be_streamed();
-}
-
-void Parameter::set_name(const std::string& name) const { state_of(*this)->name = name; }
-void Parameter::count_name(int by) const { state_of(*this)->names += by; }
-bool Parameter::is_tied() const { return state_of(*this)->names > 1; }
-void Parameter::count_module(int by) const { state_of(*this)->modules += by; }
-void Parameter::add_streaming(const nn::Module& module) const {
-  state_of(*this)->streaming.push_back({&module, ""});
-}
-void Parameter::remove_streaming(const nn::Module& module) const {
-  std::erase_if(state_of(*this)->streaming,
-                [&](const ParameterState::Streaming& by) { return by.module == &module; });
-}
-void Parameter::name_streaming(const nn::Module& module, const std::string& name) const {
-  for (ParameterState::Streaming& by : state_of(*this)->streaming)
-    if (by.module == &module && by.name.size() < name.size()) by.name = name;
-}
 
 void Parameter::set_initializer(Initializer how) const {
   state_of(*this)->initializer = std::move(how);
@@ -126,41 +88,8 @@ Tensor Parameter::value() const {
                  *state_->unit,
                  "' is streamed: it is there one slice at a time, from the first call of the root "
                  "on, and only the modules that stream it can use it, by for_each_slice",
-                 streaming_modules(*state_));
+                 state_->streaming_modules());
   return value_of(state_);
-}
-
-void Parameter::set_trainable(bool trainable) const {
-  if (this->trainable() == trainable) return;
-  TESSERA_EXPECT(!autograd::in_backward() && !autograd::in_call(), "set_trainable: parameter '",
-                 state_->name,
-                 "' is frozen or thawed between steps, outside of calls and backward");
-  TESSERA_EXPECT(
-      !trainable || state_->dtype == f32, "set_trainable: ", state_->called(), " is stored in ",
-      state_->dtype,
-      ", and what is trained is stored in f32; give it set_dtype(f32) before materialize");
-  if (state_->group)
-    state_->group->expect_reduced("set_trainable", 0, state_->group->unreduced.size());
-  if (const Tensor gradient = gradient_of(*state_); gradient.defined()) {  // none from here on
-    raw::fill(gradient, 0);
-    raw::fill(raw::slice(state_->group->counts(), 0, state_->flat_entry().trainable,
-                         state_->flat_entry().trainable + 1),
-              0);
-  }
-  state_->trainable = trainable;
-  ++decisions().count;
-  if (!state_->group) return;
-  state_->group->is_laid_out = false;
-  ++state_->group->layouts;  // optimizers follow at once
-}
-
-std::string ParameterState::called() const {
-  return name.empty() ? concat("parameter of shape ", shape) : concat("parameter '", name, "'");
-}
-
-std::string ParameterState::without_memory() const {
-  return called() +
-         " has no memory yet; register it and its module, and call materialize on the model first";
 }
 
 Tensor value_of(const std::shared_ptr<ParameterState>& state) {
@@ -185,63 +114,7 @@ Tensor with_history(const std::shared_ptr<ParameterState>& state) {
   return out;
 }
 
-Tensor Parameter::shard() const { return read_only(rows_of(*state_of(*this)), state_); }
-Tensor Parameter::grad() const { return gradient_of(*state_of(*this)); }
-
-void Parameter::edit(const std::function<void(const Tensor& rows)>& f) const {
-  const Tensor rows = rows_of(*state_of(*this));
-  FlatGroup& group = *state_->group;
-  state_->is_set = true;
-  group.await_readers();
-  ++rows.storage()->version;  // for what saved them where they are whole
-  rows.storage()->last_writer = kEdit.c_str();
-  try {
-    f(Lent(rows, kEdit).tensor());
-  } catch (...) {
-    group.mark_edited();
-    throw;
-  }
-  group.mark_edited();
-}
-
-void Parameter::assign(const Tensor& values) const {
-  const Shape local = spec().local_shape();
-  TESSERA_EXPECT(values.shape() == local && is_floating(values.dtype()), "parameter '", name(),
-                 "' is assigned ", values.shape(), " of ", values.dtype(),
-                 "; this rank's rows are ", local, ", of a floating dtype");
-  edit([&](const Tensor& rows) { raw::copy_into(rows, values); });
-}
-
-void materialize_whole(const std::string& name, const std::vector<Parameter>& parameters,
-                       const Device& device) {
-  constexpr std::int64_t kEnough = std::int64_t{16} << 20;  // bytes of a group
-  const auto make = [&](const std::vector<std::shared_ptr<ParameterState>>& states) {
-    const auto group = FlatGroup::make(name, states, device);
-    const auto sinks = std::make_shared<LocalGradient>(group);
-    for (const auto& state : states) {
-      state->sinks = sinks;
-      state->compute_dtype = state->dtype;
-      state->window = group->values.storage();
-      state->window_offset_bytes = state->flat_entry().offset * state->element_bytes();
-    }
-  };
-  for (const Parameter& p : parameters)
-    TESSERA_EXPECT(p.device().is_meta(), "materialize: parameter '", p.name(),
-                   "' already has memory");
-  struct Pending {
-    std::vector<std::shared_ptr<ParameterState>> states;
-    std::int64_t bytes = 0;
-  };
-  std::map<DType, Pending> pending;
-  for (const Parameter& p : parameters) {
-    const std::shared_ptr<ParameterState>& state = state_of(p);
-    Pending& of = pending[state->dtype];
-    of.states.push_back(state);
-    of.bytes = checked_add(of.bytes, checked_mul(p.shape().numel(), state->element_bytes()));
-    if (of.bytes >= kEnough) make(std::exchange(of, {}).states);
-  }
-  for (const auto& [dtype, of] : pending)
-    if (!of.states.empty()) make(of.states);
-}
+Tensor Parameter::shard() const { return read_only(state_of(*this)->rows(), state_); }
+Tensor Parameter::grad() const { return state_of(*this)->gradient(); }
 
 }  // namespace tessera

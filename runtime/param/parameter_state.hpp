@@ -58,6 +58,10 @@ struct ParameterState final : autograd::Leaf {
   std::string described() const;  // with its shape
   // What an error says where it is not materialized.
   std::string without_memory() const;
+  // Behind what an error says of these; empty where none of them is alive.
+  std::string streaming_modules() const;
+  // This rank's, of the values. Throws: ContractError where it is not materialized.
+  Tensor rows() const;
   // What a unit decides that claims it now.
   bool may_be_streamed() const {
     return !streaming.empty() && streaming.size() == static_cast<std::size_t>(modules) &&

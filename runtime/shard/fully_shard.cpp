@@ -100,8 +100,7 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
       if (!p.device().is_meta()) device = p.device().main();
   for (const auto& state : std::span(claimed).first(static_cast<std::size_t>(in_memory))) {
     ++state->group->layouts;  // for optimizers
-    held.emplace_back(state, state->group->values.view(state->shape, state->shape.strides(),
-                                                       state->flat_entry().offset));
+    held.emplace_back(state, state->rows());
     state->group = nullptr;
   }
   std::vector<const nn::Module*> list;
@@ -117,12 +116,8 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
   if (device.is_meta() || held.size() < claimed.size()) return;
   unit->materialize(device);
   for (const auto& [state, values] : held) {
-    const ShardSpec& spec = state->spec;
-    const Shape local = spec.local_shape();
-    if (local.numel() > 0)
-      raw::copy_into(
-          state->group->values.view(local, spec.strides(local), state->flat_entry().offset),
-          rows_of(values, spec));
+    if (const Tensor rows = state->rows(); rows.numel() > 0)
+      raw::copy_into(rows, rows_of(values, state->spec));
     state->group->mark_edited();
   }
 }

@@ -8,10 +8,8 @@ namespace tessera::shard {
 
 void Unit::materialize(const Device& device) {
   shards_.materialize(device);
-  if (shards_.group && !shards_.has_buffer()) {
+  if (shards_.group && !shards_.has_buffer())
     local_ = std::make_shared<LocalGradient>(shards_.group);
-    local_->completed_by_caller = true;
-  }
   parameters_.materialize();
   make_buffer();
 }
