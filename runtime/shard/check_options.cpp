@@ -1,4 +1,6 @@
 // What ShardOptions may say, and of which parameters, and that these have memory.
+#include <algorithm>
+
 #include "runtime/shard/unit.hpp"
 #include "tessera/param/gather_transform.hpp"
 
@@ -91,6 +93,37 @@ int dim_of(const Parameter& parameter, const ShardOptions& options, const std::s
          state.transform ? "a gather transform" : "blocks of rows",
          ", of dimension 0; give Shard(0)");
   return dim;
+}
+
+void check_claimed(const std::vector<std::shared_ptr<ParameterState>>& claimed,
+                   const ShardOptions& options, const std::string& of) {
+  for (const auto& state : claimed) {
+    if (state->transform)
+      state->transform->parts({state->shape, options.mesh.shard_size(), options.mesh.shard_rank()});
+    TESSERA_EXPECT(state->block_rows == 0 || !state->may_be_streamed(), "fully_shard: ", of,
+                   ": parameter '", state->name,
+                   "' is streamed, in even slices; leave set_block_rows(", state->block_rows,
+                   ") out");
+  }
+  check_reshard("fully_shard", of, options.reshard_after_forward, options.mesh, claimed);
+  const auto in_memory =
+      std::ranges::count_if(claimed, [](const auto& state) { return state->group != nullptr; });
+  TESSERA_EXPECT(in_memory == 0 || in_memory == std::ssize(claimed), "fully_shard: ", of, ": ",
+                 in_memory, " of ", claimed.size(),
+                 " parameters have memory; materialize all of them or none");
+}
+
+void check_under_root(const UnitShards& unit, const std::string& name, const UnitShards& root) {
+  expect_memory(unit, name.empty() ? "(root)" : name);
+  const DeviceMesh &mesh = unit.options.mesh, &of_root = root.options.mesh;
+  TESSERA_EXPECT(&mesh.shard_group() == &of_root.shard_group() &&
+                     mesh.replicate_group() == of_root.replicate_group(),
+                 "fully_shard: unit '", name,
+                 "' lies on another mesh than its root; give all units of a model one mesh");
+  TESSERA_EXPECT(unit.options.offload == root.options.offload, "fully_shard: unit '", name,
+                 "' has its shards on the ", unit.is_offloaded() ? "host" : "device",
+                 ", its root on the ", unit.is_offloaded() ? "device" : "host",
+                 "; give all units of a model one ShardOptions::offload");
 }
 
 }  // namespace tessera::shard

@@ -45,25 +45,12 @@ void Context::build(nn::Module& root) {
     }
     TESSERA_EXPECT(unit->context() == nullptr, "fully_shard: unit '", name,
                    "' has already run as a root of its own; call the outermost module first");
-    expect_memory(unit->shards(), name.empty() ? "(root)" : name);
-    const DeviceMesh& mesh = unit->shards().options.mesh;
-    const RankGroup& group = mesh.shard_group();
-    const bool is_first = context->units_.empty();
-    TESSERA_EXPECT(is_first || (context->group_ == &group &&
-                                mesh.replicate_group() == context->mesh().replicate_group()),
-                   "fully_shard: unit '", name,
-                   "' lies on another mesh than its root; give all units of a model one mesh");
-    TESSERA_EXPECT(
-        is_first || unit->shards().options.offload == units[0].second->shards().options.offload,
-        "fully_shard: unit '", name, "' has its shards on the ",
-        unit->shards().is_offloaded() ? "host" : "device", ", its root on the ",
-        unit->shards().is_offloaded() ? "device" : "host",
-        "; give all units of a model one ShardOptions::offload");
-    context->group_ = &group;
-    context->device_ = group.device();
+    check_under_root(unit->shards(), name, unit_of(root)->shards());
     context->units_.push_back(unit);
     units.emplace_back(name.empty() ? "(root)" : name, unit);
   }
+  context->group_ = &context->mesh().shard_group();
+  context->device_ = context->group_->device();
   context->take_number();
   for (std::size_t i = 0; i < units.size(); ++i)
     units[i].second->join_root(context, units[i].first, static_cast<int>(i));

@@ -5,10 +5,6 @@
 #include <utility>
 
 #include "runtime/shard/unit.hpp"
-#include "runtime/shard/unit_region.hpp"
-#include "runtime/tensor/launch.hpp"
-#include "tessera/device/device_context.hpp"
-#include "tessera/param/gather_transform.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {
@@ -77,28 +73,15 @@ void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& opti
     // A module below this one may be called again inside of this one's call.
     is_read = is_read || module->reads_parameters_in_backward() || claims > own;
   }
-  // What refuses this mesh does so before anything has changed.
-  for (const auto& state : claimed) {
-    if (state->transform)
-      state->transform->parts({state->shape, options.mesh.shard_size(), options.mesh.shard_rank()});
-    TESSERA_EXPECT(state->block_rows == 0 || !state->may_be_streamed(), "fully_shard: ", of,
-                   ": parameter '", state->name,
-                   "' is streamed, in even slices; leave set_block_rows(", state->block_rows,
-                   ") out");
-  }
-  check_reshard("fully_shard", of, options.reshard_after_forward, options.mesh, claimed);
-  const auto in_memory =
-      std::ranges::count_if(claimed, [](const auto& state) { return state->group != nullptr; });
-  TESSERA_EXPECT(in_memory == 0 || in_memory == std::ssize(claimed), "fully_shard: ", of, ": ",
-                 in_memory, " of ", claimed.size(),
-                 " parameters have memory; materialize all of them or none");
+  check_claimed(claimed, options, of);  // before anything has changed
   // Values that exist move from their whole arrays into the shards.
   std::vector<std::pair<std::shared_ptr<ParameterState>, Tensor>> held;
   Device device = Device::meta();
   for (const nn::Module* const module : modules)
     for (const Parameter& p : module->parameters())  // also of what inner units have
       if (!p.device().is_meta()) device = p.device().main();
-  for (const auto& state : std::span(claimed).first(static_cast<std::size_t>(in_memory))) {
+  for (const auto& state : claimed) {
+    if (!state->group) continue;
     ++state->group->layouts;  // for optimizers
     held.emplace_back(state, state->rows());
     state->group = nullptr;

@@ -156,6 +156,11 @@ class Unit final : public nn::ModuleHook,
 
 // Of modules of which none lies inside of another; see fully_shard.
 void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& options);
+// Throws: ContractError where parameters that a unit has claimed refuse its mesh or options.
+void check_claimed(const std::vector<std::shared_ptr<ParameterState>>& claimed,
+                   const ShardOptions& options, const std::string& of);
+// Throws: ContractError for a unit without memory, and for another mesh or place than its root's.
+void check_under_root(const UnitShards& unit, const std::string& name, const UnitShards& root);
 void note_made(const std::shared_ptr<Unit>& unit, const std::vector<nn::Module*>& modules);
 // A module in a message, while it has no name: "the module of 'blocks.0.weight'".
 std::string called(const nn::Module& module);
