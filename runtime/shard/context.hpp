@@ -58,10 +58,10 @@ class Context : public std::enable_shared_from_this<Context> {
   // without peers. Collective. Throws: ContractError, see shard_plan.
   void follow_plan(Context& planned);
   ShardCounters counters() const;
-  void count_gather() noexcept { ++gathers_; }
+  void count_gather() noexcept { ++counters_.gathers; }
   void count_reduction(bool all_reduces) noexcept {
-    ++reductions_;
-    if (all_reduces) ++all_reduces_;
+    ++counters_.reductions;
+    if (all_reduces) ++counters_.all_reduces;
   }
   // The ranks among which a unit's parameters stay after forward; null without `Reshard::to`.
   // Collective over the world where they are asked for first.
@@ -164,7 +164,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::unique_ptr<Replicas> replicas_;   // of a hybrid mesh
   std::unique_ptr<HostLink> host_link_;  // of what is offloaded
   std::map<int, const RankGroup*> neighbours_;
-  std::uint64_t gathers_ = 0, reductions_ = 0, all_reduces_ = 0;
+  ShardCounters counters_;  // of collectives
   bool may_hold_units_ = false, has_run_ = false;
 
   int running_calls_ = 0;

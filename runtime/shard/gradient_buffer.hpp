@@ -14,9 +14,6 @@
 // rank's own graph takes no slot. Where a pass reduces nothing, no piece is taken, and what has
 // come waits for the next that does. One rank has no buffer: its gradients go straight into the
 // flat group (LocalGradient).
-//
-// PyTorch FSDP2 keeps a gradient a parameter until all of a unit are there, and copies them into
-// reduce_scatter_input.
 #pragma once
 
 #include <deque>

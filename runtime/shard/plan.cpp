@@ -41,11 +41,10 @@ ShardPlan Context::plan() const {
 }
 
 ShardCounters Context::counters() const {
-  return {.gathers = gathers_,
-          .reductions = reductions_,
-          .all_reduces = all_reduces_,
-          .unplanned_slots = slots_->unplanned(),
-          .slot_plans = slots_->made()};
+  ShardCounters counters = counters_;
+  counters.unplanned_slots = slots_->unplanned();
+  counters.slot_plans = slots_->made();
+  return counters;
 }
 
 namespace {

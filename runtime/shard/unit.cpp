@@ -80,10 +80,8 @@ void Unit::begin_call(bool is_read) {
     if (is_stale() && !autograd::in_backward()) close();
     gather();
     open();
-    constexpr auto kForward = UnitControl::Prefetch::forward;
-    if (!control_.prefetch_list(kForward).empty() && !autograd::in_backward() &&
-        !calls_.is_in_round())
-      gather_listed(kForward);
+    if (!autograd::in_backward() && !calls_.is_in_round())
+      gather_listed(UnitControl::Prefetch::forward);
   }
   const bool trains = autograd::history_is_wanted(), runs_again = autograd::runs_again();
   if (trains && !autograd::in_backward()) shards_.expect_gradients();
