@@ -127,3 +127,12 @@ void check_under_root(const UnitShards& unit, const std::string& name, const Uni
 }
 
 }  // namespace tessera::shard
+
+namespace tessera {
+
+std::string Reshard::to_string() const {
+  static constexpr const char* kNames[] = {"automatic", "always", "never"};
+  return is_partial() ? concat("to(", ranks_, ')') : kNames[static_cast<int>(kind_)];
+}
+
+}  // namespace tessera

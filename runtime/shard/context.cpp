@@ -2,10 +2,8 @@
 
 #include <algorithm>
 
-#include "runtime/shard/streamed_parameter.hpp"
 #include "runtime/shard/unit.hpp"
 #include "runtime/shard/unit_region.hpp"
-#include "tessera/base/text.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera::shard {
@@ -13,14 +11,6 @@ namespace {
 
 std::shared_ptr<Unit> unit_of(nn::Module& module) {
   return std::dynamic_pointer_cast<Unit>(module.hook());
-}
-
-bool is_below(const std::string& name, const std::string& around) {
-  return around.empty() || name == around || name.starts_with(around + '.');
-}
-
-std::shared_ptr<StreamedParameter> slices_of(const ParameterState& p) {
-  return std::static_pointer_cast<StreamedParameter>(p.slices);
 }
 
 }  // namespace
@@ -89,126 +79,7 @@ void Context::lay_out(nn::Module& root) {
   }
 }
 
-std::vector<UnitNeeds> Context::needs() const {
-  std::vector<UnitNeeds> needs(units_.size());
-  for (const AssumedCall& call : calls_)
-    if (const std::shared_ptr<Unit> called = unit(call.unit))
-      needs[static_cast<std::size_t>(call.unit)] =
-          called->needs(call.parent < 0 ? -1 : calls_[static_cast<std::size_t>(call.parent)].unit);
-  return needs;
-}
-
-void Context::make_replicas() {
-  const RankGroup* const group = mesh().replicate_group();
-  std::int64_t bytes = 0;
-  for (const auto& unit : units_) bytes = std::max(bytes, unit.lock()->most_shard_bytes());
-  if (group && bytes > 0) replicas_ = std::make_unique<Replicas>(*group, bytes);
-}
-
-void Context::make_host_link() {
-  HostLink::Sizes sizes;
-  for (const auto& weak : units_) {
-    const std::shared_ptr<Unit> unit = weak.lock();
-    sizes.add(unit->shards(), unit->most_shard_bytes());
-  }
-  if (unit(0)->shards().is_offloaded()) host_link_ = std::make_unique<HostLink>(device(), sizes);
-}
-
-const RankGroup* Context::neighbours(Reshard reshard) {
-  if (!reshard.is_partial()) return nullptr;
-  const int k = reshard.ranks(), first = group_->rank() / k * k;
-  const RankGroup*& known = neighbours_[k];  // null where a split has failed
-  if (!known)
-    known = mesh().world().split(
-        concat("dp_shard, ", k),
-        group_->ranks().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(k)));
-  return known;
-}
-
 const DeviceMesh& Context::mesh() const { return unit(0)->shards().options.mesh; }
-
-void Context::follow_masks(nn::Module& root) {
-  if (autograd::in_backward()) return;
-  const auto is_laid_out = [](const auto& weak) {
-    const std::shared_ptr<Unit> unit = weak.lock();
-    return !unit || !unit->shards().group || unit->shards().group->is_laid_out;
-  };
-  if (std::all_of(units_.begin(), units_.end(), is_laid_out)) return;
-  for (const auto& weak : units_)
-    if (const auto unit = weak.lock(); unit && unit->shards().group) {
-      const FlatGroup& group = *unit->shards().group;
-      for (std::size_t i = 0; i < group.unreduced.size(); ++i)
-        if (const auto p = group.trained(i).parameter.lock(); p && p->trainable)
-          group.expect_reduced("parameters were frozen or thawed", i, i + 1);
-    }
-  TESSERA_EXPECT(autograd::forget_forwards([this](autograd::Region& region) {
-                   const auto* const call = UnitRegion::of(region);
-                   const auto called = call ? call->unit() : nullptr;
-                   return called && called->context().get() == this;
-                 }),
-                 "parameters of '", unit(0)->name(),
-                 "' were frozen or thawed while a forward of it has still to go backward; go "
-                 "backward first, or drop what it gave");
-  device().synchronize();
-  for (std::size_t i = 0; i < units_.size(); ++i)
-    if (const std::shared_ptr<Unit> unit = units_[i].lock()) {
-      unit->close();
-      i < modules_ ? unit->set_slots(nullptr, nullptr, nullptr) : unit->leave_root();
-    }
-  units_.resize(modules_);
-  slots_ = nullptr;
-  replicas_ = nullptr;
-  host_link_ = nullptr;
-  for (const auto& weak : units_)
-    if (const std::shared_ptr<Unit> unit = weak.lock())
-      unit->join_root(shared_from_this(), unit->name(),
-                      unit->shards().number);  // counts calls anew
-  lay_out(root);
-}
-
-void Context::cut_streamed(std::int64_t bytes) {
-  if (bytes == 0)
-    for (const auto& unit : units_) bytes = std::max(bytes, unit.lock()->shards().slice_bytes());
-  const std::size_t count = units_.size();
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::shared_ptr<Unit> around = units_[i].lock();
-    around->cut_streamed(bytes);
-    for (const auto& p : around->shards().streamed)
-      for (int slice = 0; slice < p->slices->count(); ++slice) {
-        const std::shared_ptr<Unit>& unit = slices_of(*p)->unit(slice);
-        unit->join_root(shared_from_this(), concat(p->name, '[', slice, ']'),
-                        static_cast<int>(units_.size()));
-        units_.push_back(unit);
-      }
-  }
-}
-
-// Each module is called once, in the order of the tree, and goes through what it streams.
-std::vector<AssumedCall> Context::assumed_calls(nn::Module& root) const {
-  std::vector<AssumedCall> calls;
-  std::vector<std::pair<std::string, int>> around;  // the units' calls that a module is inside of
-  std::vector<int> last(units_.size(), -1);         // of each unit
-  for (const auto& [name, module] : root.named_modules()) {
-    while (!around.empty() && !is_below(name, around.back().first)) around.pop_back();
-    const int parent = around.empty() ? -1 : around.back().second;
-    if (const std::shared_ptr<Unit> unit = unit_of(*module)) {
-      const int number = unit->shards().number,
-                before = std::exchange(last[static_cast<std::size_t>(number)],
-                                       static_cast<int>(calls.size()));
-      if (before >= 0) calls[static_cast<std::size_t>(before)].is_last = false;
-      around.emplace_back(name, static_cast<int>(calls.size()));
-      calls.push_back({.unit = number,
-                       .parent = parent,
-                       .is_read_in_backward = unit->control().is_read_in_backward(),
-                       .is_first = before < 0});
-    }
-    for (const auto& [own, parameter] : module->own_parameters())
-      for (int slice = 0; state_of(parameter)->slices && slice < parameter.slices(); ++slice)
-        calls.push_back({slices_of(*state_of(parameter))->unit(slice)->shards().number,
-                         around.back().second, module->reads_parameters_in_backward()});
-  }
-  return calls;
-}
 
 // --- forward ---
 
@@ -223,12 +94,6 @@ void Context::begin_forward(std::vector<Event>& forwards, bool is_root) {
   if (slots_->to_be_agreed() >= 0) expect_alike();
   slots_->begin_step(autograd::grad_enabled());
   has_run_ = true;
-}
-
-void Context::close_stale_units() {
-  for (const auto& weak : units_)
-    if (const auto unit = weak.lock(); unit && unit->is_stale() && !unit->calls().is_running())
-      unit->close();
 }
 
 // --- backward ---

@@ -113,11 +113,7 @@ class Context : public std::enable_shared_from_this<Context> {
   // False: its world has recovered without it.
   bool is_valid() const noexcept { return recovery_count_ == device_.recoveries(); }
   // Throws: ContractError, naming the unit, where it is not.
-  void expect_valid(const std::string& unit) const {
-    TESSERA_EXPECT(is_valid(), "unit '", unit,
-                   "': its world has recovered from a failure without it; give reset a module that "
-                   "holds all roots of the world");
-  }
+  void expect_valid(const std::string& unit) const;
   // Whether it is as all ranks made it, whatever they have done since.
   bool is_as_made() const noexcept { return slots_->is_as_made(); }
   // Its units have no context again, as before the first step.

@@ -8,10 +8,6 @@
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {
-std::string Reshard::to_string() const {
-  static constexpr const char* kNames[] = {"automatic", "always", "never"};
-  return is_partial() ? concat("to(", ranks_, ')') : kNames[static_cast<int>(kind_)];
-}
 
 namespace shard {
 

@@ -47,19 +47,9 @@ void GradientBuffer::reduce() {
   forget_pass();
 }
 
-std::int64_t GradientBuffer::most_shard_bytes() const noexcept {
-  std::int64_t most = 0;
-  for (const GradientPiece& piece : pieces_) most = std::max(most, piece.shard_bytes());
-  return most;
-}
-
 void GradientBuffer::give_back() noexcept {
   for (GradientPiece& piece : pieces_) piece.give_back();
   forget_pass();
-}
-
-void GradientBuffer::drop_kept() noexcept {
-  for (GradientPiece& piece : pieces_) piece.drop_kept();
 }
 
 void GradientBuffer::forget_pass() noexcept {

@@ -38,8 +38,6 @@ class GradientBuffer {
   // Reduces what is left, zeros for what has not arrived.
   void reduce();
   const std::deque<GradientPiece>& pieces() const noexcept { return pieces_; }
-  // The most that the reduce-scatter of a piece leaves on this rank.
-  std::int64_t most_shard_bytes() const noexcept;
   // For a pass that failed: what has arrived in slots is lost.
   void give_back() noexcept;
   // Drops what is kept from pass to pass: all, or of the group's i-th trainable entry.

@@ -4,6 +4,7 @@
 
 #include "runtime/device/queue.hpp"
 #include "runtime/shard/encoded_parameters.hpp"
+#include "runtime/shard/unit.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "runtime/tensor/transfer.hpp"
 #include "tessera/base/checked.hpp"
@@ -136,6 +137,15 @@ Event HostLink::add_to(const Tensor& values, const Tensor& counts, const Tensor&
   const Event added = host.record();
   landed_.free_after(added);
   return added;
+}
+
+void Context::make_host_link() {
+  HostLink::Sizes sizes;
+  for (const auto& weak : units_) {
+    const std::shared_ptr<Unit> unit = weak.lock();
+    sizes.add(unit->shards(), unit->most_shard_bytes());
+  }
+  if (unit(0)->shards().is_offloaded()) host_link_ = std::make_unique<HostLink>(device(), sizes);
 }
 
 }  // namespace tessera::shard

@@ -40,6 +40,12 @@ ShardPlan Context::plan() const {
   return plan;
 }
 
+std::int64_t Slots::most_alive() const noexcept {
+  std::int64_t most = 0;
+  for (const auto& [step, kept] : kept_) most = std::max(most, kept.plan.most_alive);
+  return most;
+}
+
 ShardCounters Context::counters() const {
   ShardCounters counters = counters_;
   counters.unplanned_slots = slots_->unplanned();

@@ -1,5 +1,6 @@
 #include "runtime/shard/post_forward_shards.hpp"
 
+#include "runtime/shard/unit.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/node.hpp"
 #include "tessera/comm/group.hpp"
@@ -90,6 +91,17 @@ void check_reshard(const char* function, const std::string& unit, Reshard reshar
     TESSERA_EXPECT(p->block_rows == 0, function, ": ", unit, ": Reshard::", reshard,
                    " keeps even parts, and '", p->name, "' is sharded by blocks of ", p->block_rows,
                    " rows; use Reshard::always, or leave set_block_rows out");
+}
+
+const RankGroup* Context::neighbours(Reshard reshard) {
+  if (!reshard.is_partial()) return nullptr;
+  const int k = reshard.ranks(), first = group_->rank() / k * k;
+  const RankGroup*& known = neighbours_[k];  // null where a split has failed
+  if (!known)
+    known = mesh().world().split(
+        concat("dp_shard, ", k),
+        group_->ranks().subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(k)));
+  return known;
 }
 
 }  // namespace tessera::shard

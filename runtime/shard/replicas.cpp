@@ -1,5 +1,8 @@
 #include "runtime/shard/replicas.hpp"
 
+#include <algorithm>
+
+#include "runtime/shard/unit.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/comm/group.hpp"
 #include "tessera/device/device_context.hpp"
@@ -41,6 +44,22 @@ void Replicas::all_reduce(const char* name, const Progress& progress, std::span<
   if (group_.reduce().stream() != StreamId::reduce)
     stream().wait(group_.device().reduce().record());
   group_.reduce().submit(group, accesses);
+}
+
+// --- what a root's units need of it ---
+
+std::int64_t Unit::most_shard_bytes() const noexcept {
+  std::int64_t most = 0;
+  if (buffer_)
+    for (const GradientPiece& piece : buffer_->pieces()) most = std::max(most, piece.shard_bytes());
+  return most;
+}
+
+void Context::make_replicas() {
+  const RankGroup* const group = mesh().replicate_group();
+  std::int64_t bytes = 0;
+  for (const auto& unit : units_) bytes = std::max(bytes, unit.lock()->most_shard_bytes());
+  if (group && bytes > 0) replicas_ = std::make_unique<Replicas>(*group, bytes);
 }
 
 }  // namespace tessera::shard

@@ -16,7 +16,7 @@
 
 namespace tessera::shard {
 
-// --- units and their context ---
+// --- units, their context and slots ---
 
 void Unit::abandon_call() noexcept {
   if (!calls_.end_call()) return;
@@ -74,6 +74,12 @@ void Context::recover() noexcept {
   }
 }
 
+void Context::expect_valid(const std::string& unit) const {
+  TESSERA_EXPECT(is_valid(), "unit '", unit,
+                 "': its world has recovered from a failure without it; give reset a module that "
+                 "holds all roots of the world");
+}
+
 void Context::reset() {
   autograd::forget_forwards();
   recover();
@@ -90,6 +96,20 @@ void Context::dissolve() noexcept {
       unit->reset();
       unit->leave_root();
     }
+}
+
+void Slots::restart() {
+  TESSERA_EXPECT(live_.empty(), "Slots::restart: ", live_.size(), " slots are taken");
+  for (const Block& block : blocks_) block.arena->restart();
+  steps_ = 0;
+  uses_.clear();
+  now_ = 0;
+  is_planned_ = true;
+  is_new_ = is_new_ && blocks_.size() <= 1;
+  is_assumption_met_ = false;  // one rank may have begun a step more
+  next_.clear();
+  for (auto& steps : last_) steps = {0};
+  for (PlannedUses& planned : planned_uses_) planned.next = 0;
 }
 
 }  // namespace tessera::shard

@@ -47,6 +47,33 @@ void UnitControl::name_decisions() {
   if (std::exchange(shards_.decisions, said) != said) shards_.set_name(shards_.name);
 }
 
+void Unit::gather_listed(UnitControl::Prefetch where) {
+  for (const auto& weak : control_.prefetch_list(where))
+    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->gather();
+}
+
+void Context::close_stale_units() {
+  for (const auto& weak : units_)
+    if (const auto unit = weak.lock(); unit && unit->is_stale() && !unit->calls().is_running())
+      unit->close();
+}
+
+void Slots::set_reductions_in_flight(int unit, int reductions) {
+  was_set_ = true;
+  if (to_be_agreed_ < 0) to_be_agreed_ = unit;
+  int& known = units_[static_cast<std::size_t>(unit)].reductions_in_flight;
+  if (std::exchange(known, reductions) != reductions) are_plans_old_ = true;
+}
+
+void Slots::plan_anew() {
+  are_plans_old_ = false;
+  for (auto& [step, kept] : kept_) kept.plan = plan_slots(kept.uses, units_);
+  const std::uint64_t step = std::exchange(followed_, 0);
+  if (kept_.contains(step)) follow(step);
+  least_bytes_ = 0;
+  wants_resize_ = true;
+}
+
 // Ranks that have kept or postponed differently are told so by the name. Only so, where units are
 // open and nothing is gathered: else one's reduction would meet its peer's of another micro-batch.
 const char* GradientPiece::with_what_was_kept(const char* name) const {
@@ -136,8 +163,7 @@ void for_each_unit(const char* function, nn::Module& module, bool recurse,
 void with_slices(Unit& unit, const std::function<void(Unit&)>& f) {
   f(unit);
   for (const auto& p : unit.shards().streamed)
-    for (int i = 0; p->slices && i < p->slices->count(); ++i)
-      f(*std::static_pointer_cast<shard::StreamedParameter>(p->slices)->unit(i));
+    for (int i = 0; p->slices && i < p->slices->count(); ++i) f(*shard::slices_of(*p)->unit(i));
 }
 
 // As it, and its slices where they may wait.

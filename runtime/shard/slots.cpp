@@ -5,7 +5,6 @@
 
 #include "tessera/base/checked.hpp"
 #include "tessera/base/philox.hpp"
-#include "tessera/base/text.hpp"
 #include "tessera/device/device_context.hpp"
 
 namespace tessera::shard {
@@ -115,27 +114,6 @@ std::vector<std::uint64_t> Slots::contexts(std::span<const SlotUse> uses, bool t
   return all;
 }
 
-void Slots::adopt(const Slots& planned) {
-  kept_ = planned.kept_;
-  next_ = planned.next_;
-  is_new_ = planned.is_new_;
-  is_assumption_met_ = planned.is_assumption_met_;
-  least_bytes_ = planned.least_bytes_;
-  wants_resize_ = true;
-  resize_if_due();
-}
-
-std::uint64_t Slots::fingerprint_of_plans() const {
-  std::string all;
-  for (const auto& [step, kept] : kept_) {
-    all += concat(step, ' ', kept.plan.bytes, ':');
-    for (const std::int64_t offset : kept.plan.offsets) all += concat(offset, ' ');
-  }
-  for (const auto& [after, step] : next_)
-    all += concat(after.first, after.second ? '>' : '|', step, ' ');
-  return fnv1a(all);
-}
-
 // The room that the plans need, once no slot is taken; a step that is captured can't wait for it.
 void Slots::resize_if_due() {
   if (!wants_resize_ || !live_.empty() || group_.device().context().is_capturing()) return;
@@ -211,27 +189,12 @@ void Slots::follow(std::uint64_t step) {
     }
 }
 
-void Slots::plan_anew() {
-  are_plans_old_ = false;
-  for (auto& [step, kept] : kept_) kept.plan = plan_slots(kept.uses, units_);
-  const std::uint64_t step = std::exchange(followed_, 0);
-  if (kept_.contains(step)) follow(step);
-  least_bytes_ = 0;
-  wants_resize_ = true;
-}
-
 // --- memory ---
 
 std::int64_t Slots::bytes() const noexcept {
   std::int64_t sum = 0;
   for (const Block& block : blocks_) sum += block.memory->bytes();
   return sum;
-}
-
-std::int64_t Slots::most_alive() const noexcept {
-  std::int64_t most = 0;
-  for (const auto& [step, kept] : kept_) most = std::max(most, kept.plan.most_alive);
-  return most;
 }
 
 // Before the new memory comes the old one goes, so nothing may still use it, here or on a peer: a
@@ -247,22 +210,6 @@ void Slots::add_block(std::int64_t bytes) {
       group_.allocate_symmetric(round_up(bytes, kAlignmentBytes));
   auto arena = std::make_unique<Arena>(group_.device().context(), memory->data(), memory->bytes());
   blocks_.push_back({std::move(memory), std::move(arena)});
-}
-
-// --- after a failure ---
-
-void Slots::restart() {
-  TESSERA_EXPECT(live_.empty(), "Slots::restart: ", live_.size(), " slots are taken");
-  for (const Block& block : blocks_) block.arena->restart();
-  steps_ = 0;
-  uses_.clear();
-  now_ = 0;
-  is_planned_ = true;
-  is_new_ = is_new_ && blocks_.size() <= 1;
-  is_assumption_met_ = false;  // one rank may have begun a step more
-  next_.clear();
-  for (auto& steps : last_) steps = {0};
-  for (PlannedUses& planned : planned_uses_) planned.next = 0;
 }
 
 }  // namespace tessera::shard

@@ -49,12 +49,7 @@ class Slots {
     units_[static_cast<std::size_t>(unit)].keeps_open = keeps_open;
   }
   // UnitNeeds'. All plans are made anew when the next step begins.
-  void set_reductions_in_flight(int unit, int reductions) {
-    was_set_ = true;
-    if (to_be_agreed_ < 0) to_be_agreed_ = unit;
-    int& known = units_[static_cast<std::size_t>(unit)].reductions_in_flight;
-    if (std::exchange(known, reductions) != reductions) are_plans_old_ = true;
-  }
+  void set_reductions_in_flight(int unit, int reductions);
   // The first unit that was set since the step began, to another value or not; negative for none.
   int to_be_agreed() const noexcept { return to_be_agreed_; }
 

@@ -19,6 +19,29 @@ bool backward_reads_slices(const ParameterState& parameter) {
   });
 }
 
+std::shared_ptr<StreamedParameter> slices_of(const ParameterState& parameter) {
+  return std::static_pointer_cast<StreamedParameter>(parameter.slices);
+}
+
+void Context::cut_streamed(std::int64_t bytes) {
+  if (bytes == 0)
+    for (const auto& unit : units_) bytes = std::max(bytes, unit.lock()->shards().slice_bytes());
+  const std::size_t count = units_.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::shared_ptr<Unit> around = units_[i].lock();
+    for (const auto& p : around->shards().streamed) {
+      const auto slices = std::make_shared<StreamedParameter>(*around, p, bytes);
+      p->slices = slices;
+      for (int slice = 0; slice < slices->count(); ++slice) {
+        const std::shared_ptr<Unit>& unit = slices->unit(slice);
+        unit->join_root(shared_from_this(), concat(p->name, '[', slice, ']'),
+                        static_cast<int>(units_.size()));
+        units_.push_back(unit);
+      }
+    }
+  }
+}
+
 StreamedParameter::StreamedParameter(const Unit& unit,
                                      const std::shared_ptr<ParameterState>& parameter,
                                      std::int64_t bytes) {

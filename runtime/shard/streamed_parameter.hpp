@@ -45,4 +45,7 @@ class StreamedParameter final : public ParameterSlices {
   std::vector<Slice> slices_;
 };
 
+// Those of a parameter that a root's units stream; null until they are cut.
+std::shared_ptr<StreamedParameter> slices_of(const ParameterState& parameter);
+
 }  // namespace tessera::shard

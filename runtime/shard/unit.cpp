@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "runtime/shard/streamed_parameter.hpp"
-
 namespace tessera::shard {
 
 void Unit::materialize(const Device& device) {
@@ -128,23 +126,10 @@ void Unit::on_last_contribution(int i) {
   context_->on_reduced(shards_.group->reduced);
 }
 
-void Unit::drop_unreduced(int i) {
-  if (!buffer_ || !shards_.group->unreduced[static_cast<std::size_t>(i)]) return;
-  const auto at = static_cast<std::size_t>(i);
-  shards_.group->set_unreduced(at, at + 1, false);
-  buffer_->drop_kept(i);
-  if (shards_.group->unreduced.empty()) buffer_->drop_kept();
-}
-
 // --- the steps ---
 
 void Unit::gather() {
   if (parameters_.gather(context_->name_of_gather(shards_))) context_->count_gather();
-}
-
-void Unit::gather_listed(UnitControl::Prefetch where) {
-  for (const auto& weak : control_.prefetch_list(where))
-    if (const std::shared_ptr<Unit> unit = weak.lock()) unit->gather();
 }
 
 void Unit::reduce() {
@@ -160,22 +145,6 @@ void Unit::reduce() {
   if (shards_.ranks() > 1) context_->count_reduction(shards_.replicas && !is_postponed());
 }
 
-void Unit::set_unreduced(bool is_unreduced) {
-  const auto first = static_cast<std::size_t>(shards_.first_trainable);
-  shards_.group->set_unreduced(first, first + shards_.parameter_of.size(), is_unreduced);
-}
-
-void Unit::drop_kept() noexcept {
-  if (!buffer_) return;
-  set_unreduced(false);
-  buffer_->drop_kept();
-}
-
-void Unit::cut_streamed(std::int64_t bytes) {
-  for (const auto& p : shards_.streamed)
-    p->slices = std::make_shared<StreamedParameter>(*this, p, bytes);
-}
-
 // --- its root ---
 
 void Unit::join_root(std::shared_ptr<Context> context, std::string name, int number) {
@@ -183,19 +152,6 @@ void Unit::join_root(std::shared_ptr<Context> context, std::string name, int num
   shards_.root = context_->number();
   shards_.set_name(std::move(name));
   shards_.number = number;
-}
-
-UnitNeeds Unit::needs(int parent) const {
-  std::vector<std::int64_t> pieces;
-  if (shards_.has_buffer())
-    for (const PieceLayout& piece : shards_.layout.pieces) pieces.push_back(piece.bytes);
-  return {.parent = parent,
-          .keeps_open = control_.keeps_open(),
-          .may_stay = control_.may_stay(),
-          .gather_bytes = shards_.gather_bytes(),
-          .pieces = pieces,
-          .prefetch_depth = shards_.options.prefetch_depth,
-          .reductions_in_flight = shards_.options.reductions_in_flight};
 }
 
 }  // namespace tessera::shard

@@ -93,8 +93,6 @@ class Unit final : public nn::ModuleHook,
   ShardPlan::Unit describe(int gathers, int reductions) const;
   // Follows what was frozen or thawed since; between steps.
   void lay_out();
-  // Cuts what it streams into slices of `bytes` at most.
-  void cut_streamed(std::int64_t bytes);
 
   // --- its root ---
   const std::shared_ptr<Context>& context() const noexcept { return context_; }
@@ -111,9 +109,7 @@ class Unit final : public nn::ModuleHook,
     parameters_.keep_over(control_.is_read_in_backward() ? group : nullptr);
   }
   // The most that the reduce-scatter of a piece leaves on this rank.
-  std::int64_t most_shard_bytes() const noexcept {
-    return buffer_ ? buffer_->most_shard_bytes() : 0;
-  }
+  std::int64_t most_shard_bytes() const noexcept;
 
   // --- after a failure ---
   // After a pass that failed: closed, and what the pass has done to the gradient is dropped with

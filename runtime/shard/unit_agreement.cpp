@@ -4,6 +4,7 @@
 
 #include "runtime/comm/ends_of.hpp"
 #include "runtime/shard/unit.hpp"
+#include "tessera/base/philox.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/param/gather_transform.hpp"
 
@@ -161,6 +162,27 @@ void Context::expect_alike() const {
                          ? remedy
                          : "; every rank makes the same calls of shard/runtime_control.hpp");
   }
+}
+
+void Slots::adopt(const Slots& planned) {
+  kept_ = planned.kept_;
+  next_ = planned.next_;
+  is_new_ = planned.is_new_;
+  is_assumption_met_ = planned.is_assumption_met_;
+  least_bytes_ = planned.least_bytes_;
+  wants_resize_ = true;
+  resize_if_due();
+}
+
+std::uint64_t Slots::fingerprint_of_plans() const {
+  std::string all;
+  for (const auto& [step, kept] : kept_) {
+    all += concat(step, ' ', kept.plan.bytes, ':');
+    for (const std::int64_t offset : kept.plan.offsets) all += concat(offset, ' ');
+  }
+  for (const auto& [after, step] : next_)
+    all += concat(after.first, after.second ? '>' : '|', step, ' ');
+  return fnv1a(all);
 }
 
 void Context::follow_plan(Context& planned) {
