@@ -143,8 +143,7 @@ void Communicator::check_order(const char* group, std::span<const Access> access
   const Clock& known = context_.clock(stream_);
   for (const Access& access : accesses) {
     if (access.mode != AccessMode::write || known.covers(access.use->touched)) continue;
-    for (int s = 0; s < kMaxStreams; ++s) {
-      const auto other = static_cast<StreamId>(s);
+    for (const StreamId other : kStreams) {
       const Tick touched = access.use->touched[other];
       TESSERA_EXPECT(touched <= known[other], "Communicator::submit '", group, "': stream ",
                      name(stream_), " writes memory that operation ", touched, " of stream ",

@@ -5,15 +5,6 @@
 #include "tessera/device/device_context.hpp"
 
 namespace tessera {
-namespace {
-
-Clock own_ticks(const std::array<Clock, kMaxStreams>& clocks) {
-  Clock all;
-  for (std::size_t i = 0; i < kMaxStreams; ++i) all.ticks[i] = clocks[i].ticks[i];
-  return all;
-}
-
-}  // namespace
 
 const char* uncapturable(StreamId stream, const CollectiveBarrier* barrier) {
   if (barrier && barrier->size() > 1)
@@ -59,10 +50,10 @@ void DeviceContext::replay(const CapturedWork& work, bool is_first) {
   submit_held();
   Clock& compute = clocks_[index(StreamId::compute)];
   if (!is_first)  // nothing was in flight before the capture
-    for (std::size_t i = 0; i < kMaxStreams; ++i)
-      if (const Tick last = clocks_[i].ticks[i]; last > compute.ticks[i])
-        wait(StreamId::compute, event_covering(static_cast<StreamId>(i), last));
-  Clock end = own_ticks(clocks_);
+    for (const StreamId s : kStreams)
+      if (const Tick last = clock(s)[s]; last > compute[s])
+        wait(StreamId::compute, event_covering(s, last));
+  Clock end = submitted();
   if (!is_first)
     for (std::size_t i = 0; i < kMaxStreams; ++i) end.ticks[i] += work.count.ticks[i];
   const Op op{.name = "captured_step", .cost = work.cost};
@@ -73,12 +64,11 @@ void DeviceContext::replay(const CapturedWork& work, bool is_first) {
   ++launches_;
   compute = end;
   const Event all = replayed_ = mark(StreamId::compute, false);
-  for (std::size_t i = 0; i < kMaxStreams; ++i) {
-    const auto stream = static_cast<StreamId>(i);
+  for (const StreamId stream : kStreams) {
     if (stream != StreamId::compute) wait(stream, all);
-    last_events_[i] = all;
-    last_events_[i].stream = stream;
-    last_events_[i].tick = end[stream];
+    Event& last = last_events_[index(stream)] = all;
+    last.stream = stream;
+    last.tick = end[stream];
   }
 }
 

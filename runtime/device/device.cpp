@@ -75,17 +75,16 @@ DeviceContext::DeviceContext(DeviceKind kind, int rank, const ExecutorOptions& o
       tf32_(tf32),
       deterministic_(deterministic),
       executor_(make_executor(options, observers_)) {
-  for (std::size_t i = 0; i < kMaxStreams; ++i) last_events_[i].stream = static_cast<StreamId>(i);
+  for (const StreamId s : kStreams) last_events_[index(s)].stream = s;
 }
 
 // Waits for all work, then lets the memory go while clocks and executor still stand.
 DeviceContext::~DeviceContext() {
   const bool told = failure_told_;
   std::string failure;
-  for (std::size_t i = 0; i < kMaxStreams; ++i) {
+  for (const StreamId s : kStreams) {
     try {
-      if (const Tick last = clocks_[i].ticks[i]; last > host_.ticks[i])
-        block(event_covering(static_cast<StreamId>(i), last));
+      if (const Tick last = clock(s)[s]; last > host_[s]) block(event_covering(s, last));
     } catch (...) {
       failure = describe_exception();
     }
@@ -175,19 +174,28 @@ void DeviceContext::rethrow_late() const {
   if (late_) std::rethrow_exception(late_);
 }
 
+Clock DeviceContext::submitted() const {
+  Clock all;
+  for (const StreamId s : kStreams) all[s] = clock(s)[s];
+  return all;
+}
+
+void DeviceContext::block_on(const Clock& ticks) {
+  for (const StreamId s : kStreams)
+    if (ticks[s] > host_[s]) block(event_covering(s, ticks[s]));
+}
+
 void DeviceContext::synchronize() {
-  block(Event{});
-  for (std::size_t i = 0; i < kMaxStreams; ++i)
-    if (const Tick last = clocks_[i].ticks[i]; last > host_.ticks[i])
-      block(event_covering(static_cast<StreamId>(i), last));
+  block(Event{});  // to hear of a failure, and to submit what is held
+  block_on(submitted());
 }
 
 void DeviceContext::recover() {
   drop_held();
-  for (std::size_t i = 0; i < kMaxStreams; ++i) {
-    const Tick last = clocks_[i].ticks[i];
-    if (last <= host_.ticks[i]) continue;
-    const Event event = event_covering(static_cast<StreamId>(i), last);
+  for (const StreamId s : kStreams) {
+    const Tick last = clock(s)[s];
+    if (last <= host_[s]) continue;
+    const Event event = event_covering(s, last);
     try {
       block(event);
     } catch (...) {  // over all the same: an executor throws what a body threw after it has waited
@@ -247,8 +255,7 @@ void DeviceContext::drop_done() {
 
 void DeviceContext::keep(std::shared_ptr<void> what) {
   drop_done();
-  Clock now;
-  for (std::size_t i = 0; i < kMaxStreams; ++i) now.ticks[i] = clocks_[i].ticks[i];
+  const Clock now = submitted();
   if (!host_.covers(now)) kept_.push_back({now, std::move(what)});
 }
 

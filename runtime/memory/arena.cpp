@@ -113,8 +113,7 @@ void Arena::begin_use(const Slot& slot, StreamId stream) {
 
 void Arena::note_uses(const Slot& slot) {
   Holder& user = holder(slot);
-  for (std::size_t s = 0; s < kMaxStreams; ++s) {
-    const auto id = static_cast<StreamId>(s);
+  for (const StreamId id : kStreams) {
     const Tick used = user.use.touched[id];
     if (used <= context_.host_clock()[id] || noted_at(user.noted, id, used)) continue;
     std::erase_if(user.noted, [&](const Event& event) { return event.stream == id; });
@@ -150,16 +149,13 @@ void Arena::record_last_use(Holder& user) {
            std::ranges::none_of(events, [&](const Event& e) { return e.clock[id] >= used[id]; });
   };
   const auto is_followed = [&](StreamId id) {
-    for (std::size_t s = 0; s < kMaxStreams; ++s)
-      if (const auto other = static_cast<StreamId>(s);
-          other != id && used[other] != 0 && context_.clock(other)[id] >= used[id])
-        return true;
-    return false;
+    return std::ranges::any_of(kStreams, [&](StreamId other) {
+      return other != id && used[other] != 0 && context_.clock(other)[id] >= used[id];
+    });
   };
   for (const bool followed : {false, true})
-    for (std::size_t s = 0; s < kMaxStreams; ++s)
-      if (const auto id = static_cast<StreamId>(s);
-          needs_event(id) && is_followed(id) == followed) {
+    for (const StreamId id : kStreams)
+      if (needs_event(id) && is_followed(id) == followed) {
         const Event* const noted = noted_at(user.noted, id, used[id]);
         events.push_back(noted ? *noted : context_.event_of_free(id, used[id]));
       }
@@ -180,8 +176,7 @@ void Arena::restart() {
 // On a stream of its users that is ordered after all of them, if there is one: compute for gathered
 // parameters, reduce for gradients. See Note [Poison adds no edge].
 void Arena::poison_returned(Holder& user) {
-  for (std::size_t s = 0; s < kMaxStreams; ++s) {
-    const auto id = static_cast<StreamId>(s);
+  for (const StreamId id : kStreams) {
     if (user.use.touched[id] == 0 || !follows(context_, id, user.use)) continue;
     return poison(context_, id, user.use, data_ + user.begin, user.end - user.begin);
   }

@@ -208,12 +208,10 @@ void Pool::absorb(Block* block, Block* neighbour) {
 
 [[gnu::noinline]] void Pool::make_gate(Block* block) {
   const Clock &home = context_.clock(block->stream), &host = context_.host_clock();
-  for (std::size_t i = 0; i < kMaxStreams; ++i) {
-    const auto s = static_cast<StreamId>(i);
+  for (const StreamId s : kStreams)
     if (const Tick tick = block->use.touched[s];
         s != block->stream && tick > home[s] && tick > host[s])
       block->gate.push_back(context_.event_of_free(s, tick));
-  }
 }
 
 [[gnu::noinline]] void Pool::pass_gate(Block* block) {

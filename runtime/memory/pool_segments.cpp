@@ -89,11 +89,7 @@ std::int64_t Pool::release_cached() {
     if (!last->free || kept == segment->bytes) continue;
     // Everything that touched it must be over before the system gets it back, the home stream's
     // work included.
-    for (std::size_t i = 0; i < kMaxStreams; ++i) {
-      const auto s = static_cast<StreamId>(i);
-      const Tick tick = segment->touched[s];
-      if (tick > context_.host_clock()[s]) context_.block(context_.event_covering(s, tick));
-    }
+    context_.block_on(segment->touched);
     const std::int64_t bytes = segment->bytes - kept;
     if (kept > 0 && !upstream_->resize(segment->data, segment->bytes, kept)) continue;
     context_.tell({.kind = MemoryEvent::Kind::released,

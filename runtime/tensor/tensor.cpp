@@ -261,11 +261,7 @@ std::byte* Tensor::host_data(AccessMode mode) const {
   if (numel() == 0) return nullptr;
   const Access bytes = access(mode);
   if (mode == AccessMode::write) impl().storage->last_writer = "the host";
-  for (int s = 0; s < kMaxStreams; ++s) {
-    const auto stream = static_cast<StreamId>(s);
-    const Tick last = bytes.use->touched[stream];
-    if (last > context.host_clock()[stream]) context.block(context.event_covering(stream, last));
-  }
+  context.block_on(bytes.use->touched);
   const auto size = static_cast<std::size_t>(static_cast<const std::byte*>(bytes.end) -
                                              static_cast<const std::byte*>(bytes.begin));
   mode == AccessMode::read ? context.host_reads(bytes.begin, size)

@@ -22,6 +22,9 @@ namespace tessera {
 enum class StreamId : std::uint8_t { compute, gather, reduce, replicate, transfer, offload };
 
 inline constexpr int kMaxStreams = 6;
+inline constexpr StreamId kStreams[kMaxStreams] = {StreamId::compute,  StreamId::gather,
+                                                   StreamId::reduce,   StreamId::replicate,
+                                                   StreamId::transfer, StreamId::offload};
 inline constexpr const char* kStreamNames[kMaxStreams] = {"compute",   "gather",   "reduce",
                                                           "replicate", "transfer", "offload"};
 

@@ -61,6 +61,8 @@ class DeviceContext {
   Event record(StreamId stream);
   void wait(StreamId stream, const Event& event);
   void block(const Event& event);
+  // The host sleeps until these operations are done. Throws as `block`, and as `event_covering`.
+  void block_on(const Clock& ticks);
   void synchronize();
 
   // Ends a failure: sleeps until everything submitted has run or was skipped, drops the exception,
@@ -73,6 +75,8 @@ class DeviceContext {
 
   const Clock& clock(StreamId stream) const { return clocks_[index(stream)]; }
   const Clock& host_clock() const { return host_; }
+  // The ticks of all that has been submitted.
+  Clock submitted() const;
 
   // An event of `stream` at or after `tick`: the last one recorded if it is late enough, else a new
   // one.  Throws: ContractError for a tick that the stream has not reached.

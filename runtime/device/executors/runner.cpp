@@ -51,11 +51,12 @@ std::string Failure::reason() const {
 Runner::Runner(const ExecutorOptions& options, const Observers& observers)
     : rank_(options.rank), observers_(observers) {
   if (options.threads > 1) workers_ = std::make_unique<WorkerPool>(options.threads);
-  for (std::size_t i = 0; i < kMaxStreams; ++i) {
-    execs_[i].driver = options.driver;
-    execs_[i].workers = workers_.get();
-    execs_[i].stream = static_cast<StreamId>(i);
-    execs_[i].rank = rank_;
+  for (const StreamId stream : kStreams) {
+    Exec& exec = exec_on(stream);
+    exec.driver = options.driver;
+    exec.workers = workers_.get();
+    exec.stream = stream;
+    exec.rank = rank_;
   }
 }
 
