@@ -66,6 +66,7 @@
 #include "tessera/memory/placement.hpp"
 #include "tessera/memory/pool.hpp"
 #include "tessera/memory/step_memory.hpp"
+#include "tessera/memory/upstream.hpp"
 #include "tessera/nn/attention.hpp"
 #include "tessera/nn/buffer.hpp"
 #include "tessera/nn/dropout.hpp"

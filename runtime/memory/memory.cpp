@@ -7,19 +7,6 @@
 
 namespace tessera {
 
-// Pinned memory comes in pieces that cannot grow.
-std::unique_ptr<Upstream> upstream_of(DeviceContext& context, MemorySide side) {
-  const bool counted = !context.executor().runs_bodies();
-  if (side == MemorySide::host) {
-    const bool is_pinned = context.kind() == DeviceKind::cuda;
-    if (counted) return counted_memory(is_pinned ? CudaMemory::pieces : CudaMemory::mapped, side);
-    return is_pinned ? pinned_memory(context) : system_memory();
-  }
-  if (context.kind() != DeviceKind::cuda) return counted ? counted_memory() : system_memory();
-  return counted ? counted_memory(context.cuda_memory())
-                 : device_memory(context, context.cuda_memory());
-}
-
 Memory::Memory(DeviceContext& context, MemorySide side)
     : context_(context),
       pool_(context, ledger_, upstream_of(context, side)),

@@ -2,7 +2,8 @@
 // into, and memory that is only counted, for plans.
 #include <sys/mman.h>
 
-#include "tessera/memory/pool.hpp"
+#include "runtime/memory/upstream_of.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera {
 namespace {
@@ -64,6 +65,19 @@ class CountedMemory final : public Upstream {
 std::unique_ptr<Upstream> system_memory() { return std::make_unique<SystemMemory>(); }
 std::unique_ptr<Upstream> counted_memory(CudaMemory like, MemorySide side) {
   return std::make_unique<CountedMemory>(like, side);
+}
+
+// Pinned memory comes in pieces that cannot grow.
+std::unique_ptr<Upstream> upstream_of(DeviceContext& context, MemorySide side) {
+  const bool counted = !context.executor().runs_bodies();
+  if (side == MemorySide::host) {
+    const bool is_pinned = context.kind() == DeviceKind::cuda;
+    if (counted) return counted_memory(is_pinned ? CudaMemory::pieces : CudaMemory::mapped, side);
+    return is_pinned ? pinned_memory(context) : system_memory();
+  }
+  if (context.kind() != DeviceKind::cuda) return counted ? counted_memory() : system_memory();
+  return counted ? counted_memory(context.cuda_memory())
+                 : device_memory(context, context.cuda_memory());
 }
 
 }  // namespace tessera

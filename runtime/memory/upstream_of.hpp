@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "tessera/memory/pool.hpp"
+#include "tessera/memory/upstream.hpp"
 
 namespace tessera {
 
