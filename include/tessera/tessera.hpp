@@ -41,6 +41,7 @@
 #include "tessera/device/captured_work.hpp"
 #include "tessera/device/clock.hpp"
 #include "tessera/device/collective_barrier.hpp"
+#include "tessera/device/cost.hpp"
 #include "tessera/device/cost_model.hpp"
 #include "tessera/device/device.hpp"
 #include "tessera/device/device_context.hpp"

@@ -13,7 +13,7 @@
 
 #include <limits>
 
-#include "tessera/device/op.hpp"
+#include "tessera/device/cost.hpp"
 
 namespace tessera {
 
