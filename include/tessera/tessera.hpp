@@ -54,6 +54,7 @@
 #include "tessera/device/observe/trace.hpp"
 #include "tessera/device/observer.hpp"
 #include "tessera/device/op.hpp"
+#include "tessera/device/options.hpp"
 #include "tessera/device/workers.hpp"
 #include "tessera/distributed/collectives.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"
