@@ -48,6 +48,7 @@
 #include "tessera/device/driver.hpp"
 #include "tessera/device/event.hpp"
 #include "tessera/device/executor.hpp"
+#include "tessera/device/hold_guard.hpp"
 #include "tessera/device/machine.hpp"
 #include "tessera/device/observe/profiler_ranges.hpp"
 #include "tessera/device/observe/race_checker.hpp"

@@ -7,7 +7,7 @@
 #include "runtime/autograd/kept_results.hpp"
 #include "runtime/autograd/recomputed_scope.hpp"
 #include "tessera/autograd/random.hpp"
-#include "tessera/device/device_context.hpp"
+#include "tessera/device/hold_guard.hpp"
 
 namespace tessera {
 

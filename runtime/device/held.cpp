@@ -1,4 +1,4 @@
-// Operations that are held back until something depends on them: see HoldGuard.
+// See HoldGuard: what a DeviceContext does with what is held.
 #include <algorithm>
 #include <utility>
 
