@@ -1,44 +1,17 @@
-// What the executors share: the first failure of a device, and running one body with all that
-// belongs to it (observers, the two phases of a collective, the failure of an earlier body).
+// What the executors share: running one body with all that belongs to it (observers, the two phases
+// of a collective, the failure of an earlier body).
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <exception>
 #include <memory>
-#include <mutex>
-#include <string>
 
+#include "runtime/device/executors/failure.hpp"
 #include "runtime/device/executors/fiber.hpp"
 #include "tessera/device/executor.hpp"
 #include "tessera/device/workers.hpp"
 
 namespace tessera {
-
-// The first exception that a body of this device threw. Any thread captures; the host thread
-// rethrows, every time.
-class Failure {
- public:
-  // Keeps `error` if it is the first. `what` names the operation and the rank for peers that hear
-  // of it.
-  void keep(std::exception_ptr error, int rank, StreamId stream, const char* name);
-
-  bool happened() const noexcept { return happened_.load(std::memory_order_acquire); }
-  void rethrow() const;  // returns when nothing happened
-  // An operation failed, or is skipped after a failure.
-  void lose(StreamId stream, Tick tick, bool has_failed);
-  // Forgets all, and returns what was lost.
-  Lost forget();
-  // One line for the peers.  Requires: happened().
-  std::string reason() const;
-
- private:
-  mutable std::mutex mutex_;
-  std::atomic<bool> happened_{false};
-  std::exception_ptr error_;
-  std::string reason_;
-  Lost lost_;
-};
 
 // An operation as executors keep it: what `Op` says about cost and accesses is for observers and
 // gone by now.
