@@ -27,9 +27,7 @@ struct QueueItem {
   enum class Kind : std::uint8_t { run, wait, stop };
 
   Body body;  // of `wait`: the bytes of a Clock
-  const char* name;
-  CollectiveBarrier* barrier;
-  Tick tick;
+  Operation operation;
   Kind kind;
 };
 static_assert(sizeof(Clock) <= kBodyBytes);
@@ -54,18 +52,18 @@ struct Progress {
     wait_for(clock);
   }
   void wait_for(const Clock& clock) {
-    for (std::size_t i = 0; i < kMaxStreams; ++i)
-      if (completed[i].load() < clock.ticks[i]) completed[i].wait_for(clock.ticks[i]);
+    for (std::size_t i = 0; i < kMaxStreams; ++i) completed[i].wait_for(clock.ticks[i]);
   }
 };
 
 // One stream's ring and thread. Threads: `push` on the host only.
 class Worker {
  public:
-  Worker(StreamId stream, Runner& runner, Progress& progress)
-      : stream_(stream), runner_(runner), progress_(progress), ring_(new QueueItem[kCapacity]) {
-    thread_ = Thread([this] { drain(); });
-  }
+  Worker(Runner& runner, Progress& progress)
+      : runner_(runner),
+        progress_(progress),
+        ring_(new QueueItem[kCapacity]),
+        thread_([this] { drain(); }) {}
   ~Worker() {
     const Wait wait("a stream's thread did not end", [this] { return consumed_.load(); });
     push([](QueueItem& item) { item.kind = QueueItem::Kind::stop; });
@@ -96,10 +94,11 @@ class Worker {
     for (std::uint64_t i = 0;; ++i) {
       submitted_.wait_for(i + 1);
       const QueueItem& item = ring_[i % kCapacity];
+      const Operation& operation = item.operation;
       switch (item.kind) {
         case QueueItem::Kind::run:
-          runner_.run({item.name, item.tick, stream_, item.barrier, &item.body});
-          progress_.completed[index(stream_)].advance(item.tick);
+          runner_.run(operation);
+          progress_.completed[index(operation.stream)].advance(operation.tick);
           break;
         case QueueItem::Kind::wait:
           wait(item);
@@ -122,7 +121,6 @@ class Worker {
                   std::memory_order_relaxed);
   }
 
-  const StreamId stream_;
   Runner& runner_;
   Progress& progress_;
   const std::unique_ptr<QueueItem[]> ring_;
@@ -130,7 +128,7 @@ class Worker {
   Counter submitted_;                             // advanced by the host
   Counter consumed_;                              // advanced by the worker
   std::atomic<double> waited_{0};
-  Thread thread_;
+  Thread thread_;  // last: it uses the rest
 };
 
 class ThreadedExecutor final : public Executor {
@@ -145,9 +143,7 @@ class ThreadedExecutor final : public Executor {
     report_.launched(stream, tick, op, barrier);
     worker(stream).push([&](QueueItem& item) {
       item.body = body;
-      item.name = op.name;
-      item.barrier = barrier;
-      item.tick = tick;
+      item.operation = {op.name, tick, stream, barrier, &item.body};
       item.kind = QueueItem::Kind::run;
     });
   }
@@ -180,7 +176,7 @@ class ThreadedExecutor final : public Executor {
   Worker& worker(StreamId stream) {
     auto& worker = workers_[index(stream)];
     if (!worker) [[unlikely]]
-      worker = std::make_unique<Worker>(stream, runner_, progress_);
+      worker = std::make_unique<Worker>(runner_, progress_);
     return *worker;
   }
 
