@@ -41,64 +41,57 @@ void Runner::call(const Operation& operation, Exec::Phase phase, StreamFiber* fi
     log(LogLevel::warning, concat(operation.name, ": ", exec.note));
 }
 
+template <class F>
+void Runner::keep_failure(const Operation& operation, const F& f) {
+  try {
+    f();
+  } catch (...) {
+    fail(operation, std::current_exception());
+  }
+}
+
 void Runner::run(const Operation& operation) {
   if (failure_.happened()) return skip(operation);
-  try {
-    tell_observers(observers_, [&operation](Observer& o) {
-      o.started(operation.stream, operation.tick, operation.name);
-    });
+  keep_failure(operation, [&] {
+    tell_started(operation);
     if (operation.barrier == nullptr)
       call(operation, Exec::Phase::run);
     else
       run_collective(operation);
-    tell_observers(observers_, [&operation](Observer& o) {
-      o.finished(operation.stream, operation.tick, operation.name);
-    });
-  } catch (...) {
-    fail(operation, std::current_exception());
-  }
+    tell_finished(operation);
+  });
 }
 
 // One that throws hears of its peers' end all the same: they may still be reading its bytes.
 void Runner::run_collective(const Operation& operation) {
   call(operation, Exec::Phase::publish);
   operation.barrier->enter();
-  try {
-    call(operation, Exec::Phase::run);
-  } catch (...) {
-    fail(operation, std::current_exception());
-  }
+  keep_failure(operation, [&] { call(operation, Exec::Phase::run); });
   operation.barrier->leave();
 }
 
-void Runner::tell_started(const Operation& operation) {
-  try {
-    tell_each(observers_, [&operation](Observer& o) {
-      o.started(operation.stream, operation.tick, operation.name);
-    });
-  } catch (...) {
-    fail(operation, std::current_exception());
-  }
+void Runner::begin(const Operation& operation) {
+  keep_failure(operation, [&] { tell_started(operation); });
 }
 
 void Runner::invoke(const Operation& operation, Exec::Phase phase, StreamFiber* fiber) {
-  if (failure_.happened()) return;
-  try {
-    call(operation, phase, fiber);
-  } catch (...) {
-    fail(operation, std::current_exception());
-  }
+  if (!failure_.happened()) keep_failure(operation, [&] { call(operation, phase, fiber); });
 }
 
-void Runner::tell_finished(const Operation& operation) {
-  if (failure_.happened()) return;
-  try {
-    tell_each(observers_, [&operation](Observer& o) {
-      o.finished(operation.stream, operation.tick, operation.name);
-    });
-  } catch (...) {
-    fail(operation, std::current_exception());
-  }
+void Runner::end(const Operation& operation) {
+  if (!failure_.happened()) keep_failure(operation, [&] { tell_finished(operation); });
+}
+
+void Runner::tell_started(const Operation& operation) const {
+  tell_observers(observers_, [&operation](Observer& o) {
+    o.started(operation.stream, operation.tick, operation.name);
+  });
+}
+
+void Runner::tell_finished(const Operation& operation) const {
+  tell_observers(observers_, [&operation](Observer& o) {
+    o.finished(operation.stream, operation.tick, operation.name);
+  });
 }
 
 void Runner::fail(const Operation& operation, std::exception_ptr error) {

@@ -37,15 +37,9 @@ class Runner {
   void run(const Operation& operation);
 
   // The pieces, for an executor that goes through the barrier itself. Each keeps what is thrown.
-  void begin(const Operation& operation) {
-    if (!observers_.empty()) [[unlikely]]
-      tell_started(operation);
-  }
+  void begin(const Operation& operation);
   void invoke(const Operation& operation, Exec::Phase phase, StreamFiber* fiber = nullptr);
-  void end(const Operation& operation) {
-    if (!observers_.empty()) [[unlikely]]
-      tell_finished(operation);
-  }
+  void end(const Operation& operation);
   // Keeps `error` as the failure of `operation`, and aborts its barrier.
   void fail(const Operation& operation, std::exception_ptr error);
   // The operation of `tick` has failed too, or may have.
@@ -62,8 +56,11 @@ class Runner {
   int rank() const noexcept { return rank_; }
 
  private:
-  [[gnu::cold]] void tell_started(const Operation& operation);
-  [[gnu::cold]] void tell_finished(const Operation& operation);
+  // Keeps what `f` throws as the failure of `operation`.
+  template <class F>
+  void keep_failure(const Operation& operation, const F& f);
+  void tell_started(const Operation& operation) const;
+  void tell_finished(const Operation& operation) const;
   void run_collective(const Operation& operation);
   void call(const Operation& operation, Exec::Phase phase, StreamFiber* fiber = nullptr);
 
