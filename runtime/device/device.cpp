@@ -166,14 +166,6 @@ void DeviceContext::block(const Event& event) {
   if (!kept_.empty()) drop_done();
 }
 
-void DeviceContext::fail_late() noexcept {
-  if (!late_) late_ = std::current_exception();
-}
-
-void DeviceContext::rethrow_late() const {
-  if (late_) std::rethrow_exception(late_);
-}
-
 Clock DeviceContext::submitted() const {
   Clock all;
   for (const StreamId s : kStreams) all[s] = clock(s)[s];
@@ -188,27 +180,6 @@ void DeviceContext::block_on(const Clock& ticks) {
 void DeviceContext::synchronize() {
   block(Event{});  // to hear of a failure, and to submit what is held
   block_on(submitted());
-}
-
-void DeviceContext::recover() {
-  drop_held();
-  for (const StreamId s : kStreams) {
-    const Tick last = clock(s)[s];
-    if (last <= host_[s]) continue;
-    const Event event = event_covering(s, last);
-    try {
-      block(event);
-    } catch (...) {  // over all the same: an executor throws what a body threw after it has waited
-      host_.merge(event.clock);
-    }
-  }
-  for (Clock& clock : clocks_) clock.merge(host_);
-  lost_ = executor_->recover();
-  ++recoveries_;
-  failure_told_ = false;
-  late_ = nullptr;
-  drop_kept();
-  for (Observer* o : observers_) o->reset();
 }
 
 const Driver& DeviceContext::acting_driver() const noexcept {
