@@ -173,15 +173,6 @@ void Arena::restart() {
   past_.clear();
 }
 
-// On a stream of its users that is ordered after all of them, if there is one: compute for gathered
-// parameters, reduce for gradients. See Note [Poison adds no edge].
-void Arena::poison_returned(Holder& user) {
-  for (const StreamId id : kStreams) {
-    if (user.use.touched[id] == 0 || !follows(context_, id, user.use)) continue;
-    return poison(context_, id, user.use, data_ + user.begin, user.end - user.begin);
-  }
-}
-
 void Arena::tell(MemoryEvent::Kind kind, const Holder& user, StreamId stream) const {
   if (!context_.is_observed()) return;
   context_.tell({.kind = kind,

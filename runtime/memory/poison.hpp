@@ -25,7 +25,4 @@ inline constexpr std::uint8_t kPoisonByte = 0xFF;
 void poison(DeviceContext& context, StreamId stream, LastUse& use, std::byte* data,
             std::int64_t bytes);
 
-// Whether what `stream` launches next is ordered after every use in `use`.
-bool follows(const DeviceContext& context, StreamId stream, const LastUse& use);
-
 }  // namespace tessera

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "runtime/base/assert.hpp"
-#include "runtime/memory/limits.hpp"
 #include "runtime/memory/poison.hpp"
 #include "tessera/base/log.hpp"
 #include "tessera/device/device_context.hpp"
@@ -254,17 +253,6 @@ Block* Pool::allocate(std::int64_t bytes, StreamId stream, OwnerId owner) {
   return block;
 }
 
-// Only where the home stream is ordered after every use; else the next taker does it. See Note
-// [Poison adds no edge].
-void Pool::poison_free(Block* block) noexcept {
-  try {
-    if (follows(context_, block->stream, block->use))
-      poison(context_, block->stream, block->use, block->data, block->bytes);
-  } catch (const std::exception& error) {
-    log(LogLevel::error, concat("Pool: could not poison what is freed: ", error.what()));
-  }
-}
-
 // Of the first `bytes` of `block`.
 void Pool::tell(MemoryEvent::Kind kind, const Block& block, std::int64_t bytes,
                 OwnerId owner) const {
@@ -294,20 +282,6 @@ void Pool::free(Block* block) noexcept {
   } else {
     insert(block, class_in(*block->segment, block->bytes));
   }
-}
-
-void Pool::count_outside(std::int64_t bytes, const char* what) {
-  if (++allocations_ == fail_at_)
-    throw OutOfMemory(concat("allocate: no ", bytes, " bytes of ", what,
-                             "; make the batch or the model smaller, or use more ranks"));
-}
-
-void Pool::fail(std::int64_t bytes, StreamId stream, OwnerId owner) const {
-  throw OutOfMemory(concat("allocate: no ", bytes, " bytes for '", ledger_.lines()[owner].owner,
-                           "' on stream ", name(stream), ": ", ledger_.live_bytes(),
-                           " are in use, ", reserved_, " are reserved", describe_limits(limit_),
-                           "; make the batch or the model smaller, or use more ranks\n",
-                           ledger_.table()));
 }
 
 }  // namespace tessera

@@ -1,9 +1,12 @@
-// The pool's segments: how it takes memory from where that comes from and gives it back. Rare, and
-// apart from the functions that every allocation runs through.
+// The pool's segments: how it takes memory from where that comes from and gives it back, and what
+// it says when there is none. Rare, and apart from the functions that every allocation runs
+// through.
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "runtime/memory/limits.hpp"
 #include "tessera/base/checked.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/memory/pool.hpp"
@@ -111,6 +114,20 @@ std::int64_t Pool::release_cached() {
   }
   std::erase_if(segments_, [](const auto& segment) { return segment->bytes == 0; });
   return released;
+}
+
+void Pool::count_outside(std::int64_t bytes, const char* what) {
+  if (++allocations_ == fail_at_)
+    throw OutOfMemory(concat("allocate: no ", bytes, " bytes of ", what,
+                             "; make the batch or the model smaller, or use more ranks"));
+}
+
+void Pool::fail(std::int64_t bytes, StreamId stream, OwnerId owner) const {
+  throw OutOfMemory(concat("allocate: no ", bytes, " bytes for '", ledger_.lines()[owner].owner,
+                           "' on stream ", name(stream), ": ", ledger_.live_bytes(),
+                           " are in use, ", reserved_, " are reserved", describe_limits(limit_),
+                           "; make the batch or the model smaller, or use more ranks\n",
+                           ledger_.table()));
 }
 
 }  // namespace tessera
