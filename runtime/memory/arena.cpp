@@ -41,18 +41,12 @@ std::int64_t Arena::best_gap(std::int64_t bytes) const {
 Slot Arena::take(std::int64_t offset, std::int64_t bytes, OwnerId owner) {
   TESSERA_EXPECT(bytes > 0 && offset >= 0 && offset % kAlignmentBytes == 0, "Arena::take: ", bytes,
                  " bytes at ", offset, "; offsets are multiples of ", kAlignmentBytes);
-  const std::int64_t end = checked_add(offset, rounded(bytes));
-  if (end > bytes_) return {};
-  std::size_t number = holders_.size();
-  for (std::size_t i = 0; i < holders_.size(); ++i) {
-    const Holder& h = *holders_[i];
-    if (h.end == 0)
-      number = i;
-    else if (h.begin < end && offset < h.end)
-      return {};
-  }
-  if (number == holders_.size()) holders_.push_back(std::make_unique<Holder>());
-  Holder& user = *holders_[number];
+  if (!is_free(offset, bytes)) return {};
+  const std::int64_t end = offset + rounded(bytes);
+  const auto unused = std::ranges::find_if(holders_, [](const auto& h) { return h->end == 0; });
+  const auto number = static_cast<int>(unused - holders_.begin());
+  if (unused == holders_.end()) holders_.push_back(std::make_unique<Holder>());
+  Holder& user = *holders_[static_cast<std::size_t>(number)];
   cut_out(offset, end, user.events);
   // What give_back adds: slots go back where memory has run out, too.
   user.events.reserve(user.events.size() + kMaxStreams);
@@ -64,7 +58,7 @@ Slot Arena::take(std::int64_t offset, std::int64_t bytes, OwnerId owner) {
   user.is_used = false;
   ++taken_;
   Memory::of(context_).ledger().add(owner, end - offset);
-  return {data_ + offset, bytes, &user.use, this, static_cast<int>(number)};
+  return {data_ + offset, bytes, &user.use, this, number};
 }
 
 // Takes [begin, end) out of the past, and adds what was last done to any of its bytes.
