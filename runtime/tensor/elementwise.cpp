@@ -17,6 +17,48 @@ using detail::updates;
 using detail::writes;
 using kernels::UnaryOp;
 
+// Merges neighbouring dimensions that every operand walks with one stride.
+template <std::size_t N>
+struct Walk {
+  Shape shape;
+  std::array<Shape, N> strides;  // of each operand; 0 repeats
+};
+
+template <std::size_t N>
+Walk<N> merge_dims(const Shape& shape, const std::array<const Tensor*, N>& operands) {
+  Walk<N> walk;
+  const auto stride = [&](std::size_t i, int d) -> std::int64_t {
+    const Tensor& t = *operands[i];
+    const int own = d - (shape.ndim() - t.ndim());
+    return own < 0 || t.shape()[own] == 1 ? 0 : t.strides()[own];
+  };
+  for (int d = 0; d < shape.ndim(); ++d) {
+    if (shape[d] == 1) continue;
+    const int last = walk.shape.ndim() - 1;
+    bool mergeable = last >= 0;
+    for (std::size_t i = 0; i < N && mergeable; ++i)
+      mergeable = walk.strides[i][last] == stride(i, d) * shape[d];
+    if (mergeable) {
+      walk.shape[last] *= shape[d];
+      for (std::size_t i = 0; i < N; ++i) walk.strides[i][last] = stride(i, d);
+    } else {
+      walk.shape.push_back(shape[d]);
+      for (std::size_t i = 0; i < N; ++i) walk.strides[i].push_back(stride(i, d));
+    }
+  }
+  return walk;
+}
+
+// Whether one dimension of stride 1 (or none) walks all operands: the contiguous fast path.
+template <std::size_t N>
+bool is_flat(const Walk<N>& walk) {
+  if (walk.shape.ndim() == 0) return true;
+  if (walk.shape.ndim() > 1) return false;
+  for (const Shape& s : walk.strides)
+    if (s[0] != 1) return false;
+  return true;
+}
+
 template <std::size_t N>
 void narrow(const Shape& from, std::int32_t (&to)[N]) {
   for (int d = 0; d < from.ndim(); ++d) {
@@ -28,7 +70,7 @@ void narrow(const Shape& from, std::int32_t (&to)[N]) {
 
 void launch_unary(const char* name, UnaryOp op, const Tensor& out, const Tensor& x) {
   if (out.numel() == 0 || out.device().is_meta()) return;
-  const auto walk = detail::merge_dims<2>(out.shape(), {&out, &x});
+  const auto walk = merge_dims<2>(out.shape(), {&out, &x});
   kernels::UnaryArgs args{};
   args.out = out.data();
   args.in = x.data();
@@ -36,7 +78,7 @@ void launch_unary(const char* name, UnaryOp op, const Tensor& out, const Tensor&
   args.op = op;
   args.out_dtype = out.dtype();
   args.in_dtype = x.dtype();
-  if (!detail::is_flat(walk)) {
+  if (!is_flat(walk)) {
     args.ndim = static_cast<std::uint8_t>(walk.shape.ndim());
     narrow(walk.shape, args.shape);
     narrow(walk.strides[0], args.out_strides);
@@ -91,7 +133,7 @@ Tensor scalar(Binary op, const Tensor& x, double s, bool left) {
   expect_holds(name(op), x.dtype(), s);
   Tensor out = Tensor::empty(x.shape(), gives_boolean(op) ? boolean : x.dtype(), x.device());
   if (out.numel() == 0 || x.device().is_meta()) return out;
-  const auto walk = detail::merge_dims<2>(out.shape(), {&out, &x});
+  const auto walk = merge_dims<2>(out.shape(), {&out, &x});
   if (walk.shape.ndim() > kernels::kScalarDims) return scalar(op, contiguous(x), s, left);
   kernels::ScalarArgs args{};
   args.out = out.data();
@@ -101,7 +143,7 @@ Tensor scalar(Binary op, const Tensor& x, double s, bool left) {
   args.op = op;
   args.dtype = x.dtype();
   args.scalar_left = left;
-  if (!detail::is_flat(walk)) {
+  if (!is_flat(walk)) {
     args.ndim = static_cast<std::uint8_t>(walk.shape.ndim());
     narrow(walk.shape, args.shape);
     narrow(walk.strides[0], args.out_strides);
@@ -138,13 +180,13 @@ void copy_into(const Tensor& out, const Tensor& x) {
 void fill(const Tensor& out, double value) {
   expect_holds("fill", out.dtype(), value);
   if (out.numel() == 0 || out.device().is_meta()) return;
-  const auto walk = detail::merge_dims<1>(out.shape(), {&out});
+  const auto walk = merge_dims<1>(out.shape(), {&out});
   kernels::FillArgs args{};
   args.out = out.data();
   args.value = value;
   args.count = out.numel();
   args.dtype = out.dtype();
-  if (!detail::is_flat(walk)) {
+  if (!is_flat(walk)) {
     args.ndim = static_cast<std::uint8_t>(walk.shape.ndim());
     narrow(walk.shape, args.shape);
     narrow(walk.strides[0], args.out_strides);
@@ -195,7 +237,7 @@ Tensor binary(Binary op, const Tensor& a, const Tensor& b) {
   Tensor out = Tensor::empty(broadcast(a.shape(), b.shape()),
                              gives_boolean(op) ? boolean : a.dtype(), device);
   if (out.numel() == 0 || device.is_meta()) return out;
-  const auto walk = detail::merge_dims<3>(out.shape(), {&out, &a, &b});
+  const auto walk = merge_dims<3>(out.shape(), {&out, &a, &b});
   if (walk.shape.ndim() > kernels::kBinaryDims)
     return binary(op, contiguous(expand(a, out.shape())), contiguous(expand(b, out.shape())));
   kernels::BinaryArgs args{};
@@ -205,7 +247,7 @@ Tensor binary(Binary op, const Tensor& a, const Tensor& b) {
   args.count = out.numel();
   args.op = op;
   args.dtype = a.dtype();
-  if (!detail::is_flat(walk)) {
+  if (!is_flat(walk)) {
     args.ndim = static_cast<std::uint8_t>(walk.shape.ndim());
     narrow(walk.shape, args.shape);
     narrow(walk.strides[0], args.out_strides);
@@ -227,7 +269,7 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   Tensor out = Tensor::empty(broadcast(condition.shape(), broadcast(a.shape(), b.shape())),
                              a.dtype(), device);
   if (out.numel() == 0 || device.is_meta()) return out;
-  const auto walk = detail::merge_dims<4>(out.shape(), {&out, &condition, &a, &b});
+  const auto walk = merge_dims<4>(out.shape(), {&out, &condition, &a, &b});
   if (walk.shape.ndim() > kernels::kWhereDims)
     return where(contiguous(expand(condition, out.shape())), contiguous(expand(a, out.shape())),
                  contiguous(expand(b, out.shape())));
@@ -255,7 +297,7 @@ void axpby(const Tensor& y, const Tensor& x, double alpha, double beta) {
   TESSERA_EXPECT(y.shape() == x.shape(), "axpby: shapes ", y.shape(), " and ", x.shape(),
                  " differ");
   if (y.numel() == 0 || y.device().is_meta()) return;
-  const auto walk = detail::merge_dims<2>(y.shape(), {&y, &x});
+  const auto walk = merge_dims<2>(y.shape(), {&y, &x});
   if (walk.shape.ndim() > kernels::kAxpbyDims) return axpby(y, contiguous(x), alpha, beta);
   kernels::AxpbyArgs args{};
   args.y = y.data();
@@ -265,7 +307,7 @@ void axpby(const Tensor& y, const Tensor& x, double alpha, double beta) {
   args.count = y.numel();
   args.y_dtype = y.dtype();
   args.x_dtype = x.dtype();
-  if (!detail::is_flat(walk)) {
+  if (!is_flat(walk)) {
     args.ndim = static_cast<std::uint8_t>(walk.shape.ndim());
     narrow(walk.shape, args.shape);
     narrow(walk.strides[0], args.y_strides);

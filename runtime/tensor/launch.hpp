@@ -98,46 +98,4 @@ inline const Device& common_device(const char* name, const Tensor& a, const Tens
   return a.device();
 }
 
-// Merges neighbouring dimensions that every operand walks with one stride.
-template <std::size_t N>
-struct Walk {
-  Shape shape;
-  std::array<Shape, N> strides;  // of each operand; 0 repeats
-};
-
-template <std::size_t N>
-Walk<N> merge_dims(const Shape& shape, const std::array<const Tensor*, N>& operands) {
-  Walk<N> walk;
-  const auto stride = [&](std::size_t i, int d) -> std::int64_t {
-    const Tensor& t = *operands[i];
-    const int own = d - (shape.ndim() - t.ndim());
-    return own < 0 || t.shape()[own] == 1 ? 0 : t.strides()[own];
-  };
-  for (int d = 0; d < shape.ndim(); ++d) {
-    if (shape[d] == 1) continue;
-    const int last = walk.shape.ndim() - 1;
-    bool mergeable = last >= 0;
-    for (std::size_t i = 0; i < N && mergeable; ++i)
-      mergeable = walk.strides[i][last] == stride(i, d) * shape[d];
-    if (mergeable) {
-      walk.shape[last] *= shape[d];
-      for (std::size_t i = 0; i < N; ++i) walk.strides[i][last] = stride(i, d);
-    } else {
-      walk.shape.push_back(shape[d]);
-      for (std::size_t i = 0; i < N; ++i) walk.strides[i].push_back(stride(i, d));
-    }
-  }
-  return walk;
-}
-
-// Whether one dimension of stride 1 (or none) walks all operands: the contiguous fast path.
-template <std::size_t N>
-bool is_flat(const Walk<N>& walk) {
-  if (walk.shape.ndim() == 0) return true;
-  if (walk.shape.ndim() > 1) return false;
-  for (const Shape& s : walk.strides)
-    if (s[0] != 1) return false;
-  return true;
-}
-
 }  // namespace tessera::detail
