@@ -51,6 +51,14 @@ Tensor steps(double first, double step, std::int64_t count, DType dtype, const D
   return out;
 }
 
+void check_drawn(const char* name, const Tensor& out) {
+  TESSERA_EXPECT(out.is_contiguous() && is_floating(out.dtype()), name, ": the tensor is ",
+                 out.dtype(), out.is_contiguous() ? "" : ", strided",
+                 "; expected a contiguous floating one");
+  TESSERA_EXPECT(out.device().is_meta() || !out.device().context().is_capturing(), name,
+                 ": a captured step would draw the same in every replay; make it an input");
+}
+
 // In (0, 1), of 48 random bits: the library's uniform numbers have 24.
 Tensor fine_uniform(const Shape& shape, std::uint64_t key, const Device& device) {
   const Tensor coarse = Tensor::uniform(shape, 0, 1, key, f64, device);
@@ -58,6 +66,47 @@ Tensor fine_uniform(const Shape& shape, std::uint64_t key, const Device& device)
 }
 
 }  // namespace
+
+Tensor Tensor::arange(std::int64_t n, DType dtype, const Device& device, Caller at) {
+  const CallSite site("arange", at);
+  return steps(0, 1, n, dtype, device);
+}
+
+Tensor Tensor::normal(const Shape& shape, double mean, double deviation, std::uint64_t key,
+                      DType dtype, const Device& device, Caller at) {
+  const CallSite site("normal", at);
+  Tensor out = empty(shape, dtype, device);
+  raw::normal_into(out, mean, deviation, key, 0);
+  return out;
+}
+
+void raw::normal_into(const Tensor& out, double mean, double deviation, std::uint64_t key,
+                      std::int64_t first) {
+  check_drawn("normal_into", out);
+  if (out.numel() == 0 || out.device().is_meta()) return;
+  detail::launch(
+      "normal", out.device(), detail::table(out.device()).normal,
+      kernels::NormalArgs{out.data(), key, first, out.numel(), mean, deviation, out.dtype()},
+      {detail::writes(out)});
+}
+
+Tensor Tensor::uniform(const Shape& shape, double low, double high, std::uint64_t key, DType dtype,
+                       const Device& device, Caller at) {
+  const CallSite site("uniform", at);
+  Tensor out = empty(shape, dtype, device);
+  raw::uniform_into(out, low, high, key, 0);
+  return out;
+}
+
+void raw::uniform_into(const Tensor& out, double low, double high, std::uint64_t key,
+                       std::int64_t first) {
+  check_drawn("uniform_into", out);
+  TESSERA_EXPECT(low <= high, "uniform: [", low, ", ", high, ") holds no number");
+  if (out.numel() == 0 || out.device().is_meta()) return;
+  detail::launch("uniform", out.device(), detail::table(out.device()).uniform,
+                 kernels::UniformArgs{out.data(), key, first, out.numel(), low, high, out.dtype()},
+                 {detail::writes(out)});
+}
 
 Tensor arange(double from, double to, double step, DType dtype, const Device& device, Caller at) {
   const CallSite site("arange", at);

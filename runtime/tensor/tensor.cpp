@@ -20,14 +20,6 @@ std::int64_t bytes_of(const Shape& shape, DType dtype) {
   return checked_mul(shape.numel(), static_cast<std::int64_t>(size_bytes(dtype)));
 }
 
-void check_drawn(const char* name, const Tensor& out) {
-  TESSERA_EXPECT(out.is_contiguous() && is_floating(out.dtype()), name, ": the tensor is ",
-                 out.dtype(), out.is_contiguous() ? "" : ", strided",
-                 "; expected a contiguous floating one");
-  TESSERA_EXPECT(out.device().is_meta() || !out.device().context().is_capturing(), name,
-                 ": a captured step would draw the same in every replay; make it an input");
-}
-
 // A GPU writes to pinned memory: piece by piece, each as large as the others but the last.
 void copy_through_staging(std::span<std::byte> out, const Tensor& source) {
   constexpr std::size_t kPiece = 16 << 20;
@@ -104,51 +96,6 @@ Tensor Tensor::zeros(const Shape& shape, DType dtype, const Device& device, Call
 Tensor Tensor::ones(const Shape& shape, DType dtype, const Device& device, Caller at) {
   const CallSite site("ones", at);
   return full(shape, 1, dtype, device);
-}
-
-Tensor Tensor::arange(std::int64_t n, DType dtype, const Device& device, Caller at) {
-  const CallSite site("arange", at);
-  Tensor out = empty({n}, dtype, device);
-  if (n == 0 || device.is_meta()) return out;
-  detail::launch("arange", device, detail::table(device).arange,
-                 kernels::ArangeArgs{out.data(), 0, 1, n, dtype}, {detail::writes(out)});
-  return out;
-}
-
-Tensor Tensor::normal(const Shape& shape, double mean, double deviation, std::uint64_t key,
-                      DType dtype, const Device& device, Caller at) {
-  const CallSite site("normal", at);
-  Tensor out = empty(shape, dtype, device);
-  raw::normal_into(out, mean, deviation, key, 0);
-  return out;
-}
-
-void raw::normal_into(const Tensor& out, double mean, double deviation, std::uint64_t key,
-                      std::int64_t first) {
-  check_drawn("normal_into", out);
-  if (out.numel() == 0 || out.device().is_meta()) return;
-  detail::launch(
-      "normal", out.device(), detail::table(out.device()).normal,
-      kernels::NormalArgs{out.data(), key, first, out.numel(), mean, deviation, out.dtype()},
-      {detail::writes(out)});
-}
-
-Tensor Tensor::uniform(const Shape& shape, double low, double high, std::uint64_t key, DType dtype,
-                       const Device& device, Caller at) {
-  const CallSite site("uniform", at);
-  Tensor out = empty(shape, dtype, device);
-  raw::uniform_into(out, low, high, key, 0);
-  return out;
-}
-
-void raw::uniform_into(const Tensor& out, double low, double high, std::uint64_t key,
-                       std::int64_t first) {
-  check_drawn("uniform_into", out);
-  TESSERA_EXPECT(low <= high, "uniform: [", low, ", ", high, ") holds no number");
-  if (out.numel() == 0 || out.device().is_meta()) return;
-  detail::launch("uniform", out.device(), detail::table(out.device()).uniform,
-                 kernels::UniformArgs{out.data(), key, first, out.numel(), low, high, out.dtype()},
-                 {detail::writes(out)});
 }
 
 Tensor Tensor::from_bytes(std::span<const std::byte> bytes, const Shape& shape, DType dtype,
