@@ -96,39 +96,31 @@ void pull(const Mover& mover, std::span<const Collective> items, int rank, int s
     const Collective& c = items[i];
     const std::int64_t offset = plan.next(c);
     const std::size_t bytes = item_bytes(c);
+    // Where a send side has a chunk for each rank, this one's lies so far behind its beginning.
+    const std::size_t mine =
+        send_chunks(c.kind, size) > 1 ? static_cast<std::size_t>(rank) * bytes : 0;
     if (bytes == 0 || !receives(c, rank)) continue;
     source.open(c, i, offset, plan.address());
     auto* const recv = static_cast<std::byte*>(c.recv);
     switch (c.kind) {
       case CollectiveKind::all_gather:
+      case CollectiveKind::all_to_all:
         for (int step = 0; step < size; ++step) {
           const int peer = (rank + step) % size;
           std::byte* const out = recv + static_cast<std::size_t>(peer) * bytes;
-          mover.copy(out, source.send(peer), bytes);
+          mover.copy(out, source.send(peer) + mine, bytes);
         }
         break;
       case CollectiveKind::reduce_scatter:
-        for (int peer = 0; peer < size; ++peer)
-          inputs[static_cast<std::size_t>(peer)] =
-              source.send(peer) + static_cast<std::size_t>(rank) * bytes;
-        mover.reduce(recv, inputs.data(), size, c.count, c);
-        break;
       case CollectiveKind::all_reduce:
       case CollectiveKind::reduce:
         for (int peer = 0; peer < size; ++peer)
-          inputs[static_cast<std::size_t>(peer)] = source.send(peer);
+          inputs[static_cast<std::size_t>(peer)] = source.send(peer) + mine;
         mover.reduce(recv, inputs.data(), size, c.count, c);
         break;
       case CollectiveKind::broadcast:
       case CollectiveKind::send_recv:
         mover.copy(recv, rank == c.root ? c.send : source.send(c.root), bytes);
-        break;
-      case CollectiveKind::all_to_all:
-        for (int step = 0; step < size; ++step) {
-          const int peer = (rank + step) % size;
-          mover.copy(recv + static_cast<std::size_t>(peer) * bytes,
-                     source.send(peer) + static_cast<std::size_t>(rank) * bytes, bytes);
-        }
         break;
       case CollectiveKind::barrier:
         break;
