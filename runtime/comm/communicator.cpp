@@ -104,7 +104,7 @@ void Communicator::submit_checked(std::span<const Collective> items, const char*
   op.cost.rank_step = size > 1 ? std::abs(seat_.ranks[1] - seat_.ranks[0]) : 1;
   FlightEntry call;
   std::uint64_t content = mix(copy_and_fold(call.name, group, role_hash_), checked.content);
-  check_order(group, accesses);
+  comm::check_order(group, context_.clock(stream_), stream_, accesses);
   if (size == 1) {
     const CopyAlone copy{comm::GroupCall(call, 0, group, items, prepared != nullptr)};
     if (checked.moves) Stream(context_, stream_).launch(op, copy);
@@ -135,22 +135,6 @@ void Communicator::submit_checked(std::span<const Collective> items, const char*
   recorder_.submit(call, content);
   ++submitted_;
   launch(op, comm::GroupCall(call, previous, group, items, prepared != nullptr));
-}
-
-// The collective writes these bytes on its own stream: whatever touched their allocation before, on
-// any stream, must be ordered before it.
-void Communicator::check_order(const char* group, std::span<const Access> accesses) const {
-  const Clock& known = context_.clock(stream_);
-  for (const Access& access : accesses) {
-    if (access.mode != AccessMode::write || known.covers(access.use->touched)) continue;
-    for (const StreamId other : kStreams) {
-      const Tick touched = access.use->touched[other];
-      TESSERA_EXPECT(touched <= known[other], "Communicator::submit '", group, "': stream ",
-                     name(stream_), " writes memory that operation ", touched, " of stream ",
-                     name(other), " touches, and is ordered after ", known[other],
-                     " only; make it wait: stream.wait(other.record())");
-    }
-  }
 }
 
 }  // namespace tessera

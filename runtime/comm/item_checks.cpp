@@ -83,6 +83,20 @@ CheckedItems check_items(const char* group, std::span<const Collective> items, i
   return found;
 }
 
+void check_order(const char* group, const Clock& known, StreamId stream,
+                 std::span<const Access> accesses) {
+  for (const Access& access : accesses) {
+    if (access.mode != AccessMode::write || known.covers(access.use->touched)) continue;
+    for (const StreamId other : kStreams) {
+      const Tick touched = access.use->touched[other];
+      TESSERA_EXPECT(touched <= known[other], "Communicator::submit '", group, "': stream ",
+                     name(stream), " writes memory that operation ", touched, " of stream ",
+                     name(other), " touches, and is ordered after ", known[other],
+                     " only; make it wait: stream.wait(other.record())");
+    }
+  }
+}
+
 ItemSides::ItemSides(const Collective& c, int rank, int size) {
   if (c.count == 0 || c.kind == CollectiveKind::barrier) return;
   bytes = checked_mul(c.count, static_cast<std::int64_t>(size_bytes(c.dtype)));

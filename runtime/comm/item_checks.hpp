@@ -15,6 +15,12 @@ namespace tessera::comm {
 // Throws: ContractError naming the group and what is wrong.
 CheckedItems check_items(const char* group, std::span<const Collective> items, int rank, int size);
 
+// The collective writes on its own stream, whose clock is `known`: whatever touched that memory
+// before, on any stream, must be ordered before it.
+// Throws: ContractError naming the group and both streams.
+void check_order(const char* group, const Clock& known, StreamId stream,
+                 std::span<const Access> accesses);
+
 // Addresses from begin to before end; none where both are 0.
 struct AddressRange {
   std::uintptr_t begin = 0, end = 0;

@@ -204,7 +204,6 @@ class Communicator {
   void submit_checked(std::span<const Collective> items, const char* name,
                       const comm::CheckedItems& checked, std::span<const Access> accesses,
                       const CollectiveGroup* prepared);
-  void check_order(const char* name, std::span<const Access> accesses) const;
 
   GroupSeat seat_;
   std::string role_;
