@@ -163,22 +163,6 @@ LocalWorld::LocalWorld(int size, const WorldOptions& options)
         std::make_unique<PollThread>(std::vector<int>(), [this](int) { look_for_late_calls(); });
 }
 
-void LocalWorld::look_for_late_calls() {
-  if (abort_signal_.aborted()) return;
-  const std::lock_guard lock(mutex_);
-  for (auto& [key, group] : groups_) look_for_late_calls(group);
-}
-
-void LocalWorld::look_for_late_calls(LocalGroup& group) {
-  Recorders all;
-  for (const FlightRecorder& recorder : group.recorders) all.push_back(&recorder);
-  for (std::size_t rank = 0; rank < group.size(); ++rank)
-    if (const std::string late =
-            describe_late(all, static_cast<int>(rank), timeout_s_, group.ranks);
-        !late.empty())
-      return abort_signal_.abort(late);
-}
-
 LocalGroup& LocalWorld::group(const GroupSeat& seat) {
   const std::lock_guard lock(mutex_);
   return groups_.try_emplace({seat.group, seat.ranks}, seat.group, seat.ranks).first->second;
@@ -187,29 +171,6 @@ LocalGroup& LocalWorld::group(const GroupSeat& seat) {
 LocalRole& LocalWorld::role(LocalGroup& group, const std::string& name) {
   const std::lock_guard lock(mutex_);
   return group.roles.try_emplace(name, abort_signal_, name, group.size()).first->second;
-}
-
-void LocalWorld::submitting(LocalGroup& group, LocalRole& role, int rank, std::uint64_t number) {
-  const FlightRecorder& own = group.recorder(rank);
-  const std::uint64_t call = own.last_submitted();
-  const std::lock_guard lock(mutex_);
-  role.cells[static_cast<std::size_t>(rank)].submitted = number;
-  for (std::size_t i = 0; i < group.size(); ++i) {
-    const auto peer = static_cast<int>(i);
-    const std::uint64_t theirs = group.recorders[i].fingerprint_after(call);
-    if (theirs != 0 && theirs != own.fingerprint()) expect_same_role(group, rank, peer);
-    if (!left_[static_cast<std::size_t>(group.ranks[i])]) continue;
-    if (role.cells[i].submitted < number) abort_for_ended(group, role, peer, rank);
-  }
-}
-
-void LocalWorld::expect_same_size(LocalGroup& group, int rank, std::int64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  const std::size_t n = group.asked[static_cast<std::size_t>(rank)]++;
-  if (n == group.allocations.size()) group.allocations.push_back(bytes);
-  TESSERA_EXPECT(group.allocations[n] == bytes, "allocate_symmetric: rank ", group.name_of(rank),
-                 " asks for ", bytes, " bytes in call ", n + 1, ", another rank for ",
-                 group.allocations[n], "; every rank must ask for the same");
 }
 
 std::unique_ptr<World::Backend> make_local_backend(std::shared_ptr<LocalWorld> world, int rank) {

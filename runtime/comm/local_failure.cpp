@@ -7,6 +7,36 @@
 
 namespace tessera::comm {
 
+void LocalWorld::look_for_late_calls() {
+  if (abort_signal_.aborted()) return;
+  const std::lock_guard lock(mutex_);
+  for (auto& [key, group] : groups_) look_for_late_calls(group);
+}
+
+void LocalWorld::look_for_late_calls(LocalGroup& group) {
+  Recorders all;
+  for (const FlightRecorder& recorder : group.recorders) all.push_back(&recorder);
+  for (std::size_t rank = 0; rank < group.size(); ++rank)
+    if (const std::string late =
+            describe_late(all, static_cast<int>(rank), timeout_s_, group.ranks);
+        !late.empty())
+      return abort_signal_.abort(late);
+}
+
+void LocalWorld::submitting(LocalGroup& group, LocalRole& role, int rank, std::uint64_t number) {
+  const FlightRecorder& own = group.recorder(rank);
+  const std::uint64_t call = own.last_submitted();
+  const std::lock_guard lock(mutex_);
+  role.cells[static_cast<std::size_t>(rank)].submitted = number;
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    const auto peer = static_cast<int>(i);
+    const std::uint64_t theirs = group.recorders[i].fingerprint_after(call);
+    if (theirs != 0 && theirs != own.fingerprint()) expect_same_role(group, rank, peer);
+    if (!left_[static_cast<std::size_t>(group.ranks[i])]) continue;
+    if (role.cells[i].submitted < number) abort_for_ended(group, role, peer, rank);
+  }
+}
+
 // Of a rank that submits no more, and a peer that has submitted more on this communicator.
 void LocalWorld::abort_for_ended(LocalGroup& group, const LocalRole& role, int ended, int peer) {
   FlightEntry missed;
@@ -28,6 +58,15 @@ void LocalWorld::expect_same_role(LocalGroup& group, int rank, int peer) {
   if (first_difference(in_low, in_high, a, b) && (a.stream != b.stream || a.around != b.around))
     abort_signal_.abort(
         describe_difference(in_low, group.name_of(low), in_high, group.name_of(high)));
+}
+
+void LocalWorld::expect_same_size(LocalGroup& group, int rank, std::int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const std::size_t n = group.asked[static_cast<std::size_t>(rank)]++;
+  if (n == group.allocations.size()) group.allocations.push_back(bytes);
+  TESSERA_EXPECT(group.allocations[n] == bytes, "allocate_symmetric: rank ", group.name_of(rank),
+                 " asks for ", bytes, " bytes in call ", n + 1, ", another rank for ",
+                 group.allocations[n], "; every rank must ask for the same");
 }
 
 void LocalWorld::end(const std::string& reason) {
