@@ -152,8 +152,7 @@ class LocalBackend final : public World::Backend {
 }  // namespace
 
 LocalWorld::LocalWorld(int size, const WorldOptions& options)
-    : size_(size),
-      placement_(place_ranks(size, options)),
+    : placement_(place_ranks(size, options)),
       recovery_barrier_(recovery_signal_, size),
       timeout_s_(options.timeout_seconds),
       left_(static_cast<std::size_t>(size)),
@@ -165,7 +164,7 @@ LocalWorld::LocalWorld(int size, const WorldOptions& options)
 
 LocalGroup& LocalWorld::group(const GroupSeat& seat) {
   const std::lock_guard lock(mutex_);
-  return groups_.try_emplace({seat.group, seat.ranks}, seat.group, seat.ranks).first->second;
+  return groups_.try_emplace({seat.group, seat.ranks}, seat.ranks).first->second;
 }
 
 LocalRole& LocalWorld::role(LocalGroup& group, const std::string& name) {

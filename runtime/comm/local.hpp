@@ -39,17 +39,13 @@ struct LocalRole {
 
 // One group, seen from all its ranks, which count within it. Its world's mutex guards what changes.
 struct LocalGroup {
-  LocalGroup(std::string called, std::vector<int> members)
-      : name(std::move(called)),
-        ranks(std::move(members)),
-        recorders(ranks.size()),
-        asked(ranks.size()) {}
+  explicit LocalGroup(std::vector<int> members)
+      : ranks(std::move(members)), recorders(ranks.size()), asked(ranks.size()) {}
 
   std::size_t size() const noexcept { return ranks.size(); }
   FlightRecorder& recorder(int rank) { return recorders[static_cast<std::size_t>(rank)]; }
   int name_of(int rank) const { return ranks[static_cast<std::size_t>(rank)]; }
 
-  std::string name;
   std::vector<int> ranks;                  // as the world counts them
   std::vector<FlightRecorder> recorders;   // by rank
   std::map<std::string, LocalRole> roles;  // made by the first rank that asks
@@ -62,7 +58,6 @@ class LocalWorld {
  public:
   LocalWorld(int size, const WorldOptions& options);
 
-  int size() const noexcept { return size_; }
   const Placement& placement() const noexcept { return placement_; }
   AbortSignal& abort_signal() noexcept { return abort_signal_; }
   // A rank has ended with `reason`: nobody meets, now or after a recovery.
@@ -96,7 +91,6 @@ class LocalWorld {
   void look_for_late_calls();
   void look_for_late_calls(LocalGroup& group);
 
-  const int size_;
   const Placement placement_;
   AbortSignal abort_signal_, recovery_signal_;  // the second one a failure leaves alone
   CollectiveBarrier recovery_barrier_;
