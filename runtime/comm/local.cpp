@@ -130,15 +130,7 @@ class LocalBackend final : public World::Backend {
   void fail(const std::string& reason) noexcept override { world_->abort_signal().abort(reason); }
   std::string reason() const override { return world_->abort_signal().reason(); }
   void rejoin(DeviceContext& context, std::span<double> largest) override {
-    Stream(context, StreamId::compute)
-        .launch_collective({.name = "recover"}, &world_->recovery_barrier(),
-                           [world = world_.get(), rank = rank_, largest](Exec& exec) {
-                             if (exec.phase == Exec::Phase::publish)
-                               world->contribute(rank, largest);
-                             else
-                               world->all_reduce_max(largest), world->rearm();
-                           });
-    context.block(context.record(StreamId::compute));
+    world_->rejoin(context, rank_, largest);
   }
   void leave() noexcept override { world_->leave(rank_); }
 

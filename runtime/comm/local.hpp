@@ -75,18 +75,19 @@ class LocalWorld {
   void submitting(LocalGroup& group, LocalRole& role, int rank, std::uint64_t number);
   void leave(int rank);
 
-  // A recovery, at a barrier of its own: before it each rank contributes numbers. In it each number
-  // becomes the largest of all ranks', and the world is made fit for collectives again.
-  CollectiveBarrier& recovery_barrier() noexcept { return recovery_barrier_; }
-  void contribute(int rank, std::span<const double> numbers);
-  void all_reduce_max(std::span<double> numbers) const;
-  void rearm();
+  // A recovery of all ranks, at a barrier of its own: each number becomes the largest that a rank
+  // has, and the world is made fit for collectives again.
+  // Throws: CommError where a rank has ended.
+  void rejoin(DeviceContext& context, int rank, std::span<double> largest);
 
   // The n-th allocation of every rank has the same size.  Throws: ContractError.
   void expect_same_size(LocalGroup& group, int rank, std::int64_t bytes);
 
  private:
   void expect_same_role(LocalGroup& group, int rank, int peer);
+  void contribute(int rank, std::span<const double> numbers);
+  void all_reduce_max(std::span<double> numbers) const;
+  void rearm();
   void abort_for_ended(LocalGroup& group, const LocalRole& role, int ended, int peer);
   void look_for_late_calls();
   void look_for_late_calls(LocalGroup& group);

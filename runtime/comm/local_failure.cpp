@@ -4,6 +4,7 @@
 #include "runtime/comm/agreement.hpp"
 #include "runtime/comm/local.hpp"
 #include "tessera/base/error.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera::comm {
 
@@ -79,6 +80,18 @@ bool LocalWorld::is_echo(const std::string& what) const {
     return abort_signal.aborted() && what.find(abort_signal.reason()) != std::string::npos;
   };
   return repeats(abort_signal_) || repeats(recovery_signal_);
+}
+
+void LocalWorld::rejoin(DeviceContext& context, int rank, std::span<double> largest) {
+  Stream(context, StreamId::compute)
+      .launch_collective({.name = "recover"}, &recovery_barrier_,
+                         [this, rank, largest](Exec& exec) {
+                           if (exec.phase == Exec::Phase::publish)
+                             contribute(rank, largest);
+                           else
+                             all_reduce_max(largest), rearm();
+                         });
+  context.block(context.record(StreamId::compute));
 }
 
 void LocalWorld::contribute(int rank, std::span<const double> numbers) {
