@@ -113,11 +113,7 @@ Event DeviceContext::record(StreamId stream) { return mark(stream, true); }
 Event DeviceContext::mark(StreamId stream, bool by_program) {
   submit_held();
   const Clock& clock = clocks_[index(stream)];
-  Event event{.stream = stream,
-              .tick = clock[stream],
-              .clock = clock,
-              .number = ++records_,
-              .native = nullptr};
+  Event event{.stream = stream, .tick = clock[stream], .clock = clock, .number = ++records_};
   if (by_program && event.tick > 0 && is_mutated(mutator_.get(), Mutation::Kind::early_record))
     event = one_earlier(event);
   executor_->record(event);
@@ -197,21 +193,14 @@ const Event& DeviceContext::event_covering(StreamId stream, Tick tick) {
 
 Event DeviceContext::event_of_free(StreamId stream, Tick tick) noexcept try {
   if (!is_mutated(mutator_.get(), Mutation::Kind::early_free)) return event_covering(stream, tick);
-  Event event = one_earlier({.stream = stream,
-                             .tick = tick,
-                             .clock = clock(stream),
-                             .number = ++records_,
-                             .native = nullptr});
+  Event event =
+      one_earlier({.stream = stream, .tick = tick, .clock = clock(stream), .number = ++records_});
   executor_->record(event);
   return event;
 } catch (...) {
   fail_late();
   if (const Event& last = last_events_[index(stream)]; last.tick >= tick) return last;
-  return {.stream = stream,
-          .tick = tick,
-          .clock = clocks_[index(stream)],
-          .number = 0,
-          .native = nullptr};
+  return {.stream = stream, .tick = tick, .clock = clock(stream)};
 }
 
 // What goes may keep something else.

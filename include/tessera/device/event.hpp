@@ -14,7 +14,7 @@ struct Event {
   Tick tick = 0;             // every operation of `stream` up to this one
   Clock clock;               // ... and all that these were ordered after
   std::uint64_t number = 0;  // of the records of its device, from 1
-  std::shared_ptr<void> native;
+  std::shared_ptr<void> native{};
 };
 
 }  // namespace tessera
