@@ -154,7 +154,6 @@ Block* Pool::piece(const Block& block, std::byte* data, std::int64_t bytes) {
   part->bytes = bytes;
   part->segment = block.segment;
   part->stream = block.stream;
-  part->free = false;
   return part;
 }
 
