@@ -56,6 +56,7 @@
 #include "tessera/device/observer.hpp"
 #include "tessera/device/op.hpp"
 #include "tessera/device/options.hpp"
+#include "tessera/device/shuffled_scheduler.hpp"
 #include "tessera/device/workers.hpp"
 #include "tessera/distributed/collectives.hpp"
 #include "tessera/distributed/distributed_tensor.hpp"

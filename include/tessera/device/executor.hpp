@@ -33,6 +33,7 @@
 #include "tessera/device/event.hpp"
 #include "tessera/device/observer.hpp"
 #include "tessera/device/op.hpp"
+#include "tessera/device/shuffled_scheduler.hpp"
 
 namespace tessera {
 
@@ -94,19 +95,6 @@ class Executor {
   // finished it is when the body began and ended.
   virtual double seconds(StreamId) const { return host_seconds(); }
   virtual double host_seconds() const;
-};
-
-// The scheduler that all ranks of a `shuffled` world share: exactly one host thread or operation
-// runs at a time, and the seed chooses the next at every point where a host thread blocks. Same
-// program and seed, same trace.
-class ShuffledScheduler {
- public:
-  static std::shared_ptr<ShuffledScheduler> make(std::uint64_t seed, int ranks);
-  virtual ~ShuffledScheduler() = default;
-
-  // A rank's host thread brackets its life with these; `attach` sleeps until the seed chooses it.
-  virtual void attach(int rank) = 0;
-  virtual void detach(int rank) = 0;
 };
 
 struct ExecutorOptions;
