@@ -59,12 +59,12 @@ Tensor Tensor::ones(const Shape& shape, DType dtype, const Device& device, Calle
   return full(shape, 1, dtype, device);
 }
 
-bool Tensor::strides_are_contiguous(const Shape& shape, const Shape& strides) {
+bool Tensor::is_contiguous() const {
   std::int64_t step = 1;
-  for (int d = shape.ndim() - 1; d >= 0; --d) {
-    if (shape[d] == 0) return true;
-    if (shape[d] != 1 && strides[d] != step) return false;
-    step *= shape[d];
+  for (int d = ndim() - 1; d >= 0; --d) {
+    if (shape()[d] == 0) return true;
+    if (shape()[d] != 1 && strides()[d] != step) return false;
+    step *= shape()[d];
   }
   return true;
 }

@@ -66,7 +66,6 @@ class Arena {
   void restart();
 
   std::int64_t bytes() const noexcept { return bytes_; }
-  int taken() const noexcept { return taken_; }
 
  private:
   struct Holder {

@@ -90,7 +90,7 @@ class Tensor {
   std::int64_t numel() const { return shape().numel(); }
   DType dtype() const { return impl().dtype; }
   const Device& device() const { return impl().storage->device; }
-  bool is_contiguous() const { return strides_are_contiguous(impl().shape, impl().strides); }
+  bool is_contiguous() const;
 
   // The value of a tensor of one element; the host blocks. Where nothing runs (`virtual`) it is the
   // stand-in.
@@ -159,7 +159,6 @@ class Tensor {
   Tensor detach() const;
 
   // --- for the library and for those who write operations ---
-  static bool strides_are_contiguous(const Shape& shape, const Shape& strides);
   // A view: `offset` in elements from this tensor's first.
   Tensor view(const Shape& shape, const Shape& strides, std::int64_t offset) const;
   static Tensor wrap(std::shared_ptr<Storage> storage, const Shape& shape, DType dtype,
