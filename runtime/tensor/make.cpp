@@ -67,6 +67,22 @@ Tensor fine_uniform(const Shape& shape, std::uint64_t key, const Device& device)
 
 }  // namespace
 
+Tensor Tensor::full(const Shape& shape, double value, DType dtype, const Device& device,
+                    Caller at) {
+  const CallSite site("full", at);
+  Tensor out = empty(shape, dtype, device);
+  raw::fill(out, value);
+  return out;
+}
+Tensor Tensor::zeros(const Shape& shape, DType dtype, const Device& device, Caller at) {
+  const CallSite site("zeros", at);
+  return full(shape, 0, dtype, device);
+}
+Tensor Tensor::ones(const Shape& shape, DType dtype, const Device& device, Caller at) {
+  const CallSite site("ones", at);
+  return full(shape, 1, dtype, device);
+}
+
 Tensor Tensor::arange(std::int64_t n, DType dtype, const Device& device, Caller at) {
   const CallSite site("arange", at);
   return steps(0, 1, n, dtype, device);

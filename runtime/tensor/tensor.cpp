@@ -1,7 +1,6 @@
 #include "tessera/tensor/tensor.hpp"
 
 #include "tessera/device/device_context.hpp"
-#include "tessera/tensor/ops.hpp"
 
 namespace tessera {
 
@@ -41,22 +40,6 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, const Device& device, Call
   const std::int64_t bytes =
       checked_mul(shape.numel(), static_cast<std::int64_t>(size_bytes(dtype)));
   return wrap(Storage::owned(device, bytes), shape, dtype);
-}
-
-Tensor Tensor::full(const Shape& shape, double value, DType dtype, const Device& device,
-                    Caller at) {
-  const CallSite site("full", at);
-  Tensor out = empty(shape, dtype, device);
-  raw::fill(out, value);
-  return out;
-}
-Tensor Tensor::zeros(const Shape& shape, DType dtype, const Device& device, Caller at) {
-  const CallSite site("zeros", at);
-  return full(shape, 0, dtype, device);
-}
-Tensor Tensor::ones(const Shape& shape, DType dtype, const Device& device, Caller at) {
-  const CallSite site("ones", at);
-  return full(shape, 1, dtype, device);
 }
 
 bool Tensor::is_contiguous() const {
