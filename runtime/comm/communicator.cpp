@@ -10,7 +10,6 @@
 #include "runtime/comm/agreement.hpp"
 #include "runtime/comm/item_checks.hpp"
 #include "runtime/comm/pull.hpp"
-#include "tessera/base/checked.hpp"
 #include "tessera/base/error.hpp"
 #include "tessera/comm/flight_recorder.hpp"
 #include "tessera/device/device_context.hpp"

@@ -4,7 +4,6 @@
 
 #include "runtime/comm/plain_memory.hpp"
 #include "runtime/comm/pull.hpp"
-#include "tessera/base/error.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/memory/memory.hpp"
 

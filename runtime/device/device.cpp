@@ -1,6 +1,5 @@
 #include "tessera/device/device_context.hpp"
 
-#include <algorithm>
 #include <chrono>
 #include <exception>
 
