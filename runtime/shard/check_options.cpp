@@ -42,6 +42,7 @@ void check_options(const ShardOptions& options, const std::string& of) {
   check_number("reductions_in_flight", options.reductions_in_flight, 1, 64);
   check_number("forwards_ahead", options.forwards_ahead, 1, 64);
   check_number("piece_bytes", options.piece_bytes, 1);
+  check_number("packed_bytes", options.packed_bytes, 0);
   check_number("slice_bytes", options.slice_bytes, 0);
   const DType param = options.precision.param.value_or(f32),
               reduce = options.precision.reduce.value_or(f32);

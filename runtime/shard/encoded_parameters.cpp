@@ -116,7 +116,8 @@ void EncodedParameters::encode_on_host(const Slot& slot) {
     staged.device().compute().wait(one.parameter->group->updated);
     one.parameter->transform->encode(own, one.chunk);
   }
-  pack("pack_encoded", table_, staged.numel(), shards_.host->begin_gather(staged), slot, e4m3);
+  pack("pack_encoded", shards_.device.gather(), table_, staged.numel(),
+       shards_.host->begin_gather(staged), slot, e4m3);
   shards_.host->end_gather();
 }
 

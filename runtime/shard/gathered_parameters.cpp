@@ -25,9 +25,11 @@ void GatheredParameters::materialize() {
     p.window_offset_bytes = 0;  // not what it was in a module that had memory before
     full_.push_back(with_history(shards_.parameters[i]));
     p.full = &full_[i];
-    if (!p.transform) add_parts(p, shards_.layout.gather_offset_bytes[i]);
+    if (!p.transform && !shards_.layout.packed.place_of(i))
+      add_parts(p, shards_.layout.gather_offset_bytes[i]);
   }
   if (!shards_.needs_slot()) return;
+  make_packed();
   if (shards_.is_encoded) encoded_ = std::make_unique<EncodedParameters>(shards_, parts_);
   for (const auto& group : shards_.groups) make_sources(*group);
 }
@@ -42,6 +44,18 @@ void GatheredParameters::add_parts(const ParameterState& p, std::int64_t offset_
     if (const RowRange rows = p.spec.owned(r); rows.size() > 0)
       parts_.push_back(
           {offset_bytes + rows.begin * row_bytes, rows.size() * row, p.compute_dtype, r});
+}
+
+void GatheredParameters::make_packed() {
+  const PackedLayout& packed = shards_.layout.packed;
+  if (packed.is_empty()) return;
+  std::vector<PackedChunks::Chunks> chunks;
+  for (std::size_t i = 0; i < shards_.parameters.size(); ++i)
+    chunks.push_back(
+        {shards_.layout.gather_offset_bytes[i], shards_.parameters[i]->spec.chunk_numel()});
+  const DType dtype = shards_.param_dtype();
+  packed_ = std::make_unique<PackedChunks>(shards_, packed, PackedChunks::Way::out, dtype, chunks);
+  parts_.push_back({packed.offset_bytes, packed.numel, dtype});
 }
 
 void GatheredParameters::make_sources(FlatGroup& group) {
@@ -60,12 +74,16 @@ void GatheredParameters::make_source(FlatGroup& group, const UnitShards::ValueRa
   std::vector<std::int64_t> rows;
   for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
     const ParameterState& p = *shards_.parameters[i];
-    const std::int64_t chunk = p.spec.chunk_numel(), own_chunk = p.spec.chunk_begin() * element;
+    const std::int64_t chunk = p.spec.chunk_numel();
     if (chunk == 0 || p.group.get() != &group || p.transform) continue;
     if (const std::int64_t at = shards_.offset_of(i); at < range.begin || at >= range.end) continue;
     source.numel += chunk;
-    rows.insert(rows.end(), {shards_.offset_of(i) - first,
-                             shards_.layout.gather_offset_bytes[i] + own_chunk, chunk});
+    const PackedLayout& packed = shards_.layout.packed;
+    const auto at = packed.place_of(i);
+    const std::int64_t to =
+        at ? packed.offset_bytes + (p.spec.rank * packed.numel + *at) * element
+           : shards_.layout.gather_offset_bytes[i] + p.spec.chunk_begin() * element;
+    rows.insert(rows.end(), {shards_.offset_of(i) - first, to, chunk});
   }
   if (rows.empty()) return;
   source.table = table_of(rows, shards_.device);
@@ -133,6 +151,7 @@ bool GatheredParameters::fill_slot(const char* name) {
     const Access accesses[] = {slot_.access(AccessMode::write)};
     shards_.options.mesh.shard_group().gather().submit(group, accesses);
   }
+  if (packed_) packed_->copy(shards_.device.gather(), slot_);
   if (encoded_) encoded_->decode();
   gathered_ = shards_.device.gather().record();
   return shards_.size > 1;
@@ -155,7 +174,8 @@ Collective GatheredParameters::item_of(const GatheredPart& part) const {
 }
 
 void GatheredParameters::pack_shard(const Source& source, const Tensor& values) {
-  pack("pack_shard", source.table, source.numel, values, slot_, source.dtype);
+  pack("pack_shard", shards_.device.gather(), source.table, source.numel, values, slot_,
+       source.dtype);
 }
 
 void GatheredParameters::keep_over(const RankGroup* neighbours) {

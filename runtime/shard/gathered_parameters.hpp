@@ -8,6 +8,7 @@
 //   gather    wait updated │ pack_shard │ all_gather │ record ┐
 //   compute                                                   └ wait │ kernels read the slot
 //
+// What is small is copied out of where it travels behind the all-gather: PackedChunks.
 // Shards that lie on the host come first to where the gather stream packs them: HostLink.
 //
 // PyTorch FSDP2 calls the steps unshard, wait_for_unshard and reshard. There a copy brings what was
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "runtime/shard/encoded_parameters.hpp"
+#include "runtime/shard/packed_chunks.hpp"
 #include "runtime/shard/post_forward_shards.hpp"
 #include "runtime/shard/unit_shards.hpp"
 
@@ -84,6 +86,7 @@ class GatheredParameters {
   Collective item_of(const GatheredPart& part) const;
   void make_sources(FlatGroup& group);
   void make_source(FlatGroup& group, const UnitShards::ValueRange& range);
+  void make_packed();
   bool fill_slot(const char* name);
   void pack_shard(const Source& source, const Tensor& values);
   void shut_windows() noexcept;
@@ -96,6 +99,7 @@ class GatheredParameters {
   std::vector<Source> sources_;
   std::vector<GatheredPart> parts_;
   std::unique_ptr<EncodedParameters> encoded_;  // null for none
+  std::unique_ptr<PackedChunks> packed_;        // likewise
   State state_ = State::closed;
   Slot slot_;
   Event gathered_;

@@ -11,11 +11,25 @@
 
 namespace tessera::shard {
 
+namespace {
+
+PackedChunks packed_of(const UnitShards& shards, const PieceLayout& layout) {
+  std::vector<PackedChunks::Chunks> chunks;
+  for (const std::size_t entry : layout.packed.entries) {
+    const std::size_t at = shards.parameter_of[layout.first + entry];
+    chunks.push_back({layout.offset_bytes[entry], shards.parameters[at]->spec.chunk_numel()});
+  }
+  return {shards, layout.packed, PackedChunks::Way::in, shards.reduce_dtype(), chunks};
+}
+
+}  // namespace
+
 GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout)
     : shards_(shards),
       layout_(layout),
       prepared_(shards.device, StreamId::reduce),
       prepared_apart_(shards.device, StreamId::reduce),
+      packed_(packed_of(shards, layout)),
       buffer_(std::make_shared<Storage>(Storage{.device = shards.device, .bytes = layout.bytes})),
       reduced_into_(shards.group->gradients),  // one that is there it adds to
       arrived_(size()),
@@ -140,7 +154,6 @@ void GradientPiece::reduce() {
   if (shards_.replicas) {
     sum_replicas(sums);
   } else {
-    clear_gaps(sums);
     scatter(sums);
   }
   if (shards_.hook) {
@@ -238,7 +251,6 @@ void GradientPiece::keep_terms() {
   ++backwards_;
   const bool is_first = !terms_.defined();
   const Tensor terms = staging(reduce.id(), is_first ? "postponed sums" : "staging");
-  clear_gaps(parts_of(terms));
   scatter(parts_of(terms));
   if (is_first)
     terms_ = terms;
@@ -255,7 +267,6 @@ void GradientPiece::sum_replicas(const Parts& to) {
         Tensor::wrap(Storage::borrowed(shards_.device, slot.data, slot.bytes, *slot.use),
                      {range_.numel() + range_.counts}, shards_.reduce_dtype());
     const Parts parts = parts_of(terms);
-    clear_gaps(parts);
     scatter(parts);
     if (terms_.defined()) accumulate(shards_.device.reduce(), terms, terms_, false);
     terms_ = {};
@@ -266,8 +277,10 @@ void GradientPiece::sum_replicas(const Parts& to) {
   replicas.give_back(slot);
 }
 
-// Queues the reduce-scatter of the buffer into its parts of a flat gradient.
+// Queues the reduce-scatter of the buffer into its parts of a flat gradient. What is packed has
+// gaps that nobody has written, and that are cleared behind it.
 void GradientPiece::scatter(const Parts& to) {
+  if (!packed_.is_empty()) packed_.copy(shards_.device.reduce(), slot_);
   // Counts lie behind the values, or apart from them, behind all of the unit's.
   const bool is_apart = to.counts != to.values + range_.numel();
   CollectiveGroup& group =
@@ -280,6 +293,7 @@ void GradientPiece::scatter(const Parts& to) {
                              to.flat.access(AccessMode::write, to.values, range_.numel()),
                              to.flat.access(AccessMode::write, to.counts, range_.counts)};
   shards_.options.mesh.shard_group().reduce().submit(group, accesses);
+  clear_gaps(to);
 }
 
 // Counts first, which every rank has.
@@ -291,12 +305,19 @@ void GradientPiece::list_items(const Parts& to, std::vector<Collective>& items) 
                    .count = range_.counts,
                    .kind = CollectiveKind::reduce_scatter,
                    .dtype = wire});
-  for (std::size_t i = 0; i < size(); ++i) {
+  // What is packed lies in the flat gradient as it travels: before the others.
+  const PackedLayout& packed = layout_.packed;
+  Collective together = items.front();
+  together.send = buffer_->data + packed.offset_bytes;
+  together.recv = flat + to.values * wire_bytes();
+  together.count = packed.numel;
+  if (!packed.is_empty()) items.push_back(together);
+  for (std::size_t i = packed.entries.size(); i < size(); ++i) {
     const ShardSpec& spec = shards_.parameters[parameter(i)]->spec;
     std::byte* const from = buffer_->data + layout_.offset_bytes[i];
+    const std::int64_t begin = shards_.gradient_offset_of(parameter(i)) - range_.begin;
     Collective item = items.front();
     item.send = from;
-    const std::int64_t begin = shards_.gradient_offset_of(parameter(i)) - range_.begin;
     item.recv = flat + (to.values + begin) * wire_bytes();
     item.count = spec.chunk_numel();
     if (!spec.is_ragged()) items.push_back(item);

@@ -8,8 +8,8 @@
 //     ▼                                       │ for each parameter, reduce-scatter queued, slot
 //   empty                                     │ given back
 //
-//   compute   dW │ dW │ complete ┐ record
-//   reduce                       └ wait │ reduce_scatter │ (hook) │ (accumulate) │ record ┐
+//   compute   dW │ dW ┐ record
+//   reduce            └ wait │ complete │ reduce_scatter │ (hook) │ (accumulate) │ record ┐
 //   who reads the gradient                                FlatGroup::await_reduced: wait  ┘
 //
 // PyTorch FSDP2 keeps a gradient a parameter and copies them into reduce_scatter_input first.
@@ -18,6 +18,7 @@
 #include <memory>
 
 #include "runtime/param/gradient_sinks.hpp"
+#include "runtime/shard/packed_chunks.hpp"
 #include "runtime/shard/unit_shards.hpp"
 
 namespace tessera::shard {
@@ -97,6 +98,7 @@ class GradientPiece {
   PreparedGroups prepared_, prepared_apart_;
   Range range_;
   Tensor entries_, gaps_;  // tables of kernels::FlatSpan
+  PackedChunks packed_;
   bool has_gaps_ = false;  // between or behind entries of the flat gradient
   Slot slot_;
   bool is_filling_ = false;          // from the first sink on

@@ -99,7 +99,23 @@ ShardPlan::Unit Unit::describe(int gathers, int reductions) const {
     if (std::ranges::find(out.transforms, p->transform->name()) == out.transforms.end())
       out.transforms.emplace_back(p->transform->name());
   }
-  out.gradient_buffer_bytes = shards_.gradient_bytes();
+  out.gradient_buffer_bytes = out.reduced_bytes = shards_.gradient_bytes();
+  const auto copied = [](const ParameterState& p, DType dtype) {
+    return p.spec.padded_numel() * static_cast<std::int64_t>(size_bytes(dtype));
+  };
+  for (const std::size_t i : shards_.layout.packed.entries) {
+    const ParameterState& p = *shards_.parameters[i];
+    ++out.packed_parameters;
+    out.packed_bytes += copied(p, p.compute_dtype);
+    out.wire_bytes -= UnitLayout::bytes_of(p.spec, p.compute_dtype);
+  }
+  for (const PieceLayout& piece : shards_.layout.pieces)
+    for (const std::size_t entry : piece.packed.entries) {
+      const ParameterState& p = *shards_.parameters[shards_.parameter_of[piece.first + entry]];
+      ++out.packed_gradient_parameters;
+      out.packed_gradient_bytes += copied(p, shards_.reduce_dtype());
+      out.reduced_bytes -= UnitLayout::bytes_of(p.spec, shards_.reduce_dtype());
+    }
   std::int64_t reduced = 0;  // what a reduction leaves on this rank
   if (buffer_)
     for (const GradientPiece& piece : buffer_->pieces()) {
@@ -245,15 +261,19 @@ std::string ShardPlan::to_string() const {
     out += line;
   }
   std::int64_t gathers = 0, reductions = 0, gathered = 0, reduced = 0, all_reduces = 0, summed = 0;
+  std::int64_t packed = 0, unpacked_bytes = 0, packed_bytes = 0;
   std::map<int, std::pair<int, std::int64_t>> among;  // so many ranks: gathers, their bytes
   for (const Unit& u : units) {
     const std::int64_t near = u.post_forward_gathers * u.post_forward_wire_bytes;
     gathers += u.gathers_per_call;
     reductions += u.reductions_per_call;
     gathered += (u.gathers_per_call - u.post_forward_gathers) * u.wire_bytes + near;
-    reduced += u.reductions_per_call * u.gradient_buffer_bytes;
+    reduced += u.reductions_per_call * u.reduced_bytes;
     all_reduces += u.all_reduces_per_call;
     summed += u.all_reduces_per_call * u.all_reduce_bytes;
+    packed += std::max<std::int64_t>(u.packed_parameters, u.packed_gradient_parameters);
+    unpacked_bytes += (u.gathers_per_call - u.post_forward_gathers) * u.packed_bytes;
+    packed_bytes += u.reductions_per_call * u.packed_gradient_bytes;
     if (u.post_forward_gathers == 0) continue;
     among[u.post_forward_ranks].first += u.post_forward_gathers;
     among[u.post_forward_ranks].second += near;
@@ -264,6 +284,10 @@ std::string ShardPlan::to_string() const {
   for (const auto& [k, of] : among)
     out += concat("  of them ", of.first, " all-gathers of ", with_commas(of.second),
                   " bytes are over ", k, " ranks\n");
+  if (packed > 0)
+    out += concat("  ", packed, " small tensors travel packed: ", with_commas(unpacked_bytes),
+                  " bytes copied out of the all-gathers, ", with_commas(packed_bytes),
+                  " into the reduce-scatters\n");
   if (all_reduces > 0)
     out += concat("  over replicas ", all_reduces, " all-reduces of ", with_commas(summed),
                   " bytes\n");

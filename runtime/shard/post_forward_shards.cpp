@@ -46,7 +46,8 @@ void PostForwardShards::keep(const Slot& slot, std::uint64_t version) {
   const Tensor full =
       Tensor::wrap(Storage::borrowed(shards_.device, slot.data, slot.bytes, *slot.use),
                    {slot.bytes / word}, word_);
-  pack("keep_shard", table_, slot.bytes / word / group_.size(), full, part_, word_);
+  pack("keep_shard", shards_.device.gather(), table_, slot.bytes / word / group_.size(), full,
+       part_, word_);
 }
 
 void PostForwardShards::gather(const Slot& slot) {

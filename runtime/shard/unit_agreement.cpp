@@ -41,6 +41,7 @@ Facts facts_of(const Unit& unit) {
           {"slice_bytes", concat(o.slice_bytes)},
           {"slices_wait", o.slices_wait ? "true" : "false"},
           {"piece_bytes", concat(o.piece_bytes)},
+          {"packed_bytes", concat(o.packed_bytes)},
           {"offload", o.offload == Offload::cpu ? "cpu" : "none"},
           {"parameters", parameters},  // behind what says how they are cut and ordered
           {"reshard_after_forward", o.reshard_after_forward.to_string()},

@@ -19,14 +19,18 @@ UnitLayout layout_of(const UnitShards& shards) {
   std::vector<ShardSpec> specs;
   std::vector<bool> is_trainable;
   std::vector<std::int64_t> gathered_bytes;
+  SmallChunks small{.gathered = {}, .reduced = {}, .dtype = shards.param_dtype()};
   for (const auto& p : shards.parameters) {
     specs.push_back(p->spec);
     is_trainable.push_back(p->trainable);
     gathered_bytes.push_back(
         checked_add(UnitLayout::bytes_of(p->spec, p->compute_dtype), encoded_bytes(*p)));
+    small.reduced.push_back(shards.is_small(*p));
+    small.gathered.push_back(small.reduced.back() && !p->transform &&
+                             p->compute_dtype == small.dtype);
   }
   return UnitLayout::make(specs, is_trainable, gathered_bytes, shards.reduce_dtype(),
-                          shards.options.piece_bytes);
+                          shards.options.piece_bytes, small);
 }
 
 }  // namespace
@@ -51,10 +55,10 @@ UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
     p->is_streamed = p->may_be_streamed();
     (p->is_streamed ? streamed : parameters).push_back(std::move(p));
   }
-  // What is small comes last in backward, whenever its gradients come: they fill a piece together.
-  const auto wire = static_cast<std::int64_t>(size_bytes(reduce_dtype()));
-  std::stable_partition(parameters.begin(), parameters.end(), [&](const auto& p) {
-    return p->spec.padded_numel() < options.piece_bytes / wire;
+  // What is no piece of its own comes last in backward, whenever its gradients come: they fill one
+  // together. The very last is what travels packed.
+  std::ranges::stable_sort(parameters, {}, [&](const auto& p) {
+    return is_small(*p) ? 0 : fills_piece(*p) ? 2 : 1;
   });
   layout = layout_of(*this);
 }
@@ -116,6 +120,16 @@ void UnitShards::lay_out() {
   first_trainable = parameter_of.empty() ? 0 : entry_of(parameter_of[0]).trainable;
 }
 
+bool UnitShards::fills_piece(const ParameterState& p) const {
+  return p.spec.padded_numel() >=
+         options.piece_bytes / static_cast<std::int64_t>(size_bytes(reduce_dtype()));
+}
+
+bool UnitShards::is_small(const ParameterState& p) const {
+  return size > 1 && !is_slice && !p.spec.is_ragged() && !fills_piece(p) &&
+         p.spec.chunk_numel() > 0 && p.spec.chunk_numel() <= options.packed_bytes / 4;
+}
+
 UnitShards::ValueRange UnitShards::values(const FlatGroup& of) const {
   ValueRange range{};
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -128,7 +142,8 @@ UnitShards::ValueRange UnitShards::values(const FlatGroup& of) const {
 
 std::int64_t UnitShards::slice_bytes() const {
   std::int64_t largest = 0;
-  for (const PieceLayout& piece : layout.pieces) largest = std::max(largest, piece.bytes);
+  for (const PieceLayout& piece : layout.pieces)
+    largest = std::max(largest, piece.bytes - piece.packed.bytes);
   return largest / static_cast<std::int64_t>(size_bytes(reduce_dtype())) *
          static_cast<std::int64_t>(size_bytes(param_dtype()));
 }
@@ -187,8 +202,8 @@ Tensor table_of(const std::vector<std::int64_t>& rows, const Device& device) {
   return Tensor::from(rows, {static_cast<std::int64_t>(rows.size()) / 3, 3}, device);
 }
 
-void pack(const char* name, const Tensor& table, std::int64_t numel, const Tensor& values,
-          const Slot& slot, DType dtype) {
+void pack(const char* name, Stream stream, const Tensor& table, std::int64_t numel,
+          const Tensor& values, const Slot& slot, DType dtype) {
   const Device& device = values.device();
   const kernels::PackArgs args{slot.data,
                                values.data(),
@@ -200,8 +215,8 @@ void pack(const char* name, const Tensor& table, std::int64_t numel, const Tenso
                              slot.access(AccessMode::write)};
   const auto bytes = static_cast<double>(numel) *
                      static_cast<double>(size_bytes(values.dtype()) + size_bytes(dtype));
-  device.gather().launch({.name = name, .cost = {.bytes = bytes}, .accesses = accesses},
-                         kernels::Call<kernels::PackArgs>{detail::table(device).pack, args});
+  stream.launch({.name = name, .cost = {.bytes = bytes}, .accesses = accesses},
+                kernels::Call<kernels::PackArgs>{detail::table(device).pack, args});
 }
 
 PreparedGroups::~PreparedGroups() {

@@ -76,6 +76,10 @@ struct UnitShards {
   }
   // Whether backward writes gradients to a buffer of the unit: not where it may write the shards'.
   bool has_buffer() const noexcept { return ranks() > 1 || is_offloaded(); }
+  // Whether a parameter's gradient is a piece of its own, see ShardOptions::piece_bytes; whether
+  // its chunks travel packed, with others of the kind.
+  bool fills_piece(const ParameterState& p) const;
+  bool is_small(const ParameterState& p) const;
 
   // Whether backward reduces within each replica only, by set_requires_all_reduce.
   bool postpones_all_reduce() const noexcept { return replicas && !all_reduces; }
@@ -134,9 +138,9 @@ void expect_memory(const UnitShards& shards, const std::string& unit);
 int dim_of(const Parameter& parameter, const ShardOptions& options, const std::string& of);
 
 // Queues the copies of a table, `numel` elements in all, from `values` into a slot, where they are
-// of `dtype`; on the gather stream.
-void pack(const char* name, const Tensor& table, std::int64_t numel, const Tensor& values,
-          const Slot& slot, DType dtype);
+// of `dtype`.
+void pack(const char* name, Stream stream, const Tensor& table, std::int64_t numel,
+          const Tensor& values, const Slot& slot, DType dtype);
 
 // The grouped collectives that one stream has been given, each reused once the host knows that it
 // has run: no memory is allocated for them in a steady step.

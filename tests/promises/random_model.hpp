@@ -223,6 +223,7 @@ class Part final : public nn::Module {
         .slice_bytes = plan_.slice_bytes,
         .slices_wait = plan_.slices_wait,
         .piece_bytes = plan_.piece_bytes,
+        .packed_bytes = plan_.packed_bytes(),
         .offload = offload,
         .shard_placement_fn =
             [this, ranks = mesh.shard_size()](const Parameter& p) {

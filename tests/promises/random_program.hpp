@@ -84,6 +84,8 @@ struct PartPlan {
   bool slices_wait = false;
   std::int64_t slice_bytes = 0;  // of the root counts
   std::int64_t piece_bytes = 1;
+  // Without a throw of the dice for it: seeds stay what they were.
+  std::int64_t packed_bytes() const { return piece_bytes % 2 == 0 ? 4096 : 0; }
   // The part's table, or the outer part's where one unit has both.
   struct Table {
     int rows = 7;

@@ -75,6 +75,7 @@ class Trainee {
         .slice_bytes = cell.slice_bytes,
         .slices_wait = cell.param == bf16,
         .piece_bytes = cell.piece_bytes,
+        .packed_bytes = 64,  // gains and norms, no matrices
         .offload = cell.offload,
         .ignored = ignored_};
     if (cell.by_hand) options.shard_placement_fn = by_columns(mesh);

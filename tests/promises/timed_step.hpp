@@ -46,7 +46,7 @@ struct TimedStep {
     for (std::size_t i = reduction; i-- > 0;) {
       const Operation& op = operations[i];
       if (op.stream == StreamId::reduce && overlap(op.reads, operations[reduction].reads) &&
-          !op.is("complete_gradient_piece"))  // which is of the same reduction
+          !op.is("complete_gradient_piece") && !op.is("pack_chunks"))  // of the same reduction
         break;
       if (op.stream == StreamId::compute && overlap(op.writes, operations[reduction].reads))
         from = op.begin;

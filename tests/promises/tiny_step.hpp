@@ -64,6 +64,7 @@ class TinyStep {
         .slice_bytes = config.slice_bytes,
         .slices_wait = config.param == bf16,
         .piece_bytes = config.piece_bytes,
+        .packed_bytes = 64,  // gains and norms, no matrices
         .offload = config.offload,
         .ignored = ignored_};
     if (config.by_hand) options.shard_placement_fn = by_columns(options.mesh);

@@ -39,6 +39,8 @@ inline std::vector<Difference> differences() {
        [](Options o, Stack&) { o.slices_wait = true; }},
       {"unit 'layers.1' differs between ranks in piece_bytes; here: ",
        [](Options o, Stack&) { o.piece_bytes = 5; }},
+      {"unit 'layers.1' differs between ranks in packed_bytes; here: ",
+       [](Options o, Stack&) { o.packed_bytes = 5; }},
       {"unit 'layers.1' differs between ranks in reductions_in_flight; here: ",
        [](Options o, Stack&) { o.reductions_in_flight = 3; }},
       {"unit 'layers.1' differs between ranks in parameters; here: ",

@@ -98,6 +98,7 @@ TEST_CASE("fully_shard refuses what cannot take effect, naming value and remedy"
        of + "reductions_in_flight is 65; expected 1 to 64",
        of + "forwards_ahead is 0; expected 1 to 64", of + "forwards_ahead is 65; expected 1 to 64",
        of + "slice_bytes is -1; expected 0 or more", of + "piece_bytes is 0; expected 1 or more",
+       of + "packed_bytes is -1; expected 0 or more",
        "fully_shard: the module of 'layers.0.weight'" + once,
        "fully_shard: the module of 'scale'" + once,
        ("shard_plan: the module of 'layers.0.weight' is not a unit; call fully_shard on "
@@ -122,6 +123,7 @@ TEST_CASE("fully_shard refuses what cannot take effect, naming value and remedy"
         refused({.mesh = mesh, .forwards_ahead = 65});
         refused({.mesh = mesh, .slice_bytes = -1});
         refused({.mesh = mesh, .piece_bytes = 0});
+        refused({.mesh = mesh, .packed_bytes = -1});
         fully_shard(model.layers[0], {.mesh = mesh});
         said([&] { fully_shard(model.layers[0], {.mesh = mesh}); });
         for (const std::size_t i : {1, 2}) fully_shard(model.layers[i], {.mesh = mesh});

@@ -112,18 +112,24 @@ TEST_CASE("a unit's layout places every byte once, at multiples of 256, on every
     std::vector<ShardSpec> specs, other;
     std::vector<bool> trainable;
     const auto count = 1 + engine() % 100;  // more than the 64 of one word of arrivals too
+    // The first ones have small chunks, of which some travel so in the gather.
+    const auto few = world > 1 ? engine() % (count + 1) : 0;
+    shard::SmallChunks small{.gathered = {}, .reduced = {}, .dtype = param};
     for (std::size_t i = 0; i < count; ++i) {
-      const Shape shape{static_cast<std::int64_t>(engine() % 40),
-                        static_cast<std::int64_t>(engine() % 40)};
+      const bool is_small = i < few;
+      small.reduced.push_back(is_small);
+      small.gathered.push_back(is_small && engine() % 4 != 0);
+      const Shape shape{static_cast<std::int64_t>(is_small + engine() % 40),
+                        static_cast<std::int64_t>(is_small + engine() % 40)};
       specs.push_back({shape, world, 0});
       other.push_back({shape, world, world - 1});
       trainable.push_back(engine() % 4 != 0);
     }
     const auto piece_bytes = static_cast<std::int64_t>(1 + engine() % 40'000);
-    const auto layout =
-        shard::UnitLayout::make(specs, trainable, gathered(specs, param), reduce, piece_bytes);
-    const auto same =
-        shard::UnitLayout::make(other, trainable, gathered(other, param), reduce, piece_bytes);
+    const auto layout = shard::UnitLayout::make(specs, trainable, gathered(specs, param), reduce,
+                                                piece_bytes, small);
+    const auto same = shard::UnitLayout::make(other, trainable, gathered(other, param), reduce,
+                                              piece_bytes, small);
     CHECK(layout.gather_offset_bytes == same.gather_offset_bytes);
     CHECK(layout.gather_bytes == same.gather_bytes);
     CHECK(layout.gradient_buffer_bytes == same.gradient_buffer_bytes);
@@ -139,6 +145,33 @@ TEST_CASE("a unit's layout places every byte once, at multiples of 256, on every
         gradients.push_back((padded * static_cast<std::int64_t>(size_bytes(reduce)) + 255) / 256 *
                             256);
     }
+    // Behind them what travels packed: of each rank the chunks, one behind the other.
+    const auto check_packed = [&](const shard::PackedLayout& packed, std::int64_t& end,
+                                  const std::vector<std::size_t>& of, std::int64_t aligned,
+                                  DType dtype) {
+      std::vector<std::int64_t> at{0};
+      for (const std::size_t i : of)
+        at.push_back(at.back() + (specs[i].chunk_numel() + aligned - 1) / aligned * aligned);
+      const std::int64_t bytes =
+          (world * at.back() * static_cast<std::int64_t>(size_bytes(dtype)) + 255) / 256 * 256;
+      REQUIRE(packed.is_empty() == (of.size() < 2 || 2 * bytes > end));
+      if (packed.is_empty()) return;
+      REQUIRE(packed.entries.size() == of.size());
+      CHECK(packed.numel == at.back());
+      at.pop_back();
+      CHECK(packed.at == at);
+      CHECK(packed.offset_bytes == end);
+      end += bytes;
+    };
+    std::vector<std::size_t> gathered_so, reduced_so;
+    std::vector<std::size_t> trained;  // of the trainable ones, which parameter
+    for (std::size_t i = 0; i < count; ++i) {
+      if (small.gathered[i]) gathered_so.push_back(i);
+      if (trainable[i]) trained.push_back(i);
+    }
+    check_packed(layout.packed, gather_end, gathered_so,
+                 16 / static_cast<std::int64_t>(size_bytes(param)), param);
+    if (!layout.packed.is_empty()) CHECK(layout.packed.entries == gathered_so);
     CHECK(layout.gather_bytes == gather_end);
     // Pieces cover the trainable parameters from the last on, each until it is large enough.
     std::int64_t all = 0;
@@ -154,6 +187,10 @@ TEST_CASE("a unit's layout places every byte once, at multiples of 256, on every
       }
       CHECK((layout.pieces.size() == 1 || end >= piece_bytes));
       CHECK((piece.first == 0 || end - gradients[piece.first] < piece_bytes));
+      reduced_so.clear();
+      for (std::size_t at = piece.first; at < piece.end; ++at)
+        if (small.reduced[trained[at]]) reduced_so.push_back(trained[at]);
+      check_packed(piece.packed, end, reduced_so, 64, reduce);
       // Behind the gradients: an arrival count per parameter, one copy for each rank.
       CHECK(piece.counts_offset_bytes == end);
       CHECK(piece.bytes >= end + world * static_cast<std::int64_t>((piece.end - piece.first) *
@@ -172,6 +209,7 @@ TEST_CASE("sizes that overflow are refused, not wrapped") {
   for (const Shape& shape : {Shape{huge, huge}, Shape{huge, huge / 1024 / 256}}) {
     const std::vector<ShardSpec> specs{{shape, 2, 0}};
     CHECK_THROWS_AS(gathered(specs, f32), ContractError);
-    CHECK_THROWS_AS(shard::UnitLayout::make(specs, {true}, {0}, f32, 1), ContractError);
+    CHECK_THROWS_AS(shard::UnitLayout::make(specs, {true}, {0}, f32, 1, {{false}, {false}}),
+                    ContractError);
   }
 }

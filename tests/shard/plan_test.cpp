@@ -72,7 +72,7 @@ std::vector<PlannedAndDone> plan_and_step(
 }  // namespace
 
 TEST_CASE("a plan of what is all by default has no line more") {
-  for (const PlannedAndDone& of : plan_and_step(2, 1))
+  for (const PlannedAndDone& of : plan_and_step(2, 1, [](auto& o) { o.packed_bytes = 0; }))
     // Of each unit 512 bytes of parameters, of the first layer's twice, and as many of gradients,
     // with 256 of counts.
     CHECK(below_table(of.plan).starts_with(
@@ -167,7 +167,9 @@ TEST_CASE("a plan says which gathers are over neighbours, and what these fill") 
          const auto planned = [&](bool is_encoded) {
            Stack stack({64, 64, 3});
            if (is_encoded) stack.layers[0].weight.set_gather_transform(gather_in_e4m3());
-           stack.shard({.mesh = DeviceMesh::flat(world), .reshard_after_forward = Reshard::to(2)});
+           stack.shard({.mesh = DeviceMesh::flat(world),
+                        .reshard_after_forward = Reshard::to(2),
+                        .packed_bytes = 0});
            nn::init(stack, {1}, world.device());
            return shard_plan(stack);
          };

@@ -115,6 +115,11 @@ struct ShardOptions {
   // with so many bytes of gradient is one, smaller ones fill one together. A piece should take
   // several times the latency of a collective.
   std::int64_t piece_bytes = std::int64_t{32} << 20;
+  // Chunks of at most so many bytes in f32, of parameters that fill no piece, travel packed: norms
+  // and biases, each of which is a step of the wire otherwise. Two kernels a unit copy them, behind
+  // its gather and before its reduction. None do where they would take more than half of what the
+  // unit has without them, as of a model of a few KiB. 0: none.
+  std::int64_t packed_bytes = 4096;
   // The same for all units of a root.
   Offload offload = Offload::none;
   // Along which dimension a parameter is sharded; unset, or Shard{}: by rows. A negative dimension

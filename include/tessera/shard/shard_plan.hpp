@@ -29,8 +29,13 @@ struct ShardPlan {
     // And what is sharded along another dimension than that of rows; each dimension once.
     std::vector<std::pair<int, std::int64_t>> along{};
     std::int64_t gather_bytes = 0, gradient_buffer_bytes = 0;
-    // Of gather_bytes what an all-gather fills: less where gather transforms decode the rest.
-    std::int64_t wire_bytes = 0;
+    // Of these what an all-gather fills, and a reduce-scatter sums: less where gather transforms
+    // decode the rest, and where small chunks travel packed.
+    std::int64_t wire_bytes = 0, reduced_bytes = 0;
+    // Of how many tensors chunks travel packed in a gather and in a reduction, and the bytes that
+    // are copied for it.
+    std::int64_t packed_parameters = 0, packed_gradient_parameters = 0;
+    std::int64_t packed_bytes = 0, packed_gradient_bytes = 0;
     std::vector<std::string> transforms{};  // their names, each once
     // What backward keeps while it is told not to reduce: full gradients; sums of this rank's
     // shards that are still to be summed over the replicas. See runtime_control.hpp.
