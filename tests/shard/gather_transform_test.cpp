@@ -151,9 +151,11 @@ TEST_CASE("products of a transform are none that a recomputed function keeps", "
 TEST_CASE("slots and bytes of transforms are planned, and what the plan says is gathered",
           "[threads]") {
   const auto phases = [](const World& world, bool is_encoded, Offload offload) {
-    Gathered job(
-        world, is_encoded ? gather_in_e4m3() : nullptr,
-        {.mesh = DeviceMesh::flat(world), .precision = {.param = bf16}, .offload = offload});
+    Gathered job(world, is_encoded ? gather_in_e4m3() : nullptr,
+                 {.mesh = DeviceMesh::flat(world),
+                  .precision = {.param = bf16},
+                  .packed_bytes = 0,
+                  .offload = offload});
     optim::AdamW optimizer(job.stack.parameters());
     Ledger& ledger = Memory::of(world.device()).ledger();
     std::vector<std::int64_t> seen;

@@ -148,13 +148,13 @@ TEST_CASE("a unit's layout places every byte once, at multiples of 256, on every
     // Behind them what travels packed: of each rank the chunks, one behind the other.
     const auto check_packed = [&](const shard::PackedLayout& packed, std::int64_t& end,
                                   const std::vector<std::size_t>& of, std::int64_t aligned,
-                                  DType dtype) {
+                                  DType dtype, std::int64_t unit_bytes) {
       std::vector<std::int64_t> at{0};
       for (const std::size_t i : of)
         at.push_back(at.back() + (specs[i].chunk_numel() + aligned - 1) / aligned * aligned);
       const std::int64_t bytes =
           (world * at.back() * static_cast<std::int64_t>(size_bytes(dtype)) + 255) / 256 * 256;
-      REQUIRE(packed.is_empty() == (of.size() < 2 || 2 * bytes > end));
+      REQUIRE(packed.is_empty() == (of.size() < 2 || 2 * bytes > unit_bytes));
       if (packed.is_empty()) return;
       REQUIRE(packed.entries.size() == of.size());
       CHECK(packed.numel == at.back());
@@ -170,7 +170,7 @@ TEST_CASE("a unit's layout places every byte once, at multiples of 256, on every
       if (trainable[i]) trained.push_back(i);
     }
     check_packed(layout.packed, gather_end, gathered_so,
-                 16 / static_cast<std::int64_t>(size_bytes(param)), param);
+                 16 / static_cast<std::int64_t>(size_bytes(param)), param, gather_end);
     if (!layout.packed.is_empty()) CHECK(layout.packed.entries == gathered_so);
     CHECK(layout.gather_bytes == gather_end);
     // Pieces cover the trainable parameters from the last on, each until it is large enough.
@@ -190,7 +190,8 @@ TEST_CASE("a unit's layout places every byte once, at multiples of 256, on every
       reduced_so.clear();
       for (std::size_t at = piece.first; at < piece.end; ++at)
         if (small.reduced[trained[at]]) reduced_so.push_back(trained[at]);
-      check_packed(piece.packed, end, reduced_so, 64, reduce);
+      check_packed(piece.packed, end, reduced_so, 64, reduce,
+                   std::accumulate(gradients.begin(), gradients.end(), std::int64_t{0}));
       // Behind the gradients: an arrival count per parameter, one copy for each rank.
       CHECK(piece.counts_offset_bytes == end);
       CHECK(piece.bytes >= end + world * static_cast<std::int64_t>((piece.end - piece.first) *

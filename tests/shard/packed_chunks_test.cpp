@@ -26,7 +26,8 @@ class PackedUnit final : public nn::Module {
   }
   Tensor operator()(const Tensor& x) {
     return call([&] {
-      const Tensor y = down(tanh(up(x * gain.value()))) + offset.value();
+      const Tensor scale = gain.value();
+      const Tensor y = down(tanh(up(cast(x, scale.dtype()) * scale))) + offset.value();
       return uses_row ? y * row.value() : y;
     });
   }
@@ -109,8 +110,8 @@ PackedRun train_packed(World& world, const PackedWay& way, std::int64_t packed_b
   for (std::uint64_t seq = 1; seq <= recorder.last_submitted(); ++seq) {
     if (!recorder.find(seq, entry)) continue;
     const std::string_view name = entry.name;
-    if (name.starts_with("all_gather")) out.gathered_items = entry.n_items;
-    if (name.starts_with("reduce_scatter")) out.reduced_items = entry.n_items;
+    if (name.starts_with("all_gather")) out.gathered_items += entry.n_items;
+    if (name.starts_with("reduce_scatter")) out.reduced_items += entry.n_items;
   }
   out.weights = full_values(model);
   return out;
@@ -159,6 +160,7 @@ TEST_CASE("a plan says what is copied for small chunks, and a step copies that",
          const ShardPlan plan = shard_plan(model);
          const Tensor x = positive_rows(3, world.rank() * 2, 2, 24, world.device());
          PackedCopies seen;
+         world.device().synchronize();  // an observer comes and goes while the device is idle
          world.device().context().add_observer(seen);
          mean_square(model(x)).backward();
          world.device().synchronize();

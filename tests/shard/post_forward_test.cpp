@@ -377,9 +377,9 @@ TEST_CASE("an exception at any launch of a step that keeps parts ends in a reset
         step();
         world.barrier();
       } catch (const std::exception&) {
-        found.is_cut = true;
         found.is_consistent = reset(model).parameters_are_consistent;
       }
+      found.is_cut = cut->left <= 0;  // which a step survives where it only poisons freed memory
       cut->left = 0;
       found.is_same = same_bits(step(), expected);
       return found;
@@ -390,5 +390,5 @@ TEST_CASE("an exception at any launch of a step that keeps parts ends in a reset
     }
     is_cut = results[1].is_cut;
   }
-  CHECK(tried > 40);
+  CHECK(tried > 60);
 }

@@ -49,12 +49,12 @@ struct PackedLayout {
     at.push_back(numel);
     numel = checked_add(numel, padded_chunk);
   }
-  // Gives it a place at `end`, unless it is one chunk alone, or would take more than half of what
-  // lies there: then all go from where they lie.
-  void place(std::int64_t& end, int world, DType dtype) {
+  // Gives it a place at `end`, unless it is one chunk alone, or would take more than half of
+  // `unit_bytes`: then all go from where they lie.
+  void place(std::int64_t& end, int world, DType dtype, std::int64_t unit_bytes) {
     const auto size = static_cast<std::int64_t>(size_bytes(dtype));
     bytes = round_up(checked_mul(checked_mul(numel, world), size), kAlignmentBytes);
-    if (entries.size() < 2 || 2 * bytes > end) return void(*this = {});
+    if (entries.size() < 2 || 2 * bytes > unit_bytes) return void(*this = {});
     offset_bytes = end;
     end = checked_add(end, bytes);
   }
@@ -110,7 +110,9 @@ struct UnitLayout {
       append(left, gradients.emplace_back(bytes_of(specs[i], reduce)));
       if (small.reduced[i]) chunks.push_back(specs[i].chunk_numel());
     }
-    layout.packed.place(layout.gather_bytes, specs.empty() ? 1 : specs[0].world, small.dtype);
+    const std::int64_t trained_bytes = left;
+    layout.packed.place(layout.gather_bytes, specs.empty() ? 1 : specs[0].world, small.dtype,
+                        layout.gather_bytes);
     for (std::size_t end = gradients.size(), first = end; end > 0; end = first) {
       PieceLayout piece{.end = end};
       for (std::int64_t bytes = 0; first > 0 && std::min(bytes, left) < piece_bytes;) {
@@ -122,7 +124,7 @@ struct UnitLayout {
         piece.offset_bytes.push_back(append(piece.bytes, gradients[at]));
       for (std::size_t at = first; at < std::min(end, chunks.size()); ++at)
         piece.packed.add(at - first, round_up(chunks[at], kAlignmentBytes / 4));  // as in f32
-      piece.packed.place(piece.bytes, specs[0].world, reduce);
+      piece.packed.place(piece.bytes, specs[0].world, reduce, trained_bytes);
       const auto counts = static_cast<std::int64_t>(end - first) * specs[0].world;
       piece.counts_offset_bytes =
           append(piece.bytes,
