@@ -84,6 +84,7 @@ void Slots::begin_step(bool trains) {
     keep(uses_);
     follow(ended);
   }
+  is_new_ = is_new_ && is_as_assumed_;  // from the next step on: this one tells ranks that differ
   trains_ = trains;
   const auto follows = [&](std::uint64_t before, bool training) {
     const auto next = next_.find({before, training});

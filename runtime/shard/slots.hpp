@@ -44,9 +44,11 @@ class Slots {
   void give_back(const Slot& slot, bool ends_forward);
   // Whether a slot that such a call would give back stays taken, as the plan has it.
   bool stays(const Slot& slot);
-  // Whether it is given back by the unit's calls for training, from here on.
+  // Whether it is given back by the unit's calls for training, from here on. Steps do otherwise
+  // than was assumed, then: they are planned from their own uses, though slots may do without.
   void set_keeps_open(int unit, bool keeps_open) {
     units_[static_cast<std::size_t>(unit)].keeps_open = keeps_open;
+    is_as_assumed_ = false;
   }
   // UnitNeeds'. All plans are made anew when the next step begins.
   void set_reductions_in_flight(int unit, int reductions);
@@ -107,7 +109,7 @@ class Slots {
   OwnerId owners_[2];          // by SlotKind
   std::vector<Block> blocks_;  // the first is the plans'
   std::uint64_t unplanned_ = 0, made_ = 0;
-  bool is_new_ = true, is_assumption_met_ = false;
+  bool is_new_ = true, is_assumption_met_ = false, is_as_assumed_ = true;
 
   // --- the step that runs ---
   std::vector<SlotUse> uses_;
