@@ -105,25 +105,6 @@ void GradientPiece::give_back() noexcept {
   slot_ = {};
 }
 
-void GradientPiece::drop_kept() noexcept {
-  for (Tensor& held : held_) held = {};
-  terms_ = {};
-  backwards_ = 0;
-}
-
-// The terms are reduced on their own stream, before and after.
-void GradientPiece::drop_kept(std::size_t at) {
-  const std::size_t i = at - layout_.first;
-  held_[i] = {};
-  if (!terms_.defined()) return;
-  shards_.device.compute().wait(shards_.device.reduce().record());
-  const Parts parts = parts_of(terms_);
-  const std::int64_t chunk = shards_.parameters[parameter(i)]->spec.chunk_numel(),
-                     begin = shards_.gradient_offset_of(parameter(i)) - range_.begin;
-  raw::fill(values_of(parts).view({chunk}, {1}, begin), 0);
-  raw::fill(counts_of(parts).view({1}, {1}, static_cast<std::int64_t>(i)), 0);
-}
-
 // --- reducing ---
 
 // The flat gradient may be older than this piece's part of it: the pieces of a unit and the slices
@@ -231,31 +212,9 @@ Tensor GradientPiece::sums_memory(Stream last) const {
   return shards_.host->take_sums(last, range_.numel() + range_.counts, shards_.reduce_dtype());
 }
 
-std::int64_t GradientPiece::held_bytes() const noexcept {
-  std::int64_t bytes = 0;
-  for (std::size_t i = 0; i < size(); ++i)
-    bytes += round_up(shards_.parameters[parameter(i)]->shape.numel() *
-                          static_cast<std::int64_t>(size_bytes(shards_.reduce_dtype())),
-                      kAlignmentBytes);
-  return bytes;
-}
-
 std::int64_t GradientPiece::shard_bytes() const noexcept {
   return (range_.numel() + range_.counts) *
          static_cast<std::int64_t>(size_bytes(shards_.reduce_dtype()));
-}
-
-// The reduce-scatter's sums, added to what is kept of earlier ones.
-void GradientPiece::keep_terms() {
-  const Stream reduce = shards_.device.reduce();
-  ++backwards_;
-  const bool is_first = !terms_.defined();
-  const Tensor terms = staging(reduce.id(), is_first ? "postponed sums" : "staging");
-  scatter(parts_of(terms));
-  if (is_first)
-    terms_ = terms;
-  else
-    accumulate(reduce, terms_, terms, false);
 }
 
 // The reduce-scatter's sums over the ranks of this replica, summed over the replicas.

@@ -46,6 +46,14 @@ std::int64_t Slots::most_alive() const noexcept {
   return most;
 }
 
+std::int64_t GradientPiece::held_bytes() const noexcept {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < size(); ++i)
+    bytes +=
+        round_up(shards_.parameters[parameter(i)]->shape.numel() * wire_bytes(), kAlignmentBytes);
+  return bytes;
+}
+
 ShardCounters Context::counters() const {
   ShardCounters counters = counters_;
   counters.unplanned_slots = slots_->unplanned();

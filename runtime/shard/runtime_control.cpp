@@ -8,7 +8,6 @@
 #include "runtime/shard/streamed_parameter.hpp"
 #include "runtime/shard/unit.hpp"
 #include "tessera/device/captured_work.hpp"
-#include "tessera/device/device_context.hpp"
 
 namespace tessera::shard {
 
@@ -72,21 +71,6 @@ void Slots::plan_anew() {
   if (kept_.contains(step)) follow(step);
   least_bytes_ = 0;
   wants_resize_ = true;
-}
-
-// Ranks that have kept or postponed differently are told so by the name. Only so, where units are
-// open and nothing is gathered: else one's reduction would meet its peer's of another micro-batch.
-const char* GradientPiece::with_what_was_kept(const char* name) const {
-  const std::vector<bool>& kept = shards_.group->unreduced;
-  const std::size_t first = static_cast<std::size_t>(shards_.first_trainable) + layout_.first;
-  if (first >= kept.size() || !kept[first]) return name;
-  return shards_.device.context().intern(concat(name, " (with what was kept unreduced)"));
-}
-const char* GradientPiece::all_reduce_name() {
-  const char* const name = with_what_was_kept(shards_.all_reduce_name);
-  const int backwards = std::exchange(backwards_, 0) + 1;
-  if (backwards == 1) return name;
-  return shards_.device.context().intern(concat(name, " of ", backwards, " backwards"));
 }
 
 // What the program does with sums that are there when `last` is. Returns where it does. Tensors'
