@@ -178,14 +178,6 @@ void GatheredParameters::pack_shard(const Source& source, const Tensor& values) 
        source.dtype);
 }
 
-void GatheredParameters::keep_over(const RankGroup* neighbours) {
-  kept_ = neighbours ? std::make_unique<PostForwardShards>(shards_, *neighbours) : nullptr;
-}
-
-void GatheredParameters::keep_part() {
-  if (kept_ && uses_slot() && state_ == State::open) kept_->keep(slot_, gathered_version_);
-}
-
 // --- open, close ---
 
 void GatheredParameters::open() {

@@ -217,25 +217,6 @@ std::int64_t GradientPiece::shard_bytes() const noexcept {
          static_cast<std::int64_t>(size_bytes(shards_.reduce_dtype()));
 }
 
-// The reduce-scatter's sums over the ranks of this replica, summed over the replicas.
-void GradientPiece::sum_replicas(const Parts& to) {
-  Replicas& replicas = *shards_.replicas;
-  const Slot slot = replicas.take(shard_bytes());
-  {
-    const Tensor terms =
-        Tensor::wrap(Storage::borrowed(shards_.device, slot.data, slot.bytes, *slot.use),
-                     {range_.numel() + range_.counts}, shards_.reduce_dtype());
-    const Parts parts = parts_of(terms);
-    scatter(parts);
-    if (terms_.defined()) accumulate(shards_.device.reduce(), terms, terms_, false);
-    terms_ = {};
-    const Replicas::Sum sums[] = {{values_of(parts), values_of(to)},
-                                  {counts_of(parts), counts_of(to)}};
-    replicas.all_reduce(all_reduce_name(), shards_.at_reduction(), sums);
-  }
-  replicas.give_back(slot);
-}
-
 // Queues the reduce-scatter of the buffer into its parts of a flat gradient. What is packed has
 // gaps that nobody has written, and that are cleared behind it.
 void GradientPiece::scatter(const Parts& to) {

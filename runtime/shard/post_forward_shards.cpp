@@ -94,6 +94,16 @@ void check_reshard(const char* function, const std::string& unit, Reshard reshar
                    " rows; use Reshard::always, or leave set_block_rows out");
 }
 
+// --- what units need of it ---
+
+void GatheredParameters::keep_over(const RankGroup* neighbours) {
+  kept_ = neighbours ? std::make_unique<PostForwardShards>(shards_, *neighbours) : nullptr;
+}
+
+void GatheredParameters::keep_part() {
+  if (kept_ && uses_slot() && state_ == State::open) kept_->keep(slot_, gathered_version_);
+}
+
 const RankGroup* Context::neighbours(Reshard reshard) {
   if (!reshard.is_partial()) return nullptr;
   const int k = reshard.ranks(), first = group_->rank() / k * k;

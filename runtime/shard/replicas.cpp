@@ -46,7 +46,26 @@ void Replicas::all_reduce(const char* name, const Progress& progress, std::span<
   group_.reduce().submit(group, accesses);
 }
 
-// --- what a root's units need of it ---
+// --- what units need of it ---
+
+// The reduce-scatter's sums over the ranks of this replica, summed over the replicas.
+void GradientPiece::sum_replicas(const Parts& to) {
+  Replicas& replicas = *shards_.replicas;
+  const Slot slot = replicas.take(shard_bytes());
+  {
+    const Tensor terms =
+        Tensor::wrap(Storage::borrowed(shards_.device, slot.data, slot.bytes, *slot.use),
+                     {range_.numel() + range_.counts}, shards_.reduce_dtype());
+    const Parts parts = parts_of(terms);
+    scatter(parts);
+    if (terms_.defined()) accumulate(shards_.device.reduce(), terms, terms_, false);
+    terms_ = {};
+    const Replicas::Sum sums[] = {{values_of(parts), values_of(to)},
+                                  {counts_of(parts), counts_of(to)}};
+    replicas.all_reduce(all_reduce_name(), shards_.at_reduction(), sums);
+  }
+  replicas.give_back(slot);
+}
 
 std::int64_t Unit::most_shard_bytes() const noexcept {
   std::int64_t most = 0;
