@@ -42,4 +42,13 @@ void Context::follow_masks(nn::Module& root) {
   lay_out(root);
 }
 
+void UnitShards::expect_gradients() const {
+  if (!group || group->is_laid_out) return;
+  for (const auto& part : {parameters, streamed})
+    for (const auto& p : part)
+      TESSERA_EXPECT(!p->trainable || p->has_gradient(), "unit '", name, "': parameter '", p->name,
+                     "' was thawed since the root's last call, and the unit is called by itself; "
+                     "call the root first, which makes room for its gradient");
+}
+
 }  // namespace tessera::shard

@@ -7,10 +7,12 @@
 //   resume   the ranks meet, and agree on what they have found
 #include <algorithm>
 #include <array>
+#include <exception>
 
 #include "runtime/param/update_log.hpp"
 #include "runtime/shard/unit.hpp"
 #include "tessera/autograd/random.hpp"
+#include "tessera/base/log.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/shard/reset.hpp"
 
@@ -96,6 +98,11 @@ void Context::dissolve() noexcept {
       unit->reset();
       unit->leave_root();
     }
+}
+
+void UnitShards::log_kept_slot(const std::exception& error) const noexcept {
+  if (std::uncaught_exceptions() > 0) return;  // that one will be heard of
+  log(LogLevel::error, concat("unit '", name, "': could not give its slot back: ", error.what()));
 }
 
 void Slots::restart() {

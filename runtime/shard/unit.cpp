@@ -12,13 +12,6 @@ void Unit::materialize(const Device& device) {
   make_buffer();
 }
 
-Unit::Unit(const Unit& unit, std::shared_ptr<ParameterState> slice, bool is_read)
-    : shards_(unit.shards_, std::move(slice)), control_(shards_, is_read), local_(unit.local_) {
-  control_.set_reshard_after_backward(unit.control_.reshards_after_backward());
-  parameters_.materialize();
-  make_buffer();
-}
-
 void Unit::lay_out() {
   if (!shards_.group || shards_.group->is_laid_out) return;
   close();

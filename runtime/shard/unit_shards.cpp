@@ -7,7 +7,6 @@
 #include "runtime/shard/encoded_parameters.hpp"
 #include "runtime/tensor/launch.hpp"
 #include "tessera/autograd/node.hpp"
-#include "tessera/base/log.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/device/device_context.hpp"
 
@@ -61,22 +60,6 @@ UnitShards::UnitShards(std::vector<std::shared_ptr<ParameterState>> claimed,
     return is_small(*p) ? 0 : fills_piece(*p) ? 2 : 1;
   });
   layout = layout_of(*this);
-}
-
-UnitShards::UnitShards(const UnitShards& unit, std::shared_ptr<ParameterState> slice)
-    : options(unit.options),
-      is_slice(true),
-      reduces(unit.reduces || !options.slices_wait),
-      all_reduces(unit.all_reduces || !options.slices_wait),
-      divide_factor(unit.divide_factor),
-      hook(unit.hook),
-      hook_stream(unit.hook_stream),
-      parameters{std::move(slice)},
-      device(unit.device),
-      groups{parameters[0]->group},
-      group(groups[0]) {
-  parameters[0]->unit = &name;
-  lay_out();
 }
 
 void UnitShards::materialize(const Device& on) {
@@ -140,23 +123,6 @@ UnitShards::ValueRange UnitShards::values(const FlatGroup& of) const {
   return range;
 }
 
-std::int64_t UnitShards::slice_bytes() const {
-  std::int64_t largest = 0;
-  for (const PieceLayout& piece : layout.pieces)
-    largest = std::max(largest, piece.bytes - piece.packed.bytes);
-  return largest / static_cast<std::int64_t>(size_bytes(reduce_dtype())) *
-         static_cast<std::int64_t>(size_bytes(param_dtype()));
-}
-
-void UnitShards::expect_gradients() const {
-  if (!group || group->is_laid_out) return;
-  for (const auto& part : {parameters, streamed})
-    for (const auto& p : part)
-      TESSERA_EXPECT(!p->trainable || p->has_gradient(), "unit '", name, "': parameter '", p->name,
-                     "' was thawed since the root's last call, and the unit is called by itself; "
-                     "call the root first, which makes room for its gradient");
-}
-
 void UnitShards::set_name(std::string to) {
   name = std::move(to);
   DeviceContext& context = options.mesh.world().device().context();
@@ -190,11 +156,6 @@ void UnitShards::give_back(const Slot& slot, bool ends_forward) const noexcept {
   } catch (const std::exception& error) {
     log_kept_slot(error);
   }
-}
-
-void UnitShards::log_kept_slot(const std::exception& error) const noexcept {
-  if (std::uncaught_exceptions() > 0) return;  // that one will be heard of
-  log(LogLevel::error, concat("unit '", name, "': could not give its slot back: ", error.what()));
 }
 
 Tensor table_of(const std::vector<std::int64_t>& rows, const Device& device) {
