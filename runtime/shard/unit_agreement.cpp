@@ -1,4 +1,5 @@
 // Whether all ranks have made the same units: looked at before anything else of them is collective.
+// And how far a rank has come that submits a collective, by which they tell who calls another one.
 #include <algorithm>
 #include <utility>
 
@@ -163,6 +164,20 @@ void Context::expect_alike() const {
                          ? remedy
                          : "; every rank makes the same calls of shard/runtime_control.hpp");
   }
+}
+
+Progress UnitShards::at_gather() const {
+  std::uint64_t steps = 0;
+  for (const auto& of : groups) steps += of->steps();
+  return {.backward_of = static_cast<std::uint32_t>(autograd::forward_of_step()),
+          .steps = static_cast<std::uint32_t>(steps)};
+}
+
+Progress UnitShards::at_reduction() const {
+  Progress progress = at_gather();
+  progress.divided_by = divide_factor;
+  progress.steps += static_cast<std::uint32_t>(slots->steps());
+  return progress;
 }
 
 void Slots::adopt(const Slots& planned) {

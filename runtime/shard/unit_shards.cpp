@@ -6,7 +6,6 @@
 
 #include "runtime/shard/encoded_parameters.hpp"
 #include "runtime/tensor/launch.hpp"
-#include "tessera/autograd/node.hpp"
 #include "tessera/comm/world.hpp"
 #include "tessera/device/device_context.hpp"
 
@@ -134,20 +133,6 @@ void UnitShards::set_name(std::string to) {
   reduce_name = context.intern("reduce_scatter " + called + hooked);
   all_reduce_name = context.intern("all_reduce " + called + hooked + decisions);
   for (const auto& of : groups) of->name = name;
-}
-
-Progress UnitShards::at_gather() const {
-  std::uint64_t steps = 0;
-  for (const auto& of : groups) steps += of->steps();
-  return {.backward_of = static_cast<std::uint32_t>(autograd::forward_of_step()),
-          .steps = static_cast<std::uint32_t>(steps)};
-}
-
-Progress UnitShards::at_reduction() const {
-  Progress progress = at_gather();
-  progress.divided_by = divide_factor;
-  progress.steps += static_cast<std::uint32_t>(slots->steps());
-  return progress;
 }
 
 void UnitShards::give_back(const Slot& slot, bool ends_forward) const noexcept {
