@@ -22,6 +22,7 @@
 #include "runtime/shard/encoded_parameters.hpp"
 #include "runtime/shard/packed_chunks.hpp"
 #include "runtime/shard/post_forward_shards.hpp"
+#include "runtime/shard/prepared_groups.hpp"
 #include "runtime/shard/unit_shards.hpp"
 
 namespace tessera::shard {

@@ -19,6 +19,7 @@
 
 #include "runtime/param/gradient_sinks.hpp"
 #include "runtime/shard/packed_chunks.hpp"
+#include "runtime/shard/prepared_groups.hpp"
 #include "runtime/shard/unit_shards.hpp"
 
 namespace tessera::shard {

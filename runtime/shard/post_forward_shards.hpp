@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "runtime/shard/prepared_groups.hpp"
 #include "runtime/shard/unit_shards.hpp"
 
 namespace tessera::shard {

@@ -8,6 +8,7 @@
 // PyTorch FSDP2: all_reduce_stream and AllReduceState.
 #pragma once
 
+#include "runtime/shard/prepared_groups.hpp"
 #include "runtime/shard/unit_shards.hpp"
 #include "tessera/memory/arena.hpp"
 

@@ -142,27 +142,4 @@ int dim_of(const Parameter& parameter, const ShardOptions& options, const std::s
 void pack(const char* name, Stream stream, const Tensor& table, std::int64_t numel,
           const Tensor& values, const Slot& slot, DType dtype);
 
-// The grouped collectives that one stream has been given, each reused once the host knows that it
-// has run: no memory is allocated for them in a steady step.
-class PreparedGroups {
- public:
-  PreparedGroups(const Device& device, StreamId stream) : device_(device), stream_(stream) {}
-  // Queued collectives may still read what was prepared for them, so the device keeps it.
-  ~PreparedGroups();
-  PreparedGroups(const PreparedGroups&) = delete;
-  PreparedGroups& operator=(const PreparedGroups&) = delete;
-
-  // A group for the stream's next launch: without items, or with those of an earlier one.
-  CollectiveGroup& next(const char* name);
-
- private:
-  struct Prepared {
-    CollectiveGroup group;
-    Tick tick = 0;
-  };
-  const Device& device_;
-  StreamId stream_;
-  std::vector<std::shared_ptr<Prepared>> prepared_;
-};
-
 }  // namespace tessera::shard
