@@ -1,8 +1,8 @@
 #include "runtime/shard/gathered_parameters.hpp"
 
 #include "runtime/shard/host_link.hpp"
-#include "runtime/tensor/launch.hpp"
 #include "tessera/comm/world.hpp"
+#include "tessera/device/device_context.hpp"
 
 namespace tessera::shard {
 
@@ -125,20 +125,19 @@ bool GatheredParameters::gather(const char* name) {
 
 // Each parameter's own chunk is packed at its offset in the slot, so the all-gather is in place.
 bool GatheredParameters::fill_slot(const char* name) {
+  const Stream gather = shards_.device.gather();
   if (kept_ && kept_->has(version()) && autograd::in_backward()) {
     kept_->gather(slot_);
-    gathered_ = shards_.device.gather().record();
+    gathered_ = gather.record();
     return true;
   }
-  for (const Source& source : sources_) {
-    const FlatGroup& group = *source.group;
-    if (!shards_.host) {
-      pack_shard(source, group.values);
-      continue;
-    }
-    const Tensor own = group.values.view({source.own.numel()}, {1}, source.own.begin);
-    pack_shard(source, shards_.host->begin_gather(own, source.dtype, group.updated));
-    shards_.host->end_gather();
+  for (const auto& [group, own, dtype, table, numel] : sources_) {
+    Tensor values = group->values;
+    if (shards_.host)
+      values = shards_.host->begin_gather(values.view({own.numel()}, {1}, own.begin), dtype,
+                                          group->updated);
+    pack("pack_shard", gather, table, numel, values, slot_, dtype);
+    if (shards_.host) shards_.host->end_gather();
   }
   if (encoded_) encoded_->encode(slot_);
   if (shards_.size > 1) {
@@ -151,9 +150,9 @@ bool GatheredParameters::fill_slot(const char* name) {
     const Access accesses[] = {slot_.access(AccessMode::write)};
     shards_.options.mesh.shard_group().gather().submit(group, accesses);
   }
-  if (packed_) packed_->copy(shards_.device.gather(), slot_);
+  if (packed_) packed_->copy(gather, slot_);
   if (encoded_) encoded_->decode();
-  gathered_ = shards_.device.gather().record();
+  gathered_ = gather.record();
   return shards_.size > 1;
 }
 
@@ -171,11 +170,6 @@ Collective GatheredParameters::item_of(const GatheredPart& part) const {
   item.kind = CollectiveKind::all_gather;
   item.root = 0;
   return item;
-}
-
-void GatheredParameters::pack_shard(const Source& source, const Tensor& values) {
-  pack("pack_shard", shards_.device.gather(), source.table, source.numel, values, slot_,
-       source.dtype);
 }
 
 // --- open, close ---

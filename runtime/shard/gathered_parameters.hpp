@@ -89,7 +89,6 @@ class GatheredParameters {
   void make_source(FlatGroup& group, const UnitShards::ValueRange& range);
   void make_packed();
   bool fill_slot(const char* name);
-  void pack_shard(const Source& source, const Tensor& values);
   void shut_windows() noexcept;
   std::string escape() const;
 
