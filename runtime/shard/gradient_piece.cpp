@@ -35,7 +35,7 @@ GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout
       arrived_(size()),
       held_(size()) {
   std::vector<std::int64_t> entries, gaps;
-  const auto wire = static_cast<std::int64_t>(size_bytes(shards.reduce_dtype()));
+  const std::int64_t wire = wire_bytes();
   range_.begin = range_.end = shards.gradient_offset_of(parameter(0));
   range_.counts = static_cast<std::int64_t>(size());
   range_.counts_begin = shards.group->gradient_numel + shards.first_trainable +
@@ -157,7 +157,6 @@ void GradientPiece::reduce() {
 // Zeros where no gradient came, and behind the last one a 0 or 1 for each: summed over the ranks
 // they are the arrival counts. On the stream of reductions, which waits for compute here.
 void GradientPiece::complete() {
-  const DType dtype = shards_.reduce_dtype();
   const Stream reduce = shards_.device.reduce();
   reduce.wait(shards_.device.compute().record());
   for (std::size_t word = 0; word < arrived_.words(); ++word) {
@@ -165,12 +164,12 @@ void GradientPiece::complete() {
     args.base = buffer_->data;
     args.entries = reinterpret_cast<const kernels::FlatSpan*>(entries_.data());
     args.counts = buffer_->data + layout_.counts_offset_bytes;
-    args.counts_stride_bytes = range_.counts * static_cast<std::int64_t>(size_bytes(dtype));
+    args.counts_stride_bytes = range_.counts * wire_bytes();
     args.arrived = arrived_.word(word);
     args.first = static_cast<std::int32_t>(word * 64);
     args.entry_count = static_cast<std::int32_t>(range_.counts);
     args.copies = shards_.size;
-    args.dtype = dtype;
+    args.dtype = shards_.reduce_dtype();
     args.zero_missing = true;
     const Access accesses[] = {entries_.access(AccessMode::read), slot_.access(AccessMode::read),
                                slot_.access(AccessMode::write)};
@@ -202,19 +201,14 @@ Tensor GradientPiece::fresh_gradient() const {
 // In the dtype of the wire, on the stream's own memory: values, then counts.
 Tensor GradientPiece::staging(StreamId stream, const char* owned_by) const {
   const OwnerGuard owner(shards_.device, owned_by);
-  return Tensor::wrap(Storage::owned(shards_.device, shard_bytes(), stream),
-                      {range_.numel() + range_.counts}, shards_.reduce_dtype());
+  return Tensor::wrap(Storage::owned(shards_.device, shard_bytes(), stream), {shard_numel()},
+                      shards_.reduce_dtype());
 }
 
 // Of what goes to the gradient from there, which `last` writes.
 Tensor GradientPiece::sums_memory(Stream last) const {
   if (!shards_.host) return staging(last.id(), "staging");
-  return shards_.host->take_sums(last, range_.numel() + range_.counts, shards_.reduce_dtype());
-}
-
-std::int64_t GradientPiece::shard_bytes() const noexcept {
-  return (range_.numel() + range_.counts) *
-         static_cast<std::int64_t>(size_bytes(shards_.reduce_dtype()));
+  return shards_.host->take_sums(last, shard_numel(), shards_.reduce_dtype());
 }
 
 // Queues the reduce-scatter of the buffer into its parts of a flat gradient. What is packed has
@@ -238,13 +232,12 @@ void GradientPiece::scatter(const Parts& to) {
 
 // Counts first, which every rank has.
 void GradientPiece::list_items(const Parts& to, std::vector<Collective>& items) const {
-  const DType wire = shards_.reduce_dtype();
   std::byte* const flat = to.flat.data();
   items.push_back({.send = buffer_->data + layout_.counts_offset_bytes,
                    .recv = flat + to.counts * wire_bytes(),
                    .count = range_.counts,
                    .kind = CollectiveKind::reduce_scatter,
-                   .dtype = wire});
+                   .dtype = shards_.reduce_dtype()});
   // What is packed lies in the flat gradient as it travels: before the others.
   const PackedLayout& packed = layout_.packed;
   Collective together = items.front();

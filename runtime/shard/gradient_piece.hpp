@@ -51,7 +51,7 @@ class GradientPiece {
   // Of its gradients without a slot.
   std::int64_t held_bytes() const noexcept;
   // Of what a reduce-scatter leaves on this rank: values and counts, in the dtype of the wire.
-  std::int64_t shard_bytes() const noexcept;
+  std::int64_t shard_bytes() const noexcept { return shard_numel() * wire_bytes(); }
 
  private:
   // Where values and arrival counts begin in a flat tensor, in elements.
@@ -64,9 +64,10 @@ class GradientPiece {
     return shards_.parameter_of[layout_.first + entry];
   }
   std::size_t size() const noexcept { return layout_.end - layout_.first; }
-  std::int64_t wire_bytes() const {
+  std::int64_t wire_bytes() const noexcept {
     return static_cast<std::int64_t>(size_bytes(shards_.reduce_dtype()));
   }
+  std::int64_t shard_numel() const noexcept { return range_.numel() + range_.counts; }
   void begin_use();
   void complete();
   double missing_bytes(std::size_t word) const;
@@ -91,7 +92,7 @@ class GradientPiece {
     std::int64_t begin = 0, end = 0;  // of the values, with the gaps between them
     std::int64_t counts = 0;          // how many, where the arrival counts lie
     std::int64_t counts_begin = 0;
-    std::int64_t numel() const { return end - begin; }
+    std::int64_t numel() const noexcept { return end - begin; }
   };
 
   const UnitShards& shards_;

@@ -55,7 +55,7 @@ void GradientPiece::sum_replicas(const Parts& to) {
   {
     const Tensor terms =
         Tensor::wrap(Storage::borrowed(shards_.device, slot.data, slot.bytes, *slot.use),
-                     {range_.numel() + range_.counts}, shards_.reduce_dtype());
+                     {shard_numel()}, shards_.reduce_dtype());
     const Parts parts = parts_of(terms);
     scatter(parts);
     if (terms_.defined()) accumulate(shards_.device.reduce(), terms, terms_, false);
