@@ -90,6 +90,7 @@ class GatheredParameters {
   void make_packed();
   bool fill_slot(const char* name);
   void shut_windows() noexcept;
+  // Names a parameter that somebody outside still holds, empty for none.
   std::string escape() const;
 
   const UnitShards& shards_;
