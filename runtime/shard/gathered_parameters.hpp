@@ -53,9 +53,7 @@ class GatheredParameters {
   void keep_over(const RankGroup* neighbours);
   // Before the close that ends a forward: keeps this rank's part.
   void keep_part();
-  void drop_part() noexcept {
-    if (kept_) kept_->drop();
-  }
+  void drop_part() noexcept;
   const PostForwardShards* kept() const noexcept { return kept_.get(); }
 
   // How often the shards were written; whether since they were gathered.

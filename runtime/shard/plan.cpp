@@ -107,7 +107,8 @@ ShardPlan::Unit Unit::describe(int gathers, int reductions) const {
     if (std::ranges::find(out.transforms, p->transform->name()) == out.transforms.end())
       out.transforms.emplace_back(p->transform->name());
   }
-  out.gradient_buffer_bytes = out.reduced_bytes = shards_.gradient_bytes();
+  if (shards_.has_buffer())
+    out.gradient_buffer_bytes = out.reduced_bytes = shards_.layout.gradient_buffer_bytes;
   const auto copied = [](const ParameterState& p, DType dtype) {
     return p.spec.padded_numel() * static_cast<std::int64_t>(size_bytes(dtype));
   };

@@ -104,6 +104,10 @@ void GatheredParameters::keep_part() {
   if (kept_ && uses_slot() && state_ == State::open) kept_->keep(slot_, gathered_version_);
 }
 
+void GatheredParameters::drop_part() noexcept {
+  if (kept_) kept_->drop();
+}
+
 const RankGroup* Context::neighbours(Reshard reshard) {
   if (!reshard.is_partial()) return nullptr;
   const int k = reshard.ranks(), first = group_->rank() / k * k;

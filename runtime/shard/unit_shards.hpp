@@ -84,9 +84,6 @@ struct UnitShards {
   // Whether backward reduces within each replica only, by set_requires_all_reduce.
   bool postpones_all_reduce() const noexcept { return replicas && !all_reduces; }
   std::int64_t gather_bytes() const noexcept { return needs_slot() ? layout.gather_bytes : 0; }
-  std::int64_t gradient_bytes() const noexcept {
-    return has_buffer() ? layout.gradient_buffer_bytes : 0;
-  }
   // Throws: ContractError where a parameter was thawed since the root's last call, which makes room
   // for its gradient.
   void expect_gradients() const;
