@@ -29,7 +29,10 @@ void GatheredParameters::materialize() {
       add_parts(p, shards_.layout.gather_offset_bytes[i]);
   }
   if (!shards_.needs_slot()) return;
-  make_packed();
+  if (const PackedLayout& packed = shards_.layout.packed; !packed.is_empty()) {
+    packed_ = std::make_unique<PackedChunks>(shards_);
+    parts_.push_back({packed.offset_bytes, packed.numel, shards_.param_dtype()});
+  }
   if (shards_.is_encoded) encoded_ = std::make_unique<EncodedParameters>(shards_, parts_);
   for (const auto& group : shards_.groups) make_sources(*group);
 }
@@ -44,18 +47,6 @@ void GatheredParameters::add_parts(const ParameterState& p, std::int64_t offset_
     if (const RowRange rows = p.spec.owned(r); rows.size() > 0)
       parts_.push_back(
           {offset_bytes + rows.begin * row_bytes, rows.size() * row, p.compute_dtype, r});
-}
-
-void GatheredParameters::make_packed() {
-  const PackedLayout& packed = shards_.layout.packed;
-  if (packed.is_empty()) return;
-  std::vector<PackedChunks::Chunks> chunks;
-  for (std::size_t i = 0; i < shards_.parameters.size(); ++i)
-    chunks.push_back(
-        {shards_.layout.gather_offset_bytes[i], shards_.parameters[i]->spec.chunk_numel()});
-  const DType dtype = shards_.param_dtype();
-  packed_ = std::make_unique<PackedChunks>(shards_, packed, PackedChunks::Way::out, dtype, chunks);
-  parts_.push_back({packed.offset_bytes, packed.numel, dtype});
 }
 
 void GatheredParameters::make_sources(FlatGroup& group) {

@@ -85,7 +85,6 @@ class GatheredParameters {
   Collective item_of(const GatheredPart& part) const;
   void make_sources(FlatGroup& group);
   void make_source(FlatGroup& group, const UnitShards::ValueRange& range);
-  void make_packed();
   bool fill_slot(const char* name);
   void shut_windows() noexcept;
   // Names a parameter that somebody outside still holds, empty for none.

@@ -11,25 +11,12 @@
 
 namespace tessera::shard {
 
-namespace {
-
-PackedChunks packed_of(const UnitShards& shards, const PieceLayout& layout) {
-  std::vector<PackedChunks::Chunks> chunks;
-  for (const std::size_t entry : layout.packed.entries) {
-    const std::size_t at = shards.parameter_of[layout.first + entry];
-    chunks.push_back({layout.offset_bytes[entry], shards.parameters[at]->spec.chunk_numel()});
-  }
-  return {shards, layout.packed, PackedChunks::Way::in, shards.reduce_dtype(), chunks};
-}
-
-}  // namespace
-
 GradientPiece::GradientPiece(const UnitShards& shards, const PieceLayout& layout)
     : shards_(shards),
       layout_(layout),
       prepared_(shards.device, StreamId::reduce),
       prepared_apart_(shards.device, StreamId::reduce),
-      packed_(packed_of(shards, layout)),
+      packed_(shards, layout),
       buffer_(std::make_shared<Storage>(Storage{.device = shards.device, .bytes = layout.bytes})),
       reduced_into_(shards.group->gradients),  // one that is there it adds to
       arrived_(size()),
