@@ -17,6 +17,12 @@ std::string some_names(const UnitShards& shards) {
   return n > kShown ? concat(names, " and ", n - kShown, " more") : names;
 }
 
+void expect_memory(const UnitShards& shards, const std::string& unit) {
+  TESSERA_EXPECT(shards.is_materialized() || shards.is_empty(), "unit '", unit,
+                 "' has no memory yet for ", some_names(shards),
+                 "; call materialize on the model first");
+}
+
 }  // namespace
 
 void check_options(const ShardOptions& options, const std::string& of) {
@@ -67,12 +73,6 @@ void check_options(const ShardOptions& options, const std::string& of) {
            state->transform ? "a gather transform" : "blocks of rows",
            " while every rank has it whole; leave one of both out");
   }
-}
-
-void expect_memory(const UnitShards& shards, const std::string& unit) {
-  TESSERA_EXPECT(shards.is_materialized() || shards.is_empty(), "unit '", unit,
-                 "' has no memory yet for ", some_names(shards),
-                 "; call materialize on the model first");
 }
 
 int dim_of(const Parameter& parameter, const ShardOptions& options, const std::string& of) {

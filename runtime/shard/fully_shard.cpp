@@ -17,17 +17,6 @@ std::string called(const nn::Module& module) {
                             : concat("the module of '", parameters.front().second.name(), "'");
 }
 
-std::shared_ptr<Unit> root_unit(const char* function, nn::Module& root) {
-  auto unit = std::dynamic_pointer_cast<Unit>(root.hook());
-  TESSERA_EXPECT(unit != nullptr, function, ": ", called(root),
-                 " is not a unit; call fully_shard on it first");
-  if (!unit->context())
-    Context::build(root);
-  else if (unit->shards().is_root() && !unit->calls().is_running())
-    unit->context()->follow_masks(root);
-  return unit;
-}
-
 void make_unit(const std::vector<nn::Module*>& modules, const ShardOptions& options) {
   const std::string of = called(*modules.front());
   check_options(options, of);

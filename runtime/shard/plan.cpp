@@ -207,6 +207,19 @@ std::vector<std::string> settings(const ShardPlan::Unit& u, int ranks) {
   return out;
 }
 
+// Of a module that is one, under a root that is laid out by what is trainable now. Throws:
+// ContractError for another module, naming `function`, and as Context::build.
+std::shared_ptr<shard::Unit> root_unit(const char* function, nn::Module& root) {
+  auto unit = std::dynamic_pointer_cast<shard::Unit>(root.hook());
+  TESSERA_EXPECT(unit != nullptr, function, ": ", shard::called(root),
+                 " is not a unit; call fully_shard on it first");
+  if (!unit->context())
+    shard::Context::build(root);
+  else if (unit->shards().is_root() && !unit->calls().is_running())
+    unit->context()->follow_masks(root);
+  return unit;
+}
+
 ShardPlan plan_of(const nn::Module& root, const shard::Context& context) {
   ShardPlan plan = context.plan();
   for (const Parameter& p : root.parameters())
@@ -220,12 +233,12 @@ ShardPlan plan_of(const nn::Module& root, const shard::Context& context) {
 }  // namespace
 
 ShardPlan shard_plan(nn::Module& root) {
-  return plan_of(root, *shard::root_unit("shard_plan", root)->context());
+  return plan_of(root, *root_unit("shard_plan", root)->context());
 }
 
 ShardPlan shard_plan(nn::Module& root,
                      const std::function<std::shared_ptr<nn::Module>(World&)>& step) {
-  const std::shared_ptr<shard::Unit> unit = shard::root_unit("shard_plan", root);
+  const std::shared_ptr<shard::Unit> unit = root_unit("shard_plan", root);
   shard::Context& context = *unit->context();
   TESSERA_EXPECT(unit->shards().is_root() && !context.has_run(), "shard_plan: unit '", unit->name(),
                  unit->shards().is_root()
@@ -242,12 +255,12 @@ ShardPlan shard_plan(nn::Module& root,
   TESSERA_EXPECT(found && found->shards().options.mesh.world().device() == planned.device(),
                  "shard_plan: the step's model is no unit of the world that the step was given; "
                  "make and shard another one there");
-  context.follow_plan(*shard::root_unit("shard_plan", *model)->context());
+  context.follow_plan(*root_unit("shard_plan", *model)->context());
   return plan_of(root, context);
 }
 
 ShardCounters shard_counters(nn::Module& root) {
-  return shard::root_unit("shard_counters", root)->context()->counters();
+  return root_unit("shard_counters", root)->context()->counters();
 }
 
 std::string ShardPlan::to_string() const {

@@ -160,8 +160,5 @@ void check_under_root(const UnitShards& unit, const std::string& name, const Uni
 void note_made(const std::shared_ptr<Unit>& unit, const std::vector<nn::Module*>& modules);
 // A module in a message, while it has no name: "the module of 'blocks.0.weight'".
 std::string called(const nn::Module& module);
-// Of a module that is one, under a root that is laid out by what is trainable now.  Throws:
-// ContractError for another module, naming `function`, and as Context::build.
-std::shared_ptr<Unit> root_unit(const char* function, nn::Module& root);
 
 }  // namespace tessera::shard

@@ -130,7 +130,6 @@ Tensor table_of(const std::vector<std::int64_t>& rows, const Device& device);
 
 // Throws: ContractError for what a unit cannot be made of; `of` says which.
 void check_options(const ShardOptions& options, const std::string& of);
-void expect_memory(const UnitShards& shards, const std::string& unit);
 // By which dimension they shard a parameter. Throws: likewise, where it can't be.
 int dim_of(const Parameter& parameter, const ShardOptions& options, const std::string& of);
 
