@@ -1,5 +1,5 @@
-// The flat arrays of sharding: casting a rank's shards to where its peers gather them, copying small
-// chunks between there and where they are used, and completing gradients before they are reduced.
+// The flat arrays of sharding: casting a rank's shards to where its peers gather them, copying
+// small chunks between there and where they are used, and completing gradients before a reduction.
 #pragma once
 
 #include <cstdint>
