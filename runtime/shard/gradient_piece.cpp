@@ -78,8 +78,10 @@ autograd::GradientSink GradientPiece::sink(std::size_t at) {
   const bool is_there = held_[i].defined();
   if (!is_there) {
     const OwnerGuard owner(shards_.device, "unsharded gradients");
-    held_[i] = Tensor::empty(shards_.parameters[parameter(i)]->shape, shards_.reduce_dtype(),
-                             shards_.device);
+    // As in the slot: what is sharded along another dimension is written, and rounded, alike.
+    const Tensor& there = gradients_[i];
+    held_[i] = Tensor::empty({there.numel()}, shards_.reduce_dtype(), shards_.device)
+                   .view(there.shape(), there.strides(), 0);
   }
   return {held_[i], factor, is_there};
 }

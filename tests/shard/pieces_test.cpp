@@ -187,3 +187,28 @@ TEST_CASE("an operation that hides what it uses is told so", "[threads]") {
     CHECK_THAT(error, Contains("parameter 'layers.3.weight' gets a gradient from an operation that "
                                "did not name it as an input"));
 }
+
+// One N-th of a gradient is taken where it is written, with other rounding in another layout.
+TEST_CASE("a gradient has the same bits in any pieces, sharded along any dimension", "[threads]") {
+  const auto gradients = [](int dim, std::int64_t piece_bytes) {
+    return on_ranks(5, [&](World& world) {
+      Stack model({12, 20, 12});
+      fully_shard(model, {.mesh = DeviceMesh::flat(world),
+                          .piece_bytes = piece_bytes,
+                          .shard_placement_fn = [&](const Parameter& p) {
+                            return Shard{p == model.layers[1].weight ? dim : 0};
+                          }});
+      nn::init(model, {3}, world.device());
+      mean_square(model(rows_of(7, 10 * world.rank(), 10, 12, world.device()))).backward();
+      return shard_gradients(model);
+    });
+  };
+  for (const int dim : {0, 1}) {
+    const std::vector<Values> whole = gradients(dim, 32 << 20);
+    for (const std::int64_t piece_bytes : {1, 300, 1500}) {
+      CAPTURE(dim, piece_bytes);
+      const std::vector<Values> pieces = gradients(dim, piece_bytes);
+      for (std::size_t rank = 0; rank < 5; ++rank) CHECK(same_bits(pieces[rank], whole[rank]));
+    }
+  }
+}

@@ -29,8 +29,9 @@ struct ShardPlan {
     // And what is sharded along another dimension than that of rows; each dimension once.
     std::vector<std::pair<int, std::int64_t>> along{};
     std::int64_t gather_bytes = 0, gradient_buffer_bytes = 0;
-    // Of these what an all-gather fills, and a reduce-scatter sums: less where gather transforms
-    // decode the rest, and where small chunks travel packed.
+    // Of these what an all-gather fills, and a reduce-scatter sums, with the alignment between
+    // parameters, which does not travel: less where gather transforms decode the rest, and where
+    // small chunks travel packed.
     std::int64_t wire_bytes = 0, reduced_bytes = 0;
     // Of how many tensors chunks travel packed in a gather and in a reduction, and the bytes that
     // are copied for it.
@@ -48,7 +49,7 @@ struct ShardPlan {
     int post_forward_ranks = 0, post_forward_gathers = 0;
     std::int64_t post_forward_wire_bytes = 0;
     // Collectives of one forward and backward that call each module once, by what the program has
-    // set until now.
+    // set until now; a reduction is one however many pieces it goes in.
     int gathers_per_call = 0, reductions_per_call = 0;
     // Reductions whose sums are summed over the replicas, too, and this rank's bytes of one: values
     // and arrival counts.
@@ -108,7 +109,8 @@ ShardPlan shard_plan(nn::Module& root);
 ShardPlan shard_plan(nn::Module& root,
                      const std::function<std::shared_ptr<nn::Module>(World&)>& step);
 
-// Collectives that a root's units have issued so far; see shard_plan for what it throws.
+// Collectives that a root's units have issued so far, a unit's pieces as one; see shard_plan for
+// what it throws.
 struct ShardCounters {
   std::uint64_t gathers = 0, reductions = 0, all_reduces = 0;
   // Taken where the plan had none: by a step unlike those before, or one of several forwards, which
