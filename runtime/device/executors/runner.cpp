@@ -71,7 +71,7 @@ void Runner::run_collective(const Operation& operation) {
 }
 
 void Runner::begin(const Operation& operation) {
-  keep_failure(operation, [&] { tell_started(operation); });
+  if (!observers_.empty()) keep_failure(operation, [&] { tell_started(operation); });
 }
 
 void Runner::invoke(const Operation& operation, Exec::Phase phase, StreamFiber* fiber) {
@@ -79,7 +79,8 @@ void Runner::invoke(const Operation& operation, Exec::Phase phase, StreamFiber* 
 }
 
 void Runner::end(const Operation& operation) {
-  if (!failure_.happened()) keep_failure(operation, [&] { tell_finished(operation); });
+  if (!observers_.empty() && !failure_.happened())
+    keep_failure(operation, [&] { tell_finished(operation); });
 }
 
 void Runner::tell_started(const Operation& operation) const {
