@@ -23,7 +23,7 @@ class UnitControl {
 
   // --- how long it stays open ---
   void set_reshard_after_forward(Reshard when) {
-    shards_.options.reshard_after_forward = when;
+    if (std::exchange(shards_.options.reshard_after_forward, when) == when) return;
     name_decisions();
     if (shards_.slots) shards_.slots->set_keeps_open(shards_.number, keeps_open());
   }

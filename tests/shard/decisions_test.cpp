@@ -84,3 +84,16 @@ TEST_CASE("decisions at random change no bit of what is trained", "[threads]") {
     for (const bool is_same : seen) CHECK(is_same);
   }
 }
+
+TEST_CASE("a way that is set again as it is makes no plan", "[threads]") {
+  for (const std::uint64_t plans : on_ranks(2, [](World& world) {
+         TrainedStack t(world, Reshard::always);
+         for (int step = 0; step < 3; ++step) {
+           set_reshard_after_forward(t.model, Reshard::always);
+           t.loss().backward();
+           t.update();
+         }
+         return shard_counters(t.model).slot_plans;
+       }))
+    CHECK(plans == 0);
+}

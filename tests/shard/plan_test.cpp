@@ -71,7 +71,7 @@ std::vector<PlannedAndDone> plan_and_step(
 
 }  // namespace
 
-TEST_CASE("a plan of what is all by default has no line more") {
+TEST_CASE("a plan of what is by default, and not packed, has no line more") {
   for (const PlannedAndDone& of : plan_and_step(2, 1, [](auto& o) { o.packed_bytes = 0; }))
     // Of each unit 512 bytes of parameters, of the first layer's twice, and as many of gradients,
     // with 256 of counts.
