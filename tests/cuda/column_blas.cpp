@@ -90,8 +90,8 @@ void put(void* data, DType dtype, std::uint64_t i, double value) {
 struct Matmul {
   Operation op;
   Layout a, b, c;
-  const void *a_data, *b_data;
-  void* c_data;
+  const void *a_data, *b_data, *c_data;
+  void* d_data;
   double alpha, beta;
 
   bool trans_a() const { return op.get(CUBLASLT_MATMUL_DESC_TRANSA) == CUBLAS_OP_T; }
@@ -170,7 +170,7 @@ struct Matmul {
         value *= slope(element(aux, dtype, there));
     }
     if (ends_in(CUBLASLT_EPILOGUE_GELU)) value = value / (1 + std::exp(-2 * inner(value)));
-    put(c_data, dtype, at, value);
+    put(d_data, dtype, at, value);
   }
   static double inner(double x) { return std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x); }
   static double slope(double x) {
@@ -275,8 +275,16 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               int* count) {
   ++g_asked;
   *count = 0;
-  const Matmul call{
-      read<Operation>(op), read<Layout>(a), read<Layout>(b), read<Layout>(c), {}, {}, {}, {}, {}};
+  const Matmul call{read<Operation>(op),
+                    read<Layout>(a),
+                    read<Layout>(b),
+                    read<Layout>(c),
+                    {},
+                    {},
+                    {},
+                    {},
+                    {},
+                    {}};
   if (!call.is_valid()) return CUBLAS_STATUS_INVALID_VALUE;
   if (!call.is_offered())
     return g_epilogues == Epilogues::invalid ? CUBLAS_STATUS_INVALID_VALUE
@@ -298,7 +306,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const void* alpha,
                               const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
                               cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
-                              cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t,
+                              cublasLtMatrixLayout_t c_layout, void* d,
+                              cublasLtMatrixLayout_t d_layout,
                               const cublasLtMatmulAlgo_t* algorithm, void*, size_t workspace_bytes,
                               cudaStream_t stream) {
   const bool wide = op->data[CUBLASLT_MATMUL_DESC_SCALE_TYPE] == CUDA_R_64F;
@@ -311,13 +320,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t op, const v
                     read<Layout>(c_layout),
                     a,
                     b,
+                    c,
                     d,
                     factor(alpha),
                     factor(beta)};
   const auto chosen = read<Algorithm>(algorithm);
-  if (c != d || chosen.operation != kind_of(call) || chosen.workspace_bytes > workspace_bytes ||
-      !is_aligned(a, chosen.align_a) || !is_aligned(b, chosen.align_b) ||
-      !is_aligned(d, chosen.align_c))
+  if (d_layout != c_layout || !is_aligned(c, chosen.align_c) || chosen.operation != kind_of(call) ||
+      chosen.workspace_bytes > workspace_bytes || !is_aligned(a, chosen.align_a) ||
+      !is_aligned(b, chosen.align_b) || !is_aligned(d, chosen.align_c))
     return CUBLAS_STATUS_INVALID_VALUE;
   tessera::kernels::cuda::emulator::enqueue(stream, [call] { call.run(); });
   return CUBLAS_STATUS_SUCCESS;
