@@ -117,9 +117,9 @@ struct ShardOptions {
   std::int64_t piece_bytes = std::int64_t{32} << 20;
   // Chunks of at most so many bytes in f32, of parameters that fill no piece, travel packed: norms
   // and biases, each of which is a step of the wire otherwise. Two kernels a unit copy them, behind
-  // its gather and before its reduction. None do where these chunks, each aligned to 16 bytes in a
-  // gather and to 64 elements in a reduction, would be more than half of the unit's parameters or
-  // gradients, as of a model of a few KiB. 0: none.
+  // its gather and before its reduction. None do where these chunks, each aligned to 64 elements in
+  // a reduction, would be more than half of the unit's parameters or gradients, as of a model of a
+  // few KiB. 0: none.
   std::int64_t packed_bytes = 4096;
   // The same for all units of a root.
   Offload offload = Offload::none;

@@ -28,7 +28,8 @@
 
 namespace tessera::shard {
 
-// Chunks that travel as one item:
+// Chunks that travel as one item, in a gather without gaps, so that all of what a rank sends is
+// values:
 //
 //   │ rank 0: p0 │ p1 │ p4 │ rank 1: p0 │ p1 │ p4 │ ...
 struct PackedLayout {
@@ -44,10 +45,10 @@ struct PackedLayout {
     if (found == entries.end()) return {};
     return at[static_cast<std::size_t>(found - entries.begin())];
   }
-  void add(std::size_t entry, std::int64_t padded_chunk) {
+  void add(std::size_t entry, std::int64_t elements) {
     entries.push_back(entry);
     at.push_back(numel);
-    numel = checked_add(numel, padded_chunk);
+    numel = checked_add(numel, elements);
   }
   // Gives it a place at `end`, unless it is one chunk alone, or would take more than half of
   // `unit_bytes`: then all go from where they lie.
@@ -102,10 +103,9 @@ struct UnitLayout {
     std::vector<std::int64_t> gradients;  // of the trainable ones, bytes
     std::vector<std::int64_t> chunks;     // of those of them that are small, elements
     std::int64_t left = 0;                // of those without a piece
-    const std::int64_t aligned = 16 / static_cast<std::int64_t>(size_bytes(small.dtype));
     for (std::size_t i = 0; i < specs.size(); ++i) {
       layout.gather_offset_bytes.push_back(append(layout.gather_bytes, gathered_bytes[i]));
-      if (small.gathered[i]) layout.packed.add(i, round_up(specs[i].chunk_numel(), aligned));
+      if (small.gathered[i]) layout.packed.add(i, specs[i].chunk_numel());
       if (!trainable[i]) continue;
       append(left, gradients.emplace_back(bytes_of(specs[i], reduce)));
       if (small.reduced[i]) chunks.push_back(specs[i].chunk_numel());
