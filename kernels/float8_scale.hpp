@@ -21,6 +21,13 @@ constexpr float float8_scale(float most) {
       static_cast<int>(bits >> 23) + ((bits & 0x7fffffu) > 0x600000u ? 1 : 0) - kLargest;
   return std::bit_cast<float>(static_cast<std::uint32_t>(exponent < 1 ? 1 : exponent) << 23);
 }
+// 1 / scale.
+constexpr float inverse_of_scale(float scale) {
+  constexpr std::uint32_t kOne = 0x3f800000u;
+  return scale != scale ? scale
+                        : std::bit_cast<float>(2 * kOne - std::bit_cast<std::uint32_t>(scale));
+}
+static_assert(inverse_of_scale(0x1p-126f) == 0x1p126f && inverse_of_scale(8) == 0.125f);
 static_assert(float8_scale<Float8E4M3>(448) == 1 && float8_scale<Float8E4M3>(448.00003f) == 2);
 static_assert(float8_scale<Float8E5M2>(57344) == 1 && float8_scale<Float8E5M2>(57345) == 2);
 static_assert(float8_scale<Float8E4M3>(0) == 0x1p-126f &&

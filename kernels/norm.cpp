@@ -1,30 +1,17 @@
 #include "kernels/norm.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/host/cpu.hpp"
+#include "kernels/host/norm_row.hpp"
 #include "kernels/host/ranges.hpp"
-#include "kernels/host/rows.hpp"
 
 namespace tessera::kernels::cpu {
 
 using namespace host;
 
 namespace {
-
-// y = (x - mean) rstd weight + bias; weight and bias may be null.
-template <class T>
-void write_row(T* y, const T* x, const T* weight, const T* bias, Compute<T> mean, Compute<T> rstd,
-               std::int64_t n) {
-  using C = Compute<T>;
-  const Vec<C> center(mean), scale(rstd);
-  for_lanes<C>(n, [&](std::int64_t i, auto io) {
-    Vec<C> v = (io.load(x + i) - center) * scale;
-    if (weight != nullptr) v = v * io.load(weight + i);
-    if (bias != nullptr) v = v + io.load(bias + i);
-    io.store(y + i, v);
-  });
-}
 
 // The row that is normalised: of x, or of the sum after it has been written.
 template <class T, class Args>
@@ -39,18 +26,39 @@ const T* input_row(const Args& a, std::int64_t row) {
 }
 
 template <class T>
-void rms_row(const RmsNormArgs& a, std::int64_t row) {
+struct NormedRow {
+  const T *x, *weight, *bias;
+  Compute<T> mean, rstd;
+  void write(T* y, std::int64_t begin, std::int64_t n) const {
+    write_normed(y, x + begin, weight == nullptr ? nullptr : weight + begin,
+                 bias == nullptr ? nullptr : bias + begin, mean, rstd, n);
+  }
+  // The largest |y|.
+  float magnitude(std::int64_t cols) const {
+    constexpr std::int64_t kPart = 512;
+    T part[kPart];
+    float most = 0;
+    for (std::int64_t begin = 0; begin < cols; begin += kPart) {
+      const std::int64_t n = std::min(kPart, cols - begin);
+      write(part, begin, n);
+      most = magnitude_of(part, n, most);
+    }
+    return most;
+  }
+};
+
+template <class T>
+NormedRow<T> normed_row(const RmsNormArgs& a, std::int64_t row) {
   using C = Compute<T>;
   const T* x = input_row<T>(a, row);
   const C rstd =
       C(1) / std::sqrt(dot_of(x, x, a.cols) / static_cast<C>(a.cols) + static_cast<C>(a.eps));
   static_cast<C*>(a.rstd)[row] = rstd;
-  write_row(static_cast<T*>(a.y) + row * a.cols, x, static_cast<const T*>(a.weight),
-            static_cast<const T*>(nullptr), C(0), rstd, a.cols);
+  return {x, static_cast<const T*>(a.weight), nullptr, C(0), rstd};
 }
 
 template <class T>
-void layer_row(const LayerNormArgs& a, std::int64_t row) {
+NormedRow<T> normed_row(const LayerNormArgs& a, std::int64_t row) {
   using C = Compute<T>;
   const T* x = input_row<T>(a, row);
   const C mean = sum_of(x, a.cols) / static_cast<C>(a.cols);
@@ -58,8 +66,37 @@ void layer_row(const LayerNormArgs& a, std::int64_t row) {
   const C rstd = C(1) / std::sqrt(variance + static_cast<C>(a.eps));
   static_cast<C*>(a.mean)[row] = mean;
   static_cast<C*>(a.rstd)[row] = rstd;
-  write_row(static_cast<T*>(a.y) + row * a.cols, x, static_cast<const T*>(a.weight),
-            static_cast<const T*>(a.bias), mean, rstd, a.cols);
+  return {x, static_cast<const T*>(a.weight), static_cast<const T*>(a.bias), mean, rstd};
+}
+
+template <class T, class Args>
+void write_rows(const Args& a, std::int64_t row_cost, Exec& exec) {
+  for_ranges(exec, a.rows, row_grain(row_cost), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r)
+      normed_row<T>(a, r).write(static_cast<T*>(a.y) + r * a.cols, 0, a.cols);
+  });
+}
+// Piece p of the magnitudes has the rows p, p + pieces, ...
+template <class T, class Args>
+void write_statistics(const Args& a, Exec& exec) {
+  const std::int64_t pieces = norm_magnitudes(a.rows);
+  parallel_for(exec, pieces, [&](std::int64_t p) {
+    float most = 0;
+    for (std::int64_t r = p; r < a.rows; r += pieces) {
+      const NormedRow<T> row = normed_row<T>(a, r);
+      if (a.most != nullptr) most = std::max(most, row.magnitude(a.cols));
+    }
+    if (a.most != nullptr) a.most[p] = most;
+  });
+}
+template <class Args>
+void forward(const Args& a, std::int64_t row_cost, Exec& exec) {
+  visit_floating(a.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (sizeof(T) <= sizeof(float))
+      if (a.y == nullptr) return write_statistics<T>(a, exec);
+    write_rows<T>(a, row_cost, exec);
+  });
 }
 
 // The sums of a row that its dx needs: of g, and of g xhat, with g = dy weight.
@@ -153,21 +190,9 @@ void backward(const NormBackwardArgs& a, Exec& exec) {
 
 }  // namespace
 
-void rms_norm(const RmsNormArgs& a, Exec& exec) {
-  visit_floating(a.dtype, [&](auto tag) {
-    for_ranges(exec, a.rows, row_grain(2 * a.cols), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r) rms_row<typename decltype(tag)::type>(a, r);
-    });
-  });
-}
+void rms_norm(const RmsNormArgs& a, Exec& exec) { forward(a, 2 * a.cols, exec); }
 
-void layer_norm(const LayerNormArgs& a, Exec& exec) {
-  visit_floating(a.dtype, [&](auto tag) {
-    for_ranges(exec, a.rows, row_grain(3 * a.cols), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r) layer_row<typename decltype(tag)::type>(a, r);
-    });
-  });
-}
+void layer_norm(const LayerNormArgs& a, Exec& exec) { forward(a, 3 * a.cols, exec); }
 
 void norm_backward(const NormBackwardArgs& a, Exec& exec) {
   visit_floating(a.dtype, [&](auto tag) { backward<typename decltype(tag)::type>(a, exec); });

@@ -1,9 +1,11 @@
 // RMSNorm and LayerNorm: a group of threads a row, which lies in registers between the passes.
 #include "kernels/norm.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda/kernels.hpp"
+#include "kernels/cuda/norm_row.hpp"
 #include "kernels/cuda/rows.hpp"
 
 namespace tessera::kernels::cuda {
@@ -26,6 +28,12 @@ struct Forward {
   TESSERA_DEVICE void operator()(Thread& t) const {
     const Group group(t, group_size);
     const std::int64_t r = t.block() * (kThreads / group.size) + group.index;
+    each_pack(t, group, r, [&](int c, const Pack<T, N>& pack) { store(y + r * cols + c, pack); });
+  }
+
+  // Of row r, if there is one: its statistics, then f(first column, pack of y).
+  template <class F>
+  TESSERA_DEVICE void each_pack(Thread& t, const Group& group, std::int64_t r, F f) const {
     const bool live = r < rows;
     const std::int64_t at = live ? r * cols : 0;
     Row<T, N, kKeep> row(group, x + at, cols, live);
@@ -52,20 +60,39 @@ struct Forward {
       rstd[r] = scale;
       if (mean != nullptr) mean[r] = center;
     }
-    row.each([&](int c, const Pack<T, N>& pack) { write(y + at + c, c, pack, center, scale); });
+    row.each([&](int c, const Pack<T, N>& pack) {
+      f(c, NormColumns<T, N>(weight, bias, c)(pack, center, scale));
+    });
   }
+};
 
-  TESSERA_DEVICE void write(T* to, int c, const Pack<T, N>& pack, C center, C scale) const {
-    Pack<T, N> out, w, b;
-    if (weight != nullptr) w = load<N>(weight + c);
-    if (bias != nullptr) b = load<N>(bias + c);
-    for (int j = 0; j < N; ++j) {
-      C v = (load_as_compute(pack.at[j]) - center) * scale;
-      if (weight != nullptr) v *= load_as_compute(w.at[j]);
-      if (bias != nullptr) v += load_as_compute(b.at[j]);
-      out.at[j] = rounded<T>(v);
+// What Forward would write is looked at, and left unwritten: a block goes through many rows, so
+// that there are no more magnitudes than blocks.
+template <class T, int N, int kKeep>
+struct Statistics {
+  static constexpr int kBlocks = sizeof(T) == 2 ? 3 : 2;
+  Forward<T, N, kKeep> of;
+  float* most;  // of `pieces`; may be null
+  std::int64_t pieces;
+
+  TESSERA_DEVICE void operator()(Thread& t) const {
+    const Group group(t, of.group_size);
+    const std::int64_t at_once = kThreads / group.size;
+    Held<T, N> of_places = {};
+    for (std::int64_t first = t.block() * at_once; first < of.rows; first += t.blocks() * at_once) {
+      of.each_pack(t, group, first + group.index, [&](int, const Pack<T, N>& pack) {
+        if (most != nullptr) add_magnitudes<T, N>(of_places, pack);
+      });
+      t.sync();  // its sums are read
     }
-    store(to, out);
+    if (most == nullptr) return;
+    float largest = block_reduce<kThreads>(t, largest_of<T, N>(of_places), t.shared<float>(),
+                                           LargerMagnitude{});
+    if (t.index() == 0)
+      for (std::int64_t p = t.block(); p < pieces; p += t.blocks()) {
+        most[p] = largest;
+        largest = 0;
+      }
   }
 };
 
@@ -74,6 +101,7 @@ struct ForwardArgs {
   const void *x, *weight, *bias, *residual;
   std::int64_t rows, cols;
   double eps;
+  float* most;
 };
 
 void forward(const ForwardArgs& a, DType dtype, Exec& exec) {
@@ -94,20 +122,28 @@ void forward(const ForwardArgs& a, DType dtype, Exec& exec) {
                                               static_cast<int>(a.cols),
                                               group,
                                               static_cast<C>(a.eps)};
-        launch<kThreads>(exec, {blocks_for(a.rows, kThreads / group)},
-                         2 * kThreads / kWarp * sizeof(C), body);
+        constexpr std::size_t kShared = 2 * kThreads / kWarp * sizeof(C);
+        const std::int64_t blocks = blocks_for(a.rows, kThreads / group);
+        if (a.y != nullptr) return launch<kThreads>(exec, {blocks}, kShared, body);
+        if constexpr (sizeof(T) <= sizeof(float)) {
+          const std::int64_t pieces = norm_magnitudes(a.rows);
+          launch<kThreads>(exec, {std::min(blocks, pieces)}, kShared,
+                           Statistics<T, pack(), kept()>{body, a.most, pieces});
+        }
       });
 }
 
 }  // namespace
 
 void rms_norm(const RmsNormArgs& a, Exec& exec) {
-  forward({a.y, nullptr, a.rstd, a.sum, a.x, a.weight, nullptr, a.residual, a.rows, a.cols, a.eps},
+  forward({a.y, nullptr, a.rstd, a.sum, a.x, a.weight, nullptr, a.residual, a.rows, a.cols, a.eps,
+           a.most},
           a.dtype, exec);
 }
 
 void layer_norm(const LayerNormArgs& a, Exec& exec) {
-  forward({a.y, a.mean, a.rstd, a.sum, a.x, a.weight, a.bias, a.residual, a.rows, a.cols, a.eps},
+  forward({a.y, a.mean, a.rstd, a.sum, a.x, a.weight, a.bias, a.residual, a.rows, a.cols, a.eps,
+           a.most},
           a.dtype, exec);
 }
 

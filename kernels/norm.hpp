@@ -19,6 +19,13 @@
 
 namespace tessera::kernels {
 
+// Without y, for what is read through the statistics (kernels/quantize.hpp), 16-bit and f32 alone:
+// `most`, if given, gets the largest |y| of parts of the rows, a NaN being none; the largest of
+// most[0 .. norm_magnitudes(rows)) is that of all.
+constexpr std::int64_t norm_magnitudes(std::int64_t rows) {
+  return std::clamp<std::int64_t>(rows, 1, 1024);
+}
+
 // y may be x, but not `sum`.
 struct RmsNormArgs {
   void *y, *rstd;
@@ -28,6 +35,7 @@ struct RmsNormArgs {
   DType dtype;
   const void* residual = nullptr;
   void* sum = nullptr;
+  float* most = nullptr;
 };
 
 struct LayerNormArgs {
@@ -38,6 +46,7 @@ struct LayerNormArgs {
   DType dtype;
   const void* residual = nullptr;
   void* sum = nullptr;
+  float* most = nullptr;
 };
 
 // Parameter gradients are summed over fixed blocks of rows and then over the blocks, in one order

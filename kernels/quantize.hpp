@@ -8,8 +8,9 @@
 // the only error: |s code - x| <= max(2^-4 |x|, 2^-10 s) in e4m3, max(2^-3 |x|, 2^-17 s) in e5m2. A
 // NaN stays one and is no magnitude; what shares its scale with an infinity becomes NaN.
 //
-// x is contiguous, as codes and transposed; all addresses are 16-byte aligned, 16 divides cols, and
-// rows where there is `transposed`. `dtype` is f32, bf16 or f16. Nothing aliases.
+// x is contiguous where it lies in memory, as codes and transposed; all addresses are 16-byte
+// aligned, 16 divides cols, and rows where there is `transposed`. `dtype` is f32, bf16 or f16.
+// Nothing aliases.
 #pragma once
 
 #include <algorithm>
@@ -69,17 +70,49 @@ struct AmaxArgs {
   std::int64_t count;
   DType dtype;
 };
+// The same of silu(gate) up, rounded to dtype, of [rows, cols] in rows one after another; operands
+// as QuantizeSwigluArgs has them.
+struct AmaxSwigluArgs {
+  float* most;
+  const void *gate, *up;
+  std::int64_t rows, cols, gate_stride, up_stride;
+  DType dtype;
+};
 
 // `codes` or `transposed` may be null; each has scales of its own, as its shape says, but for
-// Scaling::tensor, whose one scale is in `scales`, and comes from `most`, what amax wrote of x.
-struct QuantizeArgs {
+// Scaling::tensor, whose one scale is in `scales`, and comes from most[0 .. pieces), of which the
+// largest is that of x.
+struct Quantized {
   void *codes, *transposed;
   float *scales, *transposed_scales;
-  const void* x;
   const float* most;
   std::int64_t rows, cols;
-  DType dtype, to;  // to: e4m3 or e5m2
+  std::int32_t pieces;
+  DType dtype, to;  // of x; e4m3 or e5m2
   Scaling scaling;
+};
+
+struct QuantizeArgs {
+  Quantized out;
+  const void* x;
+};
+
+// x lies nowhere: it is what a norm of kernels/norm.hpp would have written, rounded to dtype,
+// (input - mean) rstd weight + bias, in e4m3 and not by blocks. The statistics come from that norm
+// without y; mean, weight and bias may be null. input [rows, cols] is contiguous and aligned, as
+// weight and bias [cols].
+struct QuantizeNormArgs {
+  Quantized out;
+  const void *input, *weight, *bias;
+  const float *mean, *rstd;
+};
+
+// x is silu(gate) up, rounded to dtype, in e4m3 and not by blocks. Strides count elements from row
+// to row; addresses and rows are aligned, and 16 divides the strides.
+struct QuantizeSwigluArgs {
+  Quantized out;
+  const void *gate, *up;
+  std::int64_t gate_stride, up_stride;
 };
 
 // f(TypeTag<T>{}) with the type of an 8-bit float.

@@ -67,6 +67,11 @@ Tensor GroupedQueryAttention::operator()(const Tensor& x_BTC, Caller at) {
   return call(forward, x_BTC);
 }
 
+std::optional<Fp8Recipe> GroupedQueryAttention::takes_rounded() const {
+  if (is_hooked()) return {};
+  return is_fused() ? qkv_proj.takes_rounded() : all_take_rounded(q_proj, k_proj, v_proj);
+}
+
 Tensor GroupedQueryAttention::attend(const Tensor& x_BTC) {
   const std::int64_t B = x_BTC.size(0), T = x_BTC.size(1);
   Tensor q_BTHD, k_BTKD, v_BTKD;
@@ -97,6 +102,10 @@ FusedAttention::FusedAttention(std::int64_t dim, std::int64_t n_heads, const Dev
   register_module("c_attn", c_attn);
   register_module("c_proj", c_proj);
   if (!device.is_meta()) materialize(device);
+}
+
+std::optional<Fp8Recipe> FusedAttention::takes_rounded() const {
+  return is_hooked() ? std::nullopt : c_attn.takes_rounded();
 }
 
 Tensor FusedAttention::operator()(const Tensor& x_BTC, Caller at) {

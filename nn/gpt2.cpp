@@ -36,7 +36,9 @@ Gpt2Block::Gpt2Block(const Gpt2Config& config, const Device& device)
 Tensor Gpt2Block::operator()(const Tensor& x_BTC, Caller at) {
   const CallSite site(at);
   const auto forward = [&](const Tensor& in_BTC) {
-    const auto [h_BTC, normed_BTC] = ln_2.of_sum(in_BTC, drop(attn(ln_1(in_BTC))));
+    const SharedFp8Input shared;
+    const auto [h_BTC, normed_BTC] =
+        ln_2.of_sum(in_BTC, drop(attn(ln_1(in_BTC, attn.takes_rounded()))), mlp.takes_rounded());
     return drop.drops() ? h_BTC + drop(mlp(normed_BTC)) : mlp.add_to(h_BTC, normed_BTC);
   };
   return call(forward, x_BTC);

@@ -43,6 +43,10 @@ void Linear::set_fp8(std::optional<Fp8Recipe> recipe) {
   ++decisions().count;
 }
 
+std::optional<Fp8Recipe> Linear::takes_rounded() const {
+  return !is_hooked() && weight.trainable() ? fp8_ : std::nullopt;
+}
+
 Tensor Linear::multiply(const Tensor& x) {
   return fp8_ ? linear_fp8(x, weight, bias_value(), *fp8_) : linear(x, weight, bias_value());
 }
@@ -76,6 +80,7 @@ Tensor Linear::operator()(const Activated& x, Caller at) {
   return call(
       [&](const Activated& in) {
         if (!fp8_) return linear(in, weight, bias_value());
+        const SharedFp8Input of_this_layer;
         return multiply(tessera::gelu(in.before));  // whose derivative is no product's here
       },
       x);

@@ -42,8 +42,9 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, std::shared_ptr<Rotary> rotary
 Tensor LlamaBlock::operator()(const Tensor& x_BTC, Caller at) {
   const CallSite site(at);
   const auto forward = [&](const Tensor& in_BTC) {
-    const auto [h_BTC, normed_BTC] =
-        post_attention_layernorm.of_sum(in_BTC, self_attn(input_layernorm(in_BTC)));
+    const SharedFp8Input shared;
+    const auto [h_BTC, normed_BTC] = post_attention_layernorm.of_sum(
+        in_BTC, self_attn(input_layernorm(in_BTC, self_attn.takes_rounded())), mlp.takes_rounded());
     return mlp.add_to(h_BTC, normed_BTC);
   };
   return call(forward, x_BTC);

@@ -33,21 +33,30 @@ SwigluMlp::SwigluMlp(std::int64_t dim, std::int64_t hidden, Projections projecti
   if (!device.is_meta()) materialize(device);
 }
 
+std::optional<Fp8Recipe> SwigluMlp::takes_rounded() const {
+  if (is_hooked()) return {};
+  return is_fused() ? gate_up_proj.takes_rounded() : all_take_rounded(gate_proj, up_proj);
+}
+
+// In the scope in which down_proj reads it.
 Tensor SwigluMlp::gated(const Tensor& x) {
-  if (is_fused()) return swiglu(gate_up_proj(x));
-  const SharedFp8Input shared;
+  const std::optional<Fp8Recipe> rounded = down_proj.takes_rounded();
+  if (is_fused()) return swiglu(gate_up_proj(x), rounded);
   const Tensor gate = gate_proj(x);  // before up: as registered, so backward needs them in turn
-  return swiglu(gate, up_proj(x));
+  return swiglu(gate, up_proj(x), rounded);
 }
 
 Tensor SwigluMlp::operator()(const Tensor& x, Caller at) {
   const CallSite site(at);
+  const SharedFp8Input shared;
   return call([&](const Tensor& in) { return down_proj(gated(in)); }, x);
 }
 
 Tensor SwigluMlp::add_to(const Tensor& residual, const Tensor& x, Caller at) {
   const CallSite site(at);
-  return is_hooked() ? residual + (*this)(x) : down_proj.add_to(residual, gated(x));
+  if (is_hooked()) return residual + (*this)(x);
+  const SharedFp8Input shared;
+  return down_proj.add_to(residual, gated(x));
 }
 
 GeluMlp::GeluMlp(std::int64_t dim, std::int64_t hidden, const Device& device)
@@ -55,6 +64,10 @@ GeluMlp::GeluMlp(std::int64_t dim, std::int64_t hidden, const Device& device)
   register_module("c_fc", c_fc);
   register_module("c_proj", c_proj);
   if (!device.is_meta()) materialize(device);
+}
+
+std::optional<Fp8Recipe> GeluMlp::takes_rounded() const {
+  return is_hooked() ? std::nullopt : c_fc.takes_rounded();
 }
 
 Tensor GeluMlp::operator()(const Tensor& x, Caller at) {

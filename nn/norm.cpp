@@ -10,14 +10,17 @@ RMSNorm::RMSNorm(std::int64_t dim, double eps, const Device& device)
   if (!device.is_meta()) materialize(device);
 }
 
-Tensor RMSNorm::operator()(const Tensor& x, Caller at) {
+Tensor RMSNorm::operator()(const Tensor& x, std::optional<Fp8Recipe> rounded, Caller at) {
+  if (is_hooked()) rounded.reset();
   const CallSite site(at);
-  return call([&](const Tensor& in) { return rms_norm(in, weight, eps_); }, x);
+  return call([&](const Tensor& in) { return rms_norm(in, weight, eps_, rounded); }, x);
 }
 
-SumAndNorm RMSNorm::of_sum(const Tensor& x, Tensor residual, Caller at) {
+SumAndNorm RMSNorm::of_sum(const Tensor& x, Tensor residual, std::optional<Fp8Recipe> rounded,
+                           Caller at) {
+  if (is_hooked()) rounded.reset();
   const CallSite site(at);
-  return call([&] { return add_rms_norm(x, std::move(residual), weight, eps_); });
+  return call([&] { return add_rms_norm(x, std::move(residual), weight, eps_, rounded); });
 }
 
 LayerNorm::LayerNorm(std::int64_t dim, double eps, const Device& device)
@@ -29,14 +32,17 @@ LayerNorm::LayerNorm(std::int64_t dim, double eps, const Device& device)
   if (!device.is_meta()) materialize(device);
 }
 
-Tensor LayerNorm::operator()(const Tensor& x, Caller at) {
+Tensor LayerNorm::operator()(const Tensor& x, std::optional<Fp8Recipe> rounded, Caller at) {
+  if (is_hooked()) rounded.reset();
   const CallSite site(at);
-  return call([&](const Tensor& in) { return layer_norm(in, weight, bias, eps_); }, x);
+  return call([&](const Tensor& in) { return layer_norm(in, weight, bias, eps_, rounded); }, x);
 }
 
-SumAndNorm LayerNorm::of_sum(const Tensor& x, Tensor residual, Caller at) {
+SumAndNorm LayerNorm::of_sum(const Tensor& x, Tensor residual, std::optional<Fp8Recipe> rounded,
+                             Caller at) {
+  if (is_hooked()) rounded.reset();
   const CallSite site(at);
-  return call([&] { return add_layer_norm(x, std::move(residual), weight, bias, eps_); });
+  return call([&] { return add_layer_norm(x, std::move(residual), weight, bias, eps_, rounded); });
 }
 
 }  // namespace tessera::nn

@@ -25,8 +25,18 @@ inline void from_float(float value, Float16& out) { out = Float16(value); }
 
 template <class T>
 std::uint32_t pair_of(float low, float high) {
-  return std::bit_cast<std::uint16_t>(T(low)) | std::uint32_t{std::bit_cast<std::uint16_t>(T(high))}
-                                                    << 16;
+  return T(low).bits | std::uint32_t{T(high).bits} << 8 * sizeof(T);
+}
+
+template <class T>
+std::uint32_t larger_magnitudes(std::uint32_t most, std::uint32_t pair) {
+  const auto larger = [](std::uint32_t a, std::uint32_t b) {
+    T x, y;
+    x.bits = static_cast<std::uint16_t>(a);
+    y.bits = static_cast<std::uint16_t>(b & 0x7fff);
+    return std::uint32_t{to_float(y) > to_float(x) ? y.bits : x.bits};
+  };
+  return larger(most & 0xffff, pair & 0xffff) | larger(most >> 16, pair >> 16) << 16;
 }
 
 class EmulatedBlock;

@@ -1,6 +1,8 @@
 // Sums and maxima over a warp and a block, in an order that depends on the block's size only.
 #pragma once
 
+#include <cmath>
+
 #include "kernels/cuda/gpu.hpp"
 
 namespace tessera::kernels::cuda {
@@ -17,6 +19,11 @@ struct Max {
   TESSERA_DEVICE T operator()(T a, T b) const {
     return larger(a, b);
   }
+};
+
+// A NaN loses.
+struct LargerMagnitude {
+  TESSERA_DEVICE float operator()(float a, float b) const { return std::fmax(a, b); }
 };
 
 // Of all lanes, on every lane.

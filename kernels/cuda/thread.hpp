@@ -135,14 +135,39 @@ TESSERA_DEVICE void from_float(float value, Float16& out) {
   out.bits = __half_as_ushort(__float2half_rn(value));
 }
 
-// Two numbers rounded to T, `low` in the lower half.
+// Two numbers rounded to T of 16 or 8 bits, `low` in the lower half of as many bits. 8-bit ones are
+// within T's range, or NaN.
 template <class T>
 TESSERA_DEVICE std::uint32_t pair_of(float low, float high) {
+  std::uint32_t bits = 0;
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  } else if constexpr (std::is_same_v<T, Float16>) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  } else {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    std::uint16_t codes;
+    if constexpr (std::is_same_v<T, Float8E4M3>)
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+    else
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+    bits = codes;
+#else
+    bits = T(low).bits | std::uint32_t{T(high).bits} << 8;
+#endif
+  }
+  return bits;
+}
+
+// The larger of `most` and the magnitude of `pair`, of each of two numbers of T of 16 bits; a NaN
+// loses.
+template <class T>
+TESSERA_DEVICE std::uint32_t larger_magnitudes(std::uint32_t most, std::uint32_t pair) {
   std::uint32_t bits;
   if constexpr (std::is_same_v<T, BFloat16>)
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(bits) : "r"(most), "r"(pair & 0x7fff7fffu));
   else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    asm("max.f16x2 %0, %1, %2;" : "=r"(bits) : "r"(most), "r"(pair & 0x7fff7fffu));
   return bits;
 }
 

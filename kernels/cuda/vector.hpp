@@ -6,6 +6,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 #include <utility>
@@ -113,9 +114,56 @@ struct alignas(sizeof(T) * N) PackInWords {
 template <class T, int N>
 using Held = std::conditional_t<sizeof(T) < 4 && sizeof(T) * N >= 4, PackInWords<T, N>, Pack<T, N>>;
 
+// The numbers f(0) .. f(N - 1), each rounded once to T, two by two where T is short.
+template <class T, int N, class F>
+TESSERA_DEVICE Held<T, N> held_of(F f) {
+  Held<T, N> held;
+  if constexpr (sizeof(T) == 4) {
+    for (int j = 0; j < N; ++j) held.at[j] = f(j);
+  } else {
+    for (int w = 0; w < N * static_cast<int>(sizeof(T)) / 4; ++w)
+      if constexpr (sizeof(T) == 2)
+        held.words[w] = pair_of<T>(f(2 * w), f(2 * w + 1));
+      else
+        held.words[w] = pair_of<T>(f(4 * w), f(4 * w + 1)) | pair_of<T>(f(4 * w + 2), f(4 * w + 3))
+                                                                 << 16;
+  }
+  return held;
+}
+
 template <int N, class T>
 TESSERA_DEVICE Held<T, N> load_held(const T* from) {
   return load_whole<Held<T, N>>(from);
+}
+
+// The largest magnitudes of packs, place by place, as 0 to begin with; a NaN is none.
+template <class T, int N>
+TESSERA_DEVICE void add_magnitudes(Held<T, N>& most, const Held<T, N>& pack) {
+  if constexpr (sizeof(T) == 2 && N > 1)
+    for (int w = 0; w < N / 2; ++w)
+      most.words[w] = larger_magnitudes<T>(most.words[w], pack.words[w]);
+  else
+    for (int j = 0; j < N; ++j)
+      most.at[j] =
+          rounded<T>(std::fmax(load_as_compute(most.at[j]), std::abs(load_as_compute(pack.at[j]))));
+}
+// The largest of all places.
+template <class T, int N>
+TESSERA_DEVICE float largest_of(Held<T, N> most) {
+  if constexpr (sizeof(T) == 2 && N > 2)
+    for (int w = 1; w < N / 2; ++w)
+      most.words[0] = larger_magnitudes<T>(most.words[0], most.words[w]);
+  constexpr int kLeft = sizeof(T) == 2 && N > 2 ? 2 : N;
+  const Pack<T, N> pack = most;
+  float largest = load_as_compute(pack.at[0]);
+  for (int j = 1; j < kLeft; ++j) largest = std::fmax(largest, load_as_compute(pack.at[j]));
+  return largest;
+}
+
+// A pack of elements of less than 32 bits, in one access.
+template <class T, int N>
+TESSERA_DEVICE void store_held(T* to, const PackInWords<T, N>& pack) {
+  *reinterpret_cast<PackInWords<T, N>*>(to) = pack;
 }
 
 // Of `count` elements from `from` on, those before the first 16-byte boundary.

@@ -90,4 +90,14 @@ inline Compute<T> max_of(const T* p, std::int64_t n) {
   return result;
 }
 
+// The largest of `most` and |x| of n elements; a NaN is none.
+template <class T>
+inline float magnitude_of(const T* x, std::int64_t n, float most = 0) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float magnitude = std::abs(static_cast<float>(x[i]));
+    if (magnitude > most) most = magnitude;
+  }
+  return most;
+}
+
 }  // namespace tessera::kernels::host

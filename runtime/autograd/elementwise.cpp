@@ -7,6 +7,7 @@
 #include <limits>
 #include <numbers>
 
+#include "runtime/autograd/fp8_input.hpp"
 #include "runtime/autograd/gradient_sink.hpp"
 
 namespace tessera {
@@ -41,6 +42,13 @@ Tensor function(Unary op, const Tensor& x, Keeps keeps, Slope slope) {
 template <Binary op>
 Tensor slope_of(const Tensor& kept, const Tensor& g) {
   return raw::binary(op, kept, g);
+}
+
+// silu(gate) up, or its codes.
+Tensor gated(const Tensor& gate, const Tensor& up, std::optional<Fp8Recipe> rounded) {
+  if (!rounded) return raw::swiglu(gate, up);
+  autograd::expect_rounded("swiglu", gate);
+  return autograd::rounded_input(detail::SwigluOf{gate, up}, gate.shape(), *rounded);
 }
 
 // The gradient of input i, of `shape`, from that of a sum. Where it was broadcast along leading
@@ -401,9 +409,9 @@ Tensor silu(const Tensor& x, Caller at) {
   const CallSite site("silu", at);
   return function(Unary::silu, x, Keeps::operand, slope_of<Binary::silu_backward>);
 }
-Tensor swiglu(const Tensor& gate, const Tensor& up, Caller at) {
+Tensor swiglu(const Tensor& gate, const Tensor& up, std::optional<Fp8Recipe> rounded, Caller at) {
   const CallSite site("swiglu", at);
-  return record("swiglu", {gate, up}, raw::swiglu(gate, up),
+  return record("swiglu", {gate, up}, gated(gate, up, rounded),
                 [gate = Saved(gate), up = Saved(up)](const Tensor& g, Gradients& out) mutable {
                   const bool again = out.graph_is_retained();
                   auto [d_gate, d_up] = again
@@ -413,9 +421,10 @@ Tensor swiglu(const Tensor& gate, const Tensor& up, Caller at) {
                   out.set(1, std::move(d_up));
                 });
 }
-Tensor swiglu(const Tensor& gate_up, Caller at) {
+Tensor swiglu(const Tensor& gate_up, std::optional<Fp8Recipe> rounded, Caller at) {
   const CallSite site("swiglu", at);
-  return record("swiglu", {gate_up}, raw::swiglu(gate_up),
+  const auto [gate, up] = raw::halves(gate_up);
+  return record("swiglu", {gate_up}, gated(gate, up, rounded),
                 [gate_up = Saved(gate_up)](const Tensor& g, Gradients& out) mutable {
                   out.set(0, out.graph_is_retained() ? raw::swiglu_backward(gate_up.get(), g)
                                                      : raw::swiglu_backward(gate_up.extract(), g));

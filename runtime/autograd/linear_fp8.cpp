@@ -3,6 +3,7 @@
 // has gathered it again.
 #include "tessera/autograd/fp8.hpp"
 
+#include "runtime/autograd/fp8_input.hpp"
 #include "runtime/autograd/kept_results.hpp"
 #include "runtime/autograd/linear_layer.hpp"
 #include "runtime/autograd/operands.hpp"
@@ -13,48 +14,48 @@ namespace tessera {
 
 using autograd::Gradients;
 using autograd::Saved;
+using autograd::scaling_of_rows;
 using detail::Fp8Form;
 using detail::Fp8Matrix;
 using kernels::Scaling;
 
 struct SharedFp8Input::Rounded {
-  Tensor x;  // held, so that nothing else lies there
+  Tensor x;  // or its codes; held, so that nothing else lies there
   std::uint64_t version;
   Fp8Recipe recipe;
   detail::Fp8Forms forms;
 
-  bool is_of(const Tensor& other, Fp8Recipe wanted, bool wants_transposed) const {
+  bool is_of(const Tensor& other) const {
     return x.storage() == other.storage() && version == other.storage()->version &&
-           x.data() == other.data() && x.shape() == other.shape() &&
-           x.strides() == other.strides() && recipe == wanted &&
-           (forms.transposed.codes.defined() || !wants_transposed);
+           x.data() == other.data() && x.shape() == other.shape() && x.strides() == other.strides();
+  }
+  bool serves(Fp8Recipe wanted, bool wants_transposed) const {
+    return recipe == wanted && (forms.transposed.codes.defined() || !wants_transposed);
   }
 };
 
 namespace {
 
-// Where the scope on this thread keeps it; null without one.
-std::unique_ptr<SharedFp8Input::Rounded>*& shared_input() noexcept {
-  thread_local std::unique_ptr<SharedFp8Input::Rounded>* instance = nullptr;
+SharedFp8Input*& innermost_input() noexcept {
+  thread_local SharedFp8Input* instance = nullptr;
   return instance;
 }
 
-// What the recipe says of x and of gradients, and of weights.
-Scaling of_rows(Fp8Recipe recipe) {
-  return recipe == Fp8Recipe::tensorwise ? Scaling::tensor : Scaling::rows;
-}
 Scaling of_weights(Fp8Recipe recipe) {
   return recipe == Fp8Recipe::tensorwise ? Scaling::tensor : Scaling::blocks;
 }
 DType of_gradients(Fp8Recipe recipe) { return recipe == Fp8Recipe::tensorwise ? e5m2 : e4m3; }
 
-void check_fp8(const Tensor& rows, const Tensor& weight, bool wants_weight) {
-  TESSERA_EXPECT(rows.dtype() != f64, "linear_fp8: x is f64; expected f32, bf16 or f16");
-  TESSERA_EXPECT(fits_fp8(weight.size(1), weight.size(0)), "linear_fp8: weight is ", weight.shape(),
-                 "; 16 must divide both, or let the layer multiply in its own dtype");
-  TESSERA_EXPECT(!wants_weight || rows.size(0) % 16 == 0, "linear_fp8: x has ", rows.size(0),
+void check_rows(const char* name, std::int64_t rows) {
+  TESSERA_EXPECT(rows % 16 == 0, name, ": x has ", rows,
                  " rows, over which the weight's gradient is a sum; choose a batch and a length of "
                  "which 16 divides the product");
+}
+void check_fp8(const Tensor& rows, const Tensor& weight, bool wants_weight) {
+  TESSERA_EXPECT(weight.dtype() != f64, "linear_fp8: x is f64; expected f32, bf16 or f16");
+  TESSERA_EXPECT(fits_fp8(weight.size(1), weight.size(0)), "linear_fp8: weight is ", weight.shape(),
+                 "; 16 must divide both, or let the layer multiply in its own dtype");
+  if (wants_weight) check_rows("linear_fp8", rows.size(0));
 }
 
 struct SavedMatrix {
@@ -68,37 +69,89 @@ struct SavedMatrix {
   }
 };
 
+bool is_rounded(const Tensor& x) { return x.dtype() == e4m3; }
+
+}  // namespace
+
+// Keeps what was rounded last, and finds it again, in the scope or in one around it.
+class detail::SharedFp8 {
+ public:
+  static void keep(const Tensor& x, Fp8Recipe recipe, const detail::Fp8Forms& forms) {
+    if (SharedFp8Input* const scope = innermost_input())
+      scope->rounded_.reset(
+          new SharedFp8Input::Rounded{x.detach(), x.storage()->version, recipe, forms});
+  }
+  static const SharedFp8Input::Rounded* find(const Tensor& x) {
+    for (const SharedFp8Input* scope = innermost_input(); scope; scope = scope->around_)
+      if (scope->rounded_ && scope->rounded_->is_of(x)) return scope->rounded_.get();
+    return nullptr;
+  }
+};
+
+namespace {
+
+using detail::SharedFp8;
+
 // Both forms of x, whose rows these are, or the plain one.
-detail::Fp8Forms rounded_input(const Tensor& x, const Tensor& rows, Fp8Recipe recipe,
-                               bool wants_transposed) {
-  auto* const shared = shared_input();
-  if (shared && *shared && (*shared)->is_of(x, recipe, wants_transposed)) return (*shared)->forms;
-  detail::Fp8Forms forms = detail::quantize(rows, e4m3, of_rows(recipe),
-                                            wants_transposed ? Fp8Form::both : Fp8Form::plain);
-  if (shared)
-    *shared = std::unique_ptr<SharedFp8Input::Rounded>(
-        new SharedFp8Input::Rounded{x.detach(), x.storage()->version, recipe, forms});
+detail::Fp8Forms forms_of(const Tensor& x, const Tensor& rows, Fp8Recipe recipe,
+                          bool wants_transposed) {
+  const auto* const known = SharedFp8::find(x);
+  if (known && known->serves(recipe, wants_transposed)) return known->forms;
+  TESSERA_EXPECT(!is_rounded(x), "linear_fp8: x is in 8 bits, ",
+                 !known                    ? "but no SharedFp8Input around has its scales"
+                 : known->recipe != recipe ? "of another recipe"
+                                           : "made without gradients, and the weight wants one",
+                 "; round it where its SharedFp8Input is, for this layer");
+  const detail::Fp8Forms forms = detail::quantize(
+      rows, e4m3, scaling_of_rows(recipe), wants_transposed ? Fp8Form::both : Fp8Form::plain);
+  SharedFp8::keep(x, recipe, forms);
   return forms;
+}
+
+template <class Source>
+Tensor keep_rounded(const Source& x, const Shape& shape, Fp8Recipe recipe) {
+  const detail::Fp8Forms forms = detail::quantize(
+      x, scaling_of_rows(recipe), autograd::grad_enabled() ? Fp8Form::both : Fp8Form::plain);
+  const Tensor codes = raw::reshape(forms.plain.codes, shape);
+  SharedFp8::keep(codes, recipe, forms);
+  return codes;
 }
 
 }  // namespace
 
-SharedFp8Input::SharedFp8Input() noexcept : before_(std::exchange(shared_input(), &rounded_)) {}
-SharedFp8Input::~SharedFp8Input() { shared_input() = before_; }
+void autograd::expect_rounded(const char* name, const Tensor& like) {
+  TESSERA_EXPECT(innermost_input() != nullptr, name,
+                 ": what is rounded to 8 bits needs a SharedFp8Input around it and the calls of "
+                 "linear_fp8 that read it");
+  const std::int64_t cols = like.ndim() > 0 ? like.size(-1) : 1;
+  TESSERA_EXPECT(like.dtype() != f64 && cols % 16 == 0, name, ": x is ", like.shape(), " of ",
+                 like.dtype(),
+                 "; rounded to 8 bits are f32, bf16 and f16, in rows that 16 divides");
+  if (autograd::grad_enabled() && cols > 0) check_rows(name, like.numel() / cols);
+}
+Tensor autograd::rounded_input(const detail::NormOf& x, const Shape& shape, Fp8Recipe recipe) {
+  return keep_rounded(x, shape, recipe);
+}
+Tensor autograd::rounded_input(const detail::SwigluOf& x, const Shape& shape, Fp8Recipe recipe) {
+  return keep_rounded(x, shape, recipe);
+}
+
+SharedFp8Input::SharedFp8Input() noexcept : around_(std::exchange(innermost_input(), this)) {}
+SharedFp8Input::~SharedFp8Input() { innermost_input() = around_; }
 
 Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, Fp8Recipe recipe,
                   Caller at) {
   const CallSite site("linear_fp8", at);
   autograd::expect_floating(x);
-  const Tensor rows = autograd::rows_of_linear("linear_fp8", x, weight, bias);
+  const Tensor rows = autograd::rows_of_linear("linear_fp8", x, weight, bias, is_rounded(x));
   const bool wants_weight = autograd::grad_enabled() && weight.requires_grad();
   check_fp8(rows, weight, wants_weight);
-  const auto [x_codes, x_transposed] = rounded_input(x, rows, recipe, wants_weight);
+  const auto [x_codes, x_transposed] = forms_of(x, rows, recipe, wants_weight);
   // Saved before the product is launched, as by linear().
-  SavedMatrix saved_x(x_transposed);
+  SavedMatrix saved_x(wants_weight ? x_transposed : Fp8Matrix());
   Saved saved_weight(weight);
   const Tensor y = autograd::kept_product_or("linear_fp8", rows, weight, [&] {
-    Tensor out = Tensor::empty({rows.size(0), weight.size(0)}, rows.dtype(), rows.device());
+    Tensor out = Tensor::empty({rows.size(0), weight.size(0)}, weight.dtype(), rows.device());
     detail::multiply_fp8(
         out, x_codes, detail::quantize(weight, e4m3, of_weights(recipe), Fp8Form::plain).plain, 1,
         0, bias.defined() ? raw::contiguous(bias) : bias, recipe == Fp8Recipe::tensorwise);
@@ -110,10 +163,11 @@ Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, Fp8
        count = rows.size(0), recipe](const Tensor& gradient, Gradients& out) mutable {
         const Tensor& w = saved_weight.get();
         const Tensor g = raw::contiguous(raw::reshape(gradient, {count, w.size(0)}));
-        auto [dy, dy_transposed] = detail::quantize(g, of_gradients(recipe), of_rows(recipe),
-                                                    !out.wants(1)  ? Fp8Form::plain
-                                                    : out.wants(0) ? Fp8Form::both
-                                                                   : Fp8Form::transposed);
+        auto [dy, dy_transposed] =
+            detail::quantize(g, of_gradients(recipe), scaling_of_rows(recipe),
+                             !out.wants(1)  ? Fp8Form::plain
+                             : out.wants(0) ? Fp8Form::both
+                                            : Fp8Form::transposed);
         if (out.wants(1)) {
           const Fp8Matrix x_rows = saved_x.take(out.graph_is_retained());
           autograd::set_weight(

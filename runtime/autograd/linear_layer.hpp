@@ -9,16 +9,16 @@
 
 namespace tessera::autograd {
 
-// x [..., in] as the rows of a matrix, after a look at all operands.
+// x [..., in] as the rows of a matrix, after a look at all operands. `is_rounded`: in 8 bits.
 inline Tensor rows_of_linear(const char* name, const Tensor& x, const Tensor& weight,
-                             const Tensor& bias) {
-  for (const Tensor* operand : {&x, &weight})
-    tessera::detail::expect_computed(name, operand->dtype());
+                             const Tensor& bias, bool is_rounded = false) {
+  if (!is_rounded) tessera::detail::expect_computed(name, x.dtype());
+  tessera::detail::expect_computed(name, weight.dtype());
   TESSERA_EXPECT(weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(1) &&
-                     x.dtype() == weight.dtype(),
+                     (is_rounded || x.dtype() == weight.dtype()),
                  name, ": x is ", x.shape(), " of ", x.dtype(), ", weight is ", weight.shape(),
                  " of ", weight.dtype(), "; expected [..., in] and [out, in] of one dtype");
-  tessera::detail::expect_bias(name, bias, weight.size(0), x.dtype());
+  tessera::detail::expect_bias(name, bias, weight.size(0), weight.dtype());
   std::int64_t rows = 1;
   for (int d = 0; d + 1 < x.ndim(); ++d) rows *= x.size(d);
   return raw::reshape(x, {rows, x.size(-1)});

@@ -2,6 +2,7 @@
 // the gradient that it writes, so that a residual's two gradients need no pass of their own.
 #include <algorithm>
 
+#include "runtime/autograd/fp8_input.hpp"
 #include "runtime/autograd/gradient_sink.hpp"
 #include "runtime/autograd/operands.hpp"
 #include "runtime/tensor/launch.hpp"
@@ -118,84 +119,114 @@ Tensor record_sum(const Tensor& x, const Tensor& residual, const Tensor& sum) {
   });
 }
 
+// Where a norm writes: y, or what rounds it to 8 bits reads in its place.
+struct Output {
+  Tensor y, mean, rstd, most;
+
+  Output(const char* name, const Tensor& x, bool has_mean, std::optional<Fp8Recipe> rounded) {
+    if (rounded) autograd::expect_rounded(name, x);
+    const std::int64_t rows = rows_of(x);
+    const auto statistics = [&](std::int64_t count) {
+      return Tensor::empty({count}, statistics_dtype(x.dtype()), x.device());
+    };
+    if (!rounded) y = Tensor::empty(x.shape(), x.dtype(), x.device());
+    if (has_mean) mean = statistics(rows);
+    rstd = statistics(rows);
+    if (rounded && autograd::scaling_of_rows(*rounded) == kernels::Scaling::tensor)
+      most = statistics(kernels::norm_magnitudes(rows));
+  }
+  float* magnitudes() const { return reinterpret_cast<float*>(data_of(most)); }
+  // Of x by weight and bias, what the norm gives.
+  Tensor take(const Tensor& x, const Tensor& weight, const Tensor& bias,
+              std::optional<Fp8Recipe> rounded) {
+    return rounded
+               ? autograd::rounded_input({x, weight, bias, mean, rstd, most}, x.shape(), *rounded)
+               : y;
+  }
+};
+
 // Of x + residual, or of x where there is no residual; the sum is then x.
 SumAndNorm rms_norm_of(const char* name, const Tensor& input, const Tensor& residual,
-                       const Tensor& weight, double eps) {
+                       const Tensor& weight, double eps, std::optional<Fp8Recipe> rounded) {
   check_norm(name, input, weight);
   const Device& device = detail::common_device(name, input, weight);
   const Tensor sum = output_of_sum(name, input, residual);
   const Tensor x = raw::contiguous(input), w = raw::contiguous(weight);
   const Tensor other = sum.defined() ? raw::contiguous(residual) : Tensor();
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
-  Tensor rstd = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
-  if (y.numel() > 0 && !device.is_meta())
+  Output out(name, x, false, rounded);
+  if (x.numel() > 0 && !device.is_meta())
     launch(name, device, table(device).rms_norm,
-           kernels::RmsNormArgs{y.data(), rstd.data(), x.data(), w.data(), rows_of(x), x.size(-1),
-                                eps, x.dtype(), data_of(other), data_of(sum)},
-           {reads(x), reads(w), reads(other), writes(sum), writes(y), writes(rstd)});
+           kernels::RmsNormArgs{data_of(out.y), out.rstd.data(), x.data(), w.data(), rows_of(x),
+                                x.size(-1), eps, x.dtype(), data_of(other), data_of(sum),
+                                out.magnitudes()},
+           {reads(x), reads(w), reads(other), writes(sum), writes(out.y), writes(out.rstd),
+            writes(out.most)});
   const Tensor total = sum.defined() ? record_sum(input, residual, sum) : input;
   const Tensor& kept = sum.defined() ? sum : x;
+  const Tensor y = out.take(kept, w, {}, rounded);
   return {total, record("rms_norm", {total, weight}, y,
-                        [x = Saved(kept), w = Saved(w), rstd = Saved(rstd)](const Tensor& g,
-                                                                            Gradients& out) {
+                        [x = Saved(kept), w = Saved(w), rstd = Saved(out.rstd)](const Tensor& g,
+                                                                                Gradients& out) {
                           norm_backward(g, x.get(), w.get(), {}, rstd.get(), false, out);
                         })};
 }
 
 SumAndNorm layer_norm_of(const char* name, const Tensor& input, const Tensor& residual,
-                         const Tensor& weight, const Tensor& bias, double eps) {
+                         const Tensor& weight, const Tensor& bias, double eps,
+                         std::optional<Fp8Recipe> rounded) {
   check_norm(name, input, weight);
   check_norm(name, input, bias);
   const Device& device = detail::common_device(name, input, weight);
   const Tensor sum = output_of_sum(name, input, residual);
   const Tensor x = raw::contiguous(input), w = raw::contiguous(weight), b = raw::contiguous(bias);
   const Tensor other = sum.defined() ? raw::contiguous(residual) : Tensor();
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
-  Tensor mean = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
-  Tensor rstd = Tensor::empty({rows_of(x)}, statistics_dtype(x.dtype()), device);
-  if (y.numel() > 0 && !device.is_meta())
+  Output out(name, x, true, rounded);
+  if (x.numel() > 0 && !device.is_meta())
     launch(name, device, table(device).layer_norm,
-           kernels::LayerNormArgs{y.data(), mean.data(), rstd.data(), x.data(), w.data(), b.data(),
-                                  rows_of(x), x.size(-1), eps, x.dtype(), data_of(other),
-                                  data_of(sum)},
-           {reads(x), reads(w), reads(b), reads(other), writes(sum), writes(y), writes(mean),
-            writes(rstd)});
+           kernels::LayerNormArgs{data_of(out.y), out.mean.data(), out.rstd.data(), x.data(),
+                                  w.data(), b.data(), rows_of(x), x.size(-1), eps, x.dtype(),
+                                  data_of(other), data_of(sum), out.magnitudes()},
+           {reads(x), reads(w), reads(b), reads(other), writes(sum), writes(out.y),
+            writes(out.mean), writes(out.rstd), writes(out.most)});
   const Tensor total = sum.defined() ? record_sum(input, residual, sum) : input;
   const Tensor& kept = sum.defined() ? sum : x;
+  const Tensor y = out.take(kept, w, b, rounded);
   return {total, record("layer_norm", {total, weight, bias}, y,
-                        [x = Saved(kept), w = Saved(w), mean = Saved(mean), rstd = Saved(rstd)](
-                            const Tensor& g, Gradients& out) {
+                        [x = Saved(kept), w = Saved(w), mean = Saved(out.mean),
+                         rstd = Saved(out.rstd)](const Tensor& g, Gradients& out) {
                           norm_backward(g, x.get(), w.get(), mean.get(), rstd.get(), true, out);
                         })};
 }
 
 }  // namespace
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, Caller at) {
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, std::optional<Fp8Recipe> rounded,
+                Caller at) {
   const CallSite site("rms_norm", at);
   autograd::expect_floating(x);
-  return rms_norm_of("rms_norm", x, {}, weight, eps).norm;
+  return rms_norm_of("rms_norm", x, {}, weight, eps, rounded).norm;
 }
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
-                  Caller at) {
+                  std::optional<Fp8Recipe> rounded, Caller at) {
   const CallSite site("layer_norm", at);
   autograd::expect_floating(x);
-  return layer_norm_of("layer_norm", x, {}, weight, bias, eps).norm;
+  return layer_norm_of("layer_norm", x, {}, weight, bias, eps, rounded).norm;
 }
 
 SumAndNorm add_rms_norm(const Tensor& x, Tensor residual, const Tensor& weight, double eps,
-                        Caller at) {
+                        std::optional<Fp8Recipe> rounded, Caller at) {
   const CallSite site("add_rms_norm", at);
   autograd::expect_floating(x);
-  return rms_norm_of("add_rms_norm", x, residual, weight, eps);
+  return rms_norm_of("add_rms_norm", x, residual, weight, eps, rounded);
 }
 
 SumAndNorm add_layer_norm(const Tensor& x, Tensor residual, const Tensor& weight,
-                          const Tensor& bias, double eps, Caller at) {
+                          const Tensor& bias, double eps, std::optional<Fp8Recipe> rounded,
+                          Caller at) {
   const CallSite site("add_layer_norm", at);
   autograd::expect_floating(x);
-  return layer_norm_of("add_layer_norm", x, residual, weight, bias, eps);
+  return layer_norm_of("add_layer_norm", x, residual, weight, bias, eps, rounded);
 }
 
 }  // namespace tessera

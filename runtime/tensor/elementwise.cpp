@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "runtime/tensor/launch.hpp"
+#include "runtime/tensor/rows.hpp"
 #include "runtime/tensor/transfer.hpp"
 #include "tessera/tensor/ops.hpp"
 
@@ -318,25 +319,7 @@ void axpby(const Tensor& y, const Tensor& x, double alpha, double beta) {
 
 namespace {
 
-// The rows of a tensor whose last dimension is contiguous and whose leading ones merge into one;
-// else of a copy.
-struct Rows {
-  Tensor tensor;
-  std::int64_t rows, cols, stride;
-};
-Rows rows_of(const Tensor& x) {
-  TESSERA_EXPECT(x.ndim() >= 1, "an operation over rows needs at least one dimension");
-  const std::int64_t cols = x.shape().back(), rows = cols == 0 ? 0 : x.numel() / cols;
-  bool regular = x.strides().back() == 1 || cols == 1;
-  std::int64_t stride = cols, merged = 1;
-  for (int d = x.ndim() - 2; d >= 0; --d) {
-    if (x.shape()[d] == 1) continue;  // its stride means nothing
-    if (merged == 1) stride = x.strides()[d];
-    regular = regular && x.strides()[d] == stride * merged;
-    merged *= x.shape()[d];
-  }
-  return regular ? Rows{x, rows, cols, stride} : rows_of(contiguous(x));
-}
+using detail::rows_of;
 
 // Where an elementwise result goes: onto the operand, if that lives for this operation alone.
 Tensor over(Tensor& operand) {
@@ -347,11 +330,10 @@ Tensor over(Tensor& operand) {
 }  // namespace
 
 Tensor swiglu(const Tensor& gate, const Tensor& up) {
-  TESSERA_EXPECT(gate.shape() == up.shape() && gate.dtype() == up.dtype(), "swiglu: gate is ",
-                 gate.shape(), " of ", gate.dtype(), ", up is ", up.shape(), " of ", up.dtype());
+  detail::expect_gated(gate, up);
   Tensor out = Tensor::empty(gate.shape(), gate.dtype(), gate.device());
   if (out.numel() == 0 || gate.device().is_meta()) return out;
-  const Rows g = rows_of(gate), u = rows_of(up);
+  const detail::RowsOf g = rows_of(gate), u = rows_of(up);
   launch("swiglu", gate.device(), table(gate.device()).swiglu,
          kernels::SwigluArgs{out.data(), g.tensor.data(), u.tensor.data(), g.rows, g.cols, g.cols,
                              g.stride, u.stride, gate.dtype()},
@@ -365,7 +347,7 @@ namespace {
 void swiglu_backward_into(const Tensor& d_gate, const Tensor& d_up, const Tensor& gate,
                           const Tensor& up, const Tensor& d_out) {
   if (d_gate.numel() == 0 || gate.device().is_meta()) return;
-  const Rows g = rows_of(gate), u = rows_of(up), d = rows_of(d_out);
+  const detail::RowsOf g = rows_of(gate), u = rows_of(up), d = rows_of(d_out);
   launch(
       "swiglu_backward", gate.device(), table(gate.device()).swiglu_backward,
       kernels::SwigluBackwardArgs{d_gate.data(), d_up.data(), g.tensor.data(), u.tensor.data(),
@@ -374,25 +356,19 @@ void swiglu_backward_into(const Tensor& d_gate, const Tensor& d_up, const Tensor
       {reads(g.tensor), reads(u.tensor), reads(d.tensor), writes(d_gate), writes(d_up)});
 }
 
-// The halves of the last dimension.
-std::pair<Tensor, Tensor> halves(const Tensor& x) {
-  const std::int64_t half = x.size(-1) / 2;
-  return {slice(x, -1, 0, half), slice(x, -1, half, 2 * half)};
-}
-
 }  // namespace
+
+std::pair<Tensor, Tensor> halves(const Tensor& gate_up) {
+  TESSERA_EXPECT(gate_up.ndim() >= 1 && gate_up.size(-1) % 2 == 0, "swiglu: gate_up is ",
+                 gate_up.shape(), ", expected [..., 2 h]: gate and up side by side");
+  const std::int64_t half = gate_up.size(-1) / 2;
+  return {slice(gate_up, -1, 0, half), slice(gate_up, -1, half, 2 * half)};
+}
 
 std::pair<Tensor, Tensor> swiglu_backward(Tensor gate, Tensor up, const Tensor& d_out) {
   Tensor d_gate = over(gate), d_up = over(up);
   swiglu_backward_into(d_gate, d_up, gate, up, d_out);
   return {d_gate, d_up};
-}
-
-Tensor swiglu(const Tensor& gate_up) {
-  TESSERA_EXPECT(gate_up.ndim() >= 1 && gate_up.size(-1) % 2 == 0, "swiglu: gate_up is ",
-                 gate_up.shape(), ", expected [..., 2 h]: gate and up side by side");
-  const auto [gate, up] = halves(gate_up);
-  return swiglu(gate, up);
 }
 
 Tensor swiglu_backward(Tensor gate_up, const Tensor& d_out) {

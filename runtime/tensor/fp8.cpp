@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "runtime/tensor/launch.hpp"
+#include "runtime/tensor/rows.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera::detail {
@@ -12,6 +13,7 @@ using kernels::Scaling;
 namespace {
 
 constexpr std::uintptr_t kAccessBytes = 16;
+constexpr std::int64_t kAccessElements = 16;  // of strides, whatever is read
 
 bool is_operand(const Tensor& x) {
   return x.is_contiguous() && (x.device().is_meta() || x.numel() == 0 ||
@@ -37,48 +39,130 @@ std::int32_t narrow(std::int64_t value) {
 
 bool can_hold_product(const Tensor& out) { return is_operand(out); }
 
-Fp8Forms quantize(const Tensor& given, DType to, Scaling scaling, Fp8Form form) {
-  const Device& device = given.device();
-  Tensor x = given;
-  if (!is_operand(x)) {
-    x = Tensor::empty(given.shape(), given.dtype(), device);
-    raw::copy_into(x, given);
-  }
-  const std::int64_t rows = x.size(0), cols = x.size(1);
-  Fp8Forms forms;
-  if (form != Fp8Form::transposed) forms.plain = make({rows, cols}, to, scaling, device);
-  if (form != Fp8Form::plain) forms.transposed = make({cols, rows}, to, scaling, device);
-  const bool is_shared = scaling == Scaling::tensor;
-  if (is_shared && form == Fp8Form::both) forms.transposed.scales = forms.plain.scales;
-  if (x.numel() == 0 || device.is_meta()) return forms;
+namespace {
 
-  Tensor most;
-  if (is_shared) {
-    most = Tensor::empty({kernels::amax_pieces(x.numel()).count}, f32, device);
+// Its rows one after another, where the kernels may begin an access.
+Tensor operand(const Tensor& given) {
+  if (is_operand(given)) return given;
+  Tensor x = Tensor::empty(given.shape(), given.dtype(), given.device());
+  raw::copy_into(x, given);
+  return x;
+}
+
+// Rows that the kernels may read where they lie, or a copy of them.
+RowsOf aligned_rows(const Tensor& x) {
+  RowsOf rows = rows_of(x);
+  if (!rows.tensor.device().is_meta() &&
+      (reinterpret_cast<std::uintptr_t>(rows.tensor.data()) % kAccessBytes != 0 ||
+       rows.stride % kAccessElements != 0))
+    rows = rows_of(operand(raw::contiguous(x)));
+  return rows;
+}
+
+// A matrix that is to be rounded: its size, not where it lies.
+struct Rounded {
+  std::int64_t rows, cols;
+  DType dtype;
+  const Device& device;
+};
+
+// Where the forms of a matrix go.
+struct Quantizing {
+  Fp8Forms forms;
+  Tensor of_transposed;  // its scales, where it has its own
+
+  Quantizing(const Rounded& x, DType to, Scaling scaling, Fp8Form form) {
+    if (form != Fp8Form::transposed) forms.plain = make({x.rows, x.cols}, to, scaling, x.device);
+    if (form != Fp8Form::plain) forms.transposed = make({x.cols, x.rows}, to, scaling, x.device);
+    if (scaling == Scaling::tensor && form == Fp8Form::both)
+      forms.transposed.scales = forms.plain.scales;
+    else
+      of_transposed = forms.transposed.scales;
+  }
+  kernels::Quantized args(const Rounded& x, const Tensor& most) const {
+    const auto& [plain, transposed] = forms;
+    const bool has_plain = plain.codes.defined(), has_transposed = transposed.codes.defined();
+    const Fp8Matrix& any = has_plain ? plain : transposed;
+    kernels::Quantized out{};
+    out.codes = has_plain ? plain.codes.data() : nullptr;
+    out.transposed = has_transposed ? transposed.codes.data() : nullptr;
+    out.scales = floats(any.scaling == Scaling::tensor ? any.scales : plain.scales);
+    out.transposed_scales = floats(transposed.scales);
+    out.most = floats(most);
+    out.rows = x.rows;
+    out.cols = x.cols;
+    out.pieces = most.defined() ? narrow(most.numel()) : 0;
+    out.dtype = x.dtype;
+    out.to = any.codes.dtype();
+    out.scaling = any.scaling;
+    return out;
+  }
+};
+
+Tensor pieces_of(const Rounded& x) {
+  return Tensor::empty({kernels::amax_pieces(x.rows * x.cols).count}, f32, x.device);
+}
+
+}  // namespace
+
+Fp8Forms quantize(const Tensor& given, DType to, Scaling scaling, Fp8Form form) {
+  const Tensor x = operand(given);
+  const Device& device = x.device();
+  const Rounded of{x.size(0), x.size(1), x.dtype(), device};
+  const Quantizing out(of, to, scaling, form);
+  const auto& [plain, transposed] = out.forms;
+  if (x.numel() == 0 || device.is_meta()) return out.forms;
+  const Tensor most = scaling == Scaling::tensor ? pieces_of(of) : Tensor();
+  if (most.defined())
     launch("amax", device, table(device).amax,
            kernels::AmaxArgs{floats(most), x.data(), x.numel(), x.dtype()},
            {reads(x), writes(most)});
-  }
-  const Fp8Matrix &plain = forms.plain, &transposed = forms.transposed;
-  const bool has_plain = plain.codes.defined(), has_transposed = transposed.codes.defined();
-  kernels::QuantizeArgs args{};
-  args.codes = has_plain ? plain.codes.data() : nullptr;
-  args.transposed = has_transposed ? transposed.codes.data() : nullptr;
-  args.scales = floats(is_shared && !has_plain ? transposed.scales : plain.scales);
-  args.transposed_scales = floats(transposed.scales);
-  args.x = x.data();
-  args.most = floats(most);
-  args.rows = rows;
-  args.cols = cols;
-  args.dtype = x.dtype();
-  args.to = to;
-  args.scaling = scaling;
-  const bool has_two_scales = has_plain && has_transposed && !is_shared;
+  const kernels::QuantizeArgs args{out.args(of, most), x.data()};
   launch_body("quantize", device, kernels::Call{table(device).quantize, args},
               {reads(x), reads(most), writes(plain.codes), writes(transposed.codes),
-               writes(has_plain ? plain.scales : transposed.scales),
-               writes(has_two_scales ? transposed.scales : Tensor())});
-  return forms;
+               writes(plain.scales), writes(out.of_transposed)});
+  return out.forms;
+}
+
+Fp8Forms quantize(const NormOf& norm, Scaling scaling, Fp8Form form) {
+  const Device& device = norm.x.device();
+  const Rounded of{norm.rstd.numel(), norm.x.size(-1), norm.x.dtype(), device};
+  const Quantizing out(of, e4m3, scaling, form);
+  const auto& [plain, transposed] = out.forms;
+  if (norm.x.numel() == 0 || device.is_meta()) return out.forms;
+  const Tensor x = operand(norm.x), weight = operand(norm.weight),
+               bias = norm.bias.defined() ? operand(norm.bias) : Tensor();
+  const kernels::QuantizeNormArgs args{
+      out.args(of, norm.most), x.data(),
+      weight.data(),           bias.defined() ? bias.data() : nullptr,
+      floats(norm.mean),       floats(norm.rstd)};
+  launch_body("quantize_norm", device, kernels::Call{table(device).quantize_norm, args},
+              {reads(x), reads(weight), reads(bias), reads(norm.mean), reads(norm.rstd),
+               reads(norm.most), writes(plain.codes), writes(transposed.codes),
+               writes(plain.scales), writes(out.of_transposed)});
+  return out.forms;
+}
+
+Fp8Forms quantize(const SwigluOf& swiglu, Scaling scaling, Fp8Form form) {
+  expect_gated(swiglu.gate, swiglu.up);
+  const Device& device = common_device("swiglu", swiglu.gate, swiglu.up);
+  const RowsOf gate = aligned_rows(swiglu.gate), up = aligned_rows(swiglu.up);
+  const Rounded of{gate.rows, gate.cols, gate.tensor.dtype(), device};
+  const Quantizing out(of, e4m3, scaling, form);
+  const auto& [plain, transposed] = out.forms;
+  if (gate.tensor.numel() == 0 || device.is_meta()) return out.forms;
+  const Tensor most = scaling == Scaling::tensor ? pieces_of(of) : Tensor();
+  if (most.defined())
+    launch("amax_swiglu", device, table(device).amax_swiglu,
+           kernels::AmaxSwigluArgs{floats(most), gate.tensor.data(), up.tensor.data(), of.rows,
+                                   of.cols, gate.stride, up.stride, of.dtype},
+           {reads(gate.tensor), reads(up.tensor), writes(most)});
+  const kernels::QuantizeSwigluArgs args{out.args(of, most), gate.tensor.data(), up.tensor.data(),
+                                         gate.stride, up.stride};
+  launch_body("quantize_swiglu", device, kernels::Call{table(device).quantize_swiglu, args},
+              {reads(gate.tensor), reads(up.tensor), reads(most), writes(plain.codes),
+               writes(transposed.codes), writes(plain.scales), writes(out.of_transposed)});
+  return out.forms;
 }
 
 void multiply_fp8(const Tensor& out, const Fp8Matrix& a, const Fp8Matrix& b, double alpha,

@@ -21,6 +21,19 @@ struct Fp8Forms {
 };
 Fp8Forms quantize(const Tensor& x, DType to, kernels::Scaling scaling, Fp8Form form);
 
+// What a norm would have written, by the statistics of its rows, and `most` with Scaling::tensor
+// alone. x [..., cols] is what it normalises; bias and mean may be undefined.
+struct NormOf {
+  Tensor x, weight, bias, mean, rstd, most;
+};
+// What SwiGLU would have written, from [..., cols] each.
+struct SwigluOf {
+  Tensor gate, up;
+};
+// In e4m3, and not by blocks.
+Fp8Forms quantize(const NormOf& norm, kernels::Scaling scaling, Fp8Form form);
+Fp8Forms quantize(const SwigluOf& swiglu, kernels::Scaling scaling, Fp8Form form);
+
 // out [m, n] = alpha a b^T + beta out + bias, of a [m, k] and b [n, k]; out is a matrix for which
 // can_hold_product.
 void multiply_fp8(const Tensor& out, const Fp8Matrix& a, const Fp8Matrix& b, double alpha,

@@ -192,3 +192,111 @@ TEST_CASE("linear_fp8 says which sizes 16 does not divide") {
                     rows_in(Fp8Recipe::tensorwise, HostMatrix::of(short_one.x.detach())),
                     weight_in(Fp8Recipe::tensorwise, HostMatrix::of(short_one.weight.detach())));
 }
+
+namespace {
+
+// A function that may round what it makes, before two layers that read it; the bits of results and
+// gradients.
+template <class Make>
+std::vector<std::vector<std::byte>> bits_of_layers(std::initializer_list<Tensor> inputs,
+                                                   const Tensor& first, const Tensor& second,
+                                                   Fp8Recipe recipe, const Tensor& gradient,
+                                                   Make make) {
+  const SharedFp8Input shared;
+  const Tensor h = make();
+  const Tensor y = linear_fp8(h, first, {}, recipe) + linear_fp8(h, second, {}, recipe);
+  y.backward(gradient);
+  std::vector<std::vector<std::byte>> bits{bytes_of(y.detach())};
+  std::vector<Tensor> leaves(inputs);
+  leaves.insert(leaves.end(), {first, second});
+  for (Tensor leaf : leaves) {
+    bits.push_back(bytes_of(leaf.grad()));
+    leaf.zero_grad();
+  }
+  return bits;
+}
+
+}  // namespace
+
+TEST_CASE("what norms and SwiGLU round themselves has the bits of what they write, rounded") {
+  Draw draw;
+  CAPTURE(draw.seed);
+  for (const Fp8Recipe recipe : kFp8Recipes)
+    for (const DType dtype : {f32, bf16, f16}) {
+      const auto leaf = [&](const Shape& shape) {
+        return raw::cast(draw.normal(shape), dtype).require_grad();
+      };
+      const Tensor x = leaf({2, 48, 160}), residual = leaf({2, 48, 160}), w = leaf({160}),
+                   b = leaf({160}), first = leaf({32, 160}), second = leaf({32, 160}),
+                   gradient = raw::cast(draw.normal({2, 48, 32}), dtype), both = leaf({2, 48, 320});
+      const auto check = [&](std::initializer_list<Tensor> inputs, auto make) {
+        const auto separate = bits_of_layers(inputs, first, second, recipe, gradient,
+                                             [&] { return make(std::nullopt); });
+        CHECK(bits_of_layers(inputs, first, second, recipe, gradient,
+                             [&] { return make(std::optional(recipe)); }) == separate);
+      };
+      using Rounded = std::optional<Fp8Recipe>;
+      check({x, w}, [&](Rounded r) { return rms_norm(x, w, 1e-5, r); });
+      check({x, w, b}, [&](Rounded r) { return layer_norm(x, w, b, 1e-5, r); });
+      const Tensor turned = leaf({48, 2, 160});
+      check({turned, w}, [&](Rounded r) { return rms_norm(transpose(turned, 0, 1), w, 1e-5, r); });
+      check({x, residual}, [&](Rounded r) { return swiglu(x, residual, r); });
+      check({both}, [&](Rounded r) { return swiglu(both, r); });
+      // 16 elements off, as a slice of a wider projection is, and 8, where they are copied first.
+      check({both},
+            [&](Rounded r) { return swiglu(slice(both, 2, 16, 176), slice(both, 2, 8, 168), r); });
+      check({x, residual, w}, [&](Rounded r) {
+        const auto [sum, norm] = add_rms_norm(x, residual * 1.0, w, 1e-5, r);
+        return r ? norm : norm + sum * 0.0;
+      });
+      check({x, residual, w, b},
+            [&](Rounded r) { return add_layer_norm(x, residual * 1.0, w, b, 1e-5, r).norm; });
+    }
+}
+
+TEST_CASE(
+    "what is rounded where it is made is found by the layers it was made for, or they say so") {
+  Draw draw;
+  const Fp8Layer l(draw, f32, 32, 64, 48);
+  const Tensor w = Tensor::ones({64}, f32, draw.device);
+  constexpr auto kTensor = Fp8Recipe::tensorwise, kBlocks = Fp8Recipe::blockwise;
+  const auto norm = [&](const Tensor& x, Fp8Recipe r) { return rms_norm(x, w, 1e-5, r); };
+  using Catch::Matchers::Contains;
+  CHECK_THROWS_WITH(norm(l.x, kTensor),
+                    Contains("rms_norm: what is rounded to 8 bits needs a SharedFp8Input around"));
+  Tensor lost;
+  {
+    const SharedFp8Input shared;
+    lost = norm(l.x, kTensor);
+    CHECK(lost.dtype() == e4m3);
+    CHECK(lost.shape() == l.x.shape());
+    {
+      const SharedFp8Input inner;  // finds it in the one around
+      const Tensor y = linear_fp8(lost, l.weight, l.bias, kTensor);
+      CHECK(bytes_of(y.detach()) ==
+            bytes_of(linear_fp8(rms_norm(l.x, w, 1e-5), l.weight, l.bias, kTensor).detach()));
+    }
+    CHECK_THROWS_WITH(linear_fp8(lost, l.weight, {}, kBlocks),
+                      Contains("x is in 8 bits, of another recipe"));
+    CHECK_THROWS_AS(linear(lost, l.weight), ContractError);
+    CHECK_THROWS_AS(lost + lost, ContractError);
+    CHECK_THROWS_WITH(norm(l.x * 1.0, kTensor) * 2.0, Contains("e4m3"));
+    CHECK_THROWS_WITH(linear_fp8(lost, l.weight, {}, kTensor),
+                      Contains("no SharedFp8Input around has its scales"));
+    {
+      const NoGradGuard no_grad;
+      lost = norm(l.x, kTensor);
+    }
+    CHECK_THROWS_WITH(linear_fp8(lost, l.weight, {}, kTensor), Contains("made without gradients"));
+    CHECK_THROWS_WITH(norm(slice(l.x, 0, 0, 31), kTensor), Contains("rms_norm: x has 31 rows"));
+    CHECK_THROWS_WITH(rms_norm(slice(l.x, 1, 0, 24), slice(w, 0, 0, 24), 1e-5, kTensor),
+                      Contains("in rows that 16 divides"));
+    const Tensor wide = raw::cast(draw.normal({32, 64}), f64);
+    CHECK_THROWS_WITH(swiglu(wide, wide, kTensor), Contains("swiglu: x is [32, 64] of f64"));
+    CHECK_THROWS_WITH(swiglu(l.x, l.gradient, kTensor), Contains("swiglu: gate is"));
+    const NoGradGuard no_grad;  // any number of rows
+    CHECK(norm(slice(l.x, 0, 0, 31), kTensor).shape() == Shape{31, 64});
+  }
+  CHECK_THROWS_WITH(linear_fp8(lost, l.weight, {}, kTensor),
+                    Contains("no SharedFp8Input around has its scales"));
+}

@@ -120,7 +120,7 @@ void Case::compute(const Call& call) {
     for (auto& operand : operands_) operand->upload();
     Exec exec = target_.exec();
     if (again) exec.workers = target_.workers;
-    call(kernels_of(target_.driver), Side::device, exec);
+    call(target_.table ? *target_.table : kernels_of(target_.driver), Side::device, exec);
     if (exec.error) fail(exec.error);
     if (exec.note) notes_.emplace_back(exec.note);
     if (target_.driver)

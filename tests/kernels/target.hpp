@@ -6,6 +6,7 @@
 #include <cstring>
 #include <new>
 
+#include "kernels/table.hpp"
 #include "tessera/device/driver.hpp"
 #include "tessera/device/op.hpp"
 #include "tessera/device/workers.hpp"
@@ -15,8 +16,9 @@ namespace kernel_test {
 using namespace tessera;
 
 struct Target {
-  const Driver* driver = nullptr;  // null: the CPU
-  WorkerPool* workers = nullptr;   // of the CPU, for every second run
+  const Driver* driver = nullptr;           // null: the CPU
+  const kernels::Kernels* table = nullptr;  // null: the driver's, or the CPU's
+  WorkerPool* workers = nullptr;            // of the CPU, for every second run
   void* stream = nullptr;
   void* workspace = nullptr;
   std::int64_t workspace_bytes = 0;

@@ -1,6 +1,7 @@
 // Which layers of a model multiply in 8-bit floats, and that each does what linear_fp8 does.
 #include "tessera/nn/fp8.hpp"
 
+#include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tests/nn/helpers.hpp"
 #include "tests/support/launches.hpp"
@@ -16,8 +17,10 @@ std::vector<float> result_and_gradients(nn::Module& module, const Tensor& y,
                                         const Tensor& gradient) {
   std::vector<float> all = y.to_vector<float>();
   y.backward(gradient);
-  for (const auto& [name, p] : module.named_parameters())
+  for (const auto& [name, p] : module.named_parameters()) {
+    if (!p.trainable()) continue;
     for (const float g : p.grad().to_vector<float>()) all.push_back(g);
+  }
   drop_gradients(module);
   return all;
 }
@@ -101,6 +104,7 @@ TEST_CASE("projections that read one input round it once, and what lies elsewher
     const Tensor y = mlp(x);
     draw.device.synchronize();
     CHECK(launches.of("quantize") == 5);  // three weights, x, what down_proj reads
+    CHECK(launches.of("quantize_swiglu") == 1);
     shared = result_and_gradients(mlp, y, g);
   }
   CHECK(shared ==
@@ -112,4 +116,85 @@ TEST_CASE("projections that read one input round it once, and what lies elsewher
   const std::vector<float> before = mlp.up_proj(written).to_vector<float>();
   raw::copy_into(written, x * 2.0);
   CHECK(mlp.up_proj(written).to_vector<float>() != before);
+}
+
+namespace {
+
+// The bits of a block's result and gradients, and how its norms and SwiGLU were launched.
+struct BlockRun {
+  std::vector<float> bits;
+  std::uint64_t norms, rounded_norms, swiglus, rounded_swiglus;
+};
+template <class Block>
+BlockRun run_block(Block& block, const Tensor& x, const Tensor& g) {
+  const Launches launches(x.device());
+  BlockRun run;
+  run.bits = result_and_gradients(block, block(x), g);
+  x.device().synchronize();
+  const auto count = [&](std::initializer_list<const char*> names) {
+    std::uint64_t all = 0;
+    for (const char* name : names) all += launches.of(name);
+    return all;
+  };
+  run.norms = count({"rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"});
+  run.rounded_norms = count({"quantize_norm"});
+  run.swiglus = count({"swiglu"}) - count({"swiglu_backward"});
+  run.rounded_swiglus = count({"quantize_swiglu"});
+  return run;
+}
+
+}  // namespace
+
+TEST_CASE("in a block norms and SwiGLU round for the layers behind them, where nobody looks",
+          "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Tensor x = draw.tensor({2, 16, 32}), g = draw.tensor({2, 16, 32});
+  const nn::ForwardPreHook look = [](nn::Module&, const nn::CallTensors&) {};
+  const nn::ForwardHook watch = [](nn::Module&, const nn::CallTensors&, const nn::CallTensors&) {};
+  for (const Fp8Recipe recipe : {Fp8Recipe::tensorwise, Fp8Recipe::blockwise})
+    for (const nn::Projections projections : {nn::Projections::separate, nn::Projections::fused}) {
+      nn::LlamaConfig config{
+          .dim = 32, .n_layers = 1, .n_heads = 4, .n_kv_heads = 2, .ffn_dim = 48};
+      config.projections = projections;
+      nn::LlamaBlock block(config, std::make_shared<nn::Rotary>(16, 8, 1e4), draw.device);
+      randomize(block, draw);
+      nn::set_fp8(block, recipe);
+      const BlockRun fused = run_block(block, x, g);
+      CHECK(fused.rounded_norms == 2);
+      CHECK(fused.rounded_swiglus == 1);
+      CHECK(fused.swiglus == 0);
+      {
+        const NoGradGuard no_grad;  // one form of each
+        CHECK(block(x).to_vector<float>() ==
+              std::vector<float>(fused.bits.begin(), fused.bits.begin() + x.numel()));
+      }
+      // Who looks at what a layer gives or reads gets it whole.
+      {
+        nn::HookHandle watched[] = {block.input_layernorm.register_forward_hook(watch),
+                                    block.mlp.register_forward_pre_hook(look),
+                                    block.mlp.down_proj.register_forward_pre_hook(look)};
+        const BlockRun seen = run_block(block, x, g);
+        CHECK(seen.rounded_norms == 0);
+        CHECK(seen.rounded_swiglus == 0);
+        CHECK(seen.bits == fused.bits);
+        for (nn::HookHandle& hook : watched) hook.remove();
+      }
+      // A frozen layer reads one form, and one without 8 bits none.
+      block.mlp.down_proj.weight.freeze();
+      (projections == nn::Projections::fused ? block.self_attn.qkv_proj : block.self_attn.k_proj)
+          .set_fp8({});
+      const BlockRun some = run_block(block, x, g);
+      CHECK(some.rounded_norms == 1);
+      CHECK(some.rounded_swiglus == 0);
+    }
+  nn::Gpt2Block block({.dim = 32, .n_layers = 1, .n_heads = 4}, draw.device);
+  randomize(block, draw);
+  nn::set_fp8(block, Fp8Recipe::tensorwise);
+  const BlockRun fused = run_block(block, x, g);
+  CHECK(fused.norms == 2);
+  CHECK(fused.rounded_norms == 2);
+  block.ln_1.register_forward_hook(watch);
+  block.ln_2.register_forward_hook(watch);
+  CHECK(run_block(block, x, g).bits == fused.bits);
 }

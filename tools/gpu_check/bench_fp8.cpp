@@ -4,6 +4,7 @@
 
 #include "kernels/e4m3_rows.hpp"
 #include "kernels/gemm_fp8.hpp"
+#include "kernels/norm.hpp"
 #include "tessera/base/error.hpp"
 #include "tools/gpu_check/bench.hpp"
 
@@ -26,20 +27,22 @@ struct Codes {
       : at(b.array(dtype, rows * cols)),
         scales(b.array<float>(f32, scale_count(scaling, rows, cols))) {
     const void* const x = b.random_array(kDType, rows * cols);
-    auto* const most = b.array<float>(f32, amax_pieces(rows * cols).count);
+    const auto pieces = static_cast<std::int32_t>(amax_pieces(rows * cols).count);
+    auto* const most = b.array<float>(f32, pieces);
     b.prepare([&](Exec& e) {
       b.k().amax({.most = most, .x = x, .count = rows * cols, .dtype = kDType}, e);
-      b.k().quantize({.codes = at,
-                      .transposed = nullptr,
-                      .scales = scales,
-                      .transposed_scales = nullptr,
-                      .x = x,
-                      .most = most,
-                      .rows = rows,
-                      .cols = cols,
-                      .dtype = kDType,
-                      .to = dtype,
-                      .scaling = scaling},
+      b.k().quantize({{.codes = at,
+                       .transposed = nullptr,
+                       .scales = scales,
+                       .transposed_scales = nullptr,
+                       .most = most,
+                       .rows = rows,
+                       .cols = cols,
+                       .pieces = pieces,
+                       .dtype = kDType,
+                       .to = dtype,
+                       .scaling = scaling},
+                      x},
                      e);
     });
   }
@@ -95,34 +98,84 @@ void measure_float8(Bench& b) {
   const std::int64_t rows = sixteens(b, kRows), n = rows * kCols;
   const auto bytes = static_cast<double>(n);
   const std::string shape = concat("bf16 [", rows, ", ", kCols, "]");
-  const std::int64_t pieces = amax_pieces(n).count;
+  const auto pieces = static_cast<std::int32_t>(amax_pieces(n).count);
   if (b.wanted("amax")) {
     void* const x = b.array(kDType, n);
     auto* const most = b.array<float>(f32, pieces);
     b.measure("amax", shape, 2 * bytes,
               [&](Exec& e) { b.k().amax({.most = most, .x = x, .count = n, .dtype = kDType}, e); });
   }
+  // Into both forms, whatever is read for it.
+  const auto both_forms = [&](Scaling scaling) {
+    return Quantized{.codes = b.array(e4m3, n),
+                     .transposed = b.array(e4m3, n),
+                     .scales = b.array<float>(f32, scale_count(scaling, rows, kCols)),
+                     .transposed_scales = b.array<float>(f32, scale_count(scaling, kCols, rows)),
+                     .most = b.array<float>(f32, pieces),
+                     .rows = rows,
+                     .cols = kCols,
+                     .pieces = pieces,
+                     .dtype = kDType,
+                     .to = e4m3,
+                     .scaling = scaling};
+  };
+  const std::string what = concat(shape, ", and transposed");
   const auto quantize = [&](const char* name, Scaling scaling) {
     if (!b.wanted(name)) return;
-    void* const x = b.array(kDType, n);
-    const QuantizeArgs args{
-        .codes = b.array(e4m3, n),
-        .transposed = b.array(e4m3, n),
-        .scales = b.array<float>(f32, scale_count(scaling, rows, kCols)),
-        .transposed_scales = b.array<float>(f32, scale_count(scaling, kCols, rows)),
-        .x = x,
-        .most = b.array<float>(f32, pieces),
-        .rows = rows,
-        .cols = kCols,
-        .dtype = kDType,
-        .to = e4m3,
-        .scaling = scaling};
-    b.measure(name, concat(shape, ", and transposed"), 4 * bytes,
-              [&](Exec& e) { b.k().quantize(args, e); });
+    const QuantizeArgs args{both_forms(scaling), b.array(kDType, n)};
+    b.measure(name, what, 4 * bytes, [&](Exec& e) { b.k().quantize(args, e); });
   };
   quantize("quantize", Scaling::tensor);
   quantize("quantize by rows", Scaling::rows);
   quantize("quantize by blocks", Scaling::blocks);
+  if (b.wanted("rms_norm statistics")) {
+    auto *const rstd = b.array<float>(f32, rows), *const most =
+                                                      b.array<float>(f32, norm_magnitudes(rows));
+    const RmsNormArgs args{.y = nullptr,
+                           .rstd = rstd,
+                           .x = b.array(kDType, n),
+                           .weight = b.array(kDType, kCols),
+                           .rows = rows,
+                           .cols = kCols,
+                           .eps = 1e-5,
+                           .dtype = kDType,
+                           .most = most};
+    b.measure("rms_norm statistics", shape, 2 * bytes, [&](Exec& e) { b.k().rms_norm(args, e); });
+  }
+  const auto quantize_norm = [&](const char* name, Scaling scaling) {
+    if (!b.wanted(name)) return;
+    const QuantizeNormArgs args{.out = both_forms(scaling),
+                                .input = b.array(kDType, n),
+                                .weight = b.array(kDType, kCols),
+                                .bias = nullptr,
+                                .mean = nullptr,
+                                .rstd = b.array<float>(f32, rows)};
+    b.measure(name, what, 4 * bytes, [&](Exec& e) { b.k().quantize_norm(args, e); });
+  };
+  quantize_norm("quantize_norm", Scaling::tensor);
+  quantize_norm("quantize_norm by rows", Scaling::rows);
+  if (b.wanted("amax_swiglu")) {
+    const AmaxSwigluArgs args{.most = b.array<float>(f32, pieces),
+                              .gate = b.array(kDType, n),
+                              .up = b.array(kDType, n),
+                              .rows = rows,
+                              .cols = kCols,
+                              .gate_stride = kCols,
+                              .up_stride = kCols,
+                              .dtype = kDType};
+    b.measure("amax_swiglu", shape, 4 * bytes, [&](Exec& e) { b.k().amax_swiglu(args, e); });
+  }
+  const auto quantize_swiglu = [&](const char* name, Scaling scaling) {
+    if (!b.wanted(name)) return;
+    const QuantizeSwigluArgs args{.out = both_forms(scaling),
+                                  .gate = b.array(kDType, n),
+                                  .up = b.array(kDType, n),
+                                  .gate_stride = kCols,
+                                  .up_stride = kCols};
+    b.measure(name, what, 6 * bytes, [&](Exec& e) { b.k().quantize_swiglu(args, e); });
+  };
+  quantize_swiglu("quantize_swiglu", Scaling::tensor);
+  quantize_swiglu("quantize_swiglu by rows", Scaling::rows);
   if (b.wanted("encode_e4m3")) {
     auto* const codes = b.array<Float8E4M3>(e4m3, n);
     auto *const scales = b.array<float>(f32, rows), *const in = b.array<float>(f32, n);

@@ -56,15 +56,23 @@ class Correct:
     def sanitizers(self):
         self.racechecks()
         self.other_checks()
+        self.first_initchecks()
+        self.other_initchecks()
 
     def racechecks(self):
         self.checks_by("racecheck")
 
     def other_checks(self):
-        self.checks_by(*(tool for tool in TOOLS if tool != "racecheck"))
+        self.checks_by("memcheck", "synccheck")
 
-    def checks_by(self, *tools):
-        self.steps_together({f"{tool} {op}": lambda tool=tool, op=op: self.sanitize(tool, op) for tool in tools for op in TOOLS[tool]})
+    def first_initchecks(self):
+        self.checks_by("initcheck", ops=TOOLS["initcheck"][::2])
+
+    def other_initchecks(self):
+        self.checks_by("initcheck", ops=TOOLS["initcheck"][1::2])
+
+    def checks_by(self, *tools, ops=None):
+        self.steps_together({f"{tool} {op}": lambda tool=tool, op=op: self.sanitize(tool, op) for tool in tools for op in ops or TOOLS[tool]})
 
     def cases(self, op):
         try:
@@ -167,9 +175,9 @@ class Correct:
         try:
             # What NVIDIA's own kernels do with barriers of the hardware is a race to racecheck, and breaks under synccheck.
             self.run([program, "--tool", tool, "--error-exitcode", "9", "--kernel-name-exclude", "kns=cudnn",
-                      self.program("gpu-check-cases"), self.module(), *self.on_device(), "--first", 2, op], timeout=180)
+                      self.program("gpu-check-cases"), self.module(), *self.on_device(), "--first", 4, op], timeout=180)
         except Failed as e:
             if "Device not supported" in e.output + self.log.read_text():
                 raise Skipped(f"compute-sanitizer refuses this device; see {self.log}") from None
             raise
-        return f"the first 2 cases of {op}: no error"
+        return f"the first 4 cases of {op}: no error"

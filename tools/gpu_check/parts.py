@@ -11,16 +11,16 @@ PART_SECONDS = 540
 # Each is worth something alone: what it calls, in order. See Check in tools/gpu-check.
 PARTS = {
     1: ("every kernel against the CPU, losses, ranks give the same bits, bandwidths", ["right", "bandwidths"]),
-    2: ("training steps, also captured, with fused projections and in fp8; compute-sanitizer but its racecheck", ["few_steps", "other_checks"]),
+    2: ("training steps, also captured, with fused projections and in fp8; compute-sanitizer but its racecheck and initcheck", ["few_steps", "other_checks"]),
     3: ("attention through cuDNN beside our own, products beside the best of cuBLASLt and in fp8, profiles, racecheck",
         ["attention", "model_products", "fp8_products", "profiles", "racechecks"]),
-    4: ("GPT-2 124M beside PyTorch", ["compare_small"]),
-    5: ("a Llama of 1.2 B and 8 layers of 8 B width beside PyTorch", ["compare_large"]),
+    4: ("half of initcheck; GPT-2 124M beside PyTorch", ["first_initchecks", "compare_small"]),
+    5: ("its other half; a Llama of 1.2 B and 8 layers of 8 B width beside PyTorch", ["other_initchecks", "compare_large"]),
 }
-# What the compute sanitizers look at: kernels with shared memory, the first cases of each.
+# What the compute sanitizers look at: kernels with shared memory, the first four cases of each, which call all of them.
 SANITIZED = ("norm", "attention", "attention_backward", "embedding", "softmax", "cross_entropy", "reduce", "optimizer", "flat", "quantize",
              "e4m3_rows", "cumsum")
-TOOLS = {"memcheck": SANITIZED, "racecheck": SANITIZED, "initcheck": ("norm",), "synccheck": SANITIZED}
+TOOLS = dict.fromkeys(("memcheck", "racecheck", "initcheck", "synccheck"), SANITIZED)
 # Names of the bench, as its program takes them.
 PROFILED = ("swiglu_backward", "layer_norm_backward", "rms_norm_backward", "adamw", "cross_entropy", "embedding_backward", "attention")
 

@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "tessera/autograd/fp8.hpp"
 #include "tessera/autograd/node.hpp"
 #include "tessera/autograd/operand.hpp"
 #include "tessera/tensor/ops.hpp"
@@ -141,10 +142,12 @@ Tensor sigmoid(const Tensor& x, Caller at = Caller::current());
 Tensor log_sigmoid(const Tensor& x, Caller at = Caller::current());
 Tensor softplus(const Tensor& x, Caller at = Caller::current());  // log(1 + exp(x))
 Tensor silu(const Tensor& x, Caller at = Caller::current());      // x sigmoid(x)
-// silu(gate) * up.
-Tensor swiglu(const Tensor& gate, const Tensor& up, Caller at = Caller::current());
+// silu(gate) * up. `rounded`: in 8 bits, for linear_fp8 alone, see autograd/fp8.hpp.
+Tensor swiglu(const Tensor& gate, const Tensor& up, std::optional<Fp8Recipe> rounded = {},
+              Caller at = Caller::current());
 // The same of both side by side, [..., 2 h] -> [..., h], read and differentiated where they lie.
-Tensor swiglu(const Tensor& gate_up, Caller at = Caller::current());
+Tensor swiglu(const Tensor& gate_up, std::optional<Fp8Recipe> rounded = {},
+              Caller at = Caller::current());
 
 // The gradient between floating dtypes is cast back; what becomes integer or boolean has none.
 Tensor cast(const Tensor& x, DType dtype, Caller at = Caller::current());

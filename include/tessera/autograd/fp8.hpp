@@ -15,6 +15,10 @@
 
 namespace tessera {
 
+namespace detail {
+class SharedFp8;
+}
+
 // tensorwise  One scale for each operand; dy in e5m2, which reaches further, all else in e4m3.
 //             torchao 0.14's recipe of that name, but that scales are powers of two.
 // blockwise   One scale for 128 neighbours along a product's sum, of W for 128 by 128; all in e4m3.
@@ -29,7 +33,15 @@ Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, Fp8
                   Caller at = Caller::current());
 // In its scope on this thread, calls of linear_fp8 with one x, one after another, round it once,
 // and keep it once for backward: for layers that read one input, as those to queries, keys and
-// values.
+// values. There norms and SwiGLU round what they make themselves, and write nothing else, when they
+// are told the recipe of the layers that read it:
+//
+//   const SharedFp8Input shared;
+//   const Tensor h = rms_norm(x, w, eps, Fp8Recipe::tensorwise);   // codes, in e4m3
+//   const Tensor q = linear_fp8(h, w_q, {}, Fp8Recipe::tensorwise), k = ...
+//
+// with the bits of norm and linear_fp8 alone. linear_fp8 finds the scales of such an h in the
+// scope, or in one around it, until the scope rounds something else; nothing else can read h.
 class SharedFp8Input {
  public:
   SharedFp8Input() noexcept;
@@ -40,8 +52,9 @@ class SharedFp8Input {
   struct Rounded;  // what the last call has made
 
  private:
+  friend class detail::SharedFp8;
   std::unique_ptr<Rounded> rounded_;
-  std::unique_ptr<Rounded>* const before_;  // that of the scope around this one
+  SharedFp8Input* const around_;
 };
 // Whether 16 divides both, as these products need.
 constexpr bool fits_fp8(std::int64_t in, std::int64_t out) { return in % 16 == 0 && out % 16 == 0; }

@@ -6,10 +6,12 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string_view>
 
 #include "tessera/autograd/attention.hpp"
 #include "tessera/autograd/elementwise.hpp"
+#include "tessera/autograd/fp8.hpp"
 #include "tessera/autograd/indexing.hpp"
 #include "tessera/autograd/losses.hpp"
 #include "tessera/autograd/node.hpp"
@@ -63,21 +65,24 @@ Tensor log_softmax(const Tensor& x, int dim = -1, Caller at = Caller::current())
 // Rows of weight [V, C] by ids [...] -> [..., C].
 Tensor embedding(const Tensor& weight, const Tensor& ids, Caller at = Caller::current());
 // x weight / sqrt(mean(x^2) + eps) over the last dimension; weight [C].
+// `rounded`, here and of the three below: in 8 bits, for linear_fp8 alone, see autograd/fp8.hpp.
 // Source: Zhang and Sennrich, "Root mean square layer normalization", 2019.
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, Caller at = Caller::current());
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps,
+                std::optional<Fp8Recipe> rounded = {}, Caller at = Caller::current());
 // (x - mean) weight / sqrt(var + eps) + bias over the last dimension; weight and bias [C].
 // Source: Ba, Kiros and Hinton, "Layer normalization", 2016.
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
-                  Caller at = Caller::current());
+                  std::optional<Fp8Recipe> rounded = {}, Caller at = Caller::current());
 // x + residual and its norm, in one pass over both, with the bits of two. A residual that the
 // caller gives away is overwritten by the sum.
 struct SumAndNorm {
   Tensor sum, norm;
 };
 SumAndNorm add_rms_norm(const Tensor& x, Tensor residual, const Tensor& weight, double eps,
-                        Caller at = Caller::current());
+                        std::optional<Fp8Recipe> rounded = {}, Caller at = Caller::current());
 SumAndNorm add_layer_norm(const Tensor& x, Tensor residual, const Tensor& weight,
-                          const Tensor& bias, double eps, Caller at = Caller::current());
+                          const Tensor& bias, double eps, std::optional<Fp8Recipe> rounded = {},
+                          Caller at = Caller::current());
 // Rotates the halves of each head of x [B, T, H, D], D even, by the angles of tables [T_max, D/2].
 // Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021.
 struct RopeTables {

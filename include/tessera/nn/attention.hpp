@@ -40,6 +40,8 @@ class GroupedQueryAttention : public Module {
                         const Device& device = Device::meta());
   // x_BTC -> [B, T, C].
   Tensor operator()(const Tensor& x_BTC, Caller at = Caller::current());
+  // As Linear::takes_rounded.
+  std::optional<Fp8Recipe> takes_rounded() const;
 
   Linear q_proj, k_proj, v_proj;  // without parameters where they are fused
   Linear qkv_proj;                // without parameters where they are not
@@ -61,6 +63,8 @@ class FusedAttention : public Module {
   FusedAttention(std::int64_t dim, std::int64_t n_heads, const Device& device = Device::meta());
   // x_BTC -> [B, T, C].
   Tensor operator()(const Tensor& x_BTC, Caller at = Caller::current());
+  // As Linear::takes_rounded.
+  std::optional<Fp8Recipe> takes_rounded() const;
 
   Linear c_attn, c_proj;
 

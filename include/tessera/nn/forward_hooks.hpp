@@ -14,6 +14,7 @@
 // regions here, see autograd/node.hpp and lesson 065.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -90,6 +91,9 @@ class ForwardHooks {
  public:
   HookHandle add(ForwardPreHook before) { return add(Hook{.before = std::move(before)}); }
   HookHandle add(ForwardHook after) { return add(Hook{.after = std::move(after)}); }
+  bool any() const {  // that is not removed
+    return std::ranges::any_of(hooks_, [](const Hook& hook) { return *hook.is_alive; });
+  }
 
   // f(inputs...) with the hooks around it.
   template <class F, class... Inputs>

@@ -71,6 +71,10 @@ class Linear : public Module {
   // Throws: ContractError for a streamed weight and for sizes that 16 does not divide.
   void set_fp8(std::optional<Fp8Recipe> recipe);
   const std::optional<Fp8Recipe>& fp8() const noexcept { return fp8_; }
+  // By which recipe the layer before may round what this one reads, and write nothing else (see
+  // SharedFp8Input): none where this one multiplies otherwise, where somebody looks at its input,
+  // and where the weight is frozen, which would need one form of it alone.
+  std::optional<Fp8Recipe> takes_rounded() const;
 
   Parameter weight;  // [out, in], normal
   Parameter bias;    // [out], 0; undefined without
@@ -82,5 +86,12 @@ class Linear : public Module {
 
   std::optional<Fp8Recipe> fp8_;
 };
+
+// By which recipe all of them take it.
+template <class... Layers>
+std::optional<Fp8Recipe> all_take_rounded(const Linear& first, const Layers&... others) {
+  const std::optional<Fp8Recipe> recipe = first.takes_rounded();
+  return ((others.takes_rounded() == recipe) && ...) ? recipe : std::nullopt;
+}
 
 }  // namespace tessera::nn

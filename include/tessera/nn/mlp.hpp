@@ -17,6 +17,8 @@ class SwigluMlp : public Module {
   Tensor operator()(const Tensor& x, Caller at = Caller::current());
   // residual [..., dim] + this of x; see Linear::add_to.
   Tensor add_to(const Tensor& residual, const Tensor& x, Caller at = Caller::current());
+  // As Linear::takes_rounded.
+  std::optional<Fp8Recipe> takes_rounded() const;
 
   Linear gate_proj, up_proj;  // without parameters where they are fused
   Linear gate_up_proj;        // without parameters where they are not
@@ -36,6 +38,8 @@ class GeluMlp : public Module {
   Tensor operator()(const Tensor& x, Caller at = Caller::current());
   // residual [..., dim] + this of x; see Linear::add_to.
   Tensor add_to(const Tensor& residual, const Tensor& x, Caller at = Caller::current());
+  // As Linear::takes_rounded.
+  std::optional<Fp8Recipe> takes_rounded() const;
 
   Linear c_fc, c_proj;
 };

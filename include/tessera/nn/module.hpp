@@ -131,7 +131,7 @@ class Module {
   auto call(F&& f, const Inputs&... inputs) {
     static_assert(!std::is_void_v<std::invoke_result_t<F&, const Inputs&...>>,
                   "Module::call: the function returns nothing; return what the call gives");
-    if (!hook_ && !forward_hooks_) return f(inputs...);
+    if (!is_hooked()) return f(inputs...);
     CallScope scope(*this);
     const std::optional<DType> in = hook_ ? hook_->input_dtype() : std::nullopt,
                                out = hook_ ? hook_->output_dtype() : std::nullopt;
@@ -147,10 +147,10 @@ class Module {
   HookHandle register_forward_pre_hook(ForwardPreHook hook);
   HookHandle register_forward_hook(ForwardHook hook);
 
-  // At most one. Throws: ContractError when there is one already.
+  // At most one; hooked is what is a unit, or observed. Throws: ContractError when it has one.
   void set_hook(std::shared_ptr<ModuleHook> hook);
   const std::shared_ptr<ModuleHook>& hook() const noexcept { return hook_; }
-  bool is_hooked() const noexcept { return hook_ || forward_hooks_; }  // it is a unit, or observed
+  bool is_hooked() const noexcept { return hook_ || (forward_hooks_ && forward_hooks_->any()); }
 
   // Names are unique within a module and hold no dot, or it is a ContractError. An undefined
   // parameter is left out; what is registered must live as long as this module.

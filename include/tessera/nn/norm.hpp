@@ -22,10 +22,13 @@ namespace tessera::nn {
 class RMSNorm : public Module {
  public:
   explicit RMSNorm(std::int64_t dim, double eps = 1e-5, const Device& device = Device::meta());
-  // x [..., dim] -> the same shape.
-  Tensor operator()(const Tensor& x, Caller at = Caller::current());
+  // x [..., dim] -> the same shape. `rounded`: in 8 bits, where nobody looks at what this layer
+  // gives but the layers that have been asked for it (Linear::takes_rounded).
+  Tensor operator()(const Tensor& x, std::optional<Fp8Recipe> rounded = {},
+                    Caller at = Caller::current());
   // The sum of both, [..., dim] each, and its norm.
-  SumAndNorm of_sum(const Tensor& x, Tensor residual, Caller at = Caller::current());
+  SumAndNorm of_sum(const Tensor& x, Tensor residual, std::optional<Fp8Recipe> rounded = {},
+                    Caller at = Caller::current());
 
   Parameter weight;  // [dim], 1
 
@@ -38,10 +41,11 @@ class RMSNorm : public Module {
 class LayerNorm : public Module {
  public:
   explicit LayerNorm(std::int64_t dim, double eps = 1e-5, const Device& device = Device::meta());
-  // x [..., dim] -> the same shape.
-  Tensor operator()(const Tensor& x, Caller at = Caller::current());
-  // The sum of both, [..., dim] each, and its norm.
-  SumAndNorm of_sum(const Tensor& x, Tensor residual, Caller at = Caller::current());
+  // As of RMSNorm.
+  Tensor operator()(const Tensor& x, std::optional<Fp8Recipe> rounded = {},
+                    Caller at = Caller::current());
+  SumAndNorm of_sum(const Tensor& x, Tensor residual, std::optional<Fp8Recipe> rounded = {},
+                    Caller at = Caller::current());
 
   Parameter weight, bias;  // [dim], 1 and 0
 

@@ -89,7 +89,8 @@ void axpby(const Tensor& y, const Tensor& x, double alpha, double beta);
 // where these are moved in and nobody else holds them.
 Tensor swiglu(const Tensor& gate, const Tensor& up);
 std::pair<Tensor, Tensor> swiglu_backward(Tensor gate, Tensor up, const Tensor& d_out);
-Tensor swiglu(const Tensor& gate_up);
+// The same of both side by side in the last dimension, and what they are then.
+std::pair<Tensor, Tensor> halves(const Tensor& gate_up);
 Tensor swiglu_backward(Tensor gate_up, const Tensor& d_out);
 
 // --- reductions (dimensions kept as size 1 with `keep`) ---

@@ -97,6 +97,69 @@ void check_norm(Case& c, const NormShape& s, DType dtype) {
   c.next();
 }
 
+// The statistics without the norm, in the bits that it has beside y; the largest |y| of all rows is
+// in one of the pieces. A GPU may contract one formula to other fused operations than the other: 3
+// roundings to f32 each, and then a neighbour in dtype.
+void check_statistics(Case& c, const NormShape& s, DType dtype) {
+  const std::int64_t n = s.rows * s.cols, pieces = norm_magnitudes(s.rows);
+  Operand &x = c.input(dtype, n), &residual = c.input(dtype, n), &y = c.output(dtype, n),
+          &weight = c.input(dtype, s.cols), &bias = c.input(dtype, s.cols),
+          &most = c.output(f32, pieces);
+  x.set(c.integer(0, n - 1), std::numeric_limits<double>::quiet_NaN());
+  struct {
+    Operand &mean, &rstd, &sum;
+  } with{c.output(f32, s.rows), c.output(f32, s.rows), c.output(dtype, n)},
+      without{c.output(f32, s.rows), c.output(f32, s.rows), c.output(dtype, n)};
+  c.compute([&](const Kernels& k, Side side, Exec& exec) {
+    for (const bool writes : {true, false}) {
+      const auto& out = writes ? with : without;
+      if (s.layer)
+        k.layer_norm({.y = writes ? y.at(side) : nullptr,
+                      .mean = out.mean.at(side),
+                      .rstd = out.rstd.at(side),
+                      .x = x.at(side),
+                      .weight = s.affine ? weight.at(side) : nullptr,
+                      .bias = s.affine ? bias.at(side) : nullptr,
+                      .rows = s.rows,
+                      .cols = s.cols,
+                      .eps = kNormEps,
+                      .dtype = dtype,
+                      .residual = s.residual ? residual.at(side) : nullptr,
+                      .sum = s.residual ? out.sum.at(side) : nullptr,
+                      .most = writes ? nullptr : most.at<float>(side)},
+                     exec);
+      else
+        k.rms_norm({.y = writes ? y.at(side) : nullptr,
+                    .rstd = out.rstd.at(side),
+                    .x = x.at(side),
+                    .weight = s.affine ? weight.at(side) : nullptr,
+                    .rows = s.rows,
+                    .cols = s.cols,
+                    .eps = kNormEps,
+                    .dtype = dtype,
+                    .residual = s.residual ? residual.at(side) : nullptr,
+                    .sum = s.residual ? out.sum.at(side) : nullptr,
+                    .most = writes ? nullptr : most.at<float>(side)},
+                   exec);
+    }
+  });
+  const auto same = [&](const Operand& a, const Operand& b) {
+    for (std::int64_t i = 0; i < a.size(); ++i) c.near(b, i, c.on_device(a, i), 0);
+  };
+  same(with.rstd, without.rstd);
+  if (s.layer) same(with.mean, without.mean);
+  if (s.residual) same(with.sum, without.sum);
+  double of_y = 0, said = 0;
+  for (std::int64_t i = 0; i < n; ++i)
+    if (std::abs(c.on_device(y, i)) > of_y) of_y = std::abs(c.on_device(y, i));
+  std::int64_t at = 0;
+  for (std::int64_t p = 0; p < pieces; ++p)
+    if (c.on_device(most, p) >= said) said = c.on_device(most, at = p);
+  c.near(most, at, of_y, (6 * 0x1p-24 + (dtype == f32 ? 0 : 2 * epsilon(dtype))) * of_y);
+  for (std::int64_t p = 0; p < pieces; ++p) c.near(most, p, said / 2, said / 2);
+  c.next();
+}
+
 struct NormWants {
   bool dx = true, d_weight = true, d_bias = true, d_sum = false, accumulate = false;
   bool over_dy = false, over_d_sum = false;  // where dx goes
@@ -239,6 +302,22 @@ TESSERA_CASE("norm", "backward, rows of any length") {
 
 // More rows than all groups of a launch have: groups of a warp, and of whole blocks, of which a
 // workspace of 1 MiB has parts for 127 at most.
+TESSERA_CASE("norm", "statistics alone, of rows that fit registers and rows that do not") {
+  for (const DType dtype : {f32, bf16, f16})
+    for (const std::int64_t cols : {48, 1000, 33, 9000}) {
+      check_statistics(c, {3, cols}, dtype);
+      check_statistics(c, {cols < 100 ? 1050 : 20, cols, false, true, true}, dtype);
+    }
+}
+
+TESSERA_CASE("norm", "statistics of LayerNorm alone, and rows without parameters") {
+  for (const DType dtype : {f32, bf16, f16})
+    for (const std::int64_t cols : {48, 1000, 33}) {
+      check_statistics(c, {5, cols, true, false}, dtype);
+      check_statistics(c, {cols < 100 ? 1050 : 20, cols, true, true, true}, dtype);
+    }
+}
+
 TESSERA_CASE("norm", "backward, many rows") {
   for (const bool layer : {false, true}) {
     check_norm_backward(c, {2 * 264 * 8 + 5, 8, layer}, {.accumulate = true}, bf16, f32);

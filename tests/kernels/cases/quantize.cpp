@@ -70,6 +70,22 @@ struct MatrixSizes {
   std::int64_t rows, cols;
 };
 
+Quantized quantized(const QuantizedForm& codes, const QuantizedForm& turned, Side side,
+                    const MatrixSizes& shape, DType dtype, DType to, Scaling scaling, bool plain,
+                    bool transposed, const Operand& most) {
+  return {.codes = plain ? codes.codes.at(side) : nullptr,
+          .transposed = transposed ? turned.codes.at(side) : nullptr,
+          .scales = codes.scales.at<float>(side),
+          .transposed_scales = turned.scales.at<float>(side),
+          .most = most.at<float>(side),
+          .rows = shape.rows,
+          .cols = shape.cols,
+          .pieces = static_cast<std::int32_t>(most.size()),
+          .dtype = dtype,
+          .to = to,
+          .scaling = scaling};
+}
+
 void check_quantized(Case& c, const MatrixSizes& shape, DType dtype, DType to, Scaling scaling,
                      bool plain, bool transposed) {
   Operand& x = c.input(dtype, shape.rows * shape.cols, -3, 3);
@@ -87,23 +103,118 @@ void check_quantized(Case& c, const MatrixSizes& shape, DType dtype, DType to, S
     if (shares)
       k.amax({.most = most.at<float>(side), .x = x.at(side), .count = x.size(), .dtype = dtype},
              exec);
-    k.quantize({.codes = plain ? codes.codes.at(side) : nullptr,
-                .transposed = transposed ? turned.codes.at(side) : nullptr,
-                .scales = codes.scales.at<float>(side),
-                .transposed_scales = turned.scales.at<float>(side),
-                .x = x.at(side),
-                .most = most.at<float>(side),
-                .rows = shape.rows,
-                .cols = shape.cols,
-                .dtype = dtype,
-                .to = to,
-                .scaling = scaling},
+    k.quantize({quantized(codes, turned, side, shape, dtype, to, scaling, plain, transposed, most),
+                x.at(side)},
                exec);
   });
   const auto element = [&](std::int64_t r, std::int64_t k) { return x.get(r * shape.cols + k); };
   if (plain) codes.check(c, element, true);
   if (transposed)
     turned.check(c, [&](std::int64_t r, std::int64_t k) { return element(k, r); }, !shares);
+  c.next();
+}
+
+// x = (input - mean) rstd weight + bias and silu(gate) up, of numbers for which f32 is exact in any
+// order of operations: few bits, powers of two, and gates whose sigmoid is 0 or 1.
+struct MadeMatrix {
+  MadeMatrix(Case& c, DType dtype, const MatrixSizes& shape, bool from_norm, bool shifts)
+      : from_norm_(from_norm), shifts_(shifts), cols_(shape.cols), stride(2 * shape.cols) {
+    const std::int64_t n = shape.rows * shape.cols;
+    first = &c.input(dtype, from_norm ? n : shape.rows * stride);
+    second = &c.input(dtype, from_norm ? shape.cols : n);
+    bias = &c.input(dtype, shape.cols);
+    mean = &c.input(f32, shape.rows);
+    rstd = &c.input(f32, shape.rows);
+    fill(c, *first, [&] { return from_norm ? quarter(c) : gate(c); });
+    fill(c, *second, [&] { return from_norm ? power(c) : quarter(c); });
+    fill(c, *bias, [&] { return quarter(c); });
+    fill(c, *mean, [&] { return quarter(c); });
+    fill(c, *rstd, [&] { return power(c); });
+  }
+  double get(std::int64_t r, std::int64_t k) const {
+    if (!from_norm_) {
+      const double g = first->get(r * stride + k), u = second->get(r * cols_ + k);
+      return rounded_to(first->dtype(), g > 0 ? g * u : 0);
+    }
+    const double centered = first->get(r * cols_ + k) - (shifts_ ? mean->get(r) : 0);
+    return rounded_to(first->dtype(),
+                      centered * rstd->get(r) * second->get(k) + (shifts_ ? bias->get(k) : 0));
+  }
+  void quantize(const Kernels& k, Side side, Exec& exec, const Quantized& out, float* most) const {
+    if (from_norm_) {
+      k.quantize_norm({.out = out,
+                       .input = first->at(side),
+                       .weight = second->at(side),
+                       .bias = shifts_ ? bias->at(side) : nullptr,
+                       .mean = shifts_ ? mean->at<float>(side) : nullptr,
+                       .rstd = rstd->at<float>(side)},
+                      exec);
+      return;
+    }
+    if (out.scaling == Scaling::tensor)
+      k.amax_swiglu({.most = most,
+                     .gate = first->at(side),
+                     .up = second->at(side),
+                     .rows = out.rows,
+                     .cols = out.cols,
+                     .gate_stride = stride,
+                     .up_stride = out.cols,
+                     .dtype = out.dtype},
+                    exec);
+    k.quantize_swiglu({.out = out,
+                       .gate = first->at(side),
+                       .up = second->at(side),
+                       .gate_stride = stride,
+                       .up_stride = out.cols},
+                      exec);
+  }
+
+  Operand *first, *second, *bias, *mean, *rstd;
+
+ private:
+  template <class F>
+  static void fill(Case&, Operand& x, F f) {
+    for (std::int64_t i = 0; i < x.size(); ++i) x.set(i, f());
+  }
+  static double quarter(Case& c) { return static_cast<double>(c.integer(-8, 8)) / 4; }
+  static double power(Case& c) { return std::exp2(static_cast<double>(c.integer(-2, 2))); }
+  static double gate(Case& c) {
+    constexpr double kGates[] = {-1024, 0, 64, 96, 128};
+    return kGates[c.integer(0, 4)];
+  }
+
+  bool from_norm_, shifts_;
+  std::int64_t cols_;
+
+ public:
+  std::int64_t stride;
+};
+
+void check_made(Case& c, const MatrixSizes& shape, DType dtype, Scaling scaling, bool from_norm,
+                bool shifts, bool plain, bool transposed) {
+  const MadeMatrix x(c, dtype, shape, from_norm, shifts);
+  // What a norm says of it, several pieces of which the last are empty.
+  double largest = 0;
+  for (std::int64_t r = 0; r < shape.rows; ++r)
+    for (std::int64_t k = 0; k < shape.cols; ++k)
+      largest = std::max(largest, std::abs(x.get(r, k)));
+  Operand& said = c.input(f32, 5);
+  for (std::int64_t p = 0; p < said.size(); ++p) said.set(p, p == 1 ? largest : 0);
+  Operand& found = c.output(f32, amax_pieces(shape.rows * shape.cols).count);
+  Operand& most = from_norm ? said : found;
+  const QuantizedForm codes(c, scaling, e4m3, plain ? shape.rows : 0, shape.cols),
+      turned(c, scaling, e4m3, transposed ? shape.cols : 0, shape.rows);
+  c.compute([&](const Kernels& k, Side side, Exec& exec) {
+    x.quantize(k, side, exec,
+               quantized(codes, turned, side, shape, dtype, e4m3, scaling, plain, transposed, most),
+               most.at<float>(side));
+  });
+  const auto element = [&](std::int64_t r, std::int64_t k) { return x.get(r, k); };
+  if (plain) codes.check(c, element, true);
+  if (transposed)
+    turned.check(
+        c, [&](std::int64_t r, std::int64_t k) { return element(k, r); },
+        scaling != Scaling::tensor);
   c.next();
 }
 
@@ -115,6 +226,25 @@ TESSERA_CASE("quantize", "each form of a matrix, with the scales of each of its 
       for (const Scaling scaling : {Scaling::tensor, Scaling::rows, Scaling::blocks})
         for (const MatrixSizes& shape : {MatrixSizes{16, 16}, MatrixSizes{144, 272}})
           check_quantized(c, shape, dtype, to, scaling, true, true);
+}
+
+TESSERA_CASE("quantize", "what a norm would have written, in both forms") {
+  for (const DType dtype : {f32, bf16, f16})
+    for (const Scaling scaling : {Scaling::tensor, Scaling::rows})
+      for (const bool shifts : {false, true}) {
+        check_made(c, {144, 272}, dtype, scaling, true, shifts, true, true);
+        check_made(c, {131, 48}, dtype, scaling, true, shifts, true, false);
+        check_made(c, {16, 16}, dtype, scaling, true, shifts, false, true);
+      }
+}
+
+TESSERA_CASE("quantize", "what SwiGLU would have written, of rows at different strides") {
+  for (const DType dtype : {f32, bf16, f16})
+    for (const Scaling scaling : {Scaling::tensor, Scaling::rows}) {
+      check_made(c, {144, 272}, dtype, scaling, false, false, true, true);
+      check_made(c, {131, 48}, dtype, scaling, false, false, true, false);
+      check_made(c, {16, 16}, dtype, scaling, false, false, false, true);
+    }
 }
 
 TESSERA_CASE("quantize", "one form alone, and rows that 16 does not divide") {
