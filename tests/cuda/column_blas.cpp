@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "kernels/cuda/emulated_thread.hpp"
 #include "tessera/base/dtype.hpp"
@@ -133,25 +134,33 @@ struct Matmul {
   }
 
   void run() const {
-    for (std::uint64_t i = 0; i < c.batch; ++i)
-      for (std::uint64_t col = 0; col < c.cols; ++col)
-        for (std::uint64_t row = 0; row < c.rows; ++row) finish(i, row, col, sum(i, row, col));
-  }
-
- private:
-  double sum(std::uint64_t batch, std::uint64_t row, std::uint64_t col) const {
     const std::uint64_t depth = trans_a() ? a.rows : a.cols;
     const Scales of_a{op.get<const float*>(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER),
                       op.get<std::uint32_t>(CUBLASLT_MATMUL_DESC_A_SCALE_MODE), c.rows, depth},
         of_b{op.get<const float*>(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER),
              op.get<std::uint32_t>(CUBLASLT_MATMUL_DESC_B_SCALE_MODE), c.cols, depth};
-    double out = 0;
-    for (std::uint64_t l = 0; l < depth; ++l)
-      out += of_a.at(row, l) * of_b.at(col, l) *
-             element(a_data, dtype_of_type(a.type),
-                     batch * a.stride + (trans_a() ? row * a.ld + l : l * a.ld + row)) *
-             element(b_data, dtype_of_type(b.type),
-                     batch * b.stride + (trans_b() ? l * b.ld + col : col * b.ld + l));
+    for (std::uint64_t i = 0; i < c.batch; ++i) {
+      const auto rows = widened(a, a_data, trans_a(), of_a, i),
+                 cols = widened(b, b_data, !trans_b(), of_b, i);
+      for (std::uint64_t col = 0; col < c.cols; ++col)
+        for (std::uint64_t row = 0; row < c.rows; ++row)
+          finish(i, row, col,
+                 std::inner_product(rows.begin() + row * depth, rows.begin() + (row + 1) * depth,
+                                    cols.begin() + col * depth, 0.));
+    }
+  }
+
+ private:
+  // The operand's rows one after another, each along the sum.
+  static std::vector<double> widened(const Layout& x, const void* data, bool lies_so,
+                                     const Scales& scales, std::uint64_t batch) {
+    std::vector<double> out(scales.rows * scales.depth);
+    for (std::uint64_t row = 0; row < scales.rows; ++row)
+      for (std::uint64_t l = 0; l < scales.depth; ++l)
+        out[row * scales.depth + l] =
+            scales.at(row, l) *
+            element(data, dtype_of_type(x.type),
+                    batch * x.stride + (lies_so ? row * x.ld + l : l * x.ld + row));
     return out;
   }
   void finish(std::uint64_t batch, std::uint64_t row, std::uint64_t col, double product) const {
