@@ -63,9 +63,9 @@ struct Normed {
           columns(of.weight, of.bias, col) {}
     TESSERA_DEVICE Loaded load(int rows_on) const { return load_held<N>(from + rows_on * stride); }
     TESSERA_DEVICE Held<T, N> finish(const Loaded& loaded, int rows_on) const {
-      const Pack<T, N> input = loaded;
       const float center = mean == nullptr ? 0 : mean[rows_on], scale = rstd[rows_on];
-      return held_of<T, N>([&](int j) { return columns.get(input, j, center, scale); });
+      return held_of<T, N>(
+          [&](int j) { return columns.get(value_of<T, N>(loaded, j), j, center, scale); });
     }
   };
 };
@@ -151,7 +151,9 @@ struct Tile {
   static constexpr std::size_t kBytes = 4 * (kTile * kRowWords + kParts * 4);
   std::uint32_t* words;
 
-  TESSERA_DEVICE std::uint32_t* row(int r) const { return words + r * kRowWords + r / kCodes * 4; }
+  TESSERA_DEVICE std::uint32_t* row(int r) const {
+    return words + r * kRowWords + static_cast<unsigned>(r) / kCodes * 4;
+  }
   template <int N>
   TESSERA_DEVICE void put(int r, int c, const Held<T, N>& held) const {
     *reinterpret_cast<Held<T, N>*>(row(r) + c / kEach) = held;
@@ -202,7 +204,11 @@ struct Quantize {
       } else {
         typename Source::Loaded loaded[kPacks] = {};
         each_row([&](int u, int rows_on) { loaded[u] = reader.load(rows_on); });
-        each_row([&](int u, int rows_on) { packs[u] = reader.finish(loaded[u], rows_on); });
+        // ptxas computes with the first before it has asked for the last, but for a branch between.
+        const int below = static_cast<int>(a.rows - first_row < kTile ? a.rows - first_row : kTile);
+        each_row([&](int u, int rows_on) {
+          if (r + rows_on < below) packs[u] = reader.finish(loaded[u], rows_on);
+        });
       }
     }
 

@@ -94,7 +94,7 @@ class Row {
       : from_(from), first_(group.lane * N), step_(group.size * N), cols_(live ? cols : 0) {
     if constexpr (kKept > 0)
       for (int k = 0; k < kPacks; ++k)
-        if (column(k) < cols_) packs_[k] = load<N>(from_ + column(k));
+        if (column(k) < cols_) packs_[k] = load_held<N>(from_ + column(k));
   }
 
   // f(first column, pack) for each pack. What f writes to it stays, where packs are kept.
@@ -102,7 +102,11 @@ class Row {
   TESSERA_DEVICE void each(F f) {
     if constexpr (kKept > 0) {
       for (int k = 0; k < kPacks; ++k)
-        if (column(k) < cols_) f(column(k), packs_[k]);
+        if (column(k) < cols_) {
+          Pack<T, N> pack = packs_[k];
+          f(column(k), pack);
+          packs_[k] = pack;
+        }
     } else {
       for (int c = first_; c < cols_; c += step_) {
         Pack<T, N> pack = load<N>(from_ + c);
@@ -122,7 +126,10 @@ class Row {
   TESSERA_DEVICE void each_with(Row& other, F f) {
     if constexpr (kKept > 0) {
       for (int k = 0; k < kPacks; ++k)
-        if (column(k) < cols_) f(column(k), packs_[k], other.packs_[k]);
+        if (column(k) < cols_) {
+          const Pack<T, N> pack = packs_[k], beside = other.packs_[k];
+          f(column(k), pack, beside);
+        }
     } else {
       each([&](int c, const Pack<T, N>& pack) { f(c, pack, load<N>(other.from_ + c)); });
     }
@@ -136,7 +143,7 @@ class Row {
 
   const T* from_;
   int first_, step_, cols_;
-  Pack<T, N> packs_[kPacks];
+  Held<T, N> packs_[kPacks];
 };
 
 }  // namespace tessera::kernels::cuda

@@ -114,6 +114,15 @@ struct alignas(sizeof(T) * N) PackInWords {
 template <class T, int N>
 using Held = std::conditional_t<sizeof(T) < 4 && sizeof(T) * N >= 4, PackInWords<T, N>, Pack<T, N>>;
 
+// Element j of what is held, as it is computed with.
+template <class T, int N>
+TESSERA_DEVICE Compute<T> value_of(const Held<T, N>& held, int j) {
+  if constexpr (std::is_same_v<Held<T, N>, Pack<T, N>>)
+    return load_as_compute(held.at[j]);
+  else
+    return load_as_compute(element_of<T>(held.words, j));
+}
+
 // The numbers f(0) .. f(N - 1), each rounded once to T, two by two where T is short.
 template <class T, int N, class F>
 TESSERA_DEVICE Held<T, N> held_of(F f) {

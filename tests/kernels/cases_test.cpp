@@ -52,7 +52,7 @@ TEST_CASE("the CPU's kernels are within rounding of double precision", "[kernels
   }
 }
 
-// So that tools/gpu-check may look at three of each through the compute sanitizers, which take
+// So that tools/gpu-check may look at four of each through the compute sanitizers, which take
 // long.
 TEST_CASE("the first three cases of an op call all of its kernels", "[kernels]") {
   const tessera::kernels::Kernels table = noted_kernels();

@@ -100,12 +100,15 @@ void check_norm(Case& c, const NormShape& s, DType dtype) {
 // The statistics without the norm, in the bits that it has beside y; the largest |y| of all rows is
 // in one of the pieces. A GPU may contract one formula to other fused operations than the other: 3
 // roundings to f32 each, and then a neighbour in dtype.
-void check_statistics(Case& c, const NormShape& s, DType dtype) {
+void check_statistics(Case& c, const NormShape& s, DType dtype, std::int64_t largest_row = 0) {
   const std::int64_t n = s.rows * s.cols, pieces = norm_magnitudes(s.rows);
   Operand &x = c.input(dtype, n), &residual = c.input(dtype, n), &y = c.output(dtype, n),
           &weight = c.input(dtype, s.cols), &bias = c.input(dtype, s.cols),
           &most = c.output(f32, pieces);
+  const std::int64_t column = c.integer(0, s.cols - 1);
   x.set(c.integer(0, n - 1), std::numeric_limits<double>::quiet_NaN());
+  for (std::int64_t i = 0; i < s.cols; ++i) x.set(largest_row * s.cols + i, i == column ? 60 : 0);
+  weight.set(column, 2);
   struct {
     Operand &mean, &rstd, &sum;
   } with{c.output(f32, s.rows), c.output(f32, s.rows), c.output(dtype, n)},
@@ -300,24 +303,30 @@ TESSERA_CASE("norm", "backward, rows of any length") {
   }
 }
 
-// More rows than all groups of a launch have: groups of a warp, and of whole blocks, of which a
-// workspace of 1 MiB has parts for 127 at most.
 TESSERA_CASE("norm", "statistics alone, of rows that fit registers and rows that do not") {
   for (const DType dtype : {f32, bf16, f16})
     for (const std::int64_t cols : {48, 1000, 33, 9000}) {
-      check_statistics(c, {3, cols}, dtype);
-      check_statistics(c, {cols < 100 ? 1050 : 20, cols, false, true, true}, dtype);
+      const std::int64_t rows = cols < 100 ? 1050 : 20;
+      check_statistics(c, {3, cols}, dtype, 1);
+      for (const std::int64_t row : {std::int64_t{0}, rows - 1})
+        check_statistics(c, {rows, cols, false, true, true}, dtype, row);
     }
+  // Rows that a block goes through in two turns, each of them in packs.
+  for (const std::int64_t row : {0, 8299}) check_statistics(c, {8300, 48}, bf16, row);
 }
 
 TESSERA_CASE("norm", "statistics of LayerNorm alone, and rows without parameters") {
   for (const DType dtype : {f32, bf16, f16})
     for (const std::int64_t cols : {48, 1000, 33}) {
-      check_statistics(c, {5, cols, true, false}, dtype);
-      check_statistics(c, {cols < 100 ? 1050 : 20, cols, true, true, true}, dtype);
+      const std::int64_t rows = cols < 100 ? 1050 : 20;
+      check_statistics(c, {5, cols, true, false}, dtype, 2);
+      for (const std::int64_t row : {std::int64_t{0}, rows - 1})
+        check_statistics(c, {rows, cols, true, true, true}, dtype, row);
     }
 }
 
+// More rows than all groups of a launch have: groups of a warp, and of whole blocks, of which a
+// workspace of 1 MiB has parts for 127 at most.
 TESSERA_CASE("norm", "backward, many rows") {
   for (const bool layer : {false, true}) {
     check_norm_backward(c, {2 * 264 * 8 + 5, 8, layer}, {.accumulate = true}, bf16, f32);

@@ -86,13 +86,31 @@ Quantized quantized(const QuantizedForm& codes, const QuantizedForm& turned, Sid
           .scaling = scaling};
 }
 
+// The largest of the pieces is that of all elements; a NaN is none.
+template <class Get>
+void check_most(Case& c, const Operand& most, const MatrixSizes& shape, Get get) {
+  double largest = 0;
+  for (std::int64_t r = 0; r < shape.rows; ++r)
+    for (std::int64_t k = 0; k < shape.cols; ++k)
+      if (std::abs(get(r, k)) > largest) largest = std::abs(get(r, k));
+  std::int64_t at = 0;
+  for (std::int64_t p = 0; p < most.size(); ++p)
+    if (!(c.on_device(most, p) <= c.on_device(most, at))) at = p;
+  c.near(most, at, largest, 0);
+}
+
 void check_quantized(Case& c, const MatrixSizes& shape, DType dtype, DType to, Scaling scaling,
-                     bool plain, bool transposed) {
+                     bool plain, bool transposed, bool has_all_sizes = false) {
   Operand& x = c.input(dtype, shape.rows * shape.cols, -3, 3);
-  // Columns of different sizes, one of zeros; a NaN, at times an infinity.
-  for (std::int64_t i = 0; i < x.size(); ++i)
-    x.set(i, x.get(i) * std::exp2(static_cast<double>(i % shape.cols / 32 % 5 - 2)) *
-                 (i % shape.cols == 17 ? 0 : 1));
+  // Columns of different sizes, one of zeros, or elements of all sizes, subnormal ones too; some
+  // are larger than all about them; a NaN, at times an infinity.
+  for (std::int64_t i = 0; i < x.size(); ++i) {
+    const auto size = has_all_sizes ? c.integer(-40, 8) : i % shape.cols / 32 % 5 - 2;
+    x.set(i, x.get(i) * std::exp2(static_cast<double>(size)) *
+                 (i % shape.cols == 17    ? 0
+                  : c.integer(0, 49) == 0 ? 8
+                                          : 1));
+  }
   x.set(c.integer(0, x.size() - 1), NAN);
   if (c.integer(0, 3) == 0) x.set(c.integer(0, x.size() - 1), INFINITY);
   Operand& most = c.output(f32, amax_pieces(x.size()).count);
@@ -108,6 +126,7 @@ void check_quantized(Case& c, const MatrixSizes& shape, DType dtype, DType to, S
                exec);
   });
   const auto element = [&](std::int64_t r, std::int64_t k) { return x.get(r * shape.cols + k); };
+  if (shares) check_most(c, most, shape, element);
   if (plain) codes.check(c, element, true);
   if (transposed)
     turned.check(c, [&](std::int64_t r, std::int64_t k) { return element(k, r); }, !shares);
@@ -130,6 +149,15 @@ struct MadeMatrix {
     fill(c, *bias, [&] { return quarter(c); });
     fill(c, *mean, [&] { return quarter(c); });
     fill(c, *rstd, [&] { return power(c); });
+    // One is larger than all others, wherever it is.
+    const std::int64_t r = c.integer(0, shape.rows - 1), k = c.integer(0, shape.cols - 1);
+    if (from_norm) {
+      first->set(r * shape.cols + k, 256);
+      rstd->set(r, 4);
+    } else {
+      first->set(r * stride + k, 128);
+      second->set(r * shape.cols + k, -16);
+    }
   }
   double get(std::int64_t r, std::int64_t k) const {
     if (!from_norm_) {
@@ -193,13 +221,13 @@ struct MadeMatrix {
 void check_made(Case& c, const MatrixSizes& shape, DType dtype, Scaling scaling, bool from_norm,
                 bool shifts, bool plain, bool transposed) {
   const MadeMatrix x(c, dtype, shape, from_norm, shifts);
-  // What a norm says of it, several pieces of which the last are empty.
+  // What a norm says of it, many pieces, of which all but one are empty.
   double largest = 0;
   for (std::int64_t r = 0; r < shape.rows; ++r)
     for (std::int64_t k = 0; k < shape.cols; ++k)
       largest = std::max(largest, std::abs(x.get(r, k)));
-  Operand& said = c.input(f32, 5);
-  for (std::int64_t p = 0; p < said.size(); ++p) said.set(p, p == 1 ? largest : 0);
+  Operand& said = c.input(f32, 700, 0, 0);
+  said.set(c.integer(0, said.size() - 1), largest);
   Operand& found = c.output(f32, amax_pieces(shape.rows * shape.cols).count);
   Operand& most = from_norm ? said : found;
   const QuantizedForm codes(c, scaling, e4m3, plain ? shape.rows : 0, shape.cols),
@@ -210,6 +238,7 @@ void check_made(Case& c, const MatrixSizes& shape, DType dtype, Scaling scaling,
                most.at<float>(side));
   });
   const auto element = [&](std::int64_t r, std::int64_t k) { return x.get(r, k); };
+  if (!from_norm && scaling == Scaling::tensor) check_most(c, most, shape, element);
   if (plain) codes.check(c, element, true);
   if (transposed)
     turned.check(
@@ -253,6 +282,14 @@ TESSERA_CASE("quantize", "one form alone, and rows that 16 does not divide") {
     check_quantized(c, {1, 16}, f32, e5m2, scaling, true, false);
     check_quantized(c, {48, 560}, bf16, e4m3, scaling, false, true);
   }
+}
+
+TESSERA_CASE("quantize",
+             "elements of all sizes, those too that lie below the codes' normal range") {
+  for (const DType dtype : {f32, bf16, f16})
+    for (const DType to : {e4m3, e5m2})
+      for (const Scaling scaling : {Scaling::tensor, Scaling::rows, Scaling::blocks})
+        check_quantized(c, {144, 272}, dtype, to, scaling, true, true, true);
 }
 
 TESSERA_CASE("quantize", "a large matrix has several pieces of magnitudes") {
