@@ -60,6 +60,7 @@ GroupedQueryAttention::GroupedQueryAttention(const AttentionOptions& given,
 Tensor GroupedQueryAttention::operator()(const Tensor& x_BTC, Caller at) {
   const CallSite site(at);
   check_input(x_BTC);
+  const SharedFp8Input of_this_layer;
   const auto forward = [&](const Tensor& in_BTC) {
     const Tensor y_BTHD = is_fused() ? attend_fused(in_BTC) : attend(in_BTC);
     return o_proj(reshape(y_BTHD, {in_BTC.size(0), in_BTC.size(1), n_heads_ * head_dim_}));
@@ -74,13 +75,9 @@ std::optional<Fp8Recipe> GroupedQueryAttention::takes_rounded() const {
 
 Tensor GroupedQueryAttention::attend(const Tensor& x_BTC) {
   const std::int64_t B = x_BTC.size(0), T = x_BTC.size(1);
-  Tensor q_BTHD, k_BTKD, v_BTKD;
-  {
-    const SharedFp8Input shared;
-    q_BTHD = reshape(q_proj(x_BTC), {B, T, n_heads_, head_dim_});
-    k_BTKD = reshape(k_proj(x_BTC), {B, T, n_kv_heads_, head_dim_});
-    v_BTKD = reshape(v_proj(x_BTC), {B, T, n_kv_heads_, head_dim_});
-  }
+  Tensor q_BTHD = reshape(q_proj(x_BTC), {B, T, n_heads_, head_dim_});
+  Tensor k_BTKD = reshape(k_proj(x_BTC), {B, T, n_kv_heads_, head_dim_});
+  const Tensor v_BTKD = reshape(v_proj(x_BTC), {B, T, n_kv_heads_, head_dim_});
   if (rotary_) {
     q_BTHD = (*rotary_)(q_BTHD);
     k_BTKD = (*rotary_)(k_BTKD);
@@ -111,6 +108,7 @@ std::optional<Fp8Recipe> FusedAttention::takes_rounded() const {
 Tensor FusedAttention::operator()(const Tensor& x_BTC, Caller at) {
   const CallSite site(at);
   check_input(x_BTC);
+  const SharedFp8Input of_this_layer;
   const auto attend = [&](const Tensor& in_BTC) {
     const std::int64_t B = in_BTC.size(0), T = in_BTC.size(1), C = in_BTC.size(2), H = n_heads_;
     const Tensor heads = reshape(c_attn(in_BTC), {B, T, 3 * H, C / H});

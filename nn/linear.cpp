@@ -44,7 +44,7 @@ void Linear::set_fp8(std::optional<Fp8Recipe> recipe) {
 }
 
 std::optional<Fp8Recipe> Linear::takes_rounded() const {
-  return !is_hooked() && weight.trainable() ? fp8_ : std::nullopt;
+  return fp8_ && !is_hooked() && weight.trainable() ? fp8_ : std::nullopt;
 }
 
 Tensor Linear::multiply(const Tensor& x) {

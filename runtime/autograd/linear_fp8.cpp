@@ -22,6 +22,7 @@ using kernels::Scaling;
 struct SharedFp8Input::Rounded {
   Tensor x;  // or its codes; held, so that nothing else lies there
   std::uint64_t version;
+  DType dtype;  // before it was rounded
   Fp8Recipe recipe;
   detail::Fp8Forms forms;
 
@@ -46,16 +47,14 @@ Scaling of_weights(Fp8Recipe recipe) {
 }
 DType of_gradients(Fp8Recipe recipe) { return recipe == Fp8Recipe::tensorwise ? e5m2 : e4m3; }
 
-void check_rows(const char* name, std::int64_t rows) {
-  TESSERA_EXPECT(rows % 16 == 0, name, ": x has ", rows,
-                 " rows, over which the weight's gradient is a sum; choose a batch and a length of "
-                 "which 16 divides the product");
-}
+bool fits_rows(std::int64_t rows) { return rows % 16 == 0; }
 void check_fp8(const Tensor& rows, const Tensor& weight, bool wants_weight) {
   TESSERA_EXPECT(weight.dtype() != f64, "linear_fp8: x is f64; expected f32, bf16 or f16");
   TESSERA_EXPECT(fits_fp8(weight.size(1), weight.size(0)), "linear_fp8: weight is ", weight.shape(),
                  "; 16 must divide both, or let the layer multiply in its own dtype");
-  if (wants_weight) check_rows("linear_fp8", rows.size(0));
+  TESSERA_EXPECT(!wants_weight || fits_rows(rows.size(0)), "linear_fp8: x has ", rows.size(0),
+                 " rows, over which the weight's gradient is a sum; choose a batch and a length of "
+                 "which 16 divides the product");
 }
 
 struct SavedMatrix {
@@ -76,10 +75,10 @@ bool is_rounded(const Tensor& x) { return x.dtype() == e4m3; }
 // Keeps what was rounded last, and finds it again, in the scope or in one around it.
 class detail::SharedFp8 {
  public:
-  static void keep(const Tensor& x, Fp8Recipe recipe, const detail::Fp8Forms& forms) {
+  static void keep(const Tensor& x, DType dtype, Fp8Recipe recipe, const detail::Fp8Forms& forms) {
     if (SharedFp8Input* const scope = innermost_input())
       scope->rounded_.reset(
-          new SharedFp8Input::Rounded{x.detach(), x.storage()->version, recipe, forms});
+          new SharedFp8Input::Rounded{x.detach(), x.storage()->version, dtype, recipe, forms});
   }
   static const SharedFp8Input::Rounded* find(const Tensor& x) {
     for (const SharedFp8Input* scope = innermost_input(); scope; scope = scope->around_)
@@ -93,27 +92,36 @@ namespace {
 using detail::SharedFp8;
 
 // Both forms of x, whose rows these are, or the plain one.
-detail::Fp8Forms forms_of(const Tensor& x, const Tensor& rows, Fp8Recipe recipe,
+detail::Fp8Forms forms_of(const Tensor& x, const Tensor& rows, DType dtype, Fp8Recipe recipe,
                           bool wants_transposed) {
   const auto* const known = SharedFp8::find(x);
+  TESSERA_EXPECT(
+      !is_rounded(x) || (known && known->recipe == recipe), "linear_fp8: x is in 8 bits, ",
+      known ? "of another recipe"
+            : "and its scales are in no SharedFp8Input around, or in one that has "
+              "rounded something else since",
+      "; give the layer that makes x this recipe, and other layers a scope of their own");
+  TESSERA_EXPECT(!is_rounded(x) || known->dtype == dtype, "linear_fp8: x was rounded from ",
+                 known ? known->dtype : dtype, ", weight is of ", dtype, "; expected one dtype");
   if (known && known->serves(recipe, wants_transposed)) return known->forms;
-  TESSERA_EXPECT(!is_rounded(x), "linear_fp8: x is in 8 bits, ",
-                 !known                    ? "but no SharedFp8Input around has its scales"
-                 : known->recipe != recipe ? "of another recipe"
-                                           : "made without gradients, and the weight wants one",
-                 "; round it where its SharedFp8Input is, for this layer");
+  TESSERA_EXPECT(!is_rounded(x),
+                 "linear_fp8: x was rounded to 8 bits without gradients, and the weight wants one");
   const detail::Fp8Forms forms = detail::quantize(
       rows, e4m3, scaling_of_rows(recipe), wants_transposed ? Fp8Form::both : Fp8Form::plain);
-  SharedFp8::keep(x, recipe, forms);
+  SharedFp8::keep(x, dtype, recipe, forms);
   return forms;
 }
 
+// Where rows cannot be along a sum, there is no weight's gradient, as linear_fp8 will say.
 template <class Source>
-Tensor keep_rounded(const Source& x, const Shape& shape, Fp8Recipe recipe) {
-  const detail::Fp8Forms forms = detail::quantize(
-      x, scaling_of_rows(recipe), autograd::grad_enabled() ? Fp8Form::both : Fp8Form::plain);
+Tensor keep_rounded(const Source& x, const Shape& shape, DType dtype, Fp8Recipe recipe) {
+  const std::int64_t rows = shape.back() == 0 ? 0 : shape.numel() / shape.back();
+  const bool both = autograd::grad_enabled() && fits_rows(rows);
+  const detail::Fp8Forms forms =
+      detail::quantize(x, scaling_of_rows(recipe), both ? Fp8Form::both : Fp8Form::plain);
+  forms.plain.codes.storage()->are_codes = true;
   const Tensor codes = raw::reshape(forms.plain.codes, shape);
-  SharedFp8::keep(codes, recipe, forms);
+  SharedFp8::keep(codes, dtype, recipe, forms);
   return codes;
 }
 
@@ -123,21 +131,24 @@ void autograd::expect_rounded(const char* name, const Tensor& like) {
   TESSERA_EXPECT(innermost_input() != nullptr, name,
                  ": what is rounded to 8 bits needs a SharedFp8Input around it and the calls of "
                  "linear_fp8 that read it");
-  const std::int64_t cols = like.ndim() > 0 ? like.size(-1) : 1;
-  TESSERA_EXPECT(like.dtype() != f64 && cols % 16 == 0, name, ": x is ", like.shape(), " of ",
-                 like.dtype(),
-                 "; rounded to 8 bits are f32, bf16 and f16, in rows that 16 divides");
-  if (autograd::grad_enabled() && cols > 0) check_rows(name, like.numel() / cols);
+  TESSERA_EXPECT((like.dtype() == f32 || like.dtype() == bf16 || like.dtype() == f16) &&
+                     like.ndim() > 0 && like.size(-1) % 16 == 0,
+                 name, ": x is ", like.shape(), " of ", like.dtype(),
+                 "; rounded to 8 bits are f32, bf16 and f16, of a width that 16 divides");
 }
 Tensor autograd::rounded_input(const detail::NormOf& x, const Shape& shape, Fp8Recipe recipe) {
-  return keep_rounded(x, shape, recipe);
+  return keep_rounded(x, shape, x.x.dtype(), recipe);
 }
 Tensor autograd::rounded_input(const detail::SwigluOf& x, const Shape& shape, Fp8Recipe recipe) {
-  return keep_rounded(x, shape, recipe);
+  return keep_rounded(x, shape, x.gate.dtype(), recipe);
 }
 
 SharedFp8Input::SharedFp8Input() noexcept : around_(std::exchange(innermost_input(), this)) {}
-SharedFp8Input::~SharedFp8Input() { innermost_input() = around_; }
+SharedFp8Input::~SharedFp8Input() {
+  SharedFp8Input** at = &innermost_input();
+  while (*at && *at != this) at = &(*at)->around_;
+  if (*at) *at = around_;
+}
 
 Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, Fp8Recipe recipe,
                   Caller at) {
@@ -146,7 +157,7 @@ Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, Fp8
   const Tensor rows = autograd::rows_of_linear("linear_fp8", x, weight, bias, is_rounded(x));
   const bool wants_weight = autograd::grad_enabled() && weight.requires_grad();
   check_fp8(rows, weight, wants_weight);
-  const auto [x_codes, x_transposed] = forms_of(x, rows, recipe, wants_weight);
+  const auto [x_codes, x_transposed] = forms_of(x, rows, weight.dtype(), recipe, wants_weight);
   // Saved before the product is launched, as by linear().
   SavedMatrix saved_x(wants_weight ? x_transposed : Fp8Matrix());
   Saved saved_weight(weight);

@@ -40,7 +40,8 @@ void set_weight(Gradients& out, const Shape& shape, DType dtype, const Device& d
   const auto sink = out.sink(1);
   if (sink && can_write(*sink, dtype) && can_hold(sink->tensor))
     return product(sink->tensor, sink->scale, beta(*sink));
-  const Tensor made = Tensor::empty(shape, dtype, device);
+  const bool is_wider = sink && can_write(*sink, dtype);  // but lies as no product can be written
+  const Tensor made = Tensor::empty(shape, is_wider ? sink->tensor.dtype() : dtype, device);
   product(made, 1, 0);
   write_or_set(out, 1, sink, made, dtype);
 }

@@ -14,6 +14,18 @@ inline void expect_computed(const char* name, DType dtype) {
                  "first");
 }
 
+// Throws: ContractError for codes without their scales.
+inline void expect_values(const char* name, const Tensor& x) {
+  TESSERA_EXPECT(!x.storage()->are_codes, name, ": the tensor is what '", x.storage()->last_writer,
+                 "' has rounded to 8 bits for linear_fp8, which alone knows its scales; leave the "
+                 "recipe out where anything else reads it");
+}
+
+inline void expect_operand(const char* name, const Tensor& x, bool may_be_stored) {
+  expect_values(name, x);
+  if (!may_be_stored) expect_computed(name, x.dtype());
+}
+
 // What a product adds to its rows of n values, or nothing.
 inline void expect_bias(const char* name, const Tensor& bias, std::int64_t n, DType dtype) {
   TESSERA_EXPECT(

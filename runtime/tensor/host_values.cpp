@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "runtime/device/queue.hpp"
+#include "runtime/tensor/computed.hpp"
 #include "tessera/device/device_context.hpp"
 #include "tessera/tensor/ops.hpp"
 
@@ -92,6 +93,7 @@ std::byte* Tensor::host_data(AccessMode mode) const {
                  "a tensor on meta has no values; materialize the model first");
   TESSERA_EXPECT(device().kind() == DeviceKind::cpu && device().runs_bodies(),
                  "the host does not see the memory of this tensor; copy it by to_vector");
+  detail::expect_values("host_data", *this);
   DeviceContext& context = device().context();
   context.submit_held();
   if (numel() == 0) return nullptr;
@@ -107,6 +109,7 @@ std::byte* Tensor::host_data(AccessMode mode) const {
 
 void Tensor::copy_to_host(std::span<std::byte> out) const {
   if (out.empty()) return;
+  detail::expect_values("to_bytes", *this);
   const Tensor source = raw::contiguous(*this);
   if (device().kind() == DeviceKind::cuda) return copy_through_staging(out, source);
   DeviceContext& context = device().context();

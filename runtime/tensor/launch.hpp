@@ -76,9 +76,8 @@ void launch_body(const char* name, const Device& device, const F& body,
 template <kernels::KernelArgs Args>
 void launch(const char* name, const Device& device, kernels::Kernel<Args> kernel, const Args& args,
             std::initializer_list<Use> uses, double flops = 0, const Products& products = {}) {
-  if constexpr (!kernels::kTakesStored<Args>)
-    for (const Use& use : uses)
-      if (use.tensor->defined()) expect_computed(name, use.tensor->dtype());
+  for (const Use& use : uses)
+    if (use.tensor->defined()) expect_operand(name, *use.tensor, kernels::kTakesStored<Args>);
   launch_body(name, device, kernels::Call<Args>{kernel, args}, uses, flops, products,
               launches_of(args));
 }

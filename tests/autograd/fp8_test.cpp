@@ -254,8 +254,7 @@ TEST_CASE("what norms and SwiGLU round themselves has the bits of what they writ
     }
 }
 
-TEST_CASE(
-    "what is rounded where it is made is found by the layers it was made for, or they say so") {
+TEST_CASE("what is rounded where it is made is found by its layers, or they say so") {
   Draw draw;
   const Fp8Layer l(draw, f32, 32, 64, 48);
   const Tensor w = Tensor::ones({64}, f32, draw.device);
@@ -278,25 +277,54 @@ TEST_CASE(
     }
     CHECK_THROWS_WITH(linear_fp8(lost, l.weight, {}, kBlocks),
                       Contains("x is in 8 bits, of another recipe"));
+    // Its codes are no values, to whatever copies, casts or reads them.
     CHECK_THROWS_AS(linear(lost, l.weight), ContractError);
     CHECK_THROWS_AS(lost + lost, ContractError);
-    CHECK_THROWS_WITH(norm(l.x * 1.0, kTensor) * 2.0, Contains("e4m3"));
+    CHECK_THROWS_WITH(cast(lost, f32),
+                      Contains("what 'quantize_norm' has rounded to 8 bits for linear_fp8"));
+    CHECK_THROWS_WITH(cat(std::array{lost, lost}, 0), Contains("for linear_fp8"));
+    CHECK_THROWS_WITH(contiguous(transpose(lost, 0, 1)), Contains("for linear_fp8"));
+    CHECK_THROWS_WITH(lost.to_vector<Float8E4M3>(), Contains("for linear_fp8"));
+    // A weight of another dtype than what was rounded.
+    for (const DType other : {bf16, f64, i32})
+      CHECK_THROWS_WITH(linear_fp8(lost, raw::cast(l.weight.detach(), other), {}, kTensor),
+                        Contains("linear_fp8: "));
+    linear_fp8(l.x, l.weight, {}, kTensor);  // rounds another x
     CHECK_THROWS_WITH(linear_fp8(lost, l.weight, {}, kTensor),
-                      Contains("no SharedFp8Input around has its scales"));
+                      Contains("or in one that has rounded something else since"));
     {
       const NoGradGuard no_grad;
       lost = norm(l.x, kTensor);
     }
-    CHECK_THROWS_WITH(linear_fp8(lost, l.weight, {}, kTensor), Contains("made without gradients"));
-    CHECK_THROWS_WITH(norm(slice(l.x, 0, 0, 31), kTensor), Contains("rms_norm: x has 31 rows"));
+    CHECK_THROWS_WITH(linear_fp8(lost, l.weight, {}, kTensor), Contains("without gradients"));
+    const Tensor short_one = norm(slice(l.x, 0, 0, 31), kTensor);
+    CHECK_THROWS_WITH(linear_fp8(short_one, l.weight, {}, kTensor),
+                      Contains("linear_fp8: x has 31 rows"));
+    check_fp8_product(
+        linear_fp8(short_one, l.weight.detach(), {}, kTensor).detach(),
+        rows_in(kTensor, HostMatrix::of(rms_norm(slice(l.x.detach(), 0, 0, 31), w, 1e-5))),
+        weight_in(kTensor, HostMatrix::of(l.weight.detach())));
     CHECK_THROWS_WITH(rms_norm(slice(l.x, 1, 0, 24), slice(w, 0, 0, 24), 1e-5, kTensor),
-                      Contains("in rows that 16 divides"));
+                      Contains("of a width that 16 divides"));
     const Tensor wide = raw::cast(draw.normal({32, 64}), f64);
     CHECK_THROWS_WITH(swiglu(wide, wide, kTensor), Contains("swiglu: x is [32, 64] of f64"));
+    CHECK_THROWS_WITH(swiglu(lost, lost, kTensor), Contains("swiglu: x is [32, 64] of e4m3"));
     CHECK_THROWS_WITH(swiglu(l.x, l.gradient, kTensor), Contains("swiglu: gate is"));
-    const NoGradGuard no_grad;  // any number of rows
-    CHECK(norm(slice(l.x, 0, 0, 31), kTensor).shape() == Shape{31, 64});
   }
   CHECK_THROWS_WITH(linear_fp8(lost, l.weight, {}, kTensor),
-                    Contains("no SharedFp8Input around has its scales"));
+                    Contains("its scales are in no SharedFp8Input around"));
+}
+
+TEST_CASE("scopes of rounded inputs end in any order") {
+  Draw draw;
+  const Fp8Layer l(draw, f32, 32, 64, 48);
+  const Tensor w = Tensor::ones({64}, f32, draw.device);
+  constexpr auto kTensor = Fp8Recipe::tensorwise;
+  auto outer = std::make_unique<SharedFp8Input>(), inner = std::make_unique<SharedFp8Input>();
+  const Tensor h = rms_norm(l.x, w, 1e-5, kTensor);
+  outer.reset();
+  CHECK(linear_fp8(h, l.weight, {}, kTensor).shape() == Shape{32, 48});
+  inner.reset();
+  CHECK_THROWS_AS(rms_norm(l.x, w, 1e-5, kTensor), ContractError);
+  CHECK(linear_fp8(l.x, l.weight, {}, kTensor).shape() == Shape{32, 48});
 }

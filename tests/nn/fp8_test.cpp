@@ -3,6 +3,7 @@
 
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
+#include "tessera/shard/fully_shard.hpp"
 #include "tests/nn/helpers.hpp"
 #include "tests/support/launches.hpp"
 
@@ -197,4 +198,57 @@ TEST_CASE("in a block norms and SwiGLU round for the layers behind them, where n
   block.ln_1.register_forward_hook(watch);
   block.ln_2.register_forward_hook(watch);
   CHECK(run_block(block, x, g).bits == fused.bits);
+}
+
+namespace {
+
+// Looks at nothing, but is a module of its own around its layer.
+struct Wrapper : nn::Module {
+  nn::Linear layer{32, 16};
+  Wrapper() { register_module("layer", layer); }
+  Tensor operator()(const Tensor& x) {
+    return call([&](const Tensor& in) { return layer(in); }, x);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a unit or a hook that would take codes for values says so", "[nn]") {
+  const World world = World::single();
+  const Device& device = world.device();
+  const Tensor x = Tensor::full({16, 32}, 0.7, f32, device), w = Tensor::ones({32}, f32, device);
+  for (const bool is_unit : {false, true}) {
+    Wrapper wrapper;
+    if (is_unit)
+      fully_shard(wrapper, {.mesh = DeviceMesh::flat(world), .precision = {.param = bf16}});
+    else
+      wrapper.register_forward_pre_hook(
+          [](nn::Module&, const nn::CallTensors& in) { in[0] = cast(in[0], bf16); });
+    nn::init(wrapper, {1}, device);
+    wrapper.layer.set_fp8(Fp8Recipe::tensorwise);
+    const SharedFp8Input shared;
+    const Tensor h = rms_norm(x, w, 1e-5, wrapper.layer.takes_rounded());
+    CHECK_THROWS_WITH(wrapper(h), Catch::Matchers::Contains("8 bits for linear_fp8"));
+  }
+}
+
+TEST_CASE("one input of attention and MLP is rounded once for both", "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Tensor x = draw.tensor({1, 16, 32});
+  nn::GroupedQueryAttention attention({.dim = 32, .n_heads = 4}, nullptr, draw.device);
+  nn::FusedAttention other(32, 4, draw.device);
+  nn::SwigluMlp mlp(32, 48, draw.device);
+  nn::RMSNorm norm(32, 1e-5, draw.device);
+  for (nn::Module* module : std::initializer_list<nn::Module*>{&attention, &other, &mlp, &norm}) {
+    randomize(*module, draw);
+    if (module != &norm) nn::set_fp8(*module, Fp8Recipe::tensorwise);
+  }
+  const auto run = [&](std::optional<Fp8Recipe> rounded) {
+    const SharedFp8Input shared;
+    const Tensor h = norm(x, rounded);
+    return (attention(h) + other(h) + mlp(h)).to_vector<float>();
+  };
+  CHECK(run(attention.takes_rounded()) == run({}));
+  CHECK_FALSE(nn::Linear().takes_rounded());
 }

@@ -41,7 +41,9 @@ Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, Fp8
 //   const Tensor q = linear_fp8(h, w_q, {}, Fp8Recipe::tensorwise), k = ...
 //
 // with the bits of norm and linear_fp8 alone. linear_fp8 finds the scales of such an h in the
-// scope, or in one around it, until the scope rounds something else; nothing else can read h.
+// scope, or in one around it, until the scope rounds something else, as a call of linear_fp8 does
+// of another x: a layer that rounds more than it is given has a scope of its own, as those of nn.
+// All else that would read h throws ContractError, for its codes are no values.
 class SharedFp8Input {
  public:
   SharedFp8Input() noexcept;
@@ -54,7 +56,7 @@ class SharedFp8Input {
  private:
   friend class detail::SharedFp8;
   std::unique_ptr<Rounded> rounded_;
-  SharedFp8Input* const around_;
+  SharedFp8Input* around_;
 };
 // Whether 16 divides both, as these products need.
 constexpr bool fits_fp8(std::int64_t in, std::int64_t out) { return in % 16 == 0 && out % 16 == 0; }

@@ -45,10 +45,10 @@ struct Storage {
   const std::string* unit = nullptr;  // set for a window: the unit's name
   // What an error says of a window that is used while it is closed.
   const char* remedy = "use it inside the module's call, or register the method that uses it";
-
-  // Memory that somebody outside the library lent, as by DLPack: others see it, so that nothing
-  // overwrites it in place. Where it was lent read-only, no operation writes it.
+  // Lent by somebody outside, as by DLPack: not overwritten in place; read-only: by no operation.
   bool is_lent = false, is_read_only = false;
+  // 8-bit codes whose scales lie elsewhere: no values, see autograd/fp8.hpp.
+  bool are_codes = false;
 
   bool is_closed() const noexcept { return unit != nullptr && data == nullptr && bytes != 0; }
 };
