@@ -49,7 +49,7 @@ DType of_gradients(Fp8Recipe recipe) { return recipe == Fp8Recipe::tensorwise ? 
 
 bool fits_rows(std::int64_t rows) { return rows % 16 == 0; }
 void check_fp8(const Tensor& rows, const Tensor& weight, bool wants_weight) {
-  TESSERA_EXPECT(weight.dtype() != f64, "linear_fp8: x is f64; expected f32, bf16 or f16");
+  TESSERA_EXPECT(weight.dtype() != f64, "linear_fp8: weight is f64; expected f32, bf16 or f16");
   TESSERA_EXPECT(fits_fp8(weight.size(1), weight.size(0)), "linear_fp8: weight is ", weight.shape(),
                  "; 16 must divide both, or let the layer multiply in its own dtype");
   TESSERA_EXPECT(!wants_weight || fits_rows(rows.size(0)), "linear_fp8: x has ", rows.size(0),
@@ -68,7 +68,7 @@ struct SavedMatrix {
   }
 };
 
-bool is_rounded(const Tensor& x) { return x.dtype() == e4m3; }
+bool is_rounded(const Tensor& x) { return x.storage()->are_codes; }
 
 }  // namespace
 
@@ -99,7 +99,7 @@ detail::Fp8Forms forms_of(const Tensor& x, const Tensor& rows, DType dtype, Fp8R
       !is_rounded(x) || (known && known->recipe == recipe), "linear_fp8: x is in 8 bits, ",
       known ? "of another recipe"
             : "and its scales are in no SharedFp8Input around, or in one that has "
-              "rounded something else since",
+              "rounded something else since, or it is a view of what was rounded",
       "; give the layer that makes x this recipe, and other layers a scope of their own");
   TESSERA_EXPECT(!is_rounded(x) || known->dtype == dtype, "linear_fp8: x was rounded from ",
                  known ? known->dtype : dtype, ", weight is of ", dtype, "; expected one dtype");

@@ -6,6 +6,7 @@
 
 #include "runtime/autograd/kept_results.hpp"
 #include "runtime/autograd/recomputed_scope.hpp"
+#include "runtime/tensor/computed.hpp"
 #include "tessera/autograd/random.hpp"
 #include "tessera/device/hold_guard.hpp"
 
@@ -38,6 +39,7 @@ Tensor recompute(std::function<Tensor(std::span<const Tensor>)> f, std::vector<T
     autograd::FirstRunGuard no_history_yet;
     std::vector<Tensor> detached;
     for (const Tensor& x : inputs) {
+      if (x.defined()) detail::expect_values("recompute", x);
       detached.push_back(x.defined() ? x.detach() : x);
       kept.emplace_back(x);
     }

@@ -5,11 +5,13 @@
 //   out's compute   ─── frees out's past ┘      └ wait ── reads out
 #include "runtime/tensor/transfer.hpp"
 #include "runtime/device/queue.hpp"
+#include "runtime/tensor/computed.hpp"
 #include "tessera/tensor/ops.hpp"
 
 namespace tessera {
 
 void detail::launch_transfer(const char* name, const Tensor& out, const Tensor& x) {
+  expect_values(name, x);
   const auto bytes = x.numel() * static_cast<std::int64_t>(size_bytes(x.dtype()));
   const Access accesses[] = {x.access(AccessMode::read), out.access(AccessMode::write)};
   x.device()

@@ -285,6 +285,13 @@ TEST_CASE("what is rounded where it is made is found by its layers, or they say 
     CHECK_THROWS_WITH(cat(std::array{lost, lost}, 0), Contains("for linear_fp8"));
     CHECK_THROWS_WITH(contiguous(transpose(lost, 0, 1)), Contains("for linear_fp8"));
     CHECK_THROWS_WITH(lost.to_vector<Float8E4M3>(), Contains("for linear_fp8"));
+    CHECK_THROWS_WITH(raw::moved(lost, draw.device.host()), Contains("for linear_fp8"));
+    CHECK_THROWS_WITH(recompute([](const Tensor& x) { return x; }, lost),
+                      Contains("recompute: the tensor is what 'quantize_norm' has rounded"));
+    CHECK_THROWS_WITH(linear_fp8(reshape(lost, {2, 16, 64}), l.weight, {}, kTensor),
+                      Contains("or it is a view of what was rounded"));
+    CHECK_THROWS_WITH(linear_fp8(raw::cast(l.x.detach(), e4m3), l.weight, {}, kTensor),
+                      Contains("cast it to f32 or bf16"));
     // A weight of another dtype than what was rounded.
     for (const DType other : {bf16, f64, i32})
       CHECK_THROWS_WITH(linear_fp8(lost, raw::cast(l.weight.detach(), other), {}, kTensor),
