@@ -161,7 +161,7 @@ Tensor linear_fp8(const Tensor& x, const Tensor& weight, const Tensor& bias, Fp8
   // Saved before the product is launched, as by linear().
   SavedMatrix saved_x(wants_weight ? x_transposed : Fp8Matrix());
   Saved saved_weight(weight);
-  const Tensor y = autograd::kept_product_or("linear_fp8", rows, weight, [&] {
+  const Tensor y = autograd::kept_product_or("linear_fp8", x_codes.codes, weight, [&] {
     Tensor out = Tensor::empty({rows.size(0), weight.size(0)}, weight.dtype(), rows.device());
     detail::multiply_fp8(
         out, x_codes, detail::quantize(weight, e4m3, of_weights(recipe), Fp8Form::plain).plain, 1,

@@ -1,6 +1,7 @@
 // Which layers of a model multiply in 8-bit floats, and that each does what linear_fp8 does.
 #include "tessera/nn/fp8.hpp"
 
+#include "tessera/autograd/recompute.hpp"
 #include "tessera/nn/gpt2.hpp"
 #include "tessera/nn/llama.hpp"
 #include "tessera/shard/fully_shard.hpp"
@@ -251,4 +252,20 @@ TEST_CASE("one input of attention and MLP is rounded once for both", "[nn]") {
   };
   CHECK(run(attention.takes_rounded()) == run({}));
   CHECK_FALSE(nn::Linear().takes_rounded());
+}
+
+TEST_CASE("a hook that comes between a recomputed block's two runs finds the kept products",
+          "[nn]") {
+  Draw draw;
+  INFO("seed " << draw.seed);
+  const Tensor x = draw.tensor({1, 16, 32}), g = draw.tensor({1, 16, 32});
+  nn::LlamaBlock block({.dim = 32, .n_layers = 1, .n_heads = 4, .ffn_dim = 48},
+                       std::make_shared<nn::Rotary>(16, 8, 1e4), draw.device);
+  randomize(block, draw);
+  nn::set_fp8(block, Fp8Recipe::tensorwise);
+  const std::vector<float> plain = result_and_gradients(block, block(x), g);
+  const Tensor y = recompute([&](const Tensor& in) { return block(in); }, x, {.products = 2});
+  block.input_layernorm.register_forward_hook(
+      [](nn::Module&, const nn::CallTensors&, const nn::CallTensors&) {});
+  CHECK(result_and_gradients(block, y, g) == plain);
 }

@@ -73,8 +73,8 @@ class Linear : public Module {
   const std::optional<Fp8Recipe>& fp8() const noexcept { return fp8_; }
   // By which recipe the layer before may round what this one reads, and write nothing else (see
   // SharedFp8Input): none where this one multiplies otherwise, where somebody looks at its input,
-  // and where the weight is frozen, which would need one form of it alone. It knows
-  // nothing of modules around this one: what passes x on asks is_hooked() of itself, too.
+  // and where the weight is frozen, which would need one form of it alone. It knows nothing of
+  // modules around this one: what passes x on asks is_hooked() of itself, too.
   std::optional<Fp8Recipe> takes_rounded() const;
 
   Parameter weight;  // [out, in], normal
